@@ -1,0 +1,1 @@
+//! `callsheet.toml`, parsed once, validated, and passed in as values.

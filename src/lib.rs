@@ -1,0 +1,8 @@
+//! Callsheet hosts LLM agents as a long-running service.
+
+pub mod config;
+pub mod record;
+pub mod tool;
+pub mod turn;
+pub mod types;
+pub mod wire;

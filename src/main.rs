@@ -1,0 +1,3 @@
+//! The `callsheet` binary.
+
+fn main() {}

@@ -1,0 +1,157 @@
+//! What the journal holds: messages and decisions, never token deltas.
+//!
+//! Machines name records, engines store them. A session is rebuilt by folding its records.
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::{
+    CallKey, FinishReason, ProviderError, RunEnd, RunError, RunId, ToolCall, ToolOutcome, Usage,
+};
+
+/// A record's place in its session's journal: from 1, without gaps.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Seq(pub u64);
+
+/// What the model said, as it is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ResponseMessage {
+    /// The answer's text.
+    pub text: String,
+    /// The model's thinking.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    pub reasoning: String,
+    /// The calls that stay in the history, in call order.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub calls: Vec<ToolCall>,
+}
+
+/// How a response ended, and so what becomes of its calls (DESIGN's table, one row each).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    /// It ended well: every call runs.
+    Well,
+    /// It was cut off at its maximal length: what had not started is answered.
+    Length,
+    /// It was refused or filtered: what had not started leaves the history.
+    Refused,
+    /// It broke after a call with effects had started: the part is the turn.
+    BrokeKept,
+    /// It held too many calls, and `on_excess` is `fail`.
+    Excess,
+    /// The run was ended while it came.
+    Cancelled,
+}
+
+/// One fact that must survive.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Record {
+    /// The session began.
+    SessionOpened {
+        /// Which agent it is.
+        agent: String,
+    },
+    /// A run began with a user's input.
+    RunStarted {
+        /// The run.
+        run_id: RunId,
+        /// What the user said.
+        input: String,
+    },
+    /// An HTTP exchange of a turn began.
+    AttemptStarted {
+        /// The session's turn.
+        turn: u32,
+        /// The turn's attempt, from 1.
+        attempt: u32,
+        /// Which model was asked.
+        model: String,
+    },
+    /// An attempt broke.
+    AttemptFailed {
+        /// The session's turn.
+        turn: u32,
+        /// The turn's attempt.
+        attempt: u32,
+        /// Why.
+        error: ProviderError,
+        /// Whether what had come is kept as the turn.
+        kept: bool,
+    },
+    /// The response's ending is known; its message is whole.
+    ResponseEnded {
+        /// The session's turn.
+        turn: u32,
+        /// The turn's attempt.
+        attempt: u32,
+        /// How it ended.
+        ending: Ending,
+        /// What is kept of it.
+        message: ResponseMessage,
+        /// The provider's word, if it gave one.
+        finish_reason: Option<FinishReason>,
+        /// What it cost.
+        usage: Usage,
+        /// Names of calls that were decoded but are not kept.
+        #[serde(skip_serializing_if = "Vec::is_empty", default)]
+        dropped_calls: Vec<String>,
+    },
+    /// A call with effects is about to start.
+    CallIntended {
+        /// The call, with its arguments.
+        call: ToolCall,
+        /// Stays the same if the call is run again.
+        idempotency_key: String,
+    },
+    /// A call has its outcome.
+    CallEnded {
+        /// Which call.
+        key: CallKey,
+        /// What became of it.
+        outcome: ToolOutcome,
+    },
+    /// The turn's message and results are in the history.
+    TurnCommitted {
+        /// The session's turn.
+        turn: u32,
+    },
+    /// Somebody asked the run to stop.
+    StopAsked {
+        /// How.
+        mode: StopMode,
+    },
+    /// A limit was reached.
+    LimitReached {
+        /// The configuration's name of it.
+        limit: String,
+        /// What was seen.
+        value: u64,
+        /// What is allowed.
+        maximum: u64,
+    },
+    /// The run ended.
+    RunEnded {
+        /// The run.
+        run_id: RunId,
+        /// Why.
+        end: RunEnd,
+        /// What went wrong, if something did.
+        error: Option<RunError>,
+    },
+    /// The session was closed.
+    SessionClosed,
+}
+
+/// How a run is asked to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopMode {
+    /// At once: what runs is aborted.
+    Now,
+    /// After every call of this turn has ended.
+    AfterTurn,
+}

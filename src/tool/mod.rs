@@ -1,0 +1,191 @@
+//! Tools: what the model may call. One file per kind of tool.
+//!
+//! A [`Tool`] says once what it is ([`ToolSpec`]) and then runs, each call with its own
+//! [`ToolContext`]. It knows nothing of sessions, actors or models.
+
+mod context;
+mod registry;
+mod schema;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+pub use context::{ProgressSink, ToolContext};
+pub use registry::{Registered, Registry, RegistryError};
+pub use schema::{InputSchema, InvalidSchema};
+
+/// Something that the model may call.
+#[async_trait]
+pub trait Tool: Send + Sync + 'static {
+    /// What the tool is; asked once, when it is registered.
+    fn spec(&self) -> ToolSpec;
+
+    /// Runs one call. Arguments have passed the tool's schema; [`ToolContext::input`] reads them.
+    ///
+    /// The future is dropped when the call is killed; a tool that has something to tidy up
+    /// watches [`ToolContext::cancelled`], which fires `cancel_grace` earlier.
+    ///
+    /// # Errors
+    /// What went wrong, as told to the model. A panic is caught and ends this call alone.
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError>;
+}
+
+/// What a call gave: the text that the model is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToolOutput(pub String);
+
+impl<T: Into<String>> From<T> for ToolOutput {
+    fn from(text: T) -> Self {
+        Self(text.into())
+    }
+}
+
+/// Why a call failed, as told to the model after `Error: `.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct ToolError(pub String);
+
+impl ToolError {
+    /// An error from anything that reads as one.
+    #[must_use]
+    pub fn new(message: impl std::fmt::Display) -> Self {
+        Self(message.to_string())
+    }
+}
+
+/// Whether anybody outside this process can notice a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolEffect {
+    /// Nothing outside this process can notice the call: it may start early, and may be repeated.
+    None,
+    /// Somebody may notice: it waits for a good finish, and is never repeated by a retry.
+    #[default]
+    Some,
+}
+
+/// When a sealed call of a tool with effects may start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StartPolicy {
+    /// When the response has ended well.
+    #[default]
+    OnFinish,
+    /// As soon as its own arguments are whole, even if the response should break off later.
+    OnSeal,
+}
+
+/// What a tool is: its name and schema for the model, its manners for the schedule.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ToolSpec {
+    /// `[a-zA-Z0-9_-]{1,64}`: what every provider accepts.
+    pub name: String,
+    /// What it is for, for the model.
+    pub description: String,
+    /// The JSON schema of its arguments.
+    pub input: InputSchema,
+    /// Whether anybody can notice a call.
+    pub effect: ToolEffect,
+    /// When a sealed call may start; only matters for tools with effects.
+    pub start: StartPolicy,
+    /// Runs alone: a barrier in call order.
+    pub exclusive: bool,
+    /// May be run again with the same idempotency key after a crash.
+    pub idempotent: bool,
+    /// Identical calls of one response run each for itself.
+    pub repeatable: bool,
+    /// Blocks or computes: it is run on a thread of its own pool.
+    pub blocking: bool,
+    /// How long one call may run; the agent's `tool_timeout` where it is none.
+    pub timeout: Option<Duration>,
+}
+
+impl ToolSpec {
+    /// A tool with effects whose arguments are `Input`, with the manners that are safe for
+    /// anything: it waits for a good finish and is never run twice.
+    #[must_use]
+    pub fn new<Input: JsonSchema>(name: &str, description: &str) -> Self {
+        Self::with_schema(name, description, InputSchema::of::<Input>())
+    }
+
+    /// The same with a JSON schema made elsewhere.
+    #[must_use]
+    pub fn with_schema(name: &str, description: &str, input: InputSchema) -> Self {
+        Self {
+            name: name.to_owned(),
+            description: description.to_owned(),
+            input,
+            effect: ToolEffect::Some,
+            start: StartPolicy::OnFinish,
+            exclusive: false,
+            idempotent: false,
+            repeatable: false,
+            blocking: false,
+            timeout: None,
+        }
+    }
+
+    /// Nothing outside this process can notice a call: it may start on its seal.
+    #[must_use]
+    pub fn pure(mut self) -> Self {
+        self.effect = ToolEffect::None;
+        self
+    }
+
+    /// A call may start on its own seal although it has effects.
+    #[must_use]
+    pub fn start_on_seal(mut self) -> Self {
+        self.start = StartPolicy::OnSeal;
+        self
+    }
+
+    /// A call runs alone, a barrier in call order.
+    #[must_use]
+    pub fn exclusive(mut self) -> Self {
+        self.exclusive = true;
+        self
+    }
+
+    /// A call may be run again with the same idempotency key after a crash.
+    #[must_use]
+    pub fn idempotent(mut self) -> Self {
+        self.idempotent = true;
+        self
+    }
+
+    /// Identical calls of one response run each for itself.
+    #[must_use]
+    pub fn repeatable(mut self) -> Self {
+        self.repeatable = true;
+        self
+    }
+
+    /// A call blocks or computes, and is run on a thread of its own pool.
+    #[must_use]
+    pub fn blocking(mut self) -> Self {
+        self.blocking = true;
+        self
+    }
+
+    /// How long one call may run.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Whether a call can be noticed from outside.
+    #[must_use]
+    pub fn has_effects(&self) -> bool {
+        self.effect == ToolEffect::Some
+    }
+
+    /// Whether a sealed call may start before the response has ended.
+    #[must_use]
+    pub fn may_start_early(&self) -> bool {
+        !self.has_effects() || self.start == StartPolicy::OnSeal
+    }
+}

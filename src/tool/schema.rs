@@ -1,0 +1,90 @@
+//! A JSON schema for arguments, compiled once.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use schemars::JsonSchema;
+use serde_json::Value;
+
+/// A JSON schema with its compiled validator. Two are equal when their schemas are.
+#[derive(Clone)]
+pub struct InputSchema {
+    schema: Arc<Value>,
+    validator: Arc<jsonschema::Validator>,
+}
+
+impl InputSchema {
+    /// The schema of a type, as `schemars` derives it.
+    #[must_use]
+    pub fn of<Input: JsonSchema>() -> Self {
+        let mut value = schemars::schema_for!(Input).to_value();
+        if let Some(object) = value.as_object_mut() {
+            object.remove("$schema");
+            object.remove("title");
+            // Providers want an object schema that says so, also for a unit type.
+            object.entry("type").or_insert_with(|| "object".into());
+            if object.get("type") == Some(&Value::String("object".into())) {
+                object.entry("properties").or_insert_with(|| serde_json::json!({}));
+            }
+        }
+        Self::parse(value.clone()).unwrap_or_else(|_| Self {
+            schema: Arc::new(value),
+            validator: Arc::new(accept_everything()),
+        })
+    }
+
+    /// Compiles a schema.
+    ///
+    /// # Errors
+    /// When it is no valid JSON schema, or refers to something outside itself.
+    pub fn parse(schema: Value) -> Result<Self, InvalidSchema> {
+        let validator =
+            jsonschema::validator_for(&schema).map_err(|e| InvalidSchema(e.to_string()))?;
+        Ok(Self { schema: Arc::new(schema), validator: Arc::new(validator) })
+    }
+
+    /// The schema as JSON.
+    #[must_use]
+    pub fn as_value(&self) -> &Value {
+        &self.schema
+    }
+
+    /// Names the first thing in `arguments` that does not fit, in one sentence.
+    #[must_use]
+    pub fn first_mismatch(&self, arguments: &Value) -> Option<String> {
+        let error = self.validator.iter_errors(arguments).next()?;
+        let place = error.instance_path().to_string();
+        Some(if place.is_empty() { error.to_string() } else { format!("{place}: {error}") })
+    }
+}
+
+fn accept_everything() -> jsonschema::Validator {
+    #[expect(clippy::expect_used, reason = "the schema `true` is valid by definition")]
+    jsonschema::validator_for(&Value::Bool(true)).expect("`true` is a schema")
+}
+
+impl PartialEq for InputSchema {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.schema, &other.schema) || self.schema == other.schema
+    }
+}
+
+impl Eq for InputSchema {}
+
+impl Hash for InputSchema {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.schema.hash(state);
+    }
+}
+
+impl fmt::Debug for InputSchema {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.schema.fmt(f)
+    }
+}
+
+/// The value is no JSON schema.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("no valid JSON schema: {0}")]
+pub struct InvalidSchema(String);

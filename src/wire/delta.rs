@@ -1,0 +1,71 @@
+//! The smallest normalised changes that a provider's payload decodes to.
+
+use serde::Serialize;
+
+use crate::types::{FinishReason, ProviderError, Usage};
+
+/// One normalised change of a response.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Delta {
+    /// A piece of the answer's text.
+    Text(String),
+    /// A piece of the model's thinking.
+    Reasoning(String),
+    /// A piece of a refusal.
+    Refusal(String),
+    /// A piece of a tool call.
+    Call(CallPiece),
+    /// The wire says that this call's arguments are whole (wires with explicit seals).
+    Seal {
+        /// The wire's own index of the call.
+        index: u64,
+    },
+    /// Why the response ended; the first one stands.
+    Finish(FinishReason),
+    /// Token counts; the last ones stand.
+    Usage {
+        /// As we count.
+        usage: Usage,
+        /// As the wire said it: JSON text.
+        raw: Box<str>,
+    },
+    /// The service reports an error within the response.
+    Error(ProviderError),
+    /// Something was odd and was passed over.
+    Problem(Problem),
+    /// The wire's own sign that the response is over (`[DONE]`, or the end of a plain body).
+    Done,
+}
+
+/// A piece of a tool call, as the wire said it: nothing is inferred here.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CallPiece {
+    /// The wire's index, if it sent a usable one.
+    pub index: Option<u64>,
+    /// The provider's id, if it sent one that is not empty.
+    pub id: Option<String>,
+    /// The tool's name, if it sent one that is not empty.
+    pub name: Option<String>,
+    /// More of the arguments' text; `None` and `Some("")` both add nothing.
+    pub arguments: Option<String>,
+    /// What kind of call it is.
+    pub kind: CallKind,
+}
+
+/// What kind of call a response holds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CallKind {
+    /// A function call that we run.
+    #[default]
+    Function,
+}
+
+/// Something odd in a response that did not stop us from reading it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Problem {
+    /// A stable word.
+    pub code: &'static str,
+    /// What was seen; at most 200 characters are quoted.
+    pub detail: String,
+}
