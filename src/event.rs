@@ -1,0 +1,308 @@
+//! Every observable fact of a run, in the past tense.
+//!
+//! Logs, metrics and subscribers all come from here, and nothing else feeds them. An event that
+//! must survive is the view of a record; text, thinking and states are transient.
+
+use std::time::Duration;
+
+use serde::Serialize;
+
+use crate::types::{
+    CallKey, Execution, FinishReason, ProviderError, RunEnd, RunError, ToolResult, Usage,
+};
+
+/// One observable fact.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// A run began.
+    RunStarted {
+        /// Which agent runs.
+        agent: String,
+        /// The configured model's name at its service.
+        model: String,
+        /// How its calls are run.
+        execution: Execution,
+    },
+    /// A turn began.
+    TurnStarted,
+    /// A piece of thinking came.
+    ThinkingReceived {
+        /// The piece.
+        text: String,
+    },
+    /// A piece of the answer came.
+    TextReceived {
+        /// The piece.
+        text: String,
+    },
+    /// A call's name is known.
+    CallOpened {
+        /// The call.
+        call: CallLabel,
+    },
+    /// A call's arguments are whole and valid.
+    CallDetected {
+        /// The call.
+        call: CallLabel,
+        /// From the request to the seal.
+        latency: Duration,
+        /// How many deltas of the response came before the seal.
+        stream_position: u64,
+        /// Whether the response was still coming.
+        streaming: bool,
+    },
+    /// A call's arguments were cut off, invalid, or encoded twice.
+    ArgumentsOdd {
+        /// The call.
+        call: CallLabel,
+        /// The id under which the history knows it.
+        id: String,
+        /// What is odd.
+        oddity: Oddity,
+        /// The first 200 characters as they came.
+        raw: String,
+    },
+    /// A sealed call cannot start yet.
+    CallWaiting {
+        /// The call.
+        call: CallLabel,
+        /// What it waits for.
+        waiting_for: WaitingFor,
+        /// The first 200 characters of its arguments.
+        input_summary: String,
+    },
+    /// A call was handed to its tool.
+    CallStarted {
+        /// The call.
+        call: CallLabel,
+        /// The first 200 characters of its arguments.
+        input_summary: String,
+        /// Whether the response was still coming.
+        early: bool,
+        /// From the seal.
+        waited: Duration,
+        /// How many calls of the response are known by now.
+        of: u32,
+    },
+    /// A tool tells how far it is.
+    CallProgressed {
+        /// Which call.
+        key: CallKey,
+        /// What it says.
+        text: String,
+    },
+    /// What a call did or would have done counts no more: its response was void.
+    CallDiscarded {
+        /// The call.
+        call: CallLabel,
+        /// Whether it had a result already.
+        had_result: bool,
+    },
+    /// A call has its outcome.
+    CallEnded {
+        /// Call, outcome and times.
+        result: Box<ToolResult>,
+        /// Whether it ran beside others.
+        parallel: bool,
+        /// Whether it started before its response had ended.
+        early: bool,
+    },
+    /// An outcome came for a call that had one, and was dropped.
+    OutcomeLate {
+        /// The call.
+        call: CallLabel,
+    },
+    /// A result was made known in call order.
+    ResultReleased {
+        /// Which call.
+        key: CallKey,
+        /// How long the outcome waited for earlier calls and for the ending.
+        reorder_wait: Duration,
+    },
+    /// A response's ending is known.
+    ResponseEnded {
+        /// Names of the calls that are kept, in call order.
+        names: Vec<String>,
+        /// How many calls the response opened.
+        opened: u32,
+        /// How many were sealed with valid arguments.
+        detected: u32,
+        /// Whether a user's stop ended it (its calls are not counted then).
+        stopped: bool,
+    },
+    /// An exchange with the model is over.
+    AttemptEnded {
+        /// The model's name at its service.
+        model: String,
+        /// Whether the answer was streamed.
+        streamed: bool,
+        /// From the request to the end.
+        duration: Duration,
+        /// From the request to the first delta.
+        first_chunk: Option<Duration>,
+        /// What it cost.
+        usage: Usage,
+        /// Why it failed, if it did.
+        error: Option<ProviderError>,
+    },
+    /// Another attempt of the turn begins after a wait. What was shown of the turn is void.
+    AttemptStarted {
+        /// From 2.
+        attempt: u32,
+        /// The model's name at its service.
+        model: String,
+        /// Whether a streamed answer is asked for.
+        streamed: bool,
+        /// Why the last attempt failed.
+        reason: String,
+        /// How long is waited before.
+        wait: Duration,
+        /// Whether this one asks for the plain answer because streams broke.
+        rollback: bool,
+    },
+    /// A turn is over and in the history.
+    TurnEnded {
+        /// What there is to know of it.
+        summary: Box<TurnSummary>,
+    },
+    /// A limit was reached.
+    LimitReached {
+        /// The configuration's name of it.
+        limit: String,
+        /// What was seen.
+        value: u64,
+        /// What is allowed.
+        maximum: u64,
+        /// What is done about it.
+        action: String,
+    },
+    /// A request had to be repaired to satisfy the pairing rule: a bug of ours.
+    HistoryRepaired {
+        /// How many messages were added or left out.
+        repairs: u32,
+    },
+    /// The run is over.
+    RunEnded {
+        /// Which agent ran.
+        agent: String,
+        /// Why.
+        end: RunEnd,
+        /// The final answer, or what there is of it.
+        text: String,
+        /// What went wrong, if something did.
+        error: Option<RunError>,
+        /// Its sums.
+        stats: RunStats,
+    },
+}
+
+/// What clients know a call by.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CallLabel {
+    /// Which call: `tool_id` and `call_index` come from it.
+    pub key: CallKey,
+    /// What the provider called it.
+    pub provider_id: Option<String>,
+    /// The tool's name, as the model wrote it.
+    pub name: String,
+}
+
+/// What is odd about arguments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Oddity {
+    /// They end in the middle.
+    CutOff,
+    /// They are no object, or do not fit the tool's schema.
+    Invalid,
+    /// A JSON string held the object.
+    DecodedTwice,
+    /// Bytes came after the seal.
+    ChangedAfterSeal,
+}
+
+/// What a sealed call waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum WaitingFor {
+    /// The response to end well.
+    Finish,
+    /// An earlier call to take its ticket (or, in sequence, to end).
+    Ticket,
+    /// An exclusive call, or the calls before this exclusive one.
+    Exclusive,
+    /// One of the places of `max`.
+    Capacity,
+}
+
+/// What there is to know of a turn that is over.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct TurnSummary {
+    /// Names of the answered calls, in call order.
+    pub tool_names: Vec<String>,
+    /// How many calls were decoded but not kept.
+    pub dropped_calls: u32,
+    /// Why the response ended.
+    pub finish_reason: Option<FinishReason>,
+    /// What the turn cost.
+    pub usage: Usage,
+    /// How its calls were run.
+    pub parallel: bool,
+    /// Where its time went.
+    pub times: TurnTimes,
+}
+
+/// Where a turn's time went. The parts overlap where tools ran beside the stream.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct TurnTimes {
+    /// From begin to commit.
+    pub total: Duration,
+    /// While an exchange with the model was open, waits between attempts included.
+    pub model: Duration,
+    /// While at least one tool ran.
+    pub tools: Duration,
+    /// While both.
+    pub overlap: Duration,
+    /// While neither: our own doing.
+    pub overhead: Duration,
+    /// All tools' running times added up.
+    pub tools_sum: Duration,
+    /// The longest running time of one tool.
+    pub tools_longest: Duration,
+}
+
+/// A run's sums.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RunStats {
+    /// Turns that were begun, the last request included.
+    pub turns: u32,
+    /// Calls that were answered.
+    pub tool_calls: u32,
+    /// What the run cost.
+    pub usage: Usage,
+    /// From the run's start to its end.
+    pub duration: Duration,
+    /// As in [`TurnTimes`], over all turns.
+    pub model: Duration,
+    /// As in [`TurnTimes`], over all turns.
+    pub tools: Duration,
+    /// As in [`TurnTimes`], over all turns.
+    pub overhead: Duration,
+    /// As in [`TurnTimes`], over all turns.
+    pub overlap: Duration,
+}
+
+/// An event as it leaves the session: whose it is and when it happened.
+#[derive(Clone, Debug)]
+pub struct Published {
+    /// The session.
+    pub session: crate::types::SessionId,
+    /// The run.
+    pub run: crate::types::RunId,
+    /// The session's turn; 0 before the first.
+    pub turn: u32,
+    /// Unix time in milliseconds.
+    pub timestamp_ms: u64,
+    /// What happened.
+    pub event: Event,
+}
