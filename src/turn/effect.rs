@@ -1,0 +1,157 @@
+//! What a turn is given and what it asks for: the values at its border.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::Limits;
+use crate::event::{Event, TurnTimes};
+use crate::record::{Record, ResponseMessage};
+use crate::tool::ToolSpec;
+use crate::types::{
+    CallKey, Execution, FinishReason, ProviderError, RunError, ToolCall, ToolOutcome, ToolResult,
+    Usage,
+};
+
+/// What the shell has to do for a turn.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Effect {
+    /// Append the record; all records of one poll loop are one append.
+    Record(Record),
+    /// Ask the model, after a wait.
+    Request(AttemptPlan),
+    /// Drop the exchange that is open, the wait before it included.
+    Disconnect,
+    /// Hand the call to its tool.
+    Start(ToolCall),
+    /// The call's outcome is decided: tell its tool to stop, and kill it after `cancel_grace`.
+    Abort(CallKey),
+    /// Tell everybody.
+    Emit(Event),
+    /// The next result in call order.
+    Release(Box<ToolResult>),
+    /// The turn is over: write it to the context. The last effect of a turn.
+    Commit(Box<TurnRecord>),
+}
+
+/// One exchange with the model.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct AttemptPlan {
+    /// The turn's attempt, from 1.
+    pub attempt: u32,
+    /// Whether to ask for a streamed answer.
+    pub streamed: bool,
+    /// How long to wait before.
+    pub wait: Duration,
+}
+
+/// How an exchange with the model ended, as its reader saw it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ResponseEnd {
+    /// The body came to its end. Whether that was a good end is the turn's judgement.
+    Closed,
+    /// It failed: no connection, a status, a broken or stalled stream, unreadable bytes.
+    Failed(ProviderError),
+}
+
+/// Why a turn is cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum CancelReason {
+    /// Somebody asked.
+    Stop,
+    /// `run_timeout` passed.
+    RunTimeout,
+    /// The host shuts down.
+    Shutdown,
+}
+
+/// What a supervisor reports of a call.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ToolDone {
+    /// What became of it.
+    pub outcome: ToolOutcome,
+}
+
+/// What stays the same for all turns of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TurnRules {
+    /// The tools that are offered, by name.
+    pub tools: BTreeMap<String, Arc<ToolSpec>>,
+    /// What the turn may use.
+    pub limits: Limits,
+    /// How calls are run.
+    pub execution: Execution,
+    /// Whether more than the first call of a response is kept.
+    pub multi_tool_calls: bool,
+    /// Whether calls may start while the response is still coming.
+    pub early_start: bool,
+    /// The model's name at its service.
+    pub model: String,
+    /// Whether to ask for streamed answers.
+    pub streamed: bool,
+    /// How many attempts a turn has.
+    pub max_attempts: u32,
+}
+
+/// What one turn is told at its beginning.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TurnSpec {
+    /// The session's turn, from 1.
+    pub number: u32,
+    /// How many turns with calls the session had before: the `n` of `call_{n}_{index}`.
+    pub turns_with_calls: u32,
+    /// Ids of the form `call_*` that the history holds.
+    pub held_ids: Arc<BTreeSet<String>>,
+    /// Whether this is the last request: no call in its answer is run or kept.
+    pub last_request: bool,
+    /// When the turn began, since the run began.
+    pub began: Duration,
+    /// Spreads the waits between attempts of different sessions.
+    pub seed: u64,
+    /// Idempotency keys are this, a slash and the call's key; the session's id.
+    pub idempotency_scope: String,
+    /// What stays the same for all turns of the run.
+    pub rules: Arc<TurnRules>,
+}
+
+impl TurnSpec {
+    /// The key under which a call may be run again after a crash.
+    #[must_use]
+    pub fn idempotency_key(&self, key: CallKey) -> String {
+        format!("{}/{key}", self.idempotency_scope)
+    }
+}
+
+/// A turn that is over.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TurnRecord {
+    /// The session's turn.
+    pub number: u32,
+    /// How it ended.
+    pub end: TurnEnd,
+    /// What the model said; none if nothing of it counts.
+    pub message: Option<ResponseMessage>,
+    /// One result for each call of the message, in call order.
+    pub results: Vec<ToolResult>,
+    /// Names of calls that were decoded but not kept.
+    pub dropped_calls: Vec<String>,
+    /// Why the response ended.
+    pub finish_reason: Option<FinishReason>,
+    /// What the turn cost, all attempts together.
+    pub usage: Usage,
+    /// Where its time went.
+    pub times: TurnTimes,
+}
+
+/// How a turn ended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum TurnEnd {
+    /// The response is kept and every call in it is answered.
+    Finished,
+    /// The model or the service refused.
+    Refused,
+    /// No response could be had, or it broke a hard rule.
+    Failed(RunError),
+    /// It was cancelled.
+    Cancelled(CancelReason),
+}
