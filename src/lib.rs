@@ -1,7 +1,9 @@
 //! Callsheet hosts LLM agents as a long-running service.
 
 pub mod config;
+pub mod context;
 pub mod event;
+pub mod message;
 pub mod record;
 pub mod tool;
 pub mod turn;

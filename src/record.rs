@@ -5,7 +5,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::types::{
-    CallKey, FinishReason, ProviderError, RunEnd, RunError, RunId, ToolCall, ToolOutcome, Usage,
+    CallKey, FinishReason, ProviderError, ResultNotes, RunEnd, RunError, RunId, ToolCall,
+    ToolOutcome, Usage,
 };
 
 /// A record's place in its session's journal: from 1, without gaps.
@@ -113,6 +114,9 @@ pub enum Record {
         key: CallKey,
         /// What became of it.
         outcome: ToolOutcome,
+        /// What else there is to know of it.
+        #[serde(default)]
+        notes: ResultNotes,
     },
     /// The turn's message and results are in the history.
     TurnCommitted {

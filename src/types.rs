@@ -243,24 +243,30 @@ impl ToolResult {
     /// The `metadata` of the result in events, reports and histories; `{}` when there is none.
     #[must_use]
     pub fn metadata(&self) -> Value {
-        let mut map = serde_json::Map::new();
-        if self.outcome.status != ToolStatus::Ok {
-            map.insert("error".into(), Value::Bool(true));
-        }
-        if let Some(kind) = self.outcome.kind {
-            map.insert("kind".into(), kind.as_str().into());
-        }
-        if let Some(key) = self.notes.duplicate_of {
-            map.insert("duplicate_of".into(), key.to_string().into());
-        }
-        if self.notes.arguments_changed {
-            map.insert("arguments_changed".into(), Value::Bool(true));
-        }
-        if self.notes.reused {
-            map.insert("reused".into(), Value::Bool(true));
-        }
-        Value::Object(map)
+        metadata(&self.outcome, &self.notes)
     }
+}
+
+/// The `metadata` of an outcome: a JSON object, empty for a plain success.
+#[must_use]
+pub fn metadata(outcome: &ToolOutcome, notes: &ResultNotes) -> Value {
+    let mut map = serde_json::Map::new();
+    if outcome.status != ToolStatus::Ok {
+        map.insert("error".into(), Value::Bool(true));
+    }
+    if let Some(kind) = outcome.kind {
+        map.insert("kind".into(), kind.as_str().into());
+    }
+    if let Some(key) = notes.duplicate_of {
+        map.insert("duplicate_of".into(), key.to_string().into());
+    }
+    if notes.arguments_changed {
+        map.insert("arguments_changed".into(), Value::Bool(true));
+    }
+    if notes.reused {
+        map.insert("reused".into(), Value::Bool(true));
+    }
+    Value::Object(map)
 }
 
 /// The unified kind of a finish reason.

@@ -1,1 +1,8 @@
-//! (empty)
+//! What a session knows: its history. A machine: the session actor alone writes it.
+#![warn(clippy::indexing_slicing)]
+
+mod history;
+mod pairing;
+
+pub use history::History;
+pub use pairing::paired;

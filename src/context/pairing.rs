@@ -1,0 +1,129 @@
+//! The pairing rule: each call of an assistant message is answered, once, right behind it.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde_json::json;
+
+use crate::message::Message;
+
+/// The messages with the pairing rule made true, and how many repairs that took: an answer added
+/// for a call without one, an answer left out that answers no call or answers it again.
+#[must_use]
+pub fn paired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
+    let mut sent = Vec::with_capacity(messages.len());
+    let mut repairs = 0;
+    let mut open: Vec<(&str, &str)> = Vec::new();
+    for message in messages {
+        match message.as_ref() {
+            Message::Tool { call_id, .. } => match open.iter().position(|(id, _)| id == call_id) {
+                Some(place) => {
+                    open.remove(place);
+                    sent.push(Arc::clone(message));
+                }
+                None => repairs += 1,
+            },
+            Message::User { .. } => {
+                repairs += answer(&mut open, &mut sent);
+                sent.push(Arc::clone(message));
+            }
+            Message::Assistant { calls, .. } => {
+                repairs += answer(&mut open, &mut sent);
+                let ids: BTreeSet<&str> = calls.iter().map(|call| call.id.as_str()).collect();
+                debug_assert_eq!(ids.len(), calls.len(), "ids are unique within a message");
+                open.extend(calls.iter().map(|call| (call.id.as_str(), call.name.as_str())));
+                sent.push(Arc::clone(message));
+            }
+        }
+    }
+    repairs += answer(&mut open, &mut sent);
+    (sent, repairs)
+}
+
+fn answer(open: &mut Vec<(&str, &str)>, sent: &mut Vec<Arc<Message>>) -> u32 {
+    let mut repairs = 0;
+    for (id, name) in open.drain(..) {
+        repairs += 1;
+        sent.push(Arc::new(Message::Tool {
+            call_id: id.to_owned(),
+            name: name.to_owned(),
+            content: "Error: the result of this call was lost".to_owned(),
+            metadata: json!({"error": true}),
+        }));
+    }
+    repairs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::{CallKey, ToolCall};
+
+    fn user() -> Arc<Message> {
+        Arc::new(Message::User { content: "hi".into() })
+    }
+
+    fn assistant(ids: &[&str]) -> Arc<Message> {
+        let calls = ids.iter().zip(0..).map(|(id, index)| ToolCall {
+            key: CallKey { turn: 1, attempt: 1, index },
+            id: (*id).to_owned(),
+            provider_id: None,
+            name: "clock".into(),
+            arguments: json!({}),
+            raw: None,
+        });
+        Arc::new(Message::Assistant {
+            text: String::new(),
+            reasoning: String::new(),
+            calls: calls.collect(),
+        })
+    }
+
+    fn tool(id: &str) -> Arc<Message> {
+        Arc::new(Message::Tool {
+            call_id: id.into(),
+            name: "clock".into(),
+            content: "noon".into(),
+            metadata: json!({}),
+        })
+    }
+
+    #[track_caller]
+    fn check(messages: &[Arc<Message>], roles: &str, repairs: u32) {
+        let (sent, count) = paired(messages);
+        let seen: Vec<String> = sent
+            .iter()
+            .map(|message| match message.as_ref() {
+                Message::User { .. } => "user".to_owned(),
+                Message::Assistant { .. } => "assistant".to_owned(),
+                Message::Tool { call_id, .. } => call_id.clone(),
+            })
+            .collect();
+        assert_eq!((seen.join(" ").as_str(), count), (roles, repairs));
+    }
+
+    #[test]
+    fn what_is_paired_is_sent_as_it_is() {
+        check(
+            &[user(), assistant(&["a", "b"]), tool("a"), tool("b"), assistant(&[])],
+            "user assistant a b assistant",
+            0,
+        );
+    }
+
+    #[test]
+    fn ids_may_repeat_between_turns() {
+        check(
+            &[user(), assistant(&["0"]), tool("0"), assistant(&["0"]), tool("0")],
+            "user assistant 0 assistant 0",
+            0,
+        );
+    }
+
+    #[test]
+    fn what_is_missing_is_answered_and_what_is_too_much_left_out() {
+        check(&[user(), assistant(&["a", "b"]), tool("b"), user()], "user assistant b a user", 1);
+        check(&[user(), assistant(&["a"]), tool("a"), tool("a")], "user assistant a", 1);
+        check(&[user(), tool("x"), assistant(&["a"])], "user assistant a", 2);
+    }
+}

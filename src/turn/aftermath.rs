@@ -1,0 +1,277 @@
+//! What each ending of a response leaves of its calls: the table of the design, row by row.
+
+use super::admission;
+use super::call::Phase;
+use super::effect::{CancelReason, Effect, TurnEnd};
+use super::{Accumulator, Reassembly, State, Turn, limits, texts};
+use crate::event::Event;
+use crate::record::{Ending, Record, ResponseMessage};
+use crate::types::{ProviderError, RunError, ToolOutcome, ToolStatus};
+
+impl Turn {
+    /// The ending is known: what is kept is recorded, what cannot start any more is answered.
+    pub(super) fn conclude(&mut self, ending: Ending, cancelled: Option<CancelReason>) {
+        self.close_exchange(None);
+        for index in 0..self.calls.len() {
+            self.take_in_unsealed(index, ending);
+        }
+        if ending == Ending::Refused {
+            self.drop_all_but_effects();
+        }
+        let message = self.kept_message();
+        self.finish = self.response.finish().cloned();
+        self.record(Record::ResponseEnded {
+            turn: self.spec.number,
+            attempt: self.plan.attempt,
+            ending,
+            message: message.clone(),
+            finish_reason: self.finish.clone(),
+            usage: self.response.usage(),
+            dropped_calls: self.dropped.clone(),
+        });
+        let detected = self.calls.iter().filter(|c| c.sealed_at.is_some() && c.unfit.is_none());
+        let event = Event::ResponseEnded {
+            names: message.calls.iter().map(|call| call.name.clone()).collect(),
+            opened: u32::try_from(self.calls.len()).unwrap_or(u32::MAX),
+            detected: u32::try_from(detected.count()).unwrap_or(u32::MAX),
+            stopped: ending == Ending::Cancelled,
+        };
+        self.emit(event);
+        let said_something = !message.text.is_empty() || !message.calls.is_empty();
+        self.state =
+            State::Judged { ending, message: said_something.then_some(message), cancelled };
+        self.answer_unstarted(ending);
+    }
+
+    /// The calls that cannot start any more.
+    pub(super) fn answer_unstarted(&mut self, ending: Ending) {
+        let maximum = self.spec.rules.limits.max_tool_calls_per_turn.unwrap_or_default();
+        match ending {
+            Ending::Well | Ending::Refused => {}
+            Ending::Length => self.answer_where_unstarted(&texts::cut_off_response()),
+            Ending::BrokeKept => self.answer_where_unstarted(&texts::broken_response()),
+            Ending::Excess => self.answer_where_unstarted(&texts::over_limit(maximum)),
+            Ending::Cancelled => self.cancel_calls(),
+        }
+    }
+
+    fn answer_where_unstarted(&mut self, outcome: &ToolOutcome) {
+        for index in 0..self.calls.len() {
+            let Some(call) = self.calls.get(index) else { return };
+            match call.phase {
+                Phase::Open | Phase::Sealed | Phase::Ready => {
+                    self.end_call(index, outcome.clone());
+                }
+                // A duplicate is answered with the call it waits for.
+                Phase::Duplicate { .. }
+                | Phase::Intended
+                | Phase::Running { .. }
+                | Phase::Ended { .. }
+                | Phase::Dropped => {}
+            }
+        }
+    }
+
+    /// Everything that has no outcome yet gets a truthful one.
+    pub(super) fn cancel_calls(&mut self) {
+        for index in 0..self.calls.len() {
+            let Some(call) = self.calls.get(index) else { return };
+            match call.phase {
+                Phase::Running { .. } => {
+                    let outcome = texts::cancelled(call);
+                    self.outbox.push_back(Effect::Abort(call.key()));
+                    self.end_call(index, outcome);
+                }
+                Phase::Open
+                | Phase::Sealed
+                | Phase::Ready
+                | Phase::Intended
+                | Phase::Duplicate { .. } => self.end_call(index, texts::never_started()),
+                Phase::Ended { .. } | Phase::Dropped => {}
+            }
+        }
+    }
+
+    /// After a refusal: a call with effects that has started stays, with its outcome.
+    fn drop_all_but_effects(&mut self) {
+        for index in 0..self.calls.len() {
+            let Some(call) = self.calls.get(index) else { return };
+            if call.is_kept() && !(call.has_effects() && call.has_started()) {
+                self.discard(index);
+                self.set_phase(index, Phase::Dropped);
+            }
+        }
+    }
+
+    /// Stops what runs and says that it counts no more.
+    fn discard(&mut self, index: usize) {
+        let now = self.now();
+        let Some(call) = self.calls.get(index) else { return };
+        let label = call.label();
+        let had_result = call.started_at.is_some() && call.outcome().is_some();
+        if call.is_running() {
+            self.clock.tool_ended(now.saturating_sub(call.started_at.unwrap_or(now)));
+            self.outbox.push_back(Effect::Abort(label.key));
+        }
+        self.emit(Event::CallDiscarded { call: label, had_result });
+    }
+
+    /// The response broke. If no call with effects has started it is void; else it is the turn.
+    pub(super) fn handle_broken(&mut self, error: ProviderError) {
+        let effects_started =
+            self.calls.iter().any(|call| call.has_effects() && call.has_started());
+        self.record(Record::AttemptFailed {
+            turn: self.spec.number,
+            attempt: self.plan.attempt,
+            error: error.clone(),
+            kept: effects_started,
+        });
+        if effects_started {
+            self.emit_attempt_ended(Some(error));
+            self.conclude(Ending::BrokeKept, None);
+            return;
+        }
+        self.close_exchange(Some(error.clone()));
+        self.void_attempt();
+        let was_streamed = self.plan.streamed;
+        match self.attempts.after(&error, was_streamed) {
+            Some(plan) => {
+                self.emit(Event::AttemptStarted {
+                    attempt: plan.attempt,
+                    model: self.spec.rules.model.clone(),
+                    streamed: plan.streamed,
+                    reason: error.message,
+                    wait: plan.wait,
+                    rollback: was_streamed && !plan.streamed,
+                });
+                self.begin_attempt(plan);
+            }
+            None => {
+                self.state = State::Over;
+                let error = RunError {
+                    code: "provider_error".to_owned(),
+                    transient: error.is_transient(),
+                    message: error.message,
+                };
+                self.commit(TurnEnd::Failed(error), None);
+            }
+        }
+    }
+
+    /// Nothing of this attempt counts, but results of pure calls are kept for the next.
+    fn void_attempt(&mut self) {
+        for index in 0..self.calls.len() {
+            let Some(call) = self.calls.get(index) else { break };
+            if !call.is_kept() {
+                continue;
+            }
+            if let Some(outcome) = call.outcome()
+                && call.started_at.is_some()
+                && outcome.status == ToolStatus::Ok
+            {
+                self.reusable.insert(call.identity.clone(), outcome.clone());
+            }
+            self.discard(index);
+        }
+        self.calls.clear();
+        self.dropped.clear();
+        self.excess_told = false;
+        self.deltas_seen = 0;
+        self.reassembly = Reassembly::default();
+        self.response = Accumulator::new(limits(&self.spec.rules));
+    }
+
+    /// The exchange with the model is over; it is paid for whatever becomes of it.
+    fn close_exchange(&mut self, error: Option<ProviderError>) {
+        if self.state != State::Asking {
+            return;
+        }
+        self.clock.model_answered();
+        self.usage += self.response.usage();
+        if !self.exchange_told {
+            self.emit_attempt_ended(error);
+        }
+    }
+
+    fn emit_attempt_ended(&mut self, error: Option<ProviderError>) {
+        self.exchange_told = true;
+        let event = Event::AttemptEnded {
+            model: self.spec.rules.model.clone(),
+            streamed: self.plan.streamed,
+            duration: self.now().saturating_sub(self.asked_at),
+            first_chunk: self.first_delta_at.map(|at| at.saturating_sub(self.asked_at)),
+            usage: self.response.usage(),
+            error,
+        };
+        self.emit(event);
+    }
+
+    /// A call that was never sealed keeps what came of its arguments.
+    fn take_in_unsealed(&mut self, index: usize, ending: Ending) {
+        let (Some(bucket), Some(call)) =
+            (self.response.calls().get(index), self.calls.get_mut(index))
+        else {
+            return;
+        };
+        if call.phase != Phase::Open {
+            return;
+        }
+        call.call.provider_id.clone_from(&bucket.provider_id);
+        let odd = admission::take_arguments(call, &bucket.raw, bucket.oversize);
+        self.name_call(index);
+        // A user's stop cuts arguments off too, and nothing is odd about that.
+        if let Some(oddity) = odd.filter(|_| ending != Ending::Cancelled) {
+            self.tell_oddity(index, oddity);
+        }
+    }
+
+    /// Gives a call the id under which history and provider know it: the provider's own, unless
+    /// there is none or an earlier call of the turn has it.
+    pub(super) fn name_call(&mut self, index: usize) {
+        let Some((earlier, rest)) = self.calls.split_at_mut_checked(index) else { return };
+        let Some(call) = rest.first_mut() else { return };
+        let is_taken = |id: &str| earlier.iter().any(|other| other.call.id == id);
+        if let Some(id) = &call.call.provider_id
+            && !is_taken(id)
+        {
+            call.call.id.clone_from(id);
+            return;
+        }
+        let mut n = self.spec.turns_with_calls;
+        call.call.id = loop {
+            let id = format!("call_{n}_{index}");
+            if !is_taken(&id) && !self.spec.held_ids.contains(&id) {
+                break id;
+            }
+            n = n.wrapping_add(1);
+        };
+    }
+
+    fn kept_message(&self) -> ResponseMessage {
+        let mut text = self.response.text().to_owned();
+        text.push_str(self.response.refusal());
+        ResponseMessage {
+            text,
+            reasoning: self.response.reasoning().to_owned(),
+            calls: self
+                .calls
+                .iter()
+                .filter(|call| call.is_kept())
+                .map(|call| call.call.clone())
+                .collect(),
+        }
+    }
+
+    pub(super) fn excess_error(&self) -> RunError {
+        let maximum = self.spec.rules.limits.max_tool_calls_per_turn.unwrap_or_default();
+        RunError {
+            code: "TOOL_CALL_LIMIT_EXCEEDED".to_owned(),
+            message: format!(
+                "TOOL_CALL_LIMIT_EXCEEDED: received at least {}, maximum {maximum}, turn {}",
+                maximum.saturating_add(1),
+                self.spec.number
+            ),
+            transient: false,
+        }
+    }
+}

@@ -1,0 +1,159 @@
+//! One call of a response, from its first bytes to its outcome.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::event::{CallLabel, WaitingFor};
+use crate::tool::ToolSpec;
+use crate::types::{CallKey, ResultNotes, ToolCall, ToolOutcome, ToolResult, excerpt};
+
+/// Characters of arguments and results that are quoted to people.
+pub(super) const QUOTE_CHARS: usize = 200;
+
+/// Where a call stands.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Phase {
+    /// Its arguments are still coming.
+    Open,
+    /// Its arguments are whole; it is not yet decided whether it runs.
+    Sealed,
+    /// It may run, and waits for its ticket or a place.
+    Ready,
+    /// It gets a copy of that call's outcome.
+    Duplicate { of: CallKey },
+    /// It has its ticket and a place; its intent is being recorded.
+    Intended,
+    /// Its tool runs.
+    Running { deadline: Option<Duration> },
+    /// Its outcome is decided.
+    Ended { outcome: ToolOutcome, at: Duration },
+    /// It leaves the history; nothing is owed for it.
+    Dropped,
+}
+
+/// A call of the response.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Call {
+    pub(super) call: ToolCall,
+    /// The tool, if there is one of that name.
+    pub(super) tool: Option<Arc<ToolSpec>>,
+    pub(super) phase: Phase,
+    /// One call too many: it is answered, not run.
+    pub(super) excess: bool,
+    /// What is wrong with its arguments, if anything: the answer it gets.
+    pub(super) unfit: Option<ToolOutcome>,
+    /// Name and canonical arguments: what makes two calls the same.
+    pub(super) identity: String,
+    pub(super) waiting_for: Option<WaitingFor>,
+    pub(super) notes: ResultNotes,
+    pub(super) sealed_at: Option<Duration>,
+    pub(super) started_at: Option<Duration>,
+    /// Whether it started before the response had ended.
+    pub(super) early: bool,
+}
+
+impl Call {
+    pub(super) fn open(key: CallKey, name: &str, tool: Option<Arc<ToolSpec>>) -> Self {
+        Self {
+            call: ToolCall {
+                key,
+                id: String::new(),
+                provider_id: None,
+                name: name.to_owned(),
+                arguments: Value::Object(serde_json::Map::new()),
+                raw: None,
+            },
+            tool,
+            phase: Phase::Open,
+            excess: false,
+            unfit: None,
+            identity: String::new(),
+            waiting_for: None,
+            notes: ResultNotes::default(),
+            sealed_at: None,
+            started_at: None,
+            early: false,
+        }
+    }
+
+    /// A call as the journal knows it, to be decided anew.
+    pub(super) fn restored(call: ToolCall, tool: Option<Arc<ToolSpec>>) -> Self {
+        let mut restored = Self::open(call.key, &call.name, tool);
+        restored.identity = identity(&call.name, &call.arguments);
+        restored.call = call;
+        restored.phase = Phase::Sealed;
+        restored.sealed_at = Some(Duration::ZERO);
+        restored
+    }
+
+    pub(super) fn key(&self) -> CallKey {
+        self.call.key
+    }
+
+    pub(super) fn label(&self) -> CallLabel {
+        CallLabel {
+            key: self.call.key,
+            provider_id: self.call.provider_id.clone(),
+            name: self.call.name.clone(),
+        }
+    }
+
+    pub(super) fn input_summary(&self) -> String {
+        excerpt(&self.call.arguments.to_string(), QUOTE_CHARS)
+    }
+
+    pub(super) fn has_effects(&self) -> bool {
+        self.tool.as_ref().is_some_and(|tool| tool.has_effects())
+    }
+
+    pub(super) fn is_exclusive(&self) -> bool {
+        self.tool.as_ref().is_some_and(|tool| tool.exclusive)
+    }
+
+    /// Whether its tool was, or is about to be, told to run.
+    pub(super) fn has_started(&self) -> bool {
+        self.started_at.is_some() || self.phase == Phase::Intended
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        matches!(self.phase, Phase::Running { .. })
+    }
+
+    pub(super) fn is_kept(&self) -> bool {
+        self.phase != Phase::Dropped
+    }
+
+    pub(super) fn outcome(&self) -> Option<&ToolOutcome> {
+        match &self.phase {
+            Phase::Ended { outcome, .. } => Some(outcome),
+            Phase::Open
+            | Phase::Sealed
+            | Phase::Ready
+            | Phase::Duplicate { .. }
+            | Phase::Intended
+            | Phase::Running { .. }
+            | Phase::Dropped => None,
+        }
+    }
+
+    /// The outcome with its times, once there is one. `began`: the turn's begin since the run's.
+    pub(super) fn result(&self, began: Duration) -> Option<ToolResult> {
+        let Phase::Ended { outcome, at } = &self.phase else { return None };
+        let sealed = self.sealed_at.unwrap_or(*at);
+        Some(ToolResult {
+            call: self.call.clone(),
+            outcome: outcome.clone(),
+            notes: self.notes.clone(),
+            started: self.started_at.map(|started| began + started),
+            wait: self.started_at.unwrap_or(*at).saturating_sub(sealed),
+            duration: self.started_at.map_or(Duration::ZERO, |s| at.saturating_sub(s)),
+        })
+    }
+}
+
+/// Name and canonical arguments: JSON objects keep their keys sorted here.
+pub(super) fn identity(name: &str, arguments: &Value) -> String {
+    format!("{name} {arguments}")
+}

@@ -1,0 +1,90 @@
+//! Where a turn's time goes.
+
+use std::time::Duration;
+
+use crate::event::TurnTimes;
+
+/// Adds up what the turn's time was spent on. Fed with `now` whenever something changes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Clock {
+    now: Duration,
+    model_open: bool,
+    running: u32,
+    times: TurnTimes,
+}
+
+impl Clock {
+    /// Time has passed. It never runs backwards: an older `now` adds nothing.
+    pub(super) fn advance(&mut self, now: Duration) {
+        let passed = now.saturating_sub(self.now);
+        self.now = self.now.max(now);
+        let (model, tools) = (self.model_open, self.running > 0);
+        let times = &mut self.times;
+        times.total = self.now;
+        for (counts, sum) in [
+            (model, &mut times.model),
+            (tools, &mut times.tools),
+            (model && tools, &mut times.overlap),
+            (!model && !tools, &mut times.overhead),
+        ] {
+            if counts {
+                *sum += passed;
+            }
+        }
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.now
+    }
+
+    pub(super) fn model_asked(&mut self) {
+        self.model_open = true;
+    }
+
+    pub(super) fn model_answered(&mut self) {
+        self.model_open = false;
+    }
+
+    pub(super) fn tool_started(&mut self) {
+        self.running += 1;
+    }
+
+    pub(super) fn tool_ended(&mut self, ran: Duration) {
+        self.running = self.running.saturating_sub(1);
+        self.times.tools_sum += ran;
+        self.times.tools_longest = self.times.tools_longest.max(ran);
+    }
+
+    pub(super) fn times(&self) -> TurnTimes {
+        self.times
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_split_by_what_was_going_on() {
+        let ms = Duration::from_millis;
+        let mut clock = Clock::default();
+        clock.model_asked();
+        clock.advance(ms(10));
+        clock.tool_started();
+        clock.advance(ms(30));
+        clock.model_answered();
+        clock.advance(ms(60));
+        clock.tool_ended(ms(50));
+        clock.advance(ms(61));
+        let expected = TurnTimes {
+            total: ms(61),
+            model: ms(30),
+            tools: ms(50),
+            overlap: ms(20),
+            overhead: ms(1),
+            tools_sum: ms(50),
+            tools_longest: ms(50),
+        };
+        assert_eq!(clock.times(), expected);
+    }
+}

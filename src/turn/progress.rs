@@ -1,0 +1,268 @@
+//! From sealed calls to a committed turn: what is done after every event.
+
+use std::time::Duration;
+
+use super::admission::{self, Admission};
+use super::call::{Call, Phase};
+use super::effect::{Effect, TurnEnd, TurnRecord};
+use super::schedule::{self, Gate, Step};
+use super::{State, Turn};
+use crate::config::OnExcess;
+use crate::event::{Event, TurnSummary};
+use crate::record::{Ending, Record};
+use crate::types::{CallKey, Execution, ToolOutcome};
+
+impl Turn {
+    /// Decides everything that can be decided now.
+    pub(super) fn settle(&mut self) {
+        self.admit_in_order();
+        self.start_what_may();
+        self.release_in_order();
+        self.finish();
+    }
+
+    /// Decides on sealed calls, each when every earlier one is decided.
+    fn admit_in_order(&mut self) {
+        for index in 0..self.calls.len() {
+            let Some((earlier, rest)) = self.calls.split_at_checked(index) else { return };
+            let Some(call) = rest.first() else { return };
+            match call.phase {
+                Phase::Open => return,
+                Phase::Sealed => {}
+                Phase::Ready
+                | Phase::Duplicate { .. }
+                | Phase::Intended
+                | Phase::Running { .. }
+                | Phase::Ended { .. }
+                | Phase::Dropped => continue,
+            }
+            let admission = admission::admit(call, earlier, &self.spec);
+            let kept = self.reusable.get(&call.identity).cloned();
+            match admission {
+                Admission::Answer(outcome) => self.end_call(index, outcome),
+                Admission::Run if kept.is_some() && !call.has_effects() => {
+                    if let Some(call) = self.calls.get_mut(index) {
+                        call.notes.reused = true;
+                    }
+                    self.end_call(index, kept.unwrap_or_else(|| ToolOutcome::ok("")));
+                }
+                Admission::Run => self.set_phase(index, Phase::Ready),
+                Admission::Copy(of) => {
+                    self.set_phase(index, Phase::Duplicate { of });
+                    self.copy_outcome_of(of);
+                }
+            }
+        }
+    }
+
+    fn start_what_may(&mut self) {
+        while let Some(step) =
+            schedule::next_step(&self.calls, self.spec.rules.execution, self.gate())
+        {
+            match step {
+                Step::Start(index) => self.start(index),
+                Step::Wait(index, reason) => {
+                    let Some(call) = self.calls.get_mut(index) else { return };
+                    call.waiting_for = Some(reason);
+                    let event = Event::CallWaiting {
+                        call: call.label(),
+                        waiting_for: reason,
+                        input_summary: call.input_summary(),
+                    };
+                    self.emit(event);
+                }
+            }
+        }
+    }
+
+    fn gate(&self) -> Gate {
+        match &self.state {
+            State::Asking
+                if !self.spec.rules.early_start
+                    || self.spec.rules.limits.on_excess == OnExcess::Fail =>
+            {
+                Gate::Shut
+            }
+            State::Asking => Gate::Early,
+            State::Judged { ending: Ending::Well, cancelled: None, .. } => Gate::Open,
+            State::Judged { .. } | State::Over => Gate::Shut,
+        }
+    }
+
+    /// Gives the call its ticket and its place. A call with effects first has its intent recorded.
+    pub(super) fn start(&mut self, index: usize) {
+        let early = self.state == State::Asking;
+        let Some(call) = self.calls.get_mut(index) else { return };
+        call.early = early;
+        if call.has_effects() {
+            call.phase = Phase::Intended;
+            let call = call.call.clone();
+            let idempotency_key = self.spec.idempotency_key(call.key);
+            self.record(Record::CallIntended { call: call.clone(), idempotency_key });
+            self.hold(Effect::Start(call));
+        } else {
+            self.run_call(index);
+        }
+    }
+
+    /// The intent of a call is durable. It may have been answered meanwhile.
+    pub(super) fn start_intended(&mut self, index: usize) {
+        if self.calls.get(index).is_some_and(|call| call.phase == Phase::Intended) {
+            self.run_call(index);
+        }
+    }
+
+    fn run_call(&mut self, index: usize) {
+        let now = self.clock.now();
+        let of = u32::try_from(self.calls.len()).unwrap_or(u32::MAX);
+        let default_timeout = self.spec.rules.limits.tool_timeout;
+        let Some(call) = self.calls.get_mut(index) else { return };
+        let timeout = call.tool.as_ref().and_then(|tool| tool.timeout).or(default_timeout);
+        call.phase = Phase::Running { deadline: timeout.map(|timeout| now + timeout) };
+        call.started_at = Some(now);
+        let event = Event::CallStarted {
+            call: call.label(),
+            input_summary: call.input_summary(),
+            early: call.early,
+            waited: now.saturating_sub(call.sealed_at.unwrap_or(now)),
+            of,
+        };
+        let start = Effect::Start(call.call.clone());
+        self.clock.tool_started();
+        self.emit(event);
+        self.outbox.push_back(start);
+    }
+
+    /// Decides a call's outcome: the one place where that is done.
+    pub(super) fn end_call(&mut self, index: usize, outcome: ToolOutcome) {
+        let now = self.clock.now();
+        let parallel = self.spec.rules.execution != Execution::Sequential;
+        let Some(call) = self.calls.get_mut(index) else { return };
+        if call.is_running() {
+            self.clock.tool_ended(now.saturating_sub(call.started_at.unwrap_or(now)));
+        }
+        call.phase = Phase::Ended { outcome: outcome.clone(), at: now };
+        let key = call.key();
+        let ended = call.result(self.spec.began).map(|result| Event::CallEnded {
+            result: Box::new(result),
+            parallel,
+            early: call.early,
+        });
+        let notes = call.notes.clone();
+        self.record(Record::CallEnded { key, outcome, notes });
+        if let Some(event) = ended {
+            self.hold(Effect::Emit(event));
+        }
+        self.copy_outcome_of(key);
+    }
+
+    /// Ends the duplicates that wait for a call which has its outcome.
+    fn copy_outcome_of(&mut self, key: CallKey) {
+        let of = self.position(key).and_then(|index| self.calls.get(index));
+        let Some(outcome) = of.filter(|call| call.unfit.is_none()).and_then(Call::outcome).cloned()
+        else {
+            return;
+        };
+        for index in 0..self.calls.len() {
+            let Some(call) = self.calls.get_mut(index) else { return };
+            if call.phase == (Phase::Duplicate { of: key }) {
+                call.notes.duplicate_of = Some(key);
+                self.end_call(index, outcome.clone());
+            }
+        }
+    }
+
+    /// Makes results known in call order, once the ending is.
+    fn release_in_order(&mut self) {
+        if !matches!(self.state, State::Judged { .. }) {
+            return;
+        }
+        let now = self.clock.now();
+        while let Some((result, reorder_wait)) =
+            self.reassembly.next(&self.calls, now, self.spec.began)
+        {
+            let released = Event::ResultReleased { key: result.call.key, reorder_wait };
+            self.hold(Effect::Release(Box::new(result)));
+            self.hold(Effect::Emit(released));
+        }
+    }
+
+    /// Commits the turn when nothing of it is left open.
+    fn finish(&mut self) {
+        let State::Judged { ending, message, cancelled } = &mut self.state else { return };
+        if !self.reassembly.is_done(&self.calls) {
+            return;
+        }
+        let (ending, message, cancelled) = (*ending, message.take(), *cancelled);
+        self.state = State::Over;
+        let end = match (ending, cancelled) {
+            (_, Some(why)) => TurnEnd::Cancelled(why),
+            (Ending::Refused, None) => TurnEnd::Refused,
+            (Ending::Excess, None) => TurnEnd::Failed(self.excess_error()),
+            // A turn that was recovered after its run had been cancelled.
+            (Ending::Cancelled, None) => TurnEnd::Cancelled(super::CancelReason::Shutdown),
+            (Ending::Well | Ending::Length | Ending::BrokeKept, None) => TurnEnd::Finished,
+        };
+        self.commit(end, message);
+    }
+
+    pub(super) fn commit(&mut self, end: TurnEnd, message: Option<crate::record::ResponseMessage>) {
+        let number = self.spec.number;
+        let results: Vec<_> =
+            self.calls.iter().filter_map(|call| call.result(self.spec.began)).collect();
+        let dropped_calls = std::mem::take(&mut self.dropped);
+        let record = TurnRecord {
+            number,
+            end,
+            message,
+            results,
+            dropped_calls,
+            finish_reason: self.finish.clone(),
+            usage: self.usage,
+            times: self.clock.times(),
+        };
+        self.record(Record::TurnCommitted { turn: number });
+        self.hold(Effect::Emit(Event::TurnEnded { summary: Box::new(self.summary(&record)) }));
+        self.hold(Effect::Commit(Box::new(record)));
+    }
+
+    fn summary(&self, record: &TurnRecord) -> TurnSummary {
+        TurnSummary {
+            tool_names: record.results.iter().map(|result| result.call.name.clone()).collect(),
+            dropped_calls: u32::try_from(record.dropped_calls.len()).unwrap_or(u32::MAX),
+            finish_reason: record.finish_reason.clone(),
+            usage: record.usage,
+            parallel: self.spec.rules.execution != Execution::Sequential,
+            times: record.times,
+        }
+    }
+
+    pub(super) fn set_phase(&mut self, index: usize, phase: Phase) {
+        if let Some(call) = self.calls.get_mut(index) {
+            call.phase = phase;
+        }
+    }
+
+    pub(super) fn position(&self, key: CallKey) -> Option<usize> {
+        self.calls.iter().position(|call| call.key() == key)
+    }
+
+    pub(super) fn emit(&mut self, event: Event) {
+        self.outbox.push_back(Effect::Emit(event));
+    }
+
+    pub(super) fn record(&mut self, record: Record) {
+        self.records += 1;
+        self.outbox.push_back(Effect::Record(record));
+    }
+
+    /// Puts an effect behind every record so far.
+    pub(super) fn hold(&mut self, effect: Effect) {
+        self.held.push_back((self.records, effect));
+    }
+
+    /// Since the turn began.
+    pub(super) fn now(&self) -> Duration {
+        self.clock.now()
+    }
+}

@@ -1,0 +1,46 @@
+//! Outcomes in any order, released in call order.
+
+use std::time::Duration;
+
+use super::call::{Call, Phase};
+use crate::types::ToolResult;
+
+/// How far the results of a turn have been made known.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Reassembly {
+    /// Every call below this place is released or has left the history.
+    released: usize,
+}
+
+impl Reassembly {
+    /// The next result in call order with the time that it waited, if every earlier call is
+    /// released and it has its outcome.
+    pub(super) fn next(
+        &mut self,
+        calls: &[Call],
+        now: Duration,
+        began: Duration,
+    ) -> Option<(ToolResult, Duration)> {
+        while let Some(call) = calls.get(self.released) {
+            match &call.phase {
+                Phase::Dropped => self.released += 1,
+                Phase::Ended { at, .. } => {
+                    self.released += 1;
+                    return call.result(began).map(|result| (result, now.saturating_sub(*at)));
+                }
+                Phase::Open
+                | Phase::Sealed
+                | Phase::Ready
+                | Phase::Duplicate { .. }
+                | Phase::Intended
+                | Phase::Running { .. } => return None,
+            }
+        }
+        None
+    }
+
+    /// Whether nothing is left to release.
+    pub(super) fn is_done(&self, calls: &[Call]) -> bool {
+        calls.iter().skip(self.released).all(|call| call.phase == Phase::Dropped)
+    }
+}

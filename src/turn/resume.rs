@@ -1,0 +1,202 @@
+//! A turn from its records: after a crash of the host, or of one of the run's actors.
+//!
+//! The same machine goes on with what the journal knows. An outcome that is known is used; an
+//! intent without one is answered `Unknown`, unless its tool is idempotent and runs again under
+//! the same key; what was never intended is decided as if nothing had happened.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::call::{Call, Phase};
+use super::effect::TurnSpec;
+use super::{State, Turn, texts};
+use crate::event::Event;
+use crate::record::{Ending, Record, ResponseMessage};
+use crate::types::{
+    CallKey, FinishReason, ProviderError, ProviderErrorKind, ResultNotes, ToolCall, ToolOutcome,
+    Usage,
+};
+
+/// What the records of a turn say.
+#[derive(Debug, Default)]
+struct Known {
+    attempt: u32,
+    intents: Vec<ToolCall>,
+    outcomes: BTreeMap<CallKey, (ToolOutcome, ResultNotes)>,
+    response: Option<Response>,
+}
+
+#[derive(Debug)]
+struct Response {
+    ending: Ending,
+    message: ResponseMessage,
+    finish_reason: Option<FinishReason>,
+    dropped_calls: Vec<String>,
+}
+
+impl Turn {
+    /// Goes on with a turn from the records that it left. They are those of this turn, in order.
+    #[must_use]
+    pub fn resume(spec: TurnSpec, records: &[Record]) -> Self {
+        let mut usage = Usage::default();
+        let mut known = Known::default();
+        for record in records {
+            known.fold(record, &mut usage);
+        }
+        let mut turn = Self::blank(spec, known.attempt);
+        turn.usage = usage;
+        match known.response.take() {
+            Some(response) => turn.resume_judged(response, &known),
+            None if !known.intents.is_empty() => turn.resume_broken(&known),
+            None => turn.ask_again(known.attempt),
+        }
+        turn.settle();
+        turn
+    }
+
+    /// The response was whole: its calls go on.
+    fn resume_judged(&mut self, response: Response, known: &Known) {
+        let Response { ending, message, finish_reason, dropped_calls } = response;
+        self.finish = finish_reason;
+        self.dropped = dropped_calls;
+        self.restore_calls(&message.calls, known);
+        let said_something = !message.text.is_empty() || !message.calls.is_empty();
+        self.state =
+            State::Judged { ending, message: said_something.then_some(message), cancelled: None };
+        self.answer_unknown(known);
+        self.answer_unstarted(ending);
+    }
+
+    /// A call with effects had started early, and the rest of the response is lost.
+    fn resume_broken(&mut self, known: &Known) {
+        let error = host_stopped();
+        let message =
+            ResponseMessage { calls: known.intents.clone(), ..ResponseMessage::default() };
+        self.record(Record::AttemptFailed {
+            turn: self.spec.number,
+            attempt: known.attempt,
+            error,
+            kept: true,
+        });
+        self.record(Record::ResponseEnded {
+            turn: self.spec.number,
+            attempt: known.attempt,
+            ending: Ending::BrokeKept,
+            message: message.clone(),
+            finish_reason: None,
+            usage: Usage::default(),
+            dropped_calls: Vec::new(),
+        });
+        let response = Response {
+            ending: Ending::BrokeKept,
+            message,
+            finish_reason: None,
+            dropped_calls: Vec::new(),
+        };
+        self.resume_judged(response, known);
+    }
+
+    /// Nothing that counts had happened: the model is asked again.
+    fn ask_again(&mut self, attempt: u32) {
+        if attempt == 0 {
+            self.emit(Event::TurnStarted);
+            self.ask();
+            return;
+        }
+        let error = host_stopped();
+        self.record(Record::AttemptFailed {
+            turn: self.spec.number,
+            attempt,
+            error: error.clone(),
+            kept: false,
+        });
+        let plan = self.attempts.first();
+        self.emit(Event::AttemptStarted {
+            attempt: plan.attempt,
+            model: self.spec.rules.model.clone(),
+            streamed: plan.streamed,
+            reason: error.message,
+            wait: plan.wait,
+            rollback: false,
+        });
+        self.begin_attempt(plan);
+    }
+
+    fn restore_calls(&mut self, calls: &[ToolCall], known: &Known) {
+        for call in calls {
+            let tool = self.spec.rules.tools.get(&call.name).cloned();
+            let mut restored = Call::restored(call.clone(), tool);
+            let intended = known.intents.iter().any(|intent| intent.key == call.key);
+            if let Some((outcome, notes)) = known.outcomes.get(&call.key) {
+                restored.notes = notes.clone();
+                restored.started_at = intended.then_some(Duration::ZERO);
+                restored.phase = Phase::Ended { outcome: outcome.clone(), at: Duration::ZERO };
+            } else if let Some(raw) = &call.raw {
+                // What made the arguments unfit is read again from the same bytes.
+                let raw = raw.clone();
+                super::admission::take_arguments(&mut restored, &raw, false);
+            }
+            self.calls.push(restored);
+        }
+    }
+
+    /// Intents without an outcome, of tools that must not run twice.
+    fn answer_unknown(&mut self, known: &Known) {
+        for index in 0..self.calls.len() {
+            let Some(call) = self.calls.get(index) else { return };
+            let intended = known.intents.iter().any(|intent| intent.key == call.key());
+            let repeatable = call.tool.as_ref().is_some_and(|tool| tool.idempotent);
+            if call.outcome().is_some() || !intended {
+                continue;
+            }
+            if repeatable {
+                self.set_phase(index, Phase::Ready);
+                self.start(index);
+            } else {
+                self.end_call(index, texts::host_stopped());
+            }
+        }
+    }
+}
+
+impl Known {
+    fn fold(&mut self, record: &Record, usage: &mut Usage) {
+        match record {
+            Record::AttemptStarted { attempt, .. } => {
+                *self = Self { attempt: *attempt, ..Self::default() };
+            }
+            Record::CallIntended { call, .. } => self.intents.push(call.clone()),
+            Record::CallEnded { key, outcome, notes } => {
+                self.outcomes.insert(*key, (outcome.clone(), notes.clone()));
+            }
+            Record::ResponseEnded {
+                ending,
+                message,
+                finish_reason,
+                usage: spent,
+                dropped_calls,
+                ..
+            } => {
+                *usage += *spent;
+                self.response = Some(Response {
+                    ending: *ending,
+                    message: message.clone(),
+                    finish_reason: finish_reason.clone(),
+                    dropped_calls: dropped_calls.clone(),
+                });
+            }
+            Record::SessionOpened { .. }
+            | Record::RunStarted { .. }
+            | Record::AttemptFailed { .. }
+            | Record::TurnCommitted { .. }
+            | Record::StopAsked { .. }
+            | Record::LimitReached { .. }
+            | Record::RunEnded { .. }
+            | Record::SessionClosed => {}
+        }
+    }
+}
+
+fn host_stopped() -> ProviderError {
+    ProviderError::new(ProviderErrorKind::Transport, "the host stopped during the attempt")
+}

@@ -1,0 +1,91 @@
+//! Which sealed calls may start now.
+//!
+//! Calls take tickets in call order: one takes it only when every earlier call has one or is
+//! answered. With its ticket a call may still wait for earlier calls to end (in sequence), for a
+//! barrier, or for a place of `max`.
+
+use super::call::{Call, Phase};
+use crate::event::WaitingFor;
+use crate::types::Execution;
+
+/// What the response allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Gate {
+    /// It is still coming: only calls whose tool may start early.
+    Early,
+    /// It is still coming, and nothing starts before its end.
+    Shut,
+    /// It ended well: every call.
+    Open,
+}
+
+/// What is to be done about one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It may start.
+    Start(usize),
+    /// It has to wait, for a reason that was not told before.
+    Wait(usize, WaitingFor),
+}
+
+/// The first thing to be done, in call order; none when nothing changed.
+pub(super) fn next_step(calls: &[Call], execution: Execution, gate: Gate) -> Option<Step> {
+    let mut places = match execution {
+        Execution::Sequential => 1,
+        Execution::Parallel { max } => max,
+    };
+    let mut earlier_unended = false;
+    let mut earlier_barrier = false;
+    let mut tickets_stopped = false;
+    for call in calls {
+        if matches!(call.phase, Phase::Intended | Phase::Running { .. }) {
+            places = places.saturating_sub(1);
+        }
+    }
+    for (index, call) in calls.iter().enumerate() {
+        match call.phase {
+            // A duplicate ends with the call it waits for, which stands before it.
+            Phase::Dropped | Phase::Ended { .. } | Phase::Duplicate { .. } => continue,
+            Phase::Open | Phase::Sealed => {
+                tickets_stopped = true;
+                continue;
+            }
+            Phase::Intended | Phase::Running { .. } => {}
+            Phase::Ready => {
+                let closed = !may_pass(call, gate);
+                let obstacle = if tickets_stopped {
+                    Some(WaitingFor::Ticket)
+                } else if closed {
+                    Some(WaitingFor::Finish)
+                } else if execution == Execution::Sequential && earlier_unended {
+                    Some(WaitingFor::Ticket)
+                } else if earlier_barrier || (call.is_exclusive() && earlier_unended) {
+                    Some(WaitingFor::Exclusive)
+                } else if places == 0 {
+                    Some(WaitingFor::Capacity)
+                } else {
+                    None
+                };
+                match obstacle {
+                    None => return Some(Step::Start(index)),
+                    Some(reason) if call.waiting_for != Some(reason) => {
+                        return Some(Step::Wait(index, reason));
+                    }
+                    Some(_) => {}
+                }
+                tickets_stopped |= closed;
+            }
+        }
+        earlier_unended = true;
+        earlier_barrier |= call.is_exclusive();
+    }
+    None
+}
+
+fn may_pass(call: &Call, gate: Gate) -> bool {
+    match gate {
+        Gate::Open => true,
+        Gate::Shut => false,
+        Gate::Early => call.tool.as_ref().is_some_and(|tool| tool.may_start_early()),
+    }
+}

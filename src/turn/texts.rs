@@ -1,0 +1,120 @@
+//! What the model is told of calls that did not simply run.
+
+use std::time::Duration;
+
+use super::call::{Call, QUOTE_CHARS};
+use crate::types::{FailureKind, ToolOutcome, ToolStatus, excerpt};
+
+/// No tool has the name.
+pub(super) fn unknown_tool<'a>(name: &str, known: impl Iterator<Item = &'a String>) -> ToolOutcome {
+    let known: Vec<&str> = known.map(String::as_str).collect();
+    let offer = if known.is_empty() {
+        "There are no tools.".to_owned()
+    } else {
+        format!("The tools are: {}.", known.join(", "))
+    };
+    failed(
+        FailureKind::UnknownTool,
+        format!("Error: there is no tool {:?}. {offer}", excerpt(name, 64)),
+    )
+}
+
+/// The arguments end in the middle.
+pub(super) fn cut_off_arguments(raw: &str) -> ToolOutcome {
+    failed(
+        FailureKind::CutOffArguments,
+        format!(
+            "Error: not run: the arguments are cut off. Send the whole call again. Received: {}",
+            excerpt(raw, QUOTE_CHARS)
+        ),
+    )
+}
+
+/// The arguments are no object, or do not fit the schema.
+pub(super) fn invalid_arguments(what: &str, raw: &str) -> ToolOutcome {
+    failed(
+        FailureKind::InvalidArguments,
+        format!(
+            "Error: not run: invalid arguments: {what}. Received: {}",
+            excerpt(raw, QUOTE_CHARS)
+        ),
+    )
+}
+
+/// Bytes came after the seal.
+pub(super) fn malformed() -> ToolOutcome {
+    failed(
+        FailureKind::Malformed,
+        "Error: the call was malformed: its arguments changed after they were complete. \
+         No result counts; send the call again if it is still needed.",
+    )
+}
+
+/// One call too many.
+pub(super) fn over_limit(maximum: u32) -> ToolOutcome {
+    ToolOutcome::not_ok(
+        ToolStatus::Refused,
+        FailureKind::Limit,
+        format!(
+            "Error: not run: at most {maximum} tool calls are run per response. \
+             Send the call again in a later response if it is still needed."
+        ),
+    )
+}
+
+/// The response was cut off at its maximal length.
+pub(super) fn cut_off_response() -> ToolOutcome {
+    not_started("Error: not run: the response was cut off")
+}
+
+/// The response broke off.
+pub(super) fn broken_response() -> ToolOutcome {
+    not_started("Error: not run: the response broke off")
+}
+
+/// The run was ended before the call could start.
+pub(super) fn never_started() -> ToolOutcome {
+    not_started("Error: not started: the run was ended before")
+}
+
+/// The run was ended while the call ran.
+pub(super) fn cancelled(call: &Call) -> ToolOutcome {
+    let text = if call.has_effects() {
+        "Error: cancelled while running: it may or may not have happened"
+    } else {
+        "Error: cancelled while running"
+    };
+    ToolOutcome::not_ok(ToolStatus::Cancelled, FailureKind::Cancelled, text)
+}
+
+/// The deadline passed.
+pub(super) fn timed_out(call: &Call, timeout: Duration) -> ToolOutcome {
+    let mut text = format!("Error: Execution timeout after {}", seconds(timeout));
+    if call.has_effects() {
+        text.push_str(": it may or may not have happened");
+    }
+    ToolOutcome::not_ok(ToolStatus::TimedOut, FailureKind::Timeout, text)
+}
+
+/// The host stopped during the call.
+pub(super) fn host_stopped() -> ToolOutcome {
+    ToolOutcome::not_ok(
+        ToolStatus::Unknown,
+        FailureKind::HostStopped,
+        "Error: the host stopped during this call; it may or may not have happened",
+    )
+}
+
+fn failed(kind: FailureKind, text: impl Into<String>) -> ToolOutcome {
+    ToolOutcome::not_ok(ToolStatus::Failed, kind, text)
+}
+
+fn not_started(text: &str) -> ToolOutcome {
+    ToolOutcome::not_ok(ToolStatus::Cancelled, FailureKind::NotStarted, text)
+}
+
+/// `30s`, `1.5s`, `250ms`.
+fn seconds(duration: Duration) -> String {
+    let millis = duration.as_millis();
+    if millis < 1000 { format!("{millis}ms") } else { format!("{}s", duration.as_secs_f64()) }
+}
