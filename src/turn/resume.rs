@@ -14,7 +14,7 @@ use crate::event::Event;
 use crate::record::{Ending, Record, ResponseMessage};
 use crate::types::{
     CallKey, FinishReason, ProviderError, ProviderErrorKind, ResultNotes, ToolCall, ToolOutcome,
-    Usage,
+    ToolStatus, Usage,
 };
 
 /// What the records of a turn say.
@@ -129,7 +129,8 @@ impl Turn {
             let intended = known.intents.iter().any(|intent| intent.key == call.key);
             if let Some((outcome, notes)) = known.outcomes.get(&call.key) {
                 restored.notes = notes.clone();
-                restored.started_at = intended.then_some(Duration::ZERO);
+                let ran = intended || outcome.status == ToolStatus::Ok;
+                restored.started_at = ran.then_some(Duration::ZERO);
                 restored.phase = Phase::Ended { outcome: outcome.clone(), at: Duration::ZERO };
             } else if let Some(raw) = &call.raw {
                 // What made the arguments unfit is read again from the same bytes.
@@ -143,7 +144,7 @@ impl Turn {
     /// Intents without an outcome, of tools that must not run twice.
     fn answer_unknown(&mut self, known: &Known) {
         for index in 0..self.calls.len() {
-            let Some(call) = self.calls.get(index) else { return };
+            let Some(call) = self.calls.get_mut(index) else { return };
             let intended = known.intents.iter().any(|intent| intent.key == call.key());
             let repeatable = call.tool.as_ref().is_some_and(|tool| tool.idempotent);
             if call.outcome().is_some() || !intended {
@@ -153,6 +154,8 @@ impl Turn {
                 self.set_phase(index, Phase::Ready);
                 self.start(index);
             } else {
+                // It may have run, so an identical call behind it must not run either.
+                call.started_at = Some(Duration::ZERO);
                 self.end_call(index, texts::host_stopped());
             }
         }

@@ -1,0 +1,90 @@
+//! Tools, rules and responses for the tests of the machines.
+#![expect(clippy::unwrap_used, reason = "test helpers")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{TurnRules, TurnSpec};
+use crate::config::Limits;
+use crate::tool::{InputSchema, ToolSpec};
+use crate::types::{Execution, FinishKind, FinishReason};
+use crate::wire::{CallPiece, Delta};
+
+/// One tool of each kind: its name's first letter says what it is.
+pub(super) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
+    let schema = || {
+        InputSchema::parse(json!({"type": "object", "properties": {"n": {"type": "integer"}}}))
+            .unwrap()
+    };
+    let tool = |name| ToolSpec::with_schema(name, "", schema());
+    [
+        tool("pure").pure(),
+        tool("repeatable").pure().repeatable(),
+        tool("effect"),
+        tool("idempotent").idempotent(),
+        tool("seal").start_on_seal(),
+        tool("exclusive").pure().exclusive(),
+        tool("barrier").exclusive(),
+        tool("quick").pure().timeout(Duration::from_millis(5)),
+    ]
+    .into_iter()
+    .map(|spec| (spec.name.clone(), Arc::new(spec)))
+    .collect()
+}
+
+pub(super) fn rules(execution: Execution) -> TurnRules {
+    TurnRules {
+        tools: tools(),
+        limits: Limits { tool_timeout: Some(Duration::from_secs(30)), ..Limits::default() },
+        execution,
+        multi_tool_calls: true,
+        early_start: true,
+        model: "m".into(),
+        streamed: true,
+        max_attempts: 3,
+    }
+}
+
+pub(super) fn spec(rules: TurnRules) -> TurnSpec {
+    TurnSpec {
+        number: 1,
+        turns_with_calls: 0,
+        held_ids: Arc::new(BTreeSet::new()),
+        last_request: false,
+        began: Duration::ZERO,
+        seed: 1,
+        idempotency_scope: "s".into(),
+        rules: Arc::new(rules),
+    }
+}
+
+/// A whole call in one piece.
+pub(super) fn call(index: u64, name: &str, arguments: &str) -> Delta {
+    Delta::Call(CallPiece {
+        index: Some(index),
+        id: Some(format!("id{index}")),
+        name: Some(name.to_owned()),
+        arguments: Some(arguments.to_owned()),
+        ..CallPiece::default()
+    })
+}
+
+/// More arguments of a call.
+pub(super) fn more(index: u64, arguments: &str) -> Delta {
+    Delta::Call(CallPiece {
+        index: Some(index),
+        arguments: Some(arguments.to_owned()),
+        ..CallPiece::default()
+    })
+}
+
+pub(super) fn text(text: &str) -> Delta {
+    Delta::Text(text.to_owned())
+}
+
+pub(super) fn finish(kind: FinishKind) -> Delta {
+    Delta::Finish(FinishReason { kind, raw: format!("{kind:?}") })
+}

@@ -1,0 +1,188 @@
+//! The response as it comes: deltas to calls that open, are sealed, or turn out malformed.
+
+use super::admission::{self, Opening};
+use super::call::{Call, Phase, QUOTE_CHARS};
+use super::{Change, Effect, State, Turn, texts};
+use crate::event::{Event, Oddity};
+use crate::record::{Ending, Record};
+use crate::types::{CallKey, excerpt};
+use crate::wire::Delta;
+
+impl Turn {
+    pub(super) fn handle_delta(&mut self, delta: Delta) {
+        self.first_delta_at.get_or_insert(self.clock.now());
+        let changes = self.response.push(&delta);
+        self.handle_changes(changes);
+        self.deltas_seen += 1;
+        match delta {
+            Delta::Text(text) | Delta::Refusal(text) => self.emit(Event::TextReceived { text }),
+            Delta::Reasoning(text) => self.emit(Event::ThinkingReceived { text }),
+            Delta::Call(_)
+            | Delta::Seal { .. }
+            | Delta::Finish(_)
+            | Delta::Usage { .. }
+            | Delta::Error(_)
+            | Delta::Problem(_)
+            | Delta::Done => {}
+        }
+    }
+
+    pub(super) fn handle_changes(&mut self, changes: impl IntoIterator<Item = Change>) {
+        for change in changes {
+            match change {
+                Change::Opened(index) => self.handle_opened(index),
+                Change::Sealed(index) => self.handle_sealed(index),
+                Change::Disturbed(index) => self.handle_disturbed(index),
+            }
+        }
+    }
+
+    fn handle_opened(&mut self, index: usize) {
+        let Some(bucket) = self.response.calls().get(index) else { return };
+        let name = bucket.name.clone();
+        let key = CallKey {
+            turn: self.spec.number,
+            attempt: self.plan.attempt,
+            index: u32::try_from(index).unwrap_or(u32::MAX),
+        };
+        let tool = self.spec.rules.tools.get(&name).cloned();
+        let mut call = Call::open(key, &name, tool);
+        let opening = match self.state {
+            // Nothing more is kept of a response whose ending is known.
+            State::Judged { .. } | State::Over => Opening::Drop,
+            State::Asking => admission::at_opening(key.index, &self.spec),
+        };
+        match opening {
+            Opening::Keep => self.emit(Event::CallOpened { call: call.label() }),
+            Opening::KeepExcess => {
+                call.excess = true;
+                self.emit(Event::CallOpened { call: call.label() });
+                self.tell_excess(key.index, "answered");
+            }
+            Opening::Drop => {
+                call.phase = Phase::Dropped;
+                self.dropped.push(name);
+            }
+            Opening::DropExcess => {
+                call.phase = Phase::Dropped;
+                self.dropped.push(name);
+                self.tell_excess(key.index, "truncated");
+            }
+            Opening::Fail => {
+                call.phase = Phase::Dropped;
+                self.dropped.push(name);
+                self.tell_excess(key.index, "failed");
+                self.outbox.push_back(Effect::Disconnect);
+                self.calls.push(call);
+                self.conclude(Ending::Excess, None);
+                return;
+            }
+        }
+        self.calls.push(call);
+    }
+
+    fn handle_sealed(&mut self, index: usize) {
+        let (Some(bucket), Some(call)) =
+            (self.response.calls().get(index), self.calls.get_mut(index))
+        else {
+            return;
+        };
+        if call.phase != Phase::Open {
+            return;
+        }
+        call.call.provider_id.clone_from(&bucket.provider_id);
+        call.sealed_at = Some(self.clock.now());
+        call.phase = Phase::Sealed;
+        let odd = admission::take_arguments(call, &bucket.raw, bucket.oversize);
+        let detected = call.unfit.is_none().then(|| call.label());
+        self.name_call(index);
+        if let Some(oddity) = odd {
+            self.tell_oddity(index, oddity);
+        }
+        if let Some(call) = detected {
+            self.emit(Event::CallDetected {
+                call,
+                latency: self.clock.now().saturating_sub(self.asked_at),
+                stream_position: self.deltas_seen,
+                streaming: self.plan.streamed,
+            });
+        }
+    }
+
+    /// Bytes came for a call that is already sealed.
+    fn handle_disturbed(&mut self, index: usize) {
+        let Some(call) = self.calls.get_mut(index) else { return };
+        if call.notes.arguments_changed || !call.is_kept() {
+            return;
+        }
+        call.notes.arguments_changed = true;
+        let label = call.label();
+        let stands = call.has_effects() && call.has_started();
+        let had_result = call.started_at.is_some() && call.outcome().is_some();
+        let running = call.is_running();
+        self.tell_oddity(index, Oddity::ChangedAfterSeal);
+        if stands {
+            self.record_ended_again(index);
+            return;
+        }
+        if running {
+            self.outbox.push_back(Effect::Abort(label.key));
+        }
+        if running || had_result {
+            self.emit(Event::CallDiscarded { call: label.clone(), had_result });
+        }
+        if let Some(call) = self.calls.get_mut(index) {
+            call.unfit = Some(texts::malformed());
+        }
+        self.end_call(index, texts::malformed());
+        self.readmit_duplicates_of(label.key);
+    }
+
+    /// The outcome stands, but the journal has to know what else there is to know of it.
+    fn record_ended_again(&mut self, index: usize) {
+        let Some(call) = self.calls.get(index) else { return };
+        if let Some(outcome) = call.outcome().cloned() {
+            let (key, notes) = (call.key(), call.notes.clone());
+            self.record(Record::CallEnded { key, outcome, notes });
+        }
+    }
+
+    pub(super) fn tell_oddity(&mut self, index: usize, oddity: Oddity) {
+        let (Some(bucket), Some(call)) = (self.response.calls().get(index), self.calls.get(index))
+        else {
+            return;
+        };
+        let event = Event::ArgumentsOdd {
+            call: call.label(),
+            id: call.call.id.clone(),
+            oddity,
+            raw: excerpt(&bucket.raw, QUOTE_CHARS),
+        };
+        self.emit(event);
+    }
+
+    /// Duplicates that waited for a call which turned out malformed are decided anew.
+    fn readmit_duplicates_of(&mut self, key: CallKey) {
+        for call in &mut self.calls {
+            if call.phase == (Phase::Duplicate { of: key }) {
+                call.phase = Phase::Sealed;
+            }
+        }
+    }
+
+    fn tell_excess(&mut self, index: u32, action: &str) {
+        let Some(maximum) = self.spec.rules.limits.max_tool_calls_per_turn else { return };
+        if std::mem::replace(&mut self.excess_told, true) {
+            return;
+        }
+        let (limit, value) = ("max_tool_calls_per_turn".to_owned(), u64::from(index) + 1);
+        let maximum = u64::from(maximum);
+        self.record(Record::LimitReached { limit: limit.clone(), value, maximum });
+        self.hold(Effect::Emit(Event::LimitReached {
+            limit,
+            value,
+            maximum,
+            action: action.to_owned(),
+        }));
+    }
+}
