@@ -1,6 +1,8 @@
 //! Callsheet hosts LLM agents as a long-running service.
 
+pub mod cli;
 pub mod config;
+pub mod message;
 pub mod record;
 pub mod tool;
 pub mod turn;

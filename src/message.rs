@@ -1,0 +1,192 @@
+//! What a history is made of, and its Chat Completions form.
+//!
+//! The form is `role`, `content`, `tool_calls: [{id, type, function: {name, arguments}}]`,
+//! `tool_call_id`; ours has `metadata` beside them, which no service is sent.
+
+use serde::ser::{SerializeMap, SerializeSeq};
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
+use crate::types::ToolCall;
+
+/// One message of a history.
+///
+/// As JSON it is in the Chat Completions form with `metadata`; [`Message::as_sent`] gives the
+/// form without.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Message {
+    /// What a user said.
+    User {
+        /// The text.
+        content: String,
+    },
+    /// What the model said.
+    Assistant {
+        /// The text; may be empty where there are calls.
+        text: String,
+        /// The model's thinking; kept, but not sent back.
+        reasoning: String,
+        /// The calls it made, in call order.
+        calls: Vec<ToolCall>,
+    },
+    /// What became of one call.
+    Tool {
+        /// The id of the call that is answered.
+        call_id: String,
+        /// The tool's name.
+        name: String,
+        /// What the model is told.
+        content: String,
+        /// What else there is to know of the result: a JSON object.
+        metadata: Value,
+    },
+}
+
+impl Message {
+    /// The message as a service is sent it.
+    #[must_use]
+    pub fn as_sent(&self) -> SentMessage<'_> {
+        SentMessage(self)
+    }
+
+    fn write<S: Serializer>(&self, serializer: S, with_metadata: bool) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(None)?;
+        match self {
+            Self::User { content } => {
+                map.serialize_entry("role", "user")?;
+                map.serialize_entry("content", content)?;
+            }
+            Self::Assistant { text, reasoning, calls } => {
+                map.serialize_entry("role", "assistant")?;
+                let content = Some(text).filter(|text| !text.is_empty() || calls.is_empty());
+                map.serialize_entry("content", &content)?;
+                if !calls.is_empty() {
+                    map.serialize_entry("tool_calls", &Calls(calls))?;
+                }
+                if with_metadata && !reasoning.is_empty() {
+                    map.serialize_entry("metadata", &ReasoningNote { reasoning })?;
+                }
+            }
+            Self::Tool { call_id, name: _, content, metadata } => {
+                map.serialize_entry("role", "tool")?;
+                map.serialize_entry("tool_call_id", call_id)?;
+                map.serialize_entry("content", content)?;
+                if with_metadata && metadata.as_object().is_some_and(|map| !map.is_empty()) {
+                    map.serialize_entry("metadata", metadata)?;
+                }
+            }
+        }
+        map.end()
+    }
+}
+
+impl Serialize for Message {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.write(serializer, true)
+    }
+}
+
+/// A message as a service is sent it: without `metadata`.
+#[derive(Clone, Copy, Debug)]
+pub struct SentMessage<'a>(&'a Message);
+
+impl Serialize for SentMessage<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.write(serializer, false)
+    }
+}
+
+#[derive(Serialize)]
+struct ReasoningNote<'a> {
+    reasoning: &'a str,
+}
+
+struct Calls<'a>(&'a [ToolCall]);
+
+impl Serialize for Calls<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Call<'a> {
+            id: &'a str,
+            #[serde(rename = "type")]
+            kind: &'static str,
+            function: Function<'a>,
+        }
+        #[derive(Serialize)]
+        struct Function<'a> {
+            name: &'a str,
+            arguments: String,
+        }
+        let mut seq = serializer.serialize_seq(Some(self.0.len()))?;
+        for call in self.0 {
+            seq.serialize_element(&Call {
+                id: &call.id,
+                kind: "function",
+                function: Function { name: &call.name, arguments: call.arguments.to_string() },
+            })?;
+        }
+        seq.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::types::CallKey;
+
+    #[track_caller]
+    fn check(message: &Message, kept: Value, sent: Value) {
+        assert_eq!(serde_json::to_value(message).unwrap(), kept);
+        assert_eq!(serde_json::to_value(message.as_sent()).unwrap(), sent);
+    }
+
+    #[test]
+    fn a_users_message() {
+        let form = json!({"role": "user", "content": "hi"});
+        check(&Message::User { content: "hi".into() }, form.clone(), form);
+    }
+
+    #[test]
+    fn an_assistants_message() {
+        let call = ToolCall {
+            key: CallKey { turn: 1, attempt: 1, index: 0 },
+            id: "c0".into(),
+            provider_id: None,
+            name: "add".into(),
+            arguments: json!({"a": 1}),
+            raw: Some("\"{\\\"a\\\":1}\"".into()),
+        };
+        let message =
+            Message::Assistant { text: String::new(), reasoning: "hm".into(), calls: vec![call] };
+        let calls = json!([{"id": "c0", "type": "function",
+            "function": {"name": "add", "arguments": "{\"a\":1}"}}]);
+        check(
+            &message,
+            json!({"role": "assistant", "content": null, "tool_calls": calls,
+                "metadata": {"reasoning": "hm"}}),
+            json!({"role": "assistant", "content": null, "tool_calls": calls}),
+        );
+        let empty =
+            Message::Assistant { text: String::new(), reasoning: String::new(), calls: vec![] };
+        let form = json!({"role": "assistant", "content": ""});
+        check(&empty, form.clone(), form);
+    }
+
+    #[test]
+    fn a_tools_message() {
+        let message = Message::Tool {
+            call_id: "c0".into(),
+            name: "add".into(),
+            content: "3".into(),
+            metadata: json!({"reused": true}),
+        };
+        check(
+            &message,
+            json!({"role": "tool", "tool_call_id": "c0", "content": "3",
+                "metadata": {"reused": true}}),
+            json!({"role": "tool", "tool_call_id": "c0", "content": "3"}),
+        );
+    }
+}

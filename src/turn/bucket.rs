@@ -1,0 +1,171 @@
+//! One call while its pieces come.
+
+use crate::wire::{CallKind, CallPiece};
+
+/// One call while its pieces come: what the wire said of it, and what is known of its end.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Bucket {
+    /// The wire's own index, if it sent one.
+    pub wire_index: Option<u64>,
+    /// The provider's id: the first that came.
+    pub provider_id: Option<String>,
+    /// The tool's name: the first that came.
+    pub name: String,
+    /// The text of the arguments, everything that came.
+    pub raw: String,
+    /// What kind of call it is.
+    pub kind: CallKind,
+    /// The arguments are whole.
+    pub sealed: bool,
+    /// Bytes came after the seal, so the call is malformed.
+    pub disturbed: bool,
+    /// The arguments are longer than is allowed, and `raw` is only their beginning.
+    pub oversize: bool,
+    /// How far `raw` has been looked at for its end. Looked at only when it matters.
+    outline: Outline,
+}
+
+impl Bucket {
+    /// A bucket for the call that a piece begins; its arguments are not yet taken.
+    pub(super) fn begin(piece: &CallPiece) -> Self {
+        Self {
+            wire_index: piece.index,
+            provider_id: piece.id.clone(),
+            name: piece.name.clone().unwrap_or_default(),
+            raw: String::new(),
+            kind: piece.kind,
+            sealed: false,
+            disturbed: false,
+            oversize: false,
+            outline: Outline::default(),
+        }
+    }
+
+    /// Takes id and name where they are still missing.
+    pub(super) fn fill(&mut self, piece: &CallPiece) {
+        if self.provider_id.is_none() {
+            self.provider_id.clone_from(&piece.id);
+        }
+        if let (true, Some(name)) = (self.name.is_empty(), &piece.name) {
+            self.name.clone_from(name);
+        }
+        if self.wire_index.is_none() {
+            self.wire_index = piece.index;
+        }
+        if piece.kind != CallKind::Function {
+            self.kind = piece.kind;
+        }
+    }
+
+    /// Appends a piece of the arguments as far as it is allowed.
+    pub(super) fn append(&mut self, piece: &CallPiece, bytes_max: usize) {
+        let Some(text) = &piece.arguments else { return };
+        if self.oversize || self.raw.len() + text.len() > bytes_max {
+            self.oversize = true;
+        } else {
+            self.raw.push_str(text);
+        }
+    }
+
+    /// Whether a piece that would belong here begins another call instead.
+    ///
+    /// A new id together with a name does. So does a name with an object of its own after an
+    /// object that is closed, because no text continues a closed object: services that send
+    /// whole calls without index and id, or all under the same one, are told apart that way.
+    pub(super) fn is_followed_by(&mut self, piece: &CallPiece) -> bool {
+        let other_id = match (&piece.id, &self.provider_id) {
+            (Some(new), Some(old)) => new != old,
+            (Some(_) | None, None) | (None, Some(_)) => false,
+        };
+        let Some(name) = &piece.name else {
+            return other_id && piece.index.is_none() && begins_value(piece) && self.is_closed();
+        };
+        if other_id || self.name.is_empty() {
+            return other_id;
+        }
+        let says_nothing_yet = self.raw.trim_ascii().is_empty();
+        if *name != self.name {
+            return begins_value(piece) && (says_nothing_yet || self.is_closed());
+        }
+        match (&piece.id, &self.provider_id) {
+            // The id may come late, but not after the arguments.
+            (Some(_), None) => !says_nothing_yet,
+            // With the same index, id and name it is the same call, whatever it sends.
+            (Some(_), Some(_)) if piece.index.is_some() => false,
+            (Some(_) | None, Some(_)) | (None, None) => begins_value(piece) && self.is_closed(),
+        }
+    }
+
+    fn is_closed(&mut self) -> bool {
+        self.outline.follow(&self.raw);
+        self.outline.is_closed()
+    }
+}
+
+fn begins_value(piece: &CallPiece) -> bool {
+    piece.arguments.as_deref().is_some_and(|text| text.trim_ascii_start().starts_with(['{', '"']))
+}
+
+/// Where brackets and quotes stand in JSON text, so that its end is found without parsing it
+/// again for every piece.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Outline {
+    seen: usize,
+    depth: usize,
+    begun: bool,
+    in_string: bool,
+    escaped: bool,
+}
+
+impl Outline {
+    fn follow(&mut self, text: &str) {
+        for byte in text.as_bytes().iter().skip(self.seen) {
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.in_string => self.escaped = true,
+                b'"' => {
+                    self.in_string = !self.in_string;
+                    self.begun = true;
+                }
+                _ if self.in_string => {}
+                b'{' | b'[' => {
+                    self.depth += 1;
+                    self.begun = true;
+                }
+                b'}' | b']' => self.depth = self.depth.saturating_sub(1),
+                _ => {}
+            }
+        }
+        self.seen = text.len();
+    }
+
+    fn is_closed(self) -> bool {
+        self.begun && self.depth == 0 && !self.in_string
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_outline_finds_the_end_of_a_value_in_any_pieces() {
+        for (text, closed) in [
+            ("", false),
+            ("{", false),
+            ("{}", true),
+            (r#"{"a":"}"#, false),
+            (r#"{"a":"}\""}"#, true),
+            (r#"{"a":{"b":[]}"#, false),
+            (r#""{}""#, true),
+            (r#""{}"#, false),
+        ] {
+            for cut in 0..=text.len() {
+                let mut outline = Outline::default();
+                outline.follow(&text[..cut]);
+                outline.follow(text);
+                assert_eq!(outline.is_closed(), closed, "{text} cut at {cut}");
+            }
+        }
+    }
+}
