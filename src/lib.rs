@@ -1,5 +1,6 @@
 //! Callsheet hosts LLM agents as a long-running service.
 
+pub mod cli;
 pub mod config;
 pub mod context;
 pub mod event;

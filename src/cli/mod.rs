@@ -1,1 +1,3 @@
-//! (empty)
+//! The commands, one a file.
+
+pub mod decode;

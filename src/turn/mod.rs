@@ -29,6 +29,7 @@ mod attempts;
 mod bucket;
 mod call;
 mod clock;
+mod decoded;
 mod effect;
 mod ending;
 #[cfg(test)]
@@ -50,6 +51,7 @@ use std::time::Duration;
 pub use accumulator::{Accumulator, AccumulatorLimits, Change, Changes};
 pub use arguments::{Arguments, understand};
 pub use bucket::Bucket;
+pub use decoded::{decode_body, describe};
 pub use effect::{
     AttemptPlan, CancelReason, Effect, ResponseEnd, ToolDone, TurnEnd, TurnRecord, TurnRules,
     TurnSpec,

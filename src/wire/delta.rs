@@ -20,7 +20,7 @@ pub enum Delta {
         /// The wire's own index of the call.
         index: u64,
     },
-    /// Why the response ended; the first one stands.
+    /// Why the response ended; the last one stands.
     Finish(FinishReason),
     /// Token counts; the last ones stand.
     Usage {
@@ -59,6 +59,8 @@ pub enum CallKind {
     /// A function call that we run.
     #[default]
     Function,
+    /// A call whose input is free text, which its service made for a tool of kind `custom`.
+    Custom,
 }
 
 /// Something odd in a response that did not stop us from reading it.

@@ -1,0 +1,188 @@
+//! A framing and a dialect: bytes in any cut to deltas.
+
+use memchr::memchr;
+
+use super::openai_chat::OpenaiChat;
+use super::sse::{SseDecoder, SseEvent};
+use super::{Delta, Framing, Problem, Wire};
+use crate::types::{ProviderError, ProviderErrorKind};
+
+/// How much a decoder holds at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct DecoderLimits {
+    /// Bytes of one event, or of one line.
+    pub event_bytes_max: usize,
+    /// Bytes of one body that is not a stream.
+    pub body_bytes_max: usize,
+}
+
+impl Default for DecoderLimits {
+    fn default() -> Self {
+        Self { event_bytes_max: 16 << 20, body_bytes_max: 64 << 20 }
+    }
+}
+
+/// Turns the bytes of one response into deltas.
+#[derive(Clone, Debug)]
+pub struct Decoder {
+    frames: Frames,
+    dialect: OpenaiChat,
+    failed: Option<ProviderError>,
+}
+
+#[derive(Clone, Debug)]
+enum Frames {
+    Sse(SseDecoder),
+    Lines { line: Vec<u8>, bytes_max: usize },
+    Whole { body: Vec<u8>, bytes_max: usize, event_bytes_max: usize },
+}
+
+impl Decoder {
+    /// A decoder for one response.
+    #[must_use]
+    pub fn new(wire: Wire, framing: Framing, limits: DecoderLimits) -> Self {
+        let DecoderLimits { event_bytes_max, body_bytes_max } = limits;
+        let frames = match framing {
+            Framing::Sse => Frames::Sse(SseDecoder::new(event_bytes_max)),
+            Framing::JsonLines => Frames::Lines { line: Vec::new(), bytes_max: event_bytes_max },
+            Framing::Json | Framing::JsonArray => {
+                Frames::Whole { body: Vec::new(), bytes_max: body_bytes_max, event_bytes_max }
+            }
+        };
+        let dialect = match wire {
+            Wire::OpenaiChat => OpenaiChat::default(),
+        };
+        Self { frames, dialect, failed: None }
+    }
+
+    /// Takes more bytes of the body and appends what they mean to `out`.
+    ///
+    /// # Errors
+    /// When a hard cap is reached. From then on every call gives the same error.
+    pub fn push(&mut self, bytes: &[u8], out: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        self.guarded(|this| this.take(bytes, out))
+    }
+
+    /// Says that the body has ended, and appends what its last bytes mean to `out`.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub fn finish(&mut self, out: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        self.guarded(|this| this.take_end(out))
+    }
+
+    fn guarded(
+        &mut self,
+        step: impl FnOnce(&mut Self) -> Result<(), ProviderError>,
+    ) -> Result<(), ProviderError> {
+        match &self.failed {
+            Some(error) => Err(error.clone()),
+            None => step(self).inspect_err(|error| self.failed = Some(error.clone())),
+        }
+    }
+
+    fn take(&mut self, mut bytes: &[u8], out: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        let dialect = &mut self.dialect;
+        match &mut self.frames {
+            Frames::Sse(sse) => sse
+                .push(bytes, &mut |event| take_event(dialect, &event, out))
+                .map_err(|error| too_large(&error)),
+            Frames::Lines { line, bytes_max } => {
+                while let Some(end) = memchr(b'\n', bytes) {
+                    let (head, rest) = bytes.split_at(end);
+                    bytes = rest.get(1..).unwrap_or_default();
+                    extend(line, head, *bytes_max, "a line")?;
+                    take_text(dialect, line, out);
+                    line.clear();
+                }
+                extend(line, bytes, *bytes_max, "a line")
+            }
+            Frames::Whole { body, bytes_max, .. } => extend(body, bytes, *bytes_max, "the body"),
+        }
+    }
+
+    fn take_end(&mut self, out: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        let dialect = &mut self.dialect;
+        match &mut self.frames {
+            Frames::Sse(sse) => sse
+                .finish(&mut |event| take_event(dialect, &event, out))
+                .map_err(|error| too_large(&error)),
+            Frames::Lines { line, .. } => {
+                take_text(dialect, &std::mem::take(line), out);
+                Ok(())
+            }
+            Frames::Whole { body, event_bytes_max, .. } => {
+                let body = std::mem::take(body);
+                let text = body.trim_ascii();
+                // Some services stream although a plain answer was asked for.
+                if text.starts_with(b"data:") || text.starts_with(b"event:") {
+                    let mut sse = SseDecoder::new(*event_bytes_max);
+                    let mut sink = |event: SseEvent<'_>| take_event(dialect, &event, out);
+                    return sse
+                        .push(text, &mut sink)
+                        .and_then(|()| sse.finish(&mut sink))
+                        .map_err(|error| too_large(&error));
+                }
+                take_body(dialect, text, out);
+                Ok(())
+            }
+        }
+    }
+}
+
+fn take_event(dialect: &mut OpenaiChat, event: &SseEvent<'_>, out: &mut Vec<Delta>) {
+    if event.lossy {
+        out.push(not_utf8(event.data));
+    }
+    dialect.payload(event.name, event.data, out);
+}
+
+fn take_text(dialect: &mut OpenaiChat, bytes: &[u8], out: &mut Vec<Delta>) {
+    let text = String::from_utf8_lossy(bytes);
+    if matches!(text, std::borrow::Cow::Owned(_)) {
+        out.push(not_utf8(&text));
+    }
+    dialect.payload("", text.trim_start_matches('\u{FEFF}'), out);
+}
+
+/// Reads a whole body; an end without an error is the wire's sign that the response is over.
+fn take_body(dialect: &mut OpenaiChat, bytes: &[u8], out: &mut Vec<Delta>) {
+    if bytes.is_empty() {
+        let error = ProviderError::new(ProviderErrorKind::Malformed, "the response body is empty");
+        out.push(Delta::Error(error));
+        return;
+    }
+    let before = out.len();
+    take_text(dialect, bytes, out);
+    let added = out.get(before..).unwrap_or_default();
+    if added.iter().all(|delta| matches!(delta, Delta::Problem(_))) {
+        let error = ProviderError::new(
+            ProviderErrorKind::Malformed,
+            "the response body is no answer of this wire",
+        );
+        out.push(Delta::Error(error));
+    } else if !added.iter().any(|delta| matches!(delta, Delta::Error(_))) {
+        out.push(Delta::Done);
+    }
+}
+
+fn extend(
+    buffer: &mut Vec<u8>,
+    bytes: &[u8],
+    bytes_max: usize,
+    what: &str,
+) -> Result<(), ProviderError> {
+    if buffer.len() + bytes.len() > bytes_max {
+        return Err(too_large(&format!("{what} is longer than {bytes_max} bytes")));
+    }
+    buffer.extend_from_slice(bytes);
+    Ok(())
+}
+
+fn too_large(what: &impl std::fmt::Display) -> ProviderError {
+    ProviderError::new(ProviderErrorKind::TooLarge, what.to_string())
+}
+
+fn not_utf8(text: &str) -> Delta {
+    Delta::Problem(Problem { code: "not_utf8", detail: crate::types::excerpt(text, 200) })
+}

@@ -1,0 +1,181 @@
+//! Errors as the services of this family write them.
+
+use serde_json::Value;
+
+use crate::types::{ProviderError, ProviderErrorKind, excerpt};
+
+/// Characters of a service's error message that are kept.
+const MESSAGE_CHARS_MAX: usize = 1000;
+
+/// Reads the body of an HTTP response whose status is no success.
+///
+/// Understands `{"error": {"message", "type", "code"}}`, `{"error": "text"}`, `{"detail": ..}`,
+/// `{"message": ..}`, an array around one of them, and plain text.
+#[must_use]
+pub fn http_error(status: u16, body: &str) -> ProviderError {
+    let found = serde_json::from_str::<Value>(body).ok();
+    let mut error = match found.as_ref().and_then(error_of) {
+        Some(value) => provider_error(value),
+        None => ProviderError::new(ProviderErrorKind::Status, plain_message(body)),
+    };
+    if error.message.is_empty() {
+        error.message = format!("the service answered with HTTP status {status}");
+    }
+    error.kind = ProviderErrorKind::Status;
+    error.status = Some(status);
+    error
+}
+
+/// The error within a JSON value, if it is one: what stands under `error`, or the value itself
+/// where it has the looks of an error.
+pub(super) fn error_of(value: &Value) -> Option<&Value> {
+    match value {
+        Value::Array(items) => items.iter().find_map(error_of),
+        Value::Object(map) => match map.get("error").filter(|error| says_something(error)) {
+            // `{"error": true, "message": ..}`, `{"error": "Not Found", "message": ..}`
+            Some(Value::Bool(_)) => Some(value),
+            Some(Value::String(_)) if map.get("message").is_some_and(Value::is_string) => {
+                Some(value)
+            }
+            Some(error) => Some(error),
+            None => (!map.contains_key("choices")
+                && ["message", "detail", "error_message", "errors", "msg"]
+                    .iter()
+                    .any(|key| map.get(*key).is_some_and(says_something)))
+            .then_some(value),
+        },
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => None,
+    }
+}
+
+/// An error that was reported within a response.
+pub(super) fn provider_error(value: &Value) -> ProviderError {
+    let mut error = ProviderError::new(ProviderErrorKind::InStream, message_of(value));
+    if let Value::Object(map) = value {
+        error.status = ["status_code", "status", "code", "http_code"]
+            .iter()
+            .find_map(|key| map.get(*key).and_then(status_of));
+        error.code = ["code", "type", "status"].iter().find_map(|key| match map.get(*key) {
+            Some(Value::String(word)) if !word.is_empty() => Some(word.clone()),
+            Some(Value::Number(number)) => Some(number.to_string()),
+            _ => None,
+        });
+    }
+    error
+}
+
+fn says_something(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => false,
+        Value::Bool(true) | Value::Number(_) => true,
+        Value::String(text) => !text.is_empty(),
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(map) => !map.is_empty(),
+    }
+}
+
+fn status_of(value: &Value) -> Option<u16> {
+    let number = match value {
+        Value::Number(number) => number.as_u64(),
+        Value::String(text) => text.parse().ok(),
+        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
+    };
+    number.and_then(|number| u16::try_from(number).ok()).filter(|n| (400..600).contains(n))
+}
+
+fn message_of(value: &Value) -> String {
+    match value {
+        Value::String(text) => excerpt(text, MESSAGE_CHARS_MAX),
+        Value::Object(map) => ["message", "detail", "error_message", "msg", "error", "errors"]
+            .iter()
+            .filter_map(|key| map.get(*key))
+            .find(|inner| says_something(inner) && !inner.is_boolean())
+            .map_or_else(|| excerpt(&value.to_string(), MESSAGE_CHARS_MAX), nested_message),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
+            excerpt(&value.to_string(), MESSAGE_CHARS_MAX)
+        }
+    }
+}
+
+/// A message may itself be an object (or a list of them) that holds the text.
+fn nested_message(value: &Value) -> String {
+    let inner = match value {
+        Value::Array(items) => items.first().unwrap_or(value),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => {
+            value
+        }
+    };
+    match inner {
+        Value::String(text) => excerpt(text, MESSAGE_CHARS_MAX),
+        Value::Object(map) => ["message", "msg", "detail"]
+            .iter()
+            .find_map(|key| map.get(*key).and_then(Value::as_str))
+            .map_or_else(
+                || excerpt(&value.to_string(), MESSAGE_CHARS_MAX),
+                |text| excerpt(text, MESSAGE_CHARS_MAX),
+            ),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
+            excerpt(&value.to_string(), MESSAGE_CHARS_MAX)
+        }
+    }
+}
+
+fn plain_message(body: &str) -> String {
+    excerpt(body.trim(), MESSAGE_CHARS_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(body: &str, message: &str, code: Option<&str>) {
+        let error = http_error(429, body);
+        assert_eq!((error.message.as_str(), error.code.as_deref()), (message, code), "{body}");
+        assert_eq!((error.kind, error.status), (ProviderErrorKind::Status, Some(429)));
+    }
+
+    #[test]
+    fn every_shape_gives_its_message() {
+        check(
+            r#"{"error":{"message":"slow down","type":"requests","code":"rate_limit_exceeded"}}"#,
+            "slow down",
+            Some("rate_limit_exceeded"),
+        );
+        check(r#"{"error":{"message":"m","type":"requests","code":null}}"#, "m", Some("requests"));
+        check(r#"[{"error":{"code":429,"message":"quota","status":"X"}}]"#, "quota", Some("429"));
+        check(r#"{"error":"no such model"}"#, "no such model", None);
+        check(r#"{"error":"Bad","message":"why"}"#, "why", None);
+        check(r#"{"detail":"Not Found"}"#, "Not Found", None);
+        check(
+            r#"{"detail":[{"loc":["body"],"msg":"field required","type":"missing"}]}"#,
+            "field required",
+            None,
+        );
+        check(
+            r#"{"object":"error","message":"m","type":"BadRequestError","code":400}"#,
+            "m",
+            Some("400"),
+        );
+        check(r#"{"message":"gone","request_id":"r"}"#, "gone", None);
+        check("  upstream connect error\n", "upstream connect error", None);
+        check("", "the service answered with HTTP status 429", None);
+        check("[]", "[]", None);
+    }
+
+    #[test]
+    fn a_long_message_is_cut() {
+        let error = http_error(500, &"é".repeat(5000));
+        assert_eq!(error.message.chars().count(), MESSAGE_CHARS_MAX + 1);
+    }
+
+    #[test]
+    fn a_status_within_a_stream_decides_whether_it_is_transient() {
+        let value = serde_json::json!({"message": "overloaded", "code": 503});
+        assert!(provider_error(&value).is_transient());
+        let value = serde_json::json!({"message": "bad", "status_code": 400, "code": "x"});
+        let error = provider_error(&value);
+        assert_eq!((error.status, error.code.as_deref()), (Some(400), Some("x")));
+        assert!(!error.is_transient());
+    }
+}

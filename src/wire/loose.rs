@@ -1,0 +1,335 @@
+//! Fields that take whatever a service sends, so that one odd value does not cost the payload.
+//!
+//! Text is borrowed where it has no escapes, and a list of one allocates nothing.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+/// A text or a number; anything else is nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum Scalar<'a> {
+    #[default]
+    Nothing,
+    Text(Cow<'a, str>),
+    Number(u64),
+}
+
+impl Scalar<'_> {
+    /// The text, if there is one that is not empty. A number counts as its digits.
+    pub(super) fn into_text(self) -> Option<String> {
+        match self {
+            Self::Text(text) if !text.is_empty() => Some(text.into_owned()),
+            Self::Number(number) => Some(number.to_string()),
+            Self::Text(_) | Self::Nothing => None,
+        }
+    }
+
+    /// The text as it stands.
+    pub(super) fn as_text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(text),
+            Self::Number(_) | Self::Nothing => None,
+        }
+    }
+
+    /// The whole number, also when it was sent as text.
+    pub(super) fn as_number(&self) -> Option<u64> {
+        match self {
+            Self::Text(text) => text.trim().parse().ok(),
+            Self::Number(number) => Some(*number),
+            Self::Nothing => None,
+        }
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Scalar<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ScalarVisitor)
+    }
+}
+
+struct ScalarVisitor;
+
+impl<'de> Visitor<'de> for ScalarVisitor {
+    type Value = Scalar<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Scalar::Text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Scalar::Text(Cow::Owned(text.to_owned())))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
+        Ok(Scalar::Number(number))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
+        Ok(u64::try_from(number).map_or(Scalar::Nothing, Scalar::Number))
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Self::Value, E> {
+        // A whole number that was written as `1.0`.
+        Ok(format!("{number:.0}")
+            .parse::<u32>()
+            .ok()
+            .filter(|whole| f64::from(*whole).total_cmp(&number).is_eq())
+            .map_or(Scalar::Nothing, |whole| Scalar::Number(u64::from(whole))))
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(Scalar::Nothing)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(Scalar::Nothing)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        skip_seq(&mut seq)?;
+        Ok(Scalar::Nothing)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        skip_map(&mut map)?;
+        Ok(Scalar::Nothing)
+    }
+}
+
+/// An object of a known shape; anything else is nothing.
+#[derive(Clone, Debug)]
+pub(super) struct Loose<T>(pub(super) Option<T>);
+
+impl<T> Default for Loose<T> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Loose<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(LooseVisitor(PhantomData)).map(Self)
+    }
+}
+
+struct LooseVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for LooseVisitor<T> {
+    type Value = Option<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        T::deserialize(MapAccessDeserializer::new(map)).map(Some)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        skip_seq(&mut seq)?;
+        Ok(None)
+    }
+}
+
+/// A list of objects; one object alone is a list of one, anything else is empty.
+#[derive(Clone, Debug)]
+pub(super) struct List<T> {
+    first: Option<T>,
+    more: Vec<T>,
+}
+
+impl<T> List<T> {
+    /// The items in order.
+    pub(super) fn into_items(self) -> impl Iterator<Item = T> {
+        self.first.into_iter().chain(self.more)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_none()
+    }
+}
+
+impl<T> Default for List<T> {
+    fn default() -> Self {
+        Self { first: None, more: Vec::new() }
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for List<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ListVisitor(PhantomData))
+    }
+}
+
+struct ListVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
+    type Value = List<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut list = List::default();
+        while let Some(item) = seq.next_element::<Loose<T>>()? {
+            match item.0 {
+                Some(item) if list.first.is_none() => list.first = Some(item),
+                Some(item) => list.more.push(item),
+                None => {}
+            }
+        }
+        Ok(list)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        let first = Some(T::deserialize(MapAccessDeserializer::new(map))?);
+        Ok(List { first, more: Vec::new() })
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
+        Ok(List::default())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
+        Ok(List::default())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
+        Ok(List::default())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
+        Ok(List::default())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(List::default())
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(List::default())
+    }
+}
+
+/// Text, or parts that hold text: the content of a message.
+#[derive(Clone, Debug, Default)]
+pub(super) enum Content<'a> {
+    #[default]
+    Nothing,
+    Text(Cow<'a, str>),
+    Part(Box<Part<'a>>),
+    List(Vec<Content<'a>>),
+}
+
+/// One part of a content that is a list.
+#[derive(Clone, Debug, Default, serde::Deserialize)]
+pub(super) struct Part<'a> {
+    #[serde(rename = "type", borrow, default)]
+    pub(super) kind: Scalar<'a>,
+    #[serde(borrow, default)]
+    pub(super) text: Content<'a>,
+    #[serde(borrow, default)]
+    pub(super) thinking: Content<'a>,
+    #[serde(borrow, default)]
+    pub(super) refusal: Content<'a>,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Content<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ContentVisitor)
+    }
+}
+
+struct ContentVisitor;
+
+impl<'de> Visitor<'de> for ContentVisitor {
+    type Value = Content<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Content::Text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Content::Text(Cow::Owned(text.to_owned())))
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
+        Ok(Content::Nothing)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
+        Ok(Content::Nothing)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
+        Ok(Content::Nothing)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(Content::Nothing)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(Content::Nothing)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut parts = Vec::new();
+        while let Some(part) = seq.next_element()? {
+            parts.push(part);
+        }
+        Ok(Content::List(parts))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        Part::deserialize(MapAccessDeserializer::new(map)).map(|part| Content::Part(Box::new(part)))
+    }
+}
+
+fn skip_seq<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<(), A::Error> {
+    while seq.next_element::<IgnoredAny>()?.is_some() {}
+    Ok(())
+}
+
+fn skip_map<'de, A: MapAccess<'de>>(map: &mut A) -> Result<(), A::Error> {
+    while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+    Ok(())
+}

@@ -1,0 +1,122 @@
+//! A request's body in the Chat Completions form.
+
+use serde::ser::{SerializeMap, SerializeSeq};
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
+use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
+
+/// Writes the body of a request.
+pub(in crate::wire) fn request_body(request: &ModelRequest) -> Vec<u8> {
+    // Every key is a string and no writer can fail, so nothing here can.
+    serde_json::to_vec(&Body(request)).unwrap_or_default()
+}
+
+/// Members which the host relies on, so that `extra_body` cannot replace them.
+const OURS: [&str; 4] = ["model", "messages", "tools", "stream"];
+
+struct Body<'a>(&'a ModelRequest);
+
+impl Serialize for Body<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let request = self.0;
+        let mut body = Members { map: serializer.serialize_map(None)?, request };
+        body.put("model", &request.model)?;
+        body.put("messages", &Messages(request))?;
+        if !request.tools.is_empty() {
+            body.put("tools", &Tools(&request.tools))?;
+            let choice = match request.tool_choice {
+                ToolChoice::Auto => "auto",
+                ToolChoice::None => "none",
+            };
+            body.put("tool_choice", &choice)?;
+            if let Some(parallel) = request.parallel_tool_calls {
+                body.put("parallel_tool_calls", &parallel)?;
+            }
+        }
+        body.put("stream", &request.stream)?;
+        if request.stream {
+            body.put("stream_options", &StreamOptions { include_usage: true })?;
+        }
+        if let Some(tokens) = request.max_output_tokens {
+            body.put("max_tokens", &tokens)?;
+        }
+        if let Some(temperature) = request.temperature {
+            body.put("temperature", &temperature)?;
+        }
+        for (key, value) in &request.extra_body {
+            if !OURS.contains(&key.as_str()) {
+                body.map.serialize_entry(key, value)?;
+            }
+        }
+        body.map.end()
+    }
+}
+
+struct Members<'a, M> {
+    map: M,
+    request: &'a ModelRequest,
+}
+
+impl<M: SerializeMap> Members<'_, M> {
+    fn put(&mut self, key: &'static str, value: &impl Serialize) -> Result<(), M::Error> {
+        if !OURS.contains(&key) && self.request.extra_body.contains_key(key) {
+            return Ok(());
+        }
+        self.map.serialize_entry(key, value)
+    }
+}
+
+#[derive(Serialize)]
+struct StreamOptions {
+    include_usage: bool,
+}
+
+struct Messages<'a>(&'a ModelRequest);
+
+impl Serialize for Messages<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct System<'a> {
+            role: &'static str,
+            content: &'a str,
+        }
+        let mut seq = serializer.serialize_seq(None)?;
+        if let Some(content) = self.0.system.as_deref().filter(|text| !text.is_empty()) {
+            seq.serialize_element(&System { role: "system", content })?;
+        }
+        for message in self.0.messages.iter() {
+            seq.serialize_element(&message.as_sent())?;
+        }
+        seq.end()
+    }
+}
+
+struct Tools<'a>(&'a [ToolDefinition]);
+
+impl Serialize for Tools<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Tool<'a> {
+            #[serde(rename = "type")]
+            kind: &'static str,
+            function: Function<'a>,
+        }
+        #[derive(Serialize)]
+        struct Function<'a> {
+            name: &'a str,
+            description: &'a str,
+            parameters: &'a Value,
+        }
+        let mut seq = serializer.serialize_seq(Some(self.0.len()))?;
+        for ToolDefinition { name, description, schema } in self.0 {
+            let function = Function { name, description, parameters: schema };
+            seq.serialize_element(&Tool { kind: "function", function })?;
+        }
+        seq.end()
+    }
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

@@ -1,0 +1,73 @@
+//! What a model is asked, before it is written for a wire.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::message::Message;
+
+/// What a model is asked.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelRequest {
+    /// The provider's name of the model.
+    pub model: String,
+    /// The system prompt.
+    pub system: Option<String>,
+    /// The history; on the wire it follows the system prompt.
+    pub messages: Arc<[Arc<Message>]>,
+    /// What the model may call.
+    pub tools: Arc<[ToolDefinition]>,
+    /// Whether it may call now; says nothing where there are no tools.
+    pub tool_choice: ToolChoice,
+    /// Whether it may ask for several calls at once; none leaves it to the service.
+    pub parallel_tool_calls: Option<bool>,
+    /// Whether the answer is wanted as a stream.
+    pub stream: bool,
+    /// The longest answer, in tokens.
+    pub max_output_tokens: Option<u32>,
+    /// The sampling temperature.
+    pub temperature: Option<f64>,
+    /// Members of the body that we do not know. They win over our own, apart from the model, the
+    /// messages, the tools and the choice to stream.
+    pub extra_body: Map<String, Value>,
+}
+
+impl ModelRequest {
+    /// A request for a streamed answer, without tools and wishes.
+    #[must_use]
+    pub fn new(model: impl Into<String>, messages: Arc<[Arc<Message>]>) -> Self {
+        Self {
+            model: model.into(),
+            system: None,
+            messages,
+            tools: Arc::new([]),
+            tool_choice: ToolChoice::Auto,
+            parallel_tool_calls: None,
+            stream: true,
+            max_output_tokens: None,
+            temperature: None,
+            extra_body: Map::new(),
+        }
+    }
+}
+
+/// A tool as a model is told of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ToolDefinition {
+    /// The tool's name.
+    pub name: String,
+    /// What it is for.
+    pub description: String,
+    /// The JSON schema of its arguments.
+    pub schema: Value,
+}
+
+/// Whether the model may call tools now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ToolChoice {
+    /// As it likes.
+    #[default]
+    Auto,
+    /// It may not; the tools stay listed.
+    None,
+}

@@ -1,0 +1,205 @@
+//! Bytes in any cut to server-sent events. Bounded, and without allocation per event.
+//!
+//! Follows <https://html.spec.whatwg.org/multipage/server-sent-events.html> and, where recorded
+//! services do not, understands them all the same: blanks before a field's name, an event that the
+//! end of the body cuts off, a field `error`, and bare JSON between the events.
+
+use std::borrow::Cow;
+
+use memchr::memchr2;
+
+/// One event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SseEvent<'a> {
+    /// The event's name; empty if it has none. A field `error` is an event named `error`.
+    pub name: &'a str,
+    /// The event's data lines, joined by line feeds.
+    pub data: &'a str,
+    /// The data was not UTF-8 everywhere, and has U+FFFD there.
+    pub lossy: bool,
+}
+
+/// An event is longer than it may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an event is longer than {bytes_max} bytes")]
+pub struct EventTooLong {
+    /// What is allowed.
+    pub bytes_max: usize,
+}
+
+/// Splits a body into events, in whatever pieces it comes.
+#[derive(Clone, Debug)]
+pub struct SseDecoder {
+    event_bytes_max: usize,
+    /// The beginning of a line whose end has not come.
+    line: Vec<u8>,
+    name: Vec<u8>,
+    data: Vec<u8>,
+    data_is: Data,
+    /// A line ended with CR: a LF that comes next belongs to it.
+    after_cr: bool,
+    at_start: bool,
+    failed: bool,
+}
+
+/// What the data of the event in progress is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Data {
+    /// No line has come.
+    Nothing,
+    /// `data` fields.
+    Fields,
+    /// JSON that stands in the stream without a field's name.
+    Bare,
+}
+
+impl SseDecoder {
+    /// A decoder that refuses lines and events of more than `event_bytes_max` bytes.
+    #[must_use]
+    pub fn new(event_bytes_max: usize) -> Self {
+        Self {
+            event_bytes_max,
+            line: Vec::new(),
+            name: Vec::new(),
+            data: Vec::new(),
+            data_is: Data::Nothing,
+            after_cr: false,
+            at_start: true,
+            failed: false,
+        }
+    }
+
+    /// Takes more bytes and hands every event that they end to `sink`.
+    ///
+    /// # Errors
+    /// When a line or an event is too long; nothing can be read from then on.
+    pub fn push(
+        &mut self,
+        mut bytes: &[u8],
+        sink: &mut impl FnMut(SseEvent<'_>),
+    ) -> Result<(), EventTooLong> {
+        while let Some(first) = bytes.first() {
+            if std::mem::take(&mut self.after_cr) && *first == b'\n' {
+                bytes = bytes.get(1..).unwrap_or_default();
+                continue;
+            }
+            let Some(end) = memchr2(b'\n', b'\r', bytes) else {
+                self.check_room(self.line.len() + bytes.len())?;
+                self.line.extend_from_slice(bytes);
+                break;
+            };
+            let (line, rest) = bytes.split_at(end);
+            self.after_cr = rest.first() == Some(&b'\r');
+            bytes = rest.get(1..).unwrap_or_default();
+            self.check_room(self.line.len() + line.len())?;
+            if self.line.is_empty() {
+                self.take_line(line, sink)?;
+            } else {
+                let mut whole = std::mem::take(&mut self.line);
+                whole.extend_from_slice(line);
+                self.take_line(&whole, sink)?;
+                whole.clear();
+                self.line = whole;
+            }
+        }
+        Ok(())
+    }
+
+    /// Says that the body has ended: an event that was cut off counts all the same.
+    ///
+    /// # Errors
+    /// When the last event is too long.
+    pub fn finish(&mut self, sink: &mut impl FnMut(SseEvent<'_>)) -> Result<(), EventTooLong> {
+        let last = std::mem::take(&mut self.line);
+        if !last.is_empty() {
+            self.take_line(&last, sink)?;
+        }
+        self.dispatch(sink);
+        Ok(())
+    }
+
+    fn check_room(&mut self, bytes: usize) -> Result<(), EventTooLong> {
+        self.failed |= bytes > self.event_bytes_max;
+        let bytes_max = self.event_bytes_max;
+        if self.failed { Err(EventTooLong { bytes_max }) } else { Ok(()) }
+    }
+
+    fn take_line(
+        &mut self,
+        line: &[u8],
+        sink: &mut impl FnMut(SseEvent<'_>),
+    ) -> Result<(), EventTooLong> {
+        let line = if std::mem::take(&mut self.at_start) {
+            line.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(line)
+        } else {
+            line
+        };
+        let stripped = line.trim_ascii_start();
+        let (field, value) = match memchr::memchr(b':', stripped) {
+            Some(colon) => {
+                let (field, value) = stripped.split_at(colon);
+                let value = value.get(1..).unwrap_or_default();
+                (field, value.strip_prefix(b" ").unwrap_or(value))
+            }
+            None => (stripped, &[][..]),
+        };
+        match (field, stripped.first()) {
+            (_, None) => self.dispatch(sink),
+            (b"data", _) => {
+                if self.data_is == Data::Bare {
+                    self.dispatch(sink);
+                }
+                self.add_data(value, Data::Fields)?;
+            }
+            (b"event", _) => {
+                if self.data_is == Data::Bare {
+                    self.dispatch(sink);
+                }
+                self.name.clear();
+                self.name.extend_from_slice(value);
+            }
+            (b"error", _) => {
+                self.dispatch(sink);
+                self.name.extend_from_slice(b"error");
+                self.add_data(value, Data::Fields)?;
+                self.dispatch(sink);
+            }
+            _ if self.data_is == Data::Bare => self.add_data(line, Data::Bare)?,
+            (_, Some(b'{' | b'[')) => {
+                self.dispatch(sink);
+                self.add_data(line, Data::Bare)?;
+            }
+            // A comment, or a field that says nothing about the data.
+            (_, Some(_)) => {}
+        }
+        Ok(())
+    }
+
+    fn add_data(&mut self, value: &[u8], kind: Data) -> Result<(), EventTooLong> {
+        self.check_room(self.data.len() + value.len() + 1)?;
+        if self.data_is != Data::Nothing {
+            self.data.push(b'\n');
+        }
+        self.data_is = kind;
+        self.data.extend_from_slice(value);
+        Ok(())
+    }
+
+    fn dispatch(&mut self, sink: &mut impl FnMut(SseEvent<'_>)) {
+        // An error counts even if it says nothing more.
+        if self.data_is != Data::Nothing || self.name == b"error" {
+            let name = String::from_utf8_lossy(&self.name);
+            let data = String::from_utf8_lossy(&self.data);
+            // Owned means that something had to be replaced.
+            let lossy = matches!(data, Cow::Owned(_));
+            sink(SseEvent { name: &name, data: &data, lossy });
+        }
+        self.name.clear();
+        self.data.clear();
+        self.data_is = Data::Nothing;
+    }
+}
+
+#[cfg(test)]
+#[path = "sse_tests.rs"]
+mod tests;
