@@ -1,7 +1,6 @@
 //! Visits the states of [`Turn`] that its surroundings can bring about, not the paths to them,
 //! and checks the invariants in each: whatever the order in which deltas, outcomes, records,
 //! timeouts, cancels, breaks and crashes come.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};

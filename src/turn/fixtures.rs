@@ -1,5 +1,4 @@
 //! Tools, rules and responses for the tests of the machines.
-#![expect(clippy::unwrap_used, reason = "test helpers")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

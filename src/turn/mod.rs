@@ -42,6 +42,8 @@ mod reassembly;
 mod resume;
 mod run;
 mod schedule;
+#[cfg(test)]
+mod tests;
 mod texts;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -150,6 +152,8 @@ impl Turn {
         if self.state != State::Asking {
             return;
         }
+        // Whatever has no name by now is no call.
+        self.response.end(false);
         match ending::judge(&self.response, end) {
             Ok(ending) => {
                 if ending == Ending::Well {
