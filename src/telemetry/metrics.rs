@@ -253,9 +253,11 @@ impl Metrics {
         if let Some((_, handles)) = handles {
             handles.results.increment(1);
         }
-        // A copy of another call's outcome took no time, and its panic was another's.
+        // A copy of another call's outcome took no time, and its panic was another's. What became
+        // malformed after its start was answered by us, and if its tool had ended, that was told.
         let copied = result.notes.duplicate_of.is_some() || result.notes.reused;
-        if copied || result.started.is_none() {
+        let malformed = result.outcome.kind == Some(FailureKind::Malformed);
+        if copied || malformed || result.started.is_none() {
             return;
         }
         if let Some((tool, handles)) = handles {
@@ -506,19 +508,30 @@ mod tests {
             change(&mut result);
             Event::CallEnded { result: Box::new(result), parallel: true, early: true }
         };
-        let panicked = ToolOutcome::not_ok;
         check(
             &[
                 ended("clock", |_| {}),
                 ended("clock", |result| result.notes.duplicate_of = Some(result.call.key)),
                 ended("clock", |result| result.notes.reused = true),
+                ended("calculator", |_| {}),
+                ended("calculator", |result| {
+                    result.outcome = ToolOutcome::not_ok(
+                        ToolStatus::Failed,
+                        FailureKind::Malformed,
+                        "The arguments changed.",
+                    );
+                }),
                 ended("rm -rf", |result| {
                     result.started = None;
                     result.outcome.status = ToolStatus::Failed;
                 }),
                 Event::CallEnded {
                     result: Box::new(ToolResult {
-                        outcome: panicked(ToolStatus::Failed, FailureKind::Panic, "boom"),
+                        outcome: ToolOutcome::not_ok(
+                            ToolStatus::Failed,
+                            FailureKind::Panic,
+                            "boom",
+                        ),
                         ..samples::result()
                     }),
                     parallel: false,
@@ -536,7 +549,8 @@ mod tests {
                     "gen_ai_execute_tool_duration_seconds_count{gen_ai_operation_name=\"execute_tool\",gen_ai_tool_name=\"clock\",status=\"error\"}",
                     1.0,
                 ),
-                ("streaming_tool_execution_latency_seconds_count", 2.0),
+                ("callsheet_tool_results_total{tool=\"calculator\",status=\"error\"}", 1.0),
+                ("streaming_tool_execution_latency_seconds_count", 3.0),
                 ("callsheet_tool_panics_total", 1.0),
             ],
         );
