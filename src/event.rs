@@ -1,7 +1,12 @@
 //! Every observable fact of a run, in the past tense.
 //!
 //! Logs, metrics and subscribers all come from here, and nothing else feeds them. An event that
-//! must survive is the view of a record; text, thinking and states are transient.
+//! must survive is the view of a record; text, thinking and states are transient. What clients
+//! are shown of it is [`Published::public`].
+
+mod view;
+
+pub use view::PublicEvent;
 
 use std::time::Duration;
 
@@ -221,6 +226,19 @@ pub enum Oddity {
     ChangedAfterSeal,
 }
 
+impl Oddity {
+    /// The word for logs and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::CutOff => "cut_off",
+            Self::Invalid => "invalid",
+            Self::DecodedTwice => "decoded_twice",
+            Self::ChangedAfterSeal => "changed_after_seal",
+        }
+    }
+}
+
 /// What a sealed call waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -306,3 +324,6 @@ pub struct Published {
     /// What happened.
     pub event: Event,
 }
+
+#[cfg(test)]
+pub(crate) mod samples;

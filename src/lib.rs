@@ -6,6 +6,7 @@ pub mod context;
 pub mod event;
 pub mod message;
 pub mod record;
+pub mod telemetry;
 pub mod tool;
 pub mod turn;
 pub mod types;

@@ -1,0 +1,179 @@
+//! One event of each kind, for the tests of everything that reads events.
+
+use std::time::Duration;
+
+use super::{CallLabel, Event, Oddity, Published, RunStats, TurnSummary, TurnTimes, WaitingFor};
+use crate::types::{
+    CallKey, Execution, FinishKind, FinishReason, ProviderError, ProviderErrorKind, ResultNotes,
+    RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome, ToolResult, Usage,
+};
+
+/// The event of turn 3 of the run `run_1` in the session `s1`.
+pub(crate) fn published(event: Event) -> Published {
+    Published {
+        session: SessionId::parse("s1").unwrap(),
+        run: RunId("run_1".to_owned()),
+        turn: 3,
+        timestamp_ms: 1_700_000_000_123,
+        event,
+    }
+}
+
+pub(crate) fn key() -> CallKey {
+    CallKey { turn: 3, attempt: 1, index: 2 }
+}
+
+pub(crate) fn label() -> CallLabel {
+    CallLabel { key: key(), provider_id: Some("call_x".into()), name: "clock".into() }
+}
+
+/// A success that took 1.5 s after a wait of 20 ms.
+pub(crate) fn result() -> ToolResult {
+    ToolResult {
+        call: ToolCall {
+            key: key(),
+            id: "call_x".into(),
+            provider_id: Some("call_x".into()),
+            name: "clock".into(),
+            arguments: serde_json::json!({"zone": "Asia/Tokyo"}),
+            raw: None,
+        },
+        outcome: ToolOutcome::ok("12:00"),
+        notes: ResultNotes::default(),
+        started: Some(Duration::from_secs(1)),
+        wait: Duration::from_millis(20),
+        duration: Duration::from_millis(1_500),
+    }
+}
+
+pub(crate) fn summary() -> TurnSummary {
+    TurnSummary {
+        tool_names: vec!["clock".into(), "calculator".into()],
+        dropped_calls: 1,
+        finish_reason: Some(FinishReason { kind: FinishKind::ToolCalls, raw: "tool_use".into() }),
+        usage: Usage { input_tokens: 10, output_tokens: 5, cached_tokens: 2, reasoning_tokens: 1 },
+        parallel: true,
+        times: TurnTimes {
+            total: Duration::from_millis(2_000),
+            model: Duration::from_millis(900),
+            tools: Duration::from_millis(1_500),
+            overlap: Duration::from_millis(401),
+            overhead: Duration::from_millis(1),
+            tools_sum: Duration::from_millis(1_600),
+            tools_longest: Duration::from_millis(1_500),
+        },
+    }
+}
+
+pub(crate) fn stats() -> RunStats {
+    RunStats {
+        turns: 2,
+        tool_calls: 3,
+        usage: Usage { input_tokens: 20, output_tokens: 9, ..Usage::default() },
+        duration: Duration::from_millis(3_000),
+        model: Duration::from_millis(1_800),
+        tools: Duration::from_millis(1_500),
+        overhead: Duration::from_millis(2),
+        overlap: Duration::from_millis(302),
+    }
+}
+
+pub(crate) fn attempt_ended(error: Option<ProviderError>) -> Event {
+    Event::AttemptEnded {
+        model: "m".into(),
+        streamed: true,
+        duration: Duration::from_millis(900),
+        first_chunk: Some(Duration::from_millis(90)),
+        usage: Usage { input_tokens: 10, output_tokens: 5, ..Usage::default() },
+        error,
+    }
+}
+
+pub(crate) fn run_ended(end: RunEnd, error: Option<RunError>) -> Event {
+    Event::RunEnded {
+        agent: "default".into(),
+        end,
+        text: "It is noon.".into(),
+        error,
+        stats: stats(),
+    }
+}
+
+/// At least one event of each kind.
+pub(crate) fn every() -> Vec<Event> {
+    let call = label();
+    let ms = Duration::from_millis;
+    vec![
+        Event::RunStarted {
+            agent: "default".into(),
+            model: "m".into(),
+            execution: Execution::Parallel { max: 4 },
+        },
+        Event::TurnStarted,
+        Event::ThinkingReceived { text: "Hm.".into() },
+        Event::TextReceived { text: "Noon \"there\"\n".into() },
+        Event::CallOpened { call: call.clone() },
+        Event::CallDetected {
+            call: call.clone(),
+            latency: ms(420),
+            stream_position: 17,
+            streaming: true,
+        },
+        Event::ArgumentsOdd {
+            call: call.clone(),
+            id: "call_x".into(),
+            oddity: Oddity::CutOff,
+            raw: "{\"zone\": \"As".into(),
+        },
+        Event::CallWaiting {
+            call: call.clone(),
+            waiting_for: WaitingFor::Capacity,
+            input_summary: "{}".into(),
+        },
+        Event::CallStarted {
+            call: call.clone(),
+            input_summary: "{\"zone\":\"Asia/Tokyo\"}".into(),
+            early: true,
+            waited: ms(20),
+            of: 4,
+        },
+        Event::CallProgressed { key: key(), text: "half".into() },
+        Event::CallDiscarded { call: call.clone(), had_result: true },
+        Event::CallEnded { result: Box::new(result()), parallel: true, early: true },
+        Event::OutcomeLate { call },
+        Event::ResultReleased { key: key(), reorder_wait: ms(5) },
+        Event::ResponseEnded {
+            names: vec!["clock".into(), "calculator".into()],
+            opened: 3,
+            detected: 2,
+            stopped: false,
+        },
+        attempt_ended(None),
+        attempt_ended(Some(ProviderError::new(ProviderErrorKind::Transport, "it broke"))),
+        Event::AttemptStarted {
+            attempt: 2,
+            model: "m".into(),
+            streamed: false,
+            reason: "it broke".into(),
+            wait: ms(250),
+            rollback: true,
+        },
+        Event::TurnEnded { summary: Box::new(summary()) },
+        Event::LimitReached {
+            limit: "max_turns".into(),
+            value: 11,
+            maximum: 10,
+            action: "asked for a final answer".into(),
+        },
+        Event::HistoryRepaired { repairs: 1 },
+        run_ended(RunEnd::Answered, None),
+        run_ended(
+            RunEnd::Failed,
+            Some(RunError {
+                code: "provider_error".into(),
+                message: "it broke".into(),
+                transient: true,
+            }),
+        ),
+    ]
+}

@@ -1,0 +1,571 @@
+//! What clients are shown of an event: the names and fields that are promised to them.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::io;
+use std::time::Duration;
+
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+
+use super::{CallLabel, Event, Published, RunStats, TurnSummary, WaitingFor};
+use crate::types::{
+    CallKey, Execution, FinishKind, RunEnd, RunError, RunId, SessionId, ToolCall, ToolResult,
+    ToolStatus, Usage,
+};
+
+/// Characters of a call's input or output that clients are shown, the ellipsis included.
+const SUMMARY_CHARS: usize = 200;
+
+/// One event as clients get it, without its `id`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublicEvent {
+    /// Its type, such as `content_delta`.
+    pub kind: &'static str,
+    /// One JSON object: `type, session_id, run_id, turn, timestamp` and the type's own fields.
+    pub json: String,
+}
+
+/// An event has one public event, or none, or the three of a run's end.
+type Views = [Option<PublicEvent>; 3];
+
+impl Published {
+    /// What clients are shown of the event, in order; nothing for what concerns only the host.
+    ///
+    /// A text delta costs one allocation.
+    pub fn public(&self) -> impl Iterator<Item = PublicEvent> + use<> {
+        self.views().into_iter().flatten()
+    }
+
+    fn views(&self) -> Views {
+        match &self.event {
+            Event::RunStarted { agent, model, execution } => self.one(
+                "stream_start",
+                &StreamStart { agent, model, execution: Shown(*execution) },
+                agent.len() + model.len(),
+            ),
+            Event::TurnStarted => self.one("thinking", &Text { text: "" }, 0),
+            Event::ThinkingReceived { text } => self.one("thinking", &Text { text }, text.len()),
+            Event::TextReceived { text } => self.one("content_delta", &Text { text }, text.len()),
+            Event::CallOpened { call } => self.tool_use(&ToolUse::new(call, "detected")),
+            Event::CallWaiting { call, waiting_for, input_summary } => self.tool_use(&ToolUse {
+                waiting_for: Some(*waiting_for),
+                input_summary: Some(summary(input_summary)),
+                ..ToolUse::new(call, "waiting")
+            }),
+            Event::CallStarted { call, input_summary, early, waited: _, of: _ } => {
+                self.tool_use(&ToolUse {
+                    input_summary: Some(summary(input_summary)),
+                    early: Some(*early),
+                    ..ToolUse::new(call, "running")
+                })
+            }
+            // Whether it had started is not known here.
+            Event::CallDiscarded { call, had_result: _ } => {
+                self.tool_use(&ToolUse { early: None, ..ToolUse::new(call, "discarded") })
+            }
+            Event::CallEnded { result, parallel: _, early } => self.call_ended(result, *early),
+            Event::CallProgressed { key, text } => {
+                self.one("tool_progress", &ToolProgress { tool_id: Shown(*key), text }, text.len())
+            }
+            Event::TurnEnded { summary } => self.one("turn_end", &TurnEnd::new(summary), 256),
+            Event::AttemptStarted { attempt, model, streamed, reason, wait, rollback: _ } => {
+                let wait_ms = millis(*wait);
+                let fields =
+                    AttemptView { attempt: *attempt, model, streamed: *streamed, reason, wait_ms };
+                self.one("attempt", &fields, model.len() + reason.len())
+            }
+            Event::LimitReached { limit, value, maximum, action } => self.one(
+                "limit_reached",
+                &LimitView { limit, value: *value, maximum: *maximum, action },
+                limit.len() + action.len(),
+            ),
+            Event::RunEnded { agent: _, end, text, error, stats } => {
+                self.run_ended(*end, text, error.as_ref(), stats)
+            }
+            Event::CallDetected { .. }
+            | Event::ArgumentsOdd { .. }
+            | Event::ResultReleased { .. }
+            | Event::ResponseEnded { .. }
+            | Event::AttemptEnded { .. }
+            | Event::OutcomeLate { .. }
+            | Event::HistoryRepaired { .. } => [None, None, None],
+        }
+    }
+
+    fn call_ended(&self, result: &ToolResult, early: bool) -> Views {
+        let call = &result.call;
+        let finished = ToolUse {
+            call_index: call.key.index,
+            tool_id: Shown(call.key),
+            provider_id: call.provider_id.as_deref(),
+            tool_name: &call.name,
+            status: "finished",
+            waiting_for: None,
+            input_summary: Some(Cow::Owned(input_summary(call))),
+            early: Some(early),
+        };
+        let told = ToolResultView {
+            call_index: call.key.index,
+            tool_id: Shown(call.key),
+            provider_id: call.provider_id.as_deref(),
+            tool_name: &call.name,
+            status: result.outcome.status,
+            output_summary: summary(&result.outcome.content),
+            duration_ms: millis(result.duration),
+            wait_ms: millis(result.wait),
+            metadata: result.metadata(),
+        };
+        [
+            Some(self.view("tool_use", &finished, 256)),
+            Some(self.view("tool_result", &told, 256)),
+            None,
+        ]
+    }
+
+    fn run_ended(
+        &self,
+        end: RunEnd,
+        text: &str,
+        error: Option<&RunError>,
+        stats: &RunStats,
+    ) -> Views {
+        let said = error.map(|error| self.view("error", error, error.message.len()));
+        let error = error.map(|RunError { code, message, .. }| ErrorView { code, message });
+        let last = StreamEnd { run_end: end, text, error };
+        [
+            Some(self.view("session_stats", &SessionStats::new(stats), 192)),
+            said,
+            Some(self.view("stream_end", &last, text.len())),
+        ]
+    }
+
+    fn tool_use(&self, fields: &ToolUse<'_>) -> Views {
+        self.one("tool_use", fields, 256)
+    }
+
+    fn one(&self, kind: &'static str, fields: &impl Serialize, bytes: usize) -> Views {
+        [Some(self.view(kind, fields, bytes)), None, None]
+    }
+
+    /// Writes one object; `bytes` is about how much its own fields need.
+    #[expect(clippy::expect_used, reason = "structs with named fields always have a JSON form")]
+    fn view(&self, kind: &'static str, fields: &impl Serialize, bytes: usize) -> PublicEvent {
+        let mut json = Vec::with_capacity(192 + bytes + bytes / 8);
+        let object = Object {
+            kind,
+            session_id: &self.session,
+            run_id: &self.run,
+            turn: self.turn,
+            timestamp: self.timestamp_ms,
+            fields,
+        };
+        serde_json::to_writer(&mut json, &object).expect("a struct of plain fields");
+        PublicEvent { kind, json: String::from_utf8(json).expect("JSON is UTF-8") }
+    }
+}
+
+#[derive(Serialize)]
+struct Object<'a, F: Serialize> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    session_id: &'a SessionId,
+    run_id: &'a RunId,
+    turn: u32,
+    timestamp: u64,
+    #[serde(flatten)]
+    fields: &'a F,
+}
+
+#[derive(Serialize)]
+struct StreamStart<'a> {
+    agent: &'a str,
+    model: &'a str,
+    execution: Shown<Execution>,
+}
+
+#[derive(Serialize)]
+struct Text<'a> {
+    text: &'a str,
+}
+
+#[derive(Serialize)]
+struct ToolUse<'a> {
+    call_index: u32,
+    tool_id: Shown<CallKey>,
+    provider_id: Option<&'a str>,
+    tool_name: &'a str,
+    status: &'static str,
+    waiting_for: Option<WaitingFor>,
+    input_summary: Option<Cow<'a, str>>,
+    early: Option<bool>,
+}
+
+impl<'a> ToolUse<'a> {
+    fn new(call: &'a CallLabel, status: &'static str) -> Self {
+        Self {
+            call_index: call.key.index,
+            tool_id: Shown(call.key),
+            provider_id: call.provider_id.as_deref(),
+            tool_name: &call.name,
+            status,
+            waiting_for: None,
+            input_summary: None,
+            early: Some(false),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct ToolProgress<'a> {
+    tool_id: Shown<CallKey>,
+    text: &'a str,
+}
+
+#[derive(Serialize)]
+struct ToolResultView<'a> {
+    call_index: u32,
+    tool_id: Shown<CallKey>,
+    provider_id: Option<&'a str>,
+    tool_name: &'a str,
+    status: ToolStatus,
+    output_summary: Cow<'a, str>,
+    duration_ms: u64,
+    wait_ms: u64,
+    metadata: Value,
+}
+
+#[derive(Serialize)]
+struct TurnEnd<'a> {
+    tool_calls: usize,
+    tool_names: &'a [String],
+    dropped_calls: u32,
+    finish_reason: Option<FinishKind>,
+    usage: Usage,
+}
+
+impl<'a> TurnEnd<'a> {
+    fn new(turn: &'a TurnSummary) -> Self {
+        Self {
+            tool_calls: turn.tool_names.len(),
+            tool_names: &turn.tool_names,
+            dropped_calls: turn.dropped_calls,
+            finish_reason: turn.finish_reason.as_ref().map(|reason| reason.kind),
+            usage: turn.usage,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct AttemptView<'a> {
+    attempt: u32,
+    model: &'a str,
+    streamed: bool,
+    reason: &'a str,
+    wait_ms: u64,
+}
+
+#[derive(Serialize)]
+struct LimitView<'a> {
+    limit: &'a str,
+    value: u64,
+    maximum: u64,
+    action: &'a str,
+}
+
+#[derive(Serialize)]
+struct SessionStats {
+    turns: u32,
+    tool_calls: u32,
+    input_tokens: u64,
+    output_tokens: u64,
+    duration_ms: u64,
+    model_ms: u64,
+    tools_ms: u64,
+    overhead_ms: u64,
+    overlap_saved_ms: u64,
+}
+
+impl SessionStats {
+    fn new(stats: &RunStats) -> Self {
+        Self {
+            turns: stats.turns,
+            tool_calls: stats.tool_calls,
+            input_tokens: stats.usage.input_tokens,
+            output_tokens: stats.usage.output_tokens,
+            duration_ms: millis(stats.duration),
+            model_ms: millis(stats.model),
+            tools_ms: millis(stats.tools),
+            overhead_ms: millis(stats.overhead),
+            overlap_saved_ms: millis(stats.overlap),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct StreamEnd<'a> {
+    run_end: RunEnd,
+    text: &'a str,
+    error: Option<ErrorView<'a>>,
+}
+
+#[derive(Serialize)]
+struct ErrorView<'a> {
+    code: &'a str,
+    message: &'a str,
+}
+
+/// Serialises as what `Display` writes, without a string between.
+struct Shown<T>(T);
+
+impl<T: fmt::Display> Serialize for Shown<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&self.0)
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// The text, or its first 199 characters and an ellipsis.
+fn summary(text: &str) -> Cow<'_, str> {
+    if text.chars().nth(SUMMARY_CHARS).is_none() {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(text.chars().take(SUMMARY_CHARS - 1).chain(['…']).collect())
+}
+
+/// A call's arguments as they were understood, or as they came where nothing was understood.
+fn input_summary(call: &ToolCall) -> String {
+    let understood = call.arguments.as_object().is_none_or(|map| !map.is_empty());
+    if let Some(raw) = call.raw.as_deref().filter(|_| !understood) {
+        return summary(raw).into_owned();
+    }
+    let mut head = Head::default();
+    // The writer refuses what is beyond its room; what came before is all that is shown.
+    let _full = serde_json::to_writer(&mut head, &call.arguments);
+    summary(&String::from_utf8_lossy(&head.bytes)).into_owned()
+}
+
+/// Takes the first bytes of something long: more than 200 characters can need.
+#[derive(Default)]
+struct Head {
+    bytes: Vec<u8>,
+}
+
+impl Head {
+    const BYTES_MAX: usize = SUMMARY_CHARS * 4 + 8;
+}
+
+impl io::Write for Head {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = Self::BYTES_MAX.saturating_sub(self.bytes.len()).min(bytes.len());
+        self.bytes.extend_from_slice(bytes.get(..room).unwrap_or_default());
+        Ok(room)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::event::samples::{self, published};
+    use crate::types::{FailureKind, ToolOutcome};
+
+    /// The event's views are these: kinds, and objects without the fields that all have.
+    fn check(event: Event, expect: &[(&str, Value)]) {
+        let seen: Vec<_> = published(event).public().collect();
+        let seen: Vec<(&str, Value)> = seen
+            .iter()
+            .map(|public| (public.kind, serde_json::from_str(&public.json).unwrap()))
+            .collect();
+        let expect: Vec<(&str, Value)> = expect
+            .iter()
+            .map(|(kind, fields)| {
+                let mut object = json!({
+                    "type": kind,
+                    "session_id": "s1",
+                    "run_id": "run_1",
+                    "turn": 3,
+                    "timestamp": 1_700_000_000_123_u64,
+                });
+                let all = object.as_object_mut().unwrap();
+                all.extend(fields.as_object().unwrap().clone());
+                (*kind, object)
+            })
+            .collect();
+        assert_eq!(seen, expect);
+    }
+
+    fn tool_use(status: &str, more: Value) -> (&'static str, Value) {
+        let mut fields = json!({
+            "call_index": 2,
+            "tool_id": "t3a1c2",
+            "provider_id": "call_x",
+            "tool_name": "clock",
+            "status": status,
+            "waiting_for": null,
+            "input_summary": null,
+            "early": false,
+        });
+        fields.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        ("tool_use", fields)
+    }
+
+    #[test]
+    fn an_object_begins_with_what_all_have() {
+        let views: Vec<_> =
+            published(Event::TextReceived { text: "a \"b\"\n é".into() }).public().collect();
+        let json = concat!(
+            r#"{"type":"content_delta","session_id":"s1","run_id":"run_1","turn":3,"#,
+            r#""timestamp":1700000000123,"text":"a \"b\"\n é"}"#
+        );
+        assert_eq!(views, [PublicEvent { kind: "content_delta", json: json.to_owned() }]);
+    }
+
+    #[test]
+    fn a_text_delta_fits_its_first_allocation() {
+        for text in ["", "word", &"long ".repeat(400)] {
+            let views = published(Event::TextReceived { text: text.to_owned() }).public();
+            for view in views {
+                assert_eq!(view.json.capacity(), 192 + text.len() + text.len() / 8);
+            }
+        }
+    }
+
+    #[test]
+    fn every_event_has_the_views_of_the_contract() {
+        let mut events = samples::every().into_iter();
+        let mut next = |expect: &[(&str, Value)]| check(events.next().unwrap(), expect);
+        next(&[(
+            "stream_start",
+            json!({"agent": "default", "model": "m", "execution": "parallel:4"}),
+        )]);
+        next(&[("thinking", json!({"text": ""}))]);
+        next(&[("thinking", json!({"text": "Hm."}))]);
+        next(&[("content_delta", json!({"text": "Noon \"there\"\n"}))]);
+        next(&[tool_use("detected", json!({}))]);
+        next(&[]); // CallDetected
+        next(&[]); // ArgumentsOdd
+        next(&[tool_use("waiting", json!({"waiting_for": "capacity", "input_summary": "{}"}))]);
+        let input_summary = "{\"zone\":\"Asia/Tokyo\"}";
+        let known = json!({"input_summary": input_summary, "early": true});
+        next(&[tool_use("running", known.clone())]);
+        next(&[("tool_progress", json!({"tool_id": "t3a1c2", "text": "half"}))]);
+        next(&[tool_use("discarded", json!({"early": null}))]);
+        next(&[
+            tool_use("finished", known),
+            (
+                "tool_result",
+                json!({
+                    "call_index": 2,
+                    "tool_id": "t3a1c2",
+                    "provider_id": "call_x",
+                    "tool_name": "clock",
+                    "status": "success",
+                    "output_summary": "12:00",
+                    "duration_ms": 1500,
+                    "wait_ms": 20,
+                    "metadata": {},
+                }),
+            ),
+        ]);
+        next(&[]); // OutcomeLate
+        next(&[]); // ResultReleased
+        next(&[]); // ResponseEnded
+        next(&[]); // AttemptEnded, well
+        next(&[]); // AttemptEnded, broken
+        next(&[(
+            "attempt",
+            json!({"attempt": 2, "model": "m", "streamed": false, "reason": "it broke", "wait_ms": 250}),
+        )]);
+        next(&[(
+            "turn_end",
+            json!({
+                "tool_calls": 2,
+                "tool_names": ["clock", "calculator"],
+                "dropped_calls": 1,
+                "finish_reason": "tool_calls",
+                "usage": {"input_tokens": 10, "output_tokens": 5, "cached_tokens": 2, "reasoning_tokens": 1},
+            }),
+        )]);
+        next(&[(
+            "limit_reached",
+            json!({"limit": "max_turns", "value": 11, "maximum": 10, "action": "asked for a final answer"}),
+        )]);
+        next(&[]); // HistoryRepaired
+        let stats = json!({
+            "turns": 2, "tool_calls": 3, "input_tokens": 20, "output_tokens": 9, "duration_ms": 3000,
+            "model_ms": 1800, "tools_ms": 1500, "overhead_ms": 2, "overlap_saved_ms": 302,
+        });
+        next(&[
+            ("session_stats", stats.clone()),
+            ("stream_end", json!({"run_end": "answered", "text": "It is noon.", "error": null})),
+        ]);
+        let broke = json!({"code": "provider_error", "message": "it broke"});
+        next(&[
+            ("session_stats", stats),
+            ("error", json!({"code": "provider_error", "message": "it broke", "transient": true})),
+            ("stream_end", json!({"run_end": "failed", "text": "It is noon.", "error": broke})),
+        ]);
+        assert_eq!(events.next(), None);
+    }
+
+    #[test]
+    fn a_failed_call_says_why() {
+        let mut result = samples::result();
+        result.call.provider_id = None;
+        result.call.arguments = json!({});
+        result.call.raw = Some("{\"zone\": \"As".into());
+        result.outcome = ToolOutcome::not_ok(
+            ToolStatus::Failed,
+            FailureKind::CutOffArguments,
+            "The arguments end in the middle.",
+        );
+        result.started = None;
+        result.duration = Duration::ZERO;
+        let finished = json!({"provider_id": null, "input_summary": "{\"zone\": \"As"});
+        check(
+            Event::CallEnded { result: Box::new(result), parallel: false, early: false },
+            &[
+                tool_use("finished", finished),
+                (
+                    "tool_result",
+                    json!({
+                        "call_index": 2,
+                        "tool_id": "t3a1c2",
+                        "provider_id": null,
+                        "tool_name": "clock",
+                        "status": "error",
+                        "output_summary": "The arguments end in the middle.",
+                        "duration_ms": 0,
+                        "wait_ms": 20,
+                        "metadata": {"error": true, "kind": "cut_off_arguments"},
+                    }),
+                ),
+            ],
+        );
+    }
+
+    #[test]
+    fn summaries_have_at_most_200_characters() {
+        let check = |text: &str, expect: &str| assert_eq!(summary(text), expect);
+        check("", "");
+        check("short", "short");
+        check(&"é".repeat(200), &"é".repeat(200));
+        check(&"é".repeat(201), &format!("{}…", "é".repeat(199)));
+
+        let mut result = samples::result();
+        result.call.arguments = json!({"text": "😀".repeat(100_000)});
+        let seen = input_summary(&result.call);
+        assert_eq!(seen, format!("{{\"text\":\"{}…", "😀".repeat(190)));
+    }
+}

@@ -1,0 +1,80 @@
+//! One host's metrics page, and the one entrance for its events.
+
+use std::sync::Arc;
+
+use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+
+use super::logs;
+use super::metrics::Metrics;
+use super::names::{self, Kind};
+use crate::event::Published;
+
+/// The telemetry of one host. Cloning it is cheap, and all clones feed the same page.
+#[derive(Clone, Debug)]
+pub struct Telemetry {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    page: PrometheusHandle,
+    metrics: Metrics,
+}
+
+impl Telemetry {
+    /// The content type of [`Telemetry::render`].
+    pub const CONTENT_TYPE: &'static str = "text/plain; version=0.0.4; charset=utf-8";
+
+    /// Telemetry for a host that has these tools.
+    #[must_use]
+    pub fn new(tools: &[String]) -> Self {
+        let recorder = builder().build_recorder();
+        let page = recorder.handle();
+        let metrics = Metrics::new(Arc::new(recorder), tools);
+        Self { inner: Arc::new(Inner { page, metrics }) }
+    }
+
+    /// Counts and logs an event. Never blocks; for a piece of text it is a match and a look at
+    /// the log level.
+    pub fn observe(&self, published: &Published) {
+        self.inner.metrics.record(&published.event);
+        logs::log(published);
+    }
+
+    /// The metrics, for what no event tells.
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
+        &self.inner.metrics
+    }
+
+    /// The page in Prometheus's text form.
+    #[must_use]
+    pub fn render(&self) -> String {
+        let mut page = self.inner.page.render();
+        self.inner.metrics.write_sums(&mut page);
+        page
+    }
+
+    /// Moves samples into their buckets. Without it they pile up until somebody reads the page,
+    /// so the host calls it every 5 seconds.
+    pub fn upkeep(&self) {
+        self.inner.page.run_upkeep();
+    }
+}
+
+/// Every histogram gets its bounds: one without would be rendered as a summary.
+fn builder() -> PrometheusBuilder {
+    let mut builder = PrometheusBuilder::new();
+    for metric in names::ALL {
+        if let Kind::Histogram(bounds) = metric.kind {
+            let matcher = Matcher::Full(metric.name.to_owned());
+            builder = with_bounds(builder, matcher, bounds);
+        }
+    }
+    builder
+}
+
+#[expect(clippy::expect_used, reason = "only empty bounds are refused, and a test knows of none")]
+fn with_bounds(builder: PrometheusBuilder, of: Matcher, bounds: &[f64]) -> PrometheusBuilder {
+    builder.set_buckets_for_metric(of, bounds).expect("bounds are not empty")
+}

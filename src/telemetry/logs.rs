@@ -1,0 +1,584 @@
+//! Events as log lines, and how the binary writes them.
+//!
+//! What users and models say stands in the log at the level trace only; the first 200 characters
+//! of arguments that could not be used stand in a warning, because they are the finding.
+
+use std::io::IsTerminal as _;
+use std::str::FromStr;
+use std::time::Duration;
+
+use tracing::{Subscriber, debug, error, info, trace, warn};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+use super::metrics::error_word;
+use crate::event::{CallLabel, Event, Published, RunStats, TurnSummary};
+use crate::types::{FailureKind, ProviderError, RunEnd, RunError, ToolResult, excerpt};
+
+/// Characters of a provider's message or of odd arguments that a line shows.
+const SHOWN_CHARS: usize = 200;
+
+/// Logs with the fields that every line has.
+macro_rules! line {
+    ($level:ident, $of:expr, $($rest:tt)*) => {
+        $level!(
+            session = $of.session.as_str(),
+            run = $of.run.0.as_str(),
+            turn = $of.turn,
+            $($rest)*
+        )
+    };
+}
+
+/// Logs an event. Costs a match and a look at the level where the level is off.
+pub fn log(published: &Published) {
+    let of = published;
+    match &of.event {
+        Event::TextReceived { text } => line!(trace, of, text, "text_received"),
+        Event::ThinkingReceived { text } => line!(trace, of, text, "thinking_received"),
+        Event::TurnStarted => line!(debug, of, "turn_started"),
+        Event::RunStarted { agent, model, execution } => {
+            line!(info, of, agent, model, %execution, "run_started");
+        }
+        Event::RunEnded { agent: _, end, text, error, stats } => {
+            run_ended(of, *end, text, error.as_ref(), stats);
+        }
+        Event::CallOpened { .. }
+        | Event::CallDetected { .. }
+        | Event::ArgumentsOdd { .. }
+        | Event::CallWaiting { .. }
+        | Event::CallStarted { .. }
+        | Event::CallProgressed { .. }
+        | Event::CallDiscarded { .. }
+        | Event::CallEnded { .. }
+        | Event::OutcomeLate { .. }
+        | Event::ResultReleased { .. } => call(of),
+        Event::ResponseEnded { names, .. } => {
+            if !names.is_empty() {
+                line!(info, of, count = names.len(), ?names, "tool_calls_detected");
+            }
+        }
+        Event::AttemptEnded { model, error: Some(error), .. } => attempt_failed(of, model, error),
+        Event::AttemptEnded { model, duration, error: None, .. } => {
+            line!(debug, of, model, duration_ms = millis(*duration), "attempt_ended");
+        }
+        Event::AttemptStarted { attempt, model, streamed, wait, .. } => {
+            let wait_ms = millis(*wait);
+            line!(info, of, attempt, model, streamed, wait_ms, "attempt_started");
+        }
+        Event::TurnEnded { summary } => turn_ended(of, summary),
+        Event::LimitReached { limit, value, maximum, action } => {
+            line!(warn, of, limit, value, maximum, action, "limit_reached");
+        }
+        Event::HistoryRepaired { repairs } => line!(error, of, repairs, "history_repaired"),
+    }
+}
+
+/// The lines about one call.
+fn call(of: &Published) {
+    match &of.event {
+        Event::CallDetected { call, latency, stream_position, streaming } => {
+            let tool_name = call.name.as_str();
+            let detection_latency_ms = millis(*latency);
+            if *streaming {
+                line!(
+                    info,
+                    of,
+                    tool_name,
+                    detection_latency_ms,
+                    stream_position,
+                    "streaming_tool_call_detected"
+                );
+            } else {
+                line!(debug, of, tool_name, detection_latency_ms, "tool_call_detected");
+            }
+        }
+        Event::ArgumentsOdd { call, id, oddity, raw } => {
+            let arguments = excerpt(raw, SHOWN_CHARS);
+            let oddity = oddity.as_str();
+            line!(warn, of, tool_name = call.name, id, oddity, arguments, "tool_arguments_odd");
+        }
+        Event::CallStarted { call, input_summary, early, waited, of: count } => {
+            let CallLabel { key, name, .. } = call;
+            line!(
+                debug,
+                of,
+                tool_id = %key,
+                tool_name = name,
+                call = %format_args!("{} of {count}", key.index.saturating_add(1)),
+                early,
+                waited_ms = millis(*waited),
+                "tool_call_started"
+            );
+            line!(trace, of, tool_id = %key, arguments = input_summary, "tool_call_arguments");
+        }
+        Event::CallEnded { result, parallel, early } => call_ended(of, result, *parallel, *early),
+        Event::CallOpened { call } => {
+            line!(debug, of, tool_id = %call.key, tool_name = call.name, "tool_call_opened");
+        }
+        Event::CallWaiting { call, waiting_for, .. } => {
+            line!(debug, of, tool_id = %call.key, ?waiting_for, "tool_call_waiting");
+        }
+        Event::CallDiscarded { call, had_result } => {
+            line!(debug, of, tool_id = %call.key, had_result, "tool_call_discarded");
+        }
+        Event::OutcomeLate { call } => {
+            line!(debug, of, tool_id = %call.key, "tool_outcome_late");
+        }
+        Event::CallProgressed { key, text } => {
+            line!(trace, of, tool_id = %key, text, "tool_call_progressed");
+        }
+        Event::ResultReleased { key, reorder_wait } => {
+            let reorder_wait_ms = millis(*reorder_wait);
+            line!(trace, of, tool_id = %key, reorder_wait_ms, "tool_result_released");
+        }
+        Event::RunStarted { .. }
+        | Event::TurnStarted
+        | Event::ThinkingReceived { .. }
+        | Event::TextReceived { .. }
+        | Event::ResponseEnded { .. }
+        | Event::AttemptEnded { .. }
+        | Event::AttemptStarted { .. }
+        | Event::TurnEnded { .. }
+        | Event::LimitReached { .. }
+        | Event::HistoryRepaired { .. }
+        | Event::RunEnded { .. } => {}
+    }
+}
+
+fn call_ended(of: &Published, result: &ToolResult, is_parallel: bool, early: bool) {
+    let tool_name = result.call.name.as_str();
+    let tool_id = result.call.key;
+    if early {
+        let execution_latency_ms = millis(result.wait.saturating_add(result.duration));
+        line!(info, of, tool_name, execution_latency_ms, is_parallel, "streaming_tool_executed");
+    }
+    let status = result.outcome.status.as_str();
+    let duration_ms = millis(result.duration);
+    if result.outcome.kind == Some(FailureKind::Panic) {
+        line!(warn, of, %tool_id, tool_name, duration_ms, "tool_panicked");
+    }
+    line!(debug, of, %tool_id, tool_name, status, duration_ms, "tool_call_completed");
+    line!(trace, of, %tool_id, result = result.outcome.content, "tool_call_result");
+}
+
+fn attempt_failed(of: &Published, model: &str, error: &ProviderError) {
+    let transient = error.is_transient();
+    let message = excerpt(&error.message, SHOWN_CHARS);
+    let (kind, status) = (error_word(error.kind), error.status);
+    line!(warn, of, model, kind, status, transient, error = message, "attempt_failed");
+}
+
+fn turn_ended(of: &Published, turn: &TurnSummary) {
+    let count = turn.tool_names.len();
+    if count > 0 {
+        let seconds = turn.times.tools.as_secs_f64();
+        let execution = if turn.parallel { "parallel" } else { "sequential" };
+        line!(info, of, count, seconds, execution, "tool_calls_completed");
+    }
+    if turn.dropped_calls > 0 {
+        line!(warn, of, count = turn.dropped_calls, "tool_calls_dropped");
+    }
+    line!(debug, of, total_ms = millis(turn.times.total), "turn_ended");
+}
+
+fn run_ended(of: &Published, end: RunEnd, text: &str, error: Option<&RunError>, stats: &RunStats) {
+    let run_end = end.as_str();
+    let RunStats { turns, tool_calls, .. } = *stats;
+    let seconds = stats.duration.as_secs_f64();
+    match error {
+        None => line!(info, of, run_end, turns, tool_calls, seconds, "run_ended"),
+        Some(RunError { code, message, .. }) => {
+            let error = excerpt(message, SHOWN_CHARS);
+            line!(warn, of, run_end, turns, tool_calls, seconds, code, error, "run_ended");
+        }
+    }
+    line!(trace, of, text, "run_text");
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = LogsError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(LogsError::Format),
+        }
+    }
+}
+
+/// Why logs cannot be written as asked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LogsError {
+    /// The text names no format.
+    #[error("a log format is \"text\" or \"json\"")]
+    Format,
+    /// A filter in the environment does not parse.
+    #[error("set up logs: {variable} is no filter: {reason}")]
+    Filter {
+        /// Where it stands.
+        variable: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The process has a subscriber already.
+    #[error("set up logs: {0}")]
+    Taken(#[from] tracing::subscriber::SetGlobalDefaultError),
+}
+
+/// Writes the process's log to stderr, never to stdout. What is logged is said by
+/// `CALLSHEET_LOG`, or else by `RUST_LOG`, or else is `info`. Colours are for terminals, unless
+/// `NO_COLOR` is set.
+///
+/// # Errors
+/// When a filter does not parse, or logs were set up before.
+pub fn init(format: LogFormat) -> Result<(), LogsError> {
+    let filter = filter(|variable| std::env::var(variable).ok())?;
+    let coloured = std::io::stderr().is_terminal()
+        && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let subscriber = subscriber(format, filter, coloured, std::io::stderr);
+    Ok(tracing::subscriber::set_global_default(subscriber)?)
+}
+
+fn filter(variable: impl Fn(&'static str) -> Option<String>) -> Result<EnvFilter, LogsError> {
+    for name in ["CALLSHEET_LOG", "RUST_LOG"] {
+        if let Some(text) = variable(name).filter(|text| !text.trim().is_empty()) {
+            return EnvFilter::try_new(text)
+                .map_err(|error| LogsError::Filter { variable: name, reason: error.to_string() });
+        }
+    }
+    Ok(EnvFilter::new("info"))
+}
+
+fn subscriber<W>(
+    format: LogFormat,
+    filter: EnvFilter,
+    coloured: bool,
+    writer: W,
+) -> Box<dyn Subscriber + Send + Sync>
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(writer)
+        .with_ansi(coloured)
+        .with_target(false);
+    match format {
+        LogFormat::Text => Box::new(lines.finish()),
+        LogFormat::Json => Box::new(lines.json().flatten_event(true).finish()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::event::samples::{self, published};
+
+    #[derive(Clone, Default)]
+    struct Page(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Page {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// What these events write at a level.
+    fn written(format: LogFormat, level: &str, events: &[Event]) -> String {
+        let page = Page::default();
+        let writer = page.clone();
+        let subscriber = subscriber(format, EnvFilter::new(level), false, move || writer.clone());
+        tracing::subscriber::with_default(subscriber, || {
+            events.iter().for_each(|event| log(&published(event.clone())));
+        });
+        String::from_utf8(std::mem::take(&mut page.0.lock())).unwrap()
+    }
+
+    /// The lines of a level as JSON, without their timestamps.
+    fn lines(level: &str, events: &[Event]) -> Vec<Value> {
+        let page = written(LogFormat::Json, level, events);
+        page.lines()
+            .map(|line| {
+                let mut line: Value = serde_json::from_str(line).unwrap();
+                assert!(line.as_object_mut().unwrap().remove("timestamp").is_some());
+                line
+            })
+            .collect()
+    }
+
+    fn check(level: &str, event: Event, expect: &[(&str, Value)]) {
+        let expect: Vec<_> = expect
+            .iter()
+            .map(|(level, fields)| {
+                let mut line = json!({"level": level, "session": "s1", "run": "run_1", "turn": 3});
+                let all = line.as_object_mut().unwrap();
+                all.extend(fields.as_object().unwrap().clone());
+                line
+            })
+            .collect();
+        assert_eq!(lines(level, &[event]), expect);
+    }
+
+    #[test]
+    fn the_lines_of_tool_calls_are_as_promised() {
+        let call = samples::label();
+        check(
+            "info",
+            Event::ResponseEnded {
+                names: vec!["clock".into(), "calculator".into()],
+                opened: 3,
+                detected: 2,
+                stopped: false,
+            },
+            &[(
+                "INFO",
+                json!({"message": "tool_calls_detected", "count": 2, "names": "[\"clock\", \"calculator\"]"}),
+            )],
+        );
+        check(
+            "info",
+            Event::TurnEnded {
+                summary: Box::new(TurnSummary { dropped_calls: 0, ..samples::summary() }),
+            },
+            &[(
+                "INFO",
+                json!({"message": "tool_calls_completed", "count": 2, "seconds": 1.5, "execution": "parallel"}),
+            )],
+        );
+        check(
+            "info",
+            Event::CallDetected {
+                call: call.clone(),
+                latency: Duration::from_millis(420),
+                stream_position: 17,
+                streaming: true,
+            },
+            &[(
+                "INFO",
+                json!({
+                    "message": "streaming_tool_call_detected",
+                    "tool_name": "clock",
+                    "detection_latency_ms": 420,
+                    "stream_position": 17,
+                }),
+            )],
+        );
+        check(
+            "info",
+            Event::CallEnded { result: Box::new(samples::result()), parallel: true, early: true },
+            &[(
+                "INFO",
+                json!({
+                    "message": "streaming_tool_executed",
+                    "tool_name": "clock",
+                    "execution_latency_ms": 1520,
+                    "is_parallel": true,
+                }),
+            )],
+        );
+        check(
+            "debug",
+            Event::CallStarted {
+                call,
+                input_summary: "{}".into(),
+                early: false,
+                waited: Duration::from_millis(20),
+                of: 4,
+            },
+            &[(
+                "DEBUG",
+                json!({
+                    "message": "tool_call_started",
+                    "tool_id": "t3a1c2",
+                    "tool_name": "clock",
+                    "call": "3 of 4",
+                    "early": false,
+                    "waited_ms": 20,
+                }),
+            )],
+        );
+        check(
+            "debug",
+            Event::CallEnded { result: Box::new(samples::result()), parallel: true, early: false },
+            &[(
+                "DEBUG",
+                json!({
+                    "message": "tool_call_completed",
+                    "tool_id": "t3a1c2",
+                    "tool_name": "clock",
+                    "status": "success",
+                    "duration_ms": 1500,
+                }),
+            )],
+        );
+    }
+
+    #[test]
+    fn odd_arguments_and_failed_attempts_are_warnings() {
+        check(
+            "warn",
+            Event::ArgumentsOdd {
+                call: samples::label(),
+                id: "call_0_2".into(),
+                oddity: crate::event::Oddity::CutOff,
+                raw: "é".repeat(300),
+            },
+            &[(
+                "WARN",
+                json!({
+                    "message": "tool_arguments_odd",
+                    "tool_name": "clock",
+                    "id": "call_0_2",
+                    "oddity": "cut_off",
+                    "arguments": excerpt(&"é".repeat(300), 200),
+                }),
+            )],
+        );
+        let error = ProviderError {
+            status: Some(429),
+            ..ProviderError::new(crate::types::ProviderErrorKind::Status, "slow down")
+        };
+        check(
+            "warn",
+            samples::attempt_ended(Some(error)),
+            &[(
+                "WARN",
+                json!({
+                    "message": "attempt_failed",
+                    "model": "m",
+                    "kind": "status",
+                    "status": 429,
+                    "transient": true,
+                    "error": "slow down",
+                }),
+            )],
+        );
+    }
+
+    #[test]
+    fn turns_without_calls_and_plain_answers_are_quiet() {
+        let quiet = [
+            Event::ResponseEnded { names: vec![], opened: 0, detected: 0, stopped: false },
+            Event::TurnEnded { summary: Box::default() },
+            Event::CallDetected {
+                call: samples::label(),
+                latency: Duration::ZERO,
+                stream_position: 1,
+                streaming: false,
+            },
+        ];
+        assert_eq!(lines("info", &quiet), Vec::<Value>::new());
+    }
+
+    #[test]
+    fn contents_stand_in_the_log_only_at_trace() {
+        let secret = "swordfish";
+        let mut result = samples::result();
+        result.outcome.content = secret.into();
+        let events = [
+            Event::TextReceived { text: secret.into() },
+            Event::ThinkingReceived { text: secret.into() },
+            Event::CallStarted {
+                call: samples::label(),
+                input_summary: secret.into(),
+                early: false,
+                waited: Duration::ZERO,
+                of: 1,
+            },
+            Event::CallWaiting {
+                call: samples::label(),
+                waiting_for: crate::event::WaitingFor::Finish,
+                input_summary: secret.into(),
+            },
+            Event::CallProgressed { key: samples::key(), text: secret.into() },
+            Event::CallEnded { result: Box::new(result), parallel: false, early: false },
+            Event::RunEnded {
+                agent: "default".into(),
+                end: RunEnd::Answered,
+                text: secret.into(),
+                error: None,
+                stats: samples::stats(),
+            },
+        ];
+        assert!(!written(LogFormat::Text, "debug", &events).contains(secret));
+        assert_eq!(written(LogFormat::Text, "trace", &events).matches(secret).count(), 6);
+    }
+
+    #[test]
+    fn every_line_says_whose_it_is() {
+        let lines = lines("trace", &samples::every());
+        assert!(lines.len() >= samples::every().len(), "{lines:#?}");
+        for line in lines {
+            assert_eq!(
+                (&line["session"], &line["run"], &line["turn"]),
+                (&json!("s1"), &json!("run_1"), &json!(3)),
+            );
+        }
+    }
+
+    #[test]
+    fn a_line_for_people_is_one_line() {
+        let mut call = samples::label();
+        call.name = "clock\n\u{1b}[31mERROR forged".into();
+        let event = Event::CallDetected {
+            call,
+            latency: Duration::from_millis(420),
+            stream_position: 17,
+            streaming: true,
+        };
+        let page = written(LogFormat::Text, "info", &[event]);
+        assert_eq!(page.lines().count(), 1, "{page}");
+        assert!(page.contains("INFO streaming_tool_call_detected session=\"s1\""), "{page}");
+        assert!(!page.contains('\u{1b}'), "{page}");
+    }
+
+    #[test]
+    fn the_environment_says_what_is_logged() {
+        let check = |own: Option<&str>, rust: Option<&str>, expect: &str| {
+            let seen = filter(|variable| match variable {
+                "CALLSHEET_LOG" => own.map(str::to_owned),
+                "RUST_LOG" => rust.map(str::to_owned),
+                other => panic!("{other} is not asked for"),
+            });
+            let seen = seen.map_or_else(|error| error.to_string(), |filter| filter.to_string());
+            assert_eq!(seen, expect);
+        };
+        check(None, None, "info");
+        check(None, Some("debug"), "debug");
+        check(Some("warn"), Some("debug"), "warn");
+        check(Some(""), Some("debug"), "debug");
+        let broken = filter(|_| Some("a=b=c".to_owned())).unwrap_err().to_string();
+        assert!(broken.starts_with("set up logs: CALLSHEET_LOG is no filter: "), "{broken}");
+        assert_eq!("json".parse::<LogFormat>().ok(), Some(LogFormat::Json));
+        assert_eq!("text".parse::<LogFormat>().ok(), Some(LogFormat::Text));
+        assert!("xml".parse::<LogFormat>().is_err());
+    }
+}

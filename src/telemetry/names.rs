@@ -1,0 +1,210 @@
+//! Every metric: its name, kind, unit, labels and help, in one place.
+//!
+//! Names from the conventions of OpenTelemetry's GenAI group keep theirs with dots turned into
+//! underscores, in names and labels; our own begin with `callsheet_`. Labels are of low
+//! cardinality: never an id.
+
+use ::metrics::Unit;
+
+/// What is fixed of one metric.
+#[derive(Clone, Copy, Debug)]
+pub struct Metric {
+    /// Its name on the page.
+    pub name: &'static str,
+    /// What it is to Prometheus.
+    pub kind: Kind,
+    /// What it counts.
+    pub unit: Unit,
+    /// The labels that its series may have.
+    pub labels: &'static [&'static str],
+    /// What it means.
+    pub help: &'static str,
+}
+
+/// What a metric is to Prometheus.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind {
+    /// A whole number that only grows.
+    Counter,
+    /// A number with a fraction that only grows. The exporter's counters are whole numbers, so
+    /// this one is kept and written by [`Metrics`](super::Metrics).
+    Sum,
+    /// A number that goes up and down.
+    Gauge,
+    /// A histogram with these upper bounds.
+    Histogram(&'static [f64]),
+}
+
+/// What takes the place of a name that is not known, so that no stranger's text becomes a label.
+pub const OTHER: &str = "other";
+
+/// Bounds for what the host itself makes somebody wait, in seconds.
+const SHORT: &[f64] = &[
+    0.000_01, 0.000_025, 0.000_05, 0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025,
+    0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0,
+];
+
+/// Bounds for tools and for parts of a response, in seconds.
+const MIDDLE: &[f64] = &[
+    0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+    120.0, 300.0,
+];
+
+/// Bounds that the conventions advise for an operation's duration, in seconds, and three more for
+/// whole runs.
+const LONG: &[f64] = &[
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92, 163.84,
+    327.68, 655.36,
+];
+
+/// Bounds that the conventions advise for the time to the first chunk, in seconds.
+const FIRST_CHUNK: &[f64] =
+    &[0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0];
+
+/// Bounds that the conventions advise for tokens.
+const TOKENS: &[f64] = &[
+    1.0,
+    4.0,
+    16.0,
+    64.0,
+    256.0,
+    1_024.0,
+    4_096.0,
+    16_384.0,
+    65_536.0,
+    262_144.0,
+    1_048_576.0,
+    4_194_304.0,
+    16_777_216.0,
+    67_108_864.0,
+];
+
+/// Bounds for numbers of calls; the first keeps none apart from one.
+const CALLS: &[f64] =
+    &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0];
+
+/// Makes a constant of each line, and [`ALL`] of all of them, so that none can be forgotten.
+macro_rules! metrics {
+    ($($constant:ident $name:literal $kind:expr, $unit:ident, $labels:expr, $help:literal;)*) => {
+        $(
+            #[doc = $help]
+            pub const $constant: Metric = Metric {
+                name: $name,
+                kind: $kind,
+                unit: Unit::$unit,
+                labels: &$labels,
+                help: $help,
+            };
+        )*
+
+        /// Every metric, in the order of this file.
+        pub const ALL: &[Metric] = &[$($constant),*];
+    };
+}
+
+metrics! {
+    TOOL_CALLS_PER_TURN "tool_calls_per_turn" Kind::Histogram(CALLS), Count, [],
+        "Tool calls answered in a turn, 0 included.";
+    MULTI_TOOL_CALL_TURNS "multi_tool_call_turns_total" Kind::Counter, Count, [],
+        "Turns in which at least two tool calls were answered.";
+    TOOL_EXECUTION_TIME "tool_execution_time_seconds_total" Kind::Sum, Seconds, [],
+        "Running times of all tools of all turns added up.";
+    TOOL_EXECUTION_TIME_MAX "tool_execution_time_max_seconds" Kind::Histogram(MIDDLE), Seconds, [],
+        "The longest running time of one tool in a turn with calls.";
+    CALLS_OPENED "streaming_tool_calls_opened_total" Kind::Counter, Count, [],
+        "Tool calls that responses opened, counted when the response has ended and no user stopped it.";
+    CALLS_DETECTED "streaming_tool_calls_detected_total" Kind::Counter, Count, [],
+        "Tool calls sealed with valid arguments, counted when the response has ended and no user stopped it.";
+    DETECTION_LATENCY "streaming_tool_detection_latency_seconds" Kind::Histogram(MIDDLE), Seconds, [],
+        "From the request to the seal of a tool call with valid arguments.";
+    EXECUTION_LATENCY "streaming_tool_execution_latency_seconds" Kind::Histogram(MIDDLE), Seconds, [],
+        "From a tool call's seal to its outcome, for calls that were run.";
+    ROLLBACKS "streaming_rollbacks_total" Kind::Counter, Count, [],
+        "Attempts that asked for the plain answer because streams broke.";
+
+    OPERATION_DURATION "gen_ai_client_operation_duration_seconds" Kind::Histogram(LONG), Seconds,
+        ["gen_ai_operation_name", "gen_ai_request_model", "error_type"],
+        "Exchanges with a model, from the request to the end; error_type only on those that failed.";
+    FIRST_CHUNK_TIME "gen_ai_client_operation_time_to_first_chunk_seconds" Kind::Histogram(FIRST_CHUNK), Seconds,
+        ["gen_ai_operation_name", "gen_ai_request_model"],
+        "From a request to the first delta of its streamed answer.";
+    TOKEN_USAGE "gen_ai_client_token_usage" Kind::Histogram(TOKENS), Count,
+        ["gen_ai_operation_name", "gen_ai_request_model", "gen_ai_token_type"],
+        "Tokens of an exchange with a model, where the service counted them.";
+    EXECUTE_TOOL_DURATION "gen_ai_execute_tool_duration_seconds" Kind::Histogram(MIDDLE), Seconds,
+        ["gen_ai_operation_name", "gen_ai_tool_name", "status"],
+        "Running times of tools, from start to outcome.";
+    INVOKE_AGENT_DURATION "gen_ai_invoke_agent_duration_seconds" Kind::Histogram(LONG), Seconds,
+        ["gen_ai_operation_name", "gen_ai_agent_name", "error_type"],
+        "Runs from start to end; error_type, the run's end, only on those that ended with an error.";
+    INVOKE_AGENT_TOOL_CALLS "gen_ai_invoke_agent_tool_calls" Kind::Histogram(CALLS), Count,
+        ["gen_ai_operation_name", "gen_ai_agent_name"],
+        "Tool calls answered in a run, 0 included.";
+
+    SEAL_TO_START "callsheet_seal_to_start_seconds" Kind::Histogram(SHORT), Seconds, [],
+        "From a tool call's seal to its start.";
+    STARTS_EARLY "callsheet_tool_starts_early_total" Kind::Counter, Count, [],
+        "Tool calls started while their response was still coming.";
+    OVERLAP_SAVED "callsheet_overlap_saved_seconds" Kind::Histogram(SHORT), Seconds, [],
+        "Time of a turn with calls in which tools ran beside the stream.";
+    RESULTS_DISCARDED "callsheet_results_discarded_total" Kind::Counter, Count, [],
+        "Results thrown away because their response was void.";
+    REORDER_WAIT "callsheet_reorder_wait_seconds" Kind::Histogram(SHORT), Seconds, [],
+        "How long an outcome waited for earlier calls and for the response's ending.";
+    TURN_OVERHEAD "callsheet_turn_overhead_seconds" Kind::Histogram(SHORT), Seconds, [],
+        "Time of a turn in which neither the model nor a tool was at work.";
+    TOOL_PANICS "callsheet_tool_panics_total" Kind::Counter, Count, [],
+        "Tool calls that ended in a panic of the tool.";
+    LATE_OUTCOMES "callsheet_late_outcomes_total" Kind::Counter, Count, [],
+        "Outcomes dropped because their call had one.";
+    HISTORY_REPAIRS "callsheet_history_repairs_total" Kind::Counter, Count, [],
+        "Messages added or left out to satisfy a provider's pairing rule; not 0 is a bug of the host.";
+    CALLS_DROPPED "callsheet_tool_calls_dropped_total" Kind::Counter, Count, [],
+        "Tool calls that were decoded but not kept.";
+    TOOL_RESULTS "callsheet_tool_results_total" Kind::Counter, Count, ["tool", "status"],
+        "Outcomes of tool calls, those that never ran included.";
+    ATTEMPTS "callsheet_attempts_total" Kind::Counter, Count, ["outcome"],
+        "Exchanges with a model by outcome: ok, or the kind of trouble.";
+    ARGUMENTS_ODD "callsheet_arguments_odd_total" Kind::Counter, Count, ["oddity"],
+        "Tool calls with arguments that were cut off, invalid, encoded twice or changed after the seal.";
+    LIMITS_REACHED "callsheet_limits_reached_total" Kind::Counter, Count, ["limit"],
+        "Limits that were reached, by their name in the configuration.";
+    RUNS "callsheet_runs_total" Kind::Counter, Count, ["run_end"],
+        "Runs that are over, by how they ended.";
+    RUNS_ACTIVE "callsheet_runs_active" Kind::Gauge, Count, [],
+        "Runs that are going on.";
+    SESSIONS "callsheet_sessions" Kind::Gauge, Count, ["state"],
+        "Open sessions by state.";
+    SUBSCRIBERS_LAGGED "callsheet_subscribers_lagged_total" Kind::Counter, Count, [],
+        "Subscribers that were too slow, were told to read again, and were let go.";
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_follow_the_conventions() {
+        let names: BTreeSet<_> = ALL.iter().map(|metric| metric.name).collect();
+        assert_eq!(names.len(), ALL.len());
+        for metric in ALL {
+            let total = matches!(metric.kind, Kind::Counter | Kind::Sum);
+            assert_eq!(metric.name.ends_with("_total"), total, "{}", metric.name);
+            let seconds = metric.name.trim_end_matches("_total").ends_with("_seconds");
+            assert_eq!(seconds, matches!(metric.unit, Unit::Seconds), "{}", metric.name);
+            assert!(metric.help.ends_with('.'), "{}", metric.name);
+        }
+    }
+
+    #[test]
+    fn bounds_rise() {
+        for metric in ALL {
+            if let Kind::Histogram(bounds) = metric.kind {
+                assert!(!bounds.is_empty(), "{}", metric.name);
+                assert!(bounds.windows(2).all(|pair| pair[0] < pair[1]), "{}", metric.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Prometheus's own checker finds nothing to object to: on the metrics page and in the rules.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::fs;
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use callsheet::event::{CallLabel, Event, Oddity, Published, RunStats, TurnSummary};
+use callsheet::telemetry::Telemetry;
+use callsheet::telemetry::names;
+use callsheet::types::{
+    CallKey, ProviderError, ProviderErrorKind, ResultNotes, RunEnd, RunError, RunId, SessionId,
+    ToolCall, ToolOutcome, ToolResult, Usage,
+};
+use serde_json::{Value, json};
+
+#[test]
+fn promtool_finds_nothing_on_the_page() {
+    let telemetry = Telemetry::new(&["clock".to_owned()]);
+    events().into_iter().for_each(|event| telemetry.observe(&published(event)));
+    let page = telemetry.render();
+    for metric in names::ALL {
+        let head = format!("# TYPE {} ", metric.name);
+        assert!(page.contains(&head), "{} is not checked", metric.name);
+    }
+    promtool(&["check", "metrics"], &page);
+}
+
+#[test]
+fn promtool_finds_nothing_in_the_rules() {
+    promtool(&["check", "rules", concat!(env!("CARGO_MANIFEST_DIR"), "/dashboards/rules.yml")], "");
+}
+
+#[test]
+fn promtool_understands_every_expression_of_the_dashboard() {
+    let dashboard = include_str!("../dashboards/callsheet-overview.json");
+    let dashboard: Value = serde_json::from_str(dashboard).unwrap();
+    let targets = dashboard["panels"].as_array().unwrap().iter();
+    let targets = targets.filter_map(|panel| panel["targets"].as_array()).flatten();
+    let rules: Vec<Value> = targets
+        .enumerate()
+        .map(|(number, target)| {
+            let expression = target["expr"].as_str().unwrap();
+            let expression = ["$__rate_interval", "$__range"]
+                .iter()
+                .fold(expression.to_owned(), |text, variable| text.replace(variable, "5m"));
+            json!({"record": format!("expression_{number}"), "expr": expression})
+        })
+        .collect();
+    assert!(rules.len() > 30, "{} expressions", rules.len());
+    // JSON is YAML, so this is a rules file.
+    let file = concat!(env!("CARGO_TARGET_TMPDIR"), "/dashboard-rules.yml");
+    let groups = json!({"groups": [{"name": "dashboard", "rules": rules}]});
+    fs::write(file, groups.to_string()).unwrap();
+    promtool(&["check", "rules", file], "");
+}
+
+/// Fails if promtool objects. Without promtool the check is skipped, but not where `CI` is true.
+fn promtool(arguments: &[&str], input: &str) {
+    let child = Command::new("promtool")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn();
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => {
+            let ci = std::env::var("CI").is_ok_and(|value| value == "true");
+            assert!(!ci, "promtool does not start: {error}");
+            eprintln!("skipped: promtool does not start: {error}");
+            return;
+        }
+    };
+    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stderr}{}", String::from_utf8_lossy(&output.stdout));
+    assert_eq!(stderr, "");
+}
+
+fn published(event: Event) -> Published {
+    Published {
+        session: SessionId::parse("s1").unwrap(),
+        run: RunId("run_1".to_owned()),
+        turn: 1,
+        timestamp_ms: 0,
+        event,
+    }
+}
+
+/// Events that fill every metric with labels; the others stand on the page from the start.
+fn events() -> Vec<Event> {
+    let key = CallKey { turn: 1, attempt: 1, index: 0 };
+    let call = CallLabel { key, provider_id: None, name: "clock".into() };
+    let second = Duration::from_secs(1);
+    let attempt = |error| Event::AttemptEnded {
+        model: "org/model-1:latest \"quoted\"".into(),
+        streamed: true,
+        duration: second,
+        first_chunk: Some(second),
+        usage: Usage { input_tokens: 5, output_tokens: 6, ..Usage::default() },
+        error,
+    };
+    let run = |end, error| Event::RunEnded {
+        agent: "default".into(),
+        end,
+        text: String::new(),
+        error,
+        stats: RunStats::default(),
+    };
+    let failed =
+        RunError { code: "provider_error".into(), message: "it broke".into(), transient: true };
+    let result = ToolResult {
+        call: ToolCall {
+            key,
+            id: "call_0_0".into(),
+            provider_id: None,
+            name: "clock".into(),
+            arguments: serde_json::json!({}),
+            raw: None,
+        },
+        outcome: ToolOutcome::ok("noon"),
+        notes: ResultNotes::default(),
+        started: Some(second),
+        wait: second,
+        duration: second,
+    };
+    vec![
+        Event::ArgumentsOdd { call, id: "1".into(), oddity: Oddity::Invalid, raw: "[".into() },
+        Event::CallEnded { result: Box::new(result), parallel: false, early: false },
+        attempt(None),
+        attempt(Some(ProviderError::new(ProviderErrorKind::Timeout, "nothing came"))),
+        Event::LimitReached {
+            limit: "max_turns".into(),
+            value: 11,
+            maximum: 10,
+            action: "none".into(),
+        },
+        Event::TurnEnded { summary: Box::new(TurnSummary::default()) },
+        run(RunEnd::Answered, None),
+        run(RunEnd::Failed, Some(failed)),
+    ]
+}
