@@ -53,7 +53,7 @@ pub enum Event {
         latency: Duration,
         /// How many deltas of the response came before the seal.
         stream_position: u64,
-        /// Whether the response was still coming.
+        /// Whether the response was streamed.
         streaming: bool,
     },
     /// A call's arguments were cut off, invalid, or encoded twice.

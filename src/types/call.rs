@@ -1,0 +1,223 @@
+//! Calls and what becomes of them.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Which tool call this is, inside the host: never the provider's id.
+///
+/// `turn` counts the session's turns from 1 and is never reset; `attempt` counts from 1 within
+/// the turn; `index` is the call's dense place in the response, from 0. Shown to clients as
+/// `t{turn}a{attempt}c{index}`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct CallKey {
+    /// The session's turn, from 1.
+    pub turn: u32,
+    /// The turn's attempt, from 1.
+    pub attempt: u32,
+    /// The call's place in the response, from 0.
+    pub index: u32,
+}
+
+impl fmt::Display for CallKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "t{}a{}c{}", self.turn, self.attempt, self.index)
+    }
+}
+
+/// A call that the model asked for, as we understood it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ToolCall {
+    /// Which call this is.
+    pub key: CallKey,
+    /// The id under which history and provider know the call.
+    pub id: String,
+    /// What the provider called it, if anything; differs from `id` only when that was unusable.
+    pub provider_id: Option<String>,
+    /// The tool's name.
+    pub name: String,
+    /// The arguments as understood: always a JSON object.
+    pub arguments: Value,
+    /// The text as it arrived, kept only when `arguments` is not simply its meaning
+    /// (cut off, no object, encoded twice).
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub raw: Option<String>,
+}
+
+/// What became of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum ToolStatus {
+    /// The tool ran and gave a result.
+    #[serde(rename = "success")]
+    Ok,
+    /// It ran and failed, or could not be run.
+    #[serde(rename = "error")]
+    Failed,
+    /// It ran longer than it may.
+    #[serde(rename = "timeout")]
+    TimedOut,
+    /// It was stopped, or never started.
+    #[serde(rename = "cancelled")]
+    Cancelled,
+    /// It was not let run.
+    #[serde(rename = "refused")]
+    Refused,
+    /// The host stopped during the call.
+    #[serde(rename = "unknown")]
+    Unknown,
+}
+
+impl ToolStatus {
+    /// The word for clients, logs and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Ok => "success",
+            Self::Failed => "error",
+            Self::TimedOut => "timeout",
+            Self::Cancelled => "cancelled",
+            Self::Refused => "refused",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// Why a call did not succeed: the `kind` of a result's metadata.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FailureKind {
+    /// The tool returned an error.
+    ToolError,
+    /// The tool panicked.
+    Panic,
+    /// The tool's actor was killed.
+    Killed,
+    /// The deadline passed.
+    Timeout,
+    /// Stopped while it ran.
+    Cancelled,
+    /// Ended before it could start: a stop, a cut-off or broken response.
+    NotStarted,
+    /// No tool has this name here.
+    UnknownTool,
+    /// The arguments are no object, or do not fit the tool's schema.
+    InvalidArguments,
+    /// The arguments end in the middle.
+    CutOffArguments,
+    /// Bytes came for the call after it was sealed.
+    Malformed,
+    /// One call too many for a response.
+    Limit,
+    /// The host stopped during the call.
+    HostStopped,
+}
+
+impl FailureKind {
+    /// The word for clients, logs and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ToolError => "tool_error",
+            Self::Panic => "panic",
+            Self::Killed => "killed",
+            Self::Timeout => "timeout",
+            Self::Cancelled => "cancelled",
+            Self::NotStarted => "not_started",
+            Self::UnknownTool => "unknown_tool",
+            Self::InvalidArguments => "invalid_arguments",
+            Self::CutOffArguments => "cut_off_arguments",
+            Self::Malformed => "malformed",
+            Self::Limit => "limit",
+            Self::HostStopped => "host_stopped",
+        }
+    }
+}
+
+/// The one outcome of a call.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ToolOutcome {
+    /// What became of it.
+    pub status: ToolStatus,
+    /// Why, on all but success.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub kind: Option<FailureKind>,
+    /// What the model is told.
+    pub content: String,
+}
+
+impl ToolOutcome {
+    /// A success with what the tool answered.
+    #[must_use]
+    pub fn ok(content: impl Into<String>) -> Self {
+        Self { status: ToolStatus::Ok, kind: None, content: content.into() }
+    }
+
+    /// Anything but a success.
+    #[must_use]
+    pub fn not_ok(status: ToolStatus, kind: FailureKind, content: impl Into<String>) -> Self {
+        Self { status, kind: Some(kind), content: content.into() }
+    }
+}
+
+/// An outcome with its call, as told to the model, to clients and to the run report.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ToolResult {
+    /// The call that is answered.
+    pub call: ToolCall,
+    /// What became of it.
+    pub outcome: ToolOutcome,
+    /// What else there is to know of it.
+    pub notes: ResultNotes,
+    /// When it started, since the run began; none if it never did.
+    pub started: Option<Duration>,
+    /// From seal to start (or to the answer, if it never started).
+    pub wait: Duration,
+    /// From start to outcome; zero if it never started.
+    pub duration: Duration,
+}
+
+/// What else there is to know of a result.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ResultNotes {
+    /// This is a copy of that call's outcome.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub duplicate_of: Option<CallKey>,
+    /// The response went on to change the arguments after the call had started.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub arguments_changed: bool,
+    /// The result of an earlier attempt of the same turn was used again.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub reused: bool,
+}
+
+impl ToolResult {
+    /// The `metadata` of the result in events, reports and histories; `{}` when there is none.
+    #[must_use]
+    pub fn metadata(&self) -> Value {
+        metadata(&self.outcome, &self.notes)
+    }
+}
+
+/// The `metadata` of an outcome: a JSON object, empty for a plain success.
+#[must_use]
+pub fn metadata(outcome: &ToolOutcome, notes: &ResultNotes) -> Value {
+    let mut map = serde_json::Map::new();
+    if outcome.status != ToolStatus::Ok {
+        map.insert("error".into(), Value::Bool(true));
+    }
+    if let Some(kind) = outcome.kind {
+        map.insert("kind".into(), kind.as_str().into());
+    }
+    if let Some(key) = notes.duplicate_of {
+        map.insert("duplicate_of".into(), key.to_string().into());
+    }
+    if notes.arguments_changed {
+        map.insert("arguments_changed".into(), Value::Bool(true));
+    }
+    if notes.reused {
+        map.insert("reused".into(), Value::Bool(true));
+    }
+    Value::Object(map)
+}
