@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod record;
+pub mod tls;
 pub mod tool;
 pub mod turn;
 pub mod types;
