@@ -7,6 +7,7 @@ pub mod event;
 pub mod message;
 pub mod record;
 pub mod telemetry;
+pub mod tls;
 pub mod tool;
 pub mod turn;
 pub mod types;

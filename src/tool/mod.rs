@@ -2,8 +2,42 @@
 //!
 //! A [`Tool`] says once what it is ([`ToolSpec`]) and then runs, each call with its own
 //! [`ToolContext`]. It knows nothing of sessions, actors or models.
+//!
+//! A tool of your own is a type for its arguments, what it is, and what it does:
+//!
+//! ```
+//! use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+//!
+//! #[derive(serde::Deserialize, schemars::JsonSchema)]
+//! struct Text { text: String }
+//!
+//! struct CountWords;
+//!
+//! #[async_trait::async_trait]
+//! impl Tool for CountWords {
+//!     fn spec(&self) -> ToolSpec {
+//!         ToolSpec::new::<Text>("count_words", "Counts the words of a text.").pure()
+//!     }
+//!
+//!     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+//!         let input: Text = context.input()?;
+//!         Ok(format!("{} words", input.text.split_whitespace().count()).into())
+//!     }
+//! }
+//! # let mut registry = callsheet::tool::Registry::new();
+//! # registry.register(CountWords)?;
+//! # assert!(registry.tool("count_words").is_some());
+//! # Ok::<(), callsheet::tool::RegistryError>(())
+//! ```
+//!
+//! [`Registry::register`] adds it to a host's tools, for example to the [`builtin`] ones.
 
+mod builtin;
+mod calculator;
+mod clock;
 mod context;
+mod http_get;
+mod read_file;
 mod registry;
 mod schema;
 
@@ -13,7 +47,12 @@ use async_trait::async_trait;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+pub use builtin::{BuiltinError, BuiltinOptions, builtin};
+pub use calculator::Calculator;
+pub use clock::Clock;
 pub use context::{ProgressSink, ToolContext};
+pub use http_get::{AllowRule, HttpGet, HttpGetOptions, InvalidAllowRule, Lookup};
+pub use read_file::{READ_BYTES_MAX, ReadFile};
 pub use registry::{Registered, Registry, RegistryError};
 pub use schema::{InputSchema, InvalidSchema};
 

@@ -1,0 +1,320 @@
+//! `calculator {expression}`: arithmetic with exact numbers, units and functions.
+//!
+//! The language is fend's, without what a calculator has no use for: no variables, functions of
+//! one's own, strings, dates, dice or currencies. What is left cannot loop, only take long, and
+//! that is bounded.
+
+mod expression;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fend_core::Interrupt;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use self::expression::{Expression, UnreadableExpression};
+use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+
+/// The longest result, in bytes; a number is never cut.
+const RESULT_BYTES_MAX: usize = 4096;
+
+/// How long one evaluation may compute.
+const COMPUTING_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// When the call is given up although its evaluation still runs: fend does not look up while it
+/// reduces a fraction of two numbers with a hundred thousand digits.
+const CALL_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// How many of fend's steps lie between two looks at the clock.
+const STEPS_PER_LOOK: u32 = 64;
+
+/// The stack of an evaluation. fend's parser descends once per bracket and sign, and a level costs
+/// 28 kB without optimisation: the longest expression may need 14 MB, and an overflow would end
+/// the whole process. Only what is touched is ever committed.
+const STACK_BYTES: usize = 64 << 20;
+
+/// Computes an expression. Pure.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Calculator;
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct Input {
+    /// The expression, for example `17% of 2,350`, `sqrt(2) * 10^3`, `5 feet 3 inches to cm`,
+    /// `100 °F to °C` or `1/3 to 5 dp`. A point separates decimals, a comma thousands.
+    expression: String,
+}
+
+#[async_trait]
+impl Tool for Calculator {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec::new::<Input>(
+            "calculator",
+            "Computes an arithmetic expression exactly: + - * / ^ % ! mod, functions such as \
+             sqrt, ln, log, sin (of radians, or `30 degrees`), round, abs, and units.",
+        )
+        .pure()
+        .blocking()
+        .timeout(CALL_TIME_MAX)
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let Input { expression } = context.input()?;
+        let deadline = Instant::now() + COMPUTING_TIME_MAX;
+        let expired = move || Instant::now() >= deadline || context.is_cancelled();
+        compute(&expression, expired).map(ToolOutput).map_err(ToolError::new)
+    }
+}
+
+/// Why an expression has no result.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum ComputeError {
+    #[error(transparent)]
+    Unreadable(#[from] UnreadableExpression),
+    #[error("computing took longer than {} s and was given up", COMPUTING_TIME_MAX.as_secs())]
+    TooSlow,
+    #[error(
+        "the result has {0} bytes, more than {RESULT_BYTES_MAX}; ask for fewer digits, for \
+         example with `to 10 sf`"
+    )]
+    ResultTooLong(usize),
+    #[error("the result is too large for these functions, which are precise to 15 digits")]
+    Imprecise,
+    #[error("cannot compute {expression:?}: {reason}")]
+    Invalid { expression: String, reason: String },
+    #[error("the evaluation failed: {0}")]
+    Evaluator(String),
+}
+
+fn compute(
+    written: &str,
+    expired: impl Fn() -> bool + Send + Sync + 'static,
+) -> Result<String, ComputeError> {
+    let expression = Arc::new(Expression::read(written)?);
+    let watch = Arc::new(Watch { expired, steps: AtomicU32::new(0) });
+    let (read, watched) = (Arc::clone(&expression), Arc::clone(&watch));
+    let evaluation = thread::Builder::new()
+        .name("calculator".to_owned())
+        .stack_size(STACK_BYTES)
+        .spawn(move || evaluate_readably(&read, watched.as_ref()))
+        .map_err(|e| ComputeError::Evaluator(format!("no thread: {e}")))?;
+    let result = evaluation
+        .join()
+        .map_err(|_| ComputeError::Evaluator("the evaluator panicked".to_owned()))?;
+    let text = result.map_err(|reason| match (watch.expired)() {
+        true => ComputeError::TooSlow,
+        false => ComputeError::Invalid { expression: written.trim().to_owned(), reason },
+    })?;
+    if is_beyond_precision(&expression, &text) {
+        return Err(ComputeError::Imprecise);
+    }
+    match text.len() <= RESULT_BYTES_MAX {
+        true => Ok(text),
+        false => Err(ComputeError::ResultTooLong(text.len())),
+    }
+}
+
+/// Evaluates to ten decimals, or to fifteen digits what would be nothing then, unless the
+/// expression itself says what to convert to. fend by itself looks for the period of each
+/// fraction, which takes long for compound interest, and tells all of a thousand decimals.
+fn evaluate_readably(
+    expression: &Expression,
+    interrupt: &impl Interrupt,
+) -> Result<String, String> {
+    let text = expression.as_str();
+    if expression.converts() {
+        return evaluate(text, interrupt);
+    }
+    match evaluate(&format!("{text} to 10 dp"), interrupt) {
+        Ok(told) if told == "approx. 0" || told == "approx. -0" => {
+            evaluate(&format!("{text} to 15 sf"), interrupt)
+        }
+        Ok(told) => Ok(told),
+        // Not a number: `2 ≠ 3`.
+        Err(_) => evaluate(text, interrupt),
+    }
+}
+
+/// Runs fend in a context of its own, which has no clock, no chance and no exchange rates.
+fn evaluate(expression: &str, interrupt: &impl Interrupt) -> Result<String, String> {
+    let mut context = fend_core::Context::new();
+    let result = fend_core::evaluate_with_interrupt(expression, &mut context, interrupt)?;
+    if result.output_is_empty() {
+        return Err("it has no value".to_owned());
+    }
+    Ok(result.get_main_result().to_owned())
+}
+
+/// Whether fend's way over floating point numbers shows: it rounds by them, exact to fifteen
+/// digits, and turns what is larger than 2^64 into 2^64.
+fn is_beyond_precision(expression: &Expression, told: &str) -> bool {
+    let numbers = told.split(|c: char| !c.is_ascii_digit() && c != '.');
+    let digits_max = numbers.map(|number| number.split('.').next().unwrap_or("").len()).max();
+    let saturated = told.starts_with("approx.") && told.contains("18446744073709551616");
+    saturated || (expression.rounds() && digits_max.unwrap_or(0) > 15)
+}
+
+/// Tells fend when to give up.
+struct Watch<F> {
+    expired: F,
+    steps: AtomicU32,
+}
+
+impl<F: Fn() -> bool + Sync> Interrupt for Watch<F> {
+    fn should_interrupt(&self) -> bool {
+        self.steps.fetch_add(1, Ordering::Relaxed).is_multiple_of(STEPS_PER_LOOK)
+            && (self.expired)()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::expression::EXPRESSION_CHARS_MAX;
+    use super::*;
+
+    fn computed(expression: &str) -> Result<String, String> {
+        let deadline = Duration::from_millis(500);
+        let begun = Instant::now();
+        compute(expression, move || begun.elapsed() >= deadline).map_err(|e| e.to_string())
+    }
+
+    fn check(expression: &str, expect: &str) {
+        assert_eq!(computed(expression).as_deref(), Ok(expect), "{expression}");
+    }
+
+    #[track_caller]
+    fn check_error(expression: &str, expect: &str) {
+        let error = computed(expression).expect_err(expression);
+        assert!(error.contains(expect), "{expression:?}: {error}");
+    }
+
+    #[test]
+    fn computes_exactly() {
+        check("17 % of 2,350", "399.5");
+        check("17% of 2350", "399.5");
+        check("0.1 + 0.2", "0.3");
+        check("1,000,000.50 * 2", "2000001");
+        check("1,00,000 + 1", "100001");
+        check("2 + 2 =", "4");
+        check("2^64", "18446744073709551616");
+        check("2**10", "1024");
+        check("2³", "8");
+        check("6 × 7 ÷ 2 − 1", "20");
+        check("7 mod 3", "1");
+        check("（1＋2）＊３", "9");
+        check("sqrt(16) + abs(-3)", "7");
+        check("5 feet 3 inches to cm", "160.02 cm");
+        check("20 °C to °F", "68 °F");
+        check("1/3", "approx. 0.3333333333");
+        check("50!/49!", "50");
+        check("0xff + 1", "0x100");
+        check("2 + 2 ≠ 5", "true");
+        check("2^64 to hex", "10000000000000000");
+        check("round(2.5) + floor(-2.5) + ceil(2.1)", "3");
+    }
+
+    #[test]
+    fn tells_long_numbers_shortly() {
+        check("50000*(1+0.07/12)^(12*30)", "approx. 405824.8737679804");
+        check("1.00583^360", "approx. 8.1068199223");
+        check("1.07^30", "approx. 7.6122550427");
+        check("1e-12 * 3", "0.000000000003");
+        check("2/3 * 1e-12", "approx. 0.000000000000666666666666667");
+        check("1/3 to 3 dp", "approx. 0.333");
+        check("10^30", "1000000000000000000000000000000");
+    }
+
+    #[test]
+    fn a_call_binds_tighter_than_a_power() {
+        check("sin(1)^2 + cos(1)^2", "approx. 1");
+        check("round(2.4)^2", "4");
+        check("2 ln(e)^3", "approx. 2");
+        check("SQRT(16) ^ sqrt (4)", "16");
+        check("sqrt(abs(-16)^2)/2", "8");
+        check("3 kg(2)^2", "12 kg");
+        check("sqrt 16", "4");
+    }
+
+    #[test]
+    fn refuses_what_would_be_imprecise() {
+        for expression in ["floor(1e25/7)", "round(9007199254740993.5)", "sinh(50)", "(1+i)^1000"] {
+            check_error(expression, "precise to 15 digits");
+        }
+        check("2^64 + 0", "18446744073709551616");
+        check("round(10^15/7)", "142857142857143");
+    }
+
+    #[test]
+    fn refuses_what_would_be_misread() {
+        check_error("1,5 + 1", "write a point");
+        check_error("1.000,5", "write a point");
+        check_error("1,2345", "write a point");
+        check_error("max(1,2)", "write a point");
+        check_error(",5", "write a point");
+        check_error("1,,000", "write a point");
+        check_error("roll d6", "dice");
+        check_error("300d300", "dice");
+        check_error("2⁰¹²³⁴⁵⁶⁷⁸⁹", "superscript");
+    }
+
+    #[test]
+    fn has_no_functions_strings_dates_or_rates() {
+        for (expression, sign) in [
+            ("f = x: f x", "'='"),
+            ("(x => x x) (x => x x)", "'='"),
+            ("λx.x", "'λ'"),
+            ("\\x.x", "\\\\"),
+            ("\"2020-01-01\" to date", "'\"'"),
+            ("@2020-01-01", "'@'"),
+            ("1 << 99999999999", "'<'"),
+            ("1; 2", "';'"),
+            ("# note", "'#'"),
+        ] {
+            check_error(expression, "has no meaning");
+            check_error(expression, sign);
+        }
+        check_error("today", "unable to get the current date");
+        check_error("5 USD to EUR", "exchange rates are not available");
+        check_error("nonsense + 1", "unknown identifier");
+        check_error("1/0", "division by zero");
+        check_error(" ", "empty");
+        check_error("?", "empty");
+    }
+
+    #[test]
+    fn gives_up_on_what_takes_too_long() {
+        for hostile in
+            ["9^9^9^9", "100000!", "3!!!!!", "fib 10^9", "1e999999999", "pi to 1000000000 dp"]
+        {
+            let begun = Instant::now();
+            check_error(hostile, "took longer");
+            assert!(begun.elapsed() < Duration::from_secs(5), "{hostile}");
+        }
+    }
+
+    #[test]
+    fn bounds_expression_and_result() {
+        check_error(&"1".repeat(501), "501 characters");
+        check_error("2^20000", "the result has 6021 bytes");
+    }
+
+    #[test]
+    fn survives_the_deepest_nesting() {
+        for deep in ["(", ")", "-", "+", "-(", "abs(", "ln(", "2^", "sqrt ", "1+", "not ", "m "] {
+            let times = (EXPRESSION_CHARS_MAX - 1) / deep.len();
+            // What comes out does not matter, only that it comes.
+            let _ = computed(&format!("{}1", deep.repeat(times)));
+        }
+        check(&format!("{}1{}", "(".repeat(240), ")".repeat(240)), "1");
+    }
+
+    #[test]
+    fn stops_when_the_call_is_cancelled() {
+        assert_eq!(compute("9^9^9^9", || true), Err(ComputeError::TooSlow));
+    }
+}
