@@ -2,6 +2,7 @@
 
 pub mod config;
 pub mod record;
+pub mod rehearsal;
 pub mod tool;
 pub mod turn;
 pub mod types;
