@@ -3,8 +3,9 @@
 use serde_json::Value;
 
 use super::concepts;
-use super::fill::{Filler, kind_of, resolve, type_of};
+use super::fill::Filler;
 use super::prompt::{Found, Kind, Prompt};
+use super::schema::{kind_of, resolve, type_of};
 
 /// One response makes no more calls than this.
 const CALLS_MAX: usize = 16;

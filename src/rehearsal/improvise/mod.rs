@@ -9,6 +9,7 @@ mod concepts;
 mod fill;
 mod places;
 mod prompt;
+mod schema;
 
 use serde_json::Value;
 

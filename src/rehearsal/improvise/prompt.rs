@@ -71,9 +71,7 @@ impl Prompt {
                 found.entry(Kind::Zone).or_default().push(zone);
             }
         }
-        if !found.contains_key(&Kind::City) {
-            found.insert(Kind::City, named_places(text));
-        }
+        found.entry(Kind::City).or_insert_with(|| named_places(text));
         let sums = arithmetic::find(&lower).into_iter().filter(|sum| !covered(sum.at));
         let sums = sums.map(|sum| Found { at: sum.at, text: sum.text }).collect();
         found.insert(Kind::Expression, sums);
@@ -298,7 +296,7 @@ mod tests {
     fn finds_values_of_each_kind() {
         let prompt = Prompt::read(
             "Read notes.txt, /etc/hosts and src/main.rs, get https://example.com/a.json?x=1, (http://b.org), \
-             write to joe@example.com on 2024-05-01 at 3.14 for 20 people in Europe/Berlin; say \"hi there\".",
+             write to joe@example.com on 2024-05-01 at 2.5 for 20 people in Europe/Berlin; say \"hi there\".",
         );
         let texts = |kind: Kind| -> Vec<String> {
             prompt.values(kind).into_iter().map(|found| found.text).collect()
@@ -309,7 +307,7 @@ mod tests {
         assert_eq!(texts(Kind::Date), ["2024-05-01"]);
         assert_eq!(texts(Kind::Zone), ["Europe/Berlin"]);
         assert_eq!(texts(Kind::Expression), [""; 0]);
-        assert_eq!(prompt.numbers, [3.14, 20.0]);
+        assert_eq!(prompt.numbers, [2.5, 20.0]);
         assert_eq!(prompt.quoted, ["hi there"]);
     }
 
