@@ -61,6 +61,15 @@ impl Default for RehearsalOptions {
     }
 }
 
+impl RehearsalOptions {
+    /// For people who watch: a free port of 127.0.0.1, a pace that can be followed, and no
+    /// request kept, so that it may run for ever.
+    #[must_use]
+    pub fn watchable() -> Self {
+        Self { chunk_delay: Duration::from_millis(8), keep_requests: 0, ..Self::default() }
+    }
+}
+
 /// A running rehearsal server. Dropping it stops it.
 #[derive(Debug)]
 pub struct Rehearsal {

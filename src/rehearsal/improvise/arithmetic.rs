@@ -24,6 +24,9 @@ enum Token {
     Other,
 }
 
+/// Brackets and functions nest no deeper than this.
+const DEPTH_MAX: usize = 16;
+
 /// Words that stand for signs; longer ones first where one begins another.
 const WORDS: [(&str, Token); 26] = [
     ("multiplied by", Token::Operator('*')),
@@ -60,7 +63,7 @@ pub(super) fn find(lower: &str) -> Vec<Expression> {
     let mut found = Vec::new();
     let mut rest = tokens.as_slice();
     while let Some(((at, _), after)) = rest.split_first() {
-        let mut parser = Parser { rest, operators: 0 };
+        let mut parser = Parser { rest, operators: 0, depth: 0 };
         match parser.sum() {
             Some(text) if parser.operators > 0 && !is_date(&text) => {
                 found.push(Expression { at: *at, text });
@@ -157,6 +160,7 @@ fn word(rest: &str, first: char, in_word: bool) -> (Option<Token>, usize) {
 struct Parser<'a> {
     rest: &'a [(usize, Token)],
     operators: usize,
+    depth: usize,
 }
 
 impl Parser<'_> {
@@ -184,8 +188,18 @@ impl Parser<'_> {
         Some(text)
     }
 
-    /// A number, a percentage of a number, a function, or what stands in brackets.
     fn term(&mut self) -> Option<String> {
+        if self.depth == DEPTH_MAX {
+            return None;
+        }
+        self.depth += 1;
+        let term = self.term_here();
+        self.depth -= 1;
+        term
+    }
+
+    /// A number, a percentage of a number, a function, or what stands in brackets.
+    fn term_here(&mut self) -> Option<String> {
         match self.peek()?.clone() {
             Token::Number(number) => {
                 self.skip();
@@ -270,5 +284,7 @@ mod tests {
             assert_eq!(found, expect, "{text}");
         }
         assert_eq!(find("is 1+1?")[0].at, 3);
+        assert_eq!(find(&"(".repeat(100_000)), []);
+        assert_eq!(find(&"sqrt ".repeat(10_000)), []);
     }
 }

@@ -8,6 +8,12 @@ use super::concepts;
 use super::prompt::{Kind, Prompt};
 use super::schema::{DEPTH_MAX, is_nullable, kind_of, resolve, type_of};
 
+/// One call's arguments hold no more values than this: schemas may refer to themselves.
+const VALUES_MAX: usize = 200;
+
+/// Texts made of the prompt as a whole are no longer than this.
+const WHOLE_CHARS_MAX: usize = 500;
+
 /// What one call's arguments are filled from. Values are used up in order; the last one of a kind
 /// is used again when more are needed.
 pub(super) struct Filler<'a> {
@@ -21,6 +27,7 @@ pub(super) struct Filler<'a> {
     quoted: Vec<String>,
     /// Which of several equal calls this is.
     iteration: Option<usize>,
+    values_left: usize,
 }
 
 impl<'a> Filler<'a> {
@@ -44,6 +51,7 @@ impl<'a> Filler<'a> {
             numbers: prompt.numbers.clone(),
             quoted: prompt.quoted.clone(),
             iteration: None,
+            values_left: VALUES_MAX,
         }
     }
 
@@ -74,9 +82,10 @@ impl<'a> Filler<'a> {
     }
 
     fn value(&mut self, name: &str, schema: &'a Value, depth: usize) -> Value {
-        if depth > DEPTH_MAX {
+        if depth > DEPTH_MAX || self.values_left == 0 {
             return Value::Null;
         }
+        self.values_left -= 1;
         let schema = resolve(self.root, schema);
         if let Some(constant) = schema.get("const") {
             return constant.clone();
@@ -262,8 +271,10 @@ impl<'a> Filler<'a> {
         } else {
             self.quoted.first().cloned()
         };
-        let whole =
-            || prompt.text.trim().trim_end_matches(['?', '.', '!', '？', '。', '！']).to_owned();
+        let whole = || {
+            let text = prompt.text.trim().trim_end_matches(['?', '.', '!', '？', '。', '！']);
+            text.chars().take(WHOLE_CHARS_MAX).collect()
+        };
         match kind {
             Kind::Zone => "UTC".to_owned(),
             Kind::City => "London".to_owned(),
@@ -390,9 +401,15 @@ mod tests {
 
     #[test]
     fn a_schema_that_refers_to_itself_ends() {
-        let schema =
-            json!({"type": "object", "required": ["next"], "properties": {"next": {"$ref": "#"}}});
+        let names: Vec<String> = (0..30).map(|n| format!("p{n}")).collect();
+        let itself: Value = names
+            .iter()
+            .map(|name| (name.clone(), json!({"$ref": "#"})))
+            .collect::<Map<_, _>>()
+            .into();
+        let schema = json!({"type": "object", "required": names, "properties": itself});
         let prompt = Prompt::read("hello");
-        assert!(Filler::new(&prompt, &schema, false).arguments().is_object());
+        let text = Filler::new(&prompt, &schema, false).arguments().to_string();
+        assert!(text.len() < 100_000, "{}", text.len());
     }
 }

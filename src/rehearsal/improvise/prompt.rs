@@ -31,6 +31,9 @@ pub(super) enum Kind {
     Text,
 }
 
+/// So many different values of a kind are found at most.
+const VALUES_MAX: usize = 64;
+
 /// A value in a prompt, and where it begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Found {
@@ -98,11 +101,11 @@ impl Prompt {
         }
     }
 
-    /// The values of a kind, in order, each once.
+    /// The first values of a kind, in order, each once.
     pub(super) fn values(&self, kind: Kind) -> Vec<Found> {
         let mut values: Vec<Found> = Vec::new();
         for value in self.found.get(&kind).map(Vec::as_slice).unwrap_or_default() {
-            if values.iter().all(|seen| seen.text != value.text) {
+            if values.len() < VALUES_MAX && values.iter().all(|seen| seen.text != value.text) {
                 values.push(value.clone());
             }
         }

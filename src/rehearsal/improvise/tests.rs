@@ -191,3 +191,21 @@ fn never_panics_on_odd_requests() {
         assert!(improvise(&odd).calls.is_empty());
     }
 }
+
+proptest::proptest! {
+    /// Whatever is said, nothing panics, and every call fits its tool's schema.
+    #[test]
+    fn calls_fit_their_schemas(
+        prompt in "([a-z ]{0,8}|[-+*/%^(), .0-9]{0,8}|read|time|weather|东京|几点|的|İ|é|\"|                   https?://|work|send_email|times|Paris|_|\\{|:|=|ms){0,14}"
+    ) {
+        let request = request(&prompt);
+        let tools = request["tools"].as_array().unwrap();
+        for call in improvise(&request).calls {
+            let name = call.name.unwrap();
+            let tool = tools.iter().find(|tool| tool["function"]["name"] == name.as_str());
+            let schema = &tool.unwrap()["function"]["parameters"];
+            let arguments = call.arguments.unwrap();
+            assert!(jsonschema::is_valid(schema, &arguments), "{prompt}: {arguments}");
+        }
+    }
+}
