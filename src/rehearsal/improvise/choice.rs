@@ -192,6 +192,11 @@ fn calls_of(prompt: &Prompt, matches: &[Match<'_, '_>], number: usize) -> Vec<(u
         let nth = |i: usize| wanted(offer.filler(prompt).with_iteration(i).arguments());
         return (0..times.min(CALLS_MAX)).map(|i| (at, nth(i))).collect();
     }
+    if let Some(quotes) = quotes(prompt, meant) {
+        let say =
+            |quote: &String| wanted(offer.filler(prompt).with_value(Kind::Text, quote).arguments());
+        return quotes.iter().map(|quote| (at, say(quote))).collect();
+    }
     let one = || vec![(at, wanted(offer.filler(prompt).arguments()))];
     let Some(primary) = offer.primary.filter(|primary| !primary.takes_all) else { return one() };
     let values = share(prompt, matches, number, primary.kind);
@@ -218,19 +223,29 @@ fn share(prompt: &Prompt, matches: &[Match<'_, '_>], number: usize, kind: Kind) 
         return values;
     }
     let clauses = clauses(&prompt.lower);
-    let mut current: Vec<usize> = Vec::new();
+    let spoken: Vec<Vec<usize>> = clauses
+        .iter()
+        .map(|(start, end)| {
+            let speaks = |n: &usize| {
+                let places = matches.get(*n).map(|m| m.at.as_slice()).unwrap_or_default();
+                places.iter().any(|at| (*start..*end).contains(at))
+            };
+            rivals.iter().copied().filter(|n| speaks(n)).collect()
+        })
+        .collect();
     let mut own: Vec<Found> = Vec::new();
-    for (start, end) in clauses {
-        let speaks = |n: &usize| {
-            let places = matches.get(*n).map(|m| m.at.as_slice()).unwrap_or_default();
-            places.iter().any(|at| (start..end).contains(at))
-        };
-        let spoken: Vec<usize> = rivals.iter().copied().filter(|n| speaks(n)).collect();
-        if !spoken.is_empty() {
-            current = spoken;
-        }
-        if current.is_empty() || current.contains(&number) {
-            own.extend(values.iter().filter(|v| (start..end).contains(&v.at)).cloned());
+    for (number_of_clause, (start, end)) in clauses.iter().enumerate() {
+        // In English what is asked for stands before its places, in Chinese after them.
+        let (before, from_here) = spoken.split_at(number_of_clause);
+        let mut before = before.iter().rev();
+        let mut after = from_here.iter();
+        let here = after.next().filter(|tools| !tools.is_empty());
+        let back = before.find(|tools| !tools.is_empty());
+        let ahead = after.find(|tools| !tools.is_empty());
+        let tools =
+            if prompt.is_chinese() { here.or(ahead).or(back) } else { here.or(back).or(ahead) };
+        if tools.is_none_or(|tools| tools.contains(&number)) {
+            own.extend(values.iter().filter(|v| (*start..*end).contains(&v.at)).cloned());
         }
     }
     if own.is_empty() { values } else { own }
@@ -247,6 +262,13 @@ fn clauses(lower: &str) -> Vec<(usize, usize)> {
     cuts.push(lower.len());
     cuts.sort_unstable();
     cuts.windows(2).filter_map(|pair| Some((*pair.first()?, *pair.last()?))).collect()
+}
+
+/// The quotations of a prompt that names a tool for texts as often as it quotes.
+fn quotes<'p>(prompt: &'p Prompt, meant: &Match<'_, '_>) -> Option<&'p [String]> {
+    let texts = meant.offer.primary.is_some_and(|p| p.kind == Kind::Text && !p.takes_all);
+    let often = prompt.quoted.len() > 1 && prompt.count(meant.offer.name) == prompt.quoted.len();
+    (texts && often && meant.reason == Reason::Named).then_some(prompt.quoted.as_slice())
 }
 
 /// Calls that the prompt writes out: the tool's name with a JSON object after it.

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use super::concepts;
 use super::prompt::{Kind, Prompt};
-use super::schema::{DEPTH_MAX, is_nullable, kind_of, resolve, type_of};
+use super::schema::{DEPTH_MAX, direction_of, is_nullable, kind_of, resolve, type_of};
 
 /// One call's arguments hold no more values than this: schemas may refer to themselves.
 const VALUES_MAX: usize = 200;
@@ -41,6 +41,7 @@ impl<'a> Filler<'a> {
             Kind::Email,
             Kind::Date,
             Kind::DateTime,
+            Kind::Symbol,
         ];
         let texts = |kind| prompt.values(kind).into_iter().map(|found| found.text).collect();
         Self {
@@ -91,7 +92,7 @@ impl<'a> Filler<'a> {
             return constant.clone();
         }
         if let Some(choices) = schema["enum"].as_array() {
-            return self.choose(schema, choices);
+            return self.choose(name, schema, choices);
         }
         for key in ["anyOf", "oneOf"] {
             let Some(options) = schema[key].as_array() else { continue };
@@ -169,8 +170,15 @@ impl<'a> Filler<'a> {
     }
 
     /// The choice that the prompt names, or one that means the same, or the default or first.
-    fn choose(&self, schema: &Value, choices: &[Value]) -> Value {
-        let spoken = choices.iter().find(|choice| self.speaks_of(choice));
+    fn choose(&self, name: &str, schema: &Value, choices: &[Value]) -> Value {
+        let place =
+            |choice: &Value| self.prompt.mentions(choice.as_str().filter(|c| !c.is_empty())?);
+        let mut places: Vec<usize> = choices.iter().filter_map(place).collect();
+        places.sort_unstable();
+        let meant = direction_of(name).and_then(|way| self.prompt.directed(way, &places));
+        let spoken = choices
+            .iter()
+            .find(|choice| place(choice).is_some_and(|at| meant.is_none_or(|meant| meant == at)));
         let alike = || {
             choices.iter().find(|choice| {
                 let meant =
@@ -243,7 +251,8 @@ impl<'a> Filler<'a> {
     fn string(&mut self, name: &str, schema: &Value) -> Value {
         let kind = kind_of(name, schema, self.calculates);
         let named = self.named_value(name);
-        let text = named.or_else(|| self.take(kind)).unwrap_or_else(|| self.made_up(kind, schema));
+        let text =
+            named.or_else(|| self.take(name, kind)).unwrap_or_else(|| self.made_up(kind, schema));
         let mut text = text;
         if let Some(most) = schema["maxLength"].as_u64() {
             text = text.chars().take(usize::try_from(most).unwrap_or(usize::MAX)).collect();
@@ -255,9 +264,16 @@ impl<'a> Filler<'a> {
         text.into()
     }
 
-    fn take(&mut self, kind: Kind) -> Option<String> {
+    fn take(&mut self, name: &str, kind: Kind) -> Option<String> {
         let queue = self.queues.get_mut(&kind)?;
-        if queue.len() > 1 { Some(queue.remove(0)) } else { queue.first().cloned() }
+        if queue.len() < 2 {
+            return queue.first().cloned();
+        }
+        let Some(way) = direction_of(name) else { return Some(queue.remove(0)) };
+        let values = self.prompt.values(kind);
+        let places: Vec<usize> = values.iter().map(|found| found.at).collect();
+        let meant = self.prompt.directed(way, &places)?;
+        values.into_iter().find(|found| found.at == meant).map(|found| found.text)
     }
 
     /// A text where the prompt holds no value of the kind.
@@ -284,6 +300,7 @@ impl<'a> Filler<'a> {
             Kind::Email => "someone@example.com".to_owned(),
             Kind::Date => "2025-01-01".to_owned(),
             Kind::DateTime => "2025-01-01T00:00:00Z".to_owned(),
+            Kind::Symbol => quote.unwrap_or_else(|| "ACME".to_owned()),
             Kind::Query => quote
                 .or_else(|| {
                     prompt.after(&["search", "look up", "google", "find", "搜索", "搜一下", "查找"])
@@ -374,7 +391,7 @@ mod tests {
                 "$defs": {"Trip": {"type": "object", "required": ["date", "destination", "origin"], "properties":
                 {"origin": {"type": "string"}, "destination": {"type": "string"},
                  "date": {"type": "string", "format": "date"}}}}}),
-                json!({"trip": {"date": "2024-05-01", "destination": "Tokyo", "origin": "Paris"}}),
+                json!({"trip": {"date": "2024-05-01", "destination": "Paris", "origin": "Tokyo"}}),
             ),
             (
                 "hello",

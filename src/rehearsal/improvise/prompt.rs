@@ -23,6 +23,8 @@ pub(super) enum Kind {
     Date,
     /// A day and time as RFC 3339 has it.
     DateTime,
+    /// A short name in capitals, as shares have.
+    Symbol,
     /// What to search for.
     Query,
     /// What something is about.
@@ -33,6 +35,13 @@ pub(super) enum Kind {
 
 /// So many different values of a kind are found at most.
 const VALUES_MAX: usize = 64;
+
+/// Which end of a way, or of a change, a property is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    From,
+    To,
+}
 
 /// A value in a prompt, and where it begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,6 +121,27 @@ impl Prompt {
         values
     }
 
+    /// Of these places the one that a direction means: `London` of `from London to Rome`, if it
+    /// is `from`.
+    pub(super) fn directed(&self, direction: Direction, places: &[usize]) -> Option<usize> {
+        let (words, fallback) = match direction {
+            Direction::From => (["from", "从"], places.first()),
+            Direction::To => (["to", "到"], places.last()),
+        };
+        let is_meant = |at: &usize| {
+            let before = self.lower.get(..*at).unwrap_or_default().trim_end();
+            words.iter().any(|word| before.ends_with(word))
+        };
+        places.iter().find(|at| is_meant(at)).or(fallback).copied()
+    }
+
+    /// How often a name stands by itself.
+    pub(super) fn count(&self, name: &str) -> usize {
+        let name = name.to_ascii_lowercase();
+        let hits = self.lower.match_indices(name.as_str());
+        hits.filter(|(at, _)| places::stands_alone(&self.lower, *at, name.len())).count()
+    }
+
     /// What stands after the first of these words, up to the end of its sentence.
     pub(super) fn after(&self, words: &[&str]) -> Option<String> {
         let starts = words.iter().filter_map(|word| {
@@ -189,6 +219,9 @@ fn kind_of_token(token: &str) -> Option<Kind> {
     let zone = REGIONS.iter().any(|region| token.len() > region.len() && token.starts_with(region));
     if zone || token == "UTC" || token == "GMT" {
         return Some(Kind::Zone);
+    }
+    if (2..=5).contains(&token.len()) && token.bytes().all(|b| b.is_ascii_uppercase()) {
+        return Some(Kind::Symbol);
     }
     let date = |token: &str| {
         let parts: Vec<&str> = token.split('-').collect();

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::concepts;
-use super::prompt::Kind;
+use super::prompt::{Direction, Kind};
 
 /// Schemas nest no deeper than this here; what is deeper becomes null.
 pub(super) const DEPTH_MAX: usize = 8;
@@ -86,6 +86,9 @@ pub(super) fn kind_of(name: &str, schema: &Value, calculates: bool) -> Kind {
     if ends(&["date", "day"]) {
         return Kind::Date;
     }
+    if ends(&["symbol", "symbols", "ticker", "tickers"]) {
+        return Kind::Symbol;
+    }
     if ends(&["query", "queries", "q", "question", "keyword", "keywords", "search", "term"]) {
         return Kind::Query;
     }
@@ -93,4 +96,13 @@ pub(super) fn kind_of(name: &str, schema: &Value, calculates: bool) -> Kind {
         return Kind::Topic;
     }
     if calculates { Kind::Expression } else { Kind::Text }
+}
+
+/// Which end of something a property is, by its name.
+pub(super) fn direction_of(name: &str) -> Option<Direction> {
+    concepts::name_words(name).iter().find_map(|word| match word.as_str() {
+        "from" | "origin" | "source" | "departure" => Some(Direction::From),
+        "to" | "destination" | "target" | "arrival" => Some(Direction::To),
+        _ => None,
+    })
 }

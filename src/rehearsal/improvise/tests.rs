@@ -26,6 +26,14 @@ fn tools() -> Value {
         tool("web_search", "Searches the web.", json!({"query": text()})),
         tool("send_email", "Sends a mail.", json!({"recipient": text(), "body": text()})),
         tool("ticker_7", "Prices of shares on the stock market.", json!({"symbol": text()})),
+        tool(
+            "convert_currency",
+            "",
+            json!({"amount": {"type": "number"},
+            "from": {"enum": ["EUR", "JPY", "USD"]}, "to": {"enum": ["EUR", "JPY", "USD"]}})
+        ),
+        tool("plan_trip", "", json!({"origin": text(), "destination": text()})),
+        tool("echo", "", json!({"text": text()})),
         tool("work", "Sleeps.", json!({"ms": {"type": "integer"}, "i": {"type": "integer"}})),
     ])
 }
@@ -103,7 +111,10 @@ fn asks_for_what_the_prompt_speaks_of() {
             &[r#"get_weather {"city":"London"}"#, r#"get_news {"topic":"AI chips"}"#],
         ),
         ("search for rust actors", &[r#"web_search {"query":"rust actors"}"#]),
-        ("What is the stock price of \"ACME\"?", &[r#"ticker_7 {"symbol":"ACME"}"#]),
+        (
+            "What is the stock price of ACME and \"HAL\"?",
+            &[r#"ticker_7 {"symbol":"ACME"}"#, r#"ticker_7 {"symbol":"HAL"}"#],
+        ),
         (
             "email joe@example.com: \"see you\"",
             &[r#"send_email {"body":"see you","recipient":"joe@example.com"}"#],
@@ -116,6 +127,21 @@ fn asks_for_what_the_prompt_speaks_of() {
             "call work three times with ms=20",
             &[r#"work {"i":0,"ms":20}"#, r#"work {"i":1,"ms":20}"#, r#"work {"i":2,"ms":20}"#],
         ),
+        (
+            "帮我查一下北京和上海的天气，以及东京的时间",
+            &[
+                r#"get_weather {"city":"Beijing"}"#,
+                r#"get_weather {"city":"Shanghai"}"#,
+                r#"clock {"zone":"Asia/Tokyo"}"#,
+            ],
+        ),
+        ("convert 100 USD to EUR", &[r#"convert_currency {"amount":100,"from":"USD","to":"EUR"}"#]),
+        ("fly from London to New York", &[]),
+        (
+            "plan_trip from London to Cairo",
+            &[r#"plan_trip {"destination":"Cairo","origin":"London"}"#],
+        ),
+        ("echo \"a b\" and echo \"c\"", &[r#"echo {"text":"a b"}"#, r#"echo {"text":"c"}"#]),
         ("Hello, who are you?", &[]),
         ("What is the capital of France?", &[]),
         ("I like to read books about Tokyo.", &[]),
