@@ -6,6 +6,7 @@ pub mod context;
 pub mod event;
 pub mod message;
 pub mod record;
+pub mod rehearsal;
 pub mod telemetry;
 pub mod tls;
 pub mod tool;

@@ -1,0 +1,404 @@
+//! Responses as Chat Completions: the chunks of a stream, or one plain body.
+//!
+//! Pure: the same response and request give the same bytes, but for the id and the time given.
+
+use axum::body::Bytes;
+use serde_json::{Value, json};
+
+use super::pairing::error_body;
+use super::script::{At, Call, Finish, Response};
+
+/// The name under which the rehearsal model answers, whatever model was asked for.
+pub const MODEL: &str = "rehearsal";
+
+/// A part of a body, with what it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Chunk {
+    pub(super) bytes: Bytes,
+    pub(super) mark: Mark,
+}
+
+/// What a chunk is, so that places of a script can be found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mark {
+    /// Opening, thinking, text, or a part of a raw or plain body.
+    Content,
+    /// A part of the call at this place of the list.
+    Call(usize),
+    /// The finish reason.
+    Finish,
+    /// The token counts.
+    Usage,
+    /// `[DONE]`.
+    Done,
+}
+
+/// A body to send: its type and its chunks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Encoded {
+    pub(super) content_type: String,
+    pub(super) chunks: Vec<Chunk>,
+}
+
+impl Encoded {
+    /// The number of the chunk before which a place lies; the number of chunks for the end.
+    pub(super) fn position(&self, at: At) -> usize {
+        let end = self.chunks.len();
+        let first = |wanted: &dyn Fn(Mark) -> bool| {
+            self.chunks.iter().position(|chunk| wanted(chunk.mark)).unwrap_or(end)
+        };
+        match at {
+            At::Headers => 0,
+            At::Chunk(number) => number.min(end),
+            At::Call(call) => first(&|mark| mark == Mark::Call(call)),
+            At::AfterCall(call) => self
+                .chunks
+                .iter()
+                .rposition(|chunk| chunk.mark == Mark::Call(call))
+                .map_or(end, |last| last + 1),
+            At::Finish => first(&|mark| mark == Mark::Finish),
+            At::Done => first(&|mark| mark == Mark::Done),
+        }
+    }
+}
+
+/// Encodes an error of a status: the script's own body, or the provider's usual one.
+pub(super) fn encode_error(status: u16, error: Option<&Value>) -> Encoded {
+    let made_up = || {
+        let message = format!("The rehearsal script answers with HTTP status {status}.");
+        match status {
+            429 => error_body(&message, "requests", None, Some("rate_limit_exceeded")),
+            401 => error_body(&message, "invalid_request_error", None, Some("invalid_api_key")),
+            500.. => error_body(&message, "server_error", None, None),
+            _ => error_body(&message, "invalid_request_error", None, None),
+        }
+    };
+    let body = error.cloned().unwrap_or_else(made_up).to_string();
+    let chunks = vec![Chunk { bytes: body.into(), mark: Mark::Content }];
+    Encoded { content_type: "application/json".to_owned(), chunks }
+}
+
+/// Encodes a response for a request. `number` counts the server's requests and makes the ids;
+/// `created` is the time in seconds since 1970.
+pub(super) fn encode(response: &Response, request: &Value, number: u64, created: u64) -> Encoded {
+    if !response.raw_chunks.is_empty() {
+        let content_type = response.content_type.as_deref().unwrap_or("text/event-stream");
+        let chunks = response
+            .raw_chunks
+            .iter()
+            .map(|raw| Chunk { bytes: raw.0.clone(), mark: Mark::Content })
+            .collect();
+        return Encoded { content_type: content_type.to_owned(), chunks };
+    }
+    let envelope = Envelope { number, created };
+    if request["stream"] == true {
+        return Encoded {
+            content_type: "text/event-stream; charset=utf-8".to_owned(),
+            chunks: envelope.stream(response, request),
+        };
+    }
+    let body = envelope.plain(response, request).to_string();
+    Encoded { content_type: "application/json".to_owned(), chunks: halves(body.into()) }
+}
+
+/// A plain body in two chunks, so that faults between chunks have a place in it.
+fn halves(body: Bytes) -> Vec<Chunk> {
+    let mut rest = body;
+    let first = rest.split_to(rest.len() / 2);
+    [first, rest].into_iter().map(|bytes| Chunk { bytes, mark: Mark::Content }).collect()
+}
+
+/// What is the same in every chunk of a response.
+struct Envelope {
+    number: u64,
+    created: u64,
+}
+
+impl Envelope {
+    fn wrap(&self, object: &str, choices: Value) -> Value {
+        json!({
+            "id": format!("chatcmpl-rehearsal-{}", self.number),
+            "object": object,
+            "created": self.created,
+            "model": MODEL,
+            "system_fingerprint": "callsheet-rehearsal",
+            "choices": choices,
+        })
+    }
+
+    fn chunk(&self, delta: Value, finish: Option<&str>, mark: Mark) -> Chunk {
+        let choices =
+            json!([{"index": 0, "delta": delta, "logprobs": null, "finish_reason": finish}]);
+        event(&self.wrap("chat.completion.chunk", choices), mark)
+    }
+
+    fn stream(&self, response: &Response, request: &Value) -> Vec<Chunk> {
+        let opening = json!({"role": "assistant", "content": "", "refusal": null});
+        let mut chunks = vec![self.chunk(opening, None, Mark::Content)];
+        let say = |field: &str, piece: &str| self.chunk(json!({field: piece}), None, Mark::Content);
+        chunks.extend(response.reasoning.iter().map(|piece| say("reasoning_content", piece)));
+        chunks.extend(response.text.iter().map(|piece| say("content", piece)));
+        for (place, call) in response.calls.iter().enumerate() {
+            for piece in self.call_pieces(place, call) {
+                chunks.push(self.chunk(json!({"tool_calls": [piece]}), None, Mark::Call(place)));
+            }
+        }
+        if response.truncate {
+            return chunks;
+        }
+        if let Some(word) = finish_word(response) {
+            chunks.push(self.chunk(json!({}), Some(&word), Mark::Finish));
+        }
+        if response.usage.is_some() || request["stream_options"]["include_usage"] == true {
+            let mut last = self.wrap("chat.completion.chunk", json!([]));
+            last["usage"] = usage(response, request);
+            chunks.push(event(&last, Mark::Usage));
+        }
+        if !response.no_done {
+            chunks.push(Chunk { bytes: "data: [DONE]\n\n".into(), mark: Mark::Done });
+        }
+        chunks
+    }
+
+    /// The opening of a call, then its arguments piece by piece.
+    fn call_pieces(&self, place: usize, call: &Call) -> Vec<Value> {
+        let text = call.arguments_text();
+        let pieces = match call.pieces {
+            Some(count) => split_in(&text, count),
+            None => split_every(&text, 8),
+        };
+        let indexed = |mut piece: Value| {
+            if !call.no_index {
+                piece["index"] = json!(call.index.unwrap_or(place as u64));
+            }
+            piece
+        };
+        let mut opening = json!({"type": "function", "function": {"arguments": ""}});
+        if !call.no_id {
+            opening["id"] = self.call_id(place, call).into();
+        }
+        if let Some(name) = &call.name {
+            opening["function"]["name"] = name.as_str().into();
+        }
+        let rest = pieces.iter().map(|piece| json!({"function": {"arguments": piece}}));
+        std::iter::once(opening).chain(rest).map(indexed).collect()
+    }
+
+    fn call_id(&self, place: usize, call: &Call) -> String {
+        call.id.clone().unwrap_or_else(|| format!("call_r{}_{place}", self.number))
+    }
+
+    fn plain(&self, response: &Response, request: &Value) -> Value {
+        let content = response.text.concat();
+        let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+        if content.is_empty() && !response.calls.is_empty() {
+            message["content"] = Value::Null;
+        }
+        if !response.reasoning.is_empty() {
+            message["reasoning_content"] = response.reasoning.concat().into();
+        }
+        if !response.calls.is_empty() {
+            let calls = response.calls.iter().enumerate();
+            message["tool_calls"] =
+                calls.map(|(place, call)| self.plain_call(place, call)).collect();
+        }
+        let finish = finish_word(response).filter(|_| !response.truncate);
+        let choices =
+            json!([{"index": 0, "message": message, "logprobs": null, "finish_reason": finish}]);
+        let mut body = self.wrap("chat.completion", choices);
+        body["usage"] = usage(response, request);
+        body
+    }
+
+    fn plain_call(&self, place: usize, call: &Call) -> Value {
+        let mut whole =
+            json!({"type": "function", "function": {"arguments": call.arguments_text()}});
+        if !call.no_id {
+            whole["id"] = self.call_id(place, call).into();
+        }
+        if let Some(name) = &call.name {
+            whole["function"]["name"] = name.as_str().into();
+        }
+        if let Some(index) = call.index {
+            whole["index"] = index.into();
+        }
+        whole
+    }
+}
+
+fn event(data: &Value, mark: Mark) -> Chunk {
+    Chunk { bytes: format!("data: {data}\n\n").into(), mark }
+}
+
+fn finish_word(response: &Response) -> Option<String> {
+    match &response.finish_reason {
+        Finish::Word(word) => Some(word.clone()),
+        Finish::Null => None,
+        Finish::Inferred if response.calls.is_empty() => Some("stop".to_owned()),
+        Finish::Inferred => Some("tool_calls".to_owned()),
+    }
+}
+
+/// Token counts: the script's, or made up at four bytes a token.
+fn usage(response: &Response, request: &Value) -> Value {
+    if let Some(usage) = &response.usage {
+        return usage.clone();
+    }
+    let tokens = |bytes: usize| bytes.div_ceil(4);
+    let read = tokens(request["messages"].to_string().len() + request["tools"].to_string().len());
+    let thought = tokens(response.reasoning.iter().map(String::len).sum());
+    let said: usize = response.text.iter().map(String::len).sum();
+    let asked: usize = response.calls.iter().map(|call| call.arguments_text().len() + 16).sum();
+    let written = tokens(said + asked) + thought;
+    json!({
+        "prompt_tokens": read,
+        "completion_tokens": written,
+        "total_tokens": read + written,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": thought},
+    })
+}
+
+/// The text of a message's content: a string, or the text parts of an array.
+pub(super) fn content_text(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => {
+            parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n")
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => String::new(),
+    }
+}
+
+/// The text of the last user message.
+pub(super) fn last_user_text(request: &Value) -> String {
+    let messages = request["messages"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let last = messages.iter().rfind(|message| message["role"] == "user");
+    last.map(|message| content_text(&message["content"])).unwrap_or_default()
+}
+
+/// A text in word-sized pieces: cut after spaces, and every four characters where there are none.
+pub(super) fn words(text: &str) -> Vec<String> {
+    text.split_inclusive([' ', '\n'])
+        .flat_map(|word| if word.is_ascii() { vec![word.to_owned()] } else { split_every(word, 4) })
+        .collect()
+}
+
+fn split_every(text: &str, chars: usize) -> Vec<String> {
+    let all: Vec<char> = text.chars().collect();
+    all.chunks(chars.max(1)).map(|piece| piece.iter().collect()).collect()
+}
+
+/// A text in so many pieces, as even as they can be; empty ones if it is too short.
+fn split_in(text: &str, count: usize) -> Vec<String> {
+    let all: Vec<char> = text.chars().collect();
+    let cut = |piece: usize| piece * all.len() / count.max(1);
+    let piece =
+        |n: usize| all.get(cut(n)..cut(n + 1)).map(|p| p.iter().collect()).unwrap_or_default();
+    (0..count.max(1)).map(piece).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(encoded: &Encoded) -> Vec<String> {
+        let text = |chunk: &Chunk| String::from_utf8(chunk.bytes.to_vec()).unwrap();
+        encoded.chunks.iter().map(text).collect()
+    }
+
+    fn asking() -> Response {
+        Response {
+            reasoning: vec!["hm".into()],
+            text: vec!["Let ".into(), "me.".into()],
+            calls: vec![
+                Call { pieces: Some(2), ..Call::new("clock", json!({"zone": "UTC"})) },
+                Call::new("clock", json!({})).id("x"),
+            ],
+            ..Response::default()
+        }
+    }
+
+    #[test]
+    fn streams_every_part_in_order() {
+        let request = json!({"stream": true, "stream_options": {"include_usage": true}});
+        let encoded = encode(&asking(), &request, 7, 1);
+        let lines = lines(&encoded);
+        let datas: Vec<Value> = lines
+            .iter()
+            .filter_map(|line| line.strip_prefix("data: ")?.strip_suffix("\n\n"))
+            .filter_map(|data| serde_json::from_str(data).ok())
+            .collect();
+        let deltas: Vec<&Value> = datas.iter().map(|data| &data["choices"][0]["delta"]).collect();
+        assert_eq!(datas.len(), 11);
+        assert_eq!(lines[11], "data: [DONE]\n\n");
+        assert_eq!(deltas[1]["reasoning_content"], "hm");
+        assert_eq!(deltas[3]["content"], "me.");
+        let opening = &deltas[4]["tool_calls"][0];
+        assert_eq!(opening["id"], "call_r7_0");
+        assert_eq!(opening["function"], json!({"name": "clock", "arguments": ""}));
+        assert_eq!(deltas[5]["tool_calls"][0]["function"]["arguments"], "{\"zone\"");
+        assert_eq!(
+            deltas[6]["tool_calls"][0],
+            json!({"index": 0, "function": {"arguments": ":\"UTC\"}"}})
+        );
+        assert_eq!(deltas[7]["tool_calls"][0]["index"], 1);
+        assert_eq!(datas[9]["choices"][0]["finish_reason"], "tool_calls");
+        assert_eq!(datas[10]["choices"], json!([]));
+        assert!(datas[10]["usage"]["completion_tokens"].as_u64() > Some(0));
+        assert!(datas.iter().all(|data| data["model"] == "rehearsal"));
+        for (at, number) in [
+            (At::Call(0), 4),
+            (At::AfterCall(0), 7),
+            (At::Call(1), 7),
+            (At::Finish, 9),
+            (At::Done, 11),
+            (At::Chunk(99), 12),
+        ] {
+            assert_eq!(encoded.position(at), number, "{at:?}");
+        }
+    }
+
+    #[test]
+    fn leaves_out_what_the_script_leaves_out() {
+        let count = |change: &dyn Fn(&mut Response)| {
+            let mut response = Response::text("a b");
+            change(&mut response);
+            encode(&response, &json!({"stream": true}), 1, 1).chunks.len()
+        };
+        assert_eq!(count(&|_| ()), 5);
+        assert_eq!(count(&|r| r.no_done = true), 4);
+        assert_eq!(count(&|r| r.finish_reason = Finish::Null), 4);
+        assert_eq!(count(&|r| r.truncate = true), 3);
+        assert_eq!(count(&|r| r.usage = Some(json!({}))), 6);
+        let bare = Response::calls([Call { no_id: true, no_index: true, ..Call::default() }]);
+        let text = lines(&encode(&bare, &json!({"stream": true}), 1, 1)).concat();
+        assert!(
+            text.contains(r#"{"tool_calls":[{"function":{"arguments":""},"type":"function"}]}"#),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn plain_body_holds_the_same() {
+        let body = lines(&encode(&asking(), &json!({}), 7, 1));
+        assert_eq!(body.len(), 2);
+        let body: Value = serde_json::from_str(&body.concat()).unwrap();
+        assert_eq!(body["object"], "chat.completion");
+        let message = &body["choices"][0]["message"];
+        assert_eq!(message["content"], "Let me.");
+        assert_eq!(message["tool_calls"][0]["function"]["arguments"], r#"{"zone":"UTC"}"#);
+        assert_eq!(message["tool_calls"][1]["id"], "x");
+        assert_eq!(body["choices"][0]["finish_reason"], "tool_calls");
+    }
+
+    #[test]
+    fn pieces_lose_nothing() {
+        for text in ["", "a", "It is 12:00, now.", "东京现在是几点？ yes\nno"] {
+            assert_eq!(words(text).concat(), text);
+            assert_eq!(split_in(text, 3).concat(), text);
+            assert_eq!(split_in(text, 3).len(), 3);
+            assert_eq!(split_every(text, 2).concat(), text);
+        }
+    }
+}

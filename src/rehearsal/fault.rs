@@ -1,0 +1,241 @@
+//! How a body is sent: the order of chunks, pauses and gates, and what goes wrong.
+//!
+//! [`plan`] is pure; [`perform`] walks a plan.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Bytes;
+use futures::Stream;
+
+use super::chat::{Chunk, Encoded};
+use super::requests::{Desk, Ended, OpenRequest};
+use super::script::{At, Response};
+
+/// Lets what was written before a cut reach the socket: hyper drops what it has not flushed when
+/// a body fails.
+const FLUSH: Duration = Duration::from_millis(2);
+
+/// What is sent where a chunk is to be malformed.
+const MALFORMED: &str = "data: {\"choices\":[{\"delta\":{\"content\":\n\n";
+
+/// One thing to do while a body is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Send these bytes.
+    Send(Bytes),
+    /// Do nothing for so long.
+    Pause(Duration),
+    /// Wait until the gate of this name is open.
+    Hold(String),
+    /// Send nothing more, or only comments this far apart.
+    Stall { keep_alive: Option<Duration> },
+    /// Break the connection.
+    Cut,
+}
+
+/// The body broke off because the script says so, or because the server is shut down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the rehearsal broke the body off")]
+pub(super) struct BrokeOff;
+
+/// What happens before the status line.
+pub(super) fn before_headers(response: &Response) -> Vec<Step> {
+    places(response, |at| (at == At::Headers).then_some(0)).remove(&0).unwrap_or_default()
+}
+
+/// What happens after it. `chunk_delay` is for responses that name none.
+pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration) -> Vec<Step> {
+    let chunks: Vec<&Chunk> =
+        encoded.chunks.iter().take(response.truncate_after_chunks.unwrap_or(usize::MAX)).collect();
+    let end = chunks.len();
+    let delay = response.chunk_delay_ms.map_or(chunk_delay, Duration::from_millis);
+    let mut marked =
+        places(response, |at| (at != At::Headers).then(|| encoded.position(at).min(end)));
+    let mut bytes_left = response.cut_after_bytes;
+    let mut steps = Vec::new();
+    for number in 0..=end {
+        if (1..end).contains(&number) && !delay.is_zero() {
+            steps.push(Step::Pause(delay));
+        }
+        steps.append(&mut marked.remove(&number).unwrap_or_default());
+        // A fault that lies beyond the end strikes at the end: it never fails to happen.
+        if response.stall_after_chunks.is_some_and(|after| after.min(end) == number) {
+            let keep_alive = response.keep_alive_ms.map(Duration::from_millis);
+            steps.push(Step::Stall { keep_alive });
+            return steps;
+        }
+        let cut = response.cut_after_chunks.is_some_and(|after| after.min(end) == number);
+        if cut || bytes_left == Some(0) {
+            steps.push(Step::Cut);
+            return steps;
+        }
+        let Some(chunk) = chunks.get(number) else { break };
+        let mut bytes = chunk.bytes.clone();
+        if response.malformed_at_chunk == Some(number) {
+            bytes = Bytes::from_static(MALFORMED.as_bytes());
+        }
+        if let Some(left) = &mut bytes_left {
+            bytes.truncate(*left);
+            *left -= bytes.len();
+        }
+        if !bytes.is_empty() {
+            steps.push(Step::Send(bytes));
+        }
+    }
+    if bytes_left.is_some() {
+        steps.push(Step::Cut);
+    }
+    steps
+}
+
+/// The pauses and gates of a response by the number of the chunk they come before.
+fn places(
+    response: &Response,
+    position: impl Fn(At) -> Option<usize>,
+) -> std::collections::BTreeMap<usize, Vec<Step>> {
+    let delays = response.delays.iter().map(|delay| {
+        let pause = Step::Pause(Duration::from_millis(delay.ms));
+        (position(delay.at), pause)
+    });
+    let holds =
+        response.holds.iter().map(|hold| (position(hold.at), Step::Hold(hold.name.clone())));
+    let mut places = std::collections::BTreeMap::<usize, Vec<Step>>::new();
+    for (position, step) in delays.chain(holds) {
+        if let Some(position) = position {
+            places.entry(position).or_default().push(step);
+        }
+    }
+    places
+}
+
+/// Sends a body by its plan. The stream fails where the plan cuts, and when the server stops; it
+/// is dropped when the client leaves, which `open` notes.
+pub(super) fn perform(
+    steps: Vec<Step>,
+    desk: Arc<Desk>,
+    open: OpenRequest,
+) -> impl Stream<Item = Result<Bytes, BrokeOff>> + Send {
+    let performance = Performance { steps: steps.into(), desk, open };
+    futures::stream::unfold(Some(performance), |performance| async {
+        let mut performance = performance?;
+        let stop = performance.desk.stop.clone();
+        let sent = tokio::select! {
+            biased;
+            () = stop.cancelled() => Some(Err(BrokeOff)),
+            sent = performance.next() => sent,
+        };
+        match sent {
+            Some(Ok(bytes)) => Some((Ok(bytes), Some(performance))),
+            Some(Err(broke_off)) => {
+                performance.open.end(Ended::Broken);
+                Some((Err(broke_off), None))
+            }
+            None => {
+                performance.open.end(Ended::Whole);
+                None
+            }
+        }
+    })
+}
+
+struct Performance {
+    steps: VecDeque<Step>,
+    desk: Arc<Desk>,
+    open: OpenRequest,
+}
+
+impl Performance {
+    /// The next bytes to send, as soon as they are due.
+    async fn next(&mut self) -> Option<Result<Bytes, BrokeOff>> {
+        loop {
+            match self.steps.pop_front()? {
+                Step::Send(bytes) => {
+                    // Gives hyper the chance to flush, so that every chunk is a write of its own.
+                    tokio::task::yield_now().await;
+                    return Some(Ok(bytes));
+                }
+                Step::Pause(how_long) => tokio::time::sleep(how_long).await,
+                Step::Hold(name) => self.desk.pass_gate(&name).await,
+                Step::Stall { keep_alive: None } => std::future::pending().await,
+                Step::Stall { keep_alive: Some(every) } => {
+                    tokio::time::sleep(every).await;
+                    self.steps.push_front(Step::Stall { keep_alive: Some(every) });
+                    return Some(Ok(Bytes::from_static(b": keep-alive\n\n")));
+                }
+                Step::Cut => {
+                    tokio::time::sleep(FLUSH).await;
+                    return Some(Err(BrokeOff));
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::chat::Mark;
+    use super::super::script::Call;
+    use super::*;
+
+    fn three() -> Encoded {
+        let chunk = |text: &str| Chunk { bytes: text.to_owned().into(), mark: Mark::Content };
+        Encoded { content_type: String::new(), chunks: ["aa", "bb", "cc"].map(chunk).into() }
+    }
+
+    /// Writes a plan as text: `-` pauses, `[name]` waits, `~` stalls, `!` cuts.
+    fn planned(change: impl FnOnce(&mut Response)) -> String {
+        let mut response = Response::default();
+        change(&mut response);
+        let step = |step: Step| match step {
+            Step::Send(bytes) if bytes == MALFORMED => "?".to_owned(),
+            Step::Send(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
+            Step::Pause(how_long) => format!("-{}-", how_long.as_millis()),
+            Step::Hold(name) => format!("[{name}]"),
+            Step::Stall { keep_alive: None } => "~".to_owned(),
+            Step::Stall { keep_alive: Some(every) } => format!("~{}~", every.as_millis()),
+            Step::Cut => "!".to_owned(),
+        };
+        plan(&three(), &response, Duration::ZERO).into_iter().map(step).collect()
+    }
+
+    #[test]
+    fn plans_faults_and_pauses() {
+        assert_eq!(planned(|_| ()), "aabbcc");
+        assert_eq!(planned(|r| r.chunk_delay_ms = Some(3)), "aa-3-bb-3-cc");
+        assert_eq!(planned(|r| r.cut_after_bytes = Some(3)), "aab!");
+        assert_eq!(planned(|r| r.cut_after_bytes = Some(4)), "aabb!");
+        assert_eq!(planned(|r| r.cut_after_bytes = Some(0)), "!");
+        assert_eq!(planned(|r| r.cut_after_bytes = Some(99)), "aabbcc!");
+        assert_eq!(planned(|r| r.cut_after_chunks = Some(1)), "aa!");
+        assert_eq!(planned(|r| r.cut_after_chunks = Some(99)), "aabbcc!");
+        assert_eq!(planned(|r| r.stall_after_chunks = Some(2)), "aabb~");
+        assert_eq!(planned(|r| r.stall_after_chunks = Some(9)), "aabbcc~");
+        assert_eq!(
+            planned(|r| {
+                r.stall_after_chunks = Some(0);
+                r.keep_alive_ms = Some(5);
+            }),
+            "~5~"
+        );
+        assert_eq!(planned(|r| r.malformed_at_chunk = Some(1)), "aa?cc");
+        assert_eq!(planned(|r| r.truncate_after_chunks = Some(2)), "aabb");
+        assert_eq!(
+            planned(|r| *r = Response::default().hold(At::Chunk(1), "g").delay(At::Chunk(1), 9)),
+            "aa-9-[g]bbcc"
+        );
+        assert_eq!(planned(|r| *r = Response::default().hold(At::Finish, "end")), "aabbcc[end]");
+        assert_eq!(planned(|r| *r = Response::default().hold(At::Headers, "h")), "aabbcc");
+    }
+
+    #[test]
+    fn only_what_is_before_the_headers_comes_before_them() {
+        let response = Response::calls([Call::default()])
+            .hold(At::Headers, "h")
+            .hold(At::Chunk(0), "c")
+            .delay(At::Headers, 2);
+        let pause = Step::Pause(Duration::from_millis(2));
+        assert_eq!(before_headers(&response), [pause, Step::Hold("h".into())]);
+    }
+}

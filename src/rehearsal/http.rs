@@ -1,0 +1,241 @@
+//! The server's paths, and its connections.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::BytesRejection;
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use axum::http::{Method, StatusCode, Uri};
+use axum::response::Response as HttpResponse;
+use axum::routing::{get, post};
+use axum::serve::Listener;
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
+use super::chat::{self, Encoded, MODEL};
+use super::fault;
+use super::improvise::improvise;
+use super::pairing::{Refusal, check, error_body};
+use super::requests::{Desk, Ended, OpenRequest};
+use super::script::{Response, Then};
+
+/// The header by which every answer says that no model gave it.
+pub const REHEARSAL_HEADER: &str = "x-callsheet-rehearsal";
+
+/// Histories are long, but not longer than this.
+const REQUEST_BYTES_MAX: usize = 64 << 20;
+
+/// The paths, with and without `/v1`.
+pub(super) fn router(desk: Arc<Desk>) -> Router {
+    let mut router = Router::new();
+    for prefix in ["", "/v1"] {
+        router = router
+            .route(&format!("{prefix}/chat/completions"), post(complete))
+            .route(&format!("{prefix}/models"), get(models));
+    }
+    router
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(no_such_path)
+        .layer(DefaultBodyLimit::max(REQUEST_BYTES_MAX))
+        .with_state(desk)
+}
+
+async fn models() -> HttpResponse {
+    let model = json!({"id": MODEL, "object": "model", "created": 0, "owned_by": "callsheet"});
+    whole(StatusCode::OK, &json!({"object": "list", "data": [model]}))
+}
+
+async fn no_such_path(method: Method, uri: Uri) -> HttpResponse {
+    let message =
+        format!("Unknown request URL: {method} {}. (offline rehearsal model)", uri.path());
+    let body = error_body(&message, "invalid_request_error", None, Some("unknown_url"));
+    whole(StatusCode::NOT_FOUND, &body)
+}
+
+async fn complete(
+    State(desk): State<Arc<Desk>>,
+    body: Result<Bytes, BytesRejection>,
+) -> HttpResponse {
+    let body = match body {
+        Ok(body) => body,
+        Err(rejection) => {
+            let message = rejection.body_text();
+            let body = error_body(&message, "invalid_request_error", None, None);
+            return whole(rejection.status(), &body);
+        }
+    };
+    let parsed = serde_json::from_slice::<Value>(&body);
+    let mut open = desk.receive(parsed.as_ref().unwrap_or(&Value::Null));
+    let checked = parsed.map_err(|_| Refusal::bad_json()).and_then(|request| {
+        check(&request)?;
+        Ok(request)
+    });
+    match checked {
+        Ok(request) => answer(desk, open, &request).await,
+        Err(refusal) => {
+            open.status(400);
+            open.end(Ended::Whole);
+            whole(StatusCode::BAD_REQUEST, &refusal.body())
+        }
+    }
+}
+
+/// Answers a request as the script says, or by improvising.
+async fn answer(desk: Arc<Desk>, mut open: OpenRequest, request: &Value) -> HttpResponse {
+    let scripted = {
+        let mut script = desk.script.lock();
+        script.take(request).ok_or(script.then)
+    };
+    let response = match scripted {
+        Ok(response) => response,
+        Err(Then::Improvise) => improvise(request),
+        Err(Then::Done) => Response::text("(offline rehearsal model) The script is done."),
+    };
+    for step in fault::before_headers(&response) {
+        let reached = async {
+            match step {
+                fault::Step::Pause(how_long) => tokio::time::sleep(how_long).await,
+                fault::Step::Hold(name) => desk.pass_gate(&name).await,
+                fault::Step::Send(_) | fault::Step::Stall { .. } | fault::Step::Cut => {}
+            }
+        };
+        // A stopped server lets its connections end, whatever they wait for.
+        if desk.stop.run_until_cancelled(reached).await.is_none() {
+            open.end(Ended::Broken);
+            return plain_answer(StatusCode::SERVICE_UNAVAILABLE, "text/plain", Body::empty());
+        }
+    }
+    let status = response.status.unwrap_or(200);
+    let encoded = match response.status {
+        Some(status @ 400..) if response.raw_chunks.is_empty() => {
+            chat::encode_error(status, response.error.as_ref())
+        }
+        Some(_) | None => chat::encode(&response, request, open.number, seconds_since_1970()),
+    };
+    open.status(status);
+    stream(desk, open, &response, &encoded, status)
+}
+
+fn stream(
+    desk: Arc<Desk>,
+    open: OpenRequest,
+    response: &Response,
+    encoded: &Encoded,
+    status: u16,
+) -> HttpResponse {
+    let steps = fault::plan(encoded, response, desk.chunk_delay);
+    let body = Body::from_stream(fault::perform(steps, desk, open));
+    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut answer = plain_answer(status, &encoded.content_type, body);
+    let retry_after = response.retry_after.as_deref().map(HeaderValue::from_str);
+    if let Some(Ok(value)) = retry_after {
+        answer.headers_mut().insert(RETRY_AFTER, value);
+    }
+    answer
+}
+
+fn whole(status: StatusCode, body: &Value) -> HttpResponse {
+    plain_answer(status, "application/json", Body::from(body.to_string()))
+}
+
+fn plain_answer(status: StatusCode, content_type: &str, body: Body) -> HttpResponse {
+    let mut answer = HttpResponse::new(body);
+    *answer.status_mut() = status;
+    let headers = answer.headers_mut();
+    headers.insert(HeaderName::from_static(REHEARSAL_HEADER), HeaderValue::from_static("1"));
+    if let Ok(value) = HeaderValue::from_str(content_type) {
+        headers.insert(CONTENT_TYPE, value);
+    }
+    answer
+}
+
+fn seconds_since_1970() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// A listener whose connections are counted, and end when the server stops.
+///
+/// axum spawns a task for each connection and keeps no hold of it, so the end comes through the
+/// socket: every operation on it fails from then on.
+#[derive(Debug)]
+pub(super) struct CountedListener {
+    pub(super) listener: TcpListener,
+    pub(super) stop: CancellationToken,
+    pub(super) tasks: TaskTracker,
+}
+
+impl Listener for CountedListener {
+    type Io = CountedStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (CountedStream, SocketAddr) {
+        let (stream, peer) = Listener::accept(&mut self.listener).await;
+        // Small chunks are to leave when they are written; without it they only come later.
+        let _ = stream.set_nodelay(true);
+        let stopped = Box::pin(self.stop.clone().cancelled_owned());
+        (CountedStream { stream, stopped, _counted: self.tasks.token() }, peer)
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.listener.local_addr()
+    }
+}
+
+/// A connection that ends when the server stops.
+#[derive(Debug)]
+pub(super) struct CountedStream {
+    stream: TcpStream,
+    stopped: Pin<Box<WaitForCancellationFutureOwned>>,
+    _counted: TaskTrackerToken,
+}
+
+impl CountedStream {
+    fn check(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        match self.stopped.as_mut().poll(cx) {
+            Poll::Ready(()) => Err(io::ErrorKind::ConnectionAborted.into()),
+            Poll::Pending => Ok(()),
+        }
+    }
+}
+
+impl AsyncRead for CountedStream {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for CountedStream {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.check(cx)?;
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
