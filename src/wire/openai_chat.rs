@@ -21,7 +21,7 @@ use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, U
 pub(super) use request::request_body;
 
 /// The dialect; all it remembers is whether the response comes in pieces.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct OpenaiChat {
     /// A `delta` was seen, so a whole `message` repeats what was said.
     in_pieces: bool,

@@ -28,7 +28,7 @@ pub struct EventTooLong {
 }
 
 /// Splits a body into events, in whatever pieces it comes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SseDecoder {
     event_bytes_max: usize,
     /// The beginning of a line whose end has not come.
