@@ -4,6 +4,7 @@
 mod accumulator;
 mod arguments;
 mod bucket;
+mod calls;
 mod decoded;
 
 pub use accumulator::{Accumulator, AccumulatorLimits, Change, Changes};
