@@ -1,18 +1,9 @@
-//! Buckets by index, ids, seals: the deltas of one response, put together.
-//!
-//! Which piece belongs to which call is decided here and nowhere else. A piece belongs to the
-//! last call with its index; a new id together with a name begins another call under an index
-//! that is in use. Without an index it belongs to the call with its id, or else to the call
-//! before. A missing index never means 0, because that would merge calls. The first id and the
-//! first name stand.
-//!
-//! A call that opens seals all earlier ones (of 1,046 recorded Chat Completions streams none
-//! interleaves calls), and a good ending seals all. That text parses is no proof that it is whole:
-//! some services send placeholders first.
+//! The deltas of one response, put together.
 
 use crate::turn::bucket::Bucket;
+use crate::turn::calls::Calls;
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
-use crate::wire::{CallPiece, Delta, Problem};
+use crate::wire::{Delta, Problem};
 
 /// How much one response may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -49,10 +40,7 @@ pub type Changes = Vec<Change>;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Accumulator {
     limits: AccumulatorLimits,
-    calls: Vec<Bucket>,
-    /// The newest call, while it is none that is kept: one that lacks its name, or one too many.
-    tail: Option<Tail>,
-    excess: usize,
+    calls: Calls,
     text: String,
     reasoning: String,
     refusal: String,
@@ -64,19 +52,6 @@ pub struct Accumulator {
     done: bool,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Tail {
-    Nameless(Bucket),
-    Excess(Bucket),
-}
-
-/// Where a piece belongs.
-#[derive(Clone, Copy)]
-enum Place {
-    Tail,
-    Call(usize),
-}
-
 /// Problems of one response that are kept.
 const PROBLEMS_MAX: usize = 64;
 
@@ -86,9 +61,7 @@ impl Accumulator {
     pub fn new(limits: AccumulatorLimits) -> Self {
         Self {
             limits,
-            calls: Vec::new(),
-            tail: None,
-            excess: 0,
+            calls: Calls::default(),
             text: String::new(),
             reasoning: String::new(),
             refusal: String::new(),
@@ -110,14 +83,12 @@ impl Accumulator {
             Delta::Reasoning(piece) => append(&mut self.reasoning, piece, bytes_max),
             Delta::Refusal(piece) => append(&mut self.refusal, piece, bytes_max),
             Delta::Call(piece) => {
-                self.push_call(piece, &mut changes);
+                let problem = self.calls.push(piece, &self.limits, &mut changes);
+                problem.into_iter().for_each(|problem| self.note(problem));
                 true
             }
             Delta::Seal { index } => {
-                let found = self.calls.iter().rposition(|call| call.wire_index == Some(*index));
-                if let Some(at) = found {
-                    self.seal(at, &mut changes);
-                }
+                self.calls.seal_index(*index, &mut changes);
                 true
             }
             Delta::Finish(reason) => {
@@ -155,9 +126,11 @@ impl Accumulator {
     /// stays open otherwise.
     pub fn end(&mut self, well: bool) -> Changes {
         let mut changes = Changes::new();
-        self.drop_tail();
+        if let Some(problem) = self.calls.end() {
+            self.note(problem);
+        }
         if well {
-            self.seal_all(&mut changes);
+            self.calls.seal_all(&mut changes);
         }
         changes
     }
@@ -179,13 +152,13 @@ impl Accumulator {
     /// The calls with a name, in the order in which they were opened.
     #[must_use]
     pub fn calls(&self) -> &[Bucket] {
-        &self.calls
+        self.calls.kept()
     }
 
     /// How many calls were opened beyond `calls_max`.
     #[must_use]
     pub fn excess(&self) -> usize {
-        self.excess
+        self.calls.excess()
     }
 
     /// The answer's text so far.
@@ -248,141 +221,8 @@ impl Accumulator {
         self.text.is_empty()
             && self.reasoning.is_empty()
             && self.refusal.is_empty()
-            && self.calls.is_empty()
-            && self.excess == 0
-    }
-
-    fn push_call(&mut self, piece: &CallPiece, changes: &mut Changes) {
-        let place = self.place_of(piece).filter(|place| {
-            self.bucket_mut(*place).is_some_and(|bucket| !bucket.is_followed_by(piece))
-        });
-        match place {
-            None => self.open(Bucket::begin(piece), piece, changes),
-            Some(Place::Call(at)) => self.continue_call(at, piece, changes),
-            Some(Place::Tail) => self.continue_tail(piece, changes),
-        }
-    }
-
-    /// The bucket to which a piece would belong if it begins no call of its own.
-    fn place_of(&self, piece: &CallPiece) -> Option<Place> {
-        let same_id = |bucket: &Bucket| piece.id.is_some() && bucket.provider_id == piece.id;
-        match piece.index {
-            Some(_) => {
-                let same_index = |bucket: &Bucket| bucket.wire_index == piece.index;
-                self.find(|bucket| same_index(bucket) && same_id(bucket))
-                    .or_else(|| self.find(same_index))
-                    // Without a name it cannot begin a call, so its id is worth more.
-                    .or_else(|| self.find(same_id).filter(|_| piece.name.is_none()))
-            }
-            None => self.find(same_id).or_else(|| match (&piece.id, &piece.name) {
-                (Some(_), Some(_)) => None,
-                (None, _) | (_, None) => self.find(|_| true),
-            }),
-        }
-    }
-
-    fn find(&self, wanted: impl Fn(&Bucket) -> bool) -> Option<Place> {
-        match &self.tail {
-            Some(Tail::Nameless(bucket) | Tail::Excess(bucket)) if wanted(bucket) => {
-                Some(Place::Tail)
-            }
-            Some(Tail::Nameless(_) | Tail::Excess(_)) | None => {
-                self.calls.iter().rposition(wanted).map(Place::Call)
-            }
-        }
-    }
-
-    fn bucket_mut(&mut self, place: Place) -> Option<&mut Bucket> {
-        match place {
-            Place::Call(at) => self.calls.get_mut(at),
-            Place::Tail => match &mut self.tail {
-                Some(Tail::Nameless(bucket) | Tail::Excess(bucket)) => Some(bucket),
-                None => None,
-            },
-        }
-    }
-
-    fn open(&mut self, mut bucket: Bucket, piece: &CallPiece, changes: &mut Changes) {
-        self.drop_tail();
-        bucket.append(piece, self.limits.arguments_bytes_max);
-        if bucket.name.is_empty() {
-            self.tail = Some(Tail::Nameless(bucket));
-        } else {
-            self.keep(bucket, changes);
-        }
-    }
-
-    /// Takes a call that has its name among the calls, or counts it as one too many.
-    fn keep(&mut self, bucket: Bucket, changes: &mut Changes) {
-        self.seal_all(changes);
-        if self.calls.len() < self.limits.calls_max {
-            changes.push(Change::Opened(self.calls.len()));
-            self.calls.push(bucket);
-        } else {
-            self.excess += 1;
-            self.tail = Some(Tail::Excess(bucket));
-        }
-    }
-
-    fn continue_call(&mut self, at: usize, piece: &CallPiece, changes: &mut Changes) {
-        let Some(bucket) = self.calls.get_mut(at) else { return };
-        let renamed = piece.name.as_ref().filter(|name| **name != bucket.name);
-        let problem = renamed.map(|name| Problem {
-            code: "name_changed",
-            detail: crate::types::excerpt(&format!("{} -> {name}", bucket.name), 200),
-        });
-        bucket.fill(piece);
-        let adds = piece.arguments.as_deref().is_some_and(|text| !text.trim().is_empty());
-        if bucket.sealed && adds {
-            bucket.disturbed = true;
-            changes.push(Change::Disturbed(at));
-        }
-        bucket.append(piece, self.limits.arguments_bytes_max);
-        if let Some(problem) = problem {
-            self.note(problem);
-        }
-    }
-
-    fn continue_tail(&mut self, piece: &CallPiece, changes: &mut Changes) {
-        match self.tail.take() {
-            Some(Tail::Nameless(mut bucket)) => {
-                bucket.fill(piece);
-                bucket.append(piece, self.limits.arguments_bytes_max);
-                if bucket.name.is_empty() {
-                    self.tail = Some(Tail::Nameless(bucket));
-                } else {
-                    self.keep(bucket, changes);
-                }
-            }
-            Some(Tail::Excess(mut bucket)) => {
-                bucket.fill(piece);
-                bucket.append(piece, self.limits.arguments_bytes_max);
-                self.tail = Some(Tail::Excess(bucket));
-            }
-            None => {}
-        }
-    }
-
-    fn drop_tail(&mut self) {
-        if let Some(Tail::Nameless(bucket)) = self.tail.take() {
-            let detail = crate::types::excerpt(&bucket.raw, 200);
-            self.note(Problem { code: "call_without_name", detail });
-        }
-    }
-
-    fn seal_all(&mut self, changes: &mut Changes) {
-        // Only the newest calls can be open, so this looks at few.
-        let open = self.calls.iter().rev().take_while(|call| !call.sealed).count();
-        for at in self.calls.len() - open..self.calls.len() {
-            self.seal(at, changes);
-        }
-    }
-
-    fn seal(&mut self, at: usize, changes: &mut Changes) {
-        if let Some(call) = self.calls.get_mut(at).filter(|call| !call.sealed) {
-            call.sealed = true;
-            changes.push(Change::Sealed(at));
-        }
+            && self.calls.kept().is_empty()
+            && self.calls.excess() == 0
     }
 
     fn note(&mut self, problem: Problem) {
@@ -399,7 +239,3 @@ fn append(text: &mut String, piece: &str, bytes_max: usize) -> bool {
     }
     fits
 }
-
-#[cfg(test)]
-#[path = "accumulator_tests.rs"]
-mod tests;

@@ -28,6 +28,7 @@ mod arguments;
 mod attempts;
 mod bucket;
 mod call;
+mod calls;
 mod clock;
 mod decoded;
 mod effect;

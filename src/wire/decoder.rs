@@ -23,14 +23,14 @@ impl Default for DecoderLimits {
 }
 
 /// Turns the bytes of one response into deltas.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoder {
     frames: Frames,
     dialect: OpenaiChat,
     failed: Option<ProviderError>,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Frames {
     Sse(SseDecoder),
     Lines { line: Vec<u8>, bytes_max: usize },

@@ -52,6 +52,20 @@ pub struct CallPiece {
     pub kind: CallKind,
 }
 
+impl CallPiece {
+    /// Whether the piece holds more of the arguments than blanks.
+    #[must_use]
+    pub fn has_arguments(&self) -> bool {
+        self.arguments.as_deref().is_some_and(|text| !text.trim_ascii().is_empty())
+    }
+
+    /// Whether the piece holds nothing at all, apart perhaps from an index.
+    #[must_use]
+    pub fn says_nothing(&self) -> bool {
+        self.id.is_none() && self.name.is_none() && !self.has_arguments()
+    }
+}
+
 /// What kind of call a response holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]

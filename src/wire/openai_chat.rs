@@ -5,9 +5,9 @@
 //! text (or in its place, as data for the service alone) and is passed over, so that nothing is
 //! counted twice.
 
+mod mend;
 mod request;
-
-use std::borrow::Cow;
+mod usage;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -16,12 +16,14 @@ use serde_json::value::RawValue;
 use super::error::{error_of, provider_error};
 use super::loose::{Content, List, Loose, Part, Scalar};
 use super::{CallKind, CallPiece, Delta, Problem};
-use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage, excerpt};
+use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, excerpt};
 
+use mend::{Mended, mend};
 pub(super) use request::request_body;
+use usage::usage_of;
 
 /// The dialect; all it remembers is whether the response comes in pieces.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct OpenaiChat {
     /// A `delta` was seen, so a whole `message` repeats what was said.
     in_pieces: bool,
@@ -34,15 +36,18 @@ struct Chunk<'a> {
     #[serde(borrow, default)]
     usage: Option<&'a RawValue>,
     #[serde(borrow, default)]
-    x_groq: Loose<UsageHolder<'a>>,
+    x_groq: Loose<Groq<'a>>,
     #[serde(borrow, default)]
     error: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
-struct UsageHolder<'a> {
+/// What one service puts into an object of its own.
+#[derive(Default, Deserialize)]
+struct Groq<'a> {
     #[serde(borrow, default)]
     usage: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    error: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -78,7 +83,7 @@ struct Body<'a> {
     function_call: Loose<Function<'a>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 struct Call<'a> {
     #[serde(borrow, default)]
     index: Scalar<'a>,
@@ -88,6 +93,11 @@ struct Call<'a> {
     function: Loose<Function<'a>>,
     #[serde(borrow, default)]
     custom: Loose<Custom<'a>>,
+    /// Name and arguments of a service that leaves out the `function` around them.
+    #[serde(borrow, default)]
+    name: Scalar<'a>,
+    #[serde(borrow, default)]
+    arguments: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -157,12 +167,15 @@ impl OpenaiChat {
                 self.choice(choice, out);
             }
         }
-        let usage = [chunk.usage, choice_usage, chunk.x_groq.0.and_then(|groq| groq.usage)];
+        let groq = chunk.x_groq.0.unwrap_or_default();
+        let usage = [chunk.usage, choice_usage, groq.usage];
         out.extend(usage.into_iter().flatten().find_map(usage_of));
         if let Some(error) = chunk.error.and_then(|raw| error_in(raw.get())) {
             // What stands beside the error may say more than the error.
             let whole = serde_json::from_str::<Value>(text).ok();
             let error = whole.as_ref().and_then(error_of).map(provider_error).unwrap_or(error);
+            out.push(Delta::Error(error));
+        } else if let Some(error) = groq.error.and_then(|raw| error_in(raw.get())) {
             out.push(Delta::Error(error));
         } else if !has_choices && out.len() == before {
             // Nothing that a chunk holds: perhaps an error without the key.
@@ -209,17 +222,6 @@ fn body(body: Body<'_>, whole: bool, out: &mut Vec<Delta>) {
     }
 }
 
-impl Default for Call<'_> {
-    fn default() -> Self {
-        Self {
-            index: Scalar::Nothing,
-            id: Scalar::Nothing,
-            function: Loose(None),
-            custom: Loose(None),
-        }
-    }
-}
-
 fn call(call: Call<'_>, place: Option<u64>, out: &mut Vec<Delta>) {
     let mut piece = CallPiece {
         index: call.index.as_number().or(place),
@@ -233,6 +235,9 @@ fn call(call: Call<'_>, place: Option<u64>, out: &mut Vec<Delta>) {
         piece.kind = CallKind::Custom;
         piece.name = custom.name.into_text();
         piece.arguments = custom.input.into_text();
+    } else {
+        piece.name = call.name.into_text();
+        piece.arguments = call.arguments.and_then(arguments);
     }
     out.push(Delta::Call(piece));
 }
@@ -282,60 +287,6 @@ fn finish_kind(word: &str) -> FinishKind {
     }
 }
 
-fn usage_of(raw: &RawValue) -> Option<Delta> {
-    #[derive(Deserialize)]
-    struct Counts<'a> {
-        #[serde(borrow, default, alias = "input_tokens")]
-        prompt_tokens: Scalar<'a>,
-        #[serde(borrow, default, alias = "output_tokens")]
-        completion_tokens: Scalar<'a>,
-        #[serde(borrow, default)]
-        prompt_tokens_details: Loose<Details<'a>>,
-        #[serde(borrow, default)]
-        completion_tokens_details: Loose<Details<'a>>,
-        #[serde(borrow, default)]
-        prompt_cache_hit_tokens: Scalar<'a>,
-        #[serde(borrow, default)]
-        cached_tokens: Scalar<'a>,
-        #[serde(borrow, default)]
-        reasoning_tokens: Scalar<'a>,
-    }
-    #[derive(Deserialize)]
-    struct Details<'a> {
-        #[serde(borrow, default)]
-        cached_tokens: Scalar<'a>,
-        #[serde(borrow, default)]
-        reasoning_tokens: Scalar<'a>,
-    }
-    let text = raw.get();
-    if !text.starts_with('{') || text.trim_matches(['{', '}', ' ', '\n', '\r', '\t']).is_empty() {
-        return None;
-    }
-    let usage = serde_json::from_str::<Counts<'_>>(text).map_or_else(
-        |_| Usage::default(),
-        |counts| {
-            let first = |places: [Option<u64>; 3]| places.into_iter().flatten().next().unwrap_or(0);
-            let read = counts.prompt_tokens_details.0;
-            let written = counts.completion_tokens_details.0;
-            Usage {
-                input_tokens: counts.prompt_tokens.as_number().unwrap_or(0),
-                output_tokens: counts.completion_tokens.as_number().unwrap_or(0),
-                cached_tokens: first([
-                    read.and_then(|details| details.cached_tokens.as_number()),
-                    counts.prompt_cache_hit_tokens.as_number(),
-                    counts.cached_tokens.as_number(),
-                ]),
-                reasoning_tokens: first([
-                    written.and_then(|details| details.reasoning_tokens.as_number()),
-                    counts.reasoning_tokens.as_number(),
-                    None,
-                ]),
-            }
-        },
-    );
-    Some(Delta::Usage { usage, raw: text.into() })
-}
-
 /// An error from what stands under the key `error`, if that says anything.
 fn error_in(raw: &str) -> Option<ProviderError> {
     let value = serde_json::from_str::<Value>(raw).ok()?;
@@ -353,60 +304,6 @@ fn named_error(text: &str) -> ProviderError {
     }
 }
 
-enum Mended {
-    /// The same payload, readable.
-    Text(String),
-    /// Several payloads, one a line.
-    Lines,
-}
-
-/// Makes a payload readable that is not, without loss, or with U+FFFD for half a character.
-#[cold]
-fn mend(text: &str) -> Option<Mended> {
-    // An event without the blank line after it is joined with the next one.
-    let starts_payload = |line: &str| line.starts_with('{') || line == "[DONE]";
-    if text.contains('\n') && text.lines().all(|line| starts_payload(line.trim())) {
-        return Some(Mended::Lines);
-    }
-    // A key that stands twice: the last one counts.
-    if let Ok(value) = serde_json::from_str::<Value>(text) {
-        return Some(Mended::Text(value.to_string()));
-    }
-    match replace_lone_surrogates(text) {
-        Cow::Owned(mended) => Some(Mended::Text(mended)),
-        Cow::Borrowed(_) => None,
-    }
-}
-
-/// Writes U+FFFD in the place of every escape that is half a surrogate pair.
-fn replace_lone_surrogates(text: &str) -> Cow<'_, str> {
-    let unit = |at: usize| -> Option<u16> {
-        let digits = text.get(at..)?.strip_prefix("\\u")?.get(..4)?;
-        u16::from_str_radix(digits, 16).ok()
-    };
-    let mut mended = String::new();
-    let (mut kept, mut at) = (0, 0);
-    while let Some(found) = text.get(at..).and_then(|rest| rest.find('\\')) {
-        let escape = at + found;
-        at = match (unit(escape), unit(escape + 6)) {
-            (Some(0xD800..=0xDBFF), Some(0xDC00..=0xDFFF)) => escape + 12,
-            (Some(0xD800..=0xDFFF), _) => {
-                mended.push_str(text.get(kept..escape).unwrap_or_default());
-                mended.push_str("\\ufffd");
-                kept = escape + 6;
-                kept
-            }
-            // Past the escaped character, which is ASCII in JSON.
-            (Some(_) | None, _) => escape + 2,
-        };
-    }
-    if kept == 0 {
-        return Cow::Borrowed(text);
-    }
-    mended.push_str(text.get(kept..).unwrap_or_default());
-    Cow::Owned(mended)
-}
-
 fn malformed(text: &str, error: &serde_json::Error) -> Delta {
     // What is lost here may be part of a call, so the response cannot be trusted.
     let message = format!("a payload is no JSON ({error}): {}", excerpt(text, 200));
@@ -414,5 +311,332 @@ fn malformed(text: &str, error: &serde_json::Error) -> Delta {
 }
 
 #[cfg(test)]
-#[path = "openai_chat/tests.rs"]
-mod tests;
+mod tests {
+    use super::*;
+
+    fn deltas(payloads: &[&str]) -> Vec<Delta> {
+        let mut dialect = OpenaiChat::default();
+        let mut out = Vec::new();
+        for payload in payloads {
+            dialect.payload("", payload, &mut out);
+        }
+        out
+    }
+
+    fn text(text: &str) -> Delta {
+        Delta::Text(text.into())
+    }
+
+    fn reasoning(text: &str) -> Delta {
+        Delta::Reasoning(text.into())
+    }
+
+    fn finish(raw: &str, kind: FinishKind) -> Delta {
+        Delta::Finish(FinishReason { kind, raw: raw.into() })
+    }
+
+    fn piece(index: Option<u64>, id: &str, name: &str, arguments: Option<&str>) -> Delta {
+        let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        Delta::Call(CallPiece {
+            index,
+            id: some(id),
+            name: some(name),
+            arguments: arguments.map(str::to_owned),
+            kind: CallKind::Function,
+        })
+    }
+
+    #[track_caller]
+    fn check_delta(delta: &str, expected: &[Delta]) {
+        let chunk = format!(r#"{{"choices":[{{"index":0,"delta":{delta}}}]}}"#);
+        assert_eq!(deltas(&[&chunk]), expected, "{chunk}");
+        let spaced = chunk.replace(':', " :\n").replace(',', " , ");
+        assert_eq!(deltas(&[&spaced]), expected, "{spaced}");
+    }
+
+    #[track_caller]
+    fn check_call(call: &str, expected: Delta) {
+        check_delta(&format!(r#"{{"tool_calls":[{call}]}}"#), &[expected]);
+    }
+
+    #[test]
+    fn text_reasoning_and_refusal() {
+        check_delta(r#"{"content":"hi"}"#, &[text("hi")]);
+        check_delta(r#"{"content":"a\n\u00e9"}"#, &[text("a\né")]);
+        check_delta(r#"{"content":"","refusal":"","reasoning":null}"#, &[]);
+        check_delta(r#"{"reasoning":"r","content":"t"}"#, &[reasoning("r"), text("t")]);
+        check_delta(r#"{"reasoning_content":"r"}"#, &[reasoning("r")]);
+        check_delta(r#"{"reasoning_content":"r","reasoning":"r"}"#, &[reasoning("r")]);
+        check_delta(r#"{"reasoning_content":"","reasoning":"r"}"#, &[reasoning("r")]);
+        check_delta(
+            r#"{"reasoning":"r","reasoning_details":[{"type":"reasoning.text","text":"r"}]}"#,
+            &[reasoning("r")],
+        );
+        check_delta(r#"{"refusal":"no"}"#, &[Delta::Refusal("no".into())]);
+    }
+
+    #[test]
+    fn content_in_parts() {
+        check_delta(
+            r#"{"content":[{"type":"thinking","thinking":[{"type":"text","text":"r"}]},
+                {"type":"text","text":"t"},{"type":"reference","reference_ids":[1]},"u",7,null]}"#,
+            &[reasoning("r"), text("t"), text("u")],
+        );
+        check_delta(r#"{"content":[{"type":"thinking","thinking":"r"}]}"#, &[reasoning("r")]);
+        check_delta(r#"{"content":{"type":"text","text":"t"}}"#, &[text("t")]);
+        check_delta(
+            r#"{"content":[{"type":"refusal","refusal":"no"}]}"#,
+            &[Delta::Refusal("no".into())],
+        );
+    }
+
+    #[test]
+    fn pieces_of_calls_as_the_wire_says_them() {
+        let function = r#""function":{"name":"f","arguments":"{}"}"#;
+        for (index, expected) in [
+            (r#""index":2,"#, Some(2)),
+            (r#""index":"2","#, Some(2)),
+            (r#""index":2.0,"#, Some(2)),
+            (r#""index":2.5,"#, None),
+            (r#""index":-1,"#, None),
+            (r#""index":"first","#, None),
+            (r#""index":null,"#, None),
+            (r#""index":[0],"#, None),
+            ("", None),
+        ] {
+            check_call(
+                &format!(r#"{{{index}"id":"a",{function}}}"#),
+                piece(expected, "a", "f", Some("{}")),
+            );
+        }
+        check_call(
+            r#"{"index":0,"id":null,"type":null,"function":{"name":null,"arguments":"{"}}"#,
+            piece(Some(0), "", "", Some("{")),
+        );
+        check_call(
+            r#"{"index":0,"id":"","type":"","function":{"name":"","arguments":""}}"#,
+            piece(Some(0), "", "", Some("")),
+        );
+        check_call(r#"{"id":7,"function":{"name":"f"}}"#, piece(None, "7", "f", None));
+        check_call(r#"{"index":0,"id":"a"}"#, piece(Some(0), "a", "", None));
+        check_call(r#"{"name":"f","arguments":{}}"#, piece(None, "", "f", Some("{}")));
+    }
+
+    #[test]
+    fn arguments_that_are_no_text() {
+        for (arguments, expected) in [
+            ("null", None),
+            (r#""null""#, Some("null")),
+            (r#"{"a":[1,"é"]}"#, Some(r#"{"a":[1,"é"]}"#)),
+            (r#""{\"a\":\"\\u00e9\\n\"}""#, Some(r#"{"a":"\u00e9\n"}"#)),
+            ("[]", Some("[]")),
+        ] {
+            let chunk = format!(
+                r#"{{"choices":[{{"delta":{{"tool_calls":[{{"function":
+                    {{"name":"f","arguments":{arguments}}}}}]}}}}]}}"#
+            );
+            assert_eq!(deltas(&[&chunk]), [piece(None, "", "f", expected)], "{chunk}");
+        }
+    }
+
+    #[test]
+    fn one_call_alone_in_place_of_a_list_and_the_older_form() {
+        check_delta(
+            r#"{"tool_calls":{"index":0,"id":"a","function":{"name":"f"}}}"#,
+            &[piece(Some(0), "a", "f", None)],
+        );
+        check_delta(
+            r#"{"function_call":{"name":"f","arguments":""}}"#,
+            &[piece(None, "", "f", Some(""))],
+        );
+        // Where both stand they are the same call.
+        check_delta(
+            r#"{"function_call":{"name":"f","arguments":"{}"},
+                "tool_calls":[{"index":0,"id":"a","function":{"name":"f","arguments":"{}"}}]}"#,
+            &[piece(Some(0), "a", "f", Some("{}"))],
+        );
+        check_delta(r#"{"tool_calls":null,"function_call":null}"#, &[]);
+        check_delta(r#"{"tool_calls":"none","content":"t"}"#, &[text("t")]);
+    }
+
+    #[test]
+    fn a_call_with_free_text() {
+        let chunk = r#"{"choices":[{"delta":{"tool_calls":[
+            {"index":0,"id":"a","type":"custom","custom":{"name":"f","input":"x=1"}}]}}]}"#;
+        let expected = CallPiece {
+            index: Some(0),
+            id: Some("a".into()),
+            name: Some("f".into()),
+            arguments: Some("x=1".into()),
+            kind: CallKind::Custom,
+        };
+        assert_eq!(deltas(&[chunk]), [Delta::Call(expected)]);
+    }
+
+    #[test]
+    fn a_message_beside_a_delta_is_not_counted_again() {
+        let both = r#"{"choices":[{"delta":{"content":"a"},"message":{"content":"a"}}]}"#;
+        let summary = r#"{"choices":[{"message":{"content":"ab"},"finish_reason":"stop"}]}"#;
+        assert_eq!(deltas(&[both, summary]), [text("a"), finish("stop", FinishKind::Stop)]);
+        assert_eq!(deltas(&[summary]), [text("ab"), finish("stop", FinishKind::Stop)]);
+    }
+
+    #[test]
+    fn a_message_gives_each_call_its_place() {
+        let body = r#"{"choices":[{"message":{"content":null,"tool_calls":[
+            {"function":{"name":"f","arguments":""}},{"function":{"name":"f","arguments":""}}]}}]}"#;
+        assert_eq!(
+            deltas(&[body]),
+            [piece(Some(0), "", "f", Some("")), piece(Some(1), "", "f", Some(""))]
+        );
+    }
+
+    #[test]
+    fn only_the_first_choice_counts() {
+        let chunk = r#"{"choices":[{"index":1,"delta":{"content":"b"}},
+            {"index":0,"delta":{"content":"a"}},null,{"index":2,"delta":{"content":"c"}}]}"#;
+        assert_eq!(deltas(&[chunk]), [text("a")]);
+        for nothing in [
+            r#"{"choices":[]}"#,
+            r#"{"choices":null}"#,
+            r#"{"choices":[{"index":0}]}"#,
+            r#"{"choices":[{"index":0,"delta":null,"finish_reason":null}]}"#,
+            r#"{"choices":[{"index":0,"delta":{},"finish_reason":""}]}"#,
+            r#"{"type":"ping"}"#,
+            "{}",
+            "",
+            "[]",
+        ] {
+            assert_eq!(deltas(&[nothing]), [], "{nothing}");
+        }
+    }
+
+    #[test]
+    fn finish_reasons_have_a_kind_and_keep_their_word() {
+        for (word, kind) in [
+            ("stop", FinishKind::Stop),
+            ("STOP", FinishKind::Stop),
+            ("eos", FinishKind::Stop),
+            ("end_turn", FinishKind::Stop),
+            ("tool_calls", FinishKind::ToolCalls),
+            ("function_call", FinishKind::ToolCalls),
+            ("tool_use", FinishKind::ToolCalls),
+            ("length", FinishKind::Length),
+            ("max_tokens", FinishKind::Length),
+            ("model_length", FinishKind::Length),
+            ("content_filter", FinishKind::ContentFilter),
+            ("sensitive", FinishKind::ContentFilter),
+            ("refusal", FinishKind::ContentFilter),
+            ("error", FinishKind::Error),
+            ("network_error", FinishKind::Error),
+            ("insufficient_system_resource", FinishKind::Error),
+            ("pause_turn", FinishKind::Other),
+        ] {
+            let chunk = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{word}"}}]}}"#);
+            assert_eq!(deltas(&[&chunk]), [finish(word, kind)]);
+        }
+    }
+
+    #[track_caller]
+    fn check_error(payload: &str, message: &str, status: Option<u16>, code: Option<&str>) {
+        let expected = Delta::Error(ProviderError {
+            kind: ProviderErrorKind::InStream,
+            status,
+            code: code.map(str::to_owned),
+            message: message.into(),
+            retry_after: None,
+        });
+        assert_eq!(deltas(&[payload]).last(), Some(&expected), "{payload}");
+    }
+
+    #[test]
+    fn errors_wherever_they_stand() {
+        check_error(r#"{"error":{"message":"m","type":"t","code":null}}"#, "m", None, Some("t"));
+        check_error(r#"{"error":"m"}"#, "m", None, None);
+        check_error(r#"{"error":{"code":503,"message":"m"}}"#, "m", Some(503), Some("503"));
+        check_error(
+            r#"{"choices":[{"delta":{"content":"a"},"finish_reason":"error"}],
+                "error":{"code":502,"message":"m"}}"#,
+            "m",
+            Some(502),
+            Some("502"),
+        );
+        check_error(
+            r#"{"choices":[{"delta":{},"error":{"code":429,"message":"m"}}]}"#,
+            "m",
+            Some(429),
+            Some("429"),
+        );
+        check_error(
+            r#"{"object":"error","message":"m","type":"BadRequestError","code":400}"#,
+            "m",
+            Some(400),
+            Some("400"),
+        );
+        check_error(r#"{"choices":[{"delta":{}}],"x_groq":{"error":"m"}}"#, "m", None, None);
+        check_error(r#"{"detail":"m"}"#, "m", None, None);
+        check_error(r#"[{"error":{"message":"m"}}]"#, "m", None, None);
+        for none in [r#"{"error":null}"#, r#"{"error":""}"#, r#"{"error":{}}"#] {
+            assert_eq!(deltas(&[none]), [], "{none}");
+        }
+    }
+
+    #[test]
+    fn an_event_named_error_is_one() {
+        for (data, message) in [
+            (r#"{"error":{"message":"m"}}"#, "m"),
+            (r#"{"message":"m"}"#, "m"),
+            ("m", "m"),
+            ("", "the service reported an error"),
+        ] {
+            let mut out = Vec::new();
+            OpenaiChat::default().payload("error", data, &mut out);
+            let error = ProviderError::new(ProviderErrorKind::InStream, message);
+            assert_eq!(out, [Delta::Error(error)], "{data}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_an_error_and_what_is_no_payload_is_a_problem() {
+        let cut = deltas(&[r#"{"choices":[{"delta":{"content":"a"#]);
+        assert!(
+            matches!(&cut[..], [Delta::Error(e)] if e.kind == ProviderErrorKind::Malformed),
+            "{cut:?}"
+        );
+        let ping = deltas(&["ping", r#"{"choices":[{"delta":{"content":"a"}}]}"#]);
+        assert!(
+            matches!(&ping[..], [Delta::Problem(p), Delta::Text(_)] if p.code == "not_json"),
+            "{ping:?}"
+        );
+    }
+
+    #[test]
+    fn payloads_that_can_be_mended() {
+        let a = r#"{"choices":[{"delta":{"content":"a"}}]}"#;
+        assert_eq!(deltas(&[&format!("{a}\n{a}\n[DONE]")]), [text("a"), text("a"), Delta::Done]);
+        let twice = r#"{"choices":[],"choices":[{"delta":{"content":"a"}}]}"#;
+        assert_eq!(deltas(&[twice]), [text("a")]);
+        let half = r#"{"choices":[{"delta":{"content":"\ud83d"}}]}"#;
+        assert_eq!(deltas(&[half]), [text("\u{FFFD}")]);
+    }
+
+    #[test]
+    fn the_end_and_usage() {
+        let usage = r#"{"prompt_tokens":3,"completion_tokens":2}"#;
+        let counts = Delta::Usage {
+            usage: crate::types::Usage {
+                input_tokens: 3,
+                output_tokens: 2,
+                ..crate::types::Usage::default()
+            },
+            raw: usage.into(),
+        };
+        for chunk in [
+            format!(r#"{{"choices":[],"usage":{usage}}}"#),
+            format!(r#"{{"choices":[{{"delta":{{}},"usage":{usage}}}]}}"#),
+            format!(r#"{{"choices":[],"usage":null,"x_groq":{{"usage":{usage}}}}}"#),
+        ] {
+            assert_eq!(deltas(&[&chunk, " [DONE] "]), [counts.clone(), Delta::Done], "{chunk}");
+        }
+    }
+}

@@ -28,7 +28,7 @@ pub struct EventTooLong {
 }
 
 /// Splits a body into events, in whatever pieces it comes.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SseDecoder {
     event_bytes_max: usize,
     /// The beginning of a line whose end has not come.
@@ -201,5 +201,114 @@ impl SseDecoder {
 }
 
 #[cfg(test)]
-#[path = "sse_tests.rs"]
-mod tests;
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Event = (String, String);
+
+    fn decode(pieces: &[&[u8]]) -> Vec<Event> {
+        let mut events = Vec::new();
+        let mut sink = |event: SseEvent<'_>| events.push((event.name.into(), event.data.into()));
+        let mut decoder = SseDecoder::new(1 << 16);
+        for piece in pieces {
+            decoder.push(piece, &mut sink).unwrap();
+        }
+        decoder.finish(&mut sink).unwrap();
+        events
+    }
+
+    /// Decodes the body whole and cut at every byte.
+    #[track_caller]
+    fn check(body: &str, expected: &[(&str, &str)]) {
+        let expected: Vec<Event> =
+            expected.iter().map(|(name, data)| ((*name).into(), (*data).into())).collect();
+        for cut in 0..=body.len() {
+            let (head, tail) = body.as_bytes().split_at(cut);
+            assert_eq!(decode(&[head, tail]), expected, "{body:?} cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn events_and_their_names() {
+        check("data: a\n\ndata:b\n\n", &[("", "a"), ("", "b")]);
+        check("event: x\ndata: a\n\ndata: b\n\n", &[("x", "a"), ("", "b")]);
+        check("data: a\nid: 7\nretry: 1\nother: y\n: comment\n\n", &[("", "a")]);
+        check("data: a\ndata: b\ndata:\n\n", &[("", "a\nb\n")]);
+        check("data\n\n", &[("", "")]);
+        check("\n\n: hi\n\nevent: x\n\n", &[]);
+        check("data:  two blanks\n\n", &[("", " two blanks")]);
+    }
+
+    #[test]
+    fn every_line_end() {
+        for end in ["\n", "\r\n", "\r"] {
+            let body = "data: a|data: é||: c||event: x|data: b||".replace('|', end);
+            check(&body, &[("", "a\né"), ("x", "b")]);
+        }
+    }
+
+    #[test]
+    fn what_services_do_and_the_standard_does_not_know() {
+        check("\u{FEFF}data: a\n\n", &[("", "a")]);
+        check("data: a", &[("", "a")]);
+        check("data: a\n", &[("", "a")]);
+        check("  data: a\n \t\n data: b\n\n", &[("", "a"), ("", "b")]);
+        check("data: a\n\nerror: {\"m\":1}\n\n", &[("", "a"), ("error", "{\"m\":1}")]);
+        check("data: a\nerror: {}", &[("", "a"), ("error", "{}")]);
+        check("event: error\n\n", &[("error", "")]);
+        check("data: a\n\n{\"error\":1}\n", &[("", "a"), ("", "{\"error\":1}")]);
+        check("{\n  \"a\": 1\n}\n", &[("", "{\n  \"a\": 1\n}")]);
+        check("data: a\n{\"b\":1}\ndata: c\n\n", &[("", "a"), ("", "{\"b\":1}"), ("", "c")]);
+        check("[DONE]\n", &[("", "[DONE]")]);
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_are_told() {
+        let mut seen = Vec::new();
+        let mut decoder = SseDecoder::new(100);
+        let mut sink = |event: SseEvent<'_>| seen.push((event.data.to_owned(), event.lossy));
+        decoder.push(b"data: a\xFFb\n\ndata: c\n\n", &mut sink).unwrap();
+        assert_eq!(seen, [("a\u{FFFD}b".to_owned(), true), ("c".to_owned(), false)]);
+    }
+
+    #[test]
+    fn nothing_grows_without_end() {
+        let endless_line = |_: usize| b"data: aaaaaaaaaaaaaaaa".to_vec();
+        let endless_event = |_: usize| b"data: aaaaaaaaaaaaaaaa\n".to_vec();
+        let endless_json =
+            |at: usize| if at == 0 { b"{\n".to_vec() } else { b"\"a\":1,\n".to_vec() };
+        let hostile: [&dyn Fn(usize) -> Vec<u8>; 3] =
+            [&endless_line, &endless_event, &endless_json];
+        for body in hostile {
+            let mut decoder = SseDecoder::new(1000);
+            let error = (0..1000).find_map(|at| decoder.push(&body(at), &mut |_| {}).err());
+            assert_eq!(error, Some(EventTooLong { bytes_max: 1000 }));
+            assert!(decoder.line.capacity() + decoder.data.capacity() < 5000);
+            assert!(decoder.push(b"data: a\n\n", &mut |_| {}).is_err(), "it stays broken");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_panic_and_no_cut_matters(
+            body in proptest::collection::vec(
+                prop_oneof![
+                    Just(b"\n".to_vec()), Just(b"\r".to_vec()), Just(b"data:".to_vec()),
+                    Just(b"event: e".to_vec()), Just(b"error: ".to_vec()), Just(b" {".to_vec()),
+                    Just(b": ".to_vec()), Just("é".into()), proptest::collection::vec(any::<u8>(), 0..4),
+                ],
+                0..40,
+            ),
+            cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..4),
+        ) {
+            let body = body.concat();
+            let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(body.len() + 1)).collect();
+            cuts.extend([0, body.len()]);
+            cuts.sort_unstable();
+            let pieces: Vec<_> = cuts.windows(2).map(|cut| &body[cut[0]..cut[1]]).collect();
+            prop_assert_eq!(decode(&pieces), decode(&[&body]));
+        }
+    }
+}

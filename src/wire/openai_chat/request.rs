@@ -118,5 +118,103 @@ impl Serialize for Tools<'_> {
 }
 
 #[cfg(test)]
-#[path = "request_tests.rs"]
-mod tests;
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::message::Message;
+    use crate::types::{CallKey, ToolCall};
+
+    fn history() -> Arc<[Arc<Message>]> {
+        let call = |index, id: &str, arguments| ToolCall {
+            key: CallKey { turn: 1, attempt: 1, index },
+            id: id.into(),
+            provider_id: Some(id.into()),
+            name: "add".into(),
+            arguments,
+            raw: None,
+        };
+        let result = |id: &str, content: &str| Message::Tool {
+            call_id: id.into(),
+            name: "add".into(),
+            content: content.into(),
+            metadata: json!({"error": true}),
+        };
+        [
+            Message::User { content: "1 + 2, and 3 + 4?".into() },
+            Message::Assistant {
+                text: String::new(),
+                reasoning: "not sent".into(),
+                calls: vec![call(0, "functions.add:0", json!({"a": 1})), call(1, "0", json!({}))],
+            },
+            result("functions.add:0", "3"),
+            result("0", "7"),
+        ]
+        .map(Arc::new)
+        .into()
+    }
+
+    fn sent(request: &ModelRequest) -> Value {
+        serde_json::from_slice(&request_body(request)).unwrap()
+    }
+
+    fn with_tools() -> ModelRequest {
+        let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+        let tool = ToolDefinition { name: "add".into(), description: "Adds.".into(), schema };
+        ModelRequest {
+            system: Some("Be brief.".into()),
+            tools: [tool].into(),
+            ..ModelRequest::new("m", history())
+        }
+    }
+
+    #[test]
+    fn streamed_with_tools() {
+        insta::assert_json_snapshot!(sent(&ModelRequest {
+            parallel_tool_calls: Some(false),
+            max_output_tokens: Some(100),
+            temperature: Some(0.5),
+            ..with_tools()
+        }));
+    }
+
+    #[test]
+    fn plain_with_tools_that_may_not_be_called() {
+        insta::assert_json_snapshot!(sent(&ModelRequest {
+            tool_choice: ToolChoice::None,
+            stream: false,
+            ..with_tools()
+        }));
+    }
+
+    #[test]
+    fn without_tools_nothing_is_said_of_them() {
+        let body = sent(&ModelRequest {
+            parallel_tool_calls: Some(false),
+            tool_choice: ToolChoice::None,
+            stream: false,
+            ..ModelRequest::new("m", [].into())
+        });
+        assert_eq!(body, json!({"model": "m", "messages": [], "stream": false}));
+    }
+
+    #[test]
+    fn extra_members_win_over_wishes_but_not_over_what_the_host_relies_on() {
+        let extra = json!({"temperature": 1, "top_k": 5, "stream": false, "messages": "x",
+            "stream_options": {"include_usage": false}});
+        let request = ModelRequest {
+            temperature: Some(0.5),
+            extra_body: extra.as_object().unwrap().clone(),
+            ..ModelRequest::new("m", [].into())
+        };
+        let text = String::from_utf8(request_body(&request)).unwrap();
+        assert_eq!(text.matches("temperature").count(), 1);
+        assert_eq!(
+            sent(&request),
+            json!({"model": "m", "messages": [], "stream": true, "temperature": 1, "top_k": 5,
+                "stream_options": {"include_usage": false}})
+        );
+    }
+}

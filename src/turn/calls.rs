@@ -1,0 +1,218 @@
+//! Which piece belongs to which call, and when a call is whole: decided here and nowhere else.
+//!
+//! A piece belongs to the last call with its index; a new id together with a name begins another
+//! call under an index that is in use. Without an index it belongs to the call with its id, or
+//! else to the call before. A missing index never means 0, because that would merge calls. The
+//! first id and the first name stand.
+//!
+//! A call that opens seals all earlier ones (of 1,046 recorded Chat Completions streams none
+//! interleaves calls), and a good ending seals all. That text parses is no proof that it is whole:
+//! some services send placeholders first.
+
+use super::accumulator::{AccumulatorLimits, Change, Changes};
+use super::bucket::Bucket;
+use crate::types::excerpt;
+use crate::wire::{CallPiece, Problem};
+
+/// The calls of one response.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Calls {
+    kept: Vec<Bucket>,
+    /// The newest call, while it is none that is kept: one that lacks its name, or one too many.
+    tail: Option<Tail>,
+    excess: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Tail {
+    Nameless(Bucket),
+    Excess(Bucket),
+}
+
+/// Where a piece belongs.
+#[derive(Clone, Copy)]
+enum Place {
+    Tail,
+    Call(usize),
+}
+
+impl Calls {
+    /// The calls with a name, in the order in which they were opened.
+    pub(super) fn kept(&self) -> &[Bucket] {
+        &self.kept
+    }
+
+    /// How many calls were opened beyond the limit.
+    pub(super) fn excess(&self) -> usize {
+        self.excess
+    }
+
+    /// Takes one piece of a call.
+    pub(super) fn push(
+        &mut self,
+        piece: &CallPiece,
+        limits: &AccumulatorLimits,
+        changes: &mut Changes,
+    ) -> Option<Problem> {
+        let place = self.place_of(piece).filter(|place| {
+            self.bucket_mut(*place).is_some_and(|bucket| !bucket.is_followed_by(piece))
+        });
+        match place {
+            None if piece.says_nothing() => None,
+            None => self.open(piece, limits, changes),
+            Some(Place::Call(at)) => self.continue_call(at, piece, limits, changes),
+            Some(Place::Tail) => {
+                self.continue_tail(piece, limits, changes);
+                None
+            }
+        }
+    }
+
+    /// Seals the call with this index, where the wire says so itself.
+    pub(super) fn seal_index(&mut self, index: u64, changes: &mut Changes) {
+        if let Some(at) = self.kept.iter().rposition(|call| call.wire_index == Some(index)) {
+            self.seal(at, changes);
+        }
+    }
+
+    /// Seals what is open.
+    pub(super) fn seal_all(&mut self, changes: &mut Changes) {
+        // Only the newest calls can be open, so this looks at few.
+        let open = self.kept.iter().rev().take_while(|call| !call.sealed).count();
+        for at in self.kept.len() - open..self.kept.len() {
+            self.seal(at, changes);
+        }
+    }
+
+    /// Says that no piece will come for the newest call: without a name it is none.
+    pub(super) fn end(&mut self) -> Option<Problem> {
+        match self.tail.take() {
+            Some(Tail::Nameless(bucket)) => {
+                Some(Problem { code: "call_without_name", detail: excerpt(&bucket.raw, 200) })
+            }
+            Some(Tail::Excess(_)) | None => None,
+        }
+    }
+
+    /// The bucket to which a piece would belong if it begins no call of its own.
+    fn place_of(&self, piece: &CallPiece) -> Option<Place> {
+        let same_id = |bucket: &Bucket| piece.id.is_some() && bucket.provider_id == piece.id;
+        match piece.index {
+            Some(_) => {
+                let same_index = |bucket: &Bucket| bucket.wire_index == piece.index;
+                self.find(|bucket| same_index(bucket) && same_id(bucket))
+                    .or_else(|| self.find(same_index))
+                    // Without a name it cannot begin a call, so its id is worth more.
+                    .or_else(|| self.find(same_id).filter(|_| piece.name.is_none()))
+            }
+            None => self.find(same_id).or_else(|| match (&piece.id, &piece.name) {
+                (Some(_), Some(_)) => None,
+                (None, _) | (_, None) => self.find(|_| true),
+            }),
+        }
+    }
+
+    fn find(&self, wanted: impl Fn(&Bucket) -> bool) -> Option<Place> {
+        match &self.tail {
+            Some(Tail::Nameless(bucket) | Tail::Excess(bucket)) if wanted(bucket) => {
+                Some(Place::Tail)
+            }
+            Some(Tail::Nameless(_) | Tail::Excess(_)) | None => {
+                self.kept.iter().rposition(wanted).map(Place::Call)
+            }
+        }
+    }
+
+    fn bucket_mut(&mut self, place: Place) -> Option<&mut Bucket> {
+        match place {
+            Place::Call(at) => self.kept.get_mut(at),
+            Place::Tail => match &mut self.tail {
+                Some(Tail::Nameless(bucket) | Tail::Excess(bucket)) => Some(bucket),
+                None => None,
+            },
+        }
+    }
+
+    fn open(
+        &mut self,
+        piece: &CallPiece,
+        limits: &AccumulatorLimits,
+        changes: &mut Changes,
+    ) -> Option<Problem> {
+        let problem = self.end();
+        let mut bucket = Bucket::begin(piece);
+        bucket.append(piece, limits.arguments_bytes_max);
+        if bucket.name.is_empty() {
+            self.tail = Some(Tail::Nameless(bucket));
+        } else {
+            self.keep(bucket, limits, changes);
+        }
+        problem
+    }
+
+    /// Takes a call that has its name among the calls, or counts it as one too many.
+    fn keep(&mut self, bucket: Bucket, limits: &AccumulatorLimits, changes: &mut Changes) {
+        self.seal_all(changes);
+        if self.kept.len() < limits.calls_max {
+            changes.push(Change::Opened(self.kept.len()));
+            self.kept.push(bucket);
+        } else {
+            self.excess += 1;
+            self.tail = Some(Tail::Excess(bucket));
+        }
+    }
+
+    fn continue_call(
+        &mut self,
+        at: usize,
+        piece: &CallPiece,
+        limits: &AccumulatorLimits,
+        changes: &mut Changes,
+    ) -> Option<Problem> {
+        let bucket = self.kept.get_mut(at)?;
+        let renamed = piece.name.as_ref().filter(|name| **name != bucket.name);
+        let problem = renamed.map(|name| Problem {
+            code: "name_changed",
+            detail: excerpt(&format!("{} -> {name}", bucket.name), 200),
+        });
+        bucket.fill(piece);
+        if bucket.sealed && piece.has_arguments() {
+            bucket.disturbed = true;
+            changes.push(Change::Disturbed(at));
+        }
+        bucket.append(piece, limits.arguments_bytes_max);
+        problem
+    }
+
+    fn continue_tail(
+        &mut self,
+        piece: &CallPiece,
+        limits: &AccumulatorLimits,
+        changes: &mut Changes,
+    ) {
+        match self.tail.take() {
+            Some(Tail::Nameless(mut bucket)) => {
+                bucket.fill(piece);
+                bucket.append(piece, limits.arguments_bytes_max);
+                if bucket.name.is_empty() {
+                    self.tail = Some(Tail::Nameless(bucket));
+                } else {
+                    self.keep(bucket, limits, changes);
+                }
+            }
+            Some(Tail::Excess(mut bucket)) => {
+                bucket.fill(piece);
+                bucket.append(piece, limits.arguments_bytes_max);
+                self.tail = Some(Tail::Excess(bucket));
+            }
+            None => {}
+        }
+    }
+
+    fn seal(&mut self, at: usize, changes: &mut Changes) {
+        if let Some(call) = self.kept.get_mut(at).filter(|call| !call.sealed) {
+            call.sealed = true;
+            changes.push(Change::Sealed(at));
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Payloads that are no JSON as they came, and can be read all the same.
+
+use std::borrow::Cow;
+
+use serde_json::Value;
+
+/// What became of a payload that was no JSON.
+pub(super) enum Mended {
+    /// The same payload, readable.
+    Text(String),
+    /// Several payloads, one a line.
+    Lines,
+}
+
+/// Makes a payload readable that is not, without loss, or with U+FFFD for half a character.
+#[cold]
+pub(super) fn mend(text: &str) -> Option<Mended> {
+    // An event without the blank line after it is joined with the next one.
+    let starts_payload = |line: &str| line.starts_with('{') || line == "[DONE]";
+    if text.contains('\n') && text.lines().all(|line| starts_payload(line.trim())) {
+        return Some(Mended::Lines);
+    }
+    // A key that stands twice: the last one counts.
+    if let Ok(value) = serde_json::from_str::<Value>(text) {
+        return Some(Mended::Text(value.to_string()));
+    }
+    match replace_lone_surrogates(text) {
+        Cow::Owned(mended) => Some(Mended::Text(mended)),
+        Cow::Borrowed(_) => None,
+    }
+}
+
+/// Writes U+FFFD in the place of every escape that is half a surrogate pair.
+fn replace_lone_surrogates(text: &str) -> Cow<'_, str> {
+    let unit = |at: usize| -> Option<u16> {
+        let digits = text.get(at..)?.strip_prefix("\\u")?.get(..4)?;
+        u16::from_str_radix(digits, 16).ok()
+    };
+    let mut mended = String::new();
+    let (mut kept, mut at) = (0, 0);
+    while let Some(found) = text.get(at..).and_then(|rest| rest.find('\\')) {
+        let escape = at + found;
+        at = match (unit(escape), unit(escape + 6)) {
+            (Some(0xD800..=0xDBFF), Some(0xDC00..=0xDFFF)) => escape + 12,
+            (Some(0xD800..=0xDFFF), _) => {
+                mended.push_str(text.get(kept..escape).unwrap_or_default());
+                mended.push_str("\\ufffd");
+                kept = escape + 6;
+                kept
+            }
+            // Past the escaped character, which is ASCII in JSON.
+            (Some(_) | None, _) => escape + 2,
+        };
+    }
+    if kept == 0 {
+        return Cow::Borrowed(text);
+    }
+    mended.push_str(text.get(kept..).unwrap_or_default());
+    Cow::Owned(mended)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lone_surrogates_are_replaced_and_pairs_are_kept() {
+        for (text, mended) in [
+            (r"a\\ud83d", r"a\\ud83d"),
+            (r"\ud83d\ude00", r"\ud83d\ude00"),
+            (r"\u00e9\n", r"\u00e9\n"),
+            (r"\ud83d", r"\ufffd"),
+            (r"x\ude00y", r"x\ufffdy"),
+            (r"\ud83d\ud83d\ude00", r"\ufffd\ud83d\ude00"),
+            (r"\ud83dé", r"\ufffdé"),
+            (r"\ud8", r"\ud8"),
+            (r"\", r"\"),
+        ] {
+            assert_eq!(replace_lone_surrogates(text), mended, "{text}");
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Every recorded Chat Completions response decodes to its manifest's entry: whole, cut at every
+//! byte, and with its lines ended otherwise.
+//!
+//! The recordings are not part of the crate. They are looked for in `$CALLSHEET_CORPUS`, or else
+//! beside the clone in `../shared/corpus`; without them this says so and passes, except where
+//! `CI=true`.
+#![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
+
+use std::path::PathBuf;
+
+use callsheet::turn::{Accumulator, AccumulatorLimits, describe};
+use callsheet::wire::{Decoder, DecoderLimits, Framing, Wire};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+/// Up to this length a body is decoded as a whole for every cut.
+const TWO_PUSHES_BYTES_MAX: usize = 3 * 1024;
+/// Longer bodies are cut within blocks of this length.
+const BLOCK_BYTES: usize = 96;
+
+struct Recording {
+    file: String,
+    framing: Framing,
+    body: Vec<u8>,
+    expected: Value,
+}
+
+fn recordings() -> Vec<Recording> {
+    let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/corpus");
+    let root = PathBuf::from(std::env::var("CALLSHEET_CORPUS").unwrap_or_else(|_| beside.into()));
+    let Ok(manifest) = std::fs::read_to_string(root.join("MANIFEST.jsonl")) else {
+        assert_ne!(std::env::var("CI").as_deref(), Ok("true"), "no corpus at {}", root.display());
+        eprintln!("skipped: no corpus at {}", root.display());
+        return Vec::new();
+    };
+    let recordings: Vec<_> = manifest
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap())
+        .filter(|entry| entry["wire_format"] == "openai-chat")
+        .map(|entry| Recording {
+            file: entry["file"].as_str().unwrap().to_owned(),
+            framing: entry["framing"].as_str().unwrap().parse().unwrap(),
+            body: std::fs::read(root.join(entry["file"].as_str().unwrap())).unwrap(),
+            expected: entry["expected"].clone(),
+        })
+        .collect();
+    assert!(!recordings.is_empty(), "the manifest names no recording of this wire");
+    recordings
+}
+
+#[derive(Clone, PartialEq)]
+struct State {
+    decoder: Decoder,
+    response: Accumulator,
+}
+
+impl State {
+    fn new(framing: Framing) -> Self {
+        Self {
+            decoder: Decoder::new(Wire::OpenaiChat, framing, DecoderLimits::default()),
+            response: Accumulator::new(AccumulatorLimits::default()),
+        }
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        let mut deltas = Vec::new();
+        self.decoder.push(bytes, &mut deltas).unwrap();
+        deltas.iter().for_each(|delta| drop(self.response.push(delta)));
+    }
+
+    fn finish(mut self) -> Accumulator {
+        let mut deltas = Vec::new();
+        self.decoder.finish(&mut deltas).unwrap();
+        deltas.iter().for_each(|delta| drop(self.response.push(delta)));
+        let well = self.response.ended_well();
+        self.response.end(well);
+        self.response
+    }
+}
+
+fn decode<'a>(framing: Framing, pieces: impl IntoIterator<Item = &'a [u8]>) -> Accumulator {
+    let mut state = State::new(framing);
+    pieces.into_iter().for_each(|piece| state.push(piece));
+    state.finish()
+}
+
+/// What a recording should decode to, in the words of `describe`.
+///
+/// Two things are written otherwise here than in the manifest, on purpose. A call without an
+/// index is shown with its place in the order of arrival. And arguments that say nothing (empty,
+/// or the text `null`) are understood as `{}`, where the manifest has no object.
+fn expected_calls(expected: &Value) -> Vec<Value> {
+    let calls = expected["tool_calls"].as_array().unwrap().iter().enumerate();
+    calls
+        .map(|(place, call)| {
+            let raw = call["arguments_raw"].as_str();
+            let says_nothing = raw.is_some_and(|raw| raw.is_empty() || raw == "null");
+            let arguments = if says_nothing { json!({}) } else { call["arguments"].clone() };
+            assert!(says_nothing || call["arguments_valid"] == arguments.is_object());
+            json!({
+                "index": call["index"].as_u64().unwrap_or(place as u64),
+                "id": call["id"],
+                "name": call["name"],
+                "arguments": arguments,
+                "arguments_raw": call["arguments_raw"],
+            })
+        })
+        .collect()
+}
+
+/// The calls that were found, with the raw text only where the manifest has it.
+fn found_calls(found: &Value, expected: &[Value]) -> Vec<Value> {
+    let calls = found["tool_calls"].as_array().unwrap().iter().enumerate();
+    calls
+        .map(|(at, call)| {
+            let raw_known = expected.get(at).is_some_and(|call| !call["arguments_raw"].is_null());
+            json!({
+                "index": call["index"],
+                "id": call["id"],
+                "name": call["name"],
+                "arguments": call["arguments"],
+                "arguments_raw": if raw_known { call["arguments_raw"].clone() } else { Value::Null },
+            })
+        })
+        .collect()
+}
+
+#[track_caller]
+fn compare(recording: &Recording, response: &Accumulator, how: &str) {
+    let Recording { file, expected, .. } = recording;
+    let found = describe(response);
+    for key in ["text", "reasoning", "refusal"] {
+        let text = found[key].as_str().unwrap();
+        let chars = expected[format!("{key}_len")].as_u64().unwrap_or(0);
+        assert_eq!(text.chars().count() as u64, chars, "{file} {how} {key}");
+        if let Some(hash) = expected[format!("{key}_sha256")].as_str() {
+            assert_eq!(hex(&Sha256::digest(text)), hash, "{file} {how} {key}");
+        }
+    }
+    let calls = expected_calls(expected);
+    assert_eq!(found_calls(&found, &calls), calls, "{file} {how}");
+    assert_eq!(found["finish_reason"], expected["finish_reason"], "{file} {how}");
+    assert_eq!(found["usage"], expected["usage"], "{file} {how}");
+    assert_eq!(found["error"]["message"], expected["error"]["message"], "{file} {how}");
+    assert_eq!(found["problems"], json!([]), "{file} {how}");
+    // A call is complete unless the response was cut off within it.
+    for (at, call) in found["tool_calls"].as_array().unwrap().iter().enumerate() {
+        let ended = response.ended_well() || at + 1 < calls.len();
+        assert_eq!(call["complete"], ended && call["arguments"].is_object(), "{file} {how}");
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[test]
+fn whole() {
+    for recording in recordings() {
+        compare(&recording, &decode(recording.framing, [&recording.body[..]]), "whole");
+    }
+}
+
+#[test]
+fn byte_by_byte() {
+    for recording in recordings() {
+        let response = decode(recording.framing, recording.body.chunks(1));
+        compare(&recording, &response, "byte by byte");
+    }
+}
+
+/// A cut at every byte changes nothing.
+///
+/// A short body is decoded in two pushes for every cut. That would take minutes for long ones, so
+/// those go in blocks: a cut within a block leaves decoder and response, once the block has been
+/// pushed, in the very state in which they are without the cut; so what follows is the same.
+#[test]
+fn cut_at_every_byte() {
+    for Recording { file, framing, body, .. } in recordings() {
+        let whole = decode(framing, [&body[..]]);
+        if body.len() <= TWO_PUSHES_BYTES_MAX {
+            for cut in 0..=body.len() {
+                let (head, tail) = body.split_at(cut);
+                assert_eq!(decode(framing, [head, tail]), whole, "{file} cut at {cut}");
+            }
+        }
+        let mut state = State::new(framing);
+        for (block, number) in body.chunks(BLOCK_BYTES).zip(0..) {
+            let mut uncut = state.clone();
+            uncut.push(block);
+            for cut in 1..block.len() {
+                let (head, tail) = block.split_at(cut);
+                let mut with_cut = state.clone();
+                with_cut.push(head);
+                with_cut.push(tail);
+                assert!(with_cut == uncut, "{file} cut at {}", number * BLOCK_BYTES + cut);
+            }
+            state = uncut;
+        }
+        assert_eq!(state.finish(), whole, "{file} in blocks");
+    }
+}
+
+#[test]
+fn with_other_line_ends_comments_and_a_byte_order_mark() {
+    for recording in recordings().iter().filter(|recording| recording.framing == Framing::Sse) {
+        let text = String::from_utf8(recording.body.clone()).unwrap();
+        let lines: Vec<&str> = text.split('\n').map(|line| line.trim_end_matches('\r')).collect();
+        for end in ["\n", "\r\n", "\r"] {
+            let plain = lines.join(end);
+            let commented = lines.join(&format!("{end}: keep-alive{end}"));
+            let marked = format!("\u{FEFF}{plain}");
+            for body in [plain, commented, marked] {
+                let how = format!("with {end:?}");
+                compare(recording, &decode(Framing::Sse, [body.as_bytes()]), &how);
+                compare(recording, &decode(Framing::Sse, body.as_bytes().chunks(7)), &how);
+            }
+        }
+    }
+}
