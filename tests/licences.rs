@@ -1,5 +1,4 @@
 //! Everything that may be linked in has a licence that `deny.toml` allows.
-#![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::process::Command;
 
