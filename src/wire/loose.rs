@@ -252,7 +252,7 @@ pub(super) enum Content<'a> {
     Nothing,
     Text(Cow<'a, str>),
     Part(Box<Part<'a>>),
-    List(Vec<Content<'a>>),
+    List(Vec<Self>),
 }
 
 /// One part of a content that is a list.
