@@ -83,7 +83,7 @@ extra_body = { seed = 4, nested = { on = true } }
     assert_eq!(model.api_key.as_ref().unwrap().reveal(), "secret-1");
     let extra = serde_json::json!({"seed": 4, "nested": {"on": true}});
     let expected = ModelConfig {
-        wire: Wire::OpenAiChat,
+        wire: Wire::OpenaiChat,
         api_key: model.api_key.clone(),
         stream: false,
         connect_timeout: Duration::from_secs(1),
@@ -349,6 +349,16 @@ fn what_is_wrong_with_a_tool() {
             "2: tools.clock.effect: is \"none\" or \"some\", not \"all\"",
             "4: tools.http_get.allow[0]: is a host, \"host:port\" or a network such as \"10.0.0.0/8\", not \"10.0.0.0/33\"",
         ],
+    );
+}
+
+#[test]
+fn read_file_needs_its_root() {
+    check("\n[tools.read_file]\nexclusive = true\n", &["2: tools.read_file.root: is missing"]);
+    let config = parse("[agents.a]\ntools = ['read_file']\n");
+    assert_eq!(
+        config.check_tools(&["clock"]).expect_err("refuse").to_string(),
+        "callsheet.toml:2: agents.a.tools[0]: there is no read_file without [tools.read_file] root = \"DIR\""
     );
 }
 

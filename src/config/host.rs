@@ -84,8 +84,11 @@ fn listen(value: &toml::de::DeValue<'_>) -> Parsed<SocketAddr> {
     parse_listen(&values::text(value)?)
 }
 
-/// An address with a port; `localhost` is 127.0.0.1.
-pub(crate) fn parse_listen(text: &str) -> Parsed<SocketAddr> {
+/// An address with a port, as the file and the command line name it; `localhost` is 127.0.0.1.
+///
+/// # Errors
+/// What is expected instead.
+pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     let port = text.strip_prefix("localhost:").and_then(|port| port.parse().ok());
     match port {
         Some(port) => Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),

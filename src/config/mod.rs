@@ -17,9 +17,9 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 pub use agent::{AgentConfig, ToolPattern};
-pub use host::{HostConfig, TOKEN_ENV};
+pub use host::{HostConfig, TOKEN_ENV, parse_listen};
 pub use limits::{Limits, OnExcess};
-pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, MissingKey, ModelConfig, Wire};
+pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, MissingKey, ModelConfig, UnknownWire, Wire};
 pub use source::{ConfigError, ConfigErrors};
 pub use tools::{StartPolicy, ToolEffect, ToolOverride};
 
@@ -131,6 +131,11 @@ impl Config {
         self.add_model(REHEARSAL, ModelConfig::rehearsal(base_url));
     }
 
+    /// Lets every agent talk to the offline rehearsal model, whatever the file says.
+    pub fn use_rehearsal(&mut self) {
+        self.use_model(REHEARSAL, ModelConfig::rehearsal(BaseUrl::nowhere()));
+    }
+
     /// Adds a model and lets every agent talk to it.
     pub fn use_model(&mut self, name: &str, model: ModelConfig) {
         self.add_model(name, model);
@@ -174,8 +179,7 @@ impl Config {
             for (at, pattern) in agent.tools.iter().enumerate() {
                 if !registered.iter().any(|tool| pattern.matches(tool)) {
                     let key = format!("agents.{name}.tools[{at}]");
-                    let known = registered.join(", ");
-                    let message = format!("no tool is called {:?} (known: {known})", pattern.text);
+                    let message = no_tool(&pattern.text, registered);
                     errors.push(self.origins.error(&key, message));
                 }
             }
@@ -211,6 +215,14 @@ impl Default for Config {
             origins: Origins::default(),
         }
     }
+}
+
+fn no_tool(pattern: &str, registered: &[&str]) -> String {
+    if pattern == "read_file" {
+        return "there is no read_file without [tools.read_file] root = \"DIR\"".to_owned();
+    }
+    let known = registered.join(", ");
+    format!("no tool is called {pattern:?} (known: {known})")
 }
 
 /// A switch of the environment: `true` or `false`, or not there.

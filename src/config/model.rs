@@ -9,33 +9,44 @@ use toml::de::DeValue;
 use super::source::Section;
 use super::values::{self, Parsed};
 
-/// The one form of the wire that is spoken to a model.
+/// A wire format: how a service is asked, and how it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Wire {
-    /// OpenAI's Chat Completions, which most services and local servers speak.
-    OpenAiChat,
+    /// Chat Completions, and the dialects of services that follow them.
+    OpenaiChat,
 }
 
 impl Wire {
-    const WORDS: [(&'static str, Self); 1] = [("openai-chat", Self::OpenAiChat)];
+    const WORDS: [(&'static str, Self); 1] = [("openai-chat", Self::OpenaiChat)];
 
-    /// The configuration's word for it.
+    /// The word for configuration, commands and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
-            Self::OpenAiChat => "openai-chat",
+            Self::OpenaiChat => "openai-chat",
         }
     }
 }
 
+impl fmt::Display for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
 impl std::str::FromStr for Wire {
-    type Err = String;
+    type Err = UnknownWire;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let known = Self::WORDS.iter().find(|(word, _)| *word == text);
-        known.map(|(_, wire)| *wire).ok_or_else(|| format!("is \"openai-chat\", not {text:?}"))
+        known.map(|(_, wire)| *wire).ok_or(UnknownWire)
     }
 }
+
+/// The word names no wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown wire; it is one of: openai-chat")]
+pub struct UnknownWire;
 
 /// One model: where it is, how it is asked, how long is waited.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +84,7 @@ impl ModelConfig {
     #[must_use]
     pub fn new(base_url: BaseUrl, model: impl Into<String>) -> Self {
         Self {
-            wire: Wire::OpenAiChat,
+            wire: Wire::OpenaiChat,
             base_url,
             model: model.into(),
             api_key: None,

@@ -74,6 +74,7 @@ impl ToolOverride {
         };
         if name == "read_file" {
             change.root = section.read("root", values::filled_text).map(PathBuf::from);
+            section.require("root", change.root.is_none());
         }
         if name == "http_get" {
             change.allow = section.list("allow", allow).unwrap_or_default();
