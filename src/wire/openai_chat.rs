@@ -25,7 +25,7 @@ use usage::usage_of;
 /// The dialect; all it remembers is whether the response comes in pieces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct OpenaiChat {
-    /// A `delta` was seen, so a whole `message` repeats what was said.
+    /// A `delta` has said something, so a `message` only repeats it.
     in_pieces: bool,
 }
 
@@ -185,13 +185,13 @@ impl OpenaiChat {
     }
 
     fn choice(&mut self, choice: Choice<'_>, out: &mut Vec<Delta>) {
-        match (choice.delta.0, choice.message.0) {
-            (Some(delta), _) => {
-                self.in_pieces = true;
-                body(delta, false, out);
-            }
-            (None, Some(message)) if !self.in_pieces => body(message, true, out),
-            (None, Some(_) | None) => {}
+        let before = out.len();
+        if let Some(delta) = choice.delta.0 {
+            body(delta, false, out);
+        }
+        self.in_pieces |= out.len() > before;
+        if let Some(message) = choice.message.0.filter(|_| !self.in_pieces) {
+            body(message, true, out);
         }
         if let Some(raw) = choice.finish_reason.into_text() {
             out.push(Delta::Finish(FinishReason { kind: finish_kind(&raw), raw }));
@@ -479,6 +479,9 @@ mod tests {
         let summary = r#"{"choices":[{"message":{"content":"ab"},"finish_reason":"stop"}]}"#;
         assert_eq!(deltas(&[both, summary]), [text("a"), finish("stop", FinishKind::Stop)]);
         assert_eq!(deltas(&[summary]), [text("ab"), finish("stop", FinishKind::Stop)]);
+        let empty = r#"{"choices":[{"delta":{},"message":{"content":"ab"}}]}"#;
+        assert_eq!(deltas(&[empty]), [text("ab")]);
+        assert_eq!(deltas(&[both, empty]), [text("a")]);
     }
 
     #[test]
