@@ -76,7 +76,9 @@ impl Accumulator {
 
     /// Adds one delta, and says what it did to the calls.
     pub fn push(&mut self, delta: &Delta) -> Changes {
-        let bytes_max = self.limits.text_bytes_max;
+        // After the limit nothing more is taken, or the text would have a gap.
+        let full = self.error.as_ref().is_some_and(|e| e.kind == ProviderErrorKind::TooLarge);
+        let bytes_max = if full { 0 } else { self.limits.text_bytes_max };
         let mut changes = Changes::new();
         let fits = match delta {
             Delta::Text(piece) => append(&mut self.text, piece, bytes_max),
@@ -115,6 +117,7 @@ impl Accumulator {
         };
         if !fits {
             self.error.get_or_insert_with(|| {
+                let bytes_max = self.limits.text_bytes_max;
                 let message = format!("the response holds more than {bytes_max} bytes of text");
                 ProviderError::new(ProviderErrorKind::TooLarge, message)
             });
@@ -328,7 +331,7 @@ mod tests {
         let text = |text: &str| Delta::Text(text.into());
         let fits = response(&[text("ab"), text("cd"), Delta::Reasoning("abcd".into())]);
         assert_eq!((fits.text(), fits.reasoning(), fits.error()), ("abcd", "abcd", None));
-        let over = response(&[text("abc"), text("de"), finish(FinishKind::Stop)]);
+        let over = response(&[text("abc"), text("de"), text("f"), finish(FinishKind::Stop)]);
         assert_eq!(over.text(), "abc");
         assert_eq!(over.error().map(|error| error.kind), Some(ProviderErrorKind::TooLarge));
         assert!(!over.ended_well());

@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::value::MapAccessDeserializer;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// A text or a number; anything else is nothing.
@@ -161,6 +161,64 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for LooseVisitor<T> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
         skip_seq(&mut seq)?;
         Ok(None)
+    }
+}
+
+/// A piece of arguments as text: the string's, or the JSON itself where it is no string.
+#[derive(Clone, Debug, Default)]
+pub(super) struct JsonText<'a>(pub(super) Option<Cow<'a, str>>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for JsonText<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(JsonTextVisitor).map(Self)
+    }
+}
+
+struct JsonTextVisitor;
+
+impl<'de> Visitor<'de> for JsonTextVisitor {
+    type Value = Option<Cow<'de, str>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Some(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Some(Cow::Owned(text.to_owned())))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
+        Ok(Some(Cow::Owned(number.to_string())))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
+        Ok(Some(Cow::Owned(number.to_string())))
+    }
+
+    fn visit_f64<E>(self, number: f64) -> Result<Self::Value, E> {
+        Ok(Some(Cow::Owned(number.to_string())))
+    }
+
+    fn visit_bool<E>(self, truth: bool) -> Result<Self::Value, E> {
+        Ok(Some(Cow::Borrowed(if truth { "true" } else { "false" })))
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
+        let value = serde_json::Value::deserialize(SeqAccessDeserializer::new(seq))?;
+        Ok(Some(Cow::Owned(value.to_string())))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        let value = serde_json::Value::deserialize(MapAccessDeserializer::new(map))?;
+        Ok(Some(Cow::Owned(value.to_string())))
     }
 }
 

@@ -9,12 +9,14 @@ mod mend;
 mod request;
 mod usage;
 
+use std::borrow::Cow;
+
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::error::{error_of, provider_error};
-use super::loose::{Content, List, Loose, Part, Scalar};
+use super::loose::{Content, JsonText, List, Loose, Part, Scalar};
 use super::{CallKind, CallPiece, Delta, Problem};
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, excerpt};
 
@@ -25,7 +27,7 @@ use usage::usage_of;
 /// The dialect; all it remembers is whether the response comes in pieces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct OpenaiChat {
-    /// A `delta` was seen, so a whole `message` repeats what was said.
+    /// A `delta` has said something, so a `message` only repeats it.
     in_pieces: bool,
 }
 
@@ -36,7 +38,7 @@ struct Chunk<'a> {
     #[serde(borrow, default)]
     usage: Option<&'a RawValue>,
     #[serde(borrow, default)]
-    x_groq: Loose<Groq<'a>>,
+    x_groq: Loose<Box<Groq<'a>>>,
     #[serde(borrow, default)]
     error: Option<&'a RawValue>,
 }
@@ -57,7 +59,7 @@ struct Choice<'a> {
     #[serde(borrow, default)]
     delta: Loose<Body<'a>>,
     #[serde(borrow, default)]
-    message: Loose<Body<'a>>,
+    message: Loose<Box<Body<'a>>>,
     #[serde(borrow, default)]
     finish_reason: Scalar<'a>,
     #[serde(borrow, default)]
@@ -78,9 +80,9 @@ struct Body<'a> {
     #[serde(borrow, default)]
     refusal: Content<'a>,
     #[serde(borrow, default)]
-    tool_calls: List<Call<'a>>,
+    tool_calls: List<Box<Call<'a>>>,
     #[serde(borrow, default)]
-    function_call: Loose<Function<'a>>,
+    function_call: Loose<Box<Function<'a>>>,
 }
 
 #[derive(Default, Deserialize)]
@@ -97,7 +99,7 @@ struct Call<'a> {
     #[serde(borrow, default)]
     name: Scalar<'a>,
     #[serde(borrow, default)]
-    arguments: Option<&'a RawValue>,
+    arguments: JsonText<'a>,
 }
 
 #[derive(Deserialize)]
@@ -105,7 +107,7 @@ struct Function<'a> {
     #[serde(borrow, default)]
     name: Scalar<'a>,
     #[serde(borrow, default)]
-    arguments: Option<&'a RawValue>,
+    arguments: JsonText<'a>,
 }
 
 #[derive(Deserialize)]
@@ -185,13 +187,13 @@ impl OpenaiChat {
     }
 
     fn choice(&mut self, choice: Choice<'_>, out: &mut Vec<Delta>) {
-        match (choice.delta.0, choice.message.0) {
-            (Some(delta), _) => {
-                self.in_pieces = true;
-                body(delta, false, out);
-            }
-            (None, Some(message)) if !self.in_pieces => body(message, true, out),
-            (None, Some(_) | None) => {}
+        let before = out.len();
+        if let Some(delta) = choice.delta.0 {
+            body(delta, false, out);
+        }
+        self.in_pieces |= out.len() > before;
+        if let Some(message) = choice.message.0.filter(|_| !self.in_pieces) {
+            body(*message, true, out);
         }
         if let Some(raw) = choice.finish_reason.into_text() {
             out.push(Delta::Finish(FinishReason { kind: finish_kind(&raw), raw }));
@@ -212,13 +214,13 @@ fn body(body: Body<'_>, whole: bool, out: &mut Vec<Delta>) {
     if body.tool_calls.is_empty() {
         if let Some(function) = body.function_call.0 {
             // The older form, of one call without index and id.
-            call(Call { function: Loose(Some(function)), ..Call::default() }, None, out);
+            call(Call { function: Loose(Some(*function)), ..Call::default() }, None, out);
         }
         return;
     }
     for (place, piece) in (0..).zip(body.tool_calls.into_items()) {
         // In a whole message every item is a call of its own.
-        call(piece, whole.then_some(place), out);
+        call(*piece, whole.then_some(place), out);
     }
 }
 
@@ -230,22 +232,16 @@ fn call(call: Call<'_>, place: Option<u64>, out: &mut Vec<Delta>) {
     };
     if let Some(function) = call.function.0 {
         piece.name = function.name.into_text();
-        piece.arguments = function.arguments.and_then(arguments);
+        piece.arguments = function.arguments.0.map(Cow::into_owned);
     } else if let Some(custom) = call.custom.0 {
         piece.kind = CallKind::Custom;
         piece.name = custom.name.into_text();
         piece.arguments = custom.input.into_text();
     } else {
         piece.name = call.name.into_text();
-        piece.arguments = call.arguments.and_then(arguments);
+        piece.arguments = call.arguments.0.map(Cow::into_owned);
     }
     out.push(Delta::Call(piece));
-}
-
-/// The text of a piece of arguments: the string's, or the JSON itself where it is no string.
-fn arguments(raw: &RawValue) -> Option<String> {
-    let text = raw.get();
-    if text.starts_with('"') { serde_json::from_str(text).ok() } else { Some(text.to_owned()) }
 }
 
 fn content(content_: Content<'_>, kind: fn(String) -> Delta, out: &mut Vec<Delta>) {
@@ -479,6 +475,9 @@ mod tests {
         let summary = r#"{"choices":[{"message":{"content":"ab"},"finish_reason":"stop"}]}"#;
         assert_eq!(deltas(&[both, summary]), [text("a"), finish("stop", FinishKind::Stop)]);
         assert_eq!(deltas(&[summary]), [text("ab"), finish("stop", FinishKind::Stop)]);
+        let empty = r#"{"choices":[{"delta":{},"message":{"content":"ab"}}]}"#;
+        assert_eq!(deltas(&[empty]), [text("ab")]);
+        assert_eq!(deltas(&[both, empty]), [text("a")]);
     }
 
     #[test]
