@@ -279,6 +279,9 @@ where
         .with_env_filter(filter)
         .with_writer(writer)
         .with_ansi(coloured)
+        // Else a log that nobody reads any more panics whoever logs: a complaint about a line that
+        // cannot be written is itself printed to stderr.
+        .log_internal_errors(false)
         .with_target(false);
     match format {
         LogFormat::Text => Box::new(lines.finish()),
