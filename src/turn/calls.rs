@@ -100,7 +100,9 @@ impl Calls {
         match piece.index {
             Some(_) => {
                 let same_index = |bucket: &Bucket| bucket.wire_index == piece.index;
-                self.find(|bucket| same_index(bucket) && same_id(bucket))
+                let exact = piece.id.is_some().then_some(());
+                exact
+                    .and_then(|()| self.find(|bucket| same_index(bucket) && same_id(bucket)))
                     .or_else(|| self.find(same_index))
                     // Without a name it cannot begin a call, so its id is worth more.
                     .or_else(|| self.find(same_id).filter(|_| piece.name.is_none()))

@@ -7,7 +7,151 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{
+    Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
+
+/// An object that takes its fields one by one, where it lies.
+///
+/// Unlike a derived shape it is not moved while it is read, which matters for what is read for
+/// every token; and a key that stands twice is no error: the last one counts.
+pub(super) trait Fields<'de> {
+    /// Takes the value of a key that it knows, and says whether it did.
+    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error>;
+}
+
+/// Fills an object from JSON text.
+pub(super) fn fill<'de, T: Fields<'de>>(text: &'de str, object: &mut T) -> serde_json::Result<()> {
+    let mut deserializer = serde_json::Deserializer::from_str(text);
+    Fill(object).deserialize(&mut deserializer)?;
+    deserializer.end()
+}
+
+/// Fills an object, and says whether there was one.
+pub(super) struct Fill<'s, T>(pub(super) &'s mut T);
+
+impl<'de, T: Fields<'de>> DeserializeSeed<'de> for Fill<'_, T> {
+    type Value = bool;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, T: Fields<'de>> Visitor<'de> for Fill<'_, T> {
+    type Value = bool;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<bool, A::Error> {
+        while let Some(key) = map.next_key::<Scalar<'de>>()? {
+            if !self.0.take(key.as_text().unwrap_or_default(), &mut map)? {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(true)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_unit<E>(self) -> Result<bool, E> {
+        Ok(false)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<bool, A::Error> {
+        skip_seq(&mut seq)?;
+        Ok(false)
+    }
+}
+
+/// Fills the objects of a list; one object alone is a list of one.
+pub(super) struct FillEach<'s, T>(pub(super) &'s mut List<T>);
+
+impl<'de, T: Fields<'de> + Default> DeserializeSeed<'de> for FillEach<'_, T> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, T: Fields<'de> + Default> Visitor<'de> for FillEach<'_, T> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+        loop {
+            if self.0.first.is_none() {
+                match seq.next_element_seed(Fill(self.0.first.insert(T::default())))? {
+                    Some(true) => {}
+                    Some(false) => self.0.first = None,
+                    None => {
+                        self.0.first = None;
+                        return Ok(());
+                    }
+                }
+            } else {
+                let mut next = T::default();
+                match seq.next_element_seed(Fill(&mut next))? {
+                    Some(true) => self.0.more.push(next),
+                    Some(false) => {}
+                    None => return Ok(()),
+                }
+            }
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<(), A::Error> {
+        Fill(self.0.first.insert(T::default())).visit_map(map).map(drop)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+}
 
 /// A text or a number; anything else is nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -230,9 +374,9 @@ pub(super) struct List<T> {
 }
 
 impl<T> List<T> {
-    /// The items in order.
-    pub(super) fn into_items(self) -> impl Iterator<Item = T> {
-        self.first.into_iter().chain(self.more)
+    /// The items in order, where they lie.
+    pub(super) fn items_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.first.iter_mut().chain(&mut self.more)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -310,7 +454,7 @@ pub(super) enum Content<'a> {
     Nothing,
     Text(Cow<'a, str>),
     Part(Box<Part<'a>>),
-    List(Vec<Self>),
+    List(Box<[Self]>),
 }
 
 /// One part of a content that is a list.
@@ -374,7 +518,7 @@ impl<'de> Visitor<'de> for ContentVisitor {
         while let Some(part) = seq.next_element()? {
             parts.push(part);
         }
-        Ok(Content::List(parts))
+        Ok(Content::List(parts.into_boxed_slice()))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
