@@ -18,7 +18,8 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::error::{error_of, provider_error};
-use super::loose::{Content, Fields, Fill, FillEach, JsonText, List, Loose, Part, Scalar, fill};
+use super::fields::{Fields, Fill, FillEach, List, Loose, fill};
+use super::loose::{Content, JsonText, Part, Scalar};
 use super::{CallKind, CallPiece, Delta, Problem};
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, excerpt};
 
@@ -44,7 +45,10 @@ struct Chunk<'a> {
 impl<'de> Fields<'de> for Chunk<'de> {
     fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
         match key {
-            "choices" => map.next_value_seed(FillEach(&mut self.choices))?,
+            "choices" => {
+                self.choices = List::default();
+                map.next_value_seed(FillEach(&mut self.choices))?;
+            }
             "usage" => self.usage = map.next_value()?,
             "x_groq" => self.x_groq = map.next_value()?,
             "error" => self.error = map.next_value()?,
@@ -649,8 +653,19 @@ mod tests {
         assert_eq!(deltas(&[&format!("{a}\n{a}\n[DONE]")]), [text("a"), text("a"), Delta::Done]);
         let twice = r#"{"choices":[],"choices":[{"delta":{"content":"a"}}]}"#;
         assert_eq!(deltas(&[twice]), [text("a")]);
+        let twice = format!(r#"{{"choices":[{{"delta":{{"content":"b"}}}}],{}"#, &a[1..]);
+        assert_eq!(deltas(&[&twice]), [text("a")]);
         let half = r#"{"choices":[{"delta":{"content":"\ud83d"}}]}"#;
         assert_eq!(deltas(&[half]), [text("\u{FFFD}")]);
+    }
+
+    #[test]
+    fn a_list_has_a_limit() {
+        let calls = vec![r#"{"name":"f"}"#; 10_000].join(",");
+        let chunk = format!(r#"{{"choices":[{{"delta":{{"tool_calls":[{calls}]}}}}]}}"#);
+        assert_eq!(deltas(&[&chunk]).len(), 4097);
+        let choices = vec![r#"{"delta":{"content":"a"}}"#; 10_000].join(",");
+        assert_eq!(deltas(&[&format!(r#"{{"choices":[{choices}]}}"#)]).len(), 4097);
     }
 
     #[test]
