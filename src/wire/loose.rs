@@ -181,6 +181,8 @@ pub(super) struct Part<'a> {
     #[serde(borrow, default)]
     pub(super) thinking: Content<'a>,
     #[serde(borrow, default)]
+    pub(super) summary: Content<'a>,
+    #[serde(borrow, default)]
     pub(super) refusal: Content<'a>,
 }
 

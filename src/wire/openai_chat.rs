@@ -293,12 +293,13 @@ fn content(content_: Content<'_>, kind: fn(String) -> Delta, out: &mut Vec<Delta
             }
         }
         Content::Part(part) => {
-            let Part { kind: word, text, thinking, refusal } = *part;
+            let Part { kind: word, text, thinking, summary, refusal } = *part;
             let kind = match word.as_text() {
                 Some("thinking" | "reasoning") => Delta::Reasoning,
                 Some(_) | None => kind,
             };
             content(thinking, Delta::Reasoning, out);
+            content(summary, Delta::Reasoning, out);
             content(text, kind, out);
             content(refusal, Delta::Refusal, out);
         }
@@ -418,6 +419,10 @@ mod tests {
         );
         check_delta(r#"{"content":[{"type":"thinking","thinking":"r"}]}"#, &[reasoning("r")]);
         check_delta(r#"{"content":{"type":"text","text":"t"}}"#, &[text("t")]);
+        check_delta(
+            r#"{"content":[{"type":"reasoning","summary":[{"type":"summary_text","text":"r"}]}]}"#,
+            &[reasoning("r")],
+        );
         check_delta(
             r#"{"content":[{"type":"refusal","refusal":"no"}]}"#,
             &[Delta::Refusal("no".into())],
