@@ -86,7 +86,21 @@ fn synthesised(texts: usize, calls: usize) -> Vec<u8> {
                 "function": function}]}),
             None,
         );
-        for piece in ["{\"", "location", "\":\"", "San", " Francisco", "\"}"] {
+        let pieces = [
+            "{\"",
+            "location",
+            "\":\"",
+            "San",
+            " Francisco",
+            ",",
+            " CA",
+            "\",\"",
+            "days",
+            "\":",
+            "7",
+            "}",
+        ];
+        for piece in pieces {
             let function = json!({"arguments": piece});
             event(json!({"tool_calls": [{"index": index, "function": function}]}), None);
         }
@@ -149,7 +163,7 @@ fn decode_and_accumulate(body: &[u8]) -> Accumulator {
 }
 
 fn decode(criterion: &mut Criterion) {
-    for (name, texts, calls) in [("text", 4000, 0), ("calls", 0, 500), ("both", 2000, 250)] {
+    for (name, texts, calls) in [("text", 4000, 0), ("calls", 0, 64), ("both", 2000, 64)] {
         let body = synthesised(texts, calls);
         assert_eq!(decode_and_accumulate(&body).calls().len(), calls);
         let mut group = criterion.benchmark_group("decode");

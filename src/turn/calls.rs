@@ -96,19 +96,19 @@ impl Calls {
 
     /// The bucket to which a piece would belong if it begins no call of its own.
     fn place_of(&self, piece: &CallPiece) -> Option<Place> {
-        let same_id = |bucket: &Bucket| piece.id.is_some() && bucket.provider_id == piece.id;
-        match piece.index {
-            Some(_) => {
-                let same_index = |bucket: &Bucket| bucket.wire_index == piece.index;
-                self.find(|bucket| same_index(bucket) && same_id(bucket))
-                    .or_else(|| self.find(same_index))
-                    // Without a name it cannot begin a call, so its id is worth more.
-                    .or_else(|| self.find(same_id).filter(|_| piece.name.is_none()))
+        let same_id = |bucket: &Bucket| bucket.provider_id == piece.id;
+        let same_index = |bucket: &Bucket| bucket.wire_index == piece.index;
+        match (piece.index, &piece.id) {
+            (Some(_), None) => self.find(same_index),
+            (Some(_), Some(_)) => self
+                .find(|bucket| same_index(bucket) && same_id(bucket))
+                .or_else(|| self.find(same_index))
+                // Without a name it cannot begin a call, so its id is worth more.
+                .or_else(|| self.find(same_id).filter(|_| piece.name.is_none())),
+            (None, Some(_)) => {
+                self.find(same_id).or_else(|| self.find(|_| true).filter(|_| piece.name.is_none()))
             }
-            None => self.find(same_id).or_else(|| match (&piece.id, &piece.name) {
-                (Some(_), Some(_)) => None,
-                (None, _) | (_, None) => self.find(|_| true),
-            }),
+            (None, None) => self.find(|_| true),
         }
     }
 

@@ -8,6 +8,7 @@
 mod decoder;
 mod delta;
 mod error;
+mod fields;
 mod loose;
 mod openai_chat;
 mod request;
