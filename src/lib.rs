@@ -4,6 +4,7 @@ pub mod cli;
 pub mod config;
 pub mod context;
 pub mod event;
+pub mod journal;
 pub mod message;
 pub mod record;
 pub mod rehearsal;
