@@ -8,6 +8,7 @@ pub mod journal;
 pub mod message;
 pub mod record;
 pub mod rehearsal;
+pub mod runtime;
 pub mod telemetry;
 pub mod tls;
 pub mod tool;

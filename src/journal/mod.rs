@@ -46,12 +46,7 @@ pub enum Appended {
 pub trait Journal: Send + Sync + fmt::Debug {
     /// Appends a batch, without gaps and in the order of the calls for one session. Does not
     /// block: an engine that has to wait for a disk queues the batch and acknowledges it later.
-    fn append(
-        &self,
-        session: &SessionId,
-        batch: Vec<Entry>,
-        acknowledge: Acknowledge,
-    ) -> Appended;
+    fn append(&self, session: &SessionId, batch: Vec<Entry>, acknowledge: Acknowledge) -> Appended;
 
     /// A session's entries after `after`, in order; those that are still queued included.
     fn entries_since(&self, session: &SessionId, after: Seq) -> Vec<Entry>;

@@ -1,0 +1,188 @@
+//! The death of one of a run's actors costs the run nothing that counts.
+
+use ractor::ActorCell;
+
+use super::provider::{Reply, asks_for, says, text};
+use super::*;
+use crate::event::Event;
+use crate::record::StopMode;
+use crate::telemetry::Delivery;
+use crate::types::RunEnd;
+
+const STREAM: usize = 0;
+const ACCUMULATOR: usize = 1;
+const SUPERVISOR: usize = 2;
+
+async fn named(session: &SessionHandle) -> Option<[ActorCell; 3]> {
+    session.ask(|reply| SessionMessage::NameActors { reply }).await.unwrap()
+}
+
+async fn actors(session: &SessionHandle) -> [ActorCell; 3] {
+    named(session).await.expect("a run goes on")
+}
+
+/// Kills an actor of the run, and waits until it has a successor (which may be done already).
+async fn kill(session: &SessionHandle, which: usize) {
+    let before = actors(session).await;
+    before[which].kill();
+    timeout(SOON, async {
+        while named(session).await.is_some_and(|now| now[which] == before[which]) {
+            sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await
+    .expect("it is replaced");
+}
+
+async fn while_the_model_is_silent(which: usize) {
+    let provider = Provider::new(|n, _| match n {
+        0 => Reply::Stall(vec![text("lost ")]),
+        _ => Reply::Sse(says("found")),
+    })
+    .await;
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the stream is open", || provider.open() == 1).await;
+    kill(&session, which).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "found"));
+    assert_eq!((report.messages.len(), provider.count()), (2, 2));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn the_reader_dies() {
+    while_the_model_is_silent(STREAM).await;
+}
+
+#[tokio::test]
+async fn the_accumulator_dies() {
+    while_the_model_is_silent(ACCUMULATOR).await;
+}
+
+#[tokio::test]
+async fn the_supervisor_dies() {
+    while_the_model_is_silent(SUPERVISOR).await;
+}
+
+/// An actor dies while a call with effects runs: it is not run again, and is answered.
+async fn during_a_call_with_effects(which: usize) {
+    let provider = Provider::calling(&[("pay", "{}"), ("echo", r#"{"n":1}"#)]).await;
+    let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let pay = tool(ToolSpec { effect: Default::default(), ..spec("pay") }, {
+        let begun = Arc::clone(&begun);
+        move |_| {
+            begun.fetch_add(1, Ordering::SeqCst);
+            std::future::pending()
+        }
+    });
+    let host = host(&provider, registry([pay, echo("echo")]), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the call runs", {
+        let begun = Arc::clone(&begun);
+        move || begun.load(Ordering::SeqCst) == 1
+    })
+    .await;
+    kill(&session, which).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));
+    assert_eq!(begun.load(Ordering::SeqCst), 1, "no effect is repeated");
+    let told = results(&report);
+    assert_eq!((told["pay"].0, told["echo"]), ("unknown", ("success", r#"{"n":1}"#)));
+    assert_eq!(provider.count(), 2, "the response was whole: it is not asked for again");
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn the_accumulator_dies_during_a_call() {
+    during_a_call_with_effects(ACCUMULATOR).await;
+}
+
+#[tokio::test]
+async fn the_supervisor_dies_during_a_call() {
+    during_a_call_with_effects(SUPERVISOR).await;
+}
+
+#[tokio::test]
+async fn an_idempotent_call_is_run_again_under_the_same_key() {
+    let provider = Provider::calling(&[("put", "{}")]).await;
+    let keys = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let put = tool(ToolSpec { effect: Default::default(), ..spec("put") }.idempotent(), {
+        let keys = Arc::clone(&keys);
+        move |context| {
+            let keys = Arc::clone(&keys);
+            async move {
+                let again = {
+                    let mut keys = keys.lock();
+                    keys.push(context.idempotency_key().to_owned());
+                    keys.len() > 1
+                };
+                if again { Ok("put".into()) } else { std::future::pending().await }
+            }
+        }
+    });
+    let host = host(&provider, registry([put]), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the call runs", {
+        let keys = Arc::clone(&keys);
+        move || keys.lock().len() == 1
+    })
+    .await;
+    kill(&session, SUPERVISOR).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(results(&report), BTreeMap::from([("put", ("success", "put"))]));
+    let keys = keys.lock();
+    assert_eq!((keys.len(), &keys[0]), (2, &keys[1]));
+}
+
+#[tokio::test]
+async fn an_actor_that_dies_too_often_fails_the_run_with_every_call_answered() {
+    let provider = Provider::new(|_, _| Reply::Sse(asks_for(&[("put", "{}")]))).await;
+    let put = tool(ToolSpec { effect: Default::default(), ..spec("put") }.idempotent(), |_| {
+        std::future::pending()
+    });
+    let host = host(&provider, registry([put]), |_| ()).await;
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    let running = |host: &Host| {
+        let host = host.clone();
+        until("the call runs", move || host.counts().tools_running == 1)
+    };
+    for _ in 0..3 {
+        running(&host).await;
+        kill(&session, ACCUMULATOR).await;
+    }
+    running(&host).await;
+    actors(&session).await[ACCUMULATOR].kill();
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Failed);
+    assert_eq!(report.error.unwrap().code, "internal_error");
+    assert_eq!(report.calls.len(), 1);
+    assert_eq!(report.messages.len(), 3, "user, call, answer");
+    let mut ended = 0;
+    use futures::{FutureExt as _, StreamExt as _};
+    while let Some(Some(Delivery::Event(published))) = run.events.next().now_or_never() {
+        ended += usize::from(matches!(published.event, Event::RunEnded { .. }));
+    }
+    assert_eq!(ended, 1);
+    nothing_left(&host).await;
+    // The session is usable.
+    assert_eq!(session.snapshot().await.unwrap().state, SessionState::Idle);
+}
+
+#[tokio::test]
+async fn a_stop_that_comes_with_the_death_is_not_lost() {
+    let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the stream is open", || provider.open() == 1).await;
+    actors(&session).await[ACCUMULATOR].kill();
+    session.stop(StopMode::Now).await.unwrap();
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Stopped);
+    nothing_left(&host).await;
+}
