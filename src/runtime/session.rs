@@ -58,7 +58,8 @@ pub(super) struct State {
     /// Whether a run goes on, for those who list sessions.
     running: Arc<AtomicBool>,
     close: Closing,
-    _held: Held,
+    /// The session's place in the host; given back when it is closed.
+    place: Option<Held>,
 }
 
 /// How far the session's end has come.
@@ -162,7 +163,7 @@ impl State {
             lingering: HashMap::new(),
             running,
             close: Closing::No,
-            _held: held,
+            place: Some(held),
         }
     }
 
@@ -265,6 +266,8 @@ impl State {
             self.log.append(vec![Record::SessionClosed], || ());
             self.log.remove();
             self.shared.forget(&self.id, myself.get_id());
+            self.place = None;
+            self.shared.show_counts();
             for reply in waiting {
                 let _ = reply.send(());
             }

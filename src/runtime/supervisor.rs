@@ -32,7 +32,8 @@ pub(super) struct ToolSupervisor;
 pub(super) struct SupervisorSetup {
     pub(super) tools: Arc<BTreeMap<String, Registered>>,
     pub(super) cancel_grace: Duration,
-    pub(super) publisher: Publisher,
+    /// A tool that keeps its context for longer than the run does not keep this alive.
+    pub(super) publisher: Arc<Publisher>,
     pub(super) pool: BlockingPool,
     pub(super) gauges: Gauges,
 }
@@ -167,13 +168,16 @@ impl State {
         slot: &Slot,
         cancellation: &CancellationToken,
     ) -> ProgressSink {
-        let (publisher, run) = (self.setup.publisher.clone(), run.clone());
+        let (publisher, run) = (Arc::downgrade(&self.setup.publisher), run.clone());
         let (slot, cancellation) = (Arc::downgrade(slot), cancellation.clone());
         let sent = AtomicU32::new(0);
         Arc::new(move |text| {
             let open = slot.upgrade().is_some_and(|slot| slot.lock().is_none())
                 && !cancellation.is_cancelled();
-            if open && sent.fetch_add(1, Ordering::Relaxed) < PROGRESS_PER_CALL_MAX {
+            if !open || sent.fetch_add(1, Ordering::Relaxed) >= PROGRESS_PER_CALL_MAX {
+                return;
+            }
+            if let Some(publisher) = publisher.upgrade() {
                 let text = excerpt(&text, PROGRESS_CHARS_MAX);
                 publisher.publish(&run, key.turn, Event::CallProgressed { key, text });
             }

@@ -52,10 +52,33 @@ impl State {
                 let Some(run) = self.run.as_mut() else { return };
                 run.actors = actors;
                 let records = self.log.records_since(run.turn_after);
-                self.hand_out_turn(Some(records));
+                match self.committed(&records) {
+                    Some(record) => self.commit(record),
+                    None => self.hand_out_turn(Some(records)),
+                }
             }
             Err(_) => self.give_up(),
         }
+    }
+
+    /// The running turn, if it was over before its accumulator died but the session has not heard
+    /// of it: the end of an actor overtakes its last message.
+    fn committed(&self, records: &[Record]) -> Option<TurnRecord> {
+        let turn = self.turn;
+        records.iter().find(|record| **record == Record::TurnCommitted { turn })?;
+        let mut turn = Turn::resume(self.turn_spec(self.run.as_ref()?), records);
+        turn.handle_recorded(Duration::ZERO, u64::MAX);
+        // All but the commit itself was recorded and told before.
+        std::iter::from_fn(|| turn.poll()).find_map(|effect| match effect {
+            Effect::Commit(record) => Some(*record),
+            Effect::Record(_)
+            | Effect::Request(_)
+            | Effect::Disconnect
+            | Effect::Start(_)
+            | Effect::Abort(_)
+            | Effect::Emit(_)
+            | Effect::Release(_) => None,
+        })
     }
 
     /// Ends the run as failed. What its turn left open is answered here, without actors.

@@ -78,7 +78,7 @@ impl State {
         let setup = SupervisorSetup {
             tools: Arc::clone(&self.agent.tools),
             cancel_grace: self.agent.limits().cancel_grace,
-            publisher: self.publisher.clone(),
+            publisher: Arc::new(self.publisher.clone()),
             pool: self.shared.pool.clone(),
             gauges: gauges.clone(),
         };
@@ -256,9 +256,13 @@ impl State {
         self.publisher.publish(&id, self.turn, event);
         actors.stream.stop(None);
         // Tools that were told to stop have their grace; the supervisor's end is heard, and then
-        // the accumulator is stopped.
-        let _ = actors.supervisor.cast(SupervisorMessage::Finish);
-        self.lingering.insert(actors.supervisor.get_id(), actors.accumulator);
+        // the accumulator is stopped. The end of one that is gone has been heard.
+        match actors.supervisor.cast(SupervisorMessage::Finish) {
+            Ok(()) => {
+                self.lingering.insert(actors.supervisor.get_id(), actors.accumulator);
+            }
+            Err(_) => actors.accumulator.stop(None),
+        }
         self.running.store(false, Ordering::Release);
         drop((run._timeout, run._place));
         self.shared.show_counts();

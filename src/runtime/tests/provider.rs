@@ -14,6 +14,7 @@ use axum::routing::post;
 use futures::{Stream, StreamExt as _, stream};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 
 /// How the provider answers a request.
 pub(super) enum Reply {
@@ -43,6 +44,7 @@ pub(super) struct Provider {
 struct Asked {
     script: Box<Script>,
     requests: Mutex<Vec<(HeaderMap, Value)>>,
+    gate: Mutex<Option<Arc<Semaphore>>>,
     open: Arc<AtomicUsize>,
 }
 
@@ -54,6 +56,7 @@ impl Provider {
         let asked = Arc::new(Asked {
             script: Box::new(script),
             requests: Mutex::default(),
+            gate: Mutex::default(),
             open: Arc::default(),
         });
         let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
@@ -73,6 +76,12 @@ impl Provider {
     /// Answers the first request with these calls, and the others with `done`.
     pub(super) async fn calling(calls: &'static [(&'static str, &'static str)]) -> Self {
         Self::new(move |n, _| Reply::Sse(if n == 0 { asks_for(calls) } else { says("done") })).await
+    }
+
+    /// Answers no request without a permit.
+    pub(super) fn behind(self, gate: Arc<Semaphore>) -> Self {
+        *self.asked.gate.lock() = Some(gate);
+        self
     }
 
     pub(super) fn base_url(&self) -> String {
@@ -125,6 +134,10 @@ async fn answer(
     };
     asked.open.fetch_add(1, Ordering::SeqCst);
     let open = Open(Arc::clone(&asked.open));
+    let gate = asked.gate.lock().clone();
+    if let Some(gate) = gate {
+        gate.acquire().await.unwrap().forget();
+    }
     match (asked.script)(n, &body) {
         Reply::Sse(payloads) => events(open, pieces(payloads)),
         Reply::Stall(payloads) => events(open, pieces(payloads).chain(stream::pending())),

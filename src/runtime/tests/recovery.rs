@@ -5,7 +5,8 @@ use ractor::ActorCell;
 use super::provider::{Reply, asks_for, says, text};
 use super::*;
 use crate::event::Event;
-use crate::record::StopMode;
+use crate::journal::{Acknowledge, Appended, Entry};
+use crate::record::{Record, Seq, StopMode};
 use crate::telemetry::Delivery;
 use crate::types::RunEnd;
 
@@ -169,8 +170,14 @@ async fn an_actor_that_dies_too_often_fails_the_run_with_every_call_answered() {
     }
     assert_eq!(ended, 1);
     nothing_left(&host).await;
-    // The session is usable.
+    // The session is usable, and comes to its end.
     assert_eq!(session.snapshot().await.unwrap().state, SessionState::Idle);
+    let again = session.start_run("go").await.unwrap();
+    running(&host).await;
+    session.close().await.unwrap();
+    assert_eq!(again.report.await.unwrap().run_end, RunEnd::Stopped);
+    while run.events.next().await.is_some() {}
+    assert_eq!(host.counts(), HostCounts::default());
 }
 
 #[tokio::test]
@@ -185,4 +192,114 @@ async fn a_stop_that_comes_with_the_death_is_not_lost() {
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::Stopped);
     nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn the_death_of_a_calls_actor_ends_that_call_alone() {
+    let provider = Provider::calling(&[("hang", "{}"), ("echo", r#"{"n":1}"#)]).await;
+    let hang = tool(spec("hang"), |_| std::future::pending());
+    let host = host(&provider, registry([hang, echo("echo")]), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the call runs", {
+        let host = host.clone();
+        move || host.counts().tools_running == 1
+    })
+    .await;
+    let supervisor = actors(&session).await[SUPERVISOR].clone();
+    for call in supervisor.get_children() {
+        call.kill();
+    }
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Answered);
+    let told = results(&report);
+    assert_eq!(told["hang"], ("error", "Error: the tool was killed"));
+    assert_eq!(told["echo"], ("success", r#"{"n":1}"#));
+    assert_eq!(report.calls[0].metadata["kind"], "killed");
+    nothing_left(&host).await;
+}
+
+/// An engine that kills an actor at the n-th record after it was armed.
+#[derive(Debug, Default)]
+struct Trap {
+    inner: MemoryJournal,
+    armed: parking_lot::Mutex<Option<(usize, ActorCell)>>,
+}
+
+impl Journal for Trap {
+    fn append(&self, session: &SessionId, batch: Vec<Entry>, then: Acknowledge) -> Appended {
+        let mut armed = self.armed.lock();
+        if let Some((left, _)) = armed.as_mut() {
+            let past = *left < batch.len();
+            *left = left.saturating_sub(batch.len());
+            if past && let Some((_, victim)) = armed.take() {
+                victim.kill();
+            }
+        }
+        self.inner.append(session, batch, then)
+    }
+
+    fn entries_since(&self, session: &SessionId, after: Seq) -> Vec<Entry> {
+        self.inner.entries_since(session, after)
+    }
+
+    fn remove(&self, session: &SessionId) {
+        self.inner.remove(session);
+    }
+}
+
+/// The accumulator is killed while it appends its n-th record; the kill acts once it has done all
+/// that follows from it. Returns the report's statuses and whether the trap went off.
+async fn killed_at(record: usize) -> (Vec<&'static str>, bool) {
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let provider = Provider::new(|_, body| {
+        let answered = body["messages"].as_array().unwrap().iter().any(|m| m["role"] == "tool");
+        let calls = [("put", "{}"), ("echo", r#"{"n":1}"#)];
+        Reply::Sse(if answered { says("done") } else { asks_for(&calls) })
+    })
+    .await
+    .behind(Arc::clone(&gate));
+    let put = ToolSpec { effect: Default::default(), ..spec("put") }.idempotent();
+    let put = tool(put, |_| async { Ok("put".into()) });
+    let trap = Arc::new(Trap::default());
+    let setup = setup(&provider, registry([put, echo("echo")]), |_| ());
+    let host = Host::start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the model is asked", || provider.count() == 1).await;
+    *trap.armed.lock() = Some((record, actors(&session).await[ACCUMULATOR].clone()));
+    gate.add_permits(100);
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"), "{record}");
+    let messages = serde_json::to_value(&report.messages).unwrap();
+    let roles = messages.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap());
+    assert_eq!(
+        roles.collect::<Vec<_>>(),
+        ["user", "assistant", "tool", "tool", "assistant"],
+        "{record}"
+    );
+    let entries = trap.entries_since(session.id(), Seq(0));
+    let count = |turn| {
+        let commit = Record::TurnCommitted { turn };
+        entries.iter().filter(|entry| entry.record == commit).count()
+    };
+    assert_eq!((count(1), count(2)), (1, 1), "{record}");
+    nothing_left(&host).await;
+    let statuses = report.calls.iter().map(|call| call.status.as_str()).collect();
+    let sprung = trap.armed.lock().is_none();
+    (statuses, sprung)
+}
+
+#[tokio::test]
+async fn the_accumulator_dies_at_any_record() {
+    let mut deaths = 0;
+    loop {
+        let (statuses, sprung) = killed_at(deaths).await;
+        assert_eq!(statuses, ["success", "success"], "{deaths}");
+        if !sprung {
+            break;
+        }
+        deaths += 1;
+    }
+    assert!(deaths >= 8, "the run has more records than {deaths}");
 }
