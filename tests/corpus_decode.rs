@@ -86,7 +86,6 @@ fn decode<'a>(framing: Framing, pieces: impl IntoIterator<Item = &'a [u8]>) -> A
 
 /// What a recording should decode to, in the words of `describe`.
 ///
-/// No entry is read otherwise than the manifest says, also not those that a script alone verified.
 /// Two things are written otherwise here than in the manifest, on purpose. A call without an
 /// index is shown with its place in the order of arrival. And arguments that say nothing (empty,
 /// or the text `null`) are understood as `{}`, where the manifest has no object.
