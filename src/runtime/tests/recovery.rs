@@ -303,3 +303,59 @@ async fn the_accumulator_dies_at_any_record() {
     }
     assert!(deaths >= 8, "the run has more records than {deaths}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deaths_at_any_time_repeat_no_effect_and_leave_no_call_open() {
+    let provider = Provider::new(|_, body| {
+        let last = body["messages"].as_array().unwrap().last().unwrap();
+        let calls = [("echo", r#"{"n":1}"#), ("pay", "{}"), ("echo", r#"{"n":2}"#)];
+        Reply::Sse(if last["role"] == "tool" { says("done") } else { asks_for(&calls) })
+    })
+    .await;
+    let paid = Arc::new(parking_lot::Mutex::new(std::collections::BTreeSet::new()));
+    let twice = Arc::new(AtomicBool::new(false));
+    let pay = tool(ToolSpec { effect: Default::default(), ..spec("pay") }, {
+        let (paid, twice) = (Arc::clone(&paid), Arc::clone(&twice));
+        move |context| {
+            let first = paid.lock().insert(context.idempotency_key().to_owned());
+            twice.fetch_or(!first, Ordering::SeqCst);
+            async {
+                sleep(Duration::from_millis(1)).await;
+                Ok("paid".into())
+            }
+        }
+    });
+    let host = host(&provider, registry([echo("echo"), pay]), |_| ()).await;
+    let workers = (0..8_usize).map(|worker| {
+        let host = host.clone();
+        spawn(async move {
+            let session = session(&host).await;
+            let mut unknown = 0;
+            for n in 0..25_usize {
+                let run = session.start_run("go").await.unwrap();
+                sleep(Duration::from_micros((worker * 25 + n) as u64 * 37 % 6000)).await;
+                if let Some(actors) = named(&session).await {
+                    actors[(worker + n) % 3].kill();
+                }
+                let report = timeout(SOON, run.report).await.unwrap().unwrap();
+                assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));
+                assert_eq!((report.calls.len(), report.messages.len()), (3, 6));
+                for call in &report.calls {
+                    match call.status.as_str() {
+                        "success" => {}
+                        "unknown" if call.tool_name == "pay" => unknown += 1,
+                        other => panic!("{} ended {other}", call.tool_name),
+                    }
+                }
+            }
+            unknown
+        })
+    });
+    let mut unknown = 0;
+    for worker in workers.collect::<Vec<_>>() {
+        unknown += worker.await.unwrap();
+    }
+    assert!(!twice.load(Ordering::SeqCst), "an effect was repeated");
+    assert!(unknown < 200, "not every death came in the middle of a payment");
+    nothing_left(&host).await;
+}
