@@ -41,8 +41,9 @@ impl Clock {
         self.model_open = true;
     }
 
-    pub(super) fn model_answered(&mut self) {
-        self.model_open = false;
+    /// Whether it had been asked, and not yet answered.
+    pub(super) fn model_answered(&mut self) -> bool {
+        std::mem::replace(&mut self.model_open, false)
     }
 
     pub(super) fn tool_started(&mut self) {
