@@ -56,6 +56,12 @@ impl Clock {
         self.times.tools_longest = self.times.tools_longest.max(ran);
     }
 
+    /// How many tools run.
+    #[cfg(test)]
+    pub(super) fn running(&self) -> usize {
+        self.running as usize
+    }
+
     pub(super) fn times(&self) -> TurnTimes {
         self.times
     }
