@@ -29,6 +29,14 @@ pub struct ResponseMessage {
     pub calls: Vec<ToolCall>,
 }
 
+impl ResponseMessage {
+    /// Whether it holds nothing that a history could show: neither text nor calls.
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        self.text.is_empty() && self.calls.is_empty()
+    }
+}
+
 /// How a response ended, and so what becomes of its calls (DESIGN's table, one row each).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

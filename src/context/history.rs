@@ -114,10 +114,7 @@ impl History {
         answer: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
     ) {
         self.turns = self.turns.max(turn);
-        let Some(message) = message else { return };
-        if message.text.is_empty() && message.calls.is_empty() {
-            return;
-        }
+        let Some(message) = message.filter(|message| !message.is_blank()) else { return };
         self.turns_with_calls += u32::from(!message.calls.is_empty());
         let taken: Vec<_> = message.calls.iter().filter(|c| c.id.starts_with("call_")).collect();
         if !taken.is_empty() {

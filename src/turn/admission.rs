@@ -118,7 +118,9 @@ fn same_call(call: &Call, earlier: &[Call]) -> Option<CallKey> {
         let counts = match other.phase {
             Phase::Ready | Phase::Intended | Phase::Running { .. } => true,
             // Only what really ran: an answer such as "malformed" is no result to copy.
-            Phase::Ended { .. } => other.started_at.is_some() && other.unfit.is_none(),
+            Phase::Ended { .. } => {
+                other.has_result() && other.unfit.is_none() && other.notes.duplicate_of.is_none()
+            }
             Phase::Open | Phase::Sealed | Phase::Duplicate { .. } | Phase::Dropped => false,
         };
         if !counts {

@@ -18,6 +18,11 @@ impl Turn {
         if ending == Ending::Refused {
             self.drop_all_but_effects();
         }
+        let excess = self.response.excess();
+        if excess > 0 {
+            let maximum = self.calls.len() as u64;
+            self.tell_too_many_calls(maximum.saturating_add(excess as u64), maximum, "truncated");
+        }
         let message = self.kept_message();
         self.finish = self.response.finish().cloned();
         self.record(Record::ResponseEnded {
@@ -32,14 +37,13 @@ impl Turn {
         let detected = self.calls.iter().filter(|c| c.sealed_at.is_some() && c.unfit.is_none());
         let event = Event::ResponseEnded {
             names: message.calls.iter().map(|call| call.name.clone()).collect(),
-            opened: u32::try_from(self.calls.len()).unwrap_or(u32::MAX),
+            opened: u32::try_from(self.calls.len() + excess).unwrap_or(u32::MAX),
             detected: u32::try_from(detected.count()).unwrap_or(u32::MAX),
             stopped: ending == Ending::Cancelled,
         };
         self.emit(event);
-        let said_something = !message.text.is_empty() || !message.calls.is_empty();
         self.state =
-            State::Judged { ending, message: said_something.then_some(message), cancelled };
+            State::Judged { ending, message: Some(message).filter(|m| !m.is_blank()), cancelled };
         self.answer_unstarted(ending);
     }
 
@@ -82,6 +86,11 @@ impl Turn {
                     self.outbox.push_back(Effect::Abort(call.key()));
                     self.end_call(index, outcome);
                 }
+                // It was resumed, and may have run before.
+                Phase::Intended if call.started_at.is_some() => {
+                    let outcome = texts::cancelled(call);
+                    self.end_call(index, outcome);
+                }
                 Phase::Open
                 | Phase::Sealed
                 | Phase::Ready
@@ -96,23 +105,29 @@ impl Turn {
     fn drop_all_but_effects(&mut self) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
-            if call.is_kept() && !(call.has_effects() && call.has_started()) {
+            // One whose intent is being recorded has not happened yet, and need not.
+            if call.is_kept() && !(call.has_effects() && call.started_at.is_some()) {
                 self.discard(index);
-                self.set_phase(index, Phase::Dropped);
             }
         }
     }
 
-    /// Stops what runs and says that it counts no more.
-    fn discard(&mut self, index: usize) {
+    /// Stops a call that runs, and says that what it did counts no more.
+    pub(super) fn discard(&mut self, index: usize) {
         let now = self.now();
-        let Some(call) = self.calls.get(index) else { return };
-        let label = call.label();
-        let had_result = call.started_at.is_some() && call.outcome().is_some();
+        let Some(call) = self.calls.get_mut(index) else { return };
+        let (label, had_result) = (call.label(), call.has_result());
         if call.is_running() {
             self.clock.tool_ended(now.saturating_sub(call.started_at.unwrap_or(now)));
             self.outbox.push_back(Effect::Abort(label.key));
         }
+        call.phase = Phase::Dropped;
+        // An outcome that was not yet told never will be.
+        let tells_of = |effect: &Effect| {
+            matches!(effect, Effect::Emit(Event::CallEnded { result, .. })
+                if result.call.key == label.key)
+        };
+        self.held.retain(|(_, effect)| !tells_of(effect));
         self.emit(Event::CallDiscarded { call: label, had_result });
     }
 
@@ -126,12 +141,11 @@ impl Turn {
             error: error.clone(),
             kept: effects_started,
         });
+        self.close_exchange(Some(error.clone()));
         if effects_started {
-            self.emit_attempt_ended(Some(error));
             self.conclude(Ending::BrokeKept, None);
             return;
         }
-        self.close_exchange(Some(error.clone()));
         self.void_attempt();
         let was_streamed = self.plan.streamed;
         match self.attempts.after(&error, was_streamed) {
@@ -168,6 +182,8 @@ impl Turn {
             if let Some(outcome) = call.outcome()
                 && call.started_at.is_some()
                 && outcome.status == ToolStatus::Ok
+                // Each call of such a tool is to have a result of its own.
+                && !call.tool.as_ref().is_some_and(|tool| tool.repeatable)
             {
                 self.reusable.insert(call.identity.clone(), outcome.clone());
             }
@@ -181,29 +197,23 @@ impl Turn {
         self.response = Accumulator::new(limits(&self.spec.rules));
     }
 
-    /// The exchange with the model is over; it is paid for whatever becomes of it.
+    /// The exchange with the model is over; it is paid for whatever becomes of it. Only the first
+    /// to say so counts.
     fn close_exchange(&mut self, error: Option<ProviderError>) {
-        if self.state != State::Asking {
+        if !self.clock.model_answered() {
             return;
         }
-        self.clock.model_answered();
         self.usage += self.response.usage();
-        if !self.exchange_told {
-            self.emit_attempt_ended(error);
-        }
-    }
-
-    fn emit_attempt_ended(&mut self, error: Option<ProviderError>) {
-        self.exchange_told = true;
-        let event = Event::AttemptEnded {
+        // A cancel during the wait: nobody was asked.
+        let Some(duration) = self.now().checked_sub(self.asked_at) else { return };
+        self.emit(Event::AttemptEnded {
             model: self.spec.rules.model.clone(),
             streamed: self.plan.streamed,
-            duration: self.now().saturating_sub(self.asked_at),
+            duration,
             first_chunk: self.first_delta_at.map(|at| at.saturating_sub(self.asked_at)),
             usage: self.response.usage(),
             error,
-        };
-        self.emit(event);
+        });
     }
 
     /// A call that was never sealed keeps what came of its arguments.
@@ -226,25 +236,25 @@ impl Turn {
     }
 
     /// Gives a call the id under which history and provider know it: the provider's own, unless
-    /// there is none or an earlier call of the turn has it.
+    /// there is none or another call of the turn has it.
     pub(super) fn name_call(&mut self, index: usize) {
-        let Some((earlier, rest)) = self.calls.split_at_mut_checked(index) else { return };
-        let Some(call) = rest.first_mut() else { return };
-        let is_taken = |id: &str| earlier.iter().any(|other| other.call.id == id);
-        if let Some(id) = &call.call.provider_id
-            && !is_taken(id)
-        {
-            call.call.id.clone_from(id);
-            return;
-        }
-        let mut n = self.spec.turns_with_calls;
-        call.call.id = loop {
-            let id = format!("call_{n}_{index}");
-            if !is_taken(&id) && !self.spec.held_ids.contains(&id) {
-                break id;
-            }
-            n = n.wrapping_add(1);
+        let is_taken = |id: &str| {
+            self.calls.iter().enumerate().any(|(other, call)| other != index && call.call.id == id)
         };
+        let provider_id = self.calls.get(index).and_then(|call| call.call.provider_id.clone());
+        let id = provider_id.filter(|id| !is_taken(id)).unwrap_or_else(|| {
+            let mut n = self.spec.turns_with_calls;
+            loop {
+                let id = format!("call_{n}_{index}");
+                if !is_taken(&id) && !self.spec.held_ids.contains(&id) {
+                    break id;
+                }
+                n = n.wrapping_add(1);
+            }
+        });
+        if let Some(call) = self.calls.get_mut(index) {
+            call.call.id = id;
+        }
     }
 
     fn kept_message(&self) -> ResponseMessage {

@@ -138,6 +138,12 @@ impl Call {
         }
     }
 
+    /// Whether its outcome came of a tool's work: its own, or that of an identical call.
+    pub(super) fn has_result(&self) -> bool {
+        let of_another = self.notes.duplicate_of.is_some() || self.notes.reused;
+        self.outcome().is_some() && (self.started_at.is_some() || of_another)
+    }
+
     /// The outcome with its times, once there is one. `began`: the turn's begin since the run's.
     pub(super) fn result(&self, began: Duration) -> Option<ToolResult> {
         let Phase::Ended { outcome, at } = &self.phase else { return None };

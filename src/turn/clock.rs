@@ -41,8 +41,9 @@ impl Clock {
         self.model_open = true;
     }
 
-    pub(super) fn model_answered(&mut self) {
-        self.model_open = false;
+    /// Whether it had been asked, and not yet answered.
+    pub(super) fn model_answered(&mut self) -> bool {
+        std::mem::replace(&mut self.model_open, false)
     }
 
     pub(super) fn tool_started(&mut self) {
@@ -53,6 +54,12 @@ impl Clock {
         self.running = self.running.saturating_sub(1);
         self.times.tools_sum += ran;
         self.times.tools_longest = self.times.tools_longest.max(ran);
+    }
+
+    /// How many tools run.
+    #[cfg(test)]
+    pub(super) fn running(&self) -> usize {
+        self.running as usize
     }
 
     pub(super) fn times(&self) -> TurnTimes {

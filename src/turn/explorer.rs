@@ -2,21 +2,23 @@
 //! and checks the invariants in each: whatever the order in which deltas, outcomes, records,
 //! timeouts, cancels, breaks and crashes come.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::call::Phase;
+use super::call::{Call, Phase};
 use super::fixtures::{call, finish, more, rules, spec, text};
-use super::{CancelReason, Effect, ResponseEnd, State, ToolDone, Turn, TurnRules, TurnSpec};
+use super::{
+    CancelReason, Effect, ResponseEnd, State, ToolDone, Turn, TurnEnd, TurnRules, TurnSpec,
+};
 use crate::config::OnExcess;
 use crate::context::History;
 use crate::event::Event;
 use crate::record::{Ending, Record};
 use crate::types::{
     CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome,
-    ToolStatus,
+    ToolResult, ToolStatus,
 };
 use crate::wire::Delta;
 
@@ -46,7 +48,11 @@ struct World {
     turn: Turn,
     /// Deltas of the open exchange that were delivered; none: no exchange is open.
     delivered: Option<usize>,
-    running: BTreeMap<CallKey, ()>,
+    running: BTreeSet<CallKey>,
+    /// Every call that was ever handed to its tool.
+    begun: BTreeSet<CallKey>,
+    /// What tools answered while their calls ran.
+    reported: BTreeMap<CallKey, ToolOutcome>,
     /// Starts of calls with effects: which, and what they do.
     effects: Vec<(CallKey, String)>,
     log: Vec<Record>,
@@ -59,6 +65,8 @@ struct World {
     breaks: u32,
     crashes: u32,
     cancelled: bool,
+    /// The cancel came before everything was decided.
+    cancel_counts: bool,
     now: Duration,
 }
 
@@ -71,7 +79,8 @@ enum Action {
     Recorded,
     Timeout,
     Cancel,
-    Crash,
+    /// So many records of the log are left.
+    Crash(usize),
 }
 
 impl World {
@@ -79,7 +88,9 @@ impl World {
         let mut world = Self {
             turn: Turn::new(scenario.spec.clone()),
             delivered: None,
-            running: BTreeMap::new(),
+            running: BTreeSet::new(),
+            begun: BTreeSet::new(),
+            reported: BTreeMap::new(),
             effects: Vec::new(),
             log: Vec::new(),
             before_crash: 0,
@@ -90,6 +101,7 @@ impl World {
             breaks: 0,
             crashes: 0,
             cancelled: false,
+            cancel_counts: false,
             now: Duration::ZERO,
         };
         world.perform(scenario);
@@ -111,7 +123,7 @@ impl World {
                 actions.push(Action::Break);
             }
         }
-        for key in self.running.keys() {
+        for key in &self.running {
             actions.push(Action::Outcome(*key, ToolStatus::Ok));
             if scenario.failures {
                 actions.push(Action::Outcome(*key, ToolStatus::Failed));
@@ -127,7 +139,8 @@ impl World {
             actions.push(Action::Cancel);
         }
         if self.crashes < scenario.crashes {
-            actions.push(Action::Crash);
+            // What was not yet said to be durable may be, or may not.
+            actions.extend((self.durable as usize..=self.log.len()).map(Action::Crash));
         }
         actions
     }
@@ -158,6 +171,7 @@ impl World {
                 } else {
                     ToolOutcome::not_ok(status, FailureKind::ToolError, "no")
                 };
+                self.reported.insert(key, outcome.clone());
                 self.turn.handle_outcome(now, key, ToolDone { outcome });
             }
             Action::Recorded => self.make_durable(),
@@ -167,23 +181,44 @@ impl World {
             }
             Action::Cancel => {
                 self.cancelled = true;
+                self.cancel_counts = self.turn.state != State::Over;
                 self.turn.handle_cancel(now, CancelReason::Stop);
             }
-            Action::Crash => self.crash(scenario),
+            Action::Crash(kept) => self.crash(kept, scenario),
         }
         self.perform(scenario);
+        self.check_settled();
     }
 
-    /// What was not durable is lost, and so is everything that ran.
-    fn crash(&mut self, scenario: &Scenario) {
+    /// What was not written is lost, and so is everything that ran.
+    fn crash(&mut self, kept: usize, scenario: &Scenario) {
         self.crashes += 1;
-        self.log.truncate(self.durable as usize);
+        self.log.truncate(kept);
+        self.durable = kept as u64;
         self.before_crash = self.durable;
         self.delivered = None;
         self.running.clear();
+        self.reported.clear();
         self.released.clear();
+        // What the journal knows is not told again.
+        self.ended.clear();
+        for record in &self.log {
+            if let Record::CallEnded { key, outcome, .. } = record {
+                self.ended.insert(*key, outcome.clone());
+            }
+        }
+        self.cancel_counts = false;
         self.now = Duration::ZERO;
         self.turn = Turn::resume(scenario.spec.clone(), &self.log);
+    }
+
+    /// Everything that could be decided was, and the turn counts what runs as we do.
+    fn check_settled(&mut self) {
+        let before = (self.turn.records, self.turn.held.len());
+        self.turn.settle();
+        assert_eq!(self.turn.poll(), None, "something was left undecided");
+        assert_eq!((self.turn.records, self.turn.held.len()), before, "a result was left");
+        assert_eq!(self.turn.clock.running(), self.running.len(), "what runs is miscounted");
     }
 
     fn make_durable(&mut self) {
@@ -217,10 +252,12 @@ impl World {
                 assert_eq!(plan.attempt, self.turn.attempt());
                 self.delivered = Some(0);
             }
-            Effect::Disconnect => self.delivered = None,
+            Effect::Disconnect => {
+                assert!(self.delivered.take().is_some(), "no exchange to disconnect");
+            }
             Effect::Start(call) => self.check_start(&call.key, scenario),
             Effect::Abort(key) => {
-                assert!(self.running.remove(&key).is_some(), "abort of what does not run");
+                assert!(self.running.remove(&key), "abort of what does not run");
             }
             Effect::Emit(Event::CallEnded { result, .. }) => {
                 let durable = &self.log[..self.durable as usize];
@@ -231,7 +268,12 @@ impl World {
                         .any(|r| matches!(r, Record::CallEnded { key: k, .. } if *k == key)),
                     "an outcome was told before it was durable"
                 );
-                self.ended.insert(key, result.outcome);
+                let before = self.ended.insert(key, result.outcome);
+                assert_eq!(before, None, "two outcomes were told");
+            }
+            Effect::Emit(Event::CallDiscarded { call, had_result }) => {
+                let told = self.ended.remove(&call.key).is_some();
+                assert!(had_result || !told || !self.is_tools_answer(&call.key));
             }
             Effect::Emit(_) => {}
             Effect::Release(result) => {
@@ -251,8 +293,52 @@ impl World {
                 assert_eq!(self.released, asked, "each result was released");
                 assert!(self.running.is_empty(), "something still runs");
                 assert_eq!(self.delivered, None, "the exchange is still open");
+                let cancelled = matches!(record.end, TurnEnd::Cancelled(_));
+                assert!(cancelled == self.cancel_counts || self.crashes > 0);
+                for result in &record.results {
+                    self.check_result(result);
+                }
                 self.check_journal(&record);
             }
+        }
+    }
+
+    fn is_tools_answer(&self, key: &CallKey) -> bool {
+        self.reported.contains_key(key)
+    }
+
+    /// A result says what happened: to the model, and to those who watch.
+    fn check_result(&self, result: &ToolResult) {
+        let (key, outcome) = (result.call.key, &result.outcome);
+        assert_eq!(key.attempt, self.turn.attempt(), "a call of a void attempt");
+        assert_eq!(self.ended.get(&key), Some(outcome), "another outcome was told");
+        let begun = self.begun.contains(&key);
+        let is_copy = result.notes.duplicate_of.is_some() || result.notes.reused;
+        let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
+        // A pure call may have run before a crash that nobody remembers.
+        let known = self.crashes == 0 || call.has_effects();
+        match outcome.kind {
+            Some(FailureKind::Malformed) => assert!(!call.has_effects() || !begun),
+            _ if is_copy => {}
+            None => assert!(begun),
+            Some(FailureKind::ToolError | FailureKind::Panic | FailureKind::Killed) => {
+                assert!(begun);
+            }
+            Some(FailureKind::Timeout) => assert!(begun),
+            // After a crash nobody knows whether what was intended had begun.
+            Some(FailureKind::Cancelled) => assert!(begun || self.crashes > 0),
+            Some(FailureKind::HostStopped) => assert!(self.crashes > 0 && call.has_effects()),
+            Some(
+                FailureKind::NotStarted
+                | FailureKind::UnknownTool
+                | FailureKind::InvalidArguments
+                | FailureKind::CutOffArguments
+                | FailureKind::Limit,
+            ) => assert!(!known || !begun, "{key} ran, and is answered {outcome:?}"),
+        }
+        if let Some(reported) = self.reported.get(&key) {
+            let stands = reported == outcome || outcome.kind == Some(FailureKind::Malformed);
+            assert!(stands, "a tool's answer was lost");
         }
     }
 
@@ -261,7 +347,9 @@ impl World {
         let place = calls.iter().position(|call| call.key() == *key).unwrap();
         let started = &calls[place];
         let rules = &scenario.spec.rules;
-        assert!(self.running.insert(*key, ()).is_none(), "started twice");
+        assert!(self.running.insert(*key), "started twice");
+        assert!(self.begun.insert(*key) || self.crashes > 0, "started again");
+        assert!(self.may_start(started, rules), "started where nothing may");
         let places = match rules.execution {
             Execution::Sequential => 1,
             Execution::Parallel { max } => max as usize,
@@ -269,18 +357,18 @@ impl World {
         assert!(self.running.len() <= places, "more calls run than may");
         for earlier in &calls[..place] {
             let waits = matches!(earlier.phase, Phase::Open | Phase::Sealed | Phase::Ready);
-            let exclusive_waits = earlier.is_exclusive() && earlier.phase == Phase::Ready;
-            assert!(!waits || exclusive_waits, "a ticket was taken out of order");
+            assert!(!waits, "a ticket was taken out of order");
+            let same = earlier.identity == started.identity && earlier.started_at.is_some();
+            let twice = same && earlier.unfit.is_none() && scenario.identical_run_once;
+            assert!(!twice || self.crashes > 0, "an identical call ran twice");
         }
-        let others = self.running.keys().filter(|other| *other != key);
+        let others = self.running.iter().filter(|other| *other != key);
         for other in others {
             let other = calls.iter().find(|call| call.key() == *other).unwrap();
             assert!(!other.is_exclusive() && !started.is_exclusive(), "beside an exclusive call");
         }
         if started.has_effects() {
             let tool = started.tool.as_ref().unwrap();
-            let well = matches!(self.turn.state, State::Judged { ending: Ending::Well, .. });
-            assert!(well || tool.may_start_early() || self.crashes > 0, "an effect before the end");
             let durable = &self.log[..self.durable as usize];
             assert!(
                 durable
@@ -292,10 +380,30 @@ impl World {
             for (other, identity) in &self.effects {
                 assert!(again || other != key, "an effect was repeated");
                 assert_eq!(other.attempt, key.attempt, "effects of two attempts");
+                assert!(again || other < key, "effects out of order");
                 let same = scenario.identical_run_once && *identity == started.identity;
                 assert!(again || !same, "an identical call ran twice");
             }
             self.effects.push((*key, started.identity.clone()));
+        }
+    }
+
+    fn may_start(&self, call: &Call, rules: &TurnRules) -> bool {
+        let (ending, cancelled) = match &self.turn.state {
+            State::Asking => {
+                let early = rules.early_start && rules.limits.on_excess != OnExcess::Fail;
+                return early && call.tool.as_ref().unwrap().may_start_early();
+            }
+            State::Judged { ending, cancelled, .. } => (*ending, cancelled.is_some()),
+            State::Over => return false,
+        };
+        let again = self.crashes > 0 && call.tool.as_ref().unwrap().idempotent;
+        match ending {
+            Ending::Well => !cancelled,
+            // Its intent was being recorded when the ending came.
+            Ending::Length | Ending::BrokeKept => call.has_effects() && !cancelled,
+            Ending::Refused => again && !cancelled,
+            Ending::Excess | Ending::Cancelled => false,
         }
     }
 
@@ -483,13 +591,15 @@ fn everything_at_once_on_two_calls() {
 #[test]
 fn other_endings() {
     let endings = [FinishKind::Length, FinishKind::ContentFilter, FinishKind::Error];
-    total(endings.into_iter().flat_map(|ending| {
+    let kinds = endings.into_iter().flat_map(|ending| [(ending, true), (ending, false)]);
+    total(kinds.flat_map(|(ending, at_once)| {
         MIXES.map(|mix| {
             let name = format!("{mix:?} {ending:?}");
             let mut scenario = scenario(&name, Execution::Parallel { max: 8 }, mix);
             *scenario.response.last_mut().unwrap() = finish(ending);
-            scenario.cancel = true;
-            scenario.at_once = true;
+            scenario.cancel = at_once;
+            scenario.crashes = u32::from(!at_once);
+            scenario.at_once = at_once;
             scenario
         })
     }));
@@ -514,12 +624,18 @@ fn limits_flags_and_last_requests() {
     let mut last = scenario("last request", Execution::Sequential, mix);
     last.spec.last_request = true;
     scenarios.push(last);
+    let crashing = scenarios.clone().into_iter().map(|mut scenario| {
+        scenario.crashes = 1;
+        scenario.response.remove(0);
+        scenario
+    });
+    let crashing: Vec<_> = crashing.collect();
     for scenario in &mut scenarios {
         scenario.cancel = true;
         scenario.breaks = 1;
         scenario.at_once = true;
     }
-    total(scenarios);
+    total(scenarios.into_iter().chain(crashing));
 }
 
 #[test]
@@ -565,7 +681,7 @@ fn random_walks_over_ten_calls() {
             // Rare events stay rare, or no walk would come far.
             if random(10) > 0 {
                 actions.retain(|action| {
-                    !matches!(action, Action::Cancel | Action::Crash | Action::Break)
+                    !matches!(action, Action::Cancel | Action::Crash(_) | Action::Break)
                 });
             }
             let Some(action) = actions.get(random(actions.len().max(1))) else {

@@ -5,13 +5,15 @@ use super::call::{Call, Phase, QUOTE_CHARS};
 use super::{Change, Effect, State, Turn, texts};
 use crate::event::{Event, Oddity};
 use crate::record::{Ending, Record};
-use crate::types::{CallKey, excerpt};
+use crate::types::{CallKey, ProviderError, ProviderErrorKind, excerpt};
 use crate::wire::Delta;
 
 impl Turn {
-    pub(super) fn handle_delta(&mut self, delta: Delta) {
+    /// Takes in one delta. Says whether anything but text came of it.
+    pub(super) fn handle_delta(&mut self, delta: Delta) -> bool {
         self.first_delta_at.get_or_insert(self.clock.now());
         let changes = self.response.push(&delta);
+        let changed = !changes.is_empty();
         self.handle_changes(changes);
         self.deltas_seen += 1;
         match delta {
@@ -25,6 +27,18 @@ impl Turn {
             | Delta::Problem(_)
             | Delta::Done => {}
         }
+        self.close_if_too_large() || changed
+    }
+
+    /// Nothing that still comes of a response above a hard cap could count.
+    fn close_if_too_large(&mut self) -> bool {
+        let too_large = |error: &&ProviderError| error.kind == ProviderErrorKind::TooLarge;
+        let Some(error) = self.response.error().filter(too_large).cloned() else { return false };
+        if self.state == State::Asking {
+            self.outbox.push_back(Effect::Disconnect);
+            self.handle_broken(error);
+        }
+        true
     }
 
     pub(super) fn handle_changes(&mut self, changes: impl IntoIterator<Item = Change>) {
@@ -47,6 +61,7 @@ impl Turn {
         };
         let tool = self.spec.rules.tools.get(&name).cloned();
         let mut call = Call::open(key, &name, tool);
+        call.call.provider_id.clone_from(&bucket.provider_id);
         let opening = match self.state {
             // Nothing more is kept of a response whose ending is known.
             State::Judged { .. } | State::Over => Opening::Drop,
@@ -57,7 +72,7 @@ impl Turn {
             Opening::KeepExcess => {
                 call.excess = true;
                 self.emit(Event::CallOpened { call: call.label() });
-                self.tell_excess(key.index, "answered");
+                self.tell_excess("answered");
             }
             Opening::Drop => {
                 call.phase = Phase::Dropped;
@@ -66,12 +81,12 @@ impl Turn {
             Opening::DropExcess => {
                 call.phase = Phase::Dropped;
                 self.dropped.push(name);
-                self.tell_excess(key.index, "truncated");
+                self.tell_excess("truncated");
             }
             Opening::Fail => {
                 call.phase = Phase::Dropped;
                 self.dropped.push(name);
-                self.tell_excess(key.index, "failed");
+                self.tell_excess("failed");
                 self.outbox.push_back(Effect::Disconnect);
                 self.calls.push(call);
                 self.conclude(Ending::Excess, None);
@@ -87,13 +102,14 @@ impl Turn {
         else {
             return;
         };
-        if call.phase != Phase::Open {
+        call.sealed_at = Some(self.clock.now());
+        let odd = admission::take_arguments(call, &bucket.raw, bucket.oversize);
+        if call.phase == Phase::Dropped {
+            // Not kept, but counted as one that was decoded.
             return;
         }
         call.call.provider_id.clone_from(&bucket.provider_id);
-        call.sealed_at = Some(self.clock.now());
         call.phase = Phase::Sealed;
-        let odd = admission::take_arguments(call, &bucket.raw, bucket.oversize);
         let detected = call.unfit.is_none().then(|| call.label());
         self.name_call(index);
         if let Some(oddity) = odd {
@@ -116,26 +132,27 @@ impl Turn {
             return;
         }
         call.notes.arguments_changed = true;
-        let label = call.label();
+        let key = call.key();
         let stands = call.has_effects() && call.has_started();
-        let had_result = call.started_at.is_some() && call.outcome().is_some();
-        let running = call.is_running();
+        let was_answered = call.outcome().is_some();
+        let counts = call.is_running() || call.has_result();
         self.tell_oddity(index, Oddity::ChangedAfterSeal);
         if stands {
             self.record_ended_again(index);
             return;
         }
-        if running {
-            self.outbox.push_back(Effect::Abort(label.key));
+        if was_answered && !counts {
+            // It is told already why it did not run.
+            return;
         }
-        if running || had_result {
-            self.emit(Event::CallDiscarded { call: label.clone(), had_result });
+        if counts {
+            self.discard(index);
         }
         if let Some(call) = self.calls.get_mut(index) {
             call.unfit = Some(texts::malformed());
         }
         self.end_call(index, texts::malformed());
-        self.readmit_duplicates_of(label.key);
+        self.readmit_duplicates_of(key);
     }
 
     /// The outcome stands, but the journal has to know what else there is to know of it.
@@ -170,19 +187,21 @@ impl Turn {
         }
     }
 
-    fn tell_excess(&mut self, index: u32, action: &str) {
-        let Some(maximum) = self.spec.rules.limits.max_tool_calls_per_turn else { return };
+    fn tell_excess(&mut self, action: &str) {
+        if let Some(maximum) = self.spec.rules.limits.max_tool_calls_per_turn {
+            let maximum = u64::from(maximum);
+            self.tell_too_many_calls(maximum.saturating_add(1), maximum, action);
+        }
+    }
+
+    /// Tells once per attempt that it holds too many calls.
+    pub(super) fn tell_too_many_calls(&mut self, value: u64, maximum: u64, action: &str) {
         if std::mem::replace(&mut self.excess_told, true) {
             return;
         }
-        let (limit, value) = ("max_tool_calls_per_turn".to_owned(), u64::from(index) + 1);
-        let maximum = u64::from(maximum);
+        let limit = "max_tool_calls_per_turn".to_owned();
         self.record(Record::LimitReached { limit: limit.clone(), value, maximum });
-        self.hold(Effect::Emit(Event::LimitReached {
-            limit,
-            value,
-            maximum,
-            action: action.to_owned(),
-        }));
+        let action = action.to_owned();
+        self.hold(Effect::Emit(Event::LimitReached { limit, value, maximum, action }));
     }
 }

@@ -85,7 +85,6 @@ pub struct Turn {
     deltas_seen: u64,
     asked_at: Duration,
     first_delta_at: Option<Duration>,
-    exchange_told: bool,
     calls: Vec<Call>,
     dropped: Vec<String>,
     excess_told: bool,
@@ -137,14 +136,18 @@ impl Turn {
     /// Takes in what one chunk of the response decoded to.
     pub fn handle_deltas(&mut self, now: Duration, batch: Vec<Delta>) {
         self.clock.advance(now);
+        let mut changed = false;
         for delta in batch {
-            // `Excess` closes the response in the middle of a batch.
+            // Some limits close the response in the middle of a batch.
             if self.state != State::Asking {
                 break;
             }
-            self.handle_delta(delta);
+            changed |= self.handle_delta(delta);
         }
-        self.settle();
+        // Most batches are text, and text decides nothing.
+        if changed {
+            self.settle();
+        }
     }
 
     /// The exchange is over.
@@ -187,7 +190,8 @@ impl Turn {
         }
     }
 
-    /// So many of the records that this turn asked for, counted from 1, are durable.
+    /// So many of the records that this machine asked for, counted from 1, are durable. Those
+    /// from which it was resumed do not count.
     pub fn handle_recorded(&mut self, now: Duration, upto: u64) {
         self.clock.advance(now);
         while let Some((_, effect)) = self.held.pop_front_if(|(needs, _)| *needs <= upto) {
@@ -286,7 +290,6 @@ impl Turn {
             deltas_seen: 0,
             asked_at: Duration::ZERO,
             first_delta_at: None,
-            exchange_told: false,
             calls: Vec::new(),
             dropped: Vec::new(),
             excess_told: false,
@@ -316,7 +319,6 @@ impl Turn {
         self.plan = plan.clone();
         self.asked_at = self.clock.now() + plan.wait;
         self.first_delta_at = None;
-        self.exchange_told = false;
         self.clock.model_asked();
         self.outbox.push_back(Effect::Request(plan));
     }

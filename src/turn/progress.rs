@@ -114,11 +114,14 @@ impl Turn {
 
     fn run_call(&mut self, index: usize) {
         let now = self.clock.now();
-        let of = u32::try_from(self.calls.len()).unwrap_or(u32::MAX);
+        let kept = self.calls.iter().filter(|call| call.is_kept()).count();
+        let of = u32::try_from(kept).unwrap_or(u32::MAX);
         let default_timeout = self.spec.rules.limits.tool_timeout;
         let Some(call) = self.calls.get_mut(index) else { return };
         let timeout = call.tool.as_ref().and_then(|tool| tool.timeout).or(default_timeout);
-        call.phase = Phase::Running { deadline: timeout.map(|timeout| now + timeout) };
+        // A timeout beyond what can be counted is none.
+        let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
+        call.phase = Phase::Running { deadline };
         call.started_at = Some(now);
         let event = Event::CallStarted {
             call: call.label(),

@@ -7,14 +7,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use super::admission::{self, Opening};
 use super::call::{Call, Phase};
 use super::effect::TurnSpec;
 use super::{State, Turn, texts};
 use crate::event::Event;
 use crate::record::{Ending, Record, ResponseMessage};
 use crate::types::{
-    CallKey, FinishReason, ProviderError, ProviderErrorKind, ResultNotes, ToolCall, ToolOutcome,
-    ToolStatus, Usage,
+    CallKey, FailureKind, FinishReason, ProviderError, ProviderErrorKind, ResultNotes, ToolCall,
+    ToolOutcome, Usage,
 };
 
 /// What the records of a turn say.
@@ -60,10 +61,9 @@ impl Turn {
         self.finish = finish_reason;
         self.dropped = dropped_calls;
         self.restore_calls(&message.calls, known);
-        let said_something = !message.text.is_empty() || !message.calls.is_empty();
-        self.state =
-            State::Judged { ending, message: said_something.then_some(message), cancelled: None };
-        self.answer_unknown(known);
+        let message = Some(message).filter(|message| !message.is_blank());
+        self.state = State::Judged { ending, message, cancelled: None };
+        self.resume_intended(known);
         self.answer_unstarted(ending);
     }
 
@@ -86,6 +86,12 @@ impl Turn {
             finish_reason: None,
             usage: Usage::default(),
             dropped_calls: Vec::new(),
+        });
+        self.emit(Event::ResponseEnded {
+            names: message.calls.iter().map(|call| call.name.clone()).collect(),
+            opened: u32::try_from(message.calls.len()).unwrap_or(u32::MAX),
+            detected: u32::try_from(message.calls.len()).unwrap_or(u32::MAX),
+            stopped: false,
         });
         let response = Response {
             ending: Ending::BrokeKept,
@@ -126,36 +132,36 @@ impl Turn {
         for call in calls {
             let tool = self.spec.rules.tools.get(&call.name).cloned();
             let mut restored = Call::restored(call.clone(), tool);
-            let intended = known.intents.iter().any(|intent| intent.key == call.key);
             if let Some((outcome, notes)) = known.outcomes.get(&call.key) {
+                let is_own = notes.duplicate_of.is_none() && !notes.reused;
+                restored.started_at = (is_own && ran(outcome)).then_some(Duration::ZERO);
                 restored.notes = notes.clone();
-                let ran = intended || outcome.status == ToolStatus::Ok;
-                restored.started_at = ran.then_some(Duration::ZERO);
                 restored.phase = Phase::Ended { outcome: outcome.clone(), at: Duration::ZERO };
-            } else if let Some(raw) = &call.raw {
-                // What made the arguments unfit is read again from the same bytes.
-                let raw = raw.clone();
-                super::admission::take_arguments(&mut restored, &raw, false);
+            } else {
+                // What was wrong with it is found again, from the same bytes.
+                let raw = call.raw.clone().unwrap_or_else(|| call.arguments.to_string());
+                admission::take_arguments(&mut restored, &raw, false);
+                restored.excess =
+                    admission::at_opening(call.key.index, &self.spec) == Opening::KeepExcess;
             }
             self.calls.push(restored);
         }
     }
 
-    /// Intents without an outcome, of tools that must not run twice.
-    fn answer_unknown(&mut self, known: &Known) {
+    /// Intents without an outcome: run again, or answered where the tool must not run twice.
+    fn resume_intended(&mut self, known: &Known) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get_mut(index) else { return };
             let intended = known.intents.iter().any(|intent| intent.key == call.key());
-            let repeatable = call.tool.as_ref().is_some_and(|tool| tool.idempotent);
             if call.outcome().is_some() || !intended {
                 continue;
             }
-            if repeatable {
-                self.set_phase(index, Phase::Ready);
+            // It may have run: a cancel has to say so, and an identical call behind it must not
+            // run either.
+            call.started_at = Some(Duration::ZERO);
+            if call.tool.as_ref().is_some_and(|tool| tool.idempotent) {
                 self.start(index);
             } else {
-                // It may have run, so an identical call behind it must not run either.
-                call.started_at = Some(Duration::ZERO);
                 self.end_call(index, texts::host_stopped());
             }
         }
@@ -197,6 +203,29 @@ impl Known {
             | Record::RunEnded { .. }
             | Record::SessionClosed => {}
         }
+    }
+}
+
+/// Whether a call with this outcome was handed to its tool.
+fn ran(outcome: &ToolOutcome) -> bool {
+    match outcome.kind {
+        None
+        | Some(
+            FailureKind::ToolError
+            | FailureKind::Panic
+            | FailureKind::Killed
+            | FailureKind::Timeout
+            | FailureKind::Cancelled
+            | FailureKind::HostStopped,
+        ) => true,
+        Some(
+            FailureKind::NotStarted
+            | FailureKind::UnknownTool
+            | FailureKind::InvalidArguments
+            | FailureKind::CutOffArguments
+            | FailureKind::Malformed
+            | FailureKind::Limit,
+        ) => false,
     }
 }
 

@@ -30,12 +30,13 @@ pub(super) fn cut_off_arguments(raw: &str) -> ToolOutcome {
     )
 }
 
-/// The arguments are no object, or do not fit the schema.
+/// The arguments are no object, or do not fit the schema; `what` may quote all of them.
 pub(super) fn invalid_arguments(what: &str, raw: &str) -> ToolOutcome {
     failed(
         FailureKind::InvalidArguments,
         format!(
-            "Error: not run: invalid arguments: {what}. Received: {}",
+            "Error: not run: invalid arguments: {}. Received: {}",
+            excerpt(what, QUOTE_CHARS),
             excerpt(raw, QUOTE_CHARS)
         ),
     )
