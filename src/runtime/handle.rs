@@ -219,9 +219,9 @@ pub struct SessionSnapshot {
     /// The place of its last record.
     pub seq: Seq,
     /// Its history; what the running turn said is not in it yet.
-    pub messages: Vec<Arc<Message>>,
+    pub history: Vec<Arc<Message>>,
     /// The run that goes on.
-    pub run: Option<CurrentRun>,
+    pub current_run: Option<CurrentRun>,
     /// What all its runs cost.
     pub usage: Usage,
 }

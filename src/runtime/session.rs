@@ -230,8 +230,8 @@ impl State {
             agent: self.agent.name.clone(),
             state: if run.is_some() { SessionState::Running } else { SessionState::Idle },
             seq: self.log.last(),
-            messages: self.history.messages().to_vec(),
-            run: run.map(|run| CurrentRun { run_id: run.id.clone(), turn: self.turn }),
+            history: self.history.messages().to_vec(),
+            current_run: run.map(|run| CurrentRun { run_id: run.id.clone(), turn: self.turn }),
             usage: self.usage,
         }
     }

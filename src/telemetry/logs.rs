@@ -263,7 +263,8 @@ fn filter(variable: impl Fn(&'static str) -> Option<String>) -> Result<EnvFilter
                 .map_err(|error| LogsError::Filter { variable: name, reason: error.to_string() });
         }
     }
-    Ok(EnvFilter::new("info"))
+    // The actor library opens a span per message at `info`.
+    Ok(EnvFilter::new("info,ractor=warn"))
 }
 
 fn subscriber<W>(

@@ -38,7 +38,7 @@ async fn sessions_are_opened_by_name_and_closed() {
     .await;
     // The name is free, and nothing is remembered under it.
     let again = host.open_session(named("b")).await.unwrap();
-    assert_eq!(again.snapshot().await.unwrap().messages, []);
+    assert_eq!(again.snapshot().await.unwrap().history, []);
 }
 
 #[tokio::test]

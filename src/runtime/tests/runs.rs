@@ -52,8 +52,8 @@ async fn a_run_without_tools_gives_its_answer_and_its_events() {
         {"role": "assistant", "content": "good day to you"}]);
     assert_eq!(messages, said);
     let snapshot = session.snapshot().await.unwrap();
-    assert_eq!(serde_json::to_value(&snapshot.messages).unwrap(), said);
-    assert_eq!((snapshot.state, snapshot.run), (SessionState::Idle, None));
+    assert_eq!(serde_json::to_value(&snapshot.history).unwrap(), said);
+    assert_eq!((snapshot.state, snapshot.current_run), (SessionState::Idle, None));
     assert_eq!(snapshot.usage.output_tokens, 5);
     nothing_left(&host).await;
 }

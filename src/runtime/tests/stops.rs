@@ -103,7 +103,7 @@ async fn a_stop_answers_every_call() {
     // The next request may be sent: each call in the history is answered.
     let snapshot = session.snapshot().await.unwrap();
     let asked = report.calls.len();
-    assert_eq!(snapshot.messages.len(), 2 + asked);
+    assert_eq!(snapshot.history.len(), 2 + asked);
     nothing_left(&host).await;
     assert!(told.load(Ordering::SeqCst));
 }
@@ -168,7 +168,7 @@ async fn a_dropped_report_stops_nothing() {
     let session = session(&host).await;
     drop(session.start_run("go").await.unwrap());
     nothing_left(&host).await;
-    assert_eq!(session.snapshot().await.unwrap().messages.len(), 2);
+    assert_eq!(session.snapshot().await.unwrap().history.len(), 2);
 }
 
 #[tokio::test]
