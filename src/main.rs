@@ -1,3 +1,5 @@
-//! The `callsheet` binary.
+//! The `callsheet` binary: everything is in [`callsheet::cli`].
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    callsheet::cli::main()
+}

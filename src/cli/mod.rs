@@ -1,3 +1,176 @@
 //! The commands, one a file.
+//!
+//! Whatever goes wrong is one line on stderr and an exit status: 1 when a run failed, 2 for bad
+//! usage or configuration.
 
 pub mod decode;
+mod out;
+mod progress;
+mod run;
+mod screen;
+mod serve;
+mod setup;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Parser as _;
+use clap::error::ErrorKind;
+
+use crate::wire::{Framing, Wire};
+
+/// How long background work has to end with the process.
+const LAST_WAIT: Duration = Duration::from_millis(200);
+
+/// Hosts LLM agent sessions. Without a command: serve.
+#[derive(Debug, clap::Parser)]
+#[command(name = "callsheet", version, args_conflicts_with_subcommands = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    serve: serve::Args,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Runs the host: the HTTP API and the metrics.
+    Serve(Box<serve::Args>),
+    /// Takes one prompt to its final answer, in the terminal.
+    Run(Box<run::Args>),
+    /// Decodes one recorded response and prints what it says, as one JSON object.
+    Decode {
+        /// What the response is written in: openai-chat.
+        #[arg(long, value_name = "WIRE")]
+        wire: Wire,
+        /// How it is framed: sse, json-lines, json or json-array; else told from name and bytes.
+        #[arg(long, value_name = "FRAMING")]
+        framing: Option<Framing>,
+        /// The recording; standard input without one.
+        file: Option<PathBuf>,
+    },
+}
+
+/// Why a command did not do what it was asked to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Failure {
+    status: u8,
+    /// Empty where everything has been said.
+    message: String,
+}
+
+impl Failure {
+    /// Bad usage or configuration.
+    fn usage(error: impl std::fmt::Display) -> Self {
+        Self { status: 2, message: error.to_string() }
+    }
+
+    /// Something that could not be done.
+    fn failed(error: impl std::fmt::Display) -> Self {
+        Self { status: 1, message: error.to_string() }
+    }
+}
+
+/// Runs the command that the process was started with.
+#[must_use]
+pub fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return refuse(&error),
+    };
+    match execute(cli) {
+        Ok(status) => status,
+        Err(Failure { status, message }) => {
+            for line in message.lines() {
+                out::error(line);
+            }
+            ExitCode::from(status)
+        }
+    }
+}
+
+fn execute(cli: Cli) -> Result<ExitCode, Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::failed(format!("start the runtime: {error}")))?;
+    let done = runtime.block_on(async {
+        match cli.command {
+            None => serve::main(cli.serve).await,
+            Some(Command::Serve(args)) => serve::main(*args).await,
+            Some(Command::Run(args)) => run::main(*args).await,
+            Some(Command::Decode { wire, framing, file }) => decode(wire, framing, file),
+        }
+    });
+    // A tool's thread that cannot be stopped must not keep the process.
+    runtime.shutdown_timeout(LAST_WAIT);
+    done
+}
+
+fn decode(
+    wire: Wire,
+    framing: Option<Framing>,
+    file: Option<PathBuf>,
+) -> Result<ExitCode, Failure> {
+    let decoded = decode::run(wire, framing, file).map_err(Failure::usage)?;
+    out::to_stdout(&format!("{decoded}\n")).map_err(|error| out::broken(&error))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Help goes to stdout; anything else is one line on stderr.
+fn refuse(error: &clap::Error) -> ExitCode {
+    let text = error.render().to_string();
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        // Whoever closed stdout wants no help.
+        let _ = out::to_stdout(&text);
+        return ExitCode::SUCCESS;
+    }
+    out::error(&format!("{} (try --help)", one_line(&text)));
+    ExitCode::from(2)
+}
+
+/// The part of clap's message before its blank line, on one line.
+fn one_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
+    let line = lines.collect::<Vec<_>>().join(" ");
+    line.strip_prefix("error: ").unwrap_or(&line).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_are_well_formed() {
+        use clap::CommandFactory as _;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn complaints_of_the_parser_become_one_line() {
+        for (args, expected) in [
+            (vec!["run"], "the following required arguments were not provided: <PROMPT>"),
+            (vec!["serve", "--nothing"], "unexpected argument '--nothing' found"),
+            (vec!["nothing"], "unrecognized subcommand 'nothing'"),
+            (
+                vec!["--listen", "x"],
+                "invalid value 'x' for '--listen <ADDR>': is an address with a port such as \
+                 \"127.0.0.1:7700\", not \"x\"",
+            ),
+            (
+                vec!["run", "--execution", "both", "p"],
+                "invalid value 'both' for '--execution <EXECUTION>': execution is \"sequential\", \
+                 \"parallel\" or \"parallel:N\" with N from 1 to 1024",
+            ),
+            (
+                vec!["run", "--base-url", "http://h/v1", "p"],
+                "the following required arguments were not provided: --model <MODEL>",
+            ),
+        ] {
+            let args = std::iter::once("callsheet").chain(args);
+            let error = Cli::try_parse_from(args).expect_err("refuse");
+            assert_eq!(one_line(&error.render().to_string()), expected);
+        }
+    }
+}

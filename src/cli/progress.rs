@@ -1,0 +1,287 @@
+//! What a run's events mean on a screen. Draws nothing itself (`screen.rs` does).
+
+use std::time::Duration;
+
+use crate::event::{CallLabel, Event, RunStats, WaitingFor};
+use crate::types::{CallKey, RunEnd, ToolResult, ToolStatus, excerpt};
+
+/// Characters of a call's arguments or result on its line.
+const PART_CHARS: usize = 60;
+
+const FRAMES: [&str; 8] = ["⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧"];
+
+/// Something to show for good.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Show {
+    /// A piece of the answer.
+    Text(String),
+    /// A line about the run.
+    Line(String),
+}
+
+/// The calls that are open, and how they are doing.
+#[derive(Debug, Default)]
+pub(super) struct Progress {
+    open: Vec<OpenCall>,
+}
+
+#[derive(Debug)]
+struct OpenCall {
+    key: CallKey,
+    name: String,
+    input: String,
+    doing: Doing,
+    note: String,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Doing {
+    /// Its arguments are still coming.
+    Arriving,
+    Waiting(WaitingFor),
+    Running {
+        since: Duration,
+    },
+}
+
+impl Progress {
+    /// Takes an event that came at `now`, and says what is to be shown of it.
+    pub(super) fn handle(&mut self, now: Duration, event: &Event) -> Option<Show> {
+        match event {
+            Event::TextReceived { text } => Some(Show::Text(text.clone())),
+            Event::CallOpened { call } => {
+                self.update(call, "", Doing::Arriving);
+                None
+            }
+            Event::CallWaiting { call, waiting_for, input_summary } => {
+                self.update(call, input_summary, Doing::Waiting(*waiting_for));
+                None
+            }
+            Event::CallStarted { call, input_summary, early: _, waited: _, of: _ } => {
+                self.update(call, input_summary, Doing::Running { since: now });
+                None
+            }
+            Event::CallProgressed { key, text } => {
+                if let Some(open) = self.open.iter_mut().find(|open| open.key == *key) {
+                    open.note = part(text);
+                }
+                None
+            }
+            Event::CallDiscarded { call, had_result: _ } => {
+                self.close(call.key);
+                Some(Show::Line(format!("- {} discarded", part(&call.name))))
+            }
+            Event::CallEnded { result, parallel: _, early: _ } => {
+                self.close(result.call.key);
+                Some(Show::Line(ended(result)))
+            }
+            Event::AttemptStarted { attempt, reason, model, .. } => {
+                // What the broken attempt opened is void, whether it was told of each or not.
+                self.open.clear();
+                Some(Show::Line(format!("! attempt {attempt} with {model}: {}", clean(reason))))
+            }
+            Event::LimitReached { limit, value, maximum, action } => {
+                let action = clean(action);
+                Some(Show::Line(format!("! {limit}: {value} of at most {maximum}: {action}")))
+            }
+            Event::RunEnded { end, stats, .. } => {
+                self.open.clear();
+                Some(Show::Line(sums(*end, stats)))
+            }
+            Event::RunStarted { .. }
+            | Event::TurnStarted
+            | Event::ThinkingReceived { .. }
+            | Event::CallDetected { .. }
+            | Event::ArgumentsOdd { .. }
+            | Event::OutcomeLate { .. }
+            | Event::ResultReleased { .. }
+            | Event::ResponseEnded { .. }
+            | Event::AttemptEnded { .. }
+            | Event::TurnEnded { .. }
+            | Event::HistoryRepaired { .. } => None,
+        }
+    }
+
+    /// One line for every open call, as it is at `now`.
+    pub(super) fn live(&self, now: Duration) -> Vec<String> {
+        let frame = usize::try_from(now.as_millis() / 100).unwrap_or_default() % FRAMES.len();
+        let spinner = FRAMES.get(frame).copied().unwrap_or_default();
+        self.open.iter().map(|open| open.line(now, spinner)).collect()
+    }
+
+    fn update(&mut self, call: &CallLabel, input: &str, doing: Doing) {
+        let known = self.open.iter_mut().find(|open| open.key == call.key);
+        match known {
+            Some(open) => {
+                open.input = part(input);
+                open.doing = doing;
+            }
+            None => self.open.push(OpenCall {
+                key: call.key,
+                name: part(&call.name),
+                input: part(input),
+                doing,
+                note: String::new(),
+            }),
+        }
+    }
+
+    fn close(&mut self, key: CallKey) {
+        self.open.retain(|open| open.key != key);
+    }
+}
+
+impl OpenCall {
+    fn line(&self, now: Duration, spinner: &str) -> String {
+        let Self { name, input, note, doing, key: _ } = self;
+        let doing = match doing {
+            Doing::Arriving => "…".to_owned(),
+            Doing::Waiting(what) => match what {
+                WaitingFor::Finish => "waits for the end of the response".to_owned(),
+                WaitingFor::Ticket => "waits for its turn".to_owned(),
+                WaitingFor::Exclusive => "waits for an exclusive call".to_owned(),
+                WaitingFor::Capacity => "waits for a free place".to_owned(),
+            },
+            Doing::Running { since } => time(now.saturating_sub(*since)),
+        };
+        let gap = if note.is_empty() { "" } else { "  " };
+        format!("{spinner} {name} {input}  {doing}{gap}{note}")
+    }
+}
+
+/// The line of a call that has its outcome.
+fn ended(result: &ToolResult) -> String {
+    let mark = match result.outcome.status {
+        ToolStatus::Ok => "✓",
+        ToolStatus::Failed
+        | ToolStatus::TimedOut
+        | ToolStatus::Cancelled
+        | ToolStatus::Refused
+        | ToolStatus::Unknown => "✗",
+    };
+    let name = part(&result.call.name);
+    let input = part(&result.call.arguments.to_string());
+    let output = part(&result.outcome.content);
+    let copied = if result.notes.duplicate_of.is_some() { " (copied)" } else { "" };
+    format!("{mark} {name} {input}  {}{copied}  {output}", time(result.duration))
+}
+
+fn sums(end: RunEnd, stats: &RunStats) -> String {
+    let RunStats { turns, tool_calls, duration, .. } = stats;
+    format!("{}: turns {turns}, tool calls {tool_calls}, {}", end.as_str(), time(*duration))
+}
+
+fn time(duration: Duration) -> String {
+    if duration < Duration::from_millis(10) {
+        format!("{:.1} ms", duration.as_secs_f64() * 1000.0)
+    } else if duration < Duration::from_secs(1) {
+        format!("{} ms", duration.as_millis())
+    } else {
+        format!("{:.1} s", duration.as_secs_f64())
+    }
+}
+
+fn part(text: &str) -> String {
+    excerpt(&clean(text), PART_CHARS)
+}
+
+/// One line without anything that a terminal would obey.
+fn clean(text: &str) -> String {
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::types::{FailureKind, ResultNotes, ToolCall, ToolOutcome};
+
+    fn label(index: u32) -> CallLabel {
+        let key = CallKey { turn: 1, attempt: 1, index };
+        CallLabel { key, provider_id: None, name: "clock".to_owned() }
+    }
+
+    fn started(index: u32, input: &str) -> Event {
+        let input_summary = input.to_owned();
+        Event::CallStarted {
+            call: label(index),
+            input_summary,
+            early: false,
+            waited: Duration::ZERO,
+            of: 1,
+        }
+    }
+
+    fn finished(index: u32, outcome: ToolOutcome) -> Event {
+        let call = ToolCall {
+            key: label(index).key,
+            id: "c".to_owned(),
+            provider_id: None,
+            name: "clock".to_owned(),
+            arguments: json!({"zone": "Asia/Tokyo"}),
+            raw: None,
+        };
+        let result = ToolResult {
+            call,
+            outcome,
+            notes: ResultNotes::default(),
+            started: None,
+            wait: Duration::ZERO,
+            duration: Duration::from_millis(1500),
+        };
+        Event::CallEnded { result: Box::new(result), parallel: false, early: false }
+    }
+
+    #[test]
+    fn a_call_is_shown_from_its_opening_to_its_outcome() {
+        let at = Duration::from_millis;
+        let mut progress = Progress::default();
+        assert_eq!(progress.handle(at(0), &Event::CallOpened { call: label(0) }), None);
+        assert_eq!(progress.live(at(0)), ["⠋ clock   …"]);
+        assert_eq!(progress.handle(at(100), &started(0, "{\"zone\":1}")), None);
+        assert_eq!(progress.live(at(350)), ["⠸ clock {\"zone\":1}  250 ms"]);
+        let note = Event::CallProgressed { key: label(0).key, text: "half\nway".to_owned() };
+        assert_eq!(progress.handle(at(350), &note), None);
+        assert_eq!(progress.live(at(1400)), ["⠦ clock {\"zone\":1}  1.3 s  half way"]);
+        let line = "✓ clock {\"zone\":\"Asia/Tokyo\"}  1.5 s  noon".to_owned();
+        let ended = progress.handle(at(1600), &finished(0, ToolOutcome::ok("noon")));
+        assert_eq!(ended, Some(Show::Line(line)));
+        assert!(progress.live(at(1600)).is_empty());
+    }
+
+    #[test]
+    fn another_attempt_clears_what_was_open() {
+        let mut progress = Progress::default();
+        progress.handle(Duration::ZERO, &started(0, "{}"));
+        progress.handle(Duration::ZERO, &started(1, "{}"));
+        assert_eq!(progress.live(Duration::ZERO).len(), 2);
+        let attempt = Event::AttemptStarted {
+            attempt: 2,
+            model: "m".to_owned(),
+            streamed: true,
+            reason: "it broke".to_owned(),
+            wait: Duration::ZERO,
+            rollback: false,
+        };
+        let shown = progress.handle(Duration::ZERO, &attempt);
+        assert_eq!(shown, Some(Show::Line("! attempt 2 with m: it broke".to_owned())));
+        assert!(progress.live(Duration::ZERO).is_empty());
+    }
+
+    #[test]
+    fn a_tool_cannot_write_to_the_terminal() {
+        let outcome = ToolOutcome::not_ok(
+            ToolStatus::Failed,
+            FailureKind::ToolError,
+            "\u{1b}[2Jgone\r\n\u{9b}31m",
+        );
+        let Some(Show::Line(line)) =
+            Progress::default().handle(Duration::ZERO, &finished(0, outcome))
+        else {
+            panic!("a call that ended is shown");
+        };
+        assert!(!line.chars().any(char::is_control), "{line:?}");
+        assert!(line.starts_with('✗'), "{line}");
+    }
+}

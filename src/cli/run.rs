@@ -1,0 +1,298 @@
+//! `callsheet run`: one prompt to its final answer.
+
+use std::io::{self, IsTerminal as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use futures::{FutureExt as _, StreamExt as _};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::progress::{Progress, Show};
+use super::screen::Screen;
+use super::serve::Signals;
+use super::setup::{self, Loaded, ModelArgs};
+use super::{Failure, out};
+use crate::config::{Config, DEFAULT_AGENT, ToolPattern};
+use crate::record::StopMode;
+use crate::runtime::{Host, HostSetup, OpenSession, RunReport, SessionHandle, StartedRun};
+use crate::telemetry::{self, Delivery, LogFormat, Subscription};
+use crate::tool::Registry;
+use crate::types::{Execution, RunEnd};
+
+/// How often open calls are drawn.
+const FRAME: Duration = Duration::from_millis(100);
+
+/// Flags of `callsheet run`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Which agent answers; the only one, or the one that is called default.
+    #[arg(long, value_name = "NAME")]
+    agent: Option<String>,
+    /// How tool calls are run: sequential, parallel or parallel:N.
+    #[arg(long)]
+    execution: Option<Execution>,
+    /// The tools that may be called, by name or pattern.
+    #[arg(long, value_name = "A,B", value_delimiter = ',')]
+    tools: Option<Vec<String>>,
+    /// Whether more than the first call of a response is run.
+    #[arg(long, value_name = "true|false")]
+    multi_tool_calls: Option<bool>,
+    /// Whether the model streams its answer.
+    #[arg(long, value_name = "true|false")]
+    stream: Option<bool>,
+    /// Print one event a line, as JSON.
+    #[arg(long)]
+    json: bool,
+    /// What to answer.
+    prompt: String,
+}
+
+pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
+    if ["CALLSHEET_LOG", "RUST_LOG"].iter().any(|name| std::env::var_os(name).is_some()) {
+        telemetry::init(LogFormat::Text).map_err(Failure::usage)?;
+    }
+    let Loaded { mut config, .. } = args.model.load()?;
+    let agent = choose_agent(&config, args.agent.as_deref())?;
+    let tools = setup::tools(&config)?;
+    apply(&args, &mut config, &agent, &tools)?;
+    let mut signals = Signals::new().map_err(Failure::failed)?;
+    // Only the agent that answers decides whether the offline model is needed.
+    config.agents.retain(|name, _| *name == agent);
+    let rehearsal = setup::rehearse(&mut config).await?;
+    if rehearsal.is_some() {
+        out::to_stderr("callsheet: the offline rehearsal model answers, no real one\n");
+    }
+    let host = Host::start(HostSetup { config, tools }).await.map_err(Failure::failed)?;
+    let request = OpenSession { agent: Some(agent), id: None };
+    let session = host.open_session(request).await.map_err(Failure::failed)?;
+    let run = session.start_run(args.prompt).await.map_err(Failure::failed)?;
+    let watched = if args.json {
+        watch_json(&session, run, &mut signals).await
+    } else {
+        watch(&session, run, &mut signals).await
+    };
+    host.shutdown().await;
+    if let Some(rehearsal) = rehearsal {
+        rehearsal.shutdown().await;
+    }
+    let report = watched?;
+    if !args.json
+        && let Some(error) = &report.error
+    {
+        out::error(&error.message);
+    }
+    Ok(ExitCode::from(status(report.run_end)))
+}
+
+fn choose_agent(config: &Config, asked: Option<&str>) -> Result<String, Failure> {
+    let known = || config.agents.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+    if let Some(name) = asked {
+        return if config.agents.contains_key(name) {
+            Ok(name.to_owned())
+        } else {
+            let known = known();
+            Err(Failure::usage(format!("--agent: no agent is called {name:?} (known: {known})")))
+        };
+    }
+    let mut names = config.agents.keys();
+    match (names.next(), names.next()) {
+        (Some(only), None) => Ok(only.clone()),
+        (_, _) if config.agents.contains_key(DEFAULT_AGENT) => Ok(DEFAULT_AGENT.to_owned()),
+        (_, _) => Err(Failure::usage(format!("say which agent with --agent ({})", known()))),
+    }
+}
+
+fn apply(args: &Args, config: &mut Config, name: &str, tools: &Registry) -> Result<(), Failure> {
+    if let Some(stream) = args.stream {
+        config.set_stream(stream);
+    }
+    let Some(agent) = config.agents.get_mut(name) else { return Ok(()) };
+    if let Some(execution) = args.execution {
+        agent.execution = execution;
+    }
+    if let Some(patterns) = &args.tools {
+        agent.tools = named_tools(patterns, tools)?;
+    }
+    if let Some(on) = args.multi_tool_calls {
+        agent.multi_tool_calls = on;
+    }
+    Ok(())
+}
+
+/// The patterns of `--tools`; an empty list means no tools.
+fn named_tools(patterns: &[String], tools: &Registry) -> Result<Vec<ToolPattern>, Failure> {
+    let named = patterns.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
+    named
+        .map(|text| {
+            let pattern = ToolPattern::new(text);
+            if tools.iter().any(|(name, _)| pattern.matches(name)) {
+                return Ok(pattern);
+            }
+            let known: Vec<&str> = tools.iter().map(|(name, _)| name).collect();
+            let known = known.join(", ");
+            Err(Failure::usage(format!("--tools: no tool is called {text:?} (known: {known})")))
+        })
+        .collect()
+}
+
+/// Shows a run for people until it has ended.
+async fn watch(
+    session: &SessionHandle,
+    run: StartedRun,
+    signals: &mut Signals,
+) -> Result<RunReport, Failure> {
+    let StartedRun { mut events, report, .. } = run;
+    let (stdout, stderr) = (io::stdout(), io::stderr());
+    let (out_is_terminal, err_is_terminal) = (stdout.is_terminal(), stderr.is_terminal());
+    let mut screen = Screen::new(stdout, out_is_terminal, stderr, err_is_terminal);
+    let mut progress = Progress::default();
+    let began = Instant::now();
+    let mut frames = tokio::time::interval(FRAME);
+    frames.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut complete = true;
+    let mut listening = true;
+    let mut stopping = false;
+    tokio::pin!(report);
+    let report = loop {
+        tokio::select! {
+            biased;
+            delivery = events.next(), if listening => {
+                let mut ready = Ready { shows: Vec::new(), complete, listening };
+                ready.take(delivery, &mut progress, began.elapsed());
+                ready.drain(&mut events, &mut progress, began.elapsed());
+                (complete, listening) = (ready.complete, ready.listening);
+                let live = progress.live(began.elapsed());
+                shown(screen.show(ready.shows, &live), session).await?;
+            }
+            report = &mut report => break report.map_err(Failure::failed)?,
+            () = signals.next() => stop(session, &mut stopping).await,
+            _ = frames.tick(), if screen.draws() => {
+                let live = progress.live(began.elapsed());
+                shown(screen.show([], &live), session).await?;
+            }
+        }
+    };
+    // What was published before the report may still be on its way to us.
+    let mut rest = Ready { shows: Vec::new(), complete, listening };
+    rest.drain(&mut events, &mut progress, began.elapsed());
+    shown(screen.show(rest.shows, &[]), session).await?;
+    let complete = rest.complete;
+    shown(screen.finish(&report.text, complete), session).await?;
+    Ok(report)
+}
+
+/// Events that are there already, as they are to be shown.
+struct Ready {
+    shows: Vec<Show>,
+    /// Whether none was left out.
+    complete: bool,
+    /// Whether more can come.
+    listening: bool,
+}
+
+impl Ready {
+    fn take(&mut self, delivery: Option<Delivery>, progress: &mut Progress, now: Duration) {
+        match delivery {
+            Some(Delivery::Event(event)) => self.shows.extend(progress.handle(now, &event.event)),
+            Some(Delivery::Lagged) => self.complete = false,
+            None => self.listening = false,
+        }
+    }
+
+    fn drain(&mut self, events: &mut Subscription, progress: &mut Progress, now: Duration) {
+        while self.listening {
+            let Some(delivery) = events.next().now_or_never() else { return };
+            self.take(delivery, progress, now);
+        }
+    }
+}
+
+/// Prints a run's events until it has ended.
+async fn watch_json(
+    session: &SessionHandle,
+    run: StartedRun,
+    signals: &mut Signals,
+) -> Result<RunReport, Failure> {
+    let StartedRun { mut events, report, .. } = run;
+    let mut listening = true;
+    let mut stopping = false;
+    tokio::pin!(report);
+    let report = loop {
+        tokio::select! {
+            biased;
+            delivery = events.next(), if listening => match delivery {
+                Some(delivery) => shown(out::to_stdout(&lines(&delivery)), session).await?,
+                None => listening = false,
+            },
+            report = &mut report => break report.map_err(Failure::failed)?,
+            () = signals.next() => stop(session, &mut stopping).await,
+        }
+    };
+    // What was published before the report may still be on its way to us.
+    while let Some(Some(delivery)) = events.next().now_or_never() {
+        shown(out::to_stdout(&lines(&delivery)), session).await?;
+    }
+    Ok(report)
+}
+
+fn lines(delivery: &Delivery) -> String {
+    match delivery {
+        Delivery::Event(event) => event.public().map(|event| event.json + "\n").collect(),
+        Delivery::Lagged => "{\"type\":\"resync\"}\n".to_owned(),
+    }
+}
+
+/// Nobody reads on: the run is stopped, so that no tool works for nothing.
+async fn shown(written: io::Result<()>, session: &SessionHandle) -> Result<(), Failure> {
+    if let Err(error) = written {
+        let _ = session.stop(StopMode::Now).await;
+        return Err(out::broken(&error));
+    }
+    Ok(())
+}
+
+/// The first signal stops the run, which then says how it ended; the second ends the process.
+async fn stop(session: &SessionHandle, stopping: &mut bool) {
+    if *stopping {
+        std::process::exit(130);
+    }
+    *stopping = true;
+    if let Err(error) = session.stop(StopMode::Now).await {
+        out::error(&format!("stop the run: {error}"));
+    }
+}
+
+/// The exit status that scripts see.
+fn status(end: RunEnd) -> u8 {
+    match end {
+        RunEnd::Answered => 0,
+        RunEnd::Failed | RunEnd::Refused => 1,
+        RunEnd::MaxTurns | RunEnd::TimedOut => 3,
+        RunEnd::Stopped | RunEnd::Interrupted => 130,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Config {
+        Config::parse(text, "f", &|_| None).expect("parse")
+    }
+
+    #[test]
+    fn the_agent_is_the_named_one_the_only_one_or_default() {
+        let one = parse("[agents.writer]\n");
+        let two = parse("[agents.writer]\n[agents.reader]\n");
+        let with_default = parse("[agents.writer]\n[agents.default]\n");
+        assert_eq!(choose_agent(&one, None), Ok("writer".to_owned()));
+        assert_eq!(choose_agent(&two, Some("reader")), Ok("reader".to_owned()));
+        assert_eq!(choose_agent(&with_default, None), Ok("default".to_owned()));
+        let error = choose_agent(&two, None).expect_err("refuse");
+        assert_eq!(error, Failure::usage("say which agent with --agent (reader, writer)"));
+        let error = choose_agent(&one, Some("x")).expect_err("refuse");
+        assert_eq!((error.status, error.message.contains("writer")), (2, true));
+    }
+}

@@ -1,0 +1,137 @@
+//! From flags, file and environment to a host that can be started.
+
+use std::path::{Path, PathBuf};
+
+use super::Failure;
+use crate::config::{ApiKey, BaseUrl, Config, ModelConfig, REHEARSAL, Wire};
+use crate::rehearsal::{Rehearsal, RehearsalOptions};
+use crate::tool::{BuiltinOptions, Registry, builtin};
+
+/// The file that is read where no other is named, if it is there.
+const FILE: &str = "callsheet.toml";
+
+/// The model that flags describe; no model of a file can have this name.
+const FLAGS_MODEL: &str = "(flags)";
+
+/// Which configuration, and which model instead of it.
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct ModelArgs {
+    /// The configuration; ./callsheet.toml if that is there.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// What is spoken with --base-url: openai-chat.
+    #[arg(long, value_name = "WIRE", requires = "base_url")]
+    wire: Option<Wire>,
+    /// The address of a model that no file describes, such as http://127.0.0.1:8080/v1.
+    #[arg(long, value_name = "URL", requires = "model")]
+    base_url: Option<String>,
+    /// With --base-url the model's name there, else the name of a configured model.
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
+    /// The environment variable that holds the key for --base-url.
+    #[arg(long, value_name = "NAME", requires = "base_url")]
+    api_key_env: Option<String>,
+    /// Use the offline rehearsal model, whatever is configured.
+    #[arg(long, conflicts_with_all = ["base_url", "model", "wire", "api_key_env"])]
+    rehearsal: bool,
+}
+
+/// The configuration as flags, file and environment say.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) config: Config,
+    /// The file that was read, if one was.
+    pub(super) file: Option<PathBuf>,
+}
+
+impl ModelArgs {
+    pub(super) fn load(&self) -> Result<Loaded, Failure> {
+        let file = match &self.config {
+            Some(file) => Some(file.clone()),
+            None => Some(PathBuf::from(FILE)).filter(|file| file.exists()),
+        };
+        let text = file.as_deref().map_or_else(|| Ok(String::new()), read)?;
+        let name = file.as_deref().unwrap_or(Path::new(FILE)).display().to_string();
+        let mut config = Config::parse(&text, &name, &env).map_err(Failure::usage)?;
+        self.choose_model(&mut config)?;
+        Ok(Loaded { config, file })
+    }
+
+    fn choose_model(&self, config: &mut Config) -> Result<(), Failure> {
+        if self.rehearsal {
+            config.use_rehearsal();
+            return Ok(());
+        }
+        let Some(model) = &self.model else { return Ok(()) };
+        let Some(base_url) = &self.base_url else {
+            if model == REHEARSAL {
+                config.use_rehearsal();
+                return Ok(());
+            }
+            let Some(known) = config.models.get(model).cloned() else {
+                let hint = "give --base-url for one that no file describes";
+                return Err(Failure::usage(format!(
+                    "--model: no model is called {model:?} ({hint})"
+                )));
+            };
+            config.use_model(model, known);
+            return Ok(());
+        };
+        let base_url = BaseUrl::parse(base_url)
+            .map_err(|error| Failure::usage(format!("--base-url: {error}")))?;
+        let mut described = ModelConfig::new(base_url, model);
+        if let Some(wire) = self.wire {
+            described.wire = wire;
+        }
+        if let Some(name) = &self.api_key_env {
+            let key = ApiKey::from_env(name, &env)
+                .map_err(|error| Failure::usage(format!("--api-key-env: {error}")))?;
+            described.api_key = Some(key);
+        }
+        config.use_model(FLAGS_MODEL, described);
+        Ok(())
+    }
+}
+
+/// The tools that the configuration asks for.
+pub(super) fn tools(config: &Config) -> Result<Registry, Failure> {
+    let options = BuiltinOptions {
+        read_file_root: config.tools.get("read_file").and_then(|change| change.root.clone()),
+        http_get_allow: config
+            .tools
+            .get("http_get")
+            .map(|change| change.allow.clone())
+            .unwrap_or_default(),
+    };
+    let registry = builtin(&options).map_err(Failure::usage)?;
+    let names: Vec<&str> = registry.iter().map(|(name, _)| name).collect();
+    config.check_tools(&names).map_err(Failure::usage)?;
+    Ok(registry)
+}
+
+/// Starts the offline model if an agent talks to it, and tells the configuration where it is.
+pub(super) async fn rehearse(config: &mut Config) -> Result<Option<Rehearsal>, Failure> {
+    if !config.needs_rehearsal() {
+        return Ok(None);
+    }
+    // Slow enough to be seen streaming.
+    let chunk_delay = std::time::Duration::from_millis(15);
+    let options = RehearsalOptions { chunk_delay, ..RehearsalOptions::default() };
+    let rehearsal = Rehearsal::start(options)
+        .await
+        .map_err(|error| Failure::failed(format!("start the rehearsal model: {error}")))?;
+    config.set_rehearsal(BaseUrl::parse(&rehearsal.base_url()).map_err(Failure::failed)?);
+    Ok(Some(rehearsal))
+}
+
+fn read(file: &Path) -> Result<String, Failure> {
+    let bytes = std::fs::read(file)
+        .map_err(|error| Failure::usage(format!("read {}: {error}", file.display())))?;
+    String::from_utf8(bytes)
+        .map_err(|_| Failure::usage(format!("read {}: it is no UTF-8 text", file.display())))
+}
+
+/// A variable of the environment. One that is no UTF-8 counts as not set.
+fn env(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}

@@ -1,0 +1,142 @@
+//! Bodies and queries of requests, read strictly.
+
+use axum::body::Body;
+use axum::extract::{FromRequest, FromRequestParts, Query, Request};
+use axum::http::{HeaderMap, StatusCode, header, request::Parts};
+use futures::StreamExt as _;
+use serde::de::DeserializeOwned;
+
+use super::AppState;
+use super::error::ApiError;
+
+/// A body that is JSON and nothing that its type does not know.
+#[derive(Debug)]
+pub(super) struct JsonBody<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequest<AppState> for JsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        if !is_json(&parts.headers) {
+            return Err(ApiError::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_media_type",
+                "the body must be JSON, with Content-Type: application/json",
+            ));
+        }
+        let reading = read(body, &parts.headers, state.options.body_bytes_max);
+        let bytes =
+            tokio::time::timeout(state.options.body_timeout, reading).await.map_err(|_| {
+                let message = "the body took too long";
+                ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
+            })??;
+        parse(&bytes).map(Self)
+    }
+}
+
+/// The part after `?`, with nothing that its type does not know.
+#[derive(Debug)]
+pub(super) struct StrictQuery<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for StrictQuery<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
+        Query::try_from_uri(&parts.uri).map(|Query(query)| Self(query)).map_err(|rejection| {
+            let why = std::error::Error::source(&rejection)
+                .map_or_else(|| rejection.to_string(), ToString::to_string);
+            ApiError::bad_request("invalid_request", format!("read the query: {why}"))
+        })
+    }
+}
+
+async fn read(body: Body, headers: &HeaderMap, max: usize) -> Result<Vec<u8>, ApiError> {
+    let too_large = || {
+        let message = format!("a body has at most {max} bytes");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+    };
+    let announced = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok());
+    if announced.and_then(|length| length.parse::<u64>().ok()).is_some_and(|n| n > max as u64) {
+        return Err(too_large());
+    }
+    let mut bytes = Vec::new();
+    let mut chunks = body.into_data_stream();
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|error| {
+            ApiError::bad_request("body_broken", format!("the body broke off: {error}"))
+        })?;
+        if bytes.len() + chunk.len() > max {
+            return Err(too_large());
+        }
+        bytes.extend_from_slice(&chunk);
+    }
+    Ok(bytes)
+}
+
+/// What the bytes mean; serde names unknown and missing keys and where they stand.
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(bytes).map_err(|error| {
+        let (code, what) = match error.classify() {
+            serde_json::error::Category::Data => ("invalid_request", "the body does not fit"),
+            serde_json::error::Category::Io
+            | serde_json::error::Category::Syntax
+            | serde_json::error::Category::Eof => ("invalid_json", "the body is no JSON"),
+        };
+        ApiError::bad_request(code, format!("{what}: {error}"))
+    })
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split(';').next())
+        .is_some_and(|kind| kind.trim().eq_ignore_ascii_case("application/json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Sample {
+        #[expect(dead_code, reason = "only read by serde")]
+        input: String,
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_body_is_named_with_its_place() {
+        for (text, code, part) in [
+            ("{\"input\":\"a\",\"inputs\":1}", "invalid_request", "unknown field `inputs`"),
+            ("{}", "invalid_request", "missing field `input`"),
+            ("{\"input\":1}", "invalid_request", "line 1 column 10"),
+            ("[1]", "invalid_request", "line 1"),
+            ("{\n\"input\" 1}", "invalid_json", "line 2 column 9"),
+            ("", "invalid_json", "line 1 column 0"),
+            ("{\"input\":\"a\"} x", "invalid_json", "trailing"),
+        ] {
+            let error = parse::<Sample>(text.as_bytes()).expect_err("refuse");
+            assert_eq!(error.shown(), (400, code), "{text}");
+            assert!(format!("{error:?}").contains(part), "{text}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn only_json_is_json() {
+        for (value, expected) in [
+            ("application/json", true),
+            ("Application/JSON; charset=utf-8", true),
+            ("text/plain", false),
+            ("application/x-www-form-urlencoded", false),
+            ("application/jsonp", false),
+            ("", false),
+        ] {
+            let headers: HeaderMap =
+                [(header::CONTENT_TYPE, value.parse().expect("parse"))].into_iter().collect();
+            assert_eq!(is_json(&headers), expected, "{value}");
+        }
+        assert!(!is_json(&HeaderMap::new()));
+    }
+}

@@ -1,0 +1,86 @@
+//! Runs of a session: start one and watch it, wait for it or leave it; stop it.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::AppState;
+use super::body::JsonBody;
+use super::error::ApiError;
+use super::sessions::KnownSession;
+use super::stream;
+use crate::record::StopMode;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Start {
+    input: String,
+    #[serde(default)]
+    wait: bool,
+}
+
+pub(super) async fn start(
+    State(state): State<AppState>,
+    KnownSession(session): KnownSession,
+    headers: HeaderMap,
+    JsonBody(Start { input, wait }): JsonBody<Start>,
+) -> Result<Response, ApiError> {
+    let run = session.start_run(input).await?;
+    if accepts_events(&headers) {
+        return Ok(stream::events(run.events, state.options.keep_alive, state.closing.clone()));
+    }
+    if wait {
+        return Ok(Json(run.report.await?).into_response());
+    }
+    let body = json!({"run_id": run.run_id, "seq": run.seq});
+    Ok((StatusCode::ACCEPTED, Json(body)).into_response())
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Stop {
+    mode: StopMode,
+}
+
+pub(super) async fn stop(
+    KnownSession(session): KnownSession,
+    JsonBody(Stop { mode }): JsonBody<Stop>,
+) -> Result<Response, ApiError> {
+    session.stop(mode).await?;
+    let body = json!({"id": session.id(), "mode": mode});
+    Ok((StatusCode::ACCEPTED, Json(body)).into_response())
+}
+
+/// Whether the client asks for events by name; `*/*` asks for nothing in particular.
+fn accepts_events(headers: &HeaderMap) -> bool {
+    let kinds = headers.get_all(header::ACCEPT);
+    kinds.iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')).any(
+        |kind| {
+            let name = kind.split(';').next().unwrap_or_default();
+            name.trim().eq_ignore_ascii_case("text/event-stream")
+        },
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_asked_for_by_name() {
+        for (value, expected) in [
+            ("text/event-stream", true),
+            ("application/json, Text/Event-Stream;q=0.9", true),
+            ("*/*", false),
+            ("application/json", false),
+            ("", false),
+        ] {
+            let headers: HeaderMap =
+                [(header::ACCEPT, value.parse().expect("parse"))].into_iter().collect();
+            assert_eq!(accepts_events(&headers), expected, "{value}");
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! `/v1/sessions`: open, list, look at, close.
+
+use axum::Json;
+use axum::extract::rejection::PathRejection;
+use axum::extract::{FromRequestParts, Path, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::AppState;
+use super::body::{JsonBody, StrictQuery};
+use super::error::ApiError;
+use crate::runtime::{OpenSession, SessionHandle, SessionState, SessionSummary};
+use crate::types::SessionId;
+
+/// How many sessions a page of the list has where the request does not say.
+const PAGE: usize = 100;
+
+/// How many it has at most.
+const PAGE_MAX: usize = 1000;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Open {
+    agent: Option<String>,
+    id: Option<String>,
+}
+
+pub(super) async fn open(
+    State(state): State<AppState>,
+    JsonBody(Open { agent, id }): JsonBody<Open>,
+) -> Result<Response, ApiError> {
+    let session = state.host.open_session(OpenSession { agent, id }).await?;
+    let id = session.id().as_str();
+    let body = json!({"id": id, "agent": session.agent(), "state": SessionState::Idle});
+    let mut response = (StatusCode::CREATED, Json(body)).into_response();
+    // An id holds nothing that a header could not.
+    if let Ok(location) = HeaderValue::try_from(format!("/v1/sessions/{id}")) {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    Ok(response)
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct List {
+    state: Option<SessionState>,
+    limit: Option<usize>,
+    after: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct Page {
+    sessions: Vec<SessionSummary>,
+    /// What `after` is for the next page; null on the last one.
+    next: Option<SessionId>,
+}
+
+pub(super) async fn list(
+    State(shared): State<AppState>,
+    StrictQuery(List { state, limit, after }): StrictQuery<List>,
+) -> Result<Response, ApiError> {
+    let limit = limit.unwrap_or(PAGE);
+    if !(1..=PAGE_MAX).contains(&limit) {
+        let message = format!("limit is a number from 1 to {PAGE_MAX}");
+        return Err(ApiError::bad_request("invalid_request", message));
+    }
+    let mut sessions: Vec<SessionSummary> = shared
+        .host
+        .sessions()
+        .into_iter()
+        .filter(|session| after.as_deref().is_none_or(|after| session.id.as_str() > after))
+        .filter(|session| state.is_none_or(|state| session.state == state))
+        .take(limit + 1)
+        .collect();
+    let more = sessions.len() > limit;
+    sessions.truncate(limit);
+    let next = sessions.last().filter(|_| more).map(|session| session.id.clone());
+    Ok(Json(Page { sessions, next }).into_response())
+}
+
+pub(super) async fn snapshot(KnownSession(session): KnownSession) -> Result<Response, ApiError> {
+    Ok(Json(session.snapshot().await?).into_response())
+}
+
+pub(super) async fn close(KnownSession(session): KnownSession) -> Result<Response, ApiError> {
+    session.close().await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// The session that the path names.
+#[derive(Debug)]
+pub(super) struct KnownSession(pub(super) SessionHandle);
+
+impl FromRequestParts<AppState> for KnownSession {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
+        let path: Result<Path<String>, PathRejection> =
+            Path::from_request_parts(parts, state).await;
+        let Ok(Path(text)) = path else { return Err(ApiError::no_such_session("")) };
+        // What cannot be an id is the id of nobody.
+        SessionId::parse(&text)
+            .ok()
+            .and_then(|id| state.host.session(&id))
+            .map(Self)
+            .ok_or_else(|| ApiError::no_such_session(&crate::types::excerpt(&text, 64)))
+    }
+}

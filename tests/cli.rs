@@ -1,0 +1,368 @@
+//! The binary: what it prints where, and its exit status.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use callsheet::rehearsal::{Rehearsal, Script};
+use serde_json::{Value, json};
+
+const PROMPT: &str = "What time is it in Tokyo and in Beijing, and what is 17 % of 2,350?";
+
+/// A folder of its own for a test, so that no `callsheet.toml` lies about.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("cli-{name}"));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+
+    fn with(self, file: &str, text: &str) -> Self {
+        std::fs::write(self.0.join(file), text).unwrap();
+        self
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_callsheet"));
+        command.args(args).current_dir(&self.0).stdin(Stdio::null());
+        for name in ["CALLSHEET_TOKEN", "CALLSHEET_STREAM", "CALLSHEET_MULTI_TOOL_CALLS"] {
+            command.env_remove(name);
+        }
+        command.env_remove("CALLSHEET_LOG").env_remove("RUST_LOG");
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().unwrap()
+    }
+
+    fn start(&self, args: &[&str]) -> Child {
+        self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn events(output: &Output) -> Vec<Value> {
+    stdout(output).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn signal(child: &Child, name: &str) {
+    let sent = Command::new("kill").args([&format!("-{name}"), &child.id().to_string()]).status();
+    assert!(sent.unwrap().success());
+}
+
+#[test]
+fn a_prompt_is_answered_offline_with_the_answer_alone_on_stdout() {
+    let output = Folder::new("answer").run(&["run", PROMPT]);
+    let (out, err) = (stdout(&output), stderr(&output));
+    assert_eq!(output.status.code(), Some(0), "{err}");
+    assert!(out.contains("399.5") && out.ends_with('\n'), "{out}");
+    assert!(!out.contains('✓') && !err.contains('\x1b'), "{out}{err}");
+    assert!(err.starts_with("callsheet: the offline rehearsal model answers"), "{err}");
+    let calls: Vec<&str> = err.lines().filter(|line| line.starts_with('✓')).collect();
+    assert_eq!(calls.len(), 3, "{err}");
+    assert!(calls[0].starts_with("✓ clock {\"zone\":\"Asia/Tokyo\"}"), "{err}");
+    assert!(calls[2].contains("399.5"), "{err}");
+}
+
+#[test]
+fn events_are_printed_as_json_one_a_line() {
+    let folder = Folder::new("json");
+    let output = folder.run(&["run", "--json", "--execution", "parallel", PROMPT]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let events = events(&output);
+    let (first, last) = (events.first().unwrap(), events.last().unwrap());
+    assert_eq!(
+        (&first["type"], &first["execution"]),
+        (&json!("stream_start"), &json!("parallel:16"))
+    );
+    assert_eq!((&last["type"], &last["run_end"]), (&json!("stream_end"), &json!("answered")));
+    assert_eq!(events.iter().filter(|event| event["type"] == "tool_result").count(), 3);
+}
+
+#[test]
+fn flags_and_environment_choose_how_it_is_answered() {
+    let folder = Folder::new("flags");
+    // How many calls the first response made that were run.
+    let results = |args: &[&str], env: Option<(&str, &str)>| {
+        let mut command = folder.command(&[&["run", "--json"], args, &[PROMPT]].concat());
+        command.envs(env);
+        let output = command.output().unwrap();
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        let events = events(&output);
+        let first = |event: &&Value| event["type"] == "tool_result" && event["turn"] == 1;
+        events.iter().filter(first).count()
+    };
+    assert_eq!(results(&["--stream", "false"], None), 3);
+    assert_eq!(results(&["--multi-tool-calls", "false"], None), 1);
+    assert_eq!(results(&[], Some(("CALLSHEET_MULTI_TOOL_CALLS", "false"))), 1);
+    assert_eq!(results(&["--tools", "calc*"], None), 1);
+    assert_eq!(results(&["--tools", ""], None), 0);
+}
+
+#[test]
+fn bad_usage_and_configuration_are_one_line_and_status_2() {
+    let folder = Folder::new("usage")
+        .with("key.toml", "[models.m]\nbase_url='http://h/v1'\nmodel='x'\napi_key_env='NO_KEY'\n")
+        .with("typo.toml", "\n[agents.default.limits]\nmax_turn = 3\n");
+    std::fs::write(folder.0.join("latin.toml"), b"# \xe9\n").unwrap();
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let taken = other.local_addr().unwrap().to_string();
+    for (args, part) in [
+        (vec!["--nothing"], "unexpected argument '--nothing'"),
+        (vec!["nothing"], "unrecognized subcommand 'nothing'"),
+        (vec!["run"], "<PROMPT>"),
+        (vec!["run", "--execution", "both", "x"], "execution is \"sequential\""),
+        (vec!["run", "--stream", "maybe", "x"], "invalid value 'maybe'"),
+        (vec!["run", "--agent", "nobody", "x"], "no agent is called \"nobody\" (known: default)"),
+        (vec!["run", "--model", "nobody", "x"], "no model is called \"nobody\""),
+        (vec!["run", "--tools", "clok", "x"], "--tools: no tool is called \"clok\" (known: calc"),
+        (vec!["run", "--base-url", "h", "--model", "m", "x"], "--base-url: \"h\" is no address"),
+        (vec!["run", "--rehearsal", "--model", "m", "x"], "cannot be used with"),
+        (vec!["run", "--config", "none.toml", "x"], "read none.toml: No such file"),
+        (vec!["serve", "--config", "."], "read .: "),
+        (vec!["--config", "latin.toml", "--check"], "read latin.toml: it is no UTF-8 text"),
+        (
+            vec!["--config", "typo.toml", "--check"],
+            "typo.toml:3: agents.default.limits.max_turn: unknown key (did you mean max_turns?)",
+        ),
+        (
+            vec!["run", "--config", "key.toml", "x"],
+            "key.toml:4: models.m.api_key_env: the environment variable NO_KEY is not set",
+        ),
+        (vec!["--listen", "0.0.0.0:0"], "is not loopback and needs a token"),
+        (vec!["--listen", "nowhere"], "is an address with a port"),
+        (vec!["--listen", &taken], "another program uses this address"),
+        (vec!["--log-format", "xml"], "a log format is \"text\" or \"json\""),
+        (vec!["decode", "--wire", "smoke"], "unknown wire"),
+        (vec!["decode", "--wire", "openai-chat", "none.sse"], "none.sse"),
+    ] {
+        let output = folder.run(&args);
+        let err = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {err}");
+        assert_eq!(err.lines().count(), 1, "{args:?}: {err}");
+        assert!(err.starts_with("callsheet: ") && err.contains(part), "{args:?}: {err}");
+        assert_eq!(stdout(&output), "", "{args:?}");
+    }
+    drop(other);
+}
+
+#[test]
+fn the_file_at_hand_is_read_and_checked() {
+    let text = "[agents.writer]\nmodel = 'rehearsal'\ntools = ['clock']\n";
+    let folder = Folder::new("check").with("callsheet.toml", text);
+    let output = folder.run(&["serve", "--check"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "callsheet.toml: fine (models: 1, agents: 1)\n");
+    let output = folder.run(&["run", "--json", PROMPT]);
+    assert_eq!(events(&output)[0]["agent"], "writer");
+}
+
+#[test]
+fn help_is_no_error() {
+    let folder = Folder::new("help");
+    for (args, part) in [
+        (vec!["--help"], "Commands:"),
+        (vec!["serve", "--help"], "--log-format"),
+        (vec!["run", "--help"], "--multi-tool-calls"),
+        (vec!["decode", "--help"], "--framing"),
+    ] {
+        let output = folder.run(&args);
+        assert_eq!(output.status.code(), Some(0), "{args:?}");
+        assert!(stdout(&output).contains(part), "{args:?}: {}", stdout(&output));
+        assert_eq!(stderr(&output), "", "{args:?}");
+    }
+}
+
+#[test]
+fn runs_that_do_not_end_well_say_so_by_status() {
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let model = format!("[models.m]\nbase_url='http://{closed}/v1'\nmodel='x'\nmax_attempts=1\n");
+    let folder = Folder::new("ends")
+        .with("failed.toml", &model)
+        .with("turns.toml", "[agents.a]\ntools=['*']\n[agents.a.limits]\nmax_turns=1\n");
+    let failed = folder.run(&["run", "--config", "failed.toml", "x"]);
+    assert_eq!(failed.status.code(), Some(1), "{}", stderr(&failed));
+    assert!(stderr(&failed).lines().any(|line| line.starts_with("callsheet: ")));
+    let turns = folder.run(&["run", "--config", "turns.toml", PROMPT]);
+    assert_eq!(turns.status.code(), Some(3), "{}", stderr(&turns));
+}
+
+/// A model that begins an answer and then waits.
+async fn held() -> Rehearsal {
+    let script = json!({"responses": [
+        {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]}
+    ]});
+    let script: Script = serde_json::from_value(script).unwrap();
+    Rehearsal::with_script(script).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_interrupt_stops_the_run_and_says_so() {
+    let model = held().await;
+    let folder = Folder::new("interrupt");
+    let url = model.base_url();
+    let mut child = folder.start(&["run", "--json", "--base-url", &url, "--model", "m", "x"]);
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let first_text = lines.find(|line| line.as_ref().unwrap().contains("content_delta"));
+    assert!(first_text.is_some(), "the answer began");
+    signal(&child, "INT");
+    let last: Value = serde_json::from_str(&lines.last().unwrap().unwrap()).unwrap();
+    assert_eq!((&last["type"], &last["run_end"]), (&json!("stream_end"), &json!("stopped")));
+    assert_eq!(last["text"], "Now ", "what had come is kept");
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+
+    // And for people, without events.
+    let model = held().await;
+    let url = model.base_url();
+    let child = folder.start(&["run", "--base-url", &url, "--model", "m", "x"]);
+    model.gate_reached("middle").await;
+    signal(&child, "INT");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
+    assert!(stderr(&output).contains("stopped: "), "{}", stderr(&output));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_that_leaves_ends_the_run_without_a_panic() {
+    let model = held().await;
+    let folder = Folder::new("pipe");
+    let url = model.base_url();
+    let mut child = folder.start(&["run", "--json", "--base-url", &url, "--model", "m", "x"]);
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stderr(&output), "");
+}
+
+/// A host that listens, with its address and the rest of what it says on stderr.
+struct Served {
+    child: Child,
+    addr: SocketAddr,
+    err: BufReader<std::process::ChildStderr>,
+    banner: String,
+}
+
+fn serve(folder: &Folder, args: &[&str]) -> Served {
+    let mut child = folder.start(&[&["serve", "--listen", "127.0.0.1:0"], args].concat());
+    let mut err = BufReader::new(child.stderr.take().unwrap());
+    let mut banner = String::new();
+    while !banner.contains("Ctrl-C") {
+        assert!(err.read_line(&mut banner).unwrap() > 0, "the banner broke off: {banner}");
+    }
+    let rest = banner.split("listening on http://").nth(1).expect("the banner names its address");
+    let addr = rest.split_whitespace().next().unwrap().parse().unwrap();
+    Served { child, addr, err, banner }
+}
+
+fn ask(addr: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(addr).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn post(path: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
+         content-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+    )
+}
+
+#[test]
+fn a_host_serves_until_it_is_told_to_stop() {
+    for name in ["TERM", "INT"] {
+        let folder = Folder::new(&format!("serve-{name}"));
+        let Served { mut child, addr, mut err, banner } = serve(&folder, &[]);
+        assert!(banner.contains("the offline rehearsal model"), "{banner}");
+        assert!(banner.contains("callsheet run ") && banner.contains("curl "), "{banner}");
+        let opened = ask(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
+        assert!(opened.starts_with("HTTP/1.1 201 "), "{opened}");
+        let body = format!("{{\"input\":{PROMPT:?},\"wait\":true}}");
+        let answered = ask(addr, &post("/v1/sessions/s/runs", &body));
+        assert!(answered.contains("399.5"), "{answered}");
+        signal(&child, name);
+        let mut rest = String::new();
+        err.read_to_string(&mut rest).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{rest}");
+        assert!(TcpStream::connect(addr).is_err(), "nobody listens any more");
+    }
+}
+
+#[test]
+fn a_host_whose_log_nobody_reads_goes_on() {
+    let folder = Folder::new("serve-closed");
+    let Served { mut child, addr, err, .. } = serve(&folder, &[]);
+    drop(err);
+    ask(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
+    for _ in 0..2 {
+        let body = format!("{{\"input\":{PROMPT:?},\"wait\":true}}");
+        let answered = ask(addr, &post("/v1/sessions/s/runs", &body));
+        assert!(answered.contains("\"run_end\":\"answered\""), "{answered}");
+    }
+    signal(&child, "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_host_that_is_stopped_answers_what_runs() {
+    let model = held().await;
+    let folder = Folder::new("serve-run").with("c.toml", "[host]\nshutdown_grace = '0s'\n");
+    let url = model.base_url();
+    let args = ["--config", "c.toml", "--base-url", &url, "--model", "m"];
+    let Served { mut child, addr, mut err, .. } = serve(&folder, &args);
+    let report = tokio::task::spawn_blocking(move || {
+        ask(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
+        ask(addr, &post("/v1/sessions/s/runs", "{\"input\":\"x\",\"wait\":true}"))
+    });
+    model.gate_reached("middle").await;
+    signal(&child, "TERM");
+    let report = report.await.unwrap();
+    assert!(report.contains("\"run_end\":\"interrupted\""), "{report}");
+    let mut rest = String::new();
+    err.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0), "{rest}");
+}
+
+#[test]
+fn logs_may_be_json() {
+    let folder = Folder::new("logs");
+    let Served { mut child, addr, mut err, .. } = serve(&folder, &["--log-format", "json"]);
+    ask(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
+    let body = format!("{{\"input\":{PROMPT:?},\"wait\":true}}");
+    ask(addr, &post("/v1/sessions/s/runs", &body));
+    signal(&child, "TERM");
+    let mut rest = String::new();
+    err.read_to_string(&mut rest).unwrap();
+    child.wait().unwrap();
+    let lines: Vec<Value> =
+        rest.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    assert!(lines.iter().any(|line| line["message"] == "tool_calls_detected"), "{rest}");
+}
+
+#[test]
+fn a_recording_is_decoded() {
+    let folder = Folder::new("decode").with(
+        "r.sse",
+        "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"},\"finish_reason\":\"stop\"}]}\n\n\
+         data: [DONE]\n\n",
+    );
+    let output = folder.run(&["decode", "--wire", "openai-chat", "r.sse"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let decoded: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(decoded["text"], "hi");
+}

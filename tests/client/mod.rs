@@ -1,0 +1,185 @@
+//! HTTP as bytes, so that a test says exactly what is sent; and a host to send it to.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![expect(dead_code, reason = "each test uses its part")]
+
+use std::net::SocketAddr;
+
+use callsheet::config::{BaseUrl, Config};
+use callsheet::rehearsal::{Rehearsal, Script};
+use callsheet::runtime::{Host, HostSetup};
+use callsheet::server::{self, ServerHandle, ServerOptions};
+use callsheet::tool::{BuiltinOptions, builtin};
+use serde_json::Value;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+
+/// A host behind its API, with a scripted model.
+pub(crate) struct Service {
+    pub(crate) host: Host,
+    pub(crate) server: ServerHandle,
+    pub(crate) model: Rehearsal,
+}
+
+impl Service {
+    /// With a script as JSON and the offline configuration.
+    pub(crate) async fn start(script: Value) -> Self {
+        Self::start_with(script, "", ServerOptions::default()).await
+    }
+
+    /// With a script, the text of a configuration, and the server's options.
+    pub(crate) async fn start_with(script: Value, config: &str, options: ServerOptions) -> Self {
+        let script: Script = serde_json::from_value(script).unwrap();
+        let model = Rehearsal::with_script(script).await.unwrap();
+        let mut config = Config::parse(config, "test.toml", &|_| None).unwrap();
+        config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
+        let tools = builtin(&BuiltinOptions::default()).unwrap();
+        let host = Host::start(HostSetup { config, tools }).await.unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = server::serve(listener, host.clone(), options).unwrap();
+        Self { host, server, model }
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.server.addr()
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.send(&format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await
+    }
+
+    pub(crate) async fn delete(&self, path: &str) -> Answer {
+        self.send(&format!("DELETE {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
+        self.send(&post(path, "", &body.to_string())).await
+    }
+
+    /// Sends a request as it is but for `connection: close`, and reads the whole answer.
+    pub(crate) async fn send(&self, request: &str) -> Answer {
+        let request = request.replacen("\r\n", "\r\nconnection: close\r\n", 1);
+        let mut stream = Reading::open(self.addr(), &request).await;
+        stream.read_rest().await;
+        Answer::parse(&stream.bytes)
+    }
+
+    /// Starts a run and reads its events as they come.
+    pub(crate) async fn watch(&self, session: &str, input: &str) -> Reading {
+        let body = serde_json::json!({"input": input}).to_string();
+        let path = format!("/v1/sessions/{session}/runs");
+        Reading::open(self.addr(), &post(&path, "accept: text/event-stream\r\n", &body)).await
+    }
+}
+
+/// A request with a JSON body and further header lines.
+pub(crate) fn post(path: &str, headers: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+         content-length: {length}\r\n{headers}\r\n{body}"
+    )
+}
+
+/// A connection and what has come over it.
+pub(crate) struct Reading {
+    stream: TcpStream,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Reading {
+    pub(crate) async fn open(addr: SocketAddr, request: &str) -> Self {
+        let mut stream = TcpStream::connect(addr).await.unwrap();
+        stream.write_all(request.as_bytes()).await.unwrap();
+        Self { stream, bytes: Vec::new() }
+    }
+
+    /// Reads until the text has come.
+    pub(crate) async fn until(&mut self, text: &str) {
+        while !self.text().contains(text) {
+            assert!(self.more().await, "{text:?} never came, but {:?}", self.text());
+        }
+    }
+
+    /// Reads until the connection ends.
+    pub(crate) async fn read_rest(&mut self) {
+        while self.more().await {}
+    }
+
+    pub(crate) fn text(&self) -> String {
+        String::from_utf8_lossy(&self.bytes).into_owned()
+    }
+
+    async fn more(&mut self) -> bool {
+        let mut buffer = vec![0; 16 * 1024];
+        // A server that closes with unread bytes of ours may reset the connection.
+        let read = self.stream.read(&mut buffer).await.unwrap_or(0);
+        self.bytes.extend_from_slice(&buffer[..read]);
+        read > 0
+    }
+}
+
+/// An answer that is whole.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) head: String,
+    pub(crate) body: String,
+}
+
+impl Answer {
+    fn parse(bytes: &[u8]) -> Self {
+        let text = String::from_utf8(bytes.to_vec()).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").expect("an answer has a head");
+        let head = head.to_ascii_lowercase();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        let chunked = head.contains("transfer-encoding: chunked");
+        let body = if chunked { unchunked(body) } else { body.to_owned() };
+        Self { status, head, body }
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        serde_json::from_str(&self.body).expect("the body is JSON")
+    }
+
+    /// The value of a header, in lower case.
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
+    }
+
+    /// Status and `error.code` of an answer that is an error as errors are here.
+    pub(crate) fn error(&self) -> (u16, String) {
+        let json = self.json();
+        assert_eq!(self.header("content-type"), Some("application/json"), "{self:?}");
+        assert_eq!(json.as_object().unwrap().len(), 1, "{self:?}");
+        assert!(!json["error"]["message"].as_str().unwrap().is_empty(), "{self:?}");
+        (self.status, json["error"]["code"].as_str().unwrap().to_owned())
+    }
+
+    /// The types and data of an event stream.
+    pub(crate) fn events(&self) -> Vec<(String, Value)> {
+        let events = self.body.split("\n\n").filter(|event| event.starts_with("event: "));
+        events
+            .map(|event| {
+                let (kind, data) = event.split_once('\n').unwrap();
+                let data = data.strip_prefix("data: ").unwrap();
+                let kind = kind.strip_prefix("event: ").unwrap().to_owned();
+                (kind, serde_json::from_str(data).unwrap())
+            })
+            .collect()
+    }
+}
+
+fn unchunked(mut text: &str) -> String {
+    let mut whole = String::new();
+    while let Some((size, rest)) = text.split_once("\r\n") {
+        let size = usize::from_str_radix(size.trim(), 16).unwrap();
+        whole.push_str(&rest[..size]);
+        text = rest[size..].strip_prefix("\r\n").unwrap();
+    }
+    whole
+}
+
+/// The whole answer that a reading holds.
+pub(crate) fn answer(reading: &Reading) -> Answer {
+    Answer::parse(&reading.bytes)
+}

@@ -1,0 +1,212 @@
+//! Runs over HTTP: as events, as a report, as a promise; stopping them, leaving them, shutting
+//! down under them.
+
+mod client;
+
+use client::{Service, answer};
+use serde_json::{Value, json};
+
+/// A turn with two calls, then an answer.
+fn two_calls() -> Value {
+    json!({"responses": [
+        {"text": ["Let me look."], "calls": [
+            {"name": "calculator", "arguments": {"expression": "6 * 7"}},
+            {"name": "calculator", "arguments": {"expression": "1 + 1"}}]},
+        {"text": ["It is ", "42."]}
+    ]})
+}
+
+/// An answer that waits in its middle until the test lets it go on.
+fn held() -> Value {
+    json!({"responses": [
+        {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
+        {"text": ["Later."]}
+    ]})
+}
+
+async fn service(script: Value) -> Service {
+    let service = Service::start(script).await;
+    assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
+    service
+}
+
+#[tokio::test]
+async fn a_run_is_watched_from_its_first_event_to_its_last() {
+    let service = service(two_calls()).await;
+    let mut reading = service.watch("s", "What is 6 * 7?").await;
+    reading.until("event: stream_end").await;
+    reading.until("0\r\n\r\n").await;
+    let answer = answer(&reading);
+    assert_eq!(answer.status, 200);
+    assert_eq!(answer.header("content-type"), Some("text/event-stream"));
+    let events = answer.events();
+    for (kind, data) in &events {
+        assert_eq!(data["type"], **kind);
+        assert_eq!(data["session_id"], "s");
+    }
+    let of = |kind: &str| -> Vec<&Value> {
+        events.iter().filter(|(k, _)| k == kind).map(|(_, data)| data).collect()
+    };
+    assert_eq!(events.first().unwrap().0, "stream_start");
+    assert_eq!(events.last().unwrap().0, "stream_end");
+    let results: Vec<&Value> = of("tool_result").iter().map(|r| &r["output_summary"]).collect();
+    assert_eq!(results, ["42", "2"]);
+    let text: String = of("content_delta").iter().map(|d| d["text"].as_str().unwrap()).collect();
+    assert_eq!(text, "Let me look.It is 42.");
+    assert_eq!(of("stream_end")[0]["run_end"], "answered");
+    assert_eq!(of("stream_end")[0]["text"], "It is 42.");
+}
+
+#[tokio::test]
+async fn a_run_is_awaited() {
+    let service = service(two_calls()).await;
+    let answer =
+        service.post("/v1/sessions/s/runs", json!({"input": "6 * 7?", "wait": true})).await;
+    assert_eq!(answer.status, 200);
+    let report = answer.json();
+    assert_eq!(report["run_end"], "answered");
+    assert_eq!(report["text"], "It is 42.");
+    assert_eq!(report["error"], json!(null));
+    assert_eq!(report["turns"], 2);
+    let results: Vec<&Value> =
+        report["calls"].as_array().unwrap().iter().map(|call| &call["result"]).collect();
+    assert_eq!(results, ["42", "2"]);
+    let roles: Vec<&Value> =
+        report["messages"].as_array().unwrap().iter().map(|m| &m["role"]).collect();
+    assert_eq!(roles, ["user", "assistant", "tool", "tool", "assistant"]);
+    let history = service.get("/v1/sessions/s").await.json();
+    assert_eq!(history["messages"], report["messages"]);
+}
+
+#[tokio::test]
+async fn a_run_goes_on_unwatched_and_excludes_others() {
+    let service = service(held()).await;
+    let begun = service.post("/v1/sessions/s/runs", json!({"input": "go"})).await;
+    assert_eq!(begun.status, 202);
+    let begun = begun.json();
+    assert!(begun["run_id"].as_str().unwrap().starts_with("run_"), "{begun}");
+    assert!(begun["seq"].as_u64().unwrap() > 0, "{begun}");
+    service.model.gate_reached("middle").await;
+    let snapshot = service.get("/v1/sessions/s").await.json();
+    assert_eq!(
+        (&snapshot["state"], &snapshot["run"]["run_id"]),
+        (&json!("running"), &begun["run_id"])
+    );
+    let listed = service.get("/v1/sessions?state=running").await.json();
+    assert_eq!(listed["sessions"][0]["id"], "s");
+    let other = service.post("/v1/sessions/s/runs", json!({"input": "and"})).await;
+    assert_eq!(other.error(), (409, "run_in_progress".to_owned()));
+    service.model.release("middle");
+    until_idle(&service).await;
+    let messages = service.get("/v1/sessions/s").await.json()["messages"].clone();
+    assert_eq!(messages[1]["content"], "Now then.");
+}
+
+#[tokio::test]
+async fn closing_the_stream_does_not_stop_the_run() {
+    let service = service(held()).await;
+    let mut reading = service.watch("s", "go").await;
+    reading.until("\"text\":\"Now \"").await;
+    drop(reading);
+    service.model.gate_reached("middle").await;
+    assert_eq!(service.get("/v1/sessions/s").await.json()["state"], "running");
+    service.model.release("middle");
+    until_idle(&service).await;
+    let messages = service.get("/v1/sessions/s").await.json()["messages"].clone();
+    assert_eq!(messages[1]["content"], "Now then.");
+}
+
+#[tokio::test]
+async fn a_run_is_stopped() {
+    let service = service(held()).await;
+    let mut reading = service.watch("s", "go").await;
+    reading.until("\"text\":\"Now \"").await;
+    let stop = json!({"mode": "now"});
+    let stopped = service.post("/v1/sessions/s/stop", stop.clone()).await;
+    assert_eq!((stopped.status, stopped.json()["mode"].clone()), (202, json!("now")));
+    reading.until("0\r\n\r\n").await;
+    let events = answer(&reading).events();
+    let (kind, end) = events.last().unwrap();
+    assert_eq!((kind.as_str(), end["run_end"].clone()), ("stream_end", json!("stopped")));
+    assert_eq!(service.post("/v1/sessions/s/stop", stop).await.status, 202, "it is idempotent");
+    let wrong = service.post("/v1/sessions/s/stop", json!({"mode": "later"})).await;
+    assert_eq!(wrong.error(), (400, "invalid_request".to_owned()));
+    let none = service.post("/v1/sessions/s/stop", json!({})).await;
+    assert_eq!(none.error(), (400, "invalid_request".to_owned()));
+}
+
+#[tokio::test]
+async fn unknown_keys_of_a_run_are_named() {
+    let service = service(json!({})).await;
+    for (body, key) in [
+        (json!({"input": "x", "waits": true}), "`waits`"),
+        (json!({"wait": true}), "`input`"),
+        (json!({"input": 3}), "column"),
+    ] {
+        let answer = service.post("/v1/sessions/s/runs", body.clone()).await;
+        assert_eq!(answer.error(), (400, "invalid_request".to_owned()), "{body}");
+        assert!(answer.body.contains(key), "{answer:?}");
+    }
+    assert_eq!(service.model.received(), 0);
+}
+
+#[tokio::test]
+async fn a_host_that_shuts_down_ends_runs_streams_and_readiness() {
+    let config = "[host]\nshutdown_grace = \"0s\"\n";
+    let service = Service::start_with(held(), config, Default::default()).await;
+    assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
+    let mut reading = service.watch("s", "go").await;
+    reading.until("\"text\":\"Now \"").await;
+    service.host.shutdown().await;
+    reading.until("0\r\n\r\n").await;
+    let events = answer(&reading).events();
+    assert_eq!(events.last().unwrap().1["run_end"], "interrupted");
+    assert_eq!(service.get("/readyz").await.error(), (503, "not_ready".to_owned()));
+    let refused = service.post("/v1/sessions", json!({})).await;
+    assert_eq!(refused.error(), (503, "shutting_down".to_owned()));
+    let addr = service.addr();
+    service.server.shutdown().await;
+    assert!(tokio::net::TcpStream::connect(addr).await.is_err(), "nobody listens any more");
+}
+
+#[tokio::test]
+async fn a_server_that_shuts_down_ends_open_streams() {
+    let service = service(held()).await;
+    let mut reading = service.watch("s", "go").await;
+    reading.until("\"text\":\"Now \"").await;
+    service.server.shutdown().await;
+    reading.read_rest().await;
+    assert!(!reading.text().contains("stream_end"), "the run goes on");
+    assert!(service.host.is_ready());
+}
+
+#[tokio::test]
+async fn a_host_takes_no_more_runs_than_it_may() {
+    let config = "[host]\nmax_concurrent_runs = 1\n";
+    let service = Service::start_with(held(), config, Default::default()).await;
+    for id in ["s", "t"] {
+        assert_eq!(service.post("/v1/sessions", json!({"id": id})).await.status, 201);
+    }
+    let go = json!({"input": "go"});
+    assert_eq!(service.post("/v1/sessions/s/runs", go.clone()).await.status, 202);
+    service.model.gate_reached("middle").await;
+    let full = service.post("/v1/sessions/t/runs", go).await;
+    assert_eq!(full.error(), (429, "host_full".to_owned()));
+    assert_eq!(full.header("retry-after"), Some("1"));
+    service.model.release("middle");
+    until_idle(&service).await;
+    let wait = json!({"input": "go", "wait": true});
+    let answered = service.post("/v1/sessions/t/runs", wait).await;
+    assert_eq!(answered.json()["run_end"], "answered");
+}
+
+/// Waits for the run's end as a client would.
+async fn until_idle(service: &Service) {
+    loop {
+        let run = service.get("/v1/sessions/s").await.json()["run"].clone();
+        if run.is_null() {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+}

@@ -1,0 +1,95 @@
+//! Sessions over HTTP: open, list, look at, close.
+
+mod client;
+
+use callsheet::server::ServerOptions;
+use client::Service;
+use serde_json::json;
+
+#[tokio::test]
+async fn a_session_is_opened_seen_and_closed() {
+    let service = Service::start(json!({})).await;
+    let opened = service.post("/v1/sessions", json!({"id": "s-1", "agent": "default"})).await;
+    assert_eq!(opened.status, 201);
+    assert_eq!(opened.header("location"), Some("/v1/sessions/s-1"));
+    let summary = json!({"id": "s-1", "agent": "default", "state": "idle"});
+    assert_eq!(opened.json(), summary);
+    let snapshot = service.get("/v1/sessions/s-1").await;
+    assert_eq!(snapshot.status, 200);
+    let snapshot = snapshot.json();
+    for (key, value) in summary.as_object().unwrap() {
+        assert_eq!(snapshot[key], *value, "{key}");
+    }
+    assert_eq!(snapshot["messages"], json!([]));
+    assert_eq!(snapshot["run"], json!(null));
+
+    let closed = service.delete("/v1/sessions/s-1").await;
+    assert_eq!((closed.status, closed.body.as_str()), (204, ""));
+    let gone = (404, "no_such_session".to_owned());
+    assert_eq!(service.get("/v1/sessions/s-1").await.error(), gone);
+    assert_eq!(service.delete("/v1/sessions/s-1").await.error(), gone);
+    let run = service.post("/v1/sessions/s-1/runs", json!({"input": "x"})).await;
+    assert_eq!(run.error(), gone);
+    let stop = service.post("/v1/sessions/s-1/stop", json!({"mode": "now"})).await;
+    assert_eq!(stop.error(), gone);
+}
+
+#[tokio::test]
+async fn what_cannot_be_opened_says_why() {
+    let service = Service::start(json!({})).await;
+    let named = service.post("/v1/sessions", json!({})).await;
+    assert_eq!(named.status, 201);
+    let id = named.json()["id"].as_str().unwrap().to_owned();
+    assert!(!id.is_empty());
+    for (body, status, code) in [
+        (json!({"id": id}), 409, "session_exists"),
+        (json!({"id": "a b"}), 400, "invalid_session_id"),
+        (json!({"id": ""}), 400, "invalid_session_id"),
+        (json!({"id": "x".repeat(65)}), 400, "invalid_session_id"),
+        (json!({"agent": "nobody"}), 400, "unknown_agent"),
+        (json!({"agent": 1}), 400, "invalid_request"),
+        (json!([]), 400, "invalid_request"),
+    ] {
+        let answer = service.post("/v1/sessions", body.clone()).await;
+        assert_eq!(answer.error(), (status, code.to_owned()), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn a_host_takes_no_more_than_it_may() {
+    let config = "[host]\nmax_sessions = 1\n";
+    let service = Service::start_with(json!({}), config, ServerOptions::default()).await;
+    assert_eq!(service.post("/v1/sessions", json!({"id": "a"})).await.status, 201);
+    let full = service.post("/v1/sessions", json!({"id": "b"})).await;
+    assert_eq!(full.error(), (429, "host_full".to_owned()));
+    assert_eq!(full.header("retry-after"), Some("1"));
+    assert_eq!(service.delete("/v1/sessions/a").await.status, 204);
+    assert_eq!(service.post("/v1/sessions", json!({"id": "b"})).await.status, 201);
+}
+
+#[tokio::test]
+async fn sessions_are_listed_page_by_page() {
+    let service = Service::start(json!({})).await;
+    for id in ["c", "a", "b"] {
+        assert_eq!(service.post("/v1/sessions", json!({"id": id})).await.status, 201);
+    }
+    let summary = |id: &str| json!({"id": id, "agent": "default", "state": "idle"});
+    for (query, ids, next) in [
+        ("", vec!["a", "b", "c"], None),
+        ("?limit=2", vec!["a", "b"], Some("b")),
+        ("?limit=2&after=b", vec!["c"], None),
+        ("?limit=3", vec!["a", "b", "c"], None),
+        ("?after=c", vec![], None),
+        ("?state=idle", vec!["a", "b", "c"], None),
+        ("?state=running", vec![], None),
+    ] {
+        let sessions: Vec<_> = ids.into_iter().map(summary).collect();
+        let expected = json!({"sessions": sessions, "next": next});
+        let answer = service.get(&format!("/v1/sessions{query}")).await;
+        assert_eq!(answer.json(), expected, "{query}");
+    }
+    for query in ["?limit=0", "?limit=1001", "?limit=x", "?state=asleep"] {
+        let answer = service.get(&format!("/v1/sessions{query}")).await;
+        assert_eq!(answer.error(), (400, "invalid_request".to_owned()), "{query}");
+    }
+}
