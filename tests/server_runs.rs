@@ -75,7 +75,7 @@ async fn a_run_is_awaited() {
         report["messages"].as_array().unwrap().iter().map(|m| &m["role"]).collect();
     assert_eq!(roles, ["user", "assistant", "tool", "tool", "assistant"]);
     let history = service.get("/v1/sessions/s").await.json();
-    assert_eq!(history["messages"], report["messages"]);
+    assert_eq!(history["history"], report["messages"]);
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn a_run_goes_on_unwatched_and_excludes_others() {
     service.model.gate_reached("middle").await;
     let snapshot = service.get("/v1/sessions/s").await.json();
     assert_eq!(
-        (&snapshot["state"], &snapshot["run"]["run_id"]),
+        (&snapshot["state"], &snapshot["current_run"]["run_id"]),
         (&json!("running"), &begun["run_id"])
     );
     let listed = service.get("/v1/sessions?state=running").await.json();
@@ -98,7 +98,7 @@ async fn a_run_goes_on_unwatched_and_excludes_others() {
     assert_eq!(other.error(), (409, "run_in_progress".to_owned()));
     service.model.release("middle");
     until_idle(&service).await;
-    let messages = service.get("/v1/sessions/s").await.json()["messages"].clone();
+    let messages = service.get("/v1/sessions/s").await.json()["history"].clone();
     assert_eq!(messages[1]["content"], "Now then.");
 }
 
@@ -112,7 +112,7 @@ async fn closing_the_stream_does_not_stop_the_run() {
     assert_eq!(service.get("/v1/sessions/s").await.json()["state"], "running");
     service.model.release("middle");
     until_idle(&service).await;
-    let messages = service.get("/v1/sessions/s").await.json()["messages"].clone();
+    let messages = service.get("/v1/sessions/s").await.json()["history"].clone();
     assert_eq!(messages[1]["content"], "Now then.");
 }
 
@@ -203,7 +203,7 @@ async fn a_host_takes_no_more_runs_than_it_may() {
 /// Waits for the run's end as a client would.
 async fn until_idle(service: &Service) {
     loop {
-        let run = service.get("/v1/sessions/s").await.json()["run"].clone();
+        let run = service.get("/v1/sessions/s").await.json()["current_run"].clone();
         if run.is_null() {
             return;
         }
