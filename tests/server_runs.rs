@@ -74,8 +74,8 @@ async fn a_run_is_awaited() {
     let roles: Vec<&Value> =
         report["messages"].as_array().unwrap().iter().map(|m| &m["role"]).collect();
     assert_eq!(roles, ["user", "assistant", "tool", "tool", "assistant"]);
-    let history = service.get("/v1/sessions/s").await.json();
-    assert_eq!(history["history"], report["messages"]);
+    let snapshot = service.get("/v1/sessions/s").await.json();
+    assert_eq!(snapshot["history"], report["messages"]);
 }
 
 #[tokio::test]
@@ -203,8 +203,8 @@ async fn a_host_takes_no_more_runs_than_it_may() {
 /// Waits for the run's end as a client would.
 async fn until_idle(service: &Service) {
     loop {
-        let run = service.get("/v1/sessions/s").await.json()["current_run"].clone();
-        if run.is_null() {
+        let snapshot = service.get("/v1/sessions/s").await.json();
+        if snapshot["state"] == "idle" && snapshot["current_run"].is_null() {
             return;
         }
         tokio::task::yield_now().await;
