@@ -1,12 +1,79 @@
-//! Callsheet hosts LLM agents as a long-running service.
+//! Callsheet hosts LLM agents as a long-running service. Many sessions live in one process; in
+//! each, a model's response is read as a stream, every tool call in it becomes a supervised
+//! actor, and the results go back to the model in call order.
+//!
+//! This page is the architecture. For how to use it, read the README.
+//!
+//! # The way of the data
+//!
+//! ```text
+//!   HTTP body ──> StreamActor ──────── Vec<Delta> ────────> AccumulatorActor ──> ToolSupervisor
+//!                 runtime/stream.rs    one awaited call     owns the Turn         one linked
+//!                 wire/: bytes, SSE,   a chunk: that is     turn/: seals,         ToolActor a
+//!                 dialect              the backpressure     admission, schedule   call
+//!                                                              │        ^              │
+//!                        Record ──> SessionLog ──> durable ────┤        └─ ToolFinished┘
+//!                                                              │
+//!   SessionActor <── Commit(TurnRecord) ───────────────────────┘
+//!   owns History and Run; asks for the next turn, or ends the run
+//!
+//!   Emit(Event) ──> telemetry/: metrics, logs, subscribers ──> server/: SSE, /metrics
+//! ```
+//!
+//! # Machines and shells
+//!
+//! Two kinds of code. **Machines** ([`wire`], [`turn`], [`context`] and the nouns below them) are
+//! pure: no async, no clock, no randomness, no I/O; values go in by `handle_*`, effects come out
+//! of `poll`, time is an argument. **Shells** ([`runtime`], [`server`], [`cli`]) move values and
+//! decide nothing. Dependencies go down only:
+//!
+//! | layer | modules | know nothing about |
+//! | --- | --- | --- |
+//! | nouns | [`types`], [`message`], [`event`], [`record`], [`config`] | how anything is done |
+//! | machines | [`wire`], [`context`], [`turn`] | HTTP, actors, clocks |
+//! | what tools are | [`tool`] | sessions, models, actors |
+//! | what is kept and told | [`journal`], [`telemetry`] | how a turn is decided |
+//! | shells | [`runtime`] (alone names the actor library), [`rehearsal`], [`server`], [`cli`] | |
+//!
+//! `tests/architecture.rs` enforces the order, the purity, and that no file has more than 400
+//! lines without its tests.
+//!
+//! # What is true of every turn
+//!
+//! 1. Every tool call kept in the history has exactly one outcome, whatever happens: unknown
+//!    tool, bad or cut-off arguments, limit, duplicate, panic, timeout, stop, the death of an
+//!    actor. A late outcome is dropped and counted.
+//! 2. Outcomes are released and committed in call order, whatever the execution and the finishing
+//!    order. Live events come when things happen; the history is in call order.
+//! 3. Only the session actor writes the history. What is sent to a provider always satisfies its
+//!    pairing rule; a last check at request building repairs and *counts*
+//!    (`callsheet_history_repairs_total` stays 0).
+//! 4. Every queue, buffer, argument size, loop and retry has a limit; reaching it is a typed
+//!    outcome.
+//! 5. Machines name no tokio, ractor, reqwest, axum or metrics.
+//! 6. A slow or dead subscriber never delays a turn; a tool's panic ends that call and nothing
+//!    else.
+//!
+//! The tests of [`turn`] visit every state that a turn's surroundings can bring about (deltas,
+//! outcomes, records, timeouts, stops, breaks and crashes in any order) and check these in each.
+//!
+//! # Where to begin
+//!
+//! - To host agents: [`runtime::Host`], [`runtime::SessionHandle`].
+//! - To write a tool: [`tool::Tool`].
+//! - To ask a model without a host: [`runtime::model::ModelClient`].
+//! - To decode a recorded response: [`turn::decode_body`].
 
 pub mod cli;
 pub mod config;
 pub mod context;
 pub mod event;
+pub mod journal;
 pub mod message;
 pub mod record;
 pub mod rehearsal;
+pub mod runtime;
+pub mod server;
 pub mod telemetry;
 pub mod tls;
 pub mod tool;

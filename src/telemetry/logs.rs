@@ -263,7 +263,8 @@ fn filter(variable: impl Fn(&'static str) -> Option<String>) -> Result<EnvFilter
                 .map_err(|error| LogsError::Filter { variable: name, reason: error.to_string() });
         }
     }
-    Ok(EnvFilter::new("info"))
+    // The actor library opens a span per message at `info`.
+    Ok(EnvFilter::new("info,ractor=warn"))
 }
 
 fn subscriber<W>(
@@ -279,6 +280,9 @@ where
         .with_env_filter(filter)
         .with_writer(writer)
         .with_ansi(coloured)
+        // Else a log that nobody reads any more panics whoever logs: a complaint about a line that
+        // cannot be written is itself printed to stderr.
+        .log_internal_errors(false)
         .with_target(false);
     match format {
         LogFormat::Text => Box::new(lines.finish()),

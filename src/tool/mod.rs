@@ -37,6 +37,7 @@ mod calculator;
 mod clock;
 mod context;
 mod http_get;
+mod overrides;
 mod read_file;
 mod registry;
 mod schema;
@@ -45,8 +46,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
+pub use crate::config::{StartPolicy, ToolEffect};
 pub use builtin::{BuiltinError, BuiltinOptions, builtin};
 pub use calculator::Calculator;
 pub use clock::Clock;
@@ -93,28 +94,6 @@ impl ToolError {
     pub fn new(message: impl std::fmt::Display) -> Self {
         Self(message.to_string())
     }
-}
-
-/// Whether anybody outside this process can notice a call.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ToolEffect {
-    /// Nothing outside this process can notice the call: it may start early, and may be repeated.
-    None,
-    /// Somebody may notice: it waits for a good finish, and is never repeated by a retry.
-    #[default]
-    Some,
-}
-
-/// When a sealed call of a tool with effects may start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StartPolicy {
-    /// When the response has ended well.
-    #[default]
-    OnFinish,
-    /// As soon as its own arguments are whole, even if the response should break off later.
-    OnSeal,
 }
 
 /// What a tool is: its name and schema for the model, its manners for the schedule.

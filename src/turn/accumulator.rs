@@ -76,7 +76,9 @@ impl Accumulator {
 
     /// Adds one delta, and says what it did to the calls.
     pub fn push(&mut self, delta: &Delta) -> Changes {
-        let bytes_max = self.limits.text_bytes_max;
+        // After the limit nothing more is taken, or the text would have a gap.
+        let full = self.error.as_ref().is_some_and(|e| e.kind == ProviderErrorKind::TooLarge);
+        let bytes_max = if full { 0 } else { self.limits.text_bytes_max };
         let mut changes = Changes::new();
         let fits = match delta {
             Delta::Text(piece) => append(&mut self.text, piece, bytes_max),
@@ -115,6 +117,7 @@ impl Accumulator {
         };
         if !fits {
             self.error.get_or_insert_with(|| {
+                let bytes_max = self.limits.text_bytes_max;
                 let message = format!("the response holds more than {bytes_max} bytes of text");
                 ProviderError::new(ProviderErrorKind::TooLarge, message)
             });
@@ -238,4 +241,105 @@ fn append(text: &mut String, piece: &str, bytes_max: usize) -> bool {
         text.push_str(piece);
     }
     fits
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::CallPiece;
+
+    fn response(deltas: &[Delta]) -> Accumulator {
+        let limits = AccumulatorLimits { text_bytes_max: 4, ..AccumulatorLimits::default() };
+        let mut response = Accumulator::new(limits);
+        deltas.iter().for_each(|delta| drop(response.push(delta)));
+        response
+    }
+
+    fn finish(kind: FinishKind) -> Delta {
+        Delta::Finish(FinishReason { kind, raw: format!("{kind:?}") })
+    }
+
+    fn call(index: u64) -> Delta {
+        Delta::Call(CallPiece {
+            index: Some(index),
+            name: Some("f".into()),
+            ..CallPiece::default()
+        })
+    }
+
+    fn error(message: &str) -> Delta {
+        Delta::Error(ProviderError::new(ProviderErrorKind::InStream, message))
+    }
+
+    #[test]
+    fn a_response_ends_well_by_its_reason_or_else_by_the_wires_sign() {
+        for (deltas, well) in [
+            (vec![finish(FinishKind::Stop)], true),
+            (vec![finish(FinishKind::ToolCalls)], true),
+            (vec![finish(FinishKind::Other)], true),
+            (vec![finish(FinishKind::Length), Delta::Done], false),
+            (vec![finish(FinishKind::ContentFilter), Delta::Done], false),
+            (vec![finish(FinishKind::Error), Delta::Done], false),
+            (vec![finish(FinishKind::Stop), error("m"), Delta::Done], false),
+            (vec![Delta::Text("a".into())], false),
+            (vec![Delta::Text("a".into()), Delta::Done], true),
+            (vec![], false),
+        ] {
+            assert_eq!(response(&deltas).ended_well(), well, "{deltas:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_good_end_seals_what_is_open() {
+        let mut ended = response(&[call(0), call(1)]);
+        assert_eq!(ended.end(false), []);
+        assert_eq!(ended.calls().iter().map(|c| c.sealed).collect::<Vec<_>>(), [true, false]);
+        assert_eq!(ended.end(true), [Change::Sealed(1)]);
+        assert_eq!(ended.end(true), []);
+    }
+
+    #[test]
+    fn the_wire_may_seal_a_call_itself() {
+        let mut sealed = response(&[call(7)]);
+        assert_eq!(sealed.push(&Delta::Seal { index: 7 }), [Change::Sealed(0)]);
+        assert_eq!(sealed.push(&Delta::Seal { index: 7 }), []);
+        assert_eq!(sealed.push(&Delta::Seal { index: 8 }), []);
+    }
+
+    #[test]
+    fn the_last_reason_and_usage_and_the_first_error_stand() {
+        let usage = |input_tokens, raw: &str| Delta::Usage {
+            usage: Usage { input_tokens, ..Usage::default() },
+            raw: raw.into(),
+        };
+        let response = response(&[
+            finish(FinishKind::ToolCalls),
+            usage(1, "{1}"),
+            error("first"),
+            finish(FinishKind::Stop),
+            usage(2, "{2}"),
+            error("second"),
+        ]);
+        assert_eq!(response.finish().map(|finish| finish.kind), Some(FinishKind::Stop));
+        assert_eq!((response.usage().input_tokens, response.usage_raw()), (2, Some("{2}")));
+        assert_eq!(response.error().map(|error| &*error.message), Some("first"));
+        assert!(response.is_empty() && !response.is_done());
+    }
+
+    #[test]
+    fn too_much_text_is_an_error_of_the_response() {
+        let text = |text: &str| Delta::Text(text.into());
+        let fits = response(&[text("ab"), text("cd"), Delta::Reasoning("abcd".into())]);
+        assert_eq!((fits.text(), fits.reasoning(), fits.error()), ("abcd", "abcd", None));
+        let over = response(&[text("abc"), text("de"), text("f"), finish(FinishKind::Stop)]);
+        assert_eq!(over.text(), "abc");
+        assert_eq!(over.error().map(|error| error.kind), Some(ProviderErrorKind::TooLarge));
+        assert!(!over.ended_well());
+    }
+
+    #[test]
+    fn problems_are_kept_up_to_a_number() {
+        let problem = Delta::Problem(Problem { code: "not_json", detail: "x".into() });
+        assert_eq!(response(&vec![problem; 1000]).problems().len(), PROBLEMS_MAX);
+    }
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 /// What the text of a call's arguments means.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Arguments {
     /// A JSON object, or something that stands for an empty one.
     Object {

@@ -96,19 +96,19 @@ impl Calls {
 
     /// The bucket to which a piece would belong if it begins no call of its own.
     fn place_of(&self, piece: &CallPiece) -> Option<Place> {
-        let same_id = |bucket: &Bucket| piece.id.is_some() && bucket.provider_id == piece.id;
-        match piece.index {
-            Some(_) => {
-                let same_index = |bucket: &Bucket| bucket.wire_index == piece.index;
-                self.find(|bucket| same_index(bucket) && same_id(bucket))
-                    .or_else(|| self.find(same_index))
-                    // Without a name it cannot begin a call, so its id is worth more.
-                    .or_else(|| self.find(same_id).filter(|_| piece.name.is_none()))
+        let same_id = |bucket: &Bucket| bucket.provider_id == piece.id;
+        let same_index = |bucket: &Bucket| bucket.wire_index == piece.index;
+        match (piece.index, &piece.id) {
+            (Some(_), None) => self.find(same_index),
+            (Some(_), Some(_)) => self
+                .find(|bucket| same_index(bucket) && same_id(bucket))
+                .or_else(|| self.find(same_index))
+                // Without a name it cannot begin a call, so its id is worth more.
+                .or_else(|| self.find(same_id).filter(|_| piece.name.is_none())),
+            (None, Some(_)) => {
+                self.find(same_id).or_else(|| self.find(|_| true).filter(|_| piece.name.is_none()))
             }
-            None => self.find(same_id).or_else(|| match (&piece.id, &piece.name) {
-                (Some(_), Some(_)) => None,
-                (None, _) | (_, None) => self.find(|_| true),
-            }),
+            (None, None) => self.find(|_| true),
         }
     }
 
@@ -214,5 +214,185 @@ impl Calls {
             call.sealed = true;
             changes.push(Change::Sealed(at));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Change::{Disturbed, Opened, Sealed};
+    use super::*;
+
+    const LIMITS: AccumulatorLimits =
+        AccumulatorLimits { arguments_bytes_max: 64, calls_max: 3, text_bytes_max: 64 };
+
+    /// Index (`-` for none), id, name and arguments; empty where there is none.
+    type Piece = (char, &'static str, &'static str, &'static str);
+
+    fn run(pieces: &[Piece]) -> (Calls, Changes, Vec<Problem>) {
+        let mut calls = Calls::default();
+        let mut changes = Changes::new();
+        let mut problems = Vec::new();
+        let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
+        for (index, id, name, arguments) in pieces {
+            let piece = CallPiece {
+                index: index.to_digit(10).map(u64::from),
+                id: some(id),
+                name: some(name),
+                arguments: some(arguments),
+                ..CallPiece::default()
+            };
+            problems.extend(calls.push(&piece, &LIMITS, &mut changes));
+        }
+        problems.extend(calls.end());
+        (calls, changes, problems)
+    }
+
+    /// The calls that the pieces make: id, name and arguments of each. No problem is met.
+    #[track_caller]
+    fn check(pieces: &[Piece], expected: &[(&str, &str, &str)]) {
+        let (calls, _, problems) = run(pieces);
+        let found: Vec<_> = calls
+            .kept()
+            .iter()
+            .map(|call| (call.provider_id.as_deref().unwrap_or(""), &*call.name, &*call.raw))
+            .collect();
+        assert_eq!(found, expected);
+        assert_eq!(problems, []);
+        assert!(calls.kept().iter().all(|call| !call.disturbed));
+    }
+
+    #[track_caller]
+    fn check_changes(pieces: &[Piece], expected: &[Change]) {
+        assert_eq!(run(pieces).1, expected);
+    }
+
+    #[test]
+    fn pieces_with_an_index() {
+        let two = [("a", "f", "{}"), ("b", "f", r#"{"x":1}"#)];
+        check(
+            &[
+                ('0', "a", "f", ""),
+                ('0', "", "", "{"),
+                ('0', "", "", "}"),
+                ('1', "b", "f", r#"{"x""#),
+                ('1', "", "", ":1}"),
+            ],
+            &two,
+        );
+        // Gaps, and a first index that is not 0.
+        check(&[('1', "a", "f", "{}"), ('4', "b", "f", r#"{"x":1}"#)], &two);
+        // Id and name on every piece.
+        check(&[('0', "a", "f", ""), ('0', "a", "f", "{}"), ('1', "b", "f", r#"{"x":1}"#)], &two);
+        // An index in use, with a new id and a name.
+        check(&[('0', "a", "f", "{"), ('0', "", "", "}"), ('0', "b", "f", r#"{"x":1}"#)], &two);
+        // Another id on every piece is no new call without a name.
+        check(&[('0', "a", "f", "{"), ('0', "z", "", "}"), ('1', "b", "f", r#"{"x":1}"#)], &two);
+        // The same id under another index.
+        check(
+            &[('0', "a", "f", "{}"), ('1', "a", "f", "{}")],
+            &[("a", "f", "{}"), ("a", "f", "{}")],
+        );
+        // The id comes late.
+        check(&[('0', "", "f", ""), ('0', "a", "", "{}"), ('1', "b", "f", r#"{"x":1}"#)], &two);
+    }
+
+    #[test]
+    fn pieces_without_an_index() {
+        let two = [("a", "f", "{}"), ("b", "g", "{}")];
+        check(&[('-', "a", "f", "{}"), ('-', "b", "g", "{}")], &two);
+        check(
+            &[('-', "a", "f", "{"), ('-', "", "", "}"), ('-', "b", "g", ""), ('-', "b", "", "{}")],
+            &two,
+        );
+        // The index is lost on later pieces, or comes late.
+        check(&[('0', "a", "f", "{"), ('-', "", "", "}"), ('1', "b", "g", "{}")], &two);
+        check(&[('-', "a", "f", "{"), ('0', "a", "", "}"), ('1', "b", "g", "{}")], &two);
+    }
+
+    #[test]
+    fn pieces_without_index_and_id() {
+        check(
+            &[('-', "", "f", "{"), ('-', "", "", "}"), ('-', "", "g", "{"), ('-', "", "", "}")],
+            &[("", "f", "{}"), ("", "g", "{}")],
+        );
+        check(
+            &[('-', "", "f", "{}"), ('-', "", "f", "{}"), ('-', "", "f", r#"{"x":1}"#)],
+            &[("", "f", "{}"), ("", "f", "{}"), ("", "f", r#"{"x":1}"#)],
+        );
+        // The name on every piece.
+        check(
+            &[('-', "", "f", ""), ('-', "", "f", r#"{"x":"#), ('-', "", "f", r#"{}}"#)],
+            &[("", "f", r#"{"x":{}}"#)],
+        );
+        // Whole calls under one index, or under one id.
+        check(&[('0', "", "f", "{}"), ('0', "", "f", "{}")], &[("", "f", "{}"), ("", "f", "{}")]);
+        check(&[('0', "", "f", "{}"), ('0', "", "g", "{}")], &[("", "f", "{}"), ("", "g", "{}")]);
+        check(
+            &[('-', "a", "f", "{}"), ('-', "a", "g", "{}")],
+            &[("a", "f", "{}"), ("a", "g", "{}")],
+        );
+    }
+
+    #[test]
+    fn a_name_may_come_late_but_must_come() {
+        check(&[('0', "a", "", ""), ('0', "", "", "{"), ('0', "", "f", "}")], &[("a", "f", "{}")]);
+        check_changes(&[('0', "a", "", "{"), ('0', "", "f", "}")], &[Opened(0)]);
+        let (calls, changes, problems) =
+            run(&[('0', "a", "f", "{}"), ('1', "b", "", "{}"), ('2', "c", "g", "{}")]);
+        assert_eq!(calls.kept().len(), 2);
+        assert_eq!(changes, [Opened(0), Sealed(0), Opened(1)]);
+        assert_eq!(problems, [Problem { code: "call_without_name", detail: "{}".into() }]);
+        // A piece that says nothing is not even a problem.
+        check(&[('0', "", "", ""), ('-', "", "", " ")], &[]);
+    }
+
+    #[test]
+    fn the_first_name_stands() {
+        let (calls, _, problems) = run(&[('0', "a", "f", ""), ('0', "a", "g", "")]);
+        assert_eq!(calls.kept()[0].name, "f");
+        assert_eq!(problems, [Problem { code: "name_changed", detail: "f -> g".into() }]);
+    }
+
+    #[test]
+    fn a_call_that_opens_seals_the_one_before() {
+        check_changes(
+            &[('0', "a", "f", "{}"), ('1', "b", "f", ""), ('1', "", "", "{}"), ('2', "c", "f", "")],
+            &[Opened(0), Sealed(0), Opened(1), Sealed(1), Opened(2)],
+        );
+    }
+
+    #[test]
+    fn bytes_after_the_seal_disturb_and_blanks_do_not() {
+        let pieces = [('0', "a", "f", "{"), ('1', "b", "f", "{"), ('0', "", "", " ")];
+        check(&pieces, &[("a", "f", "{ "), ("b", "f", "{")]);
+        let pieces = [&pieces[..], &[('0', "", "", "}")]].concat();
+        let (calls, changes, _) = run(&pieces);
+        assert_eq!(changes, [Opened(0), Sealed(0), Opened(1), Disturbed(0)]);
+        assert!(calls.kept()[0].disturbed && !calls.kept()[1].disturbed);
+        assert_eq!(calls.kept()[0].raw, "{ }");
+    }
+
+    #[test]
+    fn one_call_too_many_is_counted_and_touches_no_other() {
+        let (calls, changes, problems) = run(&[
+            ('0', "a", "f", "{}"),
+            ('1', "b", "f", "{}"),
+            ('2', "c", "f", "{}"),
+            ('-', "d", "f", "{"),
+            ('-', "", "", "}"),
+            ('4', "e", "f", "{}"),
+        ]);
+        assert_eq!((calls.kept().len(), calls.excess()), (3, 2));
+        assert!(calls.kept().iter().all(|call| call.raw == "{}" && call.sealed));
+        let expected = [Opened(0), Sealed(0), Opened(1), Sealed(1), Opened(2), Sealed(2)];
+        assert_eq!((&changes[..], &problems[..]), (&expected[..], &[][..]));
+    }
+
+    #[test]
+    fn arguments_end_at_their_limit() {
+        let long = "0123456789012345678901234567890123456789";
+        let (calls, _, _) = run(&[('0', "a", "f", long), ('0', "", "", long), ('0', "", "", "1")]);
+        assert!(calls.kept()[0].oversize);
+        assert_eq!(calls.kept()[0].raw, long);
     }
 }

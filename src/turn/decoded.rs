@@ -65,3 +65,192 @@ fn describe_error(error: &ProviderError) -> Value {
     let kind: &ProviderErrorKind = kind;
     json!({ "message": message, "code": code, "status": status, "kind": kind })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn decode(framing: Framing, body: &str) -> Value {
+        let limits = (DecoderLimits::default(), AccumulatorLimits::default());
+        describe(&decode_body(Wire::OpenaiChat, framing, limits, body.as_bytes()))
+    }
+
+    #[track_caller]
+    fn check(framing: Framing, body: &str, expected: Value) {
+        let mut whole = json!({"text": "", "reasoning": "", "refusal": "", "tool_calls": [],
+            "finish_reason": null, "usage": null, "error": null, "problems": []});
+        for (key, value) in expected.as_object().unwrap() {
+            whole[key] = value.clone();
+        }
+        assert_eq!(decode(framing, body), whole, "{body}");
+    }
+
+    fn call(index: u64, name: &str, raw: &str, arguments: Value, complete: bool) -> Value {
+        json!({"index": index, "id": format!("c{index}"), "name": name, "arguments": arguments,
+            "arguments_raw": raw, "complete": complete, "kind": "function"})
+    }
+
+    const TWO_CALLS: &str = concat!(
+        r#"{"choices":[{"delta":{"content":"a","tool_calls":[{"index":0,"id":"c0","#,
+        r#""function":{"name":"f","arguments":"{}"}},{"index":1,"id":"c1","#,
+        r#""function":{"name":"g","arguments":"{\"x\":"}}]}}]}"#,
+    );
+
+    #[test]
+    fn a_cut_off_response_has_one_complete_call() {
+        let end = r#"{"choices":[{"delta":{},"finish_reason":"length"}],"usage":{"n":1}}"#;
+        let expected = json!({
+            "text": "a",
+            "tool_calls": [call(0, "f", "{}", json!({}), true),
+                call(1, "g", r#"{"x":"#, Value::Null, false)],
+            "finish_reason": "length",
+            "usage": {"n": 1},
+        });
+        check(Framing::JsonLines, &format!("{TWO_CALLS}\r\n{end}"), expected.clone());
+        check(Framing::Sse, &format!("data: {TWO_CALLS}\n\ndata: {end}"), expected.clone());
+        check(Framing::JsonArray, &format!("[{TWO_CALLS},\n{end}]"), expected.clone());
+        check(Framing::Json, &format!("data: {TWO_CALLS}\n\ndata: {end}\n\n"), expected);
+    }
+
+    #[test]
+    fn without_an_ending_the_last_call_is_not_complete() {
+        let whole = r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"c0",
+            "function":{"name":"f","arguments":"{}"}}]}}]}"#
+            .replace('\n', "");
+        let call = |complete| json!({"tool_calls": [call(0, "f", "{}", json!({}), complete)]});
+        check(Framing::Sse, &format!("data: {whole}\n\n"), call(false));
+        check(Framing::Sse, &format!("data: {whole}\n\ndata: [DONE]\n\n"), call(true));
+    }
+
+    #[test]
+    fn a_plain_body_and_a_plain_error() {
+        let body = r#"
+
+            {"object": "chat.completion", "choices": [{"index": 0, "finish_reason": "stop",
+              "message": {"role": "assistant", "content": "hi", "tool_calls": []}}]}"#;
+        let answer = json!({"text": "hi", "finish_reason": "stop"});
+        check(Framing::Json, body, answer.clone());
+        check(Framing::Sse, body.trim(), answer);
+        let error = r#"{"error":{"message":"m","code":"c","status_code":429}}"#;
+        check(
+            Framing::Json,
+            error,
+            json!({"error": {"message": "m", "code": "c", "status": 429, "kind": "in_stream"}}),
+        );
+    }
+
+    #[test]
+    fn a_body_that_is_no_answer_is_an_error() {
+        for body in ["", "<html>", "{}", "[]", r#"{"choices":[{"message""#] {
+            let found = decode(Framing::Json, body);
+            assert_eq!(found["error"]["kind"], "malformed", "{body}: {found}");
+        }
+    }
+
+    #[test]
+    fn limits_are_errors_of_the_response() {
+        let limits = (
+            DecoderLimits { event_bytes_max: 100, body_bytes_max: 100 },
+            AccumulatorLimits::default(),
+        );
+        for framing in [Framing::Sse, Framing::JsonLines, Framing::Json, Framing::JsonArray] {
+            let body = format!("data: {}", "a".repeat(1000));
+            let response = decode_body(Wire::OpenaiChat, framing, limits, body.as_bytes());
+            let kind = response.error().map(|error| error.kind);
+            assert_eq!(kind, Some(ProviderErrorKind::TooLarge), "{framing}");
+        }
+    }
+
+    #[test]
+    fn deep_nesting_and_a_great_many_calls_are_harmless() {
+        let deep = format!(
+            r#"{{"x":{0}{1},"choices":[{{"delta":{{"content":"a","y":{0}{1}}}}}]}}"#,
+            "[".repeat(100_000),
+            "]".repeat(100_000),
+        );
+        assert_eq!(decode(Framing::JsonLines, &deep)["text"], "a");
+        let nested = format!(r#"{{"choices":[{{"delta":{{"content":{}"#, "[".repeat(100_000));
+        assert_eq!(decode(Framing::JsonLines, &nested)["error"]["kind"], "malformed");
+        let call = |n| {
+            format!(
+                r#"{{"choices":[{{"delta":{{"tool_calls":[{{"index":{n},"function":{{"name":"f"}}}}]}}}}]}}"#
+            )
+        };
+        let many: Vec<_> = (0..20_000).map(call).collect();
+        let found = decode(Framing::JsonLines, &many.join("\n"));
+        assert_eq!(found["tool_calls"].as_array().unwrap().len(), 1024);
+    }
+
+    /// What a model might say, and how a service might send it.
+    #[derive(Clone, Debug)]
+    struct Said {
+        texts: Vec<String>,
+        calls: Vec<(String, Vec<String>)>,
+    }
+
+    fn said() -> impl Strategy<Value = Said> {
+        let texts = proptest::collection::vec("[a-z é\"\\\\\n🌍]{0,6}", 0..5);
+        let call = ("[a-z]{1,8}", proptest::collection::vec("[a-z{}\":,🌍 ]{0,8}", 0..4));
+        (texts, proptest::collection::vec(call, 0..4))
+            .prop_map(|(texts, calls)| Said { texts, calls })
+    }
+
+    fn stream(said: &Said, end: &str) -> String {
+        let mut payloads: Vec<Value> =
+            said.texts.iter().map(|text| json!({"content": text})).collect();
+        for (index, (name, pieces)) in said.calls.iter().enumerate() {
+            let id = format!("c{index}");
+            payloads.push(json!({"tool_calls": [{"index": index, "id": id,
+                "function": {"name": name, "arguments": ""}}]}));
+            payloads.extend(pieces.iter().map(
+                |piece| json!({"tool_calls": [{"index": index, "function": {"arguments": piece}}]}),
+            ));
+        }
+        let frame = |delta| format!("data: {}{end}{end}", json!({"choices": [{"delta": delta}]}));
+        payloads.into_iter().map(frame).collect::<String>() + "data: [DONE]" + end + end
+    }
+
+    proptest! {
+        #[test]
+        fn any_split_gives_what_was_said(
+            said in said(),
+            end in prop_oneof![Just("\n"), Just("\r\n"), Just("\r")],
+            cuts in proptest::collection::vec(any::<prop::sample::Index>(), 0..6),
+        ) {
+            let body = stream(&said, end);
+            let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(body.len() + 1)).collect();
+            cuts.extend([0, body.len()]);
+            cuts.sort_unstable();
+            let limits = DecoderLimits::default();
+            let mut decoder = Decoder::new(Wire::OpenaiChat, Framing::Sse, limits);
+            let mut response = Accumulator::new(AccumulatorLimits::default());
+            let mut deltas = Vec::new();
+            for cut in cuts.windows(2) {
+                decoder.push(&body.as_bytes()[cut[0]..cut[1]], &mut deltas).unwrap();
+            }
+            decoder.finish(&mut deltas).unwrap();
+            deltas.iter().for_each(|delta| drop(response.push(delta)));
+            prop_assert!(response.is_done() && response.problems().is_empty());
+            prop_assert_eq!(response.text(), said.texts.concat());
+            let found: Vec<_> = response
+                .calls()
+                .iter()
+                .map(|call| (call.name.clone(), call.raw.clone()))
+                .collect();
+            let calls: Vec<_> =
+                said.calls.iter().map(|(name, pieces)| (name.clone(), pieces.concat())).collect();
+            prop_assert_eq!(found, calls);
+        }
+
+        #[test]
+        fn no_bytes_panic(body in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let limits = (DecoderLimits::default(), AccumulatorLimits::default());
+            for framing in [Framing::Sse, Framing::JsonLines, Framing::Json, Framing::JsonArray] {
+                let found = describe(&decode_body(Wire::OpenaiChat, framing, limits, &body));
+                prop_assert_eq!(found["tool_calls"].as_array().map(Vec::len), Some(0));
+            }
+        }
+    }
+}

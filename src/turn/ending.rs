@@ -11,7 +11,8 @@ use crate::types::{FinishKind, ProviderError, ProviderErrorKind};
 /// # Errors
 /// It broke: why, as the next attempt is told.
 pub(super) fn judge(response: &Accumulator, end: ResponseEnd) -> Result<Ending, ProviderError> {
-    if let ResponseEnd::Failed(error) = end {
+    // What breaks after the finish reason cannot have taken anything away.
+    if let (ResponseEnd::Failed(error), None) = (end, response.finish()) {
         return Err(error);
     }
     if let Some(error) = response.error() {

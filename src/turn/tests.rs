@@ -398,6 +398,14 @@ fn the_end_of_the_stream_is_no_good_finish_but_the_wires_own_sign_is() {
 }
 
 #[test]
+fn what_breaks_after_the_finish_reason_takes_nothing_away() {
+    let mut driver = Driver::with(rules(PARALLEL));
+    driver.deltas([call(0, "effect", "{}"), finish(FinishKind::ToolCalls)]).broken();
+    driver.started(&["effect#0"]);
+    assert_eq!(driver.requests.len(), 1);
+}
+
+#[test]
 fn a_call_without_a_name_and_nothing_else_is_a_malformed_response() {
     let nameless = || {
         let arguments = Some("{}".to_owned());

@@ -138,11 +138,15 @@ fn take_event(dialect: &mut OpenaiChat, event: &SseEvent<'_>, out: &mut Vec<Delt
 }
 
 fn take_text(dialect: &mut OpenaiChat, bytes: &[u8], out: &mut Vec<Delta>) {
-    let text = String::from_utf8_lossy(bytes);
-    if matches!(text, std::borrow::Cow::Owned(_)) {
-        out.push(not_utf8(&text));
+    let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
+    match std::str::from_utf8(bytes) {
+        Ok(text) => dialect.payload("", text, out),
+        Err(_) => {
+            let text = String::from_utf8_lossy(bytes);
+            out.push(not_utf8(&text));
+            dialect.payload("", &text, out);
+        }
     }
-    dialect.payload("", text.trim_start_matches('\u{FEFF}'), out);
 }
 
 /// Reads a whole body; an end without an error is the wire's sign that the response is over.

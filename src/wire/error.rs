@@ -39,7 +39,7 @@ pub(super) fn error_of(value: &Value) -> Option<&Value> {
             }
             Some(error) => Some(error),
             None => (!map.contains_key("choices")
-                && ["message", "detail", "error_message", "errors", "msg"]
+                && ["message", "detail", "error_message", "error_msg", "errors", "msg"]
                     .iter()
                     .any(|key| map.get(*key).is_some_and(says_something)))
             .then_some(value),
@@ -55,11 +55,12 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
         error.status = ["status_code", "status", "code", "http_code"]
             .iter()
             .find_map(|key| map.get(*key).and_then(status_of));
-        error.code = ["code", "type", "status"].iter().find_map(|key| match map.get(*key) {
-            Some(Value::String(word)) if !word.is_empty() => Some(word.clone()),
-            Some(Value::Number(number)) => Some(number.to_string()),
-            _ => None,
-        });
+        error.code =
+            ["code", "error_code", "type", "status"].iter().find_map(|key| match map.get(*key) {
+                Some(Value::String(word)) if !word.is_empty() => Some(word.clone()),
+                Some(Value::Number(number)) => Some(number.to_string()),
+                _ => None,
+            });
     }
     error
 }
@@ -86,11 +87,13 @@ fn status_of(value: &Value) -> Option<u16> {
 fn message_of(value: &Value) -> String {
     match value {
         Value::String(text) => excerpt(text, MESSAGE_CHARS_MAX),
-        Value::Object(map) => ["message", "detail", "error_message", "msg", "error", "errors"]
-            .iter()
-            .filter_map(|key| map.get(*key))
-            .find(|inner| says_something(inner) && !inner.is_boolean())
-            .map_or_else(|| excerpt(&value.to_string(), MESSAGE_CHARS_MAX), nested_message),
+        Value::Object(map) => {
+            ["message", "detail", "error_message", "error_msg", "msg", "error", "errors"]
+                .iter()
+                .filter_map(|key| map.get(*key))
+                .find(|inner| says_something(inner) && !inner.is_boolean())
+                .map_or_else(|| excerpt(&value.to_string(), MESSAGE_CHARS_MAX), nested_message)
+        }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
             excerpt(&value.to_string(), MESSAGE_CHARS_MAX)
         }
@@ -157,6 +160,7 @@ mod tests {
             "m",
             Some("400"),
         );
+        check(r#"{"error_code":336003,"error_msg":"bad"}"#, "bad", Some("336003"));
         check(r#"{"message":"gone","request_id":"r"}"#, "gone", None);
         check("  upstream connect error\n", "upstream connect error", None);
         check("", "the service answered with HTTP status 429", None);

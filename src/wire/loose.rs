@@ -1,12 +1,10 @@
-//! Fields that take whatever a service sends, so that one odd value does not cost the payload.
-//!
-//! Text is borrowed where it has no escapes, and a list of one allocates nothing.
+//! Texts and numbers that take whatever a service sends, so that one odd value does not cost the
+//! payload. Text is borrowed where it has no escapes.
 
 use std::borrow::Cow;
 use std::fmt;
-use std::marker::PhantomData;
 
-use serde::de::value::MapAccessDeserializer;
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 /// A text or a number; anything else is nothing.
@@ -105,143 +103,61 @@ impl<'de> Visitor<'de> for ScalarVisitor {
     }
 }
 
-/// An object of a known shape; anything else is nothing.
-#[derive(Clone, Debug)]
-pub(super) struct Loose<T>(pub(super) Option<T>);
+/// A piece of arguments as text: the string's, or the JSON itself where it is no string.
+#[derive(Clone, Debug, Default)]
+pub(super) struct JsonText<'a>(pub(super) Option<Cow<'a, str>>);
 
-impl<T> Default for Loose<T> {
-    fn default() -> Self {
-        Self(None)
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Loose<T> {
+impl<'de: 'a, 'a> Deserialize<'de> for JsonText<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(LooseVisitor(PhantomData)).map(Self)
+        deserializer.deserialize_any(JsonTextVisitor).map(Self)
     }
 }
 
-struct LooseVisitor<T>(PhantomData<T>);
+struct JsonTextVisitor;
 
-impl<'de, T: Deserialize<'de>> Visitor<'de> for LooseVisitor<T> {
-    type Value = Option<T>;
+impl<'de> Visitor<'de> for JsonTextVisitor {
+    type Value = Option<Cow<'de, str>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("any value")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-        T::deserialize(MapAccessDeserializer::new(map)).map(Some)
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Some(Cow::Borrowed(text)))
     }
 
-    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
-        Ok(None)
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Some(Cow::Owned(text.to_owned())))
     }
 
-    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
-        Ok(None)
+    fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
+        Ok(Some(Cow::Owned(number.to_string())))
     }
 
-    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
-        Ok(None)
+    fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
+        Ok(Some(Cow::Owned(number.to_string())))
     }
 
-    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
-        Ok(None)
+    fn visit_f64<E>(self, number: f64) -> Result<Self::Value, E> {
+        Ok(Some(Cow::Owned(number.to_string())))
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
-        Ok(None)
+    fn visit_bool<E>(self, truth: bool) -> Result<Self::Value, E> {
+        Ok(Some(Cow::Borrowed(if truth { "true" } else { "false" })))
     }
 
     fn visit_unit<E>(self) -> Result<Self::Value, E> {
         Ok(None)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        skip_seq(&mut seq)?;
-        Ok(None)
-    }
-}
-
-/// A list of objects; one object alone is a list of one, anything else is empty.
-#[derive(Clone, Debug)]
-pub(super) struct List<T> {
-    first: Option<T>,
-    more: Vec<T>,
-}
-
-impl<T> List<T> {
-    /// The items in order.
-    pub(super) fn into_items(self) -> impl Iterator<Item = T> {
-        self.first.into_iter().chain(self.more)
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.first.is_none()
-    }
-}
-
-impl<T> Default for List<T> {
-    fn default() -> Self {
-        Self { first: None, more: Vec::new() }
-    }
-}
-
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for List<T> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ListVisitor(PhantomData))
-    }
-}
-
-struct ListVisitor<T>(PhantomData<T>);
-
-impl<'de, T: Deserialize<'de>> Visitor<'de> for ListVisitor<T> {
-    type Value = List<T>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any value")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        let mut list = List::default();
-        while let Some(item) = seq.next_element::<Loose<T>>()? {
-            match item.0 {
-                Some(item) if list.first.is_none() => list.first = Some(item),
-                Some(item) => list.more.push(item),
-                None => {}
-            }
-        }
-        Ok(list)
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
+        let value = serde_json::Value::deserialize(SeqAccessDeserializer::new(seq))?;
+        Ok(Some(Cow::Owned(value.to_string())))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-        let first = Some(T::deserialize(MapAccessDeserializer::new(map))?);
-        Ok(List { first, more: Vec::new() })
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
-        Ok(List::default())
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
-        Ok(List::default())
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
-        Ok(List::default())
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
-        Ok(List::default())
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
-        Ok(List::default())
-    }
-
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(List::default())
+        let value = serde_json::Value::deserialize(MapAccessDeserializer::new(map))?;
+        Ok(Some(Cow::Owned(value.to_string())))
     }
 }
 
@@ -252,7 +168,7 @@ pub(super) enum Content<'a> {
     Nothing,
     Text(Cow<'a, str>),
     Part(Box<Part<'a>>),
-    List(Vec<Self>),
+    List(Box<[Self]>),
 }
 
 /// One part of a content that is a list.
@@ -264,6 +180,8 @@ pub(super) struct Part<'a> {
     pub(super) text: Content<'a>,
     #[serde(borrow, default)]
     pub(super) thinking: Content<'a>,
+    #[serde(borrow, default)]
+    pub(super) summary: Content<'a>,
     #[serde(borrow, default)]
     pub(super) refusal: Content<'a>,
 }
@@ -316,7 +234,7 @@ impl<'de> Visitor<'de> for ContentVisitor {
         while let Some(part) = seq.next_element()? {
             parts.push(part);
         }
-        Ok(Content::List(parts))
+        Ok(Content::List(parts.into_boxed_slice()))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
@@ -324,7 +242,7 @@ impl<'de> Visitor<'de> for ContentVisitor {
     }
 }
 
-fn skip_seq<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<(), A::Error> {
+pub(super) fn skip_seq<'de, A: SeqAccess<'de>>(seq: &mut A) -> Result<(), A::Error> {
     while seq.next_element::<IgnoredAny>()?.is_some() {}
     Ok(())
 }

@@ -8,6 +8,7 @@
 mod decoder;
 mod delta;
 mod error;
+mod fields;
 mod loose;
 mod openai_chat;
 mod request;
@@ -16,28 +17,14 @@ mod sse;
 use std::fmt;
 use std::str::FromStr;
 
+pub use crate::config::Wire;
 pub use decoder::{Decoder, DecoderLimits};
 pub use delta::{CallKind, CallPiece, Delta, Problem};
 pub use error::http_error;
 pub use request::{ModelRequest, ToolChoice, ToolDefinition};
 pub use sse::{EventTooLong, SseDecoder, SseEvent};
 
-/// A wire format: how a service is asked, and how it answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Wire {
-    /// Chat Completions, and the dialects of services that follow them.
-    OpenaiChat,
-}
-
 impl Wire {
-    /// The word for configuration, commands and metrics.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::OpenaiChat => "openai-chat",
-        }
-    }
-
     /// The path below a model's base URL that takes requests.
     #[must_use]
     pub fn path(self) -> &'static str {
@@ -60,23 +47,6 @@ impl Wire {
     pub fn request_body(self, request: &ModelRequest) -> Vec<u8> {
         match self {
             Self::OpenaiChat => openai_chat::request_body(request),
-        }
-    }
-}
-
-impl fmt::Display for Wire {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl FromStr for Wire {
-    type Err = UnknownWord;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "openai-chat" => Ok(Self::OpenaiChat),
-            _ => Err(UnknownWord { what: "wire", allowed: "openai-chat" }),
         }
     }
 }

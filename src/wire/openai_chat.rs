@@ -9,12 +9,17 @@ mod mend;
 mod request;
 mod usage;
 
+use std::borrow::Cow;
+use std::mem::take;
+
 use serde::Deserialize;
+use serde::de::MapAccess;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::error::{error_of, provider_error};
-use super::loose::{Content, List, Loose, Part, Scalar};
+use super::fields::{Fields, Fill, FillEach, List, Loose, fill};
+use super::loose::{Content, JsonText, Part, Scalar};
 use super::{CallKind, CallPiece, Delta, Problem};
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, excerpt};
 
@@ -25,20 +30,32 @@ use usage::usage_of;
 /// The dialect; all it remembers is whether the response comes in pieces.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct OpenaiChat {
-    /// A `delta` was seen, so a whole `message` repeats what was said.
+    /// A `delta` has said something, so a `message` only repeats it.
     in_pieces: bool,
 }
 
-#[derive(Deserialize)]
+#[derive(Default)]
 struct Chunk<'a> {
-    #[serde(borrow, default)]
     choices: List<Choice<'a>>,
-    #[serde(borrow, default)]
     usage: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    x_groq: Loose<Groq<'a>>,
-    #[serde(borrow, default)]
+    x_groq: Loose<Box<Groq<'a>>>,
     error: Option<&'a RawValue>,
+}
+
+impl<'de> Fields<'de> for Chunk<'de> {
+    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+        match key {
+            "choices" => {
+                self.choices = List::default();
+                map.next_value_seed(FillEach(&mut self.choices))?;
+            }
+            "usage" => self.usage = map.next_value()?,
+            "x_groq" => self.x_groq = map.next_value()?,
+            "error" => self.error = map.next_value()?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
 }
 
 /// What one service puts into an object of its own.
@@ -50,37 +67,58 @@ struct Groq<'a> {
     error: Option<&'a RawValue>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default)]
 struct Choice<'a> {
-    #[serde(borrow, default)]
     index: Scalar<'a>,
-    #[serde(borrow, default)]
-    delta: Loose<Body<'a>>,
-    #[serde(borrow, default)]
-    message: Loose<Body<'a>>,
-    #[serde(borrow, default)]
+    delta: Body<'a>,
+    message: Option<Box<Body<'a>>>,
     finish_reason: Scalar<'a>,
-    #[serde(borrow, default)]
     usage: Option<&'a RawValue>,
-    #[serde(borrow, default)]
     error: Option<&'a RawValue>,
 }
 
+impl<'de> Fields<'de> for Choice<'de> {
+    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+        match key {
+            "index" => self.index = map.next_value()?,
+            "delta" => drop(map.next_value_seed(Fill(&mut self.delta))?),
+            "message" => {
+                let message = self.message.insert(Box::default());
+                map.next_value_seed(Fill(&mut **message))?;
+            }
+            "finish_reason" => self.finish_reason = map.next_value()?,
+            "usage" => self.usage = map.next_value()?,
+            "error" => self.error = map.next_value()?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
 /// What a `delta` or a `message` holds.
-#[derive(Deserialize)]
+#[derive(Default)]
 struct Body<'a> {
-    #[serde(borrow, default)]
     content: Content<'a>,
-    #[serde(borrow, default)]
     reasoning_content: Content<'a>,
-    #[serde(borrow, default)]
     reasoning: Content<'a>,
-    #[serde(borrow, default)]
     refusal: Content<'a>,
-    #[serde(borrow, default)]
-    tool_calls: List<Call<'a>>,
-    #[serde(borrow, default)]
-    function_call: Loose<Function<'a>>,
+    tool_calls: List<Box<Call<'a>>>,
+    function_call: Loose<Box<Function<'a>>>,
+}
+
+impl<'de> Fields<'de> for Body<'de> {
+    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+        match key {
+            "content" => self.content = map.next_value()?,
+            "reasoning_content" => self.reasoning_content = map.next_value()?,
+            "reasoning" => self.reasoning = map.next_value()?,
+            "refusal" => self.refusal = map.next_value()?,
+            "tool_calls" => self.tool_calls = map.next_value()?,
+            "function_call" => self.function_call = map.next_value()?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
 }
 
 #[derive(Default, Deserialize)]
@@ -97,7 +135,7 @@ struct Call<'a> {
     #[serde(borrow, default)]
     name: Scalar<'a>,
     #[serde(borrow, default)]
-    arguments: Option<&'a RawValue>,
+    arguments: JsonText<'a>,
 }
 
 #[derive(Deserialize)]
@@ -105,7 +143,7 @@ struct Function<'a> {
     #[serde(borrow, default)]
     name: Scalar<'a>,
     #[serde(borrow, default)]
-    arguments: Option<&'a RawValue>,
+    arguments: JsonText<'a>,
 }
 
 #[derive(Deserialize)]
@@ -140,28 +178,32 @@ impl OpenaiChat {
     }
 
     fn object(&mut self, text: &str, out: &mut Vec<Delta>) {
-        match serde_json::from_str(text) {
-            Ok(chunk) => self.chunk(chunk, text, out),
-            Err(error) => match mend(text) {
-                Some(Mended::Text(mended)) => match serde_json::from_str(&mended) {
-                    Ok(chunk) => self.chunk(chunk, &mended, out),
+        let mut chunk = Chunk::default();
+        let Err(error) = fill(text, &mut chunk) else {
+            return self.chunk(chunk, text, out);
+        };
+        match mend(text) {
+            Some(Mended::Text(mended)) => {
+                let mut chunk = Chunk::default();
+                match fill(&mended, &mut chunk) {
+                    Ok(()) => self.chunk(chunk, &mended, out),
                     Err(_) => out.push(malformed(text, &error)),
-                },
-                Some(Mended::Lines) => {
-                    for line in text.lines() {
-                        self.payload("", line, out);
-                    }
                 }
-                None => out.push(malformed(text, &error)),
-            },
+            }
+            Some(Mended::Lines) => {
+                for line in text.lines() {
+                    self.payload("", line, out);
+                }
+            }
+            None => out.push(malformed(text, &error)),
         }
     }
 
-    fn chunk(&mut self, chunk: Chunk<'_>, text: &str, out: &mut Vec<Delta>) {
+    fn chunk(&mut self, mut chunk: Chunk<'_>, text: &str, out: &mut Vec<Delta>) {
         let before = out.len();
         let has_choices = !chunk.choices.is_empty();
         let mut choice_usage = None;
-        for choice in chunk.choices.into_items() {
+        for choice in chunk.choices.items_mut() {
             if choice.index.as_number().unwrap_or(0) == 0 {
                 choice_usage = choice.usage.or(choice_usage);
                 self.choice(choice, out);
@@ -184,16 +226,14 @@ impl OpenaiChat {
         }
     }
 
-    fn choice(&mut self, choice: Choice<'_>, out: &mut Vec<Delta>) {
-        match (choice.delta.0, choice.message.0) {
-            (Some(delta), _) => {
-                self.in_pieces = true;
-                body(delta, false, out);
-            }
-            (None, Some(message)) if !self.in_pieces => body(message, true, out),
-            (None, Some(_) | None) => {}
+    fn choice(&mut self, choice: &mut Choice<'_>, out: &mut Vec<Delta>) {
+        let before = out.len();
+        body(&mut choice.delta, false, out);
+        self.in_pieces |= out.len() > before;
+        if let Some(message) = choice.message.as_mut().filter(|_| !self.in_pieces) {
+            body(message, true, out);
         }
-        if let Some(raw) = choice.finish_reason.into_text() {
+        if let Some(raw) = take(&mut choice.finish_reason).into_text() {
             out.push(Delta::Finish(FinishReason { kind: finish_kind(&raw), raw }));
         }
         out.extend(choice.error.and_then(|raw| error_in(raw.get())).map(Delta::Error));
@@ -201,24 +241,24 @@ impl OpenaiChat {
 }
 
 /// Reads a `delta` or, with `whole`, a `message`.
-fn body(body: Body<'_>, whole: bool, out: &mut Vec<Delta>) {
+fn body(body: &mut Body<'_>, whole: bool, out: &mut Vec<Delta>) {
     let before = out.len();
-    content(body.reasoning_content, Delta::Reasoning, out);
+    content(take(&mut body.reasoning_content), Delta::Reasoning, out);
     if out.len() == before {
-        content(body.reasoning, Delta::Reasoning, out);
+        content(take(&mut body.reasoning), Delta::Reasoning, out);
     }
-    content(body.content, Delta::Text, out);
-    content(body.refusal, Delta::Refusal, out);
+    content(take(&mut body.content), Delta::Text, out);
+    content(take(&mut body.refusal), Delta::Refusal, out);
     if body.tool_calls.is_empty() {
-        if let Some(function) = body.function_call.0 {
+        if let Some(function) = body.function_call.0.take() {
             // The older form, of one call without index and id.
-            call(Call { function: Loose(Some(function)), ..Call::default() }, None, out);
+            call(Call { function: Loose(Some(*function)), ..Call::default() }, None, out);
         }
         return;
     }
-    for (place, piece) in (0..).zip(body.tool_calls.into_items()) {
+    for (place, piece) in (0..).zip(body.tool_calls.items_mut()) {
         // In a whole message every item is a call of its own.
-        call(piece, whole.then_some(place), out);
+        call(take(&mut **piece), whole.then_some(place), out);
     }
 }
 
@@ -230,22 +270,16 @@ fn call(call: Call<'_>, place: Option<u64>, out: &mut Vec<Delta>) {
     };
     if let Some(function) = call.function.0 {
         piece.name = function.name.into_text();
-        piece.arguments = function.arguments.and_then(arguments);
+        piece.arguments = function.arguments.0.map(Cow::into_owned);
     } else if let Some(custom) = call.custom.0 {
         piece.kind = CallKind::Custom;
         piece.name = custom.name.into_text();
         piece.arguments = custom.input.into_text();
     } else {
         piece.name = call.name.into_text();
-        piece.arguments = call.arguments.and_then(arguments);
+        piece.arguments = call.arguments.0.map(Cow::into_owned);
     }
     out.push(Delta::Call(piece));
-}
-
-/// The text of a piece of arguments: the string's, or the JSON itself where it is no string.
-fn arguments(raw: &RawValue) -> Option<String> {
-    let text = raw.get();
-    if text.starts_with('"') { serde_json::from_str(text).ok() } else { Some(text.to_owned()) }
 }
 
 fn content(content_: Content<'_>, kind: fn(String) -> Delta, out: &mut Vec<Delta>) {
@@ -254,17 +288,18 @@ fn content(content_: Content<'_>, kind: fn(String) -> Delta, out: &mut Vec<Delta
         Content::Text(text) if text.is_empty() => {}
         Content::Text(text) => out.push(kind(text.into_owned())),
         Content::List(parts) => {
-            for part in parts {
+            for part in parts.into_vec() {
                 content(part, kind, out);
             }
         }
         Content::Part(part) => {
-            let Part { kind: word, text, thinking, refusal } = *part;
+            let Part { kind: word, text, thinking, summary, refusal } = *part;
             let kind = match word.as_text() {
                 Some("thinking" | "reasoning") => Delta::Reasoning,
                 Some(_) | None => kind,
             };
             content(thinking, Delta::Reasoning, out);
+            content(summary, Delta::Reasoning, out);
             content(text, kind, out);
             content(refusal, Delta::Refusal, out);
         }
@@ -385,6 +420,10 @@ mod tests {
         check_delta(r#"{"content":[{"type":"thinking","thinking":"r"}]}"#, &[reasoning("r")]);
         check_delta(r#"{"content":{"type":"text","text":"t"}}"#, &[text("t")]);
         check_delta(
+            r#"{"content":[{"type":"reasoning","summary":[{"type":"summary_text","text":"r"}]}]}"#,
+            &[reasoning("r")],
+        );
+        check_delta(
             r#"{"content":[{"type":"refusal","refusal":"no"}]}"#,
             &[Delta::Refusal("no".into())],
         );
@@ -479,6 +518,9 @@ mod tests {
         let summary = r#"{"choices":[{"message":{"content":"ab"},"finish_reason":"stop"}]}"#;
         assert_eq!(deltas(&[both, summary]), [text("a"), finish("stop", FinishKind::Stop)]);
         assert_eq!(deltas(&[summary]), [text("ab"), finish("stop", FinishKind::Stop)]);
+        let empty = r#"{"choices":[{"delta":{},"message":{"content":"ab"}}]}"#;
+        assert_eq!(deltas(&[empty]), [text("ab")]);
+        assert_eq!(deltas(&[both, empty]), [text("a")]);
     }
 
     #[test]
@@ -616,8 +658,19 @@ mod tests {
         assert_eq!(deltas(&[&format!("{a}\n{a}\n[DONE]")]), [text("a"), text("a"), Delta::Done]);
         let twice = r#"{"choices":[],"choices":[{"delta":{"content":"a"}}]}"#;
         assert_eq!(deltas(&[twice]), [text("a")]);
+        let twice = format!(r#"{{"choices":[{{"delta":{{"content":"b"}}}}],{}"#, &a[1..]);
+        assert_eq!(deltas(&[&twice]), [text("a")]);
         let half = r#"{"choices":[{"delta":{"content":"\ud83d"}}]}"#;
         assert_eq!(deltas(&[half]), [text("\u{FFFD}")]);
+    }
+
+    #[test]
+    fn a_list_has_a_limit() {
+        let calls = vec![r#"{"name":"f"}"#; 10_000].join(",");
+        let chunk = format!(r#"{{"choices":[{{"delta":{{"tool_calls":[{calls}]}}}}]}}"#);
+        assert_eq!(deltas(&[&chunk]).len(), 4097);
+        let choices = vec![r#"{"delta":{"content":"a"}}"#; 10_000].join(",");
+        assert_eq!(deltas(&[&format!(r#"{{"choices":[{choices}]}}"#)]).len(), 4097);
     }
 
     #[test]

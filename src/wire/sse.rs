@@ -4,8 +4,6 @@
 //! services do not, understands them all the same: blanks before a field's name, an event that the
 //! end of the body cuts off, a field `error`, and bare JSON between the events.
 
-use std::borrow::Cow;
-
 use memchr::memchr2;
 
 /// One event.
@@ -93,7 +91,14 @@ impl SseDecoder {
             bytes = rest.get(1..).unwrap_or_default();
             self.check_room(self.line.len() + line.len())?;
             if self.line.is_empty() {
-                self.take_line(line, sink)?;
+                if let (Some(data), Some(b'\n')) = (self.sole_data(line), bytes.first()) {
+                    // A whole event of one line, as nearly all are: nothing has to be kept.
+                    self.at_start = false;
+                    bytes = bytes.get(1..).unwrap_or_default();
+                    emit("", data, sink);
+                } else {
+                    self.take_line(line, sink)?;
+                }
             } else {
                 let mut whole = std::mem::take(&mut self.line);
                 whole.extend_from_slice(line);
@@ -116,6 +121,13 @@ impl SseDecoder {
         }
         self.dispatch(sink);
         Ok(())
+    }
+
+    /// The data of a line that is the only one of its event so far.
+    fn sole_data<'a>(&self, line: &'a [u8]) -> Option<&'a [u8]> {
+        let alone = self.data_is == Data::Nothing && self.name.is_empty() && !self.after_cr;
+        let value = line.strip_prefix(b"data:").filter(|_| alone)?;
+        Some(value.strip_prefix(b" ").unwrap_or(value))
     }
 
     fn check_room(&mut self, bytes: usize) -> Result<(), EventTooLong> {
@@ -188,15 +200,18 @@ impl SseDecoder {
     fn dispatch(&mut self, sink: &mut impl FnMut(SseEvent<'_>)) {
         // An error counts even if it says nothing more.
         if self.data_is != Data::Nothing || self.name == b"error" {
-            let name = String::from_utf8_lossy(&self.name);
-            let data = String::from_utf8_lossy(&self.data);
-            // Owned means that something had to be replaced.
-            let lossy = matches!(data, Cow::Owned(_));
-            sink(SseEvent { name: &name, data: &data, lossy });
+            emit(&String::from_utf8_lossy(&self.name), &self.data, sink);
         }
         self.name.clear();
         self.data.clear();
         self.data_is = Data::Nothing;
+    }
+}
+
+fn emit(name: &str, data: &[u8], sink: &mut impl FnMut(SseEvent<'_>)) {
+    match std::str::from_utf8(data) {
+        Ok(data) => sink(SseEvent { name, data, lossy: false }),
+        Err(_) => sink(SseEvent { name, data: &String::from_utf8_lossy(data), lossy: true }),
     }
 }
 

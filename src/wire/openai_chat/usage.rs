@@ -5,7 +5,8 @@ use serde_json::value::RawValue;
 
 use crate::types::Usage;
 use crate::wire::Delta;
-use crate::wire::loose::{Loose, Scalar};
+use crate::wire::fields::Loose;
+use crate::wire::loose::Scalar;
 
 /// Token counts in the words of this family of services; none if the object holds nothing.
 pub(super) fn usage_of(raw: &RawValue) -> Option<Delta> {

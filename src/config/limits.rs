@@ -1,6 +1,9 @@
-//! `callsheet.toml`, parsed once, validated, and passed in as values.
+//! `[agents.NAME.limits]`.
 
 use std::time::Duration;
+
+use super::source::Section;
+use super::values;
 
 /// What a run and its turns may use. `None` is no limit (the decoder's hard caps stay).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -21,6 +24,37 @@ pub struct Limits {
     pub max_arguments_bytes: usize,
     /// The part of a result that the model is shown.
     pub max_result_bytes: usize,
+}
+
+impl Limits {
+    pub(super) fn read(section: &Section<'_, '_>) -> Self {
+        let default = Self::default();
+        let on_excess = |value: &_| values::word(value, &OnExcess::WORDS);
+        let limits = Self {
+            max_turns: section.read("max_turns", values::limit).unwrap_or(default.max_turns),
+            max_tool_calls_per_turn: section
+                .read("max_tool_calls_per_turn", values::limit)
+                .unwrap_or(default.max_tool_calls_per_turn),
+            on_excess: section.read("on_excess", on_excess).unwrap_or(default.on_excess),
+            tool_timeout: section
+                .read("tool_timeout", values::time_limit)
+                .unwrap_or(default.tool_timeout),
+            cancel_grace: section
+                .read("cancel_grace", values::time)
+                .unwrap_or(default.cancel_grace),
+            run_timeout: section
+                .read("run_timeout", values::time_limit)
+                .unwrap_or(default.run_timeout),
+            max_arguments_bytes: section
+                .read("max_arguments_bytes", values::count)
+                .unwrap_or(default.max_arguments_bytes),
+            max_result_bytes: section
+                .read("max_result_bytes", values::count)
+                .unwrap_or(default.max_result_bytes),
+        };
+        section.finish();
+        limits
+    }
 }
 
 impl Default for Limits {
@@ -48,4 +82,9 @@ pub enum OnExcess {
     Truncate,
     /// The stream is closed and the run ends `failed`.
     Fail,
+}
+
+impl OnExcess {
+    const WORDS: [(&'static str, Self); 3] =
+        [("answer", Self::Answer), ("truncate", Self::Truncate), ("fail", Self::Fail)];
 }

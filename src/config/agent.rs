@@ -1,0 +1,194 @@
+//! `[agents.NAME]`.
+
+use std::collections::BTreeMap;
+
+use toml::de::DeValue;
+
+use super::limits::Limits;
+use super::source::{Section, did_you_mean};
+use super::values::{self, Parsed};
+use super::{ModelConfig, REHEARSAL};
+use crate::types::Execution;
+
+/// One agent: whom it asks, what it may use, how its calls are run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AgentConfig {
+    /// The configured model's name.
+    pub model: String,
+    /// What the model is told first; nothing if empty.
+    pub system: String,
+    /// Which of the registered tools it may call; none if empty.
+    pub tools: Vec<ToolPattern>,
+    /// Whether more than the first call of a response is kept.
+    pub multi_tool_calls: bool,
+    /// How its calls are run.
+    pub execution: Execution,
+    /// Whether calls may start while their response still comes.
+    pub early_start: bool,
+    /// What its runs and their turns may use.
+    pub limits: Limits,
+}
+
+impl AgentConfig {
+    /// An agent without tools or system prompt that asks `model`.
+    #[must_use]
+    pub fn new(model: impl Into<String>) -> Self {
+        Self {
+            model: model.into(),
+            system: String::new(),
+            tools: Vec::new(),
+            multi_tool_calls: true,
+            execution: Execution::Sequential,
+            early_start: true,
+            limits: Limits::default(),
+        }
+    }
+
+    /// The agent of a host whose configuration names none.
+    pub(super) fn default_with(model: &str) -> Self {
+        let tools = ["clock", "calculator", "http_get"].map(ToolPattern::new).to_vec();
+        Self { tools, ..Self::new(model) }
+    }
+
+    /// The same with the only model there is.
+    pub(super) fn embedded(models: &BTreeMap<String, ModelConfig>) -> Parsed<Self> {
+        match only(models) {
+            Some(model) => Ok(Self::default_with(model)),
+            None => Err("several models and no agent: say which one, as in [agents.default] \
+                         model = \"NAME\""
+                .to_owned()),
+        }
+    }
+
+    pub(super) fn read(section: &Section<'_, '_>, models: &BTreeMap<String, ModelConfig>) -> Self {
+        let model =
+            section.read("model", |value| known_model(value, models)).unwrap_or_else(|| {
+                let only = only(models);
+                section.require("model", only.is_none());
+                only.unwrap_or_default().to_owned()
+            });
+        let default = Self::new(model);
+        let agent = Self {
+            system: section.read("system", values::text).unwrap_or_default(),
+            tools: section.list("tools", pattern).unwrap_or_default(),
+            multi_tool_calls: section
+                .read("multi_tool_calls", values::switch)
+                .unwrap_or(default.multi_tool_calls),
+            execution: section.read("execution", execution).unwrap_or(default.execution),
+            early_start: section.read("early_start", values::switch).unwrap_or(default.early_start),
+            limits: Limits::read(&section.table("limits")),
+            ..default
+        };
+        section.finish();
+        agent
+    }
+}
+
+/// The name of a tool, in which `*` stands for any characters and `?` for one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ToolPattern {
+    /// As it was written.
+    pub text: String,
+}
+
+impl ToolPattern {
+    /// A pattern, or a plain name.
+    #[must_use]
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into() }
+    }
+
+    /// Whether a tool of this name is meant.
+    #[must_use]
+    pub fn matches(&self, name: &str) -> bool {
+        let (pattern, name) = (self.text.as_bytes(), name.as_bytes());
+        let (mut at, mut seen) = (0, 0);
+        let mut star: Option<(usize, usize)> = None;
+        // Backtracks to the last star only, so the work is at most the product of the lengths.
+        while let Some(byte) = name.get(seen) {
+            match pattern.get(at) {
+                Some(b'*') => {
+                    star = Some((at, seen));
+                    at += 1;
+                }
+                Some(p) if *p == b'?' || p == byte => (at, seen) = (at + 1, seen + 1),
+                Some(_) | None => {
+                    let Some((star_at, star_seen)) = star else { return false };
+                    star = Some((star_at, star_seen + 1));
+                    (at, seen) = (star_at + 1, star_seen + 1);
+                }
+            }
+        }
+        pattern.iter().skip(at).all(|byte| *byte == b'*')
+    }
+}
+
+/// The model that an agent means that names none.
+fn only(models: &BTreeMap<String, ModelConfig>) -> Option<&str> {
+    let mut names = models.keys();
+    match (names.next(), names.next()) {
+        (None, _) => Some(REHEARSAL),
+        (Some(name), None) => Some(name),
+        (Some(_), Some(_)) => None,
+    }
+}
+
+fn known_model(value: &DeValue<'_>, models: &BTreeMap<String, ModelConfig>) -> Parsed<String> {
+    let name = values::text(value)?;
+    if name == REHEARSAL || models.contains_key(&name) {
+        return Ok(name);
+    }
+    let hint = did_you_mean(&name, models.keys().map(String::as_str));
+    Err(format!("no model is called {name:?}{hint}"))
+}
+
+fn pattern(value: &DeValue<'_>) -> Parsed<ToolPattern> {
+    let text = values::filled_text(value)?;
+    let fits = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'*' | b'?');
+    if text.bytes().all(fits) {
+        Ok(ToolPattern { text })
+    } else {
+        Err(format!("is a tool's name, in which * and ? stand for other characters, not {text:?}"))
+    }
+}
+
+fn execution(value: &DeValue<'_>) -> Parsed<Execution> {
+    let wrong = || values::not("\"sequential\" or { parallel = N } with N from 1 to 1024", value);
+    if let Some(text) = value.as_str() {
+        return text.parse().map_err(|_| wrong());
+    }
+    let table = value.as_table().filter(|table| table.len() == 1).ok_or_else(wrong)?;
+    let max = table.get("parallel").ok_or_else(wrong)?;
+    match values::number::<u32>(max.get_ref()) {
+        Ok(max) if (1..=1024).contains(&max) => Ok(Execution::Parallel { max }),
+        Ok(max) => Err(format!("parallel is a number from 1 to 1024, not {max}")),
+        Err(error) => Err(format!("parallel: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns() {
+        for (pattern, name, expected) in [
+            ("clock", "clock", true),
+            ("clock", "clocks", false),
+            ("clock", "cloc", false),
+            ("*", "", true),
+            ("*", "anything", true),
+            ("http_*", "http_get", true),
+            ("http_*", "https_get", false),
+            ("*_get", "http_get_get", true),
+            ("a*b*c", "a_b_b_c", true),
+            ("a*b*c", "a_c_b", false),
+            ("?lock", "clock", true),
+            ("?lock", "lock", false),
+            ("", "", true),
+            ("", "a", false),
+        ] {
+            assert_eq!(ToolPattern::new(pattern).matches(name), expected, "{pattern} {name}");
+        }
+    }
+}

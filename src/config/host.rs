@@ -1,0 +1,132 @@
+//! `[host]`.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use super::model::ApiKey;
+use super::source::Section;
+use super::values::{self, Parsed};
+
+/// The variable that holds the host's token where the file names no other.
+pub const TOKEN_ENV: &str = "CALLSHEET_TOKEN";
+
+/// The host itself: where it listens, whom it answers, how much it takes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostConfig {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// Names by which it may be called besides loopback's and the listen address; lower case,
+    /// with a port where only that port is meant.
+    pub allowed_hosts: Vec<String>,
+    /// The variable that the token is in.
+    pub token_env: String,
+    /// What requests must bring, if there is one.
+    pub token: Option<ApiKey>,
+    /// How long running tools have to finish when the host is shut down.
+    pub shutdown_grace: Duration,
+    /// How many sessions there may be.
+    pub max_sessions: usize,
+    /// How many runs there may be at once.
+    pub max_concurrent_runs: usize,
+}
+
+impl HostConfig {
+    pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
+        let default = Self::default();
+        let token_env = section.read("token_env", values::filled_text).unwrap_or(default.token_env);
+        let host = Self {
+            listen: section.read("listen", listen).unwrap_or(default.listen),
+            allowed_hosts: section.list("allowed_hosts", allowed_host).unwrap_or_default(),
+            token: ApiKey::from_env(&token_env, env).ok(),
+            token_env,
+            shutdown_grace: section
+                .read("shutdown_grace", values::duration)
+                .unwrap_or(default.shutdown_grace),
+            max_sessions: section
+                .read("max_sessions", values::count)
+                .unwrap_or(default.max_sessions),
+            max_concurrent_runs: section
+                .read("max_concurrent_runs", values::count)
+                .unwrap_or(default.max_concurrent_runs),
+        };
+        section.finish();
+        if let Err(message) = host.check() {
+            section.complain("listen", message);
+        }
+        host
+    }
+
+    /// Whether the host may listen where it is told to.
+    pub(super) fn check(&self) -> Parsed<()> {
+        if self.listen.ip().is_loopback() || self.token.is_some() {
+            return Ok(());
+        }
+        let (listen, name) = (self.listen, &self.token_env);
+        Err(format!("{listen} is not loopback and needs a token, but {name} is not set"))
+    }
+}
+
+impl Default for HostConfig {
+    fn default() -> Self {
+        Self {
+            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 7700)),
+            allowed_hosts: Vec::new(),
+            token_env: TOKEN_ENV.to_owned(),
+            token: None,
+            shutdown_grace: Duration::from_secs(10),
+            max_sessions: 100_000,
+            max_concurrent_runs: 10_000,
+        }
+    }
+}
+
+fn listen(value: &toml::de::DeValue<'_>) -> Parsed<SocketAddr> {
+    parse_listen(&values::text(value)?)
+}
+
+/// An address with a port, as the file and the command line name it; `localhost` is 127.0.0.1.
+///
+/// # Errors
+/// What is expected instead.
+pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    let port = text.strip_prefix("localhost:").and_then(|port| port.parse().ok());
+    match port {
+        Some(port) => Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+        None => text.parse().map_err(|_| {
+            format!("is an address with a port such as \"127.0.0.1:7700\", not {text:?}")
+        }),
+    }
+}
+
+fn allowed_host(value: &toml::de::DeValue<'_>) -> Parsed<String> {
+    let text = values::text(value)?;
+    let (name, port) = split_port(&text);
+    let fits = is_host_name(name) && port.is_none_or(|port| port.parse::<u16>().is_ok());
+    if fits {
+        Ok(text.to_ascii_lowercase())
+    } else {
+        Err(format!("is a name or \"name:port\" without scheme or path, not {text:?}"))
+    }
+}
+
+/// `host:port`, `[v6]:port` or one without a port.
+pub(super) fn split_port(text: &str) -> (&str, Option<&str>) {
+    let after_address = text.rfind(']').map_or(0, |at| at + 1);
+    match text.get(after_address..).unwrap_or_default().rfind(':') {
+        Some(at) => {
+            let (name, port) = text.split_at(after_address + at);
+            (name, port.strip_prefix(':'))
+        }
+        None => (text, None),
+    }
+}
+
+/// A DNS name, an IPv4 address or an IPv6 address in brackets.
+pub(super) fn is_host_name(text: &str) -> bool {
+    if let Some(address) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
+        return address.parse::<std::net::Ipv6Addr>().is_ok();
+    }
+    (1..=253).contains(&text.len())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_'))
+        && !text.starts_with('.')
+}

@@ -1,0 +1,237 @@
+//! `callsheet.toml`, parsed once, validated, and passed in as values.
+//!
+//! What is read here is never looked at again as text: durations, addresses, patterns and keys of
+//! services leave as types. Everything wrong is found before anything starts, and named by file,
+//! line and key. Knows nothing of HTTP, actors or tools; the names of the registered tools are
+//! passed in ([`Config::check_tools`]).
+
+mod agent;
+mod host;
+mod limits;
+mod model;
+mod source;
+mod tools;
+mod values;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+pub use agent::{AgentConfig, ToolPattern};
+pub use host::{HostConfig, TOKEN_ENV, parse_listen};
+pub use limits::{Limits, OnExcess};
+pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, MissingKey, ModelConfig, UnknownWire, Wire};
+pub use source::{ConfigError, ConfigErrors};
+pub use tools::{StartPolicy, ToolEffect, ToolOverride};
+
+use source::{Origins, Source};
+use values::Parsed;
+
+/// The name of the built-in offline model. No model of the file may have it.
+pub const REHEARSAL: &str = "rehearsal";
+
+/// The agent of a host whose configuration names none.
+pub const DEFAULT_AGENT: &str = "default";
+
+/// Overrides `multi_tool_calls` of every agent.
+pub const MULTI_TOOL_CALLS_ENV: &str = "CALLSHEET_MULTI_TOOL_CALLS";
+
+/// Overrides `stream` of every model.
+pub const STREAM_ENV: &str = "CALLSHEET_STREAM";
+
+/// Everything that a host is told.
+///
+/// [`Config::default`] is what an empty file means: one agent that talks to the offline rehearsal
+/// model, whose address is filled in by [`Config::set_rehearsal`] once it has started.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The host itself.
+    pub host: HostConfig,
+    /// Models by name.
+    pub models: BTreeMap<String, ModelConfig>,
+    /// Agents by name; every agent's model is in `models`.
+    pub agents: BTreeMap<String, AgentConfig>,
+    /// What the file changes about tools, by tool name.
+    pub tools: BTreeMap<String, ToolOverride>,
+    stream: Option<bool>,
+    origins: Origins,
+}
+
+impl Config {
+    /// Parses the text of a configuration file. `file` names it in errors, `env` looks up a
+    /// variable of the environment.
+    ///
+    /// # Errors
+    /// Everything that is wrong with the file and with the variables that it names, in the order
+    /// of its lines.
+    pub fn parse(
+        text: &str,
+        file: &str,
+        env: &dyn Fn(&str) -> Option<String>,
+    ) -> Result<Self, ConfigErrors> {
+        let source = Source::new(text, file);
+        let Some(root) = source.root() else { return Err(source.into_errors()) };
+        let host = HostConfig::read(&root.table("host"), env);
+        let mut models: BTreeMap<String, ModelConfig> = root
+            .tables("models")
+            .into_iter()
+            .map(|(name, section)| (name, ModelConfig::read(&section, env)))
+            .collect();
+        if models.contains_key(REHEARSAL) {
+            root.table("models").complain(REHEARSAL, "is the name of the built-in offline model");
+        }
+        let mut agents: BTreeMap<String, AgentConfig> = root
+            .tables("agents")
+            .into_iter()
+            .map(|(name, section)| {
+                let agent = AgentConfig::read(&section, &models);
+                (name, agent)
+            })
+            .collect();
+        let tools = root
+            .tables("tools")
+            .into_iter()
+            .map(|(name, section)| {
+                let change = ToolOverride::read(&name, &section);
+                (name, change)
+            })
+            .collect();
+        root.finish();
+        if agents.is_empty() {
+            match AgentConfig::embedded(&models) {
+                Ok(agent) => {
+                    agents.insert(DEFAULT_AGENT.to_owned(), agent);
+                }
+                Err(message) => source.complain(None, "agents", message),
+            }
+        }
+        if agents.values().any(|agent| agent.model == REHEARSAL) {
+            models.insert(REHEARSAL.to_owned(), ModelConfig::rehearsal(BaseUrl::nowhere()));
+        }
+        let multi_tool_calls = switch(&source, env, MULTI_TOOL_CALLS_ENV);
+        let stream = switch(&source, env, STREAM_ENV);
+        let origins = source.finish()?;
+        let mut config = Self { host, models, agents, tools, stream, origins };
+        if let Some(on) = multi_tool_calls {
+            config.set_multi_tool_calls(on);
+        }
+        if let Some(on) = stream {
+            config.set_stream(on);
+        }
+        Ok(config)
+    }
+
+    /// Whether an agent talks to the offline rehearsal model, so that it has to be started.
+    #[must_use]
+    pub fn needs_rehearsal(&self) -> bool {
+        self.agents.values().any(|agent| agent.model == REHEARSAL)
+    }
+
+    /// Says where the offline rehearsal model listens.
+    pub fn set_rehearsal(&mut self, base_url: BaseUrl) {
+        self.add_model(REHEARSAL, ModelConfig::rehearsal(base_url));
+    }
+
+    /// Lets every agent talk to the offline rehearsal model, whatever the file says.
+    pub fn use_rehearsal(&mut self) {
+        self.use_model(REHEARSAL, ModelConfig::rehearsal(BaseUrl::nowhere()));
+    }
+
+    /// Adds a model and lets every agent talk to it.
+    pub fn use_model(&mut self, name: &str, model: ModelConfig) {
+        self.add_model(name, model);
+        for agent in self.agents.values_mut() {
+            name.clone_into(&mut agent.model);
+        }
+    }
+
+    /// Whether models stream their answers, for every model that is there and that is added
+    /// later.
+    pub fn set_stream(&mut self, on: bool) {
+        self.stream = Some(on);
+        for model in self.models.values_mut() {
+            model.stream = on;
+        }
+    }
+
+    /// Whether more than the first call of a response is kept, for every agent.
+    pub fn set_multi_tool_calls(&mut self, on: bool) {
+        for agent in self.agents.values_mut() {
+            agent.multi_tool_calls = on;
+        }
+    }
+
+    /// Listens somewhere else.
+    ///
+    /// # Errors
+    /// When other machines could connect there and the host has no token.
+    pub fn set_listen(&mut self, listen: SocketAddr) -> Result<(), ConfigErrors> {
+        self.host.listen = listen;
+        self.host.check().map_err(|message| ConfigErrors::single("--listen", message))
+    }
+
+    /// Checks every name and pattern of tools against the tools that there are.
+    ///
+    /// # Errors
+    /// A pattern that matches no tool, and a `[tools.NAME]` without a tool of that name.
+    pub fn check_tools(&self, registered: &[&str]) -> Result<(), ConfigErrors> {
+        let mut errors = Vec::new();
+        for (name, agent) in &self.agents {
+            for (at, pattern) in agent.tools.iter().enumerate() {
+                if !registered.iter().any(|tool| pattern.matches(tool)) {
+                    let key = format!("agents.{name}.tools[{at}]");
+                    let message = no_tool(&pattern.text, registered);
+                    errors.push(self.origins.error(&key, message));
+                }
+            }
+        }
+        for name in self.tools.keys().filter(|name| !registered.contains(&name.as_str())) {
+            let hint = source::did_you_mean(name, registered.iter().copied());
+            let message = format!("no tool is called {name:?}{hint}");
+            errors.push(self.origins.error(&format!("tools.{name}"), message));
+        }
+        if errors.is_empty() { Ok(()) } else { Err(ConfigErrors::new(errors)) }
+    }
+
+    fn add_model(&mut self, name: &str, mut model: ModelConfig) {
+        if let Some(on) = self.stream {
+            model.stream = on;
+        }
+        self.models.insert(name.to_owned(), model);
+    }
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let models =
+            BTreeMap::from([(REHEARSAL.to_owned(), ModelConfig::rehearsal(BaseUrl::nowhere()))]);
+        let agents =
+            BTreeMap::from([(DEFAULT_AGENT.to_owned(), AgentConfig::default_with(REHEARSAL))]);
+        Self {
+            host: HostConfig::default(),
+            models,
+            agents,
+            tools: BTreeMap::new(),
+            stream: None,
+            origins: Origins::default(),
+        }
+    }
+}
+
+fn no_tool(pattern: &str, registered: &[&str]) -> String {
+    if pattern == "read_file" {
+        return "there is no read_file without [tools.read_file] root = \"DIR\"".to_owned();
+    }
+    let known = registered.join(", ");
+    format!("no tool is called {pattern:?} (known: {known})")
+}
+
+/// A switch of the environment: `true` or `false`, or not there.
+fn switch(source: &Source<'_>, env: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<bool> {
+    let text = env(name)?;
+    let parsed: Parsed<bool> = match text.as_str() {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        other => Err(format!("is true or false, not {other:?}")),
+    };
+    parsed.map_err(|message| source.complain_of_env(name, message)).ok()
+}

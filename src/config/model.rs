@@ -1,0 +1,291 @@
+//! `[models.NAME]`.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use toml::de::DeValue;
+
+use super::source::Section;
+use super::values::{self, Parsed};
+
+/// A wire format: how a service is asked, and how it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Wire {
+    /// Chat Completions, and the dialects of services that follow them.
+    OpenaiChat,
+}
+
+impl Wire {
+    const WORDS: [(&'static str, Self); 1] = [("openai-chat", Self::OpenaiChat)];
+
+    /// The word for configuration, commands and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::OpenaiChat => "openai-chat",
+        }
+    }
+}
+
+impl fmt::Display for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl std::str::FromStr for Wire {
+    type Err = UnknownWire;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let known = Self::WORDS.iter().find(|(word, _)| *word == text);
+        known.map(|(_, wire)| *wire).ok_or(UnknownWire)
+    }
+}
+
+/// The word names no wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("unknown wire; it is one of: openai-chat")]
+pub struct UnknownWire;
+
+/// One model: where it is, how it is asked, how long is waited.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelConfig {
+    /// What is spoken to it.
+    pub wire: Wire,
+    /// The address before `/chat/completions`.
+    pub base_url: BaseUrl,
+    /// Its name at its service.
+    pub model: String,
+    /// What its service wants to see, if anything.
+    pub api_key: Option<ApiKey>,
+    /// Whether answers are streamed.
+    pub stream: bool,
+    /// How long a connection may take.
+    pub connect_timeout: Duration,
+    /// How long the first event of an answer may take.
+    pub first_event_timeout: Duration,
+    /// How long a later event may take.
+    pub idle_timeout: Duration,
+    /// How many attempts a turn has with this model.
+    pub max_attempts: u32,
+    /// The longest answer asked for.
+    pub max_output_tokens: Option<u32>,
+    /// How freely it answers.
+    pub temperature: Option<f64>,
+    /// Headers sent with every request, names in lower case.
+    pub headers: BTreeMap<String, String>,
+    /// Fields put into every request's body.
+    pub extra_body: serde_json::Map<String, serde_json::Value>,
+}
+
+impl ModelConfig {
+    /// A model that speaks Chat Completions, with the defaults for the rest.
+    #[must_use]
+    pub fn new(base_url: BaseUrl, model: impl Into<String>) -> Self {
+        Self {
+            wire: Wire::OpenaiChat,
+            base_url,
+            model: model.into(),
+            api_key: None,
+            stream: true,
+            connect_timeout: Duration::from_secs(10),
+            first_event_timeout: Duration::from_secs(60),
+            idle_timeout: Duration::from_secs(30),
+            max_attempts: 3,
+            max_output_tokens: None,
+            temperature: None,
+            headers: BTreeMap::new(),
+            extra_body: serde_json::Map::new(),
+        }
+    }
+
+    /// The built-in offline model at its address.
+    #[must_use]
+    pub fn rehearsal(base_url: BaseUrl) -> Self {
+        Self::new(base_url, super::REHEARSAL)
+    }
+
+    pub(super) fn read(section: &Section<'_, '_>, env: &dyn Fn(&str) -> Option<String>) -> Self {
+        let wire = section.read("wire", |value| values::word(value, &Wire::WORDS));
+        let base_url = section.read("base_url", base_url);
+        let model = section.read("model", values::filled_text);
+        for (key, missing) in [("base_url", base_url.is_none()), ("model", model.is_none())] {
+            section.require(key, missing);
+        }
+        let api_key = section.read("api_key_env", |value| {
+            let name = values::filled_text(value)?;
+            ApiKey::from_env(&name, env).map_err(|error| error.to_string())
+        });
+        let default =
+            Self::new(base_url.unwrap_or_else(BaseUrl::nowhere), model.unwrap_or_default());
+        let config = Self {
+            wire: wire.unwrap_or(default.wire),
+            api_key,
+            stream: section.read("stream", values::switch).unwrap_or(default.stream),
+            connect_timeout: section
+                .read("connect_timeout", values::time)
+                .unwrap_or(default.connect_timeout),
+            first_event_timeout: section
+                .read("first_event_timeout", values::time)
+                .unwrap_or(default.first_event_timeout),
+            idle_timeout: section
+                .read("idle_timeout", values::time)
+                .unwrap_or(default.idle_timeout),
+            max_attempts: section
+                .read("max_attempts", values::count)
+                .unwrap_or(default.max_attempts),
+            max_output_tokens: section.read("max_output_tokens", values::count),
+            temperature: section.read("temperature", temperature),
+            headers: section.read("headers", headers).unwrap_or_default(),
+            extra_body: section.read("extra_body", extra_body).unwrap_or_default(),
+            ..default
+        };
+        section.forbid("api_key", "a key is never in the file: name a variable with api_key_env");
+        section.finish();
+        config
+    }
+}
+
+/// The address of a service, up to what the wire adds: `https://api.example.com/v1`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct BaseUrl(String);
+
+impl BaseUrl {
+    /// Parses an address.
+    ///
+    /// # Errors
+    /// When it is no http or https address of a host, or brings a query, a fragment or a login.
+    pub fn parse(text: &str) -> Result<Self, InvalidBaseUrl> {
+        let invalid = |why: &str| InvalidBaseUrl { text: text.to_owned(), why: why.to_owned() };
+        // The parser of the client that will use the address, so that both agree on it.
+        let url = reqwest::Url::parse(text).map_err(|error| invalid(&error.to_string()))?;
+        if !matches!(url.scheme(), "http" | "https") {
+            return Err(invalid("it does not begin with http:// or https://"));
+        }
+        if !url.username().is_empty() || url.password().is_some() {
+            return Err(InvalidBaseUrl {
+                text: "what is given".to_owned(),
+                why: "it brings a login; keys come from api_key_env".to_owned(),
+            });
+        }
+        if url.query().is_some() || url.fragment().is_some() {
+            return Err(invalid("it brings a query or a fragment"));
+        }
+        if url.path().trim_end_matches('/').ends_with("/chat/completions") {
+            return Err(invalid("leave out /chat/completions"));
+        }
+        Ok(Self(url.as_str().trim_end_matches('/').to_owned()))
+    }
+
+    /// The address without a slash at its end.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Where nobody listens: the place of the rehearsal model until it has started.
+    pub(super) fn nowhere() -> Self {
+        Self("http://127.0.0.1:0/v1".to_owned())
+    }
+}
+
+impl fmt::Display for BaseUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// The text is no address of a service.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text:?} is no address such as \"https://api.example.com/v1\": {why}")]
+pub struct InvalidBaseUrl {
+    text: String,
+    why: String,
+}
+
+/// A secret from the environment. It shows itself to nobody but [`ApiKey::reveal`]'s caller.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ApiKey(String);
+
+impl ApiKey {
+    /// The secret in a variable of the environment.
+    ///
+    /// # Errors
+    /// When the variable is not set, is empty, or holds what no header can carry.
+    pub fn from_env(name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, MissingKey> {
+        let missing = |why| MissingKey { name: name.to_owned(), why };
+        let secret = env(name).ok_or_else(|| missing("is not set"))?;
+        let secret = secret.trim();
+        if secret.is_empty() {
+            return Err(missing("is empty"));
+        }
+        if !secret.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(missing("holds characters that no HTTP header can carry"));
+        }
+        Ok(Self(secret.to_owned()))
+    }
+
+    /// The secret itself, for a header or a comparison.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ApiKey(..)")
+    }
+}
+
+/// A variable of the environment that should hold a secret and does not.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the environment variable {name} {why}")]
+pub struct MissingKey {
+    name: String,
+    why: &'static str,
+}
+
+fn base_url(value: &DeValue<'_>) -> Parsed<BaseUrl> {
+    BaseUrl::parse(&values::text(value)?).map_err(|error| error.to_string())
+}
+
+fn temperature(value: &DeValue<'_>) -> Parsed<f64> {
+    let number = values::float(value)?;
+    if (0.0..=2.0).contains(&number) {
+        Ok(number)
+    } else {
+        Err(format!("is a number from 0 to 2, not {number}"))
+    }
+}
+
+fn headers(value: &DeValue<'_>) -> Parsed<BTreeMap<String, String>> {
+    let table = value.as_table().ok_or_else(|| values::not("a table", value))?;
+    let mut headers = BTreeMap::new();
+    for (name, value) in table {
+        let name = name.get_ref().to_ascii_lowercase();
+        let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
+        if name.is_empty() || !name.bytes().all(token) {
+            return Err(format!("{name:?} is no name of a header"));
+        }
+        if matches!(name.as_str(), "authorization" | "content-type" | "content-length" | "host") {
+            return Err(format!("{name} is set by the host itself (keys come from api_key_env)"));
+        }
+        let value = values::text(value.get_ref()).map_err(|error| format!("{name}: {error}"))?;
+        if !value.bytes().all(|b| b == b' ' || b.is_ascii_graphic()) {
+            return Err(format!("{name}: a header holds printable ASCII only"));
+        }
+        headers.insert(name, value);
+    }
+    Ok(headers)
+}
+
+fn extra_body(value: &DeValue<'_>) -> Parsed<serde_json::Map<String, serde_json::Value>> {
+    let fields = values::json_object(value)?;
+    let ours = ["model", "messages", "tools", "stream"];
+    match ours.iter().find(|field| fields.contains_key(**field)) {
+        Some(field) => Err(format!("{field} is set by the host itself")),
+        None => Ok(fields),
+    }
+}

@@ -1,0 +1,345 @@
+//! The file as tables and lines: who asks for a key gets its value or leaves an error.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::values::{self, Parsed};
+
+/// One thing that is wrong: `callsheet.toml:12: agents.default.model: ...`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    /// The file; none where a flag or a variable of the environment is wrong.
+    pub file: Option<String>,
+    /// The line, from 1; none where something is missing from the whole file.
+    pub line: Option<usize>,
+    /// The key with all its tables, or the flag or variable.
+    pub key: String,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(file) = &self.file {
+            f.write_str(file)?;
+            if let Some(line) = self.line {
+                write!(f, ":{line}")?;
+            }
+            f.write_str(": ")?;
+        }
+        if !self.key.is_empty() {
+            write!(f, "{}: ", self.key)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// Everything that is wrong, at least one thing, in the order of the lines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigErrors(Vec<ConfigError>);
+
+impl ConfigErrors {
+    pub(super) fn new(mut errors: Vec<ConfigError>) -> Self {
+        errors.sort_by_key(|error| error.line);
+        Self(errors)
+    }
+
+    /// One error that comes from no file.
+    #[must_use]
+    pub fn single(key: impl Into<String>, message: impl Into<String>) -> Self {
+        let (key, message) = (key.into(), message.into());
+        Self(vec![ConfigError { file: None, line: None, key, message }])
+    }
+
+    /// The errors, in the order of the lines.
+    pub fn iter(&self) -> impl Iterator<Item = &ConfigError> {
+        self.0.iter()
+    }
+}
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (at, error) in self.0.iter().enumerate() {
+            if at > 0 {
+                f.write_str("\n")?;
+            }
+            error.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigErrors {}
+
+/// Where each key stood, for errors that are found after parsing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Origins {
+    file: Option<String>,
+    lines: BTreeMap<String, usize>,
+}
+
+impl Origins {
+    pub(super) fn error(&self, key: &str, message: String) -> ConfigError {
+        let line = self.lines.get(key).copied();
+        ConfigError { file: self.file.clone(), line, key: key.to_owned(), message }
+    }
+}
+
+/// A file while it is read.
+#[derive(Debug)]
+pub(super) struct Source<'t> {
+    text: &'t str,
+    table: Option<Spanned<DeTable<'t>>>,
+    origins: RefCell<Origins>,
+    errors: RefCell<Vec<ConfigError>>,
+}
+
+impl<'t> Source<'t> {
+    pub(super) fn new(text: &'t str, file: &str) -> Self {
+        let (table, errors) = match DeTable::parse(text) {
+            Ok(table) => (Some(table), Vec::new()),
+            Err(error) => {
+                let line = error.span().map(|span| line_of(text, span.start));
+                let message = error.message().replace('\n', ", ");
+                let file = Some(file.to_owned());
+                (None, vec![ConfigError { file, line, key: String::new(), message }])
+            }
+        };
+        let origins = Origins { file: Some(file.to_owned()), lines: BTreeMap::new() };
+        Self { text, table, origins: RefCell::new(origins), errors: RefCell::new(errors) }
+    }
+
+    /// The file's tables; none when it is no TOML.
+    pub(super) fn root(&self) -> Option<Section<'_, 't>> {
+        let table = self.table.as_ref()?;
+        Some(Section::new(self, String::new(), Some(table.get_ref())))
+    }
+
+    pub(super) fn complain(&self, offset: Option<usize>, key: &str, message: impl Into<String>) {
+        let file = self.origins.borrow().file.clone();
+        let line = offset.map(|offset| line_of(self.text, offset));
+        let error = ConfigError { file, line, key: key.to_owned(), message: message.into() };
+        self.errors.borrow_mut().push(error);
+    }
+
+    pub(super) fn complain_of_env(&self, name: &str, message: String) {
+        let error = ConfigError { file: None, line: None, key: name.to_owned(), message };
+        self.errors.borrow_mut().push(error);
+    }
+
+    /// Where everything stood, if nothing was wrong.
+    pub(super) fn finish(self) -> Result<Origins, ConfigErrors> {
+        if self.errors.borrow().is_empty() {
+            Ok(self.origins.into_inner())
+        } else {
+            Err(self.into_errors())
+        }
+    }
+
+    pub(super) fn into_errors(self) -> ConfigErrors {
+        ConfigErrors::new(self.errors.into_inner())
+    }
+
+    fn locate(&self, key: &str, offset: usize) {
+        self.origins.borrow_mut().lines.insert(key.to_owned(), line_of(self.text, offset));
+    }
+}
+
+/// One table while it is read. What nobody asked for by [`Section::finish`] is an unknown key.
+#[derive(Debug)]
+pub(super) struct Section<'s, 't> {
+    source: &'s Source<'t>,
+    path: String,
+    table: Option<&'s DeTable<'t>>,
+    known: RefCell<BTreeSet<&'static str>>,
+}
+
+impl<'s, 't> Section<'s, 't> {
+    fn new(source: &'s Source<'t>, path: String, table: Option<&'s DeTable<'t>>) -> Self {
+        Self { source, path, table, known: RefCell::default() }
+    }
+
+    /// The value of a key as `parse` understands it; none when it is not there or wrong.
+    pub(super) fn read<T>(
+        &self,
+        key: &'static str,
+        parse: impl FnOnce(&DeValue<'t>) -> Parsed<T>,
+    ) -> Option<T> {
+        let value = self.value(key)?;
+        self.source.locate(&self.key(key), value.span().start);
+        match parse(value.get_ref()) {
+            Ok(parsed) => Some(parsed),
+            Err(message) => {
+                self.source.complain(Some(value.span().start), &self.key(key), message);
+                None
+            }
+        }
+    }
+
+    /// The items of a list, each as `parse` understands it; none when the key is not there.
+    pub(super) fn list<T>(
+        &self,
+        key: &'static str,
+        parse: impl Fn(&DeValue<'t>) -> Parsed<T>,
+    ) -> Option<Vec<T>> {
+        let value = self.value(key)?;
+        let Some(items) = value.get_ref().as_array() else {
+            let message = values::not("a list", value.get_ref());
+            self.source.complain(Some(value.span().start), &self.key(key), message);
+            return None;
+        };
+        let mut parsed = Vec::new();
+        for (at, item) in items.iter().enumerate() {
+            let path = format!("{}[{at}]", self.key(key));
+            self.source.locate(&path, item.span().start);
+            match parse(item.get_ref()) {
+                Ok(item) => parsed.push(item),
+                Err(message) => self.source.complain(Some(item.span().start), &path, message),
+            }
+        }
+        Some(parsed)
+    }
+
+    /// A table in this one; without keys if it is not there.
+    pub(super) fn table(&self, key: &'static str) -> Self {
+        let table = self.value(key).and_then(|value| {
+            let table = value.get_ref().as_table();
+            if table.is_none() {
+                let message = values::not("a table", value.get_ref());
+                self.source.complain(Some(value.span().start), &self.key(key), message);
+            }
+            table
+        });
+        Section::new(self.source, self.key(key), table)
+    }
+
+    /// The tables of a table of named things, such as `[models.NAME]`.
+    pub(super) fn tables(&self, key: &'static str) -> Vec<(String, Self)> {
+        let group = self.table(key);
+        let mut found = Vec::new();
+        for (name, value) in group.table.into_iter().flat_map(DeTable::iter) {
+            let path = group.key(name.get_ref());
+            self.source.locate(&path, name.span().start);
+            let Some(table) = value.get_ref().as_table() else {
+                let message = values::not("a table", value.get_ref());
+                self.source.complain(Some(value.span().start), &path, message);
+                continue;
+            };
+            if let Err(message) = values::check_name(name.get_ref()) {
+                self.source.complain(Some(name.span().start), &path, message);
+            }
+            let section = Section::new(self.source, path, Some(table));
+            found.push((name.get_ref().to_string(), section));
+        }
+        found
+    }
+
+    /// Leaves an error about a key, or about the whole table where the key is not there.
+    pub(super) fn complain(&self, key: &str, message: impl Into<String>) {
+        let entry = self.table.and_then(|table| table.get_key_value(key));
+        let offset = entry.map(|(key, _)| key.span().start);
+        let whole = || self.source.origins.borrow().lines.get(&self.path).copied();
+        let line = offset.map(|offset| line_of(self.source.text, offset)).or_else(whole);
+        let file = self.source.origins.borrow().file.clone();
+        let error = ConfigError { file, line, key: self.key(key), message: message.into() };
+        self.source.errors.borrow_mut().push(error);
+    }
+
+    /// Leaves an error if a key that must be there is not there; `missing` says whether a value
+    /// came of it, and a key that is there and wrong has its error already.
+    pub(super) fn require(&self, key: &'static str, missing: bool) {
+        if missing && !self.has(key) {
+            self.complain(key, "is missing");
+        }
+    }
+
+    pub(super) fn has(&self, key: &str) -> bool {
+        self.table.is_some_and(|table| table.contains_key(key))
+    }
+
+    /// Leaves a better error about a key that is unknown.
+    pub(super) fn forbid(&self, key: &'static str, message: &str) {
+        if self.value(key).is_some() {
+            self.complain(key, message);
+        }
+    }
+
+    /// Every key that nobody has asked for is an error.
+    pub(super) fn finish(&self) {
+        let known = self.known.borrow();
+        for (key, _) in self.table.into_iter().flat_map(DeTable::iter) {
+            if !known.contains(key.get_ref().as_ref()) {
+                let hint = did_you_mean(key.get_ref(), known.iter().copied());
+                let message = format!("unknown key{hint}");
+                self.source.complain(Some(key.span().start), &self.key(key.get_ref()), message);
+            }
+        }
+    }
+
+    fn value(&self, key: &'static str) -> Option<&'s Spanned<DeValue<'t>>> {
+        self.known.borrow_mut().insert(key);
+        self.table?.get(key)
+    }
+
+    fn key(&self, key: &str) -> String {
+        if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) }
+    }
+}
+
+/// ` (did you mean NAME?)` for the closest of the names, if one is close.
+pub(super) fn did_you_mean<'n>(wrong: &str, names: impl Iterator<Item = &'n str>) -> String {
+    let far = (wrong.chars().count() / 3).max(1);
+    names
+        .map(|name| (distance(wrong, name), name))
+        .filter(|(steps, name)| *steps <= far || (wrong.len() > 3 && name.starts_with(wrong)))
+        .min()
+        .map(|(_, name)| format!(" (did you mean {name}?)"))
+        .unwrap_or_default()
+}
+
+/// How many characters must be put in, left out or changed to make one text of the other.
+fn distance(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (above, a) in from.chars().enumerate() {
+        let mut next = vec![above + 1];
+        for ((b, diagonal), up) in to.iter().zip(&row).zip(row.iter().skip(1)) {
+            let left = next.last().copied().unwrap_or_default();
+            next.push((diagonal + usize::from(a != *b)).min(up + 1).min(left + 1));
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    text.bytes().take(offset).filter(|byte| *byte == b'\n').count() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_closest_name_is_offered_and_far_ones_are_not() {
+        let names = || ["max_turns", "run_timeout", "tool_timeout"].into_iter();
+        assert_eq!(did_you_mean("max_turn", names()), " (did you mean max_turns?)");
+        assert_eq!(did_you_mean("tool_timeuot", names()), " (did you mean tool_timeout?)");
+        assert_eq!(did_you_mean("data_dir", names()), "");
+        assert_eq!(did_you_mean("", names()), "");
+    }
+
+    #[test]
+    fn distances() {
+        for (from, to, expected) in
+            [("", "", 0), ("a", "", 1), ("kitten", "sitting", 3), ("über", "uber", 1)]
+        {
+            assert_eq!(distance(from, to), expected, "{from} {to}");
+            assert_eq!(distance(to, from), expected, "{to} {from}");
+        }
+    }
+}

@@ -1,0 +1,109 @@
+//! `[tools.NAME]`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use toml::de::DeValue;
+
+use super::host::{is_host_name, split_port};
+use super::source::Section;
+use super::values::{self, Parsed};
+
+/// Whether anybody outside this process can notice a call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolEffect {
+    /// Nothing outside this process can notice the call: it may start early, and may be repeated.
+    None,
+    /// Somebody may notice: it waits for a good finish, and is never repeated by a retry.
+    #[default]
+    Some,
+}
+
+/// When a sealed call of a tool with effects may start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StartPolicy {
+    /// When the response has ended well.
+    #[default]
+    OnFinish,
+    /// As soon as its own arguments are whole, even if the response should break off later.
+    OnSeal,
+}
+
+/// What the file changes about one tool. None: as the tool's author set it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ToolOverride {
+    /// Whether anybody can notice a call.
+    pub effect: Option<ToolEffect>,
+    /// When a sealed call may start.
+    pub start: Option<StartPolicy>,
+    /// Whether it runs alone.
+    pub exclusive: Option<bool>,
+    /// Whether it may be run again with the same idempotency key.
+    pub idempotent: Option<bool>,
+    /// Whether identical calls of one response run each for itself.
+    pub repeatable: Option<bool>,
+    /// Whether it is run on a thread of its own pool.
+    pub blocking: Option<bool>,
+    /// How long one call may run.
+    pub timeout: Option<Duration>,
+    /// Of `read_file`: the folder beneath which it reads.
+    pub root: Option<PathBuf>,
+    /// Of `http_get`: addresses that would be refused, each `host`, `host:port`, an address or a
+    /// network such as `10.0.0.0/8`.
+    pub allow: Vec<String>,
+}
+
+impl ToolOverride {
+    pub(super) fn read(name: &str, section: &Section<'_, '_>) -> Self {
+        let effects = [("none", ToolEffect::None), ("some", ToolEffect::Some)];
+        let starts = [("on_finish", StartPolicy::OnFinish), ("on_seal", StartPolicy::OnSeal)];
+        let mut change = Self {
+            effect: section.read("effect", |value| values::word(value, &effects)),
+            start: section.read("start", |value| values::word(value, &starts)),
+            exclusive: section.read("exclusive", values::switch),
+            idempotent: section.read("idempotent", values::switch),
+            repeatable: section.read("repeatable", values::switch),
+            blocking: section.read("blocking", values::switch),
+            timeout: section.read("timeout", values::time),
+            root: None,
+            allow: Vec::new(),
+        };
+        if name == "read_file" {
+            change.root = section.read("root", values::filled_text).map(PathBuf::from);
+            section.require("root", change.root.is_none());
+        }
+        if name == "http_get" {
+            change.allow = section.list("allow", allow).unwrap_or_default();
+        }
+        section.finish();
+        change
+    }
+}
+
+fn allow(value: &DeValue<'_>) -> Parsed<String> {
+    let text = values::text(value)?;
+    if is_network(&text) || is_host(&text) {
+        return Ok(text.to_ascii_lowercase());
+    }
+    Err(format!("is a host, \"host:port\" or a network such as \"10.0.0.0/8\", not {text:?}"))
+}
+
+fn is_network(text: &str) -> bool {
+    let Some((address, bits)) = text.split_once('/') else { return false };
+    let (Ok(address), Ok(bits)) = (address.parse::<IpAddr>(), bits.parse::<u8>()) else {
+        return false;
+    };
+    bits <= if address.is_ipv4() { 32 } else { 128 }
+}
+
+fn is_host(text: &str) -> bool {
+    if text.parse::<IpAddr>().is_ok() {
+        return true;
+    }
+    let (name, port) = split_port(text);
+    is_host_name(name) && port.is_none_or(|port| port.parse::<u16>().is_ok_and(|port| port > 0))
+}

@@ -1,0 +1,208 @@
+//! What single values mean.
+
+use std::time::Duration;
+
+use toml::de::DeValue;
+
+/// A value as understood, or what is wrong with it.
+pub(super) type Parsed<T> = Result<T, String>;
+
+/// No time of the configuration is longer; clocks can be added to it without overflow.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
+
+/// The message for a value of another kind than asked for.
+pub(super) fn not(wanted: &str, value: &DeValue<'_>) -> String {
+    format!("is {wanted}, not {}", described(value))
+}
+
+pub(super) fn text(value: &DeValue<'_>) -> Parsed<String> {
+    value.as_str().map(str::to_owned).ok_or_else(|| not("a text", value))
+}
+
+/// A text with something in it.
+pub(super) fn filled_text(value: &DeValue<'_>) -> Parsed<String> {
+    let text = text(value)?;
+    if text.trim().is_empty() { Err("must not be empty".to_owned()) } else { Ok(text) }
+}
+
+pub(super) fn switch(value: &DeValue<'_>) -> Parsed<bool> {
+    value.as_bool().ok_or_else(|| not("true or false", value))
+}
+
+/// A whole number that fits `T`.
+pub(super) fn number<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
+    let Some(integer) = value.as_integer() else { return Err(not("a whole number", value)) };
+    let number = i128::from_str_radix(integer.as_str(), integer.radix())
+        .map_err(|_| format!("{integer} is too large"))?;
+    if number < 0 {
+        return Err(format!("must not be negative, and is {number}"));
+    }
+    u64::try_from(number)
+        .ok()
+        .and_then(|number| T::try_from(number).ok())
+        .ok_or_else(|| format!("{number} is too large"))
+}
+
+/// A whole number above 0 that fits `T`.
+pub(super) fn count<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
+    match number::<u64>(value)? {
+        0 => Err("must be at least 1".to_owned()),
+        _ => number(value),
+    }
+}
+
+/// A whole number where 0 is no limit.
+pub(super) fn limit(value: &DeValue<'_>) -> Parsed<Option<u32>> {
+    number(value).map(|number: u32| Some(number).filter(|number| *number > 0))
+}
+
+/// A number with or without a fraction.
+pub(super) fn float(value: &DeValue<'_>) -> Parsed<f64> {
+    let text = match (value.as_float(), value.as_integer()) {
+        (Some(float), _) => float.as_str().to_owned(),
+        (None, Some(integer)) if integer.radix() == 10 => integer.as_str().to_owned(),
+        (None, _) => return Err(not("a number", value)),
+    };
+    let number: f64 = text.parse().map_err(|_| format!("{text} is no number"))?;
+    if number.is_finite() { Ok(number) } else { Err(format!("{text} is no number")) }
+}
+
+/// A time such as `"30s"`, which may be 0.
+pub(super) fn duration(value: &DeValue<'_>) -> Parsed<Duration> {
+    let Some(text) = value.as_str() else {
+        return Err(not("a time such as \"30s\"", value));
+    };
+    parse_duration(text)
+}
+
+/// A time above 0.
+pub(super) fn time(value: &DeValue<'_>) -> Parsed<Duration> {
+    let duration = duration(value)?;
+    if duration.is_zero() { Err("must be longer than 0".to_owned()) } else { Ok(duration) }
+}
+
+/// A time where 0 is no limit.
+pub(super) fn time_limit(value: &DeValue<'_>) -> Parsed<Option<Duration>> {
+    duration(value).map(|duration| Some(duration).filter(|duration| !duration.is_zero()))
+}
+
+/// One of a few words.
+pub(super) fn word<T: Copy>(value: &DeValue<'_>, words: &[(&str, T)]) -> Parsed<T> {
+    let found = value.as_str().and_then(|text| words.iter().find(|(word, _)| *word == text));
+    found.map(|(_, meaning)| *meaning).ok_or_else(|| {
+        let words: Vec<String> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
+        not(&words.join(" or "), value)
+    })
+}
+
+/// A table of TOML as an object of JSON.
+pub(super) fn json(value: &DeValue<'_>) -> Parsed<serde_json::Value> {
+    Ok(match value {
+        DeValue::String(text) => text.as_ref().into(),
+        DeValue::Integer(integer) => i64::from_str_radix(integer.as_str(), integer.radix())
+            .map_err(|_| format!("{integer} is too large"))?
+            .into(),
+        DeValue::Float(_) => float(value)?.into(),
+        DeValue::Boolean(on) => (*on).into(),
+        DeValue::Datetime(_) => return Err("a date cannot be sent as JSON; quote it".to_owned()),
+        DeValue::Array(items) => {
+            items.iter().map(|item| json(item.get_ref())).collect::<Parsed<Vec<_>>>()?.into()
+        }
+        DeValue::Table(_) => json_object(value)?.into(),
+    })
+}
+
+/// A table of TOML as the fields of an object of JSON.
+pub(super) fn json_object(
+    value: &DeValue<'_>,
+) -> Parsed<serde_json::Map<String, serde_json::Value>> {
+    let table = value.as_table().ok_or_else(|| not("a table", value))?;
+    let mut fields = serde_json::Map::new();
+    for (key, value) in table {
+        let value = json(value.get_ref()).map_err(|error| format!("{}: {error}", key.get_ref()))?;
+        fields.insert(key.get_ref().to_string(), value);
+    }
+    Ok(fields)
+}
+
+/// Whether a model, an agent or a tool may be called so.
+pub(super) fn check_name(name: &str) -> Parsed<()> {
+    let fits = (1..=64).contains(&name.len())
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
+    let message = "a name has 1 to 64 characters of A-Z, a-z, 0-9, _ and -";
+    if fits { Ok(()) } else { Err(message.to_owned()) }
+}
+
+fn parse_duration(text: &str) -> Parsed<Duration> {
+    let wrong = || format!("is a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not {text:?}");
+    let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
+    let (amount, unit) = text.split_at(digits);
+    let milliseconds: u64 = match unit {
+        "ms" => 1,
+        "s" => 1_000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        _ => return Err(wrong()),
+    };
+    if amount.is_empty() {
+        return Err(wrong());
+    }
+    let amount: Option<u64> = amount.parse().ok();
+    amount
+        .and_then(|amount| amount.checked_mul(milliseconds))
+        .map(Duration::from_millis)
+        .filter(|duration| *duration <= LONGEST)
+        .ok_or_else(|| format!("{text:?} is too long"))
+}
+
+fn described(value: &DeValue<'_>) -> String {
+    match value {
+        DeValue::String(text) => format!("{:?}", crate::types::excerpt(text, 60)),
+        DeValue::Integer(integer) => integer.to_string(),
+        DeValue::Float(float) => float.to_string(),
+        DeValue::Boolean(on) => on.to_string(),
+        DeValue::Datetime(date) => date.to_string(),
+        DeValue::Array(_) => "a list".to_owned(),
+        DeValue::Table(_) => "a table".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        for (text, expected) in [
+            ("250ms", Some(250)),
+            ("30s", Some(30_000)),
+            ("5m", Some(300_000)),
+            ("24h", Some(86_400_000)),
+            ("0s", Some(0)),
+            ("", None),
+            ("s", None),
+            ("30", None),
+            ("-1s", None),
+            ("1.5s", None),
+            ("1 s", None),
+            ("30S", None),
+            ("5d", None),
+            ("99999999999999999999s", None),
+            ("18446744073709551615h", None),
+            ("999999h", None),
+        ] {
+            let parsed = parse_duration(text).ok();
+            assert_eq!(parsed, expected.map(Duration::from_millis), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn tables_become_json_and_dates_do_not() {
+        let parse = |text| json(DeValue::parse(text).expect("parse TOML").get_ref());
+        let value = parse("{ a = 1, b = [true, 1.5, 'x'], c = { d = 0x10 } }").expect("convert");
+        assert_eq!(value.to_string(), r#"{"a":1,"b":[true,1.5,"x"],"c":{"d":16}}"#);
+        let error = parse("{ when = 2026-01-01 }").expect_err("refuse a date");
+        assert!(error.starts_with("when: "), "{error}");
+        assert!(parse("{ a = nan }").is_err());
+    }
+}

@@ -1,0 +1,263 @@
+//! The owner of the turn: hands the machine what happens, and performs what it asks for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use tokio::time::Instant;
+
+use super::gauge::{Gauges, Held};
+use super::message::{
+    AccumulatorMessage, SessionMessage, StreamMessage, SupervisorMessage, TurnStart,
+};
+use super::model::ModelRequest;
+use super::publish::Publisher;
+use super::task::Task;
+use crate::journal::{Appended, SessionLog};
+use crate::record::Record;
+use crate::turn::{Effect, Turn};
+use crate::types::{CallKey, RunId};
+
+/// Owns the turn of a run, a new value for each turn.
+#[derive(Debug)]
+pub(super) struct AccumulatorActor;
+
+/// What an accumulator needs.
+pub(super) struct AccumulatorSetup {
+    /// Which of the run's sets of actors this is of.
+    pub(super) epoch: u64,
+    pub(super) session: ActorRef<SessionMessage>,
+    pub(super) stream: ActorRef<StreamMessage>,
+    pub(super) supervisor: ActorRef<SupervisorMessage>,
+    pub(super) log: Arc<SessionLog>,
+    pub(super) publisher: Publisher,
+    pub(super) gauges: Gauges,
+}
+
+pub(super) struct State {
+    setup: AccumulatorSetup,
+    current: Option<Current>,
+    timer: Option<Timer>,
+    _held: Held,
+}
+
+/// The turn, which stays when it is over: a tool may still come back late.
+struct Current {
+    turn: Turn,
+    number: u32,
+    run: RunId,
+    request: Arc<ModelRequest>,
+    idempotency_scope: String,
+    began: Instant,
+    /// How many records the turn has asked for.
+    records: u64,
+}
+
+/// The one timer. It may fire too early, which the machine does not mind.
+struct Timer {
+    at: Instant,
+    _task: Task,
+}
+
+impl Actor for AccumulatorActor {
+    type Msg = AccumulatorMessage;
+    type State = State;
+    type Arguments = AccumulatorSetup;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<AccumulatorMessage>,
+        setup: AccumulatorSetup,
+    ) -> Result<State, ActorProcessingErr> {
+        let held = setup.gauges.actors.hold();
+        Ok(State { setup, current: None, timer: None, _held: held })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<AccumulatorMessage>,
+        message: AccumulatorMessage,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            AccumulatorMessage::BeginTurn(start) => state.current = Some(Current::begin(*start)),
+            AccumulatorMessage::DeltasReceived { turn, attempt, batch, reply } => {
+                if let Some((current, now)) = state.exchange(turn, attempt) {
+                    current.turn.handle_deltas(now, batch);
+                    state.settle(&myself);
+                }
+                // A reader that is gone reads no more.
+                let _ = reply.send(());
+                return Ok(());
+            }
+            AccumulatorMessage::ResponseEnded { turn, attempt, end } => {
+                let Some((current, now)) = state.exchange(turn, attempt) else { return Ok(()) };
+                current.turn.handle_response_end(now, end);
+            }
+            AccumulatorMessage::ToolFinished { key, done } => {
+                let Some((current, now)) = state.now() else { return Ok(()) };
+                current.turn.handle_outcome(now, key, done);
+            }
+            AccumulatorMessage::RecordsStored { turn, upto } => {
+                let Some((current, now)) = state.now() else { return Ok(()) };
+                if current.number != turn {
+                    return Ok(());
+                }
+                current.turn.handle_recorded(now, upto);
+            }
+            AccumulatorMessage::TimerFired => {
+                state.timer = None;
+                let Some((current, now)) = state.now() else { return Ok(()) };
+                current.turn.handle_timeout(now);
+            }
+            AccumulatorMessage::Cancel { why } => {
+                let Some((current, now)) = state.now() else { return Ok(()) };
+                current.turn.handle_cancel(now, why);
+            }
+        }
+        state.settle(&myself);
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        _: ActorRef<AccumulatorMessage>,
+        _: SupervisionEvent,
+        _: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        Ok(())
+    }
+}
+
+impl Current {
+    fn begin(start: TurnStart) -> Self {
+        let TurnStart { spec, run, request, resume, cancel } = start;
+        let (number, idempotency_scope) = (spec.number, spec.idempotency_scope.clone());
+        let mut turn = match resume {
+            None => Turn::new(spec),
+            Some(records) => Turn::resume(spec, &records),
+        };
+        if let Some(why) = cancel {
+            turn.handle_cancel(Duration::ZERO, why);
+        }
+        let began = Instant::now();
+        Self { turn, number, run, request, idempotency_scope, began, records: 0 }
+    }
+
+    fn idempotency_key(&self, key: CallKey) -> String {
+        format!("{}/{key}", self.idempotency_scope)
+    }
+}
+
+impl State {
+    fn now(&mut self) -> Option<(&mut Current, Duration)> {
+        let current = self.current.as_mut()?;
+        let now = current.began.elapsed();
+        Some((current, now))
+    }
+
+    /// The turn, if a message of that exchange is for it.
+    fn exchange(&mut self, turn: u32, attempt: u32) -> Option<(&mut Current, Duration)> {
+        self.now()
+            .filter(|(current, _)| current.number == turn && current.turn.attempt() == attempt)
+    }
+
+    /// Performs what the machine asks for, until it asks for nothing more that can be had now.
+    fn settle(&mut self, myself: &ActorRef<AccumulatorMessage>) {
+        let Some(current) = self.current.as_mut() else { return };
+        let mut records = Vec::new();
+        loop {
+            while let Some(effect) = current.turn.poll() {
+                match effect {
+                    Effect::Record(record) => records.push(record),
+                    other @ (Effect::Request(_)
+                    | Effect::Disconnect
+                    | Effect::Start(_)
+                    | Effect::Abort(_)
+                    | Effect::Emit(_)
+                    | Effect::Release(_)
+                    | Effect::Commit(_)) => self.setup.perform(other, current, myself),
+                }
+            }
+            if records.is_empty() || !self.setup.store(&mut records, current, myself) {
+                break;
+            }
+            current.turn.handle_recorded(current.began.elapsed(), current.records);
+        }
+        self.arm(myself);
+    }
+
+    fn arm(&mut self, myself: &ActorRef<AccumulatorMessage>) {
+        let Some(current) = &self.current else { return };
+        let Some(at) = current.turn.poll_timeout().map(|timeout| current.began + timeout) else {
+            self.timer = None;
+            return;
+        };
+        // One that fires earlier than needed is armed again then.
+        if self.timer.as_ref().is_some_and(|timer| timer.at <= at) {
+            return;
+        }
+        let accumulator = myself.clone();
+        let task = Task::spawn(&self.setup.gauges.tasks, async move {
+            tokio::time::sleep_until(at).await;
+            let _ = accumulator.cast(AccumulatorMessage::TimerFired);
+        });
+        self.timer = Some(Timer { at, _task: task });
+    }
+}
+
+impl AccumulatorSetup {
+    /// Appends the records as one batch. Returns whether they are durable already.
+    fn store(
+        &self,
+        records: &mut Vec<Record>,
+        current: &mut Current,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) -> bool {
+        let records = std::mem::take(records);
+        current.records += records.len() as u64;
+        let (turn, upto) = (current.number, current.records);
+        let accumulator = myself.clone();
+        let (_, appended) = self.log.append(records, move || {
+            let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
+        });
+        appended == Appended::Durable
+    }
+
+    /// Performs an effect. That a receiver is gone is heard by the session, which then begins
+    /// anew from the journal.
+    fn perform(&self, effect: Effect, of: &Current, myself: &ActorRef<AccumulatorMessage>) {
+        match effect {
+            Effect::Record(_) => debug_assert!(false, "records are appended together"),
+            Effect::Request(plan) => {
+                let _ = self.stream.cast(StreamMessage::Request {
+                    turn: of.number,
+                    plan,
+                    request: Arc::clone(&of.request),
+                    to: myself.clone(),
+                });
+            }
+            Effect::Disconnect => {
+                let _ = self.stream.cast(StreamMessage::Disconnect);
+            }
+            Effect::Start(call) => {
+                let _ = self.supervisor.cast(SupervisorMessage::StartTool {
+                    run: of.run.clone(),
+                    idempotency_key: of.idempotency_key(call.key),
+                    call,
+                    to: myself.clone(),
+                });
+            }
+            Effect::Abort(key) => {
+                let _ = self.supervisor.cast(SupervisorMessage::AbortTool { key });
+            }
+            Effect::Emit(event) => self.publisher.publish(&of.run, of.number, event),
+            // The results reach the history with the commit; `ResultReleased` tells of the order.
+            Effect::Release(_) => {}
+            Effect::Commit(record) => {
+                let epoch = self.epoch;
+                let _ = self.session.cast(SessionMessage::TurnCommitted { epoch, record });
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Runs tools that block or compute, on threads of their own.
+
+use std::future::Future;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, oneshot};
+
+use super::gauge::{Gauge, Held};
+
+/// How many tools may block at once, in the whole host. Further ones wait for a thread, on their
+/// own time.
+pub(super) const BLOCKING_THREADS_MAX: usize = 64;
+
+/// The threads of tools that block.
+///
+/// A thread cannot be killed. When its call is given up, the future is dropped at its next await;
+/// until then the thread is *abandoned*: it keeps its place here, and is counted.
+#[derive(Clone, Debug)]
+pub(super) struct BlockingPool {
+    places: Arc<Semaphore>,
+    abandoned: Gauge,
+}
+
+impl BlockingPool {
+    pub(super) fn new(threads_max: usize, abandoned: Gauge) -> Self {
+        Self { places: Arc::new(Semaphore::new(threads_max)), abandoned }
+    }
+
+    /// Drives a future to its end on a thread that it may block. Panics when it panics.
+    /// `None` when the runtime is shutting down.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        future: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
+        let (held_on, given_up) = oneshot::channel::<()>();
+        let watch =
+            Watch { thread: Arc::default(), abandoned: self.abandoned.clone(), _held_on: held_on };
+        let thread = Arc::clone(&watch.thread);
+        let runtime = Handle::current();
+        let joined = tokio::task::spawn_blocking(move || {
+            let _ended = Ended(thread);
+            let _place = place;
+            runtime.block_on(async {
+                tokio::select! {
+                    biased;
+                    _ = given_up => None,
+                    value = future => Some(value),
+                }
+            })
+        })
+        .await;
+        drop(watch);
+        match joined {
+            Ok(value) => value,
+            Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
+            Err(_) => None,
+        }
+    }
+}
+
+/// What is known of a thread.
+#[derive(Debug, Default)]
+enum Thread {
+    #[default]
+    Working,
+    Ended,
+    /// Holds its place in the gauge until the thread ends.
+    Abandoned {
+        _held: Held,
+    },
+}
+
+/// The caller's side: dropped before the thread has ended, it leaves the thread abandoned.
+struct Watch {
+    thread: Arc<Mutex<Thread>>,
+    abandoned: Gauge,
+    /// Dropped with this, which tells the thread.
+    _held_on: oneshot::Sender<()>,
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let mut thread = self.thread.lock();
+        if matches!(*thread, Thread::Working) {
+            *thread = Thread::Abandoned { _held: self.abandoned.hold() };
+        }
+    }
+}
+
+/// The thread's side.
+struct Ended(Arc<Mutex<Thread>>);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        *self.0.lock() = Thread::Ended;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::runtime::tests::spawn;
+
+    #[tokio::test]
+    async fn counts_a_thread_from_its_call_given_up_until_it_comes_back() {
+        let abandoned = Gauge::default();
+        let pool = BlockingPool::new(1, abandoned.clone());
+        assert_eq!(pool.run(async { 7 }).await, Some(7));
+        let (release, blocked) = mpsc::channel::<()>();
+        let (started, begun) = tokio::sync::oneshot::channel();
+        let call = spawn({
+            let pool = pool.clone();
+            async move {
+                pool.run(async move {
+                    started.send(()).unwrap();
+                    blocked.recv().unwrap();
+                })
+                .await
+            }
+        });
+        begun.await.unwrap();
+        assert_eq!(abandoned.count(), 0);
+        call.abort();
+        call.await.unwrap_err();
+        assert_eq!(abandoned.count(), 1);
+        release.send(()).unwrap();
+        abandoned.emptied().await;
+        assert_eq!(pool.run(async { 8 }).await, Some(8));
+    }
+
+    #[tokio::test]
+    async fn hands_on_a_panic() {
+        let pool = BlockingPool::new(1, Gauge::default());
+        let call = spawn(async move { pool.run(async { panic!("at work") }).await });
+        assert!(call.await.unwrap_err().is_panic());
+    }
+}

@@ -1,0 +1,48 @@
+//! Why a host refuses.
+
+/// Why a host or a session does not do what it is asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// A configured model cannot be asked.
+    #[error("start the host: {0}")]
+    Config(String),
+    /// No agent has this name.
+    #[error("open a session: there is no agent {0:?}")]
+    UnknownAgent(String),
+    /// The text is no session id.
+    #[error("open a session: an id has 1 to 64 characters of A-Z, a-z, 0-9, _ and -")]
+    InvalidSessionId,
+    /// Another session has this id.
+    #[error("open a session: the id is taken")]
+    SessionExists,
+    /// `max_sessions` or `max_concurrent_runs` is reached.
+    #[error("begin another {0}: the host is full")]
+    Full(&'static str),
+    /// The session has a run already.
+    #[error("begin a run: another one is going on")]
+    RunInProgress,
+    /// The session is closed, or died.
+    #[error("ask the session: it is closed")]
+    SessionClosed,
+    /// The host takes nothing more.
+    #[error("begin anything: the host is shutting down")]
+    ShuttingDown,
+}
+
+impl HostError {
+    /// A stable word for clients.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Config(_) => "invalid_config",
+            Self::UnknownAgent(_) => "unknown_agent",
+            Self::InvalidSessionId => "invalid_session_id",
+            Self::SessionExists => "session_exists",
+            Self::Full(_) => "host_full",
+            Self::RunInProgress => "run_in_progress",
+            Self::SessionClosed => "session_closed",
+            Self::ShuttingDown => "shutting_down",
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! A session as its users hold it.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll};
+
+use ractor::rpc::CallResult;
+use ractor::{ActorRef, RpcReplyPort};
+use serde::{Deserialize, Serialize};
+use tokio::sync::oneshot;
+
+use super::error::HostError;
+use super::message::{RunAccepted, SessionMessage};
+use super::publish::Listeners;
+use super::report::RunReport;
+use crate::message::Message;
+use crate::record::{Seq, StopMode};
+use crate::telemetry::Subscription;
+use crate::types::{RunId, SessionId, Usage};
+
+/// A session of a host. Cloning is cheap; dropping closes nothing.
+#[derive(Clone)]
+pub struct SessionHandle {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    id: SessionId,
+    agent: String,
+    running: Arc<AtomicBool>,
+    listeners: Listeners,
+    actor: ActorRef<SessionMessage>,
+}
+
+impl SessionHandle {
+    pub(super) fn new(
+        id: SessionId,
+        agent: String,
+        running: Arc<AtomicBool>,
+        listeners: Listeners,
+        actor: ActorRef<SessionMessage>,
+    ) -> Self {
+        Self { inner: Arc::new(Inner { id, agent, running, listeners, actor }) }
+    }
+
+    /// The session's id.
+    #[must_use]
+    pub fn id(&self) -> &SessionId {
+        &self.inner.id
+    }
+
+    /// The agent's name.
+    #[must_use]
+    pub fn agent(&self) -> &str {
+        &self.inner.agent
+    }
+
+    /// What the session is doing.
+    #[must_use]
+    pub fn state(&self) -> SessionState {
+        if self.inner.running.load(Ordering::Acquire) {
+            SessionState::Running
+        } else {
+            SessionState::Idle
+        }
+    }
+
+    /// Begins a run with a user's input.
+    ///
+    /// # Errors
+    /// When the session has a run already or is closed, and when the host is full or shutting
+    /// down.
+    pub async fn start_run(&self, input: impl Into<String>) -> Result<StartedRun, HostError> {
+        let input = input.into();
+        // Before the run begins, so that none of its events is missed.
+        let events = self.subscribe();
+        let RunAccepted { run_id, seq, report } =
+            self.ask(|reply| SessionMessage::StartRun { input, reply }).await??;
+        Ok(StartedRun { run_id, seq, events, report: ReportFuture { report } })
+    }
+
+    /// Begins a run and waits for its end.
+    ///
+    /// # Errors
+    /// As [`Self::start_run`], and when the session is closed meanwhile.
+    pub async fn run(&self, input: impl Into<String>) -> Result<RunReport, HostError> {
+        let StartedRun { events, report, .. } = self.start_run(input).await?;
+        drop(events);
+        report.await
+    }
+
+    /// Listens to the session's events from now on, until the session ends.
+    pub fn subscribe(&self) -> Subscription {
+        self.inner.listeners.subscribe()
+    }
+
+    /// Ends the run that goes on, if there is one. Returns when the session has heard it.
+    ///
+    /// # Errors
+    /// When the session is closed.
+    pub async fn stop(&self, mode: StopMode) -> Result<(), HostError> {
+        self.ask(|reply| SessionMessage::Stop { mode, reply }).await
+    }
+
+    /// What the session holds.
+    ///
+    /// # Errors
+    /// When the session is closed.
+    pub async fn snapshot(&self) -> Result<SessionSnapshot, HostError> {
+        self.ask(|reply| SessionMessage::Snapshot { reply }).await
+    }
+
+    /// Stops the run, answers what is open, closes the session and forgets its records. Closing a
+    /// session that is closed is no error.
+    ///
+    /// # Errors
+    /// None at present.
+    pub async fn close(&self) -> Result<(), HostError> {
+        match self.ask(|reply| SessionMessage::Close { reply }).await {
+            Ok(()) | Err(HostError::SessionClosed) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    pub(super) fn actor(&self) -> &ActorRef<SessionMessage> {
+        &self.inner.actor
+    }
+
+    pub(super) async fn ask<T: Send + 'static>(
+        &self,
+        message: impl FnOnce(RpcReplyPort<T>) -> SessionMessage,
+    ) -> Result<T, HostError> {
+        match self.inner.actor.call(message, None).await {
+            Ok(CallResult::Success(answer)) => Ok(answer),
+            Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => {
+                Err(HostError::SessionClosed)
+            }
+        }
+    }
+}
+
+impl fmt::Debug for SessionHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionHandle")
+            .field("id", &self.inner.id)
+            .field("agent", &self.inner.agent)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A run that has begun.
+#[derive(Debug)]
+pub struct StartedRun {
+    /// The run.
+    pub run_id: RunId,
+    /// The place of its first record.
+    pub seq: Seq,
+    /// The session's events, from before the run's first.
+    pub events: Subscription,
+    /// Its report, once it is over. Dropping it stops nothing.
+    pub report: ReportFuture,
+}
+
+/// Waits for a run's report.
+#[derive(Debug)]
+#[must_use = "a future does nothing unless it is awaited"]
+pub struct ReportFuture {
+    report: oneshot::Receiver<RunReport>,
+}
+
+impl Future for ReportFuture {
+    type Output = Result<RunReport, HostError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.report).poll(context).map_err(|_| HostError::SessionClosed)
+    }
+}
+
+/// What a session is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionState {
+    /// It waits for an input.
+    Idle,
+    /// A run is going on in it.
+    Running,
+}
+
+/// A session in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SessionSummary {
+    /// Its id.
+    pub id: SessionId,
+    /// Its agent's name.
+    pub agent: String,
+    /// What it is doing.
+    pub state: SessionState,
+}
+
+impl From<&SessionHandle> for SessionSummary {
+    fn from(session: &SessionHandle) -> Self {
+        let agent = session.agent().to_owned();
+        Self { id: session.id().clone(), agent, state: session.state() }
+    }
+}
+
+/// What a session holds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SessionSnapshot {
+    /// Its id.
+    pub id: SessionId,
+    /// Its agent's name.
+    pub agent: String,
+    /// What it is doing.
+    pub state: SessionState,
+    /// The place of its last record.
+    pub seq: Seq,
+    /// Its history; what the running turn said is not in it yet.
+    pub history: Vec<Arc<Message>>,
+    /// The run that goes on.
+    pub current_run: Option<CurrentRun>,
+    /// What all its runs cost.
+    pub usage: Usage,
+}
+
+/// A run that goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CurrentRun {
+    /// The run.
+    pub run_id: RunId,
+    /// The session's turn that it is in.
+    pub turn: u32,
+}

@@ -1,0 +1,116 @@
+//! What the actors say to each other.
+//!
+//! Commands are imperative, facts in the past tense, a reply port comes last. Actors import
+//! messages, not each other. Data flows by an awaited `call`, control by `cast`.
+
+use std::sync::Arc;
+
+use ractor::{ActorRef, RpcReplyPort};
+
+use super::error::HostError;
+use super::handle::{SessionHandle, SessionSnapshot};
+use super::model::ModelRequest;
+use super::report::RunReport;
+use super::session::Opening;
+use crate::record::{Record, Seq, StopMode};
+use crate::turn::{AttemptPlan, CancelReason, ResponseEnd, ToolDone, TurnRecord, TurnSpec};
+use crate::types::{CallKey, RunId, ToolCall};
+use crate::wire::Delta;
+
+/// To the actor that supervises the sessions.
+pub(super) enum HostMessage {
+    /// Begin a session whose place is reserved.
+    OpenSession { opening: Box<Opening>, reply: RpcReplyPort<Result<SessionHandle, HostError>> },
+    /// Bring the metrics up to date.
+    KeepUp,
+}
+
+/// To a session.
+pub(super) enum SessionMessage {
+    /// Begin a run with a user's input.
+    StartRun { input: String, reply: RpcReplyPort<Result<RunAccepted, HostError>> },
+    /// End the run that goes on, if there is one.
+    Stop { mode: StopMode, reply: RpcReplyPort<()> },
+    /// Take no more turns; with `now`, end the run at once.
+    Interrupt { now: bool },
+    /// Tell what the session holds.
+    Snapshot { reply: RpcReplyPort<SessionSnapshot> },
+    /// Stop the run, then end the session and forget its records.
+    Close { reply: RpcReplyPort<()> },
+    /// A turn is over. Counted only if it comes from the run's present actors.
+    TurnCommitted { epoch: u64, record: Box<TurnRecord> },
+    /// `run_timeout` passed.
+    RunTimedOut { run: RunId },
+    /// Name the actors of the run: stream, accumulator, supervisor.
+    #[cfg(test)]
+    NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 3]>> },
+}
+
+/// A run that has begun.
+pub(super) struct RunAccepted {
+    pub(super) run_id: RunId,
+    /// The place of its first record.
+    pub(super) seq: Seq,
+    /// Gets its report; dropped without one when the session dies.
+    pub(super) report: tokio::sync::oneshot::Receiver<RunReport>,
+}
+
+/// To the reader of the model's responses.
+pub(super) enum StreamMessage {
+    /// Begin an exchange; one that is open is dropped.
+    Request { turn: u32, plan: AttemptPlan, request: Arc<ModelRequest>, to: Accumulator },
+    /// Drop the exchange that is open, the wait before it included.
+    Disconnect,
+    /// The read loop died of a bug.
+    ReadLoopDied,
+}
+
+/// To the owner of the turn.
+pub(super) enum AccumulatorMessage {
+    /// Begin a turn, or go on with one from its records.
+    BeginTurn(Box<TurnStart>),
+    /// A chunk of the response was decoded. The next is read after the reply.
+    DeltasReceived { turn: u32, attempt: u32, batch: Vec<Delta>, reply: RpcReplyPort<()> },
+    /// An exchange is over.
+    ResponseEnded { turn: u32, attempt: u32, end: ResponseEnd },
+    /// A tool's actor is gone.
+    ToolFinished { key: CallKey, done: ToolDone },
+    /// So many of the turn's records are durable.
+    RecordsStored { turn: u32, upto: u64 },
+    /// The moment that the turn named has come.
+    TimerFired,
+    /// End the turn.
+    Cancel { why: CancelReason },
+}
+
+/// The accumulator of a run, for those who report to it.
+pub(super) type Accumulator = ActorRef<AccumulatorMessage>;
+
+/// What a turn begins with.
+pub(super) struct TurnStart {
+    pub(super) spec: TurnSpec,
+    pub(super) run: RunId,
+    pub(super) request: Arc<ModelRequest>,
+    /// The records of the turn, if it began before its last accumulator died.
+    pub(super) resume: Option<Vec<Record>>,
+    /// The turn is cancelled before it has begun.
+    pub(super) cancel: Option<CancelReason>,
+}
+
+/// To the supervisor of a run's tool calls.
+pub(super) enum SupervisorMessage {
+    /// Run a call.
+    StartTool { run: RunId, call: ToolCall, idempotency_key: String, to: Accumulator },
+    /// Tell a call to stop, and kill it after the grace.
+    AbortTool { key: CallKey },
+    /// Kill a call that did not stop.
+    KillTool { key: CallKey },
+    /// The run is over: end when no call is left.
+    Finish,
+}
+
+/// To one call of a tool.
+pub(super) enum ToolMessage {
+    /// Run it.
+    Run,
+}

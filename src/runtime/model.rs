@@ -1,0 +1,160 @@
+//! The client of one model: requests out, decoded responses in.
+//!
+//! Usable alone, without a host: [`ModelClient::complete`] for one answer, [`ModelClient::stream`]
+//! for its pieces. It makes one exchange at a time and repeats none; whether to try again is the
+//! turn's decision.
+
+mod exchange;
+mod response;
+mod trouble;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::Stream;
+use reqwest::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue,
+};
+use reqwest::redirect::Policy;
+use reqwest::{Client, Url};
+
+pub use crate::wire::ModelRequest;
+pub(super) use exchange::Exchange;
+pub use response::Response;
+
+use crate::config::ModelConfig;
+use crate::tls;
+use crate::types::ProviderError;
+use crate::wire::{Delta, Wire};
+
+/// Asks one model.
+///
+/// Cloning is cheap, and clones share their connections.
+#[derive(Clone, Debug)]
+pub struct ModelClient {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    http: Client,
+    url: Url,
+    wire: Wire,
+    headers: HeaderMap,
+    first_event_timeout: Duration,
+    idle_timeout: Duration,
+}
+
+impl ModelClient {
+    /// A client for a model. Connects to nothing yet.
+    ///
+    /// # Errors
+    /// When address, key or headers cannot be put into a request.
+    pub fn new(config: &ModelConfig) -> Result<Self, InvalidModel> {
+        let base = config.base_url.as_str().trim_end_matches('/');
+        let url = Url::parse(&format!("{base}/{}", config.wire.path()))
+            .map_err(|error| InvalidModel(error.to_string()))?;
+        let headers = headers(config)?;
+        let loopback = is_loopback(&url);
+        let http = tls::client(|| {
+            let builder = Client::builder()
+                .connect_timeout(config.connect_timeout)
+                .tcp_nodelay(true)
+                // A redirected POST would take key and conversation to another place.
+                .redirect(Policy::none());
+            if loopback { builder.no_proxy() } else { builder }
+        })
+        .map_err(|error| InvalidModel(trouble::describe(&error)))?;
+        Ok(Self {
+            inner: Arc::new(Inner {
+                http,
+                url,
+                wire: config.wire,
+                headers,
+                first_event_timeout: config.first_event_timeout,
+                idle_timeout: config.idle_timeout,
+            }),
+        })
+    }
+
+    /// Asks for one answer and waits for the whole of it.
+    ///
+    /// # Errors
+    /// When no response could be had, or it reports an error or ends without a finish.
+    pub async fn complete(&self, request: &ModelRequest) -> Result<Response, ProviderError> {
+        let mut response = response::Collector::default();
+        let mut exchange = self.exchange(request);
+        while let Some(batch) = exchange.next().await {
+            response.push(batch?)?;
+        }
+        response.finish()
+    }
+
+    /// Asks for an answer and gives its pieces as they come: one batch per chunk of the body that
+    /// holds any, an error last if there is one. Dropping the stream drops the exchange.
+    pub fn stream(
+        &self,
+        request: &ModelRequest,
+    ) -> impl Stream<Item = Result<Vec<Delta>, ProviderError>> + Send + use<> {
+        futures::stream::unfold(self.exchange(request), |mut exchange| async move {
+            let item = exchange.next().await?;
+            Some((item, exchange))
+        })
+    }
+
+    /// An exchange that has not begun yet.
+    pub(super) fn exchange(&self, request: &ModelRequest) -> Exchange {
+        Exchange::new(Arc::clone(&self.inner), request)
+    }
+}
+
+impl Inner {
+    fn request(&self, body: Vec<u8>, streamed: bool) -> reqwest::RequestBuilder {
+        let accept = if streamed { "text/event-stream" } else { "application/json" };
+        self.http
+            .post(self.url.clone())
+            .header(ACCEPT, accept)
+            .header(CONTENT_TYPE, "application/json")
+            .headers(self.headers.clone())
+            .body(body)
+    }
+}
+
+/// The model cannot be asked as it is configured.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("make a client for the model: {0}")]
+pub struct InvalidModel(String);
+
+impl From<InvalidHeaderValue> for InvalidModel {
+    fn from(_: InvalidHeaderValue) -> Self {
+        // Not the value: it may be the key.
+        Self("the key or a header has characters that no header may have".to_owned())
+    }
+}
+
+fn headers(config: &ModelConfig) -> Result<HeaderMap, InvalidModel> {
+    let mut headers = HeaderMap::new();
+    let agent = concat!("callsheet/", env!("CARGO_PKG_VERSION"));
+    headers.insert(reqwest::header::USER_AGENT, HeaderValue::from_static(agent));
+    if let Some(key) = &config.api_key {
+        let mut value = HeaderValue::from_str(&format!("Bearer {}", key.reveal()))?;
+        value.set_sensitive(true);
+        headers.insert(AUTHORIZATION, value);
+    }
+    for (name, text) in &config.headers {
+        let name: HeaderName =
+            name.parse().map_err(|_| InvalidModel(format!("{name:?} is no name of a header")))?;
+        let mut value = HeaderValue::from_str(text)?;
+        // Some services take their key in a header of their own.
+        value.set_sensitive(true);
+        headers.insert(name, value);
+    }
+    Ok(headers)
+}
+
+fn is_loopback(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default();
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    host == "localhost"
+        || bare.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}

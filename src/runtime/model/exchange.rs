@@ -1,0 +1,172 @@
+//! One exchange with a model: a request, and its response as it comes.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use reqwest::header::CONTENT_TYPE;
+use tokio::time::{Instant, timeout_at};
+
+use super::{Inner, trouble};
+use crate::types::ProviderError;
+use crate::wire::{Decoder, DecoderLimits, Delta, Framing, ModelRequest, http_error};
+
+/// How much of an error's body is read.
+const ERROR_BODY_BYTES_MAX: usize = 64 * 1024;
+
+/// How long the end of a body is waited for once the wire has said that the response is over. A
+/// body that was read to its end leaves its connection for the next request.
+const TAIL_MAX: Duration = Duration::from_millis(100);
+
+/// A request and its response. Dropping it drops the connection if the body has not ended.
+#[derive(Debug)]
+pub(crate) struct Exchange {
+    client: Arc<Inner>,
+    streamed: bool,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    Unsent { body: Vec<u8> },
+    Reading(Box<Reading>),
+    Over,
+}
+
+#[derive(Debug)]
+struct Reading {
+    response: reqwest::Response,
+    decoder: Option<Decoder>,
+    /// Whether bytes count as a sign of life, as they do where events are not told apart.
+    whole: bool,
+    /// When silence has lasted too long. Only real events push it on: a service that sends
+    /// nothing but comments is as silent as one that sends nothing.
+    deadline: Instant,
+    patience: Duration,
+    /// The wire has said that the response is over.
+    done: bool,
+}
+
+impl Exchange {
+    pub(super) fn new(client: Arc<Inner>, request: &ModelRequest) -> Self {
+        let body = client.wire.request_body(request);
+        Self { client, streamed: request.stream, state: State::Unsent { body } }
+    }
+
+    /// The next batch of the response, never an empty one: what one chunk of the body decoded to.
+    /// After an error there is nothing more.
+    pub(crate) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
+        let mut reading = match std::mem::replace(&mut self.state, State::Over) {
+            State::Unsent { body } => match self.send(body).await {
+                Ok(reading) => Box::new(reading),
+                Err(error) => return Some(Err(error)),
+            },
+            State::Reading(reading) => reading,
+            State::Over => return None,
+        };
+        let batch = reading.next(&self.client, self.streamed).await;
+        if let Some(Ok(_)) = &batch {
+            self.state = State::Reading(reading);
+        }
+        batch
+    }
+
+    async fn send(&self, body: Vec<u8>) -> Result<Reading, ProviderError> {
+        let patience = self.client.first_event_timeout;
+        let deadline = Instant::now() + patience;
+        let sent = self.client.request(body, self.streamed).send();
+        let response = timeout_at(deadline, sent)
+            .await
+            .map_err(|_| trouble::silence("no answer came", patience))?
+            .map_err(trouble::transport)?;
+        if !response.status().is_success() {
+            return Err(refusal(response, deadline).await);
+        }
+        Ok(Reading { response, decoder: None, whole: false, deadline, patience, done: false })
+    }
+}
+
+impl Reading {
+    async fn next(
+        &mut self,
+        client: &Inner,
+        streamed: bool,
+    ) -> Option<Result<Vec<Delta>, ProviderError>> {
+        let mut batch = Vec::new();
+        loop {
+            let read = timeout_at(self.deadline, self.response.chunk()).await;
+            let chunk = match read {
+                // What comes after the wire's last word does not change the response.
+                Err(_) | Ok(Err(_) | Ok(None)) if self.done => return None,
+                Err(_) => {
+                    return Some(Err(trouble::silence("the response was silent", self.patience)));
+                }
+                Ok(Err(error)) => return Some(Err(trouble::transport(error))),
+                Ok(Ok(chunk)) => chunk,
+            };
+            let ended = chunk.is_none();
+            let bytes = chunk.unwrap_or_default();
+            let decoder = match &mut self.decoder {
+                Some(decoder) => decoder,
+                None => {
+                    let framing = framing(client, streamed, &self.response, &bytes);
+                    self.whole = framing == Framing::Json;
+                    let decoder = Decoder::new(client.wire, framing, DecoderLimits::default());
+                    self.decoder.insert(decoder)
+                }
+            };
+            let decoded = if ended {
+                self.done = true;
+                decoder.finish(&mut batch)
+            } else {
+                decoder.push(&bytes, &mut batch)
+            };
+            if let Err(error) = decoded {
+                return Some(Err(error));
+            }
+            if self.whole || !batch.is_empty() {
+                self.patience = client.idle_timeout;
+                self.deadline = Instant::now() + self.patience;
+            }
+            if batch.contains(&Delta::Done) {
+                self.done = true;
+                self.deadline = Instant::now() + TAIL_MAX;
+            }
+            if !batch.is_empty() {
+                return Some(Ok(batch));
+            }
+            if ended {
+                return None;
+            }
+        }
+    }
+}
+
+/// How the body is framed: as its content type says, or as it looks, whatever was asked for.
+fn framing(client: &Inner, streamed: bool, response: &reqwest::Response, begin: &[u8]) -> Framing {
+    let kind = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let kind = kind.unwrap_or_default().trim().to_ascii_lowercase();
+    if kind.starts_with("text/event-stream") {
+        return Framing::Sse;
+    }
+    let looks_plain = begin.trim_ascii_start().first().is_some_and(|byte| b"{[".contains(byte));
+    if kind.starts_with("application/json") || looks_plain {
+        return Framing::Json;
+    }
+    client.wire.framing(streamed)
+}
+
+/// The error that a status says, with what the service says of it.
+async fn refusal(mut response: reqwest::Response, deadline: Instant) -> ProviderError {
+    let status = response.status().as_u16();
+    let retry_after = trouble::retry_after(response.headers(), SystemTime::now());
+    let mut body = Vec::new();
+    while body.len() < ERROR_BODY_BYTES_MAX
+        && let Ok(Ok(Some(bytes))) = timeout_at(deadline, response.chunk()).await
+    {
+        body.extend_from_slice(&bytes);
+    }
+    body.truncate(ERROR_BODY_BYTES_MAX);
+    let mut error = http_error(status, &String::from_utf8_lossy(&body));
+    error.retry_after = retry_after.or(error.retry_after);
+    error
+}

@@ -1,0 +1,125 @@
+//! What a run leaves for whoever asked for it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::event::RunStats;
+use crate::message::Message;
+use crate::types::{RunEnd, RunError, RunId, ToolResult, ToolStatus};
+
+/// A run that is over.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RunReport {
+    /// Which run.
+    pub run_id: RunId,
+    /// Why it ended.
+    pub run_end: RunEnd,
+    /// The final answer, or what there is of it.
+    pub text: String,
+    /// What went wrong, if something did.
+    pub error: Option<RunError>,
+    /// Turns that were begun, the last request included.
+    pub turns: u32,
+    /// Every call, in call order.
+    pub calls: Vec<CallReport>,
+    /// Its sums.
+    pub stats: StatsReport,
+    /// What the run added to the history, from the user's input on.
+    pub messages: Vec<Arc<Message>>,
+}
+
+/// One call of a run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CallReport {
+    /// The session's turn.
+    pub turn: u32,
+    /// The call's place in its response, from 0.
+    pub call_index: u32,
+    /// What clients know it by.
+    pub tool_id: String,
+    /// What the provider called it.
+    pub provider_id: Option<String>,
+    /// The tool's name.
+    pub tool_name: String,
+    /// The arguments as understood.
+    pub arguments: Value,
+    /// What became of it.
+    pub status: ToolStatus,
+    /// What the tool answered, whole.
+    pub result: String,
+    /// What else there is to know.
+    pub metadata: Value,
+    /// When it started, since the run began; none if it never did.
+    pub started_ms: Option<u64>,
+    /// From its seal to its start.
+    pub wait_ms: u64,
+    /// From its start to its outcome.
+    pub duration_ms: u64,
+}
+
+impl From<ToolResult> for CallReport {
+    fn from(result: ToolResult) -> Self {
+        let metadata = result.metadata();
+        let ToolResult { call, outcome, notes: _, started, wait, duration } = result;
+        Self {
+            turn: call.key.turn,
+            call_index: call.key.index,
+            tool_id: call.key.to_string(),
+            provider_id: call.provider_id,
+            tool_name: call.name,
+            arguments: call.arguments,
+            status: outcome.status,
+            result: outcome.content,
+            metadata,
+            started_ms: started.map(millis),
+            wait_ms: millis(wait),
+            duration_ms: millis(duration),
+        }
+    }
+}
+
+/// A run's sums, as `session_stats` tells them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StatsReport {
+    /// Turns that were begun, the last request included.
+    pub turns: u32,
+    /// Calls that were answered.
+    pub tool_calls: u32,
+    /// Tokens read.
+    pub input_tokens: u64,
+    /// Tokens written.
+    pub output_tokens: u64,
+    /// From the run's start to its end.
+    pub duration_ms: u64,
+    /// While an exchange with the model was open.
+    pub model_ms: u64,
+    /// While at least one tool ran.
+    pub tools_ms: u64,
+    /// While neither.
+    pub overhead_ms: u64,
+    /// While both.
+    pub overlap_saved_ms: u64,
+}
+
+impl From<&RunStats> for StatsReport {
+    fn from(stats: &RunStats) -> Self {
+        Self {
+            turns: stats.turns,
+            tool_calls: stats.tool_calls,
+            input_tokens: stats.usage.input_tokens,
+            output_tokens: stats.usage.output_tokens,
+            duration_ms: millis(stats.duration),
+            model_ms: millis(stats.model),
+            tools_ms: millis(stats.tools),
+            overhead_ms: millis(stats.overhead),
+            overlap_saved_ms: millis(stats.overlap),
+        }
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

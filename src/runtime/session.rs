@@ -1,0 +1,292 @@
+//! A session: the sole owner of its history, and of the run that goes on in it.
+
+mod recovery;
+mod run;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ractor::{
+    Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent,
+};
+
+use super::agent::Agent;
+use super::error::HostError;
+use super::gauge::Held;
+use super::handle::{CurrentRun, SessionHandle, SessionSnapshot, SessionState};
+use super::message::{Accumulator, AccumulatorMessage, RunAccepted, SessionMessage};
+use super::publish::Publisher;
+use super::shared::Shared;
+use crate::context::History;
+use crate::journal::SessionLog;
+use crate::record::{Record, StopMode};
+use crate::turn::CancelReason;
+use crate::types::{SessionId, Usage};
+use run::ActiveRun;
+
+/// Runs a session.
+#[derive(Debug)]
+pub(super) struct SessionActor;
+
+/// What a session begins with.
+pub(super) struct Opening {
+    pub(super) id: SessionId,
+    pub(super) agent: Arc<Agent>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) publisher: Publisher,
+    pub(super) running: Arc<AtomicBool>,
+    pub(super) held: Held,
+}
+
+pub(super) struct State {
+    id: SessionId,
+    agent: Arc<Agent>,
+    shared: Arc<Shared>,
+    publisher: Publisher,
+    log: Arc<SessionLog>,
+    history: History,
+    usage: Usage,
+    /// The session's last turn, committed or not.
+    turn: u32,
+    run: Option<Box<ActiveRun>>,
+    /// Which set of actors a run has: each set has its own number, in all runs of the session.
+    epoch: u64,
+    /// Supervisors of runs that are over, whose last tools still have their grace, with the
+    /// accumulators that count what comes late.
+    lingering: HashMap<ActorId, Accumulator>,
+    /// Whether a run goes on, for those who list sessions.
+    running: Arc<AtomicBool>,
+    close: Closing,
+    /// The session's place in the host; given back when it is closed.
+    place: Option<Held>,
+}
+
+/// How far the session's end has come.
+enum Closing {
+    No,
+    /// When the run is over.
+    Asked(Vec<RpcReplyPort<()>>),
+    /// The records are gone; the last tools still have their grace.
+    Closed,
+}
+
+impl Actor for SessionActor {
+    type Msg = SessionMessage;
+    type State = State;
+    type Arguments = Opening;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<SessionMessage>,
+        opening: Opening,
+    ) -> Result<State, ActorProcessingErr> {
+        Ok(State::open(opening))
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<SessionMessage>,
+        message: SessionMessage,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            SessionMessage::StartRun { input, reply } => {
+                let accepted = state.start_run(&myself, input).await;
+                // A caller that is gone has started its run all the same.
+                let _ = reply.send(accepted);
+            }
+            SessionMessage::Stop { mode, reply } => {
+                state.stop(mode);
+                let _ = reply.send(());
+            }
+            SessionMessage::Interrupt { now } => state.interrupt(now),
+            SessionMessage::Snapshot { reply } => {
+                let _ = reply.send(state.snapshot());
+            }
+            SessionMessage::Close { reply } => state.ask_to_close(reply),
+            SessionMessage::TurnCommitted { epoch, record } => {
+                if state.awaits(epoch, &record) {
+                    state.commit(*record);
+                }
+            }
+            SessionMessage::RunTimedOut { run } => {
+                if state.run.as_ref().is_some_and(|active| active.id == run) {
+                    state.cancel(CancelReason::RunTimeout);
+                }
+            }
+            #[cfg(test)]
+            SessionMessage::NameActors { reply } => {
+                let _ = reply.send(state.run.as_ref().map(|run| run.actors.cells()));
+            }
+        }
+        state.close_if_asked(&myself);
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<SessionMessage>,
+        event: SupervisionEvent,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        match event {
+            SupervisionEvent::ActorTerminated(cell, _, reason) => {
+                state.ended(&myself, &cell, reason.unwrap_or_default()).await;
+            }
+            SupervisionEvent::ActorFailed(cell, error) => {
+                state.ended(&myself, &cell, error.to_string()).await;
+            }
+            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
+        }
+        state.close_if_asked(&myself);
+        Ok(())
+    }
+}
+
+impl State {
+    fn open(opening: Opening) -> Self {
+        let Opening { id, agent, shared, publisher, running, held } = opening;
+        let log = Arc::new(SessionLog::new(id.clone(), Arc::clone(&shared.journal)));
+        log.append(vec![Record::SessionOpened { agent: agent.name.clone() }], || ());
+        Self {
+            id,
+            agent,
+            shared,
+            publisher,
+            log,
+            history: History::new(),
+            usage: Usage::default(),
+            turn: 0,
+            run: None,
+            epoch: 0,
+            lingering: HashMap::new(),
+            running,
+            close: Closing::No,
+            place: Some(held),
+        }
+    }
+
+    async fn start_run(
+        &mut self,
+        myself: &ActorRef<SessionMessage>,
+        input: String,
+    ) -> Result<RunAccepted, HostError> {
+        if !matches!(self.close, Closing::No) {
+            return Err(HostError::SessionClosed);
+        }
+        if self.run.is_some() {
+            return Err(HostError::RunInProgress);
+        }
+        let place = self.shared.place_for_a_run()?;
+        let actors = self.spawn_actors(myself).await.map_err(|_| HostError::SessionClosed)?;
+        let accepted = self.begin_run(myself, input, actors, place);
+        self.running.store(true, Ordering::Release);
+        self.shared.show_counts();
+        Ok(accepted)
+    }
+
+    /// Ends the run. Asked again, only a stop that is sooner changes anything.
+    fn stop(&mut self, mode: StopMode) {
+        let Some(run) = self.run.as_mut() else { return };
+        let heard = match mode {
+            StopMode::Now => run.cancel == Some(CancelReason::Stop),
+            StopMode::AfterTurn => run.cancel.is_some() || run.stops_after_turn,
+        };
+        if heard {
+            return;
+        }
+        self.log.append(vec![Record::StopAsked { mode }], || ());
+        match mode {
+            StopMode::Now => self.cancel(CancelReason::Stop),
+            StopMode::AfterTurn => {
+                run.stops_after_turn = true;
+                run.machine.handle_stop_after_turn();
+            }
+        }
+    }
+
+    fn interrupt(&mut self, now: bool) {
+        if now {
+            self.cancel(CancelReason::Shutdown);
+        } else if let Some(run) = self.run.as_mut() {
+            // The turn that runs goes on; the next one is cancelled before it begins.
+            run.cancel.get_or_insert(CancelReason::Shutdown);
+        }
+    }
+
+    /// Ends the running turn now, and with it the run. The first reason stands.
+    fn cancel(&mut self, why: CancelReason) {
+        let Some(run) = self.run.as_mut() else { return };
+        let why = *run.cancel.get_or_insert(why);
+        // An accumulator that is gone has a successor which is told when it begins.
+        let _ = run.actors.accumulator.cast(AccumulatorMessage::Cancel { why });
+    }
+
+    fn snapshot(&self) -> SessionSnapshot {
+        let run = self.run.as_ref();
+        SessionSnapshot {
+            id: self.id.clone(),
+            agent: self.agent.name.clone(),
+            state: if run.is_some() { SessionState::Running } else { SessionState::Idle },
+            seq: self.log.last(),
+            history: self.history.messages().to_vec(),
+            current_run: run.map(|run| CurrentRun { run_id: run.id.clone(), turn: self.turn }),
+            usage: self.usage,
+        }
+    }
+
+    /// An actor of this session is gone: as it should, or too early.
+    async fn ended(&mut self, myself: &ActorRef<SessionMessage>, cell: &ActorCell, why: String) {
+        if let Some(accumulator) = self.lingering.remove(&cell.get_id()) {
+            accumulator.stop(None);
+        } else {
+            self.recover(myself, cell.get_id(), &why).await;
+        }
+    }
+
+    fn ask_to_close(&mut self, reply: RpcReplyPort<()>) {
+        match &mut self.close {
+            Closing::No => self.close = Closing::Asked(vec![reply]),
+            Closing::Asked(waiting) => waiting.push(reply),
+            Closing::Closed => {
+                let _ = reply.send(());
+            }
+        }
+        self.stop(StopMode::Now);
+    }
+
+    fn close_if_asked(&mut self, myself: &ActorRef<SessionMessage>) {
+        if self.run.is_some() {
+            return;
+        }
+        if let Closing::Asked(waiting) = &mut self.close {
+            let waiting = std::mem::take(waiting);
+            self.close = Closing::Closed;
+            self.log.append(vec![Record::SessionClosed], || ());
+            self.log.remove();
+            self.shared.forget(&self.id, myself.get_id());
+            self.place = None;
+            self.shared.show_counts();
+            for reply in waiting {
+                let _ = reply.send(());
+            }
+        }
+        if matches!(self.close, Closing::Closed) && self.lingering.is_empty() {
+            myself.stop(None);
+        }
+    }
+}
+
+/// A session and the handle to it.
+pub(super) async fn spawn(
+    opening: Opening,
+    supervisor: ActorCell,
+) -> Result<SessionHandle, HostError> {
+    let (id, name) = (opening.id.clone(), opening.agent.name.clone());
+    let (running, listeners) = (Arc::clone(&opening.running), opening.publisher.listeners());
+    let (actor, _) = Actor::spawn_linked(None, SessionActor, opening, supervisor)
+        .await
+        .map_err(|_| HostError::ShuttingDown)?;
+    Ok(SessionHandle::new(id, name, running, listeners, actor))
+}

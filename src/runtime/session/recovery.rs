@@ -1,0 +1,130 @@
+//! What a session does when an actor of its run dies: the same as after a crash of the host.
+//!
+//! The other actors of the run are ended and waited for, so that nobody else writes to the log;
+//! then the turn goes on, with new actors, from its records.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use ractor::{ActorId, ActorRef};
+
+use super::State;
+use crate::record::Record;
+use crate::runtime::message::SessionMessage;
+use crate::turn::{CancelReason, Effect, Turn, TurnRecord, TurnSpec};
+use crate::types::{RunEnd, RunError, RunId};
+
+/// How often the actors of one run are replaced.
+const RECOVERIES_MAX: u32 = 3;
+
+impl State {
+    /// An actor is gone. If it was one of the run's, the run goes on without it.
+    pub(super) async fn recover(
+        &mut self,
+        myself: &ActorRef<SessionMessage>,
+        gone: ActorId,
+        why: &str,
+    ) {
+        let Some(run) = self.run.as_mut() else { return };
+        let cells = run.actors.cells();
+        if !cells.iter().any(|cell| cell.get_id() == gone) {
+            return;
+        }
+        let waiting = run.recovering.get_or_insert_with(|| {
+            tracing::error!(session = %self.id, run = %run.id, why, "run_actor_died");
+            for cell in &cells {
+                cell.kill();
+            }
+            cells.iter().map(ractor::ActorCell::get_id).collect()
+        });
+        waiting.remove(&gone);
+        if !waiting.is_empty() {
+            return;
+        }
+        run.recovering = None;
+        run.recoveries += 1;
+        if run.recoveries > RECOVERIES_MAX {
+            self.give_up();
+            return;
+        }
+        match self.spawn_actors(myself).await {
+            Ok(actors) => {
+                let Some(run) = self.run.as_mut() else { return };
+                run.actors = actors;
+                let records = self.log.records_since(run.turn_after);
+                match self.committed(&records) {
+                    Some(record) => self.commit(record),
+                    None => self.hand_out_turn(Some(records)),
+                }
+            }
+            Err(_) => self.give_up(),
+        }
+    }
+
+    /// The running turn, if it was over before its accumulator died but the session has not heard
+    /// of it: the end of an actor overtakes its last message.
+    fn committed(&self, records: &[Record]) -> Option<TurnRecord> {
+        let turn = self.turn;
+        records.iter().find(|record| **record == Record::TurnCommitted { turn })?;
+        let mut turn = Turn::resume(self.turn_spec(self.run.as_ref()?), records);
+        turn.handle_recorded(Duration::ZERO, u64::MAX);
+        // All but the commit itself was recorded and told before.
+        std::iter::from_fn(|| turn.poll()).find_map(|effect| match effect {
+            Effect::Commit(record) => Some(*record),
+            Effect::Record(_)
+            | Effect::Request(_)
+            | Effect::Disconnect
+            | Effect::Start(_)
+            | Effect::Abort(_)
+            | Effect::Emit(_)
+            | Effect::Release(_) => None,
+        })
+    }
+
+    /// Ends the run as failed. What its turn left open is answered here, without actors.
+    fn give_up(&mut self) {
+        let Some(run) = self.run.as_ref() else { return };
+        let (spec, id) = (self.turn_spec(run), run.id.clone());
+        let records = self.log.records_since(run.turn_after);
+        // What killed the actors may be a bug of the turn itself.
+        let ended = catch_unwind(AssertUnwindSafe(|| self.cancel_turn(spec, &id, &records)));
+        if let Ok(Some(record)) = ended {
+            self.write(record);
+        }
+        let error = RunError {
+            code: "internal_error".to_owned(),
+            message: "the run's actors died too often".to_owned(),
+            transient: true,
+        };
+        self.end_run(RunEnd::Failed, String::new(), Some(error));
+    }
+
+    /// Cancels the turn that these records are of, and answers its open calls.
+    fn cancel_turn(&self, spec: TurnSpec, run: &RunId, records: &[Record]) -> Option<TurnRecord> {
+        let number = spec.number;
+        let mut turn = Turn::resume(spec, records);
+        turn.handle_cancel(Duration::ZERO, CancelReason::Shutdown);
+        let (mut committed, mut stored) = (None, 0);
+        loop {
+            let mut batch = Vec::new();
+            while let Some(effect) = turn.poll() {
+                match effect {
+                    Effect::Record(record) => batch.push(record),
+                    Effect::Emit(event) => self.publisher.publish(run, number, event),
+                    Effect::Commit(record) => committed = Some(*record),
+                    Effect::Request(_)
+                    | Effect::Disconnect
+                    | Effect::Start(_)
+                    | Effect::Abort(_)
+                    | Effect::Release(_) => {}
+                }
+            }
+            if batch.is_empty() {
+                return committed;
+            }
+            stored += batch.len() as u64;
+            self.log.append(batch, || ());
+            turn.handle_recorded(Duration::ZERO, stored);
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! A run within its session: begun, turn after turn, and ended.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ractor::{Actor, ActorCell, ActorId, ActorRef, SpawnErr};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::State;
+use crate::event::{Event, RunStats};
+use crate::record::{Record, Seq};
+use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
+use crate::runtime::gauge::Held;
+use crate::runtime::ids;
+use crate::runtime::message::{
+    Accumulator, AccumulatorMessage, RunAccepted, SessionMessage, StreamMessage, SupervisorMessage,
+    TurnStart,
+};
+use crate::runtime::report::{CallReport, RunReport};
+use crate::runtime::stream::{StreamActor, StreamSetup};
+use crate::runtime::supervisor::{SupervisorSetup, ToolSupervisor};
+use crate::runtime::task::Task;
+use crate::turn::{CancelReason, Run, RunStep, TurnPlan, TurnRecord, TurnSpec};
+use crate::types::{RunEnd, RunError, RunId};
+
+/// What a limit's reaching is answered with when the turns run out.
+const FINAL_ANSWER: &str = "final_answer";
+
+/// The run that goes on.
+pub(super) struct ActiveRun {
+    pub(super) id: RunId,
+    pub(super) machine: Run,
+    pub(super) actors: RunActors,
+    /// Why it is to end; given to each turn that begins.
+    pub(super) cancel: Option<CancelReason>,
+    pub(super) stops_after_turn: bool,
+    /// How often its actors had to be replaced.
+    pub(super) recoveries: u32,
+    /// Actors that have to be gone before others take their place; none while all is well.
+    pub(super) recovering: Option<HashSet<ActorId>>,
+    /// The last record before the running turn.
+    pub(super) turn_after: Seq,
+    pub(super) plan: TurnPlan,
+    began: Instant,
+    first_message: usize,
+    stats: RunStats,
+    calls: Vec<CallReport>,
+    report: oneshot::Sender<RunReport>,
+    _timeout: Option<Task>,
+    _place: Held,
+}
+
+/// The three actors of a run.
+pub(super) struct RunActors {
+    pub(super) stream: ActorRef<StreamMessage>,
+    pub(super) accumulator: Accumulator,
+    pub(super) supervisor: ActorRef<SupervisorMessage>,
+}
+
+impl RunActors {
+    pub(super) fn cells(&self) -> [ActorCell; 3] {
+        [self.stream.get_cell(), self.accumulator.get_cell(), self.supervisor.get_cell()]
+    }
+}
+
+impl State {
+    /// A new set of actors for a run.
+    pub(super) async fn spawn_actors(
+        &mut self,
+        myself: &ActorRef<SessionMessage>,
+    ) -> Result<RunActors, SpawnErr> {
+        self.epoch += 1;
+        let gauges = &self.shared.gauges;
+        let setup = StreamSetup { client: self.agent.client.clone(), gauges: gauges.clone() };
+        let (stream, _) = Actor::spawn_linked(None, StreamActor, setup, myself.get_cell()).await?;
+        let setup = SupervisorSetup {
+            tools: Arc::clone(&self.agent.tools),
+            cancel_grace: self.agent.limits().cancel_grace,
+            publisher: Arc::new(self.publisher.clone()),
+            pool: self.shared.pool.clone(),
+            gauges: gauges.clone(),
+        };
+        let (supervisor, _) =
+            Actor::spawn_linked(None, ToolSupervisor, setup, myself.get_cell()).await?;
+        let setup = AccumulatorSetup {
+            epoch: self.epoch,
+            session: myself.clone(),
+            stream: stream.clone(),
+            supervisor: supervisor.clone(),
+            log: Arc::clone(&self.log),
+            publisher: self.publisher.clone(),
+            gauges: gauges.clone(),
+        };
+        let (accumulator, _) =
+            Actor::spawn_linked(None, AccumulatorActor, setup, myself.get_cell()).await?;
+        Ok(RunActors { stream, accumulator, supervisor })
+    }
+
+    pub(super) fn begin_run(
+        &mut self,
+        myself: &ActorRef<SessionMessage>,
+        input: String,
+        actors: RunActors,
+        place: Held,
+    ) -> RunAccepted {
+        let id = ids::run_id();
+        let first_message = self.history.messages().len();
+        let record = Record::RunStarted { run_id: id.clone(), input: input.clone() };
+        let (seq, _) = self.log.append(vec![record], || ());
+        self.history.push_user(input);
+        let began = Instant::now();
+        let timeout = self.agent.limits().run_timeout.map(|timeout| {
+            let (session, run) = (myself.clone(), id.clone());
+            Task::spawn(&self.shared.gauges.tasks, async move {
+                tokio::time::sleep_until(began + timeout).await;
+                let _ = session.cast(SessionMessage::RunTimedOut { run });
+            })
+        });
+        let (report, receiver) = oneshot::channel();
+        let mut machine = Run::new(self.agent.limits());
+        let plan = machine.begin();
+        self.run = Some(Box::new(ActiveRun {
+            id: id.clone(),
+            machine,
+            actors,
+            cancel: None,
+            stops_after_turn: false,
+            recoveries: 0,
+            recovering: None,
+            turn_after: seq,
+            plan,
+            began,
+            first_message,
+            stats: RunStats::default(),
+            calls: Vec::new(),
+            report,
+            _timeout: timeout,
+            _place: place,
+        }));
+        let rules = &self.agent.rules;
+        let event = Event::RunStarted {
+            agent: self.agent.name.clone(),
+            model: rules.model.clone(),
+            execution: rules.execution,
+        };
+        self.publisher.publish(&id, self.turn, event);
+        self.begin_turn(plan);
+        RunAccepted { run_id: id, seq, report: receiver }
+    }
+
+    fn begin_turn(&mut self, plan: TurnPlan) {
+        self.turn += 1;
+        let last = self.log.last();
+        let Some(run) = self.run.as_mut() else { return };
+        run.plan = plan;
+        run.turn_after = last;
+        self.hand_out_turn(None);
+    }
+
+    /// Gives the turn to the accumulator: a new one, or one that goes on from its records.
+    pub(super) fn hand_out_turn(&self, resume: Option<Vec<Record>>) {
+        let Some(run) = self.run.as_ref() else { return };
+        let (messages, repairs) = self.history.request_messages();
+        if repairs > 0 {
+            self.publisher.publish(&run.id, self.turn, Event::HistoryRepaired { repairs });
+        }
+        let start = TurnStart {
+            spec: self.turn_spec(run),
+            run: run.id.clone(),
+            request: Arc::new(self.agent.request(messages, run.plan.last_request)),
+            resume,
+            cancel: run.cancel,
+        };
+        // An accumulator that is gone is replaced, and its successor given the turn again.
+        let _ = run.actors.accumulator.cast(AccumulatorMessage::BeginTurn(Box::new(start)));
+    }
+
+    pub(super) fn turn_spec(&self, run: &ActiveRun) -> TurnSpec {
+        TurnSpec {
+            number: self.turn,
+            turns_with_calls: self.history.turns_with_calls(),
+            held_ids: self.history.held_ids(),
+            last_request: run.plan.last_request,
+            began: run.began.elapsed(),
+            seed: ids::spread(&self.id, self.turn),
+            idempotency_scope: self.id.as_str().to_owned(),
+            rules: Arc::clone(&self.agent.rules),
+        }
+    }
+
+    /// Whether this commit is the one that the session waits for.
+    pub(super) fn awaits(&self, epoch: u64, record: &TurnRecord) -> bool {
+        epoch == self.epoch
+            && record.number == self.turn
+            && self.run.as_ref().is_some_and(|run| run.recovering.is_none())
+    }
+
+    /// Writes a turn to the history, and does what comes next.
+    pub(super) fn commit(&mut self, record: TurnRecord) {
+        let Some(step) = self.write(record) else { return };
+        match step {
+            RunStep::Turn(plan) => self.begin_turn(plan),
+            RunStep::OutOfTurns(plan) => {
+                self.tell_out_of_turns();
+                self.begin_turn(plan);
+            }
+            RunStep::End { end, text, error } => self.end_run(end, text, error),
+        }
+    }
+
+    /// Writes a turn to the history and the run's sums.
+    pub(super) fn write(&mut self, record: TurnRecord) -> Option<RunStep> {
+        let run = self.run.as_mut()?;
+        let bytes_max = self.agent.limits().max_result_bytes;
+        self.history.commit(record.number, record.message.as_ref(), &record.results, bytes_max);
+        self.usage += record.usage;
+        let (stats, times) = (&mut run.stats, &record.times);
+        stats.usage += record.usage;
+        stats.tool_calls += u32::try_from(record.results.len()).unwrap_or(u32::MAX);
+        stats.model += times.model;
+        stats.tools += times.tools;
+        stats.overlap += times.overlap;
+        stats.overhead += times.overhead;
+        let step = run.machine.handle_turn(&record);
+        run.calls.extend(record.results.into_iter().map(CallReport::from));
+        Some(step)
+    }
+
+    fn tell_out_of_turns(&self) {
+        let (Some(run), Some(max)) = (&self.run, self.agent.limits().max_turns) else { return };
+        let (limit, maximum) = ("max_turns".to_owned(), u64::from(max));
+        let record = Record::LimitReached { limit: limit.clone(), value: maximum, maximum };
+        self.log.append(vec![record], || ());
+        let action = FINAL_ANSWER.to_owned();
+        let event = Event::LimitReached { limit, value: maximum, maximum, action };
+        self.publisher.publish(&run.id, self.turn, event);
+    }
+
+    pub(super) fn end_run(&mut self, end: RunEnd, text: String, error: Option<RunError>) {
+        let Some(run) = self.run.take() else { return };
+        let ActiveRun { id, machine, actors, began, first_message, mut stats, calls, .. } = *run;
+        let report = run.report;
+        stats.turns = machine.turns();
+        stats.duration = began.elapsed();
+        let record = Record::RunEnded { run_id: id.clone(), end, error: error.clone() };
+        self.log.append(vec![record], || ());
+        let event = Event::RunEnded {
+            agent: self.agent.name.clone(),
+            end,
+            text: text.clone(),
+            error: error.clone(),
+            stats,
+        };
+        self.publisher.publish(&id, self.turn, event);
+        actors.stream.stop(None);
+        // Tools that were told to stop have their grace; the supervisor's end is heard, and then
+        // the accumulator is stopped. The end of one that is gone has been heard.
+        match actors.supervisor.cast(SupervisorMessage::Finish) {
+            Ok(()) => {
+                self.lingering.insert(actors.supervisor.get_id(), actors.accumulator);
+            }
+            Err(_) => actors.accumulator.stop(None),
+        }
+        self.running.store(false, Ordering::Release);
+        drop((run._timeout, run._place));
+        self.shared.show_counts();
+        let messages = self.history.messages().iter().skip(first_message).cloned().collect();
+        // Nobody may be waiting for it.
+        let _ = report.send(RunReport {
+            run_id: id,
+            run_end: end,
+            text,
+            error,
+            turns: stats.turns,
+            calls,
+            stats: (&stats).into(),
+            messages,
+        });
+    }
+}

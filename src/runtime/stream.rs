@@ -1,0 +1,123 @@
+//! The reader of the model's responses.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use futures::FutureExt as _;
+use ractor::rpc::CallResult;
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+
+use super::gauge::{Gauges, Held};
+use super::message::{Accumulator, AccumulatorMessage, StreamMessage};
+use super::model::{Exchange, ModelClient, ModelRequest};
+use super::task::Task;
+use crate::turn::{AttemptPlan, ResponseEnd};
+
+/// Makes one exchange at a time. The read loop is a task that is aborted with the actor, so that
+/// a disconnect is heard while the model is silent.
+#[derive(Debug)]
+pub(super) struct StreamActor;
+
+/// What a reader needs.
+pub(super) struct StreamSetup {
+    pub(super) client: ModelClient,
+    pub(super) gauges: Gauges,
+}
+
+pub(super) struct State {
+    setup: StreamSetup,
+    reading: Option<Task>,
+    _held: Held,
+}
+
+impl Actor for StreamActor {
+    type Msg = StreamMessage;
+    type State = State;
+    type Arguments = StreamSetup;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<StreamMessage>,
+        setup: StreamSetup,
+    ) -> Result<State, ActorProcessingErr> {
+        let held = setup.gauges.actors.hold();
+        Ok(State { setup, reading: None, _held: held })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<StreamMessage>,
+        message: StreamMessage,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            StreamMessage::Request { turn, plan, request, to } => {
+                let reader = Reader {
+                    client: state.setup.client.clone(),
+                    turn,
+                    attempt: plan.attempt,
+                    accumulator: to,
+                };
+                state.reading = Some(Task::spawn(&state.setup.gauges.tasks, async move {
+                    let read = AssertUnwindSafe(reader.read(plan, request));
+                    if read.catch_unwind().await.is_err() {
+                        let _ = myself.cast(StreamMessage::ReadLoopDied);
+                    }
+                }));
+            }
+            StreamMessage::Disconnect => state.reading = None,
+            StreamMessage::ReadLoopDied => return Err("the read loop panicked".into()),
+        }
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        _: ActorRef<StreamMessage>,
+        _: SupervisionEvent,
+        _: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        Ok(())
+    }
+}
+
+/// The read loop.
+struct Reader {
+    client: ModelClient,
+    turn: u32,
+    attempt: u32,
+    accumulator: Accumulator,
+}
+
+impl Reader {
+    async fn read(self, plan: AttemptPlan, request: Arc<ModelRequest>) {
+        if !plan.wait.is_zero() {
+            tokio::time::sleep(plan.wait).await;
+        }
+        let mut exchange = self.exchange(&plan, &request);
+        drop(request);
+        let (turn, attempt) = (self.turn, self.attempt);
+        let end = loop {
+            let batch = match exchange.next().await {
+                Some(Ok(batch)) => batch,
+                Some(Err(error)) => break ResponseEnd::Failed(error),
+                None => break ResponseEnd::Closed,
+            };
+            let taken = self.accumulator.call(
+                |reply| AccumulatorMessage::DeltasReceived { turn, attempt, batch, reply },
+                None,
+            );
+            // An accumulator that is gone takes this task with it.
+            let Ok(CallResult::Success(())) = taken.await else { return };
+        };
+        let _ = self.accumulator.cast(AccumulatorMessage::ResponseEnded { turn, attempt, end });
+    }
+
+    fn exchange(&self, plan: &AttemptPlan, request: &Arc<ModelRequest>) -> Exchange {
+        if request.stream == plan.streamed {
+            return self.client.exchange(request);
+        }
+        let request = ModelRequest { stream: plan.streamed, ..ModelRequest::clone(request) };
+        self.client.exchange(&request)
+    }
+}

@@ -1,0 +1,236 @@
+//! The supervisor of a run's tool calls: one linked actor per call.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
+use tokio_util::sync::CancellationToken;
+
+use super::blocking::BlockingPool;
+use super::gauge::{Gauges, Held};
+use super::message::{Accumulator, AccumulatorMessage, SupervisorMessage, ToolMessage};
+use super::publish::Publisher;
+use super::task::Task;
+use super::tool::{Slot, ToolActor, Work, failed};
+use crate::event::Event;
+use crate::tool::{ProgressSink, Registered, ToolContext};
+use crate::turn::ToolDone;
+use crate::types::{CallKey, FailureKind, RunId, ToolCall, ToolOutcome, excerpt};
+
+/// How many progress texts one call may send; further ones are dropped.
+const PROGRESS_PER_CALL_MAX: u32 = 1000;
+/// How long one of them may be.
+const PROGRESS_CHARS_MAX: usize = 500;
+
+/// Starts calls, stops them, and alone reports what became of them.
+#[derive(Debug)]
+pub(super) struct ToolSupervisor;
+
+/// What a supervisor needs.
+pub(super) struct SupervisorSetup {
+    pub(super) tools: Arc<BTreeMap<String, Registered>>,
+    pub(super) cancel_grace: Duration,
+    /// A tool that keeps its context for longer than the run does not keep this alive.
+    pub(super) publisher: Arc<Publisher>,
+    pub(super) pool: BlockingPool,
+    pub(super) gauges: Gauges,
+}
+
+pub(super) struct State {
+    setup: SupervisorSetup,
+    running: HashMap<ActorId, Running>,
+    finishing: bool,
+    _held: Held,
+}
+
+/// A call whose actor is alive.
+struct Running {
+    key: CallKey,
+    actor: ActorCell,
+    slot: Slot,
+    to: Accumulator,
+    cancellation: CancellationToken,
+    /// Kills the call when the grace has passed.
+    grace: Option<Task>,
+    killed: bool,
+}
+
+impl Actor for ToolSupervisor {
+    type Msg = SupervisorMessage;
+    type State = State;
+    type Arguments = SupervisorSetup;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<SupervisorMessage>,
+        setup: SupervisorSetup,
+    ) -> Result<State, ActorProcessingErr> {
+        let held = setup.gauges.actors.hold();
+        Ok(State { setup, running: HashMap::new(), finishing: false, _held: held })
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<SupervisorMessage>,
+        message: SupervisorMessage,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            SupervisorMessage::StartTool { run, call, idempotency_key, to } => {
+                state.start(&myself, &run, call, idempotency_key, to).await;
+            }
+            SupervisorMessage::AbortTool { key } => state.abort(&myself, key),
+            SupervisorMessage::KillTool { key } => state.kill(key),
+            SupervisorMessage::Finish => state.finish(&myself),
+        }
+        state.stop_if_done(&myself);
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        myself: ActorRef<SupervisorMessage>,
+        event: SupervisionEvent,
+        state: &mut State,
+    ) -> Result<(), ActorProcessingErr> {
+        match event {
+            SupervisionEvent::ActorTerminated(cell, _, _) => {
+                state.ended(cell.get_id(), || failed(FailureKind::Killed, "the tool was killed"));
+            }
+            SupervisionEvent::ActorFailed(cell, error) => state.ended(cell.get_id(), || {
+                failed(FailureKind::Panic, &format!("the tool panicked: {error}"))
+            }),
+            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
+        }
+        state.stop_if_done(&myself);
+        Ok(())
+    }
+}
+
+impl State {
+    async fn start(
+        &mut self,
+        myself: &ActorRef<SupervisorMessage>,
+        run: &RunId,
+        call: ToolCall,
+        idempotency_key: String,
+        to: Accumulator,
+    ) {
+        let key = call.key;
+        let Some(registered) = self.setup.tools.get(&call.name) else {
+            // The turn offers only tools of this very map.
+            report(&to, key, failed(FailureKind::UnknownTool, "no tool has this name"));
+            return;
+        };
+        let cancellation = CancellationToken::new();
+        let slot = Slot::default();
+        let work = Work {
+            tool: Arc::clone(&registered.tool),
+            context: ToolContext::new(
+                key,
+                call.arguments,
+                idempotency_key,
+                cancellation.clone(),
+                self.progress(run, key, &slot, &cancellation),
+            ),
+            pool: registered.spec.blocking.then(|| self.setup.pool.clone()),
+            slot: Arc::clone(&slot),
+            held: [self.setup.gauges.actors.hold(), self.setup.gauges.tools.hold()],
+        };
+        match Actor::spawn_linked(None, ToolActor, work, myself.get_cell()).await {
+            Ok((actor, _)) => {
+                let running = Running {
+                    key,
+                    actor: actor.get_cell(),
+                    slot,
+                    to,
+                    cancellation,
+                    grace: None,
+                    killed: false,
+                };
+                self.running.insert(actor.get_id(), running);
+                // Fails only for an actor that is gone, which its supervisor hears of.
+                let _ = actor.cast(ToolMessage::Run);
+            }
+            Err(error) => {
+                report(&to, key, failed(FailureKind::Killed, &format!("not started: {error}")));
+            }
+        }
+    }
+
+    /// Shows a call's progress for as long as the call is open.
+    fn progress(
+        &self,
+        run: &RunId,
+        key: CallKey,
+        slot: &Slot,
+        cancellation: &CancellationToken,
+    ) -> ProgressSink {
+        let (publisher, run) = (Arc::downgrade(&self.setup.publisher), run.clone());
+        let (slot, cancellation) = (Arc::downgrade(slot), cancellation.clone());
+        let sent = AtomicU32::new(0);
+        Arc::new(move |text| {
+            let open = slot.upgrade().is_some_and(|slot| slot.lock().is_none())
+                && !cancellation.is_cancelled();
+            if !open || sent.fetch_add(1, Ordering::Relaxed) >= PROGRESS_PER_CALL_MAX {
+                return;
+            }
+            if let Some(publisher) = publisher.upgrade() {
+                let text = excerpt(&text, PROGRESS_CHARS_MAX);
+                publisher.publish(&run, key.turn, Event::CallProgressed { key, text });
+            }
+        })
+    }
+
+    fn abort(&mut self, myself: &ActorRef<SupervisorMessage>, key: CallKey) {
+        let grace = self.setup.cancel_grace;
+        let Some(running) = self.running.values_mut().find(|running| running.key == key) else {
+            return;
+        };
+        if running.cancellation.is_cancelled() {
+            return;
+        }
+        running.cancellation.cancel();
+        let supervisor = myself.clone();
+        running.grace = Some(Task::spawn(&self.setup.gauges.tasks, async move {
+            tokio::time::sleep(grace).await;
+            let _ = supervisor.cast(SupervisorMessage::KillTool { key });
+        }));
+    }
+
+    fn kill(&mut self, key: CallKey) {
+        if let Some(running) = self.running.values_mut().find(|running| running.key == key) {
+            running.killed = true;
+            running.actor.kill();
+        }
+    }
+
+    fn finish(&mut self, myself: &ActorRef<SupervisorMessage>) {
+        self.finishing = true;
+        let keys: Vec<_> = self.running.values().map(|running| running.key).collect();
+        for key in keys {
+            self.abort(myself, key);
+        }
+    }
+
+    /// Reports a call whose actor is gone. An empty slot means that the actor died.
+    fn ended(&mut self, actor: ActorId, died: impl FnOnce() -> ToolOutcome) {
+        let Some(running) = self.running.remove(&actor) else { return };
+        let outcome = running.slot.lock().take().unwrap_or_else(died);
+        report(&running.to, running.key, outcome);
+    }
+
+    /// A killed actor whose tool never awaits cannot be waited for.
+    fn stop_if_done(&self, myself: &ActorRef<SupervisorMessage>) {
+        if self.finishing && self.running.values().all(|running| running.killed) {
+            myself.stop(None);
+        }
+    }
+}
+
+fn report(to: &Accumulator, key: CallKey, outcome: ToolOutcome) {
+    // An accumulator that is gone has a successor which answers the call from the journal.
+    let _ = to.cast(AccumulatorMessage::ToolFinished { key, done: ToolDone { outcome } });
+}

@@ -1,0 +1,26 @@
+//! A task that belongs to an actor.
+
+use std::future::Future;
+
+use tokio_util::task::AbortOnDropHandle;
+
+use super::gauge::Gauge;
+
+/// A task that is aborted when its owner drops this.
+#[derive(Debug)]
+pub(super) struct Task {
+    _handle: AbortOnDropHandle<()>,
+}
+
+impl Task {
+    /// Spawns a task and counts it for as long as it lives.
+    #[expect(clippy::disallowed_methods, reason = "whoever holds the value owns the task")]
+    pub(super) fn spawn(tasks: &Gauge, future: impl Future<Output = ()> + Send + 'static) -> Self {
+        let held = tasks.hold();
+        let handle = tokio::spawn(async move {
+            let _held = held;
+            future.await;
+        });
+        Self { _handle: AbortOnDropHandle::new(handle) }
+    }
+}

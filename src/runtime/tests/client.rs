@@ -1,0 +1,183 @@
+//! The model client, alone.
+
+use futures::{Stream, StreamExt as _};
+
+use super::provider::{Reply, asks_for, plain, says, text};
+use super::*;
+use crate::config::ApiKey;
+use crate::message::Message;
+use crate::runtime::model::{ModelClient, ModelRequest};
+use crate::types::{FinishKind, ProviderError, ProviderErrorKind};
+use crate::wire::Delta;
+
+fn request() -> ModelRequest {
+    let hello = Arc::new(Message::User { content: "hello".into() });
+    ModelRequest::new("test-model", Arc::new([hello]))
+}
+
+fn client(provider: &Provider, change: impl FnOnce(&mut ModelConfig)) -> ModelClient {
+    let mut config = model(provider);
+    change(&mut config);
+    ModelClient::new(&config).unwrap()
+}
+
+async fn collect(
+    stream: impl Stream<Item = Result<Vec<Delta>, ProviderError>>,
+) -> (String, Option<ProviderError>) {
+    let mut stream = std::pin::pin!(stream);
+    let (mut said, mut error) = (String::new(), None);
+    while let Some(item) = timeout(SOON, stream.next()).await.expect("the stream goes on") {
+        assert!(error.is_none(), "something came after an error");
+        match item {
+            Ok(batch) => {
+                assert!(!batch.is_empty());
+                for delta in batch {
+                    if let Delta::Text(text) = delta {
+                        said.push_str(&text);
+                    }
+                }
+            }
+            Err(found) => error = Some(found),
+        }
+    }
+    (said, error)
+}
+
+#[tokio::test]
+async fn streams_an_answer_with_the_configured_headers() {
+    let provider = Provider::saying("good day").await;
+    let client = client(&provider, |config| {
+        config.headers.insert("x-team".into(), "blue".into());
+        let key = ApiKey::from_env("KEY", &|_| Some("very-secret".into()));
+        config.api_key = Some(key.unwrap());
+    });
+    assert!(!format!("{client:?}").contains("very-secret"));
+    assert_eq!(collect(client.stream(&request())).await, ("good day".into(), None));
+    let headers = provider.headers();
+    assert_eq!(headers["x-team"], "blue");
+    assert_eq!(headers["accept"], "text/event-stream");
+    assert_eq!(headers["authorization"], "Bearer very-secret");
+}
+
+#[tokio::test]
+async fn completes_an_answer_with_calls() {
+    let provider = Provider::new(|_, _| Reply::Sse(asks_for(&[("add", r#"{"a":1}"#)]))).await;
+    let response = client(&provider, |_| ()).complete(&request()).await.unwrap();
+    assert_eq!(response.calls.len(), 1);
+    assert_eq!(response.calls[0].name, "add");
+    assert_eq!(response.calls[0].arguments, Some(json!({"a": 1})));
+    assert_eq!(response.finish_reason.unwrap().kind, FinishKind::ToolCalls);
+    assert_eq!(response.usage.input_tokens, 10);
+}
+
+#[tokio::test]
+async fn reads_a_plain_answer_though_a_stream_was_asked_for_and_the_other_way_round() {
+    let provider = Provider::new(|_, body| match body["stream"].as_bool() {
+        Some(true) => plain("plain"),
+        _ => Reply::Sse(says("streamed")),
+    })
+    .await;
+    let client = client(&provider, |_| ());
+    assert_eq!(collect(client.stream(&request())).await, ("plain".into(), None));
+    let asked = ModelRequest { stream: false, ..request() };
+    assert_eq!(client.complete(&asked).await.unwrap().text, "streamed");
+}
+
+#[tokio::test]
+async fn a_status_brings_the_services_words_and_its_wish() {
+    let provider = Provider::new(|_, _| Reply::Whole {
+        status: 429,
+        kind: "application/json",
+        body: r#"{"error":{"message":"slow down","code":"rate_limit"}}"#.into(),
+        retry_after: Some("7"),
+    })
+    .await;
+    let (said, error) = collect(client(&provider, |_| ()).stream(&request())).await;
+    let error = error.unwrap();
+    assert_eq!((said.as_str(), error.message.as_str()), ("", "slow down"));
+    assert_eq!((error.kind, error.status), (ProviderErrorKind::Status, Some(429)));
+    assert_eq!(error.retry_after, Some(Duration::from_secs(7)));
+    assert!(error.is_transient());
+}
+
+#[tokio::test]
+async fn silence_comments_and_breaks_are_errors() {
+    let short = |config: &mut ModelConfig| {
+        config.first_event_timeout = Duration::from_millis(80);
+        config.idle_timeout = Duration::from_millis(40);
+    };
+    for (reply, said, kind) in [
+        (0, "", ProviderErrorKind::Timeout),
+        (1, "", ProviderErrorKind::Timeout),
+        (2, "hm", ProviderErrorKind::Timeout),
+        (3, "hm", ProviderErrorKind::Timeout),
+        (4, "hm", ProviderErrorKind::Transport),
+    ] {
+        let provider = Provider::new(move |_, _| match reply {
+            0 => Reply::Silence,
+            1 => Reply::Comments(Vec::new()),
+            2 => Reply::Comments(vec![text("hm")]),
+            3 => Reply::Stall(vec![text("hm")]),
+            _ => Reply::Break(vec![text("hm")]),
+        })
+        .await;
+        let (heard, error) = collect(client(&provider, short).stream(&request())).await;
+        let error = error.unwrap_or_else(|| panic!("case {reply} has no error"));
+        assert_eq!((heard.as_str(), error.kind), (said, kind), "case {reply}: {error}");
+        until("the connection is let go", || provider.open() == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn nobody_there_is_a_connect_error_without_the_address() {
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    drop(listener);
+    let config = ModelConfig::new(BaseUrl::parse(&url).unwrap(), "test-model");
+    let error = ModelClient::new(&config).unwrap().complete(&request()).await.unwrap_err();
+    assert_eq!(error.kind, ProviderErrorKind::Connect, "{error}");
+    assert!(!error.message.contains(&url), "{error}");
+}
+
+#[tokio::test]
+async fn a_stream_that_says_done_and_stays_open_is_over() {
+    let provider = Provider::new(move |_, _| Reply::Stall(says("fine"))).await;
+    let asked = Instant::now();
+    assert_eq!(collect(client(&provider, |_| ()).stream(&request())).await, ("fine".into(), None));
+    assert!(asked.elapsed() < Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn the_next_request_uses_the_same_connection() {
+    // A second connection would not be accepted: the listener takes one and closes.
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let server = spawn(async move {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let (mut socket, _) = listener.accept().await.unwrap();
+        drop(listener);
+        let mut body = String::new();
+        for payload in says("fine") {
+            body.push_str(&format!("data: {payload}\n\n"));
+        }
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let mut buffer = vec![0; 65536];
+        for _ in 0..2 {
+            // A request of this size arrives whole or in two; its body ends with a brace.
+            let mut read = 0;
+            while !buffer[..read].ends_with(b"}") {
+                read += socket.read(&mut buffer[read..]).await.unwrap();
+            }
+            socket.write_all(answer.as_bytes()).await.unwrap();
+        }
+    });
+    let config = ModelConfig::new(BaseUrl::parse(&url).unwrap(), "test-model");
+    let client = ModelClient::new(&config).unwrap();
+    for _ in 0..2 {
+        assert_eq!(client.complete(&request()).await.unwrap().text, "fine");
+    }
+    server.await.unwrap();
+}

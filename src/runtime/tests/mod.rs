@@ -1,0 +1,142 @@
+//! What the shells do, against a scripted provider on loopback.
+
+mod client;
+mod limits;
+mod provider;
+mod recovery;
+mod runs;
+mod stops;
+mod tools;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::future::BoxFuture;
+use serde_json::json;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::*;
+use crate::config::{BaseUrl, ModelConfig, ToolPattern};
+use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use provider::Provider;
+
+/// How long a test waits for what has to happen.
+const SOON: Duration = Duration::from_secs(20);
+
+/// Spawns what belongs to a test.
+#[expect(clippy::disallowed_methods, reason = "a test's task ends with its runtime")]
+pub(super) fn spawn<T: Send + 'static>(
+    future: impl Future<Output = T> + Send + 'static,
+) -> tokio::task::JoinHandle<T> {
+    tokio::spawn(future)
+}
+
+/// Waits until something is so.
+#[track_caller]
+fn until(what: &str, is_so: impl Fn() -> bool) -> impl Future<Output = ()> {
+    let what = what.to_owned();
+    async move {
+        let waited = timeout(SOON, async {
+            while !is_so() {
+                sleep(Duration::from_millis(1)).await;
+            }
+        });
+        assert!(waited.await.is_ok(), "waited in vain until {what}");
+    }
+}
+
+/// A host whose agent talks to a provider, with tools, and a changed configuration.
+async fn host(provider: &Provider, tools: Registry, change: impl FnOnce(&mut Config)) -> Host {
+    Host::start(setup(provider, tools, change)).await.unwrap()
+}
+
+fn setup(provider: &Provider, tools: Registry, change: impl FnOnce(&mut Config)) -> HostSetup {
+    let mut config = Config::default();
+    config.use_model("test", model(provider));
+    config.agents.get_mut("default").unwrap().tools = vec![ToolPattern::new("*")];
+    change(&mut config);
+    HostSetup { config, tools }
+}
+
+fn model(provider: &Provider) -> ModelConfig {
+    ModelConfig::new(BaseUrl::parse(&provider.base_url()).unwrap(), "test-model")
+}
+
+async fn session(host: &Host) -> SessionHandle {
+    host.open_session(OpenSession::default()).await.unwrap()
+}
+
+/// Waits until nothing of any run is alive.
+async fn nothing_left(host: &Host) {
+    let counted = host.clone();
+    let waited = timeout(SOON, async move {
+        loop {
+            let HostCounts {
+                sessions: _,
+                abandoned_threads: _,
+                runs,
+                actors,
+                tasks,
+                tools_running,
+            } = counted.counts();
+            if runs + actors + tasks + tools_running == 0 {
+                return;
+            }
+            sleep(Duration::from_millis(1)).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "left over: {:?}", host.counts());
+}
+
+type Body = dyn Fn(ToolContext) -> BoxFuture<'static, Result<ToolOutput, ToolError>> + Send + Sync;
+
+/// A tool that is a closure.
+struct Closure {
+    spec: ToolSpec,
+    body: Arc<Body>,
+}
+
+#[async_trait]
+impl Tool for Closure {
+    fn spec(&self) -> ToolSpec {
+        self.spec.clone()
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        (self.body)(context).await
+    }
+}
+
+/// A pure tool that takes anything.
+fn spec(name: &str) -> ToolSpec {
+    let schema = InputSchema::parse(json!({"type": "object", "properties": {}})).unwrap();
+    ToolSpec::with_schema(name, "for a test", schema).pure()
+}
+
+fn tool<F>(spec: ToolSpec, body: impl Fn(ToolContext) -> F + Send + Sync + 'static) -> Closure
+where
+    F: Future<Output = Result<ToolOutput, ToolError>> + Send + 'static,
+{
+    Closure { spec, body: Arc::new(move |context| Box::pin(body(context))) }
+}
+
+/// A tool that answers with its own arguments.
+fn echo(name: &str) -> Closure {
+    tool(spec(name), |context| async move { Ok(context.arguments().to_string().into()) })
+}
+
+fn registry(tools: impl IntoIterator<Item = Closure>) -> Registry {
+    let mut registry = Registry::new();
+    for tool in tools {
+        registry.register(tool).unwrap();
+    }
+    registry
+}
+
+/// Results of a report by tool name: status word and text.
+fn results(report: &RunReport) -> BTreeMap<&str, (&'static str, &str)> {
+    let calls = report.calls.iter();
+    calls.map(|c| (c.tool_name.as_str(), (c.status.as_str(), c.result.as_str()))).collect()
+}

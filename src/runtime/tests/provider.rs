@@ -1,0 +1,248 @@
+//! A provider that answers by script and remembers what it was asked.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, Response, StatusCode, header};
+use axum::routing::post;
+use futures::{Stream, StreamExt as _, stream};
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+
+/// How the provider answers a request.
+pub(super) enum Reply {
+    /// A stream of these payloads, and its end.
+    Sse(Vec<String>),
+    /// A stream of these payloads, and then silence.
+    Stall(Vec<String>),
+    /// A stream of these payloads, and then comments without end.
+    Comments(Vec<String>),
+    /// A stream of these payloads that breaks.
+    Break(Vec<String>),
+    /// A whole body.
+    Whole { status: u16, kind: &'static str, body: String, retry_after: Option<&'static str> },
+    /// No answer at all.
+    Silence,
+}
+
+type Script = dyn Fn(usize, &Value) -> Reply + Send + Sync;
+
+/// A provider on loopback, alive until it is dropped.
+pub(super) struct Provider {
+    addr: SocketAddr,
+    asked: Arc<Asked>,
+    server: tokio::task::JoinHandle<()>,
+}
+
+struct Asked {
+    script: Box<Script>,
+    requests: Mutex<Vec<(HeaderMap, Value)>>,
+    gate: Mutex<Option<Arc<Semaphore>>>,
+    open: Arc<AtomicUsize>,
+}
+
+impl Provider {
+    /// Answers the n-th request, from 0, as the script says.
+    pub(super) async fn new(
+        script: impl Fn(usize, &Value) -> Reply + Send + Sync + 'static,
+    ) -> Self {
+        let asked = Arc::new(Asked {
+            script: Box::new(script),
+            requests: Mutex::default(),
+            gate: Mutex::default(),
+            open: Arc::default(),
+        });
+        let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let app = Router::new()
+            .route("/v1/chat/completions", post(answer))
+            .with_state(Arc::clone(&asked));
+        let server = super::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { addr, asked, server }
+    }
+
+    /// Answers every request with this text.
+    pub(super) async fn saying(text: &'static str) -> Self {
+        Self::new(move |_, _| Reply::Sse(says(text))).await
+    }
+
+    /// Answers the first request with these calls, and the others with `done`.
+    pub(super) async fn calling(calls: &'static [(&'static str, &'static str)]) -> Self {
+        Self::new(move |n, _| Reply::Sse(if n == 0 { asks_for(calls) } else { says("done") })).await
+    }
+
+    /// Answers no request without a permit.
+    pub(super) fn behind(self, gate: Arc<Semaphore>) -> Self {
+        *self.asked.gate.lock() = Some(gate);
+        self
+    }
+
+    pub(super) fn base_url(&self) -> String {
+        format!("http://{}/v1", self.addr)
+    }
+
+    /// The bodies of all requests.
+    pub(super) fn requests(&self) -> Vec<Value> {
+        self.asked.requests.lock().iter().map(|(_, body)| body.clone()).collect()
+    }
+
+    pub(super) fn headers(&self) -> HeaderMap {
+        self.asked.requests.lock()[0].0.clone()
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.asked.requests.lock().len()
+    }
+
+    /// Answers whose client is still there.
+    pub(super) fn open(&self) -> usize {
+        self.asked.open.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Provider {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+struct Open(Arc<AtomicUsize>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+async fn answer(
+    State(asked): State<Arc<Asked>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response<Body> {
+    let body: Value = serde_json::from_slice(&body).unwrap();
+    let n = {
+        let mut requests = asked.requests.lock();
+        requests.push((headers, body.clone()));
+        requests.len() - 1
+    };
+    asked.open.fetch_add(1, Ordering::SeqCst);
+    let open = Open(Arc::clone(&asked.open));
+    let gate = asked.gate.lock().clone();
+    if let Some(gate) = gate {
+        gate.acquire().await.unwrap().forget();
+    }
+    match (asked.script)(n, &body) {
+        Reply::Sse(payloads) => events(open, pieces(payloads)),
+        Reply::Stall(payloads) => events(open, pieces(payloads).chain(stream::pending())),
+        Reply::Comments(payloads) => {
+            let comments = stream::unfold((), |()| async {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                Some((Ok(Bytes::from_static(b": still here\n\n")), ()))
+            });
+            events(open, pieces(payloads).chain(comments))
+        }
+        Reply::Break(payloads) => {
+            // The server sends what it has only once the body has nothing ready.
+            let broken = stream::once(async {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                Err(std::io::Error::other("broken"))
+            });
+            let pieces = pieces(payloads).map(|piece| piece.map_err(std::io::Error::other));
+            events(open, pieces.chain(broken))
+        }
+        Reply::Whole { status, kind, body, retry_after } => {
+            let mut response = Response::new(Body::from(body));
+            *response.status_mut() = StatusCode::from_u16(status).unwrap();
+            response.headers_mut().insert(header::CONTENT_TYPE, kind.parse().unwrap());
+            if let Some(wait) = retry_after {
+                response.headers_mut().insert(header::RETRY_AFTER, wait.parse().unwrap());
+            }
+            response
+        }
+        Reply::Silence => {
+            let _open = open;
+            std::future::pending().await
+        }
+    }
+}
+
+fn pieces(payloads: Vec<String>) -> impl Stream<Item = Result<Bytes, Infallible>> + Send {
+    stream::iter(payloads.into_iter().map(|data| Ok(Bytes::from(format!("data: {data}\n\n")))))
+}
+
+fn events<E: Into<Box<dyn std::error::Error + Send + Sync>> + 'static>(
+    open: Open,
+    pieces: impl Stream<Item = Result<Bytes, E>> + Send + 'static,
+) -> Response<Body> {
+    let body = pieces.inspect(move |_| {
+        // Held for as long as the body is.
+        let _ = &open;
+    });
+    let mut response = Response::new(Body::from_stream(body));
+    response.headers_mut().insert(header::CONTENT_TYPE, "text/event-stream".parse().unwrap());
+    response
+}
+
+fn chunk(delta: Value, finish: Option<&str>) -> String {
+    json!({"id": "r", "object": "chat.completion.chunk", "model": "test-model",
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+    .to_string()
+}
+
+/// A piece of text.
+pub(super) fn text(text: &str) -> String {
+    chunk(json!({"content": text}), None)
+}
+
+/// A whole streamed answer, a payload a word.
+pub(super) fn says(words: &str) -> Vec<String> {
+    let mut payloads: Vec<_> = words.split_inclusive(' ').map(text).collect();
+    payloads.extend(end("stop"));
+    payloads
+}
+
+/// The payloads of calls, without an end: names and arguments.
+pub(super) fn calls(calls: &[(&str, &str)]) -> Vec<String> {
+    let each = calls.iter().enumerate().map(|(index, (name, arguments))| {
+        chunk(
+            json!({"tool_calls": [{"index": index, "id": format!("id_{index}"),
+                "type": "function", "function": {"name": name, "arguments": arguments}}]}),
+            None,
+        )
+    });
+    each.collect()
+}
+
+/// A whole streamed answer with calls.
+pub(super) fn asks_for(asked: &[(&str, &str)]) -> Vec<String> {
+    let mut payloads = calls(asked);
+    payloads.extend(end("tool_calls"));
+    payloads
+}
+
+fn end(finish: &str) -> [String; 3] {
+    let usage = json!({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 5,
+        "total_tokens": 15}});
+    [chunk(json!({}), Some(finish)), usage.to_string(), "[DONE]".to_owned()]
+}
+
+/// A whole plain answer.
+pub(super) fn plain(text: &str) -> Reply {
+    let body = json!({"id": "r", "object": "chat.completion", "model": "test-model",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": text},
+            "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}});
+    Reply::Whole {
+        status: 200,
+        kind: "application/json",
+        body: body.to_string(),
+        retry_after: None,
+    }
+}

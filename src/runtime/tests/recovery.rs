@@ -1,0 +1,361 @@
+//! The death of one of a run's actors costs the run nothing that counts.
+
+use ractor::ActorCell;
+
+use super::provider::{Reply, asks_for, says, text};
+use super::*;
+use crate::event::Event;
+use crate::journal::{Acknowledge, Appended, Entry};
+use crate::record::{Record, Seq, StopMode};
+use crate::telemetry::Delivery;
+use crate::types::RunEnd;
+
+const STREAM: usize = 0;
+const ACCUMULATOR: usize = 1;
+const SUPERVISOR: usize = 2;
+
+async fn named(session: &SessionHandle) -> Option<[ActorCell; 3]> {
+    session.ask(|reply| SessionMessage::NameActors { reply }).await.unwrap()
+}
+
+async fn actors(session: &SessionHandle) -> [ActorCell; 3] {
+    named(session).await.expect("a run goes on")
+}
+
+/// Kills an actor of the run, and waits until it has a successor (which may be done already).
+async fn kill(session: &SessionHandle, which: usize) {
+    let before = actors(session).await;
+    before[which].kill();
+    timeout(SOON, async {
+        while named(session).await.is_some_and(|now| now[which] == before[which]) {
+            sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await
+    .expect("it is replaced");
+}
+
+async fn while_the_model_is_silent(which: usize) {
+    let provider = Provider::new(|n, _| match n {
+        0 => Reply::Stall(vec![text("lost ")]),
+        _ => Reply::Sse(says("found")),
+    })
+    .await;
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the stream is open", || provider.open() == 1).await;
+    kill(&session, which).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "found"));
+    assert_eq!((report.messages.len(), provider.count()), (2, 2));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn the_reader_dies() {
+    while_the_model_is_silent(STREAM).await;
+}
+
+#[tokio::test]
+async fn the_accumulator_dies() {
+    while_the_model_is_silent(ACCUMULATOR).await;
+}
+
+#[tokio::test]
+async fn the_supervisor_dies() {
+    while_the_model_is_silent(SUPERVISOR).await;
+}
+
+/// An actor dies while a call with effects runs: it is not run again, and is answered.
+async fn during_a_call_with_effects(which: usize) {
+    let provider = Provider::calling(&[("pay", "{}"), ("echo", r#"{"n":1}"#)]).await;
+    let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let pay = tool(ToolSpec { effect: Default::default(), ..spec("pay") }, {
+        let begun = Arc::clone(&begun);
+        move |_| {
+            begun.fetch_add(1, Ordering::SeqCst);
+            std::future::pending()
+        }
+    });
+    let host = host(&provider, registry([pay, echo("echo")]), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the call runs", {
+        let begun = Arc::clone(&begun);
+        move || begun.load(Ordering::SeqCst) == 1
+    })
+    .await;
+    kill(&session, which).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));
+    assert_eq!(begun.load(Ordering::SeqCst), 1, "no effect is repeated");
+    let told = results(&report);
+    assert_eq!((told["pay"].0, told["echo"]), ("unknown", ("success", r#"{"n":1}"#)));
+    assert_eq!(provider.count(), 2, "the response was whole: it is not asked for again");
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn the_accumulator_dies_during_a_call() {
+    during_a_call_with_effects(ACCUMULATOR).await;
+}
+
+#[tokio::test]
+async fn the_supervisor_dies_during_a_call() {
+    during_a_call_with_effects(SUPERVISOR).await;
+}
+
+#[tokio::test]
+async fn an_idempotent_call_is_run_again_under_the_same_key() {
+    let provider = Provider::calling(&[("put", "{}")]).await;
+    let keys = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let put = tool(ToolSpec { effect: Default::default(), ..spec("put") }.idempotent(), {
+        let keys = Arc::clone(&keys);
+        move |context| {
+            let keys = Arc::clone(&keys);
+            async move {
+                let again = {
+                    let mut keys = keys.lock();
+                    keys.push(context.idempotency_key().to_owned());
+                    keys.len() > 1
+                };
+                if again { Ok("put".into()) } else { std::future::pending().await }
+            }
+        }
+    });
+    let host = host(&provider, registry([put]), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the call runs", {
+        let keys = Arc::clone(&keys);
+        move || keys.lock().len() == 1
+    })
+    .await;
+    kill(&session, SUPERVISOR).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(results(&report), BTreeMap::from([("put", ("success", "put"))]));
+    let keys = keys.lock();
+    assert_eq!((keys.len(), &keys[0]), (2, &keys[1]));
+}
+
+#[tokio::test]
+async fn an_actor_that_dies_too_often_fails_the_run_with_every_call_answered() {
+    let provider = Provider::new(|_, _| Reply::Sse(asks_for(&[("put", "{}")]))).await;
+    let put = tool(ToolSpec { effect: Default::default(), ..spec("put") }.idempotent(), |_| {
+        std::future::pending()
+    });
+    let host = host(&provider, registry([put]), |_| ()).await;
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    let running = |host: &Host| {
+        let host = host.clone();
+        until("the call runs", move || host.counts().tools_running == 1)
+    };
+    for _ in 0..3 {
+        running(&host).await;
+        kill(&session, ACCUMULATOR).await;
+    }
+    running(&host).await;
+    actors(&session).await[ACCUMULATOR].kill();
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Failed);
+    assert_eq!(report.error.unwrap().code, "internal_error");
+    assert_eq!(report.calls.len(), 1);
+    assert_eq!(report.messages.len(), 3, "user, call, answer");
+    let mut ended = 0;
+    use futures::{FutureExt as _, StreamExt as _};
+    while let Some(Some(Delivery::Event(published))) = run.events.next().now_or_never() {
+        ended += usize::from(matches!(published.event, Event::RunEnded { .. }));
+    }
+    assert_eq!(ended, 1);
+    nothing_left(&host).await;
+    // The session is usable, and comes to its end.
+    assert_eq!(session.snapshot().await.unwrap().state, SessionState::Idle);
+    let again = session.start_run("go").await.unwrap();
+    running(&host).await;
+    session.close().await.unwrap();
+    assert_eq!(again.report.await.unwrap().run_end, RunEnd::Stopped);
+    while run.events.next().await.is_some() {}
+    assert_eq!(host.counts(), HostCounts::default());
+}
+
+#[tokio::test]
+async fn a_stop_that_comes_with_the_death_is_not_lost() {
+    let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the stream is open", || provider.open() == 1).await;
+    actors(&session).await[ACCUMULATOR].kill();
+    session.stop(StopMode::Now).await.unwrap();
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Stopped);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn the_death_of_a_calls_actor_ends_that_call_alone() {
+    let provider = Provider::calling(&[("hang", "{}"), ("echo", r#"{"n":1}"#)]).await;
+    let hang = tool(spec("hang"), |_| std::future::pending());
+    let host = host(&provider, registry([hang, echo("echo")]), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the call runs", {
+        let host = host.clone();
+        move || host.counts().tools_running == 1
+    })
+    .await;
+    let supervisor = actors(&session).await[SUPERVISOR].clone();
+    for call in supervisor.get_children() {
+        call.kill();
+    }
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Answered);
+    let told = results(&report);
+    assert_eq!(told["hang"], ("error", "Error: the tool was killed"));
+    assert_eq!(told["echo"], ("success", r#"{"n":1}"#));
+    assert_eq!(report.calls[0].metadata["kind"], "killed");
+    nothing_left(&host).await;
+}
+
+/// An engine that kills an actor at the n-th record after it was armed.
+#[derive(Debug, Default)]
+struct Trap {
+    inner: MemoryJournal,
+    armed: parking_lot::Mutex<Option<(usize, ActorCell)>>,
+}
+
+impl Journal for Trap {
+    fn append(&self, session: &SessionId, batch: Vec<Entry>, then: Acknowledge) -> Appended {
+        let mut armed = self.armed.lock();
+        if let Some((left, _)) = armed.as_mut() {
+            let past = *left < batch.len();
+            *left = left.saturating_sub(batch.len());
+            if past && let Some((_, victim)) = armed.take() {
+                victim.kill();
+            }
+        }
+        self.inner.append(session, batch, then)
+    }
+
+    fn entries_since(&self, session: &SessionId, after: Seq) -> Vec<Entry> {
+        self.inner.entries_since(session, after)
+    }
+
+    fn remove(&self, session: &SessionId) {
+        self.inner.remove(session);
+    }
+}
+
+/// The accumulator is killed while it appends its n-th record; the kill acts once it has done all
+/// that follows from it. Returns the report's statuses and whether the trap went off.
+async fn killed_at(record: usize) -> (Vec<&'static str>, bool) {
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let provider = Provider::new(|_, body| {
+        let answered = body["messages"].as_array().unwrap().iter().any(|m| m["role"] == "tool");
+        let calls = [("put", "{}"), ("echo", r#"{"n":1}"#)];
+        Reply::Sse(if answered { says("done") } else { asks_for(&calls) })
+    })
+    .await
+    .behind(Arc::clone(&gate));
+    let put = ToolSpec { effect: Default::default(), ..spec("put") }.idempotent();
+    let put = tool(put, |_| async { Ok("put".into()) });
+    let trap = Arc::new(Trap::default());
+    let setup = setup(&provider, registry([put, echo("echo")]), |_| ());
+    let host = Host::start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the model is asked", || provider.count() == 1).await;
+    *trap.armed.lock() = Some((record, actors(&session).await[ACCUMULATOR].clone()));
+    gate.add_permits(100);
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"), "{record}");
+    let messages = serde_json::to_value(&report.messages).unwrap();
+    let roles = messages.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap());
+    assert_eq!(
+        roles.collect::<Vec<_>>(),
+        ["user", "assistant", "tool", "tool", "assistant"],
+        "{record}"
+    );
+    let entries = trap.entries_since(session.id(), Seq(0));
+    let count = |turn| {
+        let commit = Record::TurnCommitted { turn };
+        entries.iter().filter(|entry| entry.record == commit).count()
+    };
+    assert_eq!((count(1), count(2)), (1, 1), "{record}");
+    nothing_left(&host).await;
+    let statuses = report.calls.iter().map(|call| call.status.as_str()).collect();
+    let sprung = trap.armed.lock().is_none();
+    (statuses, sprung)
+}
+
+#[tokio::test]
+async fn the_accumulator_dies_at_any_record() {
+    let mut deaths = 0;
+    loop {
+        let (statuses, sprung) = killed_at(deaths).await;
+        assert_eq!(statuses, ["success", "success"], "{deaths}");
+        if !sprung {
+            break;
+        }
+        deaths += 1;
+    }
+    assert!(deaths >= 8, "the run has more records than {deaths}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn deaths_at_any_time_repeat_no_effect_and_leave_no_call_open() {
+    let provider = Provider::new(|_, body| {
+        let last = body["messages"].as_array().unwrap().last().unwrap();
+        let calls = [("echo", r#"{"n":1}"#), ("pay", "{}"), ("echo", r#"{"n":2}"#)];
+        Reply::Sse(if last["role"] == "tool" { says("done") } else { asks_for(&calls) })
+    })
+    .await;
+    let paid = Arc::new(parking_lot::Mutex::new(std::collections::BTreeSet::new()));
+    let twice = Arc::new(AtomicBool::new(false));
+    let pay = tool(ToolSpec { effect: Default::default(), ..spec("pay") }, {
+        let (paid, twice) = (Arc::clone(&paid), Arc::clone(&twice));
+        move |context| {
+            let first = paid.lock().insert(context.idempotency_key().to_owned());
+            twice.fetch_or(!first, Ordering::SeqCst);
+            async {
+                sleep(Duration::from_millis(1)).await;
+                Ok("paid".into())
+            }
+        }
+    });
+    let host = host(&provider, registry([echo("echo"), pay]), |_| ()).await;
+    let workers = (0..8_usize).map(|worker| {
+        let host = host.clone();
+        spawn(async move {
+            let session = session(&host).await;
+            let mut unknown = 0;
+            for n in 0..25_usize {
+                let run = session.start_run("go").await.unwrap();
+                sleep(Duration::from_micros((worker * 25 + n) as u64 * 37 % 6000)).await;
+                if let Some(actors) = named(&session).await {
+                    actors[(worker + n) % 3].kill();
+                }
+                let report = timeout(SOON, run.report).await.unwrap().unwrap();
+                assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));
+                assert_eq!((report.calls.len(), report.messages.len()), (3, 6));
+                for call in &report.calls {
+                    match call.status.as_str() {
+                        "success" => {}
+                        "unknown" if call.tool_name == "pay" => unknown += 1,
+                        other => panic!("{} ended {other}", call.tool_name),
+                    }
+                }
+            }
+            unknown
+        })
+    });
+    let mut unknown = 0;
+    for worker in workers.collect::<Vec<_>>() {
+        unknown += worker.await.unwrap();
+    }
+    assert!(!twice.load(Ordering::SeqCst), "an effect was repeated");
+    assert!(unknown < 200, "not every death came in the middle of a payment");
+    nothing_left(&host).await;
+}

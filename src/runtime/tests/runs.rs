@@ -1,0 +1,264 @@
+//! Runs that go well.
+
+use futures::StreamExt as _;
+use tokio::sync::Barrier;
+
+use super::provider::{Reply, asks_for, says};
+use super::*;
+use crate::event::Event;
+use crate::journal::{Acknowledge, Appended, Entry};
+use crate::record::{Record, Seq, StopMode};
+use crate::telemetry::Delivery;
+use crate::types::{Execution, RunEnd};
+
+fn name(event: &Event) -> String {
+    let text = format!("{event:?}");
+    text.split([' ', '{']).next().unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_run_without_tools_gives_its_answer_and_its_events() {
+    let provider = Provider::saying("good day to you").await;
+    let host = host(&provider, Registry::new(), |config| {
+        config.agents.get_mut("default").unwrap().system = "Be kind.".into();
+    })
+    .await;
+    let session = session(&host).await;
+    let mut run = session.start_run("hello").await.unwrap();
+    assert_eq!(run.seq, Seq(2));
+    let mut names = Vec::new();
+    while let Some(Delivery::Event(published)) = run.events.next().await {
+        assert_eq!((&published.session, &published.run), (session.id(), &run.run_id));
+        names.push(name(&published.event));
+        if matches!(published.event, Event::RunEnded { .. }) {
+            break;
+        }
+    }
+    assert_eq!(names.first().unwrap(), "RunStarted");
+    assert_eq!(names.iter().filter(|name| *name == "TextReceived").count(), 4);
+    assert_eq!(names[names.len() - 2..], ["TurnEnded", "RunEnded"]);
+    let report = run.report.await.unwrap();
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "good day to you"));
+    assert_eq!((report.turns, report.stats.input_tokens, report.error), (1, 10, None));
+    let sent = provider.requests().remove(0);
+    assert_eq!(sent["model"], "test-model");
+    assert_eq!(sent["stream"], true);
+    assert_eq!(
+        sent["messages"],
+        json!([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}])
+    );
+    let messages = serde_json::to_value(&report.messages).unwrap();
+    let said = json!([{"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "good day to you"}]);
+    assert_eq!(messages, said);
+    let snapshot = session.snapshot().await.unwrap();
+    assert_eq!(serde_json::to_value(&snapshot.history).unwrap(), said);
+    assert_eq!((snapshot.state, snapshot.current_run), (SessionState::Idle, None));
+    assert_eq!(snapshot.usage.output_tokens, 5);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_second_run_sends_the_first_one_along() {
+    let provider = Provider::new(|n, _| Reply::Sse(says(["one", "two"][n]))).await;
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let session = session(&host).await;
+    session.run("first").await.unwrap();
+    let report = session.run("second").await.unwrap();
+    assert_eq!(report.messages.len(), 2);
+    let sent = provider.requests().remove(1);
+    let roles: Vec<_> = sent["messages"].as_array().unwrap().iter().map(|m| &m["role"]).collect();
+    assert_eq!(roles, ["user", "assistant", "user"]);
+}
+
+#[tokio::test]
+async fn calls_run_one_after_the_other_and_are_answered_in_order() {
+    let provider = Provider::calling(&[("a", r#"{"n":1}"#), ("b", r#"{"n":2}"#)]).await;
+    let running = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let alone = |name: &str| {
+        let running = Arc::clone(&running);
+        tool(spec(name), move |context| {
+            let running = Arc::clone(&running);
+            async move {
+                let before = running.fetch_add(1, Ordering::SeqCst);
+                tokio::task::yield_now().await;
+                running.fetch_sub(1, Ordering::SeqCst);
+                Ok(format!("{before}:{}", context.arguments()).into())
+            }
+        })
+    };
+    let host = host(&provider, registry([alone("a"), alone("b")]), |_| ()).await;
+    let report = session(&host).await.run("go").await.unwrap();
+    assert_eq!((report.run_end, report.turns), (RunEnd::Answered, 2));
+    let told: Vec<_> = report
+        .calls
+        .iter()
+        .map(|call| (call.tool_id.as_str(), call.provider_id.as_deref(), call.result.as_str()))
+        .collect();
+    assert_eq!(
+        told,
+        [("t1a1c0", Some("id_0"), "0:{\"n\":1}"), ("t1a1c1", Some("id_1"), "0:{\"n\":2}"),]
+    );
+    let sent = provider.requests().remove(1);
+    let ids: Vec<_> = sent["messages"].as_array().unwrap()[2..]
+        .iter()
+        .map(|message| message["tool_call_id"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(ids, ["id_0", "id_1"]);
+    assert_eq!(sent["tools"].as_array().unwrap().len(), 2);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn parallel_calls_run_beside_each_other() {
+    let provider = Provider::calling(&[("meet", r#"{"n":1}"#), ("meet", r#"{"n":2}"#)]).await;
+    // Each call waits for the other: in sequence neither would end.
+    let barrier = Arc::new(Barrier::new(2));
+    let meet = tool(spec("meet"), move |context| {
+        let barrier = Arc::clone(&barrier);
+        async move {
+            barrier.wait().await;
+            Ok(context.arguments().to_string().into())
+        }
+    });
+    let host = host(&provider, registry([meet]), |config| {
+        config.agents.get_mut("default").unwrap().execution = Execution::Parallel { max: 2 };
+    })
+    .await;
+    let report = session(&host).await.run("go").await.unwrap();
+    let told: Vec<_> = report.calls.iter().map(|call| call.result.as_str()).collect();
+    assert_eq!(told, [r#"{"n":1}"#, r#"{"n":2}"#]);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_broken_stream_is_asked_for_again() {
+    let provider = Provider::new(|n, _| match n {
+        0 => Reply::Break(vec![provider::text("half an ")]),
+        _ => Reply::Sse(says("answer")),
+    })
+    .await;
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let report = session(&host).await.run("go").await.unwrap();
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "answer"));
+    assert_eq!(provider.count(), 2);
+}
+
+#[tokio::test]
+async fn out_of_turns_the_model_is_asked_for_a_final_answer() {
+    let provider = Provider::new(|n, _| match n {
+        0 => Reply::Sse(asks_for(&[("echo", "{}")])),
+        _ => Reply::Sse(says("so far")),
+    })
+    .await;
+    let host = host(&provider, registry([echo("echo")]), |config| {
+        config.agents.get_mut("default").unwrap().limits.max_turns = Some(1);
+    })
+    .await;
+    let report = session(&host).await.run("go").await.unwrap();
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::MaxTurns, "so far"));
+    assert_eq!(provider.requests()[1]["tool_choice"], "none");
+}
+
+/// An engine that needs a while to make a batch durable.
+#[derive(Debug, Default)]
+struct SlowJournal {
+    inner: MemoryJournal,
+    waiting: Arc<parking_lot::Mutex<std::collections::VecDeque<Pending>>>,
+}
+
+struct Pending(Acknowledge);
+
+impl std::fmt::Debug for Pending {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Pending")
+    }
+}
+
+impl Journal for SlowJournal {
+    fn append(&self, session: &SessionId, batch: Vec<Entry>, then: Acknowledge) -> Appended {
+        self.inner.append(session, batch, Box::new(|| ()));
+        self.waiting.lock().push_back(Pending(then));
+        Appended::Queued
+    }
+
+    fn entries_since(&self, session: &SessionId, after: Seq) -> Vec<Entry> {
+        self.inner.entries_since(session, after)
+    }
+
+    fn remove(&self, session: &SessionId) {
+        self.inner.remove(session);
+    }
+}
+
+#[tokio::test]
+async fn a_call_with_effects_waits_until_its_intent_is_durable() {
+    let provider = Provider::calling(&[("pay", "{}")]).await;
+    let paid = Arc::new(AtomicBool::new(false));
+    let pay = tool(ToolSpec { effect: Default::default(), ..spec("pay") }, {
+        let paid = Arc::clone(&paid);
+        move |_| {
+            paid.store(true, Ordering::SeqCst);
+            async { Ok("paid".into()) }
+        }
+    });
+    let journal = Arc::new(SlowJournal::default());
+    let setup = setup(&provider, registry([pay]), |_| ());
+    let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    let intended = {
+        let (journal, id) = (Arc::clone(&journal), session.id().clone());
+        move || {
+            let entries = journal.entries_since(&id, Seq(0));
+            entries.iter().any(|entry| matches!(entry.record, Record::CallIntended { .. }))
+        }
+    };
+    until("the call is intended", intended).await;
+    tokio::task::yield_now().await;
+    assert!(!paid.load(Ordering::SeqCst), "it ran before its intent was durable");
+    let disk = spawn({
+        let waiting = Arc::clone(&journal.waiting);
+        async move {
+            loop {
+                let next = waiting.lock().pop_front();
+                match next {
+                    Some(Pending(then)) => then(),
+                    None => sleep(Duration::from_millis(1)).await,
+                }
+            }
+        }
+    });
+    let report = run.report.await.unwrap();
+    disk.abort();
+    assert!(paid.load(Ordering::SeqCst));
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));
+    assert_eq!(results(&report), BTreeMap::from([("pay", ("success", "paid"))]));
+}
+
+#[tokio::test]
+async fn a_stop_after_the_turn_lets_its_calls_end() {
+    let provider = Provider::calling(&[("wait", "{}")]).await;
+    let (begun, release) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    let wait = tool(spec("wait"), {
+        let (begun, release) = (Arc::clone(&begun), Arc::clone(&release));
+        move |_| {
+            let (begun, release) = (Arc::clone(&begun), Arc::clone(&release));
+            async move {
+                begun.wait().await;
+                release.wait().await;
+                Ok("waited".into())
+            }
+        }
+    });
+    let host = host(&provider, registry([wait]), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    begun.wait().await;
+    session.stop(StopMode::AfterTurn).await.unwrap();
+    release.wait().await;
+    let report = run.report.await.unwrap();
+    assert_eq!(report.run_end, RunEnd::Stopped);
+    assert_eq!(results(&report), BTreeMap::from([("wait", ("success", "waited"))]));
+    assert_eq!(provider.count(), 1);
+}

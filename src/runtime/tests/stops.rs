@@ -1,0 +1,183 @@
+//! A stop reaches everything at once, and nothing is left over.
+
+use super::provider::{Reply, calls, text};
+use super::*;
+use crate::record::StopMode;
+use crate::types::RunEnd;
+
+#[tokio::test]
+async fn a_stop_closes_the_stream() {
+    let provider = Provider::new(|_, _| Reply::Stall(vec![text("one "), text("moment")])).await;
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the stream is open", || provider.open() == 1).await;
+    let asked = Instant::now();
+    session.stop(StopMode::Now).await.unwrap();
+    let report = run.report.await.unwrap();
+    assert_eq!(report.run_end, RunEnd::Stopped);
+    until("the provider sees the client leave", || provider.open() == 0).await;
+    assert!(asked.elapsed() < Duration::from_secs(5), "it took {:?}", asked.elapsed());
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_stop_is_heard_while_no_answer_comes() {
+    let provider = Provider::new(|_, _| Reply::Silence).await;
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the provider was asked", || provider.open() == 1).await;
+    session.stop(StopMode::Now).await.unwrap();
+    assert_eq!(run.report.await.unwrap().run_end, RunEnd::Stopped);
+    until("the provider sees the client leave", || provider.open() == 0).await;
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_stop_ends_the_wait_between_attempts() {
+    let provider = Provider::new(|_, _| Reply::Whole {
+        status: 503,
+        kind: "text/plain",
+        body: "busy".into(),
+        retry_after: Some("60"),
+    })
+    .await;
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let session = session(&host).await;
+    let mut events = session.subscribe();
+    let run = session.start_run("go").await.unwrap();
+    timeout(SOON, async {
+        use crate::event::Event;
+        use crate::telemetry::Delivery;
+        use futures::StreamExt as _;
+        loop {
+            let Some(Delivery::Event(published)) = events.next().await else { panic!("ended") };
+            if let Event::AttemptStarted { wait, .. } = published.event {
+                assert_eq!(wait, Duration::from_secs(60));
+                return;
+            }
+        }
+    })
+    .await
+    .unwrap();
+    session.stop(StopMode::Now).await.unwrap();
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Stopped);
+    assert_eq!(provider.count(), 1);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_stop_answers_every_call() {
+    let provider = Provider::new(|_, _| {
+        Reply::Stall(calls(&[("hang", r#"{"n":1}"#), ("hang", r#"{"n":2}"#), ("hang", "{}")]))
+    })
+    .await;
+    let told = Arc::new(AtomicBool::new(false));
+    let hang = tool(spec("hang"), {
+        let told = Arc::clone(&told);
+        move |context| {
+            let told = Arc::clone(&told);
+            async move {
+                context.cancelled().await;
+                told.store(true, Ordering::SeqCst);
+                std::future::pending().await
+            }
+        }
+    });
+    let host = host(&provider, registry([hang]), |config| {
+        let limits = &mut config.agents.get_mut("default").unwrap().limits;
+        limits.cancel_grace = Duration::from_millis(20);
+    })
+    .await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    let counting = host.clone();
+    until("the tool runs", move || counting.counts().tools_running == 1).await;
+    session.stop(StopMode::Now).await.unwrap();
+    let report = run.report.await.unwrap();
+    assert_eq!(report.run_end, RunEnd::Stopped);
+    assert!(!report.calls.is_empty());
+    assert!(report.calls.iter().all(|call| call.status.as_str() == "cancelled"));
+    // The next request may be sent: each call in the history is answered.
+    let snapshot = session.snapshot().await.unwrap();
+    let asked = report.calls.len();
+    assert_eq!(snapshot.history.len(), 2 + asked);
+    nothing_left(&host).await;
+    assert!(told.load(Ordering::SeqCst));
+}
+
+#[tokio::test]
+async fn run_timeout_ends_the_run() {
+    let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
+    let host = host(&provider, Registry::new(), |config| {
+        let limits = &mut config.agents.get_mut("default").unwrap().limits;
+        limits.run_timeout = Some(Duration::from_millis(50));
+    })
+    .await;
+    let report = session(&host).await.run("go").await.unwrap();
+    assert_eq!(report.run_end, RunEnd::TimedOut);
+    nothing_left(&host).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_thousand_stopped_runs_leave_nothing() {
+    let provider = Provider::new(|n, _| match n % 3 {
+        0 => Reply::Stall(vec![text("one "), text("moment")]),
+        1 => Reply::Stall(calls(&[("hang", r#"{"n":1}"#), ("hang", r#"{"n":2}"#)])),
+        _ => Reply::Silence,
+    })
+    .await;
+    let hang = tool(spec("hang"), |_| std::future::pending());
+    let host = host(&provider, registry([hang]), |config| {
+        let limits = &mut config.agents.get_mut("default").unwrap().limits;
+        limits.cancel_grace = Duration::from_millis(5);
+    })
+    .await;
+    let workers = (0..10).map(|_| {
+        let host = host.clone();
+        spawn(async move {
+            let session = session(&host).await;
+            for n in 0..100 {
+                let run = session.start_run("go").await.unwrap();
+                sleep(Duration::from_millis(n % 4)).await;
+                session.stop(StopMode::Now).await.unwrap();
+                assert_eq!(run.report.await.unwrap().run_end, RunEnd::Stopped);
+            }
+            session.close().await.unwrap();
+        })
+    });
+    for worker in workers.collect::<Vec<_>>() {
+        worker.await.unwrap();
+    }
+    nothing_left(&host).await;
+    until("the sessions are gone", {
+        let host = host.clone();
+        move || host.counts() == HostCounts::default()
+    })
+    .await;
+    until("the provider sees all clients leave", || provider.open() == 0).await;
+    assert_eq!(host.sessions(), []);
+}
+
+#[tokio::test]
+async fn a_dropped_report_stops_nothing() {
+    let provider = Provider::saying("fine").await;
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let session = session(&host).await;
+    drop(session.start_run("go").await.unwrap());
+    nothing_left(&host).await;
+    assert_eq!(session.snapshot().await.unwrap().history.len(), 2);
+}
+
+#[tokio::test]
+async fn a_slow_subscriber_delays_nothing() {
+    let words: &'static str = Box::leak("word ".repeat(6000).into_boxed_str());
+    let provider = Provider::saying(words).await;
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let session = session(&host).await;
+    let _never_read = session.subscribe();
+    let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+    assert_eq!(report.text, words);
+}

@@ -1,0 +1,171 @@
+//! A tool that fails ends its own call and nothing else.
+
+use super::*;
+use crate::types::RunEnd;
+
+/// Runs `bad` between two good calls, with a short timeout and grace.
+async fn beside(bad: Closure) -> (RunReport, Host) {
+    let provider =
+        Provider::calling(&[("one", r#"{"n":1}"#), ("bad", "{}"), ("two", r#"{"n":2}"#)]).await;
+    let host = host(&provider, registry([echo("one"), bad, echo("two")]), |config| {
+        let limits = &mut config.agents.get_mut("default").unwrap().limits;
+        limits.tool_timeout = Some(Duration::from_millis(50));
+        limits.cancel_grace = Duration::from_millis(20);
+    })
+    .await;
+    let report = session(&host).await.run("go").await.unwrap();
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));
+    let told = results(&report);
+    assert_eq!(told["one"], ("success", r#"{"n":1}"#));
+    assert_eq!(told["two"], ("success", r#"{"n":2}"#));
+    (report, host)
+}
+
+#[tokio::test]
+async fn an_error() {
+    let bad = tool(spec("bad"), |_| async { Err(ToolError::new("no luck")) });
+    let (report, host) = beside(bad).await;
+    assert_eq!(results(&report)["bad"], ("error", "Error: no luck"));
+    assert_eq!(report.calls[1].metadata, json!({"error": true, "kind": "tool_error"}));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_panic() {
+    let bad = tool(spec("bad"), |_| async { panic!("out of cheese") });
+    let (report, host) = beside(bad).await;
+    assert_eq!(results(&report)["bad"], ("error", "Error: the tool panicked: out of cheese"));
+    assert_eq!(report.calls[1].metadata, json!({"error": true, "kind": "panic"}));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_panic_before_the_first_await() {
+    fn boom() -> Result<ToolOutput, ToolError> {
+        panic!("at once")
+    }
+    let bad = tool(spec("bad"), |_| std::future::ready(boom()));
+    let (report, host) = beside(bad).await;
+    assert_eq!(results(&report)["bad"].0, "error");
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_hang_is_killed_after_its_grace() {
+    let dropped = Arc::new(AtomicBool::new(false));
+    struct Dropped(Arc<AtomicBool>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let bad = tool(spec("bad"), {
+        let dropped = Arc::clone(&dropped);
+        move |_| {
+            let guard = Dropped(Arc::clone(&dropped));
+            async move {
+                let _guard = guard;
+                std::future::pending().await
+            }
+        }
+    });
+    let (report, host) = beside(bad).await;
+    assert_eq!(results(&report)["bad"].0, "timeout");
+    nothing_left(&host).await;
+    assert!(dropped.load(Ordering::SeqCst));
+}
+
+#[tokio::test]
+async fn a_tool_that_is_told_to_stop_may_tidy_up() {
+    let tidied = Arc::new(AtomicBool::new(false));
+    let bad = tool(spec("bad"), {
+        let tidied = Arc::clone(&tidied);
+        move |context| {
+            let tidied = Arc::clone(&tidied);
+            async move {
+                context.cancelled().await;
+                tidied.store(true, Ordering::SeqCst);
+                Ok("too late to count".into())
+            }
+        }
+    });
+    let (report, host) = beside(bad).await;
+    assert_eq!(results(&report)["bad"].0, "timeout");
+    nothing_left(&host).await;
+    assert!(tidied.load(Ordering::SeqCst));
+}
+
+#[tokio::test]
+async fn a_tool_that_blocks_leaves_the_others_their_threads() {
+    let (release, blocked) = std::sync::mpsc::channel::<()>();
+    let blocked = Arc::new(parking_lot::Mutex::new(blocked));
+    let bad = tool(spec("bad").blocking(), move |_| {
+        let blocked = Arc::clone(&blocked);
+        async move {
+            // The test's runtime has one thread: blocking that one would end nothing.
+            let _ = blocked.lock().recv();
+            Ok("free".into())
+        }
+    });
+    let (report, host) = beside(bad).await;
+    assert_eq!(results(&report)["bad"].0, "timeout");
+    let counting = host.clone();
+    until("the thread is abandoned", move || counting.counts().abandoned_threads == 1).await;
+    nothing_left(&host).await;
+    release.send(()).unwrap();
+    until("the thread is back", move || host.counts().abandoned_threads == 0).await;
+}
+
+#[tokio::test]
+async fn a_blocking_tool_answers_and_may_panic() {
+    let bad = tool(spec("bad").blocking(), |_| async {
+        sleep(Duration::from_millis(1)).await;
+        panic!("on its thread")
+    });
+    let (report, host) = beside(bad).await;
+    assert_eq!(results(&report)["bad"], ("error", "Error: the tool panicked: on its thread"));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn progress_is_shown_while_the_call_is_open_and_is_bounded() {
+    use crate::event::Event;
+    use crate::telemetry::Delivery;
+    use futures::StreamExt as _;
+
+    let provider = Provider::calling(&[("busy", "{}")]).await;
+    let kept = Arc::new(parking_lot::Mutex::new(None));
+    let busy = tool(spec("busy"), {
+        let kept = Arc::clone(&kept);
+        move |context| {
+            *kept.lock() = Some(context.clone());
+            async move {
+                context.progress("x".repeat(10_000));
+                for _ in 0..1500 {
+                    context.progress("on and on");
+                }
+                Ok("busy".into())
+            }
+        }
+    });
+    let host = host(&provider, registry([busy]), |_| ()).await;
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    let mut texts = Vec::new();
+    while let Some(Delivery::Event(published)) = run.events.next().await {
+        if let Event::CallProgressed { text, .. } = &published.event {
+            texts.push(text.clone());
+        }
+        if matches!(published.event, Event::RunEnded { .. }) {
+            break;
+        }
+    }
+    assert_eq!(texts.len(), 1000);
+    assert_eq!(texts[0].chars().count(), 501);
+    kept.lock().take().unwrap().progress("after the end");
+    session.close().await.unwrap();
+    while let Some(delivery) = run.events.next().await {
+        let Delivery::Event(published) = delivery else { continue };
+        assert!(!matches!(published.event, Event::CallProgressed { .. }));
+    }
+}

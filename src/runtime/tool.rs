@@ -1,0 +1,91 @@
+//! One call of a tool, as an actor.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+
+use super::blocking::BlockingPool;
+use super::gauge::Held;
+use super::message::ToolMessage;
+use crate::tool::{Tool, ToolContext, ToolError, ToolOutput};
+use crate::types::{FailureKind, ToolOutcome, ToolStatus};
+
+/// Where a call leaves its outcome for its supervisor, which hears of the actor's end before any
+/// message that the actor could send.
+pub(super) type Slot = Arc<Mutex<Option<ToolOutcome>>>;
+
+/// Runs one call. Its `handle` is the tool, so that killing the actor drops the tool's future and
+/// a panic ends this call alone.
+#[derive(Debug)]
+pub(super) struct ToolActor;
+
+/// What a call needs.
+pub(super) struct Work {
+    pub(super) tool: Arc<dyn Tool>,
+    pub(super) context: ToolContext,
+    /// The pool whose threads the tool may block, if it does.
+    pub(super) pool: Option<BlockingPool>,
+    pub(super) slot: Slot,
+    pub(super) held: [Held; 2],
+}
+
+impl Actor for ToolActor {
+    type Msg = ToolMessage;
+    type State = Option<Work>;
+    type Arguments = Work;
+
+    async fn pre_start(
+        &self,
+        _: ActorRef<ToolMessage>,
+        work: Work,
+    ) -> Result<Option<Work>, ActorProcessingErr> {
+        Ok(Some(work))
+    }
+
+    async fn handle(
+        &self,
+        myself: ActorRef<ToolMessage>,
+        message: ToolMessage,
+        state: &mut Option<Work>,
+    ) -> Result<(), ActorProcessingErr> {
+        match message {
+            ToolMessage::Run => {
+                let Some(Work { tool, context, pool, slot, held: _held }) = state.take() else {
+                    return Ok(());
+                };
+                let ran = match pool {
+                    None => tool.run(context).await,
+                    Some(pool) => pool
+                        .run(async move { tool.run(context).await })
+                        .await
+                        .unwrap_or_else(|| Err(ToolError::new("the host is shutting down"))),
+                };
+                *slot.lock() = Some(outcome(ran));
+                myself.stop(None);
+            }
+        }
+        Ok(())
+    }
+
+    async fn handle_supervisor_evt(
+        &self,
+        _: ActorRef<ToolMessage>,
+        _: SupervisionEvent,
+        _: &mut Option<Work>,
+    ) -> Result<(), ActorProcessingErr> {
+        Ok(())
+    }
+}
+
+fn outcome(ran: Result<ToolOutput, ToolError>) -> ToolOutcome {
+    match ran {
+        Ok(ToolOutput(text)) => ToolOutcome::ok(text),
+        Err(error) => failed(FailureKind::ToolError, &error.to_string()),
+    }
+}
+
+/// The outcome of a call whose tool failed, or whose actor died.
+pub(super) fn failed(kind: FailureKind, what: &str) -> ToolOutcome {
+    ToolOutcome::not_ok(ToolStatus::Failed, kind, format!("Error: {what}"))
+}

@@ -1,0 +1,80 @@
+//! What the configuration changes about registered tools.
+
+use std::collections::BTreeMap;
+
+use super::{Registry, ToolSpec};
+use crate::config::ToolOverride;
+
+impl Registry {
+    /// Changes the specs of registered tools as `[tools.NAME]` says. Names without a tool are
+    /// passed over: [`Config::check_tools`](crate::config::Config::check_tools) finds them.
+    pub fn apply(&mut self, overrides: &BTreeMap<String, ToolOverride>) {
+        for (name, change) in overrides {
+            self.adjust(name, |spec| change_spec(spec, change));
+        }
+    }
+}
+
+fn change_spec(spec: &mut ToolSpec, change: &ToolOverride) {
+    spec.effect = change.effect.unwrap_or(spec.effect);
+    spec.start = change.start.unwrap_or(spec.start);
+    spec.exclusive = change.exclusive.unwrap_or(spec.exclusive);
+    spec.idempotent = change.idempotent.unwrap_or(spec.idempotent);
+    spec.repeatable = change.repeatable.unwrap_or(spec.repeatable);
+    spec.blocking = change.blocking.unwrap_or(spec.blocking);
+    spec.timeout = change.timeout.or(spec.timeout);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use async_trait::async_trait;
+
+    use super::*;
+    use crate::config::{StartPolicy, ToolEffect};
+    use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput};
+
+    struct Plain;
+
+    #[async_trait]
+    impl Tool for Plain {
+        fn spec(&self) -> ToolSpec {
+            ToolSpec::with_schema("plain", "does nothing", InputSchema::of::<()>())
+        }
+
+        async fn run(&self, _context: ToolContext) -> Result<ToolOutput, ToolError> {
+            Ok("done".into())
+        }
+    }
+
+    #[test]
+    fn what_is_set_changes_and_the_rest_stays() {
+        let mut registry = Registry::new();
+        registry.register(Plain).expect("register");
+        let author = registry.tool("plain").expect("find").spec.as_ref().clone();
+        let nothing = BTreeMap::from([("plain".to_owned(), ToolOverride::default())]);
+        registry.apply(&nothing);
+        assert_eq!(*registry.tool("plain").expect("find").spec, author);
+        let change = ToolOverride {
+            effect: Some(ToolEffect::None),
+            start: Some(StartPolicy::OnSeal),
+            exclusive: Some(true),
+            idempotent: Some(true),
+            repeatable: Some(true),
+            blocking: Some(true),
+            timeout: Some(Duration::from_secs(2)),
+            ..ToolOverride::default()
+        };
+        registry.apply(&BTreeMap::from([("plain".to_owned(), change)]));
+        let expected = author
+            .pure()
+            .start_on_seal()
+            .exclusive()
+            .idempotent()
+            .repeatable()
+            .blocking()
+            .timeout(Duration::from_secs(2));
+        assert_eq!(*registry.tool("plain").expect("find").spec, expected);
+    }
+}

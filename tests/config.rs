@@ -1,0 +1,437 @@
+//! `callsheet.toml`: what each key means, and what is said of what is wrong.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use callsheet::config::{
+    AgentConfig, BaseUrl, Config, Limits, ModelConfig, OnExcess, REHEARSAL, StartPolicy,
+    ToolEffect, ToolOverride, ToolPattern, Wire,
+};
+use callsheet::types::Execution;
+
+fn environment(name: &str) -> Option<String> {
+    match name {
+        "KEY" => Some("secret-1".to_owned()),
+        "EMPTY" => Some(String::new()),
+        "TOKEN" => Some("token-1".to_owned()),
+        _ => None,
+    }
+}
+
+fn parse(text: &str) -> Config {
+    Config::parse(text, "callsheet.toml", &environment).unwrap()
+}
+
+/// Everything that is said of a file, without the file's name before each.
+fn complaints(text: &str) -> Vec<String> {
+    let errors = Config::parse(text, "callsheet.toml", &environment).expect_err("refuse");
+    let shown = errors.iter().map(ToString::to_string);
+    shown.map(|line| line.strip_prefix("callsheet.toml:").unwrap_or(&line).to_owned()).collect()
+}
+
+#[test]
+fn an_empty_file_is_the_offline_host() {
+    let config = Config::default();
+    assert_eq!(parse("").agents, config.agents);
+    assert_eq!(parse("").models, config.models);
+    assert_eq!(parse("").host, config.host);
+    assert!(config.needs_rehearsal());
+    assert_eq!(config.host.listen.to_string(), "127.0.0.1:7700");
+    let agent = &config.agents["default"];
+    assert_eq!(agent.model, REHEARSAL);
+    assert_eq!(agent.execution, Execution::Sequential);
+    let tools = ["clock", "calculator", "http_get"].map(ToolPattern::new).to_vec();
+    assert_eq!(agent.tools, tools);
+}
+
+#[test]
+fn host_and_model_keys_are_read() {
+    let config = parse(
+        r#"
+[host]
+listen = "0.0.0.0:80"
+allowed_hosts = ["Host.Example", "other.example:8080"]
+token_env = "TOKEN"
+shutdown_grace = "0s"
+max_sessions = 7
+max_concurrent_runs = 3
+
+[models.main]
+wire = "openai-chat"
+base_url = "https://api.example.com/v1/"
+model = "some-model"
+api_key_env = "KEY"
+stream = false
+connect_timeout = "1s"
+first_event_timeout = "2m"
+idle_timeout = "250ms"
+max_attempts = 1
+max_output_tokens = 100
+temperature = 1
+headers = { X-Team = "one two" }
+extra_body = { seed = 4, nested = { on = true } }
+"#,
+    );
+    assert_eq!(config.host.listen.to_string(), "0.0.0.0:80");
+    assert_eq!(config.host.allowed_hosts, ["host.example", "other.example:8080"]);
+    assert_eq!(config.host.token.as_ref().unwrap().reveal(), "token-1");
+    assert_eq!(config.host.shutdown_grace, Duration::ZERO);
+    assert_eq!((config.host.max_sessions, config.host.max_concurrent_runs), (7, 3));
+
+    let model = &config.models["main"];
+    assert_eq!(model.api_key.as_ref().unwrap().reveal(), "secret-1");
+    let extra = serde_json::json!({"seed": 4, "nested": {"on": true}});
+    let expected = ModelConfig {
+        wire: Wire::OpenaiChat,
+        api_key: model.api_key.clone(),
+        stream: false,
+        connect_timeout: Duration::from_secs(1),
+        first_event_timeout: Duration::from_secs(120),
+        idle_timeout: Duration::from_millis(250),
+        max_attempts: 1,
+        max_output_tokens: Some(100),
+        temperature: Some(1.0),
+        headers: [("x-team".to_owned(), "one two".to_owned())].into(),
+        extra_body: extra.as_object().unwrap().clone(),
+        ..ModelConfig::new(BaseUrl::parse("https://api.example.com/v1").unwrap(), "some-model")
+    };
+    assert_eq!(*model, expected);
+    assert!(!config.needs_rehearsal());
+    assert_eq!(config.agents["default"].model, "main", "the only model is everybody's");
+}
+
+#[test]
+fn agent_and_tool_keys_are_read() {
+    let config = parse(
+        r#"
+[agents.writer]
+model = "rehearsal"
+system = "You write."
+tools = ["clock", "http_*"]
+multi_tool_calls = false
+execution = { parallel = 8 }
+early_start = false
+
+[agents.writer.limits]
+max_turns = 0
+max_tool_calls_per_turn = 2
+on_excess = "fail"
+tool_timeout = "0s"
+cancel_grace = "5ms"
+run_timeout = "24h"
+max_arguments_bytes = 10
+max_result_bytes = 20
+
+[tools.read_file]
+effect = "some"
+start = "on_seal"
+exclusive = true
+idempotent = true
+repeatable = true
+blocking = false
+timeout = "5s"
+root = "docs"
+
+[tools.http_get]
+allow = ["localhost:8080", "10.0.0.0/8", "fd00::/8", "::1", "intranet"]
+"#,
+    );
+    let expected = AgentConfig {
+        system: "You write.".to_owned(),
+        tools: vec![ToolPattern::new("clock"), ToolPattern::new("http_*")],
+        multi_tool_calls: false,
+        execution: Execution::Parallel { max: 8 },
+        early_start: false,
+        limits: Limits {
+            max_turns: None,
+            max_tool_calls_per_turn: Some(2),
+            on_excess: OnExcess::Fail,
+            tool_timeout: None,
+            cancel_grace: Duration::from_millis(5),
+            run_timeout: Some(Duration::from_secs(86_400)),
+            max_arguments_bytes: 10,
+            max_result_bytes: 20,
+        },
+        ..AgentConfig::new(REHEARSAL)
+    };
+    assert_eq!(config.agents["writer"], expected);
+    assert_eq!(config.agents.len(), 1);
+
+    let expected = ToolOverride {
+        effect: Some(ToolEffect::Some),
+        start: Some(StartPolicy::OnSeal),
+        exclusive: Some(true),
+        idempotent: Some(true),
+        repeatable: Some(true),
+        blocking: Some(false),
+        timeout: Some(Duration::from_secs(5)),
+        root: Some(PathBuf::from("docs")),
+        allow: Vec::new(),
+    };
+    assert_eq!(config.tools["read_file"], expected);
+    let allow = ["localhost:8080", "10.0.0.0/8", "fd00::/8", "::1", "intranet"];
+    assert_eq!(config.tools["http_get"].allow, allow);
+}
+
+#[test]
+fn secrets_show_themselves_nowhere() {
+    let model = "[models.m]\nbase_url = 'http://h/v1'\nmodel = 'x'\napi_key_env = 'KEY'\n";
+    let config = parse(&format!("{model}[host]\ntoken_env = 'TOKEN'\n"));
+    assert!(config.host.token.is_some());
+    let shown = format!("{config:?}");
+    assert!(!shown.contains("secret-1") && !shown.contains("token-1"), "{shown}");
+}
+
+fn check(text: &str, expected: &[&str]) {
+    assert_eq!(complaints(text), expected, "of\n{text}");
+}
+
+#[test]
+fn unknown_keys_are_named_by_file_line_and_key() {
+    let text = "\n[agents.default.limits]\nmax_turn = 3\n";
+    let errors = Config::parse(text, "dir/callsheet.toml", &environment).expect_err("refuse");
+    assert_eq!(
+        errors.to_string(),
+        "dir/callsheet.toml:3: agents.default.limits.max_turn: unknown key (did you mean max_turns?)"
+    );
+    check("colour = 1\n", &["1: colour: unknown key"]);
+    check("[hosts]\n", &["1: hosts: unknown key (did you mean host?)"]);
+    check("[host]\n\ndata_dir = 'x'\n", &["3: host.data_dir: unknown key"]);
+    check("[tools.clock]\nroot = 'x'\n", &["2: tools.clock.root: unknown key"]);
+    check(
+        "models = 3\nagents = []\n",
+        &["1: models: is a table, not 3", "2: agents: is a table, not a list"],
+    );
+}
+
+#[test]
+fn broken_toml_names_its_line() {
+    let errors = complaints("[host]\nlisten = '127.0.0.1:1'\nlisten = 'x'\n");
+    assert_eq!(errors, ["3: duplicate key"]);
+    let errors = complaints("\n[host\n");
+    assert!(errors[0].starts_with("2: "), "{errors:?}");
+}
+
+#[test]
+fn what_is_wrong_with_the_host() {
+    check(
+        "[host]\nlisten = 7700\nmax_sessions = 0\n",
+        &["2: host.listen: is a text, not 7700", "3: host.max_sessions: must be at least 1"],
+    );
+    check(
+        "[host]\nlisten = 'here'\nallowed_hosts = ['a', 'http://b', 3]\n",
+        &[
+            "2: host.listen: is an address with a port such as \"127.0.0.1:7700\", not \"here\"",
+            "3: host.allowed_hosts[1]: is a name or \"name:port\" without scheme or path, not \"http://b\"",
+            "3: host.allowed_hosts[2]: is a text, not 3",
+        ],
+    );
+    check(
+        "[host]\n\nlisten = '0.0.0.0:7700'\n",
+        &[
+            "3: host.listen: 0.0.0.0:7700 is not loopback and needs a token, but CALLSHEET_TOKEN is not set",
+        ],
+    );
+    check(
+        "[host]\nlisten = '[::]:7700'\ntoken_env = 'EMPTY'\n",
+        &["2: host.listen: [::]:7700 is not loopback and needs a token, but EMPTY is not set"],
+    );
+}
+
+#[test]
+fn what_is_wrong_with_a_model() {
+    let model =
+        |rest: &str| format!("[models.main]\nbase_url = 'http://h/v1'\nmodel = 'x'\n{rest}");
+    check(
+        "[models.main]\nwire = 'smoke'\n",
+        &[
+            "1: models.main.base_url: is missing",
+            "1: models.main.model: is missing",
+            "2: models.main.wire: is \"openai-chat\", not \"smoke\"",
+        ],
+    );
+    check(
+        "[models.main]\nmodel = 'x'\nbase_url = 'ftp://h'\n",
+        &[
+            "3: models.main.base_url: \"ftp://h\" is no address such as \"https://api.example.com/v1\": it does not begin with http:// or https://",
+        ],
+    );
+    check(
+        &model("api_key_env = 'ABSENT'\n"),
+        &["4: models.main.api_key_env: the environment variable ABSENT is not set"],
+    );
+    check(
+        &model("api_key_env = 'EMPTY'\n"),
+        &["4: models.main.api_key_env: the environment variable EMPTY is empty"],
+    );
+    check(
+        &model("api_key = 'sk-1'\n"),
+        &["4: models.main.api_key: a key is never in the file: name a variable with api_key_env"],
+    );
+    check(
+        &model("headers = { Authorization = 'x' }\nextra_body = { model = 'y' }\n"),
+        &[
+            "4: models.main.headers: authorization is set by the host itself (keys come from api_key_env)",
+            "5: models.main.extra_body: model is set by the host itself",
+        ],
+    );
+    check(
+        &model("idle_timeout = '0s'\nmax_attempts = -1\ntemperature = 3\nstream = 'no'\n"),
+        &[
+            "4: models.main.idle_timeout: must be longer than 0",
+            "5: models.main.max_attempts: must not be negative, and is -1",
+            "6: models.main.temperature: is a number from 0 to 2, not 3",
+            "7: models.main.stream: is true or false, not \"no\"",
+        ],
+    );
+    check(
+        &model("max_output_tokens = 5000000000\nconnect_timeout = '9 days'\n"),
+        &[
+            "4: models.main.max_output_tokens: 5000000000 is too large",
+            "5: models.main.connect_timeout: is a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not \"9 days\"",
+        ],
+    );
+    check(
+        "[models.rehearsal]\nbase_url = 'http://h/v1'\nmodel = 'x'\n",
+        &["1: models.rehearsal: is the name of the built-in offline model"],
+    );
+}
+
+#[test]
+fn what_is_wrong_with_an_agent() {
+    let one = "[models.main]\nbase_url = 'http://h/v1'\nmodel = 'x'\n";
+    let two = format!("{one}[models.second]\nbase_url = 'http://h/v1'\nmodel = 'x'\n");
+    check(
+        &format!("{one}[agents.a]\nmodel = 'none'\n"),
+        &["5: agents.a.model: no model is called \"none\""],
+    );
+    check(
+        &format!("{one}[agents.a]\nmodel = 'mai'\n"),
+        &["5: agents.a.model: no model is called \"mai\" (did you mean main?)"],
+    );
+    check(
+        &two,
+        &[
+            " agents: several models and no agent: say which one, as in [agents.default] model = \"NAME\"",
+        ],
+    );
+    check(&format!("{two}[agents.a]\n"), &["7: agents.a.model: is missing"]);
+    check(
+        "[agents.a]\nexecution = { parallel = 0 }\n[agents.b]\nexecution = 'both'\n",
+        &[
+            "2: agents.a.execution: parallel is a number from 1 to 1024, not 0",
+            "4: agents.b.execution: is \"sequential\" or { parallel = N } with N from 1 to 1024, not \"both\"",
+        ],
+    );
+    check(
+        "[agents.\"a b\"]\ntools = ['x', 'y z']\n",
+        &[
+            "1: agents.a b: a name has 1 to 64 characters of A-Z, a-z, 0-9, _ and -",
+            "2: agents.a b.tools[1]: is a tool's name, in which * and ? stand for other characters, not \"y z\"",
+        ],
+    );
+    check(
+        "[agents.a.limits]\ncancel_grace = '0s'\nmax_result_bytes = 0\non_excess = 'drop'\n",
+        &[
+            "2: agents.a.limits.cancel_grace: must be longer than 0",
+            "3: agents.a.limits.max_result_bytes: must be at least 1",
+            "4: agents.a.limits.on_excess: is \"answer\" or \"truncate\" or \"fail\", not \"drop\"",
+        ],
+    );
+}
+
+#[test]
+fn what_is_wrong_with_a_tool() {
+    check(
+        "[tools.clock]\neffect = 'all'\n[tools.http_get]\nallow = ['10.0.0.0/33']\n",
+        &[
+            "2: tools.clock.effect: is \"none\" or \"some\", not \"all\"",
+            "4: tools.http_get.allow[0]: is a host, \"host:port\" or a network such as \"10.0.0.0/8\", not \"10.0.0.0/33\"",
+        ],
+    );
+}
+
+#[test]
+fn read_file_needs_its_root() {
+    check("\n[tools.read_file]\nexclusive = true\n", &["2: tools.read_file.root: is missing"]);
+    let config = parse("[agents.a]\ntools = ['read_file']\n");
+    assert_eq!(
+        config.check_tools(&["clock"]).expect_err("refuse").to_string(),
+        "callsheet.toml:2: agents.a.tools[0]: there is no read_file without [tools.read_file] root = \"DIR\""
+    );
+}
+
+#[test]
+fn the_environment_overrides_two_switches() {
+    let text = "[models.m]\nbase_url = 'http://h/v1'\nmodel = 'x'\nstream = true\n";
+    let with = |stream: &'static str, multi: &'static str| {
+        Config::parse(text, "f", &move |name| match name {
+            "CALLSHEET_STREAM" => Some(stream.to_owned()),
+            "CALLSHEET_MULTI_TOOL_CALLS" => Some(multi.to_owned()),
+            _ => None,
+        })
+    };
+    let mut config = with("false", "false").unwrap();
+    assert!(!config.models["m"].stream);
+    assert!(!config.agents["default"].multi_tool_calls);
+    config.use_model("other", ModelConfig::new(BaseUrl::parse("http://h/v2").unwrap(), "y"));
+    assert!(!config.models["other"].stream, "a model that is added later is overridden too");
+    assert_eq!(config.agents["default"].model, "other");
+    assert!(with("true", "true").unwrap().models["m"].stream);
+    let errors = with("no", "1").expect_err("refuse");
+    let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        errors,
+        [
+            "CALLSHEET_MULTI_TOOL_CALLS: is true or false, not \"1\"",
+            "CALLSHEET_STREAM: is true or false, not \"no\""
+        ]
+    );
+}
+
+#[test]
+fn tools_are_checked_against_those_there_are() {
+    let agent = "[agents.a]\ntools = ['clock', 'http_*',\n 'clok']\n";
+    let config = parse(&format!("{agent}[tools.clok]\nexclusive = true\n"));
+    let errors = config.check_tools(&["clock", "http_get"]).expect_err("refuse");
+    let errors: Vec<String> = errors.iter().map(ToString::to_string).collect();
+    assert_eq!(
+        errors,
+        [
+            "callsheet.toml:3: agents.a.tools[2]: no tool is called \"clok\" (known: clock, http_get)",
+            "callsheet.toml:4: tools.clok: no tool is called \"clok\" (did you mean clock?)",
+        ]
+    );
+    config.check_tools(&["clock", "http_get", "clok"]).unwrap();
+}
+
+#[test]
+fn another_address_is_held_to_the_same_rule() {
+    let mut config = Config::default();
+    config.set_listen("127.0.0.1:0".parse().unwrap()).unwrap();
+    let error = config.set_listen("0.0.0.0:0".parse().unwrap()).expect_err("refuse");
+    assert_eq!(
+        error.to_string(),
+        "--listen: 0.0.0.0:0 is not loopback and needs a token, but CALLSHEET_TOKEN is not set"
+    );
+}
+
+#[test]
+fn addresses_of_services() {
+    for (text, expected) in [
+        ("http://127.0.0.1:8080/v1", Some("http://127.0.0.1:8080/v1")),
+        ("https://h/v1/", Some("https://h/v1")),
+        ("https://h", Some("https://h")),
+        ("h/v1", None),
+        ("https://", None),
+        ("https://user:secret@h/v1", None),
+        ("https://h/v1?key=x", None),
+        ("https://h/v1/chat/completions", None),
+    ] {
+        let parsed = BaseUrl::parse(text).ok().map(|url| url.to_string());
+        assert_eq!(parsed.as_deref(), expected, "{text}");
+    }
+    let error = BaseUrl::parse("https://user:secret@h").expect_err("refuse").to_string();
+    assert!(!error.contains("secret"), "{error}");
+}

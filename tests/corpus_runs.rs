@@ -1,0 +1,105 @@
+//! Every recorded Chat Completions response, served over real HTTP to a real run.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod support;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use async_trait::async_trait;
+use callsheet::rehearsal::{Response, Script};
+use callsheet::tool::{InputSchema, Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::types::RunEnd;
+use serde_json::{Value, json};
+use support::{parallel, world};
+
+/// Accepts any arguments; every second tool has effects.
+struct Anything(ToolSpec);
+
+#[async_trait]
+impl Tool for Anything {
+    fn spec(&self) -> ToolSpec {
+        self.0.clone()
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        Ok(format!("{} was called", context.key()).into())
+    }
+}
+
+fn corpus() -> Option<PathBuf> {
+    let named = std::env::var_os("CALLSHEET_CORPUS").map(PathBuf::from);
+    let folder = named
+        .unwrap_or_else(|| PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../shared/corpus")));
+    if folder.join("MANIFEST.jsonl").exists() {
+        return Some(folder);
+    }
+    let in_ci = std::env::var_os("CI").is_some_and(|ci| ci == "true");
+    assert!(!in_ci, "no corpus at {}", folder.display());
+    println!("skipped: no corpus at {}", folder.display());
+    None
+}
+
+fn registry(names: &BTreeSet<String>) -> Registry {
+    let mut registry = Registry::new();
+    for (index, name) in names.iter().enumerate() {
+        let schema = InputSchema::parse(json!({"type": "object"})).unwrap();
+        let spec = ToolSpec::with_schema(name, "A recorded tool.", schema);
+        let spec = if index % 2 == 0 { spec.pure() } else { spec };
+        // Names that no provider would accept stay unknown.
+        let _ = registry.register(Anything(spec));
+    }
+    registry
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_recording_ends_a_run_in_a_named_state_with_a_valid_history() {
+    let Some(folder) = corpus() else { return };
+    let manifest = std::fs::read_to_string(folder.join("MANIFEST.jsonl")).unwrap();
+    let mut served = 0;
+    for entry in manifest.lines().map(|line| serde_json::from_str::<Value>(line).unwrap()) {
+        if entry["wire_format"] != "openai-chat" {
+            continue;
+        }
+        let file = entry["file"].as_str().unwrap();
+        let body = std::fs::read(folder.join(file)).unwrap();
+        let content_type = match entry["framing"].as_str().unwrap() {
+            "sse" => "text/event-stream",
+            "json" => "application/json",
+            // A list of chunks was never sent as it is.
+            _ => continue,
+        };
+        let expected = &entry["expected"];
+        let calls = expected["tool_calls"].as_array().unwrap();
+        let names: BTreeSet<String> =
+            calls.iter().filter_map(|call| call["name"].as_str().map(str::to_owned)).collect();
+        // In reads of 997 bytes: no boundary of the recording is one of the reads.
+        let chunks: Vec<Vec<u8>> = body.chunks(997).map(<[u8]>::to_vec).collect();
+        let mut recorded = Response::raw(content_type, chunks);
+        recorded.status = entry["http_status"].as_u64().map(|status| status as u16);
+        let script = Script::of([recorded, Response::text("Done."), Response::text("Still here.")])
+            .then_done();
+        let world = world(script, registry(&names), parallel(4)).await;
+        let report = world.run("go").await;
+        let ended = matches!(report.run_end, RunEnd::Answered | RunEnd::Refused | RunEnd::Failed);
+        assert!(ended, "{file}: {:?}", report.run_end);
+        let finish = expected["finish_reason"].as_str();
+        let whole = expected["error"].is_null() && matches!(finish, Some("stop" | "tool_calls"));
+        if whole {
+            assert_eq!(report.calls.len(), calls.len(), "{file}");
+            for (call, expected) in report.calls.iter().zip(calls) {
+                assert_eq!(call.tool_name, expected["name"].as_str().unwrap(), "{file}");
+                // `null` means no arguments.
+                if expected["arguments"].is_object() {
+                    assert_eq!(call.arguments, expected["arguments"], "{file}");
+                }
+            }
+        }
+        // The strict server would refuse a history that is not paired.
+        let after = world.run("and now?").await;
+        assert_eq!(after.run_end, RunEnd::Answered, "{file}: {:?}", after.error);
+        world.assert_paired();
+        served += 1;
+    }
+    assert!(served > 40, "only {served} recordings were served");
+}

@@ -1,0 +1,176 @@
+//! Sequential order, parallel with reversed finishing order, early start: over real HTTP.
+#![expect(clippy::disallowed_methods, reason = "a test watches beside its run")]
+
+mod support;
+
+use callsheet::rehearsal::{At, Call, Response, Script};
+use callsheet::types::{RunEnd, ToolStatus};
+use serde_json::json;
+use support::tools::{Stage, registry};
+use support::{events, kinds, parallel, results, within, world};
+
+fn call(tool: &str, id: &str) -> Call {
+    Call::new(tool, json!({"id": id})).id(&format!("call-{id}"))
+}
+
+#[tokio::test]
+async fn in_sequence_each_call_ends_before_the_next_starts() {
+    let stage = Stage::new();
+    let calls = [call("quick", "a"), call("writes", "b"), call("quick", "c")];
+    let script = Script::of([Response::calls(calls), Response::text("All done.")]);
+    let world = world(script, registry(&stage), |_| {}).await;
+    let report = world.run("go").await;
+    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b", "start c", "end c"]);
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "All done."));
+    assert_eq!(
+        results(&world.last_messages()),
+        [("call-a", "done a"), ("call-b", "done b"), ("call-c", "done c")]
+    );
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn in_parallel_results_are_in_call_order_whatever_the_finishing_order() {
+    let stage = Stage::new();
+    let calls = ["a", "b", "c", "d"].map(|id| call("waits", id));
+    let script = Script::of([Response::calls(calls), Response::text("All done.")]);
+    let world = world(script, registry(&stage), parallel(8)).await;
+    let started = world.session.start_run("go").await.unwrap();
+    let watcher = tokio::task::spawn(events(started.events));
+    for id in ["a", "b", "c", "d"] {
+        stage.seen(&format!("start {id}")).await;
+    }
+    for id in ["d", "c", "b", "a"] {
+        stage.release(id);
+        stage.seen(&format!("end {id}")).await;
+    }
+    let report = within(started.report).await.unwrap();
+    let order: Vec<_> = report.calls.iter().map(|call| call.result.as_str()).collect();
+    assert_eq!(order, ["done a", "done b", "done c", "done d"]);
+    assert_eq!(
+        results(&world.last_messages()),
+        [("call-a", "done a"), ("call-b", "done b"), ("call-c", "done c"), ("call-d", "done d")]
+    );
+    let events = watcher.await.unwrap();
+    let live: Vec<_> = events
+        .iter()
+        .filter(|event| event["type"] == "tool_result")
+        .map(|event| event["provider_id"].as_str().unwrap())
+        .collect();
+    assert_eq!(live, ["call-d", "call-c", "call-b", "call-a"], "live events as things happen");
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn at_most_max_calls_run_at_once() {
+    let stage = Stage::new();
+    let calls = ["a", "b", "c"].map(|id| call("waits", id));
+    let script = Script::of([Response::calls(calls), Response::text("All done.")]);
+    let world = world(script, registry(&stage), parallel(2)).await;
+    let started = world.session.start_run("go").await.unwrap();
+    stage.seen("start a").await;
+    stage.seen("start b").await;
+    assert!(!stage.log().contains(&"start c".to_owned()));
+    stage.release("b");
+    stage.seen("start c").await;
+    stage.release("a");
+    stage.release("c");
+    assert_eq!(within(started.report).await.unwrap().run_end, RunEnd::Answered);
+}
+
+#[tokio::test]
+async fn a_pure_call_starts_and_ends_while_the_response_still_streams() {
+    let stage = Stage::new();
+    let calls = [call("quick", "a"), call("writes", "b"), call("quick", "c")];
+    let response = Response::calls(calls).hold(At::Finish, "finish");
+    let script = Script::of([response, Response::text("All done.")]);
+    let world = world(script, registry(&stage), parallel(8)).await;
+    let started = world.session.start_run("go").await.unwrap();
+    let watcher = tokio::task::spawn(events(started.events));
+    within(world.model.gate_reached("finish")).await;
+    stage.seen("end a").await;
+    // The effect waits for the finish, and the read behind it waits for the effect's ticket.
+    assert_eq!(stage.log(), ["start a", "end a"]);
+    world.model.release("finish");
+    let report = within(started.report).await.unwrap();
+    assert!(report.calls.iter().all(|call| call.status == ToolStatus::Ok));
+    let events = watcher.await.unwrap();
+    let early: Vec<_> = events
+        .iter()
+        .filter(|event| event["type"] == "tool_use" && event["status"] == "running")
+        .map(|event| (event["tool_name"].as_str().unwrap(), event["early"].as_bool().unwrap()))
+        .collect();
+    assert!(early.contains(&("quick", true)) && early.contains(&("writes", false)), "{early:?}");
+}
+
+#[tokio::test]
+async fn early_start_switched_off_holds_everything_back() {
+    let stage = Stage::new();
+    let calls = [call("quick", "a"), call("quick", "b")];
+    let response = Response::calls(calls).hold(At::Finish, "finish");
+    let script = Script::of([response, Response::text("All done.")]);
+    let world = world(script, registry(&stage), |config| {
+        config.agents.get_mut("default").unwrap().early_start = false;
+    })
+    .await;
+    let started = world.session.start_run("go").await.unwrap();
+    within(world.model.gate_reached("finish")).await;
+    assert_eq!(stage.log(), [""; 0]);
+    world.model.release("finish");
+    within(started.report).await.unwrap();
+    assert_eq!(stage.log().len(), 4);
+}
+
+#[tokio::test]
+async fn identical_calls_of_one_response_run_once_and_each_is_answered() {
+    let stage = Stage::new();
+    let calls = [call("writes", "a"), Call::new("writes", json!({"id": "a"})).id("again")];
+    let script = Script::of([Response::calls(calls), Response::text("All done.")]);
+    let world = world(script, registry(&stage), parallel(8)).await;
+    let report = world.run("go").await;
+    assert_eq!(stage.log(), ["start a", "end a"]);
+    assert_eq!(results(&world.last_messages()), [("call-a", "done a"), ("again", "done a")]);
+    assert_eq!(report.calls[1].metadata, json!({"duplicate_of": "t1a1c0"}));
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn the_events_of_a_run_come_in_order_and_tell_it_whole() {
+    let stage = Stage::new();
+    let first = Response {
+        text: vec!["Let me ".into(), "look.".into()],
+        ..Response::calls([call("quick", "a")])
+    };
+    let script = Script::of([first, Response::text("It is a.")]);
+    let world = world(script, registry(&stage), |_| {}).await;
+    let started = world.session.start_run("go").await.unwrap();
+    let events = events(started.events).await;
+    assert_eq!(
+        kinds(&events),
+        [
+            "stream_start",
+            "tool_use",
+            "tool_use",
+            "tool_use",
+            "tool_result",
+            "turn_end",
+            "turn_end",
+            "session_stats",
+            "stream_end"
+        ]
+    );
+    let text: String = events
+        .iter()
+        .filter(|event| event["type"] == "content_delta")
+        .map(|event| event["text"].as_str().unwrap())
+        .collect();
+    assert_eq!(text, "Let me look.It is a.");
+    let statuses: Vec<_> = events
+        .iter()
+        .filter(|event| event["type"] == "tool_use")
+        .map(|event| event["status"].as_str().unwrap())
+        .collect();
+    assert_eq!(statuses, ["detected", "running", "finished"]);
+    let end = events.last().unwrap();
+    assert_eq!((&end["run_end"], &end["text"]), (&json!("answered"), &json!("It is a.")));
+}

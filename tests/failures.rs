@@ -1,0 +1,316 @@
+//! What goes wrong ends one call, or one attempt, and nothing else: over real HTTP.
+#![expect(clippy::expect_used, reason = "a test")]
+
+mod support;
+
+use std::time::Duration;
+
+use callsheet::config::Config;
+use callsheet::rehearsal::{At, Call, Finish, Response, Script};
+use callsheet::tool::Registry;
+use callsheet::types::{RunEnd, ToolStatus};
+use serde_json::{Value, json};
+use support::tools::{Stage, registry};
+use support::{World, events, parallel, results, within, world};
+
+fn call(tool: &str, id: &str) -> Call {
+    Call::new(tool, json!({"id": id})).id(&format!("call-{id}"))
+}
+
+fn model(config: &mut Config) -> &mut callsheet::config::ModelConfig {
+    config.models.get_mut("rehearsal").expect("the offline model")
+}
+
+fn limits(config: &mut Config) -> &mut callsheet::config::Limits {
+    &mut config.agents.get_mut("default").expect("the agent").limits
+}
+
+async fn scripted(responses: impl IntoIterator<Item = Response>) -> (World, Stage) {
+    let stage = Stage::new();
+    let world = world(Script::of(responses), registry(&stage), parallel(8)).await;
+    (world, stage)
+}
+
+#[tokio::test]
+async fn a_panic_an_error_and_a_hang_end_their_own_calls_alone() {
+    let stage = Stage::new();
+    let calls = [
+        call("panics", "a"),
+        call("fails", "b"),
+        call("hangs", "c"),
+        call("nobody", "d"),
+        Call::new("quick", json!({"id": 7})).id("call-e"),
+        Call::raw("quick", "{\"id\": \"f").id("call-f"),
+        call("quick", "g"),
+    ];
+    let script = Script::of([Response::calls(calls), Response::text("Well.")]);
+    let world = world(script, registry(&stage), |config| {
+        parallel(8)(config);
+        limits(config).tool_timeout = Some(Duration::from_millis(50));
+        limits(config).cancel_grace = Duration::from_millis(10);
+    })
+    .await;
+    let report = world.run("go").await;
+    let seen: Vec<_> = report
+        .calls
+        .iter()
+        .map(|call| (call.status, call.metadata["kind"].as_str().unwrap_or("-")))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            (ToolStatus::Failed, "panic"),
+            (ToolStatus::Failed, "tool_error"),
+            (ToolStatus::TimedOut, "timeout"),
+            (ToolStatus::Failed, "unknown_tool"),
+            (ToolStatus::Failed, "invalid_arguments"),
+            (ToolStatus::Failed, "cut_off_arguments"),
+            (ToolStatus::Ok, "-"),
+        ]
+    );
+    assert_eq!(report.calls[1].result, "Error: it does not work");
+    assert_eq!(report.calls[2].result, "Error: Execution timeout after 50ms");
+    assert_eq!(report.run_end, RunEnd::Answered);
+    let messages = world.last_messages();
+    let ids: Vec<_> = results(&messages).iter().map(|(id, _)| *id).collect();
+    assert_eq!(ids, ["call-a", "call-b", "call-c", "call-d", "call-e", "call-f", "call-g"]);
+    let sent = messages.iter().find(|message| message["role"] == "assistant");
+    let arguments = &sent.expect("the calls")["tool_calls"][5]["function"]["arguments"];
+    assert_eq!(arguments, "{}", "cut-off arguments are sent as an empty object");
+    world.assert_paired();
+}
+
+/// Runs against a first response that is at fault, and returns the attempts' reasons.
+async fn recovers_from(fault: Response) -> Vec<String> {
+    let stage = Stage::new();
+    let script = Script::of([fault, Response::text("Now it works.")]);
+    let world = world(script, registry(&stage), |config| {
+        model(config).first_event_timeout = Duration::from_millis(300);
+        model(config).idle_timeout = Duration::from_millis(300);
+    })
+    .await;
+    let started = world.session.start_run("go").await.expect("a run");
+    let events = events(started.events).await;
+    let report = within(started.report).await.expect("a report");
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Now it works."));
+    assert_eq!(world.requests().len(), 2);
+    world.assert_paired();
+    let attempts = events.iter().filter(|event| event["type"] == "attempt");
+    attempts.map(|event| event["reason"].as_str().expect("a reason").to_owned()).collect()
+}
+
+fn text() -> Response {
+    Response::text("This is an answer that will not come whole.")
+}
+
+#[tokio::test]
+async fn a_stream_that_is_cut_is_asked_for_again() {
+    let cut = recovers_from(Response { cut_after_chunks: Some(3), ..text() }).await;
+    assert_eq!(cut.len(), 1);
+    recovers_from(Response { cut_after_bytes: Some(50), ..text() }).await;
+}
+
+#[tokio::test]
+async fn a_stream_without_a_finish_is_asked_for_again() {
+    let reasons = recovers_from(Response { truncate: true, ..text() }).await;
+    assert_eq!(reasons, ["the response ended without a finish reason"]);
+}
+
+#[tokio::test]
+async fn a_stream_that_stalls_is_given_up_even_if_it_is_kept_alive() {
+    let stalled = Response { stall_after_chunks: Some(2), ..text() };
+    recovers_from(stalled.clone()).await;
+    recovers_from(Response { keep_alive_ms: Some(20), ..stalled }).await;
+    recovers_from(Response { stall_after_chunks: Some(0), ..text() }).await;
+}
+
+#[tokio::test]
+async fn a_malformed_chunk_or_an_error_for_a_finish_is_asked_for_again() {
+    recovers_from(Response { malformed_at_chunk: Some(2), ..text() }).await;
+    recovers_from(Response { finish_reason: Finish::Word("error".into()), ..text() }).await;
+}
+
+#[tokio::test]
+async fn server_errors_and_rate_limits_are_tried_again() {
+    recovers_from(Response::status(500)).await;
+    recovers_from(Response::status(503)).await;
+    let limited = Response { retry_after: Some("1".into()), ..Response::status(429) };
+    let begun = std::time::SystemTime::now();
+    recovers_from(limited).await;
+    assert!(begun.elapsed().expect("time goes on") >= Duration::from_secs(1), "it was waited");
+}
+
+#[tokio::test]
+async fn what_will_not_get_better_ends_the_run_at_once_with_the_services_words() {
+    let error =
+        json!({"error": {"message": "Incorrect API key provided", "code": "invalid_api_key"}});
+    let denied = Response { error: Some(error), ..Response::status(401) };
+    let (world, _) = scripted([denied]).await;
+    let report = world.run("go").await;
+    assert_eq!(report.run_end, RunEnd::Failed);
+    let error = report.error.expect("an error");
+    assert_eq!(error.code, "provider_error");
+    assert!(error.message.contains("Incorrect API key provided"), "{}", error.message);
+    assert_eq!(world.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn after_two_broken_streams_the_plain_answer_is_asked_for() {
+    let cut = || Response { cut_after_chunks: Some(2), ..text() };
+    let (world, _) = scripted([cut(), cut(), Response::text("Plainly.")]).await;
+    let report = world.run("go").await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Plainly."));
+    let streamed: Vec<_> = world.requests().iter().map(|r| r.body["stream"].clone()).collect();
+    assert_eq!(streamed[..2], [Value::Bool(true), Value::Bool(true)]);
+    assert_ne!(streamed[2], Value::Bool(true));
+    let page = world.host.telemetry().render();
+    assert!(page.contains("\nstreaming_rollbacks_total 1\n"));
+}
+
+#[tokio::test]
+async fn when_the_attempts_are_used_up_the_run_fails_and_the_session_lives_on() {
+    let cut = || Response { cut_after_chunks: Some(2), ..text() };
+    let (world, _) = scripted([cut(), cut(), cut(), Response::text("Hello again.")]).await;
+    let failed = world.run("go").await;
+    assert_eq!(failed.run_end, RunEnd::Failed);
+    assert!(failed.error.expect("an error").transient);
+    let report = world.run("and now?").await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Hello again."));
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn a_result_from_a_broken_stream_is_used_again_and_an_effect_waits_for_a_good_one() {
+    let calls = || [call("quick", "a"), call("writes", "b")];
+    let broken = Response::calls(calls()).hold(At::Finish, "broken");
+    let broken = Response { truncate: true, ..broken };
+    let (world, stage) =
+        scripted([broken, Response::calls(calls()), Response::text("Done.")]).await;
+    let started = world.session.start_run("go").await.expect("a run");
+    within(world.model.gate_reached("broken")).await;
+    stage.seen("end a").await;
+    world.model.release("broken");
+    let report = within(started.report).await.expect("a report");
+    assert_eq!(report.run_end, RunEnd::Answered);
+    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(report.calls[0].metadata, json!({"reused": true}));
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn a_response_cut_at_its_length_answers_what_did_not_start() {
+    let calls = [call("quick", "a"), call("writes", "b")];
+    let cut = Response { finish_reason: Finish::Word("length".into()), ..Response::calls(calls) };
+    let (world, stage) = scripted([cut, Response::text("Done.")]).await;
+    let report = world.run("go").await;
+    assert_eq!(report.run_end, RunEnd::Answered);
+    assert_eq!(stage.log(), ["start a", "end a"]);
+    assert_eq!(
+        results(&world.last_messages()),
+        [("call-a", "done a"), ("call-b", "Error: not run: the response was cut off")]
+    );
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn a_filtered_response_ends_the_run_refused_and_leaves_no_open_call() {
+    let calls = [call("quick", "a"), call("writes", "b")];
+    let filtered = Finish::Word("content_filter".into());
+    let filtered = Response { finish_reason: filtered, ..Response::calls(calls) };
+    let (world, stage) = scripted([filtered, Response::text("Hello again.")]).await;
+    assert_eq!(world.run("go").await.run_end, RunEnd::Refused);
+    assert!(!stage.log().contains(&"start b".to_owned()));
+    assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn out_of_turns_the_model_is_asked_for_a_final_answer_without_calls() {
+    let stage = Stage::new();
+    let responses = [
+        Response::calls([call("quick", "a")]),
+        Response::calls([call("quick", "b")]),
+        Response { text: vec!["So far.".into()], ..Response::calls([call("quick", "c")]) },
+    ];
+    let world = world(Script::of(responses), registry(&stage), |config| {
+        limits(config).max_turns = Some(2);
+    })
+    .await;
+    let started = world.session.start_run("go").await.expect("a run");
+    let events = events(started.events).await;
+    let report = within(started.report).await.expect("a report");
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::MaxTurns, "So far."));
+    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    let last = &world.requests()[2].body;
+    assert_eq!(last["tool_choice"], "none");
+    assert!(!last["tools"].as_array().expect("tools are listed").is_empty());
+    let limit = events.iter().find(|event| event["type"] == "limit_reached").expect("it is told");
+    assert_eq!((&limit["limit"], &limit["maximum"]), (&json!("max_turns"), &json!(2)));
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn four_calls_where_three_may_run() {
+    for (on_excess, answered) in [("answer", 4), ("truncate", 3)] {
+        let stage = Stage::new();
+        let calls = ["a", "b", "c", "d"].map(|id| call("quick", id));
+        let script = Script::of([Response::calls(calls), Response::text("Done.")]);
+        let world = world(script, registry(&stage), |config| {
+            limits(config).max_tool_calls_per_turn = Some(3);
+            if on_excess == "truncate" {
+                limits(config).on_excess = callsheet::config::OnExcess::Truncate;
+            }
+        })
+        .await;
+        assert_eq!(world.run("go").await.run_end, RunEnd::Answered);
+        assert_eq!(results(&world.last_messages()).len(), answered);
+        assert_eq!(stage.log().len(), 6);
+        world.assert_paired();
+    }
+}
+
+#[tokio::test]
+async fn with_fail_too_many_calls_end_the_run_and_the_session_lives_on() {
+    let stage = Stage::new();
+    let calls = ["a", "b", "c", "d"].map(|id| call("quick", id));
+    let script = Script::of([Response::calls(calls), Response::text("Hello again.")]);
+    let world = world(script, registry(&stage), |config| {
+        limits(config).max_tool_calls_per_turn = Some(3);
+        limits(config).on_excess = callsheet::config::OnExcess::Fail;
+    })
+    .await;
+    let report = world.run("go").await;
+    assert_eq!(report.run_end, RunEnd::Failed);
+    let message = "TOOL_CALL_LIMIT_EXCEEDED: received at least 4, maximum 3, turn 1";
+    assert_eq!(report.error.expect("an error").message, message);
+    assert_eq!(stage.log(), [""; 0]);
+    assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
+    assert_eq!(results(&world.last_messages()).len(), 3);
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn without_multi_tool_calls_only_the_first_is_kept() {
+    let stage = Stage::new();
+    let calls = ["a", "b"].map(|id| call("quick", id));
+    let script = Script::of([Response::calls(calls), Response::text("Done.")]);
+    let world = world(script, registry(&stage), |config| {
+        config.agents.get_mut("default").expect("the agent").multi_tool_calls = false;
+    })
+    .await;
+    let started = world.session.start_run("go").await.expect("a run");
+    let events = events(started.events).await;
+    assert_eq!(stage.log(), ["start a", "end a"]);
+    assert_eq!(results(&world.last_messages()), [("call-a", "done a")]);
+    assert_eq!(world.requests()[0].body["parallel_tool_calls"], false);
+    let end = events.iter().find(|event| event["type"] == "turn_end").expect("a turn");
+    assert_eq!((&end["tool_calls"], &end["dropped_calls"]), (&json!(1), &json!(1)));
+}
+
+#[tokio::test]
+async fn without_tools_nothing_is_offered() {
+    let world = world(Script::of([Response::text("Hi.")]), Registry::new(), |_| {}).await;
+    assert_eq!(world.run("go").await.text, "Hi.");
+    let body = world.requests()[0].body.clone();
+    assert!(body.get("tools").is_none() && body.get("tool_choice").is_none());
+}
