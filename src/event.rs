@@ -107,7 +107,7 @@ pub enum Event {
     CallEnded {
         /// Call, outcome and times.
         result: Box<ToolResult>,
-        /// Whether it ran beside others.
+        /// Whether the calls of its turn may run beside each other.
         parallel: bool,
         /// Whether it started before its response had ended.
         early: bool,

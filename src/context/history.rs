@@ -226,4 +226,15 @@ mod tests {
         history.commit(3, Some(&ResponseMessage::default()), &[], 10);
         assert_eq!((history.messages().len(), history.turns()), (0, 3));
     }
+
+    #[test]
+    fn only_turns_with_calls_are_counted_as_such() {
+        let said = ResponseMessage { text: "noon".into(), ..ResponseMessage::default() };
+        let called = ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() };
+        let mut history = History::new();
+        history.commit(1, Some(&said), &[], 10);
+        history.commit(2, Some(&called), &[result(call(0), "")], 10);
+        history.commit(3, Some(&said), &[], 10);
+        assert_eq!((history.turns(), history.turns_with_calls()), (3, 1));
+    }
 }

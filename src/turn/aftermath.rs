@@ -3,7 +3,7 @@
 use super::admission;
 use super::call::Phase;
 use super::effect::{CancelReason, Effect, TurnEnd};
-use super::{Accumulator, Reassembly, State, Turn, limits, texts};
+use super::{Accumulator, State, Turn, limits, texts};
 use crate::event::Event;
 use crate::record::{Ending, Record, ResponseMessage};
 use crate::types::{ProviderError, RunError, ToolOutcome, ToolStatus};
@@ -193,7 +193,6 @@ impl Turn {
         self.dropped.clear();
         self.excess_told = false;
         self.deltas_seen = 0;
-        self.reassembly = Reassembly::default();
         self.response = Accumulator::new(limits(&self.spec.rules));
     }
 

@@ -33,6 +33,8 @@ struct Scenario {
     response: Vec<Delta>,
     breaks: u32,
     crashes: u32,
+    /// A crash may leave any part of what was not yet durable, not only all or nothing.
+    torn: bool,
     cancel: bool,
     timeouts: bool,
     failures: bool,
@@ -140,7 +142,10 @@ impl World {
         }
         if self.crashes < scenario.crashes {
             // What was not yet said to be durable may be, or may not.
-            actions.extend((self.durable as usize..=self.log.len()).map(Action::Crash));
+            let (durable, written) = (self.durable as usize, self.log.len());
+            actions.push(Action::Crash(durable));
+            let from = if scenario.torn { durable + 1 } else { written.max(durable + 1) };
+            actions.extend((from..=written).map(Action::Crash));
         }
         actions
     }
@@ -188,6 +193,7 @@ impl World {
         }
         self.perform(scenario);
         self.check_settled();
+        self.check_late();
     }
 
     /// What was not written is lost, and so is everything that ran.
@@ -219,6 +225,27 @@ impl World {
         assert_eq!(self.turn.poll(), None, "something was left undecided");
         assert_eq!((self.turn.records, self.turn.held.len()), before, "a result was left");
         assert_eq!(self.turn.clock.running(), self.running.len(), "what runs is miscounted");
+    }
+
+    /// What comes too late changes nothing, and is counted.
+    fn check_late(&mut self) {
+        let asking = self.turn.state == State::Asking;
+        let before = (self.turn.records, self.turn.held.len(), asking);
+        if !asking {
+            self.turn.handle_deltas(self.now, vec![text("late"), call(9, "pure", "{}")]);
+            self.turn.handle_response_end(self.now, ResponseEnd::Closed);
+            assert_eq!(self.turn.poll(), None, "a response that had ended went on");
+        }
+        for key in self.begun.difference(&self.running) {
+            let outcome = ToolOutcome::ok("late");
+            self.turn.handle_outcome(self.now, *key, ToolDone { outcome });
+            let counted = matches!(self.turn.poll(), Some(Effect::Emit(Event::OutcomeLate { .. })));
+            assert!(counted, "a late outcome counted");
+            assert_eq!(self.turn.poll(), None, "a late outcome did something");
+        }
+        let asking = self.turn.state == State::Asking;
+        let after = (self.turn.records, self.turn.held.len(), asking);
+        assert_eq!(before, after, "something late was recorded");
     }
 
     fn make_durable(&mut self) {
@@ -473,6 +500,7 @@ fn scenario_with(name: &str, rules: TurnRules, names: &[&str]) -> Scenario {
         response,
         breaks: 0,
         crashes: 0,
+        torn: false,
         cancel: false,
         timeouts: false,
         failures: false,
@@ -563,7 +591,10 @@ fn breaks_until_the_attempts_are_used_up() {
 
 #[test]
 fn a_crash_at_any_moment() {
-    each_mix(|scenario| scenario.crashes = 1);
+    each_mix(|scenario| {
+        scenario.crashes = 1;
+        scenario.torn = true;
+    });
 }
 
 #[test]
@@ -590,9 +621,14 @@ fn everything_at_once_on_two_calls() {
 
 #[test]
 fn other_endings() {
-    let endings = [FinishKind::Length, FinishKind::ContentFilter, FinishKind::Error];
-    let kinds = endings.into_iter().flat_map(|ending| [(ending, true), (ending, false)]);
-    total(kinds.flat_map(|(ending, at_once)| {
+    let endings = [
+        (FinishKind::Length, true),
+        (FinishKind::ContentFilter, true),
+        (FinishKind::Error, true),
+        (FinishKind::Length, false),
+        (FinishKind::ContentFilter, false),
+    ];
+    total(endings.into_iter().flat_map(|(ending, at_once)| {
         MIXES.map(|mix| {
             let name = format!("{mix:?} {ending:?}");
             let mut scenario = scenario(&name, Execution::Parallel { max: 8 }, mix);
