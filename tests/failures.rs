@@ -46,7 +46,7 @@ async fn a_panic_an_error_and_a_hang_end_their_own_calls_alone() {
     let script = Script::of([Response::calls(calls), Response::text("Well.")]);
     let world = world(script, registry(&stage), |config| {
         parallel(8)(config);
-        limits(config).tool_timeout = Some(Duration::from_millis(50));
+        limits(config).tool_timeout = Some(Duration::from_millis(400));
         limits(config).cancel_grace = Duration::from_millis(10);
     })
     .await;
@@ -69,7 +69,7 @@ async fn a_panic_an_error_and_a_hang_end_their_own_calls_alone() {
         ]
     );
     assert_eq!(report.calls[1].result, "Error: it does not work");
-    assert_eq!(report.calls[2].result, "Error: Execution timeout after 50ms");
+    assert_eq!(report.calls[2].result, "Error: Execution timeout after 400ms");
     assert_eq!(report.run_end, RunEnd::Answered);
     let messages = world.last_messages();
     let ids: Vec<_> = results(&messages).iter().map(|(id, _)| *id).collect();

@@ -315,8 +315,20 @@ mod tests {
         }
     }
 
+    /// A line that another test's thread meets first, with nobody listening, may be remembered as
+    /// switched off while a listener is just being made. So somebody always listens.
+    fn keep_every_line_enabled() {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        ONCE.call_once(|| {
+            let all = subscriber(LogFormat::Text, EnvFilter::new("trace"), false, std::io::sink);
+            tracing::subscriber::set_global_default(all).unwrap();
+            samples::every().into_iter().for_each(|event| log(&published(event)));
+        });
+    }
+
     /// What these events write at a level.
     fn written(format: LogFormat, level: &str, events: &[Event]) -> String {
+        keep_every_line_enabled();
         let page = Page::default();
         let writer = page.clone();
         let subscriber = subscriber(format, EnvFilter::new(level), false, move || writer.clone());
@@ -575,7 +587,7 @@ mod tests {
             let seen = seen.map_or_else(|error| error.to_string(), |filter| filter.to_string());
             assert_eq!(seen, expect);
         };
-        check(None, None, "info");
+        check(None, None, "ractor=warn,info");
         check(None, Some("debug"), "debug");
         check(Some("warn"), Some("debug"), "warn");
         check(Some(""), Some("debug"), "debug");

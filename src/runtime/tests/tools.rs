@@ -9,7 +9,7 @@ async fn beside(bad: Closure) -> (RunReport, Host) {
         Provider::calling(&[("one", r#"{"n":1}"#), ("bad", "{}"), ("two", r#"{"n":2}"#)]).await;
     let host = host(&provider, registry([echo("one"), bad, echo("two")]), |config| {
         let limits = &mut config.agents.get_mut("default").unwrap().limits;
-        limits.tool_timeout = Some(Duration::from_millis(50));
+        limits.tool_timeout = Some(Duration::from_millis(400));
         limits.cancel_grace = Duration::from_millis(20);
     })
     .await;
