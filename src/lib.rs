@@ -80,3 +80,8 @@ pub mod tool;
 pub mod turn;
 pub mod types;
 pub mod wire;
+
+/// The README's examples, compiled and run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;
