@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::pairing::error_body;
 use super::script::{At, Call, Finish, Response};
+use super::text::{split_every, split_in};
 
 /// The name under which the rehearsal model answers, whatever model was asked for.
 pub const MODEL: &str = "rehearsal";
@@ -259,45 +260,6 @@ fn usage(response: &Response, request: &Value) -> Value {
     })
 }
 
-/// The text of a message's content: a string, or the text parts of an array.
-pub(super) fn content_text(content: &Value) -> String {
-    match content {
-        Value::String(text) => text.clone(),
-        Value::Array(parts) => {
-            parts.iter().filter_map(|part| part["text"].as_str()).collect::<Vec<_>>().join("\n")
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => String::new(),
-    }
-}
-
-/// The text of the last user message.
-pub(super) fn last_user_text(request: &Value) -> String {
-    let messages = request["messages"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let last = messages.iter().rfind(|message| message["role"] == "user");
-    last.map(|message| content_text(&message["content"])).unwrap_or_default()
-}
-
-/// A text in word-sized pieces: cut after spaces, and every four characters where there are none.
-pub(super) fn words(text: &str) -> Vec<String> {
-    text.split_inclusive([' ', '\n'])
-        .flat_map(|word| if word.is_ascii() { vec![word.to_owned()] } else { split_every(word, 4) })
-        .collect()
-}
-
-fn split_every(text: &str, chars: usize) -> Vec<String> {
-    let all: Vec<char> = text.chars().collect();
-    all.chunks(chars.max(1)).map(|piece| piece.iter().collect()).collect()
-}
-
-/// A text in so many pieces, as even as they can be; empty ones if it is too short.
-fn split_in(text: &str, count: usize) -> Vec<String> {
-    let all: Vec<char> = text.chars().collect();
-    let cut = |piece: usize| piece * all.len() / count.max(1);
-    let piece =
-        |n: usize| all.get(cut(n)..cut(n + 1)).map(|p| p.iter().collect()).unwrap_or_default();
-    (0..count.max(1)).map(piece).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -390,15 +352,5 @@ mod tests {
         assert_eq!(message["tool_calls"][0]["function"]["arguments"], r#"{"zone":"UTC"}"#);
         assert_eq!(message["tool_calls"][1]["id"], "x");
         assert_eq!(body["choices"][0]["finish_reason"], "tool_calls");
-    }
-
-    #[test]
-    fn pieces_lose_nothing() {
-        for text in ["", "a", "It is 12:00, now.", "东京现在是几点？ yes\nno"] {
-            assert_eq!(words(text).concat(), text);
-            assert_eq!(split_in(text, 3).concat(), text);
-            assert_eq!(split_in(text, 3).len(), 3);
-            assert_eq!(split_every(text, 2).concat(), text);
-        }
     }
 }

@@ -15,6 +15,7 @@ mod improvise;
 mod pairing;
 mod requests;
 mod script;
+mod text;
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};

@@ -19,6 +19,8 @@ use axum::body::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::text::{last_user_text, words};
+
 /// The names of the scripts that are built in, for [`Script::named`].
 pub const SCRIPT_NAMES: [&str; 3] = ["weather_and_news", "three_tools", "duplicate_calls"];
 
@@ -261,7 +263,7 @@ impl When {
             && self
                 .last_user
                 .as_ref()
-                .is_none_or(|part| super::chat::last_user_text(request).contains(part.as_str()))
+                .is_none_or(|part| last_user_text(request).contains(part.as_str()))
     }
 }
 
@@ -269,7 +271,7 @@ impl Response {
     /// A response that says a text, in word-sized pieces.
     #[must_use]
     pub fn text(text: &str) -> Self {
-        Self { text: super::chat::words(text), ..Self::default() }
+        Self { text: words(text), ..Self::default() }
     }
 
     /// A response that makes these calls.

@@ -15,8 +15,8 @@ use serde_json::Value;
 
 use self::choice::{Offer, Wanted};
 use self::prompt::Prompt;
-use super::chat::{content_text, last_user_text};
 use super::script::{Call, Response};
+use super::text::{content_text, last_user_text};
 use crate::types::excerpt;
 
 /// How much of one result the final answer quotes.
