@@ -77,6 +77,8 @@ pub enum RunEnd {
     TimedOut,
     /// The host was shut down.
     Interrupted,
+    /// In turn after turn every call failed.
+    AllToolsFailed,
 }
 
 impl RunEnd {
@@ -91,6 +93,7 @@ impl RunEnd {
             Self::Failed => "failed",
             Self::TimedOut => "timed_out",
             Self::Interrupted => "interrupted",
+            Self::AllToolsFailed => "all_tools_failed",
         }
     }
 }

@@ -115,6 +115,7 @@ early_start = false
 
 [agents.writer.limits]
 max_turns = 0
+max_failed_turns = 1
 max_tool_calls_per_turn = 2
 on_excess = "fail"
 tool_timeout = "0s"
@@ -145,6 +146,7 @@ allow = ["localhost:8080", "10.0.0.0/8", "fd00::/8", "::1", "intranet"]
         early_start: false,
         limits: Limits {
             max_turns: None,
+            max_failed_turns: Some(1),
             max_tool_calls_per_turn: Some(2),
             on_excess: OnExcess::Fail,
             tool_timeout: None,

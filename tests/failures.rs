@@ -250,6 +250,23 @@ async fn out_of_turns_the_model_is_asked_for_a_final_answer_without_calls() {
 }
 
 #[tokio::test]
+async fn turn_after_turn_in_which_every_call_fails_ends_the_run() {
+    let failing = |id: &str| Response::calls([call("fails", id), call("nobody", id)]);
+    let (world, stage) = scripted(["a", "b", "c"].map(failing)).await;
+    let started = world.session.start_run("go").await.expect("a run");
+    let events = events(started.events).await;
+    let report = within(started.report).await.expect("a report");
+    assert_eq!(report.run_end, RunEnd::AllToolsFailed);
+    let text = "All tool calls failed. Please check the error messages and try again.";
+    assert_eq!(report.text, text);
+    assert_eq!((stage.log().len(), world.requests().len()), (3, 3));
+    let limit = events.iter().find(|event| event["type"] == "limit_reached").expect("it is told");
+    assert_eq!((&limit["limit"], &limit["maximum"]), (&json!("max_failed_turns"), &json!(3)));
+    assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
+    world.assert_paired();
+}
+
+#[tokio::test]
 async fn four_calls_where_three_may_run() {
     for (on_excess, answered) in [("answer", 4), ("truncate", 3)] {
         let stage = Stage::new();

@@ -269,7 +269,7 @@ fn status(end: RunEnd) -> u8 {
     match end {
         RunEnd::Answered => 0,
         RunEnd::Failed | RunEnd::Refused => 1,
-        RunEnd::MaxTurns | RunEnd::TimedOut => 3,
+        RunEnd::MaxTurns | RunEnd::TimedOut | RunEnd::AllToolsFailed => 3,
         RunEnd::Stopped | RunEnd::Interrupted => 130,
     }
 }

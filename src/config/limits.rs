@@ -10,6 +10,8 @@ use super::values;
 pub struct Limits {
     /// Turns of one run; the last request for a final answer is not counted.
     pub max_turns: Option<u32>,
+    /// So many turns in a row in which every call failed end the run.
+    pub max_failed_turns: Option<u32>,
     /// Calls of one response.
     pub max_tool_calls_per_turn: Option<u32>,
     /// What becomes of the calls above that.
@@ -32,6 +34,9 @@ impl Limits {
         let on_excess = |value: &_| values::word(value, &OnExcess::WORDS);
         let limits = Self {
             max_turns: section.read("max_turns", values::limit).unwrap_or(default.max_turns),
+            max_failed_turns: section
+                .read("max_failed_turns", values::limit)
+                .unwrap_or(default.max_failed_turns),
             max_tool_calls_per_turn: section
                 .read("max_tool_calls_per_turn", values::limit)
                 .unwrap_or(default.max_tool_calls_per_turn),
@@ -61,6 +66,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             max_turns: Some(10),
+            max_failed_turns: Some(3),
             max_tool_calls_per_turn: Some(64),
             on_excess: OnExcess::Answer,
             tool_timeout: Some(Duration::from_secs(30)),

@@ -106,7 +106,7 @@ const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 8] = [
 const ODDITIES: [Oddity; 4] =
     [Oddity::CutOff, Oddity::Invalid, Oddity::DecodedTwice, Oddity::ChangedAfterSeal];
 
-const RUN_ENDS: [RunEnd; 7] = [
+const RUN_ENDS: [RunEnd; 8] = [
     RunEnd::Answered,
     RunEnd::MaxTurns,
     RunEnd::Stopped,
@@ -114,6 +114,7 @@ const RUN_ENDS: [RunEnd; 7] = [
     RunEnd::Failed,
     RunEnd::TimedOut,
     RunEnd::Interrupted,
+    RunEnd::AllToolsFailed,
 ];
 
 impl Metrics {
@@ -602,7 +603,7 @@ mod tests {
                 .filter(|line| line.starts_with(&format!("{name}{{")) && line.ends_with(" 1"))
                 .count()
         };
-        assert_eq!(ones(names::RUNS.name), 7);
+        assert_eq!(ones(names::RUNS.name), 8);
         assert_eq!(ones(names::ARGUMENTS_ODD.name), 4);
         assert_eq!(ones(names::ATTEMPTS.name), 8);
         assert_eq!(value(&page, "callsheet_sessions{state=\"idle\"}"), 3.0);

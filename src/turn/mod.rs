@@ -59,7 +59,7 @@ pub use effect::{
     AttemptPlan, CancelReason, Effect, ResponseEnd, ToolDone, TurnEnd, TurnRecord, TurnRules,
     TurnSpec,
 };
-pub use run::{Run, RunStep, TurnPlan};
+pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
 
 use crate::event::{CallLabel, Event};
 use crate::record::{Ending, Record, ResponseMessage};

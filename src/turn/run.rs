@@ -2,18 +2,23 @@
 
 use super::effect::{CancelReason, TurnEnd, TurnRecord};
 use crate::config::Limits;
-use crate::types::{RunEnd, RunError, Usage};
+use crate::types::{RunEnd, RunError, ToolStatus};
+
+/// What a run says when turn after turn failed.
+const ALL_FAILED: &str = "All tool calls failed. Please check the error messages and try again.";
 
 /// A run: from one user input to its end. Told of every turn that is over, it says what is next.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
     max_turns: Option<u32>,
+    max_failed_turns: Option<u32>,
     /// Turns that were begun, the last request not counted.
     turns: u32,
+    /// Turns up to now, without a gap, in which every call failed.
+    failed_turns: u32,
     stop_after_turn: bool,
     /// Set once the last request is made: what the run ends with, whatever comes of it.
     last_request: Option<RunEnd>,
-    usage: Usage,
 }
 
 /// The next turn of a run.
@@ -25,11 +30,18 @@ pub struct TurnPlan {
 
 /// What comes after a turn.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum RunStep {
+pub struct RunStep {
+    /// The limit that was reached, which is to be told.
+    pub limit: Option<LimitHit>,
+    /// What is next.
+    pub next: Next,
+}
+
+/// Another turn, or none.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Next {
     /// Another turn.
     Turn(TurnPlan),
-    /// Another turn, the last, because the turns ran out: the limit is to be told.
-    OutOfTurns(TurnPlan),
     /// The run is over.
     End {
         /// Why.
@@ -41,16 +53,28 @@ pub enum RunStep {
     },
 }
 
+/// A limit of the run that was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LimitHit {
+    /// The configuration's name of it.
+    pub limit: &'static str,
+    /// What is allowed, and was reached.
+    pub maximum: u32,
+    /// What is done about it.
+    pub action: &'static str,
+}
+
 impl Run {
     /// A run that has not begun.
     #[must_use]
     pub fn new(limits: &Limits) -> Self {
         Self {
             max_turns: limits.max_turns,
+            max_failed_turns: limits.max_failed_turns,
             turns: 0,
+            failed_turns: 0,
             stop_after_turn: false,
             last_request: None,
-            usage: Usage::default(),
         }
     }
 
@@ -67,23 +91,22 @@ impl Run {
 
     /// A turn is over and in the history: what is next?
     pub fn handle_turn(&mut self, turn: &TurnRecord) -> RunStep {
-        self.usage += turn.usage;
         let text = turn.message.as_ref().map(|message| message.text.clone()).unwrap_or_default();
-        let end = |end| RunStep::End { end, text: text.clone(), error: None };
         match &turn.end {
-            TurnEnd::Cancelled(CancelReason::Stop) => end(RunEnd::Stopped),
-            TurnEnd::Cancelled(CancelReason::RunTimeout) => end(RunEnd::TimedOut),
-            TurnEnd::Cancelled(CancelReason::Shutdown) => end(RunEnd::Interrupted),
-            TurnEnd::Refused => end(RunEnd::Refused),
+            TurnEnd::Cancelled(CancelReason::Stop) => end(RunEnd::Stopped, text),
+            TurnEnd::Cancelled(CancelReason::RunTimeout) => end(RunEnd::TimedOut, text),
+            TurnEnd::Cancelled(CancelReason::Shutdown) => end(RunEnd::Interrupted, text),
+            TurnEnd::Refused => end(RunEnd::Refused, text),
             TurnEnd::Failed(error) => {
-                RunStep::End { end: RunEnd::Failed, text, error: Some(error.clone()) }
+                let error = Some(error.clone());
+                RunStep { limit: None, next: Next::End { end: RunEnd::Failed, text, error } }
             }
             TurnEnd::Finished => match self.last_request {
-                Some(known) => end(known),
-                None if turn.results.is_empty() && !text.is_empty() => end(RunEnd::Answered),
-                None if self.stop_after_turn => end(RunEnd::Stopped),
+                Some(known) => end(known, text),
+                None if turn.results.is_empty() && !text.is_empty() => end(RunEnd::Answered, text),
+                None if self.stop_after_turn => end(RunEnd::Stopped, text),
                 None if turn.results.is_empty() => self.ask_last(RunEnd::Answered),
-                None => self.next_turn(),
+                None => self.next_turn(turn),
             },
         }
     }
@@ -94,25 +117,30 @@ impl Run {
         self.turns + u32::from(self.last_request.is_some())
     }
 
-    /// What the run cost so far.
-    #[must_use]
-    pub fn usage(&self) -> Usage {
-        self.usage
-    }
-
-    fn next_turn(&mut self) -> RunStep {
-        if self.max_turns.is_some_and(|max| self.turns >= max) {
-            self.last_request = Some(RunEnd::MaxTurns);
-            return RunStep::OutOfTurns(TurnPlan { last_request: true });
+    fn next_turn(&mut self, turn: &TurnRecord) -> RunStep {
+        let all_failed = turn.results.iter().all(|r| r.outcome.status != ToolStatus::Ok);
+        self.failed_turns = if all_failed { self.failed_turns + 1 } else { 0 };
+        if let Some(maximum) = self.max_failed_turns.filter(|max| self.failed_turns >= *max) {
+            let limit = LimitHit { limit: "max_failed_turns", maximum, action: "ended" };
+            let step = end(RunEnd::AllToolsFailed, ALL_FAILED.to_owned());
+            return RunStep { limit: Some(limit), ..step };
+        }
+        if let Some(maximum) = self.max_turns.filter(|max| self.turns >= *max) {
+            let limit = LimitHit { limit: "max_turns", maximum, action: "final_answer" };
+            return RunStep { limit: Some(limit), ..self.ask_last(RunEnd::MaxTurns) };
         }
         self.turns += 1;
-        RunStep::Turn(TurnPlan { last_request: false })
+        RunStep { limit: None, next: Next::Turn(TurnPlan { last_request: false }) }
     }
 
     fn ask_last(&mut self, end: RunEnd) -> RunStep {
         self.last_request = Some(end);
-        RunStep::Turn(TurnPlan { last_request: true })
+        RunStep { limit: None, next: Next::Turn(TurnPlan { last_request: true }) }
     }
+}
+
+fn end(end: RunEnd, text: String) -> RunStep {
+    RunStep { limit: None, next: Next::End { end, text, error: None } }
 }
 
 #[cfg(test)]
@@ -120,7 +148,9 @@ mod tests {
     use super::*;
     use crate::event::TurnTimes;
     use crate::record::ResponseMessage;
-    use crate::types::{CallKey, ResultNotes, ToolCall, ToolOutcome, ToolResult};
+    use crate::types::{
+        CallKey, FailureKind, ResultNotes, ToolCall, ToolOutcome, ToolResult, Usage,
+    };
     use std::time::Duration;
 
     fn turn(text: &str, calls: u32) -> TurnRecord {
@@ -157,8 +187,21 @@ mod tests {
         run
     }
 
-    fn ended(end: RunEnd, text: &str) -> RunStep {
-        RunStep::End { end, text: text.into(), error: None }
+    fn ended(why: RunEnd, text: &str) -> RunStep {
+        end(why, text.into())
+    }
+
+    fn another(last_request: bool) -> RunStep {
+        RunStep { limit: None, next: Next::Turn(TurnPlan { last_request }) }
+    }
+
+    fn failed(calls: u32) -> TurnRecord {
+        let mut turn = turn("", calls);
+        for result in &mut turn.results {
+            result.outcome =
+                ToolOutcome::not_ok(ToolStatus::Failed, FailureKind::ToolError, "Error: no");
+        }
+        turn
     }
 
     #[test]
@@ -169,9 +212,10 @@ mod tests {
     #[test]
     fn out_of_turns_a_final_answer_is_asked_for_and_the_end_stays_max_turns() {
         let mut run = run(2);
-        let plan = |last_request| TurnPlan { last_request };
-        assert_eq!(run.handle_turn(&turn("", 1)), RunStep::Turn(plan(false)));
-        assert_eq!(run.handle_turn(&turn("", 1)), RunStep::OutOfTurns(plan(true)));
+        assert_eq!(run.handle_turn(&turn("", 1)), another(false));
+        let limit = LimitHit { limit: "max_turns", maximum: 2, action: "final_answer" };
+        let last = RunStep { limit: Some(limit), ..another(true) };
+        assert_eq!(run.handle_turn(&turn("", 1)), last);
         assert_eq!(run.handle_turn(&turn("so far", 0)), ended(RunEnd::MaxTurns, "so far"));
         assert_eq!(run.turns(), 3);
     }
@@ -179,9 +223,31 @@ mod tests {
     #[test]
     fn after_an_empty_answer_the_model_is_asked_once_more() {
         let mut run = run(2);
-        let last = RunStep::Turn(TurnPlan { last_request: true });
-        assert_eq!(run.handle_turn(&turn("", 0)), last);
+        assert_eq!(run.handle_turn(&turn("", 0)), another(true));
         assert_eq!(run.handle_turn(&turn("", 0)), ended(RunEnd::Answered, ""));
+    }
+
+    #[test]
+    fn turns_in_which_every_call_failed_end_the_run_if_nothing_comes_between() {
+        let mut run = run(20);
+        let mixed = TurnRecord {
+            results: [failed(1).results, turn("", 1).results].concat(),
+            ..turn("", 0)
+        };
+        for turn in [failed(2), failed(1), mixed, failed(1), failed(3)] {
+            assert_eq!(run.handle_turn(&turn), another(false));
+        }
+        let limit = LimitHit { limit: "max_failed_turns", maximum: 3, action: "ended" };
+        let over = RunStep { limit: Some(limit), ..ended(RunEnd::AllToolsFailed, ALL_FAILED) };
+        assert_eq!(run.handle_turn(&failed(1)), over);
+        let mut at_once = Run::new(&Limits { max_failed_turns: Some(1), ..Limits::default() });
+        at_once.begin();
+        assert_eq!(at_once.handle_turn(&failed(1)).next, over.next);
+        let mut never = Run::new(&Limits { max_failed_turns: None, ..Limits::default() });
+        never.begin();
+        for _ in 0..8 {
+            assert_eq!(never.handle_turn(&failed(1)), another(false));
+        }
     }
 
     #[test]

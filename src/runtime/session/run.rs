@@ -22,11 +22,8 @@ use crate::runtime::report::{CallReport, RunReport};
 use crate::runtime::stream::{StreamActor, StreamSetup};
 use crate::runtime::supervisor::{SupervisorSetup, ToolSupervisor};
 use crate::runtime::task::Task;
-use crate::turn::{CancelReason, Run, RunStep, TurnPlan, TurnRecord, TurnSpec};
+use crate::turn::{CancelReason, LimitHit, Next, Run, RunStep, TurnPlan, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
-
-/// What a limit's reaching is answered with when the turns run out.
-const FINAL_ANSWER: &str = "final_answer";
 
 /// The run that goes on.
 pub(super) struct ActiveRun {
@@ -200,13 +197,12 @@ impl State {
     /// Writes a turn to the history, and does what comes next.
     pub(super) fn commit(&mut self, record: TurnRecord) {
         let Some(step) = self.write(record) else { return };
-        match step {
-            RunStep::Turn(plan) => self.begin_turn(plan),
-            RunStep::OutOfTurns(plan) => {
-                self.tell_out_of_turns();
-                self.begin_turn(plan);
-            }
-            RunStep::End { end, text, error } => self.end_run(end, text, error),
+        if let Some(limit) = step.limit {
+            self.tell_limit(limit);
+        }
+        match step.next {
+            Next::Turn(plan) => self.begin_turn(plan),
+            Next::End { end, text, error } => self.end_run(end, text, error),
         }
     }
 
@@ -228,12 +224,12 @@ impl State {
         Some(step)
     }
 
-    fn tell_out_of_turns(&self) {
-        let (Some(run), Some(max)) = (&self.run, self.agent.limits().max_turns) else { return };
-        let (limit, maximum) = ("max_turns".to_owned(), u64::from(max));
+    fn tell_limit(&self, hit: LimitHit) {
+        let Some(run) = &self.run else { return };
+        let (limit, maximum) = (hit.limit.to_owned(), u64::from(hit.maximum));
         let record = Record::LimitReached { limit: limit.clone(), value: maximum, maximum };
         self.log.append(vec![record], || ());
-        let action = FINAL_ANSWER.to_owned();
+        let action = hit.action.to_owned();
         let event = Event::LimitReached { limit, value: maximum, maximum, action };
         self.publisher.publish(&run.id, self.turn, event);
     }
