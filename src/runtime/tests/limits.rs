@@ -145,3 +145,19 @@ async fn a_host_that_is_dropped_ends() {
     assert_eq!(run.report.await.unwrap_err(), HostError::SessionClosed);
     until("the provider sees the client leave", || provider.open() == 0).await;
 }
+
+#[tokio::test]
+async fn a_session_that_dies_leaves_neither_place_nor_records() {
+    let provider = Provider::saying("fine").await;
+    let journal = Arc::new(crate::journal::MemoryJournal::new());
+    let setup = setup(&provider, Registry::new(), |_| ());
+    let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let open = named("one");
+    let session = host.open_session(open.clone()).await.unwrap();
+    session.run("go").await.unwrap();
+    session.actor().get_cell().kill();
+    until("its place is free", || host.counts().sessions == 0 && host.sessions().is_empty()).await;
+    assert_eq!(journal.entries_since(session.id(), crate::record::Seq(0)), []);
+    let session = host.open_session(open).await.unwrap();
+    assert_eq!(session.run("go").await.unwrap().run_end, RunEnd::Answered);
+}
