@@ -169,3 +169,35 @@ async fn progress_is_shown_while_the_call_is_open_and_is_bounded() {
         assert!(!matches!(published.event, Event::CallProgressed { .. }));
     }
 }
+
+/// Panics when it is dropped.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            panic!("dropped");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_tool_that_panics_when_it_is_killed_or_done_ends_that_call_alone() {
+    for (blocking, hangs) in [(false, true), (true, true), (false, false), (true, false)] {
+        let mut bad = spec("bad").timeout(Duration::from_millis(30));
+        bad.blocking = blocking;
+        let (report, host) = beside(tool(bad, move |_| async move {
+            let _bomb = Bomb;
+            if hangs {
+                std::future::pending::<()>().await;
+            }
+            Ok("ok".into())
+        }))
+        .await;
+        let found = results(&report);
+        let expect = if hangs { "timeout" } else { "error" };
+        assert_eq!(found["bad"].0, expect, "{blocking} {hangs}: {found:?}");
+        nothing_left(&host).await;
+        until("its thread is back", || host.counts().abandoned_threads == 0).await;
+    }
+}
