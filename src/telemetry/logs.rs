@@ -30,6 +30,12 @@ macro_rules! line {
     };
 }
 
+/// Whether what is said stands in the log; asked for each piece of text before it is shown.
+#[must_use]
+pub fn shows_contents() -> bool {
+    tracing::enabled!(tracing::Level::TRACE)
+}
+
 /// Logs an event. Costs a match and a look at the level where the level is off.
 pub fn log(published: &Published) {
     let of = published;
