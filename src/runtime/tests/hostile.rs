@@ -92,8 +92,9 @@ async fn what_comes_after_the_last_word_does_not_keep_the_response_open() {
 async fn a_refusal_whose_body_never_ends_is_heard() {
     let head =
         "HTTP/1.1 429 Too Many Requests\r\ncontent-length: 1000000\r\nretry-after: 3\r\n\r\n";
-    for more in ["", "."] {
-        let error = ask(&service(head, more).await).await.unwrap_err();
+    let asked = ["", "."].map(|more| async move { ask(&service(head, more).await).await });
+    for answer in futures::future::join_all(asked).await {
+        let error = answer.unwrap_err();
         assert_eq!((error.kind, error.status), (ProviderErrorKind::Status, Some(429)), "{error}");
         assert_eq!(error.retry_after, Some(Duration::from_secs(3)));
     }
