@@ -437,3 +437,13 @@ fn addresses_of_services() {
     let error = BaseUrl::parse("https://user:secret@h").expect_err("refuse").to_string();
     assert!(!error.contains("secret"), "{error}");
 }
+
+#[test]
+fn what_could_be_a_key_is_shown_to_nobody() {
+    let config = parse(
+        "[models.main]\nwire = 'openai-chat'\nbase_url = 'http://localhost:1/v1'\nmodel = 'm'\n\
+         api_key_env = 'KEY'\nheaders = { X-Api-Key = 'secret-2' }\n",
+    );
+    let shown = format!("{config:?}");
+    assert!(shown.contains("x-api-key") && !shown.contains("secret-"), "{shown}");
+}

@@ -49,7 +49,7 @@ impl std::str::FromStr for Wire {
 pub struct UnknownWire;
 
 /// One model: where it is, how it is asked, how long is waited.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, PartialEq)]
 pub struct ModelConfig {
     /// What is spoken to it.
     pub wire: Wire,
@@ -77,6 +77,19 @@ pub struct ModelConfig {
     pub headers: BTreeMap<String, String>,
     /// Fields put into every request's body.
     pub extra_body: serde_json::Map<String, serde_json::Value>,
+}
+
+impl fmt::Debug for ModelConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelConfig")
+            .field("wire", &self.wire)
+            .field("base_url", &self.base_url)
+            .field("model", &self.model)
+            .field("stream", &self.stream)
+            // The names alone: some services take their key in a header of their own.
+            .field("headers", &self.headers.keys())
+            .finish_non_exhaustive()
+    }
 }
 
 impl ModelConfig {

@@ -100,7 +100,7 @@ impl History {
         self.turns_with_calls
     }
 
-    /// Ids of the form `call_*` that are taken.
+    /// Ids of the form of our own, `call_{n}_{index}`, that are taken.
     #[must_use]
     pub fn held_ids(&self) -> Arc<BTreeSet<String>> {
         Arc::clone(&self.held_ids)
@@ -116,7 +116,8 @@ impl History {
         self.turns = self.turns.max(turn);
         let Some(message) = message.filter(|message| !message.is_blank()) else { return };
         self.turns_with_calls += u32::from(!message.calls.is_empty());
-        let taken: Vec<_> = message.calls.iter().filter(|c| c.id.starts_with("call_")).collect();
+        // Others cannot meet one of ours, and the set is copied while the turn still shares it.
+        let taken: Vec<_> = message.calls.iter().filter(|c| is_like_ours(&c.id)).collect();
         if !taken.is_empty() {
             Arc::make_mut(&mut self.held_ids).extend(taken.iter().map(|call| call.id.clone()));
         }
@@ -137,6 +138,14 @@ impl History {
             }));
         }
     }
+}
+
+/// Whether a call without an id could be given this one: `call_{n}_{index}`.
+fn is_like_ours(id: &str) -> bool {
+    let parts = id.strip_prefix("call_").and_then(|rest| rest.split_once('_'));
+    parts.is_some_and(|(turn, index)| {
+        [turn, index].iter().all(|n| !n.is_empty() && n.bytes().all(|byte| byte.is_ascii_digit()))
+    })
 }
 
 /// The part of a result that the model is shown, and how much there was.
@@ -218,6 +227,17 @@ mod tests {
     fn a_long_result_is_shown_in_part() {
         assert_eq!(shorten("été", 5), "été");
         assert_eq!(shorten("été", 4), "ét\n[the result is cut here: 3 of 5 bytes are shown]");
+    }
+
+    #[test]
+    fn only_ids_that_we_could_give_are_held() {
+        let mut history = History::new();
+        let ids =
+            ["call_4_3", "call_abc", "call_12", "call_1_", "call__1", "call_1_x", "toolu_1_2"];
+        let calls = ids.map(|id| ToolCall { id: id.into(), ..call(0) });
+        let message = ResponseMessage { calls: calls.into(), ..ResponseMessage::default() };
+        history.commit(1, Some(&message), &[], 10);
+        assert_eq!(*history.held_ids(), BTreeSet::from(["call_4_3".to_owned()]));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use crate::message::Message;
+use crate::types::ToolCall;
 
 /// The messages with the pairing rule made true, and how many repairs that took: an answer added
 /// for a call without one, an answer left out that answers no call or answers it again.
@@ -29,8 +30,7 @@ pub fn paired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
             }
             Message::Assistant { calls, .. } => {
                 repairs += answer(&mut open, &mut sent);
-                let ids: BTreeSet<&str> = calls.iter().map(|call| call.id.as_str()).collect();
-                debug_assert_eq!(ids.len(), calls.len(), "ids are unique within a message");
+                debug_assert!(are_unique(calls), "ids are unique within a message");
                 open.extend(calls.iter().map(|call| (call.id.as_str(), call.name.as_str())));
                 sent.push(Arc::clone(message));
             }
@@ -38,6 +38,11 @@ pub fn paired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
     }
     repairs += answer(&mut open, &mut sent);
     (sent, repairs)
+}
+
+fn are_unique(calls: &[ToolCall]) -> bool {
+    let ids: BTreeSet<&str> = calls.iter().map(|call| call.id.as_str()).collect();
+    ids.len() == calls.len()
 }
 
 fn answer(open: &mut Vec<(&str, &str)>, sent: &mut Vec<Arc<Message>>) -> u32 {
@@ -57,7 +62,7 @@ fn answer(open: &mut Vec<(&str, &str)>, sent: &mut Vec<Arc<Message>>) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{CallKey, ToolCall};
+    use crate::types::CallKey;
 
     fn user() -> Arc<Message> {
         Arc::new(Message::User { content: "hi".into() })

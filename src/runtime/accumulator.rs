@@ -166,13 +166,19 @@ impl State {
     fn settle(&mut self, myself: &ActorRef<AccumulatorMessage>) {
         let Some(current) = self.current.as_mut() else { return };
         let mut records = Vec::new();
+        // The exchange to begin, unless it is called off before anything more happens: a task
+        // that is aborted right away may have sent its request by then.
+        let mut request = None;
         loop {
             while let Some(effect) = current.turn.poll() {
                 match effect {
                     Effect::Record(record) => records.push(record),
-                    other @ (Effect::Request(_)
-                    | Effect::Disconnect
-                    | Effect::Start(_)
+                    Effect::Request(_) => request = Some(effect),
+                    Effect::Disconnect => {
+                        request = None;
+                        self.setup.perform(effect, current, myself);
+                    }
+                    other @ (Effect::Start(_)
                     | Effect::Abort(_)
                     | Effect::Emit(_)
                     | Effect::Release(_)
@@ -183,6 +189,9 @@ impl State {
                 break;
             }
             current.turn.handle_recorded(current.began.elapsed(), current.records);
+        }
+        if let Some(request) = request {
+            self.setup.perform(request, current, myself);
         }
         self.arm(myself);
     }

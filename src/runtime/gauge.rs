@@ -28,7 +28,7 @@ impl Gauge {
     pub(super) fn try_hold(&self, max: usize) -> Option<Held> {
         self.inner
             .count
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| {
                 (count < max).then_some(count + 1)
             })
             .ok()?;
@@ -37,7 +37,7 @@ impl Gauge {
 
     /// How many there are.
     pub(super) fn count(&self) -> usize {
-        self.inner.count.load(Ordering::Relaxed)
+        self.inner.count.load(Ordering::SeqCst)
     }
 
     /// Waits until there are none.

@@ -115,7 +115,12 @@ impl State {
 
     fn ended(&mut self, actor: ActorId) {
         if let Some(id) = self.sessions.remove(&actor) {
-            self.shared.forget(&id, actor);
+            // One that was closed has left the index before.
+            let died = self.shared.forget(&id, actor);
+            if died {
+                // Nobody can ask for them any more, and the next session of this name begins anew.
+                self.shared.journal.remove(&id);
+            }
             self.shared.show_counts();
         }
     }

@@ -226,7 +226,7 @@ impl Host {
     /// session. All runs that this ends are `interrupted`.
     pub async fn shutdown(&self) {
         let Inner { shared, actor, shutdown_grace, cancel_grace } = &*self.inner;
-        shared.closing.store(true, Ordering::Release);
+        shared.closing.store(true, Ordering::SeqCst);
         self.interrupt(false);
         if timeout(*shutdown_grace, shared.gauges.runs.emptied()).await.is_err() {
             self.interrupt(true);

@@ -8,6 +8,7 @@ mod exchange;
 mod response;
 mod trouble;
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -155,6 +156,32 @@ fn headers(config: &ModelConfig) -> Result<HeaderMap, InvalidModel> {
 fn is_loopback(url: &Url) -> bool {
     let host = url.host_str().unwrap_or_default();
     let bare = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost"
-        || bare.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+    let name = host.trim_end_matches('.');
+    name == "localhost"
+        || name.ends_with(".localhost")
+        || bare.parse::<IpAddr>().is_ok_and(|address| address.to_canonical().is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn knows_this_machine_by_all_its_names() {
+        for (host, expect) in [
+            ("localhost", true),
+            ("LOCALHOST.", true),
+            ("model.localhost", true),
+            ("127.9.9.9", true),
+            ("[::1]", true),
+            ("[::ffff:127.0.0.1]", true),
+            ("notlocalhost", false),
+            ("localhost.example.com", false),
+            ("127.0.0.1.example.com", false),
+            ("10.0.0.1", false),
+        ] {
+            let url = Url::parse(&format!("http://{host}:1/v1")).unwrap();
+            assert_eq!(is_loopback(&url), expect, "{host}");
+        }
+    }
 }

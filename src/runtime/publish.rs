@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use crate::event::{Event, Published};
 use crate::journal::unix_ms;
-use crate::telemetry::{Bus, Subscription, Telemetry};
+use crate::telemetry::{Bus, Subscription, Telemetry, logs};
 use crate::types::{RunId, SessionId};
 
 /// How many events a subscriber may be behind before it is let go.
@@ -31,8 +31,7 @@ impl Publisher {
 
     /// Tells everybody. Never waits for a subscriber.
     pub(super) fn publish(&self, run: &RunId, turn: u32, event: Event) {
-        if is_only_shown(&event) && self.bus.is_idle() && !tracing::enabled!(tracing::Level::TRACE)
-        {
+        if is_only_shown(&event) && self.bus.is_idle() && !logs::shows_contents() {
             return;
         }
         let published = Published {

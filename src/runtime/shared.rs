@@ -41,14 +41,17 @@ pub(super) enum Place {
 
 impl Shared {
     pub(super) fn is_closing(&self) -> bool {
-        self.closing.load(Ordering::Acquire)
+        self.closing.load(Ordering::SeqCst)
     }
 
     pub(super) fn place_for_a_run(&self) -> Result<Held, HostError> {
+        let place = self.gauges.runs.try_hold(self.runs_max);
+        // Looked at once the place is taken: either this sees the shutdown, or the shutdown sees
+        // the run and waits for it.
         if self.is_closing() {
             return Err(HostError::ShuttingDown);
         }
-        self.gauges.runs.try_hold(self.runs_max).ok_or(HostError::Full("run"))
+        place.ok_or(HostError::Full("run"))
     }
 
     /// Reserves an id.
@@ -74,12 +77,16 @@ impl Shared {
         self.index.lock().remove(id);
     }
 
-    /// Takes a session out of the index, unless another one has its id by now.
-    pub(super) fn forget(&self, id: &SessionId, actor: ActorId) {
+    /// Takes a session out of the index, unless it is out or another one has its id by now.
+    /// Returns whether it was there.
+    pub(super) fn forget(&self, id: &SessionId, actor: ActorId) -> bool {
         let mut index = self.index.lock();
-        if matches!(index.get(id), Some(Place::Open(open)) if open.actor().get_id() == actor) {
+        let there =
+            matches!(index.get(id), Some(Place::Open(open)) if open.actor().get_id() == actor);
+        if there {
             index.remove(id);
         }
+        there
     }
 
     pub(super) fn session(&self, id: &SessionId) -> Option<SessionHandle> {

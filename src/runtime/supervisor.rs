@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::blocking::BlockingPool;
 use super::gauge::{Gauges, Held};
@@ -52,6 +52,9 @@ struct Running {
     slot: Slot,
     to: Accumulator,
     cancellation: CancellationToken,
+    /// However the call ends, and if only with this supervisor: a thread that computes for it, or
+    /// a task that the tool has left behind, is told.
+    _over: DropGuard,
     /// Kills the call when the grace has passed.
     grace: Option<Task>,
     killed: bool,
@@ -146,6 +149,7 @@ impl State {
                     actor: actor.get_cell(),
                     slot,
                     to,
+                    _over: cancellation.clone().drop_guard(),
                     cancellation,
                     grace: None,
                     killed: false,

@@ -57,7 +57,11 @@ impl Bus {
     pub fn subscribe(&self, capacity: usize) -> Subscription {
         let (sender, receiver) = mpsc::channel(capacity.max(1));
         let lagged = Arc::new(AtomicBool::new(false));
-        self.subscribers.lock().push(Subscriber { queue: sender, lagged: Arc::clone(&lagged) });
+        let mut subscribers = self.subscribers.lock();
+        // An idle session publishes nothing, and those who leave it would never be let go.
+        subscribers.retain(|subscriber| !subscriber.queue.is_closed());
+        subscribers.push(Subscriber { queue: sender, lagged: Arc::clone(&lagged) });
+        drop(subscribers);
         Subscription { queue: receiver, lagged }
     }
 
@@ -208,6 +212,16 @@ mod tests {
         assert!(bus.is_idle());
         assert_eq!(bus.publish(event(1)), 0);
         assert_eq!(bus.subscribers.lock().len(), 0);
+    }
+
+    #[test]
+    fn subscribers_that_come_and_go_do_not_pile_up() {
+        let bus = Bus::new();
+        let _kept = bus.subscribe(1);
+        for _ in 0..100 {
+            drop(bus.subscribe(1));
+        }
+        assert!(bus.subscribers.lock().len() <= 2);
     }
 
     #[test]

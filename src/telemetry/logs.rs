@@ -18,6 +18,10 @@ use crate::types::{FailureKind, ProviderError, RunEnd, RunError, ToolResult, exc
 /// Characters of a provider's message or of odd arguments that a line shows.
 const SHOWN_CHARS: usize = 200;
 
+/// What is logged where nobody says otherwise. Of others only warnings: the actor library opens a
+/// span at `info` around each actor, with which every line would begin.
+const DEFAULT_FILTER: &str = "warn,callsheet=info";
+
 /// Logs with the fields that every line has.
 macro_rules! line {
     ($level:ident, $of:expr, $($rest:tt)*) => {
@@ -28,6 +32,12 @@ macro_rules! line {
             $($rest)*
         )
     };
+}
+
+/// Whether what is said stands in the log; asked for each piece of text before it is shown.
+#[must_use]
+pub fn shows_contents() -> bool {
+    tracing::enabled!(tracing::Level::TRACE)
 }
 
 /// Logs an event. Costs a match and a look at the level where the level is off.
@@ -263,8 +273,7 @@ fn filter(variable: impl Fn(&'static str) -> Option<String>) -> Result<EnvFilter
                 .map_err(|error| LogsError::Filter { variable: name, reason: error.to_string() });
         }
     }
-    // The actor library opens a span per message at `info`.
-    Ok(EnvFilter::new("info,ractor=warn"))
+    Ok(EnvFilter::new(DEFAULT_FILTER))
 }
 
 fn subscriber<W>(
@@ -336,6 +345,20 @@ mod tests {
             events.iter().for_each(|event| log(&published(event.clone())));
         });
         String::from_utf8(std::mem::take(&mut page.0.lock())).unwrap()
+    }
+
+    #[test]
+    fn a_line_does_not_begin_with_the_spans_of_others() {
+        let page = Page::default();
+        let writer = page.clone();
+        let filter = filter(|_| None).unwrap();
+        let subscriber = subscriber(LogFormat::Text, filter, false, move || writer.clone());
+        tracing::subscriber::with_default(subscriber, || {
+            let span = tracing::info_span!(target: "library::actor", "Actor", id = 7);
+            span.in_scope(|| info!("a line"));
+        });
+        let page = String::from_utf8(std::mem::take(&mut page.0.lock())).unwrap();
+        assert!(page.contains("INFO a line") && !page.contains("Actor"), "{page}");
     }
 
     /// The lines of a level as JSON, without their timestamps.
@@ -587,7 +610,7 @@ mod tests {
             let seen = seen.map_or_else(|error| error.to_string(), |filter| filter.to_string());
             assert_eq!(seen, expect);
         };
-        check(None, None, "ractor=warn,info");
+        check(None, None, "callsheet=info,warn");
         check(None, Some("debug"), "debug");
         check(Some("warn"), Some("debug"), "warn");
         check(Some(""), Some("debug"), "debug");

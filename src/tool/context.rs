@@ -65,7 +65,8 @@ impl ToolContext {
     }
 
     /// Waits until the call is to stop: its deadline passed or its run was stopped. The call's
-    /// outcome stands by then; there is `cancel_grace` left to tidy up.
+    /// outcome stands by then; there is `cancel_grace` left to tidy up. Also returns when the call
+    /// has ended, for whatever the tool has left running.
     pub async fn cancelled(&self) {
         self.cancellation.cancelled().await;
     }

@@ -3,15 +3,21 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use reqwest::header::CONTENT_TYPE;
+use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use tokio::time::{Instant, timeout_at};
 
 use super::{Inner, trouble};
-use crate::types::ProviderError;
+use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 use crate::wire::{Decoder, DecoderLimits, Delta, Framing, ModelRequest, http_error};
 
 /// How much of an error's body is read.
 const ERROR_BODY_BYTES_MAX: usize = 64 * 1024;
+
+/// How long it is waited for. The status alone says enough to go on.
+const ERROR_BODY_WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// How much of a body that is no answer is quoted.
+const QUOTE_CHARS: usize = 100;
 
 /// How long the end of a body is waited for once the wire has said that the response is over. A
 /// body that was read to its end leaves its connection for the next request.
@@ -81,6 +87,10 @@ impl Exchange {
         if !response.status().is_success() {
             return Err(refusal(response, deadline).await);
         }
+        if let Some(encoding) = encoding(&response) {
+            let message = format!("the response came encoded as {encoding}, unasked");
+            return Err(ProviderError::new(ProviderErrorKind::Malformed, message));
+        }
         Ok(Reading { response, decoder: None, whole: false, deadline, patience, done: false })
     }
 }
@@ -108,6 +118,9 @@ impl Reading {
             let decoder = match &mut self.decoder {
                 Some(decoder) => decoder,
                 None => {
+                    if let Some(error) = no_answer(&bytes) {
+                        return Some(Err(error));
+                    }
                     let framing = framing(client, streamed, &self.response, &bytes);
                     self.whole = framing == Framing::Json;
                     let decoder = Decoder::new(client.wire, framing, DecoderLimits::default());
@@ -123,13 +136,14 @@ impl Reading {
             if let Err(error) = decoded {
                 return Some(Err(error));
             }
-            if self.whole || !batch.is_empty() {
-                self.patience = client.idle_timeout;
-                self.deadline = Instant::now() + self.patience;
-            }
-            if batch.contains(&Delta::Done) {
+            if self.done {
+                // Nothing that follows buys the service more time.
+            } else if batch.contains(&Delta::Done) {
                 self.done = true;
                 self.deadline = Instant::now() + TAIL_MAX;
+            } else if self.whole || !batch.is_empty() {
+                self.patience = client.idle_timeout;
+                self.deadline = Instant::now() + self.patience;
             }
             if !batch.is_empty() {
                 return Some(Ok(batch));
@@ -155,12 +169,33 @@ fn framing(client: &Inner, streamed: bool, response: &reqwest::Response, begin: 
     client.wire.framing(streamed)
 }
 
+/// The encoding of a body that we cannot read: we ask for none.
+fn encoding(response: &reqwest::Response) -> Option<String> {
+    let encoding = response.headers().get(CONTENT_ENCODING)?;
+    let encoding = String::from_utf8_lossy(encoding.as_bytes()).trim().to_ascii_lowercase();
+    (!matches!(encoding.as_str(), "" | "identity")).then(|| excerpt(&encoding, QUOTE_CHARS))
+}
+
+/// What is wrong with a body that begins like a web page, whatever its content type says: no wire
+/// has such an answer, and its lines would be passed over in silence.
+fn no_answer(begin: &[u8]) -> Option<ProviderError> {
+    let begin = begin.trim_ascii_start();
+    begin.starts_with(b"<").then(|| {
+        let quote = excerpt(&String::from_utf8_lossy(begin), QUOTE_CHARS);
+        let message = format!("the service answered with a page instead of a response: {quote}");
+        ProviderError::new(ProviderErrorKind::Malformed, message)
+    })
+}
+
 /// The error that a status says, with what the service says of it.
 async fn refusal(mut response: reqwest::Response, deadline: Instant) -> ProviderError {
     let status = response.status().as_u16();
     let retry_after = trouble::retry_after(response.headers(), SystemTime::now());
+    let deadline = deadline.min(Instant::now() + ERROR_BODY_WAIT_MAX);
+    let readable = encoding(&response).is_none();
     let mut body = Vec::new();
-    while body.len() < ERROR_BODY_BYTES_MAX
+    while readable
+        && body.len() < ERROR_BODY_BYTES_MAX
         && let Ok(Ok(Some(bytes))) = timeout_at(deadline, response.chunk()).await
     {
         body.extend_from_slice(&bytes);

@@ -145,3 +145,46 @@ async fn a_host_that_is_dropped_ends() {
     assert_eq!(run.report.await.unwrap_err(), HostError::SessionClosed);
     until("the provider sees the client leave", || provider.open() == 0).await;
 }
+
+#[tokio::test]
+async fn a_session_that_dies_leaves_neither_place_nor_records() {
+    let provider = Provider::saying("fine").await;
+    let journal = Arc::new(crate::journal::MemoryJournal::new());
+    let setup = setup(&provider, Registry::new(), |_| ());
+    let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let open = named("one");
+    let session = host.open_session(open.clone()).await.unwrap();
+    session.run("go").await.unwrap();
+    session.actor().get_cell().kill();
+    until("its place is free", || host.counts().sessions == 0 && host.sessions().is_empty()).await;
+    assert_eq!(journal.entries_since(session.id(), crate::record::Seq(0)), []);
+    let session = host.open_session(open).await.unwrap();
+    assert_eq!(session.run("go").await.unwrap().run_end, RunEnd::Answered);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_run_that_was_accepted_beside_a_shutdown_has_its_report() {
+    for round in 0..20 {
+        let provider = Provider::saying("fine").await;
+        let host = host(&provider, Registry::new(), |_| ()).await;
+        let starters = (0..20).map(|n| {
+            let host = host.clone();
+            spawn(async move {
+                let Ok(session) = host.open_session(OpenSession::default()).await else { return };
+                sleep(Duration::from_micros(100 * ((n + round) % 7))).await;
+                let Ok(run) = session.start_run("go").await else { return };
+                let report = timeout(SOON, run.report).await.expect("the run ends");
+                let end = report.expect("it has its report").run_end;
+                assert!(matches!(end, RunEnd::Answered | RunEnd::Interrupted), "{end:?}");
+            })
+        });
+        let starters: Vec<_> = starters.collect();
+        sleep(Duration::from_micros(200 * round)).await;
+        host.shutdown().await;
+        for starter in starters {
+            starter.await.unwrap();
+        }
+        nothing_left(&host).await;
+        assert_eq!(host.counts(), HostCounts::default());
+    }
+}

@@ -1,6 +1,8 @@
 //! A stop reaches everything at once, and nothing is left over.
 
-use super::provider::{Reply, calls, text};
+use tokio::sync::Semaphore;
+
+use super::provider::{Reply, asks_for, calls, text};
 use super::*;
 use crate::record::StopMode;
 use crate::types::RunEnd;
@@ -180,4 +182,34 @@ async fn a_slow_subscriber_delays_nothing() {
     let _never_read = session.subscribe();
     let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
     assert_eq!(report.text, words);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_turn_that_is_cancelled_before_it_begins_asks_nobody() {
+    let runs = 300;
+    let provider = Provider::new(|_, _| Reply::Sse(asks_for(&[("wait", "{}")]))).await;
+    let gate = Arc::new(Semaphore::new(0));
+    let wait = tool(spec("wait"), {
+        let gate = Arc::clone(&gate);
+        move |_| {
+            let gate = Arc::clone(&gate);
+            async move {
+                gate.acquire().await.unwrap().forget();
+                Ok("ok".into())
+            }
+        }
+    });
+    let host = host(&provider, registry([wait]), |_| ()).await;
+    let session = session(&host).await;
+    for _ in 0..runs {
+        let run = session.start_run("go").await.unwrap();
+        let counting = host.clone();
+        until("the tool runs", move || counting.counts().tools_running == 1).await;
+        session.actor().cast(message::SessionMessage::Interrupt { now: false }).unwrap();
+        session.snapshot().await.unwrap();
+        gate.add_permits(1);
+        assert_eq!(run.report.await.unwrap().run_end, RunEnd::Interrupted);
+    }
+    nothing_left(&host).await;
+    assert_eq!(provider.count(), runs);
 }

@@ -1,5 +1,7 @@
 //! A tool that fails ends its own call and nothing else.
 
+use tokio::sync::Semaphore;
+
 use super::*;
 use crate::types::RunEnd;
 
@@ -168,4 +170,82 @@ async fn progress_is_shown_while_the_call_is_open_and_is_bounded() {
         let Delivery::Event(published) = delivery else { continue };
         assert!(!matches!(published.event, Event::CallProgressed { .. }));
     }
+}
+
+/// Panics when it is dropped.
+struct Bomb;
+
+impl Drop for Bomb {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            panic!("dropped");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_tool_that_panics_when_it_is_killed_or_done_ends_that_call_alone() {
+    for (blocking, hangs) in [(false, true), (true, true), (false, false), (true, false)] {
+        let mut bad = spec("bad").timeout(Duration::from_millis(30));
+        bad.blocking = blocking;
+        let (report, host) = beside(tool(bad, move |_| async move {
+            let _bomb = Bomb;
+            if hangs {
+                std::future::pending::<()>().await;
+            }
+            Ok("ok".into())
+        }))
+        .await;
+        let found = results(&report);
+        let expect = if hangs { "timeout" } else { "error" };
+        assert_eq!(found["bad"].0, expect, "{blocking} {hangs}: {found:?}");
+        nothing_left(&host).await;
+        until("its thread is back", || host.counts().abandoned_threads == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn whatever_ends_a_call_tells_those_who_still_work_for_it() {
+    let provider = Provider::calling(&[("compute", "{}"), ("leave", "{}")]).await;
+    let (begun, helped) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let first = Arc::new(AtomicBool::new(true));
+    let compute = tool(spec("compute").blocking(), {
+        let begun = Arc::clone(&begun);
+        move |context| {
+            let (begun, first) = (Arc::clone(&begun), first.swap(false, Ordering::SeqCst));
+            async move {
+                begun.add_permits(1);
+                while first && !context.is_cancelled() {
+                    std::thread::yield_now();
+                }
+                Ok("ok".into())
+            }
+        }
+    });
+    let leave = tool(spec("leave"), {
+        let helped = Arc::clone(&helped);
+        move |context| {
+            let helped = Arc::clone(&helped);
+            spawn(async move {
+                context.cancelled().await;
+                helped.add_permits(1);
+            });
+            async { Ok("ok".into()) }
+        }
+    });
+    let host = host(&provider, registry([compute, leave]), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    timeout(SOON, begun.acquire()).await.unwrap().unwrap().forget();
+    // The tool is not told to stop: its supervisor dies.
+    let [_, _, supervisor] = session
+        .ask(|reply| message::SessionMessage::NameActors { reply })
+        .await
+        .unwrap()
+        .expect("a run goes on");
+    supervisor.kill();
+    assert_eq!(timeout(SOON, run.report).await.unwrap().unwrap().run_end, RunEnd::Answered);
+    nothing_left(&host).await;
+    until("the thread is back", || host.counts().abandoned_threads == 0).await;
+    timeout(SOON, helped.acquire()).await.expect("the helper is told").unwrap().forget();
 }
