@@ -9,17 +9,17 @@ use std::task::{Context, Poll};
 
 use ractor::rpc::CallResult;
 use ractor::{ActorRef, RpcReplyPort};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::sync::oneshot;
 
 use super::error::HostError;
 use super::message::{RunAccepted, SessionMessage};
 use super::publish::Listeners;
 use super::report::RunReport;
-use crate::message::Message;
+use super::snapshot::{SessionSnapshot, SessionState};
 use crate::record::{Seq, StopMode};
 use crate::telemetry::Subscription;
-use crate::types::{RunId, SessionId, Usage};
+use crate::types::{RunId, SessionId};
 
 /// A session of a host. Cloning is cheap; dropping closes nothing.
 #[derive(Clone)]
@@ -179,16 +179,6 @@ impl Future for ReportFuture {
     }
 }
 
-/// What a session is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SessionState {
-    /// It waits for an input.
-    Idle,
-    /// A run is going on in it.
-    Running,
-}
-
 /// A session in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct SessionSummary {
@@ -205,32 +195,4 @@ impl From<&SessionHandle> for SessionSummary {
         let agent = session.agent().to_owned();
         Self { id: session.id().clone(), agent, state: session.state() }
     }
-}
-
-/// What a session holds.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct SessionSnapshot {
-    /// Its id.
-    pub id: SessionId,
-    /// Its agent's name.
-    pub agent: String,
-    /// What it is doing.
-    pub state: SessionState,
-    /// The place of its last record.
-    pub seq: Seq,
-    /// Its history; what the running turn said is not in it yet.
-    pub history: Vec<Arc<Message>>,
-    /// The run that goes on.
-    pub current_run: Option<CurrentRun>,
-    /// What all its runs cost.
-    pub usage: Usage,
-}
-
-/// A run that goes on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct CurrentRun {
-    /// The run.
-    pub run_id: RunId,
-    /// The session's turn that it is in.
-    pub turn: u32,
 }

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 
+use super::agent::Agent;
 use super::error::HostError;
-use super::handle::SessionHandle;
+use super::gauge::{Gauge, Held};
 use super::message::HostMessage;
+use super::publish::Publisher;
 use super::session::{self, Opening};
 use super::shared::Shared;
 use super::task::Task;
@@ -38,7 +40,7 @@ impl Actor for HostActor {
         shared: Arc<Shared>,
     ) -> Result<State, ActorProcessingErr> {
         // Not counted: it lives as long as the host.
-        let upkeep = Task::spawn(&super::gauge::Gauge::default(), async move {
+        let upkeep = Task::spawn(&Gauge::default(), async move {
             loop {
                 tokio::time::sleep(UPKEEP).await;
                 if myself.cast(HostMessage::KeepUp).is_err() {
@@ -56,8 +58,8 @@ impl Actor for HostActor {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            HostMessage::OpenSession { opening, reply } => {
-                let opened = state.open(&myself, *opening).await;
+            HostMessage::OpenSession { id, agent, place, reply } => {
+                let opened = state.open(&myself, id, agent, place).await;
                 // A caller that is gone finds the session by its id.
                 let _ = reply.send(opened);
             }
@@ -96,15 +98,24 @@ impl State {
     async fn open(
         &mut self,
         myself: &ActorRef<HostMessage>,
-        opening: Opening,
-    ) -> Result<SessionHandle, HostError> {
-        let id = opening.id.clone();
+        id: SessionId,
+        agent: Arc<Agent>,
+        place: Held,
+    ) -> Result<(), HostError> {
+        let opening = Opening {
+            publisher: Publisher::new(id.clone(), self.shared.telemetry.clone()),
+            id: id.clone(),
+            agent,
+            shared: Arc::clone(&self.shared),
+            running: Arc::default(),
+            held: place,
+        };
         match session::spawn(opening, myself.get_cell()).await {
             Ok(session) => {
                 self.sessions.insert(session.actor().get_id(), id);
-                self.shared.enter(session.clone());
+                self.shared.enter(session);
                 self.shared.show_counts();
-                Ok(session)
+                Ok(())
             }
             Err(error) => {
                 self.shared.release(&id);

@@ -7,20 +7,26 @@ use std::sync::Arc;
 
 use ractor::{ActorRef, RpcReplyPort};
 
+use super::agent::Agent;
 use super::error::HostError;
-use super::handle::{SessionHandle, SessionSnapshot};
+use super::gauge::Held;
 use super::model::ModelRequest;
 use super::report::RunReport;
-use super::session::Opening;
+use super::snapshot::SessionSnapshot;
 use crate::record::{Record, Seq, StopMode};
 use crate::turn::{AttemptPlan, CancelReason, ResponseEnd, ToolDone, TurnRecord, TurnSpec};
-use crate::types::{CallKey, RunId, ToolCall};
+use crate::types::{CallKey, RunId, SessionId, ToolCall};
 use crate::wire::Delta;
 
 /// To the actor that supervises the sessions.
 pub(super) enum HostMessage {
     /// Begin a session whose place is reserved.
-    OpenSession { opening: Box<Opening>, reply: RpcReplyPort<Result<SessionHandle, HostError>> },
+    OpenSession {
+        id: SessionId,
+        agent: Arc<Agent>,
+        place: Held,
+        reply: RpcReplyPort<Result<(), HostError>>,
+    },
     /// Bring the metrics up to date.
     KeepUp,
 }

@@ -22,6 +22,7 @@ mod publish;
 mod report;
 mod session;
 mod shared;
+mod snapshot;
 mod stream;
 mod supervisor;
 mod task;
@@ -38,11 +39,9 @@ use ractor::{Actor, ActorRef, ActorStatus};
 use tokio::time::timeout;
 
 pub use error::HostError;
-pub use handle::{
-    CurrentRun, ReportFuture, SessionHandle, SessionSnapshot, SessionState, SessionSummary,
-    StartedRun,
-};
+pub use handle::{ReportFuture, SessionHandle, SessionSummary, StartedRun};
 pub use report::{CallReport, RunReport, StatsReport};
+pub use snapshot::{CurrentRun, SessionSnapshot, SessionState};
 
 use crate::config::Config;
 use crate::journal::{Journal, MemoryJournal};
@@ -54,8 +53,6 @@ use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
 use gauge::Gauges;
 use host::HostActor;
 use message::{HostMessage, SessionMessage};
-use publish::Publisher;
-use session::Opening;
 use shared::Shared;
 
 /// How long a cancelled run, and then the host itself, may take to end.
@@ -160,18 +157,12 @@ impl Host {
         };
         let id = id.ok_or(HostError::InvalidSessionId)?;
         let held = shared.reserve(&id)?;
-        let opening = Box::new(Opening {
-            publisher: Publisher::new(id.clone(), shared.telemetry.clone()),
-            id: id.clone(),
-            agent,
-            shared: Arc::clone(shared),
-            running: Arc::default(),
-            held,
-        });
-        let asked =
-            self.inner.actor.call(|reply| HostMessage::OpenSession { opening, reply }, None);
-        match asked.await {
-            Ok(CallResult::Success(opened)) => opened,
+        let open = |reply| HostMessage::OpenSession { id: id.clone(), agent, place: held, reply };
+        match self.inner.actor.call(open, None).await {
+            Ok(CallResult::Success(opened)) => {
+                opened?;
+                shared.session(&id).ok_or(HostError::SessionClosed)
+            }
             Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => {
                 shared.release(&id);
                 Err(HostError::ShuttingDown)

@@ -14,10 +14,11 @@ use ractor::{
 use super::agent::Agent;
 use super::error::HostError;
 use super::gauge::Held;
-use super::handle::{CurrentRun, SessionHandle, SessionSnapshot, SessionState};
+use super::handle::SessionHandle;
 use super::message::{Accumulator, AccumulatorMessage, RunAccepted, SessionMessage};
 use super::publish::Publisher;
 use super::shared::Shared;
+use super::snapshot::{CurrentRun, SessionSnapshot, SessionState};
 use crate::context::History;
 use crate::journal::SessionLog;
 use crate::record::{Record, StopMode};

@@ -1,0 +1,47 @@
+//! What a session shows of itself.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::message::Message;
+use crate::record::Seq;
+use crate::types::{RunId, SessionId, Usage};
+
+/// What a session is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionState {
+    /// It waits for an input.
+    Idle,
+    /// A run is going on in it.
+    Running,
+}
+
+/// What a session holds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct SessionSnapshot {
+    /// Its id.
+    pub id: SessionId,
+    /// Its agent's name.
+    pub agent: String,
+    /// What it is doing.
+    pub state: SessionState,
+    /// The place of its last record.
+    pub seq: Seq,
+    /// Its history; what the running turn said is not in it yet.
+    pub history: Vec<Arc<Message>>,
+    /// The run that goes on.
+    pub current_run: Option<CurrentRun>,
+    /// What all its runs cost.
+    pub usage: Usage,
+}
+
+/// A run that goes on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CurrentRun {
+    /// The run.
+    pub run_id: RunId,
+    /// The session's turn that it is in.
+    pub turn: u32,
+}
