@@ -111,7 +111,8 @@ pub struct RunError {
 }
 
 /// How a run's calls are run: one after the other, or several at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
+#[serde(try_from = "String")]
 pub enum Execution {
     /// A call starts when every earlier one has ended.
     Sequential,
@@ -150,6 +151,14 @@ impl std::str::FromStr for Execution {
                 .map(|max| Self::Parallel { max })
                 .ok_or(InvalidExecution),
         }
+    }
+}
+
+impl TryFrom<String> for Execution {
+    type Error = InvalidExecution;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
     }
 }
 

@@ -210,3 +210,16 @@ async fn until_idle(service: &Service) {
         tokio::task::yield_now().await;
     }
 }
+
+#[tokio::test]
+async fn a_run_that_asks_for_more_than_its_agent_may_have_is_refused() {
+    let service = service(json!({"responses": [{"text": ["Hi."]}]})).await;
+    let run = async |limits: Value| {
+        let body = json!({"input": "go", "limits": limits, "wait": true});
+        service.post("/v1/sessions/s/runs", body).await
+    };
+    let (status, code) = run(json!({"max_turns": 99})).await.error();
+    assert_eq!((status, code.as_str()), (400, "limit_too_high"));
+    assert_eq!(run(json!({"max_turn": 9})).await.error().0, 400);
+    assert_eq!(run(json!({"max_turns": 1})).await.json()["run_end"], "answered");
+}

@@ -25,6 +25,8 @@ pub struct AgentConfig {
     pub execution: Execution,
     /// Whether calls may start while their response still comes.
     pub early_start: bool,
+    /// Whether a run may ask for more than this.
+    pub allow_overrides: bool,
     /// What its runs and their turns may use.
     pub limits: Limits,
 }
@@ -40,6 +42,7 @@ impl AgentConfig {
             multi_tool_calls: true,
             execution: Execution::Sequential,
             early_start: true,
+            allow_overrides: false,
             limits: Limits::default(),
         }
     }
@@ -76,6 +79,9 @@ impl AgentConfig {
                 .unwrap_or(default.multi_tool_calls),
             execution: section.read("execution", execution).unwrap_or(default.execution),
             early_start: section.read("early_start", values::switch).unwrap_or(default.early_start),
+            allow_overrides: section
+                .read("allow_overrides", values::switch)
+                .unwrap_or(default.allow_overrides),
             limits: Limits::read(&section.table("limits")),
             ..default
         };

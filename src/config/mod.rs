@@ -9,6 +9,7 @@ mod agent;
 mod host;
 mod limits;
 mod model;
+mod overrides;
 mod source;
 mod tools;
 mod values;
@@ -20,6 +21,7 @@ pub use agent::{AgentConfig, ToolPattern};
 pub use host::{HostConfig, TOKEN_ENV, parse_listen};
 pub use limits::{Limits, OnExcess};
 pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, MissingKey, ModelConfig, UnknownWire, Wire};
+pub use overrides::{LimitOverrides, RunOverrides, TooHigh};
 pub use source::{ConfigError, ConfigErrors};
 pub use tools::{StartPolicy, ToolEffect, ToolOverride};
 

@@ -133,7 +133,7 @@ pub(super) fn check_name(name: &str) -> Parsed<()> {
     if fits { Ok(()) } else { Err(message.to_owned()) }
 }
 
-fn parse_duration(text: &str) -> Parsed<Duration> {
+pub(super) fn parse_duration(text: &str) -> Parsed<Duration> {
     let wrong = || format!("is a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not {text:?}");
     let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
     let (amount, unit) = text.split_at(digits);

@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use super::error::HostError;
 use super::model::{ModelClient, ModelRequest};
-use crate::config::{AgentConfig, Config, Limits, ModelConfig};
+use crate::config::{AgentConfig, Config, Limits, ModelConfig, RunOverrides, TooHigh, ToolPattern};
 use crate::message::Message;
-use crate::tool::{Registered, Registry};
+use crate::tool::{Registered, Registry, ToolSpec};
 use crate::turn::TurnRules;
 use crate::wire::{ToolChoice, ToolDefinition};
 
@@ -18,6 +18,9 @@ pub(super) struct Agent {
     pub(super) client: ModelClient,
     pub(super) rules: Arc<TurnRules>,
     pub(super) tools: Arc<BTreeMap<String, Registered>>,
+    /// Every tool of the host, for runs that may ask for more.
+    registry: Arc<Registry>,
+    allow_overrides: bool,
     /// A request without messages.
     blank: ModelRequest,
 }
@@ -26,8 +29,9 @@ impl Agent {
     /// The agents of a configuration. Those that talk to the same model share its connections.
     pub(super) fn all(
         config: &Config,
-        registry: &Registry,
+        registry: Registry,
     ) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
+        let registry = Arc::new(registry);
         let mut clients = BTreeMap::new();
         for (name, model) in &config.models {
             let client =
@@ -39,7 +43,7 @@ impl Agent {
                 let message = format!("agent {name:?}: there is no model {:?}", agent.model);
                 return Err(HostError::Config(message));
             };
-            let agent = Self::new(name, agent, client.clone(), model, registry);
+            let agent = Self::new(name, agent, client.clone(), model, &registry);
             Ok((name.clone(), Arc::new(agent)))
         });
         agents.collect()
@@ -50,21 +54,12 @@ impl Agent {
         agent: &AgentConfig,
         client: ModelClient,
         model: &ModelConfig,
-        registry: &Registry,
+        registry: &Arc<Registry>,
     ) -> Self {
-        let tools: BTreeMap<String, Registered> = registry
-            .iter()
-            .filter(|(name, _)| agent.tools.iter().any(|pattern| pattern.matches(name)))
-            .map(|(name, tool)| (name.to_owned(), tool.clone()))
-            .collect();
-        let definitions = tools.values().map(|tool| ToolDefinition {
-            name: tool.spec.name.clone(),
-            description: tool.spec.description.clone(),
-            schema: tool.spec.input.as_value().clone(),
-        });
+        let tools = chosen(registry.iter(), &agent.tools);
         let blank = ModelRequest {
             system: Some(agent.system.clone()).filter(|system| !system.is_empty()),
-            tools: definitions.collect(),
+            tools: definitions(&tools),
             parallel_tool_calls: (!agent.multi_tool_calls).then_some(false),
             stream: model.stream,
             max_output_tokens: model.max_output_tokens,
@@ -73,7 +68,7 @@ impl Agent {
             ..ModelRequest::new(model.model.clone(), Arc::new([]))
         };
         let rules = TurnRules {
-            tools: tools.iter().map(|(k, tool)| (k.clone(), Arc::clone(&tool.spec))).collect(),
+            tools: specs(&tools),
             limits: agent.limits.clone(),
             execution: agent.execution,
             multi_tool_calls: agent.multi_tool_calls,
@@ -87,8 +82,69 @@ impl Agent {
             client,
             rules: Arc::new(rules),
             tools: Arc::new(tools),
+            registry: Arc::clone(registry),
+            allow_overrides: agent.allow_overrides,
             blank,
         }
+    }
+
+    /// The agent as one run has it.
+    ///
+    /// # Errors
+    /// When the run asks for more than it may have, or for a tool that is not there.
+    pub(super) fn with(self: &Arc<Self>, asked: &RunOverrides) -> Result<Arc<Self>, HostError> {
+        if *asked == RunOverrides::default() {
+            return Ok(Arc::clone(self));
+        }
+        let (own, may_raise) = (&*self.rules, self.allow_overrides);
+        let tools = match &asked.tools {
+            None => Arc::clone(&self.tools),
+            Some(names) => Arc::new(self.subset(names)?),
+        };
+        let multi_tool_calls = asked.multi_tool_calls(own.multi_tool_calls, may_raise)?;
+        let streamed = asked.stream.unwrap_or(own.streamed);
+        let rules = TurnRules {
+            tools: specs(&tools),
+            limits: asked.limits.apply(&own.limits, may_raise)?,
+            execution: asked.execution(own.execution, may_raise)?,
+            multi_tool_calls,
+            streamed,
+            ..own.clone()
+        };
+        let blank = ModelRequest {
+            tools: definitions(&tools),
+            parallel_tool_calls: (!multi_tool_calls).then_some(false),
+            stream: streamed,
+            ..self.blank.clone()
+        };
+        Ok(Arc::new(Self {
+            name: self.name.clone(),
+            client: self.client.clone(),
+            rules: Arc::new(rules),
+            tools,
+            registry: Arc::clone(&self.registry),
+            allow_overrides: self.allow_overrides,
+            blank,
+        }))
+    }
+
+    fn subset(&self, names: &[String]) -> Result<BTreeMap<String, Registered>, HostError> {
+        let patterns: Vec<_> = names.iter().map(ToolPattern::new).collect();
+        for pattern in &patterns {
+            let is_own = self.tools.keys().any(|name| pattern.matches(name));
+            let is_known = self.registry.iter().any(|(name, _)| pattern.matches(name));
+            if !is_known {
+                return Err(HostError::UnknownTool(pattern.text.clone()));
+            }
+            if !is_own && !self.allow_overrides {
+                let highest = self.tools.keys().cloned().collect::<Vec<_>>().join(", ");
+                return Err(TooHigh { key: "tools", asked: pattern.text.clone(), highest }.into());
+            }
+        }
+        if self.allow_overrides {
+            return Ok(chosen(self.registry.iter(), &patterns));
+        }
+        Ok(chosen(self.tools.iter().map(|(name, tool)| (name.as_str(), tool)), &patterns))
     }
 
     pub(super) fn limits(&self) -> &Limits {
@@ -103,4 +159,27 @@ impl Agent {
             ..self.blank.clone()
         }
     }
+}
+
+fn chosen<'a>(
+    tools: impl Iterator<Item = (&'a str, &'a Registered)>,
+    patterns: &[ToolPattern],
+) -> BTreeMap<String, Registered> {
+    tools
+        .filter(|(name, _)| patterns.iter().any(|pattern| pattern.matches(name)))
+        .map(|(name, tool)| (name.to_owned(), tool.clone()))
+        .collect()
+}
+
+fn definitions(tools: &BTreeMap<String, Registered>) -> Arc<[ToolDefinition]> {
+    let definitions = tools.values().map(|tool| ToolDefinition {
+        name: tool.spec.name.clone(),
+        description: tool.spec.description.clone(),
+        schema: tool.spec.input.as_value().clone(),
+    });
+    definitions.collect()
+}
+
+fn specs(tools: &BTreeMap<String, Registered>) -> BTreeMap<String, Arc<ToolSpec>> {
+    tools.iter().map(|(name, tool)| (name.clone(), Arc::clone(&tool.spec))).collect()
 }

@@ -1,5 +1,7 @@
 //! Why a host refuses.
 
+use crate::config::TooHigh;
+
 /// Why a host or a session does not do what it is asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -22,6 +24,12 @@ pub enum HostError {
     /// The session has a run already.
     #[error("begin a run: another one is going on")]
     RunInProgress,
+    /// The run asks for more than its agent may have.
+    #[error("begin a run: {0}")]
+    TooHigh(#[from] TooHigh),
+    /// The run asks for a tool that is not there.
+    #[error("begin a run: tools: no tool is called {0:?}")]
+    UnknownTool(String),
     /// The session is closed, or died.
     #[error("ask the session: it is closed")]
     SessionClosed,
@@ -41,6 +49,8 @@ impl HostError {
             Self::SessionExists => "session_exists",
             Self::Full(_) => "host_full",
             Self::RunInProgress => "run_in_progress",
+            Self::TooHigh(_) => "limit_too_high",
+            Self::UnknownTool(_) => "unknown_tool",
             Self::SessionClosed => "session_closed",
             Self::ShuttingDown => "shutting_down",
         }

@@ -16,6 +16,7 @@ use super::error::HostError;
 use super::message::{RunAccepted, SessionMessage};
 use super::publish::Listeners;
 use super::report::RunReport;
+use super::request::RunRequest;
 use super::snapshot::{SessionSnapshot, SessionState};
 use crate::record::{Seq, StopMode};
 use crate::telemetry::Subscription;
@@ -68,17 +69,17 @@ impl SessionHandle {
         }
     }
 
-    /// Begins a run with a user's input.
+    /// Begins a run with a user's input, or with more than that: see [`RunRequest`].
     ///
     /// # Errors
-    /// When the session has a run already or is closed, and when the host is full or shutting
+    /// When the run asks for more than its agent may have, when the session has a run already or is closed, and when the host is full or shutting
     /// down.
-    pub async fn start_run(&self, input: impl Into<String>) -> Result<StartedRun, HostError> {
-        let input = input.into();
+    pub async fn start_run(&self, request: impl Into<RunRequest>) -> Result<StartedRun, HostError> {
+        let request = request.into();
         // Before the run begins, so that none of its events is missed.
         let events = self.subscribe();
         let RunAccepted { run_id, seq, report } =
-            self.ask(|reply| SessionMessage::StartRun { input, reply }).await??;
+            self.ask(|reply| SessionMessage::StartRun { request, reply }).await??;
         Ok(StartedRun { run_id, seq, events, report: ReportFuture { report } })
     }
 
@@ -86,8 +87,8 @@ impl SessionHandle {
     ///
     /// # Errors
     /// As [`Self::start_run`], and when the session is closed meanwhile.
-    pub async fn run(&self, input: impl Into<String>) -> Result<RunReport, HostError> {
-        let StartedRun { events, report, .. } = self.start_run(input).await?;
+    pub async fn run(&self, request: impl Into<RunRequest>) -> Result<RunReport, HostError> {
+        let StartedRun { events, report, .. } = self.start_run(request).await?;
         drop(events);
         report.await
     }

@@ -12,6 +12,7 @@ use super::error::HostError;
 use super::gauge::Held;
 use super::model::ModelRequest;
 use super::report::RunReport;
+use super::request::RunRequest;
 use super::snapshot::SessionSnapshot;
 use crate::record::{Record, Seq, StopMode};
 use crate::turn::{AttemptPlan, CancelReason, ResponseEnd, ToolDone, TurnRecord, TurnSpec};
@@ -34,7 +35,7 @@ pub(super) enum HostMessage {
 /// To a session.
 pub(super) enum SessionMessage {
     /// Begin a run with a user's input.
-    StartRun { input: String, reply: RpcReplyPort<Result<RunAccepted, HostError>> },
+    StartRun { request: RunRequest, reply: RpcReplyPort<Result<RunAccepted, HostError>> },
     /// End the run that goes on, if there is one.
     Stop { mode: StopMode, reply: RpcReplyPort<()> },
     /// Take no more turns; with `now`, end the run at once.

@@ -20,6 +20,7 @@ mod message;
 pub mod model;
 mod publish;
 mod report;
+mod request;
 mod session;
 mod shared;
 mod snapshot;
@@ -41,6 +42,7 @@ use tokio::time::timeout;
 pub use error::HostError;
 pub use handle::{ReportFuture, SessionHandle, SessionSummary, StartedRun};
 pub use report::{CallReport, RunReport, StatsReport};
+pub use request::RunRequest;
 pub use snapshot::{CurrentRun, SessionSnapshot, SessionState};
 
 use crate::config::Config;
@@ -121,8 +123,8 @@ impl Host {
     async fn start_on(setup: HostSetup, journal: Arc<dyn Journal>) -> Result<Self, HostError> {
         let HostSetup { config, mut tools } = setup;
         tools.apply(&config.tools);
-        let agents = Agent::all(&config, &tools)?;
         let names: Vec<String> = tools.iter().map(|(name, _)| name.to_owned()).collect();
+        let agents = Agent::all(&config, tools)?;
         let gauges = Gauges::default();
         let cancel_grace = agents.values().map(|agent| agent.limits().cancel_grace).max();
         let shared = Arc::new(Shared {

@@ -17,6 +17,7 @@ use super::gauge::Held;
 use super::handle::SessionHandle;
 use super::message::{Accumulator, AccumulatorMessage, RunAccepted, SessionMessage};
 use super::publish::Publisher;
+use super::request::RunRequest;
 use super::shared::Shared;
 use super::snapshot::{CurrentRun, SessionSnapshot, SessionState};
 use crate::context::History;
@@ -43,6 +44,8 @@ pub(super) struct Opening {
 pub(super) struct State {
     id: SessionId,
     agent: Arc<Agent>,
+    /// The agent as the run that goes on, or the last one, has it.
+    run_agent: Arc<Agent>,
     shared: Arc<Shared>,
     publisher: Publisher,
     log: Arc<SessionLog>,
@@ -92,8 +95,8 @@ impl Actor for SessionActor {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            SessionMessage::StartRun { input, reply } => {
-                let accepted = state.start_run(&myself, input).await;
+            SessionMessage::StartRun { request, reply } => {
+                let accepted = state.start_run(&myself, request).await;
                 // A caller that is gone has started its run all the same.
                 let _ = reply.send(accepted);
             }
@@ -152,6 +155,7 @@ impl State {
         log.append(vec![Record::SessionOpened { agent: agent.name.clone() }], || ());
         Self {
             id,
+            run_agent: Arc::clone(&agent),
             agent,
             shared,
             publisher,
@@ -171,7 +175,7 @@ impl State {
     async fn start_run(
         &mut self,
         myself: &ActorRef<SessionMessage>,
-        input: String,
+        request: RunRequest,
     ) -> Result<RunAccepted, HostError> {
         if !matches!(self.close, Closing::No) {
             return Err(HostError::SessionClosed);
@@ -179,7 +183,10 @@ impl State {
         if self.run.is_some() {
             return Err(HostError::RunInProgress);
         }
+        let RunRequest { input, overrides } = request;
+        let agent = self.agent.with(&overrides)?;
         let place = self.shared.place_for_a_run()?;
+        self.run_agent = agent;
         let actors = self.spawn_actors(myself).await.map_err(|_| HostError::SessionClosed)?;
         let accepted = self.begin_run(myself, input, actors, place);
         self.running.store(true, Ordering::Release);

@@ -48,7 +48,10 @@ impl ApiError {
     /// What a host's refusal is over HTTP.
     fn of_host(error: &HostError) -> Self {
         let status = match error {
-            HostError::UnknownAgent(_) | HostError::InvalidSessionId => StatusCode::BAD_REQUEST,
+            HostError::UnknownAgent(_)
+            | HostError::InvalidSessionId
+            | HostError::TooHigh(_)
+            | HostError::UnknownTool(_) => StatusCode::BAD_REQUEST,
             HostError::SessionExists | HostError::RunInProgress => StatusCode::CONFLICT,
             HostError::SessionClosed => {
                 return Self::not_found("no_such_session", "the session is closed");

@@ -12,7 +12,10 @@ use super::body::JsonBody;
 use super::error::ApiError;
 use super::sessions::KnownSession;
 use super::stream;
+use crate::config::{LimitOverrides, RunOverrides};
 use crate::record::StopMode;
+use crate::runtime::RunRequest;
+use crate::types::Execution;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -20,15 +23,23 @@ pub(super) struct Start {
     input: String,
     #[serde(default)]
     wait: bool,
+    execution: Option<Execution>,
+    #[serde(default)]
+    limits: LimitOverrides,
+    tools: Option<Vec<String>>,
+    multi_tool_calls: Option<bool>,
+    stream: Option<bool>,
 }
 
 pub(super) async fn start(
     State(state): State<AppState>,
     KnownSession(session): KnownSession,
     headers: HeaderMap,
-    JsonBody(Start { input, wait }): JsonBody<Start>,
+    JsonBody(start): JsonBody<Start>,
 ) -> Result<Response, ApiError> {
-    let run = session.start_run(input).await?;
+    let Start { input, wait, execution, limits, tools, multi_tool_calls, stream } = start;
+    let overrides = RunOverrides { execution, limits, tools, multi_tool_calls, stream };
+    let run = session.start_run(RunRequest { input, overrides }).await?;
     if accepts_events(&headers) {
         return Ok(stream::events(run.events, state.options.keep_alive, state.closing.clone()));
     }

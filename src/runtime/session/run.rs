@@ -70,11 +70,11 @@ impl State {
     ) -> Result<RunActors, SpawnErr> {
         self.epoch += 1;
         let gauges = &self.shared.gauges;
-        let setup = StreamSetup { client: self.agent.client.clone(), gauges: gauges.clone() };
+        let setup = StreamSetup { client: self.run_agent.client.clone(), gauges: gauges.clone() };
         let (stream, _) = Actor::spawn_linked(None, StreamActor, setup, myself.get_cell()).await?;
         let setup = SupervisorSetup {
-            tools: Arc::clone(&self.agent.tools),
-            cancel_grace: self.agent.limits().cancel_grace,
+            tools: Arc::clone(&self.run_agent.tools),
+            cancel_grace: self.run_agent.limits().cancel_grace,
             publisher: Arc::new(self.publisher.clone()),
             pool: self.shared.pool.clone(),
             gauges: gauges.clone(),
@@ -108,7 +108,7 @@ impl State {
         let (seq, _) = self.log.append(vec![record], || ());
         self.history.push_user(input);
         let began = Instant::now();
-        let timeout = self.agent.limits().run_timeout.map(|timeout| {
+        let timeout = self.run_agent.limits().run_timeout.map(|timeout| {
             let (session, run) = (myself.clone(), id.clone());
             Task::spawn(&self.shared.gauges.tasks, async move {
                 tokio::time::sleep_until(began + timeout).await;
@@ -116,7 +116,7 @@ impl State {
             })
         });
         let (report, receiver) = oneshot::channel();
-        let mut machine = Run::new(self.agent.limits());
+        let mut machine = Run::new(self.run_agent.limits());
         let plan = machine.begin();
         self.run = Some(Box::new(ActiveRun {
             id: id.clone(),
@@ -136,9 +136,9 @@ impl State {
             _timeout: timeout,
             _place: place,
         }));
-        let rules = &self.agent.rules;
+        let rules = &self.run_agent.rules;
         let event = Event::RunStarted {
-            agent: self.agent.name.clone(),
+            agent: self.run_agent.name.clone(),
             model: rules.model.clone(),
             execution: rules.execution,
         };
@@ -166,7 +166,7 @@ impl State {
         let start = TurnStart {
             spec: self.turn_spec(run),
             run: run.id.clone(),
-            request: Arc::new(self.agent.request(messages, run.plan.last_request)),
+            request: Arc::new(self.run_agent.request(messages, run.plan.last_request)),
             resume,
             cancel: run.cancel,
         };
@@ -183,7 +183,7 @@ impl State {
             began: run.began.elapsed(),
             seed: ids::spread(&self.id, self.turn),
             idempotency_scope: self.id.as_str().to_owned(),
-            rules: Arc::clone(&self.agent.rules),
+            rules: Arc::clone(&self.run_agent.rules),
         }
     }
 
@@ -209,7 +209,7 @@ impl State {
     /// Writes a turn to the history and the run's sums.
     pub(super) fn write(&mut self, record: TurnRecord) -> Option<RunStep> {
         let run = self.run.as_mut()?;
-        let bytes_max = self.agent.limits().max_result_bytes;
+        let bytes_max = self.run_agent.limits().max_result_bytes;
         self.history.commit(record.number, record.message.as_ref(), &record.results, bytes_max);
         self.usage += record.usage;
         let (stats, times) = (&mut run.stats, &record.times);
@@ -243,7 +243,7 @@ impl State {
         let record = Record::RunEnded { run_id: id.clone(), end, error: error.clone() };
         self.log.append(vec![record], || ());
         let event = Event::RunEnded {
-            agent: self.agent.name.clone(),
+            agent: self.run_agent.name.clone(),
             end,
             text: text.clone(),
             error: error.clone(),

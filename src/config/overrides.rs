@@ -1,0 +1,215 @@
+//! What one run may change about its agent.
+//!
+//! Unless the agent says `allow_overrides`, a run may only ask for less: lower limits, fewer
+//! places, fewer tools. No limit counts as the highest.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer};
+
+use super::limits::Limits;
+use super::values;
+use crate::types::Execution;
+
+/// What one run changes about its agent. `None`: as the agent has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RunOverrides {
+    /// How its calls are run.
+    pub execution: Option<Execution>,
+    /// What it may use.
+    pub limits: LimitOverrides,
+    /// Which tools it may call: names or patterns.
+    pub tools: Option<Vec<String>>,
+    /// Whether more than the first call of a response is kept.
+    pub multi_tool_calls: Option<bool>,
+    /// Whether streamed answers are asked for.
+    pub stream: Option<bool>,
+}
+
+/// The limits that one run changes, by their names in the configuration; 0 is no limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LimitOverrides {
+    /// See [`Limits::max_turns`].
+    pub max_turns: Option<u32>,
+    /// See [`Limits::max_failed_turns`].
+    pub max_failed_turns: Option<u32>,
+    /// See [`Limits::max_tool_calls_per_turn`].
+    pub max_tool_calls_per_turn: Option<u32>,
+    /// See [`Limits::tool_timeout`]; a text such as `"30s"`.
+    #[serde(deserialize_with = "time")]
+    pub tool_timeout: Option<Duration>,
+    /// See [`Limits::run_timeout`]; a text such as `"10m"`.
+    #[serde(deserialize_with = "time")]
+    pub run_timeout: Option<Duration>,
+}
+
+/// A run asks for more than its agent may have.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{key}: {asked} is more than this agent may have ({highest})")]
+pub struct TooHigh {
+    /// What was asked for.
+    pub key: &'static str,
+    /// How much.
+    pub asked: String,
+    /// What the agent may have.
+    pub highest: String,
+}
+
+impl RunOverrides {
+    /// The execution of the run.
+    ///
+    /// # Errors
+    /// When it has more places than the agent's, unless it may.
+    pub fn execution(&self, own: Execution, may_raise: bool) -> Result<Execution, TooHigh> {
+        let places = |execution| match execution {
+            Execution::Sequential => 1,
+            Execution::Parallel { max } => max,
+        };
+        match self.execution {
+            Some(asked) if may_raise || places(asked) <= places(own) => Ok(asked),
+            Some(asked) => Err(too_high("execution", asked, own)),
+            None => Ok(own),
+        }
+    }
+
+    /// Whether the run keeps more than the first call of a response.
+    ///
+    /// # Errors
+    /// When it is switched on and the agent has it off, unless it may.
+    pub fn multi_tool_calls(&self, own: bool, may_raise: bool) -> Result<bool, TooHigh> {
+        match self.multi_tool_calls {
+            Some(true) if !own && !may_raise => Err(too_high("multi_tool_calls", true, own)),
+            Some(asked) => Ok(asked),
+            None => Ok(own),
+        }
+    }
+}
+
+impl LimitOverrides {
+    /// The limits of the run.
+    ///
+    /// # Errors
+    /// Names the first limit that is higher than the agent's, unless it may be.
+    pub fn apply(&self, own: &Limits, may_raise: bool) -> Result<Limits, TooHigh> {
+        let number = |key, asked, own| lower(key, asked, own, may_raise, |n: u32| n.to_string());
+        let time = |key, asked, own| {
+            lower(key, asked, own, may_raise, |time: Duration| format!("{time:?}"))
+        };
+        Ok(Limits {
+            max_turns: number("limits.max_turns", self.max_turns, own.max_turns)?,
+            max_failed_turns: number(
+                "limits.max_failed_turns",
+                self.max_failed_turns,
+                own.max_failed_turns,
+            )?,
+            max_tool_calls_per_turn: number(
+                "limits.max_tool_calls_per_turn",
+                self.max_tool_calls_per_turn,
+                own.max_tool_calls_per_turn,
+            )?,
+            tool_timeout: time("limits.tool_timeout", self.tool_timeout, own.tool_timeout)?,
+            run_timeout: time("limits.run_timeout", self.run_timeout, own.run_timeout)?,
+            ..own.clone()
+        })
+    }
+}
+
+/// One limit: none, or the type's zero, is the highest.
+fn lower<T: Copy + Default + PartialOrd>(
+    key: &'static str,
+    asked: Option<T>,
+    own: Option<T>,
+    may_raise: bool,
+    show: impl Fn(T) -> String,
+) -> Result<Option<T>, TooHigh> {
+    let Some(asked) = asked else { return Ok(own) };
+    let asked = Some(asked).filter(|asked| *asked != T::default());
+    let fits = match (asked, own) {
+        (_, None) => true,
+        (None, Some(_)) => false,
+        (Some(asked), Some(own)) => asked <= own,
+    };
+    if fits || may_raise {
+        return Ok(asked);
+    }
+    let show = |limit: Option<T>| limit.map_or("no limit".to_owned(), &show);
+    Err(TooHigh { key, asked: show(asked), highest: show(own) })
+}
+
+fn too_high(key: &'static str, asked: impl ToString, highest: impl ToString) -> TooHigh {
+    TooHigh { key, asked: asked.to_string(), highest: highest.to_string() }
+}
+
+fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    values::parse_duration(&text).map(Some).map_err(serde::de::Error::custom)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(json: &str) -> Result<RunOverrides, String> {
+        serde_json::from_str(json).map_err(|error| error.to_string())
+    }
+
+    #[track_caller]
+    fn check(json: &str, may_raise: bool, expect: Result<Limits, &str>) {
+        let own = Limits { max_failed_turns: None, ..Limits::default() };
+        let applied = parsed(json).unwrap().limits.apply(&own, may_raise);
+        assert_eq!(applied.map_err(|error| error.to_string()), expect.map_err(str::to_owned));
+    }
+
+    #[test]
+    fn limits_may_be_lowered_and_no_limit_is_the_highest() {
+        let own = Limits { max_failed_turns: None, ..Limits::default() };
+        check("{}", false, Ok(own.clone()));
+        let lower = Limits {
+            max_turns: Some(2),
+            max_failed_turns: Some(1),
+            tool_timeout: Some(Duration::from_millis(50)),
+            ..own
+        };
+        let json = r#"{"limits": {"max_turns": 2, "max_failed_turns": 1, "tool_timeout": "50ms"}}"#;
+        check(json, false, Ok(lower));
+        let more = r#"{"limits": {"max_turns": 11}}"#;
+        check(more, false, Err("limits.max_turns: 11 is more than this agent may have (10)"));
+        check(more, true, Ok(Limits { max_turns: Some(11), ..own }));
+        let none = r#"{"limits": {"run_timeout": "0s"}}"#;
+        let error = "limits.run_timeout: no limit is more than this agent may have (600s)";
+        check(none, false, Err(error));
+        check(none, true, Ok(Limits { run_timeout: None, ..own }));
+    }
+
+    #[test]
+    fn places_and_switches_may_only_fall() {
+        let own = Execution::Parallel { max: 4 };
+        let asked = |text: &str| parsed(&format!(r#"{{"execution": "{text}"}}"#)).unwrap();
+        assert_eq!(asked("sequential").execution(own, false), Ok(Execution::Sequential));
+        assert_eq!(asked("parallel:4").execution(own, false), Ok(own));
+        let error = asked("parallel:5").execution(own, false).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "execution: parallel:5 is more than this agent may have (parallel:4)"
+        );
+        assert!(asked("parallel").execution(Execution::Sequential, true).is_ok());
+        let on = parsed(r#"{"multi_tool_calls": true}"#).unwrap();
+        assert!(on.multi_tool_calls(false, false).is_err());
+        assert_eq!(on.multi_tool_calls(false, true), Ok(true));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (json, part) in [
+            (r#"{"executoin": "sequential"}"#, "unknown field `executoin`"),
+            (r#"{"execution": "fast"}"#, "execution is \"sequential\""),
+            (r#"{"limits": {"max_turn": 1}}"#, "unknown field `max_turn`"),
+            (r#"{"limits": {"tool_timeout": "soon"}}"#, "soon"),
+        ] {
+            let error = parsed(json).unwrap_err();
+            assert!(error.contains(part), "{json}: {error}");
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! What a run is begun with.
+
+use crate::config::RunOverrides;
+
+/// A user's input, and what the run changes about its agent.
+///
+/// A text alone is a request that changes nothing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RunRequest {
+    /// What the user says.
+    pub input: String,
+    /// What the run changes about its agent.
+    pub overrides: RunOverrides,
+}
+
+impl<T: Into<String>> From<T> for RunRequest {
+    fn from(input: T) -> Self {
+        Self { input: input.into(), overrides: RunOverrides::default() }
+    }
+}

@@ -1,0 +1,98 @@
+//! What one run may change about its agent, and what it may not.
+#![expect(clippy::expect_used, reason = "a test")]
+
+mod support;
+
+use callsheet::config::RunOverrides;
+use callsheet::rehearsal::{Call, Response, Script};
+use callsheet::runtime::{HostError, RunRequest};
+use callsheet::types::RunEnd;
+use serde_json::{Value, json};
+use support::tools::{Stage, registry};
+use support::{World, parallel, within, world};
+
+fn asking(overrides: Value) -> RunRequest {
+    let overrides: RunOverrides = serde_json::from_value(overrides).expect("overrides");
+    RunRequest { input: "go".into(), overrides }
+}
+
+async fn calling_twice() -> (World, Stage) {
+    let stage = Stage::new();
+    let calls = ["a", "b"].map(|id| Call::new("waits", json!({"id": id})));
+    let script = Script::of([Response::calls(calls)]).then_done();
+    (world(script, registry(&stage), parallel(4)).await, stage)
+}
+
+#[tokio::test]
+async fn a_run_may_be_sequential_where_its_agent_is_parallel() {
+    let (world, stage) = calling_twice().await;
+    let request = asking(json!({"execution": "sequential"}));
+    let run = world.session.start_run(request).await.expect("a run");
+    stage.seen("start a").await;
+    stage.release("b");
+    stage.release("a");
+    within(run.report).await.expect("a report");
+    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+}
+
+#[tokio::test]
+async fn a_run_may_have_lower_limits_fewer_tools_and_a_plain_answer_and_the_next_has_its_own() {
+    let stage = Stage::new();
+    let call = || Response::calls([Call::new("quick", json!({"id": "a"}))]);
+    let script = Script::of([call(), Response::text("So far."), call()]).then_done();
+    let world = world(script, registry(&stage), parallel(4)).await;
+    let request = asking(json!({"limits": {"max_turns": 1}, "tools": ["q*"], "stream": false}));
+    let report = within(world.session.run(request)).await.expect("a report");
+    assert_eq!(report.run_end, RunEnd::MaxTurns);
+    assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
+    let requests = world.requests();
+    let tools = |at: usize| requests[at].body["tools"].as_array().map_or(0, Vec::len);
+    assert_eq!((tools(0), tools(2)), (1, 7));
+    assert_ne!(requests[0].body["stream"], true);
+    assert_eq!(requests[2].body["stream"], true);
+}
+
+#[tokio::test]
+async fn a_run_that_asks_for_more_is_not_begun_unless_it_may() {
+    for (overrides, message) in [
+        (
+            json!({"execution": "parallel:5"}),
+            "begin a run: execution: parallel:5 is more than this agent may have (parallel:4)",
+        ),
+        (
+            json!({"limits": {"max_turns": 0}}),
+            "begin a run: limits.max_turns: no limit is more than this agent may have (10)",
+        ),
+        (json!({"tools": ["nope"]}), "begin a run: tools: no tool is called \"nope\""),
+    ] {
+        let (world, _) = calling_twice().await;
+        let refused = world.session.start_run(asking(overrides)).await.expect_err("too much");
+        assert_eq!(refused.to_string(), message);
+        assert_eq!(world.requests().len(), 0);
+    }
+    let stage = Stage::new();
+    let world = world(Script::default().then_done(), registry(&stage), |config| {
+        let agent = config.agents.get_mut("default").expect("the agent");
+        agent.allow_overrides = true;
+        agent.tools.truncate(1);
+    })
+    .await;
+    let more = json!({"execution": "parallel:5", "tools": ["*"], "limits": {"max_turns": 0}});
+    let report = within(world.session.run(asking(more))).await.expect("a report");
+    assert_eq!(report.run_end, RunEnd::Answered);
+    assert_eq!(world.requests()[0].body["tools"].as_array().map(Vec::len), Some(7));
+}
+
+#[tokio::test]
+async fn without_leave_a_tool_of_another_agent_is_too_much() {
+    let stage = Stage::new();
+    let world = world(Script::default(), registry(&stage), |config| {
+        let agent = config.agents.get_mut("default").expect("the agent");
+        agent.tools = vec![callsheet::config::ToolPattern::new("quick")];
+    })
+    .await;
+    let request = asking(json!({"tools": ["writes"]}));
+    let refused = world.session.start_run(request).await.expect_err("too much");
+    assert_eq!(refused.code(), "limit_too_high");
+    assert!(matches!(refused, HostError::TooHigh(_)));
+}
