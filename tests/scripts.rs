@@ -1,0 +1,92 @@
+//! The named scripts of the rehearsal model, run by a host: one, two or three calls in a response.
+#![expect(clippy::expect_used, reason = "a test")]
+
+mod support;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use callsheet::rehearsal::{SCRIPT_NAMES, Script};
+use callsheet::tool::{InputSchema, Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::types::RunEnd;
+use parking_lot::Mutex;
+use serde_json::json;
+use support::{parallel, results, world};
+
+/// Answers with its own name, and notes what it was asked.
+struct Noted(&'static str, Arc<Mutex<Vec<String>>>);
+
+#[async_trait]
+impl Tool for Noted {
+    fn spec(&self) -> ToolSpec {
+        let schema = InputSchema::parse(json!({"type": "object"})).expect("a schema");
+        ToolSpec::with_schema(self.0, "For a test.", schema).pure()
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        self.1.lock().push(format!("{} {}", self.0, context.arguments()));
+        Ok(format!("the answer of {}", self.0).into())
+    }
+}
+
+/// Runs a script in both executions: what was run, and what the provider was told.
+async fn check(name: &str, ran: &[&str], told: &[&str]) {
+    for max in [1, 4] {
+        let notes = Arc::new(Mutex::new(Vec::new()));
+        let mut registry = Registry::new();
+        for tool in ["get_weather", "get_news", "get_time"] {
+            registry.register(Noted(tool, Arc::clone(&notes))).expect("a tool");
+        }
+        let script = Script::named(name).expect("a script of this name");
+        let world = world(script, registry, parallel(max)).await;
+        let report = world.run("Tell me.").await;
+        assert_eq!(report.run_end, RunEnd::Answered);
+        assert!(report.text.starts_with("(offline rehearsal model)"), "{}", report.text);
+        let mut seen = notes.lock().clone();
+        seen.sort_unstable();
+        assert_eq!(seen, ran, "{name}");
+        let messages = world.last_messages();
+        let contents: Vec<_> = results(&messages).iter().map(|(_, content)| *content).collect();
+        assert_eq!(contents, told, "{name}");
+        world.assert_paired();
+    }
+}
+
+#[tokio::test]
+async fn weather_and_news() {
+    check(
+        "weather_and_news",
+        &[r#"get_news {"topic":"technology"}"#, r#"get_weather {"city":"Tokyo"}"#],
+        &["the answer of get_weather", "the answer of get_news"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn three_tools() {
+    check(
+        "three_tools",
+        &[
+            r#"get_news {"topic":"technology"}"#,
+            r#"get_time {"zone":"Asia/Tokyo"}"#,
+            r#"get_weather {"city":"Tokyo"}"#,
+        ],
+        &["the answer of get_weather", "the answer of get_news", "the answer of get_time"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn duplicate_calls() {
+    check(
+        "duplicate_calls",
+        &[r#"get_weather {"city":"Tokyo"}"#],
+        &["the answer of get_weather", "the answer of get_weather"],
+    )
+    .await;
+}
+
+#[test]
+fn every_script_is_tried() {
+    assert_eq!(SCRIPT_NAMES, ["weather_and_news", "three_tools", "duplicate_calls"]);
+}
