@@ -622,9 +622,17 @@ mod tests {
         );
         check_error(r#"{"choices":[{"delta":{}}],"x_groq":{"error":"m"}}"#, "m", None, None);
         check_error(r#"{"detail":"m"}"#, "m", None, None);
+        check_error(
+            r#"{"choices":null,"base_resp":{"status_code":1004,"status_msg":"m"}}"#,
+            "m",
+            None,
+            Some("1004"),
+        );
         check_error(r#"[{"error":{"message":"m"}}]"#, "m", None, None);
         check_error(r#"{"error":{"message":"m\ud800"}}"#, "m\u{FFFD}", None, None);
         check_error(r#"{"message":"m\ud800"}"#, "m\u{FFFD}", None, None);
+        let fine = r#"{"choices":null,"base_resp":{"status_code":0,"status_msg":"ok"}}"#;
+        assert_eq!(deltas(&[fine]), []);
         for none in [r#"{"error":null}"#, r#"{"error":""}"#, r#"{"error":{}}"#] {
             assert_eq!(deltas(&[none]), [], "{none}");
         }
