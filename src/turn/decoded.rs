@@ -116,7 +116,8 @@ mod tests {
         check(Framing::JsonLines, &format!("{TWO_CALLS}\r\n{end}"), expected.clone());
         check(Framing::Sse, &format!("data: {TWO_CALLS}\n\ndata: {end}"), expected.clone());
         check(Framing::JsonArray, &format!("[{TWO_CALLS},\n{end}]"), expected.clone());
-        check(Framing::Json, &format!("data: {TWO_CALLS}\n\ndata: {end}\n\n"), expected);
+        check(Framing::Json, &format!("data: {TWO_CALLS}\n\ndata: {end}\n\n"), expected.clone());
+        check(Framing::Json, &format!(": hi\n\ndata: {TWO_CALLS}\n\ndata: {end}\n\n"), expected);
     }
 
     #[test]

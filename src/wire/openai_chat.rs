@@ -194,9 +194,9 @@ impl OpenaiChat {
                     Err(_) => out.push(malformed(text, &error)),
                 }
             }
-            Some(Mended::Lines) => {
-                for line in text.lines() {
-                    self.payload("", line, out);
+            Some(Mended::Several(payloads)) => {
+                for payload in payloads {
+                    self.payload("", payload, out);
                 }
             }
             None => out.push(malformed(text, &error)),
@@ -686,6 +686,7 @@ mod tests {
     fn payloads_that_can_be_mended() {
         let a = r#"{"choices":[{"delta":{"content":"a"}}]}"#;
         assert_eq!(deltas(&[&format!("{a}\n{a}\n[DONE]")]), [text("a"), text("a"), Delta::Done]);
+        assert_eq!(deltas(&[&format!("{a}{a}")]), [text("a"), text("a")]);
         let twice = r#"{"choices":[],"choices":[{"delta":{"content":"a"}}]}"#;
         assert_eq!(deltas(&[twice]), [text("a")]);
         let twice = format!(r#"{{"choices":[{{"delta":{{"content":"b"}}}}],{}"#, &a[1..]);

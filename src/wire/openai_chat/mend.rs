@@ -3,23 +3,31 @@
 use std::borrow::Cow;
 
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 /// What became of a payload that was no JSON.
-pub(super) enum Mended {
+pub(super) enum Mended<'a> {
     /// The same payload, readable.
     Text(String),
-    /// Several payloads, one a line.
-    Lines,
+    /// Several payloads.
+    Several(Vec<&'a str>),
 }
 
 /// Makes a payload readable that is not: without loss, but with U+FFFD for half a character and
 /// `null` for a number that is none.
 #[cold]
-pub(super) fn mend(text: &str) -> Option<Mended> {
+pub(super) fn mend(text: &str) -> Option<Mended<'_>> {
     // An event without the blank line after it is joined with the next one.
     let starts_payload = |line: &str| line.starts_with('{') || line == "[DONE]";
     if text.contains('\n') && text.lines().all(|line| starts_payload(line.trim())) {
-        return Some(Mended::Lines);
+        return Some(Mended::Several(text.lines().collect()));
+    }
+    // Two payloads in one event, with nothing between them.
+    let payloads = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
+    if let Ok(payloads) = payloads.collect::<Result<Vec<_>, _>>()
+        && payloads.len() > 1
+    {
+        return Some(Mended::Several(payloads.into_iter().map(RawValue::get).collect()));
     }
     // A key that stands twice: the last one counts.
     if let Ok(value) = serde_json::from_str::<Value>(text) {
