@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{Accumulator, AccumulatorLimits, Bucket, understand};
 use crate::types::{ProviderError, ProviderErrorKind};
-use crate::wire::{Decoder, DecoderLimits, Delta, Framing, Wire};
+use crate::wire::{CallKind, Decoder, DecoderLimits, Delta, Framing, Wire};
 
 /// Decodes a whole response body.
 ///
@@ -49,13 +49,18 @@ pub fn describe(response: &Accumulator) -> Value {
 fn describe_call(place: u64, call: &Bucket) -> Value {
     let arguments = understand(&call.raw);
     let object = arguments.object().filter(|_| !call.oversize);
+    // Free text is whole in any form.
+    let is_readable = match call.kind {
+        CallKind::Function => object.is_some(),
+        CallKind::Custom => !call.oversize,
+    };
     json!({
         "index": call.wire_index.unwrap_or(place),
         "id": call.provider_id,
         "name": call.name,
         "arguments": object,
         "arguments_raw": call.raw,
-        "complete": call.sealed && !call.disturbed && object.is_some(),
+        "complete": call.sealed && !call.disturbed && is_readable,
         "kind": call.kind,
     })
 }
@@ -111,7 +116,8 @@ mod tests {
         check(Framing::JsonLines, &format!("{TWO_CALLS}\r\n{end}"), expected.clone());
         check(Framing::Sse, &format!("data: {TWO_CALLS}\n\ndata: {end}"), expected.clone());
         check(Framing::JsonArray, &format!("[{TWO_CALLS},\n{end}]"), expected.clone());
-        check(Framing::Json, &format!("data: {TWO_CALLS}\n\ndata: {end}\n\n"), expected);
+        check(Framing::Json, &format!("data: {TWO_CALLS}\n\ndata: {end}\n\n"), expected.clone());
+        check(Framing::Json, &format!(": hi\n\ndata: {TWO_CALLS}\n\ndata: {end}\n\n"), expected);
     }
 
     #[test]
@@ -122,6 +128,17 @@ mod tests {
         let call = |complete| json!({"tool_calls": [call(0, "f", "{}", json!({}), complete)]});
         check(Framing::Sse, &format!("data: {whole}\n\n"), call(false));
         check(Framing::Sse, &format!("data: {whole}\n\ndata: [DONE]\n\n"), call(true));
+    }
+
+    #[test]
+    fn free_text_is_complete_without_being_an_object() {
+        let body = r#"{"choices":[{"delta":{"tool_calls":[{"index":0,"id":"c0","type":"custom",
+            "custom":{"name":"f","input":"x = 1"}}]},"finish_reason":"tool_calls"}]}"#
+            .replace('\n', "");
+        let mut custom = call(0, "f", "x = 1", Value::Null, true);
+        custom["kind"] = json!("custom");
+        let expected = json!({"tool_calls": [custom], "finish_reason": "tool_calls"});
+        check(Framing::Sse, &format!("data: {body}\n\n"), expected);
     }
 
     #[test]

@@ -115,7 +115,7 @@ impl Decoder {
                 let body = std::mem::take(body);
                 let text = body.trim_ascii();
                 // Some services stream although a plain answer was asked for.
-                if text.starts_with(b"data:") || text.starts_with(b"event:") {
+                if [&b"data:"[..], b"event:", b":"].iter().any(|field| text.starts_with(field)) {
                     let mut sse = SseDecoder::new(*event_bytes_max);
                     let mut sink = |event: SseEvent<'_>| take_event(dialect, &event, out);
                     return sse

@@ -7,6 +7,20 @@ use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 /// Characters of a service's error message that are kept.
 const MESSAGE_CHARS_MAX: usize = 1000;
 
+/// Where the text of an error stands; what says more comes first.
+const MESSAGE_KEYS: [&str; 10] = [
+    "message",
+    "detail",
+    "error_message",
+    "error_msg",
+    "msg",
+    "error",
+    "errors",
+    "description",
+    "status_msg",
+    "title",
+];
+
 /// Reads the body of an HTTP response whose status is no success.
 ///
 /// Understands `{"error": {"message", "type", "code"}}`, `{"error": "text"}`, `{"detail": ..}`,
@@ -38,11 +52,13 @@ pub(super) fn error_of(value: &Value) -> Option<&Value> {
                 Some(value)
             }
             Some(error) => Some(error),
-            None => (!map.contains_key("choices")
-                && ["message", "detail", "error_message", "error_msg", "errors", "msg"]
-                    .iter()
-                    .any(|key| map.get(*key).is_some_and(says_something)))
-            .then_some(value),
+            None if map.get("choices").is_some_and(|choices| !choices.is_null()) => None,
+            // A status beside the answer, which is zero where there is no error.
+            None if map.get("base_resp").is_some_and(has_failed) => map.get("base_resp"),
+            None => ["message", "detail", "error_message", "error_msg", "errors", "msg"]
+                .iter()
+                .any(|key| map.get(*key).is_some_and(says_something))
+                .then_some(value),
         },
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => None,
     }
@@ -55,14 +71,19 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
         error.status = ["status_code", "status", "code", "http_code"]
             .iter()
             .find_map(|key| map.get(*key).and_then(status_of));
-        error.code =
-            ["code", "error_code", "type", "status"].iter().find_map(|key| match map.get(*key) {
+        error.code = ["code", "error_code", "type", "status_code", "status"].iter().find_map(
+            |key| match map.get(*key) {
                 Some(Value::String(word)) if !word.is_empty() => Some(word.clone()),
                 Some(Value::Number(number)) => Some(number.to_string()),
                 _ => None,
-            });
+            },
+        );
     }
     error
+}
+
+fn has_failed(status: &Value) -> bool {
+    status.get("status_code").and_then(Value::as_i64).is_some_and(|code| code != 0)
 }
 
 fn says_something(value: &Value) -> bool {
@@ -85,41 +106,20 @@ fn status_of(value: &Value) -> Option<u16> {
 }
 
 fn message_of(value: &Value) -> String {
-    match value {
-        Value::String(text) => excerpt(text, MESSAGE_CHARS_MAX),
-        Value::Object(map) => {
-            ["message", "detail", "error_message", "error_msg", "msg", "error", "errors"]
-                .iter()
-                .filter_map(|key| map.get(*key))
-                .find(|inner| says_something(inner) && !inner.is_boolean())
-                .map_or_else(|| excerpt(&value.to_string(), MESSAGE_CHARS_MAX), nested_message)
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
-            excerpt(&value.to_string(), MESSAGE_CHARS_MAX)
-        }
+    match text_of(value, 4) {
+        Some(text) => excerpt(text, MESSAGE_CHARS_MAX),
+        None => excerpt(&value.to_string(), MESSAGE_CHARS_MAX),
     }
 }
 
-/// A message may itself be an object (or a list of them) that holds the text.
-fn nested_message(value: &Value) -> String {
-    let inner = match value {
-        Value::Array(items) => items.first().unwrap_or(value),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Object(_) => {
-            value
-        }
-    };
-    match inner {
-        Value::String(text) => excerpt(text, MESSAGE_CHARS_MAX),
-        Value::Object(map) => ["message", "msg", "detail"]
-            .iter()
-            .find_map(|key| map.get(*key).and_then(Value::as_str))
-            .map_or_else(
-                || excerpt(&value.to_string(), MESSAGE_CHARS_MAX),
-                |text| excerpt(text, MESSAGE_CHARS_MAX),
-            ),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Array(_) => {
-            excerpt(&value.to_string(), MESSAGE_CHARS_MAX)
-        }
+/// The text of a message, which may itself be an object (or a list of them) that holds the text.
+fn text_of(value: &Value, depth: usize) -> Option<&str> {
+    let deeper = |inner| text_of(inner, depth.checked_sub(1)?);
+    match value {
+        Value::String(text) => Some(text.as_str()).filter(|text| !text.is_empty()),
+        Value::Array(items) => items.first().and_then(deeper),
+        Value::Object(map) => MESSAGE_KEYS.iter().find_map(|key| map.get(*key).and_then(deeper)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => None,
     }
 }
 
@@ -162,6 +162,20 @@ mod tests {
         );
         check(r#"{"error_code":336003,"error_msg":"bad"}"#, "bad", Some("336003"));
         check(r#"{"message":"gone","request_id":"r"}"#, "gone", None);
+        check(
+            r#"{"message":{"detail":[{"msg":"extra","loc":["a"]}]},"code":1}"#,
+            "extra",
+            Some("1"),
+        );
+        check(r#"{"errors":[{"description":"bad","key":"k"}]}"#, "bad", None);
+        check(r#"{"detail":{"error":"gone"}}"#, "gone", None);
+        check(r#"{"error":["m"]}"#, "m", None);
+        check(r#"{"error":{"title":"gone","message":null}}"#, "gone", None);
+        check(
+            r#"{"choices":null,"base_resp":{"status_code":1004,"status_msg":"no key"}}"#,
+            "no key",
+            Some("1004"),
+        );
         check("  upstream connect error\n", "upstream connect error", None);
         check("", "the service answered with HTTP status 429", None);
         check("[]", "[]", None);

@@ -23,7 +23,7 @@ use super::loose::{Content, JsonText, Part, Scalar};
 use super::{CallKind, CallPiece, Delta, Problem};
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, excerpt};
 
-use mend::{Mended, mend};
+use mend::{Mended, mend, value_of};
 pub(super) use request::request_body;
 use usage::usage_of;
 
@@ -157,7 +157,11 @@ struct Custom<'a> {
 impl OpenaiChat {
     /// Reads one payload; `event` is the event's name, where it has one.
     pub(super) fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
-        let text = text.trim();
+        let mut text = text.trim();
+        // Some proxies put the field's name before what has it already.
+        while let Some(rest) = text.strip_prefix("data:") {
+            text = rest.trim_start();
+        }
         match text.as_bytes().first() {
             _ if text == "[DONE]" => out.push(Delta::Done),
             _ if event == "error" => out.push(Delta::Error(named_error(text))),
@@ -190,9 +194,9 @@ impl OpenaiChat {
                     Err(_) => out.push(malformed(text, &error)),
                 }
             }
-            Some(Mended::Lines) => {
-                for line in text.lines() {
-                    self.payload("", line, out);
+            Some(Mended::Several(payloads)) => {
+                for payload in payloads {
+                    self.payload("", payload, out);
                 }
             }
             None => out.push(malformed(text, &error)),
@@ -214,14 +218,14 @@ impl OpenaiChat {
         out.extend(usage.into_iter().flatten().find_map(usage_of));
         if let Some(error) = chunk.error.and_then(|raw| error_in(raw.get())) {
             // What stands beside the error may say more than the error.
-            let whole = serde_json::from_str::<Value>(text).ok();
+            let whole = value_of(text);
             let error = whole.as_ref().and_then(error_of).map(provider_error).unwrap_or(error);
             out.push(Delta::Error(error));
         } else if let Some(error) = groq.error.and_then(|raw| error_in(raw.get())) {
             out.push(Delta::Error(error));
         } else if !has_choices && out.len() == before {
             // Nothing that a chunk holds: perhaps an error without the key.
-            let whole = serde_json::from_str::<Value>(text).ok();
+            let whole = value_of(text);
             out.extend(whole.as_ref().and_then(error_of).map(provider_error).map(Delta::Error));
         }
     }
@@ -324,18 +328,19 @@ fn finish_kind(word: &str) -> FinishKind {
 
 /// An error from what stands under the key `error`, if that says anything.
 fn error_in(raw: &str) -> Option<ProviderError> {
-    let value = serde_json::from_str::<Value>(raw).ok()?;
+    // An error that cannot be read, because it is nested too deeply, is one all the same.
+    let value = value_of(raw).unwrap_or_else(|| Value::String(raw.into()));
     error_of(&serde_json::json!({ "error": value })).map(provider_error)
 }
 
 /// The error of an event that is named so, whatever it holds.
 fn named_error(text: &str) -> ProviderError {
-    match serde_json::from_str::<Value>(text) {
-        Ok(value) => provider_error(error_of(&value).unwrap_or(&value)),
-        Err(_) if text.is_empty() => {
+    match value_of(text) {
+        Some(value) => provider_error(error_of(&value).unwrap_or(&value)),
+        None if text.is_empty() => {
             ProviderError::new(ProviderErrorKind::InStream, "the service reported an error")
         }
-        Err(_) => provider_error(&Value::String(text.to_owned())),
+        None => provider_error(&Value::String(text.to_owned())),
     }
 }
 
@@ -617,9 +622,34 @@ mod tests {
         );
         check_error(r#"{"choices":[{"delta":{}}],"x_groq":{"error":"m"}}"#, "m", None, None);
         check_error(r#"{"detail":"m"}"#, "m", None, None);
+        check_error(
+            r#"{"choices":null,"base_resp":{"status_code":1004,"status_msg":"m"}}"#,
+            "m",
+            None,
+            Some("1004"),
+        );
         check_error(r#"[{"error":{"message":"m"}}]"#, "m", None, None);
+        check_error(r#"{"error":{"message":"m\ud800"}}"#, "m\u{FFFD}", None, None);
+        check_error(r#"{"message":"m\ud800"}"#, "m\u{FFFD}", None, None);
+        let fine = r#"{"choices":null,"base_resp":{"status_code":0,"status_msg":"ok"}}"#;
+        assert_eq!(deltas(&[fine]), []);
         for none in [r#"{"error":null}"#, r#"{"error":""}"#, r#"{"error":{}}"#] {
             assert_eq!(deltas(&[none]), [], "{none}");
+        }
+    }
+
+    #[test]
+    fn an_error_that_is_nested_too_deeply_is_not_lost() {
+        let deep = format!(r#"{{"message":"m","x":{}{}}}"#, "[".repeat(300), "]".repeat(300));
+        for payload in [
+            format!(r#"{{"error":{deep}}}"#),
+            format!(r#"{{"choices":[{{"delta":{{}},"error":{deep}}}]}}"#),
+        ] {
+            let found = deltas(&[&payload]);
+            assert!(
+                matches!(&found[..], [Delta::Error(e)] if e.message.starts_with(r#"{"message":"m""#)),
+                "{found:?}"
+            );
         }
     }
 
@@ -656,12 +686,18 @@ mod tests {
     fn payloads_that_can_be_mended() {
         let a = r#"{"choices":[{"delta":{"content":"a"}}]}"#;
         assert_eq!(deltas(&[&format!("{a}\n{a}\n[DONE]")]), [text("a"), text("a"), Delta::Done]);
+        assert_eq!(deltas(&[&format!("{a}{a}")]), [text("a"), text("a")]);
         let twice = r#"{"choices":[],"choices":[{"delta":{"content":"a"}}]}"#;
         assert_eq!(deltas(&[twice]), [text("a")]);
         let twice = format!(r#"{{"choices":[{{"delta":{{"content":"b"}}}}],{}"#, &a[1..]);
         assert_eq!(deltas(&[&twice]), [text("a")]);
         let half = r#"{"choices":[{"delta":{"content":"\ud83d"}}]}"#;
         assert_eq!(deltas(&[half]), [text("\u{FFFD}")]);
+        let no_number = r#"{"choices":[{"delta":{"content":"a"},"logprobs":[NaN,-Infinity]}]}"#;
+        assert_eq!(deltas(&[no_number]), [text("a")]);
+        assert_eq!(deltas(&["{\"choices\":[{\"delta\":{\"content\":\"a\tb\"}}]}"]), [text("a\tb")]);
+        let prefixed = format!("data: data:{a}");
+        assert_eq!(deltas(&[&prefixed, "data: [DONE]"]), [text("a"), Delta::Done]);
     }
 
     #[test]

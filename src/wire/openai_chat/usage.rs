@@ -3,6 +3,7 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::mend::value_of;
 use crate::types::Usage;
 use crate::wire::Delta;
 use crate::wire::fields::Loose;
@@ -10,57 +11,72 @@ use crate::wire::loose::Scalar;
 
 /// Token counts in the words of this family of services; none if the object holds nothing.
 pub(super) fn usage_of(raw: &RawValue) -> Option<Delta> {
-    #[derive(Deserialize)]
-    struct Counts<'a> {
-        #[serde(borrow, default, alias = "input_tokens")]
-        prompt_tokens: Scalar<'a>,
-        #[serde(borrow, default, alias = "output_tokens")]
-        completion_tokens: Scalar<'a>,
-        #[serde(borrow, default)]
-        prompt_tokens_details: Loose<Details<'a>>,
-        #[serde(borrow, default)]
-        completion_tokens_details: Loose<Details<'a>>,
-        #[serde(borrow, default)]
-        prompt_cache_hit_tokens: Scalar<'a>,
-        #[serde(borrow, default)]
-        cached_tokens: Scalar<'a>,
-        #[serde(borrow, default)]
-        reasoning_tokens: Scalar<'a>,
-    }
-    #[derive(Deserialize)]
-    struct Details<'a> {
-        #[serde(borrow, default)]
-        cached_tokens: Scalar<'a>,
-        #[serde(borrow, default)]
-        reasoning_tokens: Scalar<'a>,
-    }
     let text = raw.get();
     if !text.starts_with('{') || text.trim_matches(['{', '}', ' ', '\n', '\r', '\t']).is_empty() {
         return None;
     }
-    let usage = serde_json::from_str::<Counts<'_>>(text).map_or_else(
-        |_| Usage::default(),
-        |counts| {
-            let first = |places: [Option<u64>; 3]| places.into_iter().flatten().next().unwrap_or(0);
-            let read = counts.prompt_tokens_details.0;
-            let written = counts.completion_tokens_details.0;
-            Usage {
-                input_tokens: counts.prompt_tokens.as_number().unwrap_or(0),
-                output_tokens: counts.completion_tokens.as_number().unwrap_or(0),
-                cached_tokens: first([
-                    read.and_then(|details| details.cached_tokens.as_number()),
-                    counts.prompt_cache_hit_tokens.as_number(),
-                    counts.cached_tokens.as_number(),
-                ]),
-                reasoning_tokens: first([
-                    written.and_then(|details| details.reasoning_tokens.as_number()),
-                    counts.reasoning_tokens.as_number(),
-                    None,
-                ]),
-            }
-        },
-    );
+    let usage = match serde_json::from_str::<Counts<'_>>(text) {
+        Ok(counts) => counts.usage(),
+        // A key that stands twice: the last one counts.
+        Err(_) => value_of(text)
+            .and_then(|value| {
+                Some(serde_json::from_str::<Counts<'_>>(&value.to_string()).ok()?.usage())
+            })
+            .unwrap_or_default(),
+    };
     Some(Delta::Usage { usage, raw: text.into() })
+}
+
+#[derive(Deserialize)]
+struct Counts<'a> {
+    #[serde(borrow, default)]
+    prompt_tokens: Scalar<'a>,
+    #[serde(borrow, default)]
+    completion_tokens: Scalar<'a>,
+    // Some gateways send both names.
+    #[serde(borrow, default)]
+    input_tokens: Scalar<'a>,
+    #[serde(borrow, default)]
+    output_tokens: Scalar<'a>,
+    #[serde(borrow, default)]
+    prompt_tokens_details: Loose<Details<'a>>,
+    #[serde(borrow, default)]
+    completion_tokens_details: Loose<Details<'a>>,
+    #[serde(borrow, default)]
+    prompt_cache_hit_tokens: Scalar<'a>,
+    #[serde(borrow, default)]
+    cached_tokens: Scalar<'a>,
+    #[serde(borrow, default)]
+    reasoning_tokens: Scalar<'a>,
+}
+
+#[derive(Deserialize)]
+struct Details<'a> {
+    #[serde(borrow, default)]
+    cached_tokens: Scalar<'a>,
+    #[serde(borrow, default)]
+    reasoning_tokens: Scalar<'a>,
+}
+
+impl Counts<'_> {
+    fn usage(self) -> Usage {
+        let read = self.prompt_tokens_details.0.map(|details| details.cached_tokens);
+        let written = self.completion_tokens_details.0.map(|details| details.reasoning_tokens);
+        Usage {
+            input_tokens: first(&[Some(self.prompt_tokens), Some(self.input_tokens)]),
+            output_tokens: first(&[Some(self.completion_tokens), Some(self.output_tokens)]),
+            cached_tokens: first(&[
+                read,
+                Some(self.prompt_cache_hit_tokens),
+                Some(self.cached_tokens),
+            ]),
+            reasoning_tokens: first(&[written, Some(self.reasoning_tokens)]),
+        }
+    }
+}
+
+fn first(places: &[Option<Scalar<'_>>]) -> u64 {
+    places.iter().flatten().find_map(Scalar::as_number).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -96,6 +112,11 @@ mod tests {
             [9, 0, 0, 2],
         );
         check(r#"{"prompt_tokens":9,"prompt_tokens_details":null}"#, [9, 0, 0, 0]);
+        check(
+            r#"{"prompt_tokens":9,"completion_tokens":5,"input_tokens":0,"output_tokens":0}"#,
+            [9, 5, 0, 0],
+        );
+        check(r#"{"prompt_tokens":8,"completion_tokens":5,"prompt_tokens":9}"#, [9, 5, 0, 0]);
     }
 
     #[test]
