@@ -9,8 +9,8 @@
 //! interleaves calls), and a good ending seals all. That text parses is no proof that it is whole:
 //! some services send placeholders first.
 
-use super::accumulator::{AccumulatorLimits, Change, Changes};
 use super::bucket::Bucket;
+use super::change::{AccumulatorLimits, Change, Changes};
 use crate::types::excerpt;
 use crate::wire::{CallPiece, Problem};
 

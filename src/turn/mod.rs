@@ -29,6 +29,7 @@ mod attempts;
 mod bucket;
 mod call;
 mod calls;
+mod change;
 mod clock;
 mod decoded;
 mod effect;
@@ -51,9 +52,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use accumulator::{Accumulator, AccumulatorLimits, Change, Changes};
+pub use accumulator::Accumulator;
 pub use arguments::{Arguments, understand};
 pub use bucket::Bucket;
+pub use change::{AccumulatorLimits, Change, Changes};
 pub use decoded::{decode_body, describe};
 pub use effect::{
     AttemptPlan, CancelReason, Effect, ResponseEnd, ToolDone, TurnEnd, TurnRecord, TurnRules,
