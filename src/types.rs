@@ -6,6 +6,7 @@ mod call;
 mod response;
 
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,10 +15,10 @@ pub use call::{
 };
 pub use response::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
 
-/// The name of a session: `[A-Za-z0-9_-]{1,64}`.
+/// The name of a session: `[A-Za-z0-9_-]{1,64}`. Cloning shares it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(transparent)]
-pub struct SessionId(String);
+pub struct SessionId(Arc<str>);
 
 impl SessionId {
     /// Parses a session id.
@@ -27,7 +28,7 @@ impl SessionId {
     pub fn parse(text: &str) -> Result<Self, InvalidSessionId> {
         let fits = (1..=64).contains(&text.len())
             && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
-        if fits { Ok(Self(text.to_owned())) } else { Err(InvalidSessionId) }
+        if fits { Ok(Self(text.into())) } else { Err(InvalidSessionId) }
     }
 
     /// The id as text.
@@ -48,10 +49,11 @@ impl fmt::Display for SessionId {
 #[error("a session id has 1 to 64 characters of A-Z, a-z, 0-9, _ and -")]
 pub struct InvalidSessionId;
 
-/// The name of a run, unique in the process's life and beyond: `run_` and 16 hex digits.
+/// The name of a run, unique in the process's life and beyond: `run_` and 16 hex digits. Cloning
+/// shares it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct RunId(pub String);
+pub struct RunId(pub Arc<str>);
 
 impl fmt::Display for RunId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -12,7 +12,7 @@ use crate::types::{
 pub(crate) fn published(event: Event) -> Published {
     Published {
         session: SessionId::parse("s1").unwrap(),
-        run: RunId("run_1".to_owned()),
+        run: RunId("run_1".into()),
         turn: 3,
         timestamp_ms: 1_700_000_000_123,
         event,

@@ -8,7 +8,7 @@ use crate::types::{RunId, SessionId};
 
 /// A name for a run: `run_` and 16 hex digits.
 pub(super) fn run_id() -> RunId {
-    RunId(format!("run_{:016x}", unique()))
+    RunId(format!("run_{:016x}", unique()).into())
 }
 
 /// A name for a session whose opener gave none.

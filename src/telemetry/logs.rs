@@ -27,7 +27,7 @@ macro_rules! line {
     ($level:ident, $of:expr, $($rest:tt)*) => {
         $level!(
             session = $of.session.as_str(),
-            run = $of.run.0.as_str(),
+            run = &*$of.run.0,
             turn = $of.turn,
             $($rest)*
         )
