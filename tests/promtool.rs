@@ -83,7 +83,7 @@ fn promtool(arguments: &[&str], input: &str) {
 fn published(event: Event) -> Published {
     Published {
         session: SessionId::parse("s1").unwrap(),
-        run: RunId("run_1".to_owned()),
+        run: RunId("run_1".into()),
         turn: 1,
         timestamp_ms: 0,
         event,
