@@ -58,7 +58,7 @@ impl Exchange {
         let mut reading = match std::mem::replace(&mut self.state, State::Over) {
             State::Unsent { body } => match self.send(body).await {
                 Ok(reading) => Box::new(reading),
-                Err(error) => return Some(Err(error)),
+                Err(error) => return Some(Err(trouble::at(&self.client.url, error))),
             },
             State::Reading(reading) => reading,
             State::Over => return None,
@@ -67,7 +67,7 @@ impl Exchange {
         if let Some(Ok(_)) = &batch {
             self.state = State::Reading(reading);
         }
-        batch
+        batch.map(|batch| batch.map_err(|error| trouble::at(&self.client.url, error)))
     }
 
     async fn send(&self, body: Vec<u8>) -> Result<Reading, ProviderError> {
@@ -81,6 +81,7 @@ impl Exchange {
         if !response.status().is_success() {
             return Err(refusal(response, deadline).await);
         }
+        trouble::check_encoding(response.headers())?;
         Ok(Reading { response, decoder: None, whole: false, deadline, patience, done: false })
     }
 }
@@ -121,7 +122,7 @@ impl Reading {
                 decoder.push(&bytes, &mut batch)
             };
             if let Err(error) = decoded {
-                return Some(Err(error));
+                return Some(Err(trouble::undecoded(error, self.response.headers())));
             }
             if self.whole || !batch.is_empty() {
                 self.patience = client.idle_timeout;
@@ -159,6 +160,7 @@ fn framing(client: &Inner, streamed: bool, response: &reqwest::Response, begin: 
 async fn refusal(mut response: reqwest::Response, deadline: Instant) -> ProviderError {
     let status = response.status().as_u16();
     let retry_after = trouble::retry_after(response.headers(), SystemTime::now());
+    let hint = trouble::hint(status, response.headers(), retry_after);
     let mut body = Vec::new();
     while body.len() < ERROR_BODY_BYTES_MAX
         && let Ok(Ok(Some(bytes))) = timeout_at(deadline, response.chunk()).await
@@ -168,5 +170,6 @@ async fn refusal(mut response: reqwest::Response, deadline: Instant) -> Provider
     body.truncate(ERROR_BODY_BYTES_MAX);
     let mut error = http_error(status, &String::from_utf8_lossy(&body));
     error.retry_after = retry_after.or(error.retry_after);
+    error.message.push_str(&hint);
     error
 }
