@@ -58,16 +58,27 @@ impl Exchange {
         let mut reading = match std::mem::replace(&mut self.state, State::Over) {
             State::Unsent { body } => match self.send(body).await {
                 Ok(reading) => Box::new(reading),
-                Err(error) => return Some(Err(trouble::at(&self.client.url, error))),
+                Err(mut error) => {
+                    trouble::place(&mut error, &self.client.url);
+                    return Some(Err(error));
+                }
             },
             State::Reading(reading) => reading,
             State::Over => return None,
         };
-        let batch = reading.next(&self.client, self.streamed).await;
-        if let Some(Ok(_)) = &batch {
+        let mut batch = reading.next(&self.client, self.streamed).await?;
+        let errors = match &mut batch {
+            Ok(deltas) => deltas.iter_mut().filter_map(reported).collect(),
+            Err(error) => vec![error],
+        };
+        for error in errors {
+            trouble::explain(error, reading.response.headers());
+            trouble::place(error, &self.client.url);
+        }
+        if batch.is_ok() {
             self.state = State::Reading(reading);
         }
-        batch.map(|batch| batch.map_err(|error| trouble::at(&self.client.url, error)))
+        Some(batch)
     }
 
     async fn send(&self, body: Vec<u8>) -> Result<Reading, ProviderError> {
@@ -122,7 +133,7 @@ impl Reading {
                 decoder.push(&bytes, &mut batch)
             };
             if let Err(error) = decoded {
-                return Some(Err(trouble::undecoded(error, self.response.headers())));
+                return Some(Err(error));
             }
             if self.whole || !batch.is_empty() {
                 self.patience = client.idle_timeout;
@@ -140,6 +151,11 @@ impl Reading {
             }
         }
     }
+}
+
+/// The error that a response reports itself.
+fn reported(delta: &mut Delta) -> Option<&mut ProviderError> {
+    if let Delta::Error(error) = delta { Some(error) } else { None }
 }
 
 /// How the body is framed: as its content type says, or as it looks, whatever was asked for.

@@ -23,13 +23,12 @@ pub(super) fn transport(error: reqwest::Error) -> ProviderError {
     ProviderError::new(kind, describe(&error.without_url()))
 }
 
-/// The error with the service that it comes from: host and port, as the rest of an address may
-/// hold a key.
-pub(super) fn at(url: &Url, mut error: ProviderError) -> ProviderError {
+/// Adds the service that an error comes from: host and port, as the rest of an address may hold a
+/// key.
+pub(super) fn place(error: &mut ProviderError, url: &Url) {
     let host = url.host_str().unwrap_or_default();
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     error.message = format!("{host}{port}: {}", error.message);
-    error
 }
 
 /// What may help whoever reads of a status that is no success.
@@ -62,13 +61,13 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), ProviderError> {
     }
 }
 
-/// A body that is no answer; a web page in its place comes of a wrong address.
-pub(super) fn undecoded(mut error: ProviderError, headers: &HeaderMap) -> ProviderError {
+/// Says of a body that is no answer if it is a web page: that comes of a wrong address.
+pub(super) fn explain(error: &mut ProviderError, headers: &HeaderMap) {
     let kind = headers.get(CONTENT_TYPE).map(|value| value.as_bytes().to_ascii_lowercase());
-    if kind.is_some_and(|kind| kind.starts_with(b"text/html")) {
+    let page = kind.is_some_and(|kind| kind.starts_with(b"text/html"));
+    if page && error.kind == ProviderErrorKind::Malformed {
         error.message.push_str(" but a web page (see the model's base_url)");
     }
-    error
 }
 
 /// An error and its causes in one line: the last one says most.
@@ -166,9 +165,26 @@ mod tests {
     }
 
     #[test]
+    fn a_web_page_is_named_as_such() {
+        let mut headers = HeaderMap::new();
+        headers.insert(CONTENT_TYPE, "text/html; charset=utf-8".parse().unwrap());
+        let explained = |kind, headers: &HeaderMap| {
+            let mut error = ProviderError::new(kind, "it is no answer");
+            explain(&mut error, headers);
+            error.message
+        };
+        let page = "it is no answer but a web page (see the model's base_url)";
+        assert_eq!(explained(ProviderErrorKind::Malformed, &headers), page);
+        assert_eq!(explained(ProviderErrorKind::Timeout, &headers), "it is no answer");
+        headers.insert(CONTENT_TYPE, "application/json".parse().unwrap());
+        assert_eq!(explained(ProviderErrorKind::Malformed, &headers), "it is no answer");
+    }
+
+    #[test]
     fn an_error_says_where_without_the_path() {
         let url = Url::parse("https://key@example.com:8443/v1/secret?key=k").unwrap();
-        let error = at(&url, ProviderError::new(ProviderErrorKind::Timeout, "it was silent"));
+        let mut error = ProviderError::new(ProviderErrorKind::Timeout, "it was silent");
+        place(&mut error, &url);
         assert_eq!(error.message, "example.com:8443: it was silent");
     }
 
