@@ -106,8 +106,8 @@ async fn a_status_brings_the_services_words_and_its_wish() {
 #[tokio::test]
 async fn silence_comments_and_breaks_are_errors() {
     let short = |config: &mut ModelConfig| {
-        config.first_event_timeout = Duration::from_millis(80);
-        config.idle_timeout = Duration::from_millis(40);
+        config.first_event_timeout = Duration::from_millis(400);
+        config.idle_timeout = Duration::from_millis(200);
     };
     for (reply, said, kind) in [
         (0, "", ProviderErrorKind::Timeout),
