@@ -116,6 +116,7 @@ fn flags_and_environment_choose_how_it_is_answered() {
 fn bad_usage_and_configuration_are_one_line_and_status_2() {
     let folder = Folder::new("usage")
         .with("key.toml", "[models.m]\nbase_url='http://h/v1'\nmodel='x'\napi_key_env='NO_KEY'\n")
+        .with("root.toml", "[tools.read_file]\nroot = 'no-such-folder'\n")
         .with("typo.toml", "\n[agents.default.limits]\nmax_turn = 3\n");
     std::fs::write(folder.0.join("latin.toml"), b"# \xe9\n").unwrap();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -141,6 +142,10 @@ fn bad_usage_and_configuration_are_one_line_and_status_2() {
         (
             vec!["run", "--config", "key.toml", "x"],
             "key.toml:4: models.m.api_key_env: the environment variable NO_KEY is not set",
+        ),
+        (
+            vec!["--config", "root.toml", "--check"],
+            "root.toml:2: tools.read_file.root: open no-such-folder: No such file",
         ),
         (vec!["--listen", "0.0.0.0:0"], "is not loopback and needs a token"),
         (vec!["--listen", "nowhere"], "is an address with a port"),

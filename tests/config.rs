@@ -15,6 +15,7 @@ fn environment(name: &str) -> Option<String> {
         "KEY" => Some("secret-1".to_owned()),
         "EMPTY" => Some(String::new()),
         "TOKEN" => Some("token-1".to_owned()),
+        "SPACED" => Some("token 1".to_owned()),
         _ => None,
     }
 }
@@ -238,6 +239,12 @@ fn what_is_wrong_with_the_host() {
     check(
         "[host]\nlisten = '[::]:7700'\ntoken_env = 'EMPTY'\n",
         &["2: host.listen: [::]:7700 is not loopback and needs a token, but EMPTY is not set"],
+    );
+    check(
+        "[host]\ntoken_env = 'SPACED'\n",
+        &[
+            "2: host.token_env: the environment variable SPACED holds characters that no HTTP header can carry",
+        ],
     );
 }
 

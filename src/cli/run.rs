@@ -146,7 +146,9 @@ async fn watch(
     let StartedRun { mut events, report, .. } = run;
     let (stdout, stderr) = (io::stdout(), io::stderr());
     let (out_is_terminal, err_is_terminal) = (stdout.is_terminal(), stderr.is_terminal());
-    let mut screen = Screen::new(stdout, out_is_terminal, stderr, err_is_terminal);
+    // A dumb terminal cannot go back over what was drawn.
+    let draws = err_is_terminal && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
+    let mut screen = Screen::new(stdout, out_is_terminal, stderr, draws);
     let mut progress = Progress::default();
     let began = Instant::now();
     let mut frames = tokio::time::interval(FRAME);

@@ -1,7 +1,7 @@
 //! `callsheet serve`: the host behind its HTTP API.
 
 use std::fmt::Write as _;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 
 use tokio::net::TcpListener;
@@ -97,6 +97,7 @@ impl Signals {
 /// What a newcomer wants to know: where it is, who answers, what to try.
 fn banner(config: &Config, addr: SocketAddr, source: &str) -> String {
     let mut text = format!("callsheet: listening on http://{addr} (configuration: {source})\n");
+    let addr = reachable(addr);
     for (name, agent) in &config.agents {
         let Some(model) = config.models.get(&agent.model) else { continue };
         let _ = if agent.model == crate::config::REHEARSAL {
@@ -124,10 +125,37 @@ fn banner(config: &Config, addr: SocketAddr, source: &str) -> String {
     text
 }
 
+/// Where somebody at this machine reaches it: "every address" is none to call it by.
+fn reachable(addr: SocketAddr) -> SocketAddr {
+    let ip = match addr.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip @ (IpAddr::V4(_) | IpAddr::V6(_)) => ip,
+    };
+    SocketAddr::new(ip, addr.port())
+}
+
 /// The system's words without its number.
 fn plain(error: &std::io::Error) -> String {
     if error.kind() == std::io::ErrorKind::AddrInUse {
         return "another program uses this address".to_owned();
     }
     error.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_banners_commands_name_an_address_that_answers() {
+        for (listening, reached) in
+            [("0.0.0.0:1", "127.0.0.1:1"), ("[::]:2", "[::1]:2"), ("10.0.0.1:3", "10.0.0.1:3")]
+        {
+            let addr = listening.parse().expect("parse the address");
+            let text = banner(&Config::default(), addr, "the defaults");
+            assert!(text.starts_with(&format!("callsheet: listening on http://{listening} ")));
+            assert!(text.contains(&format!("curl -s http://{reached}/v1/sessions ")), "{text}");
+        }
+    }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::Failure;
 use crate::config::{ApiKey, BaseUrl, Config, ModelConfig, REHEARSAL, Wire};
 use crate::rehearsal::{Rehearsal, RehearsalOptions};
-use crate::tool::{BuiltinOptions, Registry, builtin};
+use crate::tool::{BuiltinError, BuiltinOptions, Registry, builtin};
 
 /// The file that is read where no other is named, if it is there.
 const FILE: &str = "callsheet.toml";
@@ -103,7 +103,13 @@ pub(super) fn tools(config: &Config) -> Result<Registry, Failure> {
             .map(|change| change.allow.clone())
             .unwrap_or_default(),
     };
-    let registry = builtin(&options).map_err(Failure::usage)?;
+    let registry = builtin(&options).map_err(|error| {
+        if let BuiltinError::ReadFileRoot { root, source } = &error {
+            let message = format!("open {}: {source}", root.display());
+            return Failure::usage(config.tool_error("read_file", "root", message));
+        }
+        Failure::usage(error)
+    })?;
     let names: Vec<&str> = registry.iter().map(|(name, _)| name).collect();
     config.check_tools(&names).map_err(Failure::usage)?;
     Ok(registry)

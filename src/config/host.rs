@@ -50,7 +50,11 @@ impl HostConfig {
                 .unwrap_or(default.max_concurrent_runs),
         };
         section.finish();
-        if let Err(message) = host.check() {
+        // A token that cannot be used must not become no token. An empty variable is as good as none.
+        let given = env(&host.token_env).is_some_and(|text| !text.trim().is_empty());
+        if given && let Err(error) = ApiKey::from_env(&host.token_env, env) {
+            section.complain("token_env", error.to_string());
+        } else if let Err(message) = host.check() {
             section.complain("listen", message);
         }
         host

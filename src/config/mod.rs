@@ -194,6 +194,12 @@ impl Config {
         if errors.is_empty() { Ok(()) } else { Err(ConfigErrors::new(errors)) }
     }
 
+    /// What is wrong with a tool's own value, with the place it was written at.
+    #[must_use]
+    pub fn tool_error(&self, tool: &str, key: &str, message: impl Into<String>) -> ConfigErrors {
+        ConfigErrors::new(vec![self.origins.error(&format!("tools.{tool}.{key}"), message.into())])
+    }
+
     fn add_model(&mut self, name: &str, mut model: ModelConfig) {
         if let Some(on) = self.stream {
             model.stream = on;

@@ -76,6 +76,11 @@ async fn read(body: Body, headers: &HeaderMap, max: usize) -> Result<Vec<u8>, Ap
 
 /// What the bytes mean; serde names unknown and missing keys and where they stand.
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    // Serde would take an array for an object, its items for the fields in their order.
+    if bytes.trim_ascii_start().first() == Some(&b'[') {
+        let message = "the body does not fit: it is an array, and an object is expected";
+        return Err(ApiError::bad_request("invalid_request", message));
+    }
     serde_json::from_slice(bytes).map_err(|error| {
         let (code, what) = match error.classify() {
             serde_json::error::Category::Data => ("invalid_request", "the body does not fit"),
@@ -112,7 +117,8 @@ mod tests {
             ("{\"input\":\"a\",\"inputs\":1}", "invalid_request", "unknown field `inputs`"),
             ("{}", "invalid_request", "missing field `input`"),
             ("{\"input\":1}", "invalid_request", "line 1 column 10"),
-            ("[1]", "invalid_request", "line 1"),
+            ("[1]", "invalid_request", "it is an array"),
+            (" [\"a\"]", "invalid_request", "it is an array"),
             ("{\n\"input\" 1}", "invalid_json", "line 2 column 9"),
             ("", "invalid_json", "line 1 column 0"),
             ("{\"input\":\"a\"} x", "invalid_json", "trailing"),

@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{Accumulator, AccumulatorLimits, Bucket, understand};
-use crate::types::{ProviderError, ProviderErrorKind};
-use crate::wire::{CallKind, Decoder, DecoderLimits, Delta, Framing, Wire};
+use crate::types::{ProviderError, ProviderErrorKind, excerpt};
+use crate::wire::{CallKind, Decoder, DecoderLimits, Delta, Framing, Problem, Wire};
 
 /// Decodes a whole response body.
 ///
@@ -20,6 +20,11 @@ pub fn decode_body(
     let mut deltas = Vec::new();
     let result = decoder.push(body, &mut deltas).and_then(|()| decoder.finish(&mut deltas));
     deltas.extend(result.err().map(Delta::Error));
+    if deltas.is_empty() && !body.trim_ascii().is_empty() {
+        // Lines that are no event are skipped, so a file of another kind would seem an empty response.
+        let detail = excerpt(&String::from_utf8_lossy(body), 200);
+        deltas.push(Delta::Problem(Problem { code: "nothing_decoded", detail }));
+    }
     let mut response = Accumulator::new(limits.1);
     for delta in &deltas {
         response.push(delta);
@@ -164,6 +169,20 @@ mod tests {
             let found = decode(Framing::Json, body);
             assert_eq!(found["error"]["kind"], "malformed", "{body}: {found}");
         }
+    }
+
+    #[test]
+    fn a_file_of_another_kind_is_odd() {
+        let decode = |body: &str| {
+            let limits = (DecoderLimits::default(), AccumulatorLimits::default());
+            let said =
+                describe(&decode_body(Wire::OpenaiChat, Framing::Sse, limits, body.as_bytes()));
+            said["problems"].clone()
+        };
+        let odd = json!([{"code": "nothing_decoded", "detail": "<html>\n"}]);
+        assert_eq!(decode("<html>\n"), odd);
+        assert_eq!(decode("\n"), json!([]));
+        assert_eq!(decode("data: [DONE]\n\n"), json!([]));
     }
 
     #[test]

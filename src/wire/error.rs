@@ -32,9 +32,10 @@ pub fn http_error(status: u16, body: &str) -> ProviderError {
         Some(value) => provider_error(value),
         None => ProviderError::new(ProviderErrorKind::Status, plain_message(body)),
     };
-    if error.message.is_empty() {
-        error.message = format!("the service answered with HTTP status {status}");
-    }
+    error.message = match error.message.as_str() {
+        "" => format!("HTTP status {status}"),
+        message => format!("HTTP status {status}: {message}"),
+    };
     error.kind = ProviderErrorKind::Status;
     error.status = Some(status);
     error
@@ -123,8 +124,16 @@ fn text_of(value: &Value, depth: usize) -> Option<&str> {
     }
 }
 
+/// The text, or the title if it is a web page.
 fn plain_message(body: &str) -> String {
-    excerpt(body.trim(), MESSAGE_CHARS_MAX)
+    let body = body.trim();
+    let title = body
+        .starts_with('<')
+        .then(|| body.split_once("<title>")?.1.split_once("</title>"))
+        .flatten()
+        .map(|(title, _)| title.trim())
+        .filter(|title| !title.is_empty());
+    excerpt(title.unwrap_or(body), MESSAGE_CHARS_MAX)
 }
 
 #[cfg(test)]
@@ -134,7 +143,9 @@ mod tests {
     #[track_caller]
     fn check(body: &str, message: &str, code: Option<&str>) {
         let error = http_error(429, body);
-        assert_eq!((error.message.as_str(), error.code.as_deref()), (message, code), "{body}");
+        let expected =
+            format!("HTTP status 429{}{message}", if message.is_empty() { "" } else { ": " });
+        assert_eq!((error.message, error.code.as_deref()), (expected, code), "{body}");
         assert_eq!((error.kind, error.status), (ProviderErrorKind::Status, Some(429)));
     }
 
@@ -177,14 +188,17 @@ mod tests {
             Some("1004"),
         );
         check("  upstream connect error\n", "upstream connect error", None);
-        check("", "the service answered with HTTP status 429", None);
+        check("", "", None);
+        check("<html><title> 502 Bad\n</title><p>nginx</html>", "502 Bad", None);
+        check("<html><p>nginx</html>", "<html><p>nginx</html>", None);
         check("[]", "[]", None);
     }
 
     #[test]
     fn a_long_message_is_cut() {
         let error = http_error(500, &"é".repeat(5000));
-        assert_eq!(error.message.chars().count(), MESSAGE_CHARS_MAX + 1);
+        let before = "HTTP status 500: ".len();
+        assert_eq!(error.message.chars().count(), before + MESSAGE_CHARS_MAX + 1);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use reqwest::header::CONTENT_TYPE;
 use tokio::time::{Instant, timeout_at};
 
 use super::{Inner, trouble};
@@ -64,16 +64,26 @@ impl Exchange {
         let mut reading = match std::mem::replace(&mut self.state, State::Over) {
             State::Unsent { body } => match self.send(body).await {
                 Ok(reading) => Box::new(reading),
-                Err(error) => return Some(Err(error)),
+                Err(mut error) => {
+                    trouble::place(&mut error, &self.client.url);
+                    return Some(Err(error));
+                }
             },
             State::Reading(reading) => reading,
             State::Over => return None,
         };
-        let batch = reading.next(&self.client, self.streamed).await;
-        if let Some(Ok(_)) = &batch {
+        let mut batch = reading.next(&self.client, self.streamed).await?;
+        let errors = match &mut batch {
+            Ok(deltas) => deltas.iter_mut().filter_map(reported).collect(),
+            Err(error) => vec![error],
+        };
+        for error in errors {
+            trouble::place(error, &self.client.url);
+        }
+        if batch.is_ok() {
             self.state = State::Reading(reading);
         }
-        batch
+        Some(batch)
     }
 
     async fn send(&self, body: Vec<u8>) -> Result<Reading, ProviderError> {
@@ -87,10 +97,7 @@ impl Exchange {
         if !response.status().is_success() {
             return Err(refusal(response, deadline).await);
         }
-        if let Some(encoding) = encoding(&response) {
-            let message = format!("the response came encoded as {encoding}, unasked");
-            return Err(ProviderError::new(ProviderErrorKind::Malformed, message));
-        }
+        trouble::check_encoding(response.headers())?;
         Ok(Reading { response, decoder: None, whole: false, deadline, patience, done: false })
     }
 }
@@ -155,6 +162,11 @@ impl Reading {
     }
 }
 
+/// The error that a response reports itself.
+fn reported(delta: &mut Delta) -> Option<&mut ProviderError> {
+    if let Delta::Error(error) = delta { Some(error) } else { None }
+}
+
 /// How the body is framed: as its content type says, or as it looks, whatever was asked for.
 fn framing(client: &Inner, streamed: bool, response: &reqwest::Response, begin: &[u8]) -> Framing {
     let kind = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
@@ -169,20 +181,16 @@ fn framing(client: &Inner, streamed: bool, response: &reqwest::Response, begin: 
     client.wire.framing(streamed)
 }
 
-/// The encoding of a body that we cannot read: we ask for none.
-fn encoding(response: &reqwest::Response) -> Option<String> {
-    let encoding = response.headers().get(CONTENT_ENCODING)?;
-    let encoding = String::from_utf8_lossy(encoding.as_bytes()).trim().to_ascii_lowercase();
-    (!matches!(encoding.as_str(), "" | "identity")).then(|| excerpt(&encoding, QUOTE_CHARS))
-}
-
 /// What is wrong with a body that begins like a web page, whatever its content type says: no wire
 /// has such an answer, and its lines would be passed over in silence.
 fn no_answer(begin: &[u8]) -> Option<ProviderError> {
     let begin = begin.trim_ascii_start();
     begin.starts_with(b"<").then(|| {
         let quote = excerpt(&String::from_utf8_lossy(begin), QUOTE_CHARS);
-        let message = format!("the service answered with a page instead of a response: {quote}");
+        let message = format!(
+            "the service answered with a page instead of a response (see the model's base_url): \
+             {quote}"
+        );
         ProviderError::new(ProviderErrorKind::Malformed, message)
     })
 }
@@ -192,7 +200,8 @@ async fn refusal(mut response: reqwest::Response, deadline: Instant) -> Provider
     let status = response.status().as_u16();
     let retry_after = trouble::retry_after(response.headers(), SystemTime::now());
     let deadline = deadline.min(Instant::now() + ERROR_BODY_WAIT_MAX);
-    let readable = encoding(&response).is_none();
+    let readable = trouble::check_encoding(response.headers()).is_ok();
+    let hint = trouble::hint(status, response.headers(), retry_after);
     let mut body = Vec::new();
     while readable
         && body.len() < ERROR_BODY_BYTES_MAX
@@ -203,5 +212,6 @@ async fn refusal(mut response: reqwest::Response, deadline: Instant) -> Provider
     body.truncate(ERROR_BODY_BYTES_MAX);
     let mut error = http_error(status, &String::from_utf8_lossy(&body));
     error.retry_after = retry_after.or(error.retry_after);
+    error.message.push_str(&hint);
     error
 }

@@ -3,9 +3,10 @@
 use std::error::Error;
 use std::time::{Duration, SystemTime};
 
-use reqwest::header::{HeaderMap, RETRY_AFTER};
+use reqwest::Url;
+use reqwest::header::{CONTENT_ENCODING, HeaderMap, LOCATION, RETRY_AFTER};
 
-use crate::types::{ProviderError, ProviderErrorKind};
+use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 
 /// The longest wait that is taken from a service; what it asks for beyond this is as good as never.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
@@ -20,6 +21,44 @@ pub(super) fn transport(error: reqwest::Error) -> ProviderError {
         ProviderErrorKind::Transport
     };
     ProviderError::new(kind, describe(&error.without_url()))
+}
+
+/// Adds the service that an error comes from: host and port, as the rest of an address may hold a
+/// key.
+pub(super) fn place(error: &mut ProviderError, url: &Url) {
+    let host = url.host_str().unwrap_or_default();
+    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+    error.message = format!("{host}{port}: {}", error.message);
+}
+
+/// What may help whoever reads of a status that is no success.
+pub(super) fn hint(status: u16, headers: &HeaderMap, retry_after: Option<Duration>) -> String {
+    if let Some(wait) = retry_after {
+        return format!(" (it asks to wait {wait:?})");
+    }
+    match status {
+        300..=399 => {
+            let to = headers.get(LOCATION).map(|to| String::from_utf8_lossy(to.as_bytes()));
+            let to = to.map(|to| format!(" to {:?}", excerpt(&to, 200))).unwrap_or_default();
+            format!(" (it redirects{to}, which is not followed: see the model's base_url)")
+        }
+        401 => " (see the model's api_key_env)".to_owned(),
+        404 => " (see the model's base_url and name)".to_owned(),
+        _ => String::new(),
+    }
+}
+
+/// A body that nobody asked to be compressed cannot be read.
+pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), ProviderError> {
+    let encoding = headers.get(CONTENT_ENCODING).map(|value| value.as_bytes().trim_ascii());
+    match encoding {
+        None | Some(b"" | b"identity") => Ok(()),
+        Some(encoding) => {
+            let encoding = excerpt(&String::from_utf8_lossy(encoding), 40);
+            let message = format!("the response is compressed ({encoding:?}), unasked");
+            Err(ProviderError::new(ProviderErrorKind::Malformed, message))
+        }
+    }
 }
 
 /// An error and its causes in one line: the last one says most.
@@ -89,6 +128,39 @@ mod tests {
         check("retry-after", "soon", None);
         check("retry-after-ms", "1500", Some(Duration::from_millis(1500)));
         check("x-other", "7", None);
+    }
+
+    #[test]
+    fn what_to_do_follows_from_the_status() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(hint(500, &headers, None), "");
+        assert_eq!(hint(401, &headers, None), " (see the model's api_key_env)");
+        assert_eq!(hint(429, &headers, Some(Duration::from_secs(90))), " (it asks to wait 90s)");
+        headers.insert(LOCATION, "https://example.com/v1".parse().unwrap());
+        assert_eq!(
+            hint(307, &headers, None),
+            " (it redirects to \"https://example.com/v1\", which is not followed: see the \
+             model's base_url)"
+        );
+    }
+
+    #[test]
+    fn a_compressed_body_is_named_as_such() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(check_encoding(&headers), Ok(()));
+        headers.insert(CONTENT_ENCODING, "identity".parse().unwrap());
+        assert_eq!(check_encoding(&headers), Ok(()));
+        headers.insert(CONTENT_ENCODING, "gzip".parse().unwrap());
+        let error = check_encoding(&headers).unwrap_err();
+        assert_eq!(error.message, "the response is compressed (\"gzip\"), unasked");
+    }
+
+    #[test]
+    fn an_error_says_where_without_the_path() {
+        let url = Url::parse("https://key@example.com:8443/v1/secret?key=k").unwrap();
+        let mut error = ProviderError::new(ProviderErrorKind::Timeout, "it was silent");
+        place(&mut error, &url);
+        assert_eq!(error.message, "example.com:8443: it was silent");
     }
 
     #[test]

@@ -95,7 +95,10 @@ async fn a_status_brings_the_services_words_and_its_wish() {
     .await;
     let (said, error) = collect(client(&provider, |_| ()).stream(&request())).await;
     let error = error.unwrap();
-    assert_eq!((said.as_str(), error.message.as_str()), ("", "slow down"));
+    let (before, message) = error.message.split_once(": ").unwrap();
+    assert!(before.starts_with("127.0.0.1:"), "{before}");
+    let expected = "HTTP status 429: slow down (it asks to wait 7s)";
+    assert_eq!((said.as_str(), message), ("", expected));
     assert_eq!((error.kind, error.status), (ProviderErrorKind::Status, Some(429)));
     assert_eq!(error.retry_after, Some(Duration::from_secs(7)));
     assert!(error.is_transient());
@@ -104,8 +107,8 @@ async fn a_status_brings_the_services_words_and_its_wish() {
 #[tokio::test]
 async fn silence_comments_and_breaks_are_errors() {
     let short = |config: &mut ModelConfig| {
-        config.first_event_timeout = Duration::from_millis(80);
-        config.idle_timeout = Duration::from_millis(40);
+        config.first_event_timeout = Duration::from_millis(400);
+        config.idle_timeout = Duration::from_millis(200);
     };
     for (reply, said, kind) in [
         (0, "", ProviderErrorKind::Timeout),
