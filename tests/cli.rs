@@ -125,6 +125,7 @@ fn bad_usage_and_configuration_are_one_line_and_status_2() {
         (vec!["--nothing"], "unexpected argument '--nothing'"),
         (vec!["nothing"], "unrecognized subcommand 'nothing'"),
         (vec!["run"], "<PROMPT>"),
+        (vec!["run", " "], "the prompt is empty"),
         (vec!["run", "--execution", "both", "x"], "execution is \"sequential\""),
         (vec!["run", "--stream", "maybe", "x"], "invalid value 'maybe'"),
         (vec!["run", "--agent", "nobody", "x"], "no agent is called \"nobody\" (known: default)"),

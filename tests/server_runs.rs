@@ -212,7 +212,7 @@ async fn until_idle(service: &Service) {
 }
 
 #[tokio::test]
-async fn a_run_that_asks_for_more_than_its_agent_may_have_is_refused() {
+async fn a_run_that_asks_for_more_than_its_agent_may_have_or_for_nothing_is_refused() {
     let service = service(json!({"responses": [{"text": ["Hi."]}]})).await;
     let run = async |limits: Value| {
         let body = json!({"input": "go", "limits": limits, "wait": true});
@@ -221,5 +221,7 @@ async fn a_run_that_asks_for_more_than_its_agent_may_have_is_refused() {
     let (status, code) = run(json!({"max_turns": 99})).await.error();
     assert_eq!((status, code.as_str()), (400, "limit_too_high"));
     assert_eq!(run(json!({"max_turn": 9})).await.error().0, 400);
+    let empty = service.post("/v1/sessions/s/runs", json!({"input": " "})).await;
+    assert_eq!(empty.error(), (400, "empty_input".to_owned()));
     assert_eq!(run(json!({"max_turns": 1})).await.json()["run_end"], "answered");
 }

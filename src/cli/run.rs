@@ -53,6 +53,9 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
     if ["CALLSHEET_LOG", "RUST_LOG"].iter().any(|name| std::env::var_os(name).is_some()) {
         telemetry::init(LogFormat::Text).map_err(Failure::usage)?;
     }
+    if args.prompt.trim().is_empty() {
+        return Err(Failure::usage("the prompt is empty"));
+    }
     let Loaded { mut config, .. } = args.model.load()?;
     let agent = choose_agent(&config, args.agent.as_deref())?;
     let tools = setup::tools(&config)?;

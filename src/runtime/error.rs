@@ -30,6 +30,9 @@ pub enum HostError {
     /// The run asks for a tool that is not there.
     #[error("begin a run: tools: no tool is called {0:?}")]
     UnknownTool(String),
+    /// The input says nothing.
+    #[error("begin a run: the input is empty")]
+    EmptyInput,
     /// The session is closed, or died.
     #[error("ask the session: it is closed")]
     SessionClosed,
@@ -51,6 +54,7 @@ impl HostError {
             Self::RunInProgress => "run_in_progress",
             Self::TooHigh(_) => "limit_too_high",
             Self::UnknownTool(_) => "unknown_tool",
+            Self::EmptyInput => "empty_input",
             Self::SessionClosed => "session_closed",
             Self::ShuttingDown => "shutting_down",
         }

@@ -184,6 +184,9 @@ impl State {
             return Err(HostError::RunInProgress);
         }
         let RunRequest { input, overrides } = request;
+        if input.trim().is_empty() {
+            return Err(HostError::EmptyInput);
+        }
         let agent = self.agent.with(&overrides)?;
         let place = self.shared.place_for_a_run()?;
         self.run_agent = agent;

@@ -51,7 +51,8 @@ impl ApiError {
             HostError::UnknownAgent(_)
             | HostError::InvalidSessionId
             | HostError::TooHigh(_)
-            | HostError::UnknownTool(_) => StatusCode::BAD_REQUEST,
+            | HostError::UnknownTool(_)
+            | HostError::EmptyInput => StatusCode::BAD_REQUEST,
             HostError::SessionExists | HostError::RunInProgress => StatusCode::CONFLICT,
             HostError::SessionClosed => {
                 return Self::not_found("no_such_session", "the session is closed");
