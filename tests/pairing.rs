@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use callsheet::record::StopMode;
 use callsheet::rehearsal::{Call, Finish, Response, Script};
-use callsheet::runtime::HostCounts;
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::json;
 use support::tools::{Stage, registry};
@@ -103,11 +102,5 @@ async fn random_runs(seed: u64) {
     }
     assert_eq!(world.run("and at last?").await.run_end, RunEnd::Answered, "seed {seed}");
     world.assert_paired();
-    within(async {
-        let idle = HostCounts { sessions: 1, ..HostCounts::default() };
-        while world.host.counts() != idle {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    })
-    .await;
+    world.until_idle().await;
 }

@@ -44,13 +44,7 @@ async fn stopped(world: &World, phase: impl AsyncFnOnce(&mut Subscription)) -> R
     let again = world.run("and now?").await;
     assert_eq!((again.run_end, again.text.as_str()), (RunEnd::Answered, "Hello again."));
     world.assert_paired();
-    within(async {
-        let idle = HostCounts { sessions: 1, ..HostCounts::default() };
-        while world.host.counts() != idle {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    })
-    .await;
+    world.until_idle().await;
     report
 }
 

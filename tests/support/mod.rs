@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use callsheet::config::{BaseUrl, Config};
 use callsheet::rehearsal::{ReceivedRequest, Rehearsal, Script};
-use callsheet::runtime::{Host, HostSetup, OpenSession, RunReport, SessionHandle};
+use callsheet::runtime::{Host, HostCounts, HostSetup, OpenSession, RunReport, SessionHandle};
 use callsheet::telemetry::{Delivery, Subscription};
 use callsheet::tool::Registry;
 use callsheet::types::Execution;
@@ -66,6 +66,17 @@ impl World {
     pub(crate) fn last_messages(&self) -> Vec<Value> {
         let requests = self.model.requests();
         requests.last().unwrap().body["messages"].as_array().unwrap().clone()
+    }
+
+    /// Waits until nothing is left of the runs: no actor, no task, no tool.
+    pub(crate) async fn until_idle(&self) {
+        let idle = HostCounts { sessions: 1, ..HostCounts::default() };
+        within(async {
+            while self.host.counts() != idle {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        })
+        .await;
     }
 
     /// The provider refused nothing, and nothing had to be repaired.

@@ -1,0 +1,343 @@
+//! Visits the states of [`Turn`] that its surroundings can bring about, not the paths to them,
+//! and checks the invariants in each: whatever the order in which deltas, outcomes, records,
+//! timeouts, cancels, breaks and crashes come.
+
+mod checks;
+mod world;
+
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::call::{Call, Phase};
+use super::fixtures::{call, finish, more, rules, spec, text};
+use super::{
+    CancelReason, Effect, ResponseEnd, State, ToolDone, Turn, TurnEnd, TurnRules, TurnSpec,
+};
+use crate::config::OnExcess;
+use crate::context::History;
+use crate::event::Event;
+use crate::record::{Ending, Record};
+use crate::types::{
+    CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome,
+    ToolResult, ToolStatus,
+};
+use crate::wire::Delta;
+
+use world::{Action, World};
+
+const STATES_MAX: usize = 400_000;
+
+/// What may happen around a turn, and how often.
+#[derive(Clone)]
+struct Scenario {
+    name: String,
+    spec: TurnSpec,
+    /// One delta after the other, the same in each attempt.
+    response: Vec<Delta>,
+    breaks: u32,
+    crashes: u32,
+    /// A crash may leave any part of what was not yet durable, not only all or nothing.
+    torn: bool,
+    cancel: bool,
+    timeouts: bool,
+    failures: bool,
+    /// Records become durable at once, as with the memory engine.
+    at_once: bool,
+    /// No call with other effects stands between identical ones, so that these run once.
+    identical_run_once: bool,
+}
+
+fn fingerprint(world: &World) -> (u64, u64) {
+    let mut hasher = DefaultHasher::new();
+    world.hash(&mut hasher);
+    let first = hasher.finish();
+    first.hash(&mut hasher);
+    (first, hasher.finish())
+}
+
+/// Visits every state; returns how many there are.
+fn explore(scenario: &Scenario) -> usize {
+    let first = World::begin(scenario);
+    let mut seen = HashSet::from([fingerprint(&first)]);
+    let mut open = VecDeque::from([first]);
+    let mut commits = 0;
+    while let Some(world) = open.pop_front() {
+        let actions = world.actions(scenario);
+        commits += usize::from(world.committed);
+        assert!(!actions.is_empty() || world.committed, "{}: stuck", scenario.name);
+        for action in actions {
+            let mut next = world.clone();
+            next.act(action, scenario);
+            if seen.insert(fingerprint(&next)) {
+                assert!(seen.len() <= STATES_MAX, "{}: too many states", scenario.name);
+                open.push_back(next);
+            }
+        }
+    }
+    assert!(commits > 0, "{}: no turn was ever committed", scenario.name);
+    seen.len()
+}
+
+fn scenario(name: &str, execution: Execution, names: &[&str]) -> Scenario {
+    scenario_with(name, rules(execution), names)
+}
+
+/// Each call comes in two pieces, so that states between them are visited.
+fn scenario_with(name: &str, rules: TurnRules, names: &[&str]) -> Scenario {
+    let mut response = vec![text("so")];
+    for (index, tool) in (0..).zip(names) {
+        let (tool, arguments) = match tool.split_once(' ') {
+            Some((tool, arguments)) => (tool, arguments.to_owned()),
+            None => (*tool, format!("{{\"n\":{index}}}")),
+        };
+        let (head, tail) = arguments.split_at(arguments.len() / 2);
+        response.push(call(index, tool, head));
+        response.push(more(index, tail));
+    }
+    response.push(finish(FinishKind::ToolCalls));
+    Scenario {
+        name: name.to_owned(),
+        spec: spec(rules),
+        response,
+        breaks: 0,
+        crashes: 0,
+        torn: false,
+        cancel: false,
+        timeouts: false,
+        failures: false,
+        at_once: false,
+        identical_run_once: true,
+    }
+}
+
+const EXECUTIONS: [Execution; 3] =
+    [Execution::Sequential, Execution::Parallel { max: 2 }, Execution::Parallel { max: 8 }];
+
+fn total(scenarios: impl IntoIterator<Item = Scenario>) {
+    let mut states = 0;
+    let mut count = 0;
+    for scenario in scenarios {
+        states += explore(&scenario);
+        count += 1;
+    }
+    println!("{count} scenarios, {states} states");
+    assert!(states > count);
+}
+
+/// The mixes of calls that the features are tried on.
+const MIXES: [&[&str]; 9] = [
+    &["pure", "pure", "pure"],
+    &["effect", "pure", "effect"],
+    &["pure", "effect", "pure"],
+    &["pure", "exclusive", "pure"],
+    &["seal", "pure", "effect"],
+    &["pure", "barrier", "pure"],
+    &["pure {}", "pure {}", "pure {}"],
+    &["effect {}", "nobody", "effect {}"],
+    &["idempotent", "pure {\"n\":", "seal []"],
+];
+
+#[test]
+fn four_calls_in_every_execution() {
+    let mixes: [&[&str]; 3] = [
+        &["pure", "pure", "pure", "pure"],
+        &["pure", "effect", "exclusive", "pure"],
+        &["seal", "pure", "pure", "effect"],
+    ];
+    total(mixes.iter().flat_map(|mix| {
+        EXECUTIONS.map(|execution| scenario(&format!("{mix:?} {execution}"), execution, mix))
+    }));
+}
+
+fn each_mix(change: impl Fn(&mut Scenario)) {
+    total(MIXES.iter().flat_map(|mix| {
+        EXECUTIONS.map(|execution| {
+            let mut scenario = scenario(&format!("{mix:?} {execution}"), execution, mix);
+            change(&mut scenario);
+            scenario
+        })
+    }));
+}
+
+#[test]
+fn a_cancel_at_any_moment() {
+    each_mix(|scenario| scenario.cancel = true);
+}
+
+#[test]
+fn failures_and_timeouts_in_any_order() {
+    each_mix(|scenario| {
+        scenario.at_once = true;
+        scenario.failures = true;
+        scenario.timeouts = true;
+    });
+}
+
+#[test]
+fn a_break_at_any_moment() {
+    each_mix(|scenario| {
+        scenario.at_once = true;
+        scenario.breaks = 1;
+    });
+}
+
+#[test]
+fn breaks_until_the_attempts_are_used_up() {
+    total([&["pure", "effect"][..], &["seal", "pure"][..]].map(|mix| {
+        let mut scenario = scenario("breaks", Execution::Parallel { max: 8 }, mix);
+        scenario.breaks = 3;
+        scenario
+    }));
+}
+
+#[test]
+fn a_crash_at_any_moment() {
+    each_mix(|scenario| {
+        scenario.crashes = 1;
+        scenario.torn = true;
+    });
+}
+
+#[test]
+fn everything_at_once_on_two_calls() {
+    let mixes: [&[&str]; 5] = [
+        &["pure", "effect"],
+        &["seal", "pure"],
+        &["exclusive", "idempotent"],
+        &["pure {}", "pure {}"],
+        &["effect", "barrier"],
+    ];
+    total(mixes.iter().flat_map(|mix| {
+        EXECUTIONS.map(|execution| {
+            let mut scenario = scenario(&format!("{mix:?} {execution}"), execution, mix);
+            scenario.breaks = 1;
+            scenario.crashes = 1;
+            scenario.cancel = true;
+            scenario.failures = true;
+            scenario.timeouts = true;
+            scenario
+        })
+    }));
+}
+
+#[test]
+fn other_endings() {
+    let endings = [
+        (FinishKind::Length, true),
+        (FinishKind::ContentFilter, true),
+        (FinishKind::Error, true),
+        (FinishKind::Length, false),
+        (FinishKind::ContentFilter, false),
+    ];
+    total(endings.into_iter().flat_map(|(ending, at_once)| {
+        MIXES.map(|mix| {
+            let name = format!("{mix:?} {ending:?}");
+            let mut scenario = scenario(&name, Execution::Parallel { max: 8 }, mix);
+            *scenario.response.last_mut().unwrap() = finish(ending);
+            scenario.cancel = at_once;
+            scenario.crashes = u32::from(!at_once);
+            scenario.at_once = at_once;
+            scenario
+        })
+    }));
+}
+
+#[test]
+fn limits_flags_and_last_requests() {
+    let mix = &["pure", "effect", "pure", "seal", "pure"];
+    let mut scenarios = Vec::new();
+    for on_excess in [OnExcess::Answer, OnExcess::Truncate, OnExcess::Fail] {
+        let mut rules = rules(Execution::Parallel { max: 8 });
+        rules.limits.max_tool_calls_per_turn = Some(2);
+        rules.limits.on_excess = on_excess;
+        scenarios.push(scenario_with(&format!("{on_excess:?}"), rules, mix));
+    }
+    let mut single = rules(Execution::Parallel { max: 8 });
+    single.multi_tool_calls = false;
+    scenarios.push(scenario_with("one call", single, mix));
+    let mut late = rules(Execution::Parallel { max: 8 });
+    late.early_start = false;
+    scenarios.push(scenario_with("no early start", late, mix));
+    let mut last = scenario("last request", Execution::Sequential, mix);
+    last.spec.last_request = true;
+    scenarios.push(last);
+    let crashing = scenarios.clone().into_iter().map(|mut scenario| {
+        scenario.crashes = 1;
+        scenario.response.remove(0);
+        scenario
+    });
+    let crashing: Vec<_> = crashing.collect();
+    for scenario in &mut scenarios {
+        scenario.cancel = true;
+        scenario.breaks = 1;
+        scenario.at_once = true;
+    }
+    total(scenarios.into_iter().chain(crashing));
+}
+
+#[test]
+fn bytes_after_a_seal() {
+    let mixes: [&[&str]; 4] =
+        [&["pure", "pure"], &["seal", "pure"], &["effect", "effect"], &["pure {}", "pure {}"]];
+    total(mixes.iter().flat_map(|mix| {
+        EXECUTIONS.map(|execution| {
+            let mut scenario = scenario(&format!("{mix:?} {execution}"), execution, mix);
+            let end = scenario.response.pop().unwrap();
+            scenario.response.extend([more(0, " x"), end]);
+            scenario.cancel = true;
+            scenario.failures = true;
+            scenario
+        })
+    }));
+}
+
+/// Longer responses than can be visited whole: seeded random walks.
+#[test]
+fn random_walks_over_ten_calls() {
+    let names =
+        ["pure", "effect", "exclusive", "seal", "pure {}", "nobody", "barrier", "effect {}"];
+    let mut seed = 42_u64;
+    let mut random = move |below: usize| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (seed >> 33) as usize % below
+    };
+    for walk in 0..300 {
+        let mix: Vec<&str> = (0..10).map(|_| names[random(names.len())]).collect();
+        let execution = EXECUTIONS[random(EXECUTIONS.len())];
+        let mut scenario = scenario(&format!("walk {walk} {mix:?} {execution}"), execution, &mix);
+        scenario.identical_run_once = false;
+        scenario.breaks = 2;
+        scenario.crashes = 2;
+        scenario.cancel = true;
+        scenario.failures = true;
+        scenario.timeouts = true;
+        let mut world = World::begin(&scenario);
+        for step in 0.. {
+            assert!(step < 2_000, "{}: no end", scenario.name);
+            let mut actions = world.actions(&scenario);
+            // Rare events stay rare, or no walk would come far.
+            if random(10) > 0 {
+                actions.retain(|action| {
+                    !matches!(action, Action::Cancel | Action::Crash(_) | Action::Break)
+                });
+            }
+            let Some(action) = actions.get(random(actions.len().max(1))) else {
+                if world.committed {
+                    break;
+                }
+                assert!(!world.actions(&scenario).is_empty(), "{}: stuck", scenario.name);
+                continue;
+            };
+            world.act(*action, &scenario);
+        }
+    }
+}
+
+#[test]
+fn a_turn_is_shared_rules_and_small_state() {
+    let scenario = scenario("size", Execution::Sequential, &["pure"]);
+    let turn = Turn::new(scenario.spec);
+    assert!(Arc::strong_count(&turn.spec) == 1 && size_of::<Turn>() < 2048);
+}

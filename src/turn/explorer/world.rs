@@ -1,0 +1,290 @@
+//! The turn's surroundings, and what may happen in them.
+
+use super::*;
+
+/// The turn's surroundings.
+#[derive(Clone, Hash, PartialEq, Eq)]
+pub(super) struct World {
+    pub(super) turn: Turn,
+    /// Deltas of the open exchange that were delivered; none: no exchange is open.
+    pub(super) delivered: Option<usize>,
+    pub(super) running: BTreeSet<CallKey>,
+    /// Every call that was ever handed to its tool.
+    pub(super) begun: BTreeSet<CallKey>,
+    /// What tools answered while their calls ran.
+    pub(super) reported: BTreeMap<CallKey, ToolOutcome>,
+    /// Starts of calls with effects: which, and what they do.
+    pub(super) effects: Vec<(CallKey, String)>,
+    pub(super) log: Vec<Record>,
+    /// How many records of the log came from before the last crash.
+    pub(super) before_crash: u64,
+    pub(super) durable: u64,
+    pub(super) released: Vec<CallKey>,
+    pub(super) ended: BTreeMap<CallKey, ToolOutcome>,
+    pub(super) committed: bool,
+    pub(super) breaks: u32,
+    pub(super) crashes: u32,
+    pub(super) cancelled: bool,
+    /// The cancel came before everything was decided.
+    pub(super) cancel_counts: bool,
+    pub(super) now: Duration,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Action {
+    Deliver,
+    Close,
+    Break,
+    Outcome(CallKey, ToolStatus),
+    Recorded,
+    Timeout,
+    Cancel,
+    /// So many records of the log are left.
+    Crash(usize),
+}
+
+impl World {
+    pub(super) fn begin(scenario: &Scenario) -> Self {
+        let mut world = Self {
+            turn: Turn::new(scenario.spec.clone()),
+            delivered: None,
+            running: BTreeSet::new(),
+            begun: BTreeSet::new(),
+            reported: BTreeMap::new(),
+            effects: Vec::new(),
+            log: Vec::new(),
+            before_crash: 0,
+            durable: 0,
+            released: Vec::new(),
+            ended: BTreeMap::new(),
+            committed: false,
+            breaks: 0,
+            crashes: 0,
+            cancelled: false,
+            cancel_counts: false,
+            now: Duration::ZERO,
+        };
+        world.perform(scenario);
+        world
+    }
+
+    pub(super) fn actions(&self, scenario: &Scenario) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if self.committed {
+            return actions;
+        }
+        if let Some(delivered) = self.delivered {
+            actions.push(if delivered < scenario.response.len() {
+                Action::Deliver
+            } else {
+                Action::Close
+            });
+            if self.breaks < scenario.breaks {
+                actions.push(Action::Break);
+            }
+        }
+        for key in &self.running {
+            actions.push(Action::Outcome(*key, ToolStatus::Ok));
+            if scenario.failures {
+                actions.push(Action::Outcome(*key, ToolStatus::Failed));
+            }
+        }
+        if self.durable < self.log.len() as u64 {
+            actions.push(Action::Recorded);
+        }
+        if scenario.timeouts && self.turn.poll_timeout().is_some() {
+            actions.push(Action::Timeout);
+        }
+        if scenario.cancel && !self.cancelled {
+            actions.push(Action::Cancel);
+        }
+        if self.crashes < scenario.crashes {
+            // What was not yet said to be durable may be, or may not.
+            let (durable, written) = (self.durable as usize, self.log.len());
+            actions.push(Action::Crash(durable));
+            let from = if scenario.torn { durable + 1 } else { written.max(durable + 1) };
+            actions.extend((from..=written).map(Action::Crash));
+        }
+        actions
+    }
+
+    pub(super) fn act(&mut self, action: Action, scenario: &Scenario) {
+        let now = self.now;
+        match action {
+            Action::Deliver => {
+                let delivered = self.delivered.as_mut().unwrap();
+                let delta = scenario.response[*delivered].clone();
+                *delivered += 1;
+                self.turn.handle_deltas(now, vec![delta]);
+            }
+            Action::Close => {
+                self.delivered = None;
+                self.turn.handle_response_end(now, ResponseEnd::Closed);
+            }
+            Action::Break => {
+                self.delivered = None;
+                self.breaks += 1;
+                let error = ProviderError::new(ProviderErrorKind::Transport, "cut");
+                self.turn.handle_response_end(now, ResponseEnd::Failed(error));
+            }
+            Action::Outcome(key, status) => {
+                self.running.remove(&key);
+                let outcome = if status == ToolStatus::Ok {
+                    ToolOutcome::ok(key.index.to_string())
+                } else {
+                    ToolOutcome::not_ok(status, FailureKind::ToolError, "no")
+                };
+                self.reported.insert(key, outcome.clone());
+                self.turn.handle_outcome(now, key, ToolDone { outcome });
+            }
+            Action::Recorded => self.make_durable(),
+            Action::Timeout => {
+                self.now = self.now.max(self.turn.poll_timeout().unwrap());
+                self.turn.handle_timeout(self.now);
+            }
+            Action::Cancel => {
+                self.cancelled = true;
+                self.cancel_counts = self.turn.state != State::Over;
+                self.turn.handle_cancel(now, CancelReason::Stop);
+            }
+            Action::Crash(kept) => self.crash(kept, scenario),
+        }
+        self.perform(scenario);
+        self.check_settled();
+        self.check_late();
+    }
+
+    /// What was not written is lost, and so is everything that ran.
+    pub(super) fn crash(&mut self, kept: usize, scenario: &Scenario) {
+        self.crashes += 1;
+        self.log.truncate(kept);
+        self.durable = kept as u64;
+        self.before_crash = self.durable;
+        self.delivered = None;
+        self.running.clear();
+        self.reported.clear();
+        self.released.clear();
+        // What the journal knows is not told again.
+        self.ended.clear();
+        for record in &self.log {
+            if let Record::CallEnded { key, outcome, .. } = record {
+                self.ended.insert(*key, outcome.clone());
+            }
+        }
+        self.cancel_counts = false;
+        self.now = Duration::ZERO;
+        self.turn = Turn::resume(scenario.spec.clone(), &self.log);
+    }
+
+    /// Everything that could be decided was, and the turn counts what runs as we do.
+    pub(super) fn check_settled(&mut self) {
+        let before = (self.turn.records, self.turn.held.len());
+        self.turn.settle();
+        assert_eq!(self.turn.poll(), None, "something was left undecided");
+        assert_eq!((self.turn.records, self.turn.held.len()), before, "a result was left");
+        assert_eq!(self.turn.clock.running(), self.running.len(), "what runs is miscounted");
+    }
+
+    /// What comes too late changes nothing, and is counted.
+    pub(super) fn check_late(&mut self) {
+        let asking = self.turn.state == State::Asking;
+        let before = (self.turn.records, self.turn.held.len(), asking);
+        if !asking {
+            self.turn.handle_deltas(self.now, vec![text("late"), call(9, "pure", "{}")]);
+            self.turn.handle_response_end(self.now, ResponseEnd::Closed);
+            assert_eq!(self.turn.poll(), None, "a response that had ended went on");
+        }
+        for key in self.begun.difference(&self.running) {
+            let outcome = ToolOutcome::ok("late");
+            self.turn.handle_outcome(self.now, *key, ToolDone { outcome });
+            let counted = matches!(self.turn.poll(), Some(Effect::Emit(Event::OutcomeLate { .. })));
+            assert!(counted, "a late outcome counted");
+            assert_eq!(self.turn.poll(), None, "a late outcome did something");
+        }
+        let asking = self.turn.state == State::Asking;
+        let after = (self.turn.records, self.turn.held.len(), asking);
+        assert_eq!(before, after, "something late was recorded");
+    }
+
+    pub(super) fn make_durable(&mut self) {
+        self.durable = self.log.len() as u64;
+        self.turn.handle_recorded(self.now, self.durable - self.before_crash);
+    }
+
+    pub(super) fn perform(&mut self, scenario: &Scenario) {
+        loop {
+            while let Some(effect) = self.turn.poll() {
+                assert!(!self.committed || matches!(effect, Effect::Emit(_)), "after the commit");
+                self.perform_one(effect, scenario);
+            }
+            if !scenario.at_once || self.durable == self.log.len() as u64 {
+                return;
+            }
+            self.make_durable();
+        }
+    }
+
+    pub(super) fn perform_one(&mut self, effect: Effect, scenario: &Scenario) {
+        match effect {
+            Effect::Record(record) => {
+                if let Record::CallEnded { key, .. } = &record {
+                    assert!(!self.released.contains(key), "an outcome changed after its release");
+                }
+                self.log.push(record);
+            }
+            Effect::Request(plan) => {
+                assert_eq!(self.delivered, None, "two exchanges at once");
+                assert_eq!(plan.attempt, self.turn.attempt());
+                self.delivered = Some(0);
+            }
+            Effect::Disconnect => {
+                assert!(self.delivered.take().is_some(), "no exchange to disconnect");
+            }
+            Effect::Start(call) => self.check_start(&call.key, scenario),
+            Effect::Abort(key) => {
+                assert!(self.running.remove(&key), "abort of what does not run");
+            }
+            Effect::Emit(Event::CallEnded { result, .. }) => {
+                let durable = &self.log[..self.durable as usize];
+                let key = result.call.key;
+                assert!(
+                    durable
+                        .iter()
+                        .any(|r| matches!(r, Record::CallEnded { key: k, .. } if *k == key)),
+                    "an outcome was told before it was durable"
+                );
+                let before = self.ended.insert(key, result.outcome);
+                assert_eq!(before, None, "two outcomes were told");
+            }
+            Effect::Emit(Event::CallDiscarded { call, had_result }) => {
+                let told = self.ended.remove(&call.key).is_some();
+                assert!(had_result || !told || !self.is_tools_answer(&call.key));
+            }
+            Effect::Emit(_) => {}
+            Effect::Release(result) => {
+                assert!(matches!(self.turn.state, State::Judged { .. } | State::Over));
+                let key = result.call.key;
+                assert!(self.released.last() < Some(&key), "released out of order, or twice");
+                assert!(self.ended.contains_key(&key), "released before it was told");
+                self.released.push(key);
+            }
+            Effect::Commit(record) => {
+                self.committed = true;
+                let empty = Vec::new();
+                let calls = record.message.as_ref().map_or(&empty, |message| &message.calls);
+                let answered: Vec<_> = record.results.iter().map(|r| r.call.key).collect();
+                let asked: Vec<_> = calls.iter().map(|call| call.key).collect();
+                assert_eq!(answered, asked, "each call has one result, in call order");
+                assert_eq!(self.released, asked, "each result was released");
+                assert!(self.running.is_empty(), "something still runs");
+                assert_eq!(self.delivered, None, "the exchange is still open");
+                let cancelled = matches!(record.end, TurnEnd::Cancelled(_));
+                assert!(cancelled == self.cancel_counts || self.crashes > 0);
+                for result in &record.results {
+                    self.check_result(result);
+                }
+                self.check_journal(&record);
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The rules of a turn, one by one. The order of things is the explorer's business.
+#![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
+
+mod corners;
+mod endings;
+mod rules;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::fixtures::{call, finish, more, rules, spec, text};
+use super::{
+    CancelReason, Effect, ResponseEnd, ToolDone, Turn, TurnEnd, TurnRecord, TurnRules, TurnSpec,
+};
+use crate::config::OnExcess;
+use crate::event::Event;
+use crate::record::Record;
+use crate::types::{
+    Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome, ToolStatus,
+};
+use crate::wire::{CallPiece, Delta};
+
+/// A turn whose records are durable at once, and what it asked for.
+struct Driver {
+    turn: Turn,
+    now: Duration,
+    records: u64,
+    log: Vec<Record>,
+    started: Vec<String>,
+    aborted: Vec<u32>,
+    requests: Vec<(u32, bool)>,
+    disconnects: u32,
+    events: Vec<Event>,
+    commit: Option<TurnRecord>,
+}
+
+impl Driver {
+    fn new(spec: TurnSpec) -> Self {
+        let mut driver = Self {
+            turn: Turn::new(spec),
+            now: Duration::ZERO,
+            records: 0,
+            log: Vec::new(),
+            started: Vec::new(),
+            aborted: Vec::new(),
+            requests: Vec::new(),
+            disconnects: 0,
+            events: Vec::new(),
+            commit: None,
+        };
+        driver.pump();
+        driver
+    }
+
+    fn with(rules: TurnRules) -> Self {
+        Self::new(spec(rules))
+    }
+
+    fn pump(&mut self) {
+        loop {
+            let before = self.records;
+            while let Some(effect) = self.turn.poll() {
+                match effect {
+                    Effect::Record(record) => {
+                        self.records += 1;
+                        self.log.push(record);
+                    }
+                    Effect::Request(plan) => self.requests.push((plan.attempt, plan.streamed)),
+                    Effect::Disconnect => self.disconnects += 1,
+                    Effect::Start(call) => {
+                        self.started.push(format!("{}#{}", call.name, call.key.index));
+                    }
+                    Effect::Abort(key) => self.aborted.push(key.index),
+                    Effect::Emit(event) => self.events.push(event),
+                    Effect::Release(_) => {}
+                    Effect::Commit(record) => self.commit = Some(*record),
+                }
+            }
+            if self.records == before {
+                return;
+            }
+            self.turn.handle_recorded(self.now, self.records);
+        }
+    }
+
+    #[track_caller]
+    fn ended(&self, end: &TurnEnd) {
+        assert_eq!(&self.commit.as_ref().expect("the turn is over").end, end);
+    }
+
+    fn deltas(&mut self, deltas: impl IntoIterator<Item = Delta>) -> &mut Self {
+        self.turn.handle_deltas(self.now, deltas.into_iter().collect());
+        self.pump();
+        self
+    }
+
+    fn close(&mut self) -> &mut Self {
+        self.turn.handle_response_end(self.now, ResponseEnd::Closed);
+        self.pump();
+        self
+    }
+
+    fn well(&mut self) -> &mut Self {
+        self.deltas([finish(FinishKind::ToolCalls)]).close()
+    }
+
+    fn broken(&mut self) -> &mut Self {
+        let error = ProviderError::new(ProviderErrorKind::Transport, "cut");
+        self.turn.handle_response_end(self.now, ResponseEnd::Failed(error));
+        self.pump();
+        self
+    }
+
+    fn done(&mut self, index: u32, content: &str) -> &mut Self {
+        self.outcome(index, ToolOutcome::ok(content))
+    }
+
+    fn outcome(&mut self, index: u32, outcome: ToolOutcome) -> &mut Self {
+        let attempt = self.turn.attempt();
+        let key = crate::types::CallKey { turn: 1, attempt, index };
+        self.turn.handle_outcome(self.now, key, ToolDone { outcome });
+        self.pump();
+        self
+    }
+
+    /// Goes on from what the journal holds after a crash.
+    fn crash(&mut self, records_kept: usize) -> &mut Self {
+        self.log.truncate(records_kept);
+        let spec = self.turn.spec.as_ref().clone();
+        self.turn = Turn::resume(spec, &self.log);
+        self.records = 0;
+        self.started.clear();
+        self.pump();
+        self
+    }
+
+    fn count(&self, wanted: impl Fn(&Event) -> bool) -> usize {
+        self.events.iter().filter(|event| wanted(event)).count()
+    }
+
+    fn cancel(&mut self) -> &mut Self {
+        self.turn.handle_cancel(self.now, CancelReason::Stop);
+        self.pump();
+        self
+    }
+
+    #[track_caller]
+    fn started(&self, expected: &[&str]) {
+        assert_eq!(self.started, expected);
+    }
+
+    /// `name status kind content` of each result, in call order.
+    #[track_caller]
+    fn results(&self, expected: &[(&str, ToolStatus, Option<FailureKind>, &str)]) {
+        let record = self.commit.as_ref().expect("the turn is over");
+        let seen: Vec<_> = record
+            .results
+            .iter()
+            .map(|result| {
+                let outcome = &result.outcome;
+                (result.call.name.as_str(), outcome.status, outcome.kind, outcome.content.as_str())
+            })
+            .collect();
+        assert_eq!(seen, expected);
+    }
+
+    fn limits(&self) -> Vec<(String, u64, u64, String)> {
+        let limits = self.events.iter().filter_map(|event| match event {
+            Event::LimitReached { limit, value, maximum, action } => {
+                Some((limit.clone(), *value, *maximum, action.clone()))
+            }
+            _ => None,
+        });
+        limits.collect()
+    }
+}
+
+const PARALLEL: Execution = Execution::Parallel { max: 8 };
+const OK: ToolStatus = ToolStatus::Ok;
+const FAILED: ToolStatus = ToolStatus::Failed;
+const CANCELLED: ToolStatus = ToolStatus::Cancelled;
+const NOT_STARTED: Option<FailureKind> = Some(FailureKind::NotStarted);
