@@ -1,4 +1,4 @@
-//! Where the rules meet: what a review found, and what must stay found.
+//! Where the rules meet: what has gone wrong once, and must not again.
 
 use super::*;
 
