@@ -111,6 +111,7 @@ impl Shared {
         let metrics = self.telemetry.metrics();
         let (sessions, runs) = (self.gauges.sessions.count(), self.gauges.runs.count());
         metrics.runs_active(runs);
+        metrics.threads_abandoned(self.gauges.abandoned.count());
         metrics.sessions(telemetry::SessionState::Running, runs);
         metrics.sessions(telemetry::SessionState::Idle, sessions.saturating_sub(runs));
     }

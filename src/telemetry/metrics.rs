@@ -41,6 +41,7 @@ pub struct Metrics {
     dropped: Counter,
     lagged: Counter,
     runs_active: Gauge,
+    threads_abandoned: Gauge,
     sessions: Vec<(SessionState, Gauge)>,
 
     tools: PerTool,
@@ -150,6 +151,7 @@ impl Metrics {
             dropped: counter(names::CALLS_DROPPED),
             lagged: counter(names::SUBSCRIBERS_LAGGED),
             runs_active: names::RUNS_ACTIVE.gauge(&recorder, &[]),
+            threads_abandoned: names::THREADS_ABANDONED.gauge(&recorder, &[]),
             sessions: SessionState::ALL.into_iter().map(sessions).collect(),
             tools: PerTool::new(&recorder, tools),
             models: PerName::default(),
@@ -233,6 +235,11 @@ impl Metrics {
     /// Sets how many runs are going on.
     pub fn runs_active(&self, count: usize) {
         self.runs_active.set(count as f64);
+    }
+
+    /// Sets how many threads of blocking tools were given up and have not come back.
+    pub fn threads_abandoned(&self, count: usize) {
+        self.threads_abandoned.set(count as f64);
     }
 
     /// Counts subscribers that were let go because they were too slow.
@@ -596,6 +603,7 @@ mod tests {
         metrics.sessions(SessionState::Idle, 3);
         metrics.sessions(SessionState::Running, 2);
         metrics.runs_active(2);
+        metrics.threads_abandoned(1);
         metrics.subscribers_lagged(4);
         let page = telemetry.render();
         let ones = |name: &str| {
@@ -609,6 +617,7 @@ mod tests {
         assert_eq!(value(&page, "callsheet_sessions{state=\"idle\"}"), 3.0);
         assert_eq!(value(&page, "callsheet_sessions{state=\"running\"}"), 2.0);
         assert_eq!(value(&page, "callsheet_runs_active"), 2.0);
+        assert_eq!(value(&page, "callsheet_threads_abandoned"), 1.0);
         assert_eq!(value(&page, "callsheet_subscribers_lagged_total"), 4.0);
         for status in PerTool::STATUSES {
             assert!(metrics.tools.handles("clock", status).is_some());

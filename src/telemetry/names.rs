@@ -173,6 +173,8 @@ metrics! {
         "Runs that are over, by how they ended.";
     RUNS_ACTIVE "callsheet_runs_active" Kind::Gauge, Count, [],
         "Runs that are going on.";
+    THREADS_ABANDONED "callsheet_threads_abandoned" Kind::Gauge, Count, [],
+        "Threads of blocking tools that were given up and have not come back.";
     SESSIONS "callsheet_sessions" Kind::Gauge, Count, ["state"],
         "Open sessions by state.";
     SUBSCRIBERS_LAGGED "callsheet_subscribers_lagged_total" Kind::Counter, Count, [],
