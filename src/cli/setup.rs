@@ -120,10 +120,7 @@ pub(super) async fn rehearse(config: &mut Config) -> Result<Option<Rehearsal>, F
     if !config.needs_rehearsal() {
         return Ok(None);
     }
-    // Slow enough to be seen streaming.
-    let chunk_delay = std::time::Duration::from_millis(15);
-    let options = RehearsalOptions { chunk_delay, ..RehearsalOptions::default() };
-    let rehearsal = Rehearsal::start(options)
+    let rehearsal = Rehearsal::start(RehearsalOptions::watchable())
         .await
         .map_err(|error| Failure::failed(format!("start the rehearsal model: {error}")))?;
     config.set_rehearsal(BaseUrl::parse(&rehearsal.base_url()).map_err(Failure::failed)?);

@@ -67,7 +67,7 @@ impl RehearsalOptions {
     /// request kept, so that it may run for ever.
     #[must_use]
     pub fn watchable() -> Self {
-        Self { chunk_delay: Duration::from_millis(8), keep_requests: 0, ..Self::default() }
+        Self { chunk_delay: Duration::from_millis(15), keep_requests: 0, ..Self::default() }
     }
 }
 
