@@ -8,7 +8,7 @@
 
 use std::path::PathBuf;
 
-use callsheet::turn::{Accumulator, AccumulatorLimits, describe};
+use callsheet::turn::{Accumulator, AccumulatorLimits, describe, ended_well};
 use callsheet::wire::{Decoder, DecoderLimits, Framing, Wire};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -72,7 +72,7 @@ impl State {
         let mut deltas = Vec::new();
         self.decoder.finish(&mut deltas).unwrap();
         deltas.iter().for_each(|delta| drop(self.response.push(delta)));
-        let well = self.response.ended_well();
+        let well = ended_well(&self.response);
         self.response.end(well);
         self.response
     }
@@ -145,7 +145,7 @@ fn compare(recording: &Recording, response: &Accumulator, how: &str) {
     assert_eq!(found["problems"], json!([]), "{file} {how}");
     // A call is complete unless the response was cut off within it.
     for (at, call) in found["tool_calls"].as_array().unwrap().iter().enumerate() {
-        let ended = response.ended_well() || at + 1 < calls.len();
+        let ended = ended_well(response) || at + 1 < calls.len();
         assert_eq!(call["complete"], ended && call["arguments"].is_object(), "{file} {how}");
     }
 }

@@ -3,7 +3,7 @@
 use super::bucket::Bucket;
 use super::calls::Calls;
 use super::change::{AccumulatorLimits, Changes};
-use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
+use crate::types::{FinishReason, ProviderError, ProviderErrorKind, Usage};
 use crate::wire::{Delta, Problem};
 
 /// One response, as far as it has come.
@@ -108,20 +108,6 @@ impl Accumulator {
         changes
     }
 
-    /// Whether what has come is a response that ended well: with a finish reason that says so, or
-    /// with the wire's own sign of the end where the service sends no reason; and without error.
-    #[must_use]
-    pub fn ended_well(&self) -> bool {
-        if self.error.is_some() {
-            return false;
-        }
-        match self.finish.as_ref().map(|finish| finish.kind) {
-            Some(FinishKind::Stop | FinishKind::ToolCalls | FinishKind::Other) => true,
-            Some(FinishKind::Length | FinishKind::ContentFilter | FinishKind::Error) => false,
-            None => self.done,
-        }
-    }
-
     /// The calls with a name, in the order in which they were opened.
     #[must_use]
     pub fn calls(&self) -> &[Bucket] {
@@ -217,6 +203,7 @@ fn append(text: &mut String, piece: &str, bytes_max: usize) -> bool {
 mod tests {
     use super::*;
     use crate::turn::Change;
+    use crate::types::FinishKind;
     use crate::wire::CallPiece;
 
     fn response(deltas: &[Delta]) -> Accumulator {
@@ -240,24 +227,6 @@ mod tests {
 
     fn error(message: &str) -> Delta {
         Delta::Error(ProviderError::new(ProviderErrorKind::InStream, message))
-    }
-
-    #[test]
-    fn a_response_ends_well_by_its_reason_or_else_by_the_wires_sign() {
-        for (deltas, well) in [
-            (vec![finish(FinishKind::Stop)], true),
-            (vec![finish(FinishKind::ToolCalls)], true),
-            (vec![finish(FinishKind::Other)], true),
-            (vec![finish(FinishKind::Length), Delta::Done], false),
-            (vec![finish(FinishKind::ContentFilter), Delta::Done], false),
-            (vec![finish(FinishKind::Error), Delta::Done], false),
-            (vec![finish(FinishKind::Stop), error("m"), Delta::Done], false),
-            (vec![Delta::Text("a".into())], false),
-            (vec![Delta::Text("a".into()), Delta::Done], true),
-            (vec![], false),
-        ] {
-            assert_eq!(response(&deltas).ended_well(), well, "{deltas:?}");
-        }
     }
 
     #[test]
@@ -305,7 +274,6 @@ mod tests {
         let over = response(&[text("abc"), text("de"), text("f"), finish(FinishKind::Stop)]);
         assert_eq!(over.text(), "abc");
         assert_eq!(over.error().map(|error| error.kind), Some(ProviderErrorKind::TooLarge));
-        assert!(!over.ended_well());
     }
 
     #[test]

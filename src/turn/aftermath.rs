@@ -150,15 +150,8 @@ impl Turn {
         let was_streamed = self.plan.streamed;
         match self.attempts.after(&error, was_streamed) {
             Some(plan) => {
-                self.emit(Event::AttemptStarted {
-                    attempt: plan.attempt,
-                    model: self.spec.rules.model.clone(),
-                    streamed: plan.streamed,
-                    reason: error.message,
-                    wait: plan.wait,
-                    rollback: was_streamed && !plan.streamed,
-                });
-                self.begin_attempt(plan);
+                let rollback = was_streamed && !plan.streamed;
+                self.ask_again(plan, error.message, rollback);
             }
             None => {
                 self.state = State::Over;

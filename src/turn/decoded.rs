@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Accumulator, AccumulatorLimits, Bucket, understand};
+use super::{Accumulator, AccumulatorLimits, Bucket, ended_well, understand};
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 use crate::wire::{CallKind, Decoder, DecoderLimits, Delta, Framing, Problem, Wire};
 
@@ -29,8 +29,11 @@ pub fn decode_body(
     for delta in &deltas {
         response.push(delta);
     }
-    let well = response.ended_well();
-    response.end(well);
+    // Whatever has no name by now is no call.
+    response.end(false);
+    if ended_well(&response) {
+        response.end(true);
+    }
     response
 }
 

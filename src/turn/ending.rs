@@ -50,6 +50,12 @@ pub(super) fn judge(response: &Accumulator, end: ResponseEnd) -> Result<Ending, 
     }
 }
 
+/// Whether a response that was read to its end ended well.
+#[must_use]
+pub fn ended_well(response: &Accumulator) -> bool {
+    judge(response, ResponseEnd::Closed) == Ok(Ending::Well)
+}
+
 fn malformed(message: &str) -> ProviderError {
     ProviderError::new(ProviderErrorKind::Malformed, message)
 }
@@ -60,4 +66,37 @@ fn has_nameless_calls(response: &Accumulator) -> bool {
 
 fn all_whole(response: &Accumulator) -> bool {
     response.calls().iter().all(|call| matches!(understand(&call.raw), Arguments::Object { .. }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::turn::AccumulatorLimits;
+    use crate::turn::fixtures::{call, finish, text};
+    use crate::wire::Delta;
+
+    #[test]
+    fn a_response_ends_by_its_reason_or_else_by_the_wires_sign() {
+        let error = || Delta::Error(malformed("m"));
+        for (deltas, ending) in [
+            (vec![finish(FinishKind::Stop)], Some(Ending::Well)),
+            (vec![finish(FinishKind::ToolCalls)], Some(Ending::Well)),
+            (vec![finish(FinishKind::Other)], Some(Ending::Well)),
+            (vec![finish(FinishKind::Length), Delta::Done], Some(Ending::Length)),
+            (vec![finish(FinishKind::ContentFilter), Delta::Done], Some(Ending::Refused)),
+            (vec![Delta::Refusal("no".into()), finish(FinishKind::Stop)], Some(Ending::Refused)),
+            (vec![finish(FinishKind::Error), Delta::Done], None),
+            (vec![finish(FinishKind::Stop), error(), Delta::Done], None),
+            (vec![text("a")], None),
+            (vec![text("a"), Delta::Done], Some(Ending::Well)),
+            (vec![call(0, "pure", "{}"), Delta::Done], Some(Ending::Well)),
+            (vec![call(0, "pure", "{"), Delta::Done], None),
+            (vec![Delta::Done], None),
+            (vec![], None),
+        ] {
+            let mut response = Accumulator::new(AccumulatorLimits::default());
+            deltas.iter().for_each(|delta| drop(response.push(delta)));
+            assert_eq!(judge(&response, ResponseEnd::Closed).ok(), ending, "{deltas:?}");
+        }
+    }
 }

@@ -61,6 +61,7 @@ pub use effect::{
     AttemptPlan, CancelReason, Effect, ResponseEnd, ToolDone, TurnEnd, TurnRecord, TurnRules,
     TurnSpec,
 };
+pub use ending::ended_well;
 pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
 
 use crate::event::{CallLabel, Event};
@@ -268,12 +269,6 @@ impl Turn {
         });
         deadlines.min()
     }
-
-    /// Whether the commit is out.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.state == State::Over && self.held.is_empty() && self.outbox.is_empty()
-    }
 }
 
 impl Turn {
@@ -309,6 +304,19 @@ impl Turn {
 
     fn ask(&mut self) {
         let plan = self.attempts.first();
+        self.begin_attempt(plan);
+    }
+
+    /// Asks the model once more; what was shown of the turn is void.
+    fn ask_again(&mut self, plan: AttemptPlan, reason: String, rollback: bool) {
+        self.emit(Event::AttemptStarted {
+            attempt: plan.attempt,
+            model: self.spec.rules.model.clone(),
+            streamed: plan.streamed,
+            reason,
+            wait: plan.wait,
+            rollback,
+        });
         self.begin_attempt(plan);
     }
 

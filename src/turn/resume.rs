@@ -49,7 +49,7 @@ impl Turn {
         match known.response.take() {
             Some(response) => turn.resume_judged(response, &known),
             None if !known.intents.is_empty() => turn.resume_broken(&known),
-            None => turn.ask_again(known.attempt),
+            None => turn.resume_asking(known.attempt),
         }
         turn.settle();
         turn
@@ -103,7 +103,7 @@ impl Turn {
     }
 
     /// Nothing that counts had happened: the model is asked again.
-    fn ask_again(&mut self, attempt: u32) {
+    fn resume_asking(&mut self, attempt: u32) {
         if attempt == 0 {
             self.emit(Event::TurnStarted);
             self.ask();
@@ -117,15 +117,7 @@ impl Turn {
             kept: false,
         });
         let plan = self.attempts.first();
-        self.emit(Event::AttemptStarted {
-            attempt: plan.attempt,
-            model: self.spec.rules.model.clone(),
-            streamed: plan.streamed,
-            reason: error.message,
-            wait: plan.wait,
-            rollback: false,
-        });
-        self.begin_attempt(plan);
+        self.ask_again(plan, error.message, false);
     }
 
     fn restore_calls(&mut self, calls: &[ToolCall], known: &Known) {
