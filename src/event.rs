@@ -6,7 +6,7 @@
 
 mod view;
 
-pub use view::PublicEvent;
+pub use view::{PublicEvent, StatsReport};
 
 use std::time::Duration;
 

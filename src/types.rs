@@ -61,6 +61,30 @@ impl fmt::Display for RunId {
     }
 }
 
+/// What an open session is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SessionState {
+    /// It waits for an input.
+    Idle,
+    /// A run is going on in it.
+    Running,
+}
+
+impl SessionState {
+    /// Every state.
+    pub const ALL: [Self; 2] = [Self::Idle, Self::Running];
+
+    /// The word for clients and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Running => "running",
+        }
+    }
+}
+
 /// Why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

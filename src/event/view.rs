@@ -134,7 +134,7 @@ impl Published {
         let error = error.map(|RunError { code, message, .. }| ErrorView { code, message });
         let last = StreamEnd { run_end: end, text, error };
         [
-            Some(self.view("session_stats", &SessionStats::new(stats), 192)),
+            Some(self.view("session_stats", &StatsReport::from(stats), 192)),
             said,
             Some(self.view("stream_end", &last, text.len())),
         ]
@@ -273,21 +273,31 @@ struct LimitView<'a> {
     action: &'a str,
 }
 
-#[derive(Serialize)]
-struct SessionStats {
-    turns: u32,
-    tool_calls: u32,
-    input_tokens: u64,
-    output_tokens: u64,
-    duration_ms: u64,
-    model_ms: u64,
-    tools_ms: u64,
-    overhead_ms: u64,
-    overlap_saved_ms: u64,
+/// A run's sums, as `session_stats` tells them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct StatsReport {
+    /// Turns that were begun, the last request included.
+    pub turns: u32,
+    /// Calls that were answered.
+    pub tool_calls: u32,
+    /// Tokens read.
+    pub input_tokens: u64,
+    /// Tokens written.
+    pub output_tokens: u64,
+    /// From the run's start to its end.
+    pub duration_ms: u64,
+    /// While an exchange with the model was open.
+    pub model_ms: u64,
+    /// While at least one tool ran.
+    pub tools_ms: u64,
+    /// While neither.
+    pub overhead_ms: u64,
+    /// While both.
+    pub overlap_saved_ms: u64,
 }
 
-impl SessionStats {
-    fn new(stats: &RunStats) -> Self {
+impl From<&RunStats> for StatsReport {
+    fn from(stats: &RunStats) -> Self {
         Self {
             turns: stats.turns,
             tool_calls: stats.tool_calls,

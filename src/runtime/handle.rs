@@ -17,10 +17,10 @@ use super::message::{RunAccepted, SessionMessage};
 use super::publish::Listeners;
 use super::report::RunReport;
 use super::request::RunRequest;
-use super::snapshot::{SessionSnapshot, SessionState};
+use super::snapshot::SessionSnapshot;
 use crate::record::{Seq, StopMode};
 use crate::telemetry::Subscription;
-use crate::types::{RunId, SessionId};
+use crate::types::{RunId, SessionId, SessionState};
 
 /// A session of a host. Cloning is cheap; dropping closes nothing.
 #[derive(Clone)]

@@ -39,11 +39,13 @@ use ractor::rpc::CallResult;
 use ractor::{Actor, ActorRef, ActorStatus};
 use tokio::time::timeout;
 
+pub use crate::event::StatsReport;
+pub use crate::types::SessionState;
 pub use error::HostError;
 pub use handle::{ReportFuture, SessionHandle, SessionSummary, StartedRun};
-pub use report::{CallReport, RunReport, StatsReport};
+pub use report::{CallReport, RunReport};
 pub use request::RunRequest;
-pub use snapshot::{CurrentRun, SessionSnapshot, SessionState};
+pub use snapshot::{CurrentRun, SessionSnapshot};
 
 use crate::config::Config;
 use crate::journal::{Journal, MemoryJournal};

@@ -19,12 +19,12 @@ use super::message::{Accumulator, AccumulatorMessage, RunAccepted, SessionMessag
 use super::publish::Publisher;
 use super::request::RunRequest;
 use super::shared::Shared;
-use super::snapshot::{CurrentRun, SessionSnapshot, SessionState};
+use super::snapshot::{CurrentRun, SessionSnapshot};
 use crate::context::History;
 use crate::journal::SessionLog;
 use crate::record::{Record, StopMode};
 use crate::turn::CancelReason;
-use crate::types::{SessionId, Usage};
+use crate::types::{SessionId, SessionState, Usage};
 use run::ActiveRun;
 
 /// Runs a session.

@@ -13,8 +13,8 @@ use super::error::HostError;
 use super::gauge::{Gauges, Held};
 use super::handle::SessionHandle;
 use crate::journal::Journal;
-use crate::telemetry::{self, Telemetry};
-use crate::types::SessionId;
+use crate::telemetry::Telemetry;
+use crate::types::{SessionId, SessionState};
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -112,7 +112,7 @@ impl Shared {
         let (sessions, runs) = (self.gauges.sessions.count(), self.gauges.runs.count());
         metrics.runs_active(runs);
         metrics.threads_abandoned(self.gauges.abandoned.count());
-        metrics.sessions(telemetry::SessionState::Running, runs);
-        metrics.sessions(telemetry::SessionState::Idle, sessions.saturating_sub(runs));
+        metrics.sessions(SessionState::Running, runs);
+        metrics.sessions(SessionState::Idle, sessions.saturating_sub(runs));
     }
 }

@@ -2,21 +2,11 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::message::Message;
 use crate::record::Seq;
-use crate::types::{RunId, SessionId, Usage};
-
-/// What a session is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum SessionState {
-    /// It waits for an input.
-    Idle,
-    /// A run is going on in it.
-    Running,
-}
+use crate::types::{RunId, SessionId, SessionState, Usage};
 
 /// What a session holds.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -10,7 +10,8 @@ use super::families::{PerName, PerTool, PerValue, SharedRecorder};
 use super::names;
 use crate::event::{Event, Oddity, RunStats, TurnSummary};
 use crate::types::{
-    FailureKind, ProviderError, ProviderErrorKind, RunEnd, RunError, ToolResult, Usage,
+    FailureKind, ProviderError, ProviderErrorKind, RunEnd, RunError, SessionState, ToolResult,
+    Usage,
 };
 
 /// The metrics of one host. [`Metrics::record`] feeds what events tell; what no event tells (how
@@ -51,28 +52,6 @@ pub struct Metrics {
     attempts: PerValue<Option<ProviderErrorKind>>,
     oddities: PerValue<Oddity>,
     runs: PerValue<RunEnd>,
-}
-
-/// What an open session is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum SessionState {
-    /// It waits for an input.
-    Idle,
-    /// A run is going on in it.
-    Running,
-}
-
-impl SessionState {
-    const ALL: [Self; 2] = [Self::Idle, Self::Running];
-
-    /// The word for metrics.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Running => "running",
-        }
-    }
 }
 
 /// The handles of one model's good exchanges.

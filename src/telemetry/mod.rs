@@ -14,4 +14,4 @@ pub mod names;
 pub use bus::{Bus, Delivery, Subscription};
 pub use exporter::Telemetry;
 pub use logs::{LogFormat, init};
-pub use metrics::{Metrics, SessionState};
+pub use metrics::Metrics;
