@@ -11,9 +11,11 @@ pub use view::{PublicEvent, StatsReport};
 use std::time::Duration;
 
 use serde::Serialize;
+use serde_json::Value;
 
 use crate::types::{
-    CallKey, Execution, FinishReason, ProviderError, RunEnd, RunError, ToolResult, Usage,
+    ApprovalPhase, CallKey, Execution, FinishReason, ProviderError, RunEnd, RunError, ToolResult,
+    Usage, VariableName, Verdict,
 };
 
 /// One observable fact.
@@ -95,6 +97,31 @@ pub enum Event {
         key: CallKey,
         /// What it says.
         text: String,
+    },
+    /// People are asked about a call, and it waits for them.
+    ApprovalAsked {
+        /// What they are asked, and about what.
+        asked: Box<ApprovalRequest>,
+    },
+    /// They have said, or did not say in time.
+    ApprovalGiven {
+        /// The call.
+        call: CallLabel,
+        /// What they were asked.
+        phase: ApprovalPhase,
+        /// What was decided.
+        verdict: Verdict,
+        /// How long the call waited for it.
+        waited: Duration,
+    },
+    /// A call had read variables that an earlier call of its turn wrote meanwhile.
+    ConflictFound {
+        /// The call.
+        call: CallLabel,
+        /// The variables' names.
+        names: Vec<VariableName>,
+        /// Whether it is run again; if not, its writes were dropped.
+        rerun: bool,
     },
     /// What a call did or would have done counts no more: its response was void.
     CallDiscarded {
@@ -212,6 +239,22 @@ pub struct CallLabel {
     pub name: String,
 }
 
+/// What people are asked about a call.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ApprovalRequest {
+    /// The call.
+    pub call: CallLabel,
+    /// What they are asked.
+    pub phase: ApprovalPhase,
+    /// The arguments as they will be run, or were: a JSON object.
+    pub arguments: Value,
+    /// The SHA-256 of those arguments as compact JSON with sorted keys, in hex digits. A decision
+    /// brings it back, so that it is about these very arguments.
+    pub arguments_sha256: String,
+    /// The first 200 characters of the result, where there is one.
+    pub output_summary: Option<String>,
+}
+
 /// What is odd about arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -251,6 +294,8 @@ pub enum WaitingFor {
     Exclusive,
     /// One of the places of `max`.
     Capacity,
+    /// People, to say that it may run.
+    Approval,
 }
 
 /// What there is to know of a turn that is over.
@@ -281,7 +326,9 @@ pub struct TurnTimes {
     pub tools: Duration,
     /// While both.
     pub overlap: Duration,
-    /// While neither: our own doing.
+    /// While the turn waited for people and for nothing else.
+    pub people: Duration,
+    /// While none of these: our own doing.
     pub overhead: Duration,
     /// All tools' running times added up.
     pub tools_sum: Duration,

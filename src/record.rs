@@ -5,8 +5,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::types::{
-    CallKey, FinishReason, ProviderError, ResultNotes, RunEnd, RunError, RunId, ToolCall,
-    ToolOutcome, Usage,
+    ApprovalPhase, CallKey, FinishReason, Judgement, ProviderError, ReadSet, ResultNotes, RunEnd,
+    RunError, RunId, ToolCall, ToolOutcome, Usage, WriteSet,
 };
 
 /// A record's place in its session's journal: from 1, without gaps.
@@ -116,6 +116,37 @@ pub enum Record {
         /// Stays the same if the call is run again.
         idempotency_key: String,
     },
+    /// A call's tool has answered, but what comes of that is not decided yet: earlier calls may
+    /// still change what it has read, or people are asked.
+    CallReported {
+        /// Which call.
+        key: CallKey,
+        /// What the tool answered.
+        outcome: ToolOutcome,
+        /// What it has read of the session's variables.
+        #[serde(default)]
+        reads: ReadSet,
+        /// What it would write to them.
+        #[serde(skip_serializing_if = "WriteSet::is_empty", default)]
+        writes: WriteSet,
+    },
+    /// People are asked about a call.
+    ApprovalAsked {
+        /// Which call.
+        key: CallKey,
+        /// What they are asked.
+        phase: ApprovalPhase,
+    },
+    /// They have said, or did not say in time.
+    ApprovalGiven {
+        /// Which call.
+        key: CallKey,
+        /// What they were asked.
+        phase: ApprovalPhase,
+        /// What was decided.
+        #[serde(flatten)]
+        judgement: Judgement,
+    },
     /// A call has its outcome.
     CallEnded {
         /// Which call.
@@ -125,6 +156,9 @@ pub enum Record {
         /// What else there is to know of it.
         #[serde(default)]
         notes: ResultNotes,
+        /// What it writes to the session's variables.
+        #[serde(skip_serializing_if = "WriteSet::is_empty", default)]
+        writes: WriteSet,
     },
     /// The turn's message and results are in the history.
     TurnCommitted {

@@ -2,18 +2,22 @@
 //!
 //! Everything here is a plain value. Nothing here knows of HTTP, of actors or of time.
 
+mod approval;
 mod call;
 mod response;
+mod variables;
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+pub use approval::{ApprovalPhase, Judgement, Verdict};
 pub use call::{
     CallKey, FailureKind, ResultNotes, ToolCall, ToolOutcome, ToolResult, ToolStatus, metadata,
 };
 pub use response::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
+pub use variables::{ReadSet, VariableName, VariablesUse, WriteSet};
 
 /// The name of a session: `[A-Za-z0-9_-]{1,64}`. Cloning shares it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]

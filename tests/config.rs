@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use callsheet::config::{
-    AgentConfig, BaseUrl, Config, Limits, ModelConfig, OnExcess, REHEARSAL, StartPolicy,
+    AgentConfig, Approval, BaseUrl, Config, Limits, ModelConfig, OnExcess, REHEARSAL, StartPolicy,
     ToolEffect, ToolOverride, ToolPattern, Wire,
 };
 use callsheet::types::Execution;
@@ -124,6 +124,7 @@ cancel_grace = "5ms"
 run_timeout = "24h"
 max_arguments_bytes = 10
 max_result_bytes = 20
+max_variables_bytes = 30
 
 [tools.read_file]
 effect = "some"
@@ -133,6 +134,8 @@ idempotent = true
 repeatable = true
 blocking = false
 timeout = "5s"
+approval = "before"
+approval_timeout = "1h"
 root = "docs"
 
 [tools.http_get]
@@ -155,6 +158,7 @@ allow = ["localhost:8080", "10.0.0.0/8", "fd00::/8", "::1", "intranet"]
             run_timeout: Some(Duration::from_secs(86_400)),
             max_arguments_bytes: 10,
             max_result_bytes: 20,
+            max_variables_bytes: 30,
         },
         ..AgentConfig::new(REHEARSAL)
     };
@@ -169,6 +173,8 @@ allow = ["localhost:8080", "10.0.0.0/8", "fd00::/8", "::1", "intranet"]
         repeatable: Some(true),
         blocking: Some(false),
         timeout: Some(Duration::from_secs(5)),
+        approval: Some(Approval::BEFORE),
+        approval_timeout: Some(Duration::from_secs(3600)),
         root: Some(PathBuf::from("docs")),
         allow: Vec::new(),
     };

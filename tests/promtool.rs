@@ -126,6 +126,7 @@ fn events() -> Vec<Event> {
         started: Some(second),
         wait: second,
         duration: second,
+        writes: callsheet::types::WriteSet::default(),
     };
     vec![
         Event::ArgumentsOdd { call, id: "1".into(), oddity: Oddity::Invalid, raw: "[".into() },

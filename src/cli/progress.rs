@@ -93,6 +93,9 @@ impl Progress {
             | Event::ThinkingReceived { .. }
             | Event::CallDetected { .. }
             | Event::ArgumentsOdd { .. }
+            | Event::ApprovalAsked { .. }
+            | Event::ApprovalGiven { .. }
+            | Event::ConflictFound { .. }
             | Event::OutcomeLate { .. }
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
@@ -141,6 +144,7 @@ impl OpenCall {
                 WaitingFor::Ticket => "waits for its turn".to_owned(),
                 WaitingFor::Exclusive => "waits for an exclusive call".to_owned(),
                 WaitingFor::Capacity => "waits for a free place".to_owned(),
+                WaitingFor::Approval => "waits for a person".to_owned(),
             },
             Doing::Running { since } => time(now.saturating_sub(*since)),
         };
@@ -229,6 +233,7 @@ mod tests {
             started: None,
             wait: Duration::ZERO,
             duration: Duration::from_millis(1500),
+            writes: crate::types::WriteSet::default(),
         };
         Event::CallEnded { result: Box::new(result), parallel: false, early: false }
     }

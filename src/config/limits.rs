@@ -26,6 +26,8 @@ pub struct Limits {
     pub max_arguments_bytes: usize,
     /// The part of a result that the model is shown.
     pub max_result_bytes: usize,
+    /// The size of a session's variables: names, and values as JSON.
+    pub max_variables_bytes: usize,
 }
 
 impl Limits {
@@ -56,6 +58,9 @@ impl Limits {
             max_result_bytes: section
                 .read("max_result_bytes", values::count)
                 .unwrap_or(default.max_result_bytes),
+            max_variables_bytes: section
+                .read("max_variables_bytes", values::count)
+                .unwrap_or(default.max_variables_bytes),
         };
         section.finish();
         limits
@@ -74,6 +79,7 @@ impl Default for Limits {
             run_timeout: Some(Duration::from_secs(600)),
             max_arguments_bytes: 1024 * 1024,
             max_result_bytes: 64 * 1024,
+            max_variables_bytes: 256 * 1024,
         }
     }
 }

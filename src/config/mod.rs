@@ -23,7 +23,7 @@ pub use limits::{Limits, OnExcess};
 pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, MissingKey, ModelConfig, UnknownWire, Wire};
 pub use overrides::{LimitOverrides, RunOverrides, TooHigh};
 pub use source::{ConfigError, ConfigErrors};
-pub use tools::{StartPolicy, ToolEffect, ToolOverride};
+pub use tools::{Approval, StartPolicy, ToolEffect, ToolOverride};
 
 use source::{Origins, Source};
 use values::Parsed;

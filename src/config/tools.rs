@@ -33,6 +33,40 @@ pub enum StartPolicy {
     OnSeal,
 }
 
+/// When people are asked about a tool's calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Approval {
+    /// Whether a call may run.
+    pub before: bool,
+    /// Whether the model may see its result.
+    pub after: bool,
+}
+
+impl Approval {
+    /// Nobody is asked.
+    pub const NEVER: Self = Self { before: false, after: false };
+    /// Whether a call may run.
+    pub const BEFORE: Self = Self { before: true, after: false };
+    /// Whether the model may see its result.
+    pub const AFTER: Self = Self { before: false, after: true };
+
+    /// The words of the configuration and of requests.
+    pub(super) const WORDS: [(&'static str, Self); 3] =
+        [("never", Self::NEVER), ("before", Self::BEFORE), ("after", Self::AFTER)];
+
+    /// Whether people are asked at all.
+    #[must_use]
+    pub fn is_asked(self) -> bool {
+        self != Self::NEVER
+    }
+
+    /// Everything that one of the two asks for.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self { before: self.before || other.before, after: self.after || other.after }
+    }
+}
+
 /// What the file changes about one tool. None: as the tool's author set it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolOverride {
@@ -50,6 +84,10 @@ pub struct ToolOverride {
     pub blocking: Option<bool>,
     /// How long one call may run.
     pub timeout: Option<Duration>,
+    /// When people are asked about its calls.
+    pub approval: Option<Approval>,
+    /// How long they have to answer.
+    pub approval_timeout: Option<Duration>,
     /// Of `read_file`: the folder beneath which it reads.
     pub root: Option<PathBuf>,
     /// Of `http_get`: addresses that would be refused, each `host`, `host:port`, an address or a
@@ -69,6 +107,8 @@ impl ToolOverride {
             repeatable: section.read("repeatable", values::switch),
             blocking: section.read("blocking", values::switch),
             timeout: section.read("timeout", values::time),
+            approval: section.read("approval", |value| values::word(value, &Approval::WORDS)),
+            approval_timeout: section.read("approval_timeout", values::time),
             root: None,
             allow: Vec::new(),
         };

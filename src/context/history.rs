@@ -34,7 +34,7 @@ impl History {
             match record {
                 Record::RunStarted { input, .. } => history.push_user(input.clone()),
                 Record::ResponseEnded { message, .. } => open = Some(message.clone()),
-                Record::CallEnded { key, outcome, notes } => {
+                Record::CallEnded { key, outcome, notes, writes: _ } => {
                     outcomes.insert(*key, (outcome.clone(), notes.clone()));
                 }
                 Record::TurnCommitted { turn } => {
@@ -47,6 +47,9 @@ impl History {
                 | Record::AttemptStarted { .. }
                 | Record::AttemptFailed { .. }
                 | Record::CallIntended { .. }
+                | Record::CallReported { .. }
+                | Record::ApprovalAsked { .. }
+                | Record::ApprovalGiven { .. }
                 | Record::StopAsked { .. }
                 | Record::LimitReached { .. }
                 | Record::RunEnded { .. }
@@ -164,7 +167,7 @@ fn shorten(content: &str, bytes_max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{RunId, ToolCall, Usage};
+    use crate::types::{RunId, ToolCall, Usage, WriteSet};
     use std::time::Duration;
 
     fn call(index: u32) -> ToolCall {
@@ -186,6 +189,7 @@ mod tests {
             started: None,
             wait: Duration::ZERO,
             duration: Duration::ZERO,
+            writes: WriteSet::default(),
         }
     }
 
@@ -216,6 +220,7 @@ mod tests {
             key: result.call.key,
             outcome: result.outcome.clone(),
             notes: result.notes.clone(),
+            writes: WriteSet::default(),
         }));
         records.push(Record::TurnCommitted { turn: 1 });
         assert_eq!(History::fold(&records, 1024), live);

@@ -1,8 +1,11 @@
-//! What a session knows: its history. A machine: the session actor alone writes it.
+//! What a session knows: its history and its variables. Machines: the session actor alone writes
+//! them.
 #![warn(clippy::indexing_slicing)]
 
 mod history;
 mod pairing;
+mod variables;
 
 pub use history::History;
 pub use pairing::paired;
+pub use variables::{VARIABLE_NAME_BYTES_MAX, VariableError, Variables, View};

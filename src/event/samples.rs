@@ -43,6 +43,7 @@ pub(crate) fn result() -> ToolResult {
         started: Some(Duration::from_secs(1)),
         wait: Duration::from_millis(20),
         duration: Duration::from_millis(1_500),
+        writes: crate::types::WriteSet::default(),
     }
 }
 
@@ -58,6 +59,7 @@ pub(crate) fn summary() -> TurnSummary {
             model: Duration::from_millis(900),
             tools: Duration::from_millis(1_500),
             overlap: Duration::from_millis(401),
+            people: Duration::ZERO,
             overhead: Duration::from_millis(1),
             tools_sum: Duration::from_millis(1_600),
             tools_longest: Duration::from_millis(1_500),

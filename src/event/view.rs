@@ -1,5 +1,7 @@
 //! What clients are shown of an event: the names and fields that are promised to them.
 
+mod stats;
+
 use std::borrow::Cow;
 use std::fmt;
 use std::io;
@@ -8,10 +10,12 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use super::{CallLabel, Event, Published, RunStats, TurnSummary, WaitingFor};
+pub use stats::StatsReport;
+
+use super::{ApprovalRequest, CallLabel, Event, Published, RunStats, TurnSummary, WaitingFor};
 use crate::types::{
-    CallKey, Execution, FinishKind, RunEnd, RunError, RunId, SessionId, ToolCall, ToolResult,
-    ToolStatus, Usage,
+    ApprovalPhase, CallKey, Execution, FinishKind, RunEnd, RunError, RunId, SessionId, ToolCall,
+    ToolResult, ToolStatus, Usage,
 };
 
 /// Characters of a call's input or output that clients are shown, the ellipsis included.
@@ -83,7 +87,12 @@ impl Published {
             Event::RunEnded { agent: _, end, text, error, stats } => {
                 self.run_ended(*end, text, error.as_ref(), stats)
             }
+            Event::ApprovalAsked { asked } => {
+                self.one("tool_approval", &ToolApproval::new(asked), 512)
+            }
             Event::CallDetected { .. }
+            | Event::ApprovalGiven { .. }
+            | Event::ConflictFound { .. }
             | Event::ArgumentsOdd { .. }
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
@@ -223,6 +232,31 @@ struct ToolProgress<'a> {
 }
 
 #[derive(Serialize)]
+struct ToolApproval<'a> {
+    call_index: u32,
+    tool_id: Shown<CallKey>,
+    tool_name: &'a str,
+    phase: ApprovalPhase,
+    input: &'a Value,
+    arguments_sha256: &'a str,
+    output_summary: Option<Cow<'a, str>>,
+}
+
+impl<'a> ToolApproval<'a> {
+    fn new(asked: &'a ApprovalRequest) -> Self {
+        Self {
+            call_index: asked.call.key.index,
+            tool_id: Shown(asked.call.key),
+            tool_name: &asked.call.name,
+            phase: asked.phase,
+            input: &asked.arguments,
+            arguments_sha256: &asked.arguments_sha256,
+            output_summary: asked.output_summary.as_deref().map(summary),
+        }
+    }
+}
+
+#[derive(Serialize)]
 struct ToolResultView<'a> {
     call_index: u32,
     tool_id: Shown<CallKey>,
@@ -271,45 +305,6 @@ struct LimitView<'a> {
     value: u64,
     maximum: u64,
     action: &'a str,
-}
-
-/// A run's sums, as `session_stats` tells them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct StatsReport {
-    /// Turns that were begun, the last request included.
-    pub turns: u32,
-    /// Calls that were answered.
-    pub tool_calls: u32,
-    /// Tokens read.
-    pub input_tokens: u64,
-    /// Tokens written.
-    pub output_tokens: u64,
-    /// From the run's start to its end.
-    pub duration_ms: u64,
-    /// While an exchange with the model was open.
-    pub model_ms: u64,
-    /// While at least one tool ran.
-    pub tools_ms: u64,
-    /// While neither.
-    pub overhead_ms: u64,
-    /// While both.
-    pub overlap_saved_ms: u64,
-}
-
-impl From<&RunStats> for StatsReport {
-    fn from(stats: &RunStats) -> Self {
-        Self {
-            turns: stats.turns,
-            tool_calls: stats.tool_calls,
-            input_tokens: stats.usage.input_tokens,
-            output_tokens: stats.usage.output_tokens,
-            duration_ms: millis(stats.duration),
-            model_ms: millis(stats.model),
-            tools_ms: millis(stats.tools),
-            overhead_ms: millis(stats.overhead),
-            overlap_saved_ms: millis(stats.overlap),
-        }
-    }
 }
 
 #[derive(Serialize)]

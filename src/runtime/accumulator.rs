@@ -8,14 +8,14 @@ use tokio::time::Instant;
 
 use super::gauge::{Gauges, Held};
 use super::message::{
-    AccumulatorMessage, SessionMessage, StreamMessage, SupervisorMessage, TurnStart,
+    AccumulatorMessage, DecisionReply, SessionMessage, StreamMessage, SupervisorMessage, TurnStart,
 };
 use super::model::ModelRequest;
 use super::publish::Publisher;
 use super::task::Task;
 use crate::journal::{Appended, SessionLog};
 use crate::record::Record;
-use crate::turn::{Effect, Turn};
+use crate::turn::{ApprovalError, Effect, Turn};
 use crate::types::{CallKey, RunId};
 
 /// Owns the turn of a run, a new value for each turn.
@@ -38,6 +38,8 @@ pub(super) struct State {
     setup: AccumulatorSetup,
     current: Option<Current>,
     timer: Option<Timer>,
+    /// Answers to decisions that wait until so many records of the turn are durable.
+    answers: Vec<(u64, DecisionReply)>,
     _held: Held,
 }
 
@@ -51,6 +53,8 @@ struct Current {
     began: Instant,
     /// How many records the turn has asked for.
     records: u64,
+    /// How many of them are durable.
+    stored: u64,
 }
 
 /// The one timer. It may fire too early, which the machine does not mind.
@@ -70,7 +74,7 @@ impl Actor for AccumulatorActor {
         setup: AccumulatorSetup,
     ) -> Result<State, ActorProcessingErr> {
         let held = setup.gauges.actors.hold();
-        Ok(State { setup, current: None, timer: None, _held: held })
+        Ok(State { setup, current: None, timer: None, answers: Vec::new(), _held: held })
     }
 
     async fn handle(
@@ -104,6 +108,7 @@ impl Actor for AccumulatorActor {
                     return Ok(());
                 }
                 current.turn.handle_recorded(now, upto);
+                state.stored(upto);
             }
             AccumulatorMessage::TimerFired => {
                 state.timer = None;
@@ -113,6 +118,13 @@ impl Actor for AccumulatorActor {
             AccumulatorMessage::Cancel { why } => {
                 let Some((current, now)) = state.now() else { return Ok(()) };
                 current.turn.handle_cancel(now, why);
+            }
+            AccumulatorMessage::Decide { key, decision, reply } => {
+                let Some((current, now)) = state.now() else { return Ok(()) };
+                let taken = current.turn.handle_approval(now, key, decision);
+                state.settle(&myself);
+                state.answer(reply, taken);
+                return Ok(());
             }
         }
         state.settle(&myself);
@@ -141,7 +153,7 @@ impl Current {
             turn.handle_cancel(Duration::ZERO, why);
         }
         let began = Instant::now();
-        Self { turn, number, run, request, idempotency_scope, began, records: 0 }
+        Self { turn, number, run, request, idempotency_scope, began, records: 0, stored: 0 }
     }
 
     fn idempotency_key(&self, key: CallKey) -> String {
@@ -178,7 +190,7 @@ impl State {
                         request = None;
                         self.setup.perform(effect, current, myself);
                     }
-                    other @ (Effect::Start(_)
+                    other @ (Effect::Start(..)
                     | Effect::Abort(_)
                     | Effect::Emit(_)
                     | Effect::Release(_)
@@ -188,12 +200,34 @@ impl State {
             if records.is_empty() || !self.setup.store(&mut records, current, myself) {
                 break;
             }
+            current.stored = current.records;
             current.turn.handle_recorded(current.began.elapsed(), current.records);
         }
         if let Some(request) = request {
             self.setup.perform(request, current, myself);
         }
         self.arm(myself);
+    }
+
+    /// Tells what came of a decision, a good one when it is durable.
+    fn answer(&mut self, reply: DecisionReply, taken: Result<(), ApprovalError>) {
+        let current = self.current.as_ref().filter(|current| current.stored < current.records);
+        match (taken, current) {
+            (Ok(()), Some(current)) => self.answers.push((current.records, reply)),
+            (taken, _) => {
+                // Whoever decided may be gone.
+                let _ = reply.send(taken);
+            }
+        }
+    }
+
+    fn stored(&mut self, upto: u64) {
+        if let Some(current) = self.current.as_mut() {
+            current.stored = upto;
+        }
+        for (_, reply) in self.answers.extract_if(.., |(needs, _)| *needs <= upto) {
+            let _ = reply.send(Ok(()));
+        }
     }
 
     fn arm(&mut self, myself: &ActorRef<AccumulatorMessage>) {
@@ -249,11 +283,12 @@ impl AccumulatorSetup {
             Effect::Disconnect => {
                 let _ = self.stream.cast(StreamMessage::Disconnect);
             }
-            Effect::Start(call) => {
+            Effect::Start(call, variables) => {
                 let _ = self.supervisor.cast(SupervisorMessage::StartTool {
                     run: of.run.clone(),
                     idempotency_key: of.idempotency_key(call.key),
                     call,
+                    variables,
                     to: myself.clone(),
                 });
             }

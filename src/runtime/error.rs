@@ -1,6 +1,7 @@
 //! Why a host refuses.
 
 use crate::config::TooHigh;
+use crate::turn::ApprovalError;
 
 /// Why a host or a session does not do what it is asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,6 +34,9 @@ pub enum HostError {
     /// The input says nothing.
     #[error("begin a run: the input is empty")]
     EmptyInput,
+    /// The decision about a call does not count.
+    #[error("decide about a call: {0}")]
+    Approval(#[from] ApprovalError),
     /// The session is closed, or died.
     #[error("ask the session: it is closed")]
     SessionClosed,
@@ -55,6 +59,9 @@ impl HostError {
             Self::TooHigh(_) => "limit_too_high",
             Self::UnknownTool(_) => "unknown_tool",
             Self::EmptyInput => "empty_input",
+            Self::Approval(ApprovalError::NotAsked) => "no_such_approval",
+            Self::Approval(ApprovalError::Stale) => "stale_approval",
+            Self::Approval(ApprovalError::Decided(_)) => "already_decided",
             Self::SessionClosed => "session_closed",
             Self::ShuttingDown => "shutting_down",
         }

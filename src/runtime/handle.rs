@@ -20,7 +20,8 @@ use super::request::RunRequest;
 use super::snapshot::SessionSnapshot;
 use crate::record::{Seq, StopMode};
 use crate::telemetry::Subscription;
-use crate::types::{RunId, SessionId, SessionState};
+use crate::turn::Decision;
+use crate::types::{CallKey, RunId, SessionId, SessionState};
 
 /// A session of a host. Cloning is cheap; dropping closes nothing.
 #[derive(Clone)]
@@ -104,6 +105,16 @@ impl SessionHandle {
     /// When the session is closed.
     pub async fn stop(&self, mode: StopMode) -> Result<(), HostError> {
         self.ask(|reply| SessionMessage::Stop { mode, reply }).await
+    }
+
+    /// Decides about a call that waits for people. The first decision stands; the same again is
+    /// no error. Returns when the decision is durable.
+    ///
+    /// # Errors
+    /// When nothing is asked about the call, the decision is about other arguments, it was decided
+    /// otherwise before, or the session is closed.
+    pub async fn decide(&self, key: CallKey, decision: Decision) -> Result<(), HostError> {
+        Ok(self.ask(|reply| SessionMessage::Decide { key, decision, reply }).await??)
     }
 
     /// What the session holds.

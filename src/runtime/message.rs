@@ -14,8 +14,11 @@ use super::model::ModelRequest;
 use super::report::RunReport;
 use super::request::RunRequest;
 use super::snapshot::SessionSnapshot;
+use crate::context::Variables;
 use crate::record::{Record, Seq, StopMode};
-use crate::turn::{AttemptPlan, CancelReason, ResponseEnd, ToolDone, TurnRecord, TurnSpec};
+use crate::turn::{
+    ApprovalError, AttemptPlan, CancelReason, Decision, ResponseEnd, ToolDone, TurnRecord, TurnSpec,
+};
 use crate::types::{CallKey, RunId, SessionId, ToolCall};
 use crate::wire::Delta;
 
@@ -46,8 +49,8 @@ pub(super) enum SessionMessage {
     Close { reply: RpcReplyPort<()> },
     /// A turn is over. Counted only if it comes from the run's present actors.
     TurnCommitted { epoch: u64, record: Box<TurnRecord> },
-    /// `run_timeout` passed.
-    RunTimedOut { run: RunId },
+    /// Somebody has decided about a call.
+    Decide { key: CallKey, decision: Decision, reply: DecisionReply },
     /// Name the actors of the run: stream, accumulator, supervisor.
     #[cfg(test)]
     NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 3]>> },
@@ -88,6 +91,8 @@ pub(super) enum AccumulatorMessage {
     TimerFired,
     /// End the turn.
     Cancel { why: CancelReason },
+    /// Somebody has decided about a call.
+    Decide { key: CallKey, decision: Decision, reply: DecisionReply },
 }
 
 /// The accumulator of a run, for those who report to it.
@@ -104,10 +109,19 @@ pub(super) struct TurnStart {
     pub(super) cancel: Option<CancelReason>,
 }
 
+/// Tells whoever decided about a call what came of it.
+pub(super) type DecisionReply = RpcReplyPort<Result<(), ApprovalError>>;
+
 /// To the supervisor of a run's tool calls.
 pub(super) enum SupervisorMessage {
     /// Run a call.
-    StartTool { run: RunId, call: ToolCall, idempotency_key: String, to: Accumulator },
+    StartTool {
+        run: RunId,
+        call: ToolCall,
+        variables: Variables,
+        idempotency_key: String,
+        to: Accumulator,
+    },
     /// Tell a call to stop, and kill it after the grace.
     AbortTool { key: CallKey },
     /// Kill a call that did not stop.

@@ -63,7 +63,7 @@ pub struct CallReport {
 impl From<ToolResult> for CallReport {
     fn from(result: ToolResult) -> Self {
         let metadata = result.metadata();
-        let ToolResult { call, outcome, notes: _, started, wait, duration } = result;
+        let ToolResult { call, outcome, notes: _, started, wait, duration, writes: _ } = result;
         Self {
             turn: call.key.turn,
             call_index: call.key.index,

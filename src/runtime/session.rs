@@ -15,16 +15,16 @@ use super::agent::Agent;
 use super::error::HostError;
 use super::gauge::Held;
 use super::handle::SessionHandle;
-use super::message::{Accumulator, AccumulatorMessage, RunAccepted, SessionMessage};
+use super::message::{Accumulator, AccumulatorMessage, DecisionReply, RunAccepted, SessionMessage};
 use super::publish::Publisher;
 use super::request::RunRequest;
 use super::shared::Shared;
 use super::snapshot::{CurrentRun, SessionSnapshot};
-use crate::context::History;
+use crate::context::{History, Variables};
 use crate::journal::SessionLog;
-use crate::record::{Record, StopMode};
-use crate::turn::CancelReason;
-use crate::types::{SessionId, SessionState, Usage};
+use crate::record::{Record, Seq, StopMode};
+use crate::turn::{ApprovalError, CancelReason, Decision};
+use crate::types::{CallKey, SessionId, SessionState, Usage};
 use run::ActiveRun;
 
 /// Runs a session.
@@ -50,6 +50,7 @@ pub(super) struct State {
     publisher: Publisher,
     log: Arc<SessionLog>,
     history: History,
+    variables: Variables,
     usage: Usage,
     /// The session's last turn, committed or not.
     turn: u32,
@@ -114,11 +115,7 @@ impl Actor for SessionActor {
                     state.commit(*record);
                 }
             }
-            SessionMessage::RunTimedOut { run } => {
-                if state.run.as_ref().is_some_and(|active| active.id == run) {
-                    state.cancel(CancelReason::RunTimeout);
-                }
-            }
+            SessionMessage::Decide { key, decision, reply } => state.decide(key, decision, reply),
             #[cfg(test)]
             SessionMessage::NameActors { reply } => {
                 let _ = reply.send(state.run.as_ref().map(|run| run.actors.cells()));
@@ -161,6 +158,7 @@ impl State {
             publisher,
             log,
             history: History::new(),
+            variables: Variables::default(),
             usage: Usage::default(),
             turn: 0,
             run: None,
@@ -191,7 +189,7 @@ impl State {
         let place = self.shared.place_for_a_run()?;
         self.run_agent = agent;
         let actors = self.spawn_actors(myself).await.map_err(|_| HostError::SessionClosed)?;
-        let accepted = self.begin_run(myself, input, actors, place);
+        let accepted = self.begin_run(input, actors, place);
         self.running.store(true, Ordering::Release);
         self.shared.show_counts();
         Ok(accepted)
@@ -234,6 +232,27 @@ impl State {
         let _ = run.actors.accumulator.cast(AccumulatorMessage::Cancel { why });
     }
 
+    /// Hands a decision to the turn that it is about, or says what became of an earlier one.
+    fn decide(&self, key: CallKey, decision: Decision, reply: DecisionReply) {
+        if let Some(run) = self.run.as_ref().filter(|_| key.turn == self.turn) {
+            // An accumulator that is gone drops the reply: whoever decides asks again.
+            let _ =
+                run.actors.accumulator.cast(AccumulatorMessage::Decide { key, decision, reply });
+            return;
+        }
+        let records = self.log.records_since(Seq(0));
+        let given = records.iter().rev().find_map(|record| {
+            let Record::ApprovalGiven { key: of, phase, judgement } = record else { return None };
+            let is_meant = *of == key && decision.phase.is_none_or(|asked| asked == *phase);
+            is_meant.then_some(judgement.verdict)
+        });
+        let _ = reply.send(match given {
+            None => Err(ApprovalError::NotAsked),
+            Some(given) if given == decision.judgement.verdict => Ok(()),
+            Some(given) => Err(ApprovalError::Decided(given)),
+        });
+    }
+
     fn snapshot(&self) -> SessionSnapshot {
         let run = self.run.as_ref();
         SessionSnapshot {
@@ -242,6 +261,7 @@ impl State {
             state: if run.is_some() { SessionState::Running } else { SessionState::Idle },
             seq: self.log.last(),
             history: self.history.messages().to_vec(),
+            variables: self.variables.clone(),
             current_run: run.map(|run| CurrentRun { run_id: run.id.clone(), turn: self.turn }),
             usage: self.usage,
         }

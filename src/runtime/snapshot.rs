@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
+use crate::context::Variables;
 use crate::message::Message;
 use crate::record::Seq;
 use crate::types::{RunId, SessionId, SessionState, Usage};
@@ -21,6 +22,8 @@ pub struct SessionSnapshot {
     pub seq: Seq,
     /// Its history; what the running turn said is not in it yet.
     pub history: Vec<Arc<Message>>,
+    /// Its variables, by name.
+    pub variables: Variables,
     /// The run that goes on.
     pub current_run: Option<CurrentRun>,
     /// What all its runs cost.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -14,10 +15,11 @@ use super::message::{Accumulator, AccumulatorMessage, SupervisorMessage, ToolMes
 use super::publish::Publisher;
 use super::task::Task;
 use super::tool::{Slot, ToolActor, Work, failed};
+use crate::context::View;
 use crate::event::Event;
-use crate::tool::{ProgressSink, Registered, ToolContext};
+use crate::tool::{ProgressSink, Registered, SharedView, ToolContext};
 use crate::turn::ToolDone;
-use crate::types::{CallKey, FailureKind, RunId, ToolCall, ToolOutcome, excerpt};
+use crate::types::{CallKey, FailureKind, RunId, ToolCall, ToolOutcome, VariablesUse, excerpt};
 
 /// How many progress texts one call may send; further ones are dropped.
 const PROGRESS_PER_CALL_MAX: u32 = 1000;
@@ -32,6 +34,7 @@ pub(super) struct ToolSupervisor;
 pub(super) struct SupervisorSetup {
     pub(super) tools: Arc<BTreeMap<String, Registered>>,
     pub(super) cancel_grace: Duration,
+    pub(super) max_variables_bytes: usize,
     /// A tool that keeps its context for longer than the run does not keep this alive.
     pub(super) publisher: Arc<Publisher>,
     pub(super) pool: BlockingPool,
@@ -50,6 +53,8 @@ struct Running {
     key: CallKey,
     actor: ActorCell,
     slot: Slot,
+    /// What it does with variables, whatever becomes of its actor.
+    view: SharedView,
     to: Accumulator,
     cancellation: CancellationToken,
     /// However the call ends, and if only with this supervisor: a thread that computes for it, or
@@ -81,8 +86,10 @@ impl Actor for ToolSupervisor {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            SupervisorMessage::StartTool { run, call, idempotency_key, to } => {
-                state.start(&myself, &run, call, idempotency_key, to).await;
+            SupervisorMessage::StartTool { run, call, variables, idempotency_key, to } => {
+                let bytes_max = state.setup.max_variables_bytes;
+                let view = Arc::new(Mutex::new(View::new(variables, bytes_max)));
+                state.start(&myself, &run, call, view, idempotency_key, to).await;
             }
             SupervisorMessage::AbortTool { key } => state.abort(&myself, key),
             SupervisorMessage::KillTool { key } => state.kill(key),
@@ -118,13 +125,15 @@ impl State {
         myself: &ActorRef<SupervisorMessage>,
         run: &RunId,
         call: ToolCall,
+        view: SharedView,
         idempotency_key: String,
         to: Accumulator,
     ) {
         let key = call.key;
         let Some(registered) = self.setup.tools.get(&call.name) else {
             // The turn offers only tools of this very map.
-            report(&to, key, failed(FailureKind::UnknownTool, "no tool has this name"));
+            let outcome = failed(FailureKind::UnknownTool, "no tool has this name");
+            report(&to, key, ToolDone { outcome, used: VariablesUse::default() });
             return;
         };
         let cancellation = CancellationToken::new();
@@ -137,7 +146,8 @@ impl State {
                 idempotency_key,
                 cancellation.clone(),
                 self.progress(run, key, &slot, &cancellation),
-            ),
+            )
+            .with_variables(Arc::clone(&view)),
             pool: registered.spec.blocking.then(|| self.setup.pool.clone()),
             slot: Arc::clone(&slot),
             held: [self.setup.gauges.actors.hold(), self.setup.gauges.tools.hold()],
@@ -148,6 +158,7 @@ impl State {
                     key,
                     actor: actor.get_cell(),
                     slot,
+                    view,
                     to,
                     _over: cancellation.clone().drop_guard(),
                     cancellation,
@@ -159,7 +170,8 @@ impl State {
                 let _ = actor.cast(ToolMessage::Run);
             }
             Err(error) => {
-                report(&to, key, failed(FailureKind::Killed, &format!("not started: {error}")));
+                let outcome = failed(FailureKind::Killed, &format!("not started: {error}"));
+                report(&to, key, ToolDone { outcome, used: VariablesUse::default() });
             }
         }
     }
@@ -223,7 +235,8 @@ impl State {
     fn ended(&mut self, actor: ActorId, died: impl FnOnce() -> ToolOutcome) {
         let Some(running) = self.running.remove(&actor) else { return };
         let outcome = running.slot.lock().take().unwrap_or_else(died);
-        report(&running.to, running.key, outcome);
+        let used = running.view.lock().take();
+        report(&running.to, running.key, ToolDone { outcome, used });
     }
 
     /// A killed actor whose tool never awaits cannot be waited for.
@@ -234,7 +247,7 @@ impl State {
     }
 }
 
-fn report(to: &Accumulator, key: CallKey, outcome: ToolOutcome) {
+fn report(to: &Accumulator, key: CallKey, done: ToolDone) {
     // An accumulator that is gone has a successor which answers the call from the journal.
-    let _ = to.cast(AccumulatorMessage::ToolFinished { key, done: ToolDone { outcome } });
+    let _ = to.cast(AccumulatorMessage::ToolFinished { key, done });
 }

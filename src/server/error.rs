@@ -4,6 +4,7 @@ use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
 use crate::runtime::HostError;
+use crate::turn::ApprovalError;
 
 /// An answer that is no success.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +54,10 @@ impl ApiError {
             | HostError::TooHigh(_)
             | HostError::UnknownTool(_)
             | HostError::EmptyInput => StatusCode::BAD_REQUEST,
-            HostError::SessionExists | HostError::RunInProgress => StatusCode::CONFLICT,
+            HostError::Approval(ApprovalError::NotAsked) => StatusCode::NOT_FOUND,
+            HostError::SessionExists | HostError::RunInProgress | HostError::Approval(_) => {
+                StatusCode::CONFLICT
+            }
             HostError::SessionClosed => {
                 return Self::not_found("no_such_session", "the session is closed");
             }

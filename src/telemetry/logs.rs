@@ -63,6 +63,9 @@ pub fn log(published: &Published) {
         | Event::CallEnded { .. }
         | Event::OutcomeLate { .. }
         | Event::ResultReleased { .. } => call(of),
+        Event::ApprovalAsked { .. } | Event::ApprovalGiven { .. } | Event::ConflictFound { .. } => {
+            judged(of);
+        }
         Event::ResponseEnded { names, .. } => {
             if !names.is_empty() {
                 line!(info, of, count = names.len(), ?names, "tool_calls_detected");
@@ -152,7 +155,25 @@ fn call(of: &Published) {
         | Event::TurnEnded { .. }
         | Event::LimitReached { .. }
         | Event::HistoryRepaired { .. }
+        | Event::ApprovalAsked { .. }
+        | Event::ApprovalGiven { .. }
+        | Event::ConflictFound { .. }
         | Event::RunEnded { .. } => {}
+    }
+}
+
+/// The lines about what stands between a call and its outcome.
+fn judged(of: &Published) {
+    if let Event::ApprovalAsked { asked } = &of.event {
+        let (tool_id, tool_name) = (asked.call.key, asked.call.name.as_str());
+        line!(info, of, %tool_id, tool_name, phase = asked.phase.as_str(), "tool_approval_asked");
+    } else if let Event::ApprovalGiven { call, phase, verdict, waited } = &of.event {
+        let (tool_id, tool_name, phase) = (call.key, call.name.as_str(), phase.as_str());
+        let (verdict, waited_ms) = (verdict.as_str(), millis(*waited));
+        line!(info, of, %tool_id, tool_name, phase, verdict, waited_ms, "tool_approval_given");
+    } else if let Event::ConflictFound { call, names, rerun } = &of.event {
+        let (tool_id, tool_name) = (call.key, call.name.as_str());
+        line!(warn, of, %tool_id, tool_name, ?names, rerun, "variable_conflict");
     }
 }
 

@@ -11,7 +11,7 @@ use super::names;
 use crate::event::{Event, Oddity, RunStats, TurnSummary};
 use crate::types::{
     FailureKind, ProviderError, ProviderErrorKind, RunEnd, RunError, SessionState, ToolResult,
-    Usage,
+    Usage, Verdict,
 };
 
 /// The metrics of one host. [`Metrics::record`] feeds what events tell; what no event tells (how
@@ -36,6 +36,7 @@ pub struct Metrics {
     discarded: Counter,
     reorder_wait: Histogram,
     overhead: Histogram,
+    approval_wait: Histogram,
     panics: Counter,
     late: Counter,
     repairs: Counter,
@@ -52,6 +53,9 @@ pub struct Metrics {
     attempts: PerValue<Option<ProviderErrorKind>>,
     oddities: PerValue<Oddity>,
     runs: PerValue<RunEnd>,
+    approvals: PerValue<Verdict>,
+    /// By whether the call was run again.
+    conflicts: PerValue<bool>,
 }
 
 /// The handles of one model's good exchanges.
@@ -124,6 +128,21 @@ impl Metrics {
             discarded: counter(names::RESULTS_DISCARDED),
             reorder_wait: histogram(names::REORDER_WAIT),
             overhead: histogram(names::TURN_OVERHEAD),
+            approvals: PerValue::new(
+                &recorder,
+                names::APPROVALS,
+                "verdict",
+                &Verdict::ALL,
+                Verdict::as_str,
+            ),
+            approval_wait: histogram(names::APPROVAL_WAIT),
+            conflicts: PerValue::new(
+                &recorder,
+                names::CONFLICTS,
+                "resolution",
+                &[true, false],
+                |rerun| if rerun { "rerun" } else { "writes_dropped" },
+            ),
             panics: counter(names::TOOL_PANICS),
             late: counter(names::LATE_OUTCOMES),
             repairs: counter(names::HISTORY_REPAIRS),
@@ -164,7 +183,13 @@ impl Metrics {
             | Event::TurnStarted
             | Event::CallOpened { .. }
             | Event::CallWaiting { .. }
+            | Event::ApprovalAsked { .. }
             | Event::CallProgressed { .. } => {}
+            Event::ApprovalGiven { verdict, waited, .. } => {
+                self.approvals.increment(*verdict);
+                self.approval_wait.record(*waited);
+            }
+            Event::ConflictFound { rerun, .. } => self.conflicts.increment(*rerun),
             Event::CallDetected { latency, .. } => self.detection_latency.record(*latency),
             Event::ArgumentsOdd { oddity, .. } => self.oddities.increment(*oddity),
             Event::CallStarted { early, waited, .. } => {

@@ -153,6 +153,12 @@ metrics! {
         "How long an outcome waited for earlier calls and for the response's ending.";
     TURN_OVERHEAD "callsheet_turn_overhead_seconds" Kind::Histogram(SHORT), Seconds, [],
         "Time of a turn in which neither the model nor a tool was at work.";
+    APPROVALS "callsheet_approvals_total" Kind::Counter, Count, ["verdict"],
+        "Questions to people about tool calls that were settled, by what was decided.";
+    APPROVAL_WAIT "callsheet_approval_wait_seconds" Kind::Histogram(LONG), Seconds, [],
+        "How long tool calls waited for a person's decision.";
+    CONFLICTS "callsheet_variable_conflicts_total" Kind::Counter, Count, ["resolution"],
+        "Tool calls that had read variables which an earlier call of the turn wrote meanwhile: rerun, or kept without their writes.";
     TOOL_PANICS "callsheet_tool_panics_total" Kind::Counter, Count, [],
         "Tool calls that ended in a panic of the tool.";
     LATE_OUTCOMES "callsheet_late_outcomes_total" Kind::Counter, Count, [],

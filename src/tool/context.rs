@@ -3,11 +3,13 @@
 use std::fmt;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::ToolError;
+use crate::context::View;
 use crate::types::CallKey;
 
 /// Takes a call's progress texts; bounded by whoever made it.
@@ -21,7 +23,11 @@ pub struct ToolContext {
     idempotency_key: String,
     cancellation: CancellationToken,
     progress: ProgressSink,
+    view: SharedView,
 }
+
+/// A call's view of the session's variables, shared with whoever takes what the call wrote.
+pub type SharedView = Arc<Mutex<View>>;
 
 impl ToolContext {
     /// A context as the runtime makes it (and as a test of a tool may).
@@ -33,7 +39,34 @@ impl ToolContext {
         cancellation: CancellationToken,
         progress: ProgressSink,
     ) -> Self {
-        Self { key, arguments, idempotency_key, cancellation, progress }
+        let view = SharedView::default();
+        Self { key, arguments, idempotency_key, cancellation, progress, view }
+    }
+
+    /// The same with a view of variables; without one there are none, and none can be written.
+    #[must_use]
+    pub fn with_variables(self, view: SharedView) -> Self {
+        Self { view, ..self }
+    }
+
+    /// A variable of the session: what this call wrote itself, or else what held when the call
+    /// started, with what the earlier calls of its turn had written by then.
+    ///
+    /// If an earlier call of the turn writes a variable that this one has read before, the host
+    /// sees it: a call of a pure tool is run again, another keeps its result and loses its writes.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Value> {
+        self.view.lock().get(name)
+    }
+
+    /// Writes a variable. It counts, with everything else that the call writes, when the call has
+    /// succeeded and every earlier call of the turn has its outcome; until then no other call sees it.
+    ///
+    /// # Errors
+    /// When the name has not 1 to 128 bytes, the call writes more than `max_variables_bytes`, or
+    /// the call is over. Nothing has changed then.
+    pub fn set(&self, name: &str, value: impl Into<Value>) -> Result<(), ToolError> {
+        self.view.lock().set(name, value.into()).map_err(ToolError::new)
     }
 
     /// Which call this is.

@@ -47,11 +47,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use schemars::JsonSchema;
 
-pub use crate::config::{StartPolicy, ToolEffect};
+pub use crate::config::{Approval, StartPolicy, ToolEffect};
 pub use builtin::{BuiltinError, BuiltinOptions, builtin};
 pub use calculator::Calculator;
 pub use clock::Clock;
-pub use context::{ProgressSink, ToolContext};
+pub use context::{ProgressSink, SharedView, ToolContext};
 pub use http_get::{AllowRule, HttpGet, HttpGetOptions, InvalidAllowRule, Lookup};
 pub use read_file::{READ_BYTES_MAX, ReadFile};
 pub use registry::{Registered, Registry, RegistryError};
@@ -119,7 +119,14 @@ pub struct ToolSpec {
     pub blocking: bool,
     /// How long one call may run; the agent's `tool_timeout` where it is none.
     pub timeout: Option<Duration>,
+    /// When people are asked about its calls.
+    pub approval: Approval,
+    /// How long they have to answer; then it counts as a no.
+    pub approval_timeout: Duration,
 }
+
+/// How long people have to answer where the tool does not say.
+const APPROVAL_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl ToolSpec {
     /// A tool with effects whose arguments are `Input`, with the manners that are safe for
@@ -143,6 +150,8 @@ impl ToolSpec {
             repeatable: false,
             blocking: false,
             timeout: None,
+            approval: Approval::NEVER,
+            approval_timeout: APPROVAL_TIMEOUT,
         }
     }
 
@@ -192,6 +201,13 @@ impl ToolSpec {
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// People are asked about each call, within [`Self::approval_timeout`].
+    #[must_use]
+    pub fn approval(mut self, approval: Approval) -> Self {
+        self.approval = approval;
         self
     }
 

@@ -23,6 +23,8 @@ fn change_spec(spec: &mut ToolSpec, change: &ToolOverride) {
     spec.repeatable = change.repeatable.unwrap_or(spec.repeatable);
     spec.blocking = change.blocking.unwrap_or(spec.blocking);
     spec.timeout = change.timeout.or(spec.timeout);
+    spec.approval = change.approval.unwrap_or(spec.approval);
+    spec.approval_timeout = change.approval_timeout.unwrap_or(spec.approval_timeout);
 }
 
 #[cfg(test)]
@@ -32,7 +34,7 @@ mod tests {
     use async_trait::async_trait;
 
     use super::*;
-    use crate::config::{StartPolicy, ToolEffect};
+    use crate::config::{Approval, StartPolicy, ToolEffect};
     use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput};
 
     struct Plain;
@@ -64,6 +66,8 @@ mod tests {
             repeatable: Some(true),
             blocking: Some(true),
             timeout: Some(Duration::from_secs(2)),
+            approval: Some(Approval::AFTER),
+            approval_timeout: Some(Duration::from_secs(3)),
             ..ToolOverride::default()
         };
         registry.apply(&BTreeMap::from([("plain".to_owned(), change)]));
@@ -74,7 +78,9 @@ mod tests {
             .idempotent()
             .repeatable()
             .blocking()
-            .timeout(Duration::from_secs(2));
+            .timeout(Duration::from_secs(2))
+            .approval(Approval::AFTER);
+        let expected = ToolSpec { approval_timeout: Duration::from_secs(3), ..expected };
         assert_eq!(*registry.tool("plain").expect("find").spec, expected);
     }
 }

@@ -63,13 +63,15 @@ impl Turn {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
             match call.phase {
-                Phase::Open | Phase::Sealed | Phase::Ready => {
+                Phase::Open | Phase::Sealed | Phase::Ready | Phase::Asked { .. } => {
                     self.end_call(index, outcome.clone());
                 }
                 // A duplicate is answered with the call it waits for.
                 Phase::Duplicate { .. }
                 | Phase::Intended
                 | Phase::Running { .. }
+                | Phase::Reported(_)
+                | Phase::Reviewed { .. }
                 | Phase::Ended { .. }
                 | Phase::Dropped => {}
             }
@@ -91,11 +93,18 @@ impl Turn {
                     let outcome = texts::cancelled(call);
                     self.end_call(index, outcome);
                 }
+                // It would have run again; what its tool answered is all there is.
+                Phase::Ready if call.outdated.is_some() => self.keep_outdated(index),
+                // It ran, but nobody has said that its result may be seen.
+                Phase::Reviewed { .. } => self.end_call(index, texts::unreviewed()),
                 Phase::Open
                 | Phase::Sealed
                 | Phase::Ready
+                | Phase::Asked { .. }
                 | Phase::Intended
                 | Phase::Duplicate { .. } => self.end_call(index, texts::never_started()),
+                // Decided as soon as every earlier call is, which they are now.
+                Phase::Reported(_) => {}
                 Phase::Ended { .. } | Phase::Dropped => {}
             }
         }
@@ -114,20 +123,16 @@ impl Turn {
 
     /// Stops a call that runs, and says that what it did counts no more.
     pub(super) fn discard(&mut self, index: usize) {
-        let now = self.now();
-        let Some(call) = self.calls.get_mut(index) else { return };
-        let (label, had_result) = (call.label(), call.has_result());
+        let Some(call) = self.calls.get(index) else { return };
+        let (label, had_result) = (call.label(), call.has_result() || call.is_undecided());
         if call.is_running() {
-            self.clock.tool_ended(now.saturating_sub(call.started_at.unwrap_or(now)));
             self.outbox.push_back(Effect::Abort(label.key));
         }
-        call.phase = Phase::Dropped;
+        self.stop_clock(index);
+        self.set_phase(index, Phase::Dropped);
         // An outcome that was not yet told never will be.
-        let tells_of = |effect: &Effect| {
-            matches!(effect, Effect::Emit(Event::CallEnded { result, .. })
-                if result.call.key == label.key)
-        };
-        self.held.retain(|(_, effect)| !tells_of(effect));
+        let key = label.key;
+        self.held.retain(|(_, held)| !held.tells_of(key));
         self.emit(Event::CallDiscarded { call: label, had_result });
     }
 

@@ -5,9 +5,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::isolation::Writers;
 use crate::event::{CallLabel, WaitingFor};
 use crate::tool::ToolSpec;
-use crate::types::{CallKey, ResultNotes, ToolCall, ToolOutcome, ToolResult, excerpt};
+use crate::types::{
+    ApprovalPhase, CallKey, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult, WriteSet,
+    excerpt,
+};
 
 /// Characters of arguments and results that are quoted to people.
 pub(super) const QUOTE_CHARS: usize = 200;
@@ -25,12 +29,26 @@ pub(super) enum Phase {
     Duplicate { of: CallKey },
     /// It has its ticket and a place; its intent is being recorded.
     Intended,
+    /// People are asked whether it may run.
+    Asked { until: Option<Duration> },
     /// Its tool runs.
     Running { deadline: Option<Duration> },
+    /// Its tool has answered; what earlier calls wrote may still change what comes of it.
+    Reported(Report),
+    /// People are asked whether the model may see what its tool answered.
+    Reviewed { outcome: ToolOutcome, writes: WriteSet, until: Option<Duration> },
     /// Its outcome is decided.
     Ended { outcome: ToolOutcome, at: Duration },
     /// It leaves the history; nothing is owed for it.
     Dropped,
+}
+
+/// What a tool has answered.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Report {
+    pub(super) outcome: ToolOutcome,
+    pub(super) reads: ReadSet,
+    pub(super) writes: WriteSet,
 }
 
 /// A call of the response.
@@ -50,6 +68,18 @@ pub(super) struct Call {
     pub(super) notes: ResultNotes,
     pub(super) sealed_at: Option<Duration>,
     pub(super) started_at: Option<Duration>,
+    /// When its tool answered, or was given up.
+    pub(super) answered_at: Option<Duration>,
+    /// Since when people are asked.
+    pub(super) asked_at: Option<Duration>,
+    /// Which calls had written what, in the snapshot that it began with.
+    pub(super) snapshot: Writers,
+    /// What it has read, if it ended.
+    pub(super) reads: ReadSet,
+    /// What it writes, if it ended.
+    pub(super) writes: WriteSet,
+    /// What its tool had answered, when it has to run again.
+    pub(super) outdated: Option<ToolOutcome>,
     /// Whether it started before the response had ended.
     pub(super) early: bool,
 }
@@ -74,6 +104,12 @@ impl Call {
             notes: ResultNotes::default(),
             sealed_at: None,
             started_at: None,
+            answered_at: None,
+            asked_at: None,
+            snapshot: Writers::default(),
+            reads: ReadSet::default(),
+            writes: WriteSet::default(),
+            outdated: None,
             early: false,
         }
     }
@@ -121,6 +157,33 @@ impl Call {
         matches!(self.phase, Phase::Running { .. })
     }
 
+    /// Whether its tool has answered, and it is not decided yet what comes of that.
+    pub(super) fn is_undecided(&self) -> bool {
+        matches!(self.phase, Phase::Reported(_) | Phase::Reviewed { .. })
+    }
+
+    /// What people are asked about it at present.
+    pub(super) fn question(&self) -> Option<ApprovalPhase> {
+        match self.phase {
+            Phase::Asked { .. } => Some(ApprovalPhase::Before),
+            Phase::Reviewed { .. } => Some(ApprovalPhase::After),
+            Phase::Open
+            | Phase::Sealed
+            | Phase::Ready
+            | Phase::Duplicate { .. }
+            | Phase::Intended
+            | Phase::Running { .. }
+            | Phase::Reported(_)
+            | Phase::Ended { .. }
+            | Phase::Dropped => None,
+        }
+    }
+
+    /// Whether people have to be asked before it may run.
+    pub(super) fn must_ask(&self) -> bool {
+        self.notes.before.is_none() && self.tool.as_ref().is_some_and(|tool| tool.approval.before)
+    }
+
     pub(super) fn is_kept(&self) -> bool {
         self.phase != Phase::Dropped
     }
@@ -133,7 +196,10 @@ impl Call {
             | Phase::Ready
             | Phase::Duplicate { .. }
             | Phase::Intended
+            | Phase::Asked { .. }
             | Phase::Running { .. }
+            | Phase::Reported(_)
+            | Phase::Reviewed { .. }
             | Phase::Dropped => None,
         }
     }
@@ -154,7 +220,10 @@ impl Call {
             notes: self.notes.clone(),
             started: self.started_at.map(|started| began + started),
             wait: self.started_at.unwrap_or(*at).saturating_sub(sealed),
-            duration: self.started_at.map_or(Duration::ZERO, |s| at.saturating_sub(s)),
+            duration: self
+                .started_at
+                .map_or(Duration::ZERO, |s| self.answered_at.unwrap_or(*at).saturating_sub(s)),
+            writes: self.writes.clone(),
         })
     }
 }

@@ -10,6 +10,8 @@ pub(super) struct Clock {
     now: Duration,
     model_open: bool,
     running: u32,
+    /// People are all that the turn waits for.
+    people: bool,
     times: TurnTimes,
 }
 
@@ -25,7 +27,8 @@ impl Clock {
             (model, &mut times.model),
             (tools, &mut times.tools),
             (model && tools, &mut times.overlap),
-            (!model && !tools, &mut times.overhead),
+            (self.people, &mut times.people),
+            (!model && !tools && !self.people, &mut times.overhead),
         ] {
             if counts {
                 *sum += passed;
@@ -44,6 +47,15 @@ impl Clock {
     /// Whether it had been asked, and not yet answered.
     pub(super) fn model_answered(&mut self) -> bool {
         std::mem::replace(&mut self.model_open, false)
+    }
+
+    /// Says whether people are all that the turn waits for from now on.
+    pub(super) fn wait_for_people(&mut self, people: bool) {
+        self.people = people;
+    }
+
+    pub(super) fn is_people(&self) -> bool {
+        self.people
     }
 
     pub(super) fn tool_started(&mut self) {
@@ -82,12 +94,16 @@ mod tests {
         clock.model_answered();
         clock.advance(ms(60));
         clock.tool_ended(ms(50));
-        clock.advance(ms(61));
+        clock.wait_for_people(true);
+        clock.advance(ms(80));
+        clock.wait_for_people(false);
+        clock.advance(ms(81));
         let expected = TurnTimes {
-            total: ms(61),
+            total: ms(81),
             model: ms(30),
             tools: ms(50),
             overlap: ms(20),
+            people: ms(20),
             overhead: ms(1),
             tools_sum: ms(50),
             tools_longest: ms(50),

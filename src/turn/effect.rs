@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::Limits;
+use crate::context::Variables;
 use crate::event::{Event, TurnTimes};
 use crate::record::{Record, ResponseMessage};
 use crate::tool::ToolSpec;
 use crate::types::{
-    CallKey, Execution, FinishReason, ProviderError, RunError, ToolCall, ToolOutcome, ToolResult,
-    Usage,
+    ApprovalPhase, CallKey, Execution, FinishReason, Judgement, ProviderError, RunError, ToolCall,
+    ToolOutcome, ToolResult, Usage, VariablesUse, Verdict,
 };
 
 /// What the shell has to do for a turn.
@@ -22,8 +23,8 @@ pub enum Effect {
     Request(AttemptPlan),
     /// Drop the exchange that is open, the wait before it included.
     Disconnect,
-    /// Hand the call to its tool.
-    Start(ToolCall),
+    /// Hand the call to its tool, with what it may see of the variables.
+    Start(ToolCall, Variables),
     /// The call's outcome is decided: tell its tool to stop, and kill it after `cancel_grace`.
     Abort(CallKey),
     /// Tell everybody.
@@ -70,6 +71,34 @@ pub enum CancelReason {
 pub struct ToolDone {
     /// What became of it.
     pub outcome: ToolOutcome,
+    /// What it did with the session's variables.
+    pub used: VariablesUse,
+}
+
+/// What somebody decides about a call.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Decision {
+    /// What was asked; none: whatever is asked at present.
+    pub phase: Option<ApprovalPhase>,
+    /// The verdict, and what is said with it.
+    pub judgement: Judgement,
+    /// The SHA-256 of the arguments that were shown.
+    pub arguments_sha256: String,
+}
+
+/// Why a decision does not count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum ApprovalError {
+    /// No such call waits for this.
+    #[error("nothing is asked about this call")]
+    NotAsked,
+    /// The call has other arguments than those that were decided about.
+    #[error("the decision is about other arguments than those of the call")]
+    Stale,
+    /// It was decided otherwise before.
+    #[error("it was decided before: {}", .0.as_str())]
+    Decided(Verdict),
 }
 
 /// What stays the same for all turns of a run.
@@ -106,6 +135,11 @@ pub struct TurnSpec {
     pub last_request: bool,
     /// When the turn began, since the run began.
     pub began: Duration,
+    /// How long the run may still take; while people are all that it waits for, nothing of that
+    /// passes.
+    pub run_time_left: Option<Duration>,
+    /// The session's variables at the beginning.
+    pub variables: Variables,
     /// Spreads the waits between attempts of different sessions.
     pub seed: u64,
     /// Idempotency keys are this, a slash and the call's key; the session's id.

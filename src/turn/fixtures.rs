@@ -8,6 +8,7 @@ use serde_json::json;
 
 use super::{TurnRules, TurnSpec};
 use crate::config::Limits;
+use crate::context::Variables;
 use crate::tool::{InputSchema, ToolSpec};
 use crate::types::{Execution, FinishKind, FinishReason};
 use crate::wire::{CallPiece, Delta};
@@ -54,6 +55,8 @@ pub(super) fn spec(rules: TurnRules) -> TurnSpec {
         held_ids: Arc::new(BTreeSet::new()),
         last_request: false,
         began: Duration::ZERO,
+        run_time_left: None,
+        variables: Variables::default(),
         seed: 1,
         idempotency_scope: "s".into(),
         rules: Arc::new(rules),

@@ -135,7 +135,7 @@ impl Turn {
         let key = call.key();
         let stands = call.has_effects() && call.has_started();
         let was_answered = call.outcome().is_some();
-        let counts = call.is_running() || call.has_result();
+        let counts = call.is_running() || call.is_undecided() || call.has_result();
         self.tell_oddity(index, Oddity::ChangedAfterSeal);
         if stands {
             self.record_ended_again(index);
@@ -159,8 +159,8 @@ impl Turn {
     fn record_ended_again(&mut self, index: usize) {
         let Some(call) = self.calls.get(index) else { return };
         if let Some(outcome) = call.outcome().cloned() {
-            let (key, notes) = (call.key(), call.notes.clone());
-            self.record(Record::CallEnded { key, outcome, notes });
+            let (key, notes, writes) = (call.key(), call.notes.clone(), call.writes.clone());
+            self.record(Record::CallEnded { key, outcome, notes, writes });
         }
     }
 
@@ -199,7 +199,12 @@ impl Turn {
         if std::mem::replace(&mut self.excess_told, true) {
             return;
         }
-        let limit = "max_tool_calls_per_turn".to_owned();
+        self.tell_limit("max_tool_calls_per_turn", value, maximum, action);
+    }
+
+    /// Tells that a limit was reached.
+    pub(super) fn tell_limit(&mut self, limit: &str, value: u64, maximum: u64, action: &str) {
+        let limit = limit.to_owned();
         self.record(Record::LimitReached { limit: limit.clone(), value, maximum });
         let action = action.to_owned();
         self.hold(Effect::Emit(Event::LimitReached { limit, value, maximum, action }));

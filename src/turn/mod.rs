@@ -11,6 +11,8 @@
 //! | `intake` | deltas to calls that open, are sealed, or turn out malformed |
 //! | `admission` | which calls run, what the others are answered |
 //! | `schedule` | which sealed calls may start now |
+//! | `isolation` | what calls see of each other's writes; conflicts |
+//! | `approval` | people in the loop |
 //! | `ending` | how a response ended |
 //! | `aftermath` | what each ending leaves of the calls |
 //! | `progress` | what is done after every event: admit, start, release, commit |
@@ -24,6 +26,7 @@
 mod accumulator;
 mod admission;
 mod aftermath;
+mod approval;
 mod arguments;
 mod attempts;
 mod bucket;
@@ -39,6 +42,7 @@ mod explorer;
 #[cfg(test)]
 mod fixtures;
 mod intake;
+mod isolation;
 mod progress;
 mod reassembly;
 mod resume;
@@ -58,19 +62,20 @@ pub use bucket::Bucket;
 pub use change::{AccumulatorLimits, Change, Changes};
 pub use decoded::{decode_body, describe};
 pub use effect::{
-    AttemptPlan, CancelReason, Effect, ResponseEnd, ToolDone, TurnEnd, TurnRecord, TurnRules,
-    TurnSpec,
+    ApprovalError, AttemptPlan, CancelReason, Decision, Effect, ResponseEnd, ToolDone, TurnEnd,
+    TurnRecord, TurnRules, TurnSpec,
 };
 pub use ending::ended_well;
 pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
 
 use crate::event::{CallLabel, Event};
 use crate::record::{Ending, Record, ResponseMessage};
-use crate::types::{CallKey, FinishReason, ToolOutcome, Usage};
+use crate::types::{ApprovalPhase, CallKey, FinishReason, Judgement, ToolOutcome, Usage};
 use crate::wire::Delta;
 use attempts::Attempts;
 use call::{Call, Phase};
 use clock::Clock;
+use isolation::Visible;
 use reassembly::Reassembly;
 
 /// One model response and the tool calls in it: the machine that decides everything about them.
@@ -93,14 +98,34 @@ pub struct Turn {
     excess_told: bool,
     /// Results of pure calls of attempts that broke, by identity.
     reusable: BTreeMap<String, ToolOutcome>,
+    /// What people have said, call by call.
+    judgements: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
+    visible: Visible,
     finish: Option<FinishReason>,
     usage: Usage,
     reassembly: Reassembly,
     clock: Clock,
     outbox: VecDeque<Effect>,
     /// Effects that wait until so many records are durable; the numbers never fall.
-    held: VecDeque<(u64, Effect)>,
+    held: VecDeque<(u64, Held)>,
     records: u64,
+}
+
+/// What waits until a record is durable.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are of the large kind")]
+enum Held {
+    Perform(Effect),
+    /// The intent of this call has to be durable.
+    Begin(CallKey),
+}
+
+impl Held {
+    /// Whether it tells a call's outcome.
+    fn tells_of(&self, key: CallKey) -> bool {
+        matches!(self, Self::Perform(Effect::Emit(Event::CallEnded { result, .. }))
+            if result.call.key == key)
+    }
 }
 
 /// How far the turn has come.
@@ -179,7 +204,7 @@ impl Turn {
         self.clock.advance(now);
         match self.position(key) {
             Some(index) if self.calls.get(index).is_some_and(Call::is_running) => {
-                self.end_call(index, done.outcome);
+                self.take_report(index, done.outcome, done.used);
                 self.settle();
             }
             Some(index) => {
@@ -197,23 +222,34 @@ impl Turn {
     /// from which it was resumed do not count.
     pub fn handle_recorded(&mut self, now: Duration, upto: u64) {
         self.clock.advance(now);
-        while let Some((_, effect)) = self.held.pop_front_if(|(needs, _)| *needs <= upto) {
-            match effect {
-                Effect::Start(call) => {
-                    if let Some(index) = self.position(call.key) {
+        while let Some((_, held)) = self.held.pop_front_if(|(needs, _)| *needs <= upto) {
+            match held {
+                Held::Perform(effect) => self.outbox.push_back(effect),
+                Held::Begin(key) => {
+                    if let Some(index) = self.position(key) {
                         self.start_intended(index);
                     }
                 }
-                other @ (Effect::Record(_)
-                | Effect::Request(_)
-                | Effect::Disconnect
-                | Effect::Abort(_)
-                | Effect::Emit(_)
-                | Effect::Release(_)
-                | Effect::Commit(_)) => self.outbox.push_back(other),
             }
         }
         self.settle();
+    }
+
+    /// Somebody has decided about a call that waits for people.
+    ///
+    /// # Errors
+    /// When nobody was asked about it, the decision is about other arguments, or it was decided
+    /// otherwise before. Nothing has changed then. The same decision again is no error.
+    pub fn handle_approval(
+        &mut self,
+        now: Duration,
+        key: CallKey,
+        decision: Decision,
+    ) -> Result<(), ApprovalError> {
+        self.clock.advance(now);
+        let taken = self.take_decision(key, decision);
+        self.settle();
+        taken
     }
 
     /// The moment that [`poll_timeout`](Self::poll_timeout) named has come.
@@ -228,6 +264,10 @@ impl Turn {
                 self.outbox.push_back(Effect::Abort(call.key()));
                 self.end_call(index, outcome);
             }
+        }
+        self.expire_questions();
+        if self.run_deadline().is_some_and(|deadline| deadline <= now) {
+            self.handle_cancel(now, CancelReason::RunTimeout);
         }
         self.settle();
     }
@@ -259,19 +299,28 @@ impl Turn {
     pub fn poll_timeout(&self) -> Option<Duration> {
         let deadlines = self.calls.iter().filter_map(|call| match call.phase {
             Phase::Running { deadline } => deadline,
+            Phase::Asked { until } | Phase::Reviewed { until, .. } => until,
             Phase::Open
             | Phase::Sealed
             | Phase::Ready
             | Phase::Duplicate { .. }
             | Phase::Intended
+            | Phase::Reported(_)
             | Phase::Ended { .. }
             | Phase::Dropped => None,
         });
-        deadlines.min()
+        deadlines.chain(self.run_deadline()).min()
     }
 }
 
 impl Turn {
+    /// When the run's time is over; none while its clock stands still.
+    fn run_deadline(&self) -> Option<Duration> {
+        let counts = self.state != State::Over && !self.clock.is_people();
+        let left = self.spec.run_time_left.filter(|_| counts)?;
+        left.checked_add(self.clock.times().people)
+    }
+
     fn blank(spec: TurnSpec, attempts_made: u32) -> Self {
         let rules = Arc::clone(&spec.rules);
         let attempts = Attempts::new(rules.max_attempts, rules.streamed, spec.seed);
@@ -291,6 +340,8 @@ impl Turn {
             dropped: Vec::new(),
             excess_told: false,
             reusable: BTreeMap::new(),
+            judgements: BTreeMap::new(),
+            visible: Visible::new(spec.variables.clone()),
             finish: None,
             usage: Usage::default(),
             reassembly: Reassembly::default(),

@@ -6,19 +6,21 @@ use super::admission::{self, Admission};
 use super::call::{Call, Phase};
 use super::effect::{Effect, TurnEnd, TurnRecord};
 use super::schedule::{self, Gate, Step};
-use super::{State, Turn};
+use super::{Held, State, Turn};
 use crate::config::OnExcess;
 use crate::event::{Event, TurnSummary};
 use crate::record::{Ending, Record};
-use crate::types::{CallKey, Execution, ToolOutcome};
+use crate::types::{CallKey, Execution, ToolOutcome, WriteSet};
 
 impl Turn {
     /// Decides everything that can be decided now.
     pub(super) fn settle(&mut self) {
         self.admit_in_order();
+        self.decide_in_order();
         self.start_what_may();
         self.release_in_order();
         self.finish();
+        self.clock.wait_for_people(self.waits_for_people());
     }
 
     /// Decides on sealed calls, each when every earlier one is decided.
@@ -32,7 +34,10 @@ impl Turn {
                 Phase::Ready
                 | Phase::Duplicate { .. }
                 | Phase::Intended
+                | Phase::Asked { .. }
                 | Phase::Running { .. }
+                | Phase::Reported(_)
+                | Phase::Reviewed { .. }
                 | Phase::Ended { .. }
                 | Phase::Dropped => continue,
             }
@@ -61,6 +66,7 @@ impl Turn {
         {
             match step {
                 Step::Start(index) => self.start(index),
+                Step::Ask(index) => self.ask_before(index),
                 Step::Wait(index, reason) => {
                     let Some(call) = self.calls.get_mut(index) else { return };
                     call.waiting_for = Some(reason);
@@ -75,7 +81,7 @@ impl Turn {
         }
     }
 
-    fn gate(&self) -> Gate {
+    pub(super) fn gate(&self) -> Gate {
         match &self.state {
             State::Asking
                 if !self.spec.rules.early_start
@@ -97,9 +103,10 @@ impl Turn {
         if call.has_effects() {
             call.phase = Phase::Intended;
             let call = call.call.clone();
-            let idempotency_key = self.spec.idempotency_key(call.key);
-            self.record(Record::CallIntended { call: call.clone(), idempotency_key });
-            self.hold(Effect::Start(call));
+            let key = call.key;
+            let idempotency_key = self.spec.idempotency_key(key);
+            self.record(Record::CallIntended { call, idempotency_key });
+            self.held.push_back((self.records, Held::Begin(key)));
         } else {
             self.run_call(index);
         }
@@ -123,6 +130,8 @@ impl Turn {
         let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
         call.phase = Phase::Running { deadline };
         call.started_at = Some(now);
+        call.answered_at = None;
+        call.snapshot = self.visible.writers().clone();
         let event = Event::CallStarted {
             call: call.label(),
             input_summary: call.input_summary(),
@@ -130,49 +139,70 @@ impl Turn {
             waited: now.saturating_sub(call.sealed_at.unwrap_or(now)),
             of,
         };
-        let start = Effect::Start(call.call.clone());
+        let start = Effect::Start(call.call.clone(), self.visible.variables.clone());
         self.clock.tool_started();
         self.emit(event);
         self.outbox.push_back(start);
     }
 
-    /// Decides a call's outcome: the one place where that is done.
+    /// Decides the outcome of a call that writes nothing.
     pub(super) fn end_call(&mut self, index: usize, outcome: ToolOutcome) {
+        self.end_call_with(index, outcome, WriteSet::default());
+    }
+
+    /// Decides a call's outcome, and what it writes: the one place where that is done.
+    pub(super) fn end_call_with(&mut self, index: usize, outcome: ToolOutcome, writes: WriteSet) {
+        self.stop_clock(index);
         let now = self.clock.now();
         let parallel = self.spec.rules.execution != Execution::Sequential;
         let Some(call) = self.calls.get_mut(index) else { return };
-        if call.is_running() {
-            self.clock.tool_ended(now.saturating_sub(call.started_at.unwrap_or(now)));
-        }
         call.phase = Phase::Ended { outcome: outcome.clone(), at: now };
+        call.writes = writes.clone();
         let key = call.key();
+        self.visible.accept(key.index, &writes);
         let ended = call.result(self.spec.began).map(|result| Event::CallEnded {
             result: Box::new(result),
             parallel,
             early: call.early,
         });
         let notes = call.notes.clone();
-        self.record(Record::CallEnded { key, outcome, notes });
+        self.record(Record::CallEnded { key, outcome, notes, writes });
         if let Some(event) = ended {
             self.hold(Effect::Emit(event));
         }
         self.copy_outcome_of(key);
     }
 
+    /// A tool that ran has answered, or is given up.
+    pub(super) fn stop_clock(&mut self, index: usize) {
+        let now = self.clock.now();
+        let runs = |call: &&mut Call| call.is_running() && call.answered_at.is_none();
+        if let Some(call) = self.calls.get_mut(index).filter(runs) {
+            call.answered_at = Some(now);
+            self.clock.tool_ended(now.saturating_sub(call.started_at.unwrap_or(now)));
+        }
+    }
+
     /// Ends the duplicates that wait for a call which has its outcome.
     fn copy_outcome_of(&mut self, key: CallKey) {
         let of = self.position(key).and_then(|index| self.calls.get(index));
-        let Some(outcome) = of.filter(|call| call.unfit.is_none()).and_then(Call::outcome).cloned()
-        else {
-            return;
-        };
+        // Who has read variables may be out of date by the place of its duplicate: such a copy is
+        // made in call order.
+        let settled = |call: &&Call| call.unfit.is_none() && call.reads.0.is_empty();
+        let Some(outcome) = of.filter(settled).and_then(Call::outcome).cloned() else { return };
         for index in 0..self.calls.len() {
-            let Some(call) = self.calls.get_mut(index) else { return };
-            if call.phase == (Phase::Duplicate { of: key }) {
-                call.notes.duplicate_of = Some(key);
-                self.end_call(index, outcome.clone());
+            if self.calls.get(index).is_some_and(|call| call.phase == Phase::Duplicate { of: key })
+            {
+                self.end_as_copy(index, key, outcome.clone());
             }
         }
+    }
+
+    pub(super) fn end_as_copy(&mut self, index: usize, of: CallKey, outcome: ToolOutcome) {
+        if let Some(call) = self.calls.get_mut(index) {
+            call.notes.duplicate_of = Some(of);
+        }
+        self.end_call(index, outcome);
     }
 
     /// Makes results known in call order, once the ending is.
@@ -261,7 +291,7 @@ impl Turn {
 
     /// Puts an effect behind every record so far.
     pub(super) fn hold(&mut self, effect: Effect) {
-        self.held.push_back((self.records, effect));
+        self.held.push_back((self.records, Held::Perform(effect)));
     }
 
     /// Since the turn began.

@@ -33,7 +33,10 @@ impl Reassembly {
                 | Phase::Ready
                 | Phase::Duplicate { .. }
                 | Phase::Intended
-                | Phase::Running { .. } => return None,
+                | Phase::Asked { .. }
+                | Phase::Running { .. }
+                | Phase::Reported(_)
+                | Phase::Reviewed { .. } => return None,
             }
         }
         None

@@ -8,14 +8,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::admission::{self, Opening};
-use super::call::{Call, Phase};
+use super::call::{Call, Phase, Report};
 use super::effect::TurnSpec;
 use super::{State, Turn, texts};
 use crate::event::Event;
 use crate::record::{Ending, Record, ResponseMessage};
 use crate::types::{
-    CallKey, FailureKind, FinishReason, ProviderError, ProviderErrorKind, ResultNotes, ToolCall,
-    ToolOutcome, Usage,
+    ApprovalPhase, CallKey, FailureKind, FinishReason, Judgement, ProviderError, ProviderErrorKind,
+    ResultNotes, ToolCall, ToolOutcome, Usage, WriteSet,
 };
 
 /// What the records of a turn say.
@@ -23,7 +23,9 @@ use crate::types::{
 struct Known {
     attempt: u32,
     intents: Vec<ToolCall>,
-    outcomes: BTreeMap<CallKey, (ToolOutcome, ResultNotes)>,
+    reports: BTreeMap<CallKey, Report>,
+    judgements: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
+    outcomes: BTreeMap<CallKey, (ToolOutcome, ResultNotes, WriteSet)>,
     response: Option<Response>,
 }
 
@@ -63,7 +65,8 @@ impl Turn {
         self.restore_calls(&message.calls, known);
         let message = Some(message).filter(|message| !message.is_blank());
         self.state = State::Judged { ending, message, cancelled: None };
-        self.resume_intended(known);
+        self.judgements.clone_from(&known.judgements);
+        self.resume_open(known);
         self.answer_unstarted(ending);
     }
 
@@ -124,11 +127,20 @@ impl Turn {
         for call in calls {
             let tool = self.spec.rules.tools.get(&call.name).cloned();
             let mut restored = Call::restored(call.clone(), tool);
-            if let Some((outcome, notes)) = known.outcomes.get(&call.key) {
+            if let Some((outcome, notes, writes)) = known.outcomes.get(&call.key) {
                 let is_own = notes.duplicate_of.is_none() && !notes.reused;
-                restored.started_at = (is_own && ran(outcome)).then_some(Duration::ZERO);
+                let has_run = ran(outcome) || notes.after.is_some();
+                restored.started_at = (is_own && has_run).then_some(Duration::ZERO);
                 restored.notes = notes.clone();
+                restored.writes = writes.clone();
+                if let Some(report) = known.reports.get(&call.key) {
+                    restored.reads = report.reads.clone();
+                }
+                self.visible.accept(call.key.index, writes);
                 restored.phase = Phase::Ended { outcome: outcome.clone(), at: Duration::ZERO };
+            } else if let Some(report) = known.reports.get(&call.key) {
+                restored.started_at = Some(Duration::ZERO);
+                restored.phase = Phase::Reported(report.clone());
             } else {
                 // What was wrong with it is found again, from the same bytes.
                 let raw = call.raw.clone().unwrap_or_else(|| call.arguments.to_string());
@@ -136,16 +148,27 @@ impl Turn {
                 restored.excess =
                     admission::at_opening(call.key.index, &self.spec) == Opening::KeepExcess;
             }
+            if let Some(said) = known.judgements.get(&(call.key, ApprovalPhase::Before)) {
+                restored.notes.before = Some(said.clone());
+            }
             self.calls.push(restored);
         }
     }
 
-    /// Intents without an outcome: run again, or answered where the tool must not run twice.
-    fn resume_intended(&mut self, known: &Known) {
+    /// Calls that people had rejected are answered so. Intents without an outcome: run again, or
+    /// answered where the tool must not run twice.
+    fn resume_open(&mut self, known: &Known) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get_mut(index) else { return };
+            if call.outcome().is_some() || call.is_undecided() {
+                continue;
+            }
+            if let Some(rejection) = call.notes.rejection().cloned() {
+                self.end_call(index, texts::rejected(ApprovalPhase::Before, &rejection));
+                continue;
+            }
             let intended = known.intents.iter().any(|intent| intent.key == call.key());
-            if call.outcome().is_some() || !intended {
+            if !intended {
                 continue;
             }
             // It may have run: a cancel has to say so, and an identical call behind it must not
@@ -167,8 +190,15 @@ impl Known {
                 *self = Self { attempt: *attempt, ..Self::default() };
             }
             Record::CallIntended { call, .. } => self.intents.push(call.clone()),
-            Record::CallEnded { key, outcome, notes } => {
-                self.outcomes.insert(*key, (outcome.clone(), notes.clone()));
+            Record::CallReported { key, outcome, reads, writes } => {
+                let (outcome, reads, writes) = (outcome.clone(), reads.clone(), writes.clone());
+                self.reports.insert(*key, Report { outcome, reads, writes });
+            }
+            Record::ApprovalGiven { key, phase, judgement } => {
+                self.judgements.insert((*key, *phase), judgement.clone());
+            }
+            Record::CallEnded { key, outcome, notes, writes } => {
+                self.outcomes.insert(*key, (outcome.clone(), notes.clone(), writes.clone()));
             }
             Record::ResponseEnded {
                 ending,
@@ -189,6 +219,7 @@ impl Known {
             Record::SessionOpened { .. }
             | Record::RunStarted { .. }
             | Record::AttemptFailed { .. }
+            | Record::ApprovalAsked { .. }
             | Record::TurnCommitted { .. }
             | Record::StopAsked { .. }
             | Record::LimitReached { .. }
@@ -216,6 +247,8 @@ fn ran(outcome: &ToolOutcome) -> bool {
             | FailureKind::InvalidArguments
             | FailureKind::CutOffArguments
             | FailureKind::Malformed
+            | FailureKind::Rejected
+            | FailureKind::ApprovalExpired
             | FailureKind::Limit,
         ) => false,
     }

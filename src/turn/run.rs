@@ -168,6 +168,7 @@ mod tests {
             started: None,
             wait: Duration::ZERO,
             duration: Duration::ZERO,
+            writes: crate::types::WriteSet::default(),
         });
         TurnRecord {
             number: 1,

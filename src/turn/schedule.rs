@@ -2,7 +2,7 @@
 //!
 //! Calls take tickets in call order: one takes it only when every earlier call has one or is
 //! answered. With its ticket a call may still wait for earlier calls to end (in sequence), for a
-//! barrier, or for a place of `max`.
+//! barrier, for people, or for a place of `max`. One that waits for people has no such place.
 
 use super::call::{Call, Phase};
 use crate::event::WaitingFor;
@@ -24,6 +24,8 @@ pub(super) enum Gate {
 pub(super) enum Step {
     /// It may start.
     Start(usize),
+    /// It may start as soon as people say so: they are to be asked.
+    Ask(usize),
     /// It has to wait, for a reason that was not told before.
     Wait(usize, WaitingFor),
 }
@@ -50,7 +52,12 @@ pub(super) fn next_step(calls: &[Call], execution: Execution, gate: Gate) -> Opt
                 tickets_stopped = true;
                 continue;
             }
-            Phase::Intended | Phase::Running { .. } => {}
+            // One that waits for people, or for what earlier calls write, has its ticket.
+            Phase::Intended
+            | Phase::Asked { .. }
+            | Phase::Running { .. }
+            | Phase::Reported(_)
+            | Phase::Reviewed { .. } => {}
             Phase::Ready => {
                 let closed = !may_pass(call, gate);
                 let obstacle = if tickets_stopped {
@@ -61,6 +68,8 @@ pub(super) fn next_step(calls: &[Call], execution: Execution, gate: Gate) -> Opt
                     Some(WaitingFor::Ticket)
                 } else if earlier_barrier || (call.is_exclusive() && earlier_unended) {
                     Some(WaitingFor::Exclusive)
+                } else if call.must_ask() {
+                    return Some(Step::Ask(index));
                 } else if places == 0 {
                     Some(WaitingFor::Capacity)
                 } else {

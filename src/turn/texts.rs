@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
+use serde_json::json;
+
 use super::call::{Call, QUOTE_CHARS};
-use crate::types::{FailureKind, ToolOutcome, ToolStatus, excerpt};
+use crate::types::{
+    ApprovalPhase, FailureKind, Judgement, ToolOutcome, ToolStatus, VariableName, Verdict, excerpt,
+};
 
 /// No tool has the name.
 pub(super) fn unknown_tool<'a>(name: &str, known: impl Iterator<Item = &'a String>) -> ToolOutcome {
@@ -104,6 +108,61 @@ pub(super) fn host_stopped() -> ToolOutcome {
         FailureKind::HostStopped,
         "Error: the host stopped during this call; it may or may not have happened",
     )
+}
+
+/// What the model is told where people did not let something happen.
+pub(super) fn rejected(phase: ApprovalPhase, judgement: &Judgement) -> ToolOutcome {
+    let kind = match judgement.verdict {
+        Verdict::Approved | Verdict::Rejected => FailureKind::Rejected,
+        Verdict::Expired => FailureKind::ApprovalExpired,
+    };
+    let default = match (phase, judgement.verdict) {
+        (ApprovalPhase::Before, Verdict::Expired) => {
+            "not run: nobody said in time whether it may run"
+        }
+        (ApprovalPhase::Before, _) => "not run: a person rejected the call",
+        (ApprovalPhase::After, Verdict::Expired) => {
+            "it ran, but nobody said in time whether its result may be seen"
+        }
+        (ApprovalPhase::After, _) => "it ran, but a person rejected its result",
+    };
+    refused(kind, judgement.message.as_deref().unwrap_or(default))
+}
+
+/// The run was ended while people were asked about the result.
+pub(super) fn unreviewed() -> ToolOutcome {
+    refused(
+        FailureKind::Rejected,
+        "it ran, but the run was ended before anybody said whether its result may be seen",
+    )
+}
+
+/// What the model is told beside a result whose call read variables that are out of date.
+pub(super) fn conflict(names: &[VariableName], writes_dropped: bool) -> String {
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    let names = excerpt(&names.join(", "), QUOTE_CHARS);
+    let effect = if writes_dropped {
+        "What this call wrote to variables was dropped"
+    } else {
+        "This result rests on the older values"
+    };
+    format!(
+        "\n[callsheet: an earlier call of the same response changed variables after this call had \
+         read them: {names}. {effect}.]"
+    )
+}
+
+/// What the model is told beside a result whose call would have made the variables too large.
+pub(super) fn variables_full(maximum: usize) -> String {
+    format!(
+        "\n[callsheet: what this call wrote to variables was dropped: together they would exceed \
+         {maximum} bytes.]"
+    )
+}
+
+fn refused(kind: FailureKind, message: &str) -> ToolOutcome {
+    let content = format!(r#"{{"status":"rejected","message":{}}}"#, json!(message));
+    ToolOutcome::not_ok(ToolStatus::Refused, kind, content)
 }
 
 fn failed(kind: FailureKind, text: impl Into<String>) -> ToolOutcome {

@@ -6,6 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::{Judgement, Verdict, WriteSet};
+
 /// Which tool call this is, inside the host: never the provider's id.
 ///
 /// `turn` counts the session's turns from 1 and is never reset; `attempt` counts from 1 within
@@ -112,6 +114,10 @@ pub enum FailureKind {
     Limit,
     /// The host stopped during the call.
     HostStopped,
+    /// A person did not let it run, or its result be seen.
+    Rejected,
+    /// Nobody said in time whether it may run, or its result be seen.
+    ApprovalExpired,
 }
 
 impl FailureKind {
@@ -131,6 +137,8 @@ impl FailureKind {
             Self::Malformed => "malformed",
             Self::Limit => "limit",
             Self::HostStopped => "host_stopped",
+            Self::Rejected => "rejected",
+            Self::ApprovalExpired => "approval_expired",
         }
     }
 }
@@ -176,6 +184,8 @@ pub struct ToolResult {
     pub wait: Duration,
     /// From start to outcome; zero if it never started.
     pub duration: Duration,
+    /// What it writes to the session's variables.
+    pub writes: WriteSet,
 }
 
 /// What else there is to know of a result.
@@ -190,6 +200,27 @@ pub struct ResultNotes {
     /// The result of an earlier attempt of the same turn was used again.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub reused: bool,
+    /// An earlier call of the turn wrote what this one had read before.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub conflict: bool,
+    /// What it wrote to variables does not count.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub writes_dropped: bool,
+    /// Whether people let it run, where they were asked.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub before: Option<Judgement>,
+    /// Whether people let its result be seen, where they were asked.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub after: Option<Judgement>,
+}
+
+impl ResultNotes {
+    /// The judgement that forbade something.
+    #[must_use]
+    pub fn rejection(&self) -> Option<&Judgement> {
+        let judgements = [&self.before, &self.after].into_iter().flatten();
+        judgements.into_iter().find(|judgement| judgement.verdict != Verdict::Approved)
+    }
 }
 
 impl ToolResult {
@@ -218,6 +249,11 @@ pub fn metadata(outcome: &ToolOutcome, notes: &ResultNotes) -> Value {
     }
     if notes.reused {
         map.insert("reused".into(), Value::Bool(true));
+    }
+    for (key, holds) in [("conflict", notes.conflict), ("writes_dropped", notes.writes_dropped)] {
+        if holds {
+            map.insert(key.into(), Value::Bool(true));
+        }
     }
     Value::Object(map)
 }

@@ -74,7 +74,7 @@ impl State {
             Effect::Record(_)
             | Effect::Request(_)
             | Effect::Disconnect
-            | Effect::Start(_)
+            | Effect::Start(..)
             | Effect::Abort(_)
             | Effect::Emit(_)
             | Effect::Release(_) => None,
@@ -114,7 +114,7 @@ impl State {
                     Effect::Commit(record) => committed = Some(*record),
                     Effect::Request(_)
                     | Effect::Disconnect
-                    | Effect::Start(_)
+                    | Effect::Start(..)
                     | Effect::Abort(_)
                     | Effect::Release(_) => {}
                 }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use ractor::{Actor, ActorCell, ActorId, ActorRef, SpawnErr};
 use tokio::sync::oneshot;
@@ -21,7 +22,6 @@ use crate::runtime::message::{
 use crate::runtime::report::{CallReport, RunReport};
 use crate::runtime::stream::{StreamActor, StreamSetup};
 use crate::runtime::supervisor::{SupervisorSetup, ToolSupervisor};
-use crate::runtime::task::Task;
 use crate::turn::{CancelReason, LimitHit, Next, Run, RunStep, TurnPlan, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
 
@@ -45,7 +45,8 @@ pub(super) struct ActiveRun {
     stats: RunStats,
     calls: Vec<CallReport>,
     report: oneshot::Sender<RunReport>,
-    _timeout: Option<Task>,
+    /// How long it has waited for people and for nothing else.
+    people: Duration,
     _place: Held,
 }
 
@@ -75,6 +76,7 @@ impl State {
         let setup = SupervisorSetup {
             tools: Arc::clone(&self.run_agent.tools),
             cancel_grace: self.run_agent.limits().cancel_grace,
+            max_variables_bytes: self.run_agent.limits().max_variables_bytes,
             publisher: Arc::new(self.publisher.clone()),
             pool: self.shared.pool.clone(),
             gauges: gauges.clone(),
@@ -97,7 +99,6 @@ impl State {
 
     pub(super) fn begin_run(
         &mut self,
-        myself: &ActorRef<SessionMessage>,
         input: String,
         actors: RunActors,
         place: Held,
@@ -108,13 +109,6 @@ impl State {
         let (seq, _) = self.log.append(vec![record], || ());
         self.history.push_user(input);
         let began = Instant::now();
-        let timeout = self.run_agent.limits().run_timeout.map(|timeout| {
-            let (session, run) = (myself.clone(), id.clone());
-            Task::spawn(&self.shared.gauges.tasks, async move {
-                tokio::time::sleep_until(began + timeout).await;
-                let _ = session.cast(SessionMessage::RunTimedOut { run });
-            })
-        });
         let (report, receiver) = oneshot::channel();
         let mut machine = Run::new(self.run_agent.limits());
         let plan = machine.begin();
@@ -133,7 +127,7 @@ impl State {
             stats: RunStats::default(),
             calls: Vec::new(),
             report,
-            _timeout: timeout,
+            people: Duration::ZERO,
             _place: place,
         }));
         let rules = &self.run_agent.rules;
@@ -181,6 +175,10 @@ impl State {
             held_ids: self.history.held_ids(),
             last_request: run.plan.last_request,
             began: run.began.elapsed(),
+            run_time_left: self.run_agent.limits().run_timeout.map(|timeout| {
+                timeout.saturating_sub(run.began.elapsed().saturating_sub(run.people))
+            }),
+            variables: self.variables.clone(),
             seed: ids::spread(&self.id, self.turn),
             idempotency_scope: self.id.as_str().to_owned(),
             rules: Arc::clone(&self.run_agent.rules),
@@ -211,6 +209,9 @@ impl State {
         let run = self.run.as_mut()?;
         let bytes_max = self.run_agent.limits().max_result_bytes;
         self.history.commit(record.number, record.message.as_ref(), &record.results, bytes_max);
+        for result in &record.results {
+            self.variables.apply(&result.writes);
+        }
         self.usage += record.usage;
         let (stats, times) = (&mut run.stats, &record.times);
         stats.usage += record.usage;
@@ -219,6 +220,7 @@ impl State {
         stats.tools += times.tools;
         stats.overlap += times.overlap;
         stats.overhead += times.overhead;
+        run.people += times.people;
         let step = run.machine.handle_turn(&record);
         run.calls.extend(record.results.into_iter().map(CallReport::from));
         Some(step)
@@ -260,7 +262,7 @@ impl State {
             Err(_) => actors.accumulator.stop(None),
         }
         self.running.store(false, Ordering::Release);
-        drop((run._timeout, run._place));
+        drop(run._place);
         self.shared.show_counts();
         let messages = self.history.messages().iter().skip(first_message).cloned().collect();
         // Nobody may be waiting for it.

@@ -28,6 +28,8 @@ impl World {
             // After a crash nobody knows whether what was intended had begun.
             Some(FailureKind::Cancelled) => assert!(begun || self.crashes > 0),
             Some(FailureKind::HostStopped) => assert!(self.crashes > 0 && call.has_effects()),
+            // Before or after it ran.
+            Some(FailureKind::Rejected | FailureKind::ApprovalExpired) => {}
             Some(
                 FailureKind::NotStarted
                 | FailureKind::UnknownTool

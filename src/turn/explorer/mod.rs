@@ -21,7 +21,7 @@ use crate::event::Event;
 use crate::record::{Ending, Record};
 use crate::types::{
     CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome,
-    ToolResult, ToolStatus,
+    ToolResult, ToolStatus, VariablesUse,
 };
 use crate::wire::Delta;
 

@@ -135,7 +135,11 @@ impl World {
                     ToolOutcome::not_ok(status, FailureKind::ToolError, "no")
                 };
                 self.reported.insert(key, outcome.clone());
-                self.turn.handle_outcome(now, key, ToolDone { outcome });
+                self.turn.handle_outcome(
+                    now,
+                    key,
+                    ToolDone { outcome, used: VariablesUse::default() },
+                );
             }
             Action::Recorded => self.make_durable(),
             Action::Timeout => {
@@ -196,7 +200,11 @@ impl World {
         }
         for key in self.begun.difference(&self.running) {
             let outcome = ToolOutcome::ok("late");
-            self.turn.handle_outcome(self.now, *key, ToolDone { outcome });
+            self.turn.handle_outcome(
+                self.now,
+                *key,
+                ToolDone { outcome, used: VariablesUse::default() },
+            );
             let counted = matches!(self.turn.poll(), Some(Effect::Emit(Event::OutcomeLate { .. })));
             assert!(counted, "a late outcome counted");
             assert_eq!(self.turn.poll(), None, "a late outcome did something");
@@ -240,7 +248,7 @@ impl World {
             Effect::Disconnect => {
                 assert!(self.delivered.take().is_some(), "no exchange to disconnect");
             }
-            Effect::Start(call) => self.check_start(&call.key, scenario),
+            Effect::Start(call, _) => self.check_start(&call.key, scenario),
             Effect::Abort(key) => {
                 assert!(self.running.remove(&key), "abort of what does not run");
             }

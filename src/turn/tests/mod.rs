@@ -16,6 +16,7 @@ use super::{
 use crate::config::OnExcess;
 use crate::event::Event;
 use crate::record::Record;
+use crate::types::VariablesUse;
 use crate::types::{
     Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome, ToolStatus,
 };
@@ -68,7 +69,7 @@ impl Driver {
                     }
                     Effect::Request(plan) => self.requests.push((plan.attempt, plan.streamed)),
                     Effect::Disconnect => self.disconnects += 1,
-                    Effect::Start(call) => {
+                    Effect::Start(call, _) => {
                         self.started.push(format!("{}#{}", call.name, call.key.index));
                     }
                     Effect::Abort(key) => self.aborted.push(key.index),
@@ -119,7 +120,11 @@ impl Driver {
     fn outcome(&mut self, index: u32, outcome: ToolOutcome) -> &mut Self {
         let attempt = self.turn.attempt();
         let key = crate::types::CallKey { turn: 1, attempt, index };
-        self.turn.handle_outcome(self.now, key, ToolDone { outcome });
+        self.turn.handle_outcome(
+            self.now,
+            key,
+            ToolDone { outcome, used: VariablesUse::default() },
+        );
         self.pump();
         self
     }

@@ -1,0 +1,207 @@
+//! People in the loop: what they are asked about a call, and what comes of their answer.
+//!
+//! Before: a call that could start now waits until somebody lets it. It has its ticket and no
+//! place of `max`, so it holds back only what must come after it. After: the tool has answered,
+//! and the model sees that only if somebody lets it. Each question has an answer of its own, the
+//! first one stands, and none within the tool's `approval_timeout` is a no.
+
+use sha2::{Digest, Sha256};
+
+use super::call::{Call, Phase, QUOTE_CHARS};
+use super::effect::{ApprovalError, Decision, Effect};
+use super::{State, Turn, texts};
+use crate::event::{ApprovalRequest, Event, WaitingFor};
+use crate::record::{Ending, Record};
+use crate::types::{
+    ApprovalPhase, CallKey, Judgement, ReadSet, ToolOutcome, Verdict, WriteSet, excerpt,
+};
+
+impl Turn {
+    /// Somebody has decided about a call.
+    ///
+    /// # Errors
+    /// When nobody was asked about it, the decision is about other arguments, or it was decided
+    /// otherwise before. Nothing has changed then. The same decision again is no error.
+    pub(super) fn take_decision(
+        &mut self,
+        key: CallKey,
+        decision: Decision,
+    ) -> Result<(), ApprovalError> {
+        let index = self.position(key);
+        let call = index.and_then(|index| self.calls.get(index));
+        let question = call.and_then(Call::question);
+        let phase = decision.phase.or(question);
+        let judged = |phase| self.judgements.get(&(key, phase));
+        let known = match phase {
+            Some(phase) => judged(phase),
+            None => judged(ApprovalPhase::After).or_else(|| judged(ApprovalPhase::Before)),
+        };
+        if let Some(known) = known {
+            let same = known.verdict == decision.judgement.verdict;
+            return if same { Ok(()) } else { Err(ApprovalError::Decided(known.verdict)) };
+        }
+        let (Some(index), Some(call), Some(question)) = (index, call, question) else {
+            return Err(ApprovalError::NotAsked);
+        };
+        if phase != Some(question) {
+            return Err(ApprovalError::NotAsked);
+        }
+        if !decision.arguments_sha256.eq_ignore_ascii_case(&arguments_sha256(call)) {
+            return Err(ApprovalError::Stale);
+        }
+        self.judge(index, question, decision.judgement);
+        Ok(())
+    }
+
+    /// Asks whether a call may run.
+    pub(super) fn ask_before(&mut self, index: usize) {
+        let until = self.answer_until(index);
+        let Some(call) = self.calls.get_mut(index) else { return };
+        call.phase = Phase::Asked { until };
+        call.waiting_for = Some(WaitingFor::Approval);
+        let waiting = Event::CallWaiting {
+            call: call.label(),
+            waiting_for: WaitingFor::Approval,
+            input_summary: call.input_summary(),
+        };
+        self.emit(waiting);
+        self.ask_people(index, ApprovalPhase::Before, None);
+    }
+
+    /// What a tool answered is the call's outcome, unless people have to see it first.
+    pub(super) fn review_or_end(&mut self, index: usize, outcome: ToolOutcome, writes: WriteSet) {
+        let Some(call) = self.calls.get(index) else { return };
+        let reviews = call.tool.as_ref().is_some_and(|tool| tool.approval.after);
+        let known = self.judgements.get(&(call.key(), ApprovalPhase::After)).cloned();
+        if !reviews {
+            self.end_call_with(index, outcome, writes);
+        } else if self.is_cancelled() {
+            self.end_call(index, texts::unreviewed());
+        } else {
+            if !call.is_undecided() {
+                self.record_report(index, &outcome, &ReadSet::default(), &writes);
+            }
+            let until = self.answer_until(index);
+            let summary = excerpt(&outcome.content, QUOTE_CHARS);
+            self.set_phase(index, Phase::Reviewed { outcome, writes, until });
+            match known {
+                // It was said before a crash.
+                Some(judgement) => self.settle_question(index, ApprovalPhase::After, judgement),
+                None => self.ask_people(index, ApprovalPhase::After, Some(summary)),
+            }
+        }
+    }
+
+    /// Nobody has said anything in time.
+    pub(super) fn expire_questions(&mut self) {
+        let now = self.now();
+        for index in 0..self.calls.len() {
+            let Some(call) = self.calls.get(index) else { return };
+            let (Phase::Asked { until: Some(until) } | Phase::Reviewed { until: Some(until), .. }) =
+                call.phase
+            else {
+                continue;
+            };
+            if let Some(question) = call.question().filter(|_| until <= now) {
+                let expired = Judgement { verdict: Verdict::Expired, message: None };
+                self.judge(index, question, expired);
+            }
+        }
+    }
+
+    /// Whether people are all that the turn waits for: then its clocks stand still.
+    pub(super) fn waits_for_people(&self) -> bool {
+        let is_busy = |call: &Call| match call.phase {
+            Phase::Intended | Phase::Running { .. } => true,
+            Phase::Open
+            | Phase::Sealed
+            | Phase::Ready
+            | Phase::Duplicate { .. }
+            | Phase::Asked { .. }
+            | Phase::Reported(_)
+            | Phase::Reviewed { .. }
+            | Phase::Ended { .. }
+            | Phase::Dropped => false,
+        };
+        matches!(self.state, State::Judged { .. })
+            && self.calls.iter().any(|call| call.question().is_some())
+            && !self.calls.iter().any(is_busy)
+    }
+
+    fn answer_until(&self, index: usize) -> Option<std::time::Duration> {
+        let tool = self.calls.get(index)?.tool.as_ref()?;
+        self.now().checked_add(tool.approval_timeout)
+    }
+
+    fn ask_people(&mut self, index: usize, phase: ApprovalPhase, output_summary: Option<String>) {
+        let now = self.now();
+        let Some(call) = self.calls.get_mut(index) else { return };
+        call.asked_at = Some(now);
+        let asked = Box::new(ApprovalRequest {
+            call: call.label(),
+            phase,
+            arguments: call.call.arguments.clone(),
+            arguments_sha256: arguments_sha256(call),
+            output_summary,
+        });
+        let key = call.key();
+        self.record(Record::ApprovalAsked { key, phase });
+        self.hold(Effect::Emit(Event::ApprovalAsked { asked }));
+    }
+
+    fn judge(&mut self, index: usize, phase: ApprovalPhase, judgement: Judgement) {
+        let Some(call) = self.calls.get(index) else { return };
+        let (key, label) = (call.key(), call.label());
+        let waited = self.now().saturating_sub(call.asked_at.unwrap_or(self.now()));
+        let verdict = judgement.verdict;
+        self.record(Record::ApprovalGiven { key, phase, judgement: judgement.clone() });
+        self.hold(Effect::Emit(Event::ApprovalGiven { call: label, phase, verdict, waited }));
+        self.judgements.insert((key, phase), judgement.clone());
+        self.settle_question(index, phase, judgement);
+    }
+
+    fn settle_question(&mut self, index: usize, phase: ApprovalPhase, judgement: Judgement) {
+        let Some(call) = self.calls.get_mut(index) else { return };
+        let approved = judgement.verdict == Verdict::Approved;
+        let refused = (!approved).then(|| texts::rejected(phase, &judgement));
+        let note = match phase {
+            ApprovalPhase::Before => &mut call.notes.before,
+            ApprovalPhase::After => &mut call.notes.after,
+        };
+        *note = Some(judgement);
+        if let Some(refused) = refused {
+            self.end_call(index, refused);
+            return;
+        }
+        call.waiting_for = None;
+        match std::mem::replace(&mut call.phase, Phase::Ready) {
+            Phase::Reviewed { outcome, writes, until: _ } => {
+                self.end_call_with(index, outcome, writes);
+            }
+            Phase::Open
+            | Phase::Sealed
+            | Phase::Ready
+            | Phase::Duplicate { .. }
+            | Phase::Intended
+            | Phase::Asked { .. }
+            | Phase::Running { .. }
+            | Phase::Reported(_)
+            | Phase::Ended { .. }
+            | Phase::Dropped => {}
+        }
+    }
+
+    fn is_cancelled(&self) -> bool {
+        matches!(
+            self.state,
+            State::Judged { cancelled: Some(_), .. }
+                | State::Judged { ending: Ending::Cancelled, .. }
+        )
+    }
+}
+
+/// The SHA-256 of a call's arguments as they are run: compact JSON, keys sorted; in hex digits.
+fn arguments_sha256(call: &Call) -> String {
+    let digest = Sha256::digest(call.call.arguments.to_string());
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,182 @@
+//! What calls see of each other's writes to variables, and what becomes of a call that read too
+//! early.
+//!
+//! A call begins with a snapshot: the session's variables and what the earlier calls of the turn
+//! that have ended wrote. What it reads and writes is judged in call order, when the response's
+//! ending is known and every earlier call has its outcome. If a name that it read was written by
+//! an earlier call outside its snapshot, that is a conflict: a pure call is run again, and cannot
+//! meet another one then; any other keeps its result and loses all its writes.
+
+use std::collections::BTreeMap;
+
+use super::call::{Phase, Report};
+use super::schedule::Gate;
+use super::{State, Turn, texts};
+use crate::context::Variables;
+use crate::event::Event;
+use crate::record::Record;
+use crate::types::{ReadSet, ToolOutcome, ToolStatus, VariableName, VariablesUse, WriteSet};
+
+/// Which call of the turn, by its place, was the last to write each name.
+pub(super) type Writers = BTreeMap<VariableName, u32>;
+
+/// The variables as the calls that have ended leave them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Visible {
+    pub(super) variables: Variables,
+    writers: Writers,
+}
+
+impl Visible {
+    pub(super) fn new(variables: Variables) -> Self {
+        Self { variables, writers: Writers::new() }
+    }
+
+    pub(super) fn writers(&self) -> &Writers {
+        &self.writers
+    }
+
+    /// Makes the writes of the call at `place` visible to calls that start from now on.
+    pub(super) fn accept(&mut self, place: u32, writes: &WriteSet) {
+        self.variables.apply(writes);
+        self.writers.extend(writes.0.keys().map(|name| (name.clone(), place)));
+    }
+
+    /// The names of which somebody else than the reader saw was the last writer.
+    fn conflicts(&self, reads: &ReadSet) -> Vec<VariableName> {
+        let changed =
+            reads.0.iter().filter(|(name, seen)| self.writers.get(*name) != seen.as_ref());
+        changed.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Whether one of these names was written behind the call at `place`.
+    fn is_written_behind(&self, place: u32, reads: &ReadSet) -> bool {
+        reads.0.keys().any(|name| self.writers.get(name).is_some_and(|writer| *writer > place))
+    }
+}
+
+impl Turn {
+    /// A tool has answered. What it has to do with variables is judged in call order.
+    pub(super) fn take_report(&mut self, index: usize, outcome: ToolOutcome, used: VariablesUse) {
+        self.stop_clock(index);
+        let Some(call) = self.calls.get_mut(index) else { return };
+        let VariablesUse { reads, writes } = used;
+        let seen = |name: VariableName| {
+            let writer = call.snapshot.get(&name).copied();
+            (name, writer)
+        };
+        let reads = ReadSet(reads.into_iter().map(seen).collect());
+        // What did not succeed changes nothing.
+        let writes = if outcome.status == ToolStatus::Ok { writes } else { WriteSet::default() };
+        if reads.0.is_empty() && writes.is_empty() {
+            self.review_or_end(index, outcome, writes);
+            return;
+        }
+        self.record_report(index, &outcome, &reads, &writes);
+        self.set_phase(index, Phase::Reported(Report { outcome, reads, writes }));
+    }
+
+    /// Journals what a tool answered before it is decided what comes of that.
+    pub(super) fn record_report(
+        &mut self,
+        index: usize,
+        outcome: &ToolOutcome,
+        reads: &ReadSet,
+        writes: &WriteSet,
+    ) {
+        let Some(key) = self.calls.get(index).map(super::Call::key) else { return };
+        let (outcome, reads, writes) = (outcome.clone(), reads.clone(), writes.clone());
+        self.record(Record::CallReported { key, outcome, reads, writes });
+    }
+
+    /// Decides on reported calls, each when every earlier call has its outcome.
+    pub(super) fn decide_in_order(&mut self) {
+        if !matches!(self.state, State::Judged { .. }) {
+            return;
+        }
+        for index in 0..self.calls.len() {
+            let Some(call) = self.calls.get_mut(index) else { return };
+            match &mut call.phase {
+                Phase::Ended { .. } | Phase::Dropped => continue,
+                Phase::Reported(report) => {
+                    let report = report.clone();
+                    self.decide(index, report);
+                }
+                Phase::Duplicate { of } => {
+                    let of = *of;
+                    self.decide_duplicate(index, of);
+                }
+                Phase::Open
+                | Phase::Sealed
+                | Phase::Ready
+                | Phase::Intended
+                | Phase::Asked { .. }
+                | Phase::Running { .. }
+                | Phase::Reviewed { .. } => return,
+            }
+            let ended = |call: &super::Call| matches!(call.phase, Phase::Ended { .. });
+            if !self.calls.get(index).is_some_and(ended) {
+                return;
+            }
+        }
+    }
+
+    fn decide(&mut self, index: usize, report: Report) {
+        let Report { mut outcome, reads, mut writes } = report;
+        let names = self.visible.conflicts(&reads);
+        let rerun = !names.is_empty() && self.gate() == Gate::Open;
+        let maximum = self.spec.rules.limits.max_variables_bytes;
+        let bytes = self.visible.variables.bytes_with(&writes) as u64;
+        let full = bytes > maximum as u64 && !writes.is_empty();
+        let Some(call) = self.calls.get_mut(index) else { return };
+        let rerun = rerun && !call.has_effects();
+        call.notes.conflict |= !names.is_empty();
+        call.reads = reads;
+        let label = call.label();
+        if rerun {
+            call.outdated = Some(outcome);
+            call.waiting_for = None;
+            call.started_at = None;
+            call.phase = Phase::Ready;
+        } else {
+            call.notes.writes_dropped = !writes.is_empty() && (full || !names.is_empty());
+            if !names.is_empty() {
+                outcome.content.push_str(&texts::conflict(&names, call.notes.writes_dropped));
+            } else if full {
+                outcome.content.push_str(&texts::variables_full(maximum));
+            }
+            if call.notes.writes_dropped {
+                writes = WriteSet::default();
+            }
+            self.review_or_end(index, outcome, writes);
+        }
+        if !names.is_empty() {
+            self.emit(Event::ConflictFound { call: label, names, rerun });
+        } else if full {
+            self.tell_limit("max_variables_bytes", bytes, maximum as u64, "writes_dropped");
+        }
+    }
+
+    /// A call that would have run again, and cannot any more: its answer is told with what is
+    /// wrong with it.
+    pub(super) fn keep_outdated(&mut self, index: usize) {
+        let Some(call) = self.calls.get_mut(index) else { return };
+        let Some(mut outcome) = call.outdated.take() else { return };
+        let names = self.visible.conflicts(&call.reads);
+        outcome.content.push_str(&texts::conflict(&names, true));
+        call.notes.writes_dropped = true;
+        self.review_or_end(index, outcome, WriteSet::default());
+    }
+
+    /// A duplicate of a call that has read variables runs itself if one of them was written
+    /// between the two.
+    fn decide_duplicate(&mut self, index: usize, of: crate::types::CallKey) {
+        let Some(first) = self.position(of).and_then(|first| self.calls.get(first)) else { return };
+        let Some(outcome) = first.outcome().cloned() else { return };
+        if self.gate() == Gate::Open && self.visible.is_written_behind(of.index, &first.reads) {
+            self.set_phase(index, Phase::Ready);
+        } else {
+            self.end_as_copy(index, of, outcome);
+        }
+    }
+}
