@@ -131,6 +131,7 @@ impl Turn {
         call.phase = Phase::Running { deadline };
         call.started_at = Some(now);
         call.answered_at = None;
+        call.outdated = None;
         call.snapshot = self.visible.writers().clone();
         let event = Event::CallStarted {
             call: call.label(),
