@@ -71,6 +71,13 @@ async fn a_run_is_awaited() {
     let results: Vec<&Value> =
         report["calls"].as_array().unwrap().iter().map(|call| &call["result"]).collect();
     assert_eq!(results, ["42", "2"]);
+    let (call, usage) = (&report["calls"][1], &report["calls"][1]["usage"]);
+    assert_eq!(call["run_id"], report["run_id"]);
+    assert!(usage["input_tokens"].as_u64().unwrap() > 0, "{usage}");
+    let keys: Vec<&String> = usage.as_object().unwrap().keys().collect();
+    let mut expected = ["input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"];
+    expected.sort_unstable();
+    assert_eq!(keys, expected);
     let roles: Vec<&Value> =
         report["messages"].as_array().unwrap().iter().map(|m| &m["role"]).collect();
     assert_eq!(roles, ["user", "assistant", "tool", "tool", "assistant"]);

@@ -18,7 +18,7 @@ use crate::runtime::message::{
     Accumulator, AccumulatorMessage, RunAccepted, SessionMessage, StreamMessage, SupervisorMessage,
     TurnStart,
 };
-use crate::runtime::report::{CallReport, RunReport};
+use crate::runtime::report::{CallReport, Messages, RunReport};
 use crate::runtime::stream::{StreamActor, StreamSetup};
 use crate::runtime::supervisor::{SupervisorSetup, ToolSupervisor};
 use crate::runtime::task::Task;
@@ -220,7 +220,11 @@ impl State {
         stats.overlap += times.overlap;
         stats.overhead += times.overhead;
         let step = run.machine.handle_turn(&record);
-        run.calls.extend(record.results.into_iter().map(CallReport::from));
+        // A report that nobody waits for is not made.
+        if !run.report.is_closed() {
+            let report = |result| CallReport::new(run.id.clone(), record.usage, result);
+            run.calls.extend(record.results.into_iter().map(report));
+        }
         Some(step)
     }
 
@@ -262,17 +266,19 @@ impl State {
         self.running.store(false, Ordering::Release);
         drop((run._timeout, run._place));
         self.shared.show_counts();
-        let messages = self.history.messages().iter().skip(first_message).cloned().collect();
-        // Nobody may be waiting for it.
-        let _ = report.send(RunReport {
-            run_id: id,
-            run_end: end,
-            text,
-            error,
-            turns: stats.turns,
-            calls,
-            stats: (&stats).into(),
-            messages,
-        });
+        if !report.is_closed() {
+            let all = self.history.messages().to_vec();
+            // Whoever waited may be gone by now.
+            let _ = report.send(RunReport {
+                run_id: id,
+                run_end: end,
+                text,
+                error,
+                turns: stats.turns,
+                calls,
+                stats: (&stats).into(),
+                messages: Messages { all, first_of_run: first_message },
+            });
+        }
     }
 }
