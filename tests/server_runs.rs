@@ -228,6 +228,10 @@ async fn a_run_that_asks_for_more_than_its_agent_may_have_or_for_nothing_is_refu
     let (status, code) = run(json!({"max_turns": 99})).await.error();
     assert_eq!((status, code.as_str()), (400, "limit_too_high"));
     assert_eq!(run(json!({"max_turn": 9})).await.error().0, 400);
+    let nobody = json!({"input": "go", "model": "nobody"});
+    let unknown = service.post("/v1/sessions/s/runs", nobody).await;
+    assert_eq!(unknown.error(), (400, "unknown_model".to_owned()));
+    assert!(unknown.body.contains("(known: rehearsal)"), "{unknown:?}");
     let empty = service.post("/v1/sessions/s/runs", json!({"input": " "})).await;
     assert_eq!(empty.error(), (400, "empty_input".to_owned()));
     assert_eq!(run(json!({"max_turns": 1})).await.json()["run_end"], "answered");

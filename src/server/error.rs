@@ -52,6 +52,7 @@ impl ApiError {
             | HostError::InvalidSessionId
             | HostError::TooHigh(_)
             | HostError::UnknownTool(_)
+            | HostError::UnknownModel { .. }
             | HostError::EmptyInput => StatusCode::BAD_REQUEST,
             HostError::SessionExists | HostError::RunInProgress => StatusCode::CONFLICT,
             HostError::SessionClosed => {

@@ -70,7 +70,8 @@ impl State {
     ) -> Result<RunActors, SpawnErr> {
         self.epoch += 1;
         let gauges = &self.shared.gauges;
-        let setup = StreamSetup { client: self.run_agent.client.clone(), gauges: gauges.clone() };
+        let models = Arc::clone(&self.run_agent.models);
+        let setup = StreamSetup { models, gauges: gauges.clone() };
         let (stream, _) = Actor::spawn_linked(None, StreamActor, setup, myself.get_cell()).await?;
         let setup = SupervisorSetup {
             tools: Arc::clone(&self.run_agent.tools),
@@ -139,7 +140,7 @@ impl State {
         let rules = &self.run_agent.rules;
         let event = Event::RunStarted {
             agent: self.run_agent.name.clone(),
-            model: rules.model.clone(),
+            model: rules.models.first().name.clone(),
             execution: rules.execution,
         };
         self.publisher.publish(&id, self.turn, event);

@@ -53,6 +53,37 @@ async fn while_the_model_is_silent(which: usize) {
 }
 
 #[tokio::test]
+async fn a_turn_that_had_fallen_back_goes_on_with_that_model() {
+    let main = Provider::new(|_, _| refused()).await;
+    let backup = Provider::new(|n, _| match n {
+        0 => Reply::Stall(vec![text("lost ")]),
+        _ => Reply::Sse(says("found")),
+    })
+    .await;
+    let host = host(&main, Registry::new(), |config| {
+        let backup = ModelConfig { model: "backup-model".into(), ..model(&backup) };
+        config.models.insert("backup".into(), backup);
+        config.agents.get_mut("default").unwrap().fallback_models = vec!["backup".into()];
+    })
+    .await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the stream is open", || backup.open() == 1).await;
+    kill(&session, ACCUMULATOR).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "found"));
+    assert_eq!((main.count(), backup.count()), (1, 2));
+    assert!(backup.requests().iter().all(|sent| sent["model"] == "backup-model"));
+    nothing_left(&host).await;
+}
+
+/// What no repetition mends.
+fn refused() -> Reply {
+    let body = r#"{"error":{"message":"no such key"}}"#.into();
+    Reply::Whole { status: 401, kind: "application/json", body, retry_after: None }
+}
+
+#[tokio::test]
 async fn the_reader_dies() {
     while_the_model_is_silent(STREAM).await;
 }
