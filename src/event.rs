@@ -191,6 +191,8 @@ pub enum Event {
         wait: Duration,
         /// Whether this one asks for the plain answer because streams broke.
         rollback: bool,
+        /// Whether this one asks the next of the agent's models.
+        fallback: bool,
     },
     /// A turn is over and in the history.
     TurnEnded {

@@ -326,6 +326,25 @@ fn what_is_wrong_with_an_agent() {
         &["5: agents.a.model: no model is called \"mai\" (did you mean main?)"],
     );
     check(
+        &format!(
+            "{two}[agents.a]\nmodel = 'main'\nfallback_models = [\n'second',\n'main', 'secnd',\n'second', 7]\n"
+        ),
+        &[
+            "11: agents.a.fallback_models[1]: \"main\" is the agent's own model",
+            "11: agents.a.fallback_models[2]: no model is called \"secnd\" (did you mean second?)",
+            "12: agents.a.fallback_models[3]: \"second\" is listed twice",
+            "12: agents.a.fallback_models[4]: is a text, not 7",
+        ],
+    );
+    check(
+        &format!("{one}[agents.a]\nfallback_models = 'main'\n"),
+        &["5: agents.a.fallback_models: is a list, not \"main\""],
+    );
+    check(
+        &format!("{one}[agents.a]\nfallback_models = ['main']\n"),
+        &["5: agents.a.fallback_models[0]: \"main\" is the agent's own model"],
+    );
+    check(
         &two,
         &[
             " agents: several models and no agent: say which one, as in [agents.default] model = \"NAME\"",
@@ -403,6 +422,21 @@ fn the_environment_overrides_two_switches() {
             "CALLSHEET_STREAM: is true or false, not \"no\""
         ]
     );
+}
+
+#[test]
+fn fallback_models_are_kept_in_their_order_and_an_agent_given_a_model_asks_no_other() {
+    let models =
+        ["a", "b"].map(|name| format!("[models.{name}]\nbase_url = 'http://h/v1'\nmodel = 'x'\n"));
+    let agent = "[agents.default]\nmodel = 'b'\nfallback_models = ['a', 'rehearsal']\n";
+    let mut config = parse(&(models.concat() + agent));
+    let models = |config: &Config| config.agents["default"].models().collect::<Vec<_>>().join(" ");
+    assert_eq!(models(&config), "b a rehearsal");
+    assert!(config.needs_rehearsal() && config.models.contains_key(REHEARSAL));
+    let chosen = config.models["a"].clone();
+    config.use_model("a", chosen);
+    assert_eq!(models(&config), "a");
+    assert!(!config.needs_rehearsal());
 }
 
 #[test]

@@ -3,13 +3,13 @@
 
 mod support;
 
-use callsheet::config::RunOverrides;
+use callsheet::config::{ModelConfig, RunOverrides};
 use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::{HostError, RunRequest};
 use callsheet::types::RunEnd;
 use serde_json::{Value, json};
 use support::tools::{Stage, registry};
-use support::{World, parallel, within, world};
+use support::{World, events, parallel, within, world};
 
 fn asking(overrides: Value) -> RunRequest {
     let overrides: RunOverrides = serde_json::from_value(overrides).expect("overrides");
@@ -95,4 +95,71 @@ async fn without_leave_a_tool_of_another_agent_is_too_much() {
     let refused = world.session.start_run(request).await.expect_err("too much");
     assert_eq!(refused.code(), "limit_too_high");
     assert!(matches!(refused, HostError::TooHigh(_)));
+}
+
+/// A world whose agent asks `rehearsal` and then `backup`; `other` is another agent's. All three
+/// are at one provider, by their names.
+async fn three_models(responses: impl IntoIterator<Item = Response>, may_raise: bool) -> World {
+    world(Script::of(responses), registry(&Stage::new()), |config| {
+        let plain = config.models["rehearsal"].clone();
+        for name in ["backup", "other"] {
+            let model = ModelConfig { model: format!("{name}-model"), ..plain.clone() };
+            config.models.insert(name.to_owned(), model);
+        }
+        let agent = config.agents.get_mut("default").expect("the agent");
+        agent.fallback_models = vec!["backup".to_owned()];
+        agent.allow_overrides = may_raise;
+    })
+    .await
+}
+
+/// Which models were asked, and whether for a stream.
+fn asked(world: &World) -> Vec<(String, bool)> {
+    let asked = world.requests().into_iter().map(|request| {
+        let model = request.body["model"].as_str().expect("a model").to_owned();
+        (model, request.body["stream"] == true)
+    });
+    asked.collect()
+}
+
+#[tokio::test]
+async fn a_run_may_ask_a_fallback_first_and_the_next_run_has_its_agents_order() {
+    let responses =
+        [Response::status(401), Response::text("The other one."), Response::text("The first.")];
+    let world = three_models(responses, false).await;
+    let request = asking(json!({"model": "backup", "stream": false}));
+    let run = world.session.start_run(request).await.expect("a run");
+    let events = events(run.events).await;
+    assert_eq!(
+        (&events[0]["type"], &events[0]["model"]),
+        (&json!("stream_start"), &json!("backup-model"))
+    );
+    let report = within(run.report).await.expect("a report");
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "The other one."));
+    assert_eq!(world.run("and now?").await.text, "The first.");
+    let expected = [("backup-model", false), ("rehearsal", false), ("rehearsal", true)];
+    assert_eq!(asked(&world), expected.map(|(model, streamed)| (model.to_owned(), streamed)));
+}
+
+#[tokio::test]
+async fn a_run_may_ask_another_agents_model_only_with_leave() {
+    let world = three_models([], false).await;
+    let start = |model: &str| world.session.start_run(asking(json!({"model": model})));
+    let refused = start("other").await.expect_err("too much");
+    assert_eq!(refused.code(), "limit_too_high");
+    let message = "begin a run: model: other is more than this agent may have (rehearsal, backup)";
+    assert_eq!(refused.to_string(), message);
+    let unknown = start("nobody").await.expect_err("it is not there");
+    assert_eq!(unknown.code(), "unknown_model");
+    let message =
+        "begin a run: model: no model is called \"nobody\" (known: backup, other, rehearsal)";
+    assert_eq!(unknown.to_string(), message);
+    assert_eq!(asked(&world), []);
+
+    let failing = [401, 401].map(Response::status).into_iter();
+    let world = three_models(failing.chain([Response::text("At last.")]), true).await;
+    let report = within(world.session.run(asking(json!({"model": "other"})))).await;
+    assert_eq!(report.expect("a report").text, "At last.");
+    let models: Vec<_> = asked(&world).into_iter().map(|(model, _)| model).collect();
+    assert_eq!(models, ["other-model", "rehearsal", "backup-model"]);
 }

@@ -71,6 +71,13 @@ async fn a_run_is_awaited() {
     let results: Vec<&Value> =
         report["calls"].as_array().unwrap().iter().map(|call| &call["result"]).collect();
     assert_eq!(results, ["42", "2"]);
+    let (call, usage) = (&report["calls"][1], &report["calls"][1]["usage"]);
+    assert_eq!(call["run_id"], report["run_id"]);
+    assert!(usage["input_tokens"].as_u64().unwrap() > 0, "{usage}");
+    let keys: Vec<&String> = usage.as_object().unwrap().keys().collect();
+    let mut expected = ["input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"];
+    expected.sort_unstable();
+    assert_eq!(keys, expected);
     let roles: Vec<&Value> =
         report["messages"].as_array().unwrap().iter().map(|m| &m["role"]).collect();
     assert_eq!(roles, ["user", "assistant", "tool", "tool", "assistant"]);
@@ -221,6 +228,10 @@ async fn a_run_that_asks_for_more_than_its_agent_may_have_or_for_nothing_is_refu
     let (status, code) = run(json!({"max_turns": 99})).await.error();
     assert_eq!((status, code.as_str()), (400, "limit_too_high"));
     assert_eq!(run(json!({"max_turn": 9})).await.error().0, 400);
+    let nobody = json!({"input": "go", "model": "nobody"});
+    let unknown = service.post("/v1/sessions/s/runs", nobody).await;
+    assert_eq!(unknown.error(), (400, "unknown_model".to_owned()));
+    assert!(unknown.body.contains("(known: rehearsal)"), "{unknown:?}");
     let empty = service.post("/v1/sessions/s/runs", json!({"input": " "})).await;
     assert_eq!(empty.error(), (400, "empty_input".to_owned()));
     assert_eq!(run(json!({"max_turns": 1})).await.json()["run_end"], "answered");

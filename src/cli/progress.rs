@@ -268,6 +268,7 @@ mod tests {
             reason: "it broke".to_owned(),
             wait: Duration::ZERO,
             rollback: false,
+            fallback: false,
         };
         let shown = progress.handle(Duration::ZERO, &attempt);
         assert_eq!(shown, Some(Show::Line("! attempt 2 with m: it broke".to_owned())));

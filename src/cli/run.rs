@@ -12,7 +12,7 @@ use super::screen::Screen;
 use super::serve::Signals;
 use super::setup::{self, Loaded, ModelArgs};
 use super::{Failure, out};
-use crate::config::{Config, DEFAULT_AGENT, ToolPattern};
+use crate::config::{Config, DEFAULT_AGENT, REHEARSAL, ToolPattern};
 use crate::record::StopMode;
 use crate::runtime::{Host, HostSetup, OpenSession, RunReport, SessionHandle, StartedRun};
 use crate::telemetry::{self, Delivery, LogFormat, Subscription};
@@ -65,7 +65,10 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
     config.agents.retain(|name, _| *name == agent);
     let rehearsal = setup::rehearse(&mut config).await?;
     if rehearsal.is_some() {
-        out::to_stderr("callsheet: the offline rehearsal model answers, no real one\n");
+        let is_first = config.agents.values().all(|agent| agent.model == REHEARSAL);
+        let when = if is_first { "" } else { "where other models fail, " };
+        let line = format!("callsheet: {when}the offline rehearsal model answers, no real one\n");
+        out::to_stderr(&line);
     }
     let host = Host::start(HostSetup { config, tools }).await.map_err(Failure::failed)?;
     let request = OpenSession { agent: Some(agent), id: None };

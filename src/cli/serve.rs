@@ -99,12 +99,16 @@ fn banner(config: &Config, addr: SocketAddr, source: &str) -> String {
     let mut text = format!("callsheet: listening on http://{addr} (configuration: {source})\n");
     let addr = reachable(addr);
     for (name, agent) in &config.agents {
-        let Some(model) = config.models.get(&agent.model) else { continue };
-        let _ = if agent.model == crate::config::REHEARSAL {
-            writeln!(text, "  agent {name}: the offline rehearsal model, no real one")
-        } else {
-            writeln!(text, "  agent {name}: {} at {}", model.model, model.base_url)
-        };
+        let mut who = format!("agent {name}");
+        for asked in agent.models() {
+            let Some(model) = config.models.get(asked) else { continue };
+            let _ = if asked == crate::config::REHEARSAL {
+                writeln!(text, "  {who}: the offline rehearsal model, no real one")
+            } else {
+                writeln!(text, "  {who}: {} at {}", model.model, model.base_url)
+            };
+            "  or else".clone_into(&mut who);
+        }
     }
     let token = if config.host.token.is_some() {
         let _ = writeln!(text, "  requests need the token in {}", config.host.token_env);

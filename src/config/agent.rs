@@ -1,6 +1,6 @@
 //! `[agents.NAME]`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use toml::de::DeValue;
 
@@ -15,6 +15,9 @@ use crate::types::Execution;
 pub struct AgentConfig {
     /// The configured model's name.
     pub model: String,
+    /// Names of the configured models that a turn goes on with, in this order, when the attempts
+    /// with the one before are used up.
+    pub fallback_models: Vec<String>,
     /// What the model is told first; nothing if empty.
     pub system: String,
     /// Which of the registered tools it may call; none if empty.
@@ -37,6 +40,7 @@ impl AgentConfig {
     pub fn new(model: impl Into<String>) -> Self {
         Self {
             model: model.into(),
+            fallback_models: Vec::new(),
             system: String::new(),
             tools: Vec::new(),
             multi_tool_calls: true,
@@ -63,6 +67,15 @@ impl AgentConfig {
         }
     }
 
+    /// The models that its turns ask, in this order.
+    pub fn models(&self) -> impl Iterator<Item = &str> {
+        std::iter::once(&self.model).chain(&self.fallback_models).map(String::as_str)
+    }
+
+    pub(super) fn asks_rehearsal(&self) -> bool {
+        self.models().any(|model| model == REHEARSAL)
+    }
+
     pub(super) fn read(section: &Section<'_, '_>, models: &BTreeMap<String, ModelConfig>) -> Self {
         let model =
             section.read("model", |value| known_model(value, models)).unwrap_or_else(|| {
@@ -70,8 +83,10 @@ impl AgentConfig {
                 section.require("model", only.is_none());
                 only.unwrap_or_default().to_owned()
             });
+        let fallback_models = fallbacks(section, &model, models);
         let default = Self::new(model);
         let agent = Self {
+            fallback_models,
             system: section.read("system", values::text).unwrap_or_default(),
             tools: section.list("tools", pattern).unwrap_or_default(),
             multi_tool_calls: section
@@ -146,6 +161,26 @@ fn known_model(value: &DeValue<'_>, models: &BTreeMap<String, ModelConfig>) -> P
     }
     let hint = did_you_mean(&name, models.keys().map(String::as_str));
     Err(format!("no model is called {name:?}{hint}"))
+}
+
+/// The models to fall back on: no model is asked twice.
+fn fallbacks(
+    section: &Section<'_, '_>,
+    own: &str,
+    models: &BTreeMap<String, ModelConfig>,
+) -> Vec<String> {
+    let mut chosen = BTreeSet::new();
+    let fallbacks = section.list("fallback_models", |value| {
+        let name = known_model(value, models)?;
+        if name == own {
+            return Err(format!("{name:?} is the agent's own model"));
+        }
+        if !chosen.insert(name.clone()) {
+            return Err(format!("{name:?} is listed twice"));
+        }
+        Ok(name)
+    });
+    fallbacks.unwrap_or_default()
 }
 
 fn pattern(value: &DeValue<'_>) -> Parsed<ToolPattern> {

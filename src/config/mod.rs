@@ -50,7 +50,7 @@ pub struct Config {
     pub host: HostConfig,
     /// Models by name.
     pub models: BTreeMap<String, ModelConfig>,
-    /// Agents by name; every agent's model is in `models`.
+    /// Agents by name; every agent's models are in `models`.
     pub agents: BTreeMap<String, AgentConfig>,
     /// What the file changes about tools, by tool name.
     pub tools: BTreeMap<String, ToolOverride>,
@@ -106,7 +106,7 @@ impl Config {
                 Err(message) => source.complain(None, "agents", message),
             }
         }
-        if agents.values().any(|agent| agent.model == REHEARSAL) {
+        if agents.values().any(AgentConfig::asks_rehearsal) {
             models.insert(REHEARSAL.to_owned(), ModelConfig::rehearsal(BaseUrl::nowhere()));
         }
         let multi_tool_calls = switch(&source, env, MULTI_TOOL_CALLS_ENV);
@@ -122,10 +122,10 @@ impl Config {
         Ok(config)
     }
 
-    /// Whether an agent talks to the offline rehearsal model, so that it has to be started.
+    /// Whether an agent may talk to the offline rehearsal model, so that it has to be started.
     #[must_use]
     pub fn needs_rehearsal(&self) -> bool {
-        self.agents.values().any(|agent| agent.model == REHEARSAL)
+        self.agents.values().any(AgentConfig::asks_rehearsal)
     }
 
     /// Says where the offline rehearsal model listens.
@@ -138,11 +138,12 @@ impl Config {
         self.use_model(REHEARSAL, ModelConfig::rehearsal(BaseUrl::nowhere()));
     }
 
-    /// Adds a model and lets every agent talk to it.
+    /// Adds a model and lets every agent talk to it, and to no other.
     pub fn use_model(&mut self, name: &str, model: ModelConfig) {
         self.add_model(name, model);
         for agent in self.agents.values_mut() {
             name.clone_into(&mut agent.model);
+            agent.fallback_models.clear();
         }
     }
 

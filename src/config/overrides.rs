@@ -1,7 +1,7 @@
 //! What one run may change about its agent.
 //!
 //! Unless the agent says `allow_overrides`, a run may only ask for less: lower limits, fewer
-//! places, fewer tools. No limit counts as the highest.
+//! places, fewer tools, one of the agent's models. No limit counts as the highest.
 
 use std::time::Duration;
 
@@ -19,11 +19,13 @@ pub struct RunOverrides {
     pub execution: Option<Execution>,
     /// What it may use.
     pub limits: LimitOverrides,
+    /// The configured model that it asks first; the agent's others follow in their order.
+    pub model: Option<String>,
     /// Which tools it may call: names or patterns.
     pub tools: Option<Vec<String>>,
     /// Whether more than the first call of a response is kept.
     pub multi_tool_calls: Option<bool>,
-    /// Whether streamed answers are asked for.
+    /// Whether streamed answers are asked for, of all its models.
     pub stream: Option<bool>,
 }
 

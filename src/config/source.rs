@@ -184,7 +184,7 @@ impl<'s, 't> Section<'s, 't> {
     pub(super) fn list<T>(
         &self,
         key: &'static str,
-        parse: impl Fn(&DeValue<'t>) -> Parsed<T>,
+        mut parse: impl FnMut(&DeValue<'t>) -> Parsed<T>,
     ) -> Option<Vec<T>> {
         let value = self.value(key)?;
         let Some(items) = value.get_ref().as_array() else {

@@ -159,6 +159,7 @@ pub(crate) fn every() -> Vec<Event> {
             reason: "it broke".into(),
             wait: ms(250),
             rollback: true,
+            fallback: false,
         },
         Event::TurnEnded { summary: Box::new(summary()) },
         Event::LimitReached {

@@ -73,7 +73,7 @@ impl Published {
                 self.one("tool_progress", &ToolProgress { tool_id: Shown(*key), text }, text.len())
             }
             Event::TurnEnded { summary } => self.one("turn_end", &TurnEnd::new(summary), 256),
-            Event::AttemptStarted { attempt, model, streamed, reason, wait, rollback: _ } => {
+            Event::AttemptStarted { attempt, model, streamed, reason, wait, .. } => {
                 let wait_ms = millis(*wait);
                 let fields =
                     AttemptView { attempt: *attempt, model, streamed: *streamed, reason, wait_ms };

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::error::HostError;
-use super::model::{ModelClient, ModelRequest};
-use crate::config::{AgentConfig, Config, Limits, ModelConfig, RunOverrides, TooHigh, ToolPattern};
+use super::model::ModelRequest;
+use super::models::{Model, ModelChain};
+use crate::config::{AgentConfig, Config, Limits, RunOverrides, TooHigh, ToolPattern};
 use crate::message::Message;
 use crate::tool::{Registered, Registry, ToolSpec};
 use crate::turn::TurnRules;
@@ -15,35 +16,33 @@ use crate::wire::{ToolChoice, ToolDefinition};
 #[derive(Debug)]
 pub(super) struct Agent {
     pub(super) name: String,
-    pub(super) client: ModelClient,
+    pub(super) models: Arc<ModelChain>,
     pub(super) rules: Arc<TurnRules>,
     pub(super) tools: Arc<BTreeMap<String, Registered>>,
-    /// Every tool of the host, for runs that may ask for more.
+    /// Every model and every tool of the host, for runs that may ask for more.
+    configured: Arc<BTreeMap<String, Arc<Model>>>,
     registry: Arc<Registry>,
     allow_overrides: bool,
-    /// A request without messages.
+    /// A request to the first model, without messages.
     blank: ModelRequest,
 }
 
 impl Agent {
-    /// The agents of a configuration. Those that talk to the same model share its connections.
+    /// The agents of a configuration.
     pub(super) fn all(
         config: &Config,
         registry: Registry,
     ) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
         let registry = Arc::new(registry);
-        let mut clients = BTreeMap::new();
-        for (name, model) in &config.models {
-            let client =
-                ModelClient::new(model).map_err(|e| HostError::Config(format!("{name}: {e}")))?;
-            clients.insert(name.as_str(), (client, model));
-        }
+        let configured = Arc::new(Model::all(config)?);
         let agents = config.agents.iter().map(|(name, agent)| {
-            let Some((client, model)) = clients.get(agent.model.as_str()) else {
-                let message = format!("agent {name:?}: there is no model {:?}", agent.model);
-                return Err(HostError::Config(message));
+            let known = |model: &String| {
+                let missing = || format!("agent {name:?}: there is no model {model:?}");
+                configured.get(model).cloned().ok_or_else(|| HostError::Config(missing()))
             };
-            let agent = Self::new(name, agent, client.clone(), model, &registry);
+            let fallbacks: Result<_, _> = agent.fallback_models.iter().map(known).collect();
+            let models = ModelChain::new(known(&agent.model)?, fallbacks?);
+            let agent = Self::new(name, agent, models, &configured, &registry);
             Ok((name.clone(), Arc::new(agent)))
         });
         agents.collect()
@@ -52,36 +51,33 @@ impl Agent {
     fn new(
         name: &str,
         agent: &AgentConfig,
-        client: ModelClient,
-        model: &ModelConfig,
+        models: ModelChain,
+        configured: &Arc<BTreeMap<String, Arc<Model>>>,
         registry: &Arc<Registry>,
     ) -> Self {
         let tools = chosen(registry.iter(), &agent.tools);
+        let plans = models.plans(None);
         let blank = ModelRequest {
             system: Some(agent.system.clone()).filter(|system| !system.is_empty()),
             tools: definitions(&tools),
             parallel_tool_calls: (!agent.multi_tool_calls).then_some(false),
-            stream: model.stream,
-            max_output_tokens: model.max_output_tokens,
-            temperature: model.temperature,
-            extra_body: model.extra_body.clone(),
-            ..ModelRequest::new(model.model.clone(), Arc::new([]))
+            ..ModelRequest::new("", Arc::new([]))
         };
+        let blank = models.first().adapt(blank, plans.first().streamed);
         let rules = TurnRules {
             tools: specs(&tools),
             limits: agent.limits.clone(),
             execution: agent.execution,
             multi_tool_calls: agent.multi_tool_calls,
             early_start: agent.early_start,
-            model: model.model.clone(),
-            streamed: model.stream,
-            max_attempts: model.max_attempts,
+            models: Arc::new(plans),
         };
         Self {
             name: name.to_owned(),
-            client,
+            models: Arc::new(models),
             rules: Arc::new(rules),
             tools: Arc::new(tools),
+            configured: Arc::clone(configured),
             registry: Arc::clone(registry),
             allow_overrides: agent.allow_overrides,
             blank,
@@ -91,7 +87,7 @@ impl Agent {
     /// The agent as one run has it.
     ///
     /// # Errors
-    /// When the run asks for more than it may have, or for a tool that is not there.
+    /// When the run asks for more than it may have, or for a model or tool that is not there.
     pub(super) fn with(self: &Arc<Self>, asked: &RunOverrides) -> Result<Arc<Self>, HostError> {
         if *asked == RunOverrides::default() {
             return Ok(Arc::clone(self));
@@ -102,30 +98,49 @@ impl Agent {
             Some(names) => Arc::new(self.subset(names)?),
         };
         let multi_tool_calls = asked.multi_tool_calls(own.multi_tool_calls, may_raise)?;
-        let streamed = asked.stream.unwrap_or(own.streamed);
+        let models = match &asked.model {
+            None => Arc::clone(&self.models),
+            Some(name) => Arc::new(self.led_by(name)?),
+        };
+        let plans = models.plans(asked.stream);
         let rules = TurnRules {
             tools: specs(&tools),
             limits: asked.limits.apply(&own.limits, may_raise)?,
             execution: asked.execution(own.execution, may_raise)?,
             multi_tool_calls,
-            streamed,
+            models: Arc::new(plans),
             ..own.clone()
         };
         let blank = ModelRequest {
             tools: definitions(&tools),
             parallel_tool_calls: (!multi_tool_calls).then_some(false),
-            stream: streamed,
             ..self.blank.clone()
         };
+        let blank = models.first().adapt(blank, rules.models.first().streamed);
         Ok(Arc::new(Self {
             name: self.name.clone(),
-            client: self.client.clone(),
+            models,
             rules: Arc::new(rules),
             tools,
+            configured: Arc::clone(&self.configured),
             registry: Arc::clone(&self.registry),
             allow_overrides: self.allow_overrides,
             blank,
         }))
+    }
+
+    /// The run's models where it asks for one of them first.
+    fn led_by(&self, name: &str) -> Result<ModelChain, HostError> {
+        let Some(model) = self.configured.get(name) else {
+            let known = self.configured.keys().cloned().collect::<Vec<_>>().join(", ");
+            return Err(HostError::UnknownModel { asked: name.to_owned(), known });
+        };
+        let is_own = self.models.iter().any(|own| own.name == name);
+        if !is_own && !self.allow_overrides {
+            let (asked, highest) = (name.to_owned(), self.models.names());
+            return Err(TooHigh { key: "model", asked, highest }.into());
+        }
+        Ok(self.models.led_by(model))
     }
 
     fn subset(&self, names: &[String]) -> Result<BTreeMap<String, Registered>, HostError> {

@@ -31,6 +31,14 @@ pub enum HostError {
     /// The run asks for a tool that is not there.
     #[error("begin a run: tools: no tool is called {0:?}")]
     UnknownTool(String),
+    /// The run asks for a model that is not configured.
+    #[error("begin a run: model: no model is called {asked:?} (known: {known})")]
+    UnknownModel {
+        /// What was asked for.
+        asked: String,
+        /// The names that there are.
+        known: String,
+    },
     /// The input says nothing.
     #[error("begin a run: the input is empty")]
     EmptyInput,
@@ -58,6 +66,7 @@ impl HostError {
             Self::RunInProgress => "run_in_progress",
             Self::TooHigh(_) => "limit_too_high",
             Self::UnknownTool(_) => "unknown_tool",
+            Self::UnknownModel { .. } => "unknown_model",
             Self::EmptyInput => "empty_input",
             Self::Approval(ApprovalError::NotAsked) => "no_such_approval",
             Self::Approval(ApprovalError::Stale) => "stale_approval",

@@ -18,6 +18,7 @@ mod host;
 mod ids;
 mod message;
 pub mod model;
+mod models;
 mod publish;
 mod report;
 mod request;

@@ -21,7 +21,7 @@ use reqwest::{Client, Url};
 
 pub use crate::wire::ModelRequest;
 pub(super) use exchange::Exchange;
-pub use response::Response;
+pub use response::{RequestedCall, Response};
 
 use crate::config::ModelConfig;
 use crate::tls;
@@ -83,7 +83,7 @@ impl ModelClient {
     /// # Errors
     /// When no response could be had, or it reports an error or ends without a finish.
     pub async fn complete(&self, request: &ModelRequest) -> Result<Response, ProviderError> {
-        let mut response = response::Collector::default();
+        let mut response = response::Collector::new(request);
         let mut exchange = self.exchange(request);
         while let Some(batch) = exchange.next().await {
             response.push(batch?)?;

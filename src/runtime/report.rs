@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::event::StatsReport;
 use crate::message::Message;
-use crate::types::{RunEnd, RunError, RunId, ToolResult, ToolStatus};
+use crate::types::{RunEnd, RunError, RunId, ToolResult, ToolStatus, Usage};
 
 /// A run that is over.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -27,13 +27,54 @@ pub struct RunReport {
     pub calls: Vec<CallReport>,
     /// Its sums.
     pub stats: StatsReport,
+    /// The session's messages; those of the run are shown.
+    pub(super) messages: Messages,
+}
+
+impl RunReport {
+    /// What the history held before the run.
+    #[must_use]
+    pub fn context_messages(&self) -> &[Arc<Message>] {
+        self.messages.split().0
+    }
+
     /// What the run added to the history, from the user's input on.
-    pub messages: Vec<Arc<Message>>,
+    #[must_use]
+    pub fn run_messages(&self) -> &[Arc<Message>] {
+        self.messages.split().1
+    }
+
+    /// The whole history as the run left it.
+    #[must_use]
+    pub fn all_messages(&self) -> &[Arc<Message>] {
+        &self.messages.all
+    }
+}
+
+/// A history, and where in it a run begins. The messages are shared with the session.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Messages {
+    pub(super) all: Vec<Arc<Message>>,
+    pub(super) first_of_run: usize,
+}
+
+impl Messages {
+    fn split(&self) -> (&[Arc<Message>], &[Arc<Message>]) {
+        self.all.split_at_checked(self.first_of_run).unwrap_or((&self.all, &[]))
+    }
+}
+
+impl Serialize for Messages {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.split().1.serialize(serializer)
+    }
 }
 
 /// One call of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CallReport {
+    /// Which run.
+    pub run_id: RunId,
     /// The session's turn.
     pub turn: u32,
     /// The call's place in its response, from 0.
@@ -58,13 +99,16 @@ pub struct CallReport {
     pub wait_ms: u64,
     /// From its start to its outcome.
     pub duration_ms: u64,
+    /// What its turn cost, all attempts together; the same for each call of a turn.
+    pub usage: Usage,
 }
 
-impl From<ToolResult> for CallReport {
-    fn from(result: ToolResult) -> Self {
+impl CallReport {
+    pub(super) fn new(run_id: RunId, usage: Usage, result: ToolResult) -> Self {
         let metadata = result.metadata();
         let ToolResult { call, outcome, notes: _, started, wait, duration, writes: _ } = result;
         Self {
+            run_id,
             turn: call.key.turn,
             call_index: call.key.index,
             tool_id: call.key.to_string(),
@@ -77,6 +121,7 @@ impl From<ToolResult> for CallReport {
             started_ms: started.map(millis),
             wait_ms: millis(wait),
             duration_ms: millis(duration),
+            usage,
         }
     }
 }

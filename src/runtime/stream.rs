@@ -9,7 +9,8 @@ use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
 use super::gauge::{Gauges, Held};
 use super::message::{Accumulator, AccumulatorMessage, StreamMessage};
-use super::model::{Exchange, ModelClient, ModelRequest};
+use super::model::{Exchange, ModelRequest};
+use super::models::{Model, ModelChain};
 use super::task::Task;
 use crate::turn::{AttemptPlan, ResponseEnd};
 
@@ -20,7 +21,7 @@ pub(super) struct StreamActor;
 
 /// What a reader needs.
 pub(super) struct StreamSetup {
-    pub(super) client: ModelClient,
+    pub(super) models: Arc<ModelChain>,
     pub(super) gauges: Gauges,
 }
 
@@ -53,7 +54,7 @@ impl Actor for StreamActor {
         match message {
             StreamMessage::Request { turn, plan, request, to } => {
                 let reader = Reader {
-                    client: state.setup.client.clone(),
+                    model: Arc::clone(state.setup.models.at(plan.model)),
                     turn,
                     attempt: plan.attempt,
                     accumulator: to,
@@ -83,7 +84,7 @@ impl Actor for StreamActor {
 
 /// The read loop.
 struct Reader {
-    client: ModelClient,
+    model: Arc<Model>,
     turn: u32,
     attempt: u32,
     accumulator: Accumulator,
@@ -113,11 +114,12 @@ impl Reader {
         let _ = self.accumulator.cast(AccumulatorMessage::ResponseEnded { turn, attempt, end });
     }
 
+    /// The turn's request is made for its first model, asked in that model's usual way.
     fn exchange(&self, plan: &AttemptPlan, request: &Arc<ModelRequest>) -> Exchange {
-        if request.stream == plan.streamed {
-            return self.client.exchange(request);
+        if plan.model == 0 && request.stream == plan.streamed {
+            return self.model.client.exchange(request);
         }
-        let request = ModelRequest { stream: plan.streamed, ..ModelRequest::clone(request) };
-        self.client.exchange(&request)
+        let request = self.model.adapt(ModelRequest::clone(request), plan.streamed);
+        self.model.client.exchange(&request)
     }
 }

@@ -53,6 +53,7 @@ impl ApiError {
             | HostError::InvalidSessionId
             | HostError::TooHigh(_)
             | HostError::UnknownTool(_)
+            | HostError::UnknownModel { .. }
             | HostError::EmptyInput => StatusCode::BAD_REQUEST,
             HostError::Approval(ApprovalError::NotAsked) => StatusCode::NOT_FOUND,
             HostError::SessionExists | HostError::RunInProgress | HostError::Approval(_) => {

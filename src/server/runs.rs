@@ -26,6 +26,7 @@ pub(super) struct Start {
     execution: Option<Execution>,
     #[serde(default)]
     limits: LimitOverrides,
+    model: Option<String>,
     tools: Option<Vec<String>>,
     multi_tool_calls: Option<bool>,
     stream: Option<bool>,
@@ -37,8 +38,8 @@ pub(super) async fn start(
     headers: HeaderMap,
     JsonBody(start): JsonBody<Start>,
 ) -> Result<Response, ApiError> {
-    let Start { input, wait, execution, limits, tools, multi_tool_calls, stream } = start;
-    let overrides = RunOverrides { execution, limits, tools, multi_tool_calls, stream };
+    let Start { input, wait, execution, limits, model, tools, multi_tool_calls, stream } = start;
+    let overrides = RunOverrides { execution, limits, model, tools, multi_tool_calls, stream };
     let run = session.start_run(RunRequest { input, overrides }).await?;
     if accepts_events(&headers) {
         return Ok(stream::events(run.events, state.options.keep_alive, state.closing.clone()));

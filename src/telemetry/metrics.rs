@@ -29,6 +29,7 @@ pub struct Metrics {
     detection_latency: Histogram,
     execution_latency: Histogram,
     rollbacks: Counter,
+    fallbacks: Counter,
 
     seal_to_start: Histogram,
     starts_early: Counter,
@@ -122,6 +123,7 @@ impl Metrics {
             detection_latency: histogram(names::DETECTION_LATENCY),
             execution_latency: histogram(names::EXECUTION_LATENCY),
             rollbacks: counter(names::ROLLBACKS),
+            fallbacks: counter(names::FALLBACKS),
             seal_to_start: histogram(names::SEAL_TO_START),
             starts_early: counter(names::STARTS_EARLY),
             overlap_saved: histogram(names::OVERLAP_SAVED),
@@ -212,8 +214,9 @@ impl Metrics {
                 let first_chunk = first_chunk.filter(|_| *streamed);
                 self.attempt_ended(model, *duration, first_chunk, *usage, error.as_ref());
             }
-            Event::AttemptStarted { rollback, .. } => {
+            Event::AttemptStarted { rollback, fallback, .. } => {
                 self.rollbacks.increment(u64::from(*rollback));
+                self.fallbacks.increment(u64::from(*fallback));
             }
             Event::TurnEnded { summary } => self.turn_ended(summary),
             Event::LimitReached { limit, .. } => self

@@ -171,6 +171,8 @@ metrics! {
         "Outcomes of tool calls, those that never ran included.";
     ATTEMPTS "callsheet_attempts_total" Kind::Counter, Count, ["outcome"],
         "Exchanges with a model by outcome: ok, or the kind of trouble.";
+    FALLBACKS "callsheet_model_fallbacks_total" Kind::Counter, Count, [],
+        "Times that a turn went on with the next of its agent's models.";
     ARGUMENTS_ODD "callsheet_arguments_odd_total" Kind::Counter, Count, ["oddity"],
         "Tool calls with arguments that were cut off, invalid, encoded twice or changed after the seal.";
     LIMITS_REACHED "callsheet_limits_reached_total" Kind::Counter, Count, ["limit"],

@@ -152,12 +152,8 @@ impl Turn {
             return;
         }
         self.void_attempt();
-        let was_streamed = self.plan.streamed;
-        match self.attempts.after(&error, was_streamed) {
-            Some(plan) => {
-                let rollback = was_streamed && !plan.streamed;
-                self.ask_again(plan, error.message, rollback);
-            }
+        match self.attempts.after(&error, self.plan.streamed) {
+            Some(plan) => self.ask_again(plan, error.message),
             None => {
                 self.state = State::Over;
                 let error = RunError {
@@ -204,7 +200,7 @@ impl Turn {
         // A cancel during the wait: nobody was asked.
         let Some(duration) = self.now().checked_sub(self.asked_at) else { return };
         self.emit(Event::AttemptEnded {
-            model: self.spec.rules.model.clone(),
+            model: self.model_name(&self.plan),
             streamed: self.plan.streamed,
             duration,
             first_chunk: self.first_delta_at.map(|at| at.saturating_sub(self.asked_at)),

@@ -38,8 +38,10 @@ pub enum Effect {
 /// One exchange with the model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct AttemptPlan {
-    /// The turn's attempt, from 1.
+    /// The turn's attempt, from 1, whichever model is asked.
     pub attempt: u32,
+    /// Which of the turn's models is asked, from 0.
+    pub model: usize,
     /// Whether to ask for a streamed answer.
     pub streamed: bool,
     /// How long to wait before.
@@ -114,12 +116,52 @@ pub struct TurnRules {
     pub multi_tool_calls: bool,
     /// Whether calls may start while the response is still coming.
     pub early_start: bool,
-    /// The model's name at its service.
-    pub model: String,
+    /// Whom each turn asks, from the first model again.
+    pub models: Arc<ModelPlans>,
+}
+
+/// A model as a turn asks it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ModelPlan {
+    /// Its name at its service.
+    pub name: String,
     /// Whether to ask for streamed answers.
     pub streamed: bool,
-    /// How many attempts a turn has.
+    /// How many attempts a turn has with it.
     pub max_attempts: u32,
+}
+
+/// The models of a turn, of which there is at least one: each is asked when the attempts with the
+/// one before it are used up.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ModelPlans {
+    first: ModelPlan,
+    fallbacks: Vec<ModelPlan>,
+}
+
+impl ModelPlans {
+    /// A model, and those that it may fall back on.
+    #[must_use]
+    pub fn new(first: ModelPlan, fallbacks: Vec<ModelPlan>) -> Self {
+        Self { first, fallbacks }
+    }
+
+    /// The model that is asked first.
+    #[must_use]
+    pub fn first(&self) -> &ModelPlan {
+        &self.first
+    }
+
+    /// The model at a place, from 0; the first where there is none.
+    #[must_use]
+    pub fn at(&self, index: usize) -> &ModelPlan {
+        self.iter().nth(index).unwrap_or(&self.first)
+    }
+
+    /// The models in their order.
+    pub fn iter(&self) -> impl Iterator<Item = &ModelPlan> {
+        std::iter::once(&self.first).chain(&self.fallbacks)
+    }
 }
 
 /// What one turn is told at its beginning.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{TurnRules, TurnSpec};
+use super::{ModelPlan, ModelPlans, TurnRules, TurnSpec};
 use crate::config::Limits;
 use crate::context::Variables;
 use crate::tool::{InputSchema, ToolSpec};
@@ -42,10 +42,13 @@ pub(super) fn rules(execution: Execution) -> TurnRules {
         execution,
         multi_tool_calls: true,
         early_start: true,
-        model: "m".into(),
-        streamed: true,
-        max_attempts: 3,
+        models: Arc::new(ModelPlans::new(model("m", 3), Vec::new())),
     }
+}
+
+/// A model that streams.
+pub(super) fn model(name: &str, max_attempts: u32) -> ModelPlan {
+    ModelPlan { name: name.into(), streamed: true, max_attempts }
 }
 
 pub(super) fn spec(rules: TurnRules) -> TurnSpec {

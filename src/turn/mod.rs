@@ -16,7 +16,7 @@
 //! | `ending` | how a response ended |
 //! | `aftermath` | what each ending leaves of the calls |
 //! | `progress` | what is done after every event: admit, start, release, commit |
-//! | `attempts` | whether, when and how the model is asked once more |
+//! | `attempts` | whether, when and how a model is asked once more, and which |
 //! | `reassembly` | outcomes in any order, released in call order |
 //! | `texts` | what the model is told of calls that did not simply run |
 //! | `resume` | a turn from its records |
@@ -62,8 +62,8 @@ pub use bucket::Bucket;
 pub use change::{AccumulatorLimits, Change, Changes};
 pub use decoded::{decode_body, describe};
 pub use effect::{
-    ApprovalError, AttemptPlan, CancelReason, Decision, Effect, ResponseEnd, ToolDone, TurnEnd,
-    TurnRecord, TurnRules, TurnSpec,
+    ApprovalError, AttemptPlan, CancelReason, Decision, Effect, ModelPlan, ModelPlans, ResponseEnd,
+    ToolDone, TurnEnd, TurnRecord, TurnRules, TurnSpec,
 };
 pub use ending::ended_well;
 pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
@@ -143,7 +143,8 @@ impl Turn {
     /// Begins a turn: the first effects ask the model.
     #[must_use]
     pub fn new(spec: TurnSpec) -> Self {
-        let mut turn = Self::blank(spec, 0);
+        let attempts = Attempts::new(Arc::clone(&spec.rules.models), spec.seed);
+        let mut turn = Self::blank(spec, attempts);
         turn.emit(Event::TurnStarted);
         turn.ask();
         turn
@@ -321,17 +322,12 @@ impl Turn {
         left.checked_add(self.clock.times().people)
     }
 
-    fn blank(spec: TurnSpec, attempts_made: u32) -> Self {
+    fn blank(spec: TurnSpec, attempts: Attempts) -> Self {
         let rules = Arc::clone(&spec.rules);
-        let attempts = Attempts::new(rules.max_attempts, rules.streamed, spec.seed);
         Self {
             state: State::Asking,
-            attempts: attempts.resumed(attempts_made),
-            plan: AttemptPlan {
-                attempt: attempts_made,
-                streamed: rules.streamed,
-                wait: Duration::ZERO,
-            },
+            plan: attempts.last(),
+            attempts,
             response: Accumulator::new(limits(&rules)),
             deltas_seen: 0,
             asked_at: Duration::ZERO,
@@ -358,15 +354,17 @@ impl Turn {
         self.begin_attempt(plan);
     }
 
-    /// Asks the model once more; what was shown of the turn is void.
-    fn ask_again(&mut self, plan: AttemptPlan, reason: String, rollback: bool) {
+    /// Asks a model once more; what was shown of the turn is void.
+    fn ask_again(&mut self, plan: AttemptPlan, reason: String) {
+        let fallback = plan.model != self.plan.model;
         self.emit(Event::AttemptStarted {
             attempt: plan.attempt,
-            model: self.spec.rules.model.clone(),
+            model: self.model_name(&plan),
             streamed: plan.streamed,
             reason,
             wait: plan.wait,
-            rollback,
+            rollback: !fallback && self.plan.streamed && !plan.streamed,
+            fallback,
         });
         self.begin_attempt(plan);
     }
@@ -375,13 +373,17 @@ impl Turn {
         self.record(Record::AttemptStarted {
             turn: self.spec.number,
             attempt: plan.attempt,
-            model: self.spec.rules.model.clone(),
+            model: self.model_name(&plan),
         });
         self.plan = plan.clone();
         self.asked_at = self.clock.now() + plan.wait;
         self.first_delta_at = None;
         self.clock.model_asked();
         self.outbox.push_back(Effect::Request(plan));
+    }
+
+    fn model_name(&self, plan: &AttemptPlan) -> String {
+        self.spec.rules.models.at(plan.model).name.clone()
     }
 }
 

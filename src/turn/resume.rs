@@ -5,9 +5,11 @@
 //! the same key; what was never intended is decided as if nothing had happened.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::{self, Opening};
+use super::attempts::Attempts;
 use super::call::{Call, Phase, Report};
 use super::effect::TurnSpec;
 use super::{State, Turn, texts};
@@ -22,6 +24,8 @@ use crate::types::{
 #[derive(Debug, Default)]
 struct Known {
     attempt: u32,
+    /// The model that was asked last, by its name at its service.
+    model: String,
     intents: Vec<ToolCall>,
     reports: BTreeMap<CallKey, Report>,
     judgements: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
@@ -46,7 +50,8 @@ impl Turn {
         for record in records {
             known.fold(record, &mut usage);
         }
-        let mut turn = Self::blank(spec, known.attempt);
+        let attempts = Attempts::new(Arc::clone(&spec.rules.models), spec.seed);
+        let mut turn = Self::blank(spec, attempts.resumed(known.attempt, &known.model));
         turn.usage = usage;
         match known.response.take() {
             Some(response) => turn.resume_judged(response, &known),
@@ -120,7 +125,7 @@ impl Turn {
             kept: false,
         });
         let plan = self.attempts.first();
-        self.ask_again(plan, error.message, false);
+        self.ask_again(plan, error.message);
     }
 
     fn restore_calls(&mut self, calls: &[ToolCall], known: &Known) {
@@ -186,8 +191,8 @@ impl Turn {
 impl Known {
     fn fold(&mut self, record: &Record, usage: &mut Usage) {
         match record {
-            Record::AttemptStarted { attempt, .. } => {
-                *self = Self { attempt: *attempt, ..Self::default() };
+            Record::AttemptStarted { attempt, model, .. } => {
+                *self = Self { attempt: *attempt, model: model.clone(), ..Self::default() };
             }
             Record::CallIntended { call, .. } => self.intents.push(call.clone()),
             Record::CallReported { key, outcome, reads, writes } => {

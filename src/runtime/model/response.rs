@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use crate::turn::{Accumulator, AccumulatorLimits, understand};
 use crate::types::{FinishReason, ProviderError, ProviderErrorKind, Usage};
-use crate::wire::Delta;
+use crate::wire::{Delta, ModelRequest};
 
 /// What a model answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,12 +16,34 @@ pub struct Response {
     pub reasoning: String,
     /// What it says where it will not answer.
     pub refusal: String,
-    /// The tool calls it asks for, in its order.
-    pub calls: Vec<RequestedCall>,
     /// Why it ended.
     pub finish_reason: Option<FinishReason>,
     /// What it cost.
     pub usage: Usage,
+    calls: Vec<RequestedCall>,
+    /// Whether the request left the model a single call.
+    one_call: bool,
+}
+
+impl Response {
+    /// The tool calls that count, in the model's order: only the first if the request said
+    /// `parallel_tool_calls: Some(false)`, whatever the service made of that.
+    #[must_use]
+    pub fn tool_calls(&self) -> &[RequestedCall] {
+        if self.one_call { self.calls.get(..1).unwrap_or_default() } else { &self.calls }
+    }
+
+    /// Every tool call that the response holds, in the model's order.
+    #[must_use]
+    pub fn all_tool_calls(&self) -> &[RequestedCall] {
+        &self.calls
+    }
+
+    /// The first tool call, if there is one.
+    #[must_use]
+    pub fn first_tool_call(&self) -> Option<&RequestedCall> {
+        self.calls.first()
+    }
 }
 
 /// A tool call that a model asks for.
@@ -41,15 +63,17 @@ pub struct RequestedCall {
 #[derive(Debug)]
 pub(super) struct Collector {
     accumulator: Accumulator,
-}
-
-impl Default for Collector {
-    fn default() -> Self {
-        Self { accumulator: Accumulator::new(AccumulatorLimits::default()) }
-    }
+    one_call: bool,
 }
 
 impl Collector {
+    pub(super) fn new(request: &ModelRequest) -> Self {
+        Self {
+            accumulator: Accumulator::new(AccumulatorLimits::default()),
+            one_call: request.parallel_tool_calls == Some(false),
+        }
+    }
+
     pub(super) fn push(&mut self, batch: Vec<Delta>) -> Result<(), ProviderError> {
         for delta in batch {
             self.accumulator.push(&delta);
@@ -78,6 +102,7 @@ impl Collector {
             reasoning: said.reasoning().to_owned(),
             refusal: said.refusal().to_owned(),
             calls: calls.collect(),
+            one_call: self.one_call,
             finish_reason: said.finish().cloned(),
             usage: said.usage(),
         })

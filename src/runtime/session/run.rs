@@ -19,7 +19,7 @@ use crate::runtime::message::{
     Accumulator, AccumulatorMessage, RunAccepted, SessionMessage, StreamMessage, SupervisorMessage,
     TurnStart,
 };
-use crate::runtime::report::{CallReport, RunReport};
+use crate::runtime::report::{CallReport, Messages, RunReport};
 use crate::runtime::stream::{StreamActor, StreamSetup};
 use crate::runtime::supervisor::{SupervisorSetup, ToolSupervisor};
 use crate::turn::{CancelReason, LimitHit, Next, Run, RunStep, TurnPlan, TurnRecord, TurnSpec};
@@ -71,7 +71,8 @@ impl State {
     ) -> Result<RunActors, SpawnErr> {
         self.epoch += 1;
         let gauges = &self.shared.gauges;
-        let setup = StreamSetup { client: self.run_agent.client.clone(), gauges: gauges.clone() };
+        let models = Arc::clone(&self.run_agent.models);
+        let setup = StreamSetup { models, gauges: gauges.clone() };
         let (stream, _) = Actor::spawn_linked(None, StreamActor, setup, myself.get_cell()).await?;
         let setup = SupervisorSetup {
             tools: Arc::clone(&self.run_agent.tools),
@@ -133,7 +134,7 @@ impl State {
         let rules = &self.run_agent.rules;
         let event = Event::RunStarted {
             agent: self.run_agent.name.clone(),
-            model: rules.model.clone(),
+            model: rules.models.first().name.clone(),
             execution: rules.execution,
         };
         self.publisher.publish(&id, self.turn, event);
@@ -222,7 +223,11 @@ impl State {
         stats.overhead += times.overhead;
         run.people += times.people;
         let step = run.machine.handle_turn(&record);
-        run.calls.extend(record.results.into_iter().map(CallReport::from));
+        // A report that nobody waits for is not made.
+        if !run.report.is_closed() {
+            let report = |result| CallReport::new(run.id.clone(), record.usage, result);
+            run.calls.extend(record.results.into_iter().map(report));
+        }
         Some(step)
     }
 
@@ -264,17 +269,19 @@ impl State {
         self.running.store(false, Ordering::Release);
         drop(run._place);
         self.shared.show_counts();
-        let messages = self.history.messages().iter().skip(first_message).cloned().collect();
-        // Nobody may be waiting for it.
-        let _ = report.send(RunReport {
-            run_id: id,
-            run_end: end,
-            text,
-            error,
-            turns: stats.turns,
-            calls,
-            stats: (&stats).into(),
-            messages,
-        });
+        if !report.is_closed() {
+            let all = self.history.messages().to_vec();
+            // Whoever waited may be gone by now.
+            let _ = report.send(RunReport {
+                run_id: id,
+                run_end: end,
+                text,
+                error,
+                turns: stats.turns,
+                calls,
+                stats: (&stats).into(),
+                messages: Messages { all, first_of_run: first_message },
+            });
+        }
     }
 }

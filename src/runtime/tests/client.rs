@@ -64,11 +64,29 @@ async fn streams_an_answer_with_the_configured_headers() {
 async fn completes_an_answer_with_calls() {
     let provider = Provider::new(|_, _| Reply::Sse(asks_for(&[("add", r#"{"a":1}"#)]))).await;
     let response = client(&provider, |_| ()).complete(&request()).await.unwrap();
-    assert_eq!(response.calls.len(), 1);
-    assert_eq!(response.calls[0].name, "add");
-    assert_eq!(response.calls[0].arguments, Some(json!({"a": 1})));
+    assert_eq!(response.tool_calls().len(), 1);
+    let call = response.first_tool_call().unwrap();
+    assert_eq!((call.name.as_str(), &call.arguments), ("add", &Some(json!({"a": 1}))));
     assert_eq!(response.finish_reason.unwrap().kind, FinishKind::ToolCalls);
     assert_eq!(response.usage.input_tokens, 10);
+}
+
+#[tokio::test]
+async fn a_request_for_a_single_call_counts_the_first_and_shows_them_all() {
+    let said = [("add", r#"{"a":1}"#), ("add", r#"{"a":2}"#)];
+    let provider = Provider::new(move |_, _| Reply::Sse(asks_for(&said))).await;
+    let client = client(&provider, |_| ());
+    for (asked, counted) in [(None, 2), (Some(true), 2), (Some(false), 1)] {
+        let request = ModelRequest { parallel_tool_calls: asked, ..request() };
+        let response = client.complete(&request).await.unwrap();
+        assert_eq!(response.all_tool_calls().len(), 2);
+        assert_eq!(response.tool_calls(), &response.all_tool_calls()[..counted]);
+        assert_eq!(response.first_tool_call(), response.all_tool_calls().first());
+    }
+    let provider = Provider::saying("no call").await;
+    let request = ModelRequest { parallel_tool_calls: Some(false), ..request() };
+    let response = self::client(&provider, |_| ()).complete(&request).await.unwrap();
+    assert_eq!((response.tool_calls(), response.first_tool_call()), (&[][..], None));
 }
 
 #[tokio::test]

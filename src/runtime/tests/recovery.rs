@@ -48,8 +48,39 @@ async fn while_the_model_is_silent(which: usize) {
     kill(&session, which).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "found"));
-    assert_eq!((report.messages.len(), provider.count()), (2, 2));
+    assert_eq!((report.run_messages().len(), provider.count()), (2, 2));
     nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_turn_that_had_fallen_back_goes_on_with_that_model() {
+    let main = Provider::new(|_, _| refused()).await;
+    let backup = Provider::new(|n, _| match n {
+        0 => Reply::Stall(vec![text("lost ")]),
+        _ => Reply::Sse(says("found")),
+    })
+    .await;
+    let host = host(&main, Registry::new(), |config| {
+        let backup = ModelConfig { model: "backup-model".into(), ..model(&backup) };
+        config.models.insert("backup".into(), backup);
+        config.agents.get_mut("default").unwrap().fallback_models = vec!["backup".into()];
+    })
+    .await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the stream is open", || backup.open() == 1).await;
+    kill(&session, ACCUMULATOR).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "found"));
+    assert_eq!((main.count(), backup.count()), (1, 2));
+    assert!(backup.requests().iter().all(|sent| sent["model"] == "backup-model"));
+    nothing_left(&host).await;
+}
+
+/// What no repetition mends.
+fn refused() -> Reply {
+    let body = r#"{"error":{"message":"no such key"}}"#.into();
+    Reply::Whole { status: 401, kind: "application/json", body, retry_after: None }
 }
 
 #[tokio::test]
@@ -160,9 +191,9 @@ async fn an_actor_that_dies_too_often_fails_the_run_with_every_call_answered() {
     actors(&session).await[ACCUMULATOR].kill();
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(report.run_end, RunEnd::Failed);
-    assert_eq!(report.error.unwrap().code, "internal_error");
+    assert_eq!(report.error.as_ref().unwrap().code, "internal_error");
     assert_eq!(report.calls.len(), 1);
-    assert_eq!(report.messages.len(), 3, "user, call, answer");
+    assert_eq!(report.run_messages().len(), 3, "user, call, answer");
     let mut ended = 0;
     use futures::{FutureExt as _, StreamExt as _};
     while let Some(Some(Delivery::Event(published))) = run.events.next().now_or_never() {
@@ -271,7 +302,7 @@ async fn killed_at(record: usize) -> (Vec<&'static str>, bool) {
     gate.add_permits(100);
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"), "{record}");
-    let messages = serde_json::to_value(&report.messages).unwrap();
+    let messages = serde_json::to_value(report.run_messages()).unwrap();
     let roles = messages.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap());
     assert_eq!(
         roles.collect::<Vec<_>>(),
@@ -339,7 +370,7 @@ async fn deaths_at_any_time_repeat_no_effect_and_leave_no_call_open() {
                 }
                 let report = timeout(SOON, run.report).await.unwrap().unwrap();
                 assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));
-                assert_eq!((report.calls.len(), report.messages.len()), (3, 6));
+                assert_eq!((report.calls.len(), report.run_messages().len()), (3, 6));
                 for call in &report.calls {
                     match call.status.as_str() {
                         "success" => {}

@@ -39,7 +39,7 @@ async fn a_run_without_tools_gives_its_answer_and_its_events() {
     assert_eq!(names[names.len() - 2..], ["TurnEnded", "RunEnded"]);
     let report = run.report.await.unwrap();
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "good day to you"));
-    assert_eq!((report.turns, report.stats.input_tokens, report.error), (1, 10, None));
+    assert_eq!((report.turns, report.stats.input_tokens, report.error.as_ref()), (1, 10, None));
     let sent = provider.requests().remove(0);
     assert_eq!(sent["model"], "test-model");
     assert_eq!(sent["stream"], true);
@@ -47,7 +47,7 @@ async fn a_run_without_tools_gives_its_answer_and_its_events() {
         sent["messages"],
         json!([{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hello"}])
     );
-    let messages = serde_json::to_value(&report.messages).unwrap();
+    let messages = serde_json::to_value(report.run_messages()).unwrap();
     let said = json!([{"role": "user", "content": "hello"},
         {"role": "assistant", "content": "good day to you"}]);
     assert_eq!(messages, said);
@@ -65,7 +65,12 @@ async fn a_second_run_sends_the_first_one_along() {
     let session = session(&host).await;
     session.run("first").await.unwrap();
     let report = session.run("second").await.unwrap();
-    assert_eq!(report.messages.len(), 2);
+    assert_eq!((report.context_messages().len(), report.run_messages().len()), (2, 2));
+    let both = [report.context_messages(), report.run_messages()].concat();
+    assert_eq!(report.all_messages(), both);
+    let held = session.snapshot().await.unwrap().history;
+    let shared = both.iter().zip(&held).all(|(told, held)| Arc::ptr_eq(told, held));
+    assert!(shared && both.len() == held.len(), "no message is copied");
     let sent = provider.requests().remove(1);
     let roles: Vec<_> = sent["messages"].as_array().unwrap().iter().map(|m| &m["role"]).collect();
     assert_eq!(roles, ["user", "assistant", "user"]);

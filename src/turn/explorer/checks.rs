@@ -44,6 +44,33 @@ impl World {
         }
     }
 
+    /// The models are asked in their order, each as often as it may be, and never after an effect.
+    pub(super) fn check_request(&mut self, plan: &AttemptPlan, scenario: &Scenario) {
+        assert!(self.effects.is_empty(), "asked again after an effect");
+        self.asked.push(plan.model);
+        assert!(self.asked.is_sorted(), "an earlier model was asked again");
+        for (index, model) in scenario.spec.rules.models.iter().enumerate() {
+            let times = self.asked.iter().filter(|asked| **asked == index).count();
+            assert!(times <= model.max_attempts as usize || self.crashes > 0, "asked too often");
+        }
+        let name = &scenario.spec.rules.models.at(plan.model).name;
+        let named = self.log.iter().rev().find_map(|record| {
+            if let Record::AttemptStarted { model, .. } = record { Some(model) } else { None }
+        });
+        assert_eq!(named, Some(name), "the journal names another model");
+    }
+
+    /// No attempt that could have been made was left out.
+    pub(super) fn check_failure(&self, error: &RunError, scenario: &Scenario) {
+        if error.code != "provider_error" {
+            return;
+        }
+        let models = &scenario.spec.rules.models;
+        assert_eq!(self.asked.last(), Some(&(models.iter().count() - 1)), "a model was left out");
+        let attempts: u32 = models.iter().map(|model| model.max_attempts).sum();
+        assert!(!error.transient || self.asked.len() >= attempts as usize, "given up too early");
+    }
+
     pub(super) fn check_start(&mut self, key: &CallKey, scenario: &Scenario) {
         let calls = &self.turn.calls;
         let place = calls.iter().position(|call| call.key() == *key).unwrap();

@@ -11,17 +11,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::call::{Call, Phase};
-use super::fixtures::{call, finish, more, rules, spec, text};
+use super::fixtures::{call, finish, model, more, rules, spec, text};
 use super::{
-    CancelReason, Effect, ResponseEnd, State, ToolDone, Turn, TurnEnd, TurnRules, TurnSpec,
+    AttemptPlan, CancelReason, Effect, ModelPlans, ResponseEnd, State, ToolDone, Turn, TurnEnd,
+    TurnRules, TurnSpec,
 };
 use crate::config::OnExcess;
 use crate::context::History;
 use crate::event::Event;
 use crate::record::{Ending, Record};
 use crate::types::{
-    CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome,
-    ToolResult, ToolStatus, VariablesUse,
+    CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, RunError,
+    ToolOutcome, ToolResult, ToolStatus, VariablesUse,
 };
 use crate::wire::Delta;
 
@@ -189,6 +190,24 @@ fn breaks_until_the_attempts_are_used_up() {
         let mut scenario = scenario("breaks", Execution::Parallel { max: 8 }, mix);
         scenario.breaks = 3;
         scenario
+    }));
+}
+
+#[test]
+fn breaks_until_both_models_are_used_up() {
+    let mixes = [&["pure", "effect"][..], &["seal", "pure"][..], &["pure {}", "pure {}"][..]];
+    total(mixes.into_iter().flat_map(|mix| {
+        [(0, true), (1, false)].map(|(crashes, cancel)| {
+            let models = ModelPlans::new(model("main", 2), vec![model("backup", 1)]);
+            let execution = Execution::Parallel { max: 8 };
+            let rules = TurnRules { models: Arc::new(models), ..rules(execution) };
+            let mut scenario = scenario_with("fallbacks", rules, mix);
+            scenario.breaks = 3;
+            scenario.crashes = crashes;
+            scenario.cancel = cancel;
+            scenario.at_once = true;
+            scenario
+        })
     }));
 }
 

@@ -8,6 +8,8 @@ pub(super) struct World {
     pub(super) turn: Turn,
     /// Deltas of the open exchange that were delivered; none: no exchange is open.
     pub(super) delivered: Option<usize>,
+    /// Which model each attempt asked, as far as the log knows of it.
+    pub(super) asked: Vec<usize>,
     pub(super) running: BTreeSet<CallKey>,
     /// Every call that was ever handed to its tool.
     pub(super) begun: BTreeSet<CallKey>,
@@ -48,6 +50,7 @@ impl World {
         let mut world = Self {
             turn: Turn::new(scenario.spec.clone()),
             delivered: None,
+            asked: Vec::new(),
             running: BTreeSet::new(),
             begun: BTreeSet::new(),
             reported: BTreeMap::new(),
@@ -168,6 +171,8 @@ impl World {
         self.running.clear();
         self.reported.clear();
         self.released.clear();
+        let asked = |record: &&Record| matches!(record, Record::AttemptStarted { .. });
+        self.asked.truncate(self.log.iter().filter(asked).count());
         // What the journal knows is not told again.
         self.ended.clear();
         for record in &self.log {
@@ -244,6 +249,7 @@ impl World {
                 assert_eq!(self.delivered, None, "two exchanges at once");
                 assert_eq!(plan.attempt, self.turn.attempt());
                 self.delivered = Some(0);
+                self.check_request(&plan, scenario);
             }
             Effect::Disconnect => {
                 assert!(self.delivered.take().is_some(), "no exchange to disconnect");
@@ -288,6 +294,9 @@ impl World {
                 assert_eq!(self.delivered, None, "the exchange is still open");
                 let cancelled = matches!(record.end, TurnEnd::Cancelled(_));
                 assert!(cancelled == self.cancel_counts || self.crashes > 0);
+                if let TurnEnd::Failed(error) = &record.end {
+                    self.check_failure(error, scenario);
+                }
                 for result in &record.results {
                     self.check_result(result);
                 }

@@ -3,6 +3,7 @@
 
 mod corners;
 mod endings;
+mod fallbacks;
 mod rules;
 
 use std::collections::BTreeSet;

@@ -1,0 +1,110 @@
+//! The configured models as runs ask them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::error::HostError;
+use super::model::{ModelClient, ModelRequest};
+use crate::config::{Config, ModelConfig};
+use crate::turn::{ModelPlan, ModelPlans};
+
+/// A configured model.
+#[derive(Debug)]
+pub(super) struct Model {
+    /// Its name in the configuration.
+    pub(super) name: String,
+    pub(super) client: ModelClient,
+    plan: ModelPlan,
+    max_output_tokens: Option<u32>,
+    temperature: Option<f64>,
+    extra_body: Map<String, Value>,
+}
+
+impl Model {
+    /// The models of a configuration, by their names there. Agents that ask the same one share
+    /// its connections.
+    pub(super) fn all(config: &Config) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
+        let models = config.models.iter().map(|(name, model)| {
+            let model = Self::new(name, model)?;
+            Ok((name.clone(), Arc::new(model)))
+        });
+        models.collect()
+    }
+
+    fn new(name: &str, config: &ModelConfig) -> Result<Self, HostError> {
+        let client =
+            ModelClient::new(config).map_err(|e| HostError::Config(format!("{name}: {e}")))?;
+        Ok(Self {
+            name: name.to_owned(),
+            client,
+            plan: ModelPlan {
+                name: config.model.clone(),
+                streamed: config.stream,
+                max_attempts: config.max_attempts,
+            },
+            max_output_tokens: config.max_output_tokens,
+            temperature: config.temperature,
+            extra_body: config.extra_body.clone(),
+        })
+    }
+
+    /// The same request for this model. Messages and tools stay shared.
+    pub(super) fn adapt(&self, request: ModelRequest, streamed: bool) -> ModelRequest {
+        ModelRequest {
+            model: self.plan.name.clone(),
+            stream: streamed,
+            max_output_tokens: self.max_output_tokens,
+            temperature: self.temperature,
+            extra_body: self.extra_body.clone(),
+            ..request
+        }
+    }
+}
+
+/// The models of an agent, or of one run: at least one, in the order in which they are asked.
+#[derive(Clone, Debug)]
+pub(super) struct ModelChain {
+    first: Arc<Model>,
+    fallbacks: Vec<Arc<Model>>,
+}
+
+impl ModelChain {
+    pub(super) fn new(first: Arc<Model>, fallbacks: Vec<Arc<Model>>) -> Self {
+        Self { first, fallbacks }
+    }
+
+    /// The same with one model at its head; the others follow in their order.
+    pub(super) fn led_by(&self, first: &Arc<Model>) -> Self {
+        let others = self.iter().filter(|model| model.name != first.name);
+        Self { first: Arc::clone(first), fallbacks: others.cloned().collect() }
+    }
+
+    pub(super) fn first(&self) -> &Arc<Model> {
+        &self.first
+    }
+
+    /// The model at a place that a turn names; the first where there is none.
+    pub(super) fn at(&self, index: usize) -> &Arc<Model> {
+        self.iter().nth(index).unwrap_or(&self.first)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Model>> {
+        std::iter::once(&self.first).chain(&self.fallbacks)
+    }
+
+    /// Their names in the configuration.
+    pub(super) fn names(&self) -> String {
+        self.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+
+    /// What turns are told of them; `stream` is for all of them.
+    pub(super) fn plans(&self, stream: Option<bool>) -> ModelPlans {
+        let plan = |model: &Arc<Model>| ModelPlan {
+            streamed: stream.unwrap_or(model.plan.streamed),
+            ..model.plan.clone()
+        };
+        ModelPlans::new(plan(&self.first), self.fallbacks.iter().map(plan).collect())
+    }
+}

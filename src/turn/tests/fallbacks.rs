@@ -1,0 +1,109 @@
+//! When the next of the agent's models is asked, and what it finds.
+
+use std::sync::Arc;
+
+use super::super::fixtures::model;
+use super::super::{ModelPlan, ModelPlans};
+use super::*;
+
+/// Two attempts with `main`, then one with `backup`, which does not stream.
+fn two_models() -> TurnRules {
+    let backup = ModelPlan { streamed: false, ..model("backup", 1) };
+    let models = ModelPlans::new(model("main", 2), vec![backup]);
+    TurnRules { models: Arc::new(models), ..rules(PARALLEL) }
+}
+
+fn denied(driver: &mut Driver) {
+    let denied = ProviderError::new(ProviderErrorKind::Status, "no such key");
+    let end = ResponseEnd::Failed(ProviderError { status: Some(401), ..denied });
+    driver.turn.handle_response_end(driver.now, end);
+    driver.pump();
+}
+
+/// The models that were asked, by the records.
+fn asked(driver: &Driver) -> Vec<(u32, &str)> {
+    let asked = driver.log.iter().filter_map(|record| match record {
+        Record::AttemptStarted { attempt, model, .. } => Some((*attempt, model.as_str())),
+        _ => None,
+    });
+    asked.collect()
+}
+
+/// What was told of another attempt: model, whether it is a rollback, whether a fallback.
+fn told(driver: &Driver) -> Vec<(&str, bool, bool)> {
+    let told = driver.events.iter().filter_map(|event| match event {
+        Event::AttemptStarted { model, rollback, fallback, .. } => {
+            Some((model.as_str(), *rollback, *fallback))
+        }
+        _ => None,
+    });
+    told.collect()
+}
+
+#[test]
+fn the_next_model_begins_when_the_attempts_with_the_first_are_used_up() {
+    let mut driver = Driver::with(two_models());
+    driver.broken();
+    // The wait before the second attempt is over.
+    driver.now = Duration::from_secs(1);
+    driver.broken();
+    assert_eq!(driver.requests, [(1, true), (2, true), (3, false)]);
+    assert_eq!(asked(&driver), [(1, "main"), (2, "main"), (3, "backup")]);
+    assert_eq!(told(&driver), [("main", false, false), ("backup", false, true)]);
+    driver.deltas([text("Here."), finish(FinishKind::Stop)]).close().ended(&TurnEnd::Finished);
+    let exchanges = driver.events.iter().filter_map(|event| match event {
+        Event::AttemptEnded { model, .. } => Some(model.as_str()),
+        _ => None,
+    });
+    assert_eq!(exchanges.collect::<Vec<_>>(), ["main", "main", "backup"]);
+}
+
+#[test]
+fn when_the_last_model_fails_too_the_turn_fails_with_its_words() {
+    let mut driver = Driver::with(two_models());
+    driver.broken().broken();
+    denied(&mut driver);
+    let end = &driver.commit.as_ref().unwrap().end;
+    let is_last = |end: &TurnEnd| matches!(end, TurnEnd::Failed(error) if error.message == "no such key" && !error.transient);
+    assert!(is_last(end), "{end:?}");
+    assert_eq!(driver.requests.len(), 3);
+}
+
+#[test]
+fn a_pure_result_of_one_model_is_used_by_the_next_and_calls_are_counted_on() {
+    let mut driver = Driver::with(two_models());
+    driver.deltas([call(0, "pure", "{}"), call(1, "effect", "{}")]).done(0, "noon");
+    denied(&mut driver);
+    assert_eq!(asked(&driver), [(1, "main"), (2, "backup")]);
+    driver.deltas([call(0, "pure", "{}"), call(1, "effect", "{}")]).well();
+    driver.started(&["pure#0", "effect#1"]);
+    driver.done(1, "sent");
+    driver.results(&[("pure", OK, None, "noon"), ("effect", OK, None, "sent")]);
+    let record = driver.commit.as_ref().unwrap();
+    let ids: Vec<_> = record.results.iter().map(|result| result.call.key.to_string()).collect();
+    assert_eq!(ids, ["t1a2c0", "t1a2c1"]);
+    assert!(record.results[0].notes.reused);
+}
+
+#[test]
+fn once_an_effect_has_started_no_other_model_is_asked() {
+    let mut driver = Driver::with(two_models());
+    driver.deltas([call(0, "seal", "{}"), call(1, "pure", "{")]);
+    denied(&mut driver);
+    driver.done(0, "sent").ended(&TurnEnd::Finished);
+    assert_eq!(driver.requests.len(), 1);
+}
+
+#[test]
+fn after_a_crash_the_model_that_was_asked_last_is_asked_again() {
+    let mut driver = Driver::with(two_models());
+    denied(&mut driver);
+    let records = driver.log.len();
+    driver.crash(records);
+    assert_eq!(asked(&driver), [(1, "main"), (2, "backup"), (3, "backup")]);
+    assert_eq!(driver.requests.last(), Some(&(3, false)));
+    let again = ("backup", false, false);
+    assert_eq!(told(&driver).last(), Some(&again), "the crash was no model's fault");
+    driver.broken();
+    assert!(matches!(driver.commit.as_ref().unwrap().end, TurnEnd::Failed(_)));
+}

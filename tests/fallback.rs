@@ -1,0 +1,205 @@
+//! When one model fails the next of the agent's models goes on: over real HTTP, with a provider
+//! for each.
+#![expect(clippy::expect_used, reason = "a test")]
+
+mod support;
+
+use callsheet::config::{BaseUrl, Config, ModelConfig, StartPolicy, ToolOverride};
+use callsheet::rehearsal::{At, Call, Rehearsal, Response, Script};
+use callsheet::runtime::RunReport;
+use callsheet::tool::Registry;
+use callsheet::types::{RunEnd, ToolStatus};
+use serde_json::{Value, json};
+use support::tools::{Stage, registry};
+use support::{World, events, parallel, within, world};
+
+/// A world whose agent asks the scripted provider `rehearsal` and, after it, `backup`.
+struct Two {
+    world: World,
+    backup: Rehearsal,
+}
+
+async fn two(
+    first: impl IntoIterator<Item = Response>,
+    second: impl IntoIterator<Item = Response>,
+    tools: Registry,
+    change: impl FnOnce(&mut Config),
+) -> Two {
+    let backup = Rehearsal::with_script(Script::of(second)).await.expect("a second provider");
+    let url = BaseUrl::parse(&backup.base_url()).expect("its address");
+    let world = world(Script::of(first), tools, |config| {
+        config.models.insert("backup".into(), ModelConfig::new(url, "backup-model"));
+        let agent = config.agents.get_mut("default").expect("the agent");
+        agent.fallback_models = vec!["backup".into()];
+        parallel(8)(config);
+        change(config);
+    })
+    .await;
+    Two { world, backup }
+}
+
+fn model<'c>(config: &'c mut Config, name: &str) -> &'c mut ModelConfig {
+    config.models.get_mut(name).expect("a configured model")
+}
+
+fn no_tools() -> Registry {
+    registry(&Stage::new())
+}
+
+impl Two {
+    /// One run to its end, with the public events.
+    async fn run(&self, input: &str) -> (RunReport, Vec<Value>) {
+        let started = self.world.session.start_run(input).await.expect("a run");
+        let events = events(started.events).await;
+        (within(started.report).await.expect("a report"), events)
+    }
+
+    /// How many requests each of the two has received.
+    fn received(&self) -> (usize, usize) {
+        (self.world.requests().len(), self.backup.requests().len())
+    }
+
+    fn fallbacks(&self) -> String {
+        let page = self.world.host.telemetry().render();
+        let line = page.lines().find(|line| line.starts_with("callsheet_model_fallbacks_total "));
+        line.expect("the metric is there").to_owned()
+    }
+}
+
+/// `attempt model` of each attempt event.
+fn attempts(events: &[Value]) -> Vec<String> {
+    let attempts = events.iter().filter(|event| event["type"] == "attempt");
+    attempts
+        .map(|event| format!("{} {}", event["attempt"], event["model"].as_str().expect("a model")))
+        .collect()
+}
+
+fn cut() -> Response {
+    Response { cut_after_chunks: Some(2), ..Response::text("This will not come whole.") }
+}
+
+fn call(tool: &str, id: &str) -> Call {
+    Call::new(tool, json!({"id": id})).id(&format!("call-{id}"))
+}
+
+#[tokio::test]
+async fn server_errors_and_broken_streams_are_repeated_before_the_next_model_is_asked() {
+    let failing = [Response::status(500), cut()];
+    let two = two(failing, [Response::text("Here.")], no_tools(), |config| {
+        model(config, "rehearsal").max_attempts = 2;
+        model(config, "backup").max_output_tokens = Some(77);
+        model(config, "backup").temperature = Some(0.5);
+        model(config, "backup").extra_body.insert("seed".into(), json!(4));
+    })
+    .await;
+    let (report, events) = two.run("go").await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Here."));
+    assert_eq!(two.received(), (2, 1));
+    assert_eq!(attempts(&events), ["2 rehearsal", "3 backup-model"]);
+    let last = events.iter().rfind(|event| event["type"] == "attempt").expect("it is told");
+    assert_eq!((&last["wait_ms"], &last["streamed"]), (&json!(0), &json!(true)));
+    assert_ne!(last["reason"], "");
+    assert_eq!(two.fallbacks(), "callsheet_model_fallbacks_total 1");
+    // The same conversation and tools, each model's own wishes.
+    let (first, sent) = (&two.world.requests()[0].body, &two.backup.requests()[0].body);
+    assert_eq!((&sent["messages"], &sent["tools"]), (&first["messages"], &first["tools"]));
+    assert_eq!(sent["model"], "backup-model");
+    assert_eq!((&sent["max_tokens"], &sent["temperature"]), (&json!(77), &json!(0.5)));
+    assert_eq!(sent["seed"], 4);
+    assert_eq!((first.get("max_tokens"), first.get("seed")), (None, None));
+    two.world.assert_paired();
+}
+
+#[tokio::test]
+async fn what_no_repetition_mends_leads_to_the_next_model_at_once() {
+    let patience = Response { retry_after: Some("3600".into()), ..Response::status(429) };
+    for failing in [401, 404, 413].map(Response::status).into_iter().chain([patience]) {
+        let two = two([failing], [Response::text("Here.")], no_tools(), |_| ()).await;
+        let (report, events) = two.run("go").await;
+        assert_eq!(report.text, "Here.");
+        assert_eq!(two.received(), (1, 1));
+        assert_eq!(attempts(&events), ["2 backup-model"]);
+    }
+}
+
+#[tokio::test]
+async fn each_turn_begins_with_the_first_model_again_and_with_each_models_own_stream() {
+    let stage = Stage::new();
+    let first = [Response::status(401), Response::text("Done.")];
+    let two = two(first, [Response::calls([call("quick", "a")])], registry(&stage), |config| {
+        model(config, "backup").stream = false;
+    })
+    .await;
+    let (report, _) = two.run("go").await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
+    assert_eq!(report.calls[0].tool_id, "t1a2c0");
+    assert_eq!(two.received(), (2, 1));
+    let streamed: Vec<_> = two.world.requests().iter().map(|r| r.body["stream"].clone()).collect();
+    assert_eq!(streamed, [true, true]);
+    assert_eq!(two.backup.requests()[0].body["stream"], false);
+    let page = two.world.host.telemetry().render();
+    assert!(page.contains("\nstreaming_rollbacks_total 0\n"), "nothing was rolled back");
+    two.world.assert_paired();
+}
+
+#[tokio::test]
+async fn when_every_model_fails_the_run_fails_and_the_session_lives_on() {
+    let first = [Response::status(401), Response::text("Hello again.")];
+    let two = two(first, [Response::status(500)], no_tools(), |config| {
+        model(config, "backup").max_attempts = 1;
+    })
+    .await;
+    let (report, events) = two.run("go").await;
+    assert_eq!(report.run_end, RunEnd::Failed);
+    let error = report.error.expect("an error");
+    assert_eq!((error.code.as_str(), error.transient), ("provider_error", true));
+    assert!(error.message.contains("500"), "the last model's words: {}", error.message);
+    assert_eq!((two.received(), attempts(&events).len()), ((1, 1), 1));
+    assert_eq!(two.run("and now?").await.0.text, "Hello again.");
+    two.world.assert_paired();
+}
+
+#[tokio::test]
+async fn a_pure_result_of_the_first_models_stream_is_used_by_the_next() {
+    let stage = Stage::new();
+    let calls = || Response::calls([call("quick", "a"), call("writes", "b")]);
+    let broken = Response { truncate: true, ..calls().hold(At::Finish, "broken") };
+    let answers = [calls(), Response::text("Done.")];
+    let two = two([broken, Response::status(401)], answers, registry(&stage), |config| {
+        model(config, "rehearsal").max_attempts = 1;
+    })
+    .await;
+    let started = two.world.session.start_run("go").await.expect("a run");
+    within(two.world.model.gate_reached("broken")).await;
+    stage.seen("end a").await;
+    two.world.model.release("broken");
+    let report = within(started.report).await.expect("a report");
+    assert_eq!(report.run_end, RunEnd::Answered);
+    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(report.calls[0].metadata, json!({"reused": true}));
+    assert_eq!(two.received(), (2, 2));
+    two.world.assert_paired();
+}
+
+#[tokio::test]
+async fn once_an_effect_has_started_no_other_model_is_asked_in_that_turn() {
+    let stage = Stage::new();
+    let calls = [call("writes", "a"), call("quick", "b")];
+    let broken = Response { truncate: true, ..Response::calls(calls).hold(At::Finish, "broken") };
+    let answers = [broken, Response::text("Done.")];
+    let two = two(answers, [Response::text("Not I.")], registry(&stage), |config| {
+        model(config, "rehearsal").max_attempts = 1;
+        let early = ToolOverride { start: Some(StartPolicy::OnSeal), ..ToolOverride::default() };
+        config.tools.insert("writes".into(), early);
+    })
+    .await;
+    let started = two.world.session.start_run("go").await.expect("a run");
+    within(two.world.model.gate_reached("broken")).await;
+    stage.seen("start a").await;
+    two.world.model.release("broken");
+    let report = within(started.report).await.expect("a report");
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
+    assert_eq!(report.calls[0].status, ToolStatus::Ok);
+    assert_eq!(two.received(), (2, 0));
+    two.world.assert_paired();
+}
