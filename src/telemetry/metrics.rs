@@ -86,7 +86,7 @@ const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 8] = [
 const ODDITIES: [Oddity; 4] =
     [Oddity::CutOff, Oddity::Invalid, Oddity::DecodedTwice, Oddity::ChangedAfterSeal];
 
-const RUN_ENDS: [RunEnd; 8] = [
+const RUN_ENDS: [RunEnd; 10] = [
     RunEnd::Answered,
     RunEnd::MaxTurns,
     RunEnd::Stopped,
@@ -95,6 +95,8 @@ const RUN_ENDS: [RunEnd; 8] = [
     RunEnd::TimedOut,
     RunEnd::Interrupted,
     RunEnd::AllToolsFailed,
+    RunEnd::Budget,
+    RunEnd::LoopDetected,
 ];
 
 impl Metrics {
@@ -191,12 +193,15 @@ impl Metrics {
                 self.rollbacks.increment(u64::from(*rollback));
             }
             Event::TurnEnded { summary } => self.turn_ended(summary),
-            Event::LimitReached { limit, .. } => self
-                .limits
-                .handles(limit, |limit| {
-                    names::LIMITS_REACHED.counter(&self.recorder, &[("limit", limit)])
-                })
-                .increment(1),
+            Event::LimitReached { limit, value, maximum, action: _ } => {
+                // Half of a limit is told, but it is not reached.
+                if value >= maximum {
+                    let handle = self.limits.handles(limit, |limit| {
+                        names::LIMITS_REACHED.counter(&self.recorder, &[("limit", limit)])
+                    });
+                    handle.increment(1);
+                }
+            }
             Event::HistoryRepaired { repairs } => self.repairs.increment(u64::from(*repairs)),
             Event::RunEnded { agent, end, error, stats, text: _ } => {
                 self.run_ended(agent, *end, error.as_ref(), stats);
@@ -590,7 +595,7 @@ mod tests {
                 .filter(|line| line.starts_with(&format!("{name}{{")) && line.ends_with(" 1"))
                 .count()
         };
-        assert_eq!(ones(names::RUNS.name), 8);
+        assert_eq!(ones(names::RUNS.name), 10);
         assert_eq!(ones(names::ARGUMENTS_ODD.name), 4);
         assert_eq!(ones(names::ATTEMPTS.name), 8);
         assert_eq!(value(&page, "callsheet_sessions{state=\"idle\"}"), 3.0);

@@ -140,6 +140,7 @@ impl Turn {
             attempt: self.plan.attempt,
             error: error.clone(),
             kept: effects_started,
+            usage: self.response.usage(),
         });
         self.close_exchange(Some(error.clone()));
         if effects_started {
@@ -149,6 +150,7 @@ impl Turn {
         self.void_attempt();
         let was_streamed = self.plan.streamed;
         match self.attempts.after(&error, was_streamed) {
+            Some(_) if self.is_out_of_tokens() => self.end_out_of_tokens(false),
             Some(plan) => {
                 let rollback = was_streamed && !plan.streamed;
                 self.ask_again(plan, error.message, rollback);

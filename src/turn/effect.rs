@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::budget::Budget;
 use crate::config::Limits;
 use crate::event::{Event, TurnTimes};
 use crate::record::{Record, ResponseMessage};
@@ -63,6 +64,8 @@ pub enum CancelReason {
     RunTimeout,
     /// The host shuts down.
     Shutdown,
+    /// The run has used up its tokens or its calls.
+    Budget,
 }
 
 /// What a supervisor reports of a call.
@@ -104,6 +107,8 @@ pub struct TurnSpec {
     pub held_ids: Arc<BTreeSet<String>>,
     /// Whether this is the last request: no call in its answer is run or kept.
     pub last_request: bool,
+    /// What the run has left.
+    pub budget: Budget,
     /// When the turn began, since the run began.
     pub began: Duration,
     /// Spreads the waits between attempts of different sessions.

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{TurnRules, TurnSpec};
+use super::{Budget, TurnRules, TurnSpec};
 use crate::config::Limits;
 use crate::tool::{InputSchema, ToolSpec};
-use crate::types::{Execution, FinishKind, FinishReason};
+use crate::types::{Execution, FinishKind, FinishReason, Usage};
 use crate::wire::{CallPiece, Delta};
 
 /// One tool of each kind: its name's first letter says what it is.
@@ -53,6 +53,7 @@ pub(super) fn spec(rules: TurnRules) -> TurnSpec {
         turns_with_calls: 0,
         held_ids: Arc::new(BTreeSet::new()),
         last_request: false,
+        budget: Budget::default(),
         began: Duration::ZERO,
         seed: 1,
         idempotency_scope: "s".into(),
@@ -82,6 +83,12 @@ pub(super) fn more(index: u64, arguments: &str) -> Delta {
 
 pub(super) fn text(text: &str) -> Delta {
     Delta::Text(text.to_owned())
+}
+
+/// What the response has cost so far.
+pub(super) fn usage(tokens: u64) -> Delta {
+    let usage = Usage { output_tokens: tokens, ..Usage::default() };
+    Delta::Usage { usage, raw: "{}".into() }
 }
 
 pub(super) fn finish(kind: FinishKind) -> Delta {

@@ -14,10 +14,12 @@
 //! | `ending` | how a response ended |
 //! | `aftermath` | what each ending leaves of the calls |
 //! | `progress` | what is done after every event: admit, start, release, commit |
+//! | `budget` | what a run may use up, and how a turn ends that uses up more |
 //! | `attempts` | whether, when and how the model is asked once more |
 //! | `reassembly` | outcomes in any order, released in call order |
 //! | `texts` | what the model is told of calls that did not simply run |
 //! | `resume` | a turn from its records |
+//! | `loops` | turns that repeat themselves |
 //! | `run` | turn after turn, and why that ended |
 #![warn(clippy::indexing_slicing)]
 
@@ -27,6 +29,7 @@ mod aftermath;
 mod arguments;
 mod attempts;
 mod bucket;
+mod budget;
 mod call;
 mod calls;
 mod change;
@@ -39,6 +42,7 @@ mod explorer;
 #[cfg(test)]
 mod fixtures;
 mod intake;
+mod loops;
 mod progress;
 mod reassembly;
 mod resume;
@@ -55,6 +59,7 @@ use std::time::Duration;
 pub use accumulator::Accumulator;
 pub use arguments::{Arguments, understand};
 pub use bucket::Bucket;
+pub use budget::Budget;
 pub use change::{AccumulatorLimits, Change, Changes};
 pub use decoded::{decode_body, describe};
 pub use effect::{
@@ -147,6 +152,8 @@ impl Turn {
             }
             changed |= self.handle_delta(delta);
         }
+        // A chunk is taken in whole: the end of a response and what it cost may come in one.
+        changed |= self.end_if_over_tokens();
         // Most batches are text, and text decides nothing.
         if changed {
             self.settle();
