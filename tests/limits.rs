@@ -47,9 +47,18 @@ async fn limited(
     (world, stage)
 }
 
+fn asking(overrides: Value) -> RunRequest {
+    let overrides: RunOverrides = serde_json::from_value(overrides).expect("overrides");
+    RunRequest { input: "go".into(), overrides }
+}
+
 /// One run, and `limit value maximum action` of every limit that was told.
 async fn run(world: &World) -> (RunReport, Vec<String>) {
-    let started = world.session.start_run("go").await.expect("a run");
+    run_with(world, json!({})).await
+}
+
+async fn run_with(world: &World, overrides: Value) -> (RunReport, Vec<String>) {
+    let started = world.session.start_run(asking(overrides)).await.expect("a run");
     let events = events(started.events).await;
     let report = within(started.report).await.expect("a report");
     assert_eq!(events.last().expect("an end")["run_end"], report.run_end.as_str());
@@ -95,16 +104,19 @@ async fn a_response_that_costs_too_much_is_cut_off() {
 
 #[tokio::test]
 async fn calls_of_a_response_that_costs_too_much_do_not_start() {
-    let calls = [call("quick", "a"), call("writes", "b")];
-    let responses = [costing(Response::calls(calls), 101)];
-    let (world, stage) = limited(responses, |limits| limits.max_tokens_per_run = Some(100)).await;
-    let (report, told) = run(&world).await;
-    assert_eq!((report.run_end, report.turns), (RunEnd::Budget, 1));
-    assert_eq!(told, ["max_tokens_per_run 101 100 ended"]);
-    assert_eq!((stage.log(), world.requests().len()), (vec![], 1));
-    assert_goes_on(&world).await;
-    let expected = ["call-a", "call-b"].map(|id| (id.to_owned(), NOT_STARTED.to_owned()));
-    assert_eq!(sent(&world, 1), expected);
+    for stream in [true, false] {
+        let calls = [call("quick", "a"), call("writes", "b")];
+        let responses = [costing(Response::calls(calls), 101)];
+        let (world, stage) =
+            limited(responses, |limits| limits.max_tokens_per_run = Some(100)).await;
+        let (report, told) = run_with(&world, json!({"stream": stream})).await;
+        assert_eq!((report.run_end, report.turns), (RunEnd::Budget, 1));
+        assert_eq!(told, ["max_tokens_per_run 101 100 ended"]);
+        assert_eq!((stage.log(), world.requests().len()), (vec![], 1));
+        assert_goes_on(&world).await;
+        let expected = ["call-a", "call-b"].map(|id| (id.to_owned(), NOT_STARTED.to_owned()));
+        assert_eq!(sent(&world, 1), expected);
+    }
 }
 
 #[tokio::test]
@@ -182,11 +194,9 @@ async fn a_call_beyond_the_runs_ends_it_and_what_is_left_is_told_before() {
 async fn a_run_may_have_smaller_budgets_and_sizes_than_its_agent() {
     let responses = ["a", "b"].map(|id| Response::calls([call("quick", id)]));
     let (world, _) = limited(responses, |_| {}).await;
-    let overrides: RunOverrides = serde_json::from_value(json!({"limits":
-        {"max_tool_calls_per_run": 1, "max_tokens_per_run": 1_000_000, "max_result_bytes": 5}}))
-    .expect("overrides");
-    let request = RunRequest { input: "go".into(), overrides };
-    let report = within(world.session.run(request)).await.expect("a report");
+    let limits = json!({"max_tool_calls_per_run": 1, "max_tokens_per_run": 1_000_000,
+        "max_result_bytes": 5});
+    let (report, _) = run_with(&world, json!({"limits": limits})).await;
     assert_eq!((report.run_end, report.calls.len()), (RunEnd::Budget, 1));
     let shown = "done \n[the result is cut here: 5 of 6 bytes are shown]\n\n\
                  [callsheet: 0 of 1 tool calls are left]";

@@ -25,6 +25,7 @@ pub(super) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
         tool("effect"),
         tool("idempotent").idempotent(),
         tool("seal").start_on_seal(),
+        tool("eager").idempotent().start_on_seal(),
         tool("exclusive").pure().exclusive(),
         tool("barrier").exclusive(),
         tool("quick").pure().timeout(Duration::from_millis(5)),

@@ -280,7 +280,7 @@ fn limits_flags_and_last_requests() {
 #[test]
 fn budgets_that_run_out() {
     let mixes: [&[&str]; 3] =
-        [&["pure", "effect"], &["seal", "pure"], &["idempotent", "seal", "pure"]];
+        [&["pure", "effect"], &["seal", "pure"], &["eager", "idempotent", "pure"]];
     let mut scenarios = Vec::new();
     for mix in mixes {
         let mut rules = rules(Execution::Parallel { max: 8 });
