@@ -95,8 +95,11 @@ proptest! {
         run.begin();
         let (mut tokens, mut requests, mut last_requests) = (0, 1, 0);
         let mut told: BTreeMap<(&str, &str), u32> = BTreeMap::new();
-        let mut ended = None;
+        let (mut ended, mut last_calls, mut same, mut failed) = (None, vec![], 0, 0);
         for brief in briefs {
+            same = if brief.calls == last_calls { same + 1 } else { 1 };
+            failed = if brief.calls.iter().any(|(_, ok)| *ok) { 0 } else { failed + 1 };
+            last_calls.clone_from(&brief.calls);
             let record = brief.record();
             tokens += brief.tokens;
             let step = run.handle_turn(&record);
@@ -116,6 +119,10 @@ proptest! {
                     let left = run.budget().tokens_left;
                     prop_assert_eq!(left, limits.max_tokens_per_run.map(|max| max - tokens));
                     prop_assert!(left != Some(0), "a request that nothing is left for");
+                    if !brief.calls.is_empty() {
+                        prop_assert!(limits.repeat_limit.is_none_or(|max| same < 2 * max));
+                        prop_assert!(limits.max_failed_turns.is_none_or(|max| failed < max));
+                    }
                 }
                 Next::End { end, .. } => {
                     ended = Some((end, step.limits, record));
