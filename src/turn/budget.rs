@@ -3,11 +3,11 @@
 //! A run meters its turns, calls and tokens; a turn is told what is left as it begins, and ends
 //! as by a stop as soon as it is known to take more.
 
+use super::call::Call;
 use super::effect::{CancelReason, Effect, ResponseEnd, TurnEnd};
+use super::run::LimitHit;
 use super::{State, Turn, ending};
 use crate::record::Ending;
-
-use super::run::LimitHit;
 
 /// The limit of a run's tokens, by its name in the configuration.
 pub(super) const MAX_TOKENS: &str = "max_tokens_per_run";
@@ -89,7 +89,7 @@ impl Turn {
                 | Ending::BrokeKept
                 | Ending::Excess
                 | Ending::Cancelled,
-            ) => self.calls.iter().any(super::Call::is_kept),
+            ) => self.calls.iter().any(Call::is_kept),
             Err(_) => true,
         };
         if is_cut {
