@@ -199,7 +199,7 @@ pub enum Event {
         /// What there is to know of it.
         summary: Box<TurnSummary>,
     },
-    /// A limit was reached.
+    /// A limit was reached, or half of it is used up.
     LimitReached {
         /// The configuration's name of it.
         limit: String,

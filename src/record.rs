@@ -90,6 +90,9 @@ pub enum Record {
         error: ProviderError,
         /// Whether what had come is kept as the turn.
         kept: bool,
+        /// What it cost all the same.
+        #[serde(default)]
+        usage: Usage,
     },
     /// The response's ending is known; its message is whole.
     ResponseEnded {
@@ -170,7 +173,7 @@ pub enum Record {
         /// How.
         mode: StopMode,
     },
-    /// A limit was reached.
+    /// A limit was reached, or half of it is used up.
     LimitReached {
         /// The configuration's name of it.
         limit: String,
@@ -178,6 +181,9 @@ pub enum Record {
         value: u64,
         /// What is allowed.
         maximum: u64,
+        /// What the model is told of it, behind the last result of the turn before.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        note: Option<String>,
     },
     /// The run ended.
     RunEnded {

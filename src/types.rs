@@ -109,6 +109,10 @@ pub enum RunEnd {
     Interrupted,
     /// In turn after turn every call failed.
     AllToolsFailed,
+    /// It used up its tokens or its calls.
+    Budget,
+    /// Turn after turn made the same calls and got the same results.
+    LoopDetected,
 }
 
 impl RunEnd {
@@ -124,6 +128,8 @@ impl RunEnd {
             Self::TimedOut => "timed_out",
             Self::Interrupted => "interrupted",
             Self::AllToolsFailed => "all_tools_failed",
+            Self::Budget => "budget",
+            Self::LoopDetected => "loop_detected",
         }
     }
 }

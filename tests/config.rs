@@ -117,6 +117,9 @@ early_start = false
 [agents.writer.limits]
 max_turns = 0
 max_failed_turns = 1
+max_tokens_per_run = 5_000_000_000
+max_tool_calls_per_run = 30
+repeat_limit = 0
 max_tool_calls_per_turn = 2
 on_excess = "fail"
 tool_timeout = "0s"
@@ -151,6 +154,9 @@ allow = ["localhost:8080", "10.0.0.0/8", "fd00::/8", "::1", "intranet"]
         limits: Limits {
             max_turns: None,
             max_failed_turns: Some(1),
+            max_tokens_per_run: Some(5_000_000_000),
+            max_tool_calls_per_run: Some(30),
+            repeat_limit: None,
             max_tool_calls_per_turn: Some(2),
             on_excess: OnExcess::Fail,
             tool_timeout: None,

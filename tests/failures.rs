@@ -268,6 +268,9 @@ async fn turn_after_turn_in_which_every_call_fails_ends_the_run() {
 
 #[tokio::test]
 async fn four_calls_where_three_may_run() {
+    let refused = "Error: not run: at most 3 tool calls are run per response. \
+                   Send the call again in a later response if it is still needed.";
+    let done = [("call-a", "done a"), ("call-b", "done b"), ("call-c", "done c")];
     for (on_excess, answered) in [("answer", 4), ("truncate", 3)] {
         let stage = Stage::new();
         let calls = ["a", "b", "c", "d"].map(|id| call("quick", id));
@@ -280,7 +283,12 @@ async fn four_calls_where_three_may_run() {
         })
         .await;
         assert_eq!(world.run("go").await.run_end, RunEnd::Answered);
-        assert_eq!(results(&world.last_messages()).len(), answered);
+        let expected = [&done[..], &[("call-d", refused)]].concat();
+        assert_eq!(results(&world.last_messages()), expected[..answered]);
+        let sent = world.last_messages();
+        let asked = sent.iter().find(|message| message["role"] == "assistant");
+        let calls = asked.and_then(|message| message["tool_calls"].as_array()).expect("calls");
+        assert_eq!(calls.len(), answered, "what is not answered is not shown either");
         assert_eq!(stage.log().len(), 6);
         world.assert_paired();
     }
@@ -302,7 +310,10 @@ async fn with_fail_too_many_calls_end_the_run_and_the_session_lives_on() {
     assert_eq!(report.error.expect("an error").message, message);
     assert_eq!(stage.log(), [""; 0]);
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
-    assert_eq!(results(&world.last_messages()).len(), 3);
+    let refused = "Error: not run: at most 3 tool calls are run per response. \
+                   Send the call again in a later response if it is still needed.";
+    let expected = ["call-a", "call-b", "call-c"].map(|id| (id, refused));
+    assert_eq!(results(&world.last_messages()), expected);
     world.assert_paired();
 }
 

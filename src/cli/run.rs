@@ -277,7 +277,11 @@ fn status(end: RunEnd) -> u8 {
     match end {
         RunEnd::Answered => 0,
         RunEnd::Failed | RunEnd::Refused => 1,
-        RunEnd::MaxTurns | RunEnd::TimedOut | RunEnd::AllToolsFailed => 3,
+        RunEnd::MaxTurns
+        | RunEnd::TimedOut
+        | RunEnd::AllToolsFailed
+        | RunEnd::Budget
+        | RunEnd::LoopDetected => 3,
         RunEnd::Stopped | RunEnd::Interrupted => 130,
     }
 }
@@ -288,6 +292,21 @@ mod tests {
 
     fn parse(text: &str) -> Config {
         Config::parse(text, "f", &|_| None).expect("parse")
+    }
+
+    #[test]
+    fn what_a_run_may_use_up_has_a_status_of_its_own() {
+        for end in [
+            RunEnd::MaxTurns,
+            RunEnd::TimedOut,
+            RunEnd::AllToolsFailed,
+            RunEnd::Budget,
+            RunEnd::LoopDetected,
+        ] {
+            assert_eq!(status(end), 3, "{end:?}");
+        }
+        assert_eq!((status(RunEnd::Answered), status(RunEnd::Refused)), (0, 1));
+        assert_eq!(status(RunEnd::Interrupted), 130);
     }
 
     #[test]

@@ -12,6 +12,13 @@ pub struct Limits {
     pub max_turns: Option<u32>,
     /// So many turns in a row in which every call failed end the run.
     pub max_failed_turns: Option<u32>,
+    /// Tokens of one run, those of failed attempts included: read and written ones together.
+    pub max_tokens_per_run: Option<u64>,
+    /// Calls of one run that are kept in the history.
+    pub max_tool_calls_per_run: Option<u32>,
+    /// After so many turns in a row with the same calls and results the model is told so; twice
+    /// as many end the run.
+    pub repeat_limit: Option<u32>,
     /// Calls of one response.
     pub max_tool_calls_per_turn: Option<u32>,
     /// What becomes of the calls above that.
@@ -39,6 +46,15 @@ impl Limits {
             max_failed_turns: section
                 .read("max_failed_turns", values::limit)
                 .unwrap_or(default.max_failed_turns),
+            max_tokens_per_run: section
+                .read("max_tokens_per_run", values::limit)
+                .unwrap_or(default.max_tokens_per_run),
+            max_tool_calls_per_run: section
+                .read("max_tool_calls_per_run", values::limit)
+                .unwrap_or(default.max_tool_calls_per_run),
+            repeat_limit: section
+                .read("repeat_limit", values::limit)
+                .unwrap_or(default.repeat_limit),
             max_tool_calls_per_turn: section
                 .read("max_tool_calls_per_turn", values::limit)
                 .unwrap_or(default.max_tool_calls_per_turn),
@@ -72,6 +88,9 @@ impl Default for Limits {
         Self {
             max_turns: Some(10),
             max_failed_turns: Some(3),
+            max_tokens_per_run: None,
+            max_tool_calls_per_run: None,
+            repeat_limit: Some(3),
             max_tool_calls_per_turn: Some(64),
             on_excess: OnExcess::Answer,
             tool_timeout: Some(Duration::from_secs(30)),

@@ -3,6 +3,7 @@
 //! Unless the agent says `allow_overrides`, a run may only ask for less: lower limits, fewer
 //! places, fewer tools, one of the agent's models. No limit counts as the highest.
 
+use std::num::NonZeroUsize;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer};
@@ -37,6 +38,12 @@ pub struct LimitOverrides {
     pub max_turns: Option<u32>,
     /// See [`Limits::max_failed_turns`].
     pub max_failed_turns: Option<u32>,
+    /// See [`Limits::max_tokens_per_run`].
+    pub max_tokens_per_run: Option<u64>,
+    /// See [`Limits::max_tool_calls_per_run`].
+    pub max_tool_calls_per_run: Option<u32>,
+    /// See [`Limits::repeat_limit`].
+    pub repeat_limit: Option<u32>,
     /// See [`Limits::max_tool_calls_per_turn`].
     pub max_tool_calls_per_turn: Option<u32>,
     /// See [`Limits::tool_timeout`]; a text such as `"30s"`.
@@ -45,6 +52,12 @@ pub struct LimitOverrides {
     /// See [`Limits::run_timeout`]; a text such as `"10m"`.
     #[serde(deserialize_with = "time")]
     pub run_timeout: Option<Duration>,
+    /// See [`Limits::max_arguments_bytes`]; never without a limit.
+    pub max_arguments_bytes: Option<NonZeroUsize>,
+    /// See [`Limits::max_result_bytes`]; never without a limit.
+    pub max_result_bytes: Option<NonZeroUsize>,
+    /// See [`Limits::max_variables_bytes`]; never without a limit.
+    pub max_variables_bytes: Option<NonZeroUsize>,
 }
 
 /// A run asks for more than its agent may have.
@@ -99,6 +112,11 @@ impl LimitOverrides {
         let time = |key, asked, own| {
             lower(key, asked, own, may_raise, |time: Duration| format!("{time:?}"))
         };
+        let size = |key, asked: Option<NonZeroUsize>, own| {
+            let asked = asked.map(NonZeroUsize::get);
+            let size = lower(key, asked, Some(own), may_raise, |bytes: usize| bytes.to_string())?;
+            Ok(size.unwrap_or(own))
+        };
         Ok(Limits {
             max_turns: number("limits.max_turns", self.max_turns, own.max_turns)?,
             max_failed_turns: number(
@@ -106,6 +124,19 @@ impl LimitOverrides {
                 self.max_failed_turns,
                 own.max_failed_turns,
             )?,
+            max_tokens_per_run: lower(
+                "limits.max_tokens_per_run",
+                self.max_tokens_per_run,
+                own.max_tokens_per_run,
+                may_raise,
+                |tokens: u64| tokens.to_string(),
+            )?,
+            max_tool_calls_per_run: number(
+                "limits.max_tool_calls_per_run",
+                self.max_tool_calls_per_run,
+                own.max_tool_calls_per_run,
+            )?,
+            repeat_limit: number("limits.repeat_limit", self.repeat_limit, own.repeat_limit)?,
             max_tool_calls_per_turn: number(
                 "limits.max_tool_calls_per_turn",
                 self.max_tool_calls_per_turn,
@@ -113,7 +144,23 @@ impl LimitOverrides {
             )?,
             tool_timeout: time("limits.tool_timeout", self.tool_timeout, own.tool_timeout)?,
             run_timeout: time("limits.run_timeout", self.run_timeout, own.run_timeout)?,
-            ..own.clone()
+            max_arguments_bytes: size(
+                "limits.max_arguments_bytes",
+                self.max_arguments_bytes,
+                own.max_arguments_bytes,
+            )?,
+            max_result_bytes: size(
+                "limits.max_result_bytes",
+                self.max_result_bytes,
+                own.max_result_bytes,
+            )?,
+            max_variables_bytes: size(
+                "limits.max_variables_bytes",
+                self.max_variables_bytes,
+                own.max_variables_bytes,
+            )?,
+            on_excess: own.on_excess,
+            cancel_grace: own.cancel_grace,
         })
     }
 }
@@ -186,6 +233,31 @@ mod tests {
     }
 
     #[test]
+    fn budgets_and_sizes_may_be_lowered_and_sizes_have_no_zero() {
+        let own = Limits { max_failed_turns: None, ..Limits::default() };
+        let budgets = r#"{"limits": {"max_tokens_per_run": 5000000000, "repeat_limit": 2,
+            "max_tool_calls_per_run": 7, "max_arguments_bytes": 10, "max_result_bytes": 20}}"#;
+        let lower = Limits {
+            max_tokens_per_run: Some(5_000_000_000),
+            max_tool_calls_per_run: Some(7),
+            repeat_limit: Some(2),
+            max_arguments_bytes: 10,
+            max_result_bytes: 20,
+            ..own
+        };
+        check(budgets, false, Ok(lower));
+        let never = r#"{"limits": {"repeat_limit": 0}}"#;
+        let error = "limits.repeat_limit: no limit is more than this agent may have (3)";
+        check(never, false, Err(error));
+        let more = r#"{"limits": {"max_result_bytes": 65537}}"#;
+        let error = "limits.max_result_bytes: 65537 is more than this agent may have (65536)";
+        check(more, false, Err(error));
+        let raised =
+            Limits { max_result_bytes: 65537, max_failed_turns: None, ..Limits::default() };
+        check(more, true, Ok(raised));
+    }
+
+    #[test]
     fn places_and_switches_may_only_fall() {
         let own = Execution::Parallel { max: 4 };
         let asked = |text: &str| parsed(&format!(r#"{{"execution": "{text}"}}"#)).unwrap();
@@ -209,6 +281,7 @@ mod tests {
             (r#"{"execution": "fast"}"#, "execution is \"sequential\""),
             (r#"{"limits": {"max_turn": 1}}"#, "unknown field `max_turn`"),
             (r#"{"limits": {"tool_timeout": "soon"}}"#, "soon"),
+            (r#"{"limits": {"max_result_bytes": 0}}"#, "expected a nonzero"),
         ] {
             let error = parsed(json).unwrap_err();
             assert!(error.contains(part), "{json}: {error}");

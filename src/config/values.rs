@@ -52,8 +52,11 @@ pub(super) fn count<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
 }
 
 /// A whole number where 0 is no limit.
-pub(super) fn limit(value: &DeValue<'_>) -> Parsed<Option<u32>> {
-    number(value).map(|number: u32| Some(number).filter(|number| *number > 0))
+pub(super) fn limit<T>(value: &DeValue<'_>) -> Parsed<Option<T>>
+where
+    T: TryFrom<u64> + Default + PartialEq,
+{
+    number(value).map(|number: T| Some(number).filter(|number| *number != T::default()))
 }
 
 /// A number with or without a fraction.

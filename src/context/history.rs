@@ -15,6 +15,8 @@ pub struct History {
     turns: u32,
     turns_with_calls: u32,
     held_ids: Arc<BTreeSet<String>>,
+    /// Whether the last result has a note behind it.
+    noted: bool,
 }
 
 impl History {
@@ -43,6 +45,9 @@ impl History {
                     });
                     outcomes.clear();
                 }
+                Record::LimitReached { note, .. } => {
+                    note.iter().for_each(|note| history.add_note(note));
+                }
                 Record::SessionOpened { .. }
                 | Record::AttemptStarted { .. }
                 | Record::AttemptFailed { .. }
@@ -51,7 +56,6 @@ impl History {
                 | Record::ApprovalAsked { .. }
                 | Record::ApprovalGiven { .. }
                 | Record::StopAsked { .. }
-                | Record::LimitReached { .. }
                 | Record::RunEnded { .. }
                 | Record::SessionClosed => {}
             }
@@ -76,6 +80,20 @@ impl History {
             let result = results.iter().find(|result| result.call.key == key)?;
             Some((&result.outcome, &result.notes))
         });
+    }
+
+    /// Tells the model something of ours behind the last result, if that is the last message. A
+    /// blank line parts it from what the tool said.
+    pub fn add_note(&mut self, note: &str) {
+        let Some(last) = self.messages.last_mut() else { return };
+        if !matches!(**last, Message::Tool { .. }) {
+            return;
+        }
+        if let Message::Tool { content, .. } = Arc::make_mut(last) {
+            content.push_str(if self.noted { "\n" } else { "\n\n" });
+            content.push_str(note);
+            self.noted = true;
+        }
     }
 
     /// The messages, in order.
@@ -117,6 +135,7 @@ impl History {
         answer: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
     ) {
         self.turns = self.turns.max(turn);
+        self.noted = false;
         let Some(message) = message.filter(|message| !message.is_blank()) else { return };
         self.turns_with_calls += u32::from(!message.calls.is_empty());
         // Others cannot meet one of ours, and the set is copied while the turn still shares it.
@@ -223,6 +242,14 @@ mod tests {
             writes: WriteSet::default(),
         }));
         records.push(Record::TurnCommitted { turn: 1 });
+        for note in ["[callsheet: 1]", "[callsheet: 2]"] {
+            live.add_note(note);
+            let limit = "max_turns".to_owned();
+            let note = Some(note.to_owned());
+            records.push(Record::LimitReached { limit, value: 1, maximum: 2, note });
+        }
+        let last = serde_json::to_value(&live.messages()[3]).unwrap();
+        assert_eq!(last["content"], "eight\n\n[callsheet: 1]\n[callsheet: 2]");
         assert_eq!(History::fold(&records, 1024), live);
         assert_eq!(live.request_messages().1, 0);
         assert_eq!((live.turns(), live.turns_with_calls()), (1, 1));

@@ -81,7 +81,11 @@ pub fn log(published: &Published) {
         }
         Event::TurnEnded { summary } => turn_ended(of, summary),
         Event::LimitReached { limit, value, maximum, action } => {
-            line!(warn, of, limit, value, maximum, action, "limit_reached");
+            if value < maximum {
+                line!(info, of, limit, value, maximum, action, "limit_half_used");
+            } else {
+                line!(warn, of, limit, value, maximum, action, "limit_reached");
+            }
         }
         Event::HistoryRepaired { repairs } => line!(error, of, repairs, "history_repaired"),
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use ::metrics::{Counter, Gauge, Histogram};
 
 use super::families::{PerName, PerTool, PerValue, SharedRecorder};
+use super::handles::{AgentHandles, ModelHandles};
 use super::names;
 use crate::event::{Event, Oddity, RunStats, TurnSummary};
 use crate::types::{
@@ -59,24 +60,6 @@ pub struct Metrics {
     conflicts: PerValue<bool>,
 }
 
-/// The handles of one model's good exchanges.
-struct ModelHandles {
-    /// As a label: the model's name, or `other`.
-    name: String,
-    duration: Histogram,
-    first_chunk: Histogram,
-    input_tokens: Histogram,
-    output_tokens: Histogram,
-}
-
-/// The handles of one agent's runs.
-struct AgentHandles {
-    /// As a label: the agent's name, or `other`.
-    name: String,
-    duration: Histogram,
-    tool_calls: Histogram,
-}
-
 const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 8] = [
     None,
     Some(ProviderErrorKind::Connect),
@@ -91,7 +74,7 @@ const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 8] = [
 const ODDITIES: [Oddity; 4] =
     [Oddity::CutOff, Oddity::Invalid, Oddity::DecodedTwice, Oddity::ChangedAfterSeal];
 
-const RUN_ENDS: [RunEnd; 8] = [
+const RUN_ENDS: [RunEnd; 10] = [
     RunEnd::Answered,
     RunEnd::MaxTurns,
     RunEnd::Stopped,
@@ -100,6 +83,8 @@ const RUN_ENDS: [RunEnd; 8] = [
     RunEnd::TimedOut,
     RunEnd::Interrupted,
     RunEnd::AllToolsFailed,
+    RunEnd::Budget,
+    RunEnd::LoopDetected,
 ];
 
 impl Metrics {
@@ -219,12 +204,15 @@ impl Metrics {
                 self.fallbacks.increment(u64::from(*fallback));
             }
             Event::TurnEnded { summary } => self.turn_ended(summary),
-            Event::LimitReached { limit, .. } => self
-                .limits
-                .handles(limit, |limit| {
-                    names::LIMITS_REACHED.counter(&self.recorder, &[("limit", limit)])
-                })
-                .increment(1),
+            Event::LimitReached { limit, value, maximum, action: _ } => {
+                // Half of a limit is told, but it is not reached.
+                if value >= maximum {
+                    let handle = self.limits.handles(limit, |limit| {
+                        names::LIMITS_REACHED.counter(&self.recorder, &[("limit", limit)])
+                    });
+                    handle.increment(1);
+                }
+            }
             Event::HistoryRepaired { repairs } => self.repairs.increment(u64::from(*repairs)),
             Event::RunEnded { agent, end, error, stats, text: _ } => {
                 self.run_ended(agent, *end, error.as_ref(), stats);
@@ -352,35 +340,6 @@ impl Metrics {
 impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Metrics").finish_non_exhaustive()
-    }
-}
-
-impl ModelHandles {
-    fn new(recorder: &SharedRecorder, model: &str) -> Self {
-        let chat = [("gen_ai_operation_name", "chat"), ("gen_ai_request_model", model)];
-        let [operation, request] = chat;
-        let tokens = |kind| {
-            let labels = [operation, request, ("gen_ai_token_type", kind)];
-            names::TOKEN_USAGE.histogram(recorder, &labels)
-        };
-        Self {
-            name: model.to_owned(),
-            duration: names::OPERATION_DURATION.histogram(recorder, &chat),
-            first_chunk: names::FIRST_CHUNK_TIME.histogram(recorder, &chat),
-            input_tokens: tokens("input"),
-            output_tokens: tokens("output"),
-        }
-    }
-}
-
-impl AgentHandles {
-    fn new(recorder: &SharedRecorder, agent: &str) -> Self {
-        let labels = [("gen_ai_operation_name", "invoke_agent"), ("gen_ai_agent_name", agent)];
-        Self {
-            name: agent.to_owned(),
-            duration: names::INVOKE_AGENT_DURATION.histogram(recorder, &labels),
-            tool_calls: names::INVOKE_AGENT_TOOL_CALLS.histogram(recorder, &labels),
-        }
     }
 }
 
@@ -618,7 +577,7 @@ mod tests {
                 .filter(|line| line.starts_with(&format!("{name}{{")) && line.ends_with(" 1"))
                 .count()
         };
-        assert_eq!(ones(names::RUNS.name), 8);
+        assert_eq!(ones(names::RUNS.name), 10);
         assert_eq!(ones(names::ARGUMENTS_ODD.name), 4);
         assert_eq!(ones(names::ATTEMPTS.name), 8);
         assert_eq!(value(&page, "callsheet_sessions{state=\"idle\"}"), 3.0);

@@ -7,6 +7,7 @@
 pub mod bus;
 mod exporter;
 mod families;
+mod handles;
 pub mod logs;
 mod metrics;
 pub mod names;

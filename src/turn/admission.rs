@@ -21,6 +21,8 @@ pub(super) enum Opening {
     DropExcess,
     /// The response holds too many calls, and that ends the run.
     Fail,
+    /// The run has no call left, and that ends it.
+    OverBudget,
 }
 
 /// Decides on the call at `index` as it opens.
@@ -28,15 +30,18 @@ pub(super) fn at_opening(index: u32, spec: &TurnSpec) -> Opening {
     if spec.last_request || (!spec.rules.multi_tool_calls && index > 0) {
         return Opening::Drop;
     }
-    let Some(maximum) = spec.rules.limits.max_tool_calls_per_turn else { return Opening::Keep };
-    if index < maximum {
-        return Opening::Keep;
-    }
-    match spec.rules.limits.on_excess {
-        OnExcess::Answer if index < maximum.saturating_mul(2) => Opening::KeepExcess,
-        OnExcess::Answer | OnExcess::Truncate => Opening::DropExcess,
-        OnExcess::Fail => Opening::Fail,
-    }
+    let kept = match (spec.rules.limits.max_tool_calls_per_turn, spec.rules.limits.on_excess) {
+        (None, _) => Opening::Keep,
+        (Some(maximum), _) if index < maximum => Opening::Keep,
+        (Some(maximum), OnExcess::Answer) if index < maximum.saturating_mul(2) => {
+            Opening::KeepExcess
+        }
+        (Some(_), OnExcess::Answer | OnExcess::Truncate) => return Opening::DropExcess,
+        (Some(_), OnExcess::Fail) => return Opening::Fail,
+    };
+    // Every call before one that is kept is kept too.
+    let is_over = spec.budget.calls_left.is_some_and(|left| index >= left);
+    if is_over { Opening::OverBudget } else { kept }
 }
 
 /// Takes in the arguments as they came: once, at the seal (or at the end, for a call that was

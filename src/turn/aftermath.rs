@@ -3,7 +3,7 @@
 use super::admission;
 use super::call::Phase;
 use super::effect::{CancelReason, Effect, TurnEnd};
-use super::{Accumulator, State, Turn, limits, texts};
+use super::{State, Turn, asking, texts};
 use crate::event::Event;
 use crate::record::{Ending, Record, ResponseMessage};
 use crate::types::{ProviderError, RunError, ToolOutcome, ToolStatus};
@@ -145,6 +145,7 @@ impl Turn {
             attempt: self.plan.attempt,
             error: error.clone(),
             kept: effects_started,
+            usage: self.response.usage(),
         });
         self.close_exchange(Some(error.clone()));
         if effects_started {
@@ -153,6 +154,7 @@ impl Turn {
         }
         self.void_attempt();
         match self.attempts.after(&error, self.plan.streamed) {
+            Some(_) if self.is_out_of_tokens() => self.end_out_of_tokens(false),
             Some(plan) => self.ask_again(plan, error.message),
             None => {
                 self.state = State::Over;
@@ -187,26 +189,7 @@ impl Turn {
         self.dropped.clear();
         self.excess_told = false;
         self.deltas_seen = 0;
-        self.response = Accumulator::new(limits(&self.spec.rules));
-    }
-
-    /// The exchange with the model is over; it is paid for whatever becomes of it. Only the first
-    /// to say so counts.
-    fn close_exchange(&mut self, error: Option<ProviderError>) {
-        if !self.clock.model_answered() {
-            return;
-        }
-        self.usage += self.response.usage();
-        // A cancel during the wait: nobody was asked.
-        let Some(duration) = self.now().checked_sub(self.asked_at) else { return };
-        self.emit(Event::AttemptEnded {
-            model: self.model_name(&self.plan),
-            streamed: self.plan.streamed,
-            duration,
-            first_chunk: self.first_delta_at.map(|at| at.saturating_sub(self.asked_at)),
-            usage: self.response.usage(),
-            error,
-        });
+        self.response = asking::accumulator(&self.spec.rules);
     }
 
     /// A call that was never sealed keeps what came of its arguments.

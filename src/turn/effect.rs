@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::budget::Budget;
 use crate::config::Limits;
 use crate::context::Variables;
 use crate::event::{Event, TurnTimes};
@@ -66,6 +67,8 @@ pub enum CancelReason {
     RunTimeout,
     /// The host shuts down.
     Shutdown,
+    /// The run has used up its tokens or its calls.
+    Budget,
 }
 
 /// What a supervisor reports of a call.
@@ -175,6 +178,8 @@ pub struct TurnSpec {
     pub held_ids: Arc<BTreeSet<String>>,
     /// Whether this is the last request: no call in its answer is run or kept.
     pub last_request: bool,
+    /// What the run has left.
+    pub budget: Budget,
     /// When the turn began, since the run began.
     pub began: Duration,
     /// How long the run may still take; while people are all that it waits for, nothing of that

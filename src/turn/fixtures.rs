@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{ModelPlan, ModelPlans, TurnRules, TurnSpec};
+use super::{Budget, ModelPlan, ModelPlans, TurnRules, TurnSpec};
 use crate::config::Limits;
 use crate::context::Variables;
 use crate::tool::{InputSchema, ToolSpec};
-use crate::types::{Execution, FinishKind, FinishReason};
+use crate::types::{Execution, FinishKind, FinishReason, Usage};
 use crate::wire::{CallPiece, Delta};
 
 /// One tool of each kind: its name's first letter says what it is.
@@ -26,6 +26,7 @@ pub(super) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
         tool("effect"),
         tool("idempotent").idempotent(),
         tool("seal").start_on_seal(),
+        tool("eager").idempotent().start_on_seal(),
         tool("exclusive").pure().exclusive(),
         tool("barrier").exclusive(),
         tool("quick").pure().timeout(Duration::from_millis(5)),
@@ -57,6 +58,7 @@ pub(super) fn spec(rules: TurnRules) -> TurnSpec {
         turns_with_calls: 0,
         held_ids: Arc::new(BTreeSet::new()),
         last_request: false,
+        budget: Budget::default(),
         began: Duration::ZERO,
         run_time_left: None,
         variables: Variables::default(),
@@ -88,6 +90,12 @@ pub(super) fn more(index: u64, arguments: &str) -> Delta {
 
 pub(super) fn text(text: &str) -> Delta {
     Delta::Text(text.to_owned())
+}
+
+/// What the response has cost so far.
+pub(super) fn usage(tokens: u64) -> Delta {
+    let usage = Usage { output_tokens: tokens, ..Usage::default() };
+    Delta::Usage { usage, raw: "{}".into() }
 }
 
 pub(super) fn finish(kind: FinishKind) -> Delta {

@@ -92,6 +92,13 @@ impl Turn {
                 self.conclude(Ending::Excess, None);
                 return;
             }
+            Opening::OverBudget => {
+                call.phase = Phase::Dropped;
+                self.dropped.push(name);
+                self.calls.push(call);
+                self.end_over_calls();
+                return;
+            }
         }
         self.calls.push(call);
     }
@@ -204,9 +211,8 @@ impl Turn {
 
     /// Tells that a limit was reached.
     pub(super) fn tell_limit(&mut self, limit: &str, value: u64, maximum: u64, action: &str) {
-        let limit = limit.to_owned();
-        self.record(Record::LimitReached { limit: limit.clone(), value, maximum });
-        let action = action.to_owned();
+        let (limit, action) = (limit.to_owned(), action.to_owned());
+        self.record(Record::LimitReached { limit: limit.clone(), value, maximum, note: None });
         self.hold(Effect::Emit(Event::LimitReached { limit, value, maximum, action }));
     }
 }

@@ -16,10 +16,13 @@
 //! | `ending` | how a response ended |
 //! | `aftermath` | what each ending leaves of the calls |
 //! | `progress` | what is done after every event: admit, start, release, commit |
+//! | `budget` | what a run may use up, and how a turn ends that uses up more |
+//! | `asking` | the exchanges with a model, begun and counted |
 //! | `attempts` | whether, when and how a model is asked once more, and which |
 //! | `reassembly` | outcomes in any order, released in call order |
 //! | `texts` | what the model is told of calls that did not simply run |
 //! | `resume` | a turn from its records |
+//! | `loops` | turns that repeat themselves |
 //! | `run` | turn after turn, and why that ended |
 #![warn(clippy::indexing_slicing)]
 
@@ -28,8 +31,10 @@ mod admission;
 mod aftermath;
 mod approval;
 mod arguments;
+mod asking;
 mod attempts;
 mod bucket;
+mod budget;
 mod call;
 mod calls;
 mod change;
@@ -43,6 +48,7 @@ mod explorer;
 mod fixtures;
 mod intake;
 mod isolation;
+mod loops;
 mod progress;
 mod reassembly;
 mod resume;
@@ -59,6 +65,7 @@ use std::time::Duration;
 pub use accumulator::Accumulator;
 pub use arguments::{Arguments, understand};
 pub use bucket::Bucket;
+pub use budget::Budget;
 pub use change::{AccumulatorLimits, Change, Changes};
 pub use decoded::{decode_body, describe};
 pub use effect::{
@@ -69,7 +76,7 @@ pub use ending::ended_well;
 pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
 
 use crate::event::{CallLabel, Event};
-use crate::record::{Ending, Record, ResponseMessage};
+use crate::record::{Ending, ResponseMessage};
 use crate::types::{ApprovalPhase, CallKey, FinishReason, Judgement, ToolOutcome, Usage};
 use crate::wire::Delta;
 use attempts::Attempts;
@@ -173,6 +180,8 @@ impl Turn {
             }
             changed |= self.handle_delta(delta);
         }
+        // A chunk is taken in whole: the end of a response and what it cost may come in one.
+        changed |= self.end_if_over_tokens();
         // Most batches are text, and text decides nothing.
         if changed {
             self.settle();
@@ -328,7 +337,7 @@ impl Turn {
             state: State::Asking,
             plan: attempts.last(),
             attempts,
-            response: Accumulator::new(limits(&rules)),
+            response: asking::accumulator(&rules),
             deltas_seen: 0,
             asked_at: Duration::ZERO,
             first_delta_at: None,
@@ -347,50 +356,5 @@ impl Turn {
             records: 0,
             spec: Arc::new(spec),
         }
-    }
-
-    fn ask(&mut self) {
-        let plan = self.attempts.first();
-        self.begin_attempt(plan);
-    }
-
-    /// Asks a model once more; what was shown of the turn is void.
-    fn ask_again(&mut self, plan: AttemptPlan, reason: String) {
-        let fallback = plan.model != self.plan.model;
-        self.emit(Event::AttemptStarted {
-            attempt: plan.attempt,
-            model: self.model_name(&plan),
-            streamed: plan.streamed,
-            reason,
-            wait: plan.wait,
-            rollback: !fallback && self.plan.streamed && !plan.streamed,
-            fallback,
-        });
-        self.begin_attempt(plan);
-    }
-
-    fn begin_attempt(&mut self, plan: AttemptPlan) {
-        self.record(Record::AttemptStarted {
-            turn: self.spec.number,
-            attempt: plan.attempt,
-            model: self.model_name(&plan),
-        });
-        self.plan = plan.clone();
-        self.asked_at = self.clock.now() + plan.wait;
-        self.first_delta_at = None;
-        self.clock.model_asked();
-        self.outbox.push_back(Effect::Request(plan));
-    }
-
-    fn model_name(&self, plan: &AttemptPlan) -> String {
-        self.spec.rules.models.at(plan.model).name.clone()
-    }
-}
-
-/// What the accumulator may hold of one response.
-fn limits(rules: &TurnRules) -> AccumulatorLimits {
-    AccumulatorLimits {
-        arguments_bytes_max: rules.limits.max_arguments_bytes,
-        ..AccumulatorLimits::default()
     }
 }

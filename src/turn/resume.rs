@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use super::admission::{self, Opening};
 use super::attempts::Attempts;
+use super::budget::{MAX_CALLS, MAX_TOKENS};
 use super::call::{Call, Phase, Report};
-use super::effect::TurnSpec;
+use super::effect::{CancelReason, TurnSpec};
 use super::{State, Turn, texts};
 use crate::event::Event;
 use crate::record::{Ending, Record, ResponseMessage};
@@ -31,6 +32,8 @@ struct Known {
     judgements: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
     outcomes: BTreeMap<CallKey, (ToolOutcome, ResultNotes, WriteSet)>,
     response: Option<Response>,
+    /// A budget had run out, and that was to end the turn.
+    over_budget: bool,
 }
 
 #[derive(Debug)]
@@ -56,7 +59,7 @@ impl Turn {
         match known.response.take() {
             Some(response) => turn.resume_judged(response, &known),
             None if !known.intents.is_empty() => turn.resume_broken(&known),
-            None => turn.resume_asking(known.attempt),
+            None => turn.resume_asking(&known),
         }
         turn.settle();
         turn
@@ -69,10 +72,14 @@ impl Turn {
         self.dropped = dropped_calls;
         self.restore_calls(&message.calls, known);
         let message = Some(message).filter(|message| !message.is_blank());
-        self.state = State::Judged { ending, message, cancelled: None };
+        let cancelled = known.over_budget.then_some(CancelReason::Budget);
+        self.state = State::Judged { ending, message, cancelled };
         self.judgements.clone_from(&known.judgements);
         self.resume_open(known);
         self.answer_unstarted(ending);
+        if known.over_budget {
+            self.cancel_calls();
+        }
     }
 
     /// A call with effects had started early, and the rest of the response is lost.
@@ -85,6 +92,7 @@ impl Turn {
             attempt: known.attempt,
             error,
             kept: true,
+            usage: Usage::default(),
         });
         self.record(Record::ResponseEnded {
             turn: self.spec.number,
@@ -111,7 +119,8 @@ impl Turn {
     }
 
     /// Nothing that counts had happened: the model is asked again.
-    fn resume_asking(&mut self, attempt: u32) {
+    fn resume_asking(&mut self, known: &Known) {
+        let attempt = known.attempt;
         if attempt == 0 {
             self.emit(Event::TurnStarted);
             self.ask();
@@ -123,7 +132,12 @@ impl Turn {
             attempt,
             error: error.clone(),
             kept: false,
+            usage: Usage::default(),
         });
+        if known.over_budget || self.is_out_of_tokens() {
+            self.end_out_of_tokens(known.over_budget);
+            return;
+        }
         let plan = self.attempts.first();
         self.ask_again(plan, error.message);
     }
@@ -221,13 +235,17 @@ impl Known {
                     dropped_calls: dropped_calls.clone(),
                 });
             }
+            // What is kept of an attempt is counted with its response.
+            Record::AttemptFailed { usage: spent, kept: false, .. } => *usage += *spent,
+            Record::LimitReached { limit, .. } => {
+                self.over_budget |= limit == MAX_TOKENS || limit == MAX_CALLS;
+            }
             Record::SessionOpened { .. }
             | Record::RunStarted { .. }
-            | Record::AttemptFailed { .. }
+            | Record::AttemptFailed { kept: true, .. }
             | Record::ApprovalAsked { .. }
             | Record::TurnCommitted { .. }
             | Record::StopAsked { .. }
-            | Record::LimitReached { .. }
             | Record::RunEnded { .. }
             | Record::SessionClosed => {}
         }

@@ -1,6 +1,8 @@
 //! Turn after turn: how many there may be, and why a run ended.
 
+use super::budget::{Budget, MAX_CALLS, MAX_TOKENS, Meter};
 use super::effect::{CancelReason, TurnEnd, TurnRecord};
+use super::loops::{Repeated, Repeats};
 use crate::config::Limits;
 use crate::types::{RunEnd, RunError, ToolStatus};
 
@@ -10,10 +12,14 @@ const ALL_FAILED: &str = "All tool calls failed. Please check the error messages
 /// A run: from one user input to its end. Told of every turn that is over, it says what is next.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
-    max_turns: Option<u32>,
-    max_failed_turns: Option<u32>,
     /// Turns that were begun, the last request not counted.
-    turns: u32,
+    turns: Meter,
+    /// Calls that are in the history.
+    calls: Meter,
+    /// Tokens of all attempts.
+    tokens: Meter,
+    repeats: Repeats,
+    max_failed_turns: Option<u32>,
     /// Turns up to now, without a gap, in which every call failed.
     failed_turns: u32,
     stop_after_turn: bool,
@@ -31,8 +37,8 @@ pub struct TurnPlan {
 /// What comes after a turn.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RunStep {
-    /// The limit that was reached, which is to be told.
-    pub limit: Option<LimitHit>,
+    /// The limits that were reached or half used up, which are to be told.
+    pub limits: Vec<LimitHit>,
     /// What is next.
     pub next: Next,
 }
@@ -53,15 +59,19 @@ pub enum Next {
     },
 }
 
-/// A limit of the run that was reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// A limit of the run that was reached, or half used up.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct LimitHit {
     /// The configuration's name of it.
     pub limit: &'static str,
-    /// What is allowed, and was reached.
-    pub maximum: u32,
+    /// What was used of it.
+    pub value: u64,
+    /// What is allowed.
+    pub maximum: u64,
     /// What is done about it.
     pub action: &'static str,
+    /// What the model is told of it, behind the turn's last result.
+    pub note: Option<String>,
 }
 
 impl Run {
@@ -69,9 +79,15 @@ impl Run {
     #[must_use]
     pub fn new(limits: &Limits) -> Self {
         Self {
-            max_turns: limits.max_turns,
+            turns: Meter::new("max_turns", "turns", limits.max_turns.map(u64::from)),
+            calls: Meter::new(
+                MAX_CALLS,
+                "tool calls",
+                limits.max_tool_calls_per_run.map(u64::from),
+            ),
+            tokens: Meter::new(MAX_TOKENS, "tokens", limits.max_tokens_per_run),
+            repeats: Repeats::new(limits.repeat_limit),
             max_failed_turns: limits.max_failed_turns,
-            turns: 0,
             failed_turns: 0,
             stop_after_turn: false,
             last_request: None,
@@ -80,7 +96,7 @@ impl Run {
 
     /// Begins the first turn.
     pub fn begin(&mut self) -> TurnPlan {
-        self.turns = 1;
+        self.turns.add(1);
         TurnPlan { last_request: false }
     }
 
@@ -89,24 +105,40 @@ impl Run {
         self.stop_after_turn = true;
     }
 
+    /// What the next turn may use up.
+    #[must_use]
+    pub fn budget(&self) -> Budget {
+        let calls_left = self.calls.left().map(|left| u32::try_from(left).unwrap_or(u32::MAX));
+        Budget { tokens_left: self.tokens.left(), calls_left }
+    }
+
     /// A turn is over and in the history: what is next?
     pub fn handle_turn(&mut self, turn: &TurnRecord) -> RunStep {
+        self.tokens.add(turn.usage.total());
+        self.calls.add(turn.results.len() as u64);
         let text = turn.message.as_ref().map(|message| message.text.clone()).unwrap_or_default();
         match &turn.end {
             TurnEnd::Cancelled(CancelReason::Stop) => end(RunEnd::Stopped, text),
             TurnEnd::Cancelled(CancelReason::RunTimeout) => end(RunEnd::TimedOut, text),
             TurnEnd::Cancelled(CancelReason::Shutdown) => end(RunEnd::Interrupted, text),
+            // The turn has told of it.
+            TurnEnd::Cancelled(CancelReason::Budget) => end(RunEnd::Budget, text),
             TurnEnd::Refused => end(RunEnd::Refused, text),
             TurnEnd::Failed(error) => {
                 let error = Some(error.clone());
-                RunStep { limit: None, next: Next::End { end: RunEnd::Failed, text, error } }
+                RunStep { limits: Vec::new(), next: Next::End { end: RunEnd::Failed, text, error } }
             }
             TurnEnd::Finished => match self.last_request {
-                Some(known) => end(known, text),
-                None if turn.results.is_empty() && !text.is_empty() => end(RunEnd::Answered, text),
+                Some(known) => self.answered(known, text),
+                None if turn.results.is_empty() && !text.is_empty() => {
+                    self.answered(RunEnd::Answered, text)
+                }
                 None if self.stop_after_turn => end(RunEnd::Stopped, text),
-                None if turn.results.is_empty() => self.ask_last(RunEnd::Answered),
-                None => self.next_turn(turn),
+                None => match self.tokens.used_up("ended") {
+                    Some(hit) => RunStep { limits: vec![hit], ..end(RunEnd::Budget, text) },
+                    None if turn.results.is_empty() => self.ask_last(RunEnd::Answered),
+                    None => self.next_turn(turn, text),
+                },
             },
         }
     }
@@ -114,33 +146,58 @@ impl Run {
     /// Turns that were begun, the last request included.
     #[must_use]
     pub fn turns(&self) -> u32 {
-        self.turns + u32::from(self.last_request.is_some())
+        let turns = self.turns.used().saturating_add(u64::from(self.last_request.is_some()));
+        u32::try_from(turns).unwrap_or(u32::MAX)
     }
 
-    fn next_turn(&mut self, turn: &TurnRecord) -> RunStep {
+    /// An answer stands whatever it cost.
+    fn answered(&self, why: RunEnd, text: String) -> RunStep {
+        let limits = self.tokens.used_up("answer_kept").into_iter().collect();
+        RunStep { limits, ..end(why, text) }
+    }
+
+    /// After a turn with calls.
+    fn next_turn(&mut self, turn: &TurnRecord, text: String) -> RunStep {
         let all_failed = turn.results.iter().all(|r| r.outcome.status != ToolStatus::Ok);
         self.failed_turns = if all_failed { self.failed_turns + 1 } else { 0 };
         if let Some(maximum) = self.max_failed_turns.filter(|max| self.failed_turns >= *max) {
-            let limit = LimitHit { limit: "max_failed_turns", maximum, action: "ended" };
+            let hit = LimitHit {
+                limit: "max_failed_turns",
+                value: u64::from(self.failed_turns),
+                maximum: u64::from(maximum),
+                action: "ended",
+                note: None,
+            };
             let step = end(RunEnd::AllToolsFailed, ALL_FAILED.to_owned());
-            return RunStep { limit: Some(limit), ..step };
+            return RunStep { limits: vec![hit], ..step };
         }
-        if let Some(maximum) = self.max_turns.filter(|max| self.turns >= *max) {
-            let limit = LimitHit { limit: "max_turns", maximum, action: "final_answer" };
-            return RunStep { limit: Some(limit), ..self.ask_last(RunEnd::MaxTurns) };
+        let mut limits = Vec::new();
+        match self.repeats.turn(&turn.results) {
+            Repeated::No => {}
+            Repeated::Told(hit) => limits.push(hit),
+            Repeated::Ended(hit) => {
+                return RunStep { limits: vec![hit], ..end(RunEnd::LoopDetected, text) };
+            }
         }
-        self.turns += 1;
-        RunStep { limit: None, next: Next::Turn(TurnPlan { last_request: false }) }
+        if let Some(hit) = self.turns.used_up("final_answer") {
+            limits.push(hit);
+            return RunStep { limits, ..self.ask_last(RunEnd::MaxTurns) };
+        }
+        // Told before the next turn is counted as begun.
+        let meters = [&mut self.turns, &mut self.calls, &mut self.tokens];
+        limits.extend(meters.into_iter().filter_map(Meter::half_used));
+        self.turns.add(1);
+        RunStep { limits, next: Next::Turn(TurnPlan { last_request: false }) }
     }
 
     fn ask_last(&mut self, end: RunEnd) -> RunStep {
         self.last_request = Some(end);
-        RunStep { limit: None, next: Next::Turn(TurnPlan { last_request: true }) }
+        RunStep { limits: Vec::new(), next: Next::Turn(TurnPlan { last_request: true }) }
     }
 }
 
 fn end(end: RunEnd, text: String) -> RunStep {
-    RunStep { limit: None, next: Next::End { end, text, error: None } }
+    RunStep { limits: Vec::new(), next: Next::End { end, text, error: None } }
 }
 
 #[cfg(test)]
@@ -193,7 +250,29 @@ mod tests {
     }
 
     fn another(last_request: bool) -> RunStep {
-        RunStep { limit: None, next: Next::Turn(TurnPlan { last_request }) }
+        RunStep { limits: Vec::new(), next: Next::Turn(TurnPlan { last_request }) }
+    }
+
+    fn hit(limit: &'static str, value: u64, maximum: u64, action: &'static str) -> LimitHit {
+        LimitHit { limit, value, maximum, action, note: None }
+    }
+
+    fn noted(hit: LimitHit, note: &str) -> LimitHit {
+        LimitHit { note: Some(note.to_owned()), ..hit }
+    }
+
+    /// A turn with calls that no other turn made.
+    fn new_calls(number: u64, calls: u32) -> TurnRecord {
+        let mut turn = turn("", calls);
+        for result in &mut turn.results {
+            result.call.arguments = serde_json::json!({"n": number});
+        }
+        turn
+    }
+
+    fn costing(turn: TurnRecord, tokens: u64) -> TurnRecord {
+        let usage = Usage { input_tokens: tokens - 1, output_tokens: 1, ..Usage::default() };
+        TurnRecord { usage, ..turn }
     }
 
     fn failed(calls: u32) -> TurnRecord {
@@ -212,13 +291,16 @@ mod tests {
 
     #[test]
     fn out_of_turns_a_final_answer_is_asked_for_and_the_end_stays_max_turns() {
-        let mut run = run(2);
+        let mut run = run(3);
         assert_eq!(run.handle_turn(&turn("", 1)), another(false));
-        let limit = LimitHit { limit: "max_turns", maximum: 2, action: "final_answer" };
-        let last = RunStep { limit: Some(limit), ..another(true) };
-        assert_eq!(run.handle_turn(&turn("", 1)), last);
+        let half = hit("max_turns", 2, 3, "half_used");
+        let half = noted(half, "[callsheet: 1 of 3 turns is left]");
+        let next = RunStep { limits: vec![half], ..another(false) };
+        assert_eq!(run.handle_turn(&new_calls(1, 1)), next);
+        let limits = vec![hit("max_turns", 3, 3, "final_answer")];
+        assert_eq!(run.handle_turn(&turn("", 1)), RunStep { limits, ..another(true) });
         assert_eq!(run.handle_turn(&turn("so far", 0)), ended(RunEnd::MaxTurns, "so far"));
-        assert_eq!(run.turns(), 3);
+        assert_eq!(run.turns(), 4);
     }
 
     #[test]
@@ -238,17 +320,110 @@ mod tests {
         for turn in [failed(2), failed(1), mixed, failed(1), failed(3)] {
             assert_eq!(run.handle_turn(&turn), another(false));
         }
-        let limit = LimitHit { limit: "max_failed_turns", maximum: 3, action: "ended" };
-        let over = RunStep { limit: Some(limit), ..ended(RunEnd::AllToolsFailed, ALL_FAILED) };
+        let limits = vec![hit("max_failed_turns", 3, 3, "ended")];
+        let over = RunStep { limits, ..ended(RunEnd::AllToolsFailed, ALL_FAILED) };
         assert_eq!(run.handle_turn(&failed(1)), over);
         let mut at_once = Run::new(&Limits { max_failed_turns: Some(1), ..Limits::default() });
         at_once.begin();
         assert_eq!(at_once.handle_turn(&failed(1)).next, over.next);
-        let mut never = Run::new(&Limits { max_failed_turns: None, ..Limits::default() });
+        let mut never = Run::new(&Limits {
+            max_turns: None,
+            max_failed_turns: None,
+            repeat_limit: None,
+            ..Limits::default()
+        });
         never.begin();
         for _ in 0..8 {
             assert_eq!(never.handle_turn(&failed(1)), another(false));
         }
+    }
+
+    #[test]
+    fn tokens_that_are_used_up_end_the_run_and_an_answer_stands() {
+        let limits = Limits { max_tokens_per_run: Some(100), ..Limits::default() };
+        let begun = || {
+            let mut run = Run::new(&limits);
+            run.begin();
+            run
+        };
+        let mut run = begun();
+        assert_eq!(run.handle_turn(&costing(new_calls(1, 1), 49)), another(false));
+        assert_eq!(run.budget(), Budget { tokens_left: Some(51), calls_left: None });
+        let half = hit(MAX_TOKENS, 60, 100, "half_used");
+        let half = noted(half, "[callsheet: 40 of 100 tokens are left]");
+        let next = RunStep { limits: vec![half], ..another(false) };
+        assert_eq!(run.handle_turn(&costing(new_calls(2, 1), 11)), next);
+        let mut answered = run.clone();
+        let over = |value, action| vec![hit(MAX_TOKENS, value, 100, action)];
+        let step = RunStep { limits: over(100, "ended"), ..ended(RunEnd::Budget, "so far") };
+        assert_eq!(run.handle_turn(&costing(turn("so far", 1), 40)), step);
+        let step = RunStep { limits: over(101, "answer_kept"), ..ended(RunEnd::Answered, "noon") };
+        assert_eq!(answered.handle_turn(&costing(turn("noon", 0), 41)), step);
+        // There is nothing to ask for an answer with.
+        let step = RunStep { limits: over(100, "ended"), ..ended(RunEnd::Budget, "") };
+        assert_eq!(begun().handle_turn(&costing(turn("", 0), 100)), step);
+        let cancelled = TurnEnd::Cancelled(CancelReason::Budget);
+        let cut = costing(TurnRecord { end: cancelled, ..turn("part", 1) }, 120);
+        assert_eq!(begun().handle_turn(&cut), ended(RunEnd::Budget, "part"));
+    }
+
+    #[test]
+    fn calls_are_counted_over_the_run_and_the_model_is_told_once_what_is_left() {
+        let mut run = Run::new(&Limits { max_tool_calls_per_run: Some(5), ..Limits::default() });
+        run.begin();
+        assert_eq!(run.handle_turn(&new_calls(1, 2)), another(false));
+        let mut all_at_once = run.clone();
+        let half = hit(MAX_CALLS, 4, 5, "half_used");
+        let half = noted(half, "[callsheet: 1 of 5 tool calls is left]");
+        let next = RunStep { limits: vec![half], ..another(false) };
+        assert_eq!(run.handle_turn(&new_calls(2, 2)), next);
+        assert_eq!(run.handle_turn(&new_calls(3, 1)), another(false));
+        assert_eq!(run.budget(), Budget { tokens_left: None, calls_left: Some(0) });
+        let none = hit(MAX_CALLS, 5, 5, "told");
+        let none = noted(none, "[callsheet: 0 of 5 tool calls are left]");
+        let next = RunStep { limits: vec![none], ..another(false) };
+        assert_eq!(all_at_once.handle_turn(&new_calls(2, 3)), next);
+    }
+
+    #[test]
+    fn turns_that_repeat_themselves_are_told_and_then_end_the_run() {
+        let begun = |repeat_limit| {
+            let limits = Limits { max_turns: None, repeat_limit, ..Limits::default() };
+            let mut run = Run::new(&limits);
+            run.begin();
+            run
+        };
+        let told = |count, end| {
+            let note = format!(
+                "[callsheet: {count} turns in a row made the same calls and got the same results; \
+                 after {end} the run is ended]"
+            );
+            let limits = vec![noted(hit("repeat_limit", count, count, "told"), &note)];
+            RunStep { limits, ..another(false) }
+        };
+        let mut run = begun(Some(2));
+        assert_eq!(run.handle_turn(&turn("", 2)), another(false));
+        // Other results, other arguments, other calls: the count begins anew.
+        let mut answered_otherwise = turn("", 2);
+        answered_otherwise.results[1].outcome = ToolOutcome::ok("one");
+        for other in [answered_otherwise, new_calls(1, 2), turn("", 1), turn("", 2)] {
+            assert_eq!(run.handle_turn(&other), another(false));
+        }
+        assert_eq!(run.handle_turn(&turn("", 2)), told(2, 4));
+        assert_eq!(run.handle_turn(&turn("", 2)), another(false));
+        let limits = vec![hit("repeat_limit", 4, 2, "ended")];
+        let over = RunStep { limits, ..ended(RunEnd::LoopDetected, "again") };
+        assert_eq!(run.handle_turn(&turn("again", 2)), over);
+        let mut never = begun(None);
+        for _ in 0..20 {
+            assert_eq!(never.handle_turn(&turn("", 1)), another(false));
+        }
+        // One turn alone repeats nothing, and the second is twice one.
+        let mut at_once = begun(Some(1));
+        assert_eq!(at_once.handle_turn(&turn("", 1)), another(false));
+        let limits = vec![hit("repeat_limit", 2, 1, "ended")];
+        let over = RunStep { limits, ..ended(RunEnd::LoopDetected, "") };
+        assert_eq!(at_once.handle_turn(&turn("", 1)), over);
     }
 
     #[test]
@@ -267,6 +442,7 @@ mod tests {
             (CancelReason::Stop, RunEnd::Stopped),
             (CancelReason::RunTimeout, RunEnd::TimedOut),
             (CancelReason::Shutdown, RunEnd::Interrupted),
+            (CancelReason::Budget, RunEnd::Budget),
         ] {
             let cancelled = TurnRecord { end: TurnEnd::Cancelled(why), ..turn("part", 1) };
             assert_eq!(run(3).handle_turn(&cancelled), ended(end, "part"));

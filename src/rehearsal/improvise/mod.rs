@@ -73,11 +73,20 @@ fn calls_since_last_user(request: &Value) -> Vec<Done> {
             done.push(Done {
                 name: call["function"]["name"].as_str().unwrap_or_default().to_owned(),
                 arguments: serde_json::from_str(arguments).unwrap_or_default(),
-                result: answer.map(|a| content_text(&a["content"])).unwrap_or_default(),
+                result: answer.map(said_by_tool).unwrap_or_default(),
             });
         }
     }
     done
+}
+
+/// A result without what the host notes behind it, after a blank line.
+fn said_by_tool(answer: &Value) -> String {
+    let mut text = content_text(&answer["content"]);
+    if let Some(noted) = text.rfind("\n\n[callsheet: ") {
+        text.truncate(noted);
+    }
+    text
 }
 
 fn offers(request: &Value) -> Vec<Offer<'_>> {

@@ -155,7 +155,8 @@ fn asks_for_what_the_prompt_speaks_of() {
 fn quotes_every_result() {
     let mut request =
         request("What time is it in Tokyo and in Beijing, and what is 17 % of 2,350?");
-    answer(&mut request, &["10:00", "09:00", "399.5"]);
+    let note = "[callsheet: 1 of 2 turns is left]";
+    answer(&mut request, &["10:00", "09:00", &format!("399.5\n\n{note}\n{note}")]);
     let response = improvise(&request);
     assert!(response.calls.is_empty());
     assert_eq!(

@@ -175,6 +175,7 @@ impl State {
             turns_with_calls: self.history.turns_with_calls(),
             held_ids: self.history.held_ids(),
             last_request: run.plan.last_request,
+            budget: run.machine.budget(),
             began: run.began.elapsed(),
             run_time_left: self.run_agent.limits().run_timeout.map(|timeout| {
                 timeout.saturating_sub(run.began.elapsed().saturating_sub(run.people))
@@ -196,9 +197,7 @@ impl State {
     /// Writes a turn to the history, and does what comes next.
     pub(super) fn commit(&mut self, record: TurnRecord) {
         let Some(step) = self.write(record) else { return };
-        if let Some(limit) = step.limit {
-            self.tell_limit(limit);
-        }
+        step.limits.into_iter().for_each(|limit| self.tell_limit(limit));
         match step.next {
             Next::Turn(plan) => self.begin_turn(plan),
             Next::End { end, text, error } => self.end_run(end, text, error),
@@ -231,13 +230,17 @@ impl State {
         Some(step)
     }
 
-    fn tell_limit(&self, hit: LimitHit) {
+    /// Tells the user of a limit, and the model what it is to know of it.
+    fn tell_limit(&mut self, hit: LimitHit) {
         let Some(run) = &self.run else { return };
-        let (limit, maximum) = (hit.limit.to_owned(), u64::from(hit.maximum));
-        let record = Record::LimitReached { limit: limit.clone(), value: maximum, maximum };
+        let LimitHit { limit, value, maximum, action, note } = hit;
+        if let Some(note) = &note {
+            self.history.add_note(note);
+        }
+        let (limit, action) = (limit.to_owned(), action.to_owned());
+        let record = Record::LimitReached { limit: limit.clone(), value, maximum, note };
         self.log.append(vec![record], || ());
-        let action = hit.action.to_owned();
-        let event = Event::LimitReached { limit, value: maximum, maximum, action };
+        let event = Event::LimitReached { limit, value, maximum, action };
         self.publisher.publish(&run.id, self.turn, event);
     }
 

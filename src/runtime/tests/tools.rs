@@ -78,6 +78,45 @@ async fn a_hang_is_killed_after_its_grace() {
 }
 
 #[tokio::test]
+async fn after_thirty_seconds_a_call_is_answered_with_that() {
+    let begun = Arc::new(tokio::sync::Notify::new());
+    let slow = tool(spec("slow"), {
+        let begun = Arc::clone(&begun);
+        move |_| {
+            begun.notify_one();
+            std::future::pending()
+        }
+    });
+    let provider = Provider::calling(&[("slow", "{}")]).await;
+    let host = host(&provider, registry([slow]), |config| {
+        let agent = config.agents.get_mut("default").unwrap();
+        agent.early_start = false;
+        agent.limits.tool_timeout = Some(Duration::from_secs(30));
+    })
+    .await;
+    let run = session(&host).await.start_run("go").await.unwrap();
+    timeout(SOON, begun.notified()).await.unwrap();
+    // The response is over and only the tool's clock runs.
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(29)).await;
+    tokio::time::resume();
+    for _ in 0..100 {
+        // Whatever is decided now is decided without waiting for anybody.
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(host.counts().tools_running, 1, "a second is left");
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(1)).await;
+    tokio::time::resume();
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    let told = results(&report)["slow"];
+    assert_eq!(told, ("timeout", "Error: Execution timeout after 30s"));
+    let sent = &provider.requests()[1]["messages"];
+    let last = sent.as_array().unwrap().last().unwrap();
+    assert_eq!(last["content"], "Error: Execution timeout after 30s");
+}
+
+#[tokio::test]
 async fn a_tool_that_is_told_to_stop_may_tidy_up() {
     let tidied = Arc::new(AtomicBool::new(false));
     let bad = tool(spec("bad"), {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::call::{Call, Phase};
-use super::fixtures::{call, finish, model, more, rules, spec, text};
+use super::fixtures::{call, finish, model, more, rules, spec, text, usage};
 use super::{
     AttemptPlan, CancelReason, Effect, ModelPlans, ResponseEnd, State, ToolDone, Turn, TurnEnd,
     TurnRules, TurnSpec,
@@ -294,6 +294,39 @@ fn limits_flags_and_last_requests() {
         scenario.at_once = true;
     }
     total(scenarios.into_iter().chain(crashing));
+}
+
+#[test]
+fn budgets_that_run_out() {
+    let mixes: [&[&str]; 3] =
+        [&["pure", "effect"], &["seal", "pure"], &["eager", "idempotent", "pure"]];
+    let mut scenarios = Vec::new();
+    for mix in mixes {
+        let mut rules = rules(Execution::Parallel { max: 8 });
+        rules.limits.max_tokens_per_run = Some(10);
+        rules.limits.max_tool_calls_per_run = Some(10);
+        let base = scenario_with(&format!("{mix:?}"), rules, mix);
+        // In the middle, after the finish, and with the second attempt.
+        let end = base.response.len();
+        for (place, tokens) in [(end / 2 + 1, 11), (end, 11), (end / 2, 10), (end / 2 + 1, 7)] {
+            let mut over = base.clone();
+            over.spec.budget.tokens_left = Some(10);
+            over.response.insert(place, usage(tokens));
+            scenarios.push(over);
+        }
+        for left in 0..2 {
+            let mut over = base.clone();
+            over.spec.budget.calls_left = Some(left);
+            scenarios.push(over);
+        }
+    }
+    for scenario in &mut scenarios {
+        scenario.cancel = true;
+        scenario.breaks = 1;
+        scenario.crashes = 1;
+        scenario.torn = true;
+    }
+    total(scenarios);
 }
 
 #[test]

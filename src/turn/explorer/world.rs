@@ -219,6 +219,18 @@ impl World {
         assert_eq!(before, after, "something late was recorded");
     }
 
+    /// Whether a limit of the run was told in the last attempt.
+    fn told_over_budget(&self) -> bool {
+        let of_attempt =
+            self.log.iter().rev().take_while(|r| !matches!(r, Record::AttemptStarted { .. }));
+        let told = of_attempt.filter(|record| {
+            matches!(record, Record::LimitReached { limit, .. } if limit.ends_with("_per_run"))
+        });
+        let told = told.count();
+        assert!(told <= 1, "told twice");
+        told == 1
+    }
+
     pub(super) fn make_durable(&mut self) {
         self.durable = self.log.len() as u64;
         self.turn.handle_recorded(self.now, self.durable - self.before_crash);
@@ -293,7 +305,9 @@ impl World {
                 assert!(self.running.is_empty(), "something still runs");
                 assert_eq!(self.delivered, None, "the exchange is still open");
                 let cancelled = matches!(record.end, TurnEnd::Cancelled(_));
-                assert!(cancelled == self.cancel_counts || self.crashes > 0);
+                let by_budget = record.end == TurnEnd::Cancelled(CancelReason::Budget);
+                assert!(by_budget || cancelled == self.cancel_counts || self.crashes > 0);
+                assert_eq!(by_budget, self.told_over_budget(), "the end is not the one told");
                 if let TurnEnd::Failed(error) = &record.end {
                     self.check_failure(error, scenario);
                 }

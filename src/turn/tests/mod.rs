@@ -1,10 +1,12 @@
 //! The rules of a turn, one by one. The order of things is the explorer's business.
 #![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
 
+mod budgets;
 mod corners;
 mod endings;
 mod fallbacks;
 mod rules;
+mod runs;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

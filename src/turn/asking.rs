@@ -1,0 +1,73 @@
+//! The exchanges with a model: begun, begun anew, and counted when they are over.
+
+use super::effect::{AttemptPlan, Effect, TurnRules};
+use super::{Accumulator, AccumulatorLimits, Turn};
+use crate::event::Event;
+use crate::record::Record;
+use crate::types::ProviderError;
+
+impl Turn {
+    pub(super) fn ask(&mut self) {
+        let plan = self.attempts.first();
+        self.begin_attempt(plan);
+    }
+
+    /// Asks a model once more; what was shown of the turn is void.
+    pub(super) fn ask_again(&mut self, plan: AttemptPlan, reason: String) {
+        let fallback = plan.model != self.plan.model;
+        self.emit(Event::AttemptStarted {
+            attempt: plan.attempt,
+            model: self.model_name(&plan),
+            streamed: plan.streamed,
+            reason,
+            wait: plan.wait,
+            rollback: !fallback && self.plan.streamed && !plan.streamed,
+            fallback,
+        });
+        self.begin_attempt(plan);
+    }
+
+    fn begin_attempt(&mut self, plan: AttemptPlan) {
+        self.record(Record::AttemptStarted {
+            turn: self.spec.number,
+            attempt: plan.attempt,
+            model: self.model_name(&plan),
+        });
+        self.plan = plan.clone();
+        self.asked_at = self.clock.now() + plan.wait;
+        self.first_delta_at = None;
+        self.clock.model_asked();
+        self.outbox.push_back(Effect::Request(plan));
+    }
+
+    fn model_name(&self, plan: &AttemptPlan) -> String {
+        self.spec.rules.models.at(plan.model).name.clone()
+    }
+
+    /// The exchange with the model is over; it is paid for whatever becomes of it. Only the first
+    /// to say so counts.
+    pub(super) fn close_exchange(&mut self, error: Option<ProviderError>) {
+        if !self.clock.model_answered() {
+            return;
+        }
+        self.usage += self.response.usage();
+        // A cancel during the wait: nobody was asked.
+        let Some(duration) = self.now().checked_sub(self.asked_at) else { return };
+        self.emit(Event::AttemptEnded {
+            model: self.model_name(&self.plan),
+            streamed: self.plan.streamed,
+            duration,
+            first_chunk: self.first_delta_at.map(|at| at.saturating_sub(self.asked_at)),
+            usage: self.response.usage(),
+            error,
+        });
+    }
+}
+
+/// Takes in one response, as much of it as may be kept.
+pub(super) fn accumulator(rules: &TurnRules) -> Accumulator {
+    Accumulator::new(AccumulatorLimits {
+        arguments_bytes_max: rules.limits.max_arguments_bytes,
+        ..AccumulatorLimits::default()
+    })
+}
