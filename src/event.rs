@@ -28,6 +28,11 @@ pub enum Event {
         /// How its calls are run.
         execution: Execution,
     },
+    /// A user said something to the run that goes on.
+    RunSteered {
+        /// What the user said.
+        input: String,
+    },
     /// A turn began.
     TurnStarted,
     /// A piece of thinking came.

@@ -131,6 +131,13 @@ pub enum Record {
         /// The session's turn.
         turn: u32,
     },
+    /// A user said something to the run that goes on.
+    Steered {
+        /// What the user said.
+        input: String,
+        /// The session's turn that went on: the input stands behind it.
+        after_turn: u32,
+    },
     /// Somebody asked the run to stop.
     StopAsked {
         /// How.

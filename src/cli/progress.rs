@@ -89,6 +89,7 @@ impl Progress {
                 Some(Show::Line(sums(*end, stats)))
             }
             Event::RunStarted { .. }
+            | Event::RunSteered { .. }
             | Event::TurnStarted
             | Event::ThinkingReceived { .. }
             | Event::CallDetected { .. }

@@ -15,6 +15,8 @@ pub struct History {
     turns: u32,
     turns_with_calls: u32,
     held_ids: Arc<BTreeSet<String>>,
+    /// What users said while a turn goes on: it stands behind the turn.
+    undelivered: Vec<String>,
 }
 
 impl History {
@@ -32,7 +34,8 @@ impl History {
         let mut outcomes: BTreeMap<CallKey, (ToolOutcome, ResultNotes)> = BTreeMap::new();
         for record in records {
             match record {
-                Record::RunStarted { input, .. } => history.push_user(input.clone()),
+                Record::RunStarted { input, .. } => history.begin_run(input.clone()),
+                Record::Steered { input, after_turn } => history.steer(*after_turn, input.clone()),
                 Record::ResponseEnded { message, .. } => open = Some(message.clone()),
                 Record::CallEnded { key, outcome, notes } => {
                     outcomes.insert(*key, (outcome.clone(), notes.clone()));
@@ -43,25 +46,47 @@ impl History {
                     });
                     outcomes.clear();
                 }
+                Record::RunEnded { .. } => history.end_run(),
                 Record::SessionOpened { .. }
                 | Record::AttemptStarted { .. }
                 | Record::AttemptFailed { .. }
                 | Record::CallIntended { .. }
                 | Record::StopAsked { .. }
                 | Record::LimitReached { .. }
-                | Record::RunEnded { .. }
                 | Record::SessionClosed => {}
             }
         }
         history
     }
 
-    /// A user has said something.
-    pub fn push_user(&mut self, content: String) {
-        self.messages.push(Arc::new(Message::User { content }));
+    /// A run begins with what a user said.
+    pub fn begin_run(&mut self, input: String) {
+        self.push_user(input);
     }
 
-    /// A turn is over: its message, and one result for each of its calls.
+    /// A user said something while `after_turn` went on. It stands right behind that turn, which
+    /// may have been committed meanwhile.
+    pub fn steer(&mut self, after_turn: u32, input: String) {
+        if self.turns >= after_turn {
+            self.push_user(input);
+        } else {
+            self.undelivered.push(input);
+        }
+    }
+
+    /// How many inputs wait for the end of the turn that goes on.
+    #[must_use]
+    pub fn undelivered(&self) -> usize {
+        self.undelivered.len()
+    }
+
+    /// The run is over: what was said to it and did not get through stands at its end.
+    pub fn end_run(&mut self) {
+        self.deliver();
+    }
+
+    /// A turn is over: its message, one result for each of its calls, and behind them what users
+    /// said meanwhile.
     pub fn commit(
         &mut self,
         turn: u32,
@@ -114,7 +139,18 @@ impl History {
         answer: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
     ) {
         self.turns = self.turns.max(turn);
-        let Some(message) = message.filter(|message| !message.is_blank()) else { return };
+        if let Some(message) = message.filter(|message| !message.is_blank()) {
+            self.write_message(message, max_result_bytes, answer);
+        }
+        self.deliver();
+    }
+
+    fn write_message<'a>(
+        &mut self,
+        message: &ResponseMessage,
+        max_result_bytes: usize,
+        answer: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
+    ) {
         self.turns_with_calls += u32::from(!message.calls.is_empty());
         // Others cannot meet one of ours, and the set is copied while the turn still shares it.
         let taken: Vec<_> = message.calls.iter().filter(|c| is_like_ours(&c.id)).collect();
@@ -137,6 +173,16 @@ impl History {
                 metadata: metadata(outcome, notes),
             }));
         }
+    }
+
+    fn deliver(&mut self) {
+        for input in std::mem::take(&mut self.undelivered) {
+            self.push_user(input);
+        }
+    }
+
+    fn push_user(&mut self, content: String) {
+        self.messages.push(Arc::new(Message::User { content }));
     }
 }
 
@@ -198,7 +244,7 @@ mod tests {
         };
         let results = [result(call(0), "noon"), result(call(1), "eight")];
         let mut live = History::new();
-        live.push_user("time?".into());
+        live.begin_run("time?".into());
         live.commit(1, Some(&message), &results, 1024);
         let mut records = vec![
             Record::RunStarted { run_id: RunId("run_1".into()), input: "time?".into() },
@@ -256,5 +302,130 @@ mod tests {
         history.commit(2, Some(&called), &[result(call(0), "")], 10);
         history.commit(3, Some(&said), &[], 10);
         assert_eq!((history.turns(), history.turns_with_calls()), (3, 1));
+    }
+
+    fn said(text: &str) -> ResponseMessage {
+        ResponseMessage { text: text.into(), ..ResponseMessage::default() }
+    }
+
+    fn response(turn: u32, message: ResponseMessage) -> Record {
+        Record::ResponseEnded {
+            turn,
+            attempt: 1,
+            ending: crate::record::Ending::Well,
+            message,
+            finish_reason: None,
+            usage: Usage::default(),
+            dropped_calls: Vec::new(),
+        }
+    }
+
+    /// What a session does live, and what its records say of it. A commit is recorded by the
+    /// owner of the turn, before the session hears of it.
+    #[derive(Clone, Default)]
+    struct Both {
+        live: History,
+        records: Vec<Record>,
+        committed: Option<(u32, ResponseMessage)>,
+    }
+
+    impl Both {
+        fn start(&mut self, input: &str) {
+            let run_id = RunId("run_1".into());
+            self.records.push(Record::RunStarted { run_id, input: input.into() });
+            self.live.begin_run(input.into());
+        }
+
+        fn steer(&mut self, after_turn: u32, input: &str) {
+            self.records.push(Record::Steered { input: input.into(), after_turn });
+            self.live.steer(after_turn, input.into());
+        }
+
+        fn respond(&mut self, turn: u32) {
+            let message = said(&format!("turn {turn}"));
+            self.records.push(response(turn, message.clone()));
+            self.committed = Some((turn, message));
+        }
+
+        fn record_commit(&mut self, turn: u32) {
+            self.records.push(Record::TurnCommitted { turn });
+        }
+
+        fn hear_commit(&mut self) {
+            let (turn, message) = self.committed.take().unwrap();
+            self.live.commit(turn, Some(&message), &[], 10);
+        }
+
+        fn end(&mut self) {
+            let (run_id, end) = (RunId("run_1".into()), crate::types::RunEnd::Stopped);
+            self.records.push(Record::RunEnded { run_id, end, error: None });
+            self.live.end_run();
+        }
+
+        #[track_caller]
+        fn check(&self, expected: &[&str]) {
+            assert_eq!(History::fold(&self.records, 10), self.live);
+            let texts: Vec<&str> = self
+                .live
+                .messages()
+                .iter()
+                .map(|message| match message.as_ref() {
+                    Message::User { content } | Message::Tool { content, .. } => content.as_str(),
+                    Message::Assistant { text, .. } => text.as_str(),
+                })
+                .collect();
+            assert_eq!(texts, expected);
+        }
+    }
+
+    #[test]
+    fn what_is_said_meanwhile_stands_behind_the_turn_whenever_it_came() {
+        // Two inputs, each before the response, before the commit's record, before the session
+        // hears of the commit, or in the next turn.
+        for first in 0..4_u32 {
+            for second in first..4 {
+                let mut both = Both::default();
+                both.start("go");
+                for moment in 0..4 {
+                    match moment {
+                        0 => {}
+                        1 => both.respond(1),
+                        2 => both.record_commit(1),
+                        _ => {
+                            both.hear_commit();
+                            both.respond(2);
+                        }
+                    }
+                    let turn = if moment == 3 { 2 } else { 1 };
+                    for (at, input) in [(first, "a"), (second, "b")] {
+                        if at == moment {
+                            both.steer(turn, input);
+                        }
+                    }
+                }
+                both.record_commit(2);
+                both.hear_commit();
+                both.end();
+                match (first, second) {
+                    (3, 3) => both.check(&["go", "turn 1", "turn 2", "a", "b"]),
+                    (_, 3) => both.check(&["go", "turn 1", "a", "turn 2", "b"]),
+                    (_, _) => both.check(&["go", "turn 1", "a", "b", "turn 2"]),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_did_not_get_through_stands_at_the_runs_end() {
+        let mut both = Both::default();
+        both.start("go");
+        both.steer(1, "a");
+        assert_eq!(both.live.undelivered(), 1);
+        assert_eq!(History::fold(&both.records, 10), both.live, "also while the turn goes on");
+        both.end();
+        both.check(&["go", "a"]);
+        both.start("again");
+        both.check(&["go", "a", "again"]);
+        assert_eq!(both.live.undelivered(), 0);
     }
 }

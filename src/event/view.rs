@@ -83,7 +83,8 @@ impl Published {
             Event::RunEnded { agent: _, end, text, error, stats } => {
                 self.run_ended(*end, text, error.as_ref(), stats)
             }
-            Event::CallDetected { .. }
+            Event::RunSteered { .. }
+            | Event::CallDetected { .. }
             | Event::ArgumentsOdd { .. }
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
@@ -459,6 +460,7 @@ mod tests {
             "stream_start",
             json!({"agent": "default", "model": "m", "execution": "parallel:4"}),
         )]);
+        next(&[]); // RunSteered
         next(&[("thinking", json!({"text": ""}))]);
         next(&[("thinking", json!({"text": "Hm."}))]);
         next(&[("content_delta", json!({"text": "Noon \"there\"\n"}))]);

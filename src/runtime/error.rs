@@ -21,6 +21,9 @@ pub enum HostError {
     /// `max_sessions` or `max_concurrent_runs` is reached.
     #[error("begin another {0}: the host is full")]
     Full(&'static str),
+    /// `max_queued_inputs` is reached.
+    #[error("take the input: {0} wait in this session already")]
+    QueueFull(usize),
     /// The session has a run already.
     #[error("begin a run: another one is going on")]
     RunInProgress,
@@ -30,8 +33,11 @@ pub enum HostError {
     /// The run asks for a tool that is not there.
     #[error("begin a run: tools: no tool is called {0:?}")]
     UnknownTool(String),
+    /// No run goes on that could be told something.
+    #[error("steer a run: none is going on")]
+    NoRun,
     /// The input says nothing.
-    #[error("begin a run: the input is empty")]
+    #[error("take the input: it is empty")]
     EmptyInput,
     /// The session is closed, or died.
     #[error("ask the session: it is closed")]
@@ -51,6 +57,8 @@ impl HostError {
             Self::InvalidSessionId => "invalid_session_id",
             Self::SessionExists => "session_exists",
             Self::Full(_) => "host_full",
+            Self::QueueFull(_) => "queue_full",
+            Self::NoRun => "no_run",
             Self::RunInProgress => "run_in_progress",
             Self::TooHigh(_) => "limit_too_high",
             Self::UnknownTool(_) => "unknown_tool",

@@ -98,6 +98,17 @@ impl SessionHandle {
         self.inner.listeners.subscribe()
     }
 
+    /// Says something to the run that goes on: a user's message behind the running turn. A run
+    /// that would have ended with this turn takes another, unless it is stopped or its limits are
+    /// used up; then the message stands at its end. Returns the place of its record.
+    ///
+    /// # Errors
+    /// When no run goes on, the input is empty, too many inputs wait, or the session is closed.
+    pub async fn steer(&self, input: impl Into<String>) -> Result<Seq, HostError> {
+        let input = input.into();
+        self.ask(|reply| SessionMessage::Steer { input, reply }).await?
+    }
+
     /// Ends the run that goes on, if there is one. Returns when the session has heard it.
     ///
     /// # Errors

@@ -36,6 +36,8 @@ pub(super) enum HostMessage {
 pub(super) enum SessionMessage {
     /// Begin a run with a user's input.
     StartRun { request: RunRequest, reply: RpcReplyPort<Result<RunAccepted, HostError>> },
+    /// Say something to the run that goes on.
+    Steer { input: String, reply: RpcReplyPort<Result<Seq, HostError>> },
     /// End the run that goes on, if there is one.
     Stop { mode: StopMode, reply: RpcReplyPort<()> },
     /// Take no more turns; with `now`, end the run at once.

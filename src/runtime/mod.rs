@@ -137,6 +137,7 @@ impl Host {
             gauges,
             runs_max: config.host.max_concurrent_runs,
             sessions_max: config.host.max_sessions,
+            queued_inputs_max: config.host.max_queued_inputs,
             closing: AtomicBool::new(false),
             index: parking_lot::Mutex::default(),
         });

@@ -1,5 +1,6 @@
 //! A session: the sole owner of its history, and of the run that goes on in it.
 
+mod inputs;
 mod recovery;
 mod run;
 
@@ -99,6 +100,9 @@ impl Actor for SessionActor {
                 let accepted = state.start_run(&myself, request).await;
                 // A caller that is gone has started its run all the same.
                 let _ = reply.send(accepted);
+            }
+            SessionMessage::Steer { input, reply } => {
+                let _ = reply.send(state.steer(input));
             }
             SessionMessage::Stop { mode, reply } => {
                 state.stop(mode);

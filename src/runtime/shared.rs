@@ -25,6 +25,8 @@ pub(super) struct Shared {
     pub(super) pool: BlockingPool,
     pub(super) runs_max: usize,
     pub(super) sessions_max: usize,
+    /// How many inputs may wait in one session.
+    pub(super) queued_inputs_max: usize,
     pub(super) closing: AtomicBool,
     /// Held for short sections, never over an await.
     pub(super) index: Mutex<BTreeMap<SessionId, Place>>,

@@ -53,11 +53,13 @@ impl ApiError {
             | HostError::TooHigh(_)
             | HostError::UnknownTool(_)
             | HostError::EmptyInput => StatusCode::BAD_REQUEST,
-            HostError::SessionExists | HostError::RunInProgress => StatusCode::CONFLICT,
+            HostError::SessionExists | HostError::RunInProgress | HostError::NoRun => {
+                StatusCode::CONFLICT
+            }
             HostError::SessionClosed => {
                 return Self::not_found("no_such_session", "the session is closed");
             }
-            HostError::Full(_) => StatusCode::TOO_MANY_REQUESTS,
+            HostError::Full(_) | HostError::QueueFull(_) => StatusCode::TOO_MANY_REQUESTS,
             HostError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             HostError::Config(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };

@@ -1,4 +1,4 @@
-//! Runs of a session: start one and watch it, wait for it or leave it; stop it.
+//! Runs of a session: start one and watch it, wait for it or leave it; steer it, stop it.
 
 use axum::Json;
 use axum::extract::State;
@@ -63,6 +63,20 @@ pub(super) async fn stop(
     session.stop(mode).await?;
     let body = json!({"id": session.id(), "mode": mode});
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Steer {
+    input: String,
+}
+
+pub(super) async fn steer(
+    KnownSession(session): KnownSession,
+    JsonBody(Steer { input }): JsonBody<Steer>,
+) -> Result<Response, ApiError> {
+    let seq = session.steer(input).await?;
+    Ok((StatusCode::ACCEPTED, Json(json!({"seq": seq}))).into_response())
 }
 
 /// Whether the client asks for events by name; `*/*` asks for nothing in particular.

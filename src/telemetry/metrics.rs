@@ -41,6 +41,7 @@ pub struct Metrics {
     repairs: Counter,
     dropped: Counter,
     lagged: Counter,
+    steers: Counter,
     runs_active: Gauge,
     threads_abandoned: Gauge,
     sessions: Vec<(SessionState, Gauge)>,
@@ -129,6 +130,7 @@ impl Metrics {
             repairs: counter(names::HISTORY_REPAIRS),
             dropped: counter(names::CALLS_DROPPED),
             lagged: counter(names::SUBSCRIBERS_LAGGED),
+            steers: counter(names::STEERS),
             runs_active: names::RUNS_ACTIVE.gauge(&recorder, &[]),
             threads_abandoned: names::THREADS_ABANDONED.gauge(&recorder, &[]),
             sessions: SessionState::ALL.into_iter().map(sessions).collect(),
@@ -165,6 +167,7 @@ impl Metrics {
             | Event::CallOpened { .. }
             | Event::CallWaiting { .. }
             | Event::CallProgressed { .. } => {}
+            Event::RunSteered { .. } => self.steers.increment(1),
             Event::CallDetected { latency, .. } => self.detection_latency.record(*latency),
             Event::ArgumentsOdd { oddity, .. } => self.oddities.increment(*oddity),
             Event::CallStarted { early, waited, .. } => {

@@ -190,6 +190,7 @@ impl Known {
             | Record::RunStarted { .. }
             | Record::AttemptFailed { .. }
             | Record::TurnCommitted { .. }
+            | Record::Steered { .. }
             | Record::StopAsked { .. }
             | Record::LimitReached { .. }
             | Record::RunEnded { .. }

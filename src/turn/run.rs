@@ -12,12 +12,13 @@ const ALL_FAILED: &str = "All tool calls failed. Please check the error messages
 pub struct Run {
     max_turns: Option<u32>,
     max_failed_turns: Option<u32>,
-    /// Turns that were begun, the last request not counted.
+    /// Turns that were begun, last requests not counted.
     turns: u32,
+    last_requests: u32,
     /// Turns up to now, without a gap, in which every call failed.
     failed_turns: u32,
     stop_after_turn: bool,
-    /// Set once the last request is made: what the run ends with, whatever comes of it.
+    /// Set while the last request is made: what the run ends with, whatever comes of it.
     last_request: Option<RunEnd>,
 }
 
@@ -72,6 +73,7 @@ impl Run {
             max_turns: limits.max_turns,
             max_failed_turns: limits.max_failed_turns,
             turns: 0,
+            last_requests: 0,
             failed_turns: 0,
             stop_after_turn: false,
             last_request: None,
@@ -89,8 +91,9 @@ impl Run {
         self.stop_after_turn = true;
     }
 
-    /// A turn is over and in the history: what is next?
-    pub fn handle_turn(&mut self, turn: &TurnRecord) -> RunStep {
+    /// A turn is over and in the history: what is next? `steered` says that a user's input came
+    /// while it went on and stands behind it, so that the model has to be asked once more.
+    pub fn handle_turn(&mut self, turn: &TurnRecord, steered: bool) -> RunStep {
         let text = turn.message.as_ref().map(|message| message.text.clone()).unwrap_or_default();
         match &turn.end {
             TurnEnd::Cancelled(CancelReason::Stop) => end(RunEnd::Stopped, text),
@@ -101,24 +104,39 @@ impl Run {
                 let error = Some(error.clone());
                 RunStep { limit: None, next: Next::End { end: RunEnd::Failed, text, error } }
             }
-            TurnEnd::Finished => match self.last_request {
-                Some(known) => end(known, text),
-                None if turn.results.is_empty() && !text.is_empty() => end(RunEnd::Answered, text),
-                None if self.stop_after_turn => end(RunEnd::Stopped, text),
-                None if turn.results.is_empty() => self.ask_last(RunEnd::Answered),
-                None => self.next_turn(turn),
-            },
+            TurnEnd::Finished => self.after_finished(turn, text, steered),
         }
     }
 
-    /// Turns that were begun, the last request included.
+    /// Turns that were begun, last requests included.
     #[must_use]
     pub fn turns(&self) -> u32 {
-        self.turns + u32::from(self.last_request.is_some())
+        self.turns + self.last_requests
+    }
+
+    fn after_finished(&mut self, turn: &TurnRecord, text: String, steered: bool) -> RunStep {
+        match self.last_request {
+            // It was asked for because the text was empty, not because a limit was reached.
+            Some(RunEnd::Answered) if steered => self.last_request = None,
+            Some(known) => return end(known, text),
+            None => {}
+        }
+        let calls = !turn.results.is_empty();
+        if !calls && !text.is_empty() && !steered {
+            end(RunEnd::Answered, text)
+        } else if self.stop_after_turn {
+            end(RunEnd::Stopped, text)
+        } else if calls || steered {
+            self.next_turn(turn)
+        } else {
+            self.ask_last(RunEnd::Answered)
+        }
     }
 
     fn next_turn(&mut self, turn: &TurnRecord) -> RunStep {
-        let all_failed = turn.results.iter().all(|r| r.outcome.status != ToolStatus::Ok);
+        let results = &turn.results;
+        let all_failed =
+            !results.is_empty() && results.iter().all(|r| r.outcome.status != ToolStatus::Ok);
         self.failed_turns = if all_failed { self.failed_turns + 1 } else { 0 };
         if let Some(maximum) = self.max_failed_turns.filter(|max| self.failed_turns >= *max) {
             let limit = LimitHit { limit: "max_failed_turns", maximum, action: "ended" };
@@ -135,6 +153,7 @@ impl Run {
 
     fn ask_last(&mut self, end: RunEnd) -> RunStep {
         self.last_request = Some(end);
+        self.last_requests += 1;
         RunStep { limit: None, next: Next::Turn(TurnPlan { last_request: true }) }
     }
 }
@@ -206,25 +225,25 @@ mod tests {
 
     #[test]
     fn a_text_without_calls_is_the_answer() {
-        assert_eq!(run(3).handle_turn(&turn("noon", 0)), ended(RunEnd::Answered, "noon"));
+        assert_eq!(run(3).handle_turn(&turn("noon", 0), false), ended(RunEnd::Answered, "noon"));
     }
 
     #[test]
     fn out_of_turns_a_final_answer_is_asked_for_and_the_end_stays_max_turns() {
         let mut run = run(2);
-        assert_eq!(run.handle_turn(&turn("", 1)), another(false));
+        assert_eq!(run.handle_turn(&turn("", 1), false), another(false));
         let limit = LimitHit { limit: "max_turns", maximum: 2, action: "final_answer" };
         let last = RunStep { limit: Some(limit), ..another(true) };
-        assert_eq!(run.handle_turn(&turn("", 1)), last);
-        assert_eq!(run.handle_turn(&turn("so far", 0)), ended(RunEnd::MaxTurns, "so far"));
+        assert_eq!(run.handle_turn(&turn("", 1), false), last);
+        assert_eq!(run.handle_turn(&turn("so far", 0), false), ended(RunEnd::MaxTurns, "so far"));
         assert_eq!(run.turns(), 3);
     }
 
     #[test]
     fn after_an_empty_answer_the_model_is_asked_once_more() {
         let mut run = run(2);
-        assert_eq!(run.handle_turn(&turn("", 0)), another(true));
-        assert_eq!(run.handle_turn(&turn("", 0)), ended(RunEnd::Answered, ""));
+        assert_eq!(run.handle_turn(&turn("", 0), false), another(true));
+        assert_eq!(run.handle_turn(&turn("", 0), false), ended(RunEnd::Answered, ""));
     }
 
     #[test]
@@ -235,18 +254,18 @@ mod tests {
             ..turn("", 0)
         };
         for turn in [failed(2), failed(1), mixed, failed(1), failed(3)] {
-            assert_eq!(run.handle_turn(&turn), another(false));
+            assert_eq!(run.handle_turn(&turn, false), another(false));
         }
         let limit = LimitHit { limit: "max_failed_turns", maximum: 3, action: "ended" };
         let over = RunStep { limit: Some(limit), ..ended(RunEnd::AllToolsFailed, ALL_FAILED) };
-        assert_eq!(run.handle_turn(&failed(1)), over);
+        assert_eq!(run.handle_turn(&failed(1), false), over);
         let mut at_once = Run::new(&Limits { max_failed_turns: Some(1), ..Limits::default() });
         at_once.begin();
-        assert_eq!(at_once.handle_turn(&failed(1)).next, over.next);
+        assert_eq!(at_once.handle_turn(&failed(1), false).next, over.next);
         let mut never = Run::new(&Limits { max_failed_turns: None, ..Limits::default() });
         never.begin();
         for _ in 0..8 {
-            assert_eq!(never.handle_turn(&failed(1)), another(false));
+            assert_eq!(never.handle_turn(&failed(1), false), another(false));
         }
     }
 
@@ -254,10 +273,10 @@ mod tests {
     fn a_stop_after_the_turn_lets_an_answer_be_one() {
         let mut stopped = run(5);
         stopped.handle_stop_after_turn();
-        assert_eq!(stopped.handle_turn(&turn("wait", 1)), ended(RunEnd::Stopped, "wait"));
+        assert_eq!(stopped.handle_turn(&turn("wait", 1), false), ended(RunEnd::Stopped, "wait"));
         let mut answered = run(5);
         answered.handle_stop_after_turn();
-        assert_eq!(answered.handle_turn(&turn("noon", 0)), ended(RunEnd::Answered, "noon"));
+        assert_eq!(answered.handle_turn(&turn("noon", 0), false), ended(RunEnd::Answered, "noon"));
     }
 
     #[test]
@@ -268,7 +287,66 @@ mod tests {
             (CancelReason::Shutdown, RunEnd::Interrupted),
         ] {
             let cancelled = TurnRecord { end: TurnEnd::Cancelled(why), ..turn("part", 1) };
-            assert_eq!(run(3).handle_turn(&cancelled), ended(end, "part"));
+            assert_eq!(run(3).handle_turn(&cancelled, false), ended(end, "part"));
         }
+    }
+
+    #[test]
+    fn what_was_said_meanwhile_takes_another_turn() {
+        for said in [turn("noon", 0), turn("", 0), turn("wait", 1)] {
+            let mut run = run(3);
+            assert_eq!(run.handle_turn(&said, true), another(false));
+            assert_eq!(run.handle_turn(&turn("one", 0), false), ended(RunEnd::Answered, "one"));
+            assert_eq!(run.turns(), 2);
+        }
+    }
+
+    #[test]
+    fn what_was_said_meanwhile_gives_no_more_turns_than_there_are() {
+        let mut run = run(1);
+        let limit = LimitHit { limit: "max_turns", maximum: 1, action: "final_answer" };
+        let last = RunStep { limit: Some(limit), ..another(true) };
+        assert_eq!(run.handle_turn(&turn("noon", 0), true), last);
+        assert_eq!(run.handle_turn(&turn("one", 0), true), ended(RunEnd::MaxTurns, "one"));
+        assert_eq!(run.turns(), 2);
+    }
+
+    #[test]
+    fn a_last_request_after_an_empty_answer_is_not_the_last_if_more_was_said() {
+        let mut run = run(3);
+        assert_eq!(run.handle_turn(&turn("", 0), false), another(true));
+        assert_eq!(run.handle_turn(&turn("noon", 0), true), another(false));
+        assert_eq!(run.handle_turn(&turn("", 0), false), another(true));
+        assert_eq!(run.handle_turn(&turn("", 0), false), ended(RunEnd::Answered, ""));
+        assert_eq!(run.turns(), 4);
+    }
+
+    #[test]
+    fn a_stop_wins_over_what_was_said_meanwhile() {
+        for said in [turn("noon", 0), turn("", 0), turn("", 1)] {
+            let text = said.message.as_ref().unwrap().text.clone();
+            let mut stopped = run(5);
+            stopped.handle_stop_after_turn();
+            assert_eq!(stopped.handle_turn(&said, true), ended(RunEnd::Stopped, &text));
+        }
+        let refused = TurnRecord { end: TurnEnd::Refused, ..turn("no", 0) };
+        assert_eq!(run(5).handle_turn(&refused, true), ended(RunEnd::Refused, "no"));
+        let mut failing = run(5);
+        for _ in 0..2 {
+            assert_eq!(failing.handle_turn(&failed(1), true), another(false));
+        }
+        assert_eq!(
+            failing.handle_turn(&failed(1), true).next,
+            ended(RunEnd::AllToolsFailed, ALL_FAILED).next
+        );
+    }
+
+    #[test]
+    fn an_answer_between_turns_that_failed_begins_the_count_anew() {
+        let mut run = run(9);
+        for (turn, steered) in [(failed(1), false), (failed(1), false), (turn("noon", 0), true)] {
+            assert_eq!(run.handle_turn(&turn, steered), another(false));
+        }
+        assert_eq!(run.handle_turn(&failed(1), false), another(false));
     }
 }

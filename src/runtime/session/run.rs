@@ -106,7 +106,7 @@ impl State {
         let first_message = self.history.messages().len();
         let record = Record::RunStarted { run_id: id.clone(), input: input.clone() };
         let (seq, _) = self.log.append(vec![record], || ());
-        self.history.push_user(input);
+        self.history.begin_run(input);
         let began = Instant::now();
         let timeout = self.run_agent.limits().run_timeout.map(|timeout| {
             let (session, run) = (myself.clone(), id.clone());
@@ -210,6 +210,7 @@ impl State {
     pub(super) fn write(&mut self, record: TurnRecord) -> Option<RunStep> {
         let run = self.run.as_mut()?;
         let bytes_max = self.run_agent.limits().max_result_bytes;
+        let steered = self.history.undelivered() > 0;
         self.history.commit(record.number, record.message.as_ref(), &record.results, bytes_max);
         self.usage += record.usage;
         let (stats, times) = (&mut run.stats, &record.times);
@@ -219,7 +220,7 @@ impl State {
         stats.tools += times.tools;
         stats.overlap += times.overlap;
         stats.overhead += times.overhead;
-        let step = run.machine.handle_turn(&record);
+        let step = run.machine.handle_turn(&record, steered);
         run.calls.extend(record.results.into_iter().map(CallReport::from));
         Some(step)
     }
@@ -238,6 +239,7 @@ impl State {
         let Some(run) = self.run.take() else { return };
         let ActiveRun { id, machine, actors, began, first_message, mut stats, calls, .. } = *run;
         let report = run.report;
+        self.history.end_run();
         stats.turns = machine.turns();
         stats.duration = began.elapsed();
         let record = Record::RunEnded { run_id: id.clone(), end, error: error.clone() };
