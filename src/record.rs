@@ -64,6 +64,13 @@ pub enum Record {
         /// Which agent it is.
         agent: String,
     },
+    /// A user's input waits for the run that goes on to end.
+    InputQueued {
+        /// The run that will begin with it.
+        run_id: RunId,
+        /// What the user said.
+        input: String,
+    },
     /// A run began with a user's input.
     RunStarted {
         /// The run.

@@ -48,6 +48,7 @@ impl History {
                 }
                 Record::RunEnded { .. } => history.end_run(),
                 Record::SessionOpened { .. }
+                | Record::InputQueued { .. }
                 | Record::AttemptStarted { .. }
                 | Record::AttemptFailed { .. }
                 | Record::CallIntended { .. }

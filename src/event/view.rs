@@ -83,7 +83,8 @@ impl Published {
             Event::RunEnded { agent: _, end, text, error, stats } => {
                 self.run_ended(*end, text, error.as_ref(), stats)
             }
-            Event::RunSteered { .. }
+            Event::InputQueued { .. }
+            | Event::RunSteered { .. }
             | Event::CallDetected { .. }
             | Event::ArgumentsOdd { .. }
             | Event::ResultReleased { .. }
@@ -460,6 +461,7 @@ mod tests {
             "stream_start",
             json!({"agent": "default", "model": "m", "execution": "parallel:4"}),
         )]);
+        next(&[]); // InputQueued
         next(&[]); // RunSteered
         next(&[("thinking", json!({"text": ""}))]);
         next(&[("thinking", json!({"text": "Hm."}))]);

@@ -25,7 +25,9 @@ pub enum HostError {
     #[error("take the input: {0} wait in this session already")]
     QueueFull(usize),
     /// The session has a run already.
-    #[error("begin a run: another one is going on")]
+    #[error(
+        "begin a run: another one is going on (with \"queue\": true the input waits for its end)"
+    )]
     RunInProgress,
     /// The run asks for more than its agent may have.
     #[error("begin a run: {0}")]

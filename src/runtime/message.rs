@@ -34,8 +34,8 @@ pub(super) enum HostMessage {
 
 /// To a session.
 pub(super) enum SessionMessage {
-    /// Begin a run with a user's input.
-    StartRun { request: RunRequest, reply: RpcReplyPort<Result<RunAccepted, HostError>> },
+    /// Begin a run with a user's input, or let it wait for the one that goes on.
+    StartRun { id: RunId, request: RunRequest, reply: RpcReplyPort<Result<RunAccepted, HostError>> },
     /// Say something to the run that goes on.
     Steer { input: String, reply: RpcReplyPort<Result<Seq, HostError>> },
     /// End the run that goes on, if there is one.
@@ -55,9 +55,8 @@ pub(super) enum SessionMessage {
     NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 3]>> },
 }
 
-/// A run that has begun.
+/// A run that has begun or waits.
 pub(super) struct RunAccepted {
-    pub(super) run_id: RunId,
     /// The place of its first record.
     pub(super) seq: Seq,
     /// Gets its report; dropped without one when the session dies.

@@ -4,13 +4,14 @@ mod inputs;
 mod recovery;
 mod run;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ractor::{
     Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent,
 };
+use tokio::sync::oneshot;
 
 use super::agent::Agent;
 use super::error::HostError;
@@ -23,10 +24,11 @@ use super::shared::Shared;
 use super::snapshot::{CurrentRun, SessionSnapshot};
 use crate::context::History;
 use crate::journal::SessionLog;
-use crate::record::{Record, StopMode};
+use crate::record::{Record, Seq, StopMode};
 use crate::turn::CancelReason;
-use crate::types::{SessionId, SessionState, Usage};
-use run::ActiveRun;
+use crate::types::{RunId, SessionId, SessionState, Usage};
+use inputs::QueuedRun;
+use run::{ActiveRun, NewRun};
 
 /// Runs a session.
 #[derive(Debug)]
@@ -55,6 +57,10 @@ pub(super) struct State {
     /// The session's last turn, committed or not.
     turn: u32,
     run: Option<Box<ActiveRun>>,
+    /// Runs that wait for it to end. While there are any, a run goes on or the next one begins.
+    queue: VecDeque<QueuedRun>,
+    /// The run that begins next, with the place of the one that has just ended.
+    next: Option<(NewRun, Held)>,
     /// Which set of actors a run has: each set has its own number, in all runs of the session.
     epoch: u64,
     /// Supervisors of runs that are over, whose last tools still have their grace, with the
@@ -96,8 +102,8 @@ impl Actor for SessionActor {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            SessionMessage::StartRun { request, reply } => {
-                let accepted = state.start_run(&myself, request).await;
+            SessionMessage::StartRun { id, request, reply } => {
+                let accepted = state.start_run(&myself, id, request).await;
                 // A caller that is gone has started its run all the same.
                 let _ = reply.send(accepted);
             }
@@ -128,6 +134,7 @@ impl Actor for SessionActor {
                 let _ = reply.send(state.run.as_ref().map(|run| run.actors.cells()));
             }
         }
+        state.begin_next(&myself).await;
         state.close_if_asked(&myself);
         Ok(())
     }
@@ -147,6 +154,7 @@ impl Actor for SessionActor {
             }
             SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
         }
+        state.begin_next(&myself).await;
         state.close_if_asked(&myself);
         Ok(())
     }
@@ -168,6 +176,8 @@ impl State {
             usage: Usage::default(),
             turn: 0,
             run: None,
+            queue: VecDeque::new(),
+            next: None,
             epoch: 0,
             lingering: HashMap::new(),
             running,
@@ -179,26 +189,44 @@ impl State {
     async fn start_run(
         &mut self,
         myself: &ActorRef<SessionMessage>,
+        id: RunId,
         request: RunRequest,
     ) -> Result<RunAccepted, HostError> {
         if !matches!(self.close, Closing::No) {
             return Err(HostError::SessionClosed);
         }
-        if self.run.is_some() {
+        let RunRequest { input, overrides, queue } = request;
+        if self.run.is_some() && !queue {
             return Err(HostError::RunInProgress);
         }
-        let RunRequest { input, overrides } = request;
         if input.trim().is_empty() {
             return Err(HostError::EmptyInput);
         }
         let agent = self.agent.with(&overrides)?;
-        let place = self.shared.place_for_a_run()?;
-        self.run_agent = agent;
+        let (report, receiver) = oneshot::channel();
+        let run = NewRun { id, input, agent, report };
+        let seq = if self.run.is_some() {
+            self.enqueue(run)?
+        } else {
+            let place = self.shared.place_for_a_run()?;
+            self.begin(myself, run, place).await?
+        };
+        Ok(RunAccepted { seq, report: receiver })
+    }
+
+    /// Begins a run that is accepted.
+    async fn begin(
+        &mut self,
+        myself: &ActorRef<SessionMessage>,
+        run: NewRun,
+        place: Held,
+    ) -> Result<Seq, HostError> {
+        self.run_agent = Arc::clone(&run.agent);
         let actors = self.spawn_actors(myself).await.map_err(|_| HostError::SessionClosed)?;
-        let accepted = self.begin_run(myself, input, actors, place);
+        let seq = self.begin_run(myself, run, actors, place);
         self.running.store(true, Ordering::Release);
         self.shared.show_counts();
-        Ok(accepted)
+        Ok(seq)
     }
 
     /// Ends the run. Asked again, only a stop that is sooner changes anything.
@@ -222,6 +250,7 @@ impl State {
     }
 
     fn interrupt(&mut self, now: bool) {
+        self.forget_queue();
         if now {
             self.cancel(CancelReason::Shutdown);
         } else if let Some(run) = self.run.as_mut() {
@@ -247,6 +276,7 @@ impl State {
             seq: self.log.last(),
             history: self.history.messages().to_vec(),
             current_run: run.map(|run| CurrentRun { run_id: run.id.clone(), turn: self.turn }),
+            queued: self.queued_inputs(),
             usage: self.usage,
         }
     }
@@ -268,6 +298,7 @@ impl State {
                 let _ = reply.send(());
             }
         }
+        self.forget_queue();
         self.stop(StopMode::Now);
     }
 

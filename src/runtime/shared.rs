@@ -113,6 +113,7 @@ impl Shared {
         let metrics = self.telemetry.metrics();
         let (sessions, runs) = (self.gauges.sessions.count(), self.gauges.runs.count());
         metrics.runs_active(runs);
+        metrics.queued_inputs(self.gauges.queued.count());
         metrics.threads_abandoned(self.gauges.abandoned.count());
         metrics.sessions(SessionState::Running, runs);
         metrics.sessions(SessionState::Idle, sessions.saturating_sub(runs));

@@ -23,6 +23,8 @@ pub struct SessionSnapshot {
     pub history: Vec<Arc<Message>>,
     /// The run that goes on.
     pub current_run: Option<CurrentRun>,
+    /// The inputs that wait for it to end, in order.
+    pub queued: Vec<QueuedInput>,
     /// What all its runs cost.
     pub usage: Usage,
 }
@@ -34,4 +36,13 @@ pub struct CurrentRun {
     pub run_id: RunId,
     /// The session's turn that it is in.
     pub turn: u32,
+}
+
+/// An input that waits for the run that goes on to end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct QueuedInput {
+    /// The run that will begin with it.
+    pub run_id: RunId,
+    /// What the user said.
+    pub input: String,
 }

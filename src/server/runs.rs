@@ -23,6 +23,8 @@ pub(super) struct Start {
     input: String,
     #[serde(default)]
     wait: bool,
+    #[serde(default)]
+    queue: bool,
     execution: Option<Execution>,
     #[serde(default)]
     limits: LimitOverrides,
@@ -37,13 +39,15 @@ pub(super) async fn start(
     headers: HeaderMap,
     JsonBody(start): JsonBody<Start>,
 ) -> Result<Response, ApiError> {
-    let Start { input, wait, execution, limits, tools, multi_tool_calls, stream } = start;
+    let Start { input, wait, queue, execution, limits, tools, multi_tool_calls, stream } = start;
     let overrides = RunOverrides { execution, limits, tools, multi_tool_calls, stream };
-    let run = session.start_run(RunRequest { input, overrides }).await?;
+    let run = session.start_run(RunRequest { input, overrides, queue }).await?;
     if accepts_events(&headers) {
         return Ok(stream::events(run.events, state.options.keep_alive, state.closing.clone()));
     }
     if wait {
+        // Nobody reads them, and they would fill up.
+        drop(run.events);
         return Ok(Json(run.report.await?).into_response());
     }
     let body = json!({"run_id": run.run_id, "seq": run.seq});

@@ -47,6 +47,10 @@ pub fn log(published: &Published) {
         Event::TextReceived { text } => line!(trace, of, text, "text_received"),
         Event::ThinkingReceived { text } => line!(trace, of, text, "thinking_received"),
         Event::TurnStarted => line!(debug, of, "turn_started"),
+        Event::InputQueued { input, waiting } => {
+            line!(info, of, waiting, "input_queued");
+            line!(trace, of, input, "run_input");
+        }
         Event::RunSteered { input } => {
             line!(info, of, "run_steered");
             line!(trace, of, input, "run_input");
@@ -147,6 +151,7 @@ fn call(of: &Published) {
             line!(trace, of, tool_id = %key, reorder_wait_ms, "tool_result_released");
         }
         Event::RunStarted { .. }
+        | Event::InputQueued { .. }
         | Event::RunSteered { .. }
         | Event::TurnStarted
         | Event::ThinkingReceived { .. }
@@ -550,6 +555,7 @@ mod tests {
         let events = [
             Event::TextReceived { text: secret.into() },
             Event::ThinkingReceived { text: secret.into() },
+            Event::InputQueued { input: secret.into(), waiting: 1 },
             Event::RunSteered { input: secret.into() },
             Event::CallStarted {
                 call: samples::label(),
@@ -574,7 +580,7 @@ mod tests {
             },
         ];
         assert!(!written(LogFormat::Text, "debug", &events).contains(secret));
-        assert_eq!(written(LogFormat::Text, "trace", &events).matches(secret).count(), 7);
+        assert_eq!(written(LogFormat::Text, "trace", &events).matches(secret).count(), 8);
     }
 
     #[test]

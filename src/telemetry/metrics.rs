@@ -43,6 +43,7 @@ pub struct Metrics {
     lagged: Counter,
     steers: Counter,
     runs_active: Gauge,
+    queued_inputs: Gauge,
     threads_abandoned: Gauge,
     sessions: Vec<(SessionState, Gauge)>,
 
@@ -132,6 +133,7 @@ impl Metrics {
             lagged: counter(names::SUBSCRIBERS_LAGGED),
             steers: counter(names::STEERS),
             runs_active: names::RUNS_ACTIVE.gauge(&recorder, &[]),
+            queued_inputs: names::QUEUED_INPUTS.gauge(&recorder, &[]),
             threads_abandoned: names::THREADS_ABANDONED.gauge(&recorder, &[]),
             sessions: SessionState::ALL.into_iter().map(sessions).collect(),
             tools: PerTool::new(&recorder, tools),
@@ -162,6 +164,7 @@ impl Metrics {
         match event {
             Event::TextReceived { .. }
             | Event::ThinkingReceived { .. }
+            | Event::InputQueued { .. }
             | Event::RunStarted { .. }
             | Event::TurnStarted
             | Event::CallOpened { .. }
@@ -217,6 +220,11 @@ impl Metrics {
     /// Sets how many runs are going on.
     pub fn runs_active(&self, count: usize) {
         self.runs_active.set(count as f64);
+    }
+
+    /// Sets how many inputs wait for a run to end.
+    pub fn queued_inputs(&self, count: usize) {
+        self.queued_inputs.set(count as f64);
     }
 
     /// Sets how many threads of blocking tools were given up and have not come back.
@@ -585,6 +593,7 @@ mod tests {
         metrics.sessions(SessionState::Idle, 3);
         metrics.sessions(SessionState::Running, 2);
         metrics.runs_active(2);
+        metrics.queued_inputs(3);
         metrics.threads_abandoned(1);
         metrics.subscribers_lagged(4);
         let page = telemetry.render();
@@ -597,6 +606,7 @@ mod tests {
         assert_eq!(ones(names::ARGUMENTS_ODD.name), 4);
         assert_eq!(ones(names::ATTEMPTS.name), 8);
         assert_eq!(value(&page, "callsheet_sessions{state=\"idle\"}"), 3.0);
+        assert_eq!(value(&page, "callsheet_queued_inputs"), 3.0);
         assert_eq!(value(&page, "callsheet_sessions{state=\"running\"}"), 2.0);
         assert_eq!(value(&page, "callsheet_runs_active"), 2.0);
         assert_eq!(value(&page, "callsheet_threads_abandoned"), 1.0);

@@ -175,6 +175,8 @@ metrics! {
         "Inputs that users gave to a run that was going on.";
     RUNS_ACTIVE "callsheet_runs_active" Kind::Gauge, Count, [],
         "Runs that are going on.";
+    QUEUED_INPUTS "callsheet_queued_inputs" Kind::Gauge, Count, [],
+        "Inputs that wait for a run of their session to end.";
     THREADS_ABANDONED "callsheet_threads_abandoned" Kind::Gauge, Count, [],
         "Threads of blocking tools that were given up and have not come back.";
     SESSIONS "callsheet_sessions" Kind::Gauge, Count, ["state"],

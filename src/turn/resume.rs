@@ -187,6 +187,7 @@ impl Known {
                 });
             }
             Record::SessionOpened { .. }
+            | Record::InputQueued { .. }
             | Record::RunStarted { .. }
             | Record::AttemptFailed { .. }
             | Record::TurnCommitted { .. }

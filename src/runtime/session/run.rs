@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use ractor::{Actor, ActorCell, ActorId, ActorRef, SpawnErr};
 use tokio::sync::oneshot;
@@ -12,11 +11,11 @@ use super::State;
 use crate::event::{Event, RunStats};
 use crate::record::{Record, Seq};
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
+use crate::runtime::agent::Agent;
 use crate::runtime::gauge::Held;
 use crate::runtime::ids;
 use crate::runtime::message::{
-    Accumulator, AccumulatorMessage, RunAccepted, SessionMessage, StreamMessage, SupervisorMessage,
-    TurnStart,
+    Accumulator, AccumulatorMessage, SessionMessage, StreamMessage, SupervisorMessage, TurnStart,
 };
 use crate::runtime::report::{CallReport, RunReport};
 use crate::runtime::stream::{StreamActor, StreamSetup};
@@ -24,6 +23,15 @@ use crate::runtime::supervisor::{SupervisorSetup, ToolSupervisor};
 use crate::runtime::task::Task;
 use crate::turn::{CancelReason, LimitHit, Next, Run, RunStep, TurnPlan, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
+
+/// A run that is accepted and has not begun.
+pub(super) struct NewRun {
+    pub(super) id: RunId,
+    pub(super) input: String,
+    /// The agent as the run has it.
+    pub(super) agent: Arc<Agent>,
+    pub(super) report: oneshot::Sender<RunReport>,
+}
 
 /// The run that goes on.
 pub(super) struct ActiveRun {
@@ -46,7 +54,7 @@ pub(super) struct ActiveRun {
     calls: Vec<CallReport>,
     report: oneshot::Sender<RunReport>,
     _timeout: Option<Task>,
-    _place: Held,
+    place: Held,
 }
 
 /// The three actors of a run.
@@ -98,11 +106,11 @@ impl State {
     pub(super) fn begin_run(
         &mut self,
         myself: &ActorRef<SessionMessage>,
-        input: String,
+        run: NewRun,
         actors: RunActors,
         place: Held,
-    ) -> RunAccepted {
-        let id = ids::run_id();
+    ) -> Seq {
+        let NewRun { id, input, agent: _, report } = run;
         let first_message = self.history.messages().len();
         let record = Record::RunStarted { run_id: id.clone(), input: input.clone() };
         let (seq, _) = self.log.append(vec![record], || ());
@@ -115,7 +123,6 @@ impl State {
                 let _ = session.cast(SessionMessage::RunTimedOut { run });
             })
         });
-        let (report, receiver) = oneshot::channel();
         let mut machine = Run::new(self.run_agent.limits());
         let plan = machine.begin();
         self.run = Some(Box::new(ActiveRun {
@@ -134,7 +141,7 @@ impl State {
             calls: Vec::new(),
             report,
             _timeout: timeout,
-            _place: place,
+            place,
         }));
         let rules = &self.run_agent.rules;
         let event = Event::RunStarted {
@@ -144,7 +151,7 @@ impl State {
         };
         self.publisher.publish(&id, self.turn, event);
         self.begin_turn(plan);
-        RunAccepted { run_id: id, seq, report: receiver }
+        seq
     }
 
     fn begin_turn(&mut self, plan: TurnPlan) {
@@ -261,8 +268,8 @@ impl State {
             }
             Err(_) => actors.accumulator.stop(None),
         }
-        self.running.store(false, Ordering::Release);
-        drop((run._timeout, run._place));
+        drop(run._timeout);
+        self.hand_on(run.place);
         self.shared.show_counts();
         let messages = self.history.messages().iter().skip(first_message).cloned().collect();
         // Nobody may be waiting for it.

@@ -152,3 +152,40 @@ async fn at_any_time() {
     assert!(taken > 0, "some came in time");
     assert_eq!(folded(&*journal, &session), session.snapshot().await.unwrap().history);
 }
+
+#[tokio::test]
+async fn what_waits_is_in_the_records_in_its_turn() {
+    let provider = Provider::new(|n, _| match n {
+        0 => Reply::Stall(vec![text("so far")]),
+        _ => Reply::Sse(says("two")),
+    })
+    .await;
+    let journal = Arc::new(MemoryJournal::new());
+    let setup = setup(&provider, Registry::new(), |_| ());
+    let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let first = session.start_run("go").await.unwrap();
+    until("the stream is open", || provider.open() == 1).await;
+    let request = RunRequest { queue: true, ..RunRequest::from("next") };
+    let second = session.start_run(request).await.unwrap();
+    session.steer("more").await.unwrap();
+    session.stop(crate::record::StopMode::Now).await.unwrap();
+    assert_eq!(first.report.await.unwrap().run_end, RunEnd::Stopped);
+    let report = timeout(SOON, second.report).await.unwrap().unwrap();
+    assert_eq!((report.run_id, report.run_end), (second.run_id.clone(), RunEnd::Answered));
+    let entries = journal.entries_since(session.id(), Seq(0));
+    let place = |is_it: &dyn Fn(&Record) -> bool| {
+        entries.iter().find(|entry| is_it(&entry.record)).expect("a record").seq
+    };
+    let queued = place(&|record| matches!(record, Record::InputQueued { .. }));
+    let ended = place(&|record| matches!(record, Record::RunEnded { .. }));
+    let started = place(
+        &|record| matches!(record, Record::RunStarted { run_id, .. } if *run_id == second.run_id),
+    );
+    assert_eq!(queued, second.seq);
+    assert!(queued < ended && ended < started);
+    let history = session.snapshot().await.unwrap().history;
+    assert_eq!(contents(&history), ["go", "so far", "more", "next", "two"]);
+    assert_eq!(folded(&*journal, &session), history);
+    nothing_left(&host).await;
+}
