@@ -3,6 +3,7 @@
 //! Machines name records, engines store them. A session is rebuilt by folding its records.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::types::{
     CallKey, FinishReason, ProviderError, ResultNotes, RunEnd, RunError, RunId, ToolCall,
@@ -63,6 +64,9 @@ pub enum Record {
     SessionOpened {
         /// Which agent it is.
         agent: String,
+        /// The messages that it was opened with, in the Chat Completions form.
+        #[serde(skip_serializing_if = "Vec::is_empty", default)]
+        messages: Vec<Value>,
     },
     /// A user's input waits for the run that goes on to end.
     InputQueued {

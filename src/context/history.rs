@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::pairing::paired;
+use super::seed::Seed;
 use crate::message::Message;
 use crate::record::{Record, ResponseMessage};
-use crate::types::{CallKey, ResultNotes, ToolOutcome, ToolResult, metadata};
+use crate::types::{CallKey, ResultNotes, ToolCall, ToolOutcome, ToolResult, metadata};
 
 /// The messages of a session, in call order. Cloning shares them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub struct History {
     held_ids: Arc<BTreeSet<String>>,
     /// What users said while a turn goes on: it stands behind the turn.
     undelivered: Vec<String>,
+    /// Calls that the session was opened with and that nobody has answered: its first turn.
+    open: Option<ResponseMessage>,
 }
 
 impl History {
@@ -24,6 +27,19 @@ impl History {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The history that a session is opened with.
+    #[must_use]
+    pub fn seeded(seed: Seed) -> Self {
+        let mut history = Self { open: seed.open, ..Self::default() };
+        for message in &seed.messages {
+            if let Message::Assistant { calls, .. } = message.as_ref() {
+                history.count_calls(calls);
+            }
+        }
+        history.messages = seed.messages;
+        history
     }
 
     /// A history from its session's records: the same as the one that was written live.
@@ -34,6 +50,10 @@ impl History {
         let mut outcomes: BTreeMap<CallKey, (ToolOutcome, ResultNotes)> = BTreeMap::new();
         for record in records {
             match record {
+                // They were checked before they were recorded.
+                Record::SessionOpened { messages, .. } => {
+                    history = Self::seeded(Seed::parse(messages).unwrap_or_default());
+                }
                 Record::RunStarted { input, .. } => history.begin_run(input.clone()),
                 Record::Steered { input, after_turn } => history.steer(*after_turn, input.clone()),
                 Record::ResponseEnded { message, .. } => open = Some(message.clone()),
@@ -47,8 +67,7 @@ impl History {
                     outcomes.clear();
                 }
                 Record::RunEnded { .. } => history.end_run(),
-                Record::SessionOpened { .. }
-                | Record::InputQueued { .. }
+                Record::InputQueued { .. }
                 | Record::AttemptStarted { .. }
                 | Record::AttemptFailed { .. }
                 | Record::CallIntended { .. }
@@ -60,9 +79,20 @@ impl History {
         history
     }
 
-    /// A run begins with what a user said.
+    /// A run begins with what a user said. It stands behind the calls that the session was opened
+    /// with, which are answered first.
     pub fn begin_run(&mut self, input: String) {
-        self.push_user(input);
+        match self.open {
+            Some(_) => self.undelivered.push(input),
+            None => self.push_user(input),
+        }
+    }
+
+    /// The calls that the session was opened with, until they are answered: the response that its
+    /// first turn goes on from.
+    #[must_use]
+    pub fn open_calls(&self) -> Option<&ResponseMessage> {
+        self.open.as_ref()
     }
 
     /// A user said something while `after_turn` went on. It stands right behind that turn, which
@@ -83,6 +113,7 @@ impl History {
 
     /// The run is over: what was said to it and did not get through stands at its end.
     pub fn end_run(&mut self) {
+        self.open = None;
         self.deliver();
     }
 
@@ -105,6 +136,13 @@ impl History {
     #[must_use]
     pub fn messages(&self) -> &[Arc<Message>] {
         &self.messages
+    }
+
+    /// The messages as people are shown them: with the calls that nobody has answered yet.
+    #[must_use]
+    pub fn shown(&self) -> Vec<Arc<Message>> {
+        let open = self.open.iter().map(|message| Arc::new(assistant(message)));
+        self.messages.iter().cloned().chain(open).collect()
     }
 
     /// The messages as a provider may be sent them, and how many repairs that took. It takes
@@ -140,6 +178,7 @@ impl History {
         answer: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
     ) {
         self.turns = self.turns.max(turn);
+        self.open = None;
         if let Some(message) = message.filter(|message| !message.is_blank()) {
             self.write_message(message, max_result_bytes, answer);
         }
@@ -152,17 +191,8 @@ impl History {
         max_result_bytes: usize,
         answer: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
     ) {
-        self.turns_with_calls += u32::from(!message.calls.is_empty());
-        // Others cannot meet one of ours, and the set is copied while the turn still shares it.
-        let taken: Vec<_> = message.calls.iter().filter(|c| is_like_ours(&c.id)).collect();
-        if !taken.is_empty() {
-            Arc::make_mut(&mut self.held_ids).extend(taken.iter().map(|call| call.id.clone()));
-        }
-        self.messages.push(Arc::new(Message::Assistant {
-            text: message.text.clone(),
-            reasoning: message.reasoning.clone(),
-            calls: message.calls.clone(),
-        }));
+        self.count_calls(&message.calls);
+        self.messages.push(Arc::new(assistant(message)));
         for call in &message.calls {
             // A call without an outcome would be a bug of the turn; the check at request building
             // answers it and counts that.
@@ -176,6 +206,15 @@ impl History {
         }
     }
 
+    fn count_calls(&mut self, calls: &[ToolCall]) {
+        self.turns_with_calls += u32::from(!calls.is_empty());
+        // Others cannot meet one of ours, and the set is copied while the turn still shares it.
+        let taken: Vec<_> = calls.iter().filter(|call| is_like_ours(&call.id)).collect();
+        if !taken.is_empty() {
+            Arc::make_mut(&mut self.held_ids).extend(taken.iter().map(|call| call.id.clone()));
+        }
+    }
+
     fn deliver(&mut self) {
         for input in std::mem::take(&mut self.undelivered) {
             self.push_user(input);
@@ -184,6 +223,14 @@ impl History {
 
     fn push_user(&mut self, content: String) {
         self.messages.push(Arc::new(Message::User { content }));
+    }
+}
+
+fn assistant(message: &ResponseMessage) -> Message {
+    Message::Assistant {
+        text: message.text.clone(),
+        reasoning: message.reasoning.clone(),
+        calls: message.calls.clone(),
     }
 }
 
@@ -211,7 +258,7 @@ fn shorten(content: &str, bytes_max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{RunId, ToolCall, Usage};
+    use crate::types::{RunId, Usage};
     use std::time::Duration;
 
     fn call(index: u32) -> ToolCall {
@@ -428,5 +475,54 @@ mod tests {
         both.start("again");
         both.check(&["go", "a", "again"]);
         assert_eq!(both.live.undelivered(), 0);
+    }
+
+    fn seeded(messages: serde_json::Value) -> Both {
+        let serde_json::Value::Array(messages) = messages else { panic!("a list") };
+        let live = History::seeded(Seed::parse(&messages).unwrap());
+        let records = vec![Record::SessionOpened { agent: "default".into(), messages }];
+        Both { live, records, committed: None }
+    }
+
+    fn asks(id: &str) -> serde_json::Value {
+        let function = serde_json::json!({"name": "clock", "arguments": "{}"});
+        let calls = [serde_json::json!({"id": id, "type": "function", "function": function})];
+        serde_json::json!({"role": "assistant", "content": "turn 1", "tool_calls": calls})
+    }
+
+    #[test]
+    fn a_seed_counts_as_what_was_said_before() {
+        let user = serde_json::json!({"role": "user", "content": "hi"});
+        let answer = serde_json::json!({"role": "tool", "tool_call_id": "call_0_0", "content": ""});
+        let mut both = seeded(serde_json::json!([user, asks("call_0_0"), answer]));
+        assert_eq!((both.live.turns(), both.live.turns_with_calls()), (0, 1));
+        assert_eq!(*both.live.held_ids(), BTreeSet::from(["call_0_0".to_owned()]));
+        assert_eq!(both.live.open_calls(), None);
+        both.start("go");
+        both.check(&["hi", "turn 1", "", "go"]);
+    }
+
+    #[test]
+    fn the_first_input_stands_behind_the_answers_of_open_calls() {
+        let mut both = seeded(serde_json::json!([asks("call_7_1")]));
+        assert_eq!((both.live.messages().len(), both.live.shown().len()), (0, 1));
+        assert_eq!((both.live.turns_with_calls(), both.live.held_ids().len()), (0, 0));
+        both.start("go");
+        both.steer(1, "more");
+        assert_eq!(History::fold(&both.records, 10), both.live);
+        assert_eq!(both.live.shown().len(), 1, "what the turn says is known");
+        let message = both.live.open_calls().unwrap().clone();
+        let result = result(message.calls[0].clone(), "noon");
+        both.records.push(response(1, message.clone()));
+        both.records.push(Record::CallEnded {
+            key: result.call.key,
+            outcome: result.outcome.clone(),
+            notes: result.notes.clone(),
+        });
+        both.record_commit(1);
+        both.live.commit(1, Some(&message), &[result], 10);
+        both.check(&["turn 1", "noon", "go", "more"]);
+        assert_eq!((both.live.turns_with_calls(), both.live.held_ids().len()), (1, 1));
+        assert_eq!((both.live.open_calls(), both.live.request_messages().1), (None, 0));
     }
 }

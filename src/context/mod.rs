@@ -3,6 +3,8 @@
 
 mod history;
 mod pairing;
+mod seed;
 
 pub use history::History;
 pub use pairing::paired;
+pub use seed::{SEED_MESSAGES_MAX, Seed, SeedError};

@@ -1,6 +1,7 @@
 //! Why a host refuses.
 
 use crate::config::TooHigh;
+use crate::context::SeedError;
 
 /// Why a host or a session does not do what it is asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -18,6 +19,9 @@ pub enum HostError {
     /// Another session has this id.
     #[error("open a session: the id is taken")]
     SessionExists,
+    /// The messages are no history.
+    #[error("open a session: {0}")]
+    InvalidMessages(#[from] SeedError),
     /// `max_sessions` or `max_concurrent_runs` is reached.
     #[error("begin another {0}: the host is full")]
     Full(&'static str),
@@ -57,6 +61,7 @@ impl HostError {
             Self::Config(_) => "invalid_config",
             Self::UnknownAgent(_) => "unknown_agent",
             Self::InvalidSessionId => "invalid_session_id",
+            Self::InvalidMessages(_) => "invalid_messages",
             Self::SessionExists => "session_exists",
             Self::Full(_) => "host_full",
             Self::QueueFull(_) => "queue_full",

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use ractor::{ActorRef, RpcReplyPort};
+use serde_json::Value;
 
 use super::agent::Agent;
 use super::error::HostError;
@@ -25,6 +26,7 @@ pub(super) enum HostMessage {
     OpenSession {
         id: SessionId,
         agent: Arc<Agent>,
+        messages: Vec<Value>,
         place: Held,
         reply: RpcReplyPort<Result<(), HostError>>,
     },

@@ -3,6 +3,7 @@
 mod inputs;
 mod recovery;
 mod run;
+mod seeded;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use ractor::{
     Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent,
 };
+use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::agent::Agent;
@@ -38,6 +40,8 @@ pub(super) struct SessionActor;
 pub(super) struct Opening {
     pub(super) id: SessionId,
     pub(super) agent: Arc<Agent>,
+    /// What the history begins with: checked, in the Chat Completions form.
+    pub(super) messages: Vec<Value>,
     pub(super) shared: Arc<Shared>,
     pub(super) publisher: Publisher,
     pub(super) running: Arc<AtomicBool>,
@@ -162,9 +166,11 @@ impl Actor for SessionActor {
 
 impl State {
     fn open(opening: Opening) -> Self {
-        let Opening { id, agent, shared, publisher, running, held } = opening;
+        let Opening { id, agent, messages, shared, publisher, running, held } = opening;
         let log = Arc::new(SessionLog::new(id.clone(), Arc::clone(&shared.journal)));
-        log.append(vec![Record::SessionOpened { agent: agent.name.clone() }], || ());
+        let opened = Record::SessionOpened { agent: agent.name.clone(), messages };
+        let history = History::fold(std::slice::from_ref(&opened), agent.limits().max_result_bytes);
+        log.append(vec![opened], || ());
         Self {
             id,
             run_agent: Arc::clone(&agent),
@@ -172,7 +178,7 @@ impl State {
             shared,
             publisher,
             log,
-            history: History::new(),
+            history,
             usage: Usage::default(),
             turn: 0,
             run: None,
@@ -274,7 +280,7 @@ impl State {
             agent: self.agent.name.clone(),
             state: if run.is_some() { SessionState::Running } else { SessionState::Idle },
             seq: self.log.last(),
-            history: self.history.messages().to_vec(),
+            history: self.history.shown(),
             current_run: run.map(|run| CurrentRun { run_id: run.id.clone(), turn: self.turn }),
             queued: self.queued_inputs(),
             usage: self.usage,

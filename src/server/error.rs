@@ -50,6 +50,7 @@ impl ApiError {
         let status = match error {
             HostError::UnknownAgent(_)
             | HostError::InvalidSessionId
+            | HostError::InvalidMessages(_)
             | HostError::TooHigh(_)
             | HostError::UnknownTool(_)
             | HostError::EmptyInput => StatusCode::BAD_REQUEST,

@@ -5,7 +5,7 @@ use super::call::{Call, Phase, identity};
 use super::texts;
 use crate::config::OnExcess;
 use crate::event::Oddity;
-use crate::turn::effect::TurnSpec;
+use crate::turn::effect::{TurnRules, TurnSpec};
 use crate::types::{CallKey, ToolOutcome};
 
 /// What becomes of a call when it opens.
@@ -25,14 +25,19 @@ pub(super) enum Opening {
 
 /// Decides on the call at `index` as it opens.
 pub(super) fn at_opening(index: u32, spec: &TurnSpec) -> Opening {
-    if spec.last_request || (!spec.rules.multi_tool_calls && index > 0) {
+    if spec.last_request { Opening::Drop } else { by_rules(index, &spec.rules) }
+}
+
+/// Decides on a call by what holds in every turn of the run.
+pub(super) fn by_rules(index: u32, rules: &TurnRules) -> Opening {
+    if !rules.multi_tool_calls && index > 0 {
         return Opening::Drop;
     }
-    let Some(maximum) = spec.rules.limits.max_tool_calls_per_turn else { return Opening::Keep };
+    let Some(maximum) = rules.limits.max_tool_calls_per_turn else { return Opening::Keep };
     if index < maximum {
         return Opening::Keep;
     }
-    match spec.rules.limits.on_excess {
+    match rules.limits.on_excess {
         OnExcess::Answer if index < maximum.saturating_mul(2) => Opening::KeepExcess,
         OnExcess::Answer | OnExcess::Truncate => Opening::DropExcess,
         OnExcess::Fail => Opening::Fail,

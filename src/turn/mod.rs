@@ -18,6 +18,7 @@
 //! | `reassembly` | outcomes in any order, released in call order |
 //! | `texts` | what the model is told of calls that did not simply run |
 //! | `resume` | a turn from its records |
+//! | `seeded` | a turn of calls that nobody asked a model for |
 //! | `run` | turn after turn, and why that ended |
 #![warn(clippy::indexing_slicing)]
 
@@ -44,6 +45,7 @@ mod reassembly;
 mod resume;
 mod run;
 mod schedule;
+mod seeded;
 #[cfg(test)]
 mod tests;
 mod texts;
@@ -63,6 +65,7 @@ pub use effect::{
 };
 pub use ending::ended_well;
 pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
+pub use seeded::SeededTurn;
 
 use crate::event::{CallLabel, Event};
 use crate::record::{Ending, Record, ResponseMessage};

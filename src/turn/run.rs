@@ -12,8 +12,11 @@ const ALL_FAILED: &str = "All tool calls failed. Please check the error messages
 pub struct Run {
     max_turns: Option<u32>,
     max_failed_turns: Option<u32>,
-    /// Turns that were begun, last requests not counted.
+    /// Turns that were begun, last requests not counted; 0 while calls run that nobody asked the
+    /// model for.
     turns: u32,
+    /// Whether it began with such calls.
+    seeded: bool,
     last_requests: u32,
     /// Turns up to now, without a gap, in which every call failed.
     failed_turns: u32,
@@ -73,6 +76,7 @@ impl Run {
             max_turns: limits.max_turns,
             max_failed_turns: limits.max_failed_turns,
             turns: 0,
+            seeded: false,
             last_requests: 0,
             failed_turns: 0,
             stop_after_turn: false,
@@ -83,6 +87,13 @@ impl Run {
     /// Begins the first turn.
     pub fn begin(&mut self) -> TurnPlan {
         self.turns = 1;
+        TurnPlan { last_request: false }
+    }
+
+    /// Begins with calls that the session was opened with. The model is asked once they are
+    /// answered; their turn counts for no limit.
+    pub fn begin_with_calls(&mut self) -> TurnPlan {
+        self.seeded = true;
         TurnPlan { last_request: false }
     }
 
@@ -108,10 +119,10 @@ impl Run {
         }
     }
 
-    /// Turns that were begun, last requests included.
+    /// Turns that were begun, last requests and the turn of the session's own calls included.
     #[must_use]
     pub fn turns(&self) -> u32 {
-        self.turns + self.last_requests
+        u32::from(self.seeded) + self.turns + self.last_requests
     }
 
     fn after_finished(&mut self, turn: &TurnRecord, text: String, steered: bool) -> RunStep {
@@ -126,6 +137,8 @@ impl Run {
             end(RunEnd::Answered, text)
         } else if self.stop_after_turn {
             end(RunEnd::Stopped, text)
+        } else if self.turns == 0 {
+            RunStep { limit: None, next: Next::Turn(self.begin()) }
         } else if calls || steered {
             self.next_turn(turn)
         } else {
@@ -348,5 +361,20 @@ mod tests {
             assert_eq!(run.handle_turn(&turn, steered), another(false));
         }
         assert_eq!(run.handle_turn(&failed(1), false), another(false));
+    }
+
+    #[test]
+    fn the_turn_of_the_sessions_own_calls_counts_for_no_limit() {
+        let limits = Limits { max_turns: Some(1), max_failed_turns: Some(1), ..Limits::default() };
+        let mut run = Run::new(&limits);
+        assert_eq!(run.begin_with_calls(), TurnPlan { last_request: false });
+        assert_eq!(run.turns(), 1);
+        assert_eq!(run.handle_turn(&failed(2), true), another(false));
+        assert_eq!(run.handle_turn(&turn("noon", 0), false), ended(RunEnd::Answered, "noon"));
+        assert_eq!(run.turns(), 2);
+        let mut stopped = Run::new(&limits);
+        stopped.begin_with_calls();
+        stopped.handle_stop_after_turn();
+        assert_eq!(stopped.handle_turn(&turn("", 1), true), ended(RunEnd::Stopped, ""));
     }
 }

@@ -112,8 +112,12 @@ impl State {
     ) -> Seq {
         let NewRun { id, input, agent: _, report } = run;
         let first_message = self.history.messages().len();
-        let record = Record::RunStarted { run_id: id.clone(), input: input.clone() };
-        let (seq, _) = self.log.append(vec![record], || ());
+        let seeded = self.seeded_turn();
+        let mut records = vec![Record::RunStarted { run_id: id.clone(), input: input.clone() }];
+        records.extend(seeded.iter().map(|seeded| seeded.response.clone()));
+        let behind = records.len() as u64 - 1;
+        let (last, _) = self.log.append(records, || ());
+        let seq = Seq(last.0 - behind);
         self.history.begin_run(input);
         let began = Instant::now();
         let timeout = self.run_agent.limits().run_timeout.map(|timeout| {
@@ -124,7 +128,7 @@ impl State {
             })
         });
         let mut machine = Run::new(self.run_agent.limits());
-        let plan = machine.begin();
+        let plan = if seeded.is_some() { machine.begin_with_calls() } else { machine.begin() };
         self.run = Some(Box::new(ActiveRun {
             id: id.clone(),
             machine,
@@ -150,7 +154,10 @@ impl State {
             execution: rules.execution,
         };
         self.publisher.publish(&id, self.turn, event);
-        self.begin_turn(plan);
+        match seeded {
+            Some(seeded) => self.begin_seeded_turn(plan, seeded, seq),
+            None => self.begin_turn(plan),
+        }
         seq
     }
 
@@ -232,7 +239,7 @@ impl State {
         Some(step)
     }
 
-    fn tell_limit(&self, hit: LimitHit) {
+    pub(super) fn tell_limit(&self, hit: LimitHit) {
         let Some(run) = &self.run else { return };
         let (limit, maximum) = (hit.limit.to_owned(), u64::from(hit.maximum));
         let record = Record::LimitReached { limit: limit.clone(), value: maximum, maximum };

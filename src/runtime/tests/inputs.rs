@@ -189,3 +189,45 @@ async fn what_waits_is_in_the_records_in_its_turn() {
     assert_eq!(folded(&*journal, &session), history);
     nothing_left(&host).await;
 }
+
+#[tokio::test]
+async fn a_death_during_the_calls_that_a_session_was_opened_with_repeats_no_effect() {
+    for which in [1, 2] {
+        let provider = answering().await;
+        let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let pay = tool(ToolSpec { effect: Default::default(), ..spec("pay") }, {
+            let begun = Arc::clone(&begun);
+            move |_| {
+                begun.fetch_add(1, Ordering::SeqCst);
+                std::future::pending()
+            }
+        });
+        let journal = Arc::new(MemoryJournal::new());
+        let setup = setup(&provider, registry([pay, echo("echo")]), |_| ());
+        let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+        let calls = ["pay", "echo"].map(|name| {
+            json!({"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}})
+        });
+        let messages = vec![json!({"role": "assistant", "content": "", "tool_calls": calls})];
+        let open = OpenSession { messages, ..OpenSession::default() };
+        let session = host.open_session(open).await.unwrap();
+        assert_eq!(session.snapshot().await.unwrap().history.len(), 1);
+        let run = session.start_run("go").await.unwrap();
+        until("the call runs", {
+            let begun = Arc::clone(&begun);
+            move || begun.load(Ordering::SeqCst) == 1
+        })
+        .await;
+        let actors = session.ask(|reply| SessionMessage::NameActors { reply }).await.unwrap();
+        actors.unwrap()[which].kill();
+        let report = timeout(SOON, run.report).await.unwrap().unwrap();
+        assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "one"));
+        assert_eq!(begun.load(Ordering::SeqCst), 1, "no effect is repeated");
+        let told = results(&report);
+        assert_eq!((told["pay"].0, told["echo"]), ("unknown", ("success", "{}")));
+        assert_eq!(contents(&report.messages)[3..], ["go", "one"]);
+        assert_eq!(provider.count(), 1);
+        assert_eq!(folded(&*journal, &session), session.snapshot().await.unwrap().history);
+        nothing_left(&host).await;
+    }
+}
