@@ -19,7 +19,8 @@ pub struct SessionSnapshot {
     pub state: SessionState,
     /// The place of its last record.
     pub seq: Seq,
-    /// Its history; what the running turn said is not in it yet.
+    /// Its history; what the running turn said is not in it yet, but calls that the session was
+    /// opened with are.
     pub history: Vec<Arc<Message>>,
     /// The run that goes on.
     pub current_run: Option<CurrentRun>,
