@@ -30,6 +30,18 @@ pub enum Event {
         /// How its calls are run.
         execution: Execution,
     },
+    /// A user's input waits for the run that goes on to end. Published for the run that it will be.
+    InputQueued {
+        /// What the user said.
+        input: String,
+        /// How many wait in the session, this one included.
+        waiting: usize,
+    },
+    /// A user said something to the run that goes on.
+    RunSteered {
+        /// What the user said.
+        input: String,
+    },
     /// A turn began.
     TurnStarted,
     /// A piece of thinking came.

@@ -3,6 +3,7 @@
 //! Machines name records, engines store them. A session is rebuilt by folding its records.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::types::{
     ApprovalPhase, CallKey, FinishReason, Judgement, ProviderError, ReadSet, ResultNotes, RunEnd,
@@ -63,6 +64,16 @@ pub enum Record {
     SessionOpened {
         /// Which agent it is.
         agent: String,
+        /// The messages that it was opened with, in the Chat Completions form.
+        #[serde(skip_serializing_if = "Vec::is_empty", default)]
+        messages: Vec<Value>,
+    },
+    /// A user's input waits for the run that goes on to end.
+    InputQueued {
+        /// The run that will begin with it.
+        run_id: RunId,
+        /// What the user said.
+        input: String,
     },
     /// A run began with a user's input.
     RunStarted {
@@ -167,6 +178,13 @@ pub enum Record {
     TurnCommitted {
         /// The session's turn.
         turn: u32,
+    },
+    /// A user said something to the run that goes on.
+    Steered {
+        /// What the user said.
+        input: String,
+        /// The session's turn that went on: the input stands behind it.
+        after_turn: u32,
     },
     /// Somebody asked the run to stop.
     StopAsked {

@@ -57,6 +57,7 @@ token_env = "TOKEN"
 shutdown_grace = "0s"
 max_sessions = 7
 max_concurrent_runs = 3
+max_queued_inputs = 5
 
 [models.main]
 wire = "openai-chat"
@@ -79,6 +80,7 @@ extra_body = { seed = 4, nested = { on = true } }
     assert_eq!(config.host.token.as_ref().unwrap().reveal(), "token-1");
     assert_eq!(config.host.shutdown_grace, Duration::ZERO);
     assert_eq!((config.host.max_sessions, config.host.max_concurrent_runs), (7, 3));
+    assert_eq!(config.host.max_queued_inputs, 5);
 
     let model = &config.models["main"];
     assert_eq!(model.api_key.as_ref().unwrap().reveal(), "secret-1");

@@ -13,7 +13,7 @@ use support::{World, events, parallel, within, world};
 
 fn asking(overrides: Value) -> RunRequest {
     let overrides: RunOverrides = serde_json::from_value(overrides).expect("overrides");
-    RunRequest { input: "go".into(), overrides }
+    RunRequest { input: "go".into(), overrides, ..RunRequest::default() }
 }
 
 async fn calling_twice() -> (World, Stage) {

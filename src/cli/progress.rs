@@ -89,6 +89,8 @@ impl Progress {
                 Some(Show::Line(sums(*end, stats)))
             }
             Event::RunStarted { .. }
+            | Event::InputQueued { .. }
+            | Event::RunSteered { .. }
             | Event::TurnStarted
             | Event::ThinkingReceived { .. }
             | Event::CallDetected { .. }

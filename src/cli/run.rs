@@ -71,7 +71,7 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
         out::to_stderr(&line);
     }
     let host = Host::start(HostSetup { config, tools }).await.map_err(Failure::failed)?;
-    let request = OpenSession { agent: Some(agent), id: None };
+    let request = OpenSession { agent: Some(agent), ..OpenSession::default() };
     let session = host.open_session(request).await.map_err(Failure::failed)?;
     let run = session.start_run(args.prompt).await.map_err(Failure::failed)?;
     let watched = if args.json {

@@ -28,6 +28,8 @@ pub struct HostConfig {
     pub max_sessions: usize,
     /// How many runs there may be at once.
     pub max_concurrent_runs: usize,
+    /// How many inputs may wait in one session: runs, and what was said to the one that goes on.
+    pub max_queued_inputs: usize,
 }
 
 impl HostConfig {
@@ -48,6 +50,9 @@ impl HostConfig {
             max_concurrent_runs: section
                 .read("max_concurrent_runs", values::count)
                 .unwrap_or(default.max_concurrent_runs),
+            max_queued_inputs: section
+                .read("max_queued_inputs", values::count)
+                .unwrap_or(default.max_queued_inputs),
         };
         section.finish();
         // A token that cannot be used must not become no token. An empty variable is as good as none.
@@ -80,6 +85,7 @@ impl Default for HostConfig {
             shutdown_grace: Duration::from_secs(10),
             max_sessions: 100_000,
             max_concurrent_runs: 10_000,
+            max_queued_inputs: 16,
         }
     }
 }

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::pairing::paired;
+use super::seed::Seed;
 use crate::message::Message;
 use crate::record::{Record, ResponseMessage};
-use crate::types::{CallKey, ResultNotes, ToolOutcome, ToolResult, metadata};
+use crate::types::{CallKey, ResultNotes, ToolCall, ToolOutcome, ToolResult, metadata};
 
 /// The messages of a session, in call order. Cloning shares them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,6 +18,10 @@ pub struct History {
     held_ids: Arc<BTreeSet<String>>,
     /// Whether the last result has a note behind it.
     noted: bool,
+    /// What users said while a turn goes on: it stands behind the turn.
+    undelivered: Vec<String>,
+    /// Calls that the session was opened with and that nobody has answered: its first turn.
+    open: Option<ResponseMessage>,
 }
 
 impl History {
@@ -24,6 +29,19 @@ impl History {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The history that a session is opened with.
+    #[must_use]
+    pub fn seeded(seed: Seed) -> Self {
+        let mut history = Self { open: seed.open, ..Self::default() };
+        for message in &seed.messages {
+            if let Message::Assistant { calls, .. } = message.as_ref() {
+                history.count_calls(calls);
+            }
+        }
+        history.messages = seed.messages;
+        history
     }
 
     /// A history from its session's records: the same as the one that was written live.
@@ -34,7 +52,12 @@ impl History {
         let mut outcomes: BTreeMap<CallKey, (ToolOutcome, ResultNotes)> = BTreeMap::new();
         for record in records {
             match record {
-                Record::RunStarted { input, .. } => history.push_user(input.clone()),
+                // They were checked before they were recorded.
+                Record::SessionOpened { messages, .. } => {
+                    history = Self::seeded(Seed::parse(messages).unwrap_or_default());
+                }
+                Record::RunStarted { input, .. } => history.begin_run(input.clone()),
+                Record::Steered { input, after_turn } => history.steer(*after_turn, input.clone()),
                 Record::ResponseEnded { message, .. } => open = Some(message.clone()),
                 Record::CallEnded { key, outcome, notes, writes: _ } => {
                     outcomes.insert(*key, (outcome.clone(), notes.clone()));
@@ -48,7 +71,8 @@ impl History {
                 Record::LimitReached { note, .. } => {
                     note.iter().for_each(|note| history.add_note(note));
                 }
-                Record::SessionOpened { .. }
+                Record::RunEnded { .. } => history.end_run(),
+                Record::InputQueued { .. }
                 | Record::AttemptStarted { .. }
                 | Record::AttemptFailed { .. }
                 | Record::CallIntended { .. }
@@ -56,19 +80,52 @@ impl History {
                 | Record::ApprovalAsked { .. }
                 | Record::ApprovalGiven { .. }
                 | Record::StopAsked { .. }
-                | Record::RunEnded { .. }
                 | Record::SessionClosed => {}
             }
         }
         history
     }
 
-    /// A user has said something.
-    pub fn push_user(&mut self, content: String) {
-        self.messages.push(Arc::new(Message::User { content }));
+    /// A run begins with what a user said. It stands behind the calls that the session was opened
+    /// with, which are answered first.
+    pub fn begin_run(&mut self, input: String) {
+        match self.open {
+            Some(_) => self.undelivered.push(input),
+            None => self.push_user(input),
+        }
     }
 
-    /// A turn is over: its message, and one result for each of its calls.
+    /// The calls that the session was opened with, until they are answered: the response that its
+    /// first turn goes on from.
+    #[must_use]
+    pub fn open_calls(&self) -> Option<&ResponseMessage> {
+        self.open.as_ref()
+    }
+
+    /// A user said something while `after_turn` went on. It stands right behind that turn, which
+    /// may have been committed meanwhile.
+    pub fn steer(&mut self, after_turn: u32, input: String) {
+        if self.turns >= after_turn {
+            self.push_user(input);
+        } else {
+            self.undelivered.push(input);
+        }
+    }
+
+    /// How many inputs wait for the end of the turn that goes on.
+    #[must_use]
+    pub fn undelivered(&self) -> usize {
+        self.undelivered.len()
+    }
+
+    /// The run is over: what was said to it and did not get through stands at its end.
+    pub fn end_run(&mut self) {
+        self.open = None;
+        self.deliver();
+    }
+
+    /// A turn is over: its message, one result for each of its calls, and behind them what users
+    /// said meanwhile.
     pub fn commit(
         &mut self,
         turn: u32,
@@ -82,10 +139,13 @@ impl History {
         });
     }
 
-    /// Tells the model something of ours behind the last result, if that is the last message. A
-    /// blank line parts it from what the tool said.
+    /// Tells the model something of ours behind the last result, if nothing but what users said
+    /// stands behind that. A blank line parts it from what the tool said.
     pub fn add_note(&mut self, note: &str) {
-        let Some(last) = self.messages.last_mut() else { return };
+        let is_said = |message: &&mut Arc<Message>| matches!(***message, Message::User { .. });
+        let Some(last) = self.messages.iter_mut().rev().find(|message| !is_said(message)) else {
+            return;
+        };
         if !matches!(**last, Message::Tool { .. }) {
             return;
         }
@@ -100,6 +160,13 @@ impl History {
     #[must_use]
     pub fn messages(&self) -> &[Arc<Message>] {
         &self.messages
+    }
+
+    /// The messages as people are shown them: with the calls that nobody has answered yet.
+    #[must_use]
+    pub fn shown(&self) -> Vec<Arc<Message>> {
+        let open = self.open.iter().map(|message| Arc::new(assistant(message)));
+        self.messages.iter().cloned().chain(open).collect()
     }
 
     /// The messages as a provider may be sent them, and how many repairs that took. It takes
@@ -136,18 +203,21 @@ impl History {
     ) {
         self.turns = self.turns.max(turn);
         self.noted = false;
-        let Some(message) = message.filter(|message| !message.is_blank()) else { return };
-        self.turns_with_calls += u32::from(!message.calls.is_empty());
-        // Others cannot meet one of ours, and the set is copied while the turn still shares it.
-        let taken: Vec<_> = message.calls.iter().filter(|c| is_like_ours(&c.id)).collect();
-        if !taken.is_empty() {
-            Arc::make_mut(&mut self.held_ids).extend(taken.iter().map(|call| call.id.clone()));
+        self.open = None;
+        if let Some(message) = message.filter(|message| !message.is_blank()) {
+            self.write_message(message, max_result_bytes, answer);
         }
-        self.messages.push(Arc::new(Message::Assistant {
-            text: message.text.clone(),
-            reasoning: message.reasoning.clone(),
-            calls: message.calls.clone(),
-        }));
+        self.deliver();
+    }
+
+    fn write_message<'a>(
+        &mut self,
+        message: &ResponseMessage,
+        max_result_bytes: usize,
+        answer: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
+    ) {
+        self.count_calls(&message.calls);
+        self.messages.push(Arc::new(assistant(message)));
         for call in &message.calls {
             // A call without an outcome would be a bug of the turn; the check at request building
             // answers it and counts that.
@@ -159,6 +229,33 @@ impl History {
                 metadata: metadata(outcome, notes),
             }));
         }
+    }
+
+    fn count_calls(&mut self, calls: &[ToolCall]) {
+        self.turns_with_calls += u32::from(!calls.is_empty());
+        // Others cannot meet one of ours, and the set is copied while the turn still shares it.
+        let taken: Vec<_> = calls.iter().filter(|call| is_like_ours(&call.id)).collect();
+        if !taken.is_empty() {
+            Arc::make_mut(&mut self.held_ids).extend(taken.iter().map(|call| call.id.clone()));
+        }
+    }
+
+    fn deliver(&mut self) {
+        for input in std::mem::take(&mut self.undelivered) {
+            self.push_user(input);
+        }
+    }
+
+    fn push_user(&mut self, content: String) {
+        self.messages.push(Arc::new(Message::User { content }));
+    }
+}
+
+fn assistant(message: &ResponseMessage) -> Message {
+    Message::Assistant {
+        text: message.text.clone(),
+        reasoning: message.reasoning.clone(),
+        calls: message.calls.clone(),
     }
 }
 
@@ -186,7 +283,7 @@ fn shorten(content: &str, bytes_max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{RunId, ToolCall, Usage, WriteSet};
+    use crate::types::{RunId, Usage, WriteSet};
     use std::time::Duration;
 
     fn call(index: u32) -> ToolCall {
@@ -221,7 +318,7 @@ mod tests {
         };
         let results = [result(call(0), "noon"), result(call(1), "eight")];
         let mut live = History::new();
-        live.push_user("time?".into());
+        live.begin_run("time?".into());
         live.commit(1, Some(&message), &results, 1024);
         let mut records = vec![
             Record::RunStarted { run_id: RunId("run_1".into()), input: "time?".into() },
@@ -288,5 +385,180 @@ mod tests {
         history.commit(2, Some(&called), &[result(call(0), "")], 10);
         history.commit(3, Some(&said), &[], 10);
         assert_eq!((history.turns(), history.turns_with_calls()), (3, 1));
+    }
+
+    fn said(text: &str) -> ResponseMessage {
+        ResponseMessage { text: text.into(), ..ResponseMessage::default() }
+    }
+
+    fn response(turn: u32, message: ResponseMessage) -> Record {
+        Record::ResponseEnded {
+            turn,
+            attempt: 1,
+            ending: crate::record::Ending::Well,
+            message,
+            finish_reason: None,
+            usage: Usage::default(),
+            dropped_calls: Vec::new(),
+        }
+    }
+
+    /// What a session does live, and what its records say of it. A commit is recorded by the
+    /// owner of the turn, before the session hears of it.
+    #[derive(Clone, Default)]
+    struct Both {
+        live: History,
+        records: Vec<Record>,
+        committed: Option<(u32, ResponseMessage)>,
+    }
+
+    impl Both {
+        fn start(&mut self, input: &str) {
+            let run_id = RunId("run_1".into());
+            self.records.push(Record::RunStarted { run_id, input: input.into() });
+            self.live.begin_run(input.into());
+        }
+
+        fn steer(&mut self, after_turn: u32, input: &str) {
+            self.records.push(Record::Steered { input: input.into(), after_turn });
+            self.live.steer(after_turn, input.into());
+        }
+
+        fn respond(&mut self, turn: u32) {
+            let message = said(&format!("turn {turn}"));
+            self.records.push(response(turn, message.clone()));
+            self.committed = Some((turn, message));
+        }
+
+        fn record_commit(&mut self, turn: u32) {
+            self.records.push(Record::TurnCommitted { turn });
+        }
+
+        fn hear_commit(&mut self) {
+            let (turn, message) = self.committed.take().unwrap();
+            self.live.commit(turn, Some(&message), &[], 10);
+        }
+
+        fn end(&mut self) {
+            let (run_id, end) = (RunId("run_1".into()), crate::types::RunEnd::Stopped);
+            self.records.push(Record::RunEnded { run_id, end, error: None });
+            self.live.end_run();
+        }
+
+        #[track_caller]
+        fn check(&self, expected: &[&str]) {
+            assert_eq!(History::fold(&self.records, 10), self.live);
+            let texts: Vec<&str> = self
+                .live
+                .messages()
+                .iter()
+                .map(|message| match message.as_ref() {
+                    Message::User { content } | Message::Tool { content, .. } => content.as_str(),
+                    Message::Assistant { text, .. } => text.as_str(),
+                })
+                .collect();
+            assert_eq!(texts, expected);
+        }
+    }
+
+    #[test]
+    fn what_is_said_meanwhile_stands_behind_the_turn_whenever_it_came() {
+        // Two inputs, each before the response, before the commit's record, before the session
+        // hears of the commit, or in the next turn.
+        for first in 0..4_u32 {
+            for second in first..4 {
+                let mut both = Both::default();
+                both.start("go");
+                for moment in 0..4 {
+                    match moment {
+                        0 => {}
+                        1 => both.respond(1),
+                        2 => both.record_commit(1),
+                        _ => {
+                            both.hear_commit();
+                            both.respond(2);
+                        }
+                    }
+                    let turn = if moment == 3 { 2 } else { 1 };
+                    for (at, input) in [(first, "a"), (second, "b")] {
+                        if at == moment {
+                            both.steer(turn, input);
+                        }
+                    }
+                }
+                both.record_commit(2);
+                both.hear_commit();
+                both.end();
+                match (first, second) {
+                    (3, 3) => both.check(&["go", "turn 1", "turn 2", "a", "b"]),
+                    (_, 3) => both.check(&["go", "turn 1", "a", "turn 2", "b"]),
+                    (_, _) => both.check(&["go", "turn 1", "a", "b", "turn 2"]),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_did_not_get_through_stands_at_the_runs_end() {
+        let mut both = Both::default();
+        both.start("go");
+        both.steer(1, "a");
+        assert_eq!(both.live.undelivered(), 1);
+        assert_eq!(History::fold(&both.records, 10), both.live, "also while the turn goes on");
+        both.end();
+        both.check(&["go", "a"]);
+        both.start("again");
+        both.check(&["go", "a", "again"]);
+        assert_eq!(both.live.undelivered(), 0);
+    }
+
+    fn seeded(messages: serde_json::Value) -> Both {
+        let serde_json::Value::Array(messages) = messages else { panic!("a list") };
+        let live = History::seeded(Seed::parse(&messages).unwrap());
+        let records = vec![Record::SessionOpened { agent: "default".into(), messages }];
+        Both { live, records, committed: None }
+    }
+
+    fn asks(id: &str) -> serde_json::Value {
+        let function = serde_json::json!({"name": "clock", "arguments": "{}"});
+        let calls = [serde_json::json!({"id": id, "type": "function", "function": function})];
+        serde_json::json!({"role": "assistant", "content": "turn 1", "tool_calls": calls})
+    }
+
+    #[test]
+    fn a_seed_counts_as_what_was_said_before() {
+        let user = serde_json::json!({"role": "user", "content": "hi"});
+        let answer = serde_json::json!({"role": "tool", "tool_call_id": "call_0_0", "content": ""});
+        let mut both = seeded(serde_json::json!([user, asks("call_0_0"), answer]));
+        assert_eq!((both.live.turns(), both.live.turns_with_calls()), (0, 1));
+        assert_eq!(*both.live.held_ids(), BTreeSet::from(["call_0_0".to_owned()]));
+        assert_eq!(both.live.open_calls(), None);
+        both.start("go");
+        both.check(&["hi", "turn 1", "", "go"]);
+    }
+
+    #[test]
+    fn the_first_input_stands_behind_the_answers_of_open_calls() {
+        let mut both = seeded(serde_json::json!([asks("call_7_1")]));
+        assert_eq!((both.live.messages().len(), both.live.shown().len()), (0, 1));
+        assert_eq!((both.live.turns_with_calls(), both.live.held_ids().len()), (0, 0));
+        both.start("go");
+        both.steer(1, "more");
+        assert_eq!(History::fold(&both.records, 10), both.live);
+        assert_eq!(both.live.shown().len(), 1, "what the turn says is known");
+        let message = both.live.open_calls().unwrap().clone();
+        let result = result(message.calls[0].clone(), "noon");
+        both.records.push(response(1, message.clone()));
+        both.records.push(Record::CallEnded {
+            key: result.call.key,
+            outcome: result.outcome.clone(),
+            notes: result.notes.clone(),
+            writes: WriteSet::default(),
+        });
+        both.record_commit(1);
+        both.live.commit(1, Some(&message), &[result], 10);
+        both.check(&["turn 1", "noon", "go", "more"]);
+        assert_eq!((both.live.turns_with_calls(), both.live.held_ids().len()), (1, 1));
+        assert_eq!((both.live.open_calls(), both.live.request_messages().1), (None, 0));
     }
 }

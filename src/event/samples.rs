@@ -111,6 +111,8 @@ pub(crate) fn every() -> Vec<Event> {
             model: "m".into(),
             execution: Execution::Parallel { max: 4 },
         },
+        Event::InputQueued { input: "And later?".into(), waiting: 1 },
+        Event::RunSteered { input: "And in Beijing?".into() },
         Event::TurnStarted,
         Event::ThinkingReceived { text: "Hm.".into() },
         Event::TextReceived { text: "Noon \"there\"\n".into() },

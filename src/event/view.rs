@@ -91,6 +91,8 @@ impl Published {
                 self.one("tool_approval", &ToolApproval::new(asked), 512)
             }
             Event::CallDetected { .. }
+            | Event::InputQueued { .. }
+            | Event::RunSteered { .. }
             | Event::ApprovalGiven { .. }
             | Event::ConflictFound { .. }
             | Event::ArgumentsOdd { .. }
@@ -454,6 +456,8 @@ mod tests {
             "stream_start",
             json!({"agent": "default", "model": "m", "execution": "parallel:4"}),
         )]);
+        next(&[]); // InputQueued
+        next(&[]); // RunSteered
         next(&[("thinking", json!({"text": ""}))]);
         next(&[("thinking", json!({"text": "Hm."}))]);
         next(&[("content_delta", json!({"text": "Noon \"there\"\n"}))]);

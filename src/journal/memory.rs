@@ -62,7 +62,7 @@ mod tests {
     fn numbers_each_session_from_one_without_gaps() {
         let journal = Arc::new(MemoryJournal::new());
         let (a, b) = (log(&journal, "a"), log(&journal, "b"));
-        let opened = || Record::SessionOpened { agent: "default".into() };
+        let opened = || Record::SessionOpened { agent: "default".into(), messages: vec![] };
         let stop = || Record::StopAsked { mode: StopMode::Now };
         assert_eq!(a.append(vec![opened(), stop()], || ()), (Seq(2), Appended::Durable));
         assert_eq!(b.append(vec![opened()], || ()), (Seq(1), Appended::Durable));

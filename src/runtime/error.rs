@@ -1,6 +1,7 @@
 //! Why a host refuses.
 
 use crate::config::TooHigh;
+use crate::context::SeedError;
 use crate::turn::ApprovalError;
 
 /// Why a host or a session does not do what it is asked.
@@ -19,11 +20,19 @@ pub enum HostError {
     /// Another session has this id.
     #[error("open a session: the id is taken")]
     SessionExists,
+    /// The messages are no history.
+    #[error("open a session: {0}")]
+    InvalidMessages(#[from] SeedError),
     /// `max_sessions` or `max_concurrent_runs` is reached.
     #[error("begin another {0}: the host is full")]
     Full(&'static str),
+    /// `max_queued_inputs` is reached.
+    #[error("take the input: {0} wait in this session already")]
+    QueueFull(usize),
     /// The session has a run already.
-    #[error("begin a run: another one is going on")]
+    #[error(
+        "begin a run: another one is going on (with \"queue\": true the input waits for its end)"
+    )]
     RunInProgress,
     /// The run asks for more than its agent may have.
     #[error("begin a run: {0}")]
@@ -39,8 +48,11 @@ pub enum HostError {
         /// The names that there are.
         known: String,
     },
+    /// No run goes on that could be told something.
+    #[error("steer a run: none is going on")]
+    NoRun,
     /// The input says nothing.
-    #[error("begin a run: the input is empty")]
+    #[error("take the input: it is empty")]
     EmptyInput,
     /// The decision about a call does not count.
     #[error("decide about a call: {0}")]
@@ -61,8 +73,11 @@ impl HostError {
             Self::Config(_) => "invalid_config",
             Self::UnknownAgent(_) => "unknown_agent",
             Self::InvalidSessionId => "invalid_session_id",
+            Self::InvalidMessages(_) => "invalid_messages",
             Self::SessionExists => "session_exists",
             Self::Full(_) => "host_full",
+            Self::QueueFull(_) => "queue_full",
+            Self::NoRun => "no_run",
             Self::RunInProgress => "run_in_progress",
             Self::TooHigh(_) => "limit_too_high",
             Self::UnknownTool(_) => "unknown_tool",

@@ -74,6 +74,7 @@ impl Drop for Held {
 pub(super) struct Gauges {
     pub(super) sessions: Gauge,
     pub(super) runs: Gauge,
+    pub(super) queued: Gauge,
     pub(super) actors: Gauge,
     pub(super) tasks: Gauge,
     pub(super) tools: Gauge,

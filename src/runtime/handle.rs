@@ -13,6 +13,7 @@ use serde::Serialize;
 use tokio::sync::oneshot;
 
 use super::error::HostError;
+use super::ids;
 use super::message::{RunAccepted, SessionMessage};
 use super::publish::Listeners;
 use super::report::RunReport;
@@ -73,14 +74,17 @@ impl SessionHandle {
     /// Begins a run with a user's input, or with more than that: see [`RunRequest`].
     ///
     /// # Errors
-    /// When the run asks for more than its agent may have, when the session has a run already or is closed, and when the host is full or shutting
-    /// down.
+    /// When the run asks for more than its agent may have, when the session has a run already (and
+    /// the request does not wait, or too many do) or is closed, and when the host is full or
+    /// shutting down.
     pub async fn start_run(&self, request: impl Into<RunRequest>) -> Result<StartedRun, HostError> {
         let request = request.into();
+        let run_id = ids::run_id();
         // Before the run begins, so that none of its events is missed.
-        let events = self.subscribe();
-        let RunAccepted { run_id, seq, report } =
-            self.ask(|reply| SessionMessage::StartRun { request, reply }).await??;
+        let events = self.inner.listeners.subscribe_to(&run_id);
+        let id = run_id.clone();
+        let RunAccepted { seq, report } =
+            self.ask(|reply| SessionMessage::StartRun { id, request, reply }).await??;
         Ok(StartedRun { run_id, seq, events, report: ReportFuture { report } })
     }
 
@@ -97,6 +101,17 @@ impl SessionHandle {
     /// Listens to the session's events from now on, until the session ends.
     pub fn subscribe(&self) -> Subscription {
         self.inner.listeners.subscribe()
+    }
+
+    /// Says something to the run that goes on: a user's message behind the running turn. A run
+    /// that would have ended with this turn takes another, unless it is stopped or its limits are
+    /// used up; then the message stands at its end. Returns the place of its record.
+    ///
+    /// # Errors
+    /// When no run goes on, the input is empty, too many inputs wait, or the session is closed.
+    pub async fn steer(&self, input: impl Into<String>) -> Result<Seq, HostError> {
+        let input = input.into();
+        self.ask(|reply| SessionMessage::Steer { input, reply }).await?
     }
 
     /// Ends the run that goes on, if there is one. Returns when the session has heard it.
@@ -163,16 +178,17 @@ impl fmt::Debug for SessionHandle {
     }
 }
 
-/// A run that has begun.
+/// A run that has begun, or waits for the one before it to end.
 #[derive(Debug)]
 pub struct StartedRun {
     /// The run.
     pub run_id: RunId,
     /// The place of its first record.
     pub seq: Seq,
-    /// The session's events, from before the run's first.
+    /// The run's events, from its first. They end with the session, not with the run.
     pub events: Subscription,
-    /// Its report, once it is over. Dropping it stops nothing.
+    /// Its report, once it is over. Dropping it stops nothing. A run that has to wait and is not
+    /// begun, because the session is closed before, has none.
     pub report: ReportFuture,
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
+use serde_json::Value;
 
 use super::agent::Agent;
 use super::error::HostError;
@@ -58,8 +59,8 @@ impl Actor for HostActor {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            HostMessage::OpenSession { id, agent, place, reply } => {
-                let opened = state.open(&myself, id, agent, place).await;
+            HostMessage::OpenSession { id, agent, messages, place, reply } => {
+                let opened = state.open(&myself, id, agent, messages, place).await;
                 // A caller that is gone finds the session by its id.
                 let _ = reply.send(opened);
             }
@@ -100,12 +101,14 @@ impl State {
         myself: &ActorRef<HostMessage>,
         id: SessionId,
         agent: Arc<Agent>,
+        messages: Vec<Value>,
         place: Held,
     ) -> Result<(), HostError> {
         let opening = Opening {
             publisher: Publisher::new(id.clone(), self.shared.telemetry.clone()),
             id: id.clone(),
             agent,
+            messages,
             shared: Arc::clone(&self.shared),
             running: Arc::default(),
             held: place,

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use ractor::{ActorRef, RpcReplyPort};
+use serde_json::Value;
 
 use super::agent::Agent;
 use super::error::HostError;
@@ -28,6 +29,7 @@ pub(super) enum HostMessage {
     OpenSession {
         id: SessionId,
         agent: Arc<Agent>,
+        messages: Vec<Value>,
         place: Held,
         reply: RpcReplyPort<Result<(), HostError>>,
     },
@@ -37,8 +39,10 @@ pub(super) enum HostMessage {
 
 /// To a session.
 pub(super) enum SessionMessage {
-    /// Begin a run with a user's input.
-    StartRun { request: RunRequest, reply: RpcReplyPort<Result<RunAccepted, HostError>> },
+    /// Begin a run with a user's input, or let it wait for the one that goes on.
+    StartRun { id: RunId, request: RunRequest, reply: RpcReplyPort<Result<RunAccepted, HostError>> },
+    /// Say something to the run that goes on.
+    Steer { input: String, reply: RpcReplyPort<Result<Seq, HostError>> },
     /// End the run that goes on, if there is one.
     Stop { mode: StopMode, reply: RpcReplyPort<()> },
     /// Take no more turns; with `now`, end the run at once.
@@ -56,9 +60,8 @@ pub(super) enum SessionMessage {
     NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 3]>> },
 }
 
-/// A run that has begun.
+/// A run that has begun or waits.
 pub(super) struct RunAccepted {
-    pub(super) run_id: RunId,
     /// The place of its first record.
     pub(super) seq: Seq,
     /// Gets its report; dropped without one when the session dies.

@@ -38,6 +38,7 @@ use std::time::Duration;
 
 use ractor::rpc::CallResult;
 use ractor::{Actor, ActorRef, ActorStatus};
+use serde_json::Value;
 use tokio::time::timeout;
 
 pub use crate::event::StatsReport;
@@ -46,9 +47,10 @@ pub use error::HostError;
 pub use handle::{ReportFuture, SessionHandle, SessionSummary, StartedRun};
 pub use report::{CallReport, RunReport};
 pub use request::RunRequest;
-pub use snapshot::{CurrentRun, SessionSnapshot};
+pub use snapshot::{CurrentRun, QueuedInput, SessionSnapshot};
 
 use crate::config::Config;
+use crate::context::Seed;
 use crate::journal::{Journal, MemoryJournal};
 use crate::telemetry::Telemetry;
 use crate::tool::Registry;
@@ -94,6 +96,9 @@ pub struct OpenSession {
     pub agent: Option<String>,
     /// The session's id; a new one if none is given.
     pub id: Option<String>,
+    /// What its history begins with, in the Chat Completions form that histories have. If the
+    /// last message makes calls, the first run begins by running them.
+    pub messages: Vec<Value>,
 }
 
 /// What is alive in a host. All but `sessions` and `abandoned_threads` come back to 0 when no run
@@ -138,6 +143,7 @@ impl Host {
             gauges,
             runs_max: config.host.max_concurrent_runs,
             sessions_max: config.host.max_sessions,
+            queued_inputs_max: config.host.max_queued_inputs,
             closing: AtomicBool::new(false),
             index: parking_lot::Mutex::default(),
         });
@@ -152,7 +158,8 @@ impl Host {
     /// Opens a session.
     ///
     /// # Errors
-    /// When there is no such agent, the id is taken or none, or the host is full or shutting down.
+    /// When there is no such agent, the id is taken or none, the messages are no history, or the
+    /// host is full or shutting down.
     pub async fn open_session(&self, open: OpenSession) -> Result<SessionHandle, HostError> {
         let shared = &self.inner.shared;
         let agent = self.agent(open.agent)?;
@@ -161,9 +168,15 @@ impl Host {
             None => ids::session_id(),
         };
         let id = id.ok_or(HostError::InvalidSessionId)?;
+        let messages = open.messages;
+        Seed::parse(&messages)?;
         let held = shared.reserve(&id)?;
-        let open = |reply| HostMessage::OpenSession { id: id.clone(), agent, place: held, reply };
-        match self.inner.actor.call(open, None).await {
+        let place = held;
+        let message = {
+            let id = id.clone();
+            |reply| HostMessage::OpenSession { id, agent, messages, place, reply }
+        };
+        match self.inner.actor.call(message, None).await {
             Ok(CallResult::Success(opened)) => {
                 opened?;
                 shared.session(&id).ok_or(HostError::SessionClosed)

@@ -61,6 +61,12 @@ impl Listeners {
         let bus = self.bus.upgrade().unwrap_or_default();
         bus.subscribe(SUBSCRIBER_EVENTS_MAX)
     }
+
+    /// The same of one run alone, which may begin later.
+    pub(super) fn subscribe_to(&self, run: &RunId) -> Subscription {
+        let bus = self.bus.upgrade().unwrap_or_default();
+        bus.subscribe_to(run.clone(), SUBSCRIBER_EVENTS_MAX)
+    }
 }
 
 /// Whether the event is for watchers alone: nothing is counted by it.

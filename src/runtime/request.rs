@@ -11,10 +11,12 @@ pub struct RunRequest {
     pub input: String,
     /// What the run changes about its agent.
     pub overrides: RunOverrides,
+    /// Whether the input waits if another run goes on, instead of being refused.
+    pub queue: bool,
 }
 
 impl<T: Into<String>> From<T> for RunRequest {
     fn from(input: T) -> Self {
-        Self { input: input.into(), overrides: RunOverrides::default() }
+        Self { input: input.into(), ..Self::default() }
     }
 }

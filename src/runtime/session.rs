@@ -1,15 +1,19 @@
 //! A session: the sole owner of its history, and of the run that goes on in it.
 
+mod inputs;
 mod recovery;
 mod run;
+mod seeded;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use ractor::{
     Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent,
 };
+use serde_json::Value;
+use tokio::sync::oneshot;
 
 use super::agent::Agent;
 use super::error::HostError;
@@ -24,8 +28,9 @@ use crate::context::{History, Variables};
 use crate::journal::SessionLog;
 use crate::record::{Record, Seq, StopMode};
 use crate::turn::{ApprovalError, CancelReason, Decision};
-use crate::types::{CallKey, SessionId, SessionState, Usage};
-use run::ActiveRun;
+use crate::types::{CallKey, RunId, SessionId, SessionState, Usage};
+use inputs::QueuedRun;
+use run::{ActiveRun, NewRun};
 
 /// Runs a session.
 #[derive(Debug)]
@@ -35,6 +40,8 @@ pub(super) struct SessionActor;
 pub(super) struct Opening {
     pub(super) id: SessionId,
     pub(super) agent: Arc<Agent>,
+    /// What the history begins with: checked, in the Chat Completions form.
+    pub(super) messages: Vec<Value>,
     pub(super) shared: Arc<Shared>,
     pub(super) publisher: Publisher,
     pub(super) running: Arc<AtomicBool>,
@@ -55,6 +62,10 @@ pub(super) struct State {
     /// The session's last turn, committed or not.
     turn: u32,
     run: Option<Box<ActiveRun>>,
+    /// Runs that wait for it to end. While there are any, a run goes on or the next one begins.
+    queue: VecDeque<QueuedRun>,
+    /// The run that begins next, with the place of the one that has just ended.
+    next: Option<(NewRun, Held)>,
     /// Which set of actors a run has: each set has its own number, in all runs of the session.
     epoch: u64,
     /// Supervisors of runs that are over, whose last tools still have their grace, with the
@@ -96,10 +107,13 @@ impl Actor for SessionActor {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            SessionMessage::StartRun { request, reply } => {
-                let accepted = state.start_run(&myself, request).await;
+            SessionMessage::StartRun { id, request, reply } => {
+                let accepted = state.start_run(&myself, id, request).await;
                 // A caller that is gone has started its run all the same.
                 let _ = reply.send(accepted);
+            }
+            SessionMessage::Steer { input, reply } => {
+                let _ = reply.send(state.steer(input));
             }
             SessionMessage::Stop { mode, reply } => {
                 state.stop(mode);
@@ -121,6 +135,7 @@ impl Actor for SessionActor {
                 let _ = reply.send(state.run.as_ref().map(|run| run.actors.cells()));
             }
         }
+        state.begin_next(&myself).await;
         state.close_if_asked(&myself);
         Ok(())
     }
@@ -140,6 +155,7 @@ impl Actor for SessionActor {
             }
             SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
         }
+        state.begin_next(&myself).await;
         state.close_if_asked(&myself);
         Ok(())
     }
@@ -147,9 +163,11 @@ impl Actor for SessionActor {
 
 impl State {
     fn open(opening: Opening) -> Self {
-        let Opening { id, agent, shared, publisher, running, held } = opening;
+        let Opening { id, agent, messages, shared, publisher, running, held } = opening;
         let log = Arc::new(SessionLog::new(id.clone(), Arc::clone(&shared.journal)));
-        log.append(vec![Record::SessionOpened { agent: agent.name.clone() }], || ());
+        let opened = Record::SessionOpened { agent: agent.name.clone(), messages };
+        let history = History::fold(std::slice::from_ref(&opened), agent.limits().max_result_bytes);
+        log.append(vec![opened], || ());
         Self {
             id,
             run_agent: Arc::clone(&agent),
@@ -157,11 +175,13 @@ impl State {
             shared,
             publisher,
             log,
-            history: History::new(),
+            history,
             variables: Variables::default(),
             usage: Usage::default(),
             turn: 0,
             run: None,
+            queue: VecDeque::new(),
+            next: None,
             epoch: 0,
             lingering: HashMap::new(),
             running,
@@ -173,26 +193,44 @@ impl State {
     async fn start_run(
         &mut self,
         myself: &ActorRef<SessionMessage>,
+        id: RunId,
         request: RunRequest,
     ) -> Result<RunAccepted, HostError> {
         if !matches!(self.close, Closing::No) {
             return Err(HostError::SessionClosed);
         }
-        if self.run.is_some() {
+        let RunRequest { input, overrides, queue } = request;
+        if self.run.is_some() && !queue {
             return Err(HostError::RunInProgress);
         }
-        let RunRequest { input, overrides } = request;
         if input.trim().is_empty() {
             return Err(HostError::EmptyInput);
         }
         let agent = self.agent.with(&overrides)?;
-        let place = self.shared.place_for_a_run()?;
-        self.run_agent = agent;
+        let (report, receiver) = oneshot::channel();
+        let run = NewRun { id, input, agent, report };
+        let seq = if self.run.is_some() {
+            self.enqueue(run)?
+        } else {
+            let place = self.shared.place_for_a_run()?;
+            self.begin(myself, run, place).await?
+        };
+        Ok(RunAccepted { seq, report: receiver })
+    }
+
+    /// Begins a run that is accepted.
+    async fn begin(
+        &mut self,
+        myself: &ActorRef<SessionMessage>,
+        run: NewRun,
+        place: Held,
+    ) -> Result<Seq, HostError> {
+        self.run_agent = Arc::clone(&run.agent);
         let actors = self.spawn_actors(myself).await.map_err(|_| HostError::SessionClosed)?;
-        let accepted = self.begin_run(input, actors, place);
+        let seq = self.begin_run(run, actors, place);
         self.running.store(true, Ordering::Release);
         self.shared.show_counts();
-        Ok(accepted)
+        Ok(seq)
     }
 
     /// Ends the run. Asked again, only a stop that is sooner changes anything.
@@ -216,6 +254,7 @@ impl State {
     }
 
     fn interrupt(&mut self, now: bool) {
+        self.forget_queue();
         if now {
             self.cancel(CancelReason::Shutdown);
         } else if let Some(run) = self.run.as_mut() {
@@ -260,9 +299,10 @@ impl State {
             agent: self.agent.name.clone(),
             state: if run.is_some() { SessionState::Running } else { SessionState::Idle },
             seq: self.log.last(),
-            history: self.history.messages().to_vec(),
+            history: self.history.shown(),
             variables: self.variables.clone(),
             current_run: run.map(|run| CurrentRun { run_id: run.id.clone(), turn: self.turn }),
+            queued: self.queued_inputs(),
             usage: self.usage,
         }
     }
@@ -284,6 +324,7 @@ impl State {
                 let _ = reply.send(());
             }
         }
+        self.forget_queue();
         self.stop(StopMode::Now);
     }
 

@@ -25,6 +25,8 @@ pub(super) struct Shared {
     pub(super) pool: BlockingPool,
     pub(super) runs_max: usize,
     pub(super) sessions_max: usize,
+    /// How many inputs may wait in one session.
+    pub(super) queued_inputs_max: usize,
     pub(super) closing: AtomicBool,
     /// Held for short sections, never over an await.
     pub(super) index: Mutex<BTreeMap<SessionId, Place>>,
@@ -111,6 +113,7 @@ impl Shared {
         let metrics = self.telemetry.metrics();
         let (sessions, runs) = (self.gauges.sessions.count(), self.gauges.runs.count());
         metrics.runs_active(runs);
+        metrics.queued_inputs(self.gauges.queued.count());
         metrics.threads_abandoned(self.gauges.abandoned.count());
         metrics.sessions(SessionState::Running, runs);
         metrics.sessions(SessionState::Idle, sessions.saturating_sub(runs));

@@ -20,12 +20,15 @@ pub struct SessionSnapshot {
     pub state: SessionState,
     /// The place of its last record.
     pub seq: Seq,
-    /// Its history; what the running turn said is not in it yet.
+    /// Its history; what the running turn said is not in it yet, but calls that the session was
+    /// opened with are.
     pub history: Vec<Arc<Message>>,
     /// Its variables, by name.
     pub variables: Variables,
     /// The run that goes on.
     pub current_run: Option<CurrentRun>,
+    /// The inputs that wait for it to end, in order.
+    pub queued: Vec<QueuedInput>,
     /// What all its runs cost.
     pub usage: Usage,
 }
@@ -37,4 +40,13 @@ pub struct CurrentRun {
     pub run_id: RunId,
     /// The session's turn that it is in.
     pub turn: u32,
+}
+
+/// An input that waits for the run that goes on to end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct QueuedInput {
+    /// The run that will begin with it.
+    pub run_id: RunId,
+    /// What the user said.
+    pub input: String,
 }

@@ -51,18 +51,20 @@ impl ApiError {
         let status = match error {
             HostError::UnknownAgent(_)
             | HostError::InvalidSessionId
+            | HostError::InvalidMessages(_)
             | HostError::TooHigh(_)
             | HostError::UnknownTool(_)
             | HostError::UnknownModel { .. }
             | HostError::EmptyInput => StatusCode::BAD_REQUEST,
             HostError::Approval(ApprovalError::NotAsked) => StatusCode::NOT_FOUND,
-            HostError::SessionExists | HostError::RunInProgress | HostError::Approval(_) => {
-                StatusCode::CONFLICT
-            }
+            HostError::SessionExists
+            | HostError::RunInProgress
+            | HostError::NoRun
+            | HostError::Approval(_) => StatusCode::CONFLICT,
             HostError::SessionClosed => {
                 return Self::not_found("no_such_session", "the session is closed");
             }
-            HostError::Full(_) => StatusCode::TOO_MANY_REQUESTS,
+            HostError::Full(_) | HostError::QueueFull(_) => StatusCode::TOO_MANY_REQUESTS,
             HostError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
             HostError::Config(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };

@@ -147,6 +147,7 @@ fn router(shared: AppState, guard: Guard) -> Router {
         .route("/v1/sessions", post(sessions::open).get(sessions::list))
         .route("/v1/sessions/{id}", get(sessions::snapshot).delete(sessions::close))
         .route("/v1/sessions/{id}/runs", post(runs::start))
+        .route("/v1/sessions/{id}/steer", post(runs::steer))
         .route("/v1/sessions/{id}/stop", post(runs::stop))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)

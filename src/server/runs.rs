@@ -1,4 +1,4 @@
-//! Runs of a session: start one and watch it, wait for it or leave it; stop it.
+//! Runs of a session: start one and watch it, wait for it or leave it; steer it, stop it.
 
 use axum::Json;
 use axum::extract::State;
@@ -23,6 +23,8 @@ pub(super) struct Start {
     input: String,
     #[serde(default)]
     wait: bool,
+    #[serde(default)]
+    queue: bool,
     execution: Option<Execution>,
     #[serde(default)]
     limits: LimitOverrides,
@@ -38,13 +40,16 @@ pub(super) async fn start(
     headers: HeaderMap,
     JsonBody(start): JsonBody<Start>,
 ) -> Result<Response, ApiError> {
-    let Start { input, wait, execution, limits, model, tools, multi_tool_calls, stream } = start;
+    let Start { input, wait, queue, execution, limits, model, tools, multi_tool_calls, stream } =
+        start;
     let overrides = RunOverrides { execution, limits, model, tools, multi_tool_calls, stream };
-    let run = session.start_run(RunRequest { input, overrides }).await?;
+    let run = session.start_run(RunRequest { input, overrides, queue }).await?;
     if accepts_events(&headers) {
         return Ok(stream::events(run.events, state.options.keep_alive, state.closing.clone()));
     }
     if wait {
+        // Nobody reads them, and they would fill up.
+        drop(run.events);
         return Ok(Json(run.report.await?).into_response());
     }
     let body = json!({"run_id": run.run_id, "seq": run.seq});
@@ -64,6 +69,20 @@ pub(super) async fn stop(
     session.stop(mode).await?;
     let body = json!({"id": session.id(), "mode": mode});
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Steer {
+    input: String,
+}
+
+pub(super) async fn steer(
+    KnownSession(session): KnownSession,
+    JsonBody(Steer { input }): JsonBody<Steer>,
+) -> Result<Response, ApiError> {
+    let seq = session.steer(input).await?;
+    Ok((StatusCode::ACCEPTED, Json(json!({"seq": seq}))).into_response())
 }
 
 /// Whether the client asks for events by name; `*/*` asks for nothing in particular.

@@ -7,7 +7,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::AppState;
 use super::body::{JsonBody, StrictQuery};
@@ -26,13 +26,15 @@ const PAGE_MAX: usize = 1000;
 pub(super) struct Open {
     agent: Option<String>,
     id: Option<String>,
+    #[serde(default)]
+    messages: Vec<Value>,
 }
 
 pub(super) async fn open(
     State(state): State<AppState>,
-    JsonBody(Open { agent, id }): JsonBody<Open>,
+    JsonBody(Open { agent, id, messages }): JsonBody<Open>,
 ) -> Result<Response, ApiError> {
-    let session = state.host.open_session(OpenSession { agent, id }).await?;
+    let session = state.host.open_session(OpenSession { agent, id, messages }).await?;
     let id = session.id().as_str();
     let body = json!({"id": id, "agent": session.agent(), "state": SessionState::Idle});
     let mut response = (StatusCode::CREATED, Json(body)).into_response();

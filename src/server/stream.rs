@@ -16,6 +16,10 @@ use crate::telemetry::{Delivery, Subscription};
 /// How much is joined before it is written.
 const WRITE_BYTES_MAX: usize = 64 * 1024;
 
+/// What a client is told whose session ends before the run does.
+const CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
+                      \"message\":\"the session is closed\",\"transient\":false}";
+
 /// The last event of a run.
 const LAST: &str = "stream_end";
 
@@ -47,35 +51,38 @@ fn writes(
             let first = tokio::select! {
                 // What is ready is still written when the server closes.
                 biased;
-                first = events.next() => first?,
+                first = events.next() => first,
                 () = closing.cancelled() => return None,
                 () = tokio::time::sleep(keep_alive) => {
                     return Some((Ok(Bytes::from_static(b": alive\n\n")), Some(events)));
                 }
             };
             let mut text = String::new();
-            let mut ended = append(&mut text, &first);
+            let mut ended = append(&mut text, first.as_ref());
             while !ended && text.len() < WRITE_BYTES_MAX {
-                match events.next().now_or_never() {
-                    Some(Some(next)) => ended = append(&mut text, &next),
-                    Some(None) => ended = true,
-                    None => break,
-                }
+                let Some(next) = events.next().now_or_never() else { break };
+                ended = append(&mut text, next.as_ref());
             }
             Some((Ok(Bytes::from(text)), (!ended).then_some(events)))
         }
     })
 }
 
-/// Adds what a client is shown of a delivery; whether it was the last.
-fn append(text: &mut String, delivery: &Delivery) -> bool {
+/// Adds what a client is shown of a delivery, or of there being none any more; whether it was the
+/// last.
+fn append(text: &mut String, delivery: Option<&Delivery>) -> bool {
     match delivery {
-        Delivery::Event(published) => published.public().fold(false, |ended, event| {
+        Some(Delivery::Event(published)) => published.public().fold(false, |ended, event| {
             append_event(text, event.kind, &event.json);
             ended || event.kind == LAST
         }),
-        Delivery::Lagged => {
+        Some(Delivery::Lagged) => {
             append_event(text, "resync", "{\"type\":\"resync\"}");
+            true
+        }
+        // The session is gone, and the run was not begun or did not come to its end.
+        None => {
+            append_event(text, "error", CLOSED);
             true
         }
     }
@@ -113,7 +120,7 @@ mod tests {
         })
     }
 
-    fn start(bus: &Bus) -> (impl Stream<Item = String> + Unpin, CancellationToken) {
+    fn start(bus: &Bus) -> (impl Stream<Item = String> + Unpin + use<>, CancellationToken) {
         let closing = CancellationToken::new();
         let writes = writes(bus.subscribe(8), ALIVE, closing.clone());
         let texts = writes.map(|bytes| {
@@ -155,6 +162,23 @@ mod tests {
         let write = writes.next().await.expect("a write");
         assert!(write.contains("event: session_stats\n"), "{write}");
         assert!(write.contains("event: stream_end\n") && !write.contains("next run"), "{write}");
+        assert_eq!(writes.next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_session_that_ends_before_the_run_is_told_of() {
+        let bus = Bus::new();
+        let (mut writes, _closing) = start(&bus);
+        bus.publish(text("a"));
+        drop(bus);
+        let write = writes.next().await.expect("a write");
+        let (_, error) = write.split_once("event: error\ndata: ").expect("an error");
+        let error: serde_json::Value = serde_json::from_str(error).expect("parse");
+        assert_eq!(
+            error,
+            serde_json::json!({"type": "error", "code": "session_closed",
+                "message": "the session is closed", "transient": false})
+        );
         assert_eq!(writes.next().await, None);
     }
 

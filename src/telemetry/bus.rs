@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
 use crate::event::Published;
+use crate::types::RunId;
 
 /// Hands a session's events to whoever listens. Dropping it ends every subscriber's stream.
 #[derive(Debug, Default)]
@@ -24,6 +25,8 @@ pub struct Bus {
 
 #[derive(Debug)]
 struct Subscriber {
+    /// Whose events it hears; those of all runs if there is none.
+    run: Option<RunId>,
     queue: mpsc::Sender<Arc<Published>>,
     lagged: Arc<AtomicBool>,
 }
@@ -37,7 +40,7 @@ pub enum Delivery {
     Lagged,
 }
 
-/// The events of one session from the moment of subscribing: a stream of [`Delivery`], which ends
+/// The events of one session, or of one of its runs, from the moment of subscribing: a stream of [`Delivery`], which ends
 /// with the session, or after [`Delivery::Lagged`].
 #[derive(Debug)]
 #[must_use = "a subscription that is dropped hears nothing"]
@@ -55,12 +58,21 @@ impl Bus {
 
     /// Adds a subscriber that may be `capacity` events behind (at least 1).
     pub fn subscribe(&self, capacity: usize) -> Subscription {
+        self.add(None, capacity)
+    }
+
+    /// Adds a subscriber that hears the events of one run alone, which may begin later.
+    pub fn subscribe_to(&self, run: RunId, capacity: usize) -> Subscription {
+        self.add(Some(run), capacity)
+    }
+
+    fn add(&self, run: Option<RunId>, capacity: usize) -> Subscription {
         let (sender, receiver) = mpsc::channel(capacity.max(1));
         let lagged = Arc::new(AtomicBool::new(false));
         let mut subscribers = self.subscribers.lock();
         // An idle session publishes nothing, and those who leave it would never be let go.
         subscribers.retain(|subscriber| !subscriber.queue.is_closed());
-        subscribers.push(Subscriber { queue: sender, lagged: Arc::clone(&lagged) });
+        subscribers.push(Subscriber { run, queue: sender, lagged: Arc::clone(&lagged) });
         drop(subscribers);
         Subscription { queue: receiver, lagged }
     }
@@ -81,14 +93,19 @@ impl Bus {
         }
         let event = Arc::new(event);
         let mut lagged = 0;
-        subscribers.retain(|subscriber| match subscriber.queue.try_send(Arc::clone(&event)) {
-            Ok(()) => true,
-            Err(TrySendError::Closed(_)) => false,
-            Err(TrySendError::Full(_)) => {
-                // The mark is set before the sender is dropped, which is what the reader sees.
-                subscriber.lagged.store(true, Ordering::Release);
-                lagged += 1;
-                false
+        subscribers.retain(|subscriber| {
+            if subscriber.run.as_ref().is_some_and(|run| *run != event.run) {
+                return true;
+            }
+            match subscriber.queue.try_send(Arc::clone(&event)) {
+                Ok(()) => true,
+                Err(TrySendError::Closed(_)) => false,
+                Err(TrySendError::Full(_)) => {
+                    // The mark is set before the sender is dropped, which is what the reader sees.
+                    subscriber.lagged.store(true, Ordering::Release);
+                    lagged += 1;
+                    false
+                }
             }
         });
         lagged
@@ -156,6 +173,21 @@ mod tests {
         bus.publish(event(1));
         drop(bus);
         assert_eq!(texts(late).await, ["1"]);
+    }
+
+    #[tokio::test]
+    async fn a_subscriber_to_a_run_hears_that_run_alone_and_lags_for_no_other() {
+        let bus = Bus::new();
+        let of_run =
+            |run: &str, number| crate::event::Published { run: RunId(run.into()), ..event(number) };
+        let (one, other) = (bus.subscribe_to(RunId("b".into()), 2), bus.subscribe(8));
+        for (number, run) in ["a", "a", "a", "b", "c", "b"].into_iter().enumerate() {
+            assert_eq!(bus.publish(of_run(run, number)), 0);
+        }
+        assert!(!bus.is_idle());
+        drop(bus);
+        assert_eq!(texts(one).await, ["3", "5"]);
+        assert_eq!(texts(other).await.len(), 6);
     }
 
     #[tokio::test]

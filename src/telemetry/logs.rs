@@ -47,6 +47,14 @@ pub fn log(published: &Published) {
         Event::TextReceived { text } => line!(trace, of, text, "text_received"),
         Event::ThinkingReceived { text } => line!(trace, of, text, "thinking_received"),
         Event::TurnStarted => line!(debug, of, "turn_started"),
+        Event::InputQueued { input, waiting } => {
+            line!(info, of, waiting, "input_queued");
+            line!(trace, of, input, "run_input");
+        }
+        Event::RunSteered { input } => {
+            line!(info, of, "run_steered");
+            line!(trace, of, input, "run_input");
+        }
         Event::RunStarted { agent, model, execution } => {
             line!(info, of, agent, model, %execution, "run_started");
         }
@@ -150,6 +158,8 @@ fn call(of: &Published) {
             line!(trace, of, tool_id = %key, reorder_wait_ms, "tool_result_released");
         }
         Event::RunStarted { .. }
+        | Event::InputQueued { .. }
+        | Event::RunSteered { .. }
         | Event::TurnStarted
         | Event::ThinkingReceived { .. }
         | Event::TextReceived { .. }
@@ -570,6 +580,8 @@ mod tests {
         let events = [
             Event::TextReceived { text: secret.into() },
             Event::ThinkingReceived { text: secret.into() },
+            Event::InputQueued { input: secret.into(), waiting: 1 },
+            Event::RunSteered { input: secret.into() },
             Event::CallStarted {
                 call: samples::label(),
                 input_summary: secret.into(),
@@ -593,7 +605,7 @@ mod tests {
             },
         ];
         assert!(!written(LogFormat::Text, "debug", &events).contains(secret));
-        assert_eq!(written(LogFormat::Text, "trace", &events).matches(secret).count(), 6);
+        assert_eq!(written(LogFormat::Text, "trace", &events).matches(secret).count(), 8);
     }
 
     #[test]

@@ -44,7 +44,9 @@ pub struct Metrics {
     repairs: Counter,
     dropped: Counter,
     lagged: Counter,
+    steers: Counter,
     runs_active: Gauge,
+    queued_inputs: Gauge,
     threads_abandoned: Gauge,
     sessions: Vec<(SessionState, Gauge)>,
 
@@ -135,7 +137,9 @@ impl Metrics {
             repairs: counter(names::HISTORY_REPAIRS),
             dropped: counter(names::CALLS_DROPPED),
             lagged: counter(names::SUBSCRIBERS_LAGGED),
+            steers: counter(names::STEERS),
             runs_active: names::RUNS_ACTIVE.gauge(&recorder, &[]),
+            queued_inputs: names::QUEUED_INPUTS.gauge(&recorder, &[]),
             threads_abandoned: names::THREADS_ABANDONED.gauge(&recorder, &[]),
             sessions: SessionState::ALL.into_iter().map(sessions).collect(),
             tools: PerTool::new(&recorder, tools),
@@ -166,6 +170,7 @@ impl Metrics {
         match event {
             Event::TextReceived { .. }
             | Event::ThinkingReceived { .. }
+            | Event::InputQueued { .. }
             | Event::RunStarted { .. }
             | Event::TurnStarted
             | Event::CallOpened { .. }
@@ -177,6 +182,7 @@ impl Metrics {
                 self.approval_wait.record(*waited);
             }
             Event::ConflictFound { rerun, .. } => self.conflicts.increment(*rerun),
+            Event::RunSteered { .. } => self.steers.increment(1),
             Event::CallDetected { latency, .. } => self.detection_latency.record(*latency),
             Event::ArgumentsOdd { oddity, .. } => self.oddities.increment(*oddity),
             Event::CallStarted { early, waited, .. } => {
@@ -230,6 +236,11 @@ impl Metrics {
     /// Sets how many runs are going on.
     pub fn runs_active(&self, count: usize) {
         self.runs_active.set(count as f64);
+    }
+
+    /// Sets how many inputs wait for a run to end.
+    pub fn queued_inputs(&self, count: usize) {
+        self.queued_inputs.set(count as f64);
     }
 
     /// Sets how many threads of blocking tools were given up and have not come back.
@@ -569,6 +580,7 @@ mod tests {
         metrics.sessions(SessionState::Idle, 3);
         metrics.sessions(SessionState::Running, 2);
         metrics.runs_active(2);
+        metrics.queued_inputs(3);
         metrics.threads_abandoned(1);
         metrics.subscribers_lagged(4);
         let page = telemetry.render();
@@ -581,6 +593,7 @@ mod tests {
         assert_eq!(ones(names::ARGUMENTS_ODD.name), 4);
         assert_eq!(ones(names::ATTEMPTS.name), 8);
         assert_eq!(value(&page, "callsheet_sessions{state=\"idle\"}"), 3.0);
+        assert_eq!(value(&page, "callsheet_queued_inputs"), 3.0);
         assert_eq!(value(&page, "callsheet_sessions{state=\"running\"}"), 2.0);
         assert_eq!(value(&page, "callsheet_runs_active"), 2.0);
         assert_eq!(value(&page, "callsheet_threads_abandoned"), 1.0);

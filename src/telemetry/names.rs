@@ -179,8 +179,12 @@ metrics! {
         "Limits that were reached, by their name in the configuration.";
     RUNS "callsheet_runs_total" Kind::Counter, Count, ["run_end"],
         "Runs that are over, by how they ended.";
+    STEERS "callsheet_steers_total" Kind::Counter, Count, [],
+        "Inputs that users gave to a run that was going on.";
     RUNS_ACTIVE "callsheet_runs_active" Kind::Gauge, Count, [],
         "Runs that are going on.";
+    QUEUED_INPUTS "callsheet_queued_inputs" Kind::Gauge, Count, [],
+        "Inputs that wait for a run of their session to end.";
     THREADS_ABANDONED "callsheet_threads_abandoned" Kind::Gauge, Count, [],
         "Threads of blocking tools that were given up and have not come back.";
     SESSIONS "callsheet_sessions" Kind::Gauge, Count, ["state"],

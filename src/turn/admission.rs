@@ -5,7 +5,7 @@ use super::call::{Call, Phase, identity};
 use super::texts;
 use crate::config::OnExcess;
 use crate::event::Oddity;
-use crate::turn::effect::TurnSpec;
+use crate::turn::effect::{TurnRules, TurnSpec};
 use crate::types::{CallKey, ToolOutcome};
 
 /// What becomes of a call when it opens.
@@ -27,21 +27,39 @@ pub(super) enum Opening {
 
 /// Decides on the call at `index` as it opens.
 pub(super) fn at_opening(index: u32, spec: &TurnSpec) -> Opening {
-    if spec.last_request || (!spec.rules.multi_tool_calls && index > 0) {
+    if spec.last_request {
         return Opening::Drop;
     }
-    let kept = match (spec.rules.limits.max_tool_calls_per_turn, spec.rules.limits.on_excess) {
+    match by_rules(index, &spec.rules) {
+        // Every call before one that is kept is kept too.
+        Opening::Keep | Opening::KeepExcess
+            if spec.budget.calls_left.is_some_and(|left| index >= left) =>
+        {
+            Opening::OverBudget
+        }
+        other @ (Opening::Keep
+        | Opening::KeepExcess
+        | Opening::Drop
+        | Opening::DropExcess
+        | Opening::OverBudget
+        | Opening::Fail) => other,
+    }
+}
+
+/// Decides on a call by what holds in every turn of the run.
+pub(super) fn by_rules(index: u32, rules: &TurnRules) -> Opening {
+    if !rules.multi_tool_calls && index > 0 {
+        return Opening::Drop;
+    }
+    match (rules.limits.max_tool_calls_per_turn, rules.limits.on_excess) {
         (None, _) => Opening::Keep,
         (Some(maximum), _) if index < maximum => Opening::Keep,
         (Some(maximum), OnExcess::Answer) if index < maximum.saturating_mul(2) => {
             Opening::KeepExcess
         }
-        (Some(_), OnExcess::Answer | OnExcess::Truncate) => return Opening::DropExcess,
-        (Some(_), OnExcess::Fail) => return Opening::Fail,
-    };
-    // Every call before one that is kept is kept too.
-    let is_over = spec.budget.calls_left.is_some_and(|left| index >= left);
-    if is_over { Opening::OverBudget } else { kept }
+        (Some(_), OnExcess::Answer | OnExcess::Truncate) => Opening::DropExcess,
+        (Some(_), OnExcess::Fail) => Opening::Fail,
+    }
 }
 
 /// Takes in the arguments as they came: once, at the seal (or at the end, for a call that was

@@ -30,11 +30,12 @@ impl Repeats {
         Self { limit, last: None, count: 0 }
     }
 
-    /// Takes in the results of a turn, with their calls.
+    /// Takes in the results of a turn, with their calls; a turn without any repeats nothing.
     pub(super) fn turn(&mut self, results: &[ToolResult]) -> Repeated {
         let Some(limit) = self.limit else { return Repeated::No };
-        let this = Some(fingerprint(results));
-        self.count = if this == self.last { self.count.saturating_add(1) } else { 1 };
+        let this = Some(fingerprint(results)).filter(|_| !results.is_empty());
+        self.count =
+            if this.is_some() && this == self.last { self.count.saturating_add(1) } else { 1 };
         self.last = this;
         let (count, end) = (self.count, limit.saturating_mul(2));
         let hit = |action, note| {

@@ -22,6 +22,7 @@
 //! | `reassembly` | outcomes in any order, released in call order |
 //! | `texts` | what the model is told of calls that did not simply run |
 //! | `resume` | a turn from its records |
+//! | `seeded` | a turn of calls that nobody asked a model for |
 //! | `loops` | turns that repeat themselves |
 //! | `run` | turn after turn, and why that ended |
 #![warn(clippy::indexing_slicing)]
@@ -54,6 +55,7 @@ mod reassembly;
 mod resume;
 mod run;
 mod schedule;
+mod seeded;
 #[cfg(test)]
 mod tests;
 mod texts;
@@ -74,6 +76,7 @@ pub use effect::{
 };
 pub use ending::ended_well;
 pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
+pub use seeded::SeededTurn;
 
 use crate::event::{CallLabel, Event};
 use crate::record::{Ending, ResponseMessage};

@@ -241,10 +241,12 @@ impl Known {
                 self.over_budget |= limit == MAX_TOKENS || limit == MAX_CALLS;
             }
             Record::SessionOpened { .. }
+            | Record::InputQueued { .. }
             | Record::RunStarted { .. }
             | Record::AttemptFailed { kept: true, .. }
             | Record::ApprovalAsked { .. }
             | Record::TurnCommitted { .. }
+            | Record::Steered { .. }
             | Record::StopAsked { .. }
             | Record::RunEnded { .. }
             | Record::SessionClosed => {}

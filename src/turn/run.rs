@@ -12,7 +12,8 @@ const ALL_FAILED: &str = "All tool calls failed. Please check the error messages
 /// A run: from one user input to its end. Told of every turn that is over, it says what is next.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
-    /// Turns that were begun, the last request not counted.
+    /// Turns that were begun, last requests not counted; none while calls run that nobody asked
+    /// the model for.
     turns: Meter,
     /// Calls that are in the history.
     calls: Meter,
@@ -20,10 +21,13 @@ pub struct Run {
     tokens: Meter,
     repeats: Repeats,
     max_failed_turns: Option<u32>,
+    /// Whether it began with calls that nobody asked the model for.
+    seeded: bool,
+    last_requests: u32,
     /// Turns up to now, without a gap, in which every call failed.
     failed_turns: u32,
     stop_after_turn: bool,
-    /// Set once the last request is made: what the run ends with, whatever comes of it.
+    /// Set while the last request is made: what the run ends with, whatever comes of it.
     last_request: Option<RunEnd>,
 }
 
@@ -88,6 +92,8 @@ impl Run {
             tokens: Meter::new(MAX_TOKENS, "tokens", limits.max_tokens_per_run),
             repeats: Repeats::new(limits.repeat_limit),
             max_failed_turns: limits.max_failed_turns,
+            seeded: false,
+            last_requests: 0,
             failed_turns: 0,
             stop_after_turn: false,
             last_request: None,
@@ -97,6 +103,13 @@ impl Run {
     /// Begins the first turn.
     pub fn begin(&mut self) -> TurnPlan {
         self.turns.add(1);
+        TurnPlan { last_request: false }
+    }
+
+    /// Begins with calls that the session was opened with. The model is asked once they are
+    /// answered; their turn counts for no limit.
+    pub fn begin_with_calls(&mut self) -> TurnPlan {
+        self.seeded = true;
         TurnPlan { last_request: false }
     }
 
@@ -112,10 +125,13 @@ impl Run {
         Budget { tokens_left: self.tokens.left(), calls_left }
     }
 
-    /// A turn is over and in the history: what is next?
-    pub fn handle_turn(&mut self, turn: &TurnRecord) -> RunStep {
+    /// A turn is over and in the history: what is next? `steered` says that a user's input came
+    /// while it went on and stands behind it, so that the model has to be asked once more.
+    pub fn handle_turn(&mut self, turn: &TurnRecord, steered: bool) -> RunStep {
         self.tokens.add(turn.usage.total());
-        self.calls.add(turn.results.len() as u64);
+        if self.turns.used() > 0 {
+            self.calls.add(turn.results.len() as u64);
+        }
         let text = turn.message.as_ref().map(|message| message.text.clone()).unwrap_or_default();
         match &turn.end {
             TurnEnd::Cancelled(CancelReason::Stop) => end(RunEnd::Stopped, text),
@@ -128,26 +144,38 @@ impl Run {
                 let error = Some(error.clone());
                 RunStep { limits: Vec::new(), next: Next::End { end: RunEnd::Failed, text, error } }
             }
-            TurnEnd::Finished => match self.last_request {
-                Some(known) => self.answered(known, text),
-                None if turn.results.is_empty() && !text.is_empty() => {
-                    self.answered(RunEnd::Answered, text)
-                }
-                None if self.stop_after_turn => end(RunEnd::Stopped, text),
-                None => match self.tokens.used_up("ended") {
-                    Some(hit) => RunStep { limits: vec![hit], ..end(RunEnd::Budget, text) },
-                    None if turn.results.is_empty() => self.ask_last(RunEnd::Answered),
-                    None => self.next_turn(turn, text),
-                },
-            },
+            TurnEnd::Finished => self.after_finished(turn, text, steered),
         }
     }
 
-    /// Turns that were begun, the last request included.
+    /// Turns that were begun, last requests and the turn of the session's own calls included.
     #[must_use]
     pub fn turns(&self) -> u32 {
-        let turns = self.turns.used().saturating_add(u64::from(self.last_request.is_some()));
-        u32::try_from(turns).unwrap_or(u32::MAX)
+        let turns = u32::try_from(self.turns.used()).unwrap_or(u32::MAX);
+        turns.saturating_add(u32::from(self.seeded)).saturating_add(self.last_requests)
+    }
+
+    fn after_finished(&mut self, turn: &TurnRecord, text: String, steered: bool) -> RunStep {
+        match self.last_request {
+            // It was asked for because the text was empty, not because a limit was reached.
+            Some(RunEnd::Answered) if steered => self.last_request = None,
+            Some(known) => return self.answered(known, text),
+            None => {}
+        }
+        let calls = !turn.results.is_empty();
+        if !calls && !text.is_empty() && !steered {
+            return self.answered(RunEnd::Answered, text);
+        }
+        if self.stop_after_turn {
+            return end(RunEnd::Stopped, text);
+        }
+        if let Some(hit) = self.tokens.used_up("ended") {
+            return RunStep { limits: vec![hit], ..end(RunEnd::Budget, text) };
+        }
+        if self.turns.used() == 0 {
+            return RunStep { limits: Vec::new(), next: Next::Turn(self.begin()) };
+        }
+        if calls || steered { self.next_turn(turn, text) } else { self.ask_last(RunEnd::Answered) }
     }
 
     /// An answer stands whatever it cost.
@@ -156,9 +184,11 @@ impl Run {
         RunStep { limits, ..end(why, text) }
     }
 
-    /// After a turn with calls.
+    /// After a turn with calls, or one to which a user's input came.
     fn next_turn(&mut self, turn: &TurnRecord, text: String) -> RunStep {
-        let all_failed = turn.results.iter().all(|r| r.outcome.status != ToolStatus::Ok);
+        let results = &turn.results;
+        let all_failed =
+            !results.is_empty() && results.iter().all(|r| r.outcome.status != ToolStatus::Ok);
         self.failed_turns = if all_failed { self.failed_turns + 1 } else { 0 };
         if let Some(maximum) = self.max_failed_turns.filter(|max| self.failed_turns >= *max) {
             let hit = LimitHit {
@@ -172,7 +202,7 @@ impl Run {
             return RunStep { limits: vec![hit], ..step };
         }
         let mut limits = Vec::new();
-        match self.repeats.turn(&turn.results) {
+        match self.repeats.turn(results) {
             Repeated::No => {}
             Repeated::Told(hit) => limits.push(hit),
             Repeated::Ended(hit) => {
@@ -183,15 +213,18 @@ impl Run {
             limits.push(hit);
             return RunStep { limits, ..self.ask_last(RunEnd::MaxTurns) };
         }
-        // Told before the next turn is counted as begun.
-        let meters = [&mut self.turns, &mut self.calls, &mut self.tokens];
-        limits.extend(meters.into_iter().filter_map(Meter::half_used));
+        // Told before the next turn is counted as begun, and where there is a result to tell it with.
+        if !results.is_empty() {
+            let meters = [&mut self.turns, &mut self.calls, &mut self.tokens];
+            limits.extend(meters.into_iter().filter_map(Meter::half_used));
+        }
         self.turns.add(1);
         RunStep { limits, next: Next::Turn(TurnPlan { last_request: false }) }
     }
 
     fn ask_last(&mut self, end: RunEnd) -> RunStep {
         self.last_request = Some(end);
+        self.last_requests += 1;
         RunStep { limits: Vec::new(), next: Next::Turn(TurnPlan { last_request: true }) }
     }
 }
@@ -286,28 +319,28 @@ mod tests {
 
     #[test]
     fn a_text_without_calls_is_the_answer() {
-        assert_eq!(run(3).handle_turn(&turn("noon", 0)), ended(RunEnd::Answered, "noon"));
+        assert_eq!(run(3).handle_turn(&turn("noon", 0), false), ended(RunEnd::Answered, "noon"));
     }
 
     #[test]
     fn out_of_turns_a_final_answer_is_asked_for_and_the_end_stays_max_turns() {
         let mut run = run(3);
-        assert_eq!(run.handle_turn(&turn("", 1)), another(false));
+        assert_eq!(run.handle_turn(&turn("", 1), false), another(false));
         let half = hit("max_turns", 2, 3, "half_used");
         let half = noted(half, "[callsheet: 1 of 3 turns is left]");
         let next = RunStep { limits: vec![half], ..another(false) };
-        assert_eq!(run.handle_turn(&new_calls(1, 1)), next);
+        assert_eq!(run.handle_turn(&new_calls(1, 1), false), next);
         let limits = vec![hit("max_turns", 3, 3, "final_answer")];
-        assert_eq!(run.handle_turn(&turn("", 1)), RunStep { limits, ..another(true) });
-        assert_eq!(run.handle_turn(&turn("so far", 0)), ended(RunEnd::MaxTurns, "so far"));
+        assert_eq!(run.handle_turn(&turn("", 1), false), RunStep { limits, ..another(true) });
+        assert_eq!(run.handle_turn(&turn("so far", 0), false), ended(RunEnd::MaxTurns, "so far"));
         assert_eq!(run.turns(), 4);
     }
 
     #[test]
     fn after_an_empty_answer_the_model_is_asked_once_more() {
         let mut run = run(2);
-        assert_eq!(run.handle_turn(&turn("", 0)), another(true));
-        assert_eq!(run.handle_turn(&turn("", 0)), ended(RunEnd::Answered, ""));
+        assert_eq!(run.handle_turn(&turn("", 0), false), another(true));
+        assert_eq!(run.handle_turn(&turn("", 0), false), ended(RunEnd::Answered, ""));
     }
 
     #[test]
@@ -318,14 +351,14 @@ mod tests {
             ..turn("", 0)
         };
         for turn in [failed(2), failed(1), mixed, failed(1), failed(3)] {
-            assert_eq!(run.handle_turn(&turn), another(false));
+            assert_eq!(run.handle_turn(&turn, false), another(false));
         }
         let limits = vec![hit("max_failed_turns", 3, 3, "ended")];
         let over = RunStep { limits, ..ended(RunEnd::AllToolsFailed, ALL_FAILED) };
-        assert_eq!(run.handle_turn(&failed(1)), over);
+        assert_eq!(run.handle_turn(&failed(1), false), over);
         let mut at_once = Run::new(&Limits { max_failed_turns: Some(1), ..Limits::default() });
         at_once.begin();
-        assert_eq!(at_once.handle_turn(&failed(1)).next, over.next);
+        assert_eq!(at_once.handle_turn(&failed(1), false).next, over.next);
         let mut never = Run::new(&Limits {
             max_turns: None,
             max_failed_turns: None,
@@ -334,7 +367,7 @@ mod tests {
         });
         never.begin();
         for _ in 0..8 {
-            assert_eq!(never.handle_turn(&failed(1)), another(false));
+            assert_eq!(never.handle_turn(&failed(1), false), another(false));
         }
     }
 
@@ -347,42 +380,42 @@ mod tests {
             run
         };
         let mut run = begun();
-        assert_eq!(run.handle_turn(&costing(new_calls(1, 1), 49)), another(false));
+        assert_eq!(run.handle_turn(&costing(new_calls(1, 1), 49), false), another(false));
         assert_eq!(run.budget(), Budget { tokens_left: Some(51), calls_left: None });
         let half = hit(MAX_TOKENS, 60, 100, "half_used");
         let half = noted(half, "[callsheet: 40 of 100 tokens are left]");
         let next = RunStep { limits: vec![half], ..another(false) };
-        assert_eq!(run.handle_turn(&costing(new_calls(2, 1), 11)), next);
+        assert_eq!(run.handle_turn(&costing(new_calls(2, 1), 11), false), next);
         let mut answered = run.clone();
         let over = |value, action| vec![hit(MAX_TOKENS, value, 100, action)];
         let step = RunStep { limits: over(100, "ended"), ..ended(RunEnd::Budget, "so far") };
-        assert_eq!(run.handle_turn(&costing(turn("so far", 1), 40)), step);
+        assert_eq!(run.handle_turn(&costing(turn("so far", 1), 40), false), step);
         let step = RunStep { limits: over(101, "answer_kept"), ..ended(RunEnd::Answered, "noon") };
-        assert_eq!(answered.handle_turn(&costing(turn("noon", 0), 41)), step);
+        assert_eq!(answered.handle_turn(&costing(turn("noon", 0), 41), false), step);
         // There is nothing to ask for an answer with.
         let step = RunStep { limits: over(100, "ended"), ..ended(RunEnd::Budget, "") };
-        assert_eq!(begun().handle_turn(&costing(turn("", 0), 100)), step);
+        assert_eq!(begun().handle_turn(&costing(turn("", 0), 100), false), step);
         let cancelled = TurnEnd::Cancelled(CancelReason::Budget);
         let cut = costing(TurnRecord { end: cancelled, ..turn("part", 1) }, 120);
-        assert_eq!(begun().handle_turn(&cut), ended(RunEnd::Budget, "part"));
+        assert_eq!(begun().handle_turn(&cut, false), ended(RunEnd::Budget, "part"));
     }
 
     #[test]
     fn calls_are_counted_over_the_run_and_the_model_is_told_once_what_is_left() {
         let mut run = Run::new(&Limits { max_tool_calls_per_run: Some(5), ..Limits::default() });
         run.begin();
-        assert_eq!(run.handle_turn(&new_calls(1, 2)), another(false));
+        assert_eq!(run.handle_turn(&new_calls(1, 2), false), another(false));
         let mut all_at_once = run.clone();
         let half = hit(MAX_CALLS, 4, 5, "half_used");
         let half = noted(half, "[callsheet: 1 of 5 tool calls is left]");
         let next = RunStep { limits: vec![half], ..another(false) };
-        assert_eq!(run.handle_turn(&new_calls(2, 2)), next);
-        assert_eq!(run.handle_turn(&new_calls(3, 1)), another(false));
+        assert_eq!(run.handle_turn(&new_calls(2, 2), false), next);
+        assert_eq!(run.handle_turn(&new_calls(3, 1), false), another(false));
         assert_eq!(run.budget(), Budget { tokens_left: None, calls_left: Some(0) });
         let none = hit(MAX_CALLS, 5, 5, "told");
         let none = noted(none, "[callsheet: 0 of 5 tool calls are left]");
         let next = RunStep { limits: vec![none], ..another(false) };
-        assert_eq!(all_at_once.handle_turn(&new_calls(2, 3)), next);
+        assert_eq!(all_at_once.handle_turn(&new_calls(2, 3), false), next);
     }
 
     #[test]
@@ -402,38 +435,38 @@ mod tests {
             RunStep { limits, ..another(false) }
         };
         let mut run = begun(Some(2));
-        assert_eq!(run.handle_turn(&turn("", 2)), another(false));
+        assert_eq!(run.handle_turn(&turn("", 2), false), another(false));
         // Other results, other arguments, other calls: the count begins anew.
         let mut answered_otherwise = turn("", 2);
         answered_otherwise.results[1].outcome = ToolOutcome::ok("one");
         for other in [answered_otherwise, new_calls(1, 2), turn("", 1), turn("", 2)] {
-            assert_eq!(run.handle_turn(&other), another(false));
+            assert_eq!(run.handle_turn(&other, false), another(false));
         }
-        assert_eq!(run.handle_turn(&turn("", 2)), told(2, 4));
-        assert_eq!(run.handle_turn(&turn("", 2)), another(false));
+        assert_eq!(run.handle_turn(&turn("", 2), false), told(2, 4));
+        assert_eq!(run.handle_turn(&turn("", 2), false), another(false));
         let limits = vec![hit("repeat_limit", 4, 2, "ended")];
         let over = RunStep { limits, ..ended(RunEnd::LoopDetected, "again") };
-        assert_eq!(run.handle_turn(&turn("again", 2)), over);
+        assert_eq!(run.handle_turn(&turn("again", 2), false), over);
         let mut never = begun(None);
         for _ in 0..20 {
-            assert_eq!(never.handle_turn(&turn("", 1)), another(false));
+            assert_eq!(never.handle_turn(&turn("", 1), false), another(false));
         }
         // One turn alone repeats nothing, and the second is twice one.
         let mut at_once = begun(Some(1));
-        assert_eq!(at_once.handle_turn(&turn("", 1)), another(false));
+        assert_eq!(at_once.handle_turn(&turn("", 1), false), another(false));
         let limits = vec![hit("repeat_limit", 2, 1, "ended")];
         let over = RunStep { limits, ..ended(RunEnd::LoopDetected, "") };
-        assert_eq!(at_once.handle_turn(&turn("", 1)), over);
+        assert_eq!(at_once.handle_turn(&turn("", 1), false), over);
     }
 
     #[test]
     fn a_stop_after_the_turn_lets_an_answer_be_one() {
         let mut stopped = run(5);
         stopped.handle_stop_after_turn();
-        assert_eq!(stopped.handle_turn(&turn("wait", 1)), ended(RunEnd::Stopped, "wait"));
+        assert_eq!(stopped.handle_turn(&turn("wait", 1), false), ended(RunEnd::Stopped, "wait"));
         let mut answered = run(5);
         answered.handle_stop_after_turn();
-        assert_eq!(answered.handle_turn(&turn("noon", 0)), ended(RunEnd::Answered, "noon"));
+        assert_eq!(answered.handle_turn(&turn("noon", 0), false), ended(RunEnd::Answered, "noon"));
     }
 
     #[test]
@@ -445,7 +478,81 @@ mod tests {
             (CancelReason::Budget, RunEnd::Budget),
         ] {
             let cancelled = TurnRecord { end: TurnEnd::Cancelled(why), ..turn("part", 1) };
-            assert_eq!(run(3).handle_turn(&cancelled), ended(end, "part"));
+            assert_eq!(run(3).handle_turn(&cancelled, false), ended(end, "part"));
         }
+    }
+
+    #[test]
+    fn what_was_said_meanwhile_takes_another_turn() {
+        for said in [turn("noon", 0), turn("", 0), turn("wait", 1)] {
+            let mut run = run(3);
+            assert_eq!(run.handle_turn(&said, true), another(false));
+            assert_eq!(run.handle_turn(&turn("one", 0), false), ended(RunEnd::Answered, "one"));
+            assert_eq!(run.turns(), 2);
+        }
+    }
+
+    #[test]
+    fn what_was_said_meanwhile_gives_no_more_turns_than_there_are() {
+        let mut run = run(1);
+        let limits = vec![hit("max_turns", 1, 1, "final_answer")];
+        let last = RunStep { limits, ..another(true) };
+        assert_eq!(run.handle_turn(&turn("noon", 0), true), last);
+        assert_eq!(run.handle_turn(&turn("one", 0), true), ended(RunEnd::MaxTurns, "one"));
+        assert_eq!(run.turns(), 2);
+    }
+
+    #[test]
+    fn a_last_request_after_an_empty_answer_is_not_the_last_if_more_was_said() {
+        let mut run = run(3);
+        assert_eq!(run.handle_turn(&turn("", 0), false), another(true));
+        assert_eq!(run.handle_turn(&turn("noon", 0), true), another(false));
+        assert_eq!(run.handle_turn(&turn("", 0), false), another(true));
+        assert_eq!(run.handle_turn(&turn("", 0), false), ended(RunEnd::Answered, ""));
+        assert_eq!(run.turns(), 4);
+    }
+
+    #[test]
+    fn a_stop_wins_over_what_was_said_meanwhile() {
+        for said in [turn("noon", 0), turn("", 0), turn("", 1)] {
+            let text = said.message.as_ref().unwrap().text.clone();
+            let mut stopped = run(5);
+            stopped.handle_stop_after_turn();
+            assert_eq!(stopped.handle_turn(&said, true), ended(RunEnd::Stopped, &text));
+        }
+        let refused = TurnRecord { end: TurnEnd::Refused, ..turn("no", 0) };
+        assert_eq!(run(5).handle_turn(&refused, true), ended(RunEnd::Refused, "no"));
+        let mut failing = run(5);
+        for _ in 0..2 {
+            assert_eq!(failing.handle_turn(&failed(1), true), another(false));
+        }
+        assert_eq!(
+            failing.handle_turn(&failed(1), true).next,
+            ended(RunEnd::AllToolsFailed, ALL_FAILED).next
+        );
+    }
+
+    #[test]
+    fn an_answer_between_turns_that_failed_begins_the_count_anew() {
+        let mut run = run(9);
+        for (turn, steered) in [(failed(1), false), (failed(1), false), (turn("noon", 0), true)] {
+            assert_eq!(run.handle_turn(&turn, steered), another(false));
+        }
+        assert_eq!(run.handle_turn(&failed(1), false), another(false));
+    }
+
+    #[test]
+    fn the_turn_of_the_sessions_own_calls_counts_for_no_limit() {
+        let limits = Limits { max_turns: Some(1), max_failed_turns: Some(1), ..Limits::default() };
+        let mut run = Run::new(&limits);
+        assert_eq!(run.begin_with_calls(), TurnPlan { last_request: false });
+        assert_eq!(run.turns(), 1);
+        assert_eq!(run.handle_turn(&failed(2), true), another(false));
+        assert_eq!(run.handle_turn(&turn("noon", 0), false), ended(RunEnd::Answered, "noon"));
+        assert_eq!(run.turns(), 2);
+        let mut stopped = Run::new(&limits);
+        stopped.begin_with_calls();
+        stopped.handle_stop_after_turn();
+        assert_eq!(stopped.handle_turn(&turn("", 1), true), ended(RunEnd::Stopped, ""));
     }
 }

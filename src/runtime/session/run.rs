@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ractor::{Actor, ActorCell, ActorId, ActorRef, SpawnErr};
@@ -13,17 +12,26 @@ use super::State;
 use crate::event::{Event, RunStats};
 use crate::record::{Record, Seq};
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
+use crate::runtime::agent::Agent;
 use crate::runtime::gauge::Held;
 use crate::runtime::ids;
 use crate::runtime::message::{
-    Accumulator, AccumulatorMessage, RunAccepted, SessionMessage, StreamMessage, SupervisorMessage,
-    TurnStart,
+    Accumulator, AccumulatorMessage, SessionMessage, StreamMessage, SupervisorMessage, TurnStart,
 };
 use crate::runtime::report::{CallReport, Messages, RunReport};
 use crate::runtime::stream::{StreamActor, StreamSetup};
 use crate::runtime::supervisor::{SupervisorSetup, ToolSupervisor};
 use crate::turn::{CancelReason, LimitHit, Next, Run, RunStep, TurnPlan, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
+
+/// A run that is accepted and has not begun.
+pub(super) struct NewRun {
+    pub(super) id: RunId,
+    pub(super) input: String,
+    /// The agent as the run has it.
+    pub(super) agent: Arc<Agent>,
+    pub(super) report: oneshot::Sender<RunReport>,
+}
 
 /// The run that goes on.
 pub(super) struct ActiveRun {
@@ -47,7 +55,7 @@ pub(super) struct ActiveRun {
     report: oneshot::Sender<RunReport>,
     /// How long it has waited for people and for nothing else.
     people: Duration,
-    _place: Held,
+    place: Held,
 }
 
 /// The three actors of a run.
@@ -98,21 +106,19 @@ impl State {
         Ok(RunActors { stream, accumulator, supervisor })
     }
 
-    pub(super) fn begin_run(
-        &mut self,
-        input: String,
-        actors: RunActors,
-        place: Held,
-    ) -> RunAccepted {
-        let id = ids::run_id();
+    pub(super) fn begin_run(&mut self, run: NewRun, actors: RunActors, place: Held) -> Seq {
+        let NewRun { id, input, agent: _, report } = run;
         let first_message = self.history.messages().len();
-        let record = Record::RunStarted { run_id: id.clone(), input: input.clone() };
-        let (seq, _) = self.log.append(vec![record], || ());
-        self.history.push_user(input);
+        let seeded = self.seeded_turn();
+        let mut records = vec![Record::RunStarted { run_id: id.clone(), input: input.clone() }];
+        records.extend(seeded.iter().map(|seeded| seeded.response.clone()));
+        let behind = records.len() as u64 - 1;
+        let (last, _) = self.log.append(records, || ());
+        let seq = Seq(last.0 - behind);
+        self.history.begin_run(input);
         let began = Instant::now();
-        let (report, receiver) = oneshot::channel();
         let mut machine = Run::new(self.run_agent.limits());
-        let plan = machine.begin();
+        let plan = if seeded.is_some() { machine.begin_with_calls() } else { machine.begin() };
         self.run = Some(Box::new(ActiveRun {
             id: id.clone(),
             machine,
@@ -129,7 +135,7 @@ impl State {
             calls: Vec::new(),
             report,
             people: Duration::ZERO,
-            _place: place,
+            place,
         }));
         let rules = &self.run_agent.rules;
         let event = Event::RunStarted {
@@ -138,8 +144,11 @@ impl State {
             execution: rules.execution,
         };
         self.publisher.publish(&id, self.turn, event);
-        self.begin_turn(plan);
-        RunAccepted { run_id: id, seq, report: receiver }
+        match seeded {
+            Some(seeded) => self.begin_seeded_turn(plan, seeded, seq),
+            None => self.begin_turn(plan),
+        }
+        seq
     }
 
     fn begin_turn(&mut self, plan: TurnPlan) {
@@ -208,6 +217,7 @@ impl State {
     pub(super) fn write(&mut self, record: TurnRecord) -> Option<RunStep> {
         let run = self.run.as_mut()?;
         let bytes_max = self.run_agent.limits().max_result_bytes;
+        let steered = self.history.undelivered() > 0;
         self.history.commit(record.number, record.message.as_ref(), &record.results, bytes_max);
         for result in &record.results {
             self.variables.apply(&result.writes);
@@ -221,7 +231,7 @@ impl State {
         stats.overlap += times.overlap;
         stats.overhead += times.overhead;
         run.people += times.people;
-        let step = run.machine.handle_turn(&record);
+        let step = run.machine.handle_turn(&record, steered);
         // A report that nobody waits for is not made.
         if !run.report.is_closed() {
             let report = |result| CallReport::new(run.id.clone(), record.usage, result);
@@ -231,7 +241,7 @@ impl State {
     }
 
     /// Tells the user of a limit, and the model what it is to know of it.
-    fn tell_limit(&mut self, hit: LimitHit) {
+    pub(super) fn tell_limit(&mut self, hit: LimitHit) {
         let Some(run) = &self.run else { return };
         let LimitHit { limit, value, maximum, action, note } = hit;
         if let Some(note) = &note {
@@ -248,6 +258,7 @@ impl State {
         let Some(run) = self.run.take() else { return };
         let ActiveRun { id, machine, actors, began, first_message, mut stats, calls, .. } = *run;
         let report = run.report;
+        self.history.end_run();
         stats.turns = machine.turns();
         stats.duration = began.elapsed();
         let record = Record::RunEnded { run_id: id.clone(), end, error: error.clone() };
@@ -269,8 +280,7 @@ impl State {
             }
             Err(_) => actors.accumulator.stop(None),
         }
-        self.running.store(false, Ordering::Release);
-        drop(run._place);
+        self.hand_on(run.place);
         self.shared.show_counts();
         if !report.is_closed() {
             let all = self.history.messages().to_vec();

@@ -6,7 +6,7 @@ use crate::record::StopMode;
 use crate::types::RunEnd;
 
 fn named(id: &str) -> OpenSession {
-    OpenSession { agent: None, id: Some(id.into()) }
+    OpenSession { id: Some(id.into()), ..OpenSession::default() }
 }
 
 #[tokio::test]
@@ -18,7 +18,7 @@ async fn sessions_are_opened_by_name_and_closed() {
     assert_eq!(host.open_session(named("b")).await.unwrap_err(), HostError::SessionExists);
     let error = host.open_session(named("no name")).await.unwrap_err();
     assert_eq!(error, HostError::InvalidSessionId);
-    let open = OpenSession { agent: Some("nobody".into()), id: None };
+    let open = OpenSession { agent: Some("nobody".into()), ..OpenSession::default() };
     let error = host.open_session(open).await.unwrap_err();
     assert_eq!(error, HostError::UnknownAgent("nobody".into()));
     host.open_session(named("a")).await.unwrap();

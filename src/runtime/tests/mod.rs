@@ -2,6 +2,7 @@
 
 mod client;
 mod hostile;
+mod inputs;
 mod limits;
 mod provider;
 mod recovery;

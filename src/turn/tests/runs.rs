@@ -103,7 +103,7 @@ proptest! {
             last_calls.clone_from(&brief.calls);
             let record = brief.record();
             tokens += brief.tokens;
-            let step = run.handle_turn(&record);
+            let step = run.handle_turn(&record, false);
             for hit in &step.limits {
                 *told.entry((hit.limit, hit.action)).or_default() += 1;
                 let half = hit.action == "half_used";

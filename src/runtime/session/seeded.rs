@@ -1,0 +1,38 @@
+//! The first turn of a session that was opened with calls which nobody has answered.
+
+use super::State;
+use crate::event::{CallLabel, Event};
+use crate::record::{Record, Seq};
+use crate::turn::{SeededTurn, TurnPlan};
+
+impl State {
+    /// What the next run begins with instead of a request, if there is something.
+    pub(super) fn seeded_turn(&self) -> Option<SeededTurn> {
+        let calls = self.history.open_calls()?;
+        Some(SeededTurn::new(self.turn + 1, calls, &self.run_agent.rules))
+    }
+
+    /// Begins the turn, whose response is recorded right behind `after`.
+    pub(super) fn begin_seeded_turn(&mut self, plan: TurnPlan, seeded: SeededTurn, after: Seq) {
+        self.turn += 1;
+        let Some(run) = self.run.as_mut() else { return };
+        run.plan = plan;
+        run.turn_after = after;
+        let id = run.id.clone();
+        self.publisher.publish(&id, self.turn, Event::TurnStarted);
+        if let Record::ResponseEnded { message, .. } = &seeded.response {
+            for call in &message.calls {
+                let call = CallLabel {
+                    key: call.key,
+                    provider_id: call.provider_id.clone(),
+                    name: call.name.clone(),
+                };
+                self.publisher.publish(&id, self.turn, Event::CallOpened { call });
+            }
+        }
+        if let Some(limit) = seeded.limit {
+            self.tell_limit(limit);
+        }
+        self.hand_out_turn(Some(vec![seeded.response]));
+    }
+}

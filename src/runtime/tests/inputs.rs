@@ -1,0 +1,233 @@
+//! What users say while a run goes on is neither lost nor doubled, whenever it comes, and the
+//! records say the same as the session.
+
+use super::provider::{Reply, says, text};
+use super::*;
+use crate::context::History;
+use crate::journal::{Acknowledge, Appended, Entry};
+use crate::message::Message;
+use crate::record::{Record, Seq};
+use crate::types::RunEnd;
+
+/// An engine that does something right before the turn's commit is recorded or right behind, in
+/// either case before the session hears of the commit.
+#[derive(Default)]
+struct Moment {
+    inner: MemoryJournal,
+    before: parking_lot::Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    after: parking_lot::Mutex<Option<Box<dyn FnOnce() + Send>>>,
+}
+
+impl std::fmt::Debug for Moment {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Moment").finish_non_exhaustive()
+    }
+}
+
+impl Journal for Moment {
+    fn append(&self, session: &SessionId, batch: Vec<Entry>, then: Acknowledge) -> Appended {
+        let commits = batch.iter().any(|e| matches!(e.record, Record::TurnCommitted { .. }));
+        if commits && let Some(act) = self.before.lock().take() {
+            act();
+        }
+        let appended = self.inner.append(session, batch, then);
+        if commits && let Some(act) = self.after.lock().take() {
+            act();
+        }
+        appended
+    }
+
+    fn entries_since(&self, session: &SessionId, after: Seq) -> Vec<Entry> {
+        self.inner.entries_since(session, after)
+    }
+
+    fn remove(&self, session: &SessionId) {
+        self.inner.remove(session);
+    }
+}
+
+fn contents(messages: &[Arc<Message>]) -> Vec<String> {
+    let contents = messages.iter().map(|message| match message.as_ref() {
+        Message::User { content } | Message::Tool { content, .. } => content.clone(),
+        Message::Assistant { text, .. } => text.clone(),
+    });
+    contents.collect()
+}
+
+/// What the records say of a session's history.
+fn folded(journal: &dyn Journal, session: &SessionHandle) -> Vec<Arc<Message>> {
+    let entries = journal.entries_since(session.id(), Seq(0));
+    let records: Vec<_> = entries.into_iter().map(|entry| entry.record).collect();
+    History::fold(&records, 65_536).messages().to_vec()
+}
+
+async fn answering() -> Provider {
+    Provider::new(|n, _| Reply::Sse(says(["one", "two", "three"][n.min(2)]))).await
+}
+
+async fn said_at(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + Send>)) {
+    let provider = answering().await;
+    let journal = Arc::new(Moment::default());
+    let setup = setup(&provider, Registry::new(), |_| ());
+    let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let steer = {
+        let actor = session.actor().clone();
+        move || {
+            let (reply, _) = ractor::concurrency::oneshot();
+            let input = "more".to_owned();
+            actor.cast(SessionMessage::Steer { input, reply: reply.into() }).unwrap();
+        }
+    };
+    choose(&journal, Box::new(steer));
+    let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+    assert_eq!((report.run_end, report.turns), (RunEnd::Answered, 2));
+    assert_eq!(contents(report.run_messages()), ["go", "one", "more", "two"]);
+    assert_eq!(folded(&*journal, &session), session.snapshot().await.unwrap().history);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn it_may_come_as_the_turn_is_committed() {
+    said_at(|journal, steer| *journal.before.lock() = Some(steer)).await;
+    said_at(|journal, steer| *journal.after.lock() = Some(steer)).await;
+}
+
+#[tokio::test]
+async fn a_death_neither_loses_nor_doubles_it() {
+    for which in 0..3 {
+        let provider = Provider::new(|n, _| match n {
+            0 => Reply::Stall(vec![text("lost ")]),
+            _ => Reply::Sse(says(["one", "two"][n - 1])),
+        })
+        .await;
+        let journal = Arc::new(MemoryJournal::new());
+        let setup = setup(&provider, Registry::new(), |_| ());
+        let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+        let session = session(&host).await;
+        let run = session.start_run("go").await.unwrap();
+        until("the stream is open", || provider.open() == 1).await;
+        session.steer("before").await.unwrap();
+        let actors = session.ask(|reply| SessionMessage::NameActors { reply }).await.unwrap();
+        actors.unwrap()[which].kill();
+        session.steer("after").await.unwrap();
+        let report = timeout(SOON, run.report).await.unwrap().unwrap();
+        assert_eq!(report.run_end, RunEnd::Answered);
+        assert_eq!(contents(report.run_messages()), ["go", "one", "before", "after", "two"]);
+        assert_eq!(folded(&*journal, &session), session.snapshot().await.unwrap().history);
+        nothing_left(&host).await;
+    }
+}
+
+/// Steers at times that nobody chose: whatever the moment, the input is in the history once, the
+/// model has heard it unless the run was over, and the records agree.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_any_time() {
+    let provider = Provider::new(|n, _| Reply::Sse(says(&format!("answer {n}")))).await;
+    let journal = Arc::new(MemoryJournal::new());
+    let setup = setup(&provider, Registry::new(), |_| ());
+    let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let (mut taken, mut late) = (0, 0);
+    for n in 0..60_u64 {
+        let run = session.start_run("go").await.unwrap();
+        sleep(Duration::from_micros(n * 97 % 3000)).await;
+        let steered = session.steer("more").await;
+        let report = timeout(SOON, run.report).await.unwrap().unwrap();
+        let said = contents(report.run_messages());
+        let steers = said.iter().filter(|text| *text == "more").count();
+        match steered {
+            Ok(_) => {
+                assert_eq!((steers, said.len(), report.turns), (1, 4, 2), "{said:?}");
+                taken += 1;
+            }
+            Err(HostError::NoRun) => {
+                assert_eq!((steers, said.len()), (0, 2), "{said:?}");
+                late += 1;
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    assert_eq!(taken + late, 60);
+    assert!(taken > 0, "some came in time");
+    assert_eq!(folded(&*journal, &session), session.snapshot().await.unwrap().history);
+}
+
+#[tokio::test]
+async fn what_waits_is_in_the_records_in_its_turn() {
+    let provider = Provider::new(|n, _| match n {
+        0 => Reply::Stall(vec![text("so far")]),
+        _ => Reply::Sse(says("two")),
+    })
+    .await;
+    let journal = Arc::new(MemoryJournal::new());
+    let setup = setup(&provider, Registry::new(), |_| ());
+    let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let first = session.start_run("go").await.unwrap();
+    until("the stream is open", || provider.open() == 1).await;
+    let request = RunRequest { queue: true, ..RunRequest::from("next") };
+    let second = session.start_run(request).await.unwrap();
+    session.steer("more").await.unwrap();
+    session.stop(crate::record::StopMode::Now).await.unwrap();
+    assert_eq!(first.report.await.unwrap().run_end, RunEnd::Stopped);
+    let report = timeout(SOON, second.report).await.unwrap().unwrap();
+    assert_eq!((report.run_id, report.run_end), (second.run_id.clone(), RunEnd::Answered));
+    let entries = journal.entries_since(session.id(), Seq(0));
+    let place = |is_it: &dyn Fn(&Record) -> bool| {
+        entries.iter().find(|entry| is_it(&entry.record)).expect("a record").seq
+    };
+    let queued = place(&|record| matches!(record, Record::InputQueued { .. }));
+    let ended = place(&|record| matches!(record, Record::RunEnded { .. }));
+    let started = place(
+        &|record| matches!(record, Record::RunStarted { run_id, .. } if *run_id == second.run_id),
+    );
+    assert_eq!(queued, second.seq);
+    assert!(queued < ended && ended < started);
+    let history = session.snapshot().await.unwrap().history;
+    assert_eq!(contents(&history), ["go", "so far", "more", "next", "two"]);
+    assert_eq!(folded(&*journal, &session), history);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_death_during_the_calls_that_a_session_was_opened_with_repeats_no_effect() {
+    for which in [1, 2] {
+        let provider = answering().await;
+        let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let pay = tool(ToolSpec { effect: Default::default(), ..spec("pay") }, {
+            let begun = Arc::clone(&begun);
+            move |_| {
+                begun.fetch_add(1, Ordering::SeqCst);
+                std::future::pending()
+            }
+        });
+        let journal = Arc::new(MemoryJournal::new());
+        let setup = setup(&provider, registry([pay, echo("echo")]), |_| ());
+        let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+        let calls = ["pay", "echo"].map(|name| {
+            json!({"id": name, "type": "function", "function": {"name": name, "arguments": "{}"}})
+        });
+        let messages = vec![json!({"role": "assistant", "content": "", "tool_calls": calls})];
+        let open = OpenSession { messages, ..OpenSession::default() };
+        let session = host.open_session(open).await.unwrap();
+        assert_eq!(session.snapshot().await.unwrap().history.len(), 1);
+        let run = session.start_run("go").await.unwrap();
+        until("the call runs", {
+            let begun = Arc::clone(&begun);
+            move || begun.load(Ordering::SeqCst) == 1
+        })
+        .await;
+        let actors = session.ask(|reply| SessionMessage::NameActors { reply }).await.unwrap();
+        actors.unwrap()[which].kill();
+        let report = timeout(SOON, run.report).await.unwrap().unwrap();
+        assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "one"));
+        assert_eq!(begun.load(Ordering::SeqCst), 1, "no effect is repeated");
+        let told = results(&report);
+        assert_eq!((told["pay"].0, told["echo"]), ("unknown", ("success", "{}")));
+        assert_eq!(contents(report.run_messages())[3..], ["go", "one"]);
+        assert_eq!(provider.count(), 1);
+        assert_eq!(folded(&*journal, &session), session.snapshot().await.unwrap().history);
+        nothing_left(&host).await;
+    }
+}

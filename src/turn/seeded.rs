@@ -1,0 +1,168 @@
+//! A turn of calls that nobody asked a model for: those that a session was opened with.
+//!
+//! It begins as one that is resumed right behind its response, so that every rule for calls is
+//! the usual one. What a response's calls are asked as they open is asked here.
+
+use super::LimitHit;
+use super::admission::{self, Opening};
+use super::effect::TurnRules;
+use crate::record::{Ending, Record, ResponseMessage};
+use crate::types::Usage;
+
+/// What such a turn begins with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeededTurn {
+    /// The record of a response that ended well, for [`Turn::resume`](super::Turn::resume).
+    pub response: Record,
+    /// The limit that the calls go beyond, which is to be told.
+    pub limit: Option<LimitHit>,
+}
+
+impl SeededTurn {
+    /// The session's turn `turn` with the calls of this message.
+    #[must_use]
+    pub fn new(turn: u32, message: &ResponseMessage, rules: &TurnRules) -> Self {
+        let mut kept = ResponseMessage { calls: Vec::new(), ..message.clone() };
+        let (mut dropped_calls, mut ending, mut excess) = (Vec::new(), Ending::Well, None);
+        for call in &message.calls {
+            match admission::by_rules(call.key.index, rules) {
+                Opening::Keep => kept.calls.push(call.clone()),
+                Opening::KeepExcess => {
+                    kept.calls.push(call.clone());
+                    excess.get_or_insert("answered");
+                }
+                Opening::Drop | Opening::OverBudget => dropped_calls.push(call.name.clone()),
+                Opening::DropExcess => {
+                    dropped_calls.push(call.name.clone());
+                    excess.get_or_insert("truncated");
+                }
+                Opening::Fail => {
+                    dropped_calls.push(call.name.clone());
+                    excess.get_or_insert("failed");
+                    ending = Ending::Excess;
+                }
+            }
+        }
+        let limit = excess.zip(rules.limits.max_tool_calls_per_turn).map(|(action, maximum)| {
+            let (value, maximum) = (message.calls.len() as u64, u64::from(maximum));
+            LimitHit { limit: "max_tool_calls_per_turn", value, maximum, action, note: None }
+        });
+        let response = Record::ResponseEnded {
+            turn,
+            attempt: 1,
+            ending,
+            message: kept,
+            finish_reason: None,
+            usage: Usage::default(),
+            dropped_calls,
+        };
+        Self { response, limit }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Limits, OnExcess};
+    use crate::turn::fixtures::{rules, spec};
+    use crate::turn::{Effect, Turn, TurnEnd};
+    use crate::types::{CallKey, Execution, ToolCall, ToolStatus};
+    use std::time::Duration;
+
+    fn message(names: &[&str]) -> ResponseMessage {
+        let calls = names.iter().zip(0..).map(|(name, index)| ToolCall {
+            key: CallKey { turn: 1, attempt: 1, index },
+            id: format!("c{index}"),
+            provider_id: None,
+            name: (*name).to_owned(),
+            arguments: serde_json::json!({"n": index}),
+            raw: None,
+        });
+        ResponseMessage { calls: calls.collect(), ..ResponseMessage::default() }
+    }
+
+    /// What is started, what is dropped, how the turn ends once what runs is cancelled, what its
+    /// calls were answered, and the action that the limit took.
+    type Seen = (Vec<String>, Vec<String>, bool, Vec<ToolStatus>, Option<&'static str>);
+
+    fn seen(names: &[&str], change: impl FnOnce(&mut TurnRules)) -> Seen {
+        let mut rules = rules(Execution::Parallel { max: 8 });
+        change(&mut rules);
+        let seeded = SeededTurn::new(1, &message(names), &rules);
+        let mut turn = Turn::resume(spec(rules), std::slice::from_ref(&seeded.response));
+        let (mut started, mut committed) = (Vec::new(), None);
+        for step in 0..4 {
+            if step == 1 {
+                turn.handle_cancel(Duration::ZERO, crate::turn::CancelReason::Stop);
+            }
+            turn.handle_recorded(Duration::ZERO, u64::MAX);
+            while let Some(effect) = turn.poll() {
+                assert!(!matches!(effect, Effect::Request(_)), "nobody is asked");
+                if let Effect::Start(call, _) = &effect {
+                    started.push(call.name.clone());
+                }
+                if let Effect::Commit(record) = effect {
+                    committed = Some(record);
+                }
+            }
+        }
+        let record = committed.expect("it is over");
+        let statuses = record.results.iter().map(|result| result.outcome.status).collect();
+        let failed = matches!(record.end, TurnEnd::Failed(_));
+        (started, record.dropped_calls, failed, statuses, seeded.limit.map(|hit| hit.action))
+    }
+
+    fn texts(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    fn limited(on_excess: OnExcess) -> impl FnOnce(&mut TurnRules) {
+        move |rules| {
+            rules.limits =
+                Limits { max_tool_calls_per_turn: Some(1), on_excess, ..Limits::default() };
+        }
+    }
+
+    #[test]
+    fn its_calls_are_run_or_answered_as_those_of_any_response() {
+        use ToolStatus::{Cancelled, Failed};
+        assert_eq!(
+            seen(&["pure", "nope", "effect"], |_| ()),
+            (texts(&["pure", "effect"]), vec![], false, vec![Cancelled, Failed, Cancelled], None)
+        );
+    }
+
+    #[test]
+    fn the_flag_and_the_limits_hold() {
+        use ToolStatus::{Cancelled, Refused};
+        let names = ["pure", "quick", "effect"];
+        assert_eq!(
+            seen(&names, |rules| rules.multi_tool_calls = false),
+            (texts(&["pure"]), texts(&["quick", "effect"]), false, vec![Cancelled], None)
+        );
+        assert_eq!(
+            seen(&names, limited(OnExcess::Answer)),
+            (
+                texts(&["pure"]),
+                texts(&["effect"]),
+                false,
+                vec![Cancelled, Refused],
+                Some("answered")
+            )
+        );
+        assert_eq!(
+            seen(&names, limited(OnExcess::Truncate)),
+            (
+                texts(&["pure"]),
+                texts(&["quick", "effect"]),
+                false,
+                vec![Cancelled],
+                Some("truncated")
+            )
+        );
+        assert_eq!(
+            seen(&names, limited(OnExcess::Fail)),
+            (vec![], texts(&["quick", "effect"]), true, vec![Refused], Some("failed"))
+        );
+    }
+}

@@ -1,0 +1,210 @@
+//! What a user says to a run that goes on: the model hears it before the run ends.
+#![expect(clippy::expect_used, reason = "a test")]
+
+mod client;
+mod support;
+
+use callsheet::record::StopMode;
+use callsheet::rehearsal::{At, Call, Response, Script};
+use callsheet::runtime::{HostError, RunReport, SessionHandle};
+use callsheet::types::RunEnd;
+use client::Service;
+use serde_json::{Value, json};
+use support::tools::{Stage, registry};
+use support::{World, within, world};
+
+/// A world whose first response calls a tool that waits until `a` is released.
+async fn waiting(rest: impl IntoIterator<Item = Response>) -> (World, Stage) {
+    let stage = Stage::new();
+    let call = Call::new("waits", json!({"id": "a"})).id("call-a");
+    let script = Script::of([Response::calls([call])].into_iter().chain(rest));
+    let world = world(script, registry(&stage), |_| ()).await;
+    (world, stage)
+}
+
+/// What each message says, by its role's first letter; calls by their tools' names.
+fn said(messages: &[Value]) -> Vec<String> {
+    let said = messages.iter().filter(|message| message["role"] != "system").map(|message| {
+        let role = &message["role"].as_str().expect("a role")[..1];
+        let content = message["content"].as_str().unwrap_or_default();
+        let calls = message["tool_calls"].as_array().into_iter().flatten();
+        let calls = calls.map(|call| call["function"]["name"].as_str().expect("a name"));
+        let calls: String = calls.map(|name| format!(" {name}()")).collect();
+        format!("{role}: {content}{calls}")
+    });
+    said.collect()
+}
+
+async fn history(session: &SessionHandle) -> Vec<String> {
+    let history = session.snapshot().await.expect("a snapshot").history;
+    let messages: Vec<Value> =
+        history.iter().map(|m| serde_json::to_value(m).expect("a message")).collect();
+    said(&messages)
+}
+
+async fn ended(report: callsheet::runtime::ReportFuture) -> RunReport {
+    within(report).await.expect("a report")
+}
+
+#[tokio::test]
+async fn it_stands_behind_the_turns_results_in_the_order_it_was_said() {
+    let (world, stage) = waiting([Response::text("Both.")]).await;
+    let run = world.session.start_run("go").await.expect("a run");
+    stage.seen("start a").await;
+    let first = world.session.steer("and b").await.expect("room");
+    let second = world.session.steer("and c").await.expect("room");
+    assert!(run.seq < first && first < second);
+    stage.release("a");
+    let report = ended(run.report).await;
+    assert_eq!((report.run_end, report.turns), (RunEnd::Answered, 2));
+    let sent = ["u: go", "a:  waits()", "t: done a", "u: and b", "u: and c"];
+    assert_eq!(said(&world.last_messages()), sent);
+    assert_eq!(history(&world.session).await, [&sent[..], &["a: Both."]].concat());
+    assert_eq!(report.run_messages().len(), 6);
+    world.assert_paired();
+    let page = world.host.telemetry().render();
+    assert!(page.contains("\ncallsheet_steers_total 2\n"), "{page}");
+}
+
+/// A run whose first response is held in its middle; the steer comes there.
+async fn steered_in_the_middle(first: Response, rest: impl Into<Vec<Response>>) -> World {
+    let responses = [first.hold(At::Finish, "middle")].into_iter().chain(rest.into());
+    let world = world(Script::of(responses), registry(&Stage::new()), |config| {
+        config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(2);
+    })
+    .await;
+    let run = world.session.start_run("go").await.expect("a run");
+    world.model.gate_reached("middle").await;
+    world.session.steer("more").await.expect("room");
+    world.model.release("middle");
+    assert_eq!(ended(run.report).await.run_end, RunEnd::Answered);
+    world.assert_paired();
+    world
+}
+
+#[tokio::test]
+async fn an_answer_is_not_the_last_if_more_was_said() {
+    let world = steered_in_the_middle(Response::text("One."), [Response::text("Two.")]).await;
+    assert_eq!(said(&world.last_messages()), ["u: go", "a: One.", "u: more"]);
+}
+
+#[tokio::test]
+async fn an_empty_answer_is_followed_by_a_turn_with_tools() {
+    let world = steered_in_the_middle(Response::text(""), [Response::text("Two.")]).await;
+    assert_eq!(said(&world.last_messages()), ["u: go", "u: more"]);
+    assert_ne!(world.requests()[1].body["tool_choice"], "none");
+}
+
+#[tokio::test]
+async fn out_of_turns_it_is_said_before_the_last_request() {
+    let responses = [
+        Response::text("One.").hold(At::Finish, "one"),
+        Response::text("Two.").hold(At::Finish, "two"),
+    ];
+    let world = world(Script::of(responses), registry(&Stage::new()), |config| {
+        config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(1);
+    })
+    .await;
+    let run = world.session.start_run("go").await.expect("a run");
+    for (gate, input) in [("one", "more"), ("two", "too late")] {
+        world.model.gate_reached(gate).await;
+        world.session.steer(input).await.expect("room");
+        world.model.release(gate);
+    }
+    let report = ended(run.report).await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::MaxTurns, "Two."));
+    assert_eq!(said(&world.last_messages()), ["u: go", "a: One.", "u: more"]);
+    assert_eq!(world.requests()[1].body["tool_choice"], "none");
+    let all = ["u: go", "a: One.", "u: more", "a: Two.", "u: too late"];
+    assert_eq!(history(&world.session).await, all, "nothing that was said is lost");
+}
+
+#[tokio::test]
+async fn a_stop_wins_and_what_was_said_is_kept() {
+    for mode in [StopMode::AfterTurn, StopMode::Now] {
+        let (world, stage) = waiting([Response::text("Later.")]).await;
+        let run = world.session.start_run("go").await.expect("a run");
+        stage.seen("start a").await;
+        world.session.steer("before").await.expect("room");
+        world.session.stop(mode).await.expect("a stop");
+        if mode == StopMode::AfterTurn {
+            world.session.steer("after").await.expect("room");
+            stage.release("a");
+        }
+        assert_eq!(ended(run.report).await.run_end, RunEnd::Stopped);
+        assert_eq!(world.requests().len(), 1, "the model is not asked again");
+        let kept = history(&world.session).await;
+        assert_eq!(kept[3], "u: before");
+        assert_eq!(kept.get(4).is_some(), mode == StopMode::AfterTurn);
+        world.run("and now?").await;
+        let sent = said(&world.last_messages());
+        assert_eq!(sent, [&kept[..], &["u: and now?".to_owned()]].concat());
+        world.assert_paired();
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_fails_keeps_what_was_said() {
+    let broken = Response::status(400).hold(At::Headers, "first");
+    let world = world(Script::of([broken]), registry(&Stage::new()), |_| ()).await;
+    let run = world.session.start_run("go").await.expect("a run");
+    world.model.gate_reached("first").await;
+    world.session.steer("more").await.expect("room");
+    world.model.release("first");
+    assert_eq!(ended(run.report).await.run_end, RunEnd::Failed);
+    assert_eq!(history(&world.session).await, ["u: go", "u: more"]);
+}
+
+#[tokio::test]
+async fn there_must_be_a_run_something_to_say_and_room() {
+    let (world, stage) = waiting([Response::text("Ok."), Response::text("Ok.")]).await;
+    assert_eq!(world.session.steer("x").await, Err(HostError::NoRun));
+    let run = world.session.start_run("go").await.expect("a run");
+    stage.seen("start a").await;
+    assert_eq!(world.session.steer(" \n").await, Err(HostError::EmptyInput));
+    for n in 0..16 {
+        world.session.steer(n.to_string()).await.expect("room");
+    }
+    assert_eq!(world.session.steer("x").await, Err(HostError::QueueFull(16)));
+    stage.release("a");
+    assert_eq!(ended(run.report).await.run_messages().len(), 3 + 16 + 1);
+    assert_eq!(world.session.steer("x").await, Err(HostError::NoRun));
+    world.session.close().await.expect("a close");
+    assert_eq!(world.session.steer("x").await, Err(HostError::SessionClosed));
+}
+
+#[tokio::test]
+async fn over_http() {
+    let script = json!({"responses": [
+        {"text": ["One."], "holds": [{"at": "finish", "name": "middle"}]}, {"text": ["Two."]}
+    ]});
+    let config = "[host]\nmax_queued_inputs = 1\n";
+    let service = Service::start_with(script, config, Default::default()).await;
+    assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
+    let steer = async |body: Value| service.post("/v1/sessions/s/steer", body).await;
+    let more = json!({"input": "more"});
+    assert_eq!(steer(more.clone()).await.error(), (409, "no_run".to_owned()));
+    let mut reading = service.watch("s", "go").await;
+    reading.until("One.").await;
+    for (body, code) in [
+        (json!({"input": ""}), "empty_input"),
+        (json!({}), "invalid_request"),
+        (json!({"input": "x", "wait": true}), "invalid_request"),
+    ] {
+        assert_eq!(steer(body.clone()).await.error(), (400, code.to_owned()), "{body}");
+    }
+    let taken = steer(more.clone()).await;
+    assert_eq!(taken.status, 202);
+    let seq = taken.json()["seq"].as_u64().expect("a place");
+    let full = steer(more.clone()).await;
+    assert_eq!(full.error(), (429, "queue_full".to_owned()));
+    assert_eq!(full.header("retry-after"), Some("1"));
+    service.model.release("middle");
+    reading.until("\"run_end\":\"answered\"").await;
+    let snapshot = service.get("/v1/sessions/s").await.json();
+    let history = snapshot["history"].as_array().expect("a history");
+    assert_eq!(said(history), ["u: go", "a: One.", "u: more", "a: Two."]);
+    assert!(seq < snapshot["seq"].as_u64().expect("a place"));
+    let nobody = service.post("/v1/sessions/nobody/steer", more).await;
+    assert_eq!(nobody.error(), (404, "no_such_session".to_owned()));
+}
