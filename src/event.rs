@@ -86,6 +86,8 @@ pub enum Event {
         early: bool,
         /// From the seal.
         waited: Duration,
+        /// How much of that it waited for a place of its tool in the host; none if that has no cap.
+        queued: Option<Duration>,
         /// How many calls of the response are known by now.
         of: u32,
     },
@@ -249,7 +251,7 @@ pub enum WaitingFor {
     Ticket,
     /// An exclusive call, or the calls before this exclusive one.
     Exclusive,
-    /// One of the places of `max`.
+    /// One of the places of `max`, or one of its tool in the host.
     Capacity,
 }
 
@@ -281,7 +283,7 @@ pub struct TurnTimes {
     pub tools: Duration,
     /// While both.
     pub overlap: Duration,
-    /// While neither: our own doing.
+    /// While neither, and no call waited for a place of its tool: our own doing.
     pub overhead: Duration,
     /// All tools' running times added up.
     pub tools_sum: Duration,

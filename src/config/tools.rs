@@ -1,6 +1,7 @@
 //! `[tools.NAME]`.
 
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -50,6 +51,8 @@ pub struct ToolOverride {
     pub blocking: Option<bool>,
     /// How long one call may run.
     pub timeout: Option<Duration>,
+    /// How many calls may run at once in the whole host.
+    pub max_concurrent: Option<NonZeroU32>,
     /// Of `read_file`: the folder beneath which it reads.
     pub root: Option<PathBuf>,
     /// Of `http_get`: addresses that would be refused, each `host`, `host:port`, an address or a
@@ -69,6 +72,7 @@ impl ToolOverride {
             repeatable: section.read("repeatable", values::switch),
             blocking: section.read("blocking", values::switch),
             timeout: section.read("timeout", values::time),
+            max_concurrent: section.read("max_concurrent", values::count).and_then(NonZeroU32::new),
             root: None,
             allow: Vec::new(),
         };

@@ -10,14 +10,14 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::blocking::BlockingPool;
 use super::gauge::{Gauges, Held};
-use super::message::{Accumulator, AccumulatorMessage, SupervisorMessage, ToolMessage};
+use super::message::{Accumulator, AccumulatorMessage, SupervisorMessage, ToolMessage, ToolStart};
 use super::publish::Publisher;
 use super::task::Task;
 use super::tool::{Slot, ToolActor, Work, failed};
 use crate::event::Event;
 use crate::tool::{ProgressSink, Registered, ToolContext};
 use crate::turn::ToolDone;
-use crate::types::{CallKey, FailureKind, RunId, ToolCall, ToolOutcome, excerpt};
+use crate::types::{CallKey, FailureKind, RunId, ToolOutcome, excerpt};
 
 /// How many progress texts one call may send; further ones are dropped.
 const PROGRESS_PER_CALL_MAX: u32 = 1000;
@@ -81,9 +81,7 @@ impl Actor for ToolSupervisor {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            SupervisorMessage::StartTool { run, call, idempotency_key, to } => {
-                state.start(&myself, &run, call, idempotency_key, to).await;
-            }
+            SupervisorMessage::StartTool(start) => state.start(&myself, *start).await,
             SupervisorMessage::AbortTool { key } => state.abort(&myself, key),
             SupervisorMessage::KillTool { key } => state.kill(key),
             SupervisorMessage::Finish => state.finish(&myself),
@@ -113,14 +111,8 @@ impl Actor for ToolSupervisor {
 }
 
 impl State {
-    async fn start(
-        &mut self,
-        myself: &ActorRef<SupervisorMessage>,
-        run: &RunId,
-        call: ToolCall,
-        idempotency_key: String,
-        to: Accumulator,
-    ) {
+    async fn start(&mut self, myself: &ActorRef<SupervisorMessage>, start: ToolStart) {
+        let ToolStart { run, call, idempotency_key, place, to } = start;
         let key = call.key;
         let Some(registered) = self.setup.tools.get(&call.name) else {
             // The turn offers only tools of this very map.
@@ -136,10 +128,11 @@ impl State {
                 call.arguments,
                 idempotency_key,
                 cancellation.clone(),
-                self.progress(run, key, &slot, &cancellation),
+                self.progress(&run, key, &slot, &cancellation),
             ),
             pool: registered.spec.blocking.then(|| self.setup.pool.clone()),
             slot: Arc::clone(&slot),
+            place,
             held: [self.setup.gauges.actors.hold(), self.setup.gauges.tools.hold()],
         };
         match Actor::spawn_linked(None, ToolActor, work, myself.get_cell()).await {

@@ -42,6 +42,7 @@ pub struct Metrics {
     dropped: Counter,
     lagged: Counter,
     runs_active: Gauge,
+    calls_waiting: Gauge,
     threads_abandoned: Gauge,
     sessions: Vec<(SessionState, Gauge)>,
 
@@ -130,6 +131,7 @@ impl Metrics {
             dropped: counter(names::CALLS_DROPPED),
             lagged: counter(names::SUBSCRIBERS_LAGGED),
             runs_active: names::RUNS_ACTIVE.gauge(&recorder, &[]),
+            calls_waiting: names::CALLS_WAITING.gauge(&recorder, &[]),
             threads_abandoned: names::THREADS_ABANDONED.gauge(&recorder, &[]),
             sessions: SessionState::ALL.into_iter().map(sessions).collect(),
             tools: PerTool::new(&recorder, tools),
@@ -167,8 +169,11 @@ impl Metrics {
             | Event::CallProgressed { .. } => {}
             Event::CallDetected { latency, .. } => self.detection_latency.record(*latency),
             Event::ArgumentsOdd { oddity, .. } => self.oddities.increment(*oddity),
-            Event::CallStarted { early, waited, .. } => {
+            Event::CallStarted { call, early, waited, queued, .. } => {
                 self.seal_to_start.record(*waited);
+                if let Some(queued) = queued {
+                    self.tools.queue_wait(&self.recorder, &call.name).record(*queued);
+                }
                 self.starts_early.increment(u64::from(*early));
             }
             Event::CallDiscarded { had_result, .. } => {
@@ -214,6 +219,11 @@ impl Metrics {
     /// Sets how many runs are going on.
     pub fn runs_active(&self, count: usize) {
         self.runs_active.set(count as f64);
+    }
+
+    /// Sets how many calls wait for a place of their tool.
+    pub fn calls_waiting(&self, count: usize) {
+        self.calls_waiting.set(count as f64);
     }
 
     /// Sets how many threads of blocking tools were given up and have not come back.

@@ -42,6 +42,7 @@ mod read_file;
 mod registry;
 mod schema;
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -119,6 +120,8 @@ pub struct ToolSpec {
     pub blocking: bool,
     /// How long one call may run; the agent's `tool_timeout` where it is none.
     pub timeout: Option<Duration>,
+    /// How many of its calls may run at once in the whole host; none: any number.
+    pub max_concurrent: Option<NonZeroU32>,
 }
 
 impl ToolSpec {
@@ -143,6 +146,7 @@ impl ToolSpec {
             repeatable: false,
             blocking: false,
             timeout: None,
+            max_concurrent: None,
         }
     }
 
@@ -192,6 +196,14 @@ impl ToolSpec {
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
+        self
+    }
+
+    /// How many calls may run at once in the whole host, all sessions together; 0 counts as 1.
+    /// Further ones wait, the sessions in turn.
+    #[must_use]
+    pub fn max_concurrent(mut self, calls: u32) -> Self {
+        self.max_concurrent = NonZeroU32::new(calls).or(Some(NonZeroU32::MIN));
         self
     }
 

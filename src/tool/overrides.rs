@@ -23,10 +23,12 @@ fn change_spec(spec: &mut ToolSpec, change: &ToolOverride) {
     spec.repeatable = change.repeatable.unwrap_or(spec.repeatable);
     spec.blocking = change.blocking.unwrap_or(spec.blocking);
     spec.timeout = change.timeout.or(spec.timeout);
+    spec.max_concurrent = change.max_concurrent.or(spec.max_concurrent);
 }
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
     use std::time::Duration;
 
     use async_trait::async_trait;
@@ -64,6 +66,7 @@ mod tests {
             repeatable: Some(true),
             blocking: Some(true),
             timeout: Some(Duration::from_secs(2)),
+            max_concurrent: NonZeroU32::new(4),
             ..ToolOverride::default()
         };
         registry.apply(&BTreeMap::from([("plain".to_owned(), change)]));
@@ -74,7 +77,8 @@ mod tests {
             .idempotent()
             .repeatable()
             .blocking()
-            .timeout(Duration::from_secs(2));
+            .timeout(Duration::from_secs(2))
+            .max_concurrent(4);
         assert_eq!(*registry.tool("plain").expect("find").spec, expected);
     }
 }

@@ -116,7 +116,7 @@ pub(super) fn admit(call: &Call, earlier: &[Call], spec: &TurnSpec) -> Admission
 fn same_call(call: &Call, earlier: &[Call]) -> Option<CallKey> {
     for other in earlier.iter().rev() {
         let counts = match other.phase {
-            Phase::Ready | Phase::Intended | Phase::Running { .. } => true,
+            Phase::Ready | Phase::Queued { .. } | Phase::Intended | Phase::Running { .. } => true,
             // Only what really ran: an answer such as "malformed" is no result to copy.
             Phase::Ended { .. } => {
                 other.has_result() && other.unfit.is_none() && other.notes.duplicate_of.is_none()

@@ -63,7 +63,9 @@ impl Turn {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
             match call.phase {
-                Phase::Open | Phase::Sealed | Phase::Ready => {
+                // It was resumed, and runs again.
+                Phase::Queued { .. } if call.started_at.is_some() => {}
+                Phase::Open | Phase::Sealed | Phase::Ready | Phase::Queued { .. } => {
                     self.end_call(index, outcome.clone());
                 }
                 // A duplicate is answered with the call it waits for.
@@ -87,13 +89,14 @@ impl Turn {
                     self.end_call(index, outcome);
                 }
                 // It was resumed, and may have run before.
-                Phase::Intended if call.started_at.is_some() => {
+                Phase::Queued { .. } | Phase::Intended if call.started_at.is_some() => {
                     let outcome = texts::cancelled(call);
                     self.end_call(index, outcome);
                 }
                 Phase::Open
                 | Phase::Sealed
                 | Phase::Ready
+                | Phase::Queued { .. }
                 | Phase::Intended
                 | Phase::Duplicate { .. } => self.end_call(index, texts::never_started()),
                 Phase::Ended { .. } | Phase::Dropped => {}
@@ -115,6 +118,7 @@ impl Turn {
     /// Stops a call that runs, and says that what it did counts no more.
     pub(super) fn discard(&mut self, index: usize) {
         let now = self.now();
+        self.give_up_place(index);
         let Some(call) = self.calls.get_mut(index) else { return };
         let (label, had_result) = (call.label(), call.has_result());
         if call.is_running() {

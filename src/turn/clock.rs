@@ -10,6 +10,8 @@ pub(super) struct Clock {
     now: Duration,
     model_open: bool,
     running: u32,
+    /// Calls that wait for a place of their tool in the host.
+    queued: u32,
     times: TurnTimes,
 }
 
@@ -19,13 +21,14 @@ impl Clock {
         let passed = now.saturating_sub(self.now);
         self.now = self.now.max(now);
         let (model, tools) = (self.model_open, self.running > 0);
+        let ours = !model && !tools && self.queued == 0;
         let times = &mut self.times;
         times.total = self.now;
         for (counts, sum) in [
             (model, &mut times.model),
             (tools, &mut times.tools),
             (model && tools, &mut times.overlap),
-            (!model && !tools, &mut times.overhead),
+            (ours, &mut times.overhead),
         ] {
             if counts {
                 *sum += passed;
@@ -56,6 +59,21 @@ impl Clock {
         self.times.tools_longest = self.times.tools_longest.max(ran);
     }
 
+    /// What it waits for is other sessions' calls.
+    pub(super) fn call_queued(&mut self) {
+        self.queued += 1;
+    }
+
+    pub(super) fn call_dequeued(&mut self) {
+        self.queued = self.queued.saturating_sub(1);
+    }
+
+    /// How many calls wait for a place of their tool.
+    #[cfg(test)]
+    pub(super) fn queued(&self) -> usize {
+        self.queued as usize
+    }
+
     /// How many tools run.
     #[cfg(test)]
     pub(super) fn running(&self) -> usize {
@@ -83,8 +101,12 @@ mod tests {
         clock.advance(ms(60));
         clock.tool_ended(ms(50));
         clock.advance(ms(61));
+        // Waiting for other sessions is not our doing.
+        clock.call_queued();
+        clock.advance(ms(70));
+        clock.call_dequeued();
         let expected = TurnTimes {
-            total: ms(61),
+            total: ms(70),
             model: ms(30),
             tools: ms(50),
             overlap: ms(20),

@@ -58,8 +58,8 @@ pub use bucket::Bucket;
 pub use change::{AccumulatorLimits, Change, Changes};
 pub use decoded::{decode_body, describe};
 pub use effect::{
-    AttemptPlan, CancelReason, Effect, ResponseEnd, ToolDone, TurnEnd, TurnRecord, TurnRules,
-    TurnSpec,
+    AttemptPlan, CancelReason, Effect, Place, ResponseEnd, ToolDone, TurnEnd, TurnRecord,
+    TurnRules, TurnSpec,
 };
 pub use ending::ended_well;
 pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
@@ -174,6 +174,18 @@ impl Turn {
         self.settle();
     }
 
+    /// The host has a place of its tool for a call that asked for one, or has none yet. For a call
+    /// that waits no more this says nothing: it has given the place back.
+    pub fn handle_place(&mut self, now: Duration, key: CallKey, place: Place) {
+        self.clock.advance(now);
+        let Some(index) = self.position(key) else { return };
+        let Some(&Phase::Queued { since }) = self.calls.get(index).map(|call| &call.phase) else {
+            return;
+        };
+        self.take_place(index, since, place);
+        self.settle();
+    }
+
     /// A tool's actor has ended.
     pub fn handle_outcome(&mut self, now: Duration, key: CallKey, done: ToolDone) {
         self.clock.advance(now);
@@ -207,6 +219,8 @@ impl Turn {
                 other @ (Effect::Record(_)
                 | Effect::Request(_)
                 | Effect::Disconnect
+                | Effect::Reserve { .. }
+                | Effect::GiveUp(_)
                 | Effect::Abort(_)
                 | Effect::Emit(_)
                 | Effect::Release(_)
@@ -263,6 +277,7 @@ impl Turn {
             | Phase::Sealed
             | Phase::Ready
             | Phase::Duplicate { .. }
+            | Phase::Queued { .. }
             | Phase::Intended
             | Phase::Ended { .. }
             | Phase::Dropped => None,

@@ -2,7 +2,9 @@
 //!
 //! Calls take tickets in call order: one takes it only when every earlier call has one or is
 //! answered. With its ticket a call may still wait for earlier calls to end (in sequence), for a
-//! barrier, or for a place of `max`.
+//! barrier, for a place of `max`, and then, if its tool has a cap, for one of its tool. While it
+//! waits for that it counts as one that runs: later calls may overtake it, where they may run
+//! beside it at all.
 
 use super::call::{Call, Phase};
 use crate::event::WaitingFor;
@@ -22,7 +24,7 @@ pub(super) enum Gate {
 /// What is to be done about one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It may start.
+    /// It takes its ticket and a place of `max`.
     Start(usize),
     /// It has to wait, for a reason that was not told before.
     Wait(usize, WaitingFor),
@@ -38,7 +40,7 @@ pub(super) fn next_step(calls: &[Call], execution: Execution, gate: Gate) -> Opt
     let mut earlier_barrier = false;
     let mut tickets_stopped = false;
     for call in calls {
-        if matches!(call.phase, Phase::Intended | Phase::Running { .. }) {
+        if matches!(call.phase, Phase::Queued { .. } | Phase::Intended | Phase::Running { .. }) {
             places = places.saturating_sub(1);
         }
     }
@@ -50,7 +52,7 @@ pub(super) fn next_step(calls: &[Call], execution: Execution, gate: Gate) -> Opt
                 tickets_stopped = true;
                 continue;
             }
-            Phase::Intended | Phase::Running { .. } => {}
+            Phase::Queued { .. } | Phase::Intended | Phase::Running { .. } => {}
             Phase::Ready => {
                 let closed = !may_pass(call, gate);
                 let obstacle = if tickets_stopped {

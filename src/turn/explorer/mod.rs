@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::call::{Call, Phase};
 use super::fixtures::{call, finish, more, rules, spec, text};
 use super::{
-    CancelReason, Effect, ResponseEnd, State, ToolDone, Turn, TurnEnd, TurnRules, TurnSpec,
+    CancelReason, Effect, Place, ResponseEnd, State, ToolDone, Turn, TurnEnd, TurnRules, TurnSpec,
 };
 use crate::config::OnExcess;
 use crate::context::History;
@@ -152,13 +152,19 @@ fn four_calls_in_every_execution() {
 }
 
 fn each_mix(change: impl Fn(&mut Scenario)) {
-    total(MIXES.iter().flat_map(|mix| {
-        EXECUTIONS.map(|execution| {
-            let mut scenario = scenario(&format!("{mix:?} {execution}"), execution, mix);
+    each_of(&MIXES, &EXECUTIONS, change);
+}
+
+fn each_of(mixes: &[&[&str]], executions: &[Execution], change: impl Fn(&mut Scenario)) {
+    let (mut scenarios, change) = (Vec::new(), &change);
+    for mix in mixes {
+        scenarios.extend(executions.iter().map(|execution| {
+            let mut scenario = scenario(&format!("{mix:?} {execution}"), *execution, mix);
             change(&mut scenario);
             scenario
-        })
-    }));
+        }));
+    }
+    total(scenarios);
 }
 
 #[test]
@@ -220,6 +226,39 @@ fn everything_at_once_on_two_calls() {
             scenario
         })
     }));
+}
+
+/// Calls of tools with a cap, whose places are granted in any order and at any moment.
+const CAPPED: [&[&str]; 4] = [
+    &["capped", "capped", "pure"],
+    &["capped_effect", "effect", "capped_effect"],
+    &["capped_seal", "barrier", "capped"],
+    &["capped {}", "capped {}", "capped_seal"],
+];
+
+#[test]
+fn places_granted_in_any_order_beside_cancels_and_breaks() {
+    each_of(&CAPPED, &EXECUTIONS, |scenario| scenario.cancel = true);
+    each_of(&CAPPED, &EXECUTIONS[1..], |scenario| {
+        scenario.at_once = true;
+        scenario.breaks = 1;
+        scenario.failures = true;
+    });
+    each_of(&CAPPED, &EXECUTIONS[1..], |scenario| {
+        scenario.response.insert(scenario.response.len() - 1, more(0, " x"));
+    });
+}
+
+#[test]
+fn places_granted_in_any_order_beside_crashes_and_bad_endings() {
+    each_of(&CAPPED, &EXECUTIONS, |scenario| scenario.crashes = 1);
+    for ending in [FinishKind::Length, FinishKind::ContentFilter] {
+        each_of(&CAPPED, &EXECUTIONS[2..], |scenario| {
+            *scenario.response.last_mut().unwrap() = finish(ending);
+            scenario.cancel = true;
+            scenario.crashes = 1;
+        });
+    }
 }
 
 #[test]
@@ -296,8 +335,18 @@ fn bytes_after_a_seal() {
 /// Longer responses than can be visited whole: seeded random walks.
 #[test]
 fn random_walks_over_ten_calls() {
-    let names =
-        ["pure", "effect", "exclusive", "seal", "pure {}", "nobody", "barrier", "effect {}"];
+    let names = [
+        "pure",
+        "effect",
+        "exclusive",
+        "seal",
+        "pure {}",
+        "nobody",
+        "barrier",
+        "effect {}",
+        "capped",
+        "capped_effect",
+    ];
     let mut seed = 42_u64;
     let mut random = move |below: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
