@@ -65,7 +65,8 @@ impl Stage {
     fn block_until_released(&self, id: &str) {
         let mut open = self.open.lock();
         while !open.contains(id) {
-            self.opened.wait(&mut open);
+            let waited = self.opened.wait_for(&mut open, super::PATIENCE);
+            assert!(!waited.timed_out(), "nobody releases {id}");
         }
     }
 
