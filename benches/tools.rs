@@ -152,6 +152,7 @@ fn main() {
         .map(|(name, execution)| (name, runtime.block_on(host(&base_url, rounds, execution))));
     let mut group = criterion.benchmark_group("tools");
     group.sampling_mode(SamplingMode::Flat).sample_size(10);
+    group.measurement_time(Duration::from_secs(10));
     group.bench_function("threads", |bencher| {
         bencher.iter_custom(|runs| (0..runs).map(|_| threads(rounds)).sum());
     });
