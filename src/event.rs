@@ -100,6 +100,8 @@ pub enum Event {
         early: bool,
         /// From the seal.
         waited: Duration,
+        /// How much of that it waited for a place of its tool in the host; none if that has no cap.
+        queued: Option<Duration>,
         /// How many calls of the response are known by now.
         of: u32,
     },
@@ -306,7 +308,7 @@ pub enum WaitingFor {
     Ticket,
     /// An exclusive call, or the calls before this exclusive one.
     Exclusive,
-    /// One of the places of `max`.
+    /// One of the places of `max`, or one of its tool in the host.
     Capacity,
     /// People, to say that it may run.
     Approval,
@@ -342,7 +344,7 @@ pub struct TurnTimes {
     pub overlap: Duration,
     /// While the turn waited for people and for nothing else.
     pub people: Duration,
-    /// While none of these: our own doing.
+    /// While none of these, and no call waited for a place of its tool: our own doing.
     pub overhead: Duration,
     /// All tools' running times added up.
     pub tools_sum: Duration,

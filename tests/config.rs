@@ -1,6 +1,7 @@
 //! `callsheet.toml`: what each key means, and what is said of what is wrong.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -138,6 +139,7 @@ exclusive = true
 idempotent = true
 repeatable = true
 blocking = false
+max_concurrent = 4
 timeout = "5s"
 approval = "before"
 approval_timeout = "1h"
@@ -180,6 +182,7 @@ allow = ["localhost:8080", "10.0.0.0/8", "fd00::/8", "::1", "intranet"]
         idempotent: Some(true),
         repeatable: Some(true),
         blocking: Some(false),
+        max_concurrent: NonZeroU32::new(4),
         timeout: Some(Duration::from_secs(5)),
         approval: Some(Approval::BEFORE),
         approval_timeout: Some(Duration::from_secs(3600)),
@@ -386,10 +389,11 @@ fn what_is_wrong_with_an_agent() {
 #[test]
 fn what_is_wrong_with_a_tool() {
     check(
-        "[tools.clock]\neffect = 'all'\n[tools.http_get]\nallow = ['10.0.0.0/33']\n",
+        "[tools.clock]\neffect = 'all'\n[tools.http_get]\nallow = ['10.0.0.0/33']\nmax_concurrent = 0\n",
         &[
             "2: tools.clock.effect: is \"none\" or \"some\", not \"all\"",
             "4: tools.http_get.allow[0]: is a host, \"host:port\" or a network such as \"10.0.0.0/8\", not \"10.0.0.0/33\"",
+            "5: tools.http_get.max_concurrent: must be at least 1",
         ],
     );
 }

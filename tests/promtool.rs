@@ -129,6 +129,14 @@ fn events() -> Vec<Event> {
         writes: callsheet::types::WriteSet::default(),
     };
     vec![
+        Event::CallStarted {
+            call: call.clone(),
+            input_summary: "{}".into(),
+            early: false,
+            waited: second,
+            queued: Some(second),
+            of: 1,
+        },
         Event::ArgumentsOdd { call, id: "1".into(), oddity: Oddity::Invalid, raw: "[".into() },
         Event::CallEnded { result: Box::new(result), parallel: false, early: false },
         attempt(None),

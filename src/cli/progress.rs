@@ -57,7 +57,7 @@ impl Progress {
                 self.update(call, input_summary, Doing::Waiting(*waiting_for));
                 None
             }
-            Event::CallStarted { call, input_summary, early: _, waited: _, of: _ } => {
+            Event::CallStarted { call, input_summary, early: _, waited: _, queued: _, of: _ } => {
                 self.update(call, input_summary, Doing::Running { since: now });
                 None
             }
@@ -215,6 +215,7 @@ mod tests {
             input_summary,
             early: false,
             waited: Duration::ZERO,
+            queued: None,
             of: 1,
         }
     }

@@ -1,6 +1,7 @@
 //! `[tools.NAME]`.
 
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -88,6 +89,8 @@ pub struct ToolOverride {
     pub approval: Option<Approval>,
     /// How long they have to answer.
     pub approval_timeout: Option<Duration>,
+    /// How many calls may run at once in the whole host.
+    pub max_concurrent: Option<NonZeroU32>,
     /// Of `read_file`: the folder beneath which it reads.
     pub root: Option<PathBuf>,
     /// Of `http_get`: addresses that would be refused, each `host`, `host:port`, an address or a
@@ -109,6 +112,7 @@ impl ToolOverride {
             timeout: section.read("timeout", values::time),
             approval: section.read("approval", |value| values::word(value, &Approval::WORDS)),
             approval_timeout: section.read("approval_timeout", values::time),
+            max_concurrent: section.read("max_concurrent", values::count).and_then(NonZeroU32::new),
             root: None,
             allow: Vec::new(),
         };

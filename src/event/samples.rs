@@ -139,6 +139,7 @@ pub(crate) fn every() -> Vec<Event> {
             input_summary: "{\"zone\":\"Asia/Tokyo\"}".into(),
             early: true,
             waited: ms(20),
+            queued: Some(ms(10)),
             of: 4,
         },
         Event::CallProgressed { key: key(), text: "half".into() },

@@ -57,13 +57,12 @@ impl Published {
                 input_summary: Some(summary(input_summary)),
                 ..ToolUse::new(call, "waiting")
             }),
-            Event::CallStarted { call, input_summary, early, waited: _, of: _ } => {
-                self.tool_use(&ToolUse {
+            Event::CallStarted { call, input_summary, early, waited: _, queued: _, of: _ } => self
+                .tool_use(&ToolUse {
                     input_summary: Some(summary(input_summary)),
                     early: Some(*early),
                     ..ToolUse::new(call, "running")
-                })
-            }
+                }),
             // Whether it had started is not known here.
             Event::CallDiscarded { call, had_result: _ } => {
                 self.tool_use(&ToolUse { early: None, ..ToolUse::new(call, "discarded") })

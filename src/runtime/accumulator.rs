@@ -1,21 +1,24 @@
 //! The owner of the turn: hands the machine what happens, and performs what it asks for.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::time::Instant;
 
+use super::caps::{Caps, Reservation};
 use super::gauge::{Gauges, Held};
 use super::message::{
-    AccumulatorMessage, DecisionReply, SessionMessage, StreamMessage, SupervisorMessage, TurnStart,
+    AccumulatorMessage, DecisionReply, SessionMessage, StreamMessage, SupervisorMessage, ToolStart,
+    TurnStart,
 };
 use super::model::ModelRequest;
 use super::publish::Publisher;
 use super::task::Task;
 use crate::journal::{Appended, SessionLog};
 use crate::record::Record;
-use crate::turn::{ApprovalError, Effect, Turn};
+use crate::turn::{ApprovalError, Effect, Place, Turn};
 use crate::types::{CallKey, RunId};
 
 /// Owns the turn of a run, a new value for each turn.
@@ -31,6 +34,7 @@ pub(super) struct AccumulatorSetup {
     pub(super) supervisor: ActorRef<SupervisorMessage>,
     pub(super) log: Arc<SessionLog>,
     pub(super) publisher: Publisher,
+    pub(super) caps: Caps,
     pub(super) gauges: Gauges,
 }
 
@@ -50,6 +54,8 @@ struct Current {
     run: RunId,
     request: Arc<ModelRequest>,
     idempotency_scope: String,
+    /// The places of tools with a cap that calls have or wait for, until they start.
+    places: HashMap<CallKey, Reservation>,
     began: Instant,
     /// How many records the turn has asked for.
     records: u64,
@@ -97,6 +103,10 @@ impl Actor for AccumulatorActor {
             AccumulatorMessage::ResponseEnded { turn, attempt, end } => {
                 let Some((current, now)) = state.exchange(turn, attempt) else { return Ok(()) };
                 current.turn.handle_response_end(now, end);
+            }
+            AccumulatorMessage::PlaceGranted { key } => {
+                let Some((current, now)) = state.now() else { return Ok(()) };
+                current.turn.handle_place(now, key, Place::Granted);
             }
             AccumulatorMessage::ToolFinished { key, done } => {
                 let Some((current, now)) = state.now() else { return Ok(()) };
@@ -153,7 +163,8 @@ impl Current {
             turn.handle_cancel(Duration::ZERO, why);
         }
         let began = Instant::now();
-        Self { turn, number, run, request, idempotency_scope, began, records: 0, stored: 0 }
+        let places = HashMap::new();
+        Self { turn, number, run, request, idempotency_scope, places, began, records: 0, stored: 0 }
     }
 
     fn idempotency_key(&self, key: CallKey) -> String {
@@ -190,7 +201,12 @@ impl State {
                         request = None;
                         self.setup.perform(effect, current, myself);
                     }
+                    Effect::Reserve { key, tool } => {
+                        let place = self.setup.reserve(key, &tool, current, myself);
+                        current.turn.handle_place(current.began.elapsed(), key, place);
+                    }
                     other @ (Effect::Start(..)
+                    | Effect::GiveUp(_)
                     | Effect::Abort(_)
                     | Effect::Emit(_)
                     | Effect::Release(_)
@@ -267,11 +283,32 @@ impl AccumulatorSetup {
         appended == Appended::Durable
     }
 
+    /// Asks for a place of a tool. One that is granted later is told to the accumulator.
+    fn reserve(
+        &self,
+        key: CallKey,
+        tool: &str,
+        of: &mut Current,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) -> Place {
+        let accumulator = myself.clone();
+        let (place, reservation) = self.caps.reserve(tool, self.session.get_id(), move || {
+            let _ = accumulator.cast(AccumulatorMessage::PlaceGranted { key });
+        });
+        if let Some(reservation) = reservation {
+            of.places.insert(key, reservation);
+        }
+        place
+    }
+
     /// Performs an effect. That a receiver is gone is heard by the session, which then begins
     /// anew from the journal.
-    fn perform(&self, effect: Effect, of: &Current, myself: &ActorRef<AccumulatorMessage>) {
+    fn perform(&self, effect: Effect, of: &mut Current, myself: &ActorRef<AccumulatorMessage>) {
         match effect {
-            Effect::Record(_) => debug_assert!(false, "records are appended together"),
+            Effect::Record(_) | Effect::Reserve { .. } => {
+                debug_assert!(false, "these are answered where they are polled");
+            }
+            Effect::GiveUp(key) => drop(of.places.remove(&key)),
             Effect::Request(plan) => {
                 let _ = self.stream.cast(StreamMessage::Request {
                     turn: of.number,
@@ -284,13 +321,15 @@ impl AccumulatorSetup {
                 let _ = self.stream.cast(StreamMessage::Disconnect);
             }
             Effect::Start(call, variables) => {
-                let _ = self.supervisor.cast(SupervisorMessage::StartTool {
+                let start = ToolStart {
                     run: of.run.clone(),
                     idempotency_key: of.idempotency_key(call.key),
+                    place: of.places.remove(&call.key),
                     call,
                     variables,
                     to: myself.clone(),
-                });
+                };
+                let _ = self.supervisor.cast(SupervisorMessage::StartTool(Box::new(start)));
             }
             Effect::Abort(key) => {
                 let _ = self.supervisor.cast(SupervisorMessage::AbortTool { key });

@@ -78,6 +78,7 @@ pub(super) struct Gauges {
     pub(super) actors: Gauge,
     pub(super) tasks: Gauge,
     pub(super) tools: Gauge,
+    pub(super) waiting: Gauge,
     pub(super) abandoned: Gauge,
 }
 

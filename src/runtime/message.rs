@@ -9,6 +9,7 @@ use ractor::{ActorRef, RpcReplyPort};
 use serde_json::Value;
 
 use super::agent::Agent;
+use super::caps::Reservation;
 use super::error::HostError;
 use super::gauge::Held;
 use super::model::ModelRequest;
@@ -86,6 +87,8 @@ pub(super) enum AccumulatorMessage {
     DeltasReceived { turn: u32, attempt: u32, batch: Vec<Delta>, reply: RpcReplyPort<()> },
     /// An exchange is over.
     ResponseEnded { turn: u32, attempt: u32, end: ResponseEnd },
+    /// The turn of a call that waited for a place of its tool has come.
+    PlaceGranted { key: CallKey },
     /// A tool's actor is gone.
     ToolFinished { key: CallKey, done: ToolDone },
     /// So many of the turn's records are durable.
@@ -118,19 +121,26 @@ pub(super) type DecisionReply = RpcReplyPort<Result<(), ApprovalError>>;
 /// To the supervisor of a run's tool calls.
 pub(super) enum SupervisorMessage {
     /// Run a call.
-    StartTool {
-        run: RunId,
-        call: ToolCall,
-        variables: Variables,
-        idempotency_key: String,
-        to: Accumulator,
-    },
+    StartTool(Box<ToolStart>),
     /// Tell a call to stop, and kill it after the grace.
     AbortTool { key: CallKey },
     /// Kill a call that did not stop.
     KillTool { key: CallKey },
     /// The run is over: end when no call is left.
     Finish,
+}
+
+/// What a call begins with.
+pub(super) struct ToolStart {
+    pub(super) run: RunId,
+    pub(super) call: ToolCall,
+    /// What it may see of the session's variables.
+    pub(super) variables: Variables,
+    pub(super) idempotency_key: String,
+    /// Its place of its tool, if that has a cap.
+    pub(super) place: Option<Reservation>,
+    /// Who is told of its end.
+    pub(super) to: Accumulator,
 }
 
 /// To one call of a tool.

@@ -11,6 +11,7 @@
 mod accumulator;
 mod agent;
 mod blocking;
+mod caps;
 mod error;
 mod gauge;
 mod handle;
@@ -57,6 +58,7 @@ use crate::tool::Registry;
 use crate::types::SessionId;
 use agent::Agent;
 use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
+use caps::Caps;
 use gauge::Gauges;
 use host::HostActor;
 use message::{HostMessage, SessionMessage};
@@ -115,6 +117,8 @@ pub struct HostCounts {
     pub tasks: usize,
     /// Calls whose tool has not come back.
     pub tools_running: usize,
+    /// Calls that wait for a place of their tool.
+    pub calls_waiting: usize,
     /// Threads of blocking tools that were given up and have not come back.
     pub abandoned_threads: usize,
 }
@@ -132,14 +136,16 @@ impl Host {
         let HostSetup { config, mut tools } = setup;
         tools.apply(&config.tools);
         let names: Vec<String> = tools.iter().map(|(name, _)| name.to_owned()).collect();
-        let agents = Agent::all(&config, tools)?;
         let gauges = Gauges::default();
+        let caps = Caps::new(&tools, gauges.waiting.clone());
+        let agents = Agent::all(&config, tools)?;
         let cancel_grace = agents.values().map(|agent| agent.limits().cancel_grace).max();
         let shared = Arc::new(Shared {
             agents,
             journal,
             telemetry: Telemetry::new(&names),
             pool: BlockingPool::new(BLOCKING_THREADS_MAX, gauges.abandoned.clone()),
+            caps,
             gauges,
             runs_max: config.host.max_concurrent_runs,
             sessions_max: config.host.max_sessions,
@@ -226,6 +232,7 @@ impl Host {
             actors: gauges.actors.count(),
             tasks: gauges.tasks.count(),
             tools_running: gauges.tools.count(),
+            calls_waiting: gauges.waiting.count(),
             abandoned_threads: gauges.abandoned.count(),
         }
     }

@@ -9,6 +9,7 @@ use ractor::ActorId;
 
 use super::agent::Agent;
 use super::blocking::BlockingPool;
+use super::caps::Caps;
 use super::error::HostError;
 use super::gauge::{Gauges, Held};
 use super::handle::SessionHandle;
@@ -23,6 +24,7 @@ pub(super) struct Shared {
     pub(super) telemetry: Telemetry,
     pub(super) gauges: Gauges,
     pub(super) pool: BlockingPool,
+    pub(super) caps: Caps,
     pub(super) runs_max: usize,
     pub(super) sessions_max: usize,
     /// How many inputs may wait in one session.
@@ -114,6 +116,7 @@ impl Shared {
         let (sessions, runs) = (self.gauges.sessions.count(), self.gauges.runs.count());
         metrics.runs_active(runs);
         metrics.queued_inputs(self.gauges.queued.count());
+        metrics.calls_waiting(self.gauges.waiting.count());
         metrics.threads_abandoned(self.gauges.abandoned.count());
         metrics.sessions(SessionState::Running, runs);
         metrics.sessions(SessionState::Idle, sessions.saturating_sub(runs));

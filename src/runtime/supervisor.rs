@@ -11,7 +11,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::blocking::BlockingPool;
 use super::gauge::{Gauges, Held};
-use super::message::{Accumulator, AccumulatorMessage, SupervisorMessage, ToolMessage};
+use super::message::{Accumulator, AccumulatorMessage, SupervisorMessage, ToolMessage, ToolStart};
 use super::publish::Publisher;
 use super::task::Task;
 use super::tool::{Slot, ToolActor, Work, failed};
@@ -19,7 +19,7 @@ use crate::context::View;
 use crate::event::Event;
 use crate::tool::{ProgressSink, Registered, SharedView, ToolContext};
 use crate::turn::ToolDone;
-use crate::types::{CallKey, FailureKind, RunId, ToolCall, ToolOutcome, VariablesUse, excerpt};
+use crate::types::{CallKey, FailureKind, RunId, ToolOutcome, VariablesUse, excerpt};
 
 /// How many progress texts one call may send; further ones are dropped.
 const PROGRESS_PER_CALL_MAX: u32 = 1000;
@@ -86,11 +86,7 @@ impl Actor for ToolSupervisor {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            SupervisorMessage::StartTool { run, call, variables, idempotency_key, to } => {
-                let bytes_max = state.setup.max_variables_bytes;
-                let view = Arc::new(Mutex::new(View::new(variables, bytes_max)));
-                state.start(&myself, &run, call, view, idempotency_key, to).await;
-            }
+            SupervisorMessage::StartTool(start) => state.start(&myself, *start).await,
             SupervisorMessage::AbortTool { key } => state.abort(&myself, key),
             SupervisorMessage::KillTool { key } => state.kill(key),
             SupervisorMessage::Finish => state.finish(&myself),
@@ -120,15 +116,10 @@ impl Actor for ToolSupervisor {
 }
 
 impl State {
-    async fn start(
-        &mut self,
-        myself: &ActorRef<SupervisorMessage>,
-        run: &RunId,
-        call: ToolCall,
-        view: SharedView,
-        idempotency_key: String,
-        to: Accumulator,
-    ) {
+    async fn start(&mut self, myself: &ActorRef<SupervisorMessage>, start: ToolStart) {
+        let ToolStart { run, call, variables, idempotency_key, place, to } = start;
+        let view = View::new(variables, self.setup.max_variables_bytes);
+        let view: SharedView = Arc::new(Mutex::new(view));
         let key = call.key;
         let Some(registered) = self.setup.tools.get(&call.name) else {
             // The turn offers only tools of this very map.
@@ -145,11 +136,12 @@ impl State {
                 call.arguments,
                 idempotency_key,
                 cancellation.clone(),
-                self.progress(run, key, &slot, &cancellation),
+                self.progress(&run, key, &slot, &cancellation),
             )
             .with_variables(Arc::clone(&view)),
             pool: registered.spec.blocking.then(|| self.setup.pool.clone()),
             slot: Arc::clone(&slot),
+            place,
             held: [self.setup.gauges.actors.hold(), self.setup.gauges.tools.hold()],
         };
         match Actor::spawn_linked(None, ToolActor, work, myself.get_cell()).await {

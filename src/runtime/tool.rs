@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
 use super::blocking::BlockingPool;
+use super::caps::Reservation;
 use super::gauge::Held;
 use super::message::ToolMessage;
 use crate::tool::{Tool, ToolContext, ToolError, ToolOutput};
@@ -27,6 +28,9 @@ pub(super) struct Work {
     /// The pool whose threads the tool may block, if it does.
     pub(super) pool: Option<BlockingPool>,
     pub(super) slot: Slot,
+    /// Its place of its tool, if that has a cap: kept until the tool's future is gone, on
+    /// whichever thread that is.
+    pub(super) place: Option<Reservation>,
     pub(super) held: [Held; 2],
 }
 
@@ -51,13 +55,16 @@ impl Actor for ToolActor {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             ToolMessage::Run => {
-                let Some(Work { tool, context, pool, slot, held: _held }) = state.take() else {
-                    return Ok(());
+                let Some(work) = state.take() else { return Ok(()) };
+                let Work { tool, context, pool, slot, place, held: _held } = work;
+                let run = async move {
+                    let _place = place;
+                    tool.run(context).await
                 };
                 let ran = match pool {
-                    None => tool.run(context).await,
+                    None => run.await,
                     Some(pool) => pool
-                        .run(async move { tool.run(context).await })
+                        .run(run)
                         .await
                         .unwrap_or_else(|| Err(ToolError::new("the host is shutting down"))),
                 };

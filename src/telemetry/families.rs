@@ -106,8 +106,16 @@ impl<H> PerName<H> {
 /// The handles of every tool that the host has, and of the names that are none.
 #[derive(Debug)]
 pub(super) struct PerTool {
-    tools: HashMap<String, Vec<ToolHandles>>,
-    other: Vec<ToolHandles>,
+    tools: HashMap<String, OneTool>,
+    other: OneTool,
+}
+
+/// The handles of one tool.
+#[derive(Debug)]
+struct OneTool {
+    statuses: Vec<ToolHandles>,
+    /// Registered when first needed: few tools have a cap.
+    queue_wait: OnceLock<Histogram>,
 }
 
 /// The handles of one tool and one status.
@@ -137,7 +145,8 @@ impl PerTool {
                     .counter(recorder, &[("tool", tool), ("status", status.as_str())]),
                 duration: OnceLock::new(),
             };
-            Self::STATUSES.into_iter().map(of_status).collect()
+            let statuses = Self::STATUSES.into_iter().map(of_status).collect();
+            OneTool { statuses, queue_wait: OnceLock::new() }
         };
         Self {
             tools: tools.iter().map(|tool| (tool.clone(), handles(tool))).collect(),
@@ -147,11 +156,22 @@ impl PerTool {
 
     /// The handles of a tool and a status, and the tool's name as a label.
     pub(super) fn handles(&self, tool: &str, status: ToolStatus) -> Option<(&str, &ToolHandles)> {
-        let (name, handles) = match self.tools.get_key_value(tool) {
-            Some((name, handles)) => (name.as_str(), handles),
+        let (name, tool) = self.named(tool);
+        Some((name, tool.statuses.iter().find(|handles| handles.status == status)?))
+    }
+
+    /// How long calls of a tool waited for its places.
+    pub(super) fn queue_wait(&self, recorder: &SharedRecorder, tool: &str) -> &Histogram {
+        let (name, tool) = self.named(tool);
+        let register = || names::QUEUE_WAIT.histogram(recorder, &[("tool", name)]);
+        tool.queue_wait.get_or_init(register)
+    }
+
+    fn named(&self, tool: &str) -> (&str, &OneTool) {
+        match self.tools.get_key_value(tool) {
+            Some((name, tool)) => (name.as_str(), tool),
             None => (OTHER, &self.other),
-        };
-        Some((name, handles.iter().find(|handles| handles.status == status)?))
+        }
     }
 }
 

@@ -123,7 +123,7 @@ fn call(of: &Published) {
             let oddity = oddity.as_str();
             line!(warn, of, tool_name = call.name, id, oddity, arguments, "tool_arguments_odd");
         }
-        Event::CallStarted { call, input_summary, early, waited, of: count } => {
+        Event::CallStarted { call, input_summary, early, waited, queued, of: count } => {
             let CallLabel { key, name, .. } = call;
             line!(
                 debug,
@@ -133,6 +133,7 @@ fn call(of: &Published) {
                 call = %format_args!("{} of {count}", key.index.saturating_add(1)),
                 early,
                 waited_ms = millis(*waited),
+                queued_ms = queued.map(millis),
                 "tool_call_started"
             );
             line!(trace, of, tool_id = %key, arguments = input_summary, "tool_call_arguments");
@@ -485,6 +486,7 @@ mod tests {
                 input_summary: "{}".into(),
                 early: false,
                 waited: Duration::from_millis(20),
+                queued: Some(Duration::from_millis(10)),
                 of: 4,
             },
             &[(
@@ -496,6 +498,7 @@ mod tests {
                     "call": "3 of 4",
                     "early": false,
                     "waited_ms": 20,
+                    "queued_ms": 10,
                 }),
             )],
         );
@@ -587,6 +590,7 @@ mod tests {
                 input_summary: secret.into(),
                 early: false,
                 waited: Duration::ZERO,
+                queued: None,
                 of: 1,
             },
             Event::CallWaiting {

@@ -47,6 +47,7 @@ pub struct Metrics {
     steers: Counter,
     runs_active: Gauge,
     queued_inputs: Gauge,
+    calls_waiting: Gauge,
     threads_abandoned: Gauge,
     sessions: Vec<(SessionState, Gauge)>,
 
@@ -140,6 +141,7 @@ impl Metrics {
             steers: counter(names::STEERS),
             runs_active: names::RUNS_ACTIVE.gauge(&recorder, &[]),
             queued_inputs: names::QUEUED_INPUTS.gauge(&recorder, &[]),
+            calls_waiting: names::CALLS_WAITING.gauge(&recorder, &[]),
             threads_abandoned: names::THREADS_ABANDONED.gauge(&recorder, &[]),
             sessions: SessionState::ALL.into_iter().map(sessions).collect(),
             tools: PerTool::new(&recorder, tools),
@@ -185,8 +187,11 @@ impl Metrics {
             Event::RunSteered { .. } => self.steers.increment(1),
             Event::CallDetected { latency, .. } => self.detection_latency.record(*latency),
             Event::ArgumentsOdd { oddity, .. } => self.oddities.increment(*oddity),
-            Event::CallStarted { early, waited, .. } => {
+            Event::CallStarted { call, early, waited, queued, .. } => {
                 self.seal_to_start.record(*waited);
+                if let Some(queued) = queued {
+                    self.tools.queue_wait(&self.recorder, &call.name).record(*queued);
+                }
                 self.starts_early.increment(u64::from(*early));
             }
             Event::CallDiscarded { had_result, .. } => {
@@ -241,6 +246,11 @@ impl Metrics {
     /// Sets how many inputs wait for a run to end.
     pub fn queued_inputs(&self, count: usize) {
         self.queued_inputs.set(count as f64);
+    }
+
+    /// Sets how many calls wait for a place of their tool.
+    pub fn calls_waiting(&self, count: usize) {
+        self.calls_waiting.set(count as f64);
     }
 
     /// Sets how many threads of blocking tools were given up and have not come back.

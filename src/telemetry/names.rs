@@ -143,6 +143,8 @@ metrics! {
 
     SEAL_TO_START "callsheet_seal_to_start_seconds" Kind::Histogram(SHORT), Seconds, [],
         "From a tool call's seal to its start.";
+    QUEUE_WAIT "callsheet_tool_queue_wait_seconds" Kind::Histogram(SHORT), Seconds, ["tool"],
+        "How long calls of a tool with max_concurrent waited for one of its places before they started, 0 included.";
     STARTS_EARLY "callsheet_tool_starts_early_total" Kind::Counter, Count, [],
         "Tool calls started while their response was still coming.";
     OVERLAP_SAVED "callsheet_overlap_saved_seconds" Kind::Histogram(SHORT), Seconds, [],
@@ -152,7 +154,7 @@ metrics! {
     REORDER_WAIT "callsheet_reorder_wait_seconds" Kind::Histogram(SHORT), Seconds, [],
         "How long an outcome waited for earlier calls and for the response's ending.";
     TURN_OVERHEAD "callsheet_turn_overhead_seconds" Kind::Histogram(SHORT), Seconds, [],
-        "Time of a turn in which neither the model nor a tool was at work.";
+        "Time of a turn in which neither the model nor a tool was at work, no call waited for a place of its tool, and the turn did not wait for people alone.";
     APPROVALS "callsheet_approvals_total" Kind::Counter, Count, ["verdict"],
         "Questions to people about tool calls that were settled, by what was decided.";
     APPROVAL_WAIT "callsheet_approval_wait_seconds" Kind::Histogram(LONG), Seconds, [],
@@ -185,6 +187,8 @@ metrics! {
         "Runs that are going on.";
     QUEUED_INPUTS "callsheet_queued_inputs" Kind::Gauge, Count, [],
         "Inputs that wait for a run of their session to end.";
+    CALLS_WAITING "callsheet_tool_calls_waiting" Kind::Gauge, Count, [],
+        "Tool calls that wait for a place of their tool.";
     THREADS_ABANDONED "callsheet_threads_abandoned" Kind::Gauge, Count, [],
         "Threads of blocking tools that were given up and have not come back.";
     SESSIONS "callsheet_sessions" Kind::Gauge, Count, ["state"],

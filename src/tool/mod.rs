@@ -42,6 +42,7 @@ mod read_file;
 mod registry;
 mod schema;
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -123,6 +124,8 @@ pub struct ToolSpec {
     pub approval: Approval,
     /// How long they have to answer; then it counts as a no.
     pub approval_timeout: Duration,
+    /// How many of its calls may run at once in the whole host; none: any number.
+    pub max_concurrent: Option<NonZeroU32>,
 }
 
 /// How long people have to answer where the tool does not say.
@@ -152,6 +155,7 @@ impl ToolSpec {
             timeout: None,
             approval: Approval::NEVER,
             approval_timeout: APPROVAL_TIMEOUT,
+            max_concurrent: None,
         }
     }
 
@@ -208,6 +212,14 @@ impl ToolSpec {
     #[must_use]
     pub fn approval(mut self, approval: Approval) -> Self {
         self.approval = approval;
+        self
+    }
+
+    /// How many calls may run at once in the whole host, all sessions together; 0 counts as 1.
+    /// Further ones wait, the sessions in turn.
+    #[must_use]
+    pub fn max_concurrent(mut self, calls: u32) -> Self {
+        self.max_concurrent = NonZeroU32::new(calls).or(Some(NonZeroU32::MIN));
         self
     }
 

@@ -25,10 +25,12 @@ fn change_spec(spec: &mut ToolSpec, change: &ToolOverride) {
     spec.timeout = change.timeout.or(spec.timeout);
     spec.approval = change.approval.unwrap_or(spec.approval);
     spec.approval_timeout = change.approval_timeout.unwrap_or(spec.approval_timeout);
+    spec.max_concurrent = change.max_concurrent.or(spec.max_concurrent);
 }
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
     use std::time::Duration;
 
     use async_trait::async_trait;
@@ -68,6 +70,7 @@ mod tests {
             timeout: Some(Duration::from_secs(2)),
             approval: Some(Approval::AFTER),
             approval_timeout: Some(Duration::from_secs(3)),
+            max_concurrent: NonZeroU32::new(4),
             ..ToolOverride::default()
         };
         registry.apply(&BTreeMap::from([("plain".to_owned(), change)]));
@@ -79,6 +82,7 @@ mod tests {
             .repeatable()
             .blocking()
             .timeout(Duration::from_secs(2))
+            .max_concurrent(4)
             .approval(Approval::AFTER);
         let expected = ToolSpec { approval_timeout: Duration::from_secs(3), ..expected };
         assert_eq!(*registry.tool("plain").expect("find").spec, expected);

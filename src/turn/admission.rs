@@ -140,6 +140,7 @@ fn same_call(call: &Call, earlier: &[Call]) -> Option<CallKey> {
     for other in earlier.iter().rev() {
         let counts = match other.phase {
             Phase::Ready
+            | Phase::Queued { .. }
             | Phase::Intended
             | Phase::Asked { .. }
             | Phase::Running { .. }

@@ -63,7 +63,13 @@ impl Turn {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
             match call.phase {
-                Phase::Open | Phase::Sealed | Phase::Ready | Phase::Asked { .. } => {
+                // It was resumed, and runs again.
+                Phase::Queued { .. } if call.started_at.is_some() => {}
+                Phase::Open
+                | Phase::Sealed
+                | Phase::Ready
+                | Phase::Asked { .. }
+                | Phase::Queued { .. } => {
                     self.end_call(index, outcome.clone());
                 }
                 // A duplicate is answered with the call it waits for.
@@ -89,18 +95,21 @@ impl Turn {
                     self.end_call(index, outcome);
                 }
                 // It was resumed, and may have run before.
-                Phase::Intended if call.started_at.is_some() => {
+                Phase::Queued { .. } | Phase::Intended if call.started_at.is_some() => {
                     let outcome = texts::cancelled(call);
                     self.end_call(index, outcome);
                 }
                 // It would have run again; what its tool answered is all there is.
-                Phase::Ready if call.outdated.is_some() => self.keep_outdated(index),
+                Phase::Ready | Phase::Queued { .. } if call.outdated.is_some() => {
+                    self.keep_outdated(index);
+                }
                 // It ran, but nobody has said that its result may be seen.
                 Phase::Reviewed { .. } => self.end_call(index, texts::unreviewed()),
                 Phase::Open
                 | Phase::Sealed
                 | Phase::Ready
                 | Phase::Asked { .. }
+                | Phase::Queued { .. }
                 | Phase::Intended
                 | Phase::Duplicate { .. } => self.end_call(index, texts::never_started()),
                 // Decided as soon as every earlier call is, which they are now.
@@ -123,6 +132,7 @@ impl Turn {
 
     /// Stops a call that runs, and says that what it did counts no more.
     pub(super) fn discard(&mut self, index: usize) {
+        self.give_up_place(index);
         let Some(call) = self.calls.get(index) else { return };
         let (label, had_result) = (call.label(), call.has_result() || call.is_undecided());
         if call.is_running() {

@@ -58,13 +58,7 @@ impl Turn {
         let until = self.answer_until(index);
         let Some(call) = self.calls.get_mut(index) else { return };
         call.phase = Phase::Asked { until };
-        call.waiting_for = Some(WaitingFor::Approval);
-        let waiting = Event::CallWaiting {
-            call: call.label(),
-            waiting_for: WaitingFor::Approval,
-            input_summary: call.input_summary(),
-        };
-        self.emit(waiting);
+        self.tell_waiting(index, WaitingFor::Approval);
         self.ask_people(index, ApprovalPhase::Before, None);
     }
 
@@ -112,7 +106,7 @@ impl Turn {
     /// Whether people are all that the turn waits for: then its clocks stand still.
     pub(super) fn waits_for_people(&self) -> bool {
         let is_busy = |call: &Call| match call.phase {
-            Phase::Intended | Phase::Running { .. } => true,
+            Phase::Queued { .. } | Phase::Intended | Phase::Running { .. } => true,
             Phase::Open
             | Phase::Sealed
             | Phase::Ready
@@ -182,6 +176,7 @@ impl Turn {
             | Phase::Sealed
             | Phase::Ready
             | Phase::Duplicate { .. }
+            | Phase::Queued { .. }
             | Phase::Intended
             | Phase::Asked { .. }
             | Phase::Running { .. }

@@ -27,7 +27,9 @@ pub(super) enum Phase {
     Ready,
     /// It gets a copy of that call's outcome.
     Duplicate { of: CallKey },
-    /// It has its ticket and a place; its intent is being recorded.
+    /// It has its ticket and a place of `max`, and asks for one of its tool, which has a cap.
+    Queued { since: Duration },
+    /// It has its ticket and its places; its intent is being recorded.
     Intended,
     /// People are asked whether it may run.
     Asked { until: Option<Duration> },
@@ -80,6 +82,8 @@ pub(super) struct Call {
     pub(super) writes: WriteSet,
     /// What its tool had answered, when it has to run again.
     pub(super) outdated: Option<ToolOutcome>,
+    /// How long it waited for a place of its tool, if that has a cap.
+    pub(super) queue_wait: Option<Duration>,
     /// Whether it started before the response had ended.
     pub(super) early: bool,
 }
@@ -110,6 +114,7 @@ impl Call {
             reads: ReadSet::default(),
             writes: WriteSet::default(),
             outdated: None,
+            queue_wait: None,
             early: false,
         }
     }
@@ -148,6 +153,28 @@ impl Call {
         self.tool.as_ref().is_some_and(|tool| tool.exclusive)
     }
 
+    pub(super) fn has_cap(&self) -> bool {
+        self.tool.as_ref().is_some_and(|tool| tool.max_concurrent.is_some())
+    }
+
+    /// Whether it has a place of its tool or waits for one, and its tool was not told to run.
+    pub(super) fn has_reserved(&self) -> bool {
+        match self.phase {
+            Phase::Queued { .. } => true,
+            Phase::Intended => self.has_cap(),
+            Phase::Open
+            | Phase::Sealed
+            | Phase::Ready
+            | Phase::Duplicate { .. }
+            | Phase::Asked { .. }
+            | Phase::Running { .. }
+            | Phase::Reported(_)
+            | Phase::Reviewed { .. }
+            | Phase::Ended { .. }
+            | Phase::Dropped => false,
+        }
+    }
+
     /// Whether its tool was, or is about to be, told to run.
     pub(super) fn has_started(&self) -> bool {
         self.started_at.is_some() || self.phase == Phase::Intended
@@ -171,6 +198,7 @@ impl Call {
             | Phase::Sealed
             | Phase::Ready
             | Phase::Duplicate { .. }
+            | Phase::Queued { .. }
             | Phase::Intended
             | Phase::Running { .. }
             | Phase::Reported(_)
@@ -195,6 +223,7 @@ impl Call {
             | Phase::Sealed
             | Phase::Ready
             | Phase::Duplicate { .. }
+            | Phase::Queued { .. }
             | Phase::Intended
             | Phase::Asked { .. }
             | Phase::Running { .. }

@@ -12,6 +12,8 @@ pub(super) struct Clock {
     running: u32,
     /// People are all that the turn waits for.
     people: bool,
+    /// Calls that wait for a place of their tool in the host.
+    queued: u32,
     times: TurnTimes,
 }
 
@@ -21,6 +23,7 @@ impl Clock {
         let passed = now.saturating_sub(self.now);
         self.now = self.now.max(now);
         let (model, tools) = (self.model_open, self.running > 0);
+        let ours = !model && !tools && !self.people && self.queued == 0;
         let times = &mut self.times;
         times.total = self.now;
         for (counts, sum) in [
@@ -28,7 +31,7 @@ impl Clock {
             (tools, &mut times.tools),
             (model && tools, &mut times.overlap),
             (self.people, &mut times.people),
-            (!model && !tools && !self.people, &mut times.overhead),
+            (ours, &mut times.overhead),
         ] {
             if counts {
                 *sum += passed;
@@ -68,6 +71,21 @@ impl Clock {
         self.times.tools_longest = self.times.tools_longest.max(ran);
     }
 
+    /// What it waits for is other sessions' calls.
+    pub(super) fn call_queued(&mut self) {
+        self.queued += 1;
+    }
+
+    pub(super) fn call_dequeued(&mut self) {
+        self.queued = self.queued.saturating_sub(1);
+    }
+
+    /// How many calls wait for a place of their tool.
+    #[cfg(test)]
+    pub(super) fn queued(&self) -> usize {
+        self.queued as usize
+    }
+
     /// How many tools run.
     #[cfg(test)]
     pub(super) fn running(&self) -> usize {
@@ -94,12 +112,16 @@ mod tests {
         clock.model_answered();
         clock.advance(ms(60));
         clock.tool_ended(ms(50));
+        clock.advance(ms(61));
+        // Waiting for other sessions is not our doing, nor is waiting for people.
+        clock.call_queued();
+        clock.advance(ms(70));
+        clock.call_dequeued();
         clock.wait_for_people(true);
-        clock.advance(ms(80));
+        clock.advance(ms(90));
         clock.wait_for_people(false);
-        clock.advance(ms(81));
         let expected = TurnTimes {
-            total: ms(81),
+            total: ms(90),
             model: ms(30),
             tools: ms(50),
             overlap: ms(20),

@@ -24,7 +24,18 @@ pub enum Effect {
     Request(AttemptPlan),
     /// Drop the exchange that is open, the wait before it included.
     Disconnect,
-    /// Hand the call to its tool, with what it may see of the variables.
+    /// Ask the host for a place of the call's tool, which has a cap, and answer by
+    /// [`handle_place`](super::Turn::handle_place).
+    Reserve {
+        /// Which call.
+        key: CallKey,
+        /// Its tool.
+        tool: String,
+    },
+    /// The call that asked for a place will not start: it waits no more, or gives the place back.
+    GiveUp(CallKey),
+    /// Hand the call to its tool, with what it may see of the variables, and with its place if it
+    /// has asked for one.
     Start(ToolCall, Variables),
     /// The call's outcome is decided: tell its tool to stop, and kill it after `cancel_grace`.
     Abort(CallKey),
@@ -69,6 +80,15 @@ pub enum CancelReason {
     Shutdown,
     /// The run has used up its tokens or its calls.
     Budget,
+}
+
+/// What the host says of a place of a call's tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// The call has it.
+    Granted,
+    /// All are taken; `Granted` follows when its turn has come.
+    Waiting,
 }
 
 /// What a supervisor reports of a call.

@@ -29,6 +29,9 @@ pub(super) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
         tool("eager").idempotent().start_on_seal(),
         tool("exclusive").pure().exclusive(),
         tool("barrier").exclusive(),
+        tool("capped").pure().max_concurrent(1),
+        tool("capped_effect").max_concurrent(1),
+        tool("capped_seal").start_on_seal().idempotent().max_concurrent(1),
         tool("quick").pure().timeout(Duration::from_millis(5)),
     ]
     .into_iter()

@@ -109,6 +109,7 @@ impl Turn {
                 Phase::Open
                 | Phase::Sealed
                 | Phase::Ready
+                | Phase::Queued { .. }
                 | Phase::Intended
                 | Phase::Asked { .. }
                 | Phase::Running { .. }

@@ -71,8 +71,8 @@ pub use budget::Budget;
 pub use change::{AccumulatorLimits, Change, Changes};
 pub use decoded::{decode_body, describe};
 pub use effect::{
-    ApprovalError, AttemptPlan, CancelReason, Decision, Effect, ModelPlan, ModelPlans, ResponseEnd,
-    ToolDone, TurnEnd, TurnRecord, TurnRules, TurnSpec,
+    ApprovalError, AttemptPlan, CancelReason, Decision, Effect, ModelPlan, ModelPlans, Place,
+    ResponseEnd, ToolDone, TurnEnd, TurnRecord, TurnRules, TurnSpec,
 };
 pub use ending::ended_well;
 pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
@@ -212,6 +212,18 @@ impl Turn {
         self.settle();
     }
 
+    /// The host has a place of its tool for a call that asked for one, or has none yet. For a call
+    /// that waits no more this says nothing: it has given the place back.
+    pub fn handle_place(&mut self, now: Duration, key: CallKey, place: Place) {
+        self.clock.advance(now);
+        let Some(index) = self.position(key) else { return };
+        let Some(&Phase::Queued { since }) = self.calls.get(index).map(|call| &call.phase) else {
+            return;
+        };
+        self.take_place(index, since, place);
+        self.settle();
+    }
+
     /// A tool's actor has ended.
     pub fn handle_outcome(&mut self, now: Duration, key: CallKey, done: ToolDone) {
         self.clock.advance(now);
@@ -317,6 +329,7 @@ impl Turn {
             | Phase::Sealed
             | Phase::Ready
             | Phase::Duplicate { .. }
+            | Phase::Queued { .. }
             | Phase::Intended
             | Phase::Reported(_)
             | Phase::Ended { .. }

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use super::admission::{self, Admission};
 use super::call::{Call, Phase};
-use super::effect::{Effect, TurnEnd, TurnRecord};
+use super::effect::{Effect, Place, TurnEnd, TurnRecord};
 use super::schedule::{self, Gate, Step};
 use super::{Held, State, Turn};
 use crate::config::OnExcess;
-use crate::event::{Event, TurnSummary};
+use crate::event::{Event, TurnSummary, WaitingFor};
 use crate::record::{Ending, Record};
 use crate::types::{CallKey, Execution, ToolOutcome, WriteSet};
 
@@ -33,6 +33,7 @@ impl Turn {
                 Phase::Sealed => {}
                 Phase::Ready
                 | Phase::Duplicate { .. }
+                | Phase::Queued { .. }
                 | Phase::Intended
                 | Phase::Asked { .. }
                 | Phase::Running { .. }
@@ -65,20 +66,25 @@ impl Turn {
             schedule::next_step(&self.calls, self.spec.rules.execution, self.gate())
         {
             match step {
-                Step::Start(index) => self.start(index),
+                Step::Start(index) => self.take_ticket(index),
                 Step::Ask(index) => self.ask_before(index),
-                Step::Wait(index, reason) => {
-                    let Some(call) = self.calls.get_mut(index) else { return };
-                    call.waiting_for = Some(reason);
-                    let event = Event::CallWaiting {
-                        call: call.label(),
-                        waiting_for: reason,
-                        input_summary: call.input_summary(),
-                    };
-                    self.emit(event);
-                }
+                Step::Wait(index, reason) => self.tell_waiting(index, reason),
             }
         }
+    }
+
+    /// Says once for each reason that a call waits.
+    pub(super) fn tell_waiting(&mut self, index: usize, reason: WaitingFor) {
+        let Some(call) = self.calls.get_mut(index) else { return };
+        if call.waiting_for.replace(reason) == Some(reason) {
+            return;
+        }
+        let event = Event::CallWaiting {
+            call: call.label(),
+            waiting_for: reason,
+            input_summary: call.input_summary(),
+        };
+        self.emit(event);
     }
 
     pub(super) fn gate(&self) -> Gate {
@@ -95,8 +101,47 @@ impl Turn {
         }
     }
 
-    /// Gives the call its ticket and its place. A call with effects first has its intent recorded.
-    pub(super) fn start(&mut self, index: usize) {
+    /// Gives the call its ticket and a place of `max`. One whose tool has a cap goes on when the
+    /// host has a place of that tool for it.
+    pub(super) fn take_ticket(&mut self, index: usize) {
+        let since = self.now();
+        let Some(call) = self.calls.get_mut(index) else { return };
+        if !call.has_cap() {
+            self.start(index);
+            return;
+        }
+        call.phase = Phase::Queued { since };
+        let (key, tool) = (call.key(), call.call.name.clone());
+        self.clock.call_queued();
+        self.outbox.push_back(Effect::Reserve { key, tool });
+    }
+
+    /// The host has answered a call that asks for a place of its tool.
+    pub(super) fn take_place(&mut self, index: usize, since: Duration, place: Place) {
+        match place {
+            Place::Waiting => self.tell_waiting(index, WaitingFor::Capacity),
+            Place::Granted => {
+                let waited = self.now().saturating_sub(since);
+                let Some(call) = self.calls.get_mut(index) else { return };
+                call.queue_wait = Some(waited);
+                self.clock.call_dequeued();
+                self.start(index);
+            }
+        }
+    }
+
+    /// A call that is not going to start needs no place of its tool.
+    pub(super) fn give_up_place(&mut self, index: usize) {
+        let Some(call) = self.calls.get(index).filter(|call| call.has_reserved()) else { return };
+        if matches!(call.phase, Phase::Queued { .. }) {
+            self.clock.call_dequeued();
+        }
+        self.outbox.push_back(Effect::GiveUp(call.key()));
+    }
+
+    /// Starts a call that has its ticket and its places. One with effects first has its intent
+    /// recorded.
+    fn start(&mut self, index: usize) {
         let early = self.state == State::Asking;
         let Some(call) = self.calls.get_mut(index) else { return };
         call.early = early;
@@ -138,6 +183,7 @@ impl Turn {
             input_summary: call.input_summary(),
             early: call.early,
             waited: now.saturating_sub(call.sealed_at.unwrap_or(now)),
+            queued: call.queue_wait,
             of,
         };
         let start = Effect::Start(call.call.clone(), self.visible.variables.clone());
@@ -156,6 +202,7 @@ impl Turn {
         self.stop_clock(index);
         let now = self.clock.now();
         let parallel = self.spec.rules.execution != Execution::Sequential;
+        self.give_up_place(index);
         let Some(call) = self.calls.get_mut(index) else { return };
         call.phase = Phase::Ended { outcome: outcome.clone(), at: now };
         call.writes = writes.clone();

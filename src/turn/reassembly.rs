@@ -32,6 +32,7 @@ impl Reassembly {
                 | Phase::Sealed
                 | Phase::Ready
                 | Phase::Duplicate { .. }
+                | Phase::Queued { .. }
                 | Phase::Intended
                 | Phase::Asked { .. }
                 | Phase::Running { .. }

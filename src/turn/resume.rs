@@ -194,7 +194,7 @@ impl Turn {
             // run either.
             call.started_at = Some(Duration::ZERO);
             if call.tool.as_ref().is_some_and(|tool| tool.idempotent) {
-                self.start(index);
+                self.take_ticket(index);
             } else {
                 self.end_call(index, texts::host_stopped());
             }

@@ -2,7 +2,9 @@
 //!
 //! Calls take tickets in call order: one takes it only when every earlier call has one or is
 //! answered. With its ticket a call may still wait for earlier calls to end (in sequence), for a
-//! barrier, for people, or for a place of `max`. One that waits for people has no such place.
+//! barrier, for people, for a place of `max`, and then, if its tool has a cap, for one of its
+//! tool. One that waits for people has no place of `max`. One that waits for its tool counts as one
+//! that runs: later calls may overtake it, where they may run beside it at all.
 
 use super::call::{Call, Phase};
 use crate::event::WaitingFor;
@@ -22,7 +24,7 @@ pub(super) enum Gate {
 /// What is to be done about one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It may start.
+    /// It takes its ticket and a place of `max`.
     Start(usize),
     /// It may start as soon as people say so: they are to be asked.
     Ask(usize),
@@ -40,7 +42,7 @@ pub(super) fn next_step(calls: &[Call], execution: Execution, gate: Gate) -> Opt
     let mut earlier_barrier = false;
     let mut tickets_stopped = false;
     for call in calls {
-        if matches!(call.phase, Phase::Intended | Phase::Running { .. }) {
+        if matches!(call.phase, Phase::Queued { .. } | Phase::Intended | Phase::Running { .. }) {
             places = places.saturating_sub(1);
         }
     }
@@ -53,7 +55,8 @@ pub(super) fn next_step(calls: &[Call], execution: Execution, gate: Gate) -> Opt
                 continue;
             }
             // One that waits for people, or for what earlier calls write, has its ticket.
-            Phase::Intended
+            Phase::Queued { .. }
+            | Phase::Intended
             | Phase::Asked { .. }
             | Phase::Running { .. }
             | Phase::Reported(_)

@@ -1,12 +1,12 @@
 //! Tools that do what a test says, and tell it what they did.
 #![expect(clippy::expect_used, dead_code, reason = "helpers of tests, each of which uses a part")]
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::watch;
@@ -17,7 +17,7 @@ pub(crate) struct Stage {
     log: Arc<Mutex<Vec<String>>>,
     changed: watch::Sender<u64>,
     open: Arc<Mutex<BTreeSet<String>>>,
-    running: Arc<Mutex<BTreeMap<String, u32>>>,
+    opened: Arc<Condvar>,
 }
 
 impl Stage {
@@ -26,13 +26,14 @@ impl Stage {
             log: Arc::default(),
             changed: watch::Sender::new(0),
             open: Arc::default(),
-            running: Arc::default(),
+            opened: Arc::default(),
         }
     }
 
     /// Lets the waiting call `id` go on.
     pub(crate) fn release(&self, id: &str) {
         self.open.lock().insert(id.to_owned());
+        self.opened.notify_all();
         self.changed.send_modify(|n| *n += 1);
     }
 
@@ -44,6 +45,14 @@ impl Stage {
             .expect("the stage stands");
     }
 
+    /// Waits until the log has so many lines.
+    pub(crate) async fn lines(&self, count: usize) {
+        let mut changed = self.changed.subscribe();
+        super::within(changed.wait_for(|_| self.log.lock().len() == count))
+            .await
+            .expect("the stage stands");
+    }
+
     pub(crate) fn log(&self) -> Vec<String> {
         self.log.lock().clone()
     }
@@ -51,6 +60,14 @@ impl Stage {
     fn note(&self, line: String) {
         self.log.lock().push(line);
         self.changed.send_modify(|n| *n += 1);
+    }
+
+    fn block_until_released(&self, id: &str) {
+        let mut open = self.open.lock();
+        while !open.contains(id) {
+            let waited = self.opened.wait_for(&mut open, super::PATIENCE);
+            assert!(!waited.timed_out(), "nobody releases {id}");
+        }
     }
 
     async fn released(&self, id: &str) {
@@ -66,6 +83,8 @@ pub(crate) enum Manner {
     Quick,
     /// Waits until the test releases its id.
     Waits,
+    /// Blocks its thread until the test releases its id.
+    Blocks,
     /// Panics.
     Panics,
     /// Fails.
@@ -98,6 +117,7 @@ impl Tool for Staged {
         match self.manner {
             Manner::Quick => {}
             Manner::Waits => self.stage.released(&id).await,
+            Manner::Blocks => self.stage.block_until_released(&id),
             Manner::Panics => panic!("on stage"),
             Manner::Fails => return Err(ToolError::new("it does not work")),
             Manner::Hangs => std::future::pending().await,
@@ -125,5 +145,14 @@ pub(crate) fn registry(stage: &Stage) -> Registry {
         let tool = Staged { spec, manner, stage: stage.clone() };
         registry.register(tool).expect("the names differ");
     }
+    registry
+}
+
+/// The same, and `blocks`, which is pure and has a thread of its own.
+pub(crate) fn registry_with_blocks(stage: &Stage) -> Registry {
+    let mut registry = registry(stage);
+    let spec = ToolSpec::new::<Input>("blocks", "For a test.").pure().blocking();
+    let tool = Staged { spec, manner: Manner::Blocks, stage: stage.clone() };
+    registry.register(tool).expect("the names differ");
     registry
 }

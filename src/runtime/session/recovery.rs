@@ -74,6 +74,8 @@ impl State {
             Effect::Record(_)
             | Effect::Request(_)
             | Effect::Disconnect
+            | Effect::Reserve { .. }
+            | Effect::GiveUp(_)
             | Effect::Start(..)
             | Effect::Abort(_)
             | Effect::Emit(_)
@@ -114,6 +116,8 @@ impl State {
                     Effect::Commit(record) => committed = Some(*record),
                     Effect::Request(_)
                     | Effect::Disconnect
+                    | Effect::Reserve { .. }
+                    | Effect::GiveUp(_)
                     | Effect::Start(..)
                     | Effect::Abort(_)
                     | Effect::Release(_) => {}

@@ -99,6 +99,7 @@ impl State {
             supervisor: supervisor.clone(),
             log: Arc::clone(&self.log),
             publisher: self.publisher.clone(),
+            caps: self.shared.caps.clone(),
             gauges: gauges.clone(),
         };
         let (accumulator, _) =

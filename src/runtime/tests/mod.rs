@@ -82,8 +82,9 @@ async fn nothing_left(host: &Host) {
                 actors,
                 tasks,
                 tools_running,
+                calls_waiting,
             } = counted.counts();
-            if runs + actors + tasks + tools_running == 0 {
+            if runs + actors + tasks + tools_running + calls_waiting == 0 {
                 return;
             }
             sleep(Duration::from_millis(1)).await;

@@ -71,6 +71,45 @@ impl World {
         assert!(!error.transient || self.asked.len() >= attempts as usize, "given up too early");
     }
 
+    /// How many more calls of that call's tool may run.
+    pub(super) fn has_place(&self, key: CallKey) -> bool {
+        let tool = |key: &CallKey| {
+            let call = self.turn.calls.iter().find(|call| call.key() == *key).unwrap();
+            call.tool.clone().unwrap()
+        };
+        let wanted = tool(&key);
+        let max = wanted.max_concurrent.unwrap().get() as usize;
+        let taken = self.running.iter().chain(&self.granted).filter(|k| tool(k) == wanted).count();
+        taken < max
+    }
+
+    pub(super) fn check_reserve(&mut self, key: CallKey, tool: &str, scenario: &Scenario) {
+        let calls = &self.turn.calls;
+        let place = calls.iter().position(|call| call.key() == key).unwrap();
+        let rules = &scenario.spec.rules;
+        assert!(calls[place].call.name == tool && calls[place].has_cap());
+        // Whoever wants it no more has given it up by the end of the poll.
+        let wanted = matches!(calls[place].phase, Phase::Queued { .. });
+        assert!(!wanted || self.may_start(&calls[place], rules), "a place was asked for too early");
+        assert!(!self.running.contains(&key) && !self.granted.contains(&key));
+        assert!(self.waiting.insert(key), "a place was asked for twice");
+        self.check_tickets(place, rules);
+    }
+
+    /// The ticket was taken in call order, and a place of `max` with it.
+    fn check_tickets(&self, place: usize, rules: &TurnRules) {
+        for earlier in &self.turn.calls[..place] {
+            let waits = matches!(earlier.phase, Phase::Open | Phase::Sealed | Phase::Ready);
+            assert!(!waits, "a ticket was taken out of order");
+        }
+        let places = match rules.execution {
+            Execution::Sequential => 1,
+            Execution::Parallel { max } => max as usize,
+        };
+        let taken = self.running.len() + self.waiting.len() + self.granted.len();
+        assert!(taken <= places, "more calls run than may");
+    }
+
     pub(super) fn check_start(&mut self, key: &CallKey, scenario: &Scenario) {
         let calls = &self.turn.calls;
         let place = calls.iter().position(|call| call.key() == *key).unwrap();
@@ -79,14 +118,9 @@ impl World {
         assert!(self.running.insert(*key), "started twice");
         assert!(self.begun.insert(*key) || self.crashes > 0, "started again");
         assert!(self.may_start(started, rules), "started where nothing may");
-        let places = match rules.execution {
-            Execution::Sequential => 1,
-            Execution::Parallel { max } => max as usize,
-        };
-        assert!(self.running.len() <= places, "more calls run than may");
+        assert_eq!(self.granted.remove(key), started.has_cap(), "started without its place");
+        self.check_tickets(place, rules);
         for earlier in &calls[..place] {
-            let waits = matches!(earlier.phase, Phase::Open | Phase::Sealed | Phase::Ready);
-            assert!(!waits, "a ticket was taken out of order");
             let same = earlier.identity == started.identity && earlier.started_at.is_some();
             let twice = same && earlier.unfit.is_none() && scenario.identical_run_once;
             assert!(!twice || self.crashes > 0, "an identical call ran twice");
@@ -109,7 +143,9 @@ impl World {
             for (other, identity) in &self.effects {
                 assert!(again || other != key, "an effect was repeated");
                 assert_eq!(other.attempt, key.attempt, "effects of two attempts");
-                assert!(again || other < key, "effects out of order");
+                // One that waits for a place of its tool may be overtaken.
+                let in_order = other < key || started.has_cap();
+                assert!(again || in_order, "effects out of order");
                 let same = scenario.identical_run_once && *identity == started.identity;
                 assert!(again || !same, "an identical call ran twice");
             }

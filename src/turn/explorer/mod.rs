@@ -2,6 +2,8 @@
 //! and checks the invariants in each: whatever the order in which deltas, outcomes, records,
 //! timeouts, cancels, breaks and crashes come.
 
+mod budgets;
+mod caps;
 mod checks;
 mod world;
 
@@ -13,8 +15,8 @@ use std::time::Duration;
 use super::call::{Call, Phase};
 use super::fixtures::{call, finish, model, more, rules, spec, text, usage};
 use super::{
-    AttemptPlan, CancelReason, Effect, ModelPlans, ResponseEnd, State, ToolDone, Turn, TurnEnd,
-    TurnRules, TurnSpec,
+    AttemptPlan, CancelReason, Effect, ModelPlans, Place, ResponseEnd, State, ToolDone, Turn,
+    TurnEnd, TurnRules, TurnSpec,
 };
 use crate::config::OnExcess;
 use crate::context::History;
@@ -153,13 +155,19 @@ fn four_calls_in_every_execution() {
 }
 
 fn each_mix(change: impl Fn(&mut Scenario)) {
-    total(MIXES.iter().flat_map(|mix| {
-        EXECUTIONS.map(|execution| {
-            let mut scenario = scenario(&format!("{mix:?} {execution}"), execution, mix);
+    each_of(&MIXES, &EXECUTIONS, change);
+}
+
+fn each_of(mixes: &[&[&str]], executions: &[Execution], change: impl Fn(&mut Scenario)) {
+    let (mut scenarios, change) = (Vec::new(), &change);
+    for mix in mixes {
+        scenarios.extend(executions.iter().map(|execution| {
+            let mut scenario = scenario(&format!("{mix:?} {execution}"), *execution, mix);
             change(&mut scenario);
             scenario
-        })
-    }));
+        }));
+    }
+    total(scenarios);
 }
 
 #[test]
@@ -297,39 +305,6 @@ fn limits_flags_and_last_requests() {
 }
 
 #[test]
-fn budgets_that_run_out() {
-    let mixes: [&[&str]; 3] =
-        [&["pure", "effect"], &["seal", "pure"], &["eager", "idempotent", "pure"]];
-    let mut scenarios = Vec::new();
-    for mix in mixes {
-        let mut rules = rules(Execution::Parallel { max: 8 });
-        rules.limits.max_tokens_per_run = Some(10);
-        rules.limits.max_tool_calls_per_run = Some(10);
-        let base = scenario_with(&format!("{mix:?}"), rules, mix);
-        // In the middle, after the finish, and with the second attempt.
-        let end = base.response.len();
-        for (place, tokens) in [(end / 2 + 1, 11), (end, 11), (end / 2, 10), (end / 2 + 1, 7)] {
-            let mut over = base.clone();
-            over.spec.budget.tokens_left = Some(10);
-            over.response.insert(place, usage(tokens));
-            scenarios.push(over);
-        }
-        for left in 0..2 {
-            let mut over = base.clone();
-            over.spec.budget.calls_left = Some(left);
-            scenarios.push(over);
-        }
-    }
-    for scenario in &mut scenarios {
-        scenario.cancel = true;
-        scenario.breaks = 1;
-        scenario.crashes = 1;
-        scenario.torn = true;
-    }
-    total(scenarios);
-}
-
-#[test]
 fn bytes_after_a_seal() {
     let mixes: [&[&str]; 4] =
         [&["pure", "pure"], &["seal", "pure"], &["effect", "effect"], &["pure {}", "pure {}"]];
@@ -348,8 +323,18 @@ fn bytes_after_a_seal() {
 /// Longer responses than can be visited whole: seeded random walks.
 #[test]
 fn random_walks_over_ten_calls() {
-    let names =
-        ["pure", "effect", "exclusive", "seal", "pure {}", "nobody", "barrier", "effect {}"];
+    let names = [
+        "pure",
+        "effect",
+        "exclusive",
+        "seal",
+        "pure {}",
+        "nobody",
+        "barrier",
+        "effect {}",
+        "capped",
+        "capped_effect",
+    ];
     let mut seed = 42_u64;
     let mut random = move |below: usize| {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);

@@ -11,6 +11,9 @@ pub(super) struct World {
     /// Which model each attempt asked, as far as the log knows of it.
     pub(super) asked: Vec<usize>,
     pub(super) running: BTreeSet<CallKey>,
+    /// Calls that wait for a place of their tool, and calls that have one and were not started.
+    pub(super) waiting: BTreeSet<CallKey>,
+    pub(super) granted: BTreeSet<CallKey>,
     /// Every call that was ever handed to its tool.
     pub(super) begun: BTreeSet<CallKey>,
     /// What tools answered while their calls ran.
@@ -37,6 +40,7 @@ pub(super) enum Action {
     Deliver,
     Close,
     Break,
+    Place(CallKey, Place),
     Outcome(CallKey, ToolStatus),
     Recorded,
     Timeout,
@@ -52,6 +56,8 @@ impl World {
             delivered: None,
             asked: Vec::new(),
             running: BTreeSet::new(),
+            waiting: BTreeSet::new(),
+            granted: BTreeSet::new(),
             begun: BTreeSet::new(),
             reported: BTreeMap::new(),
             effects: Vec::new(),
@@ -90,6 +96,13 @@ impl World {
             actions.push(Action::Outcome(*key, ToolStatus::Ok));
             if scenario.failures {
                 actions.push(Action::Outcome(*key, ToolStatus::Failed));
+            }
+        }
+        for key in &self.waiting {
+            if self.has_place(*key) {
+                actions.push(Action::Place(*key, Place::Granted));
+            } else {
+                actions.push(Action::Place(*key, Place::Waiting));
             }
         }
         if self.durable < self.log.len() as u64 {
@@ -144,6 +157,13 @@ impl World {
                     ToolDone { outcome, used: VariablesUse::default() },
                 );
             }
+            Action::Place(key, place) => {
+                if place == Place::Granted {
+                    self.waiting.remove(&key);
+                    self.granted.insert(key);
+                }
+                self.turn.handle_place(now, key, place);
+            }
             Action::Recorded => self.make_durable(),
             Action::Timeout => {
                 self.now = self.now.max(self.turn.poll_timeout().unwrap());
@@ -169,6 +189,8 @@ impl World {
         self.before_crash = self.durable;
         self.delivered = None;
         self.running.clear();
+        self.waiting.clear();
+        self.granted.clear();
         self.reported.clear();
         self.released.clear();
         let asked = |record: &&Record| matches!(record, Record::AttemptStarted { .. });
@@ -192,6 +214,7 @@ impl World {
         assert_eq!(self.turn.poll(), None, "something was left undecided");
         assert_eq!((self.turn.records, self.turn.held.len()), before, "a result was left");
         assert_eq!(self.turn.clock.running(), self.running.len(), "what runs is miscounted");
+        assert_eq!(self.turn.clock.queued(), self.waiting.len(), "what waits is miscounted");
     }
 
     /// What comes too late changes nothing, and is counted.
@@ -213,6 +236,11 @@ impl World {
             let counted = matches!(self.turn.poll(), Some(Effect::Emit(Event::OutcomeLate { .. })));
             assert!(counted, "a late outcome counted");
             assert_eq!(self.turn.poll(), None, "a late outcome did something");
+        }
+        let keys: Vec<_> = self.turn.calls.iter().map(Call::key).collect();
+        for key in keys.iter().filter(|key| !self.waiting.contains(key)) {
+            self.turn.handle_place(self.now, *key, Place::Granted);
+            assert_eq!(self.turn.poll(), None, "a place that nobody waits for did something");
         }
         let asking = self.turn.state == State::Asking;
         let after = (self.turn.records, self.turn.held.len(), asking);
@@ -266,6 +294,11 @@ impl World {
             Effect::Disconnect => {
                 assert!(self.delivered.take().is_some(), "no exchange to disconnect");
             }
+            Effect::Reserve { key, tool } => self.check_reserve(key, &tool, scenario),
+            Effect::GiveUp(key) => {
+                let had = self.waiting.remove(&key) || self.granted.remove(&key);
+                assert!(had, "a place was given up that was not asked for");
+            }
             Effect::Start(call, _) => self.check_start(&call.key, scenario),
             Effect::Abort(key) => {
                 assert!(self.running.remove(&key), "abort of what does not run");
@@ -303,6 +336,8 @@ impl World {
                 assert_eq!(answered, asked, "each call has one result, in call order");
                 assert_eq!(self.released, asked, "each result was released");
                 assert!(self.running.is_empty(), "something still runs");
+                let places = self.waiting.len() + self.granted.len();
+                assert_eq!(places, 0, "a place is kept, or waited for");
                 assert_eq!(self.delivered, None, "the exchange is still open");
                 let cancelled = matches!(record.end, TurnEnd::Cancelled(_));
                 let by_budget = record.end == TurnEnd::Cancelled(CancelReason::Budget);

@@ -2,6 +2,7 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
 
 mod budgets;
+mod caps;
 mod corners;
 mod endings;
 mod fallbacks;
@@ -14,7 +15,8 @@ use std::time::Duration;
 
 use super::fixtures::{call, finish, more, rules, spec, text};
 use super::{
-    CancelReason, Effect, ResponseEnd, ToolDone, Turn, TurnEnd, TurnRecord, TurnRules, TurnSpec,
+    CancelReason, Effect, Place, ResponseEnd, ToolDone, Turn, TurnEnd, TurnRecord, TurnRules,
+    TurnSpec,
 };
 use crate::config::OnExcess;
 use crate::event::Event;
@@ -33,6 +35,9 @@ struct Driver {
     log: Vec<Record>,
     started: Vec<String>,
     aborted: Vec<u32>,
+    /// Calls that asked for a place of their tool, and those that gave it up.
+    reserved: Vec<u32>,
+    given_up: Vec<u32>,
     requests: Vec<(u32, bool)>,
     disconnects: u32,
     events: Vec<Event>,
@@ -48,6 +53,8 @@ impl Driver {
             log: Vec::new(),
             started: Vec::new(),
             aborted: Vec::new(),
+            reserved: Vec::new(),
+            given_up: Vec::new(),
             requests: Vec::new(),
             disconnects: 0,
             events: Vec::new(),
@@ -75,6 +82,8 @@ impl Driver {
                     Effect::Start(call, _) => {
                         self.started.push(format!("{}#{}", call.name, call.key.index));
                     }
+                    Effect::Reserve { key, .. } => self.reserved.push(key.index),
+                    Effect::GiveUp(key) => self.given_up.push(key.index),
                     Effect::Abort(key) => self.aborted.push(key.index),
                     Effect::Emit(event) => self.events.push(event),
                     Effect::Release(_) => {}
@@ -118,6 +127,14 @@ impl Driver {
 
     fn done(&mut self, index: u32, content: &str) -> &mut Self {
         self.outcome(index, ToolOutcome::ok(content))
+    }
+
+    fn place(&mut self, index: u32, place: Place) -> &mut Self {
+        let attempt = self.turn.attempt();
+        let key = crate::types::CallKey { turn: 1, attempt, index };
+        self.turn.handle_place(self.now, key, place);
+        self.pump();
+        self
     }
 
     fn outcome(&mut self, index: u32, outcome: ToolOutcome) -> &mut Self {

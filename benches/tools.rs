@@ -1,0 +1,188 @@
+//! Two tools that compute, called in one response, beside two plain threads that do the same.
+//!
+//! The tools are `blocking`, each with 200 ms of one core's work. In parallel the two have to end
+//! with the threads; in sequence they take as long as one thread that does both. Loopback HTTP
+//! against a server that answers from memory. Prints the ratios; absolute times mean little on a
+//! shared machine.
+#![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
+
+use std::hint::black_box;
+use std::thread;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use axum::Router;
+use axum::body::Bytes;
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::post;
+use callsheet::config::{BaseUrl, Config, ModelConfig, ToolPattern};
+use callsheet::runtime::{Host, HostSetup, OpenSession, RunReport};
+use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::types::{Execution, RunEnd};
+use criterion::{Criterion, SamplingMode};
+use serde_json::json;
+use tokio::runtime::Runtime;
+use tokio::time::Instant;
+
+const CALLS: u32 = 2;
+const WORK: Duration = Duration::from_millis(200);
+const PAIRS: usize = 15;
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Input {
+    seed: u64,
+}
+
+/// Keeps one core busy for so many rounds.
+struct Compute {
+    rounds: u64,
+}
+
+#[async_trait]
+impl Tool for Compute {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec::new::<Input>("compute", "Computes.").pure().blocking()
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let Input { seed } = context.input()?;
+        Ok(compute(seed, self.rounds).to_string().into())
+    }
+}
+
+fn compute(seed: u64, rounds: u64) -> u64 {
+    (0..rounds).fold(seed, |x, round| {
+        let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ round;
+        black_box((x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb))
+    })
+}
+
+/// How many rounds one core works on for [`WORK`].
+fn calibrated() -> u64 {
+    let rounds = 10_000_000;
+    let once = || {
+        let began = Instant::now();
+        black_box(compute(1, rounds));
+        began.elapsed()
+    };
+    let took = median((0..9).map(|_| once()).collect());
+    (rounds as f64 * WORK.as_secs_f64() / took.as_secs_f64()) as u64
+}
+
+/// The answer that calls the tool, as a service streams it, and the answer after that.
+fn answers() -> (Bytes, Bytes) {
+    let chunk = |delta: serde_json::Value, finish: Option<&str>| {
+        let body = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
+            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
+        format!("data: {body}\n\n")
+    };
+    let calls: String = (0..CALLS)
+        .map(|index| {
+            let function = json!({"name": "compute", "arguments": format!("{{\"seed\":{index}}}")});
+            let call = json!({"index": index, "id": format!("call_{index}"), "type": "function",
+                "function": function});
+            chunk(json!({"tool_calls": [call]}), None)
+        })
+        .collect();
+    let calls = calls + &chunk(json!({}), Some("tool_calls")) + "data: [DONE]\n\n";
+    let text = chunk(json!({"content": "Done."}), Some("stop")) + "data: [DONE]\n\n";
+    (Bytes::from(calls), Bytes::from(text))
+}
+
+async fn provider() -> String {
+    let (calls, text) = answers();
+    let answer = move |body: Bytes| {
+        let answered = memchr::memmem::find(&body, b"\"role\":\"tool\"").is_some();
+        let body = if answered { text.clone() } else { calls.clone() };
+        async move { ([(CONTENT_TYPE, "text/event-stream")], body) }
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = Router::new().route("/v1/chat/completions", post(answer));
+    tokio::task::spawn(async move { axum::serve(listener, server).await });
+    format!("http://{address}/v1")
+}
+
+async fn host(base_url: &str, rounds: u64, execution: Execution) -> Host {
+    let mut config = Config::default();
+    config.use_model("bench", ModelConfig::new(BaseUrl::parse(base_url).unwrap(), "m"));
+    let agent = config.agents.get_mut("default").unwrap();
+    agent.tools = vec![ToolPattern::new("*")];
+    agent.execution = execution;
+    let mut tools = Registry::new();
+    tools.register(Compute { rounds }).unwrap();
+    Host::start(HostSetup { config, tools }).await.unwrap()
+}
+
+/// One run in a new session; how long the whole of it took.
+async fn hosted(host: &Host) -> Duration {
+    let session = host.open_session(OpenSession::default()).await.unwrap();
+    let began = Instant::now();
+    let report: RunReport = session.run("compute").await.unwrap();
+    let took = began.elapsed();
+    assert_eq!((report.run_end, report.calls.len()), (RunEnd::Answered, CALLS as usize));
+    session.close().await.unwrap();
+    took
+}
+
+/// The same work on a thread for each call.
+fn threads(rounds: u64) -> Duration {
+    let began = Instant::now();
+    thread::scope(|scope| {
+        for seed in 0..CALLS {
+            scope.spawn(move || black_box(compute(u64::from(seed), rounds)));
+        }
+    });
+    began.elapsed()
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+fn main() {
+    let runtime = Runtime::new().unwrap();
+    let base_url = runtime.block_on(provider());
+    let rounds = calibrated();
+    let mut criterion = Criterion::default().configure_from_args();
+    let executions =
+        [("parallel", Execution::Parallel { max: 16 }), ("sequential", Execution::Sequential)];
+    let hosts = executions
+        .map(|(name, execution)| (name, runtime.block_on(host(&base_url, rounds, execution))));
+    let mut group = criterion.benchmark_group("tools");
+    group.sampling_mode(SamplingMode::Flat).sample_size(10);
+    group.measurement_time(Duration::from_secs(10));
+    group.bench_function("threads", |bencher| {
+        bencher.iter_custom(|runs| (0..runs).map(|_| threads(rounds)).sum());
+    });
+    for (name, host) in &hosts {
+        group.bench_function(format!("host/{name}"), |bencher| {
+            bencher.to_async(&runtime).iter_custom(async |runs| {
+                let mut took = Duration::ZERO;
+                for _ in 0..runs {
+                    took += hosted(host).await;
+                }
+                took
+            });
+        });
+    }
+    group.finish();
+    // In turn, so that all meet the same weather.
+    let [mut bare, mut parallel, mut sequential] = [const { Vec::new() }; 3];
+    for _ in 0..PAIRS {
+        bare.push(threads(rounds));
+        parallel.push(runtime.block_on(hosted(&hosts[0].1)));
+        sequential.push(runtime.block_on(hosted(&hosts[1].1)));
+    }
+    let bare = median(bare);
+    println!(
+        "\nTwo calls of {WORK:?} of work each, beside two plain threads, medians of {PAIRS} in turn:"
+    );
+    println!("  two threads: {bare:?}");
+    for (name, times) in [("parallel", parallel), ("sequential", sequential)] {
+        let took = median(times);
+        let ratio = took.as_secs_f64() / bare.as_secs_f64();
+        println!("  a run, {name}: {took:?}, ratio {ratio:.2}");
+    }
+}
