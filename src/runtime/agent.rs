@@ -103,8 +103,15 @@ impl Agent {
         };
         let multi_tool_calls = asked.multi_tool_calls(own.multi_tool_calls, may_raise)?;
         let streamed = asked.stream.unwrap_or(own.streamed);
+        let mut specs = specs(&tools);
+        for (name, spec) in &mut specs {
+            let approval = asked.approval(name, spec.approval, may_raise)?;
+            if approval != spec.approval {
+                Arc::make_mut(spec).approval = approval;
+            }
+        }
         let rules = TurnRules {
-            tools: specs(&tools),
+            tools: specs,
             limits: asked.limits.apply(&own.limits, may_raise)?,
             execution: asked.execution(own.execution, may_raise)?,
             multi_tool_calls,

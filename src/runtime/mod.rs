@@ -45,7 +45,7 @@ pub use error::HostError;
 pub use handle::{ReportFuture, SessionHandle, SessionSummary, StartedRun};
 pub use report::{CallReport, RunReport};
 pub use request::RunRequest;
-pub use snapshot::{CurrentRun, SessionSnapshot};
+pub use snapshot::{CurrentRun, PendingApproval, SessionSnapshot};
 
 use crate::config::Config;
 use crate::journal::{Journal, MemoryJournal};

@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::State;
+use super::open::OpenTurn;
 use crate::event::{Event, RunStats};
 use crate::record::{Record, Seq};
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
@@ -40,13 +41,14 @@ pub(super) struct ActiveRun {
     /// The last record before the running turn.
     pub(super) turn_after: Seq,
     pub(super) plan: TurnPlan,
+    pub(super) open: OpenTurn,
     began: Instant,
     first_message: usize,
     stats: RunStats,
     calls: Vec<CallReport>,
     report: oneshot::Sender<RunReport>,
     /// How long it has waited for people and for nothing else.
-    people: Duration,
+    pub(super) people: Duration,
     _place: Held,
 }
 
@@ -122,6 +124,7 @@ impl State {
             recovering: None,
             turn_after: seq,
             plan,
+            open: OpenTurn::default(),
             began,
             first_message,
             stats: RunStats::default(),
@@ -221,6 +224,7 @@ impl State {
         stats.overlap += times.overlap;
         stats.overhead += times.overhead;
         run.people += times.people;
+        run.open = OpenTurn::default();
         let step = run.machine.handle_turn(&record);
         run.calls.extend(record.results.into_iter().map(CallReport::from));
         Some(step)

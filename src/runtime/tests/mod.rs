@@ -3,6 +3,7 @@
 mod client;
 mod hostile;
 mod limits;
+mod people;
 mod provider;
 mod recovery;
 mod runs;
