@@ -53,6 +53,8 @@
 //! 5. Machines name no tokio, ractor, reqwest, axum or metrics.
 //! 6. A slow or dead subscriber never delays a turn; a tool's panic ends that call and nothing
 //!    else.
+//! 7. Sequential and parallel execution of tools whose reads and writes of variables do not
+//!    conflict leave the same history, byte for byte; a conflict is seen, told and counted.
 //!
 //! The tests of [`turn`] visit every state that a turn's surroundings can bring about (deltas,
 //! outcomes, records, timeouts, stops, breaks and crashes in any order) and check these in each.

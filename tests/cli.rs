@@ -183,6 +183,7 @@ fn help_is_no_error() {
         (vec!["--help"], "Commands:"),
         (vec!["serve", "--help"], "--log-format"),
         (vec!["run", "--help"], "--multi-tool-calls"),
+        (vec!["run", "--help"], "--approve"),
         (vec!["decode", "--help"], "--framing"),
     ] {
         let output = folder.run(&args);
@@ -204,6 +205,28 @@ fn runs_that_do_not_end_well_say_so_by_status() {
     assert!(stderr(&failed).lines().any(|line| line.starts_with("callsheet: ")));
     let turns = folder.run(&["run", "--config", "turns.toml", PROMPT]);
     assert_eq!(turns.status.code(), Some(3), "{}", stderr(&turns));
+}
+
+#[test]
+fn where_nobody_can_be_asked_calls_are_rejected_unless_all_are_approved() {
+    let config = "[tools.calculator]\napproval = 'before'\n";
+    let folder = Folder::new("approve").with("callsheet.toml", config);
+    let (why, line) =
+        ("nobody can be asked: standard input is no terminal", "- calculator rejected");
+    let output = folder.run(&["run", PROMPT]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert!(stdout(&output).contains(why), "{}", stdout(&output));
+    assert!(stderr(&output).lines().any(|said| said == line), "{}", stderr(&output));
+    let output = folder.run(&["run", "--approve", PROMPT]);
+    assert!(stdout(&output).contains("399.5"), "{}", stdout(&output));
+    for (args, status) in [(&["--json"][..], "refused"), (&["--json", "--approve"], "success")] {
+        let output = folder.run(&[&["run"], args, &[PROMPT]].concat());
+        let events = events(&output);
+        let asked = events.iter().find(|event| event["type"] == "tool_approval").unwrap();
+        let of_it =
+            |event: &&Value| event["type"] == "tool_result" && event["tool_id"] == asked["tool_id"];
+        assert_eq!(events.iter().find(of_it).unwrap()["status"], status, "{args:?}");
+    }
 }
 
 /// A model that begins an answer and then waits.

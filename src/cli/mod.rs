@@ -3,6 +3,7 @@
 //! Whatever goes wrong is one line on stderr and an exit status: 1 when a run failed, 2 for bad
 //! usage or configuration.
 
+mod approve;
 pub mod decode;
 mod out;
 mod progress;
@@ -10,6 +11,7 @@ mod run;
 mod screen;
 mod serve;
 mod setup;
+mod watch;
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use crate::event::{CallLabel, Event, RunStats, WaitingFor};
-use crate::types::{CallKey, RunEnd, ToolResult, ToolStatus, excerpt};
+use crate::event::{ApprovalRequest, CallLabel, Event, RunStats, WaitingFor};
+use crate::types::{
+    ApprovalPhase, CallKey, RunEnd, ToolResult, ToolStatus, VariableName, Verdict, excerpt,
+};
 
 /// Characters of a call's arguments or result on its line.
 const PART_CHARS: usize = 60;
@@ -67,6 +69,18 @@ impl Progress {
                 }
                 None
             }
+            // Whoever is to answer sees the question itself.
+            Event::ApprovalAsked { asked } => {
+                let input = asked.arguments.to_string();
+                self.update(&asked.call, &input, Doing::Waiting(WaitingFor::Approval));
+                None
+            }
+            Event::ApprovalGiven { call, phase, verdict, waited: _ } => {
+                Some(Show::Line(given(&call.name, *phase, *verdict)))
+            }
+            Event::ConflictFound { call, names, rerun } => {
+                Some(Show::Line(conflict(&call.name, names, *rerun)))
+            }
             Event::CallDiscarded { call, had_result: _ } => {
                 self.close(call.key);
                 Some(Show::Line(format!("- {} discarded", part(&call.name))))
@@ -95,9 +109,6 @@ impl Progress {
             | Event::ThinkingReceived { .. }
             | Event::CallDetected { .. }
             | Event::ArgumentsOdd { .. }
-            | Event::ApprovalAsked { .. }
-            | Event::ApprovalGiven { .. }
-            | Event::ConflictFound { .. }
             | Event::OutcomeLate { .. }
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
@@ -153,6 +164,36 @@ impl OpenCall {
         let gap = if note.is_empty() { "" } else { "  " };
         format!("{spinner} {name} {input}  {doing}{gap}{note}")
     }
+}
+
+/// What people are asked, with the arguments in full: they decide about these.
+pub(super) fn question(asked: &ApprovalRequest) -> String {
+    let (name, input) = (clean(&asked.call.name), clean(&asked.arguments.to_string()));
+    match asked.phase {
+        ApprovalPhase::Before => format!("? {name} {input}: may it run?"),
+        ApprovalPhase::After => {
+            let output = clean(asked.output_summary.as_deref().unwrap_or_default());
+            format!("? {name} {input} answered: {output}\n  may the model see this?")
+        }
+    }
+}
+
+fn given(name: &str, phase: ApprovalPhase, verdict: Verdict) -> String {
+    let mark = match verdict {
+        Verdict::Approved => "+",
+        Verdict::Rejected | Verdict::Expired => "-",
+    };
+    let what = match phase {
+        ApprovalPhase::Before => "",
+        ApprovalPhase::After => "'s result",
+    };
+    format!("{mark} {}{what} {}", part(name), verdict.as_str())
+}
+
+fn conflict(name: &str, names: &[VariableName], rerun: bool) -> String {
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    let then = if rerun { "it runs again" } else { "what it writes does not count" };
+    format!("! {} read too early: {}: {then}", part(name), part(&names.join(", ")))
 }
 
 /// The line of a call that has its outcome.
@@ -256,6 +297,38 @@ mod tests {
         let ended = progress.handle(at(1600), &finished(0, ToolOutcome::ok("noon")));
         assert_eq!(ended, Some(Show::Line(line)));
         assert!(progress.live(at(1600)).is_empty());
+    }
+
+    #[test]
+    fn questions_are_shown_in_full_and_what_came_of_them_in_a_line() {
+        let mut asked = ApprovalRequest {
+            call: label(0),
+            phase: ApprovalPhase::Before,
+            arguments: json!({"text": format!("{}\u{9b}", "long ".repeat(100))}),
+            arguments_sha256: String::new(),
+            output_summary: None,
+        };
+        let text = question(&asked);
+        assert!(text.len() > 500 && text.ends_with(" \"}: may it run?"), "{text}");
+        asked.phase = ApprovalPhase::After;
+        asked.output_summary = Some("no\non".to_owned());
+        let text = question(&asked);
+        assert!(text.ends_with("answered: no on\n  may the model see this?"), "{text}");
+        let shown = |event: &Event| match Progress::default().handle(Duration::ZERO, event) {
+            Some(Show::Line(line)) => line,
+            other => panic!("{other:?}"),
+        };
+        let (call, waited) = (label(0), Duration::ZERO);
+        let given = Event::ApprovalGiven {
+            call: call.clone(),
+            phase: ApprovalPhase::After,
+            verdict: Verdict::Expired,
+            waited,
+        };
+        assert_eq!(shown(&given), "- clock's result expired");
+        let names = vec!["a".into(), "b".into()];
+        let conflict = Event::ConflictFound { call, names, rerun: true };
+        assert_eq!(shown(&conflict), "! clock read too early: a, b: it runs again");
     }
 
     #[test]

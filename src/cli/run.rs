@@ -1,26 +1,16 @@
 //! `callsheet run`: one prompt to its final answer.
 
-use std::io::{self, IsTerminal as _};
 use std::process::ExitCode;
-use std::time::Duration;
 
-use futures::{FutureExt as _, StreamExt as _};
-use tokio::time::{Instant, MissedTickBehavior};
-
-use super::progress::{Progress, Show};
-use super::screen::Screen;
+use super::approve::Manner;
 use super::serve::Signals;
 use super::setup::{self, Loaded, ModelArgs};
-use super::{Failure, out};
+use super::{Failure, out, watch};
 use crate::config::{Config, DEFAULT_AGENT, REHEARSAL, ToolPattern};
-use crate::record::StopMode;
-use crate::runtime::{Host, HostSetup, OpenSession, RunReport, SessionHandle, StartedRun};
-use crate::telemetry::{self, Delivery, LogFormat, Subscription};
+use crate::runtime::{Host, HostSetup, OpenSession};
+use crate::telemetry::{self, LogFormat};
 use crate::tool::Registry;
 use crate::types::{Execution, RunEnd};
-
-/// How often open calls are drawn.
-const FRAME: Duration = Duration::from_millis(100);
 
 /// Flags of `callsheet run`.
 #[derive(Debug, clap::Args)]
@@ -45,6 +35,10 @@ pub(super) struct Args {
     /// Print one event a line, as JSON.
     #[arg(long)]
     json: bool,
+    /// Approve every call that a tool asks about. Without it they are asked about in the terminal;
+    /// where there is none, and with --json, they are rejected.
+    #[arg(long)]
+    approve: bool,
     /// What to answer.
     prompt: String,
 }
@@ -74,10 +68,11 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
     let request = OpenSession { agent: Some(agent), ..OpenSession::default() };
     let session = host.open_session(request).await.map_err(Failure::failed)?;
     let run = session.start_run(args.prompt).await.map_err(Failure::failed)?;
+    let manner = Manner::of(args.approve, args.json);
     let watched = if args.json {
-        watch_json(&session, run, &mut signals).await
+        watch::as_json(&session, run, manner, &mut signals).await
     } else {
-        watch(&session, run, &mut signals).await
+        watch::on_screen(&session, run, manner, &mut signals).await
     };
     host.shutdown().await;
     if let Some(rehearsal) = rehearsal {
@@ -141,135 +136,6 @@ fn named_tools(patterns: &[String], tools: &Registry) -> Result<Vec<ToolPattern>
             Err(Failure::usage(format!("--tools: no tool is called {text:?} (known: {known})")))
         })
         .collect()
-}
-
-/// Shows a run for people until it has ended.
-async fn watch(
-    session: &SessionHandle,
-    run: StartedRun,
-    signals: &mut Signals,
-) -> Result<RunReport, Failure> {
-    let StartedRun { mut events, report, .. } = run;
-    let (stdout, stderr) = (io::stdout(), io::stderr());
-    let (out_is_terminal, err_is_terminal) = (stdout.is_terminal(), stderr.is_terminal());
-    // A dumb terminal cannot go back over what was drawn.
-    let draws = err_is_terminal && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
-    let mut screen = Screen::new(stdout, out_is_terminal, stderr, draws);
-    let mut progress = Progress::default();
-    let began = Instant::now();
-    let mut frames = tokio::time::interval(FRAME);
-    frames.set_missed_tick_behavior(MissedTickBehavior::Skip);
-    let mut complete = true;
-    let mut listening = true;
-    let mut stopping = false;
-    tokio::pin!(report);
-    let report = loop {
-        tokio::select! {
-            biased;
-            delivery = events.next(), if listening => {
-                let mut ready = Ready { shows: Vec::new(), complete, listening };
-                ready.take(delivery, &mut progress, began.elapsed());
-                ready.drain(&mut events, &mut progress, began.elapsed());
-                (complete, listening) = (ready.complete, ready.listening);
-                let live = progress.live(began.elapsed());
-                shown(screen.show(ready.shows, &live), session).await?;
-            }
-            report = &mut report => break report.map_err(Failure::failed)?,
-            () = signals.next() => stop(session, &mut stopping).await,
-            _ = frames.tick(), if screen.draws() => {
-                let live = progress.live(began.elapsed());
-                shown(screen.show([], &live), session).await?;
-            }
-        }
-    };
-    // What was published before the report may still be on its way to us.
-    let mut rest = Ready { shows: Vec::new(), complete, listening };
-    rest.drain(&mut events, &mut progress, began.elapsed());
-    shown(screen.show(rest.shows, &[]), session).await?;
-    let complete = rest.complete;
-    shown(screen.finish(&report.text, complete), session).await?;
-    Ok(report)
-}
-
-/// Events that are there already, as they are to be shown.
-struct Ready {
-    shows: Vec<Show>,
-    /// Whether none was left out.
-    complete: bool,
-    /// Whether more can come.
-    listening: bool,
-}
-
-impl Ready {
-    fn take(&mut self, delivery: Option<Delivery>, progress: &mut Progress, now: Duration) {
-        match delivery {
-            Some(Delivery::Event(event)) => self.shows.extend(progress.handle(now, &event.event)),
-            Some(Delivery::Lagged) => self.complete = false,
-            None => self.listening = false,
-        }
-    }
-
-    fn drain(&mut self, events: &mut Subscription, progress: &mut Progress, now: Duration) {
-        while self.listening {
-            let Some(delivery) = events.next().now_or_never() else { return };
-            self.take(delivery, progress, now);
-        }
-    }
-}
-
-/// Prints a run's events until it has ended.
-async fn watch_json(
-    session: &SessionHandle,
-    run: StartedRun,
-    signals: &mut Signals,
-) -> Result<RunReport, Failure> {
-    let StartedRun { mut events, report, .. } = run;
-    let mut listening = true;
-    let mut stopping = false;
-    tokio::pin!(report);
-    let report = loop {
-        tokio::select! {
-            biased;
-            delivery = events.next(), if listening => match delivery {
-                Some(delivery) => shown(out::to_stdout(&lines(&delivery)), session).await?,
-                None => listening = false,
-            },
-            report = &mut report => break report.map_err(Failure::failed)?,
-            () = signals.next() => stop(session, &mut stopping).await,
-        }
-    };
-    // What was published before the report may still be on its way to us.
-    while let Some(Some(delivery)) = events.next().now_or_never() {
-        shown(out::to_stdout(&lines(&delivery)), session).await?;
-    }
-    Ok(report)
-}
-
-fn lines(delivery: &Delivery) -> String {
-    match delivery {
-        Delivery::Event(event) => event.public().map(|event| event.json + "\n").collect(),
-        Delivery::Lagged => "{\"type\":\"resync\"}\n".to_owned(),
-    }
-}
-
-/// Nobody reads on: the run is stopped, so that no tool works for nothing.
-async fn shown(written: io::Result<()>, session: &SessionHandle) -> Result<(), Failure> {
-    if let Err(error) = written {
-        let _ = session.stop(StopMode::Now).await;
-        return Err(out::broken(&error));
-    }
-    Ok(())
-}
-
-/// The first signal stops the run, which then says how it ended; the second ends the process.
-async fn stop(session: &SessionHandle, stopping: &mut bool) {
-    if *stopping {
-        std::process::exit(130);
-    }
-    *stopping = true;
-    if let Err(error) = session.stop(StopMode::Now).await {
-        out::error(&format!("stop the run: {error}"));
-    }
 }
 
 /// The exit status that scripts see.

@@ -98,6 +98,17 @@ impl<O: Write, E: Write> Screen<O, E> {
         Ok(())
     }
 
+    /// Says the question, and leaves the cursor behind it.
+    ///
+    /// # Errors
+    /// When stdout cannot be written.
+    pub(super) fn ask(&mut self, question: &str) -> io::Result<()> {
+        self.erase();
+        self.end_line()?;
+        self.say(question);
+        Ok(())
+    }
+
     /// Ends the answer. Where it was not written as it came, or not wholly, it is written now.
     ///
     /// # Errors
@@ -221,6 +232,17 @@ mod tests {
         let (out, err) = written(screen);
         assert_eq!(out, "Let me look.\nMore\n");
         assert_eq!(err, "a\nb\n\x1b[2A\r\x1b[Jb\n\x1b[1A\r\x1b[J✓ b\n");
+    }
+
+    #[test]
+    fn a_question_stands_on_a_line_of_its_own_and_nothing_is_drawn_below() {
+        let mut screen = screen(true, true);
+        screen.show([text("So")], &[]).expect("show");
+        screen.show([], &["a".to_owned()]).expect("show");
+        screen.ask("may it? ").expect("ask");
+        screen.show([line("✓ a")], &[]).expect("show");
+        let (out, err) = written(screen);
+        assert_eq!((out.as_str(), err.as_str()), ("So\n", "a\n\x1b[1A\r\x1b[Jmay it? ✓ a\n"));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer};
 
 use super::limits::Limits;
+use super::tools::Approval;
 use super::values;
 use crate::types::Execution;
 
@@ -28,6 +29,8 @@ pub struct RunOverrides {
     pub multi_tool_calls: Option<bool>,
     /// Whether streamed answers are asked for, of all its models.
     pub stream: Option<bool>,
+    /// What people are asked about the calls of all its tools, beside what each tool asks for.
+    pub approval: Option<Approval>,
 }
 
 /// The limits that one run changes, by their names in the configuration; 0 is no limit.
@@ -97,6 +100,26 @@ impl RunOverrides {
         match self.multi_tool_calls {
             Some(true) if !own && !may_raise => Err(too_high("multi_tool_calls", true, own)),
             Some(asked) => Ok(asked),
+            None => Ok(own),
+        }
+    }
+
+    /// What people are asked about the calls of a tool that asks for `own`.
+    ///
+    /// # Errors
+    /// When nobody is to be asked and the tool asks for somebody, unless it may.
+    pub fn approval(
+        &self,
+        tool: &str,
+        own: Approval,
+        may_raise: bool,
+    ) -> Result<Approval, TooHigh> {
+        match self.approval {
+            Some(Approval::NEVER) if own.is_asked() && !may_raise => {
+                Err(too_high("approval", Approval::NEVER, format!("{tool}: {own}")))
+            }
+            Some(Approval::NEVER) => Ok(Approval::NEVER),
+            Some(asked) => Ok(own.and(asked)),
             None => Ok(own),
         }
     }
@@ -275,6 +298,30 @@ mod tests {
     }
 
     #[test]
+    fn people_may_only_be_asked_more() {
+        let asked = |text: &str| parsed(&format!(r#"{{"approval": "{text}"}}"#)).unwrap();
+        let both = Approval { before: true, after: true };
+        for (asked_for, own, may_raise, expect) in [
+            ("before", Approval::NEVER, false, Ok(Approval::BEFORE)),
+            ("before", Approval::AFTER, false, Ok(both)),
+            ("after", Approval::AFTER, true, Ok(Approval::AFTER)),
+            ("never", Approval::NEVER, false, Ok(Approval::NEVER)),
+            ("never", both, true, Ok(Approval::NEVER)),
+            (
+                "never",
+                both,
+                false,
+                Err("approval: never is more than this agent may have (pay: before and after)"),
+            ),
+        ] {
+            let found = asked(asked_for).approval("pay", own, may_raise);
+            let found = found.map_err(|error| error.to_string());
+            assert_eq!(found, expect.map_err(str::to_owned), "{asked_for} {own}");
+        }
+        assert_eq!(RunOverrides::default().approval("pay", both, false), Ok(both));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (json, part) in [
             (r#"{"executoin": "sequential"}"#, "unknown field `executoin`"),
@@ -282,6 +329,7 @@ mod tests {
             (r#"{"limits": {"max_turn": 1}}"#, "unknown field `max_turn`"),
             (r#"{"limits": {"tool_timeout": "soon"}}"#, "soon"),
             (r#"{"limits": {"max_result_bytes": 0}}"#, "expected a nonzero"),
+            (r#"{"approval": "often"}"#, "\"before\" or \"after\", not \"often\""),
         ] {
             let error = parsed(json).unwrap_err();
             assert!(error.contains(part), "{json}: {error}");

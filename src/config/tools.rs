@@ -1,16 +1,18 @@
 //! `[tools.NAME]`.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use toml::de::DeValue;
 
 use super::host::{is_host_name, split_port};
 use super::source::Section;
 use super::values::{self, Parsed};
+use crate::types::excerpt;
 
 /// Whether anybody outside this process can notice a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -65,6 +67,30 @@ impl Approval {
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self { before: self.before || other.before, after: self.after || other.after }
+    }
+}
+
+impl fmt::Display for Approval {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match (self.before, self.after) {
+            (false, false) => "never",
+            (true, false) => "before",
+            (false, true) => "after",
+            (true, true) => "before and after",
+        })
+    }
+}
+
+impl<'de> Deserialize<'de> for Approval {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let known = Self::WORDS.iter().find(|(word, _)| *word == text);
+        known.map(|(_, approval)| *approval).ok_or_else(|| {
+            let text = excerpt(&text, 64);
+            serde::de::Error::custom(format!(
+                "approval is \"never\", \"before\" or \"after\", not {text:?}"
+            ))
+        })
     }
 }
 

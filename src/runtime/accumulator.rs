@@ -19,7 +19,7 @@ use super::task::Task;
 use crate::journal::{Appended, SessionLog};
 use crate::record::Record;
 use crate::turn::{ApprovalError, Effect, Place, Turn};
-use crate::types::{CallKey, RunId};
+use crate::types::{ApprovalPhase, CallKey, RunId};
 
 /// Owns the turn of a run, a new value for each turn.
 #[derive(Debug)]
@@ -61,6 +61,8 @@ struct Current {
     records: u64,
     /// How many of them are durable.
     stored: u64,
+    /// What the session knows of the turn's questions.
+    told: (Vec<(CallKey, ApprovalPhase)>, bool),
 }
 
 /// The one timer. It may fire too early, which the machine does not mind.
@@ -163,8 +165,18 @@ impl Current {
             turn.handle_cancel(Duration::ZERO, why);
         }
         let began = Instant::now();
-        let places = HashMap::new();
-        Self { turn, number, run, request, idempotency_scope, places, began, records: 0, stored: 0 }
+        Self {
+            turn,
+            number,
+            run,
+            request,
+            idempotency_scope,
+            places: HashMap::new(),
+            began,
+            records: 0,
+            stored: 0,
+            told: Default::default(),
+        }
     }
 
     fn idempotency_key(&self, key: CallKey) -> String {
@@ -193,6 +205,8 @@ impl State {
         // that is aborted right away may have sent its request by then.
         let mut request = None;
         loop {
+            // First, so that whoever hears of a question finds it in the snapshot.
+            self.setup.tell_questions(current);
             while let Some(effect) = current.turn.poll() {
                 match effect {
                     Effect::Record(record) => records.push(record),
@@ -301,6 +315,20 @@ impl AccumulatorSetup {
         place
     }
 
+    /// Tells the session what people are asked, if that has changed.
+    fn tell_questions(&self, current: &mut Current) {
+        let Current { turn, told: (known, rested), .. } = current;
+        let rests = turn.rests();
+        if *rested == rests && turn.questions().eq(known.iter().copied()) {
+            return;
+        }
+        *known = turn.questions().collect();
+        *rested = rests;
+        let questions = known.iter().filter_map(|(key, _)| turn.question(*key)).collect();
+        let epoch = self.epoch;
+        let _ = self.session.cast(SessionMessage::QuestionsChanged { epoch, questions, rests });
+    }
+
     /// Performs an effect. That a receiver is gone is heard by the session, which then begins
     /// anew from the journal.
     fn perform(&self, effect: Effect, of: &mut Current, myself: &ActorRef<AccumulatorMessage>) {
@@ -335,8 +363,10 @@ impl AccumulatorSetup {
                 let _ = self.supervisor.cast(SupervisorMessage::AbortTool { key });
             }
             Effect::Emit(event) => self.publisher.publish(&of.run, of.number, event),
-            // The results reach the history with the commit; `ResultReleased` tells of the order.
-            Effect::Release(_) => {}
+            Effect::Release(result) => {
+                let epoch = self.epoch;
+                let _ = self.session.cast(SessionMessage::ResultReleased { epoch, result });
+            }
             Effect::Commit(record) => {
                 let epoch = self.epoch;
                 let _ = self.session.cast(SessionMessage::TurnCommitted { epoch, record });

@@ -103,8 +103,15 @@ impl Agent {
             Some(name) => Arc::new(self.led_by(name)?),
         };
         let plans = models.plans(asked.stream);
+        let mut specs = specs(&tools);
+        for (name, spec) in &mut specs {
+            let approval = asked.approval(name, spec.approval, may_raise)?;
+            if approval != spec.approval {
+                Arc::make_mut(spec).approval = approval;
+            }
+        }
         let rules = TurnRules {
-            tools: specs(&tools),
+            tools: specs,
             limits: asked.limits.apply(&own.limits, may_raise)?,
             execution: asked.execution(own.execution, may_raise)?,
             multi_tool_calls,

@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use ractor::rpc::CallResult;
 use ractor::{ActorRef, RpcReplyPort};
@@ -23,6 +24,12 @@ use crate::record::{Seq, StopMode};
 use crate::telemetry::Subscription;
 use crate::turn::Decision;
 use crate::types::{CallKey, RunId, SessionId, SessionState};
+
+/// How often a decision is handed in whose taker dies.
+const DECIDE_TRIES: u32 = 100;
+
+/// How long is waited between.
+const DECIDE_AGAIN: Duration = Duration::from_millis(10);
 
 /// A session of a host. Cloning is cheap; dropping closes nothing.
 #[derive(Clone)]
@@ -129,7 +136,18 @@ impl SessionHandle {
     /// When nothing is asked about the call, the decision is about other arguments, it was decided
     /// otherwise before, or the session is closed.
     pub async fn decide(&self, key: CallKey, decision: Decision) -> Result<(), HostError> {
-        Ok(self.ask(|reply| SessionMessage::Decide { key, decision, reply }).await??)
+        for _ in 0..DECIDE_TRIES {
+            let decision = decision.clone();
+            let ask = |reply| SessionMessage::Decide { key, decision, reply };
+            match self.inner.actor.call(ask, None).await {
+                Ok(CallResult::Success(taken)) => return Ok(taken?),
+                // The owner of the turn died with it in hand, and is being replaced. If it was
+                // taken before, the same again is no error.
+                Ok(CallResult::SenderError) => tokio::time::sleep(DECIDE_AGAIN).await,
+                Ok(CallResult::Timeout) | Err(_) => break,
+            }
+        }
+        Err(HostError::SessionClosed)
     }
 
     /// What the session holds.

@@ -17,11 +17,12 @@ use super::report::RunReport;
 use super::request::RunRequest;
 use super::snapshot::SessionSnapshot;
 use crate::context::Variables;
+use crate::event::ApprovalRequest;
 use crate::record::{Record, Seq, StopMode};
 use crate::turn::{
     ApprovalError, AttemptPlan, CancelReason, Decision, ResponseEnd, ToolDone, TurnRecord, TurnSpec,
 };
-use crate::types::{CallKey, RunId, SessionId, ToolCall};
+use crate::types::{CallKey, RunId, SessionId, ToolCall, ToolResult};
 use crate::wire::Delta;
 
 /// To the actor that supervises the sessions.
@@ -54,6 +55,10 @@ pub(super) enum SessionMessage {
     Close { reply: RpcReplyPort<()> },
     /// A turn is over. Counted only if it comes from the run's present actors.
     TurnCommitted { epoch: u64, record: Box<TurnRecord> },
+    /// The next result of the running turn, in call order.
+    ResultReleased { epoch: u64, result: Box<ToolResult> },
+    /// What people are asked at present, and whether the turn waits for nothing else.
+    QuestionsChanged { epoch: u64, questions: Vec<ApprovalRequest>, rests: bool },
     /// Somebody has decided about a call.
     Decide { key: CallKey, decision: Decision, reply: DecisionReply },
     /// Name the actors of the run: stream, accumulator, supervisor.

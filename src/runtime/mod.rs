@@ -48,7 +48,7 @@ pub use error::HostError;
 pub use handle::{ReportFuture, SessionHandle, SessionSummary, StartedRun};
 pub use report::{CallReport, RunReport};
 pub use request::RunRequest;
-pub use snapshot::{CurrentRun, QueuedInput, SessionSnapshot};
+pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
 
 use crate::config::Config;
 use crate::context::Seed;

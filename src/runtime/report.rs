@@ -8,7 +8,9 @@ use serde_json::Value;
 
 use crate::event::StatsReport;
 use crate::message::Message;
-use crate::types::{RunEnd, RunError, RunId, ToolResult, ToolStatus, Usage};
+use crate::types::{
+    Judgement, ResultNotes, RunEnd, RunError, RunId, ToolResult, ToolStatus, Usage, Verdict,
+};
 
 /// A run that is over.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -93,20 +95,28 @@ pub struct CallReport {
     pub result: String,
     /// What else there is to know.
     pub metadata: Value,
+    /// What people have decided; a no counts more than a yes. None if nobody was asked, or the
+    /// run was ended before they said anything.
+    pub approval: Option<Verdict>,
+    /// Whether it ran, and people did not let its result be seen.
+    pub result_rejected: bool,
+    /// What was said with a no.
+    pub reject_reason: Option<String>,
     /// When it started, since the run began; none if it never did.
     pub started_ms: Option<u64>,
     /// From its seal to its start.
     pub wait_ms: u64,
     /// From its start to its outcome.
     pub duration_ms: u64,
-    /// What its turn cost, all attempts together; the same for each call of a turn.
-    pub usage: Usage,
+    /// What its turn cost, all attempts together; the same for each call of a turn. None while
+    /// the turn goes on.
+    pub usage: Option<Usage>,
 }
 
 impl CallReport {
-    pub(super) fn new(run_id: RunId, usage: Usage, result: ToolResult) -> Self {
+    pub(super) fn new(run_id: RunId, usage: Option<Usage>, result: ToolResult) -> Self {
         let metadata = result.metadata();
-        let ToolResult { call, outcome, notes: _, started, wait, duration, writes: _ } = result;
+        let ToolResult { call, outcome, notes, started, wait, duration, writes: _ } = result;
         Self {
             run_id,
             turn: call.key.turn,
@@ -118,11 +128,30 @@ impl CallReport {
             status: outcome.status,
             result: outcome.content,
             metadata,
+            approval: approval(&notes),
+            result_rejected: notes.after.as_ref().is_some_and(is_no),
+            reject_reason: notes.rejection().and_then(reason),
             started_ms: started.map(millis),
             wait_ms: millis(wait),
             duration_ms: millis(duration),
             usage,
         }
+    }
+}
+
+fn is_no(judgement: &Judgement) -> bool {
+    judgement.verdict != Verdict::Approved
+}
+
+fn approval(notes: &ResultNotes) -> Option<Verdict> {
+    let said = notes.rejection().or(notes.after.as_ref()).or(notes.before.as_ref());
+    said.map(|judgement| judgement.verdict)
+}
+
+fn reason(no: &Judgement) -> Option<String> {
+    match no.verdict {
+        Verdict::Approved | Verdict::Rejected => no.message.clone(),
+        Verdict::Expired => Some("nobody has said anything in time".to_owned()),
     }
 }
 

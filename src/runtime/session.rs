@@ -1,6 +1,7 @@
 //! A session: the sole owner of its history, and of the run that goes on in it.
 
 mod inputs;
+mod open;
 mod recovery;
 mod run;
 mod seeded;
@@ -19,7 +20,7 @@ use super::agent::Agent;
 use super::error::HostError;
 use super::gauge::Held;
 use super::handle::SessionHandle;
-use super::message::{Accumulator, AccumulatorMessage, DecisionReply, RunAccepted, SessionMessage};
+use super::message::{Accumulator, AccumulatorMessage, RunAccepted, SessionMessage};
 use super::publish::Publisher;
 use super::request::RunRequest;
 use super::shared::Shared;
@@ -27,8 +28,8 @@ use super::snapshot::{CurrentRun, SessionSnapshot};
 use crate::context::{History, Variables};
 use crate::journal::SessionLog;
 use crate::record::{Record, Seq, StopMode};
-use crate::turn::{ApprovalError, CancelReason, Decision};
-use crate::types::{CallKey, RunId, SessionId, SessionState, Usage};
+use crate::turn::CancelReason;
+use crate::types::{RunId, SessionId, SessionState, Usage};
 use inputs::QueuedRun;
 use run::{ActiveRun, NewRun};
 
@@ -128,6 +129,10 @@ impl Actor for SessionActor {
                 if state.awaits(epoch, &record) {
                     state.commit(*record);
                 }
+            }
+            SessionMessage::ResultReleased { epoch, result } => state.take_result(epoch, *result),
+            SessionMessage::QuestionsChanged { epoch, questions, rests } => {
+                state.take_questions(epoch, questions, rests);
             }
             SessionMessage::Decide { key, decision, reply } => state.decide(key, decision, reply),
             #[cfg(test)]
@@ -271,27 +276,6 @@ impl State {
         let _ = run.actors.accumulator.cast(AccumulatorMessage::Cancel { why });
     }
 
-    /// Hands a decision to the turn that it is about, or says what became of an earlier one.
-    fn decide(&self, key: CallKey, decision: Decision, reply: DecisionReply) {
-        if let Some(run) = self.run.as_ref().filter(|_| key.turn == self.turn) {
-            // An accumulator that is gone drops the reply: whoever decides asks again.
-            let _ =
-                run.actors.accumulator.cast(AccumulatorMessage::Decide { key, decision, reply });
-            return;
-        }
-        let records = self.log.records_since(Seq(0));
-        let given = records.iter().rev().find_map(|record| {
-            let Record::ApprovalGiven { key: of, phase, judgement } = record else { return None };
-            let is_meant = *of == key && decision.phase.is_none_or(|asked| asked == *phase);
-            is_meant.then_some(judgement.verdict)
-        });
-        let _ = reply.send(match given {
-            None => Err(ApprovalError::NotAsked),
-            Some(given) if given == decision.judgement.verdict => Ok(()),
-            Some(given) => Err(ApprovalError::Decided(given)),
-        });
-    }
-
     fn snapshot(&self) -> SessionSnapshot {
         let run = self.run.as_ref();
         SessionSnapshot {
@@ -301,7 +285,12 @@ impl State {
             seq: self.log.last(),
             history: self.history.shown(),
             variables: self.variables.clone(),
-            current_run: run.map(|run| CurrentRun { run_id: run.id.clone(), turn: self.turn }),
+            current_run: run.map(|run| CurrentRun {
+                run_id: run.id.clone(),
+                turn: self.turn,
+                approvals: run.open.approvals.clone(),
+                results: run.open.results.clone(),
+            }),
             queued: self.queued_inputs(),
             usage: self.usage,
         }

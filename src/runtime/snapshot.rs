@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use serde_json::Value;
 
+use super::report::CallReport;
 use crate::context::Variables;
+use crate::event::ApprovalRequest;
 use crate::message::Message;
 use crate::record::Seq;
-use crate::types::{RunId, SessionId, SessionState, Usage};
+use crate::types::{ApprovalPhase, RunId, SessionId, SessionState, Usage};
 
 /// What a session holds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -34,12 +37,51 @@ pub struct SessionSnapshot {
 }
 
 /// A run that goes on.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CurrentRun {
     /// The run.
     pub run_id: RunId,
     /// The session's turn that it is in.
     pub turn: u32,
+    /// What people are asked at present, in call order.
+    pub approvals: Vec<PendingApproval>,
+    /// The results of the running turn up to the first call that has none: they are kept,
+    /// whatever becomes of the others.
+    pub results: Vec<CallReport>,
+}
+
+/// A call that waits for people.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct PendingApproval {
+    /// What clients know the call by.
+    pub tool_id: String,
+    /// The tool's name.
+    pub tool_name: String,
+    /// What is asked.
+    pub phase: ApprovalPhase,
+    /// The arguments as they will be run, or were: a JSON object.
+    pub input: Value,
+    /// What a decision brings back, so that it is about these very arguments.
+    pub arguments_sha256: String,
+    /// The first 200 characters of the result, where there is one.
+    pub output_summary: Option<String>,
+    /// Since when: Unix time in milliseconds.
+    pub asked_at: u64,
+}
+
+impl PendingApproval {
+    pub(super) fn new(asked: ApprovalRequest, asked_at: u64) -> Self {
+        let ApprovalRequest { call, phase, arguments, arguments_sha256, output_summary } = asked;
+        Self {
+            tool_id: call.key.to_string(),
+            tool_name: call.name,
+            phase,
+            input: arguments,
+            arguments_sha256,
+            output_summary,
+            asked_at,
+        }
+    }
 }
 
 /// An input that waits for the run that goes on to end.

@@ -3,6 +3,7 @@
 //! Thin by intent: a handler reads a request, asks the [`Host`], and says what came of it.
 //! Everything that a stranger's request has to pass stands in `guard.rs`.
 
+mod approvals;
 mod body;
 mod error;
 mod guard;
@@ -149,6 +150,7 @@ fn router(shared: AppState, guard: Guard) -> Router {
         .route("/v1/sessions/{id}/runs", post(runs::start))
         .route("/v1/sessions/{id}/steer", post(runs::steer))
         .route("/v1/sessions/{id}/stop", post(runs::stop))
+        .route("/v1/sessions/{id}/approvals/{tool_id}", post(approvals::decide))
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .layer(axum::middleware::from_fn_with_state(Arc::new(guard), guard::check))

@@ -12,7 +12,7 @@ use super::body::JsonBody;
 use super::error::ApiError;
 use super::sessions::KnownSession;
 use super::stream;
-use crate::config::{LimitOverrides, RunOverrides};
+use crate::config::{Approval, LimitOverrides, RunOverrides};
 use crate::record::StopMode;
 use crate::runtime::RunRequest;
 use crate::types::Execution;
@@ -32,6 +32,7 @@ pub(super) struct Start {
     tools: Option<Vec<String>>,
     multi_tool_calls: Option<bool>,
     stream: Option<bool>,
+    approval: Option<Approval>,
 }
 
 pub(super) async fn start(
@@ -40,9 +41,20 @@ pub(super) async fn start(
     headers: HeaderMap,
     JsonBody(start): JsonBody<Start>,
 ) -> Result<Response, ApiError> {
-    let Start { input, wait, queue, execution, limits, model, tools, multi_tool_calls, stream } =
-        start;
-    let overrides = RunOverrides { execution, limits, model, tools, multi_tool_calls, stream };
+    let Start {
+        input,
+        wait,
+        queue,
+        execution,
+        limits,
+        model,
+        tools,
+        multi_tool_calls,
+        stream,
+        approval,
+    } = start;
+    let overrides =
+        RunOverrides { execution, limits, model, tools, multi_tool_calls, stream, approval };
     let run = session.start_run(RunRequest { input, overrides, queue }).await?;
     if accepts_events(&headers) {
         return Ok(stream::events(run.events, state.options.keep_alive, state.closing.clone()));

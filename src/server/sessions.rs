@@ -1,8 +1,7 @@
 //! `/v1/sessions`: open, list, look at, close.
 
 use axum::Json;
-use axum::extract::rejection::PathRejection;
-use axum::extract::{FromRequestParts, Path, State};
+use axum::extract::{FromRequestParts, RawPathParams, State};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -100,14 +99,17 @@ impl FromRequestParts<AppState> for KnownSession {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
-        let path: Result<Path<String>, PathRejection> =
-            Path::from_request_parts(parts, state).await;
-        let Ok(Path(text)) = path else { return Err(ApiError::no_such_session("")) };
+        // A path may name more than the session.
+        let named = RawPathParams::from_request_parts(parts, state).await.ok();
+        let mut named = named.iter().flatten();
+        let Some((_, text)) = named.find(|(key, _)| *key == "id") else {
+            return Err(ApiError::no_such_session(""));
+        };
         // What cannot be an id is the id of nobody.
-        SessionId::parse(&text)
+        SessionId::parse(text)
             .ok()
             .and_then(|id| state.host.session(&id))
             .map(Self)
-            .ok_or_else(|| ApiError::no_such_session(&crate::types::excerpt(&text, 64)))
+            .ok_or_else(|| ApiError::no_such_session(&crate::types::excerpt(text, 64)))
     }
 }

@@ -4,8 +4,8 @@ use std::io;
 use std::path::PathBuf;
 
 use super::{
-    Calculator, Clock, HttpGet, HttpGetOptions, InvalidAllowRule, READ_BYTES_MAX, ReadFile,
-    Registry, RegistryError,
+    Calculator, Clock, GetVariable, HttpGet, HttpGetOptions, InvalidAllowRule, READ_BYTES_MAX,
+    ReadFile, Registry, RegistryError, SetVariable,
 };
 
 /// What the configuration says of the built-in tools.
@@ -19,7 +19,8 @@ pub struct BuiltinOptions {
     pub http_get_allow: Vec<String>,
 }
 
-/// A registry with `calculator`, `clock`, `http_get` and, where it has a root, `read_file`.
+/// A registry with `calculator`, `clock`, `get_variable`, `http_get`, `set_variable` and, where it
+/// has a root, `read_file`.
 ///
 /// # Errors
 /// When the directory cannot be opened, a rule is none, or no HTTP client can be made.
@@ -27,6 +28,8 @@ pub fn builtin(options: &BuiltinOptions) -> Result<Registry, BuiltinError> {
     let mut registry = Registry::new();
     registry.register(Calculator)?;
     registry.register(Clock::new())?;
+    registry.register(GetVariable)?;
+    registry.register(SetVariable)?;
     let allow = options.http_get_allow.iter().map(|rule| rule.parse());
     let allow = allow.collect::<Result<_, _>>()?;
     registry.register(HttpGet::new(HttpGetOptions { allow, ..HttpGetOptions::default() })?)?;
@@ -79,9 +82,11 @@ mod tests {
     #[test]
     fn read_file_needs_a_root() {
         let mut options = BuiltinOptions::default();
-        assert_eq!(names(&options), ["calculator", "clock", "http_get"]);
+        let all = ["calculator", "clock", "get_variable", "http_get", "read_file", "set_variable"];
+        let without: Vec<&str> = all.into_iter().filter(|name| *name != "read_file").collect();
+        assert_eq!(names(&options), without);
         options.read_file_root = Some(std::env::temp_dir());
-        assert_eq!(names(&options), ["calculator", "clock", "http_get", "read_file"]);
+        assert_eq!(names(&options), all);
     }
 
     #[test]

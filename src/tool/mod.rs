@@ -41,6 +41,7 @@ mod overrides;
 mod read_file;
 mod registry;
 mod schema;
+mod variables;
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -57,6 +58,7 @@ pub use http_get::{AllowRule, HttpGet, HttpGetOptions, InvalidAllowRule, Lookup}
 pub use read_file::{READ_BYTES_MAX, ReadFile};
 pub use registry::{Registered, Registry, RegistryError};
 pub use schema::{InputSchema, InvalidSchema};
+pub use variables::{GetVariable, SetVariable};
 
 /// Something that the model may call.
 #[async_trait]

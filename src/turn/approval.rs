@@ -53,13 +53,32 @@ impl Turn {
         Ok(())
     }
 
+    /// What people are asked at present, in call order: which calls, and what about them.
+    pub fn questions(&self) -> impl Iterator<Item = (CallKey, ApprovalPhase)> {
+        self.calls.iter().filter_map(|call| Some((call.key(), call.question()?)))
+    }
+
+    /// A question as people are shown it; none where it is not asked at present.
+    #[must_use]
+    pub fn question(&self, key: CallKey) -> Option<ApprovalRequest> {
+        let call = self.calls.get(self.position(key)?)?;
+        Some(request(call, call.question()?))
+    }
+
+    /// Whether people are all that the turn waits for. Its clock stands still then, and so does
+    /// the run's.
+    #[must_use]
+    pub fn rests(&self) -> bool {
+        self.clock.is_people()
+    }
+
     /// Asks whether a call may run.
     pub(super) fn ask_before(&mut self, index: usize) {
         let until = self.answer_until(index);
         let Some(call) = self.calls.get_mut(index) else { return };
         call.phase = Phase::Asked { until };
         self.tell_waiting(index, WaitingFor::Approval);
-        self.ask_people(index, ApprovalPhase::Before, None);
+        self.ask_people(index, ApprovalPhase::Before);
     }
 
     /// What a tool answered is the call's outcome, unless people have to see it first.
@@ -76,12 +95,11 @@ impl Turn {
                 self.record_report(index, &outcome, &ReadSet::default(), &writes);
             }
             let until = self.answer_until(index);
-            let summary = excerpt(&outcome.content, QUOTE_CHARS);
             self.set_phase(index, Phase::Reviewed { outcome, writes, until });
             match known {
                 // It was said before a crash.
                 Some(judgement) => self.settle_question(index, ApprovalPhase::After, judgement),
-                None => self.ask_people(index, ApprovalPhase::After, Some(summary)),
+                None => self.ask_people(index, ApprovalPhase::After),
             }
         }
     }
@@ -127,17 +145,11 @@ impl Turn {
         self.now().checked_add(tool.approval_timeout)
     }
 
-    fn ask_people(&mut self, index: usize, phase: ApprovalPhase, output_summary: Option<String>) {
+    fn ask_people(&mut self, index: usize, phase: ApprovalPhase) {
         let now = self.now();
         let Some(call) = self.calls.get_mut(index) else { return };
         call.asked_at = Some(now);
-        let asked = Box::new(ApprovalRequest {
-            call: call.label(),
-            phase,
-            arguments: call.call.arguments.clone(),
-            arguments_sha256: arguments_sha256(call),
-            output_summary,
-        });
+        let asked = Box::new(request(call, phase));
         let key = call.key();
         self.record(Record::ApprovalAsked { key, phase });
         self.hold(Effect::Emit(Event::ApprovalAsked { asked }));
@@ -192,6 +204,30 @@ impl Turn {
             State::Judged { cancelled: Some(_), .. }
                 | State::Judged { ending: Ending::Cancelled, .. }
         )
+    }
+}
+
+fn request(call: &Call, phase: ApprovalPhase) -> ApprovalRequest {
+    let output_summary = match &call.phase {
+        Phase::Reviewed { outcome, .. } => Some(excerpt(&outcome.content, QUOTE_CHARS)),
+        Phase::Open
+        | Phase::Sealed
+        | Phase::Ready
+        | Phase::Duplicate { .. }
+        | Phase::Queued { .. }
+        | Phase::Intended
+        | Phase::Asked { .. }
+        | Phase::Running { .. }
+        | Phase::Reported(_)
+        | Phase::Ended { .. }
+        | Phase::Dropped => None,
+    };
+    ApprovalRequest {
+        call: call.label(),
+        phase,
+        arguments: call.call.arguments.clone(),
+        arguments_sha256: arguments_sha256(call),
+        output_summary,
     }
 }
 

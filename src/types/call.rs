@@ -1,6 +1,7 @@
 //! Calls and what becomes of them.
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -28,6 +29,29 @@ impl fmt::Display for CallKey {
         write!(f, "t{}a{}c{}", self.turn, self.attempt, self.index)
     }
 }
+
+impl FromStr for CallKey {
+    type Err = InvalidCallKey;
+
+    fn from_str(text: &str) -> Result<Self, InvalidCallKey> {
+        let parts = || {
+            let (turn, rest) = text.strip_prefix('t')?.split_once('a')?;
+            let (attempt, index) = rest.split_once('c')?;
+            Some(Self {
+                turn: turn.parse().ok()?,
+                attempt: attempt.parse().ok()?,
+                index: index.parse().ok()?,
+            })
+        };
+        // One call has one name: no signs, no zeros in front.
+        parts().filter(|key| key.to_string() == text).ok_or(InvalidCallKey)
+    }
+}
+
+/// The text names no call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a tool_id is t, a turn, a, an attempt, c and an index, such as t1a1c0")]
+pub struct InvalidCallKey;
 
 /// A call that the model asked for, as we understood it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -256,4 +280,31 @@ pub fn metadata(outcome: &ToolOutcome, notes: &ResultNotes) -> Value {
         }
     }
     Value::Object(map)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_is_read_as_it_is_shown_and_in_no_other_way() {
+        let key = CallKey { turn: 12, attempt: 1, index: 0 };
+        assert_eq!(key.to_string().parse(), Ok(key));
+        for text in [
+            "",
+            "t1a1",
+            "t1a1c",
+            "ta1c0",
+            "t1a1c0 ",
+            "T1a1c0",
+            "t01a1c0",
+            "t+1a1c0",
+            "t-1a1c0",
+            "t1c0a1",
+            "t1a1c0c0",
+            "t4294967296a1c0",
+        ] {
+            assert_eq!(text.parse::<CallKey>(), Err(InvalidCallKey), "{text}");
+        }
+    }
 }

@@ -51,6 +51,8 @@ impl State {
             Ok(actors) => {
                 let Some(run) = self.run.as_mut() else { return };
                 run.actors = actors;
+                // The time that the turn has waited for people is no more known to it.
+                run.people += std::mem::take(&mut run.open).rested();
                 let records = self.log.records_since(run.turn_after);
                 match self.committed(&records) {
                     Some(record) => self.commit(record),

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::State;
+use super::open::OpenTurn;
 use crate::event::{Event, RunStats};
 use crate::record::{Record, Seq};
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
@@ -48,13 +49,14 @@ pub(super) struct ActiveRun {
     /// The last record before the running turn.
     pub(super) turn_after: Seq,
     pub(super) plan: TurnPlan,
+    pub(super) open: OpenTurn,
     began: Instant,
     first_message: usize,
     stats: RunStats,
     calls: Vec<CallReport>,
     report: oneshot::Sender<RunReport>,
     /// How long it has waited for people and for nothing else.
-    people: Duration,
+    pub(super) people: Duration,
     place: Held,
 }
 
@@ -130,6 +132,7 @@ impl State {
             recovering: None,
             turn_after: seq,
             plan,
+            open: OpenTurn::default(),
             began,
             first_message,
             stats: RunStats::default(),
@@ -232,10 +235,11 @@ impl State {
         stats.overlap += times.overlap;
         stats.overhead += times.overhead;
         run.people += times.people;
+        run.open = OpenTurn::default();
         let step = run.machine.handle_turn(&record, steered);
         // A report that nobody waits for is not made.
         if !run.report.is_closed() {
-            let report = |result| CallReport::new(run.id.clone(), record.usage, result);
+            let report = |result| CallReport::new(run.id.clone(), Some(record.usage), result);
             run.calls.extend(record.results.into_iter().map(report));
         }
         Some(step)

@@ -4,6 +4,7 @@ mod client;
 mod hostile;
 mod inputs;
 mod limits;
+mod people;
 mod provider;
 mod recovery;
 mod runs;

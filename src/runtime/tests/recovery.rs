@@ -11,19 +11,19 @@ use crate::telemetry::Delivery;
 use crate::types::RunEnd;
 
 const STREAM: usize = 0;
-const ACCUMULATOR: usize = 1;
+pub(super) const ACCUMULATOR: usize = 1;
 const SUPERVISOR: usize = 2;
 
 async fn named(session: &SessionHandle) -> Option<[ActorCell; 3]> {
     session.ask(|reply| SessionMessage::NameActors { reply }).await.unwrap()
 }
 
-async fn actors(session: &SessionHandle) -> [ActorCell; 3] {
+pub(super) async fn actors(session: &SessionHandle) -> [ActorCell; 3] {
     named(session).await.expect("a run goes on")
 }
 
 /// Kills an actor of the run, and waits until it has a successor (which may be done already).
-async fn kill(session: &SessionHandle, which: usize) {
+pub(super) async fn kill(session: &SessionHandle, which: usize) {
     let before = actors(session).await;
     before[which].kill();
     timeout(SOON, async {

@@ -1,0 +1,190 @@
+//! Watches a run until it has ended: on a screen for people, or as one event a line.
+
+use std::io::{self, IsTerminal as _, Stderr, Stdout};
+use std::time::Duration;
+
+use futures::{FutureExt as _, StreamExt as _};
+use tokio::time::{Instant, MissedTickBehavior};
+
+use super::approve::{Manner, Questions};
+use super::progress::{Progress, Show};
+use super::screen::Screen;
+use super::serve::Signals;
+use super::{Failure, out};
+use crate::record::StopMode;
+use crate::runtime::{RunReport, SessionHandle, StartedRun};
+use crate::telemetry::{Delivery, Subscription};
+
+/// How often open calls are drawn.
+const FRAME: Duration = Duration::from_millis(100);
+
+/// Shows a run for people until it has ended, and asks them where a tool wants that.
+pub(super) async fn on_screen(
+    session: &SessionHandle,
+    run: StartedRun,
+    manner: Manner,
+    signals: &mut Signals,
+) -> Result<RunReport, Failure> {
+    let StartedRun { mut events, report, .. } = run;
+    let mut view = View::new(manner);
+    let mut frames = tokio::time::interval(FRAME);
+    frames.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut stopping = false;
+    tokio::pin!(report);
+    let report = loop {
+        tokio::select! {
+            biased;
+            delivery = events.next(), if view.listening => {
+                view.take(delivery);
+                view.drain(&mut events);
+            }
+            report = &mut report => break report.map_err(Failure::failed)?,
+            () = signals.next() => {
+                view.questions.close();
+                stop(session, &mut stopping).await;
+            }
+            line = view.questions.line(), if view.questions.is_asking() => {
+                view.questions.answer(session, line).await;
+                // What came of it stands above the next question.
+                view.drain(&mut events);
+            }
+            _ = frames.tick(), if view.screen.draws() => {}
+        }
+        view.questions.settle(session).await;
+        shown(view.show(), session).await?;
+    };
+    // What was published before the report may still be on its way to us.
+    view.drain(&mut events);
+    view.questions.close();
+    shown(view.show(), session).await?;
+    shown(view.screen.finish(&report.text, view.complete), session).await?;
+    Ok(report)
+}
+
+/// What is seen of a run.
+struct View {
+    screen: Screen<Stdout, Stderr>,
+    progress: Progress,
+    questions: Questions,
+    began: Instant,
+    /// What is to be shown as soon as no question stands below.
+    shows: Vec<Show>,
+    /// Whether no event was left out.
+    complete: bool,
+    /// Whether more can come.
+    listening: bool,
+}
+
+impl View {
+    fn new(manner: Manner) -> Self {
+        let (stdout, stderr) = (io::stdout(), io::stderr());
+        let (out_is_terminal, err_is_terminal) = (stdout.is_terminal(), stderr.is_terminal());
+        // A dumb terminal cannot go back over what was drawn.
+        let draws = err_is_terminal && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
+        Self {
+            screen: Screen::new(stdout, out_is_terminal, stderr, draws),
+            progress: Progress::default(),
+            questions: Questions::new(manner),
+            began: Instant::now(),
+            shows: Vec::new(),
+            complete: true,
+            listening: true,
+        }
+    }
+
+    fn take(&mut self, delivery: Option<Delivery>) {
+        match delivery {
+            Some(Delivery::Event(event)) => {
+                self.questions.note(&event.event);
+                self.shows.extend(self.progress.handle(self.began.elapsed(), &event.event));
+            }
+            Some(Delivery::Lagged) => self.complete = false,
+            None => self.listening = false,
+        }
+    }
+
+    /// Takes the events that are there already.
+    fn drain(&mut self, events: &mut Subscription) {
+        while self.listening {
+            let Some(delivery) = events.next().now_or_never() else { return };
+            self.take(delivery);
+        }
+    }
+
+    /// Shows what is new. While a question stands on the screen nothing is drawn over it.
+    fn show(&mut self) -> io::Result<()> {
+        if self.questions.is_asking() {
+            return Ok(());
+        }
+        let question = self.questions.next();
+        let live = match question {
+            Some(_) => Vec::new(),
+            None => self.progress.live(self.began.elapsed()),
+        };
+        self.screen.show(std::mem::take(&mut self.shows), &live)?;
+        question.map_or(Ok(()), |text| self.screen.ask(&text))
+    }
+}
+
+/// Prints a run's events until it has ended.
+pub(super) async fn as_json(
+    session: &SessionHandle,
+    run: StartedRun,
+    manner: Manner,
+    signals: &mut Signals,
+) -> Result<RunReport, Failure> {
+    let StartedRun { mut events, report, .. } = run;
+    let mut questions = Questions::new(manner);
+    let mut listening = true;
+    let mut stopping = false;
+    tokio::pin!(report);
+    let report = loop {
+        tokio::select! {
+            biased;
+            delivery = events.next(), if listening => match delivery {
+                Some(delivery) => {
+                    if let Delivery::Event(event) = &delivery {
+                        questions.note(&event.event);
+                    }
+                    shown(out::to_stdout(&lines(&delivery)), session).await?;
+                }
+                None => listening = false,
+            },
+            report = &mut report => break report.map_err(Failure::failed)?,
+            () = signals.next() => stop(session, &mut stopping).await,
+        }
+        questions.settle(session).await;
+    };
+    // What was published before the report may still be on its way to us.
+    while let Some(Some(delivery)) = events.next().now_or_never() {
+        shown(out::to_stdout(&lines(&delivery)), session).await?;
+    }
+    Ok(report)
+}
+
+fn lines(delivery: &Delivery) -> String {
+    match delivery {
+        Delivery::Event(event) => event.public().map(|event| event.json + "\n").collect(),
+        Delivery::Lagged => "{\"type\":\"resync\"}\n".to_owned(),
+    }
+}
+
+/// Nobody reads on: the run is stopped, so that no tool works for nothing.
+async fn shown(written: io::Result<()>, session: &SessionHandle) -> Result<(), Failure> {
+    if let Err(error) = written {
+        let _ = session.stop(StopMode::Now).await;
+        return Err(out::broken(&error));
+    }
+    Ok(())
+}
+
+/// The first signal stops the run, which then says how it ended; the second ends the process.
+async fn stop(session: &SessionHandle, stopping: &mut bool) {
+    if *stopping {
+        std::process::exit(130);
+    }
+    *stopping = true;
+    if let Err(error) = session.stop(StopMode::Now).await {
+        out::error(&format!("stop the run: {error}"));
+    }
+}

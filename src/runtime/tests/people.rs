@@ -1,0 +1,210 @@
+//! People in the loop, where time passes and actors die.
+
+use futures::{FutureExt as _, StreamExt as _};
+
+use super::recovery::{ACCUMULATOR, actors, kill};
+use super::*;
+use crate::config::Approval;
+use crate::event::{ApprovalRequest, Event};
+use crate::journal::Entry;
+use crate::record::{Record, Seq};
+use crate::telemetry::{Delivery, Subscription};
+use crate::turn::Decision;
+use crate::types::{Execution, Judgement, RunEnd, Verdict};
+
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
+/// A tool with effects that people are asked about.
+fn paying(approval: Approval) -> ToolSpec {
+    ToolSpec { effect: Default::default(), ..spec("pay") }.approval(approval)
+}
+
+/// The next question.
+async fn question(events: &mut Subscription) -> ApprovalRequest {
+    let asked = timeout(SOON, async {
+        while let Some(delivery) = events.next().await {
+            let Delivery::Event(published) = delivery else { panic!("too slow") };
+            if let Event::ApprovalAsked { asked } = &published.event {
+                return ApprovalRequest::clone(asked);
+            }
+        }
+        panic!("nothing was asked");
+    });
+    asked.await.expect("it is asked soon")
+}
+
+/// How many questions are still to be read.
+fn questions(events: &mut Subscription) -> usize {
+    let mut asked = 0;
+    while let Some(Some(Delivery::Event(published))) = events.next().now_or_never() {
+        asked += usize::from(matches!(published.event, Event::ApprovalAsked { .. }));
+    }
+    asked
+}
+
+async fn decide(session: &SessionHandle, asked: &ApprovalRequest, verdict: Verdict) {
+    let judgement = Judgement { verdict, message: None };
+    let arguments_sha256 = asked.arguments_sha256.clone();
+    let decision = Decision { phase: Some(asked.phase), judgement, arguments_sha256 };
+    session.decide(asked.call.key, decision).await.expect("it counts");
+}
+
+/// Lets so much time pass, as far as the host knows.
+async fn pass(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
+
+#[tokio::test]
+async fn while_people_are_all_that_is_waited_for_the_clocks_stand_still() {
+    let provider = Provider::calling(&[("pay", "{}")]).await;
+    let pay = tool(paying(Approval { before: true, after: true }), |_| async { Ok("paid".into()) });
+    let host = host(&provider, registry([pay]), |_| ()).await;
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    for _ in 0..2 {
+        let asked = question(&mut run.events).await;
+        pass(20 * HOUR).await;
+        decide(&session, &asked, Verdict::Approved).await;
+    }
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Answered);
+    assert_eq!(results(&report)["pay"], ("success", "paid"));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_day_without_an_answer_is_a_no() {
+    let provider = Provider::calling(&[("pay", "{}")]).await;
+    let pay = tool(paying(Approval::BEFORE), |_| async { Ok("paid".into()) });
+    let host = host(&provider, registry([pay]), |_| ()).await;
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    question(&mut run.events).await;
+    pass(24 * HOUR).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Answered);
+    assert_eq!(report.calls[0].approval, Some(Verdict::Expired));
+}
+
+#[tokio::test]
+async fn beside_a_tool_that_runs_the_clock_runs() {
+    let provider = Provider::calling(&[("hang", "{}"), ("pay", "{}")]).await;
+    let pay = tool(paying(Approval::BEFORE), |_| async { Ok("paid".into()) });
+    let hang = tool(spec("hang"), |_| std::future::pending());
+    let host = host(&provider, registry([pay, hang]), |config| {
+        let agent = config.agents.get_mut("default").unwrap();
+        agent.execution = Execution::Parallel { max: 4 };
+        agent.limits.tool_timeout = None;
+        agent.limits.cancel_grace = Duration::from_millis(20);
+    })
+    .await;
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    question(&mut run.events).await;
+    pass(Duration::from_secs(11 * 60)).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::TimedOut);
+    let told = results(&report);
+    assert_eq!(told["hang"], ("cancelled", "Error: cancelled while running"));
+    assert_eq!(told["pay"], ("cancelled", "Error: not started: the run was ended before"));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_question_outlives_its_actors_and_the_time_it_took_does_not_count() {
+    let provider = Provider::calling(&[("pay", "{}")]).await;
+    let pay = tool(paying(Approval::BEFORE), |_| async { Ok("paid".into()) });
+    let host = host(&provider, registry([pay]), |_| ()).await;
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    let asked = question(&mut run.events).await;
+    pass(20 * HOUR).await;
+    kill(&session, ACCUMULATOR).await;
+    assert_eq!(question(&mut run.events).await, asked);
+    let current = session.snapshot().await.unwrap().current_run.expect("a run goes on");
+    assert_eq!(current.approvals.len(), 1);
+    decide(&session, &asked, Verdict::Approved).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Answered);
+    assert_eq!(results(&report)["pay"], ("success", "paid"));
+}
+
+#[tokio::test]
+async fn an_answer_outlives_its_actors() {
+    let provider = Provider::calling(&[("pay", "{}")]).await;
+    let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let pay = tool(paying(Approval::BEFORE).idempotent(), {
+        let begun = Arc::clone(&begun);
+        move |_| {
+            let first = begun.fetch_add(1, Ordering::SeqCst) == 0;
+            async move { if first { std::future::pending().await } else { Ok("paid".into()) } }
+        }
+    });
+    let host = host(&provider, registry([pay]), |_| ()).await;
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    let asked = question(&mut run.events).await;
+    decide(&session, &asked, Verdict::Approved).await;
+    until("the call runs", || begun.load(Ordering::SeqCst) == 1).await;
+    kill(&session, ACCUMULATOR).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(results(&report)["pay"], ("success", "paid"));
+    assert_eq!(report.calls[0].approval, Some(Verdict::Approved));
+    assert_eq!(questions(&mut run.events), 0, "nobody is asked again");
+}
+
+#[tokio::test]
+async fn a_decision_that_comes_with_the_death_is_not_lost() {
+    let provider = Provider::calling(&[("pay", "{}")]).await;
+    let pay = tool(paying(Approval::BEFORE), |_| async { Ok("paid".into()) });
+    let host = host(&provider, registry([pay]), |_| ()).await;
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    let asked = question(&mut run.events).await;
+    actors(&session).await[ACCUMULATOR].kill();
+    decide(&session, &asked, Verdict::Approved).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(results(&report)["pay"], ("success", "paid"));
+}
+
+#[tokio::test]
+async fn what_a_tool_answered_is_in_the_journal_and_with_a_no_nowhere_else() {
+    let provider = Provider::calling(&[("pay", "{}")]).await;
+    let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let pay = tool(paying(Approval::AFTER), {
+        let begun = Arc::clone(&begun);
+        move |context| {
+            begun.fetch_add(1, Ordering::SeqCst);
+            context.set("paid", true).expect("it is small");
+            async { Ok("secret".into()) }
+        }
+    });
+    let journal = Arc::new(crate::journal::MemoryJournal::new());
+    let setup = setup(&provider, registry([pay]), |_| ());
+    let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    let asked = question(&mut run.events).await;
+    assert_eq!(asked.output_summary.as_deref(), Some("secret"));
+    // Its actors die: it does not run again, and is asked about again.
+    kill(&session, ACCUMULATOR).await;
+    assert_eq!(question(&mut run.events).await, asked);
+    decide(&session, &asked, Verdict::Rejected).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(begun.load(Ordering::SeqCst), 1);
+    assert_eq!(report.calls[0].status.as_str(), "refused");
+    let shown = serde_json::to_string(&(&report, session.snapshot().await.unwrap())).unwrap();
+    assert!(!shown.contains("secret"), "{shown}");
+    for request in provider.requests() {
+        assert!(!request.to_string().contains("secret"), "{request}");
+    }
+    let entries = journal.entries_since(session.id(), Seq(0));
+    let reported = entries.iter().find_map(|Entry { record, .. }| {
+        let Record::CallReported { outcome, .. } = record else { return None };
+        Some(outcome.content.as_str())
+    });
+    assert_eq!(reported, Some("secret"));
+    assert!(session.snapshot().await.unwrap().variables.get("paid").is_none());
+}

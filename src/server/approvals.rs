@@ -1,0 +1,73 @@
+//! `POST /v1/sessions/{id}/approvals/{tool_id}`: what somebody says about a call that waits.
+
+use axum::Json;
+use axum::extract::{Path, rejection::PathRejection};
+use axum::response::{IntoResponse, Response};
+use serde::{Deserialize, Serialize};
+
+use super::body::JsonBody;
+use super::error::ApiError;
+use super::sessions::KnownSession;
+use crate::runtime::HostError;
+use crate::turn::{ApprovalError, Decision};
+use crate::types::{ApprovalPhase, CallKey, Judgement, Verdict};
+
+/// Characters of what is said with a decision; the model reads it after a rejection.
+const MESSAGE_CHARS_MAX: usize = 4000;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Decide {
+    decision: Choice,
+    message: Option<String>,
+    arguments_sha256: Option<String>,
+    /// Needed only where a call was asked about twice, before and after.
+    phase: Option<ApprovalPhase>,
+}
+
+/// The words of the API for what people can decide.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Choice {
+    Approve,
+    Reject,
+}
+
+/// A decision that counts, or did before.
+#[derive(Debug, Serialize)]
+struct Decided {
+    tool_id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    phase: Option<ApprovalPhase>,
+    decision: Choice,
+}
+
+pub(super) async fn decide(
+    KnownSession(session): KnownSession,
+    path: Result<Path<(String, String)>, PathRejection>,
+    JsonBody(body): JsonBody<Decide>,
+) -> Result<Response, ApiError> {
+    let Decide { decision, message, arguments_sha256, phase } = body;
+    // What cannot be a call's name is the name of no call that waits.
+    let key: CallKey = path
+        .ok()
+        .and_then(|Path((_, tool_id))| tool_id.parse().ok())
+        .ok_or(HostError::Approval(ApprovalError::NotAsked))?;
+    let arguments_sha256 = arguments_sha256.ok_or_else(|| {
+        let message = "arguments_sha256 is missing: send back the one of the tool_approval event, \
+                       which stands in the session's current_run.approvals too";
+        ApiError::bad_request("invalid_request", message)
+    })?;
+    let message = message.filter(|message| !message.trim().is_empty());
+    if message.as_ref().is_some_and(|message| message.chars().nth(MESSAGE_CHARS_MAX).is_some()) {
+        let message = format!("message: it has more than {MESSAGE_CHARS_MAX} characters");
+        return Err(ApiError::bad_request("invalid_request", message));
+    }
+    let verdict = match decision {
+        Choice::Approve => Verdict::Approved,
+        Choice::Reject => Verdict::Rejected,
+    };
+    let judgement = Judgement { verdict, message };
+    session.decide(key, Decision { phase, judgement, arguments_sha256 }).await?;
+    Ok(Json(Decided { tool_id: key.to_string(), phase, decision }).into_response())
+}

@@ -1,0 +1,97 @@
+//! `set_variable {name, value}` and `get_variable {name}`: the variables of the session.
+
+use async_trait::async_trait;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+
+/// Writes a variable. Pure: nobody outside the session notices.
+#[derive(Clone, Copy, Debug)]
+pub struct SetVariable;
+
+/// Reads a variable. Pure.
+#[derive(Clone, Copy, Debug)]
+pub struct GetVariable;
+
+#[derive(Deserialize, JsonSchema)]
+struct Assignment {
+    /// The variable's name, of 1 to 128 bytes.
+    name: String,
+    /// Any JSON value.
+    value: Value,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Named {
+    /// The variable's name.
+    name: String,
+}
+
+#[async_trait]
+impl Tool for SetVariable {
+    fn spec(&self) -> ToolSpec {
+        let description = "Keeps a value under a name, for later calls and turns of this session.";
+        // An identical call behind another write is no duplicate.
+        ToolSpec::new::<Assignment>("set_variable", description).pure().repeatable()
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let Assignment { name, value } = context.input()?;
+        context.set(&name, value)?;
+        Ok(format!("{name:?} is set").into())
+    }
+}
+
+#[async_trait]
+impl Tool for GetVariable {
+    fn spec(&self) -> ToolSpec {
+        let description = "Tells the value, as JSON, that this session keeps under a name.";
+        ToolSpec::new::<Named>("get_variable", description).pure().repeatable()
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let Named { name } = context.input()?;
+        let told = match context.get(&name) {
+            Some(value) => value.to_string(),
+            None => format!("there is no variable {name:?}"),
+        };
+        Ok(told.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use parking_lot::Mutex;
+    use serde_json::json;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::context::{Variables, View};
+    use crate::types::CallKey;
+
+    #[tokio::test]
+    async fn what_is_set_is_read_and_what_is_not_is_said_to_be_missing() {
+        let view = Arc::new(Mutex::new(View::new(Variables::default(), 30)));
+        let run = async |tool: &dyn Tool, arguments: Value| {
+            let key = CallKey { turn: 1, attempt: 1, index: 0 };
+            let token = CancellationToken::new();
+            let context = ToolContext::new(key, arguments, "k".to_owned(), token, Arc::new(|_| {}))
+                .with_variables(Arc::clone(&view));
+            tool.run(context).await.map(|output| output.0).map_err(|error| error.0)
+        };
+        let missing = run(&GetVariable, json!({"name": "x"})).await;
+        assert_eq!(missing, Ok("there is no variable \"x\"".to_owned()));
+        let set = run(&SetVariable, json!({"name": "x", "value": {"n": [1]}})).await;
+        assert_eq!(set, Ok("\"x\" is set".to_owned()));
+        let found = run(&GetVariable, json!({"name": "x"})).await;
+        assert_eq!(found, Ok("{\"n\":[1]}".to_owned()));
+        let error = run(&SetVariable, json!({"name": "y", "value": "z".repeat(30)})).await;
+        assert!(error.is_err_and(|error| error.contains("max_variables_bytes")));
+        let error = run(&SetVariable, json!({"name": "", "value": 1})).await;
+        assert!(error.is_err_and(|error| error.contains("1 to 128 bytes")));
+    }
+}

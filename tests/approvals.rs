@@ -1,0 +1,532 @@
+//! People in the loop: what they are asked about a call, and what comes of their answers, over
+//! real HTTP.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod client;
+mod support;
+
+use std::time::Duration;
+
+use callsheet::config::{Approval, Config, RunOverrides, ToolOverride};
+use callsheet::rehearsal::{Call, Response, Script};
+use callsheet::runtime::{RunReport, RunRequest};
+use callsheet::server::{self, ServerHandle, ServerOptions};
+use callsheet::telemetry::{Delivery, Subscription};
+use callsheet::types::{RunEnd, ToolStatus, Verdict};
+use client::{Answer, Reading, answer, post};
+use futures::StreamExt as _;
+use serde_json::{Value, json};
+use support::tools::{Stage, registry};
+use support::{World, parallel, results, until_event, within, world};
+use tokio::net::TcpListener;
+
+/// Of `{"id":"a"}`.
+const SHA256_OF_A: &str = "8489a5deb454a360345c7868bca8672de92b446caf3d3b014af6a56e3d549d30";
+
+fn call(tool: &str, id: &str) -> Call {
+    Call::new(tool, json!({"id": id})).id(&format!("call-{id}"))
+}
+
+/// A host behind its API, with one session.
+struct Api {
+    world: World,
+    server: ServerHandle,
+    stage: Stage,
+}
+
+/// Tools that ask for something, and a script of calls after which the model is done.
+async fn api(
+    calls: impl IntoIterator<Item = Call>,
+    asking: &[(&str, Approval)],
+    change: impl FnOnce(&mut Config),
+) -> Api {
+    scripted(Script::of([Response::calls(calls)]).then_done(), asking, change).await
+}
+
+async fn scripted(
+    script: Script,
+    asking: &[(&str, Approval)],
+    change: impl FnOnce(&mut Config),
+) -> Api {
+    let stage = Stage::new();
+    let world = world(script, registry(&stage), |config| {
+        for (tool, approval) in asking {
+            let change = ToolOverride { approval: Some(*approval), ..ToolOverride::default() };
+            config.tools.insert((*tool).to_owned(), change);
+        }
+        change(config);
+    })
+    .await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = server::serve(listener, world.host.clone(), ServerOptions::default()).unwrap();
+    Api { world, server, stage }
+}
+
+impl Api {
+    fn path(&self, rest: &str) -> String {
+        format!("/v1/sessions/{}{rest}", self.world.session.id())
+    }
+
+    async fn send(&self, request: String) -> Answer {
+        let request = request.replacen("\r\n", "\r\nconnection: close\r\n", 1);
+        let mut reading = Reading::open(self.server.addr(), &request).await;
+        within(reading.read_rest()).await;
+        answer(&reading)
+    }
+
+    async fn decide(&self, tool_id: &str, body: Value) -> Answer {
+        let path = self.path(&format!("/approvals/{tool_id}"));
+        self.send(post(&path, "", &body.to_string())).await
+    }
+
+    /// Decides about what a question shows; the decision counts.
+    async fn answer(&self, question: &Value, decision: &str, message: Option<&str>) {
+        let mut body =
+            json!({"decision": decision, "arguments_sha256": question["arguments_sha256"]});
+        if let Some(message) = message {
+            body["message"] = message.into();
+        }
+        let tool_id = question["tool_id"].as_str().unwrap();
+        let answer = self.decide(tool_id, body).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        assert_eq!(answer.json(), json!({"tool_id": tool_id, "decision": decision}));
+    }
+
+    async fn current_run(&self) -> Value {
+        let path = self.path("");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        self.send(request).await.json()["current_run"].clone()
+    }
+
+    async fn stop(&self, mode: &str) {
+        let body = json!({"mode": mode}).to_string();
+        assert_eq!(self.send(post(&self.path("/stop"), "", &body)).await.status, 202);
+    }
+
+    /// The one result that the last request brought the model.
+    fn told(&self) -> String {
+        let messages = self.world.last_messages();
+        let results = results(&messages);
+        assert_eq!(results.len(), 1, "{results:?}");
+        results[0].1.to_owned()
+    }
+}
+
+/// The next question that people are asked.
+async fn question(events: &mut Subscription) -> Value {
+    within(async {
+        while let Some(Delivery::Event(published)) = events.next().await {
+            for event in published.public() {
+                let event: Value = serde_json::from_str(&event.json).unwrap();
+                if event["type"] == "tool_approval" {
+                    return event;
+                }
+            }
+        }
+        panic!("nothing was asked");
+    })
+    .await
+}
+
+fn result(report: &RunReport, index: usize) -> (ToolStatus, &str) {
+    (report.calls[index].status, &report.calls[index].result)
+}
+
+#[tokio::test]
+async fn a_call_waits_for_leave_and_then_runs() {
+    let api = api([call("writes", "a")], &[("writes", Approval::BEFORE)], |_| {}).await;
+    let mut run = api.world.session.start_run("go").await.unwrap();
+    until_event(&mut run.events, |event| event["waiting_for"] == "approval").await;
+    let asked = question(&mut run.events).await;
+    let shown = json!({
+        "tool_id": "t1a1c0", "tool_name": "writes", "phase": "before", "input": {"id": "a"},
+        "arguments_sha256": SHA256_OF_A, "output_summary": null,
+    });
+    for (key, value) in shown.as_object().unwrap() {
+        assert_eq!(asked[key], *value, "{key}");
+    }
+    // Somebody who comes late finds the same.
+    let mut pending = api.current_run().await["approvals"].clone();
+    let asked_at = pending[0].as_object_mut().unwrap().remove("asked_at").unwrap();
+    assert!(asked_at.as_u64().unwrap() > 1_600_000_000_000);
+    assert_eq!(pending, json!([shown]));
+    assert_eq!(api.stage.log(), [""; 0]);
+    api.answer(&asked, "approve", None).await;
+    let report = within(run.report).await.unwrap();
+    assert_eq!(report.run_end, RunEnd::Answered);
+    assert_eq!(result(&report, 0), (ToolStatus::Ok, "done a"));
+    let call = &report.calls[0];
+    assert_eq!((call.approval, call.result_rejected), (Some(Verdict::Approved), false));
+    assert_eq!(call.reject_reason, None);
+    assert_eq!(api.told(), "done a");
+    assert_eq!(api.current_run().await, Value::Null);
+    api.world.assert_paired();
+}
+
+#[tokio::test]
+async fn a_rejected_call_never_runs_and_the_model_is_told_why() {
+    let api = api([call("writes", "a")], &[("writes", Approval::BEFORE)], |_| {}).await;
+    let mut run = api.world.session.start_run("go").await.unwrap();
+    let asked = question(&mut run.events).await;
+    api.answer(&asked, "reject", Some("not on a \"Sunday\"")).await;
+    let report = within(run.report).await.unwrap();
+    assert_eq!(api.told(), r#"{"status":"rejected","message":"not on a \"Sunday\""}"#);
+    assert_eq!(api.stage.log(), [""; 0]);
+    let call = &report.calls[0];
+    assert_eq!((call.status, call.approval), (ToolStatus::Refused, Some(Verdict::Rejected)));
+    assert_eq!(call.reject_reason.as_deref(), Some("not on a \"Sunday\""));
+    assert_eq!((call.result_rejected, call.started_ms), (false, None));
+    assert_eq!(call.metadata, json!({"error": true, "kind": "rejected"}));
+    let page = api.world.host.telemetry().render();
+    assert!(page.contains("callsheet_approvals_total{verdict=\"rejected\"} 1\n"), "{page}");
+    api.world.assert_paired();
+}
+
+#[tokio::test]
+async fn nobodys_answer_in_time_is_a_no() {
+    let api = api([call("writes", "a")], &[], |config| {
+        let change = ToolOverride {
+            approval: Some(Approval::BEFORE),
+            approval_timeout: Some(Duration::from_millis(20)),
+            ..ToolOverride::default()
+        };
+        config.tools.insert("writes".to_owned(), change);
+    })
+    .await;
+    let mut run = api.world.session.start_run("go").await.unwrap();
+    let asked = question(&mut run.events).await;
+    let report = within(run.report).await.unwrap();
+    let told = "not run: nobody said in time whether it may run";
+    assert_eq!(api.told(), format!(r#"{{"status":"rejected","message":"{told}"}}"#));
+    let call = &report.calls[0];
+    assert_eq!((call.status, call.approval), (ToolStatus::Refused, Some(Verdict::Expired)));
+    assert_eq!(call.reject_reason.as_deref(), Some("nobody has said anything in time"));
+    assert_eq!(call.metadata["kind"], "approval_expired");
+    // Neither a yes nor a no comes in time any more.
+    for decision in ["approve", "reject"] {
+        let hash = &asked["arguments_sha256"];
+        let late = json!({"decision": decision, "arguments_sha256": hash});
+        let late = api.decide("t1a1c0", late).await;
+        assert_eq!(late.error(), (409, "already_decided".to_owned()));
+    }
+    assert_eq!(api.stage.log(), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_result_is_seen_when_somebody_lets_it() {
+    let api = api([call("writes", "a")], &[("writes", Approval::AFTER)], |_| {}).await;
+    let mut run = api.world.session.start_run("go").await.unwrap();
+    let asked = question(&mut run.events).await;
+    assert_eq!((&asked["phase"], &asked["output_summary"]), (&json!("after"), &json!("done a")));
+    assert_eq!(api.stage.log(), ["start a", "end a"]);
+    assert_eq!(api.world.requests().len(), 1);
+    api.answer(&asked, "approve", None).await;
+    let report = within(run.report).await.unwrap();
+    assert_eq!(result(&report, 0), (ToolStatus::Ok, "done a"));
+    assert_eq!(report.calls[0].approval, Some(Verdict::Approved));
+    assert_eq!(api.told(), "done a");
+}
+
+#[tokio::test]
+async fn a_rejected_result_is_seen_by_nobody() {
+    let api = api([call("writes", "a")], &[("writes", Approval::AFTER)], |_| {}).await;
+    let mut run = api.world.session.start_run("go").await.unwrap();
+    let asked = question(&mut run.events).await;
+    api.answer(&asked, "reject", Some("private")).await;
+    let told = r#"{"status":"rejected","message":"private"}"#;
+    until_event(&mut run.events, |event| {
+        event["type"] == "tool_result"
+            && event["status"] == "refused"
+            && event["output_summary"] == told
+    })
+    .await;
+    let report = within(run.report).await.unwrap();
+    assert_eq!(result(&report, 0), (ToolStatus::Refused, told));
+    let call = &report.calls[0];
+    assert_eq!((call.approval, call.result_rejected), (Some(Verdict::Rejected), true));
+    assert!(call.started_ms.is_some(), "it ran");
+    assert_eq!(api.told(), told);
+    for request in api.world.requests() {
+        assert!(!request.body.to_string().contains("done a"), "{}", request.body);
+    }
+    api.world.assert_paired();
+}
+
+#[tokio::test]
+async fn several_are_answered_in_any_order_and_told_in_call_order() {
+    let calls = ["a", "b", "c"].map(|id| call("writes", id));
+    let api = api(calls, &[("writes", Approval::BEFORE)], parallel(1)).await;
+    let mut run = api.world.session.start_run("go").await.unwrap();
+    let mut asked = Vec::new();
+    for _ in 0..3 {
+        asked.push(question(&mut run.events).await);
+    }
+    let pending = api.current_run().await["approvals"].clone();
+    let ids: Vec<&Value> = pending.as_array().unwrap().iter().map(|one| &one["tool_id"]).collect();
+    assert_eq!(ids, ["t1a1c0", "t1a1c1", "t1a1c2"]);
+    api.answer(&asked[2], "approve", None).await;
+    api.stage.seen("end c").await;
+    api.answer(&asked[0], "reject", Some("no")).await;
+    assert_eq!(api.current_run().await["approvals"].as_array().unwrap().len(), 1);
+    api.answer(&asked[1], "approve", None).await;
+    within(run.report).await.unwrap();
+    assert_eq!(api.stage.log(), ["start c", "end c", "start b", "end b"]);
+    assert_eq!(
+        results(&api.world.last_messages()),
+        [
+            ("call-a", r#"{"status":"rejected","message":"no"}"#),
+            ("call-b", "done b"),
+            ("call-c", "done c"),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_decision_that_does_not_count_says_why() {
+    let api = api([call("writes", "a")], &[("writes", Approval::BEFORE)], |_| {}).await;
+    let early = json!({"decision": "approve", "arguments_sha256": SHA256_OF_A});
+    let none = (404, "no_such_approval".to_owned());
+    assert_eq!(api.decide("t1a1c0", early.clone()).await.error(), none);
+    let mut run = api.world.session.start_run("go").await.unwrap();
+    question(&mut run.events).await;
+    for tool_id in ["t1a1c1", "t2a1c0", "t1a2c0", "t01a1c0", "writes", "%20"] {
+        assert_eq!(api.decide(tool_id, early.clone()).await.error(), none, "{tool_id}");
+    }
+    let invalid = (400, "invalid_request".to_owned());
+    let long = "x".repeat(4001);
+    for (body, expect) in [
+        (json!({"decision": "approve", "arguments_sha256": "0"}), (409, "stale_approval".into())),
+        (json!({"decision": "approve"}), invalid.clone()),
+        (json!({"decision": "perhaps", "arguments_sha256": SHA256_OF_A}), invalid.clone()),
+        (json!({"arguments_sha256": SHA256_OF_A}), invalid.clone()),
+        (
+            json!({"decision": "reject", "arguments_sha256": SHA256_OF_A, "message": long}),
+            invalid.clone(),
+        ),
+        (
+            json!({"decision": "approve", "arguments_sha256": SHA256_OF_A, "phase": "after"}),
+            none.clone(),
+        ),
+    ] {
+        assert_eq!(api.decide("t1a1c0", body.clone()).await.error(), expect, "{body}");
+    }
+    let hint = api.decide("t1a1c0", json!({"decision": "approve"})).await;
+    assert!(hint.body.contains("current_run.approvals"), "{hint:?}");
+    assert_eq!(api.stage.log(), [""; 0]);
+    // The first that counts stands, while the run goes on and when it is over.
+    let before = json!({"decision": "approve", "arguments_sha256": SHA256_OF_A, "phase": "before"});
+    let counted = api.decide("t1a1c0", before.clone()).await;
+    assert_eq!(
+        counted.json(),
+        json!({"tool_id": "t1a1c0", "phase": "before", "decision": "approve"})
+    );
+    within(run.report).await.unwrap();
+    assert_eq!(api.decide("t1a1c0", before).await.status, 200);
+    let other = json!({"decision": "reject", "arguments_sha256": SHA256_OF_A});
+    assert_eq!(api.decide("t1a1c0", other).await.error(), (409, "already_decided".to_owned()));
+}
+
+#[tokio::test]
+async fn a_call_that_waits_holds_back_only_what_must_come_after_it() {
+    let calls = [call("writes", "w"), call("quick", "q"), call("slow_write", "x")];
+    let api = api(calls, &[("writes", Approval::BEFORE)], |config| {
+        parallel(1)(config);
+        let alone = ToolOverride { exclusive: Some(true), ..ToolOverride::default() };
+        config.tools.insert("slow_write".to_owned(), alone);
+    })
+    .await;
+    api.stage.release("x");
+    let mut run = api.world.session.start_run("go").await.unwrap();
+    until_event(&mut run.events, |event| event["waiting_for"] == "exclusive").await;
+    let asked = question(&mut run.events).await;
+    // The only place of `max` is free for the call behind it.
+    api.stage.seen("end q").await;
+    assert_eq!(api.stage.log(), ["start q", "end q"]);
+    api.answer(&asked, "approve", None).await;
+    within(run.report).await.unwrap();
+    assert_eq!(api.stage.log()[2..], ["start w", "end w", "start x", "end x"]);
+}
+
+#[tokio::test]
+async fn in_sequence_everything_behind_a_call_that_waits_waits() {
+    let calls = [call("writes", "w"), call("quick", "q")];
+    let api = api(calls, &[("writes", Approval::BEFORE)], |_| {}).await;
+    let mut run = api.world.session.start_run("go").await.unwrap();
+    let asked = question(&mut run.events).await;
+    assert_eq!(api.stage.log(), [""; 0]);
+    api.answer(&asked, "approve", None).await;
+    within(run.report).await.unwrap();
+    assert_eq!(api.stage.log(), ["start w", "end w", "start q", "end q"]);
+}
+
+#[tokio::test]
+async fn a_stop_now_answers_what_waits_before_and_after() {
+    let calls = [call("writes", "a"), call("quick", "b")];
+    let asking = [("writes", Approval::AFTER), ("quick", Approval::BEFORE)];
+    let api = api(calls, &asking, parallel(4)).await;
+    let mut run = api.world.session.start_run("go").await.unwrap();
+    question(&mut run.events).await;
+    question(&mut run.events).await;
+    api.stop("now").await;
+    let report = within(run.report).await.unwrap();
+    assert_eq!(report.run_end, RunEnd::Stopped);
+    assert_eq!(api.stage.log(), ["start a", "end a"]);
+    let (status, text) = result(&report, 0);
+    assert_eq!(status, ToolStatus::Refused);
+    assert!(text.contains("it ran, but the run was ended before anybody said"), "{text}");
+    let never = "Error: not started: the run was ended before";
+    assert_eq!(result(&report, 1), (ToolStatus::Cancelled, never));
+    assert_eq!((report.calls[0].approval, report.calls[1].approval), (None, None));
+    // Too late: nothing is asked any more.
+    let late = json!({"decision": "approve", "arguments_sha256": SHA256_OF_A});
+    assert_eq!(api.decide("t1a1c0", late).await.error(), (404, "no_such_approval".to_owned()));
+    assert_eq!(api.world.run("and now?").await.run_end, RunEnd::Answered);
+    for request in api.world.requests() {
+        assert!(!request.body.to_string().contains("done a"), "{}", request.body);
+    }
+    api.world.assert_paired();
+    api.world.until_idle().await;
+}
+
+#[tokio::test]
+async fn a_stop_after_the_turn_waits_for_people_and_asks_the_model_no_more() {
+    let api = api([call("writes", "a")], &[("writes", Approval::BEFORE)], |_| {}).await;
+    let mut run = api.world.session.start_run("go").await.unwrap();
+    let asked = question(&mut run.events).await;
+    api.stop("after_turn").await;
+    api.answer(&asked, "approve", None).await;
+    let report = within(run.report).await.unwrap();
+    assert_eq!(report.run_end, RunEnd::Stopped);
+    assert_eq!(result(&report, 0), (ToolStatus::Ok, "done a"));
+    assert_eq!(api.world.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn a_broken_response_voids_its_questions() {
+    let broken = Response::calls([call("quick", "a"), call("quick", "b")]);
+    let broken = broken.with(|response| response.truncate = true);
+    let script = Script::of([broken, Response::calls([call("quick", "a")])]).then_done();
+    let api = scripted(script, &[("quick", Approval::BEFORE)], parallel(4)).await;
+    let mut run = api.world.session.start_run("go").await.unwrap();
+    let void = question(&mut run.events).await;
+    assert_eq!(void["tool_id"], "t1a1c0");
+    until_event(&mut run.events, |event| event["status"] == "discarded").await;
+    let asked = question(&mut run.events).await;
+    assert_eq!(asked["tool_id"], "t1a2c0");
+    let late = json!({"decision": "approve", "arguments_sha256": void["arguments_sha256"]});
+    assert_eq!(api.decide("t1a1c0", late).await.error(), (404, "no_such_approval".to_owned()));
+    assert_eq!(api.current_run().await["approvals"][0]["tool_id"], "t1a2c0");
+    api.answer(&asked, "approve", None).await;
+    let report = within(run.report).await.unwrap();
+    assert_eq!((report.calls.len(), result(&report, 0)), (1, (ToolStatus::Ok, "done a")));
+    assert_eq!(api.stage.log(), ["start a", "end a"]);
+}
+
+#[tokio::test]
+async fn identical_calls_are_asked_about_once() {
+    for (decision, told) in
+        [("approve", "done a"), ("reject", r#"{"status":"rejected","message":"no"}"#)]
+    {
+        let again = Call::new("writes", json!({"id": "a"})).id("again");
+        let asking = [("writes", Approval::BEFORE)];
+        let api = api([call("writes", "a"), again], &asking, parallel(4)).await;
+        let mut run = api.world.session.start_run("go").await.unwrap();
+        let asked = question(&mut run.events).await;
+        assert_eq!(api.current_run().await["approvals"].as_array().unwrap().len(), 1);
+        api.answer(&asked, decision, Some("no")).await;
+        let report = within(run.report).await.unwrap();
+        assert_eq!(
+            results(&api.world.last_messages()),
+            [("call-a", told), ("again", told)],
+            "{decision}"
+        );
+        assert_eq!(report.calls[1].metadata["duplicate_of"], "t1a1c0");
+        assert!(api.stage.log().len() <= 2);
+    }
+}
+
+#[tokio::test]
+async fn a_run_may_have_people_asked_more_but_not_less() {
+    let calls = || [Response::calls([call("writes", "a")]), Response::text("All done.")];
+    let script = Script::of(calls().into_iter().chain(calls()));
+    let api = scripted(script, &[("writes", Approval::BEFORE)], |_| {}).await;
+    let never = json!({"input": "go", "approval": "never"}).to_string();
+    let refused = api.send(post(&api.path("/runs"), "", &never)).await;
+    assert_eq!(refused.error(), (400, "limit_too_high".to_owned()));
+    assert!(refused.body.contains("(writes: before)"), "{refused:?}");
+    let wrong = json!({"input": "go", "approval": "both"}).to_string();
+    let wrong = api.send(post(&api.path("/runs"), "", &wrong)).await;
+    assert_eq!(wrong.error(), (400, "invalid_request".to_owned()));
+
+    // Asked about twice, each time for itself.
+    let mut events = api.world.session.subscribe();
+    let more = json!({"input": "go", "approval": "after"}).to_string();
+    assert_eq!(api.send(post(&api.path("/runs"), "", &more)).await.status, 202);
+    let before = question(&mut events).await;
+    assert_eq!(before["phase"], "before");
+    api.answer(&before, "approve", None).await;
+    let after = question(&mut events).await;
+    assert_eq!((&after["phase"], &after["tool_id"]), (&json!("after"), &json!("t1a1c0")));
+    let hash = &before["arguments_sha256"];
+    let body = |decision: &str, phase: &str| json!({"decision": decision, "arguments_sha256": hash, "phase": phase});
+    let again = api.decide("t1a1c0", body("approve", "before")).await;
+    assert_eq!(again.status, 200, "{again:?}");
+    let other = api.decide("t1a1c0", body("reject", "before")).await;
+    assert_eq!(other.error(), (409, "already_decided".to_owned()));
+    assert_eq!(api.decide("t1a1c0", body("reject", "after")).await.status, 200);
+    until_event(&mut events, |event| event["type"] == "stream_end").await;
+    assert_eq!(api.stage.log(), ["start a", "end a"]);
+    let told = "it ran, but a person rejected its result";
+    assert_eq!(api.told(), format!(r#"{{"status":"rejected","message":"{told}"}}"#));
+}
+
+#[tokio::test]
+async fn a_run_that_may_do_so_asks_nobody() {
+    let api = api([call("writes", "a")], &[("writes", Approval::BEFORE)], |config| {
+        config.agents.get_mut("default").unwrap().allow_overrides = true;
+    })
+    .await;
+    let overrides = RunOverrides { approval: Some(Approval::NEVER), ..RunOverrides::default() };
+    let request = RunRequest { input: "go".into(), overrides, queue: false };
+    let report = within(api.world.session.run(request)).await.unwrap();
+    assert_eq!(result(&report, 0), (ToolStatus::Ok, "done a"));
+    assert_eq!(report.calls[0].approval, None);
+}
+
+#[tokio::test]
+async fn deleting_a_session_answers_what_waits() {
+    let api = api([call("writes", "a")], &[("writes", Approval::BEFORE)], |_| {}).await;
+    let mut run = api.world.session.start_run("go").await.unwrap();
+    let asked = question(&mut run.events).await;
+    let path = api.path("");
+    let gone = api.send(format!("DELETE {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;
+    assert_eq!(gone.status, 204);
+    let report = within(run.report).await.unwrap();
+    assert_eq!(report.run_end, RunEnd::Stopped);
+    assert_eq!(result(&report, 0).0, ToolStatus::Cancelled);
+    let late = json!({"decision": "approve", "arguments_sha256": asked["arguments_sha256"]});
+    assert_eq!(api.decide("t1a1c0", late).await.error(), (404, "no_such_session".to_owned()));
+}
+
+#[tokio::test]
+async fn what_has_finished_is_seen_and_kept_while_a_slow_call_runs() {
+    let calls = [call("quick", "a"), call("slow_write", "b"), call("quick", "c")];
+    let api = api(calls, &[], parallel(4)).await;
+    let mut run = api.world.session.start_run("go").await.unwrap();
+    api.stage.seen("start b").await;
+    until_event(&mut run.events, |event| {
+        event["type"] == "tool_result" && event["provider_id"] == "call-c"
+    })
+    .await;
+    let current = api.current_run().await;
+    assert_eq!(current["turn"], 1);
+    let seen = current["results"].as_array().unwrap();
+    let seen: Vec<_> = seen.iter().map(|call| (&call["tool_id"], &call["result"])).collect();
+    // In call order: what stands behind the slow call is known when that has ended.
+    assert_eq!(seen, [(&json!("t1a1c0"), &json!("done a"))]);
+    api.stop("now").await;
+    let report = within(run.report).await.unwrap();
+    let kept: Vec<_> = report.calls.iter().map(|call| call.result.as_str()).collect();
+    let perhaps = "Error: cancelled while running: it may or may not have happened";
+    assert_eq!(kept, ["done a", perhaps, "done c"]);
+}

@@ -1,0 +1,273 @@
+//! The variables of a session: what calls see of each other's writes, and who loses.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod client;
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use callsheet::config::Config;
+use callsheet::record::StopMode;
+use callsheet::rehearsal::{Call, Response, Script};
+use callsheet::server::{self, ServerOptions};
+use callsheet::tool::{
+    BuiltinOptions, Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, builtin,
+};
+use callsheet::types::{RunEnd, ToolStatus};
+use client::{Reading, answer};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use support::{World, events, parallel, results, within, world};
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+#[derive(Deserialize, JsonSchema)]
+struct Named {
+    name: String,
+}
+
+/// Where the gated tools wait, and what they have done.
+#[derive(Clone)]
+struct Gates {
+    /// A permit for each write that may happen.
+    write: Arc<Semaphore>,
+    /// A permit for each read that has happened.
+    read: Arc<Semaphore>,
+}
+
+/// What a gated tool does, and then never more or at once.
+#[derive(Clone, Copy)]
+enum Deed {
+    /// Waits for its gate, and writes 2.
+    WriteLate,
+    /// Reads, and tells that it has.
+    Peek,
+    /// The same with effects, and it notes what it has read.
+    Note,
+    /// Writes, and fails.
+    Fail,
+    /// Writes, tells that it has, and never comes back.
+    Hang,
+}
+
+struct Gated {
+    name: &'static str,
+    deed: Deed,
+    gates: Gates,
+}
+
+#[async_trait]
+impl Tool for Gated {
+    fn spec(&self) -> ToolSpec {
+        let spec = ToolSpec::new::<Named>(self.name, "For a test.");
+        match self.deed {
+            Deed::Note => spec,
+            Deed::WriteLate | Deed::Peek | Deed::Fail | Deed::Hang => spec.pure(),
+        }
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let Named { name } = context.input()?;
+        let shown = |value: Option<Value>| value.unwrap_or_default().to_string();
+        match self.deed {
+            Deed::WriteLate => {
+                self.gates.write.acquire().await.map_err(ToolError::new)?.forget();
+                context.set(&name, 2)?;
+                Ok("written".into())
+            }
+            Deed::Peek => {
+                let seen = shown(context.get(&name));
+                self.gates.read.add_permits(1);
+                Ok(seen.into())
+            }
+            Deed::Note => {
+                let seen = shown(context.get(&name));
+                context.set("noted", seen.clone())?;
+                self.gates.read.add_permits(1);
+                Ok(format!("noted {seen}").into())
+            }
+            Deed::Fail => {
+                context.set(&name, "lost")?;
+                Err(ToolError::new("no luck"))
+            }
+            Deed::Hang => {
+                context.set(&name, "lost")?;
+                self.gates.read.add_permits(1);
+                std::future::pending().await
+            }
+        }
+    }
+}
+
+fn set(name: &str, value: impl Into<Value>) -> Call {
+    let value: Value = value.into();
+    Call::new("set_variable", json!({"name": name, "value": value}))
+}
+
+fn call(tool: &str, name: &str) -> Call {
+    Call::new(tool, json!({"name": name}))
+}
+
+/// Each list of calls is a response; after them the model is done, and begins anew with the next
+/// run.
+async fn scripted(
+    responses: impl IntoIterator<Item = Vec<Call>>,
+    change: impl FnOnce(&mut Config),
+) -> (World, Gates) {
+    let gates = Gates { write: Arc::new(Semaphore::new(0)), read: Arc::new(Semaphore::new(0)) };
+    let mut tools: Registry = builtin(&BuiltinOptions::default()).unwrap();
+    for (name, deed) in [
+        ("write_late", Deed::WriteLate),
+        ("peek", Deed::Peek),
+        ("note", Deed::Note),
+        ("fail", Deed::Fail),
+        ("hang", Deed::Hang),
+    ] {
+        tools.register(Gated { name, deed, gates: gates.clone() }).unwrap();
+    }
+    let responses = responses.into_iter().flat_map(|calls| {
+        let numbered = calls.into_iter().enumerate();
+        let calls = numbered.map(|(n, call)| call.id(&format!("c{n}")));
+        [Response::calls(calls.collect::<Vec<_>>()), Response::text("Done.")]
+    });
+    (world(Script::of(responses), tools, change).await, gates)
+}
+
+async fn variables(world: &World) -> Value {
+    serde_json::to_value(world.session.snapshot().await.unwrap().variables).unwrap()
+}
+
+fn conflicts(world: &World, resolution: &str) -> bool {
+    let line = format!("callsheet_variable_conflicts_total{{resolution=\"{resolution}\"}} 1\n");
+    world.host.telemetry().render().contains(&line)
+}
+
+#[tokio::test]
+async fn a_call_reads_what_an_earlier_one_of_its_response_wrote() {
+    for execution in ["sequential", "parallel"] {
+        let calls = vec![set("x", json!({"n": 1})), call("get_variable", "x"), set("x", 3)];
+        let (world, _) = scripted([calls], |config| {
+            let agent = config.agents.get_mut("default").unwrap();
+            agent.execution = execution.parse().unwrap();
+        })
+        .await;
+        let report = world.run("go").await;
+        assert_eq!(report.run_end, RunEnd::Answered);
+        let told = [("c0", "\"x\" is set"), ("c1", "{\"n\":1}"), ("c2", "\"x\" is set")];
+        assert_eq!(results(&world.last_messages()), told, "{execution}");
+        assert_eq!(variables(&world).await, json!({"x": 3}));
+    }
+}
+
+#[tokio::test]
+async fn what_was_written_is_there_in_the_next_run_and_shown_by_the_session() {
+    let missing = vec![call("get_variable", "y"), call("get_variable", "x")];
+    let (world, _) = scripted([vec![set("x", "kept")], missing], |_| {}).await;
+    world.run("go").await;
+    world.run("and now?").await;
+    let messages = world.last_messages();
+    let told = results(&messages);
+    assert_eq!(told[1..], [("c0", "there is no variable \"y\""), ("c1", "\"kept\"")]);
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = server::serve(listener, world.host.clone(), ServerOptions::default()).unwrap();
+    let request = format!(
+        "GET /v1/sessions/{} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
+        world.session.id()
+    );
+    let mut reading = Reading::open(server.addr(), &request).await;
+    within(reading.read_rest()).await;
+    assert_eq!(answer(&reading).json()["variables"], json!({"x": "kept"}));
+}
+
+#[tokio::test]
+async fn a_pure_call_that_read_too_early_runs_again() {
+    let calls = vec![call("write_late", "x"), call("peek", "x")];
+    let (world, gates) = scripted([calls], parallel(4)).await;
+    let run = world.session.start_run("go").await.unwrap();
+    // It has read before anything was written.
+    within(gates.read.acquire()).await.unwrap().forget();
+    gates.write.add_permits(1);
+    let report = within(run.report).await.unwrap();
+    assert_eq!(results(&world.last_messages()), [("c0", "written"), ("c1", "2")]);
+    assert_eq!(report.calls[1].metadata, json!({"conflict": true}));
+    assert_eq!(gates.read.available_permits(), 1, "it ran once more");
+    assert!(conflicts(&world, "rerun"));
+}
+
+#[tokio::test]
+async fn a_call_with_effects_that_read_too_early_keeps_its_result_and_loses_its_writes() {
+    let calls = vec![call("write_late", "x"), call("note", "x"), call("get_variable", "noted")];
+    let (world, gates) = scripted([calls], parallel(4)).await;
+    let run = world.session.start_run("go").await.unwrap();
+    within(gates.read.acquire()).await.unwrap().forget();
+    gates.write.add_permits(1);
+    let report = within(run.report).await.unwrap();
+    let told = "noted null\n[callsheet: an earlier call of the same response changed variables \
+                after this call had read them: x. What this call wrote to variables was dropped.]";
+    assert_eq!(
+        results(&world.last_messages()),
+        [("c0", "written"), ("c1", told), ("c2", "there is no variable \"noted\"")]
+    );
+    assert_eq!(report.calls[1].metadata, json!({"conflict": true, "writes_dropped": true}));
+    assert_eq!(gates.read.available_permits(), 0, "an effect is not repeated");
+    assert_eq!(variables(&world).await, json!({"x": 2}));
+    assert!(conflicts(&world, "writes_dropped"));
+}
+
+#[tokio::test]
+async fn a_name_that_nobody_wrote_is_no_conflict() {
+    let calls = vec![call("write_late", "x"), call("peek", "y")];
+    let (world, gates) = scripted([calls], parallel(4)).await;
+    let run = world.session.start_run("go").await.unwrap();
+    within(gates.read.acquire()).await.unwrap().forget();
+    gates.write.add_permits(1);
+    let report = within(run.report).await.unwrap();
+    assert_eq!(report.calls[1].metadata, json!({}));
+    assert_eq!(gates.read.available_permits(), 0);
+}
+
+#[tokio::test]
+async fn variables_have_a_limit() {
+    let calls = vec![set("a", "x".repeat(50)), set("b", "1234567890"), set("c", "1234567890")];
+    let (world, _) = scripted([calls], |config| {
+        config.agents.get_mut("default").unwrap().limits.max_variables_bytes = 20;
+    })
+    .await;
+    let run = world.session.start_run("go").await.unwrap();
+    let seen = events(run.events).await;
+    let report = within(run.report).await.unwrap();
+    let (first, third) = (&report.calls[0], &report.calls[2]);
+    assert_eq!(first.status, ToolStatus::Failed);
+    assert!(first.result.contains("where 20 are allowed (max_variables_bytes)"), "{first:?}");
+    assert_eq!(third.metadata, json!({"writes_dropped": true}));
+    assert!(third.result.ends_with("together they would exceed 20 bytes.]"), "{third:?}");
+    assert_eq!(variables(&world).await, json!({"b": "1234567890"}));
+    let limit = seen.iter().find(|event| event["type"] == "limit_reached").unwrap();
+    assert_eq!((&limit["limit"], &limit["maximum"]), (&json!("max_variables_bytes"), &json!(20)));
+}
+
+#[tokio::test]
+async fn nothing_of_a_call_that_did_not_succeed_counts() {
+    let calls = vec![set("kept", 1), call("fail", "a"), call("hang", "b")];
+    let (world, gates) = scripted([calls.clone(), calls], |config| {
+        let limits = &mut config.agents.get_mut("default").unwrap().limits;
+        limits.tool_timeout = Some(Duration::from_millis(100));
+        limits.cancel_grace = Duration::from_millis(10);
+    })
+    .await;
+    let report = world.run("go").await;
+    let statuses: Vec<_> = report.calls.iter().map(|call| call.status).collect();
+    assert_eq!(statuses, [ToolStatus::Ok, ToolStatus::Failed, ToolStatus::TimedOut]);
+    assert_eq!(variables(&world).await, json!({"kept": 1}));
+    within(gates.read.acquire()).await.unwrap().forget();
+    // Neither does anything of one that is stopped.
+    let run = world.session.start_run("again").await.unwrap();
+    within(gates.read.acquire()).await.unwrap().forget();
+    world.session.stop(StopMode::Now).await.unwrap();
+    within(run.report).await.unwrap();
+    assert_eq!(variables(&world).await, json!({"kept": 1}));
+    world.assert_paired();
+}
