@@ -79,7 +79,7 @@ pub(super) struct Call {
     /// What it writes, if it ended.
     pub(super) writes: WriteSet,
     /// What its tool had answered, when it has to run again.
-    pub(super) outdated: Option<ToolOutcome>,
+    pub(super) outdated: Option<Report>,
     /// Whether it started before the response had ended.
     pub(super) early: bool,
 }

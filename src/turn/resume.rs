@@ -129,7 +129,7 @@ impl Turn {
             let mut restored = Call::restored(call.clone(), tool);
             if let Some((outcome, notes, writes)) = known.outcomes.get(&call.key) {
                 let is_own = notes.duplicate_of.is_none() && !notes.reused;
-                let has_run = ran(outcome) || notes.after.is_some();
+                let has_run = ran(outcome) || known.reports.contains_key(&call.key);
                 restored.started_at = (is_own && has_run).then_some(Duration::ZERO);
                 restored.notes = notes.clone();
                 restored.writes = writes.clone();

@@ -2,8 +2,11 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
 
 mod corners;
+mod differential;
 mod endings;
+mod people;
 mod rules;
+mod variables;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,11 +17,12 @@ use super::{
     CancelReason, Effect, ResponseEnd, ToolDone, Turn, TurnEnd, TurnRecord, TurnRules, TurnSpec,
 };
 use crate::config::OnExcess;
+use crate::context::Variables;
 use crate::event::Event;
 use crate::record::Record;
-use crate::types::VariablesUse;
 use crate::types::{
-    Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome, ToolStatus,
+    CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome,
+    ToolStatus, VariablesUse,
 };
 use crate::wire::{CallPiece, Delta};
 
@@ -29,6 +33,8 @@ struct Driver {
     records: u64,
     log: Vec<Record>,
     started: Vec<String>,
+    /// What the calls that started could see, in the same order.
+    snapshots: Vec<Variables>,
     aborted: Vec<u32>,
     requests: Vec<(u32, bool)>,
     disconnects: u32,
@@ -44,6 +50,7 @@ impl Driver {
             records: 0,
             log: Vec::new(),
             started: Vec::new(),
+            snapshots: Vec::new(),
             aborted: Vec::new(),
             requests: Vec::new(),
             disconnects: 0,
@@ -69,7 +76,8 @@ impl Driver {
                     }
                     Effect::Request(plan) => self.requests.push((plan.attempt, plan.streamed)),
                     Effect::Disconnect => self.disconnects += 1,
-                    Effect::Start(call, _) => {
+                    Effect::Start(call, variables) => {
+                        self.snapshots.push(variables);
                         self.started.push(format!("{}#{}", call.name, call.key.index));
                     }
                     Effect::Abort(key) => self.aborted.push(key.index),
@@ -118,15 +126,17 @@ impl Driver {
     }
 
     fn outcome(&mut self, index: u32, outcome: ToolOutcome) -> &mut Self {
-        let attempt = self.turn.attempt();
-        let key = crate::types::CallKey { turn: 1, attempt, index };
-        self.turn.handle_outcome(
-            self.now,
-            key,
-            ToolDone { outcome, used: VariablesUse::default() },
-        );
+        self.report(index, outcome, VariablesUse::default())
+    }
+
+    fn report(&mut self, index: u32, outcome: ToolOutcome, used: VariablesUse) -> &mut Self {
+        self.turn.handle_outcome(self.now, self.key(index), ToolDone { outcome, used });
         self.pump();
         self
+    }
+
+    fn key(&self, index: u32) -> CallKey {
+        CallKey { turn: 1, attempt: self.turn.attempt(), index }
     }
 
     /// Goes on from what the journal holds after a crash.
@@ -136,6 +146,7 @@ impl Driver {
         self.turn = Turn::resume(spec, &self.log);
         self.records = 0;
         self.started.clear();
+        self.commit = None;
         self.pump();
         self
     }
@@ -151,8 +162,9 @@ impl Driver {
     }
 
     #[track_caller]
-    fn started(&self, expected: &[&str]) {
+    fn started(&mut self, expected: &[&str]) -> &mut Self {
         assert_eq!(self.started, expected);
+        self
     }
 
     /// `name status kind content` of each result, in call order.
