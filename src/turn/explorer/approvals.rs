@@ -285,3 +285,15 @@ fn questions_and_everything_at_once_on_two_calls() {
         scenario.spec.run_time_left = Some(Duration::from_secs(60));
     });
 }
+
+#[test]
+fn questions_where_the_response_did_not_end_well() {
+    for ending in [FinishKind::Length, FinishKind::ContentFilter] {
+        each_of(&MIXES, &PARALLEL[1..], |scenario| {
+            *scenario.response.last_mut().unwrap() = finish(ending);
+            scenario.at_once = true;
+            scenario.crashes = 1;
+            scenario.cancel = true;
+        });
+    }
+}

@@ -289,8 +289,17 @@ fn limits_flags_and_last_requests() {
 
 #[test]
 fn bytes_after_a_seal() {
-    let mixes: [&[&str]; 4] =
-        [&["pure", "pure"], &["seal", "pure"], &["effect", "effect"], &["pure {}", "pure {}"]];
+    let mixes: [&[&str]; 9] = [
+        &["pure", "pure"],
+        &["seal", "pure"],
+        &["effect", "effect"],
+        &["pure {}", "pure {}"],
+        &["bump", "get"],
+        &["swap", "bump"],
+        &["asked_pure", "pure"],
+        &["reviewed_pure", "asked"],
+        &["reviewed_seal", "reviewed_pure"],
+    ];
     total(mixes.iter().flat_map(|mix| {
         EXECUTIONS.map(|execution| {
             let mut scenario = scenario(&format!("{mix:?} {execution}"), execution, mix);

@@ -99,12 +99,20 @@ impl World {
         for (place, result) in results.iter().enumerate() {
             let (key, notes) = (result.call.key, &result.notes);
             let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
+            let (content, used) = work(&result.call, &variables);
             let own = notes.duplicate_of.is_none() && !notes.reused;
             if result.outcome.status != ToolStatus::Ok || !own {
                 assert!(result.writes.is_empty(), "{key} did not succeed, and wrote");
+                let repeats = result.outcome.status == ToolStatus::Ok && !cut_short;
+                if repeats && !call.has_effects() && !used.writes_what_it_read() {
+                    let saw = |text: &str| text.split_once(" saw ").map(|(_, saw)| saw.to_owned());
+                    assert_eq!(saw(&result.outcome.content), saw(&content), "{key} is no copy");
+                    let mut again = variables.clone();
+                    again.apply(&used.writes);
+                    assert_eq!(again, variables, "{key} would have written something else");
+                }
                 continue;
             }
-            let (content, used) = work(&result.call, &variables);
             let begun = &self.snapshots[&key];
             let unseen = results[..place].iter().filter(|r| r.call.key.index >= begun.open);
             let mut unseen = unseen.flat_map(|earlier| earlier.writes.0.keys());
@@ -134,6 +142,12 @@ impl World {
             && outcome.content.starts_with(&reported.content);
         let unseen = !answered_by_its_tool(outcome) && self.is_reviewed(result.call.key);
         assert!(reported == outcome || malformed || marked || unseen, "a tool's answer was lost");
+    }
+}
+
+impl VariablesUse {
+    fn writes_what_it_read(&self) -> bool {
+        self.writes.0.keys().any(|name| self.reads.contains(name))
     }
 }
 

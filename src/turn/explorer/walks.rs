@@ -66,7 +66,7 @@ fn random_walks_over_ten_calls_with_variables() {
         "add {}",
         "idempotent",
     ];
-    walk(&names, |_| {});
+    walk(&names, |scenario| scenario.torn = true);
     walk(&names, |scenario| {
         scenario.cancel = false;
         scenario.breaks = 0;
@@ -93,6 +93,7 @@ fn random_walks_over_ten_calls_with_people() {
         "asked {}",
     ];
     walk(&names, |scenario| {
+        scenario.torn = true;
         scenario.spec.run_time_left = Some(Duration::from_secs(100));
     });
 }
