@@ -132,8 +132,9 @@ impl Turn {
         let names = self.visible.conflicts(&reads);
         let rerun = !names.is_empty() && self.gate() == Gate::Open;
         let maximum = self.spec.rules.limits.max_variables_bytes;
-        let bytes = self.visible.variables.bytes_with(&writes) as u64;
-        let full = bytes > maximum as u64 && !writes.is_empty();
+        let grown = Some(&writes).filter(|writes| !writes.is_empty());
+        let bytes = grown.map_or(0, |writes| self.visible.variables.bytes_with(writes) as u64);
+        let full = bytes > maximum as u64;
         let Some(call) = self.calls.get_mut(index) else { return };
         let rerun = rerun && !call.has_effects();
         call.notes.conflict |= !names.is_empty();

@@ -294,3 +294,16 @@ fn a_resumed_turn_decides_what_was_reported_as_if_nothing_had_happened() {
     );
     driver.told(2, "got", false, false);
 }
+
+#[test]
+fn after_a_crash_a_repetition_still_knows_what_the_first_used() {
+    let mut driver = calls(&["get {}", "put", "get {}"]);
+    driver.uses(0, "none", &["x"], &[]).uses(1, "", &[], &[("x", 1)]);
+    let kept = driver.log.len();
+    driver.crash(kept).started(&["get#2"]).uses(2, "1", &["x"], &[]);
+    driver.told(2, "1", false, false);
+    let mut driver = calls(&["put {}", "put", "put {}"]);
+    driver.uses(0, "", &[], &[("x", 1)]).uses(1, "", &[], &[("x", 2)]);
+    let kept = driver.log.len();
+    driver.crash(kept).started(&["put#2"]).uses(2, "", &[], &[("x", 1)]).leaves(&[("x", 1)]);
+}
