@@ -238,7 +238,7 @@ fn programs(pure: impl Strategy<Value = bool>) -> impl Strategy<Value = Vec<Prog
 }
 
 fn config() -> ProptestConfig {
-    ProptestConfig { cases: 1200, failure_persistence: None, ..ProptestConfig::default() }
+    ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() }
 }
 
 proptest! {
