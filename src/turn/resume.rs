@@ -4,7 +4,7 @@
 //! intent without one is answered `Unknown`, unless its tool is idempotent and runs again under
 //! the same key; what was never intended is decided as if nothing had happened.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::admission::{self, Opening};
@@ -24,6 +24,8 @@ struct Known {
     attempt: u32,
     intents: Vec<ToolCall>,
     reports: BTreeMap<CallKey, Report>,
+    /// Calls that have answered twice: what they had read at first was out of date.
+    outdated: BTreeSet<CallKey>,
     judgements: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
     outcomes: BTreeMap<CallKey, (ToolOutcome, ResultNotes, WriteSet)>,
     response: Option<Response>,
@@ -140,6 +142,7 @@ impl Turn {
                 restored.phase = Phase::Ended { outcome: outcome.clone(), at: Duration::ZERO };
             } else if let Some(report) = known.reports.get(&call.key) {
                 restored.started_at = Some(Duration::ZERO);
+                restored.notes.conflict = known.outdated.contains(&call.key);
                 restored.phase = Phase::Reported(report.clone());
             } else {
                 // What was wrong with it is found again, from the same bytes.
@@ -192,7 +195,9 @@ impl Known {
             Record::CallIntended { call, .. } => self.intents.push(call.clone()),
             Record::CallReported { key, outcome, reads, writes } => {
                 let (outcome, reads, writes) = (outcome.clone(), reads.clone(), writes.clone());
-                self.reports.insert(*key, Report { outcome, reads, writes });
+                if self.reports.insert(*key, Report { outcome, reads, writes }).is_some() {
+                    self.outdated.insert(*key);
+                }
             }
             Record::ApprovalGiven { key, phase, judgement } => {
                 self.judgements.insert((*key, *phase), judgement.clone());
