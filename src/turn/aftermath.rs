@@ -99,9 +99,11 @@ impl Turn {
                     let outcome = texts::cancelled(call);
                     self.end_call(index, outcome);
                 }
-                // It would have run again; what its tool answered is all there is.
-                Phase::Ready | Phase::Queued { .. } if call.outdated.is_some() => {
-                    self.keep_outdated(index);
+                // It would have run again; what its tool answered is all there is, and it is
+                // decided once more what comes of that.
+                Phase::Ready | Phase::Queued { .. } if let Some(report) = call.outdated.clone() => {
+                    self.give_up_place(index);
+                    self.set_phase(index, Phase::Reported(report));
                 }
                 // It ran, but nobody has said that its result may be seen.
                 Phase::Reviewed { .. } => self.end_call(index, texts::unreviewed()),
@@ -140,7 +142,7 @@ impl Turn {
         }
         self.stop_clock(index);
         self.set_phase(index, Phase::Dropped);
-        // An outcome that was not yet told never will be.
+        // An outcome or a question that was not yet told never will be.
         let key = label.key;
         self.held.retain(|(_, held)| !held.tells_of(key));
         self.emit(Event::CallDiscarded { call: label, had_result });

@@ -9,11 +9,15 @@ use serde_json::json;
 use super::{Budget, ModelPlan, ModelPlans, TurnRules, TurnSpec};
 use crate::config::Limits;
 use crate::context::Variables;
-use crate::tool::{InputSchema, ToolSpec};
+use crate::tool::{Approval, InputSchema, ToolSpec};
 use crate::types::{Execution, FinishKind, FinishReason, Usage};
 use crate::wire::{CallPiece, Delta};
 
-/// One tool of each kind: its name's first letter says what it is.
+/// People are asked whether it may run, and whether its result may be seen.
+const BOTH: Approval = Approval { before: true, after: true };
+
+/// One tool of each kind, by its name. Those in the second and third part use variables; of those
+/// in the third, and in the fourth, people are asked.
 pub(super) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
     let schema = || {
         InputSchema::parse(json!({"type": "object", "properties": {"n": {"type": "integer"}}}))
@@ -33,6 +37,23 @@ pub(super) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
         tool("capped_effect").max_concurrent(1),
         tool("capped_seal").start_on_seal().idempotent().max_concurrent(1),
         tool("quick").pure().timeout(Duration::from_millis(5)),
+        tool("get").pure(),
+        tool("put").pure(),
+        tool("bump").pure(),
+        tool("copy").pure(),
+        tool("add"),
+        tool("set"),
+        tool("swap").start_on_seal(),
+        tool("set_y"),
+        tool("get_asked").pure().approval(Approval::BEFORE),
+        tool("bump_reviewed").pure().approval(Approval::AFTER),
+        tool("add_both").approval(BOTH),
+        tool("asked_pure").pure().approval(Approval::BEFORE),
+        tool("asked").approval(Approval::BEFORE),
+        tool("reviewed_pure").pure().approval(Approval::AFTER),
+        tool("reviewed").approval(Approval::AFTER),
+        tool("reviewed_seal").start_on_seal().approval(Approval::AFTER),
+        tool("both").approval(BOTH),
     ]
     .into_iter()
     .map(|spec| (spec.name.clone(), Arc::new(spec)))

@@ -144,12 +144,9 @@ impl Turn {
         let was_answered = call.outcome().is_some();
         let counts = call.is_running() || call.is_undecided() || call.has_result();
         self.tell_oddity(index, Oddity::ChangedAfterSeal);
-        if stands {
+        if stands || (was_answered && !counts) {
+            // It keeps what came of it, or what was told of why it did not run.
             self.record_ended_again(index);
-            return;
-        }
-        if was_answered && !counts {
-            // It is told already why it did not run.
             return;
         }
         if counts {

@@ -15,7 +15,9 @@ use super::{State, Turn, texts};
 use crate::context::Variables;
 use crate::event::Event;
 use crate::record::Record;
-use crate::types::{ReadSet, ToolOutcome, ToolStatus, VariableName, VariablesUse, WriteSet};
+use crate::types::{
+    CallKey, ReadSet, ToolOutcome, ToolStatus, VariableName, VariablesUse, WriteSet,
+};
 
 /// Which call of the turn, by its place, was the last to write each name.
 pub(super) type Writers = BTreeMap<VariableName, u32>;
@@ -50,8 +52,12 @@ impl Visible {
     }
 
     /// Whether one of these names was written behind the call at `place`.
-    fn is_written_behind(&self, place: u32, reads: &ReadSet) -> bool {
-        reads.0.keys().any(|name| self.writers.get(name).is_some_and(|writer| *writer > place))
+    fn is_written_behind<'a>(
+        &self,
+        place: u32,
+        mut names: impl Iterator<Item = &'a VariableName>,
+    ) -> bool {
+        names.any(|name| self.writers.get(name).is_some_and(|writer| *writer > place))
     }
 }
 
@@ -127,17 +133,17 @@ impl Turn {
         let names = self.visible.conflicts(&reads);
         let rerun = !names.is_empty() && self.gate() == Gate::Open;
         let maximum = self.spec.rules.limits.max_variables_bytes;
-        let bytes = self.visible.variables.bytes_with(&writes) as u64;
-        let full = bytes > maximum as u64 && !writes.is_empty();
+        let grown = Some(&writes).filter(|writes| !writes.is_empty());
+        let bytes = grown.map_or(0, |writes| self.visible.variables.bytes_with(writes) as u64);
+        let full = bytes > maximum as u64;
         let Some(call) = self.calls.get_mut(index) else { return };
         let rerun = rerun && !call.has_effects();
         call.notes.conflict |= !names.is_empty();
-        call.reads = reads;
+        call.reads = reads.clone();
         let label = call.label();
         if rerun {
-            call.outdated = Some(outcome);
+            call.outdated = Some(Report { outcome, reads, writes });
             call.waiting_for = None;
-            call.started_at = None;
             call.phase = Phase::Ready;
         } else {
             call.notes.writes_dropped = !writes.is_empty() && (full || !names.is_empty());
@@ -158,26 +164,24 @@ impl Turn {
         }
     }
 
-    /// A call that would have run again, and cannot any more: its answer is told with what is
-    /// wrong with it.
-    pub(super) fn keep_outdated(&mut self, index: usize) {
-        let Some(call) = self.calls.get_mut(index) else { return };
-        let Some(mut outcome) = call.outdated.take() else { return };
-        let names = self.visible.conflicts(&call.reads);
-        outcome.content.push_str(&texts::conflict(&names, true));
-        call.notes.writes_dropped = true;
-        self.review_or_end(index, outcome, WriteSet::default());
-    }
-
-    /// A duplicate of a call that has read variables runs itself if one of them was written
-    /// between the two.
-    fn decide_duplicate(&mut self, index: usize, of: crate::types::CallKey) {
+    /// A duplicate of a call that used variables is decided in call order: if one of them was
+    /// written between the two, it is no repetition and runs itself, and those behind it wait for
+    /// it. One with effects never does: its effect is not to happen twice.
+    fn decide_duplicate(&mut self, index: usize, of: CallKey) {
         let Some(first) = self.position(of).and_then(|first| self.calls.get(first)) else { return };
         let Some(outcome) = first.outcome().cloned() else { return };
-        if self.gate() == Gate::Open && self.visible.is_written_behind(of.index, &first.reads) {
-            self.set_phase(index, Phase::Ready);
-        } else {
+        let mut used = first.reads.0.keys().chain(first.writes.0.keys());
+        let differs = !first.has_effects() && self.visible.is_written_behind(of.index, &mut used);
+        if !differs || self.gate() != Gate::Open {
             self.end_as_copy(index, of, outcome);
+            return;
+        }
+        self.set_phase(index, Phase::Ready);
+        let Some(key) = self.calls.get(index).map(super::Call::key) else { return };
+        for call in &mut self.calls {
+            if call.phase == (Phase::Duplicate { of }) {
+                call.phase = Phase::Duplicate { of: key };
+            }
         }
     }
 }

@@ -131,10 +131,12 @@ enum Held {
 }
 
 impl Held {
-    /// Whether it tells a call's outcome.
+    /// Whether it tells a call's outcome, or what people are asked and have said about it.
     fn tells_of(&self, key: CallKey) -> bool {
-        matches!(self, Self::Perform(Effect::Emit(Event::CallEnded { result, .. }))
-            if result.call.key == key)
+        let Self::Perform(Effect::Emit(event)) = self else { return false };
+        matches!(event, Event::CallEnded { result, .. } if result.call.key == key)
+            || matches!(event, Event::ApprovalAsked { asked } if asked.call.key == key)
+            || matches!(event, Event::ApprovalGiven { call, .. } if call.key == key)
     }
 }
 

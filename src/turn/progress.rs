@@ -234,9 +234,11 @@ impl Turn {
     /// Ends the duplicates that wait for a call which has its outcome.
     fn copy_outcome_of(&mut self, key: CallKey) {
         let of = self.position(key).and_then(|index| self.calls.get(index));
-        // Who has read variables may be out of date by the place of its duplicate: such a copy is
-        // made in call order.
-        let settled = |call: &&Call| call.unfit.is_none() && call.reads.0.is_empty();
+        // What was done with variables may be out of date by the place of the duplicate: such a
+        // copy is made in call order.
+        let settled = |call: &&Call| {
+            call.unfit.is_none() && call.reads.0.is_empty() && call.writes.is_empty()
+        };
         let Some(outcome) = of.filter(settled).and_then(Call::outcome).cloned() else { return };
         for index in 0..self.calls.len() {
             if self.calls.get(index).is_some_and(|call| call.phase == Phase::Duplicate { of: key })

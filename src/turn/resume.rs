@@ -4,7 +4,7 @@
 //! intent without one is answered `Unknown`, unless its tool is idempotent and runs again under
 //! the same key; what was never intended is decided as if nothing had happened.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -29,6 +29,8 @@ struct Known {
     model: String,
     intents: Vec<ToolCall>,
     reports: BTreeMap<CallKey, Report>,
+    /// Calls that have answered twice: what they had read at first was out of date.
+    outdated: BTreeSet<CallKey>,
     judgements: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
     outcomes: BTreeMap<CallKey, (ToolOutcome, ResultNotes, WriteSet)>,
     response: Option<Response>,
@@ -148,7 +150,7 @@ impl Turn {
             let mut restored = Call::restored(call.clone(), tool);
             if let Some((outcome, notes, writes)) = known.outcomes.get(&call.key) {
                 let is_own = notes.duplicate_of.is_none() && !notes.reused;
-                let has_run = ran(outcome) || notes.after.is_some();
+                let has_run = ran(outcome) || known.reports.contains_key(&call.key);
                 restored.started_at = (is_own && has_run).then_some(Duration::ZERO);
                 restored.notes = notes.clone();
                 restored.writes = writes.clone();
@@ -159,6 +161,7 @@ impl Turn {
                 restored.phase = Phase::Ended { outcome: outcome.clone(), at: Duration::ZERO };
             } else if let Some(report) = known.reports.get(&call.key) {
                 restored.started_at = Some(Duration::ZERO);
+                restored.notes.conflict = known.outdated.contains(&call.key);
                 restored.phase = Phase::Reported(report.clone());
             } else {
                 // What was wrong with it is found again, from the same bytes.
@@ -211,7 +214,9 @@ impl Known {
             Record::CallIntended { call, .. } => self.intents.push(call.clone()),
             Record::CallReported { key, outcome, reads, writes } => {
                 let (outcome, reads, writes) = (outcome.clone(), reads.clone(), writes.clone());
-                self.reports.insert(*key, Report { outcome, reads, writes });
+                if self.reports.insert(*key, Report { outcome, reads, writes }).is_some() {
+                    self.outdated.insert(*key);
+                }
             }
             Record::ApprovalGiven { key, phase, judgement } => {
                 self.judgements.insert((*key, *phase), judgement.clone());

@@ -48,14 +48,15 @@ pub(super) fn next_step(calls: &[Call], execution: Execution, gate: Gate) -> Opt
     }
     for (index, call) in calls.iter().enumerate() {
         match call.phase {
-            // A duplicate ends with the call it waits for, which stands before it.
-            Phase::Dropped | Phase::Ended { .. } | Phase::Duplicate { .. } => continue,
+            Phase::Dropped | Phase::Ended { .. } => continue,
             Phase::Open | Phase::Sealed => {
                 tickets_stopped = true;
                 continue;
             }
-            // One that waits for people, or for what earlier calls write, has its ticket.
+            // One that waits for people, or for what earlier calls write, has its ticket; so has
+            // a duplicate, which may have to run itself.
             Phase::Queued { .. }
+            | Phase::Duplicate { .. }
             | Phase::Intended
             | Phase::Asked { .. }
             | Phase::Running { .. }

@@ -57,7 +57,7 @@ impl Stage {
         self.log.lock().clone()
     }
 
-    fn note(&self, line: String) {
+    pub(crate) fn note(&self, line: String) {
         self.log.lock().push(line);
         self.changed.send_modify(|n| *n += 1);
     }
@@ -70,7 +70,7 @@ impl Stage {
         }
     }
 
-    async fn released(&self, id: &str) {
+    pub(crate) async fn released(&self, id: &str) {
         let mut changed = self.changed.subscribe();
         changed.wait_for(|_| self.open.lock().contains(id)).await.expect("the stage stands");
     }

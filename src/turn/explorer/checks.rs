@@ -2,6 +2,12 @@
 
 use super::*;
 
+/// Whether it is what a tool said.
+pub(super) fn answered_by_its_tool(outcome: &ToolOutcome) -> bool {
+    let kinds = [FailureKind::ToolError, FailureKind::Panic, FailureKind::Killed];
+    outcome.kind.is_none_or(|kind| kinds.contains(&kind))
+}
+
 impl World {
     pub(super) fn is_tools_answer(&self, key: &CallKey) -> bool {
         self.reported.contains_key(key)
@@ -28,8 +34,10 @@ impl World {
             // After a crash nobody knows whether what was intended had begun.
             Some(FailureKind::Cancelled) => assert!(begun || self.crashes > 0),
             Some(FailureKind::HostStopped) => assert!(self.crashes > 0 && call.has_effects()),
-            // Before or after it ran.
-            Some(FailureKind::Rejected | FailureKind::ApprovalExpired) => {}
+            // Before it ran, or after.
+            Some(FailureKind::Rejected | FailureKind::ApprovalExpired) => {
+                assert!(!known || !begun || self.is_reviewed(key), "{key} ran, and was not let");
+            }
             Some(
                 FailureKind::NotStarted
                 | FailureKind::UnknownTool
@@ -38,10 +46,7 @@ impl World {
                 | FailureKind::Limit,
             ) => assert!(!known || !begun, "{key} ran, and is answered {outcome:?}"),
         }
-        if let Some(reported) = self.reported.get(&key) {
-            let stands = reported == outcome || outcome.kind == Some(FailureKind::Malformed);
-            assert!(stands, "a tool's answer was lost");
-        }
+        self.check_answer(result);
     }
 
     /// The models are asked in their order, each as often as it may be, and never after an effect.
@@ -116,8 +121,10 @@ impl World {
         let started = &calls[place];
         let rules = &scenario.spec.rules;
         assert!(self.running.insert(*key), "started twice");
-        assert!(self.begun.insert(*key) || self.crashes > 0, "started again");
+        let again = self.crashes > 0 || self.reruns.contains(key);
+        assert!(self.begun.insert(*key) || again, "started again");
         assert!(self.may_start(started, rules), "started where nothing may");
+        self.check_allowed(*key);
         assert_eq!(self.granted.remove(key), started.has_cap(), "started without its place");
         self.check_tickets(place, rules);
         for earlier in &calls[..place] {
@@ -143,9 +150,10 @@ impl World {
             for (other, identity) in &self.effects {
                 assert!(again || other != key, "an effect was repeated");
                 assert_eq!(other.attempt, key.attempt, "effects of two attempts");
-                // One that waits for a place of its tool may be overtaken.
-                let in_order = other < key || started.has_cap();
-                assert!(again || in_order, "effects out of order");
+                // Whoever waits for people holds back only what must come after it, and one that
+                // waits for a place of its tool may be overtaken.
+                let may_overtake = tool.approval.before || started.has_cap();
+                assert!(again || may_overtake || other < key, "effects out of order");
                 let same = scenario.identical_run_once && *identity == started.identity;
                 assert!(again || !same, "an identical call ran twice");
             }

@@ -2,9 +2,12 @@
 //! and checks the invariants in each: whatever the order in which deltas, outcomes, records,
 //! timeouts, cancels, breaks and crashes come.
 
+mod approvals;
 mod budgets;
 mod caps;
 mod checks;
+mod variables;
+mod walks;
 mod world;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
@@ -159,13 +162,14 @@ fn each_mix(change: impl Fn(&mut Scenario)) {
 }
 
 fn each_of(mixes: &[&[&str]], executions: &[Execution], change: impl Fn(&mut Scenario)) {
-    let (mut scenarios, change) = (Vec::new(), &change);
+    let mut scenarios = Vec::new();
     for mix in mixes {
-        scenarios.extend(executions.iter().map(|execution| {
-            let mut scenario = scenario(&format!("{mix:?} {execution}"), *execution, mix);
+        for execution in executions {
+            let name = format!("{mix:?} {execution}");
+            let mut scenario = scenario(&name, *execution, mix);
             change(&mut scenario);
-            scenario
-        }));
+            scenarios.push(scenario);
+        }
     }
     total(scenarios);
 }
@@ -306,8 +310,17 @@ fn limits_flags_and_last_requests() {
 
 #[test]
 fn bytes_after_a_seal() {
-    let mixes: [&[&str]; 4] =
-        [&["pure", "pure"], &["seal", "pure"], &["effect", "effect"], &["pure {}", "pure {}"]];
+    let mixes: [&[&str]; 9] = [
+        &["pure", "pure"],
+        &["seal", "pure"],
+        &["effect", "effect"],
+        &["pure {}", "pure {}"],
+        &["bump", "get"],
+        &["swap", "bump"],
+        &["asked_pure", "pure"],
+        &["reviewed_pure", "asked"],
+        &["reviewed_seal", "reviewed_pure"],
+    ];
     total(mixes.iter().flat_map(|mix| {
         EXECUTIONS.map(|execution| {
             let mut scenario = scenario(&format!("{mix:?} {execution}"), execution, mix);
@@ -318,58 +331,6 @@ fn bytes_after_a_seal() {
             scenario
         })
     }));
-}
-
-/// Longer responses than can be visited whole: seeded random walks.
-#[test]
-fn random_walks_over_ten_calls() {
-    let names = [
-        "pure",
-        "effect",
-        "exclusive",
-        "seal",
-        "pure {}",
-        "nobody",
-        "barrier",
-        "effect {}",
-        "capped",
-        "capped_effect",
-    ];
-    let mut seed = 42_u64;
-    let mut random = move |below: usize| {
-        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-        (seed >> 33) as usize % below
-    };
-    for walk in 0..300 {
-        let mix: Vec<&str> = (0..10).map(|_| names[random(names.len())]).collect();
-        let execution = EXECUTIONS[random(EXECUTIONS.len())];
-        let mut scenario = scenario(&format!("walk {walk} {mix:?} {execution}"), execution, &mix);
-        scenario.identical_run_once = false;
-        scenario.breaks = 2;
-        scenario.crashes = 2;
-        scenario.cancel = true;
-        scenario.failures = true;
-        scenario.timeouts = true;
-        let mut world = World::begin(&scenario);
-        for step in 0.. {
-            assert!(step < 2_000, "{}: no end", scenario.name);
-            let mut actions = world.actions(&scenario);
-            // Rare events stay rare, or no walk would come far.
-            if random(10) > 0 {
-                actions.retain(|action| {
-                    !matches!(action, Action::Cancel | Action::Crash(_) | Action::Break)
-                });
-            }
-            let Some(action) = actions.get(random(actions.len().max(1))) else {
-                if world.committed {
-                    break;
-                }
-                assert!(!world.actions(&scenario).is_empty(), "{}: stuck", scenario.name);
-                continue;
-            };
-            world.act(*action, &scenario);
-        }
-    }
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! The turn's surroundings, and what may happen in them.
 
+use super::approvals::Question;
+use super::variables::{Begun, work};
 use super::*;
+use crate::types::Verdict;
 
 /// The turn's surroundings.
 #[derive(Clone, Hash, PartialEq, Eq)]
@@ -33,6 +36,16 @@ pub(super) struct World {
     /// The cancel came before everything was decided.
     pub(super) cancel_counts: bool,
     pub(super) now: Duration,
+    /// How much of that people alone were waited for.
+    pub(super) people: Duration,
+    /// Time was let pass while a question was open.
+    pub(super) waited: bool,
+    /// What each call that ran could see.
+    pub(super) snapshots: BTreeMap<CallKey, Begun>,
+    /// Calls that were to run again because of what they had read.
+    pub(super) reruns: BTreeSet<CallKey>,
+    /// What is shown as open.
+    pub(super) questions: BTreeSet<Question>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -45,6 +58,9 @@ pub(super) enum Action {
     Recorded,
     Timeout,
     Cancel,
+    Decide(Question, Verdict),
+    /// Some time passes, and nothing else.
+    Wait,
     /// So many records of the log are left.
     Crash(usize),
 }
@@ -72,6 +88,11 @@ impl World {
             cancelled: false,
             cancel_counts: false,
             now: Duration::ZERO,
+            people: Duration::ZERO,
+            waited: false,
+            snapshots: BTreeMap::new(),
+            reruns: BTreeSet::new(),
+            questions: BTreeSet::new(),
         };
         world.perform(scenario);
         world
@@ -111,6 +132,13 @@ impl World {
         if scenario.timeouts && self.turn.poll_timeout().is_some() {
             actions.push(Action::Timeout);
         }
+        for question in &self.questions {
+            actions.push(Action::Decide(*question, Verdict::Approved));
+            actions.push(Action::Decide(*question, Verdict::Rejected));
+        }
+        if scenario.spec.run_time_left.is_some() && !self.waited && !self.questions.is_empty() {
+            actions.push(Action::Wait);
+        }
         if scenario.cancel && !self.cancelled {
             actions.push(Action::Cancel);
         }
@@ -145,17 +173,15 @@ impl World {
             }
             Action::Outcome(key, status) => {
                 self.running.remove(&key);
+                let call = self.turn.calls.iter().find(|call| call.key() == key).unwrap();
+                let (content, used) = work(&call.call, self.snapshots[&key].snapshot());
                 let outcome = if status == ToolStatus::Ok {
-                    ToolOutcome::ok(key.index.to_string())
+                    ToolOutcome::ok(content)
                 } else {
                     ToolOutcome::not_ok(status, FailureKind::ToolError, "no")
                 };
                 self.reported.insert(key, outcome.clone());
-                self.turn.handle_outcome(
-                    now,
-                    key,
-                    ToolDone { outcome, used: VariablesUse::default() },
-                );
+                self.turn.handle_outcome(now, key, ToolDone { outcome, used });
             }
             Action::Place(key, place) => {
                 if place == Place::Granted {
@@ -166,7 +192,7 @@ impl World {
             }
             Action::Recorded => self.make_durable(),
             Action::Timeout => {
-                self.now = self.now.max(self.turn.poll_timeout().unwrap());
+                self.wait_until(self.now.max(self.turn.poll_timeout().unwrap()));
                 self.turn.handle_timeout(self.now);
             }
             Action::Cancel => {
@@ -174,10 +200,17 @@ impl World {
                 self.cancel_counts = self.turn.state != State::Over;
                 self.turn.handle_cancel(now, CancelReason::Stop);
             }
+            Action::Decide(question, verdict) => self.decide(question, verdict),
+            Action::Wait => {
+                self.waited = true;
+                self.wait_until(self.now + Duration::from_secs(7));
+                self.turn.handle_recorded(self.now, self.durable - self.before_crash);
+            }
             Action::Crash(kept) => self.crash(kept, scenario),
         }
         self.perform(scenario);
         self.check_settled();
+        self.check_questions(scenario);
         self.check_late();
     }
 
@@ -192,6 +225,8 @@ impl World {
         self.waiting.clear();
         self.granted.clear();
         self.reported.clear();
+        self.reruns.clear();
+        self.questions.clear();
         self.released.clear();
         let asked = |record: &&Record| matches!(record, Record::AttemptStarted { .. });
         self.asked.truncate(self.log.iter().filter(asked).count());
@@ -204,6 +239,7 @@ impl World {
         }
         self.cancel_counts = false;
         self.now = Duration::ZERO;
+        self.people = Duration::ZERO;
         self.turn = Turn::resume(scenario.spec.clone(), &self.log);
     }
 
@@ -280,8 +316,12 @@ impl World {
     pub(super) fn perform_one(&mut self, effect: Effect, scenario: &Scenario) {
         match effect {
             Effect::Record(record) => {
-                if let Record::CallEnded { key, .. } = &record {
+                if let Record::CallEnded { key, outcome, writes, .. } = &record {
                     assert!(!self.released.contains(key), "an outcome changed after its release");
+                    self.check_writes(*key, outcome, writes);
+                }
+                if let Record::ApprovalAsked { key, phase } = &record {
+                    self.check_asked(*key, *phase, &scenario.spec.rules);
                 }
                 self.log.push(record);
             }
@@ -299,7 +339,10 @@ impl World {
                 let had = self.waiting.remove(&key) || self.granted.remove(&key);
                 assert!(had, "a place was given up that was not asked for");
             }
-            Effect::Start(call, _) => self.check_start(&call.key, scenario),
+            Effect::Start(call, snapshot) => {
+                self.check_start(&call.key, scenario);
+                self.check_snapshot(call.key, snapshot);
+            }
             Effect::Abort(key) => {
                 assert!(self.running.remove(&key), "abort of what does not run");
             }
@@ -312,6 +355,7 @@ impl World {
                         .any(|r| matches!(r, Record::CallEnded { key: k, .. } if *k == key)),
                     "an outcome was told before it was durable"
                 );
+                self.check_seen(&result);
                 let before = self.ended.insert(key, result.outcome);
                 assert_eq!(before, None, "two outcomes were told");
             }
@@ -319,12 +363,19 @@ impl World {
                 let told = self.ended.remove(&call.key).is_some();
                 assert!(had_result || !told || !self.is_tools_answer(&call.key));
             }
+            Effect::Emit(Event::ConflictFound { call, rerun, .. }) => {
+                self.check_conflict(call.key, rerun);
+            }
+            Effect::Emit(Event::ApprovalAsked { asked }) => {
+                self.show((asked.call.key, asked.phase));
+            }
             Effect::Emit(_) => {}
             Effect::Release(result) => {
                 assert!(matches!(self.turn.state, State::Judged { .. } | State::Over));
                 let key = result.call.key;
                 assert!(self.released.last() < Some(&key), "released out of order, or twice");
                 assert!(self.ended.contains_key(&key), "released before it was told");
+                self.check_seen(&result);
                 self.released.push(key);
             }
             Effect::Commit(record) => {
@@ -339,17 +390,24 @@ impl World {
                 let places = self.waiting.len() + self.granted.len();
                 assert_eq!(places, 0, "a place is kept, or waited for");
                 assert_eq!(self.delivered, None, "the exchange is still open");
-                let cancelled = matches!(record.end, TurnEnd::Cancelled(_));
                 let by_budget = record.end == TurnEnd::Cancelled(CancelReason::Budget);
-                assert!(by_budget || cancelled == self.cancel_counts || self.crashes > 0);
                 assert_eq!(by_budget, self.told_over_budget(), "the end is not the one told");
+                if record.end == TurnEnd::Cancelled(CancelReason::RunTimeout) {
+                    let left = scenario.spec.run_time_left.unwrap();
+                    assert!(self.now >= left + self.people, "people's time was the run's");
+                } else {
+                    let cancelled = matches!(record.end, TurnEnd::Cancelled(_));
+                    assert!(by_budget || cancelled == self.cancel_counts || self.crashes > 0);
+                }
                 if let TurnEnd::Failed(error) = &record.end {
                     self.check_failure(error, scenario);
                 }
                 for result in &record.results {
                     self.check_result(result);
+                    self.check_seen(result);
                 }
                 self.check_journal(&record);
+                self.check_serial(&record);
             }
         }
     }

@@ -177,7 +177,7 @@ fn four_calls_where_three_may_run() {
     assert_eq!(statuses(&truncate), [OK, OK, OK]);
     assert_eq!(truncate.commit.as_ref().unwrap().dropped_calls, ["pure"]);
     assert_eq!(truncate.limits(), told(4, "truncated"));
-    let fail = four_calls(OnExcess::Fail, 3);
+    let mut fail = four_calls(OnExcess::Fail, 3);
     fail.started(&[]);
     assert_eq!(statuses(&fail), [ToolStatus::Refused; 3]);
     assert_eq!((fail.disconnects, fail.limits()), (1, told(4, "failed")));

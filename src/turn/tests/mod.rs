@@ -4,10 +4,13 @@
 mod budgets;
 mod caps;
 mod corners;
+mod differential;
 mod endings;
 mod fallbacks;
+mod people;
 mod rules;
 mod runs;
+mod variables;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,11 +22,12 @@ use super::{
     TurnSpec,
 };
 use crate::config::OnExcess;
+use crate::context::Variables;
 use crate::event::Event;
 use crate::record::Record;
-use crate::types::VariablesUse;
 use crate::types::{
-    Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome, ToolStatus,
+    CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome,
+    ToolStatus, VariablesUse,
 };
 use crate::wire::{CallPiece, Delta};
 
@@ -34,6 +38,8 @@ struct Driver {
     records: u64,
     log: Vec<Record>,
     started: Vec<String>,
+    /// What the calls that started could see, in the same order.
+    snapshots: Vec<Variables>,
     aborted: Vec<u32>,
     /// Calls that asked for a place of their tool, and those that gave it up.
     reserved: Vec<u32>,
@@ -52,6 +58,7 @@ impl Driver {
             records: 0,
             log: Vec::new(),
             started: Vec::new(),
+            snapshots: Vec::new(),
             aborted: Vec::new(),
             reserved: Vec::new(),
             given_up: Vec::new(),
@@ -79,7 +86,8 @@ impl Driver {
                     }
                     Effect::Request(plan) => self.requests.push((plan.attempt, plan.streamed)),
                     Effect::Disconnect => self.disconnects += 1,
-                    Effect::Start(call, _) => {
+                    Effect::Start(call, variables) => {
+                        self.snapshots.push(variables);
                         self.started.push(format!("{}#{}", call.name, call.key.index));
                     }
                     Effect::Reserve { key, .. } => self.reserved.push(key.index),
@@ -138,15 +146,17 @@ impl Driver {
     }
 
     fn outcome(&mut self, index: u32, outcome: ToolOutcome) -> &mut Self {
-        let attempt = self.turn.attempt();
-        let key = crate::types::CallKey { turn: 1, attempt, index };
-        self.turn.handle_outcome(
-            self.now,
-            key,
-            ToolDone { outcome, used: VariablesUse::default() },
-        );
+        self.report(index, outcome, VariablesUse::default())
+    }
+
+    fn report(&mut self, index: u32, outcome: ToolOutcome, used: VariablesUse) -> &mut Self {
+        self.turn.handle_outcome(self.now, self.key(index), ToolDone { outcome, used });
         self.pump();
         self
+    }
+
+    fn key(&self, index: u32) -> CallKey {
+        CallKey { turn: 1, attempt: self.turn.attempt(), index }
     }
 
     /// Goes on from what the journal holds after a crash.
@@ -156,6 +166,7 @@ impl Driver {
         self.turn = Turn::resume(spec, &self.log);
         self.records = 0;
         self.started.clear();
+        self.commit = None;
         self.pump();
         self
     }
@@ -171,8 +182,9 @@ impl Driver {
     }
 
     #[track_caller]
-    fn started(&self, expected: &[&str]) {
+    fn started(&mut self, expected: &[&str]) -> &mut Self {
         assert_eq!(self.started, expected);
+        self
     }
 
     /// `name status kind content` of each result, in call order.

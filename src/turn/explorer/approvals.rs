@@ -1,0 +1,306 @@
+//! People in the loop: what must be true of their questions, and what is tried.
+#![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
+
+use sha2::{Digest, Sha256};
+
+use super::*;
+use crate::turn::{ApprovalError, Decision};
+use crate::types::{ApprovalPhase, Judgement, Verdict};
+
+/// What is asked about which call.
+pub(super) type Question = (CallKey, ApprovalPhase);
+
+fn decision(phase: ApprovalPhase, verdict: Verdict, arguments_sha256: String) -> Decision {
+    Decision {
+        phase: Some(phase),
+        judgement: Judgement { verdict, message: None },
+        arguments_sha256,
+    }
+}
+
+impl World {
+    fn call(&self, key: CallKey) -> &Call {
+        self.turn.calls.iter().find(|call| call.key() == key).unwrap()
+    }
+
+    pub(super) fn is_reviewed(&self, key: CallKey) -> bool {
+        self.call(key).tool.as_ref().is_some_and(|tool| tool.approval.after)
+    }
+
+    /// What was said about a question, as far as the journal knows.
+    fn said(&self, (key, phase): Question, log: &[Record]) -> Option<Verdict> {
+        log.iter().find_map(|record| match record {
+            Record::ApprovalGiven { key: k, phase: p, judgement } if (*k, *p) == (key, phase) => {
+                Some(judgement.verdict)
+            }
+            _ => None,
+        })
+    }
+
+    pub(super) fn decide(&mut self, (key, phase): Question, verdict: Verdict) {
+        let hash = Sha256::digest(self.call(key).call.arguments.to_string());
+        let hash = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        let taken = self.turn.handle_approval(self.now, key, decision(phase, verdict, hash));
+        assert_eq!(taken, Ok(()), "a decision about what was asked was not taken");
+    }
+
+    /// A question is asked only where nothing else is in the way of what it is about.
+    pub(super) fn check_asked(&self, key: CallKey, phase: ApprovalPhase, rules: &TurnRules) {
+        let place = self.turn.calls.iter().position(|call| call.key() == key).unwrap();
+        let call = &self.turn.calls[place];
+        assert!(!self.running.contains(&key), "asked about a call that runs");
+        assert_eq!(self.said((key, phase), &self.log), None, "asked again");
+        let tool = call.tool.as_ref().unwrap();
+        if phase == ApprovalPhase::After {
+            assert!(tool.approval.after && self.begun.contains(&key), "a review of nothing");
+            return;
+        }
+        assert!(tool.approval.before && self.may_start(call, rules), "asked where none may start");
+        assert!(!self.begun.contains(&key) || self.crashes > 0, "asked about a call that ran");
+        if let State::Judged { ending, .. } = &self.turn.state {
+            assert_eq!(*ending, Ending::Well, "asked about a call that will not run");
+        }
+        for earlier in &self.turn.calls[..place] {
+            let unended = earlier.is_kept() && earlier.outcome().is_none();
+            let has_ticket = match earlier.phase {
+                Phase::Open | Phase::Sealed => false,
+                Phase::Ready => self.may_start(earlier, rules),
+                _ => true,
+            };
+            let must_end = rules.execution == Execution::Sequential
+                || call.is_exclusive()
+                || earlier.is_exclusive();
+            let in_the_way = unended && (must_end || !has_ticket);
+            assert!(!in_the_way, "{key} is asked about, and could not start");
+        }
+    }
+
+    pub(super) fn show(&mut self, question: Question) {
+        let durable = &self.log[..self.durable as usize];
+        let is_asked = |record: &Record| matches!(record, Record::ApprovalAsked { key, phase } if (*key, *phase) == question);
+        assert!(durable.iter().any(is_asked), "a question was shown before it was durable");
+        let call = self.turn.calls.iter().find(|call| call.key() == question.0);
+        assert!(call.is_some_and(Call::is_kept), "a question about a call that is gone");
+        // It may have been answered meanwhile: a cancel does not wait for the journal.
+        if call.and_then(Call::question) == Some(question.1) {
+            assert!(self.questions.insert(question), "a question was shown twice");
+        }
+    }
+
+    /// Nothing runs that people were to let run, and did not.
+    pub(super) fn check_allowed(&self, key: CallKey) {
+        let call = self.call(key);
+        if call.tool.as_ref().is_some_and(|tool| tool.approval.before) {
+            let log =
+                if call.has_effects() { &self.log[..self.durable as usize] } else { &self.log };
+            let said = self.said((key, ApprovalPhase::Before), log);
+            assert_eq!(said, Some(Verdict::Approved), "{key} runs, and nobody let it");
+        }
+    }
+
+    /// What was not let be seen is not seen, though the journal keeps it.
+    pub(super) fn check_seen(&self, result: &ToolResult) {
+        let key = result.notes.duplicate_of.unwrap_or(result.call.key);
+        if result.notes.reused || !self.is_reviewed(key) {
+            return;
+        }
+        let seen = result.outcome.content.contains("answer")
+            || result.outcome.kind == Some(FailureKind::ToolError);
+        let said = self.said((key, ApprovalPhase::After), &self.log);
+        assert!(!seen || said == Some(Verdict::Approved), "{key} is seen, and nobody let it");
+        let is_kept =
+            |record: &Record| matches!(record, Record::CallReported { key: k, .. } if *k == key);
+        if self.reported.contains_key(&key) {
+            assert!(self.log.iter().any(is_kept), "the journal lost what {key} answered");
+        }
+    }
+
+    /// Whether only people can bring the turn on.
+    fn waits_for_people(&self) -> bool {
+        matches!(self.turn.state, State::Judged { .. })
+            && self.turn.calls.iter().any(|call| call.question().is_some())
+            && self.running.is_empty()
+            && !self.turn.calls.iter().any(is_begun)
+    }
+
+    /// Lets time pass; what passes while people are all that is waited for is not the run's.
+    pub(super) fn wait_until(&mut self, now: Duration) {
+        if self.waits_for_people() {
+            self.people += now - self.now;
+        }
+        self.now = now;
+    }
+
+    /// After everything that happens: who waits, for what, and until when.
+    pub(super) fn check_questions(&mut self, scenario: &Scenario) {
+        let stopped = matches!(&self.turn.state, State::Judged { cancelled: Some(_), .. });
+        for call in &self.turn.calls {
+            assert!(call.question().is_none() || !stopped, "a question is open after the cancel");
+            let over =
+                matches!(&self.turn.state, State::Judged { ending, .. } if *ending != Ending::Well);
+            let asked_before = call.question() == Some(ApprovalPhase::Before);
+            assert!(!asked_before || !over, "a question about a call that will not run");
+            if call.phase == Phase::Ready
+                && call.waiting_for == Some(crate::event::WaitingFor::Capacity)
+                && let Execution::Parallel { max } = scenario.spec.rules.execution
+            {
+                let begun = self.turn.calls.iter().filter(|call| is_begun(call));
+                let places = self.running.len() + begun.count();
+                assert_eq!(places, max as usize, "a place is free, and a call waits for one");
+            }
+        }
+        let calls = &self.turn.calls;
+        self.questions.retain(|(key, phase)| {
+            calls.iter().any(|call| call.key() == *key && call.question() == Some(*phase))
+        });
+        self.check_clock(scenario);
+        let decided = self.log.iter().filter_map(|record| match record {
+            Record::ApprovalGiven { key, phase, judgement }
+                if self.turn.position(*key).is_some() =>
+            {
+                Some((*key, *phase, judgement.verdict))
+            }
+            _ => None,
+        });
+        for (key, phase, verdict) in decided.collect::<Vec<_>>() {
+            self.check_unchanged(key, decision(phase, verdict, String::new()), Ok(()));
+            let other =
+                if verdict == Verdict::Approved { Verdict::Rejected } else { Verdict::Approved };
+            let refused = Err(ApprovalError::Decided(verdict));
+            self.check_unchanged(key, decision(phase, other, String::new()), refused);
+        }
+        for (key, phase) in self.questions.clone() {
+            let stale = decision(phase, Verdict::Approved, "0".into());
+            self.check_unchanged(key, stale, Err(ApprovalError::Stale));
+        }
+    }
+
+    fn check_unchanged(
+        &mut self,
+        key: CallKey,
+        decision: Decision,
+        expected: Result<(), ApprovalError>,
+    ) {
+        let before = self.turn.clone();
+        assert_eq!(self.turn.handle_approval(self.now, key, decision), expected);
+        assert!(self.turn == before, "a decision that does not count changed something");
+    }
+
+    fn check_clock(&self, scenario: &Scenario) {
+        let of_calls = self.turn.calls.iter().filter_map(|call| match call.phase {
+            Phase::Running { deadline } => deadline,
+            Phase::Asked { until } | Phase::Reviewed { until, .. } => until,
+            _ => None,
+        });
+        let counts = self.turn.state != State::Over && !self.waits_for_people();
+        let of_run = scenario.spec.run_time_left.filter(|_| counts).map(|left| left + self.people);
+        assert_eq!(self.turn.poll_timeout(), of_calls.chain(of_run).min(), "another deadline");
+    }
+}
+
+/// Whether it has its place of `max`, and its tool was not told to run.
+fn is_begun(call: &Call) -> bool {
+    matches!(call.phase, Phase::Queued { .. } | Phase::Intended)
+}
+
+const MIXES: [&[&str]; 7] = [
+    &["asked_pure", "effect", "asked"],
+    &["pure", "both", "pure"],
+    &["reviewed", "exclusive", "asked_pure"],
+    &["reviewed_seal", "reviewed_pure", "effect"],
+    &["asked {}", "pure", "asked {}"],
+    &["reviewed {}", "reviewed_pure", "reviewed {}"],
+    &["add_both", "bump_reviewed", "get_asked"],
+];
+
+const PARALLEL: [Execution; 2] = [Execution::Parallel { max: 1 }, Execution::Parallel { max: 8 }];
+
+#[test]
+fn four_calls_that_people_are_asked_about() {
+    let mixes: [&[&str]; 2] = [
+        &["asked", "reviewed", "pure", "both"],
+        &["asked_pure", "reviewed_pure", "exclusive", "asked"],
+    ];
+    each_of(&mixes, &PARALLEL, |scenario| scenario.at_once = true);
+}
+
+#[test]
+fn questions_and_a_cancel() {
+    each_of(&MIXES, &EXECUTIONS, |scenario| {
+        scenario.cancel = true;
+        scenario.at_once = true;
+    });
+    each_of(&MIXES[..4], &PARALLEL[1..], |scenario| {
+        scenario.cancel = true;
+        scenario.response.remove(0);
+    });
+}
+
+#[test]
+fn questions_and_failures_and_every_clock() {
+    let clocks = |scenario: &mut Scenario| {
+        scenario.at_once = true;
+        scenario.failures = true;
+        scenario.timeouts = true;
+        scenario.spec.run_time_left = Some(Duration::from_secs(60));
+    };
+    each_of(&MIXES, &[Execution::Sequential], clocks);
+    each_of(&MIXES[..2], &PARALLEL[..1], clocks);
+}
+
+#[test]
+fn questions_and_a_break() {
+    each_of(&MIXES, &PARALLEL[1..], |scenario| {
+        scenario.breaks = 1;
+        scenario.at_once = true;
+    });
+    each_of(&MIXES[3..5], &PARALLEL[1..], |scenario| scenario.breaks = 1);
+}
+
+#[test]
+fn questions_and_a_crash() {
+    each_of(&MIXES, &[Execution::Sequential, PARALLEL[1]], |scenario| {
+        scenario.crashes = 1;
+        scenario.at_once = true;
+    });
+}
+
+#[test]
+fn questions_a_cancel_and_a_crash_on_two_calls() {
+    let mixes: [&[&str]; 4] = [
+        &["reviewed {}", "reviewed {}"],
+        &["asked", "reviewed"],
+        &["both", "asked_pure"],
+        &["bump_reviewed", "add_both"],
+    ];
+    each_of(&mixes, &PARALLEL[1..], |scenario| {
+        scenario.crashes = 1;
+        scenario.torn = true;
+        scenario.cancel = true;
+    });
+}
+
+#[test]
+fn questions_and_everything_at_once_on_two_calls() {
+    let mixes: [&[&str]; 2] = [&["reviewed_seal", "asked_pure"], &["put", "add_both"]];
+    each_of(&mixes, &PARALLEL[1..], |scenario| {
+        scenario.breaks = 1;
+        scenario.crashes = 1;
+        scenario.cancel = true;
+        scenario.failures = true;
+        scenario.timeouts = true;
+        scenario.at_once = true;
+        scenario.spec.run_time_left = Some(Duration::from_secs(60));
+    });
+}
+
+#[test]
+fn questions_where_the_response_did_not_end_well() {
+    for ending in [FinishKind::Length, FinishKind::ContentFilter] {
+        each_of(&MIXES, &PARALLEL[1..], |scenario| {
+            *scenario.response.last_mut().unwrap() = finish(ending);
+            scenario.at_once = true;
+            scenario.crashes = 1;
+        });
+    }
+}

@@ -1,0 +1,166 @@
+//! What calls see of each other's variables, over real HTTP and with real tools: whatever the
+//! finishing order, the turn leaves what its calls would have left one after the other.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod support;
+
+use async_trait::async_trait;
+use callsheet::config::Config;
+use callsheet::context::Variables;
+use callsheet::message::Message;
+use callsheet::rehearsal::{Call, Response, Script};
+use callsheet::runtime::RunReport;
+use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::types::RunEnd;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use support::tools::Stage;
+use support::{parallel, within, world};
+
+#[derive(Deserialize, JsonSchema)]
+struct Input {
+    id: String,
+    get: Option<String>,
+    set: Option<String>,
+}
+
+/// Reads a variable, waits until the test lets it go on, and writes one that depends on it.
+struct Staged {
+    spec: ToolSpec,
+    stage: Stage,
+}
+
+#[async_trait]
+impl Tool for Staged {
+    fn spec(&self) -> ToolSpec {
+        self.spec.clone()
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let Input { id, get, set } = context.input()?;
+        let seen = get.and_then(|name| context.get(&name)?.as_i64()).unwrap_or(0);
+        self.stage.note(format!("start {id}"));
+        self.stage.released(&id).await;
+        if let Some(name) = set {
+            context.set(&name, seen * 10 + 1)?;
+        }
+        self.stage.note(format!("end {id}"));
+        Ok(format!("saw {seen}").into())
+    }
+}
+
+fn registry(stage: &Stage) -> Registry {
+    let mut registry = Registry::new();
+    for spec in
+        [ToolSpec::new::<Input>("look", "Pure.").pure(), ToolSpec::new::<Input>("act", "Not.")]
+    {
+        registry.register(Staged { spec, stage: stage.clone() }).unwrap();
+    }
+    registry
+}
+
+/// Tool, name that is read, name that is written.
+type Step = (&'static str, Option<&'static str>, Option<&'static str>);
+
+struct Played {
+    report: RunReport,
+    variables: Variables,
+    log: Vec<String>,
+    page: String,
+}
+
+impl Played {
+    /// The answers as the model was told them.
+    fn told(&self) -> Vec<&str> {
+        let told = self.report.run_messages().iter().filter_map(|message| match &**message {
+            Message::Tool { content, .. } => Some(content.as_str()),
+            Message::User { .. } | Message::Assistant { .. } => None,
+        });
+        told.collect()
+    }
+
+    fn starts(&self, id: &str) -> usize {
+        self.log.iter().filter(|line| **line == format!("start {id}")).count()
+    }
+}
+
+/// Runs the steps as the calls of one response. Those in `order` end in that order; all of them
+/// have begun before the first ends.
+async fn play(steps: &[Step], order: &[&str], change: impl FnOnce(&mut Config)) -> Played {
+    let stage = Stage::new();
+    let ids = ["a", "b", "c", "d"];
+    let calls = ids.iter().zip(steps).map(|(id, (tool, get, set))| {
+        Call::new(tool, json!({"id": id, "get": get, "set": set})).id(&format!("call-{id}"))
+    });
+    let script = Script::of([Response::calls(calls.collect::<Vec<_>>()), Response::text("Done.")]);
+    let world = world(script, registry(&stage), change).await;
+    let started = world.session.start_run("go").await.unwrap();
+    for id in order {
+        stage.seen(&format!("start {id}")).await;
+    }
+    for id in order {
+        stage.release(id);
+        stage.seen(&format!("end {id}")).await;
+    }
+    ids.iter().for_each(|id| stage.release(id));
+    let report = within(started.report).await.unwrap();
+    assert_eq!(report.run_end, RunEnd::Answered);
+    world.assert_paired();
+    let variables = world.session.snapshot().await.unwrap().variables;
+    let page = world.host.telemetry().render();
+    Played { report, variables, log: stage.log(), page }
+}
+
+fn values(variables: &Variables) -> Value {
+    variables.iter().map(|(name, value)| (name.to_owned(), value.clone())).collect()
+}
+
+#[tokio::test]
+async fn without_a_conflict_both_ways_leave_the_same_bytes() {
+    let steps: [Step; 4] = [
+        ("act", None, Some("x")),
+        ("look", Some("y"), Some("z")),
+        ("act", Some("w"), Some("y")),
+        ("look", None, None),
+    ];
+    let plain = play(&steps, &[], |_| {}).await;
+    for order in [["d", "c", "b", "a"], ["b", "a", "d", "c"], ["a", "b", "c", "d"]] {
+        let beside = play(&steps, &order, parallel(8)).await;
+        let bytes = |played: &Played| {
+            let history = serde_json::to_string(&played.report.run_messages()).unwrap();
+            history + &values(&played.variables).to_string()
+        };
+        assert_eq!(bytes(&beside), bytes(&plain), "{order:?}");
+    }
+}
+
+#[tokio::test]
+async fn pure_calls_that_read_too_early_run_again_and_end_as_in_sequence() {
+    let steps: [Step; 3] =
+        [("look", Some("x"), Some("x")), ("look", Some("x"), Some("x")), ("look", Some("x"), None)];
+    let plain = play(&steps, &[], |_| {}).await;
+    assert_eq!(plain.told(), ["saw 0", "saw 1", "saw 11"]);
+    for order in [["c", "b", "a"], ["a", "b", "c"], ["b", "c", "a"]] {
+        let beside = play(&steps, &order, parallel(8)).await;
+        assert_eq!(beside.told(), plain.told(), "{order:?}");
+        assert_eq!(values(&beside.variables), json!({"x": 11}));
+        assert_eq!([beside.starts("a"), beside.starts("b"), beside.starts("c")], [1, 2, 2]);
+        let counted = "\ncallsheet_variable_conflicts_total{resolution=\"rerun\"} 2\n";
+        assert!(beside.page.contains(counted), "{}", beside.page);
+        assert_eq!(beside.report.calls[1].metadata, json!({"conflict": true}));
+    }
+}
+
+#[tokio::test]
+async fn a_call_with_effects_that_read_too_early_keeps_its_answer_and_loses_its_writes() {
+    let steps: [Step; 3] =
+        [("act", None, Some("x")), ("act", Some("x"), Some("y")), ("look", Some("y"), None)];
+    let played = play(&steps, &["c", "b", "a"], parallel(8)).await;
+    let told = played.told();
+    assert_eq!((told[0], told[2]), ("saw 0", "saw 0"));
+    assert!(told[1].starts_with("saw 0\n[callsheet: an earlier call"), "{}", told[1]);
+    assert_eq!(values(&played.variables), json!({"x": 1}));
+    assert_eq!(played.report.calls[1].metadata, json!({"conflict": true, "writes_dropped": true}));
+    assert_eq!([played.starts("a"), played.starts("b"), played.starts("c")], [1, 1, 1]);
+}
