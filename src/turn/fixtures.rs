@@ -17,7 +17,7 @@ use crate::wire::{CallPiece, Delta};
 const BOTH: Approval = Approval { before: true, after: true };
 
 /// One tool of each kind, by its name. Those in the second and third part use variables; of those
-/// in the third, and in the fourth, people are asked.
+/// in the third, and in the fourth, people are asked. The last two have everything at once.
 pub(super) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
     let schema = || {
         InputSchema::parse(json!({"type": "object", "properties": {"n": {"type": "integer"}}}))
@@ -54,6 +54,8 @@ pub(super) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
         tool("reviewed").approval(Approval::AFTER),
         tool("reviewed_seal").start_on_seal().approval(Approval::AFTER),
         tool("both").approval(BOTH),
+        tool("bump_capped").pure().max_concurrent(1),
+        tool("add_capped").approval(BOTH).max_concurrent(1),
     ]
     .into_iter()
     .map(|spec| (spec.name.clone(), Arc::new(spec)))

@@ -34,3 +34,17 @@ fn places_granted_in_any_order_beside_crashes_and_bad_endings() {
         });
     }
 }
+
+/// A call that people let run asks for a place only then, and so does one that runs again.
+#[test]
+fn places_of_calls_that_people_are_asked_about_and_that_run_again() {
+    let mixes: [&[&str]; 3] =
+        [&["set", "bump_capped"], &["add_capped", "bump_capped"], &["put", "add_capped"]];
+    each_of(&mixes, &EXECUTIONS[2..], |scenario| {
+        scenario.cancel = true;
+    });
+    each_of(&mixes, &EXECUTIONS[2..], |scenario| {
+        scenario.at_once = true;
+        scenario.crashes = 1;
+    });
+}

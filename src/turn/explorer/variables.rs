@@ -31,7 +31,9 @@ pub(super) fn work(call: &ToolCall, snapshot: &Variables) -> (String, VariablesU
         "get" | "get_asked" => (&["x"], vec![]),
         "put" | "set" => (&[], vec![("x", n)]),
         "set_y" => (&[], vec![("y", n)]),
-        "bump" | "bump_reviewed" | "add" | "add_both" => (&["x"], vec![("x", see("x") * 10 + n)]),
+        "bump" | "bump_reviewed" | "bump_capped" | "add" | "add_both" | "add_capped" => {
+            (&["x"], vec![("x", see("x") * 10 + n)])
+        }
         "copy" => (&["x"], vec![("y", see("x") * 10 + n)]),
         "swap" => (&["x", "y"], vec![("x", see("y") + n), ("y", see("x") + n)]),
         _ => (&[], vec![]),
