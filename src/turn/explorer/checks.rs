@@ -180,6 +180,38 @@ impl World {
         }
     }
 
+    /// Everything is answered, nothing goes on, and it ended for the reason that there was.
+    pub(super) fn check_commit(&self, record: &crate::turn::TurnRecord, scenario: &Scenario) {
+        let empty = Vec::new();
+        let calls = record.message.as_ref().map_or(&empty, |message| &message.calls);
+        let answered: Vec<_> = record.results.iter().map(|r| r.call.key).collect();
+        let asked: Vec<_> = calls.iter().map(|call| call.key).collect();
+        assert_eq!(answered, asked, "each call has one result, in call order");
+        assert_eq!(self.released, asked, "each result was released");
+        assert!(self.running.is_empty(), "something still runs");
+        let places = self.waiting.len() + self.granted.len();
+        assert_eq!(places, 0, "a place is kept, or waited for");
+        assert_eq!(self.delivered, None, "the exchange is still open");
+        let by_budget = record.end == TurnEnd::Cancelled(CancelReason::Budget);
+        assert_eq!(by_budget, self.told_over_budget(), "the end is not the one told");
+        if record.end == TurnEnd::Cancelled(CancelReason::RunTimeout) {
+            let left = scenario.spec.run_time_left.unwrap();
+            assert!(self.now >= left + self.people, "people's time was the run's");
+        } else {
+            let cancelled = matches!(record.end, TurnEnd::Cancelled(_));
+            assert!(by_budget || cancelled == self.cancel_counts || self.crashes > 0);
+        }
+        if let TurnEnd::Failed(error) = &record.end {
+            self.check_failure(error, scenario);
+        }
+        for result in &record.results {
+            self.check_result(result);
+            self.check_seen(result);
+        }
+        self.check_journal(record);
+        self.check_serial(record);
+    }
+
     /// The journal rebuilds the same history, and it may be sent.
     pub(super) fn check_journal(&self, record: &crate::turn::TurnRecord) {
         let mut live = History::new();
