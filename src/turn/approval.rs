@@ -180,21 +180,9 @@ impl Turn {
             return;
         }
         call.waiting_for = None;
-        match std::mem::replace(&mut call.phase, Phase::Ready) {
-            Phase::Reviewed { outcome, writes, until: _ } => {
-                self.end_call_with(index, outcome, writes);
-            }
-            Phase::Open
-            | Phase::Sealed
-            | Phase::Ready
-            | Phase::Duplicate { .. }
-            | Phase::Queued { .. }
-            | Phase::Intended
-            | Phase::Asked { .. }
-            | Phase::Running { .. }
-            | Phase::Reported(_)
-            | Phase::Ended { .. }
-            | Phase::Dropped => {}
+        let asked = std::mem::replace(&mut call.phase, Phase::Ready);
+        if let Phase::Reviewed { outcome, writes, until: _ } = asked {
+            self.end_call_with(index, outcome, writes);
         }
     }
 
@@ -208,19 +196,10 @@ impl Turn {
 }
 
 fn request(call: &Call, phase: ApprovalPhase) -> ApprovalRequest {
-    let output_summary = match &call.phase {
-        Phase::Reviewed { outcome, .. } => Some(excerpt(&outcome.content, QUOTE_CHARS)),
-        Phase::Open
-        | Phase::Sealed
-        | Phase::Ready
-        | Phase::Duplicate { .. }
-        | Phase::Queued { .. }
-        | Phase::Intended
-        | Phase::Asked { .. }
-        | Phase::Running { .. }
-        | Phase::Reported(_)
-        | Phase::Ended { .. }
-        | Phase::Dropped => None,
+    let output_summary = if let Phase::Reviewed { outcome, .. } = &call.phase {
+        Some(excerpt(&outcome.content, QUOTE_CHARS))
+    } else {
+        None
     };
     ApprovalRequest {
         call: call.label(),
