@@ -164,8 +164,8 @@ impl Turn {
                 // What was wrong with it is found again, from the same bytes.
                 let raw = call.raw.clone().unwrap_or_else(|| call.arguments.to_string());
                 admission::take_arguments(&mut restored, &raw, false);
-                restored.excess =
-                    admission::at_opening(call.key.index, &self.spec) == Opening::KeepExcess;
+                let opening = admission::by_rules(call.key.index, &self.spec.rules);
+                restored.excess = opening == Opening::KeepExcess;
             }
             if let Some(said) = known.judgements.get(&(call.key, ApprovalPhase::Before)) {
                 restored.notes.before = Some(said.clone());
