@@ -81,7 +81,7 @@ pub(super) struct Call {
     /// What it writes, if it ended.
     pub(super) writes: WriteSet,
     /// What its tool had answered, when it has to run again.
-    pub(super) outdated: Option<ToolOutcome>,
+    pub(super) outdated: Option<Report>,
     /// How long it waited for a place of its tool, if that has a cap.
     pub(super) queue_wait: Option<Duration>,
     /// Whether it started before the response had ended.

@@ -8,6 +8,7 @@ mod endings;
 mod fallbacks;
 mod rules;
 mod runs;
+mod variables;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
