@@ -110,10 +110,10 @@ impl Turn {
                 | Phase::Ready
                 | Phase::Asked { .. }
                 | Phase::Queued { .. }
-                | Phase::Intended
-                | Phase::Duplicate { .. } => self.end_call(index, texts::never_started()),
-                // Decided as soon as every earlier call is, which they are now.
-                Phase::Reported(_) => {}
+                | Phase::Intended => self.end_call(index, texts::never_started()),
+                // Decided as soon as every earlier call is, which they are now; and a duplicate
+                // with the call it waits for.
+                Phase::Reported(_) | Phase::Duplicate { .. } => {}
                 Phase::Ended { .. } | Phase::Dropped => {}
             }
         }

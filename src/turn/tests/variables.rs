@@ -38,3 +38,20 @@ fn a_stop_keeps_what_was_to_run_again_and_says_only_what_is_true_of_it() {
     let notes = &driver.commit.as_ref().unwrap().results[1].notes;
     assert!(notes.conflict && !notes.writes_dropped);
 }
+
+#[test]
+fn a_duplicate_gets_a_copy_of_a_result_that_a_stop_decides() {
+    let mut driver = Driver::with(rules(PARALLEL));
+    let two_reads = [call(1, "pure", "{}"), call(2, "pure", "{}")];
+    driver.deltas([call(0, "effect", "{}")]).deltas(two_reads).well();
+    used(&mut driver, 1, "read", false);
+    driver.cancel();
+    let perhaps = "Error: cancelled while running: it may or may not have happened";
+    driver.results(&[
+        ("effect", CANCELLED, Some(FailureKind::Cancelled), perhaps),
+        ("pure", OK, None, "read"),
+        ("pure", OK, None, "read"),
+    ]);
+    let results = &driver.commit.as_ref().unwrap().results;
+    assert_eq!(results[2].notes.duplicate_of, Some(key(1)));
+}
