@@ -225,6 +225,40 @@ async fn a_stop_that_comes_with_the_death_is_not_lost() {
     nothing_left(&host).await;
 }
 
+/// The accumulator dies as it appends the end of a turn that was cut off, by a stop or else by its
+/// time: why it was is no secret to the run.
+async fn cut_off_at_the_death(stopped: bool) -> RunEnd {
+    let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
+    let trap = Arc::new(Trap::default());
+    let setup = setup(&provider, Registry::new(), |config| {
+        let limits = &mut config.agents.get_mut("default").unwrap().limits;
+        limits.run_timeout = Some(Duration::from_secs(60));
+    });
+    let host = Host::start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the stream is open", || provider.open() == 1).await;
+    let victim = actors(&session).await[ACCUMULATOR].clone();
+    *trap.armed.lock() = Some((usize::from(stopped), victim));
+    if stopped {
+        session.stop(StopMode::Now).await.unwrap();
+    } else {
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(60)).await;
+        tokio::time::resume();
+    }
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert!(trap.armed.lock().is_none(), "it did not die");
+    nothing_left(&host).await;
+    report.run_end
+}
+
+#[tokio::test]
+async fn why_a_turn_was_cut_off_outlives_its_actors() {
+    assert_eq!(cut_off_at_the_death(true).await, RunEnd::Stopped);
+    assert_eq!(cut_off_at_the_death(false).await, RunEnd::TimedOut);
+}
+
 #[tokio::test]
 async fn the_death_of_a_calls_actor_ends_that_call_alone() {
     let provider = Provider::calling(&[("hang", "{}"), ("echo", r#"{"n":1}"#)]).await;
