@@ -166,16 +166,19 @@ impl Turn {
         match self.attempts.after(&error, self.plan.streamed) {
             Some(_) if self.is_out_of_tokens() => self.end_out_of_tokens(false),
             Some(plan) => self.ask_again(plan, error.message),
-            None => {
-                self.state = State::Over;
-                let error = RunError {
-                    code: "provider_error".to_owned(),
-                    transient: error.is_transient(),
-                    message: error.message,
-                };
-                self.commit(TurnEnd::Failed(error), None);
-            }
+            None => self.fail(error),
         }
+    }
+
+    /// Ends the turn with the error of its last attempt.
+    pub(super) fn fail(&mut self, error: ProviderError) {
+        self.state = State::Over;
+        let error = RunError {
+            code: "provider_error".to_owned(),
+            transient: error.is_transient(),
+            message: error.message,
+        };
+        self.commit(TurnEnd::Failed(error), None);
     }
 
     /// Nothing of this attempt counts, but results of pure calls are kept for the next.

@@ -34,6 +34,9 @@ struct Known {
     response: Option<Response>,
     /// A budget had run out, and that was to end the turn.
     over_budget: bool,
+    /// Why the last attempt failed, if it has.
+    failed: Option<ProviderError>,
+    committed: bool,
 }
 
 #[derive(Debug)]
@@ -124,6 +127,11 @@ impl Turn {
         if attempt == 0 {
             self.emit(Event::TurnStarted);
             self.ask();
+            return;
+        }
+        if let Some(error) = known.failed.clone().filter(|_| known.committed && !known.over_budget)
+        {
+            self.fail(error);
             return;
         }
         let error = host_stopped();
@@ -236,7 +244,11 @@ impl Known {
                 });
             }
             // What is kept of an attempt is counted with its response.
-            Record::AttemptFailed { usage: spent, kept: false, .. } => *usage += *spent,
+            Record::AttemptFailed { usage: spent, kept: false, error, .. } => {
+                *usage += *spent;
+                self.failed = Some(error.clone());
+            }
+            Record::TurnCommitted { .. } => self.committed = true,
             Record::LimitReached { limit, .. } => {
                 self.over_budget |= limit == MAX_TOKENS || limit == MAX_CALLS;
             }
@@ -245,7 +257,6 @@ impl Known {
             | Record::RunStarted { .. }
             | Record::AttemptFailed { kept: true, .. }
             | Record::ApprovalAsked { .. }
-            | Record::TurnCommitted { .. }
             | Record::Steered { .. }
             | Record::StopAsked { .. }
             | Record::RunEnded { .. }

@@ -260,6 +260,25 @@ async fn why_a_turn_was_cut_off_outlives_its_actors() {
 }
 
 #[tokio::test]
+async fn a_turn_that_failed_at_the_death_is_not_asked_again() {
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let provider = Provider::new(|_, _| refused()).await.behind(Arc::clone(&gate));
+    let trap = Arc::new(Trap::default());
+    let setup = setup(&provider, Registry::new(), |_| ());
+    let host = Host::start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the model is asked", || provider.count() == 1).await;
+    *trap.armed.lock() = Some((0, actors(&session).await[ACCUMULATOR].clone()));
+    gate.add_permits(100);
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert!(trap.armed.lock().is_none(), "it did not die");
+    assert_eq!((report.run_end, provider.count()), (RunEnd::Failed, 1));
+    assert_eq!(report.error.unwrap().code, "provider_error");
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
 async fn the_death_of_a_calls_actor_ends_that_call_alone() {
     let provider = Provider::calling(&[("hang", "{}"), ("echo", r#"{"n":1}"#)]).await;
     let hang = tool(spec("hang"), |_| std::future::pending());
