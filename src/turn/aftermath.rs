@@ -140,7 +140,7 @@ impl Turn {
         }
         self.stop_clock(index);
         self.set_phase(index, Phase::Dropped);
-        // An outcome that was not yet told never will be.
+        // An outcome that was not yet told never will be, nor will a question.
         let key = label.key;
         self.held.retain(|(_, held)| !held.tells_of(key));
         self.emit(Event::CallDiscarded { call: label, had_result });

@@ -131,10 +131,11 @@ enum Held {
 }
 
 impl Held {
-    /// Whether it tells a call's outcome.
+    /// Whether it tells a call's outcome, or asks people about the call.
     fn tells_of(&self, key: CallKey) -> bool {
-        matches!(self, Self::Perform(Effect::Emit(Event::CallEnded { result, .. }))
-            if result.call.key == key)
+        let Self::Perform(Effect::Emit(event)) = self else { return false };
+        let ended = matches!(event, Event::CallEnded { result, .. } if result.call.key == key);
+        ended || matches!(event, Event::ApprovalAsked { asked } if asked.call.key == key)
     }
 }
 
