@@ -123,21 +123,9 @@ impl Turn {
 
     /// Whether people are all that the turn waits for: then its clocks stand still.
     pub(super) fn waits_for_people(&self) -> bool {
-        let is_busy = |call: &Call| match call.phase {
-            Phase::Queued { .. } | Phase::Intended | Phase::Running { .. } => true,
-            Phase::Open
-            | Phase::Sealed
-            | Phase::Ready
-            | Phase::Duplicate { .. }
-            | Phase::Asked { .. }
-            | Phase::Reported(_)
-            | Phase::Reviewed { .. }
-            | Phase::Ended { .. }
-            | Phase::Dropped => false,
-        };
         matches!(self.state, State::Judged { .. })
             && self.calls.iter().any(|call| call.question().is_some())
-            && !self.calls.iter().any(is_busy)
+            && !self.calls.iter().any(Call::has_place)
     }
 
     fn answer_until(&self, index: usize) -> Option<std::time::Duration> {
@@ -180,21 +168,9 @@ impl Turn {
             return;
         }
         call.waiting_for = None;
-        match std::mem::replace(&mut call.phase, Phase::Ready) {
-            Phase::Reviewed { outcome, writes, until: _ } => {
-                self.end_call_with(index, outcome, writes);
-            }
-            Phase::Open
-            | Phase::Sealed
-            | Phase::Ready
-            | Phase::Duplicate { .. }
-            | Phase::Queued { .. }
-            | Phase::Intended
-            | Phase::Asked { .. }
-            | Phase::Running { .. }
-            | Phase::Reported(_)
-            | Phase::Ended { .. }
-            | Phase::Dropped => {}
+        let asked = std::mem::replace(&mut call.phase, Phase::Ready);
+        if let Phase::Reviewed { outcome, writes, until: _ } = asked {
+            self.end_call_with(index, outcome, writes);
         }
     }
 
@@ -208,19 +184,10 @@ impl Turn {
 }
 
 fn request(call: &Call, phase: ApprovalPhase) -> ApprovalRequest {
-    let output_summary = match &call.phase {
-        Phase::Reviewed { outcome, .. } => Some(excerpt(&outcome.content, QUOTE_CHARS)),
-        Phase::Open
-        | Phase::Sealed
-        | Phase::Ready
-        | Phase::Duplicate { .. }
-        | Phase::Queued { .. }
-        | Phase::Intended
-        | Phase::Asked { .. }
-        | Phase::Running { .. }
-        | Phase::Reported(_)
-        | Phase::Ended { .. }
-        | Phase::Dropped => None,
+    let output_summary = if let Phase::Reviewed { outcome, .. } = &call.phase {
+        Some(excerpt(&outcome.content, QUOTE_CHARS))
+    } else {
+        None
     };
     ApprovalRequest {
         call: call.label(),
