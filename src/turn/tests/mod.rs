@@ -6,6 +6,7 @@ mod caps;
 mod corners;
 mod endings;
 mod fallbacks;
+mod people;
 mod rules;
 mod runs;
 mod variables;
@@ -22,9 +23,9 @@ use super::{
 use crate::config::OnExcess;
 use crate::event::Event;
 use crate::record::Record;
-use crate::types::VariablesUse;
 use crate::types::{
-    Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome, ToolStatus,
+    CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome,
+    ToolStatus, VariablesUse, WriteSet,
 };
 use crate::wire::{CallPiece, Delta};
 
@@ -132,7 +133,7 @@ impl Driver {
 
     fn place(&mut self, index: u32, place: Place) -> &mut Self {
         let attempt = self.turn.attempt();
-        let key = crate::types::CallKey { turn: 1, attempt, index };
+        let key = CallKey { attempt, ..key(index) };
         self.turn.handle_place(self.now, key, place);
         self.pump();
         self
@@ -140,12 +141,26 @@ impl Driver {
 
     fn outcome(&mut self, index: u32, outcome: ToolOutcome) -> &mut Self {
         let attempt = self.turn.attempt();
-        let key = crate::types::CallKey { turn: 1, attempt, index };
+        let key = CallKey { attempt, ..key(index) };
         self.turn.handle_outcome(
             self.now,
             key,
             ToolDone { outcome, used: VariablesUse::default() },
         );
+        self.pump();
+        self
+    }
+
+    /// A call of the first attempt ends well that has read the variable `x`, or writes it.
+    fn used(&mut self, index: u32, content: &str, writes: bool) -> &mut Self {
+        let mut used = VariablesUse::default();
+        if writes {
+            used.writes = WriteSet([("x".into(), Arc::new(index.into()))].into());
+        } else {
+            used.reads.insert("x".into());
+        }
+        let done = ToolDone { outcome: ToolOutcome::ok(content), used };
+        self.turn.handle_outcome(self.now, key(index), done);
         self.pump();
         self
     }
@@ -200,6 +215,11 @@ impl Driver {
         });
         limits.collect()
     }
+}
+
+/// A call of the turn's first attempt.
+fn key(index: u32) -> CallKey {
+    CallKey { turn: 1, attempt: 1, index }
 }
 
 const PARALLEL: Execution = Execution::Parallel { max: 8 };
