@@ -3,7 +3,7 @@
 use ractor::ActorCell;
 
 use super::provider::{Reply, asks_for, says, text};
-use super::recovery::{ACCUMULATOR, actors, refused};
+use super::recovery::{ACCUMULATOR, actors, kill, refused};
 use super::*;
 use crate::journal::{Acknowledge, Appended, Entry};
 use crate::record::{Record, Seq, StopMode};
@@ -144,5 +144,36 @@ async fn a_turn_that_failed_at_the_death_is_not_asked_again() {
     assert!(trap.armed.lock().is_none(), "it did not die");
     assert_eq!((report.run_end, provider.count()), (RunEnd::Failed, 1));
     assert_eq!(report.error.unwrap().code, "provider_error");
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_death_gives_back_places_and_those_in_line() {
+    let provider = Provider::new(|_, body| {
+        let last = body["messages"].as_array().unwrap().last().unwrap();
+        Reply::Sse(if last["role"] == "tool" { says("done") } else { asks_for(&[("one", "{}")]) })
+    })
+    .await;
+    let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let one = tool(spec("one").idempotent().max_concurrent(1), {
+        let begun = Arc::clone(&begun);
+        move |_| {
+            let first = begun.fetch_add(1, Ordering::SeqCst) == 0;
+            async move { if first { std::future::pending().await } else { Ok("done".into()) } }
+        }
+    });
+    let host = host(&provider, registry([one]), |_| ()).await;
+    let (holder, waiter) = (session(&host).await, session(&host).await);
+    let holds = holder.start_run("go").await.unwrap();
+    until("it runs", || begun.load(Ordering::SeqCst) == 1).await;
+    let waits = waiter.start_run("go").await.unwrap();
+    until("it waits", || host.counts().calls_waiting == 1).await;
+    kill(&waiter, ACCUMULATOR).await;
+    until("it waits again", || host.counts().calls_waiting == 1).await;
+    kill(&holder, ACCUMULATOR).await;
+    for run in [holds, waits] {
+        let report = timeout(SOON, run.report).await.unwrap().unwrap();
+        assert_eq!(results(&report)["one"], ("success", "done"));
+    }
     nothing_left(&host).await;
 }
