@@ -14,8 +14,8 @@ use serde::{Deserialize, Serialize};
 
 pub use approval::{ApprovalPhase, Judgement, Verdict};
 pub use call::{
-    CallKey, FailureKind, InvalidCallKey, ResultNotes, ToolCall, ToolOutcome, ToolResult,
-    ToolStatus, metadata,
+    CALLS_MAX, CallKey, FailureKind, InvalidCallKey, ResultNotes, ToolCall, ToolOutcome,
+    ToolResult, ToolStatus, metadata,
 };
 pub use response::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
 pub use variables::{ReadSet, VariableName, VariablesUse, WriteSet};

@@ -48,7 +48,7 @@ impl History {
     #[must_use]
     pub fn fold(records: &[Record], max_result_bytes: usize) -> Self {
         let mut history = Self::new();
-        let mut open: Option<ResponseMessage> = None;
+        let mut response: Option<(u32, &ResponseMessage)> = None;
         let mut outcomes: BTreeMap<CallKey, (ToolOutcome, ResultNotes)> = BTreeMap::new();
         for record in records {
             match record {
@@ -58,12 +58,15 @@ impl History {
                 }
                 Record::RunStarted { input, .. } => history.begin_run(input.clone()),
                 Record::Steered { input, after_turn } => history.steer(*after_turn, input.clone()),
-                Record::ResponseEnded { message, .. } => open = Some(message.clone()),
+                Record::ResponseEnded { turn, message, .. } => response = Some((*turn, message)),
                 Record::CallEnded { key, outcome, notes, writes: _ } => {
                     outcomes.insert(*key, (outcome.clone(), notes.clone()));
                 }
                 Record::TurnCommitted { turn } => {
-                    history.write(*turn, open.take().as_ref(), max_result_bytes, |key| {
+                    // That of a turn which was given up is nobody's.
+                    let message = response.take().filter(|(of, _)| of == turn);
+                    let message = message.map(|(_, message)| message);
+                    history.write(*turn, message, max_result_bytes, |key| {
                         outcomes.get(&key).map(|(outcome, notes)| (outcome, notes))
                     });
                     outcomes.clear();
@@ -560,5 +563,16 @@ mod tests {
         both.check(&["turn 1", "noon", "go", "more"]);
         assert_eq!((both.live.turns_with_calls(), both.live.held_ids().len()), (1, 1));
         assert_eq!((both.live.open_calls(), both.live.request_messages().1), (None, 0));
+    }
+    #[test]
+    fn a_turn_that_was_given_up_leaves_nothing_to_the_next() {
+        let mut both = Both::default();
+        both.start("go");
+        // Its run ended as failed, without a commit.
+        both.records.push(response(1, said("lost")));
+        both.start("again");
+        both.record_commit(2);
+        both.live.commit(2, None, &[], 10);
+        both.check(&["go", "again"]);
     }
 }

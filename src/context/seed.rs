@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::message::Message;
 use crate::record::ResponseMessage;
-use crate::types::{CallKey, ToolCall, excerpt};
+use crate::types::{CALLS_MAX, CallKey, ToolCall, excerpt};
 
 /// How many messages a session may be opened with.
 pub const SEED_MESSAGES_MAX: usize = 10_000;
@@ -210,6 +210,10 @@ fn read_tool(fields: &Map<String, Value>, asked: &mut Calls) -> Result<Message, 
 }
 
 fn read_calls(values: &[Value]) -> Result<Vec<ToolCall>, Wrong> {
+    if values.len() > CALLS_MAX {
+        let problem = format!("at most {CALLS_MAX} are taken, and there are {}", values.len());
+        return Err(wrong(".tool_calls", problem));
+    }
     let mut calls: Vec<ToolCall> = Vec::with_capacity(values.len());
     for (index, value) in values.iter().enumerate() {
         let path = format!(".tool_calls[{index}]");
@@ -503,5 +507,15 @@ mod tests {
         assert!(Seed::parse(&messages).is_ok());
         let more = [messages, vec![user()]].concat();
         refused(&more, "messages: at most 10000 are taken, and there are 10001");
+        let call = |id: u32| {
+            let function = json!({"name": "f", "arguments": ""});
+            json!({"id": id.to_string(), "function": function})
+        };
+        let asks = |calls| json!({"role": "assistant", "tool_calls": (0..calls).map(call).collect::<Vec<_>>()});
+        assert!(Seed::parse(&[asks(1024)]).is_ok());
+        refused(
+            &[asks(1025)],
+            "messages[0].tool_calls: at most 1024 are taken, and there are 1025",
+        );
     }
 }

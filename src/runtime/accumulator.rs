@@ -262,7 +262,9 @@ impl State {
 
     fn arm(&mut self, myself: &ActorRef<AccumulatorMessage>) {
         let Some(current) = &self.current else { return };
-        let Some(at) = current.turn.poll_timeout().map(|timeout| current.began + timeout) else {
+        // A moment that no clock can show does not come.
+        let at = current.turn.poll_timeout().and_then(|timeout| current.began.checked_add(timeout));
+        let Some(at) = at else {
             self.timer = None;
             return;
         };

@@ -40,8 +40,8 @@ pub enum Delivery {
     Lagged,
 }
 
-/// The events of one session, or of one of its runs, from the moment of subscribing: a stream of [`Delivery`], which ends
-/// with the session, or after [`Delivery::Lagged`].
+/// The events of one session, or of one of its runs, from the moment of subscribing: a stream of
+/// [`Delivery`], which ends with the session, or after [`Delivery::Lagged`].
 #[derive(Debug)]
 #[must_use = "a subscription that is dropped hears nothing"]
 pub struct Subscription {

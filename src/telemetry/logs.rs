@@ -103,20 +103,7 @@ pub fn log(published: &Published) {
 fn call(of: &Published) {
     match &of.event {
         Event::CallDetected { call, latency, stream_position, streaming } => {
-            let tool_name = call.name.as_str();
-            let detection_latency_ms = millis(*latency);
-            if *streaming {
-                line!(
-                    info,
-                    of,
-                    tool_name,
-                    detection_latency_ms,
-                    stream_position,
-                    "streaming_tool_call_detected"
-                );
-            } else {
-                line!(debug, of, tool_name, detection_latency_ms, "tool_call_detected");
-            }
+            detected(of, &call.name, *latency, *stream_position, *streaming);
         }
         Event::ArgumentsOdd { call, id, oddity, raw } => {
             let arguments = excerpt(raw, SHOWN_CHARS);
@@ -174,6 +161,23 @@ fn call(of: &Published) {
         | Event::ApprovalGiven { .. }
         | Event::ConflictFound { .. }
         | Event::RunEnded { .. } => {}
+    }
+}
+
+fn detected(of: &Published, tool_name: &str, latency: Duration, position: u64, streaming: bool) {
+    let detection_latency_ms = millis(latency);
+    if streaming {
+        let stream_position = position;
+        line!(
+            info,
+            of,
+            tool_name,
+            detection_latency_ms,
+            stream_position,
+            "streaming_tool_call_detected"
+        );
+    } else {
+        line!(debug, of, tool_name, detection_latency_ms, "tool_call_detected");
     }
 }
 

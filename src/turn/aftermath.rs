@@ -94,16 +94,16 @@ impl Turn {
                     self.outbox.push_back(Effect::Abort(call.key()));
                     self.end_call(index, outcome);
                 }
-                // It was resumed, and may have run before.
-                Phase::Queued { .. } | Phase::Intended if call.started_at.is_some() => {
-                    let outcome = texts::cancelled(call);
-                    self.end_call(index, outcome);
-                }
                 // It would have run again; what its tool answered is all there is, and it is
                 // decided once more what comes of that.
                 Phase::Ready | Phase::Queued { .. } if let Some(report) = call.outdated.clone() => {
                     self.give_up_place(index);
                     self.set_phase(index, Phase::Reported(report));
+                }
+                // It was resumed, and may have run before.
+                Phase::Queued { .. } | Phase::Intended if call.started_at.is_some() => {
+                    let outcome = texts::cancelled(call);
+                    self.end_call(index, outcome);
                 }
                 // It ran, but nobody has said that its result may be seen.
                 Phase::Reviewed { .. } => self.end_call(index, texts::unreviewed()),
@@ -112,10 +112,10 @@ impl Turn {
                 | Phase::Ready
                 | Phase::Asked { .. }
                 | Phase::Queued { .. }
-                | Phase::Intended
-                | Phase::Duplicate { .. } => self.end_call(index, texts::never_started()),
-                // Decided as soon as every earlier call is, which they are now.
-                Phase::Reported(_) => {}
+                | Phase::Intended => self.end_call(index, texts::never_started()),
+                // Decided as soon as every earlier call is, which they are now; and a duplicate
+                // with the call it waits for.
+                Phase::Reported(_) | Phase::Duplicate { .. } => {}
                 Phase::Ended { .. } | Phase::Dropped => {}
             }
         }
@@ -168,16 +168,19 @@ impl Turn {
         match self.attempts.after(&error, self.plan.streamed) {
             Some(_) if self.is_out_of_tokens() => self.end_out_of_tokens(false),
             Some(plan) => self.ask_again(plan, error.message),
-            None => {
-                self.state = State::Over;
-                let error = RunError {
-                    code: "provider_error".to_owned(),
-                    transient: error.is_transient(),
-                    message: error.message,
-                };
-                self.commit(TurnEnd::Failed(error), None);
-            }
+            None => self.fail(error),
         }
+    }
+
+    /// Ends the turn with the error of its last attempt.
+    pub(super) fn fail(&mut self, error: ProviderError) {
+        self.state = State::Over;
+        let error = RunError {
+            code: "provider_error".to_owned(),
+            transient: error.is_transient(),
+            message: error.message,
+        };
+        self.commit(TurnEnd::Failed(error), None);
     }
 
     /// Nothing of this attempt counts, but results of pure calls are kept for the next.

@@ -123,21 +123,9 @@ impl Turn {
 
     /// Whether people are all that the turn waits for: then its clocks stand still.
     pub(super) fn waits_for_people(&self) -> bool {
-        let is_busy = |call: &Call| match call.phase {
-            Phase::Queued { .. } | Phase::Intended | Phase::Running { .. } => true,
-            Phase::Open
-            | Phase::Sealed
-            | Phase::Ready
-            | Phase::Duplicate { .. }
-            | Phase::Asked { .. }
-            | Phase::Reported(_)
-            | Phase::Reviewed { .. }
-            | Phase::Ended { .. }
-            | Phase::Dropped => false,
-        };
         matches!(self.state, State::Judged { .. })
             && self.calls.iter().any(|call| call.question().is_some())
-            && !self.calls.iter().any(is_busy)
+            && !self.calls.iter().any(Call::has_place)
     }
 
     fn answer_until(&self, index: usize) -> Option<std::time::Duration> {

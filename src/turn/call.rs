@@ -159,25 +159,17 @@ impl Call {
 
     /// Whether it has a place of its tool or waits for one, and its tool was not told to run.
     pub(super) fn has_reserved(&self) -> bool {
-        match self.phase {
-            Phase::Queued { .. } => true,
-            Phase::Intended => self.has_cap(),
-            Phase::Open
-            | Phase::Sealed
-            | Phase::Ready
-            | Phase::Duplicate { .. }
-            | Phase::Asked { .. }
-            | Phase::Running { .. }
-            | Phase::Reported(_)
-            | Phase::Reviewed { .. }
-            | Phase::Ended { .. }
-            | Phase::Dropped => false,
-        }
+        self.has_cap() && self.has_place() && !self.is_running()
     }
 
     /// Whether its tool was, or is about to be, told to run.
     pub(super) fn has_started(&self) -> bool {
         self.started_at.is_some() || self.phase == Phase::Intended
+    }
+
+    /// Whether it has a place of `max`.
+    pub(super) fn has_place(&self) -> bool {
+        matches!(self.phase, Phase::Queued { .. } | Phase::Intended | Phase::Running { .. })
     }
 
     pub(super) fn is_running(&self) -> bool {
@@ -217,20 +209,8 @@ impl Call {
     }
 
     pub(super) fn outcome(&self) -> Option<&ToolOutcome> {
-        match &self.phase {
-            Phase::Ended { outcome, .. } => Some(outcome),
-            Phase::Open
-            | Phase::Sealed
-            | Phase::Ready
-            | Phase::Duplicate { .. }
-            | Phase::Queued { .. }
-            | Phase::Intended
-            | Phase::Asked { .. }
-            | Phase::Running { .. }
-            | Phase::Reported(_)
-            | Phase::Reviewed { .. }
-            | Phase::Dropped => None,
-        }
+        let Phase::Ended { outcome, .. } = &self.phase else { return None };
+        Some(outcome)
     }
 
     /// Whether its outcome came of a tool's work: its own, or that of an identical call.

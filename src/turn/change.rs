@@ -1,5 +1,7 @@
 //! What a delta does to the calls of a response, and how many there may be.
 
+use crate::types::CALLS_MAX;
+
 /// How much one response may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AccumulatorLimits {
@@ -13,7 +15,7 @@ pub struct AccumulatorLimits {
 
 impl Default for AccumulatorLimits {
     fn default() -> Self {
-        Self { arguments_bytes_max: 1 << 20, calls_max: 1024, text_bytes_max: 16 << 20 }
+        Self { arguments_bytes_max: 1 << 20, calls_max: CALLS_MAX, text_bytes_max: 16 << 20 }
     }
 }
 

@@ -129,23 +129,23 @@ impl Turn {
     }
 
     fn decide(&mut self, index: usize, report: Report) {
-        let Report { mut outcome, reads, mut writes } = report;
-        let names = self.visible.conflicts(&reads);
+        let names = self.visible.conflicts(&report.reads);
         let rerun = !names.is_empty() && self.gate() == Gate::Open;
         let maximum = self.spec.rules.limits.max_variables_bytes;
-        let grown = Some(&writes).filter(|writes| !writes.is_empty());
-        let bytes = grown.map_or(0, |writes| self.visible.variables.bytes_with(writes) as u64);
-        let full = bytes > maximum as u64;
+        let bytes = self.bytes_with(&report.writes);
+        let full = bytes > maximum;
         let Some(call) = self.calls.get_mut(index) else { return };
         let rerun = rerun && !call.has_effects();
+        let known = call.notes.conflict;
         call.notes.conflict |= !names.is_empty();
-        call.reads = reads.clone();
+        call.reads.clone_from(&report.reads);
         let label = call.label();
         if rerun {
-            call.outdated = Some(Report { outcome, reads, writes });
+            call.outdated = Some(report);
             call.waiting_for = None;
             call.phase = Phase::Ready;
         } else {
+            let Report { mut outcome, reads: _, mut writes } = report;
             call.notes.writes_dropped = !writes.is_empty() && (full || !names.is_empty());
             if !names.is_empty() {
                 outcome.content.push_str(&texts::conflict(&names, call.notes.writes_dropped));
@@ -157,11 +157,17 @@ impl Turn {
             }
             self.review_or_end(index, outcome, writes);
         }
-        if !names.is_empty() {
+        if !names.is_empty() && !known {
             self.emit(Event::ConflictFound { call: label, names, rerun });
-        } else if full {
-            self.tell_limit("max_variables_bytes", bytes, maximum as u64, "writes_dropped");
+        } else if names.is_empty() && full {
+            let (bytes, maximum) = (bytes as u64, maximum as u64);
+            self.tell_limit("max_variables_bytes", bytes, maximum, "writes_dropped");
         }
+    }
+
+    /// How large these writes would make the variables; 0 if nothing is written.
+    fn bytes_with(&self, writes: &WriteSet) -> usize {
+        if writes.is_empty() { 0 } else { self.visible.variables.bytes_with(writes) }
     }
 
     /// A duplicate of a call that used variables is decided in call order: if one of them was

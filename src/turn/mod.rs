@@ -177,10 +177,10 @@ impl Turn {
     /// Takes in what one chunk of the response decoded to.
     pub fn handle_deltas(&mut self, now: Duration, batch: Vec<Delta>) {
         self.clock.advance(now);
-        let mut changed = false;
+        let (attempt, mut changed) = (self.attempt(), false);
         for delta in batch {
             // Some limits close the response in the middle of a batch.
-            if self.state != State::Asking {
+            if self.state != State::Asking || self.attempt() != attempt {
                 break;
             }
             changed |= self.handle_delta(delta);

@@ -36,6 +36,9 @@ struct Known {
     response: Option<Response>,
     /// A budget had run out, and that was to end the turn.
     over_budget: bool,
+    /// Why the last attempt failed, if it has.
+    failed: Option<ProviderError>,
+    committed: bool,
 }
 
 #[derive(Debug)]
@@ -128,6 +131,11 @@ impl Turn {
             self.ask();
             return;
         }
+        if let Some(error) = known.failed.clone().filter(|_| known.committed && !known.over_budget)
+        {
+            self.fail(error);
+            return;
+        }
         let error = host_stopped();
         self.record(Record::AttemptFailed {
             turn: self.spec.number,
@@ -167,8 +175,8 @@ impl Turn {
                 // What was wrong with it is found again, from the same bytes.
                 let raw = call.raw.clone().unwrap_or_else(|| call.arguments.to_string());
                 admission::take_arguments(&mut restored, &raw, false);
-                restored.excess =
-                    admission::at_opening(call.key.index, &self.spec) == Opening::KeepExcess;
+                let opening = admission::by_rules(call.key.index, &self.spec.rules);
+                restored.excess = opening == Opening::KeepExcess;
             }
             if let Some(said) = known.judgements.get(&(call.key, ApprovalPhase::Before)) {
                 restored.notes.before = Some(said.clone());
@@ -241,7 +249,11 @@ impl Known {
                 });
             }
             // What is kept of an attempt is counted with its response.
-            Record::AttemptFailed { usage: spent, kept: false, .. } => *usage += *spent,
+            Record::AttemptFailed { usage: spent, kept: false, error, .. } => {
+                *usage += *spent;
+                self.failed = Some(error.clone());
+            }
+            Record::TurnCommitted { .. } => self.committed = true,
             Record::LimitReached { limit, .. } => {
                 self.over_budget |= limit == MAX_TOKENS || limit == MAX_CALLS;
             }
@@ -250,7 +262,6 @@ impl Known {
             | Record::RunStarted { .. }
             | Record::AttemptFailed { kept: true, .. }
             | Record::ApprovalAsked { .. }
-            | Record::TurnCommitted { .. }
             | Record::Steered { .. }
             | Record::StopAsked { .. }
             | Record::RunEnded { .. }

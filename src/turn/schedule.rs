@@ -34,18 +34,14 @@ pub(super) enum Step {
 
 /// The first thing to be done, in call order; none when nothing changed.
 pub(super) fn next_step(calls: &[Call], execution: Execution, gate: Gate) -> Option<Step> {
-    let mut places = match execution {
+    let places = match execution {
         Execution::Sequential => 1,
-        Execution::Parallel { max } => max,
+        Execution::Parallel { max } => max as usize,
     };
+    let taken = calls.iter().filter(|call| call.has_place()).count();
     let mut earlier_unended = false;
     let mut earlier_barrier = false;
     let mut tickets_stopped = false;
-    for call in calls {
-        if matches!(call.phase, Phase::Queued { .. } | Phase::Intended | Phase::Running { .. }) {
-            places = places.saturating_sub(1);
-        }
-    }
     for (index, call) in calls.iter().enumerate() {
         match call.phase {
             Phase::Dropped | Phase::Ended { .. } => continue,
@@ -74,7 +70,7 @@ pub(super) fn next_step(calls: &[Call], execution: Execution, gate: Gate) -> Opt
                     Some(WaitingFor::Exclusive)
                 } else if call.must_ask() {
                     return Some(Step::Ask(index));
-                } else if places == 0 {
+                } else if taken >= places {
                     Some(WaitingFor::Capacity)
                 } else {
                     None

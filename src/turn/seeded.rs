@@ -65,7 +65,7 @@ mod tests {
     use super::*;
     use crate::config::{Limits, OnExcess};
     use crate::turn::fixtures::{rules, spec};
-    use crate::turn::{Effect, Turn, TurnEnd};
+    use crate::turn::{Effect, Run, Turn, TurnEnd, TurnSpec};
     use crate::types::{CallKey, Execution, ToolCall, ToolStatus};
     use std::time::Duration;
 
@@ -89,7 +89,9 @@ mod tests {
         let mut rules = rules(Execution::Parallel { max: 8 });
         change(&mut rules);
         let seeded = SeededTurn::new(1, &message(names), &rules);
-        let mut turn = Turn::resume(spec(rules), std::slice::from_ref(&seeded.response));
+        let budget = Run::new(&rules.limits).budget();
+        let spec = TurnSpec { budget, ..spec(rules) };
+        let mut turn = Turn::resume(spec, std::slice::from_ref(&seeded.response));
         let (mut started, mut committed) = (Vec::new(), None);
         for step in 0..4 {
             if step == 1 {
@@ -163,6 +165,18 @@ mod tests {
         assert_eq!(
             seen(&names, limited(OnExcess::Fail)),
             (vec![], texts(&["quick", "effect"]), true, vec![Refused], Some("failed"))
+        );
+    }
+    #[test]
+    fn they_use_up_no_budget_and_one_too_many_is_not_run_for_that() {
+        use ToolStatus::{Cancelled, Refused};
+        let one = |rules: &mut TurnRules| {
+            limited(OnExcess::Answer)(rules);
+            rules.limits.max_tool_calls_per_run = Some(1);
+        };
+        assert_eq!(
+            seen(&["pure", "quick"], one),
+            (texts(&["pure"]), vec![], false, vec![Cancelled, Refused], Some("answered"))
         );
     }
 }

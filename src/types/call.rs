@@ -9,6 +9,10 @@ use serde_json::Value;
 
 use super::{Judgement, Verdict, WriteSet};
 
+/// How many calls of one response, or of one message that a session is opened with, are kept at
+/// all, whatever the limits of a run say.
+pub const CALLS_MAX: usize = 1024;
+
 /// Which tool call this is, inside the host: never the provider's id.
 ///
 /// `turn` counts the session's turns from 1 and is never reset; `attempt` counts from 1 within

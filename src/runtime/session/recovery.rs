@@ -11,7 +11,7 @@ use ractor::{ActorId, ActorRef};
 use super::State;
 use crate::record::Record;
 use crate::runtime::message::SessionMessage;
-use crate::turn::{CancelReason, Effect, Turn, TurnRecord, TurnSpec};
+use crate::turn::{CancelReason, Effect, Turn, TurnEnd, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
 
 /// How often the actors of one run are replaced.
@@ -66,12 +66,15 @@ impl State {
     /// The running turn, if it was over before its accumulator died but the session has not heard
     /// of it: the end of an actor overtakes its last message.
     fn committed(&self, records: &[Record]) -> Option<TurnRecord> {
-        let turn = self.turn;
+        let (turn, run) = (self.turn, self.run.as_ref()?);
         records.iter().find(|record| **record == Record::TurnCommitted { turn })?;
-        let mut turn = Turn::resume(self.turn_spec(self.run.as_ref()?), records);
+        let spec = self.turn_spec(run);
+        let is_out_of_time = spec.run_time_left.is_some_and(|left| left.is_zero());
+        let why = run.cancel.or(is_out_of_time.then_some(CancelReason::RunTimeout));
+        let mut turn = Turn::resume(spec, records);
         turn.handle_recorded(Duration::ZERO, u64::MAX);
         // All but the commit itself was recorded and told before.
-        std::iter::from_fn(|| turn.poll()).find_map(|effect| match effect {
+        let mut record = std::iter::from_fn(|| turn.poll()).find_map(|effect| match effect {
             Effect::Commit(record) => Some(*record),
             Effect::Record(_)
             | Effect::Request(_)
@@ -82,7 +85,12 @@ impl State {
             | Effect::Abort(_)
             | Effect::Emit(_)
             | Effect::Release(_) => None,
-        })
+        })?;
+        // That it was cut off stands in its records, but not why; the run knows.
+        if let (TurnEnd::Cancelled(CancelReason::Shutdown), Some(why)) = (&record.end, why) {
+            record.end = TurnEnd::Cancelled(why);
+        }
+        Some(record)
     }
 
     /// Ends the run as failed. What its turn left open is answered here, without actors.

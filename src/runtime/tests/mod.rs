@@ -1,6 +1,7 @@
 //! What the shells do, against a scripted provider on loopback.
 
 mod client;
+mod deaths;
 mod hostile;
 mod inputs;
 mod limits;

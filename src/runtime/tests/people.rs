@@ -89,6 +89,21 @@ async fn a_day_without_an_answer_is_a_no() {
 }
 
 #[tokio::test]
+async fn a_time_beyond_what_the_clock_can_show_is_none() {
+    let provider = Provider::calling(&[("pay", "{}")]).await;
+    let ever = Duration::from_secs(u64::MAX / 2);
+    let patient = ToolSpec { approval_timeout: ever, ..paying(Approval::BEFORE).timeout(ever) };
+    let pay = tool(patient, |_| async { Ok("paid".into()) });
+    let host = host(&provider, registry([pay]), |_| ()).await;
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    let asked = question(&mut run.events).await;
+    decide(&session, &asked, Verdict::Approved).await;
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(results(&report)["pay"], ("success", "paid"));
+}
+
+#[tokio::test]
 async fn beside_a_tool_that_runs_the_clock_runs() {
     let provider = Provider::calling(&[("hang", "{}"), ("pay", "{}")]).await;
     let pay = tool(paying(Approval::BEFORE), |_| async { Ok("paid".into()) });

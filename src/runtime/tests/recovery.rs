@@ -5,8 +5,7 @@ use ractor::ActorCell;
 use super::provider::{Reply, asks_for, says, text};
 use super::*;
 use crate::event::Event;
-use crate::journal::{Acknowledge, Appended, Entry};
-use crate::record::{Record, Seq, StopMode};
+use crate::record::StopMode;
 use crate::telemetry::Delivery;
 use crate::types::RunEnd;
 
@@ -78,7 +77,7 @@ async fn a_turn_that_had_fallen_back_goes_on_with_that_model() {
 }
 
 /// What no repetition mends.
-fn refused() -> Reply {
+pub(super) fn refused() -> Reply {
     let body = r#"{"error":{"message":"no such key"}}"#.into();
     Reply::Whole { status: 401, kind: "application/json", body, retry_after: None }
 }
@@ -248,91 +247,6 @@ async fn the_death_of_a_calls_actor_ends_that_call_alone() {
     assert_eq!(told["echo"], ("success", r#"{"n":1}"#));
     assert_eq!(report.calls[0].metadata["kind"], "killed");
     nothing_left(&host).await;
-}
-
-/// An engine that kills an actor at the n-th record after it was armed.
-#[derive(Debug, Default)]
-struct Trap {
-    inner: MemoryJournal,
-    armed: parking_lot::Mutex<Option<(usize, ActorCell)>>,
-}
-
-impl Journal for Trap {
-    fn append(&self, session: &SessionId, batch: Vec<Entry>, then: Acknowledge) -> Appended {
-        let mut armed = self.armed.lock();
-        if let Some((left, _)) = armed.as_mut() {
-            let past = *left < batch.len();
-            *left = left.saturating_sub(batch.len());
-            if past && let Some((_, victim)) = armed.take() {
-                victim.kill();
-            }
-        }
-        self.inner.append(session, batch, then)
-    }
-
-    fn entries_since(&self, session: &SessionId, after: Seq) -> Vec<Entry> {
-        self.inner.entries_since(session, after)
-    }
-
-    fn remove(&self, session: &SessionId) {
-        self.inner.remove(session);
-    }
-}
-
-/// The accumulator is killed while it appends its n-th record; the kill acts once it has done all
-/// that follows from it. Returns the report's statuses and whether the trap went off.
-async fn killed_at(record: usize) -> (Vec<&'static str>, bool) {
-    let gate = Arc::new(tokio::sync::Semaphore::new(0));
-    let provider = Provider::new(|_, body| {
-        let answered = body["messages"].as_array().unwrap().iter().any(|m| m["role"] == "tool");
-        let calls = [("put", "{}"), ("echo", r#"{"n":1}"#)];
-        Reply::Sse(if answered { says("done") } else { asks_for(&calls) })
-    })
-    .await
-    .behind(Arc::clone(&gate));
-    let put = ToolSpec { effect: Default::default(), ..spec("put") }.idempotent();
-    let put = tool(put, |_| async { Ok("put".into()) });
-    let trap = Arc::new(Trap::default());
-    let setup = setup(&provider, registry([put, echo("echo")]), |_| ());
-    let host = Host::start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
-    let session = session(&host).await;
-    let run = session.start_run("go").await.unwrap();
-    until("the model is asked", || provider.count() == 1).await;
-    *trap.armed.lock() = Some((record, actors(&session).await[ACCUMULATOR].clone()));
-    gate.add_permits(100);
-    let report = timeout(SOON, run.report).await.unwrap().unwrap();
-    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"), "{record}");
-    let messages = serde_json::to_value(report.run_messages()).unwrap();
-    let roles = messages.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap());
-    assert_eq!(
-        roles.collect::<Vec<_>>(),
-        ["user", "assistant", "tool", "tool", "assistant"],
-        "{record}"
-    );
-    let entries = trap.entries_since(session.id(), Seq(0));
-    let count = |turn| {
-        let commit = Record::TurnCommitted { turn };
-        entries.iter().filter(|entry| entry.record == commit).count()
-    };
-    assert_eq!((count(1), count(2)), (1, 1), "{record}");
-    nothing_left(&host).await;
-    let statuses = report.calls.iter().map(|call| call.status.as_str()).collect();
-    let sprung = trap.armed.lock().is_none();
-    (statuses, sprung)
-}
-
-#[tokio::test]
-async fn the_accumulator_dies_at_any_record() {
-    let mut deaths = 0;
-    loop {
-        let (statuses, sprung) = killed_at(deaths).await;
-        assert_eq!(statuses, ["success", "success"], "{deaths}");
-        if !sprung {
-            break;
-        }
-        deaths += 1;
-    }
-    assert!(deaths >= 8, "the run has more records than {deaths}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

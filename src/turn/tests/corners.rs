@@ -1,6 +1,8 @@
 //! Where the rules meet: what has gone wrong once, and must not again.
 
 use super::*;
+use crate::config::Approval;
+use crate::tool::ToolSpec;
 
 #[test]
 fn what_is_known_of_a_call_as_it_opens_is_told() {
@@ -216,4 +218,20 @@ fn what_a_broken_response_had_started_before_a_crash_is_counted() {
     let counted =
         |event: &Event| matches!(event, Event::ResponseEnded { opened: 1, detected: 1, .. });
     assert_eq!(driver.count(counted), 1);
+}
+
+#[test]
+fn nobody_is_asked_about_a_call_that_is_void_before_the_question_is_durable() {
+    let mut rules = rules(PARALLEL);
+    let asks = ToolSpec::clone(&rules.tools["pure"]).approval(Approval::BEFORE);
+    rules.tools.insert("asks".into(), Arc::new(asks));
+    let mut driver = Driver::with(rules);
+    let response = vec![call(0, "asks", "{}"), call(1, "pure", "{}")];
+    driver.turn.handle_deltas(driver.now, response);
+    assert_eq!(driver.turn.questions().count(), 1);
+    driver.broken();
+    let told = |event: &Event| matches!(event, Event::ApprovalAsked { .. });
+    assert_eq!(driver.count(told), 0);
+    driver.deltas([call(0, "asks", "{}"), call(1, "pure", "{}")]);
+    assert_eq!(driver.count(told), 1);
 }

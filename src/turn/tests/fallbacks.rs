@@ -107,3 +107,16 @@ fn after_a_crash_the_model_that_was_asked_last_is_asked_again() {
     driver.broken();
     assert!(matches!(driver.commit.as_ref().unwrap().end, TurnEnd::Failed(_)));
 }
+
+#[test]
+fn what_follows_in_the_chunk_that_ended_an_attempt_is_not_the_next_ones() {
+    let mut driver = Driver::with(two_models());
+    let too_large = ProviderError::new(ProviderErrorKind::TooLarge, "the response is too large");
+    driver.deltas([Delta::Error(too_large), text("of the first"), call(0, "pure", "{}")]);
+    assert_eq!(asked(&driver), [(1, "main"), (2, "backup")]);
+    driver.started(&[]);
+    driver.deltas([text("of the second"), finish(FinishKind::Stop)]).close();
+    driver.ended(&TurnEnd::Finished);
+    let record = driver.commit.as_ref().unwrap();
+    assert_eq!(record.message.as_ref().unwrap().text, "of the second");
+}

@@ -7,6 +7,7 @@ mod corners;
 mod differential;
 mod endings;
 mod fallbacks;
+mod meetings;
 mod people;
 mod rules;
 mod runs;
@@ -27,7 +28,7 @@ use crate::event::Event;
 use crate::record::Record;
 use crate::types::{
     CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome,
-    ToolStatus, VariablesUse,
+    ToolStatus, VariablesUse, WriteSet,
 };
 use crate::wire::{CallPiece, Delta};
 
@@ -138,9 +139,7 @@ impl Driver {
     }
 
     fn place(&mut self, index: u32, place: Place) -> &mut Self {
-        let attempt = self.turn.attempt();
-        let key = crate::types::CallKey { turn: 1, attempt, index };
-        self.turn.handle_place(self.now, key, place);
+        self.turn.handle_place(self.now, self.key(index), place);
         self.pump();
         self
     }
@@ -153,6 +152,17 @@ impl Driver {
         self.turn.handle_outcome(self.now, self.key(index), ToolDone { outcome, used });
         self.pump();
         self
+    }
+
+    /// A call ends well that has read the variable `x`, or writes it.
+    fn used(&mut self, index: u32, content: &str, writes: bool) -> &mut Self {
+        let mut used = VariablesUse::default();
+        if writes {
+            used.writes = WriteSet([("x".into(), Arc::new(index.into()))].into());
+        } else {
+            used.reads.insert("x".into());
+        }
+        self.report(index, ToolOutcome::ok(content), used)
     }
 
     fn key(&self, index: u32) -> CallKey {
@@ -211,6 +221,11 @@ impl Driver {
         });
         limits.collect()
     }
+}
+
+/// A call of the turn's first attempt.
+fn key(index: u32) -> CallKey {
+    CallKey { turn: 1, attempt: 1, index }
 }
 
 const PARALLEL: Execution = Execution::Parallel { max: 8 };

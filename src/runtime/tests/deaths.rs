@@ -1,0 +1,179 @@
+//! An actor dies at the very record that counts.
+
+use ractor::ActorCell;
+
+use super::provider::{Reply, asks_for, says, text};
+use super::recovery::{ACCUMULATOR, actors, kill, refused};
+use super::*;
+use crate::journal::{Acknowledge, Appended, Entry};
+use crate::record::{Record, Seq, StopMode};
+use crate::types::RunEnd;
+
+/// An engine that kills an actor at the n-th record after it was armed.
+#[derive(Debug, Default)]
+struct Trap {
+    inner: MemoryJournal,
+    armed: parking_lot::Mutex<Option<(usize, ActorCell)>>,
+}
+
+impl Journal for Trap {
+    fn append(&self, session: &SessionId, batch: Vec<Entry>, then: Acknowledge) -> Appended {
+        let mut armed = self.armed.lock();
+        if let Some((left, _)) = armed.as_mut() {
+            let past = *left < batch.len();
+            *left = left.saturating_sub(batch.len());
+            if past && let Some((_, victim)) = armed.take() {
+                victim.kill();
+            }
+        }
+        self.inner.append(session, batch, then)
+    }
+
+    fn entries_since(&self, session: &SessionId, after: Seq) -> Vec<Entry> {
+        self.inner.entries_since(session, after)
+    }
+
+    fn remove(&self, session: &SessionId) {
+        self.inner.remove(session);
+    }
+}
+
+/// The accumulator is killed while it appends its n-th record; the kill acts once it has done all
+/// that follows from it. Returns the report's statuses and whether the trap went off.
+async fn killed_at(record: usize) -> (Vec<&'static str>, bool) {
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let provider = Provider::new(|_, body| {
+        let answered = body["messages"].as_array().unwrap().iter().any(|m| m["role"] == "tool");
+        let calls = [("put", "{}"), ("echo", r#"{"n":1}"#)];
+        Reply::Sse(if answered { says("done") } else { asks_for(&calls) })
+    })
+    .await
+    .behind(Arc::clone(&gate));
+    let put = ToolSpec { effect: Default::default(), ..spec("put") }.idempotent();
+    let put = tool(put, |_| async { Ok("put".into()) });
+    let trap = Arc::new(Trap::default());
+    let setup = setup(&provider, registry([put, echo("echo")]), |_| ());
+    let host = Host::start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the model is asked", || provider.count() == 1).await;
+    *trap.armed.lock() = Some((record, actors(&session).await[ACCUMULATOR].clone()));
+    gate.add_permits(100);
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"), "{record}");
+    let messages = serde_json::to_value(report.run_messages()).unwrap();
+    let roles = messages.as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap());
+    assert_eq!(
+        roles.collect::<Vec<_>>(),
+        ["user", "assistant", "tool", "tool", "assistant"],
+        "{record}"
+    );
+    let entries = trap.entries_since(session.id(), Seq(0));
+    let count = |turn| {
+        let commit = Record::TurnCommitted { turn };
+        entries.iter().filter(|entry| entry.record == commit).count()
+    };
+    assert_eq!((count(1), count(2)), (1, 1), "{record}");
+    nothing_left(&host).await;
+    let statuses = report.calls.iter().map(|call| call.status.as_str()).collect();
+    let sprung = trap.armed.lock().is_none();
+    (statuses, sprung)
+}
+
+#[tokio::test]
+async fn the_accumulator_dies_at_any_record() {
+    let mut deaths = 0;
+    loop {
+        let (statuses, sprung) = killed_at(deaths).await;
+        assert_eq!(statuses, ["success", "success"], "{deaths}");
+        if !sprung {
+            break;
+        }
+        deaths += 1;
+    }
+    assert!(deaths >= 8, "the run has more records than {deaths}");
+}
+
+/// The accumulator dies as it appends the end of a turn that was cut off, by a stop or else by its
+/// time: why it was is no secret to the run.
+async fn cut_off_at_the_death(stopped: bool) -> RunEnd {
+    let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
+    let trap = Arc::new(Trap::default());
+    let setup = setup(&provider, Registry::new(), |config| {
+        let limits = &mut config.agents.get_mut("default").unwrap().limits;
+        limits.run_timeout = Some(Duration::from_secs(60));
+    });
+    let host = Host::start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the stream is open", || provider.open() == 1).await;
+    let victim = actors(&session).await[ACCUMULATOR].clone();
+    *trap.armed.lock() = Some((usize::from(stopped), victim));
+    if stopped {
+        session.stop(StopMode::Now).await.unwrap();
+    } else {
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(60)).await;
+        tokio::time::resume();
+    }
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert!(trap.armed.lock().is_none(), "it did not die");
+    nothing_left(&host).await;
+    report.run_end
+}
+
+#[tokio::test]
+async fn why_a_turn_was_cut_off_outlives_its_actors() {
+    assert_eq!(cut_off_at_the_death(true).await, RunEnd::Stopped);
+    assert_eq!(cut_off_at_the_death(false).await, RunEnd::TimedOut);
+}
+
+#[tokio::test]
+async fn a_turn_that_failed_at_the_death_is_not_asked_again() {
+    let gate = Arc::new(tokio::sync::Semaphore::new(0));
+    let provider = Provider::new(|_, _| refused()).await.behind(Arc::clone(&gate));
+    let trap = Arc::new(Trap::default());
+    let setup = setup(&provider, Registry::new(), |_| ());
+    let host = Host::start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the model is asked", || provider.count() == 1).await;
+    *trap.armed.lock() = Some((0, actors(&session).await[ACCUMULATOR].clone()));
+    gate.add_permits(100);
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert!(trap.armed.lock().is_none(), "it did not die");
+    assert_eq!((report.run_end, provider.count()), (RunEnd::Failed, 1));
+    assert_eq!(report.error.unwrap().code, "provider_error");
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn a_death_gives_back_places_and_those_in_line() {
+    let provider = Provider::new(|_, body| {
+        let last = body["messages"].as_array().unwrap().last().unwrap();
+        Reply::Sse(if last["role"] == "tool" { says("done") } else { asks_for(&[("one", "{}")]) })
+    })
+    .await;
+    let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let one = tool(spec("one").idempotent().max_concurrent(1), {
+        let begun = Arc::clone(&begun);
+        move |_| {
+            let first = begun.fetch_add(1, Ordering::SeqCst) == 0;
+            async move { if first { std::future::pending().await } else { Ok("done".into()) } }
+        }
+    });
+    let host = host(&provider, registry([one]), |_| ()).await;
+    let (holder, waiter) = (session(&host).await, session(&host).await);
+    let holds = holder.start_run("go").await.unwrap();
+    until("it runs", || begun.load(Ordering::SeqCst) == 1).await;
+    let waits = waiter.start_run("go").await.unwrap();
+    until("it waits", || host.counts().calls_waiting == 1).await;
+    kill(&waiter, ACCUMULATOR).await;
+    until("it waits again", || host.counts().calls_waiting == 1).await;
+    kill(&holder, ACCUMULATOR).await;
+    for run in [holds, waits] {
+        let report = timeout(SOON, run.report).await.unwrap().unwrap();
+        assert_eq!(results(&report)["one"], ("success", "done"));
+    }
+    nothing_left(&host).await;
+}
