@@ -293,7 +293,8 @@ async fn a_decision_that_does_not_count_says_why() {
         assert_eq!(api.decide(tool_id, early.clone()).await.error(), none, "{tool_id}");
     }
     let invalid = (400, "invalid_request".to_owned());
-    assert_eq!(api.decide("%ff", early.clone()).await.error(), invalid);
+    let nowhere = (404, "not_found".to_owned());
+    assert_eq!(api.decide("%ff", early.clone()).await.error(), nowhere);
     let long = "x".repeat(4001);
     for (body, expect) in [
         (json!({"decision": "approve", "arguments_sha256": "0"}), (409, "stale_approval".into())),

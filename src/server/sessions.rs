@@ -102,7 +102,7 @@ impl FromRequestParts<AppState> for KnownSession {
         // A path may name more than the session.
         let named = RawPathParams::from_request_parts(parts, state).await.map_err(|_| {
             let message = "the path: what is written with % is no UTF-8";
-            ApiError::bad_request("invalid_request", message)
+            ApiError::not_found("not_found", message)
         })?;
         let mut named = named.iter();
         let Some((_, text)) = named.find(|(key, _)| *key == "id") else {
