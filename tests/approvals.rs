@@ -293,6 +293,8 @@ async fn a_decision_that_does_not_count_says_why() {
         assert_eq!(api.decide(tool_id, early.clone()).await.error(), none, "{tool_id}");
     }
     let invalid = (400, "invalid_request".to_owned());
+    let nowhere = (404, "not_found".to_owned());
+    assert_eq!(api.decide("%ff", early.clone()).await.error(), nowhere);
     let long = "x".repeat(4001);
     for (body, expect) in [
         (json!({"decision": "approve", "arguments_sha256": "0"}), (409, "stale_approval".into())),
@@ -322,6 +324,8 @@ async fn a_decision_that_does_not_count_says_why() {
     );
     within(run.report).await.unwrap();
     assert_eq!(api.decide("t1a1c0", before).await.status, 200);
+    let stale = json!({"decision": "approve", "arguments_sha256": "0"});
+    assert_eq!(api.decide("t1a1c0", stale).await.error(), (409, "stale_approval".to_owned()));
     let other = json!({"decision": "reject", "arguments_sha256": SHA256_OF_A});
     assert_eq!(api.decide("t1a1c0", other).await.error(), (409, "already_decided".to_owned()));
 }
@@ -473,6 +477,11 @@ async fn a_run_may_have_people_asked_more_but_not_less() {
     assert_eq!(again.status, 200, "{again:?}");
     let other = api.decide("t1a1c0", body("reject", "before")).await;
     assert_eq!(other.error(), (409, "already_decided".to_owned()));
+    let stale = json!({"decision": "approve", "arguments_sha256": "0", "phase": "before"});
+    assert_eq!(api.decide("t1a1c0", stale).await.error(), (409, "stale_approval".to_owned()));
+    // Said twice, the leave to run is no leave to see the result.
+    let twice = json!({"decision": "approve", "arguments_sha256": hash});
+    assert_eq!(api.decide("t1a1c0", twice).await.error(), (409, "phase_needed".to_owned()));
     assert_eq!(api.decide("t1a1c0", body("reject", "after")).await.status, 200);
     until_event(&mut events, |event| event["type"] == "stream_end").await;
     assert_eq!(api.stage.log(), ["start a", "end a"]);

@@ -149,6 +149,8 @@ async fn unknown_keys_of_a_run_are_named() {
         (json!({"input": "x", "waits": true}), "`waits`"),
         (json!({"wait": true}), "`input`"),
         (json!({"input": 3}), "column"),
+        (json!({"input": "x", "limits": [1, 2]}), "expected an object"),
+        (json!({"input": "x", "limits": null}), "expected an object"),
     ] {
         let answer = service.post("/v1/sessions/s/runs", body.clone()).await;
         assert_eq!(answer.error(), (400, "invalid_request".to_owned()), "{body}");

@@ -216,7 +216,8 @@ fn too_high(key: &'static str, asked: impl ToString, highest: impl ToString) -> 
 
 fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
     let text = String::deserialize(deserializer)?;
-    values::parse_duration(&text).map(Some).map_err(serde::de::Error::custom)
+    let wrong = |why| serde::de::Error::custom(format!("this limit {why}"));
+    values::parse_duration(&text).map(Some).map_err(wrong)
 }
 
 #[cfg(test)]

@@ -155,7 +155,7 @@ pub(super) fn parse_duration(text: &str) -> Parsed<Duration> {
         .and_then(|amount| amount.checked_mul(milliseconds))
         .map(Duration::from_millis)
         .filter(|duration| *duration <= LONGEST)
-        .ok_or_else(|| format!("{text:?} is too long"))
+        .ok_or_else(|| format!("is too long: {text:?}"))
 }
 
 fn described(value: &DeValue<'_>) -> String {

@@ -86,6 +86,7 @@ impl HostError {
             Self::Approval(ApprovalError::NotAsked) => "no_such_approval",
             Self::Approval(ApprovalError::Stale) => "stale_approval",
             Self::Approval(ApprovalError::Decided(_)) => "already_decided",
+            Self::Approval(ApprovalError::WhichPhase) => "phase_needed",
             Self::SessionClosed => "session_closed",
             Self::ShuttingDown => "shutting_down",
         }

@@ -1,10 +1,15 @@
 //! Bodies and queries of requests, read strictly.
 
+use std::fmt;
+use std::marker::PhantomData;
+
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::{HeaderMap, StatusCode, header, request::Parts};
 use futures::StreamExt as _;
-use serde::de::DeserializeOwned;
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
 use super::AppState;
 use super::error::ApiError;
@@ -74,21 +79,51 @@ async fn read(body: Body, headers: &HeaderMap, max: usize) -> Result<Vec<u8>, Ap
     Ok(bytes)
 }
 
+/// A JSON object, and no array with the values of its fields, which serde would take as well.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Object<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OfFields<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for OfFields<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields))
+            }
+        }
+
+        deserializer.deserialize_map(OfFields(PhantomData)).map(Self)
+    }
+}
+
 /// What the bytes mean; serde names unknown and missing keys and where they stand.
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    // Serde would take an array for an object, its items for the fields in their order.
-    if bytes.trim_ascii_start().first() == Some(&b'[') {
-        let message = "the body does not fit: it is an array, and an object is expected";
-        return Err(ApiError::bad_request("invalid_request", message));
-    }
-    serde_json::from_slice(bytes).map_err(|error| {
-        let (code, what) = match error.classify() {
-            serde_json::error::Category::Data => ("invalid_request", "the body does not fit"),
+    serde_json::from_slice(bytes).map(|Object(body)| body).map_err(|error| {
+        let misfit = |why: String| {
+            ApiError::bad_request("invalid_request", format!("the body does not fit: {why}"))
+        };
+        match error.classify() {
+            serde_json::error::Category::Data => misfit(error.to_string()),
+            // Where one of some words should stand, serde takes any other value for bad syntax.
+            serde_json::error::Category::Syntax
+                if serde_json::from_slice::<IgnoredAny>(bytes).is_ok() =>
+            {
+                let (line, column) = (error.line(), error.column());
+                misfit(format!("a text is expected at line {line} column {column}"))
+            }
             serde_json::error::Category::Io
             | serde_json::error::Category::Syntax
-            | serde_json::error::Category::Eof => ("invalid_json", "the body is no JSON"),
-        };
-        ApiError::bad_request(code, format!("{what}: {error}"))
+            | serde_json::error::Category::Eof => {
+                ApiError::bad_request("invalid_json", format!("the body is no JSON: {error}"))
+            }
+        }
     })
 }
 
@@ -109,6 +144,15 @@ mod tests {
     struct Sample {
         #[expect(dead_code, reason = "only read by serde")]
         input: String,
+        #[expect(dead_code, reason = "only read by serde")]
+        inner: Option<Object<Inner>>,
+    }
+
+    #[derive(Debug, serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Inner {
+        #[expect(dead_code, reason = "only read by serde")]
+        mode: crate::record::StopMode,
     }
 
     #[test]
@@ -117,8 +161,21 @@ mod tests {
             ("{\"input\":\"a\",\"inputs\":1}", "invalid_request", "unknown field `inputs`"),
             ("{}", "invalid_request", "missing field `input`"),
             ("{\"input\":1}", "invalid_request", "line 1 column 10"),
-            ("[1]", "invalid_request", "it is an array"),
-            (" [\"a\"]", "invalid_request", "it is an array"),
+            ("[1]", "invalid_request", "invalid type: sequence, expected an object"),
+            (" [\"a\"]", "invalid_request", "expected an object"),
+            ("\"a\"", "invalid_request", "expected an object"),
+            ("{\"input\":\"a\",\"inner\":[\"now\"]}", "invalid_request", "expected an object"),
+            (
+                "{\"input\":\"a\",\"inner\":{\"mode\":5}}",
+                "invalid_request",
+                "text is expected at line 1",
+            ),
+            (
+                "{\"input\":\"a\",\"inner\":{\"mode\":[true]}}",
+                "invalid_request",
+                "text is expected",
+            ),
+            ("{\"input\":\"a\",\"inner\":{\"x\":5}}", "invalid_request", "line 1 column 25"),
             ("{\n\"input\" 1}", "invalid_json", "line 2 column 9"),
             ("", "invalid_json", "line 1 column 0"),
             ("{\"input\":\"a\"} x", "invalid_json", "trailing"),

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::AppState;
-use super::body::JsonBody;
+use super::body::{JsonBody, Object};
 use super::error::ApiError;
 use super::sessions::KnownSession;
 use super::stream;
@@ -27,7 +27,7 @@ pub(super) struct Start {
     queue: bool,
     execution: Option<Execution>,
     #[serde(default)]
-    limits: LimitOverrides,
+    limits: Object<LimitOverrides>,
     model: Option<String>,
     tools: Option<Vec<String>>,
     multi_tool_calls: Option<bool>,
@@ -46,7 +46,7 @@ pub(super) async fn start(
         wait,
         queue,
         execution,
-        limits,
+        limits: Object(limits),
         model,
         tools,
         multi_tool_calls,

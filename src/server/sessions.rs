@@ -100,8 +100,11 @@ impl FromRequestParts<AppState> for KnownSession {
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
         // A path may name more than the session.
-        let named = RawPathParams::from_request_parts(parts, state).await.ok();
-        let mut named = named.iter().flatten();
+        let named = RawPathParams::from_request_parts(parts, state).await.map_err(|_| {
+            let message = "the path: what is written with % is no UTF-8";
+            ApiError::not_found("not_found", message)
+        })?;
+        let mut named = named.iter();
         let Some((_, text)) = named.find(|(key, _)| *key == "id") else {
             return Err(ApiError::no_such_session(""));
         };

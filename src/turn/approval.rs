@@ -13,15 +13,16 @@ use super::{State, Turn, texts};
 use crate::event::{ApprovalRequest, Event, WaitingFor};
 use crate::record::{Ending, Record};
 use crate::types::{
-    ApprovalPhase, CallKey, Judgement, ReadSet, ToolOutcome, Verdict, WriteSet, excerpt,
+    ApprovalPhase, CallKey, Judgement, ReadSet, ToolCall, ToolOutcome, Verdict, WriteSet, excerpt,
 };
 
 impl Turn {
     /// Somebody has decided about a call.
     ///
     /// # Errors
-    /// When nobody was asked about it, the decision is about other arguments, or it was decided
-    /// otherwise before. Nothing has changed then. The same decision again is no error.
+    /// When nobody was asked about it, the decision is about other arguments or does not say which
+    /// of two questions it answers, or it was decided otherwise before. Nothing has changed then.
+    /// The same decision again is no error.
     pub(super) fn take_decision(
         &mut self,
         key: CallKey,
@@ -30,25 +31,29 @@ impl Turn {
         let index = self.position(key);
         let call = index.and_then(|index| self.calls.get(index));
         let question = call.and_then(Call::question);
-        let phase = decision.phase.or(question);
         let judged = |phase| self.judgements.get(&(key, phase));
-        let known = match phase {
-            Some(phase) => judged(phase),
-            None => judged(ApprovalPhase::After).or_else(|| judged(ApprovalPhase::Before)),
+        let (before, after) = (judged(ApprovalPhase::Before), judged(ApprovalPhase::After));
+        let known = match (decision.phase, question) {
+            (Some(phase), _) => judged(phase),
+            // Said again for the call, it must not pass for leave to see a result nobody has seen.
+            (None, Some(ApprovalPhase::After)) if before.is_some() => {
+                return Err(ApprovalError::WhichPhase);
+            }
+            (None, Some(_)) => None,
+            (None, None) => after.or(before),
         };
-        if let Some(known) = known {
-            let same = known.verdict == decision.judgement.verdict;
-            return if same { Ok(()) } else { Err(ApprovalError::Decided(known.verdict)) };
-        }
-        let (Some(index), Some(call), Some(question)) = (index, call, question) else {
-            return Err(ApprovalError::NotAsked);
-        };
-        if phase != Some(question) {
+        let asked = index.zip(call).zip(question);
+        let asked = asked.filter(|(_, asked)| decision.phase.is_none_or(|phase| phase == *asked));
+        if known.is_none() && asked.is_none() {
             return Err(ApprovalError::NotAsked);
         }
-        if !decision.arguments_sha256.eq_ignore_ascii_case(&arguments_sha256(call)) {
+        if call.is_some_and(|call| !decision.is_about(&call.call)) {
             return Err(ApprovalError::Stale);
         }
+        if let Some(known) = known {
+            return decision.repeats(known.verdict);
+        }
+        let Some(((index, _), question)) = asked else { return Err(ApprovalError::NotAsked) };
         self.judge(index, question, decision.judgement);
         Ok(())
     }
@@ -193,13 +198,29 @@ fn request(call: &Call, phase: ApprovalPhase) -> ApprovalRequest {
         call: call.label(),
         phase,
         arguments: call.call.arguments.clone(),
-        arguments_sha256: arguments_sha256(call),
+        arguments_sha256: arguments_sha256(&call.call),
         output_summary,
     }
 }
 
+impl Decision {
+    /// Whether it is about these very arguments.
+    #[must_use]
+    pub fn is_about(&self, call: &ToolCall) -> bool {
+        self.arguments_sha256.eq_ignore_ascii_case(&arguments_sha256(call))
+    }
+
+    /// What is said to it where the first decision stands.
+    ///
+    /// # Errors
+    /// When that was another one.
+    pub fn repeats(&self, first: Verdict) -> Result<(), ApprovalError> {
+        if first == self.judgement.verdict { Ok(()) } else { Err(ApprovalError::Decided(first)) }
+    }
+}
+
 /// The SHA-256 of a call's arguments as they are run: compact JSON, keys sorted; in hex digits.
-fn arguments_sha256(call: &Call) -> String {
-    let digest = Sha256::digest(call.call.arguments.to_string());
+fn arguments_sha256(call: &ToolCall) -> String {
+    let digest = Sha256::digest(call.arguments.to_string());
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -124,6 +124,11 @@ pub enum ApprovalError {
     /// It was decided otherwise before.
     #[error("it was decided before: {}", .0.as_str())]
     Decided(Verdict),
+    /// The call was asked about before it ran too, and the decision does not say what it is about.
+    #[error(
+        "it was asked about before it ran and is asked about its result: say which with \"phase\""
+    )]
+    WhichPhase,
 }
 
 /// What stays the same for all turns of a run.

@@ -81,10 +81,16 @@ impl State {
             let is_meant = *of == key && decision.phase.is_none_or(|asked| asked == *phase);
             is_meant.then_some(judgement.verdict)
         });
+        let call = records.iter().find_map(|record| {
+            let Record::ResponseEnded { message, .. } = record else { return None };
+            message.calls.iter().find(|call| call.key == key)
+        });
         let _ = reply.send(match given {
             None => Err(ApprovalError::NotAsked),
-            Some(given) if given == decision.judgement.verdict => Ok(()),
-            Some(given) => Err(ApprovalError::Decided(given)),
+            Some(_) if call.is_some_and(|call| !decision.is_about(call)) => {
+                Err(ApprovalError::Stale)
+            }
+            Some(given) => decision.repeats(given),
         });
     }
 }

@@ -37,10 +37,15 @@ impl World {
         })
     }
 
-    pub(super) fn decide(&mut self, (key, phase): Question, verdict: Verdict) {
+    /// What a decision about the call's arguments brings back.
+    fn arguments_hash(&self, key: CallKey) -> String {
         let hash = Sha256::digest(self.call(key).call.arguments.to_string());
-        let hash = hash.iter().map(|byte| format!("{byte:02x}")).collect();
-        let taken = self.turn.handle_approval(self.now, key, decision(phase, verdict, hash));
+        hash.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    pub(super) fn decide(&mut self, (key, phase): Question, verdict: Verdict) {
+        let decision = decision(phase, verdict, self.arguments_hash(key));
+        let taken = self.turn.handle_approval(self.now, key, decision);
         assert_eq!(taken, Ok(()), "a decision about what was asked was not taken");
     }
 
@@ -163,11 +168,14 @@ impl World {
             _ => None,
         });
         for (key, phase, verdict) in decided.collect::<Vec<_>>() {
-            self.check_unchanged(key, decision(phase, verdict, String::new()), Ok(()));
+            let stale = decision(phase, verdict, "0".into());
+            self.check_unchanged(key, stale, Err(ApprovalError::Stale));
+            let hash = self.arguments_hash(key);
+            self.check_unchanged(key, decision(phase, verdict, hash.clone()), Ok(()));
             let other =
                 if verdict == Verdict::Approved { Verdict::Rejected } else { Verdict::Approved };
             let refused = Err(ApprovalError::Decided(verdict));
-            self.check_unchanged(key, decision(phase, other, String::new()), refused);
+            self.check_unchanged(key, decision(phase, other, hash), refused);
         }
         for (key, phase) in self.questions.clone() {
             let stale = decision(phase, Verdict::Approved, "0".into());

@@ -22,7 +22,8 @@ const CUT_SHORT: &str = r#"{"status":"rejected","message":"it ran, but the run w
 impl Driver {
     /// Decides about whatever is asked about a call at present.
     pub(super) fn judge(&mut self, index: u32, verdict: Verdict) -> &mut Self {
-        assert_eq!(self.decide(index, None, verdict, None), Ok(()));
+        let asked = self.turn.question(self.key(index)).map(|asked| asked.phase);
+        assert_eq!(self.decide(index, asked, verdict, None), Ok(()));
         self
     }
 
