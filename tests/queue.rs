@@ -165,7 +165,7 @@ async fn a_shutdown_begins_none_of_them() {
         (told, refused)
     });
     let () = host_ended;
-    assert_eq!(told.0.expect_err("not begun"), HostError::SessionClosed);
+    assert_eq!(told.0.expect_err("not begun"), HostError::ShuttingDown);
     assert_eq!(told.1, HostError::ShuttingDown);
     // The turn that ran was let finish.
     let report = within(first.report).await.expect("a report");

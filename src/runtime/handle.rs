@@ -206,7 +206,7 @@ pub struct StartedRun {
     /// The run's events, from its first. They end with the session, not with the run.
     pub events: Subscription,
     /// Its report, once it is over. Dropping it stops nothing. A run that has to wait and is not
-    /// begun, because the session is closed before, has none.
+    /// begun, because the session is closed or the host shut down before, has none.
     pub report: ReportFuture,
 }
 
@@ -214,14 +214,15 @@ pub struct StartedRun {
 #[derive(Debug)]
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct ReportFuture {
-    report: oneshot::Receiver<RunReport>,
+    report: oneshot::Receiver<Result<RunReport, HostError>>,
 }
 
 impl Future for ReportFuture {
     type Output = Result<RunReport, HostError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        Pin::new(&mut self.report).poll(context).map_err(|_| HostError::SessionClosed)
+        let report = Pin::new(&mut self.report).poll(context);
+        report.map(|told| told.unwrap_or(Err(HostError::SessionClosed)))
     }
 }
 

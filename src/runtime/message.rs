@@ -71,7 +71,7 @@ pub(super) struct RunAccepted {
     /// The place of its first record.
     pub(super) seq: Seq,
     /// Gets its report; dropped without one when the session dies.
-    pub(super) report: tokio::sync::oneshot::Receiver<RunReport>,
+    pub(super) report: tokio::sync::oneshot::Receiver<Result<RunReport, HostError>>,
 }
 
 /// To the reader of the model's responses.

@@ -259,7 +259,7 @@ impl State {
     }
 
     fn interrupt(&mut self, now: bool) {
-        self.forget_queue();
+        self.forget_queue(&HostError::ShuttingDown);
         if now {
             self.cancel(CancelReason::Shutdown);
         } else if let Some(run) = self.run.as_mut() {
@@ -313,7 +313,7 @@ impl State {
                 let _ = reply.send(());
             }
         }
-        self.forget_queue();
+        self.forget_queue(&HostError::SessionClosed);
         self.stop(StopMode::Now);
     }
 

@@ -58,7 +58,7 @@ impl State {
     /// A run has ended: its place goes to the one that waits longest, or back to the host.
     pub(super) fn hand_on(&mut self, place: Held) {
         if self.shared.is_closing() {
-            self.queue.clear();
+            self.forget_queue(&HostError::ShuttingDown);
         }
         match self.queue.pop_front() {
             Some(queued) => self.next = Some((queued.run, place)),
@@ -71,15 +71,18 @@ impl State {
         let Some((run, place)) = self.next.take() else { return };
         if self.begin(myself, run, place).await.is_err() {
             // No actors can be had: the session itself is ending.
-            self.forget_queue();
+            self.forget_queue(&HostError::SessionClosed);
             self.running.store(false, Ordering::Release);
         }
     }
 
-    /// What waits is not begun; dropped reports tell whoever waits for them.
-    pub(super) fn forget_queue(&mut self) {
+    /// What waits is not begun, and whoever waits for it is told why.
+    pub(super) fn forget_queue(&mut self, why: &HostError) {
         if !self.queue.is_empty() {
-            self.queue.clear();
+            for queued in self.queue.drain(..) {
+                // Whoever waited may be gone.
+                let _ = queued.run.report.send(Err(why.clone()));
+            }
             self.shared.show_counts();
         }
     }

@@ -14,6 +14,7 @@ use crate::event::{Event, RunStats};
 use crate::record::{Record, Seq};
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
 use crate::runtime::agent::Agent;
+use crate::runtime::error::HostError;
 use crate::runtime::gauge::Held;
 use crate::runtime::ids;
 use crate::runtime::message::{
@@ -31,7 +32,7 @@ pub(super) struct NewRun {
     pub(super) input: String,
     /// The agent as the run has it.
     pub(super) agent: Arc<Agent>,
-    pub(super) report: oneshot::Sender<RunReport>,
+    pub(super) report: oneshot::Sender<Result<RunReport, HostError>>,
 }
 
 /// The run that goes on.
@@ -54,7 +55,7 @@ pub(super) struct ActiveRun {
     first_message: usize,
     stats: RunStats,
     calls: Vec<CallReport>,
-    report: oneshot::Sender<RunReport>,
+    report: oneshot::Sender<Result<RunReport, HostError>>,
     /// How long it has waited for people and for nothing else.
     pub(super) people: Duration,
     place: Held,
@@ -290,7 +291,7 @@ impl State {
         if !report.is_closed() {
             let all = self.history.messages().to_vec();
             // Whoever waited may be gone by now.
-            let _ = report.send(RunReport {
+            let _ = report.send(Ok(RunReport {
                 run_id: id,
                 run_end: end,
                 text,
@@ -299,7 +300,7 @@ impl State {
                 calls,
                 stats: (&stats).into(),
                 messages: Messages { all, first_of_run: first_message },
-            });
+            }));
         }
     }
 }
