@@ -14,8 +14,8 @@
 //!                                                              │        ^              │
 //!                        Record ──> SessionLog ──> durable ────┤        └─ ToolFinished┘
 //!                                                              │
-//!   SessionActor <── Commit(TurnRecord) ───────────────────────┘
-//!   owns History and Run; asks for the next turn, or ends the run
+//!   SessionActor <── Release, Commit(TurnRecord) ──────────────┘
+//!   owns History, Variables and Run; asks for the next turn, or ends the run
 //!
 //!   Emit(Event) ──> telemetry/: metrics, logs, subscribers ──> server/: SSE, /metrics
 //! ```
@@ -41,11 +41,11 @@
 //! # What is true of every turn
 //!
 //! 1. Every tool call kept in the history has exactly one outcome, whatever happens: unknown
-//!    tool, bad or cut-off arguments, limit, duplicate, panic, timeout, stop, the death of an
-//!    actor. A late outcome is dropped and counted.
+//!    tool, bad or cut-off arguments, limit, duplicate, a person's no, panic, timeout, stop, the
+//!    death of an actor. A late outcome is dropped and counted.
 //! 2. Outcomes are released and committed in call order, whatever the execution and the finishing
 //!    order. Live events come when things happen; the history is in call order.
-//! 3. Only the session actor writes the history. What is sent to a provider always satisfies its
+//! 3. Only the session actor writes history and variables. What is sent to a provider always satisfies its
 //!    pairing rule; a last check at request building repairs and *counts*
 //!    (`callsheet_history_repairs_total` stays 0).
 //! 4. Every queue, buffer, argument size, loop and retry has a limit; reaching it is a typed
@@ -57,7 +57,8 @@
 //!    conflict leave the same history, byte for byte; a conflict is seen, told and counted.
 //!
 //! The tests of [`turn`] visit every state that a turn's surroundings can bring about (deltas,
-//! outcomes, records, timeouts, stops, breaks and crashes in any order) and check these in each.
+//! outcomes, records, decisions of people, places of tools, timeouts, stops, breaks and crashes in
+//! any order) and check these in each.
 //!
 //! # Where to begin
 //!
