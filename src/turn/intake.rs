@@ -1,5 +1,7 @@
 //! The response as it comes: deltas to calls that open, are sealed, or turn out malformed.
 
+use std::time::Duration;
+
 use super::admission::{self, Opening};
 use super::call::{Call, Phase, QUOTE_CHARS};
 use super::{Change, Effect, State, Turn, texts};
@@ -179,7 +181,14 @@ impl Turn {
             oddity,
             raw: excerpt(&bucket.raw, QUOTE_CHARS),
         };
+        let too_large = oddity == Oddity::Invalid && bucket.oversize;
         self.emit(event);
+        if too_large {
+            // What is beyond the limit is not kept, and so not counted.
+            let maximum = self.spec.rules.limits.max_arguments_bytes as u64;
+            let value = maximum.saturating_add(1);
+            self.tell_limit("max_arguments_bytes", value, maximum, "answered");
+        }
     }
 
     /// Duplicates that waited for a call which turned out malformed are decided anew.
@@ -204,6 +213,12 @@ impl Turn {
             return;
         }
         self.tell_limit("max_tool_calls_per_turn", value, maximum, action);
+    }
+
+    /// Tells that a time is over, in milliseconds.
+    pub(super) fn tell_time(&mut self, limit: &str, time: Duration, action: &str) {
+        let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+        self.tell_limit(limit, millis, millis, action);
     }
 
     /// Tells that a limit was reached.

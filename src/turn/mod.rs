@@ -290,10 +290,13 @@ impl Turn {
                 let outcome = texts::timed_out(call, timeout);
                 self.outbox.push_back(Effect::Abort(call.key()));
                 self.end_call(index, outcome);
+                self.tell_time("tool_timeout", timeout, "timed_out");
             }
         }
         self.expire_questions();
         if self.run_deadline().is_some_and(|deadline| deadline <= now) {
+            let timeout = self.spec.rules.limits.run_timeout.unwrap_or_default();
+            self.tell_time("run_timeout", timeout, "ended");
             self.handle_cancel(now, CancelReason::RunTimeout);
         }
         self.settle();

@@ -214,9 +214,14 @@ impl Turn {
             early: call.early,
         });
         let notes = call.notes.clone();
+        let bytes = outcome.content.len() as u64;
         self.record(Record::CallEnded { key, outcome, notes, writes });
         if let Some(event) = ended {
             self.hold(Effect::Emit(event));
+        }
+        let maximum = self.spec.rules.limits.max_result_bytes as u64;
+        if bytes > maximum {
+            self.tell_limit("max_result_bytes", bytes, maximum, "shortened");
         }
         self.copy_outcome_of(key);
     }

@@ -140,3 +140,40 @@ fn bytes_after_the_seal_leave_a_started_effect_as_it_is() {
     driver.results(&[("seal", OK, None, "sent"), ("pure", OK, None, "b")]);
     assert!(driver.commit.as_ref().unwrap().results[0].notes.arguments_changed);
 }
+
+#[test]
+fn every_time_and_size_that_is_exceeded_is_told() {
+    let limits = |driver: &Driver| {
+        let told = driver.limits().into_iter();
+        told.map(|(limit, value, maximum, action)| format!("{limit} {value}/{maximum} {action}"))
+            .collect::<Vec<_>>()
+    };
+    let mut small = rules(PARALLEL);
+    small.limits.max_arguments_bytes = 8;
+    small.limits.max_result_bytes = 100;
+    let mut driver = Driver::with(small);
+    driver.deltas([call(0, "pure", "{\"n\":123456}"), call(1, "pure", "{}")]).well();
+    driver.done(1, &"x".repeat(101));
+    assert_eq!(
+        limits(&driver),
+        ["max_arguments_bytes 9/8 answered", "max_result_bytes 101/100 shortened"]
+    );
+
+    let mut timed = rules(PARALLEL);
+    timed.limits.run_timeout = Some(Duration::from_secs(60));
+    let run_time_left = Some(Duration::from_secs(50));
+    let mut driver = Driver::new(TurnSpec { run_time_left, ..spec(timed) });
+    driver.deltas([call(0, "quick", "{}"), call(1, "pure", "{}")]).well();
+    for time in [Duration::from_millis(5), Duration::from_secs(50)] {
+        driver.now = time;
+        driver.turn.handle_timeout(time);
+        driver.pump();
+    }
+    driver.ended(&TurnEnd::Cancelled(CancelReason::RunTimeout));
+    let expected = [
+        "tool_timeout 5/5 timed_out",
+        "tool_timeout 30000/30000 timed_out",
+        "run_timeout 60000/60000 ended",
+    ];
+    assert_eq!(limits(&driver), expected);
+}
