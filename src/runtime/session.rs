@@ -265,6 +265,15 @@ impl State {
         } else if let Some(run) = self.run.as_mut() {
             // The turn that runs goes on; the next one is cancelled before it begins.
             run.cancel.get_or_insert(CancelReason::Shutdown);
+            self.cancel_if_resting();
+        }
+    }
+
+    /// A run that is to end waits for no people.
+    fn cancel_if_resting(&mut self) {
+        let resting = self.run.as_ref().filter(|run| run.open.is_resting());
+        if let Some(why) = resting.and_then(|run| run.cancel) {
+            self.cancel(why);
         }
     }
 

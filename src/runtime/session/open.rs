@@ -27,6 +27,11 @@ pub(super) struct OpenTurn {
 }
 
 impl OpenTurn {
+    /// Whether people are all that the turn waits for.
+    pub(super) fn is_resting(&self) -> bool {
+        self.resting_since.is_some()
+    }
+
     /// How long people were all that the turn waited for.
     pub(super) fn rested(&self) -> Duration {
         self.rested + self.resting_since.map_or(Duration::ZERO, |since| since.elapsed())
@@ -58,6 +63,7 @@ impl State {
         open.approvals = approvals.collect();
         open.rested = open.rested();
         open.resting_since = rests.then(Instant::now);
+        self.cancel_if_resting();
     }
 
     /// What the run's present actors may tell of.

@@ -223,3 +223,18 @@ async fn what_a_tool_answered_is_in_the_journal_and_with_a_no_nowhere_else() {
     assert_eq!(reported, Some("secret"));
     assert!(session.snapshot().await.unwrap().variables.get("paid").is_none());
 }
+
+#[tokio::test]
+async fn a_shutdown_waits_for_no_people() {
+    let provider = Provider::calling(&[("pay", "{}")]).await;
+    let pay = tool(paying(Approval::BEFORE), |_| async { Ok("paid".into()) });
+    let patient = |config: &mut Config| config.host.shutdown_grace = HOUR;
+    let host = host(&provider, registry([pay]), patient).await;
+    let session = session(&host).await;
+    let mut run = session.start_run("go").await.unwrap();
+    question(&mut run.events).await;
+    timeout(SOON, host.shutdown()).await.expect("nobody is waited for");
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.run_end, RunEnd::Interrupted);
+    assert_eq!(report.calls[0].result, "Error: not started: the run was ended before");
+}
