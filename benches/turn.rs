@@ -14,7 +14,7 @@ use axum::body::Bytes;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::post;
 use callsheet::config::{BaseUrl, Config, ModelConfig, ToolPattern};
-use callsheet::message::Message;
+use callsheet::message::{Message, ResponseMessage};
 use callsheet::runtime::model::{ModelClient, ModelRequest};
 use callsheet::runtime::{Host, HostSetup, OpenSession};
 use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
@@ -163,7 +163,11 @@ async fn bare_run(client: &ModelClient, execution: Execution) -> String {
             Execution::Parallel { .. } => join_all(calls.iter().map(run_tool)).await,
         };
         let text = response.text().to_owned();
-        messages.push(Arc::new(Message::Assistant { text, reasoning: String::new(), calls }));
+        messages.push(Arc::new(Message::Assistant(ResponseMessage {
+            text,
+            calls,
+            ..ResponseMessage::default()
+        })));
         messages.extend(results.into_iter().map(Arc::new));
     }
 }

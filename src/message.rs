@@ -3,11 +3,17 @@
 //! The form is `role`, `content`, `tool_calls: [{id, type, function: {name, arguments}}]`,
 //! `tool_call_id`; ours has `metadata` beside them, which no service is sent.
 
+mod pieces;
+
+use std::sync::Arc;
+
 use serde::ser::{SerializeMap, SerializeSeq};
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
-use crate::types::ToolCall;
+use crate::types::{Content, Origin, Part, ToolCall};
+
+pub use pieces::Piece;
 
 /// One message of a history.
 ///
@@ -17,18 +23,11 @@ use crate::types::ToolCall;
 pub enum Message {
     /// What a user said.
     User {
-        /// The text.
-        content: String,
+        /// Text and images.
+        content: Content,
     },
     /// What the model said.
-    Assistant {
-        /// The text; may be empty where there are calls.
-        text: String,
-        /// The model's thinking; kept, but not sent back.
-        reasoning: String,
-        /// The calls it made, in call order.
-        calls: Vec<ToolCall>,
-    },
+    Assistant(ResponseMessage),
     /// What became of one call.
     Tool {
         /// The id of the call that is answered.
@@ -40,6 +39,36 @@ pub enum Message {
         /// What else there is to know of the result: a JSON object.
         metadata: Value,
     },
+}
+
+/// What the model said, as it is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct ResponseMessage {
+    /// The answer's text; may be empty where there are calls.
+    pub text: String,
+    /// The model's thinking.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    pub reasoning: String,
+    /// The calls that stay in the history, in call order.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub calls: Vec<ToolCall>,
+    /// Who said it; none for a message that a session was opened with.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub origin: Option<Arc<Origin>>,
+    /// The order of its parts, and what the service wants back with them; empty where it wants
+    /// nothing but text and calls.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub parts: Vec<Part>,
+}
+
+impl ResponseMessage {
+    /// Whether it holds nothing that a history could show: neither text, nor calls, nor parts of
+    /// the service's own.
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        let is_raw = |part: &Part| matches!(part, Part::Raw { .. });
+        self.text.is_empty() && self.calls.is_empty() && !self.parts.iter().any(is_raw)
+    }
 }
 
 impl Message {
@@ -56,7 +85,7 @@ impl Message {
                 map.serialize_entry("role", "user")?;
                 map.serialize_entry("content", content)?;
             }
-            Self::Assistant { text, reasoning, calls } => {
+            Self::Assistant(ResponseMessage { text, reasoning, calls, .. }) => {
                 map.serialize_entry("role", "assistant")?;
                 let content = Some(text).filter(|text| !text.is_empty() || calls.is_empty());
                 map.serialize_entry("content", &content)?;
@@ -158,8 +187,11 @@ mod tests {
             arguments: json!({"a": 1}),
             raw: Some("\"{\\\"a\\\":1}\"".into()),
         };
-        let message =
-            Message::Assistant { text: String::new(), reasoning: "hm".into(), calls: vec![call] };
+        let message = Message::Assistant(ResponseMessage {
+            reasoning: "hm".into(),
+            calls: vec![call],
+            ..ResponseMessage::default()
+        });
         let calls = json!([{"id": "c0", "type": "function",
             "function": {"name": "add", "arguments": "{\"a\":1}"}}]);
         check(
@@ -168,8 +200,7 @@ mod tests {
                 "metadata": {"reasoning": "hm"}}),
             json!({"role": "assistant", "content": null, "tool_calls": calls}),
         );
-        let empty =
-            Message::Assistant { text: String::new(), reasoning: String::new(), calls: vec![] };
+        let empty = Message::Assistant(ResponseMessage::default());
         let form = json!({"role": "assistant", "content": ""});
         check(&empty, form.clone(), form);
     }

@@ -5,6 +5,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+pub use crate::message::ResponseMessage;
+
 use crate::types::{
     ApprovalPhase, CallKey, FinishReason, Judgement, ProviderError, ReadSet, ResultNotes, RunEnd,
     RunError, RunId, ToolCall, ToolOutcome, Usage, WriteSet,
@@ -16,27 +18,6 @@ use crate::types::{
 )]
 #[serde(transparent)]
 pub struct Seq(pub u64);
-
-/// What the model said, as it is kept.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct ResponseMessage {
-    /// The answer's text.
-    pub text: String,
-    /// The model's thinking.
-    #[serde(skip_serializing_if = "String::is_empty", default)]
-    pub reasoning: String,
-    /// The calls that stay in the history, in call order.
-    #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub calls: Vec<ToolCall>,
-}
-
-impl ResponseMessage {
-    /// Whether it holds nothing that a history could show: neither text nor calls.
-    #[must_use]
-    pub fn is_blank(&self) -> bool {
-        self.text.is_empty() && self.calls.is_empty()
-    }
-}
 
 /// How a response ended, and so what becomes of its calls (DESIGN's table, one row each).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -4,8 +4,11 @@
 
 mod approval;
 mod call;
+mod content;
+mod parts;
 mod response;
 mod variables;
+mod wire;
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,8 +20,11 @@ pub use call::{
     CALLS_MAX, CallKey, FailureKind, InvalidCallKey, ResultNotes, ToolCall, ToolOutcome,
     ToolResult, ToolStatus, metadata,
 };
+pub use content::{Content, ContentPart, Image, InvalidContent};
+pub use parts::{Origin, Part};
 pub use response::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
 pub use variables::{ReadSet, VariableName, VariablesUse, WriteSet};
+pub use wire::{UnknownWire, Wire};
 
 /// The name of a session: `[A-Za-z0-9_-]{1,64}`. Cloning shares it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]

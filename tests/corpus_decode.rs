@@ -1,4 +1,4 @@
-//! Every recorded Chat Completions response decodes to its manifest's entry: whole, cut at every
+//! Every recorded response decodes to its manifest's entry: whole, cut at every
 //! byte, and with its lines ended otherwise.
 //!
 //! The recordings are not part of the crate. They are looked for in `$CALLSHEET_CORPUS`, or else
@@ -20,6 +20,7 @@ const BLOCK_BYTES: usize = 96;
 
 struct Recording {
     file: String,
+    wire: Wire,
     framing: Framing,
     body: Vec<u8>,
     expected: Value,
@@ -36,15 +37,16 @@ fn recordings() -> Vec<Recording> {
     let recordings: Vec<_> = manifest
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap())
-        .filter(|entry| entry["wire_format"] == "openai-chat")
-        .map(|entry| Recording {
+        .filter_map(|entry| Some((entry["wire_format"].as_str()?.parse().ok()?, entry)))
+        .map(|(wire, entry)| Recording {
             file: entry["file"].as_str().unwrap().to_owned(),
+            wire,
             framing: entry["framing"].as_str().unwrap().parse().unwrap(),
             body: std::fs::read(root.join(entry["file"].as_str().unwrap())).unwrap(),
             expected: entry["expected"].clone(),
         })
         .collect();
-    assert!(!recordings.is_empty(), "the manifest names no recording of this wire");
+    assert!(!recordings.is_empty(), "the manifest names no recording");
     recordings
 }
 
@@ -55,9 +57,9 @@ struct State {
 }
 
 impl State {
-    fn new(framing: Framing) -> Self {
+    fn new(wire: Wire, framing: Framing) -> Self {
         Self {
-            decoder: Decoder::new(Wire::OpenaiChat, framing, DecoderLimits::default()),
+            decoder: Decoder::new(wire, framing, DecoderLimits::default()),
             response: Accumulator::new(AccumulatorLimits::default()),
         }
     }
@@ -78,8 +80,12 @@ impl State {
     }
 }
 
-fn decode<'a>(framing: Framing, pieces: impl IntoIterator<Item = &'a [u8]>) -> Accumulator {
-    let mut state = State::new(framing);
+fn decode<'a>(
+    wire: Wire,
+    framing: Framing,
+    pieces: impl IntoIterator<Item = &'a [u8]>,
+) -> Accumulator {
+    let mut state = State::new(wire, framing);
     pieces.into_iter().for_each(|piece| state.push(piece));
     state.finish()
 }
@@ -103,6 +109,7 @@ fn expected_calls(expected: &Value) -> Vec<Value> {
                 "name": call["name"],
                 "arguments": arguments,
                 "arguments_raw": call["arguments_raw"],
+                "kind": call["kind"].as_str().unwrap_or("function"),
             })
         })
         .collect()
@@ -120,6 +127,7 @@ fn found_calls(found: &Value, expected: &[Value]) -> Vec<Value> {
                 "name": call["name"],
                 "arguments": call["arguments"],
                 "arguments_raw": if raw_known { call["arguments_raw"].clone() } else { Value::Null },
+                "kind": call["kind"],
             })
         })
         .collect()
@@ -157,14 +165,15 @@ fn hex(bytes: &[u8]) -> String {
 #[test]
 fn whole() {
     for recording in recordings() {
-        compare(&recording, &decode(recording.framing, [&recording.body[..]]), "whole");
+        let response = decode(recording.wire, recording.framing, [&recording.body[..]]);
+        compare(&recording, &response, "whole");
     }
 }
 
 #[test]
 fn byte_by_byte() {
     for recording in recordings() {
-        let response = decode(recording.framing, recording.body.chunks(1));
+        let response = decode(recording.wire, recording.framing, recording.body.chunks(1));
         compare(&recording, &response, "byte by byte");
     }
 }
@@ -176,15 +185,15 @@ fn byte_by_byte() {
 /// pushed, in the very state in which they are without the cut; so what follows is the same.
 #[test]
 fn cut_at_every_byte() {
-    for Recording { file, framing, body, .. } in recordings() {
-        let whole = decode(framing, [&body[..]]);
+    for Recording { file, wire, framing, body, .. } in recordings() {
+        let whole = decode(wire, framing, [&body[..]]);
         if body.len() <= TWO_PUSHES_BYTES_MAX {
             for cut in 0..=body.len() {
                 let (head, tail) = body.split_at(cut);
-                assert_eq!(decode(framing, [head, tail]), whole, "{file} cut at {cut}");
+                assert_eq!(decode(wire, framing, [head, tail]), whole, "{file} cut at {cut}");
             }
         }
-        let mut state = State::new(framing);
+        let mut state = State::new(wire, framing);
         for (block, number) in body.chunks(BLOCK_BYTES).zip(0..) {
             let mut uncut = state.clone();
             uncut.push(block);
@@ -212,8 +221,10 @@ fn with_other_line_ends_comments_and_a_byte_order_mark() {
             let marked = format!("\u{FEFF}{plain}");
             for body in [plain, commented, marked] {
                 let how = format!("with {end:?}");
-                compare(recording, &decode(Framing::Sse, [body.as_bytes()]), &how);
-                compare(recording, &decode(Framing::Sse, body.as_bytes().chunks(7)), &how);
+                let wire = recording.wire;
+                compare(recording, &decode(wire, Framing::Sse, [body.as_bytes()]), &how);
+                let pieces = body.as_bytes().chunks(7);
+                compare(recording, &decode(wire, Framing::Sse, pieces), &how);
             }
         }
     }

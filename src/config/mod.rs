@@ -17,10 +17,11 @@ mod values;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
+pub use crate::types::{UnknownWire, Wire};
 pub use agent::{AgentConfig, ToolPattern};
 pub use host::{HostConfig, TOKEN_ENV, parse_listen};
 pub use limits::{Limits, OnExcess};
-pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, MissingKey, ModelConfig, UnknownWire, Wire};
+pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, MissingKey, ModelConfig};
 pub use overrides::{LimitOverrides, RunOverrides, TooHigh};
 pub use source::{ConfigError, ConfigErrors};
 pub use tools::{Approval, StartPolicy, ToolEffect, ToolOverride};

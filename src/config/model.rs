@@ -1,6 +1,6 @@
 //! `[models.NAME]`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
@@ -8,45 +8,7 @@ use toml::de::DeValue;
 
 use super::source::Section;
 use super::values::{self, Parsed};
-
-/// A wire format: how a service is asked, and how it answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Wire {
-    /// Chat Completions, and the dialects of services that follow them.
-    OpenaiChat,
-}
-
-impl Wire {
-    const WORDS: [(&'static str, Self); 1] = [("openai-chat", Self::OpenaiChat)];
-
-    /// The word for configuration, commands and metrics.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::OpenaiChat => "openai-chat",
-        }
-    }
-}
-
-impl fmt::Display for Wire {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-impl std::str::FromStr for Wire {
-    type Err = UnknownWire;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let known = Self::WORDS.iter().find(|(word, _)| *word == text);
-        known.map(|(_, wire)| *wire).ok_or(UnknownWire)
-    }
-}
-
-/// The word names no wire.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown wire; it is one of: openai-chat")]
-pub struct UnknownWire;
+use crate::types::Wire;
 
 /// One model: where it is, how it is asked, how long is waited.
 #[derive(Clone, PartialEq)]
@@ -77,6 +39,8 @@ pub struct ModelConfig {
     pub headers: BTreeMap<String, String>,
     /// Fields put into every request's body.
     pub extra_body: serde_json::Map<String, serde_json::Value>,
+    /// Fields that we would put there, and that its service refuses.
+    pub omit_body: BTreeSet<String>,
 }
 
 impl fmt::Debug for ModelConfig {
@@ -110,6 +74,7 @@ impl ModelConfig {
             temperature: None,
             headers: BTreeMap::new(),
             extra_body: serde_json::Map::new(),
+            omit_body: BTreeSet::new(),
         }
     }
 
@@ -152,6 +117,7 @@ impl ModelConfig {
             temperature: section.read("temperature", temperature),
             headers: section.read("headers", headers).unwrap_or_default(),
             extra_body: section.read("extra_body", extra_body).unwrap_or_default(),
+            omit_body: section.list("omit_body", omitted).unwrap_or_default().into_iter().collect(),
             ..default
         };
         section.forbid("api_key", "a key is never in the file: name a variable with api_key_env");
@@ -163,6 +129,16 @@ impl ModelConfig {
 /// The address of a service, up to what the wire adds: `https://api.example.com/v1`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BaseUrl(String);
+
+/// What the wires add to an address themselves.
+const ENDPOINTS: [&str; 6] = [
+    "/chat/completions",
+    "/responses",
+    "/messages",
+    "/api/chat",
+    ":generateContent",
+    ":streamGenerateContent",
+];
 
 impl BaseUrl {
     /// Parses an address.
@@ -185,8 +161,9 @@ impl BaseUrl {
         if url.query().is_some() || url.fragment().is_some() {
             return Err(invalid("it brings a query or a fragment"));
         }
-        if url.path().trim_end_matches('/').ends_with("/chat/completions") {
-            return Err(invalid("leave out /chat/completions"));
+        let path = url.path().trim_end_matches('/');
+        if let Some(end) = ENDPOINTS.iter().find(|end| path.ends_with(**end)) {
+            return Err(invalid(&format!("leave out {end}")));
         }
         Ok(Self(url.as_str().trim_end_matches('/').to_owned()))
     }
@@ -294,10 +271,20 @@ fn headers(value: &DeValue<'_>) -> Parsed<BTreeMap<String, String>> {
     Ok(headers)
 }
 
+/// Fields of bodies which the host relies on, whatever the wire.
+const OURS: [&str; 6] = ["model", "messages", "input", "contents", "tools", "stream"];
+
+fn omitted(value: &DeValue<'_>) -> Parsed<String> {
+    let field = values::filled_text(value)?;
+    if OURS.contains(&field.as_str()) {
+        return Err(format!("{field} cannot be left out"));
+    }
+    Ok(field)
+}
+
 fn extra_body(value: &DeValue<'_>) -> Parsed<serde_json::Map<String, serde_json::Value>> {
     let fields = values::json_object(value)?;
-    let ours = ["model", "messages", "tools", "stream"];
-    match ours.iter().find(|field| fields.contains_key(**field)) {
+    match OURS.iter().find(|field| fields.contains_key(**field)) {
         Some(field) => Err(format!("{field} is set by the host itself")),
         None => Ok(fields),
     }

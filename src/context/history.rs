@@ -36,7 +36,7 @@ impl History {
     pub fn seeded(seed: Seed) -> Self {
         let mut history = Self { open: seed.open, ..Self::default() };
         for message in &seed.messages {
-            if let Message::Assistant { calls, .. } = message.as_ref() {
+            if let Message::Assistant(ResponseMessage { calls, .. }) = message.as_ref() {
                 history.count_calls(calls);
             }
         }
@@ -168,7 +168,7 @@ impl History {
     /// The messages as people are shown them: with the calls that nobody has answered yet.
     #[must_use]
     pub fn shown(&self) -> Vec<Arc<Message>> {
-        let open = self.open.iter().map(|message| Arc::new(assistant(message)));
+        let open = self.open.iter().map(|message| Arc::new(Message::Assistant(message.clone())));
         self.messages.iter().cloned().chain(open).collect()
     }
 
@@ -220,7 +220,7 @@ impl History {
         answer: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
     ) {
         self.count_calls(&message.calls);
-        self.messages.push(Arc::new(assistant(message)));
+        self.messages.push(Arc::new(Message::Assistant(message.clone())));
         for call in &message.calls {
             // A call without an outcome would be a bug of the turn; the check at request building
             // answers it and counts that.
@@ -250,15 +250,7 @@ impl History {
     }
 
     fn push_user(&mut self, content: String) {
-        self.messages.push(Arc::new(Message::User { content }));
-    }
-}
-
-fn assistant(message: &ResponseMessage) -> Message {
-    Message::Assistant {
-        text: message.text.clone(),
-        reasoning: message.reasoning.clone(),
-        calls: message.calls.clone(),
+        self.messages.push(Arc::new(Message::User { content: content.into() }));
     }
 }
 
@@ -318,6 +310,7 @@ mod tests {
             text: "look".into(),
             reasoning: "hm".into(),
             calls: vec![call(0), call(1)],
+            ..ResponseMessage::default()
         };
         let results = [result(call(0), "noon"), result(call(1), "eight")];
         let mut live = History::new();
@@ -451,13 +444,14 @@ mod tests {
         #[track_caller]
         fn check(&self, expected: &[&str]) {
             assert_eq!(History::fold(&self.records, 10), self.live);
-            let texts: Vec<&str> = self
+            let texts: Vec<_> = self
                 .live
                 .messages()
                 .iter()
                 .map(|message| match message.as_ref() {
-                    Message::User { content } | Message::Tool { content, .. } => content.as_str(),
-                    Message::Assistant { text, .. } => text.as_str(),
+                    Message::User { content } => content.text(),
+                    Message::Tool { content, .. } => content.into(),
+                    Message::Assistant(ResponseMessage { text, .. }) => text.into(),
                 })
                 .collect();
             assert_eq!(texts, expected);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::message::Message;
+use crate::message::{Message, ResponseMessage};
 use crate::types::ToolCall;
 
 /// The messages with the pairing rule made true, and how many repairs that took: an answer added
@@ -28,7 +28,7 @@ pub fn paired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
                 repairs += answer(&mut open, &mut sent);
                 sent.push(Arc::clone(message));
             }
-            Message::Assistant { calls, .. } => {
+            Message::Assistant(ResponseMessage { calls, .. }) => {
                 repairs += answer(&mut open, &mut sent);
                 debug_assert!(are_unique(calls), "ids are unique within a message");
                 open.extend(calls.iter().map(|call| (call.id.as_str(), call.name.as_str())));
@@ -77,11 +77,8 @@ mod tests {
             arguments: json!({}),
             raw: None,
         });
-        Arc::new(Message::Assistant {
-            text: String::new(),
-            reasoning: String::new(),
-            calls: calls.collect(),
-        })
+        let calls = calls.collect();
+        Arc::new(Message::Assistant(ResponseMessage { calls, ..ResponseMessage::default() }))
     }
 
     fn tool(id: &str) -> Arc<Message> {

@@ -56,16 +56,16 @@ impl Seed {
                     calls.all_answered()?;
                     calls = Calls::default();
                 }
-                Message::Assistant { calls: made, .. } => {
+                Message::Assistant(message) => {
                     calls.all_answered()?;
-                    calls = Calls::of(index, made);
+                    calls = Calls::of(index, &message.calls);
                 }
             }
             messages.push(Arc::new(message));
         }
         let open = match messages.last().map(Arc::as_ref) {
-            Some(Message::Assistant { text, reasoning, calls }) if !calls.is_empty() => {
-                Some(first_turn(text, reasoning, calls))
+            Some(Message::Assistant(message)) if !message.calls.is_empty() => {
+                Some(first_turn(message))
             }
             Some(_) | None => None,
         };
@@ -78,16 +78,12 @@ impl Seed {
 }
 
 /// The response that the session's first turn goes on from.
-fn first_turn(text: &str, reasoning: &str, calls: &[ToolCall]) -> ResponseMessage {
-    let calls = calls.iter().map(|call| ToolCall {
+fn first_turn(message: &ResponseMessage) -> ResponseMessage {
+    let calls = message.calls.iter().map(|call| ToolCall {
         key: CallKey { turn: 1, attempt: 1, index: call.key.index },
         ..call.clone()
     });
-    ResponseMessage {
-        text: text.to_owned(),
-        reasoning: reasoning.to_owned(),
-        calls: calls.collect(),
-    }
+    ResponseMessage { calls: calls.collect(), ..message.clone() }
 }
 
 /// The calls of the last assistant's message, and which of them are answered.
@@ -181,7 +177,7 @@ fn read_user(fields: &Map<String, Value>) -> Result<Message, Wrong> {
     if content.trim().is_empty() {
         return Err(wrong(".content", "is empty"));
     }
-    Ok(Message::User { content })
+    Ok(Message::User { content: content.into() })
 }
 
 fn read_assistant(fields: &Map<String, Value>) -> Result<Message, Wrong> {
@@ -197,7 +193,8 @@ fn read_assistant(fields: &Map<String, Value>) -> Result<Message, Wrong> {
     if text.is_empty() && calls.is_empty() {
         return Err(wrong("", "it has neither content nor tool_calls"));
     }
-    Ok(Message::Assistant { text, reasoning: reasoning.to_owned(), calls })
+    let reasoning = reasoning.to_owned();
+    Ok(Message::Assistant(ResponseMessage { text, reasoning, calls, ..ResponseMessage::default() }))
 }
 
 fn read_tool(fields: &Map<String, Value>, asked: &mut Calls) -> Result<Message, Wrong> {

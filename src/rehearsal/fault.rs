@@ -9,16 +9,13 @@ use std::time::Duration;
 use axum::body::Bytes;
 use futures::Stream;
 
-use super::chat::{Chunk, Encoded};
+use super::encoded::{Chunk, Encoded};
 use super::requests::{Desk, Ended, OpenRequest};
 use super::script::{At, Response};
 
 /// Lets what was written before a cut reach the socket: hyper drops what it has not flushed when
 /// a body fails.
 const FLUSH: Duration = Duration::from_millis(2);
-
-/// What is sent where a chunk is to be malformed.
-const MALFORMED: &str = "data: {\"choices\":[{\"delta\":{\"content\":\n\n";
 
 /// One thing to do while a body is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,8 +26,8 @@ pub(super) enum Step {
     Pause(Duration),
     /// Wait until the gate of this name is open.
     Hold(String),
-    /// Send nothing more, or only comments this far apart.
-    Stall { keep_alive: Option<Duration> },
+    /// Send nothing more, or only this, so far apart.
+    Stall { keep_alive: Option<(Duration, &'static str)> },
     /// Break the connection.
     Cut,
 }
@@ -62,7 +59,8 @@ pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration
         steps.append(&mut marked.remove(&number).unwrap_or_default());
         // A fault that lies beyond the end strikes at the end: it never fails to happen.
         if response.stall_after_chunks.is_some_and(|after| after.min(end) == number) {
-            let keep_alive = response.keep_alive_ms.map(Duration::from_millis);
+            let every = response.keep_alive_ms.map(Duration::from_millis);
+            let keep_alive = every.map(|every| (every, encoded.keep_alive));
             steps.push(Step::Stall { keep_alive });
             return steps;
         }
@@ -74,7 +72,7 @@ pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration
         let Some(chunk) = chunks.get(number) else { break };
         let mut bytes = chunk.bytes.clone();
         if response.malformed_at_chunk == Some(number) {
-            bytes = Bytes::from_static(MALFORMED.as_bytes());
+            bytes = Bytes::from_static(encoded.malformed.as_bytes());
         }
         if let Some(left) = &mut bytes_left {
             bytes.truncate(*left);
@@ -159,10 +157,10 @@ impl Performance {
                 Step::Pause(how_long) => tokio::time::sleep(how_long).await,
                 Step::Hold(name) => self.desk.pass_gate(&name).await,
                 Step::Stall { keep_alive: None } => std::future::pending().await,
-                Step::Stall { keep_alive: Some(every) } => {
+                Step::Stall { keep_alive: Some((every, what)) } => {
                     tokio::time::sleep(every).await;
-                    self.steps.push_front(Step::Stall { keep_alive: Some(every) });
-                    return Some(Ok(Bytes::from_static(b": keep-alive\n\n")));
+                    self.steps.push_front(Step::Stall { keep_alive: Some((every, what)) });
+                    return Some(Ok(Bytes::from_static(what.as_bytes())));
                 }
                 Step::Cut => {
                     tokio::time::sleep(FLUSH).await;
@@ -175,13 +173,13 @@ impl Performance {
 
 #[cfg(test)]
 mod tests {
-    use super::super::chat::Mark;
+    use super::super::encoded::Mark;
     use super::super::script::Call;
     use super::*;
 
     fn three() -> Encoded {
         let chunk = |text: &str| Chunk { bytes: text.to_owned().into(), mark: Mark::Content };
-        Encoded { content_type: String::new(), chunks: ["aa", "bb", "cc"].map(chunk).into() }
+        Encoded::events(["aa", "bb", "cc"].map(chunk).into())
     }
 
     /// Writes a plan as text: `-` pauses, `[name]` waits, `~` stalls, `!` cuts.
@@ -189,12 +187,12 @@ mod tests {
         let mut response = Response::default();
         change(&mut response);
         let step = |step: Step| match step {
-            Step::Send(bytes) if bytes == MALFORMED => "?".to_owned(),
+            Step::Send(bytes) if bytes == three().malformed => "?".to_owned(),
             Step::Send(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
             Step::Pause(how_long) => format!("-{}-", how_long.as_millis()),
             Step::Hold(name) => format!("[{name}]"),
             Step::Stall { keep_alive: None } => "~".to_owned(),
-            Step::Stall { keep_alive: Some(every) } => format!("~{}~", every.as_millis()),
+            Step::Stall { keep_alive: Some((every, _)) } => format!("~{}~", every.as_millis()),
             Step::Cut => "!".to_owned(),
         };
         plan(&three(), &response, Duration::ZERO).into_iter().map(step).collect()

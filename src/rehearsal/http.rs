@@ -11,7 +11,7 @@ use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
+use axum::http::header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER};
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::Response as HttpResponse;
 use axum::routing::{get, post};
@@ -23,12 +23,14 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use super::chat::{self, Encoded, MODEL};
+use super::encoded::Encoded;
 use super::fault;
 use super::improvise::improvise;
-use super::pairing::{Refusal, check, error_body};
+use super::openai_chat::MODEL;
 use super::requests::{Desk, Ended, OpenRequest};
 use super::script::{Response, Then};
+use super::service::{self, Asked, Stamp};
+use crate::types::Wire;
 
 /// The header by which every answer says that no model gave it.
 pub const REHEARSAL_HEADER: &str = "x-callsheet-rehearsal";
@@ -36,13 +38,21 @@ pub const REHEARSAL_HEADER: &str = "x-callsheet-rehearsal";
 /// Histories are long, but not longer than this.
 const REQUEST_BYTES_MAX: usize = 64 << 20;
 
-/// The paths, with and without `/v1`.
+/// The paths of every wire, with and without the version before them.
 pub(super) fn router(desk: Arc<Desk>) -> Router {
     let mut router = Router::new();
-    for prefix in ["", "/v1"] {
+    for prefix in ["", "/v1", "/v1beta"] {
+        let path = |end: &str| format!("{prefix}{end}");
         router = router
-            .route(&format!("{prefix}/chat/completions"), post(complete))
-            .route(&format!("{prefix}/models"), get(models));
+            .route(&path("/models"), get(models))
+            .route(&path("/chat/completions"), post(|s, u, h, b| ask(Wire::OpenaiChat, s, u, h, b)))
+            .route(&path("/responses"), post(|s, u, h, b| ask(Wire::OpenaiResponses, s, u, h, b)))
+            .route(&path("/messages"), post(|s, u, h, b| ask(Wire::AnthropicMessages, s, u, h, b)))
+            .route(
+                &path("/models/{action}"),
+                post(|s, u, h, b| ask(Wire::GeminiGenerate, s, u, h, b)),
+            )
+            .route(&path("/api/chat"), post(|s, u, h, b| ask(Wire::OllamaChat, s, u, h, b)));
     }
     router
         .fallback(no_such_path)
@@ -53,40 +63,38 @@ pub(super) fn router(desk: Arc<Desk>) -> Router {
 
 async fn models() -> HttpResponse {
     let model = json!({"id": MODEL, "object": "model", "created": 0, "owned_by": "callsheet"});
-    whole(StatusCode::OK, &json!({"object": "list", "data": [model]}))
+    whole(200, &json!({"object": "list", "data": [model]}))
 }
 
 async fn no_such_path(method: Method, uri: Uri) -> HttpResponse {
     let message =
         format!("Unknown request URL: {method} {}. (offline rehearsal model)", uri.path());
-    let body = error_body(&message, "invalid_request_error", None, Some("unknown_url"));
-    whole(StatusCode::NOT_FOUND, &body)
+    whole(404, &service::error(Wire::OpenaiChat, 404, &message))
 }
 
-async fn complete(
+async fn ask(
+    wire: Wire,
     State(desk): State<Arc<Desk>>,
+    uri: Uri,
+    headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> HttpResponse {
     let body = match body {
         Ok(body) => body,
         Err(rejection) => {
-            let message = rejection.body_text();
-            let body = error_body(&message, "invalid_request_error", None, None);
-            return whole(rejection.status(), &body);
+            let status = rejection.status().as_u16();
+            return whole(status, &service::error(wire, status, &rejection.body_text()));
         }
     };
-    let parsed = serde_json::from_slice::<Value>(&body);
-    let mut open = desk.receive(parsed.as_ref().unwrap_or(&Value::Null));
-    let checked = parsed.map_err(|_| Refusal::bad_json()).and_then(|request| {
-        check(&request)?;
-        Ok(request)
-    });
-    match checked {
+    let body = serde_json::from_slice::<Value>(&body).unwrap_or_default();
+    let action = uri.path().rsplit('/').next().unwrap_or_default();
+    let mut open = desk.receive(wire, &uri, &headers, &body);
+    match service::read(wire, &Asked { body: &body, action }) {
         Ok(request) => answer(desk, open, &request).await,
-        Err(refusal) => {
-            open.status(400);
+        Err(refused) => {
+            open.status(refused.status);
             open.end(Ended::Whole);
-            whole(StatusCode::BAD_REQUEST, &refusal.body())
+            whole(refused.status, &refused.body)
         }
     }
 }
@@ -113,16 +121,12 @@ async fn answer(desk: Arc<Desk>, mut open: OpenRequest, request: &Value) -> Http
         // A stopped server lets its connections end, whatever they wait for.
         if desk.stop.run_until_cancelled(reached).await.is_none() {
             open.end(Ended::Broken);
-            return plain_answer(StatusCode::SERVICE_UNAVAILABLE, "text/plain", Body::empty());
+            return plain_answer(503, "text/plain", Body::empty());
         }
     }
+    let stamp = Stamp { number: open.number, created: seconds_since_1970() };
+    let encoded = service::encode(open.wire, &response, request, stamp);
     let status = response.status.unwrap_or(200);
-    let encoded = match response.status {
-        Some(status @ 400..) if response.raw_chunks.is_empty() => {
-            chat::encode_error(status, response.error.as_ref())
-        }
-        Some(_) | None => chat::encode(&response, request, open.number, seconds_since_1970()),
-    };
     open.status(status);
     stream(desk, open, &response, &encoded, status)
 }
@@ -136,22 +140,27 @@ fn stream(
 ) -> HttpResponse {
     let steps = fault::plan(encoded, response, desk.chunk_delay);
     let body = Body::from_stream(fault::perform(steps, desk, open));
-    let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut answer = plain_answer(status, &encoded.content_type, body);
     let retry_after = response.retry_after.as_deref().map(HeaderValue::from_str);
     if let Some(Ok(value)) = retry_after {
         answer.headers_mut().insert(RETRY_AFTER, value);
     }
+    for (name, value) in &response.headers {
+        if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), HeaderValue::from_str(value)) {
+            answer.headers_mut().insert(name, value);
+        }
+    }
     answer
 }
 
-fn whole(status: StatusCode, body: &Value) -> HttpResponse {
+fn whole(status: u16, body: &Value) -> HttpResponse {
     plain_answer(status, "application/json", Body::from(body.to_string()))
 }
 
-fn plain_answer(status: StatusCode, content_type: &str, body: Body) -> HttpResponse {
+fn plain_answer(status: u16, content_type: &str, body: Body) -> HttpResponse {
     let mut answer = HttpResponse::new(body);
-    *answer.status_mut() = status;
+    *answer.status_mut() =
+        StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let headers = answer.headers_mut();
     headers.insert(HeaderName::from_static(REHEARSAL_HEADER), HeaderValue::from_static("1"));
     if let Ok(value) = HeaderValue::from_str(content_type) {

@@ -8,13 +8,14 @@
 //!
 //! Knows nothing of sessions, turns or tools of this crate: it sees what a provider sees.
 
-mod chat;
+mod encoded;
 mod fault;
 mod http;
 mod improvise;
-mod pairing;
+mod openai_chat;
 mod requests;
 mod script;
+mod service;
 mod text;
 
 use std::io;
@@ -25,10 +26,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
-pub use chat::MODEL;
 pub use http::REHEARSAL_HEADER;
 pub use improvise::improvise;
-pub use pairing::{Refusal, check};
+pub use openai_chat::{MODEL, Refusal, check};
 pub use requests::{Ended, ReceivedRequest};
 pub use script::{
     At, Call, Delay, Finish, Hold, InvalidScript, RawChunk, Response, SCRIPT_NAMES, Script, Then,

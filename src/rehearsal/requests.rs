@@ -1,9 +1,10 @@
 //! What the server has received, and the gates at which its streams wait.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::http::{HeaderMap, Uri};
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::sync::watch;
@@ -11,6 +12,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::script::Script;
+use crate::types::Wire;
 
 /// A request that the server has received.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +21,12 @@ pub struct ReceivedRequest {
     pub number: u64,
     /// When it was whole.
     pub at: Instant,
+    /// The wire that it speaks.
+    pub wire: Wire,
+    /// Its path, with the query.
+    pub path: String,
+    /// Its headers, names in lower case.
+    pub headers: BTreeMap<String, String>,
     /// Its body; null if that was no JSON.
     pub body: Value,
     /// The status it was answered with; 0 before it was.
@@ -72,7 +80,13 @@ impl Desk {
     }
 
     /// Notes a request; what is returned follows it to its end.
-    pub(super) fn receive(self: &Arc<Self>, body: &Value) -> OpenRequest {
+    pub(super) fn receive(
+        self: &Arc<Self>,
+        wire: Wire,
+        uri: &Uri,
+        headers: &HeaderMap,
+        body: &Value,
+    ) -> OpenRequest {
         let mut number = 0;
         self.seen.send_modify(|seen| {
             seen.received += 1;
@@ -84,13 +98,24 @@ impl Desk {
                 seen.kept.push_back(ReceivedRequest {
                     number,
                     at: Instant::now(),
+                    wire,
+                    path: uri.to_string(),
+                    headers: headers
+                        .iter()
+                        .map(|(name, value)| {
+                            (
+                                name.to_string(),
+                                String::from_utf8_lossy(value.as_bytes()).into_owned(),
+                            )
+                        })
+                        .collect(),
                     body: body.clone(),
                     status: 0,
                     ended: Ended::Open,
                 });
             }
         });
-        OpenRequest { desk: Arc::clone(self), number, ended: Ended::Open }
+        OpenRequest { desk: Arc::clone(self), wire, number, ended: Ended::Open }
     }
 
     /// Waits at a gate until it is released.
@@ -151,6 +176,7 @@ impl Desk {
 #[derive(Debug)]
 pub(super) struct OpenRequest {
     desk: Arc<Desk>,
+    pub(super) wire: Wire,
     pub(super) number: u64,
     ended: Ended,
 }

@@ -15,6 +15,8 @@
 //!  "then": "improvise"}
 //! ```
 
+use std::collections::BTreeMap;
+
 use axum::body::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -97,6 +99,8 @@ pub struct Response {
     pub status: Option<u16>,
     /// The `Retry-After` header.
     pub retry_after: Option<String>,
+    /// Further headers of the answer.
+    pub headers: BTreeMap<String, String>,
     /// The body of an error; made up from the status where absent.
     pub error: Option<Value>,
     /// Break the connection after so many bytes of the body.

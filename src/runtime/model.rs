@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use reqwest::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue,
+    ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue,
 };
 use reqwest::redirect::Policy;
 use reqwest::{Client, Url};
@@ -26,7 +26,7 @@ pub use response::{RequestedCall, Response};
 use crate::config::ModelConfig;
 use crate::tls;
 use crate::types::ProviderError;
-use crate::wire::{Delta, Wire};
+use crate::wire::{Delta, Framing, KeyHeader, Wire};
 
 /// Asks one model.
 ///
@@ -39,7 +39,8 @@ pub struct ModelClient {
 #[derive(Debug)]
 struct Inner {
     http: Client,
-    url: Url,
+    streamed_url: Url,
+    plain_url: Url,
     wire: Wire,
     headers: HeaderMap,
     first_event_timeout: Duration,
@@ -52,11 +53,13 @@ impl ModelClient {
     /// # Errors
     /// When address, key or headers cannot be put into a request.
     pub fn new(config: &ModelConfig) -> Result<Self, InvalidModel> {
-        let base = config.base_url.as_str().trim_end_matches('/');
-        let url = Url::parse(&format!("{base}/{}", config.wire.path()))
-            .map_err(|error| InvalidModel(error.to_string()))?;
+        let url = |stream| {
+            let url = config.wire.url(config.base_url.as_str(), &config.model, stream);
+            Url::parse(&url).map_err(|error| InvalidModel(error.to_string()))
+        };
+        let (streamed_url, plain_url) = (url(true)?, url(false)?);
         let headers = headers(config)?;
-        let loopback = is_loopback(&url);
+        let loopback = is_loopback(&plain_url);
         let http = tls::client(|| {
             let builder = Client::builder()
                 .connect_timeout(config.connect_timeout)
@@ -69,7 +72,8 @@ impl ModelClient {
         Ok(Self {
             inner: Arc::new(Inner {
                 http,
-                url,
+                streamed_url,
+                plain_url,
                 wire: config.wire,
                 headers,
                 first_event_timeout: config.first_event_timeout,
@@ -111,9 +115,13 @@ impl ModelClient {
 
 impl Inner {
     fn request(&self, body: Vec<u8>, streamed: bool) -> reqwest::RequestBuilder {
-        let accept = if streamed { "text/event-stream" } else { "application/json" };
+        let (url, accept) = match self.wire.framing(streamed) {
+            Framing::Sse => (&self.streamed_url, "text/event-stream"),
+            Framing::JsonLines => (&self.streamed_url, "application/x-ndjson"),
+            Framing::Json | Framing::JsonArray => (&self.plain_url, "application/json"),
+        };
         self.http
-            .post(self.url.clone())
+            .post(url.clone())
             .header(ACCEPT, accept)
             .header(CONTENT_TYPE, "application/json")
             .headers(self.headers.clone())
@@ -137,10 +145,14 @@ fn headers(config: &ModelConfig) -> Result<HeaderMap, InvalidModel> {
     let mut headers = HeaderMap::new();
     let agent = concat!("callsheet/", env!("CARGO_PKG_VERSION"));
     headers.insert(reqwest::header::USER_AGENT, HeaderValue::from_static(agent));
+    for (name, value) in config.wire.headers() {
+        headers.insert(*name, HeaderValue::from_static(value));
+    }
     if let Some(key) = &config.api_key {
-        let mut value = HeaderValue::from_str(&format!("Bearer {}", key.reveal()))?;
+        let KeyHeader { name, before } = config.wire.key_header();
+        let mut value = HeaderValue::from_str(&format!("{before}{}", key.reveal()))?;
         value.set_sensitive(true);
-        headers.insert(AUTHORIZATION, value);
+        headers.insert(name, value);
     }
     for (name, text) in &config.headers {
         let name: HeaderName =

@@ -1,6 +1,6 @@
 //! The configured models as runs ask them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -9,6 +9,7 @@ use super::error::HostError;
 use super::model::{ModelClient, ModelRequest};
 use crate::config::{Config, ModelConfig};
 use crate::turn::{ModelPlan, ModelPlans};
+use crate::types::Origin;
 
 /// A configured model.
 #[derive(Debug)]
@@ -20,6 +21,7 @@ pub(super) struct Model {
     max_output_tokens: Option<u32>,
     temperature: Option<f64>,
     extra_body: Map<String, Value>,
+    omit_body: BTreeSet<String>,
 }
 
 impl Model {
@@ -40,24 +42,26 @@ impl Model {
             name: name.to_owned(),
             client,
             plan: ModelPlan {
-                name: config.model.clone(),
+                origin: Arc::new(Origin { wire: config.wire, model: config.model.clone() }),
                 streamed: config.stream,
                 max_attempts: config.max_attempts,
             },
             max_output_tokens: config.max_output_tokens,
             temperature: config.temperature,
             extra_body: config.extra_body.clone(),
+            omit_body: config.omit_body.clone(),
         })
     }
 
     /// The same request for this model. Messages and tools stay shared.
     pub(super) fn adapt(&self, request: ModelRequest, streamed: bool) -> ModelRequest {
         ModelRequest {
-            model: self.plan.name.clone(),
+            model: self.plan.origin.model.clone(),
             stream: streamed,
             max_output_tokens: self.max_output_tokens,
             temperature: self.temperature,
             extra_body: self.extra_body.clone(),
+            omit_body: self.omit_body.clone(),
             ..request
         }
     }

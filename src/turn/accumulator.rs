@@ -3,14 +3,18 @@
 use super::bucket::Bucket;
 use super::calls::Calls;
 use super::change::{AccumulatorLimits, Changes};
-use crate::types::{FinishReason, ProviderError, ProviderErrorKind, Usage};
-use crate::wire::{Delta, Problem};
+use super::parts::Parts;
+use crate::types::{FinishReason, Part, ProviderError, ProviderErrorKind, Usage};
+use crate::wire::{CallKind, CallPiece, Delta, Problem};
 
 /// One response, as far as it has come.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Accumulator {
     limits: AccumulatorLimits,
     calls: Calls,
+    /// Calls that the service runs itself.
+    service_calls: Calls,
+    parts: Parts,
     text: String,
     reasoning: String,
     refusal: String,
@@ -32,6 +36,8 @@ impl Accumulator {
         Self {
             limits,
             calls: Calls::default(),
+            service_calls: Calls::default(),
+            parts: Parts::default(),
             text: String::new(),
             reasoning: String::new(),
             refusal: String::new(),
@@ -51,17 +57,24 @@ impl Accumulator {
         let bytes_max = if full { 0 } else { self.limits.text_bytes_max };
         let mut changes = Changes::new();
         let fits = match delta {
-            Delta::Text(piece) => append(&mut self.text, piece, bytes_max),
-            Delta::Reasoning(piece) => append(&mut self.reasoning, piece, bytes_max),
+            Delta::Text(piece) => {
+                append(&mut self.text, piece, bytes_max) && self.parts.text(piece.len())
+            }
+            Delta::Reasoning(piece) => {
+                append(&mut self.reasoning, piece, bytes_max) && self.parts.reasoning(piece.len())
+            }
             Delta::Refusal(piece) => append(&mut self.refusal, piece, bytes_max),
             Delta::Call(piece) => {
-                let problem = self.calls.push(piece, &self.limits, &mut changes);
-                problem.into_iter().for_each(|problem| self.note(problem));
+                self.push_call(piece, &mut changes);
                 true
             }
-            Delta::Seal { index } => {
-                self.calls.seal_index(*index, &mut changes);
+            Delta::Seal { index, arguments } => {
+                self.seal(*index, arguments.as_deref(), &mut changes);
                 true
+            }
+            Delta::Keep(keep) => {
+                let call = |index| self.calls.at_index(index);
+                self.parts.keep(keep, call, bytes_max)
             }
             Delta::Finish(reason) => {
                 self.finish = Some(reason.clone());
@@ -104,6 +117,7 @@ impl Accumulator {
         }
         if well {
             self.calls.seal_all(&mut changes);
+            self.service_calls.seal_all(&mut Changes::new());
         }
         changes
     }
@@ -118,6 +132,19 @@ impl Accumulator {
     #[must_use]
     pub fn excess(&self) -> usize {
         self.calls.excess()
+    }
+
+    /// The calls that the service runs itself, in the order in which they were opened.
+    #[must_use]
+    pub fn service_calls(&self) -> &[Bucket] {
+        self.service_calls.kept()
+    }
+
+    /// The order of what has come, and what the service wants back with it; empty where it wants
+    /// nothing back. A call's index is its place in [`Self::calls`].
+    #[must_use]
+    pub fn parts(&self) -> &[Part] {
+        self.parts.wanted()
     }
 
     /// The answer's text so far.
@@ -181,7 +208,41 @@ impl Accumulator {
             && self.reasoning.is_empty()
             && self.refusal.is_empty()
             && self.calls.kept().is_empty()
+            && self.service_calls.kept().is_empty()
             && self.calls.excess() == 0
+    }
+
+    fn push_call(&mut self, piece: &CallPiece, changes: &mut Changes) {
+        let arrival = self.calls.kept().len() + self.service_calls.kept().len();
+        let (calls, changes) = match piece.kind {
+            CallKind::Function | CallKind::Custom => (&mut self.calls, changes),
+            CallKind::ServerToolUse => (&mut self.service_calls, &mut Changes::new()),
+        };
+        let before = calls.kept().len();
+        let problem = calls.push(piece, arrival, &self.limits, changes);
+        if piece.kind != CallKind::ServerToolUse && calls.kept().len() > before {
+            self.parts.call(before);
+        }
+        problem.into_iter().for_each(|problem| self.note(problem));
+    }
+
+    /// One index is one call's at a time, so the newest of ours and of the service's is meant.
+    fn seal(&mut self, index: u64, arguments: Option<&str>, changes: &mut Changes) {
+        let arrival = |calls: &Calls, at: usize| calls.kept().get(at).map(|call| call.arrival);
+        let ours = self.calls.at_index(index);
+        let of_service = self.service_calls.at_index(index);
+        let newest_is_ours = ours.and_then(|at| arrival(&self.calls, at))
+            >= of_service.and_then(|at| arrival(&self.service_calls, at));
+        match (ours, of_service) {
+            (Some(at), _) if newest_is_ours => {
+                self.calls.seal_said(at, arguments, &self.limits, changes);
+            }
+            (_, Some(at)) => {
+                let limits = &self.limits;
+                self.service_calls.seal_said(at, arguments, limits, &mut Changes::new());
+            }
+            (Some(_) | None, None) => {}
+        }
     }
 
     fn note(&mut self, problem: Problem) {
@@ -241,9 +302,9 @@ mod tests {
     #[test]
     fn the_wire_may_seal_a_call_itself() {
         let mut sealed = response(&[call(7)]);
-        assert_eq!(sealed.push(&Delta::Seal { index: 7 }), [Change::Sealed(0)]);
-        assert_eq!(sealed.push(&Delta::Seal { index: 7 }), []);
-        assert_eq!(sealed.push(&Delta::Seal { index: 8 }), []);
+        assert_eq!(sealed.push(&Delta::Seal { index: 7, arguments: None }), [Change::Sealed(0)]);
+        assert_eq!(sealed.push(&Delta::Seal { index: 7, arguments: None }), []);
+        assert_eq!(sealed.push(&Delta::Seal { index: 8, arguments: None }), []);
     }
 
     #[test]

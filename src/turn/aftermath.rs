@@ -1,5 +1,7 @@
 //! What each ending of a response leaves of its calls: the table of the design, row by row.
 
+use std::sync::Arc;
+
 use super::admission;
 use super::call::Phase;
 use super::effect::{CancelReason, Effect, TurnEnd};
@@ -251,15 +253,13 @@ impl Turn {
     fn kept_message(&self) -> ResponseMessage {
         let mut text = self.response.text().to_owned();
         text.push_str(self.response.refusal());
+        let kept = self.calls.iter().filter(|call| call.is_kept());
         ResponseMessage {
             text,
             reasoning: self.response.reasoning().to_owned(),
-            calls: self
-                .calls
-                .iter()
-                .filter(|call| call.is_kept())
-                .map(|call| call.call.clone())
-                .collect(),
+            calls: kept.map(|call| call.call.clone()).collect(),
+            origin: Some(Arc::clone(&self.attempts.model().origin)),
+            parts: self.response.parts().to_vec(),
         }
     }
 

@@ -41,7 +41,7 @@ impl Turn {
     }
 
     fn model_name(&self, plan: &AttemptPlan) -> String {
-        self.spec.rules.models.at(plan.model).name.clone()
+        self.spec.rules.models.at(plan.model).origin.model.clone()
     }
 
     /// The exchange with the model is over; it is paid for whatever becomes of it. Only the first

@@ -44,13 +44,14 @@ impl Attempts {
     /// was asked last, if it is still there, has all its attempts again.
     pub(super) fn resumed(mut self, made: u32, model: &str) -> Self {
         self.made = made;
-        self.model = self.models.iter().position(|plan| plan.name == model).unwrap_or_default();
+        self.model =
+            self.models.iter().position(|plan| plan.origin.model == model).unwrap_or_default();
         self
     }
 
     /// The attempt that was made last.
     pub(super) fn last(&self) -> AttemptPlan {
-        let streamed = self.plan().streamed && self.broken_streams < BROKEN_STREAMS_MAX;
+        let streamed = self.model().streamed && self.broken_streams < BROKEN_STREAMS_MAX;
         AttemptPlan { attempt: self.made, model: self.model, streamed, wait: Duration::ZERO }
     }
 
@@ -77,7 +78,7 @@ impl Attempts {
         self.broken_streams += u32::from(broke_in_the_stream);
         let asked = error.retry_after.unwrap_or_default();
         let may_repeat = error.is_transient() && asked <= RETRY_AFTER_MAX;
-        if may_repeat && self.with_model < self.plan().max_attempts {
+        if may_repeat && self.with_model < self.model().max_attempts {
             let wait = self.backoff().max(asked);
             return Some(self.next(wait));
         }
@@ -92,7 +93,8 @@ impl Attempts {
         AttemptPlan { wait, ..self.last() }
     }
 
-    fn plan(&self) -> &ModelPlan {
+    /// The model that is asked.
+    pub(super) fn model(&self) -> &ModelPlan {
         self.models.at(self.model)
     }
 

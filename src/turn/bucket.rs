@@ -21,13 +21,17 @@ pub struct Bucket {
     pub disturbed: bool,
     /// The arguments are longer than is allowed, and `raw` is only their beginning.
     pub oversize: bool,
+    /// How many calls of any kind were opened before it.
+    pub arrival: usize,
+    /// The wire itself says where it ends.
+    pub(super) has_own_seal: bool,
     /// How far `raw` has been looked at for its end. Looked at only when it matters.
     outline: Outline,
 }
 
 impl Bucket {
     /// A bucket for the call that a piece begins; its arguments are not yet taken.
-    pub(super) fn begin(piece: &CallPiece) -> Self {
+    pub(super) fn begin(piece: &CallPiece, arrival: usize) -> Self {
         Self {
             wire_index: piece.index,
             provider_id: piece.id.clone(),
@@ -37,6 +41,8 @@ impl Bucket {
             sealed: false,
             disturbed: false,
             oversize: false,
+            arrival,
+            has_own_seal: piece.begins,
             outline: Outline::default(),
         }
     }
@@ -64,6 +70,14 @@ impl Bucket {
             self.oversize = true;
         } else {
             self.raw.push_str(text);
+        }
+    }
+
+    /// Puts the whole arguments in the place of what came, as far as it is allowed.
+    pub(super) fn replace(&mut self, whole: &str, bytes_max: usize) {
+        self.oversize = whole.len() > bytes_max;
+        if !self.oversize {
+            whole.clone_into(&mut self.raw);
         }
     }
 

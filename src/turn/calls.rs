@@ -21,6 +21,8 @@ pub(super) struct Calls {
     /// The newest call, while it is none that is kept: one that lacks its name, or one too many.
     tail: Option<Tail>,
     excess: usize,
+    /// All before this place are sealed.
+    sealed_up_to: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -47,19 +49,21 @@ impl Calls {
         self.excess
     }
 
-    /// Takes one piece of a call.
+    /// Takes one piece of a call; `arrival` is for the call that it begins, if it does.
     pub(super) fn push(
         &mut self,
         piece: &CallPiece,
+        arrival: usize,
         limits: &AccumulatorLimits,
         changes: &mut Changes,
     ) -> Option<Problem> {
-        let place = self.place_of(piece).filter(|place| {
+        let inferred = self.place_of(piece).filter(|_| !piece.begins);
+        let place = inferred.filter(|place| {
             self.bucket_mut(*place).is_some_and(|bucket| !bucket.is_followed_by(piece))
         });
         match place {
             None if piece.says_nothing() => None,
-            None => self.open(piece, limits, changes),
+            None => self.open(piece, arrival, limits, changes),
             Some(Place::Call(at)) => self.continue_call(at, piece, limits, changes),
             Some(Place::Tail) => {
                 self.continue_tail(piece, limits, changes);
@@ -68,20 +72,38 @@ impl Calls {
         }
     }
 
-    /// Seals the call with this index, where the wire says so itself.
-    pub(super) fn seal_index(&mut self, index: u64, changes: &mut Changes) {
-        if let Some(at) = self.kept.iter().rposition(|call| call.wire_index == Some(index)) {
-            self.seal(at, changes);
+    /// The newest call with this index that is open, or else the newest with it.
+    pub(super) fn at_index(&self, index: u64) -> Option<usize> {
+        let with_index = |call: &Bucket| call.wire_index == Some(index);
+        let open = self.kept.iter().rposition(|call| with_index(call) && !call.sealed);
+        open.or_else(|| self.kept.iter().rposition(with_index))
+    }
+
+    /// Seals a call, where the wire says so itself and perhaps says its arguments once more.
+    pub(super) fn seal_said(
+        &mut self,
+        at: usize,
+        arguments: Option<&str>,
+        limits: &AccumulatorLimits,
+        changes: &mut Changes,
+    ) {
+        let Some(call) = self.kept.get_mut(at) else { return };
+        if let Some(whole) = arguments.filter(|whole| *whole != call.raw) {
+            if call.sealed {
+                call.disturbed = true;
+                changes.push(Change::Disturbed(at));
+            }
+            call.replace(whole, limits.arguments_bytes_max);
         }
+        self.seal(at, changes);
     }
 
     /// Seals what is open.
     pub(super) fn seal_all(&mut self, changes: &mut Changes) {
-        // Only the newest calls can be open, so this looks at few.
-        let open = self.kept.iter().rev().take_while(|call| !call.sealed).count();
-        for at in self.kept.len() - open..self.kept.len() {
+        for at in self.sealed_up_to..self.kept.len() {
             self.seal(at, changes);
         }
+        self.sealed_up_to = self.kept.len();
     }
 
     /// Says that no piece will come for the newest call: without a name it is none.
@@ -136,11 +158,12 @@ impl Calls {
     fn open(
         &mut self,
         piece: &CallPiece,
+        arrival: usize,
         limits: &AccumulatorLimits,
         changes: &mut Changes,
     ) -> Option<Problem> {
         let problem = self.end();
-        let mut bucket = Bucket::begin(piece);
+        let mut bucket = Bucket::begin(piece, arrival);
         bucket.append(piece, limits.arguments_bytes_max);
         if bucket.name.is_empty() {
             self.tail = Some(Tail::Nameless(bucket));
@@ -152,7 +175,9 @@ impl Calls {
 
     /// Takes a call that has its name among the calls, or counts it as one too many.
     fn keep(&mut self, bucket: Bucket, limits: &AccumulatorLimits, changes: &mut Changes) {
-        self.seal_all(changes);
+        if !bucket.has_own_seal {
+            self.seal_all(changes);
+        }
         if self.kept.len() < limits.calls_max {
             changes.push(Change::Opened(self.kept.len()));
             self.kept.push(bucket);
@@ -241,7 +266,7 @@ mod tests {
                 arguments: some(arguments),
                 ..CallPiece::default()
             };
-            problems.extend(calls.push(&piece, &LIMITS, &mut changes));
+            problems.extend(calls.push(&piece, 0, &LIMITS, &mut changes));
         }
         problems.extend(calls.end());
         (calls, changes, problems)

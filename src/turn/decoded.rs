@@ -40,8 +40,10 @@ pub fn decode_body(
 /// Describes a response as one JSON object, in the form of `callsheet decode`.
 #[must_use]
 pub fn describe(response: &Accumulator) -> Value {
+    let mut calls: Vec<&Bucket> = response.calls().iter().chain(response.service_calls()).collect();
+    calls.sort_by_key(|call| call.arrival);
     let calls: Vec<Value> =
-        (0_u64..).zip(response.calls()).map(|(place, call)| describe_call(place, call)).collect();
+        (0_u64..).zip(calls).map(|(place, call)| describe_call(place, call)).collect();
     json!({
         "text": response.text(),
         "reasoning": response.reasoning(),
@@ -59,7 +61,7 @@ fn describe_call(place: u64, call: &Bucket) -> Value {
     let object = arguments.object().filter(|_| !call.oversize);
     // Free text is whole in any form.
     let is_readable = match call.kind {
-        CallKind::Function => object.is_some(),
+        CallKind::Function | CallKind::ServerToolUse => object.is_some(),
         CallKind::Custom => !call.oversize,
     };
     json!({

@@ -11,8 +11,8 @@ use crate::event::{Event, TurnTimes};
 use crate::record::{Record, ResponseMessage};
 use crate::tool::ToolSpec;
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishReason, Judgement, ProviderError, RunError, ToolCall,
-    ToolOutcome, ToolResult, Usage, VariablesUse, Verdict,
+    ApprovalPhase, CallKey, Execution, FinishReason, Judgement, Origin, ProviderError, RunError,
+    ToolCall, ToolOutcome, ToolResult, Usage, VariablesUse, Verdict,
 };
 
 /// What the shell has to do for a turn.
@@ -151,8 +151,8 @@ pub struct TurnRules {
 /// A model as a turn asks it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ModelPlan {
-    /// Its name at its service.
-    pub name: String,
+    /// Its wire, and its name at its service.
+    pub origin: Arc<Origin>,
     /// Whether to ask for streamed answers.
     pub streamed: bool,
     /// How many attempts a turn has with it.

@@ -24,13 +24,17 @@ pub(super) fn judge(response: &Accumulator, end: ResponseEnd) -> Result<Ending, 
     let refused = !response.refusal().is_empty();
     match response.finish().map(|finish| finish.kind) {
         Some(FinishKind::ContentFilter) => Ok(Ending::Refused),
-        Some(FinishKind::Stop | FinishKind::ToolCalls | FinishKind::Length | FinishKind::Other)
-            if refused =>
-        {
-            Ok(Ending::Refused)
-        }
+        Some(
+            FinishKind::Stop
+            | FinishKind::ToolCalls
+            | FinishKind::Length
+            | FinishKind::Pause
+            | FinishKind::Other,
+        ) if refused => Ok(Ending::Refused),
         Some(FinishKind::Length) => Ok(Ending::Length),
-        Some(FinishKind::Stop | FinishKind::ToolCalls | FinishKind::Other) => Ok(Ending::Well),
+        Some(FinishKind::Stop | FinishKind::ToolCalls | FinishKind::Pause | FinishKind::Other) => {
+            Ok(Ending::Well)
+        }
         Some(FinishKind::Error) => Err(ProviderError::new(
             ProviderErrorKind::InStream,
             "the service ended the response with an error",

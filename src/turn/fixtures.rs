@@ -10,7 +10,7 @@ use super::{Budget, ModelPlan, ModelPlans, TurnRules, TurnSpec};
 use crate::config::Limits;
 use crate::context::Variables;
 use crate::tool::{Approval, InputSchema, ToolSpec};
-use crate::types::{Execution, FinishKind, FinishReason, Usage};
+use crate::types::{Execution, FinishKind, FinishReason, Origin, Usage, Wire};
 use crate::wire::{CallPiece, Delta};
 
 /// People are asked whether it may run, and whether its result may be seen.
@@ -75,7 +75,8 @@ pub(super) fn rules(execution: Execution) -> TurnRules {
 
 /// A model that streams.
 pub(super) fn model(name: &str, max_attempts: u32) -> ModelPlan {
-    ModelPlan { name: name.into(), streamed: true, max_attempts }
+    let origin = Arc::new(Origin { wire: Wire::OpenaiChat, model: name.into() });
+    ModelPlan { origin, streamed: true, max_attempts }
 }
 
 pub(super) fn spec(rules: TurnRules) -> TurnSpec {

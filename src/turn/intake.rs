@@ -23,6 +23,7 @@ impl Turn {
             Delta::Reasoning(text) => self.emit(Event::ThinkingReceived { text }),
             Delta::Call(_)
             | Delta::Seal { .. }
+            | Delta::Keep(_)
             | Delta::Finish(_)
             | Delta::Usage { .. }
             | Delta::Error(_)

@@ -50,6 +50,7 @@ mod fixtures;
 mod intake;
 mod isolation;
 mod loops;
+mod parts;
 mod progress;
 mod reassembly;
 mod resume;

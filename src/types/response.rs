@@ -16,6 +16,8 @@ pub enum FinishKind {
     Length,
     /// The service withheld the rest.
     ContentFilter,
+    /// The service interrupted a long response, and goes on when it is sent it back.
+    Pause,
     /// The service gave up: it counts as a broken response.
     Error,
     /// A word we do not know; the response counts as ended well.

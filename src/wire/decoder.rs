@@ -2,7 +2,12 @@
 
 use memchr::memchr;
 
+use super::anthropic::Anthropic;
+use super::dialect::Dialect;
+use super::gemini::Gemini;
+use super::ollama::Ollama;
 use super::openai_chat::OpenaiChat;
+use super::openai_responses::OpenaiResponses;
 use super::sse::{SseDecoder, SseEvent};
 use super::{Delta, Framing, Problem, Wire};
 use crate::types::{ProviderError, ProviderErrorKind};
@@ -26,7 +31,7 @@ impl Default for DecoderLimits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoder {
     frames: Frames,
-    dialect: OpenaiChat,
+    dialect: AnyDialect,
     failed: Option<ProviderError>,
 }
 
@@ -35,6 +40,48 @@ enum Frames {
     Sse(SseDecoder),
     Lines { line: Vec<u8>, bytes_max: usize },
     Whole { body: Vec<u8>, bytes_max: usize, event_bytes_max: usize },
+}
+
+/// The dialect of the response that is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum AnyDialect {
+    OpenaiChat(OpenaiChat),
+    OpenaiResponses(OpenaiResponses),
+    Anthropic(Anthropic),
+    Gemini(Gemini),
+    Ollama(Ollama),
+}
+
+impl AnyDialect {
+    fn new(wire: Wire) -> Self {
+        match wire {
+            Wire::OpenaiChat => Self::OpenaiChat(OpenaiChat::default()),
+            Wire::OpenaiResponses => Self::OpenaiResponses(OpenaiResponses::default()),
+            Wire::AnthropicMessages => Self::Anthropic(Anthropic::default()),
+            Wire::GeminiGenerate => Self::Gemini(Gemini::default()),
+            Wire::OllamaChat => Self::Ollama(Ollama::default()),
+        }
+    }
+
+    fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
+        match self {
+            Self::OpenaiChat(dialect) => dialect.payload(event, text, out),
+            Self::OpenaiResponses(dialect) => dialect.payload(event, text, out),
+            Self::Anthropic(dialect) => dialect.payload(event, text, out),
+            Self::Gemini(dialect) => dialect.payload(event, text, out),
+            Self::Ollama(dialect) => dialect.payload(event, text, out),
+        }
+    }
+
+    fn end(&mut self, out: &mut Vec<Delta>) {
+        match self {
+            Self::OpenaiChat(dialect) => dialect.end(out),
+            Self::OpenaiResponses(dialect) => dialect.end(out),
+            Self::Anthropic(dialect) => dialect.end(out),
+            Self::Gemini(dialect) => dialect.end(out),
+            Self::Ollama(dialect) => dialect.end(out),
+        }
+    }
 }
 
 impl Decoder {
@@ -49,9 +96,7 @@ impl Decoder {
                 Frames::Whole { body: Vec::new(), bytes_max: body_bytes_max, event_bytes_max }
             }
         };
-        let dialect = match wire {
-            Wire::OpenaiChat => OpenaiChat::default(),
-        };
+        let dialect = AnyDialect::new(wire);
         Self { frames, dialect, failed: None }
     }
 
@@ -68,7 +113,11 @@ impl Decoder {
     /// # Errors
     /// As [`Self::push`].
     pub fn finish(&mut self, out: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        self.guarded(|this| this.take_end(out))
+        self.guarded(|this| {
+            this.take_end(out)?;
+            this.dialect.end(out);
+            Ok(())
+        })
     }
 
     fn guarded(
@@ -130,14 +179,14 @@ impl Decoder {
     }
 }
 
-fn take_event(dialect: &mut OpenaiChat, event: &SseEvent<'_>, out: &mut Vec<Delta>) {
+fn take_event(dialect: &mut AnyDialect, event: &SseEvent<'_>, out: &mut Vec<Delta>) {
     if event.lossy {
         out.push(not_utf8(event.data));
     }
     dialect.payload(event.name, event.data, out);
 }
 
-fn take_text(dialect: &mut OpenaiChat, bytes: &[u8], out: &mut Vec<Delta>) {
+fn take_text(dialect: &mut AnyDialect, bytes: &[u8], out: &mut Vec<Delta>) {
     let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
     match std::str::from_utf8(bytes) {
         Ok(text) => dialect.payload("", text, out),
@@ -150,7 +199,7 @@ fn take_text(dialect: &mut OpenaiChat, bytes: &[u8], out: &mut Vec<Delta>) {
 }
 
 /// Reads a whole body; an end without an error is the wire's sign that the response is over.
-fn take_body(dialect: &mut OpenaiChat, bytes: &[u8], out: &mut Vec<Delta>) {
+fn take_body(dialect: &mut AnyDialect, bytes: &[u8], out: &mut Vec<Delta>) {
     if bytes.is_empty() {
         let error = ProviderError::new(ProviderErrorKind::Malformed, "the response body is empty");
         out.push(Delta::Error(error));

@@ -19,7 +19,12 @@ pub enum Delta {
     Seal {
         /// The wire's own index of the call.
         index: u64,
+        /// The whole arguments, where the wire says them once more (or only now): they stand
+        /// instead of what came in pieces.
+        arguments: Option<String>,
     },
+    /// Something that the service wants back with the next request.
+    Keep(Keep),
     /// Why the response ended; the last one stands.
     Finish(FinishReason),
     /// Token counts; the last ones stand.
@@ -37,6 +42,32 @@ pub enum Delta {
     Done,
 }
 
+/// What a service wants back with the next request, unchanged, beside text and calls.
+///
+/// Members are the text of one JSON object; only the dialect that wrote them reads them.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Keep {
+    /// Ends the text before it, which has these members.
+    Text {
+        /// None where only the end matters.
+        members: Option<Box<str>>,
+    },
+    /// Ends the reasoning before it, which has these members.
+    Reasoning {
+        /// None where only the end matters.
+        members: Option<Box<str>>,
+    },
+    /// A call has these members.
+    Call {
+        /// The wire's own index of the call.
+        index: u64,
+        /// Never nothing.
+        members: Box<str>,
+    },
+    /// A part of the service's own, at this place: JSON text.
+    Part(Box<str>),
+}
+
 /// A piece of a tool call, as the wire said it: nothing is inferred here.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CallPiece {
@@ -48,8 +79,11 @@ pub struct CallPiece {
     pub name: Option<String>,
     /// More of the arguments' text; `None` and `Some("")` both add nothing.
     pub arguments: Option<String>,
-    /// What kind of call it is.
+    /// What kind of call it is; every piece of a call that the service runs says so.
     pub kind: CallKind,
+    /// The wire itself says that a call begins here, and will say by [`Delta::Seal`] where its
+    /// arguments end. Otherwise both are inferred.
+    pub begins: bool,
 }
 
 impl CallPiece {
@@ -75,6 +109,8 @@ pub enum CallKind {
     Function,
     /// A call whose input is free text, which its service made for a tool of kind `custom`.
     Custom,
+    /// A call that the service runs itself: shown, and never run by us.
+    ServerToolUse,
 }
 
 /// Something odd in a response that did not stop us from reading it.

@@ -5,49 +5,97 @@
 //! call, and when one is whole, is the accumulator's business (`turn::Accumulator`).
 #![warn(clippy::indexing_slicing)]
 
+mod anthropic;
 mod decoder;
 mod delta;
+mod dialect;
 mod error;
 mod fields;
+mod gemini;
+mod ids;
 mod loose;
+mod members;
+mod ollama;
 mod openai_chat;
+mod openai_responses;
 mod request;
 mod sse;
 
 use std::fmt;
 use std::str::FromStr;
 
-pub use crate::config::Wire;
+use anthropic::Anthropic;
+use dialect::Dialect;
+use gemini::Gemini;
+use ollama::Ollama;
+use openai_chat::OpenaiChat;
+use openai_responses::OpenaiResponses;
+
+pub use crate::types::Wire;
 pub use decoder::{Decoder, DecoderLimits};
-pub use delta::{CallKind, CallPiece, Delta, Problem};
+pub use delta::{CallKind, CallPiece, Delta, Keep, Problem};
+pub use dialect::KeyHeader;
 pub use error::http_error;
 pub use request::{ModelRequest, ToolChoice, ToolDefinition};
 pub use sse::{EventTooLong, SseDecoder, SseEvent};
 
-impl Wire {
-    /// The path below a model's base URL that takes requests.
-    #[must_use]
-    pub fn path(self) -> &'static str {
-        match self {
-            Self::OpenaiChat => "chat/completions",
+/// Evaluates an expression for the dialect of a wire, under the name of a type.
+macro_rules! dialect_of {
+    ($wire:expr, $dialect:ident => $value:expr) => {
+        match $wire {
+            Wire::OpenaiChat => {
+                type $dialect = OpenaiChat;
+                $value
+            }
+            Wire::OpenaiResponses => {
+                type $dialect = OpenaiResponses;
+                $value
+            }
+            Wire::AnthropicMessages => {
+                type $dialect = Anthropic;
+                $value
+            }
+            Wire::GeminiGenerate => {
+                type $dialect = Gemini;
+                $value
+            }
+            Wire::OllamaChat => {
+                type $dialect = Ollama;
+                $value
+            }
         }
+    };
+}
+
+impl Wire {
+    /// The address that takes requests for a model, below its `base_url`.
+    #[must_use]
+    pub fn url(self, base_url: &str, model: &str, stream: bool) -> String {
+        dialect_of!(self, D => D::url(base_url.trim_end_matches('/'), model, stream))
+    }
+
+    /// The header in which services of this wire want their key.
+    #[must_use]
+    pub fn key_header(self) -> KeyHeader {
+        dialect_of!(self, D => D::KEY_HEADER)
+    }
+
+    /// Headers that every request of this wire needs, names in lower case.
+    #[must_use]
+    pub fn headers(self) -> &'static [(&'static str, &'static str)] {
+        dialect_of!(self, D => D::HEADERS)
     }
 
     /// The framing of a response of this wire.
     #[must_use]
     pub fn framing(self, stream: bool) -> Framing {
-        match self {
-            Self::OpenaiChat if stream => Framing::Sse,
-            Self::OpenaiChat => Framing::Json,
-        }
+        if stream { dialect_of!(self, D => D::STREAM_FRAMING) } else { Framing::Json }
     }
 
     /// The body of a request.
     #[must_use]
     pub fn request_body(self, request: &ModelRequest) -> Vec<u8> {
-        match self {
-            Self::OpenaiChat => openai_chat::request_body(request),
-        }
+        dialect_of!(self, D => D::request_body(request))
     }
 }
 

@@ -17,14 +17,14 @@ use serde::de::MapAccess;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::dialect::{Dialect, KeyHeader};
 use super::error::{error_of, provider_error};
 use super::fields::{Fields, Fill, FillEach, List, Loose, fill};
 use super::loose::{Content, JsonText, Part, Scalar};
-use super::{CallKind, CallPiece, Delta, Problem};
+use super::{CallKind, CallPiece, Delta, Framing, ModelRequest, Problem};
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, excerpt};
 
 use mend::{Mended, mend, value_of};
-pub(super) use request::request_body;
 use usage::usage_of;
 
 /// The dialect; all it remembers is whether the response comes in pieces.
@@ -154,9 +154,19 @@ struct Custom<'a> {
     input: Scalar<'a>,
 }
 
-impl OpenaiChat {
-    /// Reads one payload; `event` is the event's name, where it has one.
-    pub(super) fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
+impl Dialect for OpenaiChat {
+    const STREAM_FRAMING: Framing = Framing::Sse;
+    const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
+
+    fn url(base: &str, _model: &str, _stream: bool) -> String {
+        format!("{base}/chat/completions")
+    }
+
+    fn request_body(request: &ModelRequest) -> Vec<u8> {
+        request::request_body(request)
+    }
+
+    fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
         let mut text = text.trim();
         // Some proxies put the field's name before what has it already.
         while let Some(rest) = text.strip_prefix("data:") {
@@ -180,7 +190,9 @@ impl OpenaiChat {
             }
         }
     }
+}
 
+impl OpenaiChat {
     fn object(&mut self, text: &str, out: &mut Vec<Delta>) {
         let mut chunk = Chunk::default();
         let Err(error) = fill(text, &mut chunk) else {
@@ -382,7 +394,7 @@ mod tests {
             id: some(id),
             name: some(name),
             arguments: arguments.map(str::to_owned),
-            kind: CallKind::Function,
+            ..CallPiece::default()
         })
     }
 
@@ -513,6 +525,7 @@ mod tests {
             name: Some("f".into()),
             arguments: Some("x=1".into()),
             kind: CallKind::Custom,
+            ..CallPiece::default()
         };
         assert_eq!(deltas(&[chunk]), [Delta::Call(expected)]);
     }

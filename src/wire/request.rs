@@ -1,5 +1,6 @@
 //! What a model is asked, before it is written for a wire.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -27,9 +28,11 @@ pub struct ModelRequest {
     pub max_output_tokens: Option<u32>,
     /// The sampling temperature.
     pub temperature: Option<f64>,
-    /// Members of the body that we do not know. They win over our own, apart from the model, the
-    /// messages, the tools and the choice to stream.
+    /// Members of the body that we do not know. They win over our own, apart from those that the
+    /// host relies on; an object is merged with ours.
     pub extra_body: Map<String, Value>,
+    /// Members that we would write and its service refuses.
+    pub omit_body: BTreeSet<String>,
 }
 
 impl ModelRequest {
@@ -47,6 +50,7 @@ impl ModelRequest {
             max_output_tokens: None,
             temperature: None,
             extra_body: Map::new(),
+            omit_body: BTreeSet::new(),
         }
     }
 }
@@ -63,11 +67,15 @@ pub struct ToolDefinition {
 }
 
 /// Whether the model may call tools now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ToolChoice {
     /// As it likes.
     #[default]
     Auto,
     /// It may not; the tools stay listed.
     None,
+    /// It has to call at least one.
+    Required,
+    /// It has to call this one.
+    Tool(Arc<str>),
 }

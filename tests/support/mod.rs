@@ -15,7 +15,7 @@ use callsheet::rehearsal::{ReceivedRequest, Rehearsal, Script};
 use callsheet::runtime::{Host, HostCounts, HostSetup, OpenSession, RunReport, SessionHandle};
 use callsheet::telemetry::{Delivery, Subscription};
 use callsheet::tool::Registry;
-use callsheet::types::Execution;
+use callsheet::types::{Execution, Wire};
 use futures::StreamExt;
 use serde_json::Value;
 
@@ -43,6 +43,20 @@ pub(crate) async fn world(
     let host = Host::start(HostSetup { config, tools }).await.unwrap();
     let session = host.open_session(OpenSession::default()).await.unwrap();
     World { model, host, session }
+}
+
+/// The same where the provider is asked over another wire.
+pub(crate) async fn world_of(
+    wire: Wire,
+    script: Script,
+    tools: Registry,
+    change: impl FnOnce(&mut Config),
+) -> World {
+    let over_the_wire = |config: &mut Config| {
+        config.models.values_mut().for_each(|model| model.wire = wire);
+        change(config);
+    };
+    world(script, tools, over_the_wire).await
 }
 
 pub(crate) fn parallel(max: u32) -> impl FnOnce(&mut Config) {

@@ -65,7 +65,7 @@ impl Exchange {
             State::Unsent { body } => match self.send(body).await {
                 Ok(reading) => Box::new(reading),
                 Err(mut error) => {
-                    trouble::place(&mut error, &self.client.url);
+                    trouble::place(&mut error, &self.client.plain_url);
                     return Some(Err(error));
                 }
             },
@@ -78,7 +78,7 @@ impl Exchange {
             Err(error) => vec![error],
         };
         for error in errors {
-            trouble::place(error, &self.client.url);
+            trouble::place(error, &self.client.plain_url);
         }
         if batch.is_ok() {
             self.state = State::Reading(reading);
@@ -174,11 +174,17 @@ fn framing(client: &Inner, streamed: bool, response: &reqwest::Response, begin: 
     if kind.starts_with("text/event-stream") {
         return Framing::Sse;
     }
+    let asked = client.wire.framing(streamed);
+    let is_lines =
+        ["application/x-ndjson", "application/jsonl"].iter().any(|k| kind.starts_with(k));
+    if is_lines || asked == Framing::JsonLines {
+        return Framing::JsonLines;
+    }
     let looks_plain = begin.trim_ascii_start().first().is_some_and(|byte| b"{[".contains(byte));
     if kind.starts_with("application/json") || looks_plain {
         return Framing::Json;
     }
-    client.wire.framing(streamed)
+    asked
 }
 
 /// What is wrong with a body that begins like a web page, whatever its content type says: no wire

@@ -145,7 +145,7 @@ impl State {
         let rules = &self.run_agent.rules;
         let event = Event::RunStarted {
             agent: self.run_agent.name.clone(),
-            model: rules.models.first().name.clone(),
+            model: rules.models.first().origin.model.clone(),
             execution: rules.execution,
         };
         self.publisher.publish(&id, self.turn, event);

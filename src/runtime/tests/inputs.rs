@@ -5,7 +5,7 @@ use super::provider::{Reply, says, text};
 use super::*;
 use crate::context::History;
 use crate::journal::{Acknowledge, Appended, Entry};
-use crate::message::Message;
+use crate::message::{Message, ResponseMessage};
 use crate::record::{Record, Seq};
 use crate::types::RunEnd;
 
@@ -48,8 +48,9 @@ impl Journal for Moment {
 
 fn contents(messages: &[Arc<Message>]) -> Vec<String> {
     let contents = messages.iter().map(|message| match message.as_ref() {
-        Message::User { content } | Message::Tool { content, .. } => content.clone(),
-        Message::Assistant { text, .. } => text.clone(),
+        Message::User { content } => content.text().into_owned(),
+        Message::Tool { content, .. } => content.clone(),
+        Message::Assistant(ResponseMessage { text, .. }) => text.clone(),
     });
     contents.collect()
 }

@@ -58,7 +58,7 @@ impl World {
             let times = self.asked.iter().filter(|asked| **asked == index).count();
             assert!(times <= model.max_attempts as usize || self.crashes > 0, "asked too often");
         }
-        let name = &scenario.spec.rules.models.at(plan.model).name;
+        let name = &scenario.spec.rules.models.at(plan.model).origin.model;
         let named = self.log.iter().rev().find_map(|record| {
             if let Record::AttemptStarted { model, .. } = record { Some(model) } else { None }
         });

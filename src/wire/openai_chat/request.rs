@@ -1,9 +1,10 @@
 //! A request's body in the Chat Completions form.
 
-use serde::ser::{SerializeMap, SerializeSeq};
+use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
+use crate::wire::members::Members;
 use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
 
 /// Writes the body of a request.
@@ -20,16 +21,12 @@ struct Body<'a>(&'a ModelRequest);
 impl Serialize for Body<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let request = self.0;
-        let mut body = Members { map: serializer.serialize_map(None)?, request };
+        let mut body = Members::new(serializer.serialize_map(None)?, request, &OURS);
         body.put("model", &request.model)?;
         body.put("messages", &Messages(request))?;
         if !request.tools.is_empty() {
             body.put("tools", &Tools(&request.tools))?;
-            let choice = match request.tool_choice {
-                ToolChoice::Auto => "auto",
-                ToolChoice::None => "none",
-            };
-            body.put("tool_choice", &choice)?;
+            body.put("tool_choice", &Choice(&request.tool_choice))?;
             if let Some(parallel) = request.parallel_tool_calls {
                 body.put("parallel_tool_calls", &parallel)?;
             }
@@ -44,26 +41,32 @@ impl Serialize for Body<'_> {
         if let Some(temperature) = request.temperature {
             body.put("temperature", &temperature)?;
         }
-        for (key, value) in &request.extra_body {
-            if !OURS.contains(&key.as_str()) {
-                body.map.serialize_entry(key, value)?;
-            }
-        }
-        body.map.end()
+        body.end()
     }
 }
 
-struct Members<'a, M> {
-    map: M,
-    request: &'a ModelRequest,
-}
+struct Choice<'a>(&'a ToolChoice);
 
-impl<M: SerializeMap> Members<'_, M> {
-    fn put(&mut self, key: &'static str, value: &impl Serialize) -> Result<(), M::Error> {
-        if !OURS.contains(&key) && self.request.extra_body.contains_key(key) {
-            return Ok(());
+impl Serialize for Choice<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Named<'a> {
+            #[serde(rename = "type")]
+            kind: &'static str,
+            function: Function<'a>,
         }
-        self.map.serialize_entry(key, value)
+        #[derive(Serialize)]
+        struct Function<'a> {
+            name: &'a str,
+        }
+        match self.0 {
+            ToolChoice::Auto => serializer.serialize_str("auto"),
+            ToolChoice::None => serializer.serialize_str("none"),
+            ToolChoice::Required => serializer.serialize_str("required"),
+            ToolChoice::Tool(name) => {
+                Named { kind: "function", function: Function { name } }.serialize(serializer)
+            }
+        }
     }
 }
 
@@ -124,7 +127,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::message::Message;
+    use crate::message::{Message, ResponseMessage};
     use crate::types::{CallKey, ToolCall};
 
     fn history() -> Arc<[Arc<Message>]> {
@@ -144,11 +147,11 @@ mod tests {
         };
         [
             Message::User { content: "1 + 2, and 3 + 4?".into() },
-            Message::Assistant {
-                text: String::new(),
+            Message::Assistant(ResponseMessage {
                 reasoning: "not sent".into(),
                 calls: vec![call(0, "functions.add:0", json!({"a": 1})), call(1, "0", json!({}))],
-            },
+                ..ResponseMessage::default()
+            }),
             result("functions.add:0", "3"),
             result("0", "7"),
         ]

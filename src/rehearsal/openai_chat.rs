@@ -1,126 +1,64 @@
-//! Responses as Chat Completions: the chunks of a stream, or one plain body.
+//! Chat Completions: the chunks of a stream, or one plain body.
 //!
 //! Pure: the same response and request give the same bytes, but for the id and the time given.
 
-use axum::body::Bytes;
+mod check;
+
 use serde_json::{Value, json};
 
-use super::pairing::error_body;
-use super::script::{At, Call, Finish, Response};
+use super::encoded::{Chunk, Encoded, Mark};
+use super::script::{Call, Finish, Response};
+use super::service::{Asked, Refused, Service, Stamp};
 use super::text::{split_every, split_in};
+
+pub use check::{Refusal, check};
 
 /// The name under which the rehearsal model answers, whatever model was asked for.
 pub const MODEL: &str = "rehearsal";
 
-/// A part of a body, with what it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Chunk {
-    pub(super) bytes: Bytes,
-    pub(super) mark: Mark,
-}
+/// The service.
+pub(super) enum OpenaiChat {}
 
-/// What a chunk is, so that places of a script can be found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mark {
-    /// Opening, thinking, text, or a part of a raw or plain body.
-    Content,
-    /// A part of the call at this place of the list.
-    Call(usize),
-    /// The finish reason.
-    Finish,
-    /// The token counts.
-    Usage,
-    /// `[DONE]`.
-    Done,
-}
-
-/// A body to send: its type and its chunks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Encoded {
-    pub(super) content_type: String,
-    pub(super) chunks: Vec<Chunk>,
-}
-
-impl Encoded {
-    /// The number of the chunk before which a place lies; the number of chunks for the end.
-    pub(super) fn position(&self, at: At) -> usize {
-        let end = self.chunks.len();
-        let first = |wanted: &dyn Fn(Mark) -> bool| {
-            self.chunks.iter().position(|chunk| wanted(chunk.mark)).unwrap_or(end)
-        };
-        match at {
-            At::Headers => 0,
-            At::Chunk(number) => number.min(end),
-            At::Call(call) => first(&|mark| mark == Mark::Call(call)),
-            At::AfterCall(call) => self
-                .chunks
-                .iter()
-                .rposition(|chunk| chunk.mark == Mark::Call(call))
-                .map_or(end, |last| last + 1),
-            At::Finish => first(&|mark| mark == Mark::Finish),
-            At::Done => first(&|mark| mark == Mark::Done),
+impl Service for OpenaiChat {
+    fn read(asked: &Asked<'_>) -> Result<Value, Refused> {
+        match check(asked.body) {
+            Ok(()) => Ok(asked.body.clone()),
+            Err(refusal) => Err(Refused { status: 400, body: refusal.body() }),
         }
     }
-}
 
-/// Encodes an error of a status: the script's own body, or the provider's usual one.
-pub(super) fn encode_error(status: u16, error: Option<&Value>) -> Encoded {
-    let made_up = || {
-        let message = format!("The rehearsal script answers with HTTP status {status}.");
-        match status {
-            429 => error_body(&message, "requests", None, Some("rate_limit_exceeded")),
-            401 => error_body(&message, "invalid_request_error", None, Some("invalid_api_key")),
-            500.. => error_body(&message, "server_error", None, None),
-            _ => error_body(&message, "invalid_request_error", None, None),
+    fn encode(response: &Response, request: &Value, stamp: Stamp) -> Encoded {
+        let envelope = Envelope { stamp };
+        if request["stream"] == true {
+            Encoded::events(envelope.stream(response, request))
+        } else {
+            Encoded::plain(&envelope.plain(response, request))
         }
-    };
-    let body = error.cloned().unwrap_or_else(made_up).to_string();
-    let chunks = vec![Chunk { bytes: body.into(), mark: Mark::Content }];
-    Encoded { content_type: "application/json".to_owned(), chunks }
-}
-
-/// Encodes a response for a request. `number` counts the server's requests and makes the ids;
-/// `created` is the time in seconds since 1970.
-pub(super) fn encode(response: &Response, request: &Value, number: u64, created: u64) -> Encoded {
-    if !response.raw_chunks.is_empty() {
-        let content_type = response.content_type.as_deref().unwrap_or("text/event-stream");
-        let chunks = response
-            .raw_chunks
-            .iter()
-            .map(|raw| Chunk { bytes: raw.0.clone(), mark: Mark::Content })
-            .collect();
-        return Encoded { content_type: content_type.to_owned(), chunks };
     }
-    let envelope = Envelope { number, created };
-    if request["stream"] == true {
-        return Encoded {
-            content_type: "text/event-stream; charset=utf-8".to_owned(),
-            chunks: envelope.stream(response, request),
+
+    fn error(status: u16, message: &str) -> Value {
+        let (kind, code) = match status {
+            429 => ("requests", Some("rate_limit_exceeded")),
+            401 => ("invalid_request_error", Some("invalid_api_key")),
+            404 => ("invalid_request_error", Some("unknown_url")),
+            500.. => ("server_error", None),
+            _ => ("invalid_request_error", None),
         };
+        check::error_body(message, kind, None, code)
     }
-    let body = envelope.plain(response, request).to_string();
-    Encoded { content_type: "application/json".to_owned(), chunks: halves(body.into()) }
-}
-
-/// A plain body in two chunks, so that faults between chunks have a place in it.
-fn halves(body: Bytes) -> Vec<Chunk> {
-    let mut rest = body;
-    let first = rest.split_to(rest.len() / 2);
-    [first, rest].into_iter().map(|bytes| Chunk { bytes, mark: Mark::Content }).collect()
 }
 
 /// What is the same in every chunk of a response.
 struct Envelope {
-    number: u64,
-    created: u64,
+    stamp: Stamp,
 }
 
 impl Envelope {
     fn wrap(&self, object: &str, choices: Value) -> Value {
         json!({
-            "id": format!("chatcmpl-rehearsal-{}", self.number),
+            "id": format!("chatcmpl-rehearsal-{}", self.stamp.number),
             "object": object,
-            "created": self.created,
+            "created": self.stamp.created,
             "model": MODEL,
             "system_fingerprint": "callsheet-rehearsal",
             "choices": choices,
@@ -130,7 +68,7 @@ impl Envelope {
     fn chunk(&self, delta: Value, finish: Option<&str>, mark: Mark) -> Chunk {
         let choices =
             json!([{"index": 0, "delta": delta, "logprobs": null, "finish_reason": finish}]);
-        event(&self.wrap("chat.completion.chunk", choices), mark)
+        Chunk::event(&self.wrap("chat.completion.chunk", choices), mark)
     }
 
     fn stream(&self, response: &Response, request: &Value) -> Vec<Chunk> {
@@ -153,7 +91,7 @@ impl Envelope {
         if response.usage.is_some() || request["stream_options"]["include_usage"] == true {
             let mut last = self.wrap("chat.completion.chunk", json!([]));
             last["usage"] = usage(response, request);
-            chunks.push(event(&last, Mark::Usage));
+            chunks.push(Chunk::event(&last, Mark::Usage));
         }
         if !response.no_done {
             chunks.push(Chunk { bytes: "data: [DONE]\n\n".into(), mark: Mark::Done });
@@ -186,7 +124,7 @@ impl Envelope {
     }
 
     fn call_id(&self, place: usize, call: &Call) -> String {
-        call.id.clone().unwrap_or_else(|| format!("call_r{}_{place}", self.number))
+        call.id.clone().unwrap_or_else(|| format!("call_r{}_{place}", self.stamp.number))
     }
 
     fn plain(&self, response: &Response, request: &Value) -> Value {
@@ -227,10 +165,6 @@ impl Envelope {
     }
 }
 
-fn event(data: &Value, mark: Mark) -> Chunk {
-    Chunk { bytes: format!("data: {data}\n\n").into(), mark }
-}
-
 fn finish_word(response: &Response) -> Option<String> {
     match &response.finish_reason {
         Finish::Word(word) => Some(word.clone()),
@@ -262,7 +196,12 @@ fn usage(response: &Response, request: &Value) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use super::super::script::At;
     use super::*;
+
+    fn encode(response: &Response, request: &Value, number: u64, created: u64) -> Encoded {
+        OpenaiChat::encode(response, request, Stamp { number, created })
+    }
 
     fn lines(encoded: &Encoded) -> Vec<String> {
         let text = |chunk: &Chunk| String::from_utf8(chunk.bytes.to_vec()).unwrap();

@@ -1,0 +1,185 @@
+//! The order in which a response's parts came, and what its service wants back with them.
+
+use crate::types::Part;
+use crate::wire::Keep;
+
+/// Parts of one response that are told apart. Beyond that, what belongs to them is given up.
+const PARTS_MAX: usize = 4096;
+
+/// The parts of one response, as far as it has come.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Parts {
+    parts: Vec<Part>,
+    /// Whether the service wants anything back.
+    wanted: bool,
+    /// The last part is closed: what follows is another.
+    closed: bool,
+    /// Bytes of members and of parts of the service's own.
+    kept_bytes: usize,
+    /// There were too many.
+    given_up: bool,
+}
+
+impl Parts {
+    /// What the service wants back, in order; empty where it wants nothing.
+    pub(super) fn wanted(&self) -> &[Part] {
+        if self.wanted && !self.given_up { &self.parts } else { &[] }
+    }
+
+    /// More text came. Always takes it.
+    pub(super) fn text(&mut self, more: usize) -> bool {
+        match self.parts.last_mut() {
+            Some(Part::Text { bytes, .. }) if !self.closed => *bytes += more,
+            Some(_) | None => self.push(Part::Text { bytes: more, members: None }),
+        }
+        true
+    }
+
+    /// More reasoning came. Always takes it.
+    pub(super) fn reasoning(&mut self, more: usize) -> bool {
+        match self.parts.last_mut() {
+            Some(Part::Reasoning { bytes, .. }) if !self.closed => *bytes += more,
+            Some(_) | None => self.push(Part::Reasoning { bytes: more, members: None }),
+        }
+        true
+    }
+
+    /// A call was opened.
+    pub(super) fn call(&mut self, index: usize) {
+        let index = u32::try_from(index).unwrap_or(u32::MAX);
+        self.push(Part::Call { index, members: None });
+    }
+
+    /// Takes what the service wants back, and says whether there was room for it. `call_at` finds
+    /// the place of a call by the wire's index.
+    pub(super) fn keep(
+        &mut self,
+        keep: &Keep,
+        call_at: impl Fn(u64) -> Option<usize>,
+        bytes_max: usize,
+    ) -> bool {
+        let more = match keep {
+            Keep::Text { members } | Keep::Reasoning { members } => {
+                members.as_ref().map_or(0, |members| members.len())
+            }
+            Keep::Call { members: json, .. } | Keep::Part(json) => json.len(),
+        };
+        if self.kept_bytes.saturating_add(more) > bytes_max {
+            return false;
+        }
+        self.kept_bytes += more;
+        self.wanted |= more > 0;
+        match keep {
+            Keep::Text { members } => match self.parts.last_mut() {
+                Some(Part::Text { members: old, .. }) if !self.closed => old.clone_from(members),
+                Some(_) | None if members.is_none() => {}
+                Some(_) | None => self.push(Part::Text { bytes: 0, members: members.clone() }),
+            },
+            Keep::Reasoning { members } => match self.parts.last_mut() {
+                Some(Part::Reasoning { members: old, .. }) if !self.closed => {
+                    old.clone_from(members);
+                }
+                Some(_) | None if members.is_none() => {}
+                Some(_) | None => self.push(Part::Reasoning { bytes: 0, members: members.clone() }),
+            },
+            Keep::Call { index, members } => {
+                self.keep_with_call(call_at(*index), members);
+                return true;
+            }
+            Keep::Part(json) => self.push(Part::Raw { json: json.clone() }),
+        }
+        self.closed = true;
+        true
+    }
+
+    fn keep_with_call(&mut self, at: Option<usize>, kept: &str) {
+        let at = at.and_then(|at| u32::try_from(at).ok());
+        for part in self.parts.iter_mut().rev() {
+            if let Part::Call { index, members } = part
+                && Some(*index) == at
+            {
+                *members = Some(kept.into());
+                return;
+            }
+        }
+    }
+
+    fn push(&mut self, part: Part) {
+        self.closed = false;
+        if self.parts.len() < PARTS_MAX {
+            self.parts.push(part);
+        } else {
+            self.given_up = true;
+            self.parts = Vec::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(members: Option<&str>) -> Keep {
+        Keep::Text { members: members.map(Into::into) }
+    }
+
+    fn thought(members: Option<&str>) -> Keep {
+        Keep::Reasoning { members: members.map(Into::into) }
+    }
+
+    fn keep(parts: &mut Parts, keep: &Keep) {
+        assert!(parts.keep(keep, |index| usize::try_from(index).ok(), 100));
+    }
+
+    #[test]
+    fn parts_keep_their_order_and_what_belongs_to_them() {
+        let mut parts = Parts::default();
+        parts.reasoning(2);
+        parts.reasoning(1);
+        keep(&mut parts, &thought(Some("{1}")));
+        keep(&mut parts, &thought(Some("{2}")));
+        parts.text(4);
+        keep(&mut parts, &text(None));
+        parts.text(5);
+        keep(&mut parts, &text(Some("{3}")));
+        parts.call(0);
+        keep(&mut parts, &Keep::Part("{4}".into()));
+        parts.call(1);
+        keep(&mut parts, &Keep::Call { index: 0, members: "{5}".into() });
+        let reasoning =
+            |bytes, members: &str| Part::Reasoning { bytes, members: Some(members.into()) };
+        let expected = [
+            reasoning(3, "{1}"),
+            reasoning(0, "{2}"),
+            Part::Text { bytes: 4, members: None },
+            Part::Text { bytes: 5, members: Some("{3}".into()) },
+            Part::Call { index: 0, members: Some("{5}".into()) },
+            Part::Raw { json: "{4}".into() },
+            Part::Call { index: 1, members: None },
+        ];
+        assert_eq!(parts.wanted(), expected);
+    }
+
+    #[test]
+    fn where_nothing_is_wanted_back_there_are_no_parts() {
+        let mut parts = Parts::default();
+        parts.text(4);
+        keep(&mut parts, &text(None));
+        parts.call(0);
+        assert_eq!(parts.wanted(), []);
+    }
+
+    #[test]
+    fn what_is_kept_has_a_limit() {
+        let mut parts = Parts::default();
+        let long = Keep::Part("x".repeat(60).into());
+        keep(&mut parts, &long);
+        assert!(!parts.keep(&long, |_| None, 100));
+        for _ in 0..2 * PARTS_MAX {
+            parts.text(1);
+            parts.reasoning(1);
+        }
+        assert_eq!(parts.wanted(), []);
+        assert!(parts.parts.len() <= PARTS_MAX);
+    }
+}

@@ -1,0 +1,66 @@
+//! The wire formats by name. What they mean is the business of the dialects.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A wire format: how a service is asked, and how it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wire {
+    /// Chat Completions, and the dialects of services that follow them.
+    OpenaiChat,
+    /// OpenAI's Responses.
+    OpenaiResponses,
+    /// Anthropic's Messages.
+    AnthropicMessages,
+    /// Gemini's `generateContent` and `streamGenerateContent`.
+    GeminiGenerate,
+    /// Ollama's own chat.
+    OllamaChat,
+}
+
+impl Wire {
+    /// The wires with their words for configuration, commands and metrics.
+    pub const WORDS: [(&'static str, Self); 1] = [("openai-chat", Self::OpenaiChat)];
+
+    /// The word for configuration, commands and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::OpenaiChat => "openai-chat",
+            Self::OpenaiResponses => "openai-responses",
+            Self::AnthropicMessages => "anthropic-messages",
+            Self::GeminiGenerate => "gemini-generate",
+            Self::OllamaChat => "ollama-chat",
+        }
+    }
+}
+
+impl fmt::Display for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl std::str::FromStr for Wire {
+    type Err = UnknownWire;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let known = Self::WORDS.iter().find(|(word, _)| *word == text);
+        known.map(|(_, wire)| *wire).ok_or(UnknownWire)
+    }
+}
+
+/// The word names no wire.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnknownWire;
+
+impl std::error::Error for UnknownWire {}
+
+impl fmt::Display for UnknownWire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let words = Wire::WORDS.map(|(word, _)| word).join(", ");
+        write!(f, "unknown wire; it is one of: {words}")
+    }
+}

@@ -1,0 +1,45 @@
+//! What a wire is: the one shape of the five dialects.
+
+use super::{Delta, Framing, ModelRequest};
+
+/// One wire: how a service is asked, and how its payloads are read.
+///
+/// A value reads one response. It decides nothing about calls: which piece belongs to which call,
+/// and when one is whole, is the accumulator's business.
+pub(super) trait Dialect: Default {
+    /// How a streamed response is framed.
+    const STREAM_FRAMING: Framing;
+
+    /// The header in which the service wants its key.
+    const KEY_HEADER: KeyHeader;
+
+    /// Headers that every request needs.
+    const HEADERS: &'static [(&'static str, &'static str)] = &[];
+
+    /// The address that takes a request. `base` has no slash at its end, and may leave out the
+    /// version where the service has only one.
+    fn url(base: &str, model: &str, stream: bool) -> String;
+
+    /// The body of a request.
+    fn request_body(request: &ModelRequest) -> Vec<u8>;
+
+    /// Reads one payload of a stream, or a whole plain body; `event` is the event's name, where it
+    /// has one.
+    fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>);
+
+    /// Says that the body has ended.
+    fn end(&mut self, _out: &mut Vec<Delta>) {}
+}
+
+/// The header in which a service wants its key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyHeader {
+    /// The header's name, in lower case.
+    pub name: &'static str,
+    /// What stands before the key.
+    pub before: &'static str,
+}
+
+impl KeyHeader {
+    pub(super) const BEARER: Self = Self { name: "authorization", before: "Bearer " };
+}

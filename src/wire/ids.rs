@@ -1,0 +1,48 @@
+//! Ids of calls as a service takes them.
+//!
+//! An id goes back unchanged to the wire that it came from. A service may refuse another's, so
+//! that one is mapped: to the same text every time, and to different texts for different ids.
+
+use std::borrow::Cow;
+
+use sha2::{Digest, Sha256};
+
+/// Hex digits of the hash that keeps two cleaned ids apart.
+const HASH_DIGITS: usize = 8;
+
+/// The id itself if every character is allowed and it is short enough; else its cleaned text, an
+/// underscore, and 8 hex digits of a hash of the whole.
+pub(super) fn cleaned(id: &str, allowed: impl Fn(char) -> bool, chars_max: usize) -> Cow<'_, str> {
+    let fits = !id.is_empty() && id.chars().all(&allowed) && id.chars().count() <= chars_max;
+    if fits {
+        return Cow::Borrowed(id);
+    }
+    let kept = chars_max.saturating_sub(HASH_DIGITS + 1);
+    let clean = |c: char| if allowed(c) { c } else { '_' };
+    let mut cleaned: String = id.chars().take(kept).map(clean).collect();
+    cleaned.push('_');
+    for byte in Sha256::digest(id).iter().take(HASH_DIGITS / 2) {
+        cleaned.push_str(&format!("{byte:02x}"));
+    }
+    Cow::Owned(cleaned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(id: &str, expected: &str) {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        assert_eq!(cleaned(id, allowed, 16), expected);
+    }
+
+    #[test]
+    fn an_id_that_fits_stays_and_others_are_cleaned_and_told_apart() {
+        check("call_1", "call_1");
+        check("", "_e3b0c442");
+        check("a:0", "a_0_0ed32d33");
+        check("a.0", "a_0_6f632802");
+        check("0123456789abcdef0", "0123456_d4022b7a");
+    }
+}
