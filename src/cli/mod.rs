@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser as _;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 
 use crate::wire::{Framing, Wire};
@@ -43,8 +44,8 @@ enum Command {
     Run(Box<run::Args>),
     /// Decodes one recorded response and prints what it says, as one JSON object.
     Decode {
-        /// What the response is written in: openai-chat.
-        #[arg(long, value_name = "WIRE")]
+        /// What the response is written in.
+        #[arg(long, value_name = "WIRE", value_parser = wires())]
         wire: Wire,
         /// How it is framed: sse, json-lines, json or json-array; else told from name and bytes.
         #[arg(long, value_name = "FRAMING")]
@@ -108,6 +109,12 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
     // A tool's thread that cannot be stopped must not keep the process.
     runtime.shutdown_timeout(LAST_WAIT);
     done
+}
+
+/// The wires by their words, which help and errors list.
+fn wires() -> impl TypedValueParser<Value = Wire> {
+    let words = PossibleValuesParser::new(Wire::WORDS.map(|(word, _)| word));
+    words.try_map(|word| word.parse::<Wire>())
 }
 
 fn decode(

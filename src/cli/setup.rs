@@ -19,8 +19,8 @@ pub(super) struct ModelArgs {
     /// The configuration; ./callsheet.toml if that is there.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// What is spoken with --base-url: openai-chat.
-    #[arg(long, value_name = "WIRE", requires = "base_url")]
+    /// What is spoken with --base-url, or with the rehearsal model.
+    #[arg(long, value_name = "WIRE", value_parser = super::wires())]
     wire: Option<Wire>,
     /// The address of a model that no file describes, such as http://127.0.0.1:8080/v1.
     #[arg(long, value_name = "URL", requires = "model")]
@@ -32,7 +32,7 @@ pub(super) struct ModelArgs {
     #[arg(long, value_name = "NAME", requires = "base_url")]
     api_key_env: Option<String>,
     /// Use the offline rehearsal model, whatever is configured.
-    #[arg(long, conflicts_with_all = ["base_url", "model", "wire", "api_key_env"])]
+    #[arg(long, conflicts_with_all = ["base_url", "model", "api_key_env"])]
     rehearsal: bool,
 }
 
@@ -58,16 +58,17 @@ impl ModelArgs {
     }
 
     fn choose_model(&self, config: &mut Config) -> Result<(), Failure> {
-        if self.rehearsal {
-            config.use_rehearsal();
+        let asks_rehearsal = self.rehearsal || self.model.as_deref() == Some(REHEARSAL);
+        if asks_rehearsal && self.base_url.is_none() {
+            config.use_rehearsal(self.wire.unwrap_or(Wire::OpenaiChat));
             return Ok(());
+        }
+        if self.wire.is_some() && self.base_url.is_none() {
+            let message = "--wire: what is spoken is said of a --base-url or of --rehearsal";
+            return Err(Failure::usage(message));
         }
         let Some(model) = &self.model else { return Ok(()) };
         let Some(base_url) = &self.base_url else {
-            if model == REHEARSAL {
-                config.use_rehearsal();
-                return Ok(());
-            }
             let Some(known) = config.models.get(model).cloned() else {
                 let hint = "give --base-url for one that no file describes";
                 return Err(Failure::usage(format!(

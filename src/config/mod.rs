@@ -131,12 +131,16 @@ impl Config {
 
     /// Says where the offline rehearsal model listens.
     pub fn set_rehearsal(&mut self, base_url: BaseUrl) {
-        self.add_model(REHEARSAL, ModelConfig::rehearsal(base_url));
+        match self.models.get_mut(REHEARSAL) {
+            Some(model) => model.base_url = base_url,
+            None => self.add_model(REHEARSAL, ModelConfig::rehearsal(base_url)),
+        }
     }
 
-    /// Lets every agent talk to the offline rehearsal model, whatever the file says.
-    pub fn use_rehearsal(&mut self) {
-        self.use_model(REHEARSAL, ModelConfig::rehearsal(BaseUrl::nowhere()));
+    /// Lets every agent talk to the offline rehearsal model over a wire, whatever the file says.
+    pub fn use_rehearsal(&mut self, wire: Wire) {
+        let model = ModelConfig { wire, ..ModelConfig::rehearsal(BaseUrl::nowhere()) };
+        self.use_model(REHEARSAL, model);
     }
 
     /// Adds a model and lets every agent talk to it, and to no other.
