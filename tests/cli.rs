@@ -152,7 +152,8 @@ fn bad_usage_and_configuration_are_one_line_and_status_2() {
         (vec!["--listen", "nowhere"], "is an address with a port"),
         (vec!["--listen", &taken], "another program uses this address"),
         (vec!["--log-format", "xml"], "a log format is \"text\" or \"json\""),
-        (vec!["decode", "--wire", "smoke"], "unknown wire"),
+        (vec!["decode", "--wire", "smoke"], "invalid value 'smoke' for '--wire <WIRE>'"),
+        (vec!["run", "--wire", "openai-chat", "x"], "--wire: what is spoken is said of"),
         (vec!["decode", "--wire", "openai-chat", "none.sse"], "none.sse"),
     ] {
         let output = folder.run(&args);

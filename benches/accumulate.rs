@@ -1,0 +1,131 @@
+//! Putting decoded deltas together, beside a bare baseline: appending the same texts to strings.
+//!
+//! Prints the time for a delta and the ratio of the two, and how often decoding and accumulating
+//! allocate for a delta of text, which owns its text and so allocates once.
+#![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
+
+mod bodies;
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use allocation_counter::measure;
+use bodies::{READ_BYTES, WIRES, body};
+use callsheet::turn::{Accumulator, AccumulatorLimits};
+use callsheet::types::Wire;
+use callsheet::wire::{Decoder, DecoderLimits, Delta, Framing};
+use criterion::{BenchmarkId, Criterion, Throughput};
+use tokio::time::Instant;
+
+fn decoded(wire: Wire, framing: Framing, body: &[u8]) -> Vec<Delta> {
+    let mut decoder = Decoder::new(wire, framing, DecoderLimits::default());
+    let mut deltas = Vec::new();
+    decoder.push(body, &mut deltas).unwrap();
+    decoder.finish(&mut deltas).unwrap();
+    deltas
+}
+
+/// The texts of all deltas, and the arguments of each call.
+fn appended(deltas: &[Delta]) -> (String, Vec<String>) {
+    let (mut text, mut calls) = (String::new(), Vec::<String>::new());
+    for delta in deltas {
+        match delta {
+            Delta::Text(piece) => text.push_str(piece),
+            Delta::Call(piece) => {
+                if piece.name.is_some() {
+                    calls.push(String::new());
+                }
+                if let (Some(call), Some(piece)) = (calls.last_mut(), &piece.arguments) {
+                    call.push_str(piece);
+                }
+            }
+            Delta::Seal { arguments: Some(whole), .. } => {
+                if let Some(call) = calls.last_mut().filter(|call| *call != whole) {
+                    whole.clone_into(call);
+                }
+            }
+            Delta::Seal { .. }
+            | Delta::Reasoning(_)
+            | Delta::Refusal(_)
+            | Delta::Keep(_)
+            | Delta::Finish(_)
+            | Delta::Usage { .. }
+            | Delta::Error(_)
+            | Delta::Problem(_)
+            | Delta::Done => {}
+        }
+    }
+    (text, calls)
+}
+
+fn accumulated(deltas: &[Delta]) -> Accumulator {
+    let mut response = Accumulator::new(AccumulatorLimits::default());
+    for delta in deltas {
+        black_box(response.push(delta));
+    }
+    response.end(true);
+    response
+}
+
+fn accumulate(criterion: &mut Criterion) {
+    for (wire, framing) in WIRES {
+        let deltas = decoded(wire, framing, &body(wire, 2000, 64));
+        assert_eq!(accumulated(&deltas).text(), appended(&deltas).0);
+        let mut group = criterion.benchmark_group("accumulate");
+        group.throughput(Throughput::Elements(deltas.len() as u64));
+        group.bench_with_input(BenchmarkId::new("bare", wire), &deltas[..], |bencher, deltas| {
+            bencher.iter(|| appended(black_box(deltas)));
+        });
+        group.bench_with_input(
+            BenchmarkId::new("callsheet", wire),
+            &deltas[..],
+            |bencher, deltas| bencher.iter(|| accumulated(black_box(deltas))),
+        );
+        group.finish();
+        print_ratio(wire, framing, &deltas);
+    }
+}
+
+/// The best of many passes each, taken in turns, so that both meet the same machine.
+fn print_ratio(wire: Wire, framing: Framing, deltas: &[Delta]) {
+    let mut best = [Duration::MAX; 2];
+    let mut time = |at: usize, pass: &mut dyn FnMut()| {
+        let start = Instant::now();
+        pass();
+        best[at] = best[at].min(start.elapsed());
+    };
+    for _ in 0..200 {
+        time(0, &mut || drop(black_box(appended(black_box(deltas)))));
+        time(1, &mut || drop(black_box(accumulated(black_box(deltas)))));
+    }
+    let [bare, ours] = best.map(|time| time.as_secs_f64());
+    let texts = 4000;
+    let body = body(wire, texts, 0);
+    let allocated = measure(|| {
+        let mut decoder = Decoder::new(wire, framing, DecoderLimits::default());
+        let mut response = Accumulator::new(AccumulatorLimits::default());
+        let mut deltas = Vec::new();
+        for read in body.chunks(READ_BYTES) {
+            decoder.push(read, &mut deltas).unwrap();
+            for delta in deltas.drain(..) {
+                black_box(response.push(&delta));
+            }
+        }
+    });
+    println!(
+        "{wire}: {:.0} ns a delta, {:.2} times the bare baseline; {:.3} allocations a delta of text",
+        ours / deltas.len() as f64 * 1e9,
+        ours / bare,
+        allocated.count_total as f64 / texts as f64,
+    );
+}
+
+fn main() {
+    let mut criterion = Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_secs(1))
+        .configure_from_args();
+    accumulate(&mut criterion);
+    criterion.final_summary();
+}

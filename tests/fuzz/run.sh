@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Fuzzes every target for so many seconds (60 without a number), or the targets that are named:
+#
+#   bash tests/fuzz/run.sh [SECONDS] [TARGET...]
+#
+# Needs a C++ compiler for libFuzzer. What is found is kept in target/fuzz; a failure leaves the
+# bytes that cause it there and ends the run with status 1. Recordings of real responses, where
+# they are found as the tests find them, are seeds as well.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+seconds="${1:-60}"
+shift || true
+targets=("$@")
+if [ ${#targets[@]} -eq 0 ]; then
+  targets=(sse arguments openai_chat openai_responses anthropic_messages gemini_generate ollama_chat)
+fi
+
+# Coverage for libFuzzer; these are rustc's stable names of LLVM's own options.
+instrumented="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
+  -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
+  -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Ccodegen-units=1"
+out="$PWD/../../target/fuzz"
+host="$(rustc -vV | sed -n 's/^host: //p')"
+bins=()
+for target in "${targets[@]}"; do bins+=(--bin "$target"); done
+RUSTFLAGS="$instrumented" CARGO_TARGET_DIR="$out" \
+  cargo build --locked --quiet --release --target "$host" "${bins[@]}"
+
+recorded="${CALLSHEET_CORPUS:-$PWD/../../../shared/corpus}"
+for target in "${targets[@]}"; do
+  mkdir -p "$out/corpus/$target" "$out/found"
+  seeds=("seeds/$target")
+  if [ -d "$recorded/${target//_/-}" ]; then seeds+=("$recorded/${target//_/-}"); fi
+  if [ "$target" = sse ]; then seeds+=(seeds/*/); fi
+  echo "== $target: $seconds s"
+  "$out/$host/release/$target" "$out/corpus/$target" "${seeds[@]}" -max_total_time="$seconds" \
+    -max_len=20000 -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 \
+    -artifact_prefix="$out/found/$target-" 2>&1 | tail -n 12
+done

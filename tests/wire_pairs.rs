@@ -1,0 +1,111 @@
+//! A session changes its model in mid-conversation: what was said over one wire is sent over every
+//! other, to a service that refuses whatever breaks its own rules.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod support;
+
+use callsheet::config::RunOverrides;
+use callsheet::rehearsal::{Call, Finish, Response, Script};
+use callsheet::runtime::{RunReport, RunRequest};
+use callsheet::types::{RunEnd, Wire};
+use serde_json::{Value, json};
+use support::tools::{Stage, registry};
+use support::{World, parallel, within, world_of};
+
+/// A turn with thinking, text and two calls under ids that are strange to most services; a turn
+/// whose only call is cut off; an answer.
+fn responses(said: &str) -> [Response; 3] {
+    let long = format!("{said}-{}", "long".repeat(20));
+    let calls = [
+        Call::new("quick", json!({"id": "1"})).id("functions.quick:0"),
+        Call::new("quick", json!({"id": "2"})).id(&long),
+    ];
+    let both = Response {
+        reasoning: vec![format!("{said} thinks")],
+        text: vec![format!("{said} calls.")],
+        ..Response::calls(calls)
+    };
+    let cut = Call { arguments_raw: Some("{\"id\": \"3".into()), ..Call::new("writes", json!({})) };
+    let cut = Response { finish_reason: Finish::Word("length".into()), ..Response::calls([cut]) };
+    [both, cut, Response::text(&format!("{said} is done."))]
+}
+
+/// A host whose agent may ask the same scripted provider over two wires.
+async fn world_of_two(from: Wire, to: Wire, stream: bool) -> World {
+    let script = Script::of(
+        [responses("first"), responses("second"), responses("third")].into_iter().flatten(),
+    );
+    world_of(from, script, registry(&Stage::new()), |config| {
+        let mut other = config.models["rehearsal"].clone();
+        other.wire = to;
+        other.model = "other".into();
+        config.models.insert("other".into(), other);
+        config.models.values_mut().for_each(|model| model.stream = stream);
+        config.agents.get_mut("default").unwrap().fallback_models = vec!["other".into()];
+        parallel(4)(config);
+    })
+    .await
+}
+
+async fn run(world: &World, input: &str, model: &str) -> RunReport {
+    let overrides = RunOverrides { model: Some(model.to_owned()), ..RunOverrides::default() };
+    let request = RunRequest { overrides, ..input.into() };
+    within(world.session.run(request)).await.unwrap()
+}
+
+#[track_caller]
+fn check_run(report: &RunReport, said: &str, pair: &str) {
+    assert_eq!(report.run_end, RunEnd::Answered, "{pair}: {:?}", report.error);
+    assert_eq!(report.text, format!("{said} is done."), "{pair}");
+    let calls: Vec<&str> = report.calls.iter().map(|call| call.tool_name.as_str()).collect();
+    assert_eq!(calls, ["quick", "quick", "writes"], "{pair}");
+}
+
+/// Every text that a request holds, wherever its wire has it.
+fn texts(body: &Value, found: &mut Vec<String>) {
+    match body {
+        Value::String(text) => found.push(text.clone()),
+        Value::Array(items) => items.iter().for_each(|item| texts(item, found)),
+        Value::Object(map) => map.values().for_each(|value| texts(value, found)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+async fn check(from: Wire, to: Wire, stream: bool) {
+    let pair = format!("{from} to {to}, stream {stream}");
+    let world = world_of_two(from, to, stream).await;
+    check_run(&run(&world, "begin", "rehearsal").await, "first", &pair);
+    check_run(&run(&world, "go on", "other").await, "second", &pair);
+    check_run(&run(&world, "and back", "rehearsal").await, "third", &pair);
+    world.assert_paired();
+    let requests = world.requests();
+    let wires: Vec<Wire> = requests.iter().map(|request| request.wire).collect();
+    assert_eq!(wires, [[from; 3], [to; 3], [from; 3]].concat(), "{pair}");
+    assert!(requests.iter().all(|request| request.status == 200), "{pair}");
+    // What was said over the first wire reaches the service of the second, and the other way.
+    for (request, said) in [(&requests[3], vec!["first"]), (&requests[6], vec!["first", "second"])]
+    {
+        let mut sent = Vec::new();
+        texts(&request.body, &mut sent);
+        for said in said {
+            for text in [format!("{said} calls."), format!("{said} is done.")] {
+                assert!(sent.iter().any(|sent| sent.contains(&text)), "{pair}: {text}");
+            }
+        }
+        assert!(sent.iter().any(|text| text.contains("the response was cut off")), "{pair}");
+    }
+    // Thinking goes back to nobody but the model that thought it.
+    let mut sent = Vec::new();
+    texts(&requests[3].body, &mut sent);
+    assert!(!sent.iter().any(|text| text.contains("first thinks")), "{pair}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_history_goes_over_every_wire() {
+    for (_, from) in Wire::WORDS {
+        for (_, to) in Wire::WORDS {
+            check(from, to, true).await;
+            check(from, to, false).await;
+        }
+    }
+}
