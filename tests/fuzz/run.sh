@@ -34,7 +34,14 @@ for target in "${targets[@]}"; do
   if [ -d "$recorded/${target//_/-}" ]; then seeds+=("$recorded/${target//_/-}"); fi
   if [ "$target" = sse ]; then seeds+=(seeds/*/); fi
   echo "== $target: $seconds s"
-  "$out/$host/release/$target" "$out/corpus/$target" "${seeds[@]}" -max_total_time="$seconds" \
+  log="$out/found/$target.log"
+  if "$out/$host/release/$target" "$out/corpus/$target" "${seeds[@]}" -max_total_time="$seconds" \
     -max_len=20000 -timeout=10 -rss_limit_mb=1024 -print_final_stats=1 \
-    -artifact_prefix="$out/found/$target-" 2>&1 | tail -n 12
+    -artifact_prefix="$out/found/$target-" >"$log" 2>&1
+  then
+    grep -E '^(Done|stat::(average|new_units|peak))' "$log"
+  else
+    tail -n 60 "$log"
+    exit 1
+  fi
 done
