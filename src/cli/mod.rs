@@ -43,7 +43,7 @@ enum Command {
     Run(Box<run::Args>),
     /// Decodes one recorded response and prints what it says, as one JSON object.
     Decode {
-        /// What the response is written in: openai-chat.
+        /// What the response is written in: openai-chat or ollama-chat.
         #[arg(long, value_name = "WIRE")]
         wire: Wire,
         /// How it is framed: sse, json-lines, json or json-array; else told from name and bytes.

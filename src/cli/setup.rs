@@ -19,7 +19,7 @@ pub(super) struct ModelArgs {
     /// The configuration; ./callsheet.toml if that is there.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// What is spoken with --base-url: openai-chat.
+    /// What is spoken with --base-url: openai-chat or ollama-chat.
     #[arg(long, value_name = "WIRE", requires = "base_url")]
     wire: Option<Wire>,
     /// The address of a model that no file describes, such as http://127.0.0.1:8080/v1.
