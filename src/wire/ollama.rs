@@ -164,8 +164,8 @@ impl Ollama {
 
     fn line(&mut self, mut line: Line<'_>, text: &str, out: &mut Vec<Delta>) {
         let before = out.len();
-        content(take(&mut line.message.thinking), Delta::Reasoning, out);
-        content(take(&mut line.message.content), Delta::Text, out);
+        take(&mut line.message.thinking).say(Delta::Reasoning, out);
+        take(&mut line.message.content).say(Delta::Text, out);
         for call in line.message.tool_calls.items_mut() {
             self.call(take(&mut **call), out);
         }
@@ -205,23 +205,6 @@ impl Ollama {
         out.push(Delta::Call(piece));
         out.push(Delta::Seal { index: self.calls, arguments: None });
         self.calls += 1;
-    }
-}
-
-fn content(content_: Content<'_>, kind: fn(String) -> Delta, out: &mut Vec<Delta>) {
-    match content_ {
-        Content::Nothing => {}
-        Content::Text(text) if text.is_empty() => {}
-        Content::Text(text) => out.push(kind(text.into_owned())),
-        Content::List(parts) => {
-            for part in parts.into_vec() {
-                content(part, kind, out);
-            }
-        }
-        Content::Part(part) => {
-            content(part.thinking, Delta::Reasoning, out);
-            content(part.text, kind, out);
-        }
     }
 }
 

@@ -1,8 +1,8 @@
 //! A request's body in the Chat Completions form.
 
-use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
+use super::messages::Messages;
 use crate::wire::members::Members;
 use crate::wire::request::FunctionTools;
 use crate::wire::{ModelRequest, ToolChoice};
@@ -75,26 +75,6 @@ struct StreamOptions {
     include_usage: bool,
 }
 
-struct Messages<'a>(&'a ModelRequest);
-
-impl Serialize for Messages<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct System<'a> {
-            role: &'static str,
-            content: &'a str,
-        }
-        let mut seq = serializer.serialize_seq(None)?;
-        if let Some(content) = self.0.system.as_deref().filter(|text| !text.is_empty()) {
-            seq.serialize_element(&System { role: "system", content })?;
-        }
-        for message in self.0.messages.iter() {
-            seq.serialize_element(&message.as_sent())?;
-        }
-        seq.end()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -103,7 +83,7 @@ mod tests {
 
     use super::*;
     use crate::message::{Message, ResponseMessage};
-    use crate::types::{CallKey, ToolCall};
+    use crate::types::{CallKey, ContentPart, Image, ToolCall};
     use crate::wire::ToolDefinition;
 
     fn history() -> Arc<[Arc<Message>]> {
@@ -121,8 +101,10 @@ mod tests {
             content: content.into(),
             metadata: json!({"error": true}),
         };
+        let text = ContentPart::Text("1 + 2, and what stands here?".into());
+        let image = Image::parse("data:image/png;base64,AAAA").unwrap();
         [
-            Message::User { content: "1 + 2, and 3 + 4?".into() },
+            Message::User { content: vec![text, ContentPart::Image(image)].into() },
             Message::Assistant(ResponseMessage {
                 reasoning: "not sent".into(),
                 calls: vec![call(0, "functions.add:0", json!({"a": 1})), call(1, "0", json!({}))],
