@@ -346,7 +346,7 @@ impl OpenaiChat {
         let (index, begins) = (piece.index, piece.name.is_some());
         self.kept.before_call(out);
         out.push(Delta::Call(piece));
-        if let Some(index) = index.filter(|_| !members.is_empty()) {
+        if !members.is_empty() {
             self.kept.call(index, begins, &members, out);
         }
     }
@@ -675,6 +675,16 @@ mod tests {
                     json!({"thought_signature": "s",
                         "function": {"provider_specific_fields": extra}}),
                 ),
+            ],
+        );
+        // Gemini's own stream of this form has no index.
+        check_delta(
+            &format!(r#"{{"tool_calls":[{{"function":{{"name":"f"}},"extra_content":{extra}}}]}}"#),
+            &[
+                piece(None, "", "f", None),
+                Delta::Keep(Keep::LastCall {
+                    members: json!({ "extra_content": extra }).to_string().into(),
+                }),
             ],
         );
         // It may come late, twice, and in pieces.

@@ -90,7 +90,7 @@ pub(super) struct Kept {
     /// All this has been said.
     is_told: bool,
     /// The newest call with members: its index, and all of them.
-    call: Option<(u64, Map<String, Value>)>,
+    call: Option<(Option<u64>, Map<String, Value>)>,
 }
 
 impl Kept {
@@ -115,10 +115,10 @@ impl Kept {
         }
     }
 
-    /// A piece of the call with this index came, and these members with it.
+    /// A piece of the call with this index came, or of the newest, and these members with it.
     pub(super) fn call(
         &mut self,
-        index: u64,
+        index: Option<u64>,
         begins: bool,
         found: &CallMembers<'_>,
         out: &mut Vec<Delta>,
@@ -133,8 +133,11 @@ impl Kept {
         let before = members.clone();
         members.extend(found);
         if *members != before {
-            let members = Value::Object(members.clone()).to_string();
-            out.push(Delta::Keep(Keep::Call { index, members: members.into() }));
+            let members = Value::Object(members.clone()).to_string().into();
+            out.push(Delta::Keep(match index {
+                Some(index) => Keep::Call { index, members },
+                None => Keep::LastCall { members },
+            }));
         }
     }
 
