@@ -17,8 +17,7 @@ pub use pieces::Piece;
 
 /// One message of a history.
 ///
-/// As JSON it is in the Chat Completions form with `metadata`; [`Message::as_sent`] gives the
-/// form without.
+/// As JSON it is in the Chat Completions form with `metadata`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
     /// What a user said.
@@ -71,14 +70,8 @@ impl ResponseMessage {
     }
 }
 
-impl Message {
-    /// The message as a service is sent it.
-    #[must_use]
-    pub fn as_sent(&self) -> SentMessage<'_> {
-        SentMessage(self)
-    }
-
-    fn write<S: Serializer>(&self, serializer: S, with_metadata: bool) -> Result<S::Ok, S::Error> {
+impl Serialize for Message {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(None)?;
         match self {
             Self::User { content } => {
@@ -92,7 +85,7 @@ impl Message {
                 if !calls.is_empty() {
                     map.serialize_entry("tool_calls", &Calls(calls))?;
                 }
-                if with_metadata && !reasoning.is_empty() {
+                if !reasoning.is_empty() {
                     map.serialize_entry("metadata", &ReasoningNote { reasoning })?;
                 }
             }
@@ -100,28 +93,12 @@ impl Message {
                 map.serialize_entry("role", "tool")?;
                 map.serialize_entry("tool_call_id", call_id)?;
                 map.serialize_entry("content", content)?;
-                if with_metadata && metadata.as_object().is_some_and(|map| !map.is_empty()) {
+                if metadata.as_object().is_some_and(|map| !map.is_empty()) {
                     map.serialize_entry("metadata", metadata)?;
                 }
             }
         }
         map.end()
-    }
-}
-
-impl Serialize for Message {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.write(serializer, true)
-    }
-}
-
-/// A message as a service is sent it: without `metadata`.
-#[derive(Clone, Copy, Debug)]
-pub struct SentMessage<'a>(&'a Message);
-
-impl Serialize for SentMessage<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        self.0.write(serializer, false)
     }
 }
 
@@ -166,15 +143,14 @@ mod tests {
     use crate::types::CallKey;
 
     #[track_caller]
-    fn check(message: &Message, kept: Value, sent: Value) {
-        assert_eq!(serde_json::to_value(message).unwrap(), kept);
-        assert_eq!(serde_json::to_value(message.as_sent()).unwrap(), sent);
+    fn check(message: &Message, form: Value) {
+        assert_eq!(serde_json::to_value(message).unwrap(), form);
     }
 
     #[test]
     fn a_users_message() {
         let form = json!({"role": "user", "content": "hi"});
-        check(&Message::User { content: "hi".into() }, form.clone(), form);
+        check(&Message::User { content: "hi".into() }, form);
     }
 
     #[test]
@@ -198,11 +174,10 @@ mod tests {
             &message,
             json!({"role": "assistant", "content": null, "tool_calls": calls,
                 "metadata": {"reasoning": "hm"}}),
-            json!({"role": "assistant", "content": null, "tool_calls": calls}),
         );
         let empty = Message::Assistant(ResponseMessage::default());
         let form = json!({"role": "assistant", "content": ""});
-        check(&empty, form.clone(), form);
+        check(&empty, form);
     }
 
     #[test]
@@ -217,7 +192,6 @@ mod tests {
             &message,
             json!({"role": "tool", "tool_call_id": "c0", "content": "3",
                 "metadata": {"reused": true}}),
-            json!({"role": "tool", "tool_call_id": "c0", "content": "3"}),
         );
     }
 }

@@ -1,6 +1,5 @@
 //! Hostile responses on every wire: whatever comes, memory stays bounded, nothing panics, and what
 //! is too much is an error that says so.
-#![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 
 use allocation_counter::measure;
 use callsheet::turn::{Accumulator, AccumulatorLimits, describe, ended_well};

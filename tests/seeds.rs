@@ -129,7 +129,7 @@ async fn calls_at_their_end_are_run_before_the_model_is_asked() {
     assert_eq!((told[0].1, told[1].1, told[2].1), ("done a", "done a", "done c"));
     assert!(told[3].1.contains("there is no tool \"nope\""), "{told:?}");
     assert!(told[4].1.contains("invalid arguments"), "{told:?}");
-    assert_eq!(sent[7..], [user("and then?"), user("soon?")]);
+    assert_eq!(sent[7..], [user("and then?\n\nsoon?")], "said in a row, sent as one");
     assert_eq!(history(&session).await.len(), 10);
     let seen = kinds(&events(run.events).await).join(" ");
     assert!(seen.starts_with("stream_start tool_use"), "{seen}");
@@ -155,7 +155,7 @@ async fn a_stop_answers_them_and_keeps_what_was_said() {
     let told = results(&sent);
     assert_eq!(told[0], ("a", "Error: cancelled while running"));
     assert_eq!(told[1], ("b", "Error: not started: the run was ended before"));
-    assert_eq!(sent[3..], [user("go"), user("and now?")]);
+    assert_eq!(sent[3..], [user("go\n\nand now?")], "said in a row, sent as one");
     assert_eq!(stage.log(), ["start a"], "they are not run again");
     world.assert_paired();
 }

@@ -57,9 +57,11 @@ async fn it_stands_behind_the_turns_results_in_the_order_it_was_said() {
     stage.release("a");
     let report = ended(run.report).await;
     assert_eq!((report.run_end, report.turns), (RunEnd::Answered, 2));
-    let sent = ["u: go", "a:  waits()", "t: done a", "u: and b", "u: and c"];
-    assert_eq!(said(&world.last_messages()), sent);
-    assert_eq!(history(&world.session).await, [&sent[..], &["a: Both."]].concat());
+    // What is said in a row is sent as one message, and stays two in the history.
+    let before = ["u: go", "a:  waits()", "t: done a"];
+    assert_eq!(said(&world.last_messages()), [&before[..], &["u: and b\n\nand c"]].concat());
+    let kept = [&before[..], &["u: and b", "u: and c", "a: Both."]].concat();
+    assert_eq!(history(&world.session).await, kept);
     assert_eq!(report.run_messages().len(), 6);
     world.assert_paired();
     let page = world.host.telemetry().render();
@@ -91,7 +93,7 @@ async fn an_answer_is_not_the_last_if_more_was_said() {
 #[tokio::test]
 async fn an_empty_answer_is_followed_by_a_turn_with_tools() {
     let world = steered_in_the_middle(Response::text(""), [Response::text("Two.")]).await;
-    assert_eq!(said(&world.last_messages()), ["u: go", "u: more"]);
+    assert_eq!(said(&world.last_messages()), ["u: go\n\nmore"]);
     assert_ne!(world.requests()[1].body["tool_choice"], "none");
 }
 
@@ -138,7 +140,9 @@ async fn a_stop_wins_and_what_was_said_is_kept() {
         assert_eq!(kept.get(4).is_some(), mode == StopMode::AfterTurn);
         world.run("and now?").await;
         let sent = said(&world.last_messages());
-        assert_eq!(sent, [&kept[..], &["u: and now?".to_owned()]].concat());
+        let users: Vec<&str> = kept[3..].iter().map(|said| &said[3..]).collect();
+        let last = format!("u: {}\n\nand now?", users.join("\n\n"));
+        assert_eq!(sent, [&kept[..3], &[last]].concat());
         world.assert_paired();
     }
 }

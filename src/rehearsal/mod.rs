@@ -12,6 +12,7 @@ mod encoded;
 mod fault;
 mod http;
 mod improvise;
+mod ollama;
 mod openai_chat;
 mod requests;
 mod script;

@@ -3,6 +3,7 @@
 //! Pure: the same response and request give the same bytes, but for the id and the time given.
 
 mod check;
+mod content;
 
 use serde_json::{Value, json};
 

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::encoded::Encoded;
+use super::ollama::Ollama;
 use super::openai_chat::OpenaiChat;
 use super::script::Response;
 use crate::types::Wire;
@@ -70,7 +71,7 @@ macro_rules! service_of {
                 $value
             }
             Wire::OllamaChat => {
-                type $service = OpenaiChat;
+                type $service = Ollama;
                 $value
             }
         }

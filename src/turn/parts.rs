@@ -62,7 +62,9 @@ impl Parts {
             Keep::Text { members } | Keep::Reasoning { members } => {
                 members.as_ref().map_or(0, |members| members.len())
             }
-            Keep::Call { members: json, .. } | Keep::Part(json) => json.len(),
+            Keep::Call { members: json, .. }
+            | Keep::LastCall { members: json }
+            | Keep::Part(json) => json.len(),
         };
         if self.kept_bytes.saturating_add(more) > bytes_max {
             return false;
@@ -83,7 +85,12 @@ impl Parts {
                 Some(_) | None => self.push(Part::Reasoning { bytes: 0, members: members.clone() }),
             },
             Keep::Call { index, members } => {
-                self.keep_with_call(call_at(*index), members);
+                let at = call_at(*index).and_then(|at| u32::try_from(at).ok());
+                self.keep_with_call(|index| Some(index) == at, members);
+                return true;
+            }
+            Keep::LastCall { members } => {
+                self.keep_with_call(|_| true, members);
                 return true;
             }
             Keep::Part(json) => self.push(Part::Raw { json: json.clone() }),
@@ -92,11 +99,10 @@ impl Parts {
         true
     }
 
-    fn keep_with_call(&mut self, at: Option<usize>, kept: &str) {
-        let at = at.and_then(|at| u32::try_from(at).ok());
+    fn keep_with_call(&mut self, is_it: impl Fn(u32) -> bool, kept: &str) {
         for part in self.parts.iter_mut().rev() {
             if let Part::Call { index, members } = part
-                && Some(*index) == at
+                && is_it(*index)
             {
                 *members = Some(kept.into());
                 return;
@@ -146,6 +152,7 @@ mod tests {
         keep(&mut parts, &Keep::Part("{4}".into()));
         parts.call(1);
         keep(&mut parts, &Keep::Call { index: 0, members: "{5}".into() });
+        keep(&mut parts, &Keep::LastCall { members: "{6}".into() });
         let reasoning =
             |bytes, members: &str| Part::Reasoning { bytes, members: Some(members.into()) };
         let expected = [
@@ -155,7 +162,7 @@ mod tests {
             Part::Text { bytes: 5, members: Some("{3}".into()) },
             Part::Call { index: 0, members: Some("{5}".into()) },
             Part::Raw { json: "{4}".into() },
-            Part::Call { index: 1, members: None },
+            Part::Call { index: 1, members: Some("{6}".into()) },
         ];
         assert_eq!(parts.wanted(), expected);
     }

@@ -64,6 +64,11 @@ pub enum Keep {
         /// Never nothing.
         members: Box<str>,
     },
+    /// The newest call has these members: where the wire's own index is not there.
+    LastCall {
+        /// Never nothing.
+        members: Box<str>,
+    },
     /// A part of the service's own, at this place: JSON text.
     Part(Box<str>),
 }

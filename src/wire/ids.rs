@@ -27,6 +27,15 @@ pub(super) fn cleaned(id: &str, allowed: impl Fn(char) -> bool, chars_max: usize
     Cow::Owned(cleaned)
 }
 
+/// Nine letters and digits, made of a hash of the id: what every service takes, also the strictest
+/// of them (Mistral: `a-z, A-Z, 0-9, with a length of 9`).
+pub(super) fn of_nine(id: &str) -> String {
+    const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+    let hash = Sha256::digest(id);
+    let digit = |byte: &u8| DIGITS.get(usize::from(*byte) % DIGITS.len()).copied();
+    hash.iter().filter_map(digit).take(9).map(char::from).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -44,5 +53,15 @@ mod tests {
         check("a:0", "a_0_0ed32d33");
         check("a.0", "a_0_6f632802");
         check("0123456789abcdef0", "0123456_d4022b7a");
+    }
+
+    #[test]
+    fn nine_letters_and_digits_are_the_same_every_time_and_others_for_another_id() {
+        let ids = ["", "toolu_01", "toolu_02", "call_1_0"].map(of_nine);
+        assert_eq!(ids, ["", "toolu_01", "toolu_02", "call_1_0"].map(of_nine));
+        for (at, id) in ids.iter().enumerate() {
+            assert!(id.len() == 9 && id.bytes().all(|b| b.is_ascii_alphanumeric()), "{id}");
+            assert!(!ids[..at].contains(id));
+        }
     }
 }

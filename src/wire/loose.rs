@@ -7,6 +7,8 @@ use std::fmt;
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use super::Delta;
+
 /// A text or a number; anything else is nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum Scalar<'a> {
@@ -184,6 +186,34 @@ pub(super) struct Part<'a> {
     pub(super) summary: Content<'a>,
     #[serde(borrow, default)]
     pub(super) refusal: Content<'a>,
+}
+
+impl Content<'_> {
+    /// Says what stands in it, in order: text as this kind of delta, and what is thinking or a
+    /// refusal by its own name as that.
+    pub(super) fn say(self, kind: fn(String) -> Delta, out: &mut Vec<Delta>) {
+        match self {
+            Self::Nothing => {}
+            Self::Text(text) if text.is_empty() => {}
+            Self::Text(text) => out.push(kind(text.into_owned())),
+            Self::List(parts) => {
+                for part in parts.into_vec() {
+                    part.say(kind, out);
+                }
+            }
+            Self::Part(part) => {
+                let Part { kind: word, text, thinking, summary, refusal } = *part;
+                let kind = match word.as_text() {
+                    Some("thinking" | "reasoning") => Delta::Reasoning,
+                    Some(_) | None => kind,
+                };
+                thinking.say(Delta::Reasoning, out);
+                summary.say(Delta::Reasoning, out);
+                text.say(kind, out);
+                refusal.say(Delta::Refusal, out);
+            }
+        }
+    }
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Content<'a> {

@@ -2,10 +2,11 @@
 //!
 //! Format: <https://platform.openai.com/docs/api-reference/chat>. Streamed chunks and plain bodies
 //! give the same deltas. Only choice 0 counts. `reasoning_details` stands beside the reasoning's
-//! text (or in its place, as data for the service alone) and is passed over, so that nothing is
-//! counted twice.
+//! text (or in its place, as data for the service alone): it is kept to be sent back, and no text
+//! is taken from it, so that nothing is counted twice.
 
-mod mend;
+mod kept;
+mod messages;
 mod request;
 mod usage;
 
@@ -14,24 +15,26 @@ use std::mem::take;
 
 use serde::Deserialize;
 use serde::de::MapAccess;
-use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::dialect::{Dialect, KeyHeader};
-use super::error::{error_of, provider_error};
+use super::error::{error_in, error_of, malformed, named_error, provider_error};
 use super::fields::{Fields, Fill, FillEach, List, Loose, fill};
-use super::loose::{Content, JsonText, Part, Scalar};
+use super::loose::{Content, JsonText, Scalar};
+use super::mend::{Mended, mend, value_of};
 use super::{CallKind, CallPiece, Delta, Framing, ModelRequest, Problem};
-use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, excerpt};
+use crate::types::{FinishKind, FinishReason, excerpt};
 
-use mend::{Mended, mend, value_of};
+use kept::{CallMembers, Field, FunctionMembers, Kept};
 use usage::usage_of;
 
-/// The dialect; all it remembers is whether the response comes in pieces.
+/// The dialect; all it remembers is whether the response comes in pieces, and what of it is to be
+/// sent back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct OpenaiChat {
     /// A `delta` has said something, so a `message` only repeats it.
     in_pieces: bool,
+    kept: Kept,
 }
 
 #[derive(Default)]
@@ -101,6 +104,7 @@ struct Body<'a> {
     content: Content<'a>,
     reasoning_content: Content<'a>,
     reasoning: Content<'a>,
+    reasoning_details: Option<&'a RawValue>,
     refusal: Content<'a>,
     tool_calls: List<Box<Call<'a>>>,
     function_call: Loose<Box<Function<'a>>>,
@@ -112,6 +116,7 @@ impl<'de> Fields<'de> for Body<'de> {
             "content" => self.content = map.next_value()?,
             "reasoning_content" => self.reasoning_content = map.next_value()?,
             "reasoning" => self.reasoning = map.next_value()?,
+            "reasoning_details" => self.reasoning_details = map.next_value()?,
             "refusal" => self.refusal = map.next_value()?,
             "tool_calls" => self.tool_calls = map.next_value()?,
             "function_call" => self.function_call = map.next_value()?,
@@ -131,6 +136,12 @@ struct Call<'a> {
     function: Loose<Function<'a>>,
     #[serde(borrow, default)]
     custom: Loose<Custom<'a>>,
+    #[serde(borrow, default)]
+    extra_content: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    provider_specific_fields: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    thought_signature: Option<&'a RawValue>,
     /// Name and arguments of a service that leaves out the `function` around them.
     #[serde(borrow, default)]
     name: Scalar<'a>,
@@ -144,6 +155,10 @@ struct Function<'a> {
     name: Scalar<'a>,
     #[serde(borrow, default)]
     arguments: JsonText<'a>,
+    #[serde(borrow, default)]
+    provider_specific_fields: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    thought_signature: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -173,7 +188,10 @@ impl Dialect for OpenaiChat {
             text = rest.trim_start();
         }
         match text.as_bytes().first() {
-            _ if text == "[DONE]" => out.push(Delta::Done),
+            _ if text == "[DONE]" => {
+                self.kept.finish(out);
+                out.push(Delta::Done);
+            }
             _ if event == "error" => out.push(Delta::Error(named_error(text))),
             None => {}
             Some(b'{') => self.object(text, out),
@@ -189,6 +207,10 @@ impl Dialect for OpenaiChat {
                 out.push(Delta::Problem(Problem { code: "not_json", detail: excerpt(text, 200) }))
             }
         }
+    }
+
+    fn end(&mut self, out: &mut Vec<Delta>) {
+        self.kept.finish(out);
     }
 }
 
@@ -244,127 +266,135 @@ impl OpenaiChat {
 
     fn choice(&mut self, choice: &mut Choice<'_>, out: &mut Vec<Delta>) {
         let before = out.len();
-        body(&mut choice.delta, false, out);
+        self.body(&mut choice.delta, false, out);
         self.in_pieces |= out.len() > before;
         if let Some(message) = choice.message.as_mut().filter(|_| !self.in_pieces) {
-            body(message, true, out);
+            self.body(message, true, out);
         }
         if let Some(raw) = take(&mut choice.finish_reason).into_text() {
+            self.kept.finish(out);
             out.push(Delta::Finish(FinishReason { kind: finish_kind(&raw), raw }));
         }
         out.extend(choice.error.and_then(|raw| error_in(raw.get())).map(Delta::Error));
     }
-}
 
-/// Reads a `delta` or, with `whole`, a `message`.
-fn body(body: &mut Body<'_>, whole: bool, out: &mut Vec<Delta>) {
-    let before = out.len();
-    content(take(&mut body.reasoning_content), Delta::Reasoning, out);
-    if out.len() == before {
-        content(take(&mut body.reasoning), Delta::Reasoning, out);
-    }
-    content(take(&mut body.content), Delta::Text, out);
-    content(take(&mut body.refusal), Delta::Refusal, out);
-    if body.tool_calls.is_empty() {
-        if let Some(function) = body.function_call.0.take() {
-            // The older form, of one call without index and id.
-            call(Call { function: Loose(Some(*function)), ..Call::default() }, None, out);
-        }
-        return;
-    }
-    for (place, piece) in (0..).zip(body.tool_calls.items_mut()) {
-        // In a whole message every item is a call of its own.
-        call(take(&mut **piece), whole.then_some(place), out);
-    }
-}
-
-fn call(call: Call<'_>, place: Option<u64>, out: &mut Vec<Delta>) {
-    let mut piece = CallPiece {
-        index: call.index.as_number().or(place),
-        id: call.id.into_text(),
-        ..CallPiece::default()
-    };
-    if let Some(function) = call.function.0 {
-        piece.name = function.name.into_text();
-        piece.arguments = function.arguments.0.map(Cow::into_owned);
-    } else if let Some(custom) = call.custom.0 {
-        piece.kind = CallKind::Custom;
-        piece.name = custom.name.into_text();
-        piece.arguments = custom.input.into_text();
-    } else {
-        piece.name = call.name.into_text();
-        piece.arguments = call.arguments.0.map(Cow::into_owned);
-    }
-    out.push(Delta::Call(piece));
-}
-
-fn content(content_: Content<'_>, kind: fn(String) -> Delta, out: &mut Vec<Delta>) {
-    match content_ {
-        Content::Nothing => {}
-        Content::Text(text) if text.is_empty() => {}
-        Content::Text(text) => out.push(kind(text.into_owned())),
-        Content::List(parts) => {
-            for part in parts.into_vec() {
-                content(part, kind, out);
+    /// Reads a `delta` or, with `whole`, a `message`.
+    fn body(&mut self, body: &mut Body<'_>, whole: bool, out: &mut Vec<Delta>) {
+        for (field, thinking) in [
+            (Field::ReasoningContent, &mut body.reasoning_content),
+            (Field::Reasoning, &mut body.reasoning),
+        ] {
+            let before = out.len();
+            take(thinking).say(Delta::Reasoning, out);
+            if out.len() > before {
+                self.kept.thought(field);
+                // Where both stand they say the same.
+                break;
             }
         }
-        Content::Part(part) => {
-            let Part { kind: word, text, thinking, summary, refusal } = *part;
-            let kind = match word.as_text() {
-                Some("thinking" | "reasoning") => Delta::Reasoning,
-                Some(_) | None => kind,
+        if let Some(details) = body.reasoning_details {
+            self.kept.details(details, whole);
+        }
+        let (before, in_parts) =
+            (out.len(), matches!(body.content, Content::List(_) | Content::Part(_)));
+        take(&mut body.content).say(Delta::Text, out);
+        let added = out.get(before..).unwrap_or_default();
+        if in_parts && added.iter().any(|delta| matches!(delta, Delta::Reasoning(_))) {
+            self.kept.thought(Field::Content);
+        }
+        take(&mut body.refusal).say(Delta::Refusal, out);
+        if body.tool_calls.is_empty() {
+            if let Some(function) = body.function_call.0.take() {
+                // The older form, of one call without index and id.
+                self.call(Call { function: Loose(Some(*function)), ..Call::default() }, None, out);
+            }
+            return;
+        }
+        for (place, piece) in (0..).zip(body.tool_calls.items_mut()) {
+            // In a whole message every item is a call of its own.
+            self.call(take(&mut **piece), whole.then_some(place), out);
+        }
+    }
+
+    fn call(&mut self, call: Call<'_>, place: Option<u64>, out: &mut Vec<Delta>) {
+        let mut piece = CallPiece {
+            index: call.index.as_number().or(place),
+            id: call.id.into_text(),
+            ..CallPiece::default()
+        };
+        let mut members = CallMembers {
+            extra_content: call.extra_content,
+            provider_specific_fields: call.provider_specific_fields,
+            thought_signature: call.thought_signature,
+            function: FunctionMembers::default(),
+        };
+        if let Some(function) = call.function.0 {
+            piece.name = function.name.into_text();
+            piece.arguments = function.arguments.0.map(Cow::into_owned);
+            members.function = FunctionMembers {
+                provider_specific_fields: function.provider_specific_fields,
+                thought_signature: function.thought_signature,
             };
-            content(thinking, Delta::Reasoning, out);
-            content(summary, Delta::Reasoning, out);
-            content(text, kind, out);
-            content(refusal, Delta::Refusal, out);
+        } else if let Some(custom) = call.custom.0 {
+            piece.kind = CallKind::Custom;
+            piece.name = custom.name.into_text();
+            piece.arguments = custom.input.into_text();
+        } else {
+            piece.name = call.name.into_text();
+            piece.arguments = call.arguments.0.map(Cow::into_owned);
+        }
+        let (index, begins) = (piece.index, piece.name.is_some());
+        self.kept.before_call(out);
+        out.push(Delta::Call(piece));
+        if !members.is_empty() {
+            self.kept.call(index, begins, &members, out);
         }
     }
 }
 
+/// What a word means: of the services themselves, and of others' that gateways pass on.
 fn finish_kind(word: &str) -> FinishKind {
-    match word.to_ascii_lowercase().as_str() {
+    match word.to_ascii_lowercase().replace('-', "_").as_str() {
         "stop" | "eos" | "eos_token" | "end_turn" | "stop_sequence" | "complete" | "completed" => {
             FinishKind::Stop
         }
         "tool_calls" | "function_call" | "tool_use" | "tool_call" => FinishKind::ToolCalls,
-        "length" | "max_tokens" | "model_length" | "max_output_tokens" => FinishKind::Length,
-        "content_filter" | "content_filtered" | "sensitive" | "refusal" | "safety"
-        | "recitation" | "prohibited_content" | "blocklist" | "spii" => FinishKind::ContentFilter,
-        "error" | "network_error" | "insufficient_system_resource" | "aborted" | "abort" => {
-            FinishKind::Error
-        }
+        "length"
+        | "max_tokens"
+        | "model_length"
+        | "max_output_tokens"
+        | "max_completion_tokens"
+        | "model_context_window_exceeded" => FinishKind::Length,
+        "content_filter"
+        | "content_filtered"
+        | "sensitive"
+        | "refusal"
+        | "safety"
+        | "recitation"
+        | "prohibited_content"
+        | "blocklist"
+        | "spii"
+        | "guardrail_intervened"
+        | "image_safety"
+        | "error_toxic" => FinishKind::ContentFilter,
+        "pause_turn" => FinishKind::Pause,
+        "error"
+        | "network_error"
+        | "insufficient_system_resource"
+        | "aborted"
+        | "abort"
+        | "malformed_function_call" => FinishKind::Error,
         _ => FinishKind::Other,
     }
 }
 
-/// An error from what stands under the key `error`, if that says anything.
-fn error_in(raw: &str) -> Option<ProviderError> {
-    // An error that cannot be read, because it is nested too deeply, is one all the same.
-    let value = value_of(raw).unwrap_or_else(|| Value::String(raw.into()));
-    error_of(&serde_json::json!({ "error": value })).map(provider_error)
-}
-
-/// The error of an event that is named so, whatever it holds.
-fn named_error(text: &str) -> ProviderError {
-    match value_of(text) {
-        Some(value) => provider_error(error_of(&value).unwrap_or(&value)),
-        None if text.is_empty() => {
-            ProviderError::new(ProviderErrorKind::InStream, "the service reported an error")
-        }
-        None => provider_error(&Value::String(text.to_owned())),
-    }
-}
-
-fn malformed(text: &str, error: &serde_json::Error) -> Delta {
-    // What is lost here may be part of a call, so the response cannot be trusted.
-    let message = format!("a payload is no JSON ({error}): {}", excerpt(text, 200));
-    Delta::Error(ProviderError::new(ProviderErrorKind::Malformed, message))
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
+    use crate::types::{ProviderError, ProviderErrorKind};
+    use crate::wire::Keep;
 
     fn deltas(payloads: &[&str]) -> Vec<Delta> {
         let mut dialect = OpenaiChat::default();
@@ -551,6 +581,133 @@ mod tests {
         );
     }
 
+    fn kept(members: Value) -> Delta {
+        Delta::Keep(Keep::Reasoning { members: Some(members.to_string().into()) })
+    }
+
+    fn chunk(delta: &str) -> String {
+        format!(r#"{{"choices":[{{"delta":{delta}}}]}}"#)
+    }
+
+    const FINISH: &str = r#"{"choices":[{"delta":{},"finish_reason":"tool_calls"}]}"#;
+
+    #[test]
+    fn the_field_of_thinking_is_kept_where_calls_follow() {
+        let call = r#"{"tool_calls":[{"index":0,"id":"a","function":{"name":"f"}}]}"#;
+        for (thinking, field) in [
+            (r#"{"reasoning_content":"r"}"#, "reasoning_content"),
+            (r#"{"reasoning":"r"}"#, "reasoning"),
+            (r#"{"reasoning_content":"r","reasoning":"r"}"#, "reasoning_content"),
+            (r#"{"content":[{"type":"thinking","thinking":"r"}]}"#, "content"),
+        ] {
+            assert_eq!(
+                deltas(&[&chunk(thinking), &chunk(thinking), &chunk(call), FINISH, "[DONE]"]),
+                [
+                    reasoning("r"),
+                    reasoning("r"),
+                    kept(json!({ "field": field })),
+                    piece(Some(0), "a", "f", None),
+                    finish("tool_calls", FinishKind::ToolCalls),
+                    Delta::Done,
+                ]
+            );
+            let without = deltas(&[&chunk(thinking), FINISH, "[DONE]"]);
+            assert!(without.iter().all(|delta| !matches!(delta, Delta::Keep(_))), "{without:?}");
+        }
+        // Thinking that comes last is not lost.
+        assert_eq!(
+            deltas(&[&chunk(call), &chunk(r#"{"reasoning":"r"}"#), FINISH])[2..],
+            [kept(json!({"field": "reasoning"})), finish("tool_calls", FinishKind::ToolCalls)]
+        );
+    }
+
+    #[test]
+    fn reasoning_details_are_kept_when_they_are_whole() {
+        let thinking = |text: &str| {
+            chunk(&format!(
+                r#"{{"reasoning":"{text}","reasoning_details":
+                    [{{"type":"reasoning.text","text":"{text}","index":0}}]}}"#
+            ))
+        };
+        let call = chunk(r#"{"tool_calls":[{"index":0,"function":{"name":"f"}}]}"#);
+        let signed =
+            chunk(r#"{"reasoning_details":[{"type":"reasoning.text","signature":"s","index":0}]}"#);
+        let details = json!([{"type": "reasoning.text", "text": "ab", "index": 0,
+            "signature": "s"}]);
+        assert_eq!(
+            deltas(&[&thinking("a"), &thinking("b"), &call, &signed, FINISH, "[DONE]"]),
+            [
+                reasoning("a"),
+                reasoning("b"),
+                piece(Some(0), "", "f", None),
+                kept(json!({"field": "reasoning", "reasoning_details": details})),
+                finish("tool_calls", FinishKind::ToolCalls),
+                Delta::Done,
+            ]
+        );
+        let mut dialect = OpenaiChat::default();
+        let mut out = Vec::new();
+        dialect.payload("", &thinking("a"), &mut out);
+        dialect.payload("", &call, &mut out);
+        assert_eq!(out.len(), 2);
+        dialect.end(&mut out);
+        assert!(matches!(out[2..], [Delta::Keep(_)]), "{out:?}");
+    }
+
+    #[test]
+    fn what_stands_beside_a_call_is_kept_with_it() {
+        let extra = json!({"google": {"thought_signature": "s"}});
+        let member = |index, members: Value| {
+            Delta::Keep(Keep::Call { index, members: members.to_string().into() })
+        };
+        check_delta(
+            &format!(
+                r#"{{"tool_calls":[{{"index":1,"function":{{"name":"f"}},"extra_content":{extra}}},
+                    {{"index":2,"function":{{"name":"f","provider_specific_fields":{extra}}},
+                      "thought_signature":"s","extra_content":null}}]}}"#
+            ),
+            &[
+                piece(Some(1), "", "f", None),
+                member(1, json!({ "extra_content": extra })),
+                piece(Some(2), "", "f", None),
+                member(
+                    2,
+                    json!({"thought_signature": "s",
+                        "function": {"provider_specific_fields": extra}}),
+                ),
+            ],
+        );
+        // Gemini's own stream of this form has no index.
+        check_delta(
+            &format!(r#"{{"tool_calls":[{{"function":{{"name":"f"}},"extra_content":{extra}}}]}}"#),
+            &[
+                piece(None, "", "f", None),
+                Delta::Keep(Keep::LastCall {
+                    members: json!({ "extra_content": extra }).to_string().into(),
+                }),
+            ],
+        );
+        // It may come late, twice, and in pieces.
+        let more = |field: &str| {
+            chunk(&format!(
+                r#"{{"tool_calls":[{{"index":0,"function":{{}},"{field}":{{"a":1}}}}]}}"#
+            ))
+        };
+        let (first, second) = (more("extra_content"), more("provider_specific_fields"));
+        let found = deltas(&[&first, &first, &second]);
+        let found: Vec<_> = found.iter().filter(|d| matches!(d, Delta::Keep(_))).collect();
+        assert_eq!(
+            found,
+            [
+                &member(0, json!({"extra_content": {"a": 1}})),
+                &member(
+                    0,
+                    json!({"extra_content": {"a": 1}, "provider_specific_fields": {"a": 1}})
+                ),
+            ]
+        );
+    }
+
     #[test]
     fn only_the_first_choice_counts() {
         let chunk = r#"{"choices":[{"index":1,"delta":{"content":"b"}},
@@ -590,7 +747,11 @@ mod tests {
             ("error", FinishKind::Error),
             ("network_error", FinishKind::Error),
             ("insufficient_system_resource", FinishKind::Error),
-            ("pause_turn", FinishKind::Other),
+            ("content-filter", FinishKind::ContentFilter),
+            ("model_context_window_exceeded", FinishKind::Length),
+            ("MALFORMED_FUNCTION_CALL", FinishKind::Error),
+            ("pause_turn", FinishKind::Pause),
+            ("anything", FinishKind::Other),
         ] {
             let chunk = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{word}"}}]}}"#);
             assert_eq!(deltas(&[&chunk]), [finish(word, kind)]);

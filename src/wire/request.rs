@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use serde::ser::SerializeSeq;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use crate::message::Message;
@@ -64,6 +66,32 @@ pub struct ToolDefinition {
     pub description: String,
     /// The JSON schema of its arguments.
     pub schema: Value,
+}
+
+/// Tools in the form of Chat Completions, which two of the wires share.
+pub(super) struct FunctionTools<'a>(pub(super) &'a [ToolDefinition]);
+
+impl Serialize for FunctionTools<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Tool<'a> {
+            #[serde(rename = "type")]
+            kind: &'static str,
+            function: Function<'a>,
+        }
+        #[derive(Serialize)]
+        struct Function<'a> {
+            name: &'a str,
+            description: &'a str,
+            parameters: &'a Value,
+        }
+        let mut seq = serializer.serialize_seq(Some(self.0.len()))?;
+        for ToolDefinition { name, description, schema } in self.0 {
+            let function = Function { name, description, parameters: schema };
+            seq.serialize_element(&Tool { kind: "function", function })?;
+        }
+        seq.end()
+    }
 }
 
 /// Whether the model may call tools now.

@@ -17,7 +17,7 @@ const LIMITS: (DecoderLimits, AccumulatorLimits) = (
 );
 
 /// Any cut of a body gives the same events, and none is longer than allowed.
-pub fn sse(body: &[u8]) {
+pub(crate) fn sse(body: &[u8]) {
     let events = |pieces: &[&[u8]]| {
         let mut events = Vec::new();
         let mut sink = |event: SseEvent<'_>| {
@@ -42,7 +42,7 @@ pub fn sse(body: &[u8]) {
 }
 
 /// Any cut of a body, in any framing, gives the same response, which keeps to its limits.
-pub fn dialect(wire: Wire, body: &[u8]) {
+pub(crate) fn dialect(wire: Wire, body: &[u8]) {
     for framing in FRAMINGS {
         let whole = decode(wire, framing, &[body]);
         let cut = decode(wire, framing, &cuts(body));
@@ -53,7 +53,7 @@ pub fn dialect(wire: Wire, body: &[u8]) {
 
 /// Arguments mean an object, or it is said why not; a cut of them is never taken for another
 /// object.
-pub fn arguments(raw: &[u8]) {
+pub(crate) fn arguments(raw: &[u8]) {
     let Ok(raw) = std::str::from_utf8(raw) else { return };
     match understand(raw) {
         Arguments::Object { value, decoded_twice: _ } => {

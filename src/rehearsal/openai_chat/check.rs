@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
+use super::content::check_parts;
+
 /// Why a request is refused with HTTP 400.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
@@ -21,15 +23,15 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    fn new(message: impl Into<String>, param: impl Into<String>) -> Self {
+    pub(super) fn new(message: impl Into<String>, param: impl Into<String>) -> Self {
         Self { message: message.into(), param: Some(param.into()), code: None }
     }
 
-    fn coded(self, code: &'static str) -> Self {
+    pub(super) fn coded(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }
 
-    fn missing(param: impl Into<String>) -> Self {
+    pub(super) fn missing(param: impl Into<String>) -> Self {
         let param = param.into();
         Self::new(format!("Missing required parameter: '{param}'."), param)
             .coded("missing_required_parameter")
@@ -45,7 +47,7 @@ impl Refusal {
         .coded("invalid_type")
     }
 
-    fn empty_array(param: impl Into<String>) -> Self {
+    pub(super) fn empty_array(param: impl Into<String>) -> Self {
         let param = param.into();
         Self::new(
             format!(
@@ -158,6 +160,9 @@ fn check_message(at: usize, message: &Value) -> Result<(), Refusal> {
     if !matches!(content, Value::Null | Value::String(_) | Value::Array(_)) {
         let param = format!("messages[{at}].content");
         return Err(Refusal::wrong_type(param, "one of a string or array of objects", content));
+    }
+    if let Value::Array(parts) = content {
+        check_parts(at, role, parts)?;
     }
     if role == "tool" && message["tool_call_id"].as_str().is_none() {
         return Err(Refusal::missing(format!("messages[{at}].tool_call_id")));

@@ -1,11 +1,11 @@
 //! A request's body in the Chat Completions form.
 
-use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
-use serde_json::Value;
 
+use super::messages::Messages;
 use crate::wire::members::Members;
-use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
+use crate::wire::request::FunctionTools;
+use crate::wire::{ModelRequest, ToolChoice};
 
 /// Writes the body of a request.
 pub(in crate::wire) fn request_body(request: &ModelRequest) -> Vec<u8> {
@@ -25,7 +25,7 @@ impl Serialize for Body<'_> {
         body.put("model", &request.model)?;
         body.put("messages", &Messages(request))?;
         if !request.tools.is_empty() {
-            body.put("tools", &Tools(&request.tools))?;
+            body.put("tools", &FunctionTools(&request.tools))?;
             body.put("tool_choice", &Choice(&request.tool_choice))?;
             if let Some(parallel) = request.parallel_tool_calls {
                 body.put("parallel_tool_calls", &parallel)?;
@@ -75,60 +75,16 @@ struct StreamOptions {
     include_usage: bool,
 }
 
-struct Messages<'a>(&'a ModelRequest);
-
-impl Serialize for Messages<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct System<'a> {
-            role: &'static str,
-            content: &'a str,
-        }
-        let mut seq = serializer.serialize_seq(None)?;
-        if let Some(content) = self.0.system.as_deref().filter(|text| !text.is_empty()) {
-            seq.serialize_element(&System { role: "system", content })?;
-        }
-        for message in self.0.messages.iter() {
-            seq.serialize_element(&message.as_sent())?;
-        }
-        seq.end()
-    }
-}
-
-struct Tools<'a>(&'a [ToolDefinition]);
-
-impl Serialize for Tools<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Tool<'a> {
-            #[serde(rename = "type")]
-            kind: &'static str,
-            function: Function<'a>,
-        }
-        #[derive(Serialize)]
-        struct Function<'a> {
-            name: &'a str,
-            description: &'a str,
-            parameters: &'a Value,
-        }
-        let mut seq = serializer.serialize_seq(Some(self.0.len()))?;
-        for ToolDefinition { name, description, schema } in self.0 {
-            let function = Function { name, description, parameters: schema };
-            seq.serialize_element(&Tool { kind: "function", function })?;
-        }
-        seq.end()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::message::{Message, ResponseMessage};
-    use crate::types::{CallKey, ToolCall};
+    use crate::types::{CallKey, ContentPart, Image, ToolCall};
+    use crate::wire::ToolDefinition;
 
     fn history() -> Arc<[Arc<Message>]> {
         let call = |index, id: &str, arguments| ToolCall {
@@ -145,8 +101,10 @@ mod tests {
             content: content.into(),
             metadata: json!({"error": true}),
         };
+        let text = ContentPart::Text("1 + 2, and what stands here?".into());
+        let image = Image::parse("data:image/png;base64,AAAA").unwrap();
         [
-            Message::User { content: "1 + 2, and 3 + 4?".into() },
+            Message::User { content: vec![text, ContentPart::Image(image)].into() },
             Message::Assistant(ResponseMessage {
                 reasoning: "not sent".into(),
                 calls: vec![call(0, "functions.add:0", json!({"a": 1})), call(1, "0", json!({}))],

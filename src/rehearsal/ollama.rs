@@ -1,0 +1,228 @@
+//! Ollama's own chat: the lines of a stream, or one plain body.
+//!
+//! Pure: the same response and request give the same bytes, but for the id and the time given.
+//! Reason, counts and `done` are one last line, so all of them are marked as its finish.
+
+mod check;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::encoded::{Chunk, Encoded, Mark};
+use super::openai_chat::MODEL;
+use super::script::{Call, Finish, Response};
+use super::service::{Asked, Refused, Service, Stamp};
+
+/// The service.
+pub(super) enum Ollama {}
+
+impl Service for Ollama {
+    fn read(asked: &Asked<'_>) -> Result<Value, Refused> {
+        check::read(asked.body)
+            .map_err(|message| Refused { status: 400, body: Self::error(400, &message) })
+    }
+
+    fn encode(response: &Response, request: &Value, stamp: Stamp) -> Encoded {
+        let envelope = Envelope { stamp };
+        if request["stream"] == true {
+            Encoded::lines(envelope.stream(response, request))
+        } else {
+            Encoded::plain(&envelope.plain(response, request))
+        }
+    }
+
+    fn error(_status: u16, message: &str) -> Value {
+        json!({ "error": message })
+    }
+}
+
+/// What is the same in every line of a response.
+struct Envelope {
+    stamp: Stamp,
+}
+
+impl Envelope {
+    fn wrap(&self, mut message: Value, done: bool) -> Value {
+        message["role"] = "assistant".into();
+        let seconds = i64::try_from(self.stamp.created).unwrap_or_default();
+        let created_at = Timestamp::from_second(seconds).unwrap_or_default().to_string();
+        json!({"model": MODEL, "created_at": created_at, "message": message, "done": done})
+    }
+
+    fn stream(&self, response: &Response, request: &Value) -> Vec<Chunk> {
+        let line = |body: &Value, mark| Chunk { bytes: format!("{body}\n").into(), mark };
+        let say = |message| line(&self.wrap(message, false), Mark::Content);
+        let mut chunks = Vec::new();
+        for piece in &response.reasoning {
+            chunks.push(say(json!({"content": "", "thinking": piece})));
+        }
+        chunks.extend(response.text.iter().map(|piece| say(json!({"content": piece}))));
+        for (place, call) in response.calls.iter().enumerate() {
+            let message = json!({"content": "", "tool_calls": [self.call(place, call)]});
+            chunks.push(line(&self.wrap(message, false), Mark::Call(place)));
+        }
+        if !response.truncate {
+            let last = self.last(json!({"content": ""}), response, request);
+            chunks.push(line(&last, Mark::Finish));
+        }
+        chunks
+    }
+
+    fn plain(&self, response: &Response, request: &Value) -> Value {
+        let mut message = json!({"content": response.text.concat()});
+        if !response.reasoning.is_empty() {
+            message["thinking"] = response.reasoning.concat().into();
+        }
+        if !response.calls.is_empty() {
+            let calls = response.calls.iter().enumerate();
+            message["tool_calls"] = calls.map(|(place, call)| self.call(place, call)).collect();
+        }
+        if response.truncate {
+            self.wrap(message, false)
+        } else {
+            self.last(message, response, request)
+        }
+    }
+
+    /// The line that says why the response ended, and what it cost.
+    fn last(&self, message: Value, response: &Response, request: &Value) -> Value {
+        let mut line = self.wrap(message, !response.no_done);
+        match &response.finish_reason {
+            Finish::Word(word) => line["done_reason"] = word.as_str().into(),
+            // Also where it calls.
+            Finish::Inferred => line["done_reason"] = "stop".into(),
+            Finish::Null => {}
+        }
+        let counts = usage(response, request);
+        for (key, count) in counts.as_object().into_iter().flatten() {
+            line[key] = count.clone();
+        }
+        line
+    }
+
+    /// A call, which is always whole: the pieces of a script are nothing here.
+    fn call(&self, place: usize, call: &Call) -> Value {
+        let arguments = match (&call.arguments_raw, &call.arguments) {
+            (Some(raw), _) => serde_json::from_str(raw).unwrap_or_else(|_| raw.as_str().into()),
+            (None, Some(arguments)) => arguments.clone(),
+            (None, None) => json!({}),
+        };
+        let mut whole = json!({"function": {"arguments": arguments}});
+        if !call.no_id {
+            let id = call.id.clone();
+            whole["id"] =
+                id.unwrap_or_else(|| format!("call_r{}_{place}", self.stamp.number)).into();
+        }
+        if !call.no_index {
+            whole["function"]["index"] = call.index.unwrap_or(place as u64).into();
+        }
+        if let Some(name) = &call.name {
+            whole["function"]["name"] = name.as_str().into();
+        }
+        whole
+    }
+}
+
+/// Token counts: the script's, or made up at four bytes a token.
+fn usage(response: &Response, request: &Value) -> Value {
+    if let Some(usage) = &response.usage {
+        return usage.clone();
+    }
+    let tokens = |bytes: usize| bytes.div_ceil(4);
+    let read = tokens(request["messages"].to_string().len() + request["tools"].to_string().len());
+    let said: usize = response.reasoning.iter().chain(&response.text).map(String::len).sum();
+    let asked: usize = response.calls.iter().map(|call| call.arguments_text().len() + 16).sum();
+    json!({"prompt_eval_count": read, "eval_count": tokens(said + asked)})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::script::At;
+    use super::*;
+
+    fn encode(response: &Response, stream: bool) -> Encoded {
+        Ollama::encode(response, &json!({"stream": stream}), Stamp { number: 7, created: 1 })
+    }
+
+    fn lines(encoded: &Encoded) -> Vec<Value> {
+        let bytes: Vec<u8> = encoded.chunks.iter().flat_map(|chunk| chunk.bytes.to_vec()).collect();
+        let text = String::from_utf8(bytes).unwrap();
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn asking() -> Response {
+        Response {
+            reasoning: vec!["hm".into()],
+            text: vec!["Let ".into(), "me.".into()],
+            calls: vec![
+                Call { pieces: Some(2), ..Call::new("clock", json!({"zone": "UTC"})) },
+                Call { no_index: true, ..Call::raw("clock", "{\"zone\": \"UT").id("x") },
+            ],
+            ..Response::default()
+        }
+    }
+
+    #[test]
+    fn streams_every_part_in_order() {
+        let encoded = encode(&asking(), true);
+        assert_eq!(encoded.content_type, "application/x-ndjson");
+        let lines = lines(&encoded);
+        let messages: Vec<&Value> = lines.iter().map(|line| &line["message"]).collect();
+        let role = "assistant";
+        let call = |call: Value| json!({"role": role, "content": "", "tool_calls": [call]});
+        assert_eq!(
+            messages,
+            [
+                &json!({"role": role, "content": "", "thinking": "hm"}),
+                &json!({"role": role, "content": "Let "}),
+                &json!({"role": role, "content": "me."}),
+                &call(json!({"id": "call_r7_0", "function":
+                    {"index": 0, "name": "clock", "arguments": {"zone": "UTC"}}})),
+                &call(json!({"id": "x", "function":
+                    {"name": "clock", "arguments": "{\"zone\": \"UT"}})),
+                &json!({"role": role, "content": ""}),
+            ]
+        );
+        assert!(lines.iter().all(|line| line["model"] == "rehearsal"));
+        assert_eq!(lines[0]["created_at"], "1970-01-01T00:00:01Z");
+        assert_eq!((&lines[4]["done"], &lines[5]["done"]), (&json!(false), &json!(true)));
+        assert_eq!(lines[5]["done_reason"], "stop");
+        assert!(lines[5]["eval_count"].as_u64() > Some(0));
+        for (at, number) in [
+            (At::Call(0), 3),
+            (At::AfterCall(0), 4),
+            (At::Call(1), 4),
+            (At::Finish, 5),
+            (At::Done, 6),
+            (At::Chunk(99), 6),
+        ] {
+            assert_eq!(encoded.position(at), number, "{at:?}");
+        }
+    }
+
+    #[test]
+    fn leaves_out_what_the_script_leaves_out() {
+        let last = |change: &dyn Fn(&mut Response)| {
+            let mut response = Response::text("a b");
+            change(&mut response);
+            lines(&encode(&response, true)).pop().unwrap()
+        };
+        assert_eq!(last(&|r| r.no_done = true)["done"], false);
+        assert_eq!(last(&|r| r.finish_reason = Finish::Null)["done_reason"], Value::Null);
+        assert_eq!(last(&|r| r.truncate = true)["message"]["content"], "b");
+        assert_eq!(last(&|r| r.usage = Some(json!({})))["eval_count"], Value::Null);
+        let bare = Response::calls([Call { no_id: true, no_index: true, ..Call::default() }]);
+        let message = &lines(&encode(&bare, true))[0]["message"];
+        assert_eq!(message["tool_calls"], json!([{"function": {"arguments": {}}}]));
+    }
+
+    #[test]
+    fn a_plain_body_holds_the_same() {
+        let body = lines(&encode(&asking(), false)).pop().unwrap();
+        let message = &body["message"];
+        assert_eq!((&message["content"], &message["thinking"]), (&json!("Let me."), &json!("hm")));
+        assert_eq!(message["tool_calls"][0]["function"]["arguments"], json!({"zone": "UTC"}));
+        assert_eq!(message["tool_calls"][1]["id"], "x");
+        assert_eq!((&body["done"], &body["done_reason"]), (&json!(true), &json!("stop")));
+    }
+}

@@ -1,0 +1,402 @@
+//! A history in the Chat Completions form, as a service is sent it.
+//!
+//! The model that said a message gets back what it wants with it; any other gets text and calls.
+//! What users say in a row is one message, because some services and many chat templates want the
+//! roles to alternate.
+
+use std::borrow::Cow;
+
+use serde::ser::{SerializeMap, SerializeSeq};
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use super::kept::{CallMembers, Field, FunctionMembers, ReasoningMembers};
+use crate::message::{Message, Piece, ResponseMessage};
+use crate::types::{Content, ContentPart, Origin, ToolCall, Wire};
+use crate::wire::{ModelRequest, ids};
+
+/// The longest id that the services of this family take from each other.
+const ID_CHARS_MAX: usize = 40;
+
+/// The messages of a request, system prompt first.
+pub(super) struct Messages<'a>(pub(super) &'a ModelRequest);
+
+impl Serialize for Messages<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let asked = Origin { wire: Wire::OpenaiChat, model: self.0.model.clone() };
+        let mut seq = serializer.serialize_seq(None)?;
+        if let Some(content) = self.0.system.as_deref().filter(|text| !text.is_empty()) {
+            seq.serialize_element(&Said { role: "system", content })?;
+        }
+        let mut ids = Ids { asked: &asked, said_by: None };
+        let mut rest = self.0.messages.iter().map(|message| &**message).peekable();
+        while let Some(message) = rest.next() {
+            match message {
+                Message::User { content } => {
+                    let mut all = vec![content];
+                    while let Some(Message::User { content }) = rest.peek() {
+                        all.push(content);
+                        rest.next();
+                    }
+                    seq.serialize_element(&Said { role: "user", content: &*joined(&all) })?;
+                }
+                Message::Assistant(message) => {
+                    ids.said_by = message.origin.as_deref();
+                    seq.serialize_element(&Assistant::new(message, &ids))?;
+                }
+                Message::Tool { call_id, name: _, content, metadata: _ } => {
+                    let tool_call_id = ids.sent(call_id);
+                    seq.serialize_element(&Answer { role: "tool", tool_call_id, content })?;
+                }
+            }
+        }
+        seq.end()
+    }
+}
+
+#[derive(Serialize)]
+struct Said<'a, C: Serialize + ?Sized> {
+    role: &'static str,
+    content: &'a C,
+}
+
+#[derive(Serialize)]
+struct Answer<'a> {
+    role: &'static str,
+    tool_call_id: Cow<'a, str>,
+    content: &'a str,
+}
+
+/// What users said in a row: one text where it is nothing else, which every service takes.
+fn joined<'a>(all: &[&'a Content]) -> Cow<'a, Content> {
+    if let [content] = all {
+        return Cow::Borrowed(content);
+    }
+    let parts = || all.iter().flat_map(|content| content.parts());
+    if parts().all(|part| part.as_text().is_some()) {
+        let texts: Vec<Cow<'_, str>> = all.iter().map(|content| content.text()).collect();
+        return Cow::Owned(texts.join("\n\n").into());
+    }
+    Cow::Owned(parts().cloned().collect::<Vec<ContentPart>>().into())
+}
+
+/// Under which id a call and its answer are sent.
+struct Ids<'a> {
+    asked: &'a Origin,
+    /// Who said the calls; none for a message that a session was opened with.
+    said_by: Option<&'a Origin>,
+}
+
+impl Ids<'_> {
+    /// An id of this wire stays as it is, and so does one that a session was opened with. One of
+    /// another wire is mapped, and one that is too long for any model but its own.
+    fn sent<'i>(&self, id: &'i str) -> Cow<'i, str> {
+        let is_foreign = self.said_by.is_some_and(|origin| {
+            let is_too_long = || id.chars().nth(ID_CHARS_MAX).is_some();
+            origin.wire != self.asked.wire || (origin != self.asked && is_too_long())
+        });
+        if is_foreign { Cow::Owned(ids::of_nine(id)) } else { Cow::Borrowed(id) }
+    }
+}
+
+/// A model's message.
+#[derive(Default)]
+struct Assistant<'a> {
+    text: String,
+    thinking: String,
+    /// Where the thinking goes, if it is sent.
+    field: Option<Field>,
+    /// Sent in its place.
+    details: Option<&'a RawValue>,
+    calls: Vec<Call<'a>>,
+}
+
+impl<'a> Assistant<'a> {
+    fn new(message: &'a ResponseMessage, ids: &Ids<'_>) -> Self {
+        let mut sent = Self::default();
+        for piece in message.pieces(ids.asked) {
+            match piece {
+                Piece::Text { text, members: _ } => sent.text.push_str(text),
+                Piece::Reasoning { text, members } => {
+                    sent.thinking.push_str(text);
+                    let found: ReasoningMembers<'_> = read(members);
+                    sent.field = sent.field.or(found.field);
+                    sent.details = found.reasoning_details.or(sent.details);
+                }
+                Piece::Call { call, members } => {
+                    sent.calls.push(Call::new(call, ids.sent(&call.id), read(members)));
+                }
+                // This dialect keeps none.
+                Piece::Raw(_) => {}
+            }
+        }
+        // A model goes on thinking where its calls left it; what it thought before an answer is
+        // over, and some services refuse it.
+        if sent.calls.is_empty() {
+            (sent.field, sent.details) = (None, None);
+        }
+        if sent.thinking.is_empty() || sent.details.is_some() {
+            sent.field = None;
+        }
+        sent
+    }
+}
+
+/// Members that this dialect wrote itself.
+fn read<'a, T: serde::Deserialize<'a> + Default>(members: Option<&'a str>) -> T {
+    members.and_then(|members| serde_json::from_str(members).ok()).unwrap_or_default()
+}
+
+impl Serialize for Assistant<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let Self { text, thinking, field, details, calls } = self;
+        let mut map = serializer.serialize_map(None)?;
+        map.serialize_entry("role", "assistant")?;
+        match field {
+            Some(Field::Content) => map.serialize_entry("content", &Parts { thinking, text })?,
+            Some(Field::ReasoningContent | Field::Reasoning) | None => {
+                let content = Some(text).filter(|text| !text.is_empty() || calls.is_empty());
+                map.serialize_entry("content", &content)?;
+            }
+        }
+        match field {
+            Some(Field::ReasoningContent) => map.serialize_entry("reasoning_content", thinking)?,
+            Some(Field::Reasoning) => map.serialize_entry("reasoning", thinking)?,
+            Some(Field::Content) | None => {}
+        }
+        if let Some(details) = details {
+            map.serialize_entry("reasoning_details", details)?;
+        }
+        if !calls.is_empty() {
+            map.serialize_entry("tool_calls", calls)?;
+        }
+        map.end()
+    }
+}
+
+/// A content of which thinking is a part.
+struct Parts<'a> {
+    thinking: &'a str,
+    text: &'a str,
+}
+
+impl Serialize for Parts<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        #[serde(tag = "type", rename_all = "snake_case")]
+        enum Part<'a> {
+            Thinking { thinking: [Box<Self>; 1] },
+            Text { text: &'a str },
+        }
+        let mut seq = serializer.serialize_seq(None)?;
+        let thinking = [Box::new(Part::Text { text: self.thinking })];
+        seq.serialize_element(&Part::Thinking { thinking })?;
+        if !self.text.is_empty() {
+            seq.serialize_element(&Part::Text { text: self.text })?;
+        }
+        seq.end()
+    }
+}
+
+#[derive(Serialize)]
+struct Call<'a> {
+    id: Cow<'a, str>,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    function: Function<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extra_content: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    provider_specific_fields: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thought_signature: Option<&'a RawValue>,
+}
+
+#[derive(Serialize)]
+struct Function<'a> {
+    name: &'a str,
+    #[serde(serialize_with = "as_text")]
+    arguments: &'a Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    provider_specific_fields: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thought_signature: Option<&'a RawValue>,
+}
+
+impl<'a> Call<'a> {
+    fn new(call: &'a ToolCall, id: Cow<'a, str>, members: CallMembers<'a>) -> Self {
+        let CallMembers { extra_content, provider_specific_fields, thought_signature, function } =
+            members;
+        let function = {
+            let FunctionMembers { provider_specific_fields, thought_signature } = function;
+            let ToolCall { name, arguments, .. } = call;
+            Function { name, arguments, provider_specific_fields, thought_signature }
+        };
+        let kind = "function";
+        Self { id, kind, function, extra_content, provider_specific_fields, thought_signature }
+    }
+}
+
+fn as_text<S: Serializer>(value: &Value, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::types::{CallKey, Image, Part};
+
+    fn call(index: u32, id: &str) -> ToolCall {
+        ToolCall {
+            key: CallKey { turn: 1, attempt: 1, index },
+            id: id.into(),
+            provider_id: None,
+            name: "add".into(),
+            arguments: json!({"a": 1}),
+            raw: None,
+        }
+    }
+
+    fn result(id: &str) -> Message {
+        Message::Tool {
+            call_id: id.into(),
+            name: "add".into(),
+            content: "3".into(),
+            metadata: json!({"error": true}),
+        }
+    }
+
+    fn origin(wire: Wire, model: &str) -> Option<Arc<Origin>> {
+        Some(Arc::new(Origin { wire, model: model.into() }))
+    }
+
+    fn thought(bytes: usize, members: &Value) -> Part {
+        Part::Reasoning { bytes, members: Some(members.to_string().into()) }
+    }
+
+    /// Two calls after a thought of two bytes and a text of two.
+    fn said(parts: Vec<Part>) -> ResponseMessage {
+        ResponseMessage {
+            text: "ok".into(),
+            reasoning: "hm".into(),
+            calls: vec![call(0, "c0"), call(1, "c1")],
+            origin: origin(Wire::OpenaiChat, "m"),
+            parts,
+        }
+    }
+
+    fn sent_to(model: &str, messages: Vec<Message>) -> Value {
+        let messages: Vec<_> = messages.into_iter().map(Arc::new).collect();
+        let request = ModelRequest::new(model, messages.into());
+        let text = serde_json::to_string(&Messages(&request)).unwrap();
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn user(text: &str) -> Message {
+        Message::User { content: text.into() }
+    }
+
+    #[test]
+    fn thinking_goes_back_in_its_field_with_calls_and_to_its_own_model() {
+        let text = Part::Text { bytes: 2, members: None };
+        for (field, member, content) in [
+            ("reasoning_content", "reasoning_content", json!("ok")),
+            ("reasoning", "reasoning", json!("ok")),
+            (
+                "content",
+                "none",
+                json!([{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+                    {"type": "text", "text": "ok"}]),
+            ),
+        ] {
+            let message = said(vec![thought(2, &json!({ "field": field })), text.clone()]);
+            let own = sent_to("m", vec![Message::Assistant(message.clone())]);
+            assert_eq!(
+                (&own[0]["content"], own[0].get(member).is_some()),
+                (&content, member != "none")
+            );
+            let other = sent_to("other", vec![Message::Assistant(message.clone())]);
+            assert_eq!((&other[0]["content"], other[0].get(member)), (&json!("ok"), None));
+            let answer = ResponseMessage { calls: vec![], ..message };
+            let answer = sent_to("m", vec![Message::Assistant(answer)]);
+            assert_eq!(answer, json!([{"role": "assistant", "content": "ok"}]));
+        }
+    }
+
+    #[test]
+    fn details_go_back_in_the_place_of_the_text() {
+        let details = json!([{"type": "reasoning.encrypted", "data": "x", "index": 0}]);
+        let parts = vec![
+            thought(2, &json!({"field": "reasoning"})),
+            thought(0, &json!({"field": "reasoning", "reasoning_details": details})),
+        ];
+        let sent = sent_to("m", vec![Message::Assistant(said(parts))]);
+        assert_eq!((&sent[0]["reasoning_details"], sent[0].get("reasoning")), (&details, None));
+    }
+
+    #[test]
+    fn a_whole_history_for_the_model_that_said_it() {
+        let extra = json!({"extra_content": {"google": {"thought_signature": "s"}},
+            "function": {"thought_signature": "t"}});
+        let parts = vec![
+            thought(2, &json!({"field": "reasoning_content"})),
+            Part::Text { bytes: 2, members: None },
+            Part::Call { index: 0, members: Some(extra.to_string().into()) },
+            Part::Call { index: 1, members: None },
+        ];
+        let history = vec![
+            user("1 + 2?"),
+            Message::Assistant(said(parts)),
+            result("c0"),
+            result("c1"),
+            user("And?"),
+        ];
+        insta::assert_json_snapshot!("own_model", sent_to("m", history.clone()));
+        insta::assert_json_snapshot!("other_model", sent_to("other", history));
+    }
+
+    #[test]
+    fn only_foreign_ids_are_mapped_and_answers_with_their_calls() {
+        let long = "c".repeat(41);
+        let fits = "c".repeat(40);
+        for (from, id, is_kept) in [
+            (origin(Wire::AnthropicMessages, "m"), "toolu_1", false),
+            (origin(Wire::GeminiGenerate, "other"), "call_0_0", false),
+            (origin(Wire::OpenaiChat, "other"), &*fits, true),
+            (origin(Wire::OpenaiChat, "other"), &*long, false),
+            (origin(Wire::OpenaiChat, "m"), &*long, true),
+            (origin(Wire::OpenaiChat, "m"), "functions.add:0", true),
+            (None, &*long, true),
+        ] {
+            let calls = vec![call(0, id)];
+            let message = ResponseMessage { calls, origin: from, ..ResponseMessage::default() };
+            let sent = sent_to("m", vec![Message::Assistant(message), result(id)]);
+            let expected = if is_kept { id.to_owned() } else { ids::of_nine(id) };
+            assert_eq!(sent[0]["tool_calls"][0]["id"], expected);
+            assert_eq!(sent[1]["tool_call_id"], expected);
+        }
+    }
+
+    #[test]
+    fn what_users_say_in_a_row_is_one_message() {
+        let text = |text: &str| ContentPart::Text(text.into());
+        let image = ContentPart::Image(Image::parse("https://example.com/a.png").unwrap());
+        let with_image = Message::User { content: vec![text("see"), image].into() };
+        let in_parts = Message::User { content: vec![text("b"), text("c")].into() };
+        assert_eq!(
+            sent_to("m", vec![user("a"), in_parts, user("d")]),
+            json!([{"role": "user", "content": "a\n\nb\nc\n\nd"}])
+        );
+        let image = json!({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}});
+        let text = |text: &str| json!({"type": "text", "text": text});
+        assert_eq!(
+            sent_to("m", vec![user("a"), with_image]),
+            json!([{"role": "user", "content": [text("a"), text("see"), image]}])
+        );
+    }
+}

@@ -1,0 +1,74 @@
+//! What a Chat Completions service gets back of its own: over real HTTP.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod support;
+
+use callsheet::rehearsal::{Call, Response, Script};
+use callsheet::types::RunEnd;
+use serde_json::{Value, json};
+use support::tools::{Stage, registry};
+use support::{parallel, world};
+
+/// Runs to the answer after one turn with calls, and gives what the model is sent of that turn.
+async fn sent_back(first: Response, stream: bool) -> Value {
+    let done = Response::text("Done.").with(|r| r.reasoning = vec!["at last".into()]);
+    let script = Script::of([first, done, Response::text("Still here.")]);
+    let world = world(script, registry(&Stage::new()), |config| {
+        parallel(8)(config);
+        config.models.get_mut("rehearsal").unwrap().stream = stream;
+    })
+    .await;
+    assert_eq!(world.run("go").await.run_end, RunEnd::Answered);
+    assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
+    world.assert_paired();
+    let messages = world.last_messages();
+    let said: Vec<&Value> = messages.iter().filter(|m| m["role"] == "assistant").collect();
+    assert_eq!(said[1], &json!({"role": "assistant", "content": "Done."}));
+    said[0].clone()
+}
+
+#[tokio::test]
+async fn thinking_goes_back_with_the_calls_it_led_to() {
+    for stream in [true, false] {
+        let calls =
+            [Call::new("quick", json!({"id": "a"})), Call::new("quick", json!({"id": "b"}))];
+        let first = Response::calls(calls).with(|r| r.reasoning = vec!["h".into(), "m".into()]);
+        let asking = sent_back(first, stream).await;
+        assert_eq!(asking["reasoning_content"], "hm");
+        assert_eq!(asking["tool_calls"].as_array().unwrap().len(), 2);
+    }
+}
+
+#[tokio::test]
+async fn signatures_go_back_beside_their_calls_and_details_as_they_came() {
+    let call = |index: u64, id: &str, extra: Value| {
+        let function = json!({"name": "quick", "arguments": format!("{{\"id\":\"{id}\"}}")});
+        json!({"index": index, "id": id, "type": "function", "function": function,
+            "extra_content": extra})
+    };
+    let extra = json!({"google": {"thought_signature": "c2lnbmVk"}});
+    let detail = |rest: Value| {
+        let mut detail = json!({"type": "reasoning.text", "format": "x", "index": 0});
+        detail.as_object_mut().unwrap().extend(rest.as_object().unwrap().clone());
+        json!({"reasoning_details": [detail]})
+    };
+    let deltas = [
+        detail(json!({"text": "h"})),
+        detail(json!({"text": "m"})),
+        json!({"tool_calls": [call(0, "a", extra.clone())]}),
+        json!({"tool_calls": [call(1, "b", Value::Null)]}),
+        detail(json!({"signature": "s"})),
+    ];
+    let chunk = |delta: &Value, finish: Value| {
+        let choice = json!({"index": 0, "delta": delta, "finish_reason": finish});
+        format!("data: {}\n\n", json!({"choices": [choice]}))
+    };
+    let mut chunks: Vec<String> = deltas.iter().map(|delta| chunk(delta, Value::Null)).collect();
+    chunks.push(chunk(&json!({}), json!("tool_calls")));
+    chunks.push("data: [DONE]\n\n".to_owned());
+    let asking = sent_back(Response::raw("text/event-stream", chunks), true).await;
+    assert_eq!(asking["tool_calls"][0]["extra_content"], extra);
+    assert_eq!(asking["tool_calls"][1].get("extra_content"), None);
+    let whole = detail(json!({"text": "hm", "signature": "s"}));
+    assert_eq!(asking["reasoning_details"], whole["reasoning_details"]);
+}
