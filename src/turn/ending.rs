@@ -86,6 +86,8 @@ mod tests {
             (vec![finish(FinishKind::Stop)], Some(Ending::Well)),
             (vec![finish(FinishKind::ToolCalls)], Some(Ending::Well)),
             (vec![finish(FinishKind::Other)], Some(Ending::Well)),
+            (vec![finish(FinishKind::Pause)], Some(Ending::Well)),
+            (vec![Delta::Refusal("no".into()), finish(FinishKind::Pause)], Some(Ending::Refused)),
             (vec![finish(FinishKind::Length), Delta::Done], Some(Ending::Length)),
             (vec![finish(FinishKind::ContentFilter), Delta::Done], Some(Ending::Refused)),
             (vec![Delta::Refusal("no".into()), finish(FinishKind::Stop)], Some(Ending::Refused)),

@@ -328,6 +328,7 @@ fn finish_kind(word: &str) -> FinishKind {
             FinishKind::Stop
         }
         "tool_calls" | "function_call" | "tool_use" | "tool_call" => FinishKind::ToolCalls,
+        "pause_turn" => FinishKind::Pause,
         "length" | "max_tokens" | "model_length" | "max_output_tokens" => FinishKind::Length,
         "content_filter" | "content_filtered" | "sensitive" | "refusal" | "safety"
         | "recitation" | "prohibited_content" | "blocklist" | "spii" => FinishKind::ContentFilter,
@@ -590,7 +591,8 @@ mod tests {
             ("error", FinishKind::Error),
             ("network_error", FinishKind::Error),
             ("insufficient_system_resource", FinishKind::Error),
-            ("pause_turn", FinishKind::Other),
+            ("pause_turn", FinishKind::Pause),
+            ("whatever", FinishKind::Other),
         ] {
             let chunk = format!(r#"{{"choices":[{{"delta":{{}},"finish_reason":"{word}"}}]}}"#);
             assert_eq!(deltas(&[&chunk]), [finish(word, kind)]);
