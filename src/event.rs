@@ -14,8 +14,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishReason, ProviderError, RunEnd, RunError, ToolResult,
-    Usage, VariableName, Verdict,
+    ApprovalPhase, CallKey, Content, Execution, FinishReason, ProviderError, RunEnd, RunError,
+    ToolResult, Usage, VariableName, Verdict,
 };
 
 /// One observable fact.
@@ -33,14 +33,14 @@ pub enum Event {
     /// A user's input waits for the run that goes on to end. Published for the run that it will be.
     InputQueued {
         /// What the user said.
-        input: String,
+        input: Content,
         /// How many wait in the session, this one included.
         waiting: usize,
     },
     /// A user said something to the run that goes on.
     RunSteered {
         /// What the user said.
-        input: String,
+        input: Content,
     },
     /// A turn began.
     TurnStarted,

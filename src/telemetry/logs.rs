@@ -49,11 +49,11 @@ pub fn log(published: &Published) {
         Event::TurnStarted => line!(debug, of, "turn_started"),
         Event::InputQueued { input, waiting } => {
             line!(info, of, waiting, "input_queued");
-            line!(trace, of, input, "run_input");
+            line!(trace, of, input = &*input.text(), "run_input");
         }
         Event::RunSteered { input } => {
             line!(info, of, "run_steered");
-            line!(trace, of, input, "run_input");
+            line!(trace, of, input = &*input.text(), "run_input");
         }
         Event::RunStarted { agent, model, execution } => {
             line!(info, of, agent, model, %execution, "run_started");
