@@ -25,7 +25,7 @@ impl Turn {
             let maximum = self.calls.len() as u64;
             self.tell_too_many_calls(maximum.saturating_add(excess as u64), maximum, "truncated");
         }
-        let message = self.kept_message();
+        let message = self.kept_message(ending);
         self.finish = self.response.finish().cloned();
         self.record(Record::ResponseEnded {
             turn: self.spec.number,
@@ -250,17 +250,27 @@ impl Turn {
         }
     }
 
-    fn kept_message(&self) -> ResponseMessage {
+    fn kept_message(&self, ending: Ending) -> ResponseMessage {
         let mut text = self.response.text().to_owned();
         text.push_str(self.response.refusal());
         let kept = self.calls.iter().filter(|call| call.is_kept());
-        ResponseMessage {
+        let mut message = ResponseMessage {
             text,
             reasoning: self.response.reasoning().to_owned(),
             calls: kept.map(|call| call.call.clone()).collect(),
             origin: Some(Arc::clone(&self.attempts.model().origin)),
             parts: self.response.parts().to_vec(),
+        };
+        message.drop_parts_without_calls();
+        match ending {
+            Ending::Well => {}
+            Ending::Length
+            | Ending::Refused
+            | Ending::BrokeKept
+            | Ending::Excess
+            | Ending::Cancelled => message.drop_unfinished_reasoning(),
         }
+        message
     }
 
     pub(super) fn excess_error(&self) -> RunError {
