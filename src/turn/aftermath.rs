@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::admission;
 use super::call::Phase;
 use super::effect::{CancelReason, Effect, TurnEnd};
-use super::{State, Turn, asking, texts};
-use crate::event::Event;
+use super::{Bucket, State, Turn, asking, texts};
+use crate::event::{Event, ServiceCallStatus};
 use crate::record::{Ending, Record, ResponseMessage};
 use crate::types::{ProviderError, RunError, ToolOutcome, ToolStatus};
 
@@ -14,6 +14,7 @@ impl Turn {
     /// The ending is known: what is kept is recorded, what cannot start any more is answered.
     pub(super) fn conclude(&mut self, ending: Ending, cancelled: Option<CancelReason>) {
         self.close_exchange(None);
+        self.discard_service_calls(|call| !call.sealed);
         for index in 0..self.calls.len() {
             self.take_in_unsealed(index, ending);
         }
@@ -185,8 +186,18 @@ impl Turn {
         self.commit(TurnEnd::Failed(error), None);
     }
 
+    /// Says that calls count no more which the service runs, or ran, itself.
+    fn discard_service_calls(&mut self, which: impl Fn(&Bucket) -> bool) {
+        for at in 0..self.response.service_calls().len() {
+            if self.response.service_calls().get(at).is_some_and(&which) {
+                self.show_service_call(at, ServiceCallStatus::Discarded);
+            }
+        }
+    }
+
     /// Nothing of this attempt counts, but results of pure calls are kept for the next.
     fn void_attempt(&mut self) {
+        self.discard_service_calls(|_| true);
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { break };
             if !call.is_kept() {

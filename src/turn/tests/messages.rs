@@ -1,9 +1,10 @@
-//! What is kept of a response: its parts and who said it; pauses.
+//! What is kept of a response: its parts and who said it; calls that the service runs; pauses.
 
 use super::*;
+use crate::event::ServiceCallStatus;
 use crate::message::{Piece, ResponseMessage};
 use crate::types::{Origin, Part, Wire};
-use crate::wire::Keep;
+use crate::wire::{CallKind, Keep};
 
 fn thought(text: &str) -> Delta {
     Delta::Reasoning(text.into())
@@ -103,8 +104,85 @@ fn parts_of_calls_that_are_dropped_vanish_with_them() {
     only_first(&truncated);
 }
 
+/// A piece of a call that the service runs.
+fn search(index: u64, begins: bool, arguments: &str) -> Delta {
+    let id = begins.then(|| format!("srv{index}"));
+    let name = begins.then(|| "web_search".to_owned());
+    let (kind, arguments) = (CallKind::ServerToolUse, Some(arguments.to_owned()));
+    Delta::Call(CallPiece { index: Some(index), id, name, arguments, kind, begins })
+}
+
 fn seal(index: u64) -> Delta {
     Delta::Seal { index, arguments: None }
+}
+
+/// What was shown of calls that the service runs.
+fn shown(driver: &Driver) -> Vec<(String, &'static str, &str)> {
+    let shown = driver.events.iter().filter_map(|event| match event {
+        Event::ServiceCallShown { call, status } => {
+            Some((call.tool_id(), status.as_str(), call.input_summary.as_str()))
+        }
+        _ => None,
+    });
+    shown.collect()
+}
+
+#[test]
+fn a_call_that_the_service_runs_is_shown_and_nothing_more() {
+    let mut rules = rules(PARALLEL);
+    rules.limits.max_tool_calls_per_turn = Some(1);
+    rules.limits.on_excess = OnExcess::Fail;
+    let mut driver = Driver::with(rules);
+    driver.deltas([search(0, true, ""), search(0, false, "{\"q\":1}"), seal(0)]);
+    driver.deltas([Delta::Keep(Keep::Part("{0}".into())), call(1, "pure", "{}")]);
+    driver.deltas([search(2, true, "{}"), seal(2), seal(2)]).well().done(0, "noon");
+    let of = |place: u32, status, input| (format!("t1a1s{place}"), status, input);
+    let expected = [
+        of(0, "running", ""),
+        of(0, "finished", "{\"q\":1}"),
+        of(1, "running", "{}"),
+        of(1, "finished", "{}"),
+    ];
+    assert_eq!(shown(&driver), expected);
+    driver.started(&["pure#0"]);
+    driver.results(&[("pure", OK, None, "noon")]);
+    assert_eq!((driver.limits(), message(&driver).calls.len()), (vec![], 1));
+    assert_eq!(sent_back(message(&driver)), ["raw {0}", "call pure -"]);
+    let names = driver.events.iter().find_map(|event| match event {
+        Event::TurnEnded { summary } => Some(summary.tool_names.clone()),
+        _ => None,
+    });
+    assert_eq!(names.unwrap(), ["pure"]);
+}
+
+#[test]
+fn what_the_service_runs_in_a_void_response_is_void_and_a_call_cut_in_its_middle_too() {
+    let mut driver = Driver::with(rules(PARALLEL));
+    driver.deltas([search(0, true, "{}"), seal(0), search(1, true, "")]).broken();
+    driver.deltas([search(0, true, "{}"), seal(0), search(1, true, "{\"q")]);
+    driver.deltas([finish(FinishKind::Length)]).close();
+    let seen = shown(&driver);
+    let seen: Vec<_> = seen.iter().map(|(id, status, _)| (id.as_str(), *status)).collect();
+    let expected = [
+        ("t1a1s0", "running"),
+        ("t1a1s0", "finished"),
+        ("t1a1s1", "running"),
+        ("t1a1s0", "discarded"),
+        ("t1a1s1", "discarded"),
+        ("t1a2s0", "running"),
+        ("t1a2s0", "finished"),
+        ("t1a2s1", "running"),
+        ("t1a2s1", "discarded"),
+    ];
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn a_good_end_finishes_what_the_service_runs() {
+    let mut driver = Driver::with(rules(PARALLEL));
+    driver.deltas([text("so"), search(0, true, "{}"), finish(FinishKind::Stop)]).close();
+    let last = shown(&driver).pop().unwrap();
+    assert_eq!(last.1, ServiceCallStatus::Finished.as_str());
 }
 
 #[test]
