@@ -117,7 +117,7 @@ impl Content {
                         |error: InvalidContent| InvalidContent { part: Some(at), ..error };
                     parse_part(part).map_err(in_its_place)
                 });
-                parts.collect::<Result<_, _>>().map(Self)
+                parts.collect::<Result<Vec<_>, _>>().map(Self::from)
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
                 Err(InvalidContent::new("is a text or a list of parts"))
@@ -192,7 +192,9 @@ impl From<&str> for Content {
 }
 
 impl From<Vec<ContentPart>> for Content {
-    fn from(parts: Vec<ContentPart>) -> Self {
+    /// Leaves out texts of nothing but blanks: they say nothing, and some services refuse them.
+    fn from(mut parts: Vec<ContentPart>) -> Self {
+        parts.retain(|part| part.as_text().is_none_or(|text| !text.trim().is_empty()));
         Self(parts)
     }
 }
@@ -364,6 +366,12 @@ mod tests {
     fn blanks_say_nothing() {
         assert!(Content::from(" \n").is_blank() && Content::default().is_blank());
         let image = Image::parse("https://example.com/a.png").unwrap();
-        assert!(!Content::from(vec![ContentPart::Image(image)]).is_blank());
+        let image = Content::from(vec![ContentPart::Image(image)]);
+        assert!(!image.is_blank());
+        let blanks = |text: &str| json!({"type": "text", "text": text});
+        let with_blanks =
+            json!([blanks(""), serde_json::to_value(&image).unwrap()[0].clone(), blanks(" \n")]);
+        assert_eq!(Content::parse(&with_blanks).unwrap(), image);
+        assert!(Content::parse(&json!([blanks(" ")])).unwrap().is_blank());
     }
 }
