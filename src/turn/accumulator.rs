@@ -201,7 +201,8 @@ impl Accumulator {
         self.done
     }
 
-    /// Whether the response holds neither text, nor thinking, nor a refusal, nor a call.
+    /// Whether the response holds neither text, nor thinking, nor a refusal, nor a call, nor
+    /// anything that its service wants back.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.text.is_empty()
@@ -209,6 +210,7 @@ impl Accumulator {
             && self.refusal.is_empty()
             && self.calls.kept().is_empty()
             && self.service_calls.kept().is_empty()
+            && self.parts.wanted().is_empty()
             && self.calls.excess() == 0
     }
 

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
     use crate::turn::AccumulatorLimits;
     use crate::turn::fixtures::{call, finish, text};
-    use crate::wire::Delta;
+    use crate::wire::{Delta, Keep};
 
     #[test]
     fn a_response_ends_by_its_reason_or_else_by_the_wires_sign() {
@@ -97,6 +97,7 @@ mod tests {
             (vec![text("a"), Delta::Done], Some(Ending::Well)),
             (vec![call(0, "pure", "{}"), Delta::Done], Some(Ending::Well)),
             (vec![call(0, "pure", "{"), Delta::Done], None),
+            (vec![Delta::Keep(Keep::Part("{}".into())), Delta::Done], Some(Ending::Well)),
             (vec![Delta::Done], None),
             (vec![], None),
         ] {
