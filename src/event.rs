@@ -4,18 +4,17 @@
 //! must survive is the view of a record; text, thinking and states are transient. What clients
 //! are shown of it is [`Published::public`].
 
+mod calls;
 mod view;
 
+pub use calls::{ApprovalRequest, CallLabel, Oddity, ServiceCall, ServiceCallStatus, WaitingFor};
 pub use view::{PublicEvent, StatsReport};
 
 use std::time::Duration;
 
-use serde::Serialize;
-use serde_json::Value;
-
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishReason, ProviderError, RunEnd, RunError, ToolResult,
-    Usage, VariableName, Verdict,
+    ApprovalPhase, CallKey, Content, Execution, FinishReason, ProviderError, RunEnd, RunError,
+    ToolResult, Usage, VariableName, Verdict,
 };
 
 /// One observable fact.
@@ -33,14 +32,14 @@ pub enum Event {
     /// A user's input waits for the run that goes on to end. Published for the run that it will be.
     InputQueued {
         /// What the user said.
-        input: String,
+        input: Content,
         /// How many wait in the session, this one included.
         waiting: usize,
     },
     /// A user said something to the run that goes on.
     RunSteered {
         /// What the user said.
-        input: String,
+        input: Content,
     },
     /// A turn began.
     TurnStarted,
@@ -153,6 +152,13 @@ pub enum Event {
         /// Whether it started before its response had ended.
         early: bool,
     },
+    /// A call that the service runs itself began, ended, or counts no more.
+    ServiceCallShown {
+        /// The call.
+        call: Box<ServiceCall>,
+        /// How far it is.
+        status: ServiceCallStatus,
+    },
     /// An outcome came for a call that had one, and was dropped.
     OutcomeLate {
         /// The call.
@@ -242,76 +248,6 @@ pub enum Event {
         /// Its sums.
         stats: RunStats,
     },
-}
-
-/// What clients know a call by.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct CallLabel {
-    /// Which call: `tool_id` and `call_index` come from it.
-    pub key: CallKey,
-    /// What the provider called it.
-    pub provider_id: Option<String>,
-    /// The tool's name, as the model wrote it.
-    pub name: String,
-}
-
-/// What people are asked about a call.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ApprovalRequest {
-    /// The call.
-    pub call: CallLabel,
-    /// What they are asked.
-    pub phase: ApprovalPhase,
-    /// The arguments as they will be run, or were: a JSON object.
-    pub arguments: Value,
-    /// The SHA-256 of those arguments as compact JSON with sorted keys, in hex digits. A decision
-    /// brings it back, so that it is about these very arguments.
-    pub arguments_sha256: String,
-    /// The first 200 characters of the result, where there is one.
-    pub output_summary: Option<String>,
-}
-
-/// What is odd about arguments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Oddity {
-    /// They end in the middle.
-    CutOff,
-    /// They are no object, or do not fit the tool's schema.
-    Invalid,
-    /// A JSON string held the object.
-    DecodedTwice,
-    /// Bytes came after the seal.
-    ChangedAfterSeal,
-}
-
-impl Oddity {
-    /// The word for logs and metrics.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::CutOff => "cut_off",
-            Self::Invalid => "invalid",
-            Self::DecodedTwice => "decoded_twice",
-            Self::ChangedAfterSeal => "changed_after_seal",
-        }
-    }
-}
-
-/// What a sealed call waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WaitingFor {
-    /// The response to end well.
-    Finish,
-    /// An earlier call to take its ticket (or, in sequence, to end).
-    Ticket,
-    /// An exclusive call, or the calls before this exclusive one.
-    Exclusive,
-    /// One of the places of `max`, or one of its tool in the host.
-    Capacity,
-    /// People, to say that it may run.
-    Approval,
 }
 
 /// What there is to know of a turn that is over.

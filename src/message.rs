@@ -68,6 +68,26 @@ impl ResponseMessage {
         let is_raw = |part: &Part| matches!(part, Part::Raw { .. });
         self.text.is_empty() && self.calls.is_empty() && !self.parts.iter().any(is_raw)
     }
+
+    /// Drops the parts of calls that it does not hold.
+    pub(crate) fn drop_parts_without_calls(&mut self) {
+        let calls = &self.calls;
+        self.parts.retain(|part| match part {
+            Part::Call { index, .. } => calls.iter().any(|call| call.key.index == *index),
+            Part::Text { .. } | Part::Reasoning { .. } | Part::Raw { .. } => true,
+        });
+    }
+
+    /// Drops the part of its last reasoning if that has nothing which belongs to it: where a
+    /// response was cut off, its service has not said yet what it wants back with that reasoning,
+    /// and would refuse it alone. The text stays.
+    pub(crate) fn drop_unfinished_reasoning(&mut self) {
+        let is_reasoning = |part: &Part| matches!(part, Part::Reasoning { .. });
+        let Some(last) = self.parts.iter().rposition(is_reasoning) else { return };
+        if matches!(self.parts.get(last), Some(Part::Reasoning { members: None, .. })) {
+            self.parts.remove(last);
+        }
+    }
 }
 
 impl Serialize for Message {

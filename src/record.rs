@@ -8,8 +8,8 @@ use serde_json::Value;
 pub use crate::message::ResponseMessage;
 
 use crate::types::{
-    ApprovalPhase, CallKey, FinishReason, Judgement, ProviderError, ReadSet, ResultNotes, RunEnd,
-    RunError, RunId, ToolCall, ToolOutcome, Usage, WriteSet,
+    ApprovalPhase, CallKey, Content, FinishReason, Judgement, ProviderError, ReadSet, ResultNotes,
+    RunEnd, RunError, RunId, ToolCall, ToolOutcome, Usage, WriteSet,
 };
 
 /// A record's place in its session's journal: from 1, without gaps.
@@ -54,14 +54,14 @@ pub enum Record {
         /// The run that will begin with it.
         run_id: RunId,
         /// What the user said.
-        input: String,
+        input: Content,
     },
     /// A run began with a user's input.
     RunStarted {
         /// The run.
         run_id: RunId,
         /// What the user said.
-        input: String,
+        input: Content,
     },
     /// An HTTP exchange of a turn began.
     AttemptStarted {
@@ -163,7 +163,7 @@ pub enum Record {
     /// A user said something to the run that goes on.
     Steered {
         /// What the user said.
-        input: String,
+        input: Content,
         /// The session's turn that went on: the input stands behind it.
         after_turn: u32,
     },

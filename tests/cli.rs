@@ -384,6 +384,47 @@ fn logs_may_be_json() {
     assert!(lines.iter().any(|line| line["message"] == "tool_calls_detected"), "{rest}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn images_go_with_the_prompt() {
+    let script = json!({"responses": [{"text": ["A pixel."]}]});
+    let script: Script = serde_json::from_value(script).unwrap();
+    let model = Rehearsal::with_script(script).await.unwrap();
+    let folder = Folder::new("image").with("a.gif", "GIF89a");
+    let url = model.base_url();
+    let args = ["run", "--base-url", &url, "--model", "m", "--image", "a.gif"];
+    let args = [&args[..], &["--image", "https://example.com/b.png", "What is this?"]].concat();
+    let output = folder.run(&args);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(stdout(&output), "A pixel.\n");
+    let messages = model.requests()[0].body["messages"].clone();
+    let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+    let content = json!([
+        {"type": "text", "text": "What is this?"},
+        image("data:image/gif;base64,R0lGODlh"),
+        image("https://example.com/b.png"),
+    ]);
+    assert_eq!(messages.as_array().unwrap().last().unwrap()["content"], content);
+}
+
+#[test]
+fn what_is_no_image_is_said_before_anything_starts() {
+    let folder = Folder::new("no-image").with("a.txt", "hello");
+    let large = std::fs::File::create(folder.0.join("large.png")).unwrap();
+    large.set_len((20 << 20) + 1).unwrap();
+    for (image, why) in [
+        ("a.txt", "--image: \"a.txt\" is no png, jpeg, gif or webp image"),
+        ("none.png", "--image: read \"none.png\": "),
+        (".", "--image: read \".\": "),
+        ("large.png", "--image: \"large.png\" has more than 20 MB"),
+        ("data:image/png,x", "is no data URL such as data:image/png;base64,.."),
+    ] {
+        let output = folder.run(&["run", "--image", image, "look"]);
+        let err = stderr(&output);
+        assert_eq!((output.status.code(), err.lines().count()), (Some(2), 1), "{err}");
+        assert!(err.contains(why), "{err}");
+    }
+}
+
 #[test]
 fn a_recording_is_decoded() {
     let folder = Folder::new("decode").with(

@@ -33,8 +33,8 @@ async fn they_run_one_after_the_other_in_the_place_of_the_first() {
     let third = world.session.start_run(waiting("c")).await.expect("room");
     assert!(first.seq < second.seq && second.seq < third.seq);
     let snapshot = world.session.snapshot().await.expect("a snapshot");
-    let queued: Vec<_> = snapshot.queued.iter().map(|q| (&q.run_id, q.input.as_str())).collect();
-    assert_eq!(queued, [(&second.run_id, "b"), (&third.run_id, "c")]);
+    let queued: Vec<_> = snapshot.queued.iter().map(|q| (&q.run_id, q.input.text())).collect();
+    assert_eq!(queued, [(&second.run_id, "b".into()), (&third.run_id, "c".into())]);
     let page = world.host.telemetry().render();
     assert!(page.contains("\ncallsheet_queued_inputs 2\n"), "{page}");
     assert_eq!(world.host.counts().runs, 1, "what waits has no place of its own");

@@ -5,6 +5,7 @@
 
 mod approve;
 pub mod decode;
+mod image;
 mod out;
 mod progress;
 mod run;

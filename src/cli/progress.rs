@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use crate::event::{ApprovalRequest, CallLabel, Event, RunStats, WaitingFor};
+use crate::event::{
+    ApprovalRequest, CallLabel, Event, RunStats, ServiceCall, ServiceCallStatus, WaitingFor,
+};
 use crate::types::{
     ApprovalPhase, CallKey, RunEnd, ToolResult, ToolStatus, VariableName, Verdict, excerpt,
 };
@@ -89,6 +91,7 @@ impl Progress {
                 self.close(result.call.key);
                 Some(Show::Line(ended(result)))
             }
+            Event::ServiceCallShown { call, status } => service_line(call, *status).map(Show::Line),
             Event::AttemptStarted { attempt, reason, model, .. } => {
                 // What the broken attempt opened is void, whether it was told of each or not.
                 self.open.clear();
@@ -163,6 +166,18 @@ impl OpenCall {
         };
         let gap = if note.is_empty() { "" } else { "  " };
         format!("{spinner} {name} {input}  {doing}{gap}{note}")
+    }
+}
+
+/// The line of a call that the service runs itself. That it has begun is no news for long.
+fn service_line(call: &ServiceCall, status: ServiceCallStatus) -> Option<String> {
+    let name = part(&call.name);
+    match status {
+        ServiceCallStatus::Running => None,
+        ServiceCallStatus::Finished => {
+            Some(format!("· {name} {}  run by the service", part(&call.input_summary)))
+        }
+        ServiceCallStatus::Discarded => Some(format!("- {name} discarded (the service's)")),
     }
 }
 
@@ -329,6 +344,27 @@ mod tests {
         let names = vec!["a".into(), "b".into()];
         let conflict = Event::ConflictFound { call, names, rerun: true };
         assert_eq!(shown(&conflict), "! clock read too early: a, b: it runs again");
+    }
+
+    #[test]
+    fn a_call_that_the_service_runs_has_one_line() {
+        let call = ServiceCall {
+            turn: 1,
+            attempt: 1,
+            place: 0,
+            provider_id: None,
+            name: "web_search".to_owned(),
+            input_summary: "{\"query\":\"a\u{9b}b\"}".to_owned(),
+        };
+        let shown = |status| {
+            let event = Event::ServiceCallShown { call: Box::new(call.clone()), status };
+            Progress::default().handle(Duration::ZERO, &event)
+        };
+        assert_eq!(shown(ServiceCallStatus::Running), None);
+        let line = "· web_search {\"query\":\"a b\"}  run by the service".to_owned();
+        assert_eq!(shown(ServiceCallStatus::Finished), Some(Show::Line(line)));
+        let line = "- web_search discarded (the service's)".to_owned();
+        assert_eq!(shown(ServiceCallStatus::Discarded), Some(Show::Line(line)));
     }
 
     #[test]

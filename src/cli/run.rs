@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use super::approve::Manner;
 use super::serve::Signals;
 use super::setup::{self, Loaded, ModelArgs};
-use super::{Failure, out, watch};
+use super::{Failure, image, out, watch};
 use crate::config::{Config, DEFAULT_AGENT, REHEARSAL, ToolPattern};
 use crate::runtime::{Host, HostSetup, OpenSession};
 use crate::telemetry::{self, LogFormat};
@@ -39,6 +39,10 @@ pub(super) struct Args {
     /// where there is none, and with --json, they are rejected.
     #[arg(long)]
     approve: bool,
+    /// An image that goes with the prompt: a file (png, jpeg, gif or webp, at most 20 MB), or an
+    /// address that the model's service can reach. May be given again.
+    #[arg(long = "image", value_name = "FILE|URL")]
+    images: Vec<String>,
     /// What to answer.
     prompt: String,
 }
@@ -50,6 +54,7 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
     if args.prompt.trim().is_empty() {
         return Err(Failure::usage("the prompt is empty"));
     }
+    let input = image::with_images(&args.prompt, &args.images).map_err(Failure::usage)?;
     let Loaded { mut config, .. } = args.model.load()?;
     let agent = choose_agent(&config, args.agent.as_deref())?;
     let tools = setup::tools(&config)?;
@@ -67,7 +72,7 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
     let host = Host::start(HostSetup { config, tools }).await.map_err(Failure::failed)?;
     let request = OpenSession { agent: Some(agent), ..OpenSession::default() };
     let session = host.open_session(request).await.map_err(Failure::failed)?;
-    let run = session.start_run(args.prompt).await.map_err(Failure::failed)?;
+    let run = session.start_run(input).await.map_err(Failure::failed)?;
     let manner = Manner::of(args.approve, args.json);
     let watched = if args.json {
         watch::as_json(&session, run, manner, &mut signals).await

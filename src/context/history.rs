@@ -7,7 +7,7 @@ use super::pairing::paired;
 use super::seed::Seed;
 use crate::message::Message;
 use crate::record::{Record, ResponseMessage};
-use crate::types::{CallKey, ResultNotes, ToolCall, ToolOutcome, ToolResult, metadata};
+use crate::types::{CallKey, Content, ResultNotes, ToolCall, ToolOutcome, ToolResult, metadata};
 
 /// The messages of a session, in call order. Cloning shares them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct History {
     /// Whether the last result has a note behind it.
     noted: bool,
     /// What users said while a turn goes on: it stands behind the turn.
-    undelivered: Vec<String>,
+    undelivered: Vec<Content>,
     /// Calls that the session was opened with and that nobody has answered: its first turn.
     open: Option<ResponseMessage>,
 }
@@ -91,7 +91,7 @@ impl History {
 
     /// A run begins with what a user said. It stands behind the calls that the session was opened
     /// with, which are answered first.
-    pub fn begin_run(&mut self, input: String) {
+    pub fn begin_run(&mut self, input: Content) {
         match self.open {
             Some(_) => self.undelivered.push(input),
             None => self.push_user(input),
@@ -107,7 +107,7 @@ impl History {
 
     /// A user said something while `after_turn` went on. It stands right behind that turn, which
     /// may have been committed meanwhile.
-    pub fn steer(&mut self, after_turn: u32, input: String) {
+    pub fn steer(&mut self, after_turn: u32, input: Content) {
         if self.turns >= after_turn {
             self.push_user(input);
         } else {
@@ -249,8 +249,8 @@ impl History {
         }
     }
 
-    fn push_user(&mut self, content: String) {
-        self.messages.push(Arc::new(Message::User { content: content.into() }));
+    fn push_user(&mut self, content: Content) {
+        self.messages.push(Arc::new(Message::User { content }));
     }
 }
 
@@ -278,7 +278,7 @@ fn shorten(content: &str, bytes_max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{RunId, Usage, WriteSet};
+    use crate::types::{ContentPart, Image, Origin, Part, RunId, Usage, Wire, WriteSet};
     use std::time::Duration;
 
     fn call(index: u32) -> ToolCall {
@@ -310,14 +310,23 @@ mod tests {
             text: "look".into(),
             reasoning: "hm".into(),
             calls: vec![call(0), call(1)],
-            ..ResponseMessage::default()
+            origin: Some(Arc::new(Origin { wire: Wire::OpenaiChat, model: "m".into() })),
+            parts: vec![
+                Part::Reasoning { bytes: 2, members: Some("{\"signature\":\"x\"}".into()) },
+                Part::Text { bytes: 4, members: None },
+                Part::Raw { json: "{\"type\":\"own\"}".into() },
+                Part::Call { index: 0, members: None },
+                Part::Call { index: 1, members: Some("{}".into()) },
+            ],
         };
         let results = [result(call(0), "noon"), result(call(1), "eight")];
+        let image = ContentPart::Image(Image::parse("data:image/png;base64,AAAA").unwrap());
+        let input = Content::from(vec![ContentPart::Text("time?".into()), image]);
         let mut live = History::new();
-        live.begin_run("time?".into());
+        live.begin_run(input.clone());
         live.commit(1, Some(&message), &results, 1024);
         let mut records = vec![
-            Record::RunStarted { run_id: RunId("run_1".into()), input: "time?".into() },
+            Record::RunStarted { run_id: RunId("run_1".into()), input },
             Record::ResponseEnded {
                 turn: 1,
                 attempt: 1,
@@ -344,6 +353,9 @@ mod tests {
         let last = serde_json::to_value(&live.messages()[3]).unwrap();
         assert_eq!(last["content"], "eight\n\n[callsheet: 1]\n[callsheet: 2]");
         assert_eq!(History::fold(&records, 1024), live);
+        let stored = serde_json::to_string(&records).unwrap();
+        let stored: Vec<Record> = serde_json::from_str(&stored).unwrap();
+        assert_eq!(History::fold(&stored, 1024), live, "as it was written and read");
         assert_eq!(live.request_messages().1, 0);
         assert_eq!((live.turns(), live.turns_with_calls()), (1, 1));
     }

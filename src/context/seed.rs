@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::message::Message;
 use crate::record::ResponseMessage;
-use crate::types::{CALLS_MAX, CallKey, ToolCall, excerpt};
+use crate::types::{CALLS_MAX, CallKey, Content, ToolCall, excerpt};
 
 /// How many messages a session may be opened with.
 pub const SEED_MESSAGES_MAX: usize = 10_000;
@@ -33,7 +33,8 @@ pub struct SeedError {
 
 impl Seed {
     /// Parses messages: of users, of assistants, and of tools. `content` is a text or a list of
-    /// text parts, which become lines. `metadata` is kept as our own histories show it.
+    /// text parts, which become lines; a user's may hold images too, and then it stays a list.
+    /// `metadata` is kept as our own histories show it.
     ///
     /// # Errors
     /// Names the place of the first message that is none, or that breaks the pairing rule: each
@@ -173,11 +174,19 @@ fn read(value: &Value, asked: &mut Calls) -> Result<Message, Wrong> {
 
 fn read_user(fields: &Map<String, Value>) -> Result<Message, Wrong> {
     only(fields, &["role", "content", "metadata"], "")?;
-    let content = text(fields)?.unwrap_or_default();
-    if content.trim().is_empty() {
+    let content = match fields.get("content") {
+        None | Some(Value::Null) => Content::default(),
+        Some(content) => Content::parse(content).map_err(|error| {
+            let part = error.part().map(|at| format!("[{at}]")).unwrap_or_default();
+            wrong(format!(".content{part}"), error.problem())
+        })?,
+    };
+    if content.is_blank() {
         return Err(wrong(".content", "is empty"));
     }
-    Ok(Message::User { content: content.into() })
+    let is_text = content.parts().iter().all(|part| part.as_text().is_some());
+    let content = if is_text { content.text().into_owned().into() } else { content };
+    Ok(Message::User { content })
 }
 
 fn read_assistant(fields: &Map<String, Value>) -> Result<Message, Wrong> {
@@ -390,6 +399,19 @@ mod tests {
     }
 
     #[test]
+    fn images_of_users_are_kept() {
+        let messages = [
+            json!({"role": "user", "content": [
+                {"type": "text", "text": "look"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}),
+            json!({"role": "user", "content": [
+                {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]}),
+        ];
+        let seed = Seed::parse(&messages).unwrap();
+        assert_eq!(serde_json::to_value(&seed.messages).unwrap(), json!(messages));
+    }
+
+    #[test]
     fn the_pairing_rule_holds() {
         refused(
             &[user(), asks(&["a", "b"]), answers("a"), user()],
@@ -444,10 +466,23 @@ mod tests {
             (json!({"role": "user", "content": " "}), "messages[0].content: is empty"),
             (
                 json!({"role": "user", "content": 1}),
+                "messages[0].content: is a text or a list of parts",
+            ),
+            (
+                json!({"role": "user", "content": [{"type": "text", "text": " "}]}),
+                "messages[0].content: is empty",
+            ),
+            (
+                json!({"role": "user", "content": [
+                    {"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]}),
+                "messages[0].content[1]: its \"image_url\" is no object with a \"url\"",
+            ),
+            (
+                json!({"role": "assistant", "content": 1}),
                 "messages[0].content: is a text or a list of text parts",
             ),
             (
-                json!({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}),
+                json!({"role": "assistant", "content": [{"type": "image_url", "image_url": {}}]}),
                 "messages[0].content[0]: is {\"type\": \"text\", \"text\": ...}; nothing else is taken",
             ),
             (

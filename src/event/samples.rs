@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use super::{CallLabel, Event, Oddity, Published, RunStats, TurnSummary, TurnTimes, WaitingFor};
+use super::{
+    CallLabel, Event, Oddity, Published, RunStats, ServiceCall, ServiceCallStatus, TurnSummary,
+    TurnTimes, WaitingFor,
+};
 use crate::types::{
     CallKey, Execution, FinishKind, FinishReason, ProviderError, ProviderErrorKind, ResultNotes,
     RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome, ToolResult, Usage,
@@ -25,6 +28,17 @@ pub(crate) fn key() -> CallKey {
 
 pub(crate) fn label() -> CallLabel {
     CallLabel { key: key(), provider_id: Some("call_x".into()), name: "clock".into() }
+}
+
+pub(crate) fn service_call() -> ServiceCall {
+    ServiceCall {
+        turn: 3,
+        attempt: 1,
+        place: 0,
+        provider_id: Some("srv_x".into()),
+        name: "web_search".into(),
+        input_summary: String::new(),
+    }
 }
 
 /// A success that took 1.5 s after a wait of 20 ms.
@@ -145,6 +159,10 @@ pub(crate) fn every() -> Vec<Event> {
         Event::CallProgressed { key: key(), text: "half".into() },
         Event::CallDiscarded { call: call.clone(), had_result: true },
         Event::CallEnded { result: Box::new(result()), parallel: true, early: true },
+        Event::ServiceCallShown {
+            call: Box::new(service_call()),
+            status: ServiceCallStatus::Running,
+        },
         Event::OutcomeLate { call },
         Event::ResultReleased { key: key(), reorder_wait: ms(5) },
         Event::ResponseEnded {

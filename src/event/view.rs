@@ -1,10 +1,10 @@
 //! What clients are shown of an event: the names and fields that are promised to them.
 
 mod stats;
+mod summary;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::io;
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
@@ -12,14 +12,15 @@ use serde_json::Value;
 
 pub use stats::StatsReport;
 
-use super::{ApprovalRequest, CallLabel, Event, Published, RunStats, TurnSummary, WaitingFor};
-use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishKind, RunEnd, RunError, RunId, SessionId, ToolCall,
-    ToolResult, ToolStatus, Usage,
+use super::{
+    ApprovalRequest, CallLabel, Event, Published, RunStats, ServiceCall, ServiceCallStatus,
+    TurnSummary, WaitingFor,
 };
-
-/// Characters of a call's input or output that clients are shown, the ellipsis included.
-const SUMMARY_CHARS: usize = 200;
+use crate::types::{
+    ApprovalPhase, CallKey, Execution, FinishKind, RunEnd, RunError, RunId, SessionId, ToolResult,
+    ToolStatus, Usage,
+};
+use summary::{input_summary, summary};
 
 /// One event as clients get it, without its `id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +69,9 @@ impl Published {
                 self.tool_use(&ToolUse { early: None, ..ToolUse::new(call, "discarded") })
             }
             Event::CallEnded { result, parallel: _, early } => self.call_ended(result, *early),
+            Event::ServiceCallShown { call, status } => {
+                self.one("tool_use", &ServiceToolUse::new(call, *status), 256)
+            }
             Event::CallProgressed { key, text } => {
                 self.one("tool_progress", &ToolProgress { tool_id: Shown(*key), text }, text.len())
             }
@@ -226,6 +230,37 @@ impl<'a> ToolUse<'a> {
     }
 }
 
+/// A call that the service runs itself, with the fields of ours.
+#[derive(Serialize)]
+struct ServiceToolUse<'a> {
+    call_index: Option<u32>,
+    tool_id: String,
+    provider_id: Option<&'a str>,
+    tool_name: &'a str,
+    status: &'static str,
+    waiting_for: Option<WaitingFor>,
+    input_summary: Option<Cow<'a, str>>,
+    early: bool,
+    by: &'static str,
+}
+
+impl<'a> ServiceToolUse<'a> {
+    fn new(call: &'a ServiceCall, status: ServiceCallStatus) -> Self {
+        let input = Some(call.input_summary.as_str()).filter(|input| !input.is_empty());
+        Self {
+            call_index: None,
+            tool_id: call.tool_id(),
+            provider_id: call.provider_id.as_deref(),
+            tool_name: &call.name,
+            status: status.as_str(),
+            waiting_for: None,
+            input_summary: input.map(summary),
+            early: false,
+            by: "service",
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct ToolProgress<'a> {
     tool_id: Shown<CallKey>,
@@ -332,48 +367,6 @@ impl<T: fmt::Display> Serialize for Shown<T> {
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// The text, or its first 199 characters and an ellipsis.
-fn summary(text: &str) -> Cow<'_, str> {
-    if text.chars().nth(SUMMARY_CHARS).is_none() {
-        return Cow::Borrowed(text);
-    }
-    Cow::Owned(text.chars().take(SUMMARY_CHARS - 1).chain(['…']).collect())
-}
-
-/// A call's arguments as they were understood, or as they came where nothing was understood.
-fn input_summary(call: &ToolCall) -> String {
-    let understood = call.arguments.as_object().is_none_or(|map| !map.is_empty());
-    if let Some(raw) = call.raw.as_deref().filter(|_| !understood) {
-        return summary(raw).into_owned();
-    }
-    let mut head = Head::default();
-    // The writer refuses what is beyond its room; what came before is all that is shown.
-    let _full = serde_json::to_writer(&mut head, &call.arguments);
-    summary(&String::from_utf8_lossy(&head.bytes)).into_owned()
-}
-
-/// Takes the first bytes of something long: more than 200 characters can need.
-#[derive(Default)]
-struct Head {
-    bytes: Vec<u8>,
-}
-
-impl Head {
-    const BYTES_MAX: usize = SUMMARY_CHARS * 4 + 8;
-}
-
-impl io::Write for Head {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let room = Self::BYTES_MAX.saturating_sub(self.bytes.len()).min(bytes.len());
-        self.bytes.extend_from_slice(bytes.get(..room).unwrap_or_default());
-        Ok(room)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -486,6 +479,20 @@ mod tests {
                 }),
             ),
         ]);
+        next(&[(
+            "tool_use",
+            json!({
+                "call_index": null,
+                "tool_id": "t3a1s0",
+                "provider_id": "srv_x",
+                "tool_name": "web_search",
+                "status": "running",
+                "waiting_for": null,
+                "input_summary": null,
+                "early": false,
+                "by": "service",
+            }),
+        )]);
         next(&[]); // OutcomeLate
         next(&[]); // ResultReleased
         next(&[]); // ResponseEnded
@@ -561,19 +568,5 @@ mod tests {
                 ),
             ],
         );
-    }
-
-    #[test]
-    fn summaries_have_at_most_200_characters() {
-        let check = |text: &str, expect: &str| assert_eq!(summary(text), expect);
-        check("", "");
-        check("short", "short");
-        check(&"é".repeat(200), &"é".repeat(200));
-        check(&"é".repeat(201), &format!("{}…", "é".repeat(199)));
-
-        let mut result = samples::result();
-        result.call.arguments = json!({"text": "😀".repeat(100_000)});
-        let seen = input_summary(&result.call);
-        assert_eq!(seen, format!("{{\"text\":\"{}…", "😀".repeat(190)));
     }
 }

@@ -23,7 +23,7 @@ use super::snapshot::SessionSnapshot;
 use crate::record::{Seq, StopMode};
 use crate::telemetry::Subscription;
 use crate::turn::Decision;
-use crate::types::{CallKey, RunId, SessionId, SessionState};
+use crate::types::{CallKey, Content, RunId, SessionId, SessionState};
 
 /// How often a decision is handed in whose taker dies.
 const DECIDE_TRIES: u32 = 100;
@@ -116,7 +116,7 @@ impl SessionHandle {
     ///
     /// # Errors
     /// When no run goes on, the input is empty, too many inputs wait, or the session is closed.
-    pub async fn steer(&self, input: impl Into<String>) -> Result<Seq, HostError> {
+    pub async fn steer(&self, input: impl Into<Content>) -> Result<Seq, HostError> {
         let input = input.into();
         self.ask(|reply| SessionMessage::Steer { input, reply }).await?
     }

@@ -22,7 +22,7 @@ use crate::record::{Record, Seq, StopMode};
 use crate::turn::{
     ApprovalError, AttemptPlan, CancelReason, Decision, ResponseEnd, ToolDone, TurnRecord, TurnSpec,
 };
-use crate::types::{CallKey, RunId, SessionId, ToolCall, ToolResult};
+use crate::types::{CallKey, Content, RunId, SessionId, ToolCall, ToolResult};
 use crate::wire::Delta;
 
 /// To the actor that supervises the sessions.
@@ -44,7 +44,7 @@ pub(super) enum SessionMessage {
     /// Begin a run with a user's input, or let it wait for the one that goes on.
     StartRun { id: RunId, request: RunRequest, reply: RpcReplyPort<Result<RunAccepted, HostError>> },
     /// Say something to the run that goes on.
-    Steer { input: String, reply: RpcReplyPort<Result<Seq, HostError>> },
+    Steer { input: Content, reply: RpcReplyPort<Result<Seq, HostError>> },
     /// End the run that goes on, if there is one.
     Stop { mode: StopMode, reply: RpcReplyPort<()> },
     /// Take no more turns; with `now`, end the run at once.

@@ -87,7 +87,7 @@ impl ModelClient {
     /// # Errors
     /// When no response could be had, or it reports an error or ends without a finish.
     pub async fn complete(&self, request: &ModelRequest) -> Result<Response, ProviderError> {
-        let mut response = response::Collector::new(request);
+        let mut response = response::Collector::new(self.inner.wire, request);
         let mut exchange = self.exchange(request);
         while let Some(batch) = exchange.next().await {
             response.push(batch?)?;

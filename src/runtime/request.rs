@@ -1,21 +1,22 @@
 //! What a run is begun with.
 
 use crate::config::RunOverrides;
+use crate::types::Content;
 
 /// A user's input, and what the run changes about its agent.
 ///
 /// A text alone is a request that changes nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunRequest {
-    /// What the user says.
-    pub input: String,
+    /// What the user says: text, and images beside it.
+    pub input: Content,
     /// What the run changes about its agent.
     pub overrides: RunOverrides,
     /// Whether the input waits if another run goes on, instead of being refused.
     pub queue: bool,
 }
 
-impl<T: Into<String>> From<T> for RunRequest {
+impl<T: Into<Content>> From<T> for RunRequest {
     fn from(input: T) -> Self {
         Self { input: input.into(), ..Self::default() }
     }

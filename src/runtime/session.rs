@@ -208,7 +208,7 @@ impl State {
         if self.run.is_some() && !queue {
             return Err(HostError::RunInProgress);
         }
-        if input.trim().is_empty() {
+        if input.is_blank() {
             return Err(HostError::EmptyInput);
         }
         let agent = self.agent.with(&overrides)?;

@@ -10,7 +10,7 @@ use crate::context::Variables;
 use crate::event::ApprovalRequest;
 use crate::message::Message;
 use crate::record::Seq;
-use crate::types::{ApprovalPhase, RunId, SessionId, SessionState, Usage};
+use crate::types::{ApprovalPhase, Content, RunId, SessionId, SessionState, Usage};
 
 /// What a session holds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -90,5 +90,5 @@ pub struct QueuedInput {
     /// The run that will begin with it.
     pub run_id: RunId,
     /// What the user said.
-    pub input: String,
+    pub input: Content,
 }

@@ -40,7 +40,7 @@ pub struct ServerOptions {
     pub token: Option<ApiKey>,
     /// How long an event stream may be silent before a comment shows that it lives.
     pub keep_alive: Duration,
-    /// The largest body of a request.
+    /// The largest body of a request, and so the limit of the images that users send in it.
     pub body_bytes_max: usize,
     /// How long a body may take to arrive.
     pub body_timeout: Duration,

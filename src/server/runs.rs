@@ -4,8 +4,9 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde::Deserialize;
-use serde_json::json;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
+use serde_json::{Value, json};
 
 use super::AppState;
 use super::body::{JsonBody, Object};
@@ -15,12 +16,13 @@ use super::stream;
 use crate::config::{Approval, LimitOverrides, RunOverrides};
 use crate::record::StopMode;
 use crate::runtime::RunRequest;
-use crate::types::Execution;
+use crate::types::{Content, Execution};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Start {
-    input: String,
+    #[serde(deserialize_with = "input")]
+    input: Content,
     #[serde(default)]
     wait: bool,
     #[serde(default)]
@@ -86,7 +88,8 @@ pub(super) async fn stop(
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Steer {
-    input: String,
+    #[serde(deserialize_with = "input")]
+    input: Content,
 }
 
 pub(super) async fn steer(
@@ -95,6 +98,12 @@ pub(super) async fn steer(
 ) -> Result<Response, ApiError> {
     let seq = session.steer(input).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({"seq": seq}))).into_response())
+}
+
+/// What a user says: a text, or a list of text and images. An image is as large as the body may be.
+fn input<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Content, D::Error> {
+    Content::parse(&Value::deserialize(deserializer)?)
+        .map_err(|error| D::Error::custom(format_args!("input: {error}")))
 }
 
 /// Whether the client asks for events by name; `*/*` asks for nothing in particular.

@@ -49,11 +49,11 @@ pub fn log(published: &Published) {
         Event::TurnStarted => line!(debug, of, "turn_started"),
         Event::InputQueued { input, waiting } => {
             line!(info, of, waiting, "input_queued");
-            line!(trace, of, input, "run_input");
+            line!(trace, of, input = &*input.text(), "run_input");
         }
         Event::RunSteered { input } => {
             line!(info, of, "run_steered");
-            line!(trace, of, input, "run_input");
+            line!(trace, of, input = &*input.text(), "run_input");
         }
         Event::RunStarted { agent, model, execution } => {
             line!(info, of, agent, model, %execution, "run_started");
@@ -69,6 +69,7 @@ pub fn log(published: &Published) {
         | Event::CallProgressed { .. }
         | Event::CallDiscarded { .. }
         | Event::CallEnded { .. }
+        | Event::ServiceCallShown { .. }
         | Event::OutcomeLate { .. }
         | Event::ResultReleased { .. } => call(of),
         Event::ApprovalAsked { .. } | Event::ApprovalGiven { .. } | Event::ConflictFound { .. } => {
@@ -134,6 +135,17 @@ fn call(of: &Published) {
         }
         Event::CallDiscarded { call, had_result } => {
             line!(debug, of, tool_id = %call.key, had_result, "tool_call_discarded");
+        }
+        Event::ServiceCallShown { call, status } => {
+            let (tool_name, status) = (call.name.as_str(), status.as_str());
+            line!(debug, of, tool_id = call.tool_id(), tool_name, status, "service_tool_call");
+            line!(
+                trace,
+                of,
+                tool_id = call.tool_id(),
+                arguments = call.input_summary,
+                "service_tool_call_arguments"
+            );
         }
         Event::OutcomeLate { call } => {
             line!(debug, of, tool_id = %call.key, "tool_outcome_late");
@@ -603,6 +615,13 @@ mod tests {
                 input_summary: secret.into(),
             },
             Event::CallProgressed { key: samples::key(), text: secret.into() },
+            Event::ServiceCallShown {
+                call: Box::new(crate::event::ServiceCall {
+                    input_summary: secret.into(),
+                    ..samples::service_call()
+                }),
+                status: crate::event::ServiceCallStatus::Finished,
+            },
             Event::CallEnded { result: Box::new(result), parallel: false, early: false },
             Event::RunEnded {
                 agent: "default".into(),
@@ -613,7 +632,7 @@ mod tests {
             },
         ];
         assert!(!written(LogFormat::Text, "debug", &events).contains(secret));
-        assert_eq!(written(LogFormat::Text, "trace", &events).matches(secret).count(), 8);
+        assert_eq!(written(LogFormat::Text, "trace", &events).matches(secret).count(), 9);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use ::metrics::{Counter, Gauge, Histogram};
 use super::families::{PerName, PerTool, PerValue, SharedRecorder};
 use super::handles::{AgentHandles, ModelHandles};
 use super::names;
-use crate::event::{Event, Oddity, RunStats, TurnSummary};
+use crate::event::{Event, Oddity, RunStats, ServiceCallStatus, TurnSummary};
 use crate::types::{
     FailureKind, ProviderError, ProviderErrorKind, RunEnd, RunError, SessionState, ToolResult,
     Usage, Verdict,
@@ -43,6 +43,7 @@ pub struct Metrics {
     late: Counter,
     repairs: Counter,
     dropped: Counter,
+    service_calls: Counter,
     lagged: Counter,
     steers: Counter,
     runs_active: Gauge,
@@ -137,6 +138,7 @@ impl Metrics {
             late: counter(names::LATE_OUTCOMES),
             repairs: counter(names::HISTORY_REPAIRS),
             dropped: counter(names::CALLS_DROPPED),
+            service_calls: counter(names::SERVICE_CALLS),
             lagged: counter(names::SUBSCRIBERS_LAGGED),
             steers: counter(names::STEERS),
             runs_active: names::RUNS_ACTIVE.gauge(&recorder, &[]),
@@ -198,6 +200,9 @@ impl Metrics {
                 self.discarded.increment(u64::from(*had_result));
             }
             Event::CallEnded { result, .. } => self.call_ended(result),
+            Event::ServiceCallShown { status, .. } => {
+                self.service_calls.increment(u64::from(*status == ServiceCallStatus::Running));
+            }
             Event::OutcomeLate { .. } => self.late.increment(1),
             Event::ResultReleased { reorder_wait, .. } => self.reorder_wait.record(*reorder_wait),
             Event::ResponseEnded { opened, detected, stopped, .. } => {
@@ -491,6 +496,21 @@ mod tests {
             &[
                 ("streaming_tool_calls_opened_total", 3.0),
                 ("streaming_tool_calls_detected_total", 2.0),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_call_of_the_service_counts_as_it_begins_and_for_nothing_else() {
+        use ServiceCallStatus::{Discarded, Finished, Running};
+        let shown =
+            |status| Event::ServiceCallShown { call: Box::new(samples::service_call()), status };
+        check(
+            &[shown(Running), shown(Finished), shown(Running), shown(Discarded)],
+            &[
+                ("callsheet_service_tool_calls_total", 2.0),
+                ("callsheet_results_discarded_total", 0.0),
+                ("streaming_tool_calls_opened_total", 0.0),
             ],
         );
     }

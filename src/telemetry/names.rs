@@ -167,6 +167,8 @@ metrics! {
         "Outcomes dropped because their call had one.";
     HISTORY_REPAIRS "callsheet_history_repairs_total" Kind::Counter, Count, [],
         "Messages added or left out to satisfy a provider's pairing rule; not 0 is a bug of the host.";
+    SERVICE_CALLS "callsheet_service_tool_calls_total" Kind::Counter, Count, [],
+        "Tool calls that a model's service began to run itself.";
     CALLS_DROPPED "callsheet_tool_calls_dropped_total" Kind::Counter, Count, [],
         "Tool calls that were decoded but not kept.";
     TOOL_RESULTS "callsheet_tool_results_total" Kind::Counter, Count, ["tool", "status"],

@@ -2,7 +2,7 @@
 
 use super::bucket::Bucket;
 use super::calls::Calls;
-use super::change::{AccumulatorLimits, Changes};
+use super::change::{AccumulatorLimits, Change, Changes};
 use super::parts::Parts;
 use crate::types::{FinishReason, Part, ProviderError, ProviderErrorKind, Usage};
 use crate::wire::{CallKind, CallPiece, Delta, Problem};
@@ -117,7 +117,7 @@ impl Accumulator {
         }
         if well {
             self.calls.seal_all(&mut changes);
-            self.service_calls.seal_all(&mut Changes::new());
+            of_service(&mut changes, |changes| self.service_calls.seal_all(changes));
         }
         changes
     }
@@ -201,7 +201,8 @@ impl Accumulator {
         self.done
     }
 
-    /// Whether the response holds neither text, nor thinking, nor a refusal, nor a call.
+    /// Whether the response holds neither text, nor thinking, nor a refusal, nor a call, nor
+    /// anything that its service wants back.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.text.is_empty()
@@ -209,20 +210,27 @@ impl Accumulator {
             && self.refusal.is_empty()
             && self.calls.kept().is_empty()
             && self.service_calls.kept().is_empty()
+            && self.parts.wanted().is_empty()
             && self.calls.excess() == 0
     }
 
     fn push_call(&mut self, piece: &CallPiece, changes: &mut Changes) {
         let arrival = self.calls.kept().len() + self.service_calls.kept().len();
-        let (calls, changes) = match piece.kind {
-            CallKind::Function | CallKind::Custom => (&mut self.calls, changes),
-            CallKind::ServerToolUse => (&mut self.service_calls, &mut Changes::new()),
+        let limits = &self.limits;
+        let problem = match piece.kind {
+            CallKind::Function | CallKind::Custom => {
+                let before = self.calls.kept().len();
+                let problem = self.calls.push(piece, arrival, limits, changes);
+                if self.calls.kept().len() > before {
+                    self.parts.call(before);
+                }
+                problem
+            }
+            CallKind::ServerToolUse => {
+                let calls = &mut self.service_calls;
+                of_service(changes, |changes| calls.push(piece, arrival, limits, changes))
+            }
         };
-        let before = calls.kept().len();
-        let problem = calls.push(piece, arrival, &self.limits, changes);
-        if piece.kind != CallKind::ServerToolUse && calls.kept().len() > before {
-            self.parts.call(before);
-        }
         problem.into_iter().for_each(|problem| self.note(problem));
     }
 
@@ -230,16 +238,18 @@ impl Accumulator {
     fn seal(&mut self, index: u64, arguments: Option<&str>, changes: &mut Changes) {
         let arrival = |calls: &Calls, at: usize| calls.kept().get(at).map(|call| call.arrival);
         let ours = self.calls.at_index(index);
-        let of_service = self.service_calls.at_index(index);
+        let theirs = self.service_calls.at_index(index);
         let newest_is_ours = ours.and_then(|at| arrival(&self.calls, at))
-            >= of_service.and_then(|at| arrival(&self.service_calls, at));
-        match (ours, of_service) {
+            >= theirs.and_then(|at| arrival(&self.service_calls, at));
+        match (ours, theirs) {
             (Some(at), _) if newest_is_ours => {
                 self.calls.seal_said(at, arguments, &self.limits, changes);
             }
             (_, Some(at)) => {
                 let limits = &self.limits;
-                self.service_calls.seal_said(at, arguments, limits, &mut Changes::new());
+                of_service(changes, |changes| {
+                    self.service_calls.seal_said(at, arguments, limits, changes);
+                });
             }
             (Some(_) | None, None) => {}
         }
@@ -250,6 +260,19 @@ impl Accumulator {
             self.problems.push(problem);
         }
     }
+}
+
+/// Adds what is done to the service's calls to the changes, under names of their own. What comes
+/// after the seal of such a call is nothing to us.
+fn of_service<T>(changes: &mut Changes, change: impl FnOnce(&mut Changes) -> T) -> T {
+    let mut found = Changes::new();
+    let done = change(&mut found);
+    changes.extend(found.into_iter().filter_map(|change| match change {
+        Change::Opened(at) => Some(Change::ServiceOpened(at)),
+        Change::Sealed(at) => Some(Change::ServiceSealed(at)),
+        Change::Disturbed(_) | Change::ServiceOpened(_) | Change::ServiceSealed(_) => None,
+    }));
+    done
 }
 
 fn append(text: &mut String, piece: &str, bytes_max: usize) -> bool {
@@ -263,7 +286,6 @@ fn append(text: &mut String, piece: &str, bytes_max: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::turn::Change;
     use crate::types::FinishKind;
     use crate::wire::CallPiece;
 
@@ -305,6 +327,31 @@ mod tests {
         assert_eq!(sealed.push(&Delta::Seal { index: 7, arguments: None }), [Change::Sealed(0)]);
         assert_eq!(sealed.push(&Delta::Seal { index: 7, arguments: None }), []);
         assert_eq!(sealed.push(&Delta::Seal { index: 8, arguments: None }), []);
+    }
+
+    #[test]
+    fn calls_of_the_service_change_under_names_of_their_own() {
+        let piece = |index, begins: bool, arguments: &str| {
+            let name = begins.then(|| "search".to_owned());
+            let (kind, arguments) = (CallKind::ServerToolUse, Some(arguments.to_owned()));
+            let index = Some(index);
+            Delta::Call(CallPiece { index, name, arguments, kind, begins, ..CallPiece::default() })
+        };
+        let seal = |index| Delta::Seal { index, arguments: None };
+        let mut response = Accumulator::new(AccumulatorLimits::default());
+        for (delta, changes) in [
+            (piece(0, true, ""), vec![Change::ServiceOpened(0)]),
+            (piece(0, false, "{}"), vec![]),
+            (seal(0), vec![Change::ServiceSealed(0)]),
+            (piece(0, false, "x"), vec![]),
+            (call(1), vec![Change::Opened(0)]),
+            (piece(2, true, ""), vec![Change::ServiceOpened(1)]),
+        ] {
+            assert_eq!(response.push(&delta), changes, "{delta:?}");
+        }
+        assert_eq!(response.end(false), []);
+        assert_eq!(response.end(true), [Change::Sealed(0), Change::ServiceSealed(1)]);
+        assert_eq!((response.calls().len(), response.service_calls().len()), (1, 2));
     }
 
     #[test]

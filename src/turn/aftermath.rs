@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::admission;
 use super::call::Phase;
 use super::effect::{CancelReason, Effect, TurnEnd};
-use super::{State, Turn, asking, texts};
-use crate::event::Event;
+use super::{Bucket, State, Turn, asking, texts};
+use crate::event::{Event, ServiceCallStatus};
 use crate::record::{Ending, Record, ResponseMessage};
 use crate::types::{ProviderError, RunError, ToolOutcome, ToolStatus};
 
@@ -14,6 +14,7 @@ impl Turn {
     /// The ending is known: what is kept is recorded, what cannot start any more is answered.
     pub(super) fn conclude(&mut self, ending: Ending, cancelled: Option<CancelReason>) {
         self.close_exchange(None);
+        self.discard_service_calls(|call| !call.sealed);
         for index in 0..self.calls.len() {
             self.take_in_unsealed(index, ending);
         }
@@ -25,7 +26,7 @@ impl Turn {
             let maximum = self.calls.len() as u64;
             self.tell_too_many_calls(maximum.saturating_add(excess as u64), maximum, "truncated");
         }
-        let message = self.kept_message();
+        let message = self.kept_message(ending);
         self.finish = self.response.finish().cloned();
         self.record(Record::ResponseEnded {
             turn: self.spec.number,
@@ -185,8 +186,18 @@ impl Turn {
         self.commit(TurnEnd::Failed(error), None);
     }
 
+    /// Says that calls count no more which the service runs, or ran, itself.
+    fn discard_service_calls(&mut self, which: impl Fn(&Bucket) -> bool) {
+        for at in 0..self.response.service_calls().len() {
+            if self.response.service_calls().get(at).is_some_and(&which) {
+                self.show_service_call(at, ServiceCallStatus::Discarded);
+            }
+        }
+    }
+
     /// Nothing of this attempt counts, but results of pure calls are kept for the next.
     fn void_attempt(&mut self) {
+        self.discard_service_calls(|_| true);
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { break };
             if !call.is_kept() {
@@ -250,17 +261,27 @@ impl Turn {
         }
     }
 
-    fn kept_message(&self) -> ResponseMessage {
+    fn kept_message(&self, ending: Ending) -> ResponseMessage {
         let mut text = self.response.text().to_owned();
         text.push_str(self.response.refusal());
         let kept = self.calls.iter().filter(|call| call.is_kept());
-        ResponseMessage {
+        let mut message = ResponseMessage {
             text,
             reasoning: self.response.reasoning().to_owned(),
             calls: kept.map(|call| call.call.clone()).collect(),
             origin: Some(Arc::clone(&self.attempts.model().origin)),
             parts: self.response.parts().to_vec(),
+        };
+        message.drop_parts_without_calls();
+        match ending {
+            Ending::Well => {}
+            Ending::Length
+            | Ending::Refused
+            | Ending::BrokeKept
+            | Ending::Excess
+            | Ending::Cancelled => message.drop_unfinished_reasoning(),
         }
+        message
     }
 
     pub(super) fn excess_error(&self) -> RunError {

@@ -28,6 +28,11 @@ pub enum Change {
     Sealed(usize),
     /// More bytes came for a call that was sealed already.
     Disturbed(usize),
+    /// A call that the service runs itself was opened: an index into
+    /// [`Accumulator::service_calls`](super::Accumulator::service_calls).
+    ServiceOpened(usize),
+    /// All of such a call has come.
+    ServiceSealed(usize),
 }
 
 /// Changes in the order in which they happened; mostly none, which allocates nothing.

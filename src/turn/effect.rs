@@ -11,8 +11,8 @@ use crate::event::{Event, TurnTimes};
 use crate::record::{Record, ResponseMessage};
 use crate::tool::ToolSpec;
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishReason, Judgement, Origin, ProviderError, RunError,
-    ToolCall, ToolOutcome, ToolResult, Usage, VariablesUse, Verdict,
+    ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, Judgement, Origin, ProviderError,
+    RunError, ToolCall, ToolOutcome, ToolResult, Usage, VariablesUse, Verdict,
 };
 
 /// What the shell has to do for a turn.
@@ -247,6 +247,17 @@ pub struct TurnRecord {
     pub usage: Usage,
     /// Where its time went.
     pub times: TurnTimes,
+}
+
+impl TurnRecord {
+    /// Whether the service interrupted its response, and goes on when it is sent what it has said.
+    /// Where it has said nothing there is nothing to go on from.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        let paused = |finish: &FinishReason| finish.kind == FinishKind::Pause;
+        self.finish_reason.as_ref().is_some_and(paused)
+            && self.message.as_ref().is_some_and(|message| !message.is_blank())
+    }
 }
 
 /// How a turn ended.

@@ -77,7 +77,7 @@ mod tests {
     use super::*;
     use crate::turn::AccumulatorLimits;
     use crate::turn::fixtures::{call, finish, text};
-    use crate::wire::Delta;
+    use crate::wire::{Delta, Keep};
 
     #[test]
     fn a_response_ends_by_its_reason_or_else_by_the_wires_sign() {
@@ -86,6 +86,8 @@ mod tests {
             (vec![finish(FinishKind::Stop)], Some(Ending::Well)),
             (vec![finish(FinishKind::ToolCalls)], Some(Ending::Well)),
             (vec![finish(FinishKind::Other)], Some(Ending::Well)),
+            (vec![finish(FinishKind::Pause)], Some(Ending::Well)),
+            (vec![Delta::Refusal("no".into()), finish(FinishKind::Pause)], Some(Ending::Refused)),
             (vec![finish(FinishKind::Length), Delta::Done], Some(Ending::Length)),
             (vec![finish(FinishKind::ContentFilter), Delta::Done], Some(Ending::Refused)),
             (vec![Delta::Refusal("no".into()), finish(FinishKind::Stop)], Some(Ending::Refused)),
@@ -95,6 +97,7 @@ mod tests {
             (vec![text("a"), Delta::Done], Some(Ending::Well)),
             (vec![call(0, "pure", "{}"), Delta::Done], Some(Ending::Well)),
             (vec![call(0, "pure", "{"), Delta::Done], None),
+            (vec![Delta::Keep(Keep::Part("{}".into())), Delta::Done], Some(Ending::Well)),
             (vec![Delta::Done], None),
             (vec![], None),
         ] {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::admission::{self, Opening};
 use super::call::{Call, Phase, QUOTE_CHARS};
 use super::{Change, Effect, State, Turn, texts};
-use crate::event::{Event, Oddity};
+use crate::event::{Event, Oddity, ServiceCall, ServiceCallStatus};
 use crate::record::{Ending, Record};
 use crate::types::{CallKey, ProviderError, ProviderErrorKind, excerpt};
 use crate::wire::Delta;
@@ -50,8 +50,28 @@ impl Turn {
                 Change::Opened(index) => self.handle_opened(index),
                 Change::Sealed(index) => self.handle_sealed(index),
                 Change::Disturbed(index) => self.handle_disturbed(index),
+                Change::ServiceOpened(at) => {
+                    self.show_service_call(at, ServiceCallStatus::Running);
+                }
+                Change::ServiceSealed(at) => {
+                    self.show_service_call(at, ServiceCallStatus::Finished);
+                }
             }
         }
+    }
+
+    /// Tells how far a call is that the service runs itself; that is all that is done with it.
+    pub(super) fn show_service_call(&mut self, at: usize, status: ServiceCallStatus) {
+        let Some(bucket) = self.response.service_calls().get(at) else { return };
+        let call = ServiceCall {
+            turn: self.spec.number,
+            attempt: self.plan.attempt,
+            place: u32::try_from(at).unwrap_or(u32::MAX),
+            provider_id: bucket.provider_id.clone(),
+            name: bucket.name.clone(),
+            input_summary: excerpt(&bucket.raw, QUOTE_CHARS),
+        };
+        self.emit(Event::ServiceCallShown { call: Box::new(call), status });
     }
 
     fn handle_opened(&mut self, index: usize) {

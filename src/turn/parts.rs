@@ -1,5 +1,7 @@
 //! The order in which a response's parts came, and what its service wants back with them.
 
+use std::sync::Arc;
+
 use crate::types::Part;
 use crate::wire::Keep;
 
@@ -72,17 +74,15 @@ impl Parts {
         self.kept_bytes += more;
         self.wanted |= more > 0;
         match keep {
-            Keep::Text { members } => match self.parts.last_mut() {
-                Some(Part::Text { members: old, .. }) if !self.closed => old.clone_from(members),
-                Some(_) | None if members.is_none() => {}
-                Some(_) | None => self.push(Part::Text { bytes: 0, members: members.clone() }),
+            Keep::Text { members } => match (self.parts.last_mut(), shared(members)) {
+                (Some(Part::Text { members: old, .. }), new) if !self.closed => *old = new,
+                (Some(_) | None, None) => {}
+                (Some(_) | None, members) => self.push(Part::Text { bytes: 0, members }),
             },
-            Keep::Reasoning { members } => match self.parts.last_mut() {
-                Some(Part::Reasoning { members: old, .. }) if !self.closed => {
-                    old.clone_from(members);
-                }
-                Some(_) | None if members.is_none() => {}
-                Some(_) | None => self.push(Part::Reasoning { bytes: 0, members: members.clone() }),
+            Keep::Reasoning { members } => match (self.parts.last_mut(), shared(members)) {
+                (Some(Part::Reasoning { members: old, .. }), new) if !self.closed => *old = new,
+                (Some(_) | None, None) => {}
+                (Some(_) | None, members) => self.push(Part::Reasoning { bytes: 0, members }),
             },
             Keep::Call { index, members } => {
                 let at = call_at(*index).and_then(|at| u32::try_from(at).ok());
@@ -93,7 +93,7 @@ impl Parts {
                 self.keep_with_call(|_| true, members);
                 return true;
             }
-            Keep::Part(json) => self.push(Part::Raw { json: json.clone() }),
+            Keep::Part(json) => self.push(Part::Raw { json: Arc::from(&**json) }),
         }
         self.closed = true;
         true
@@ -119,6 +119,10 @@ impl Parts {
             self.parts = Vec::new();
         }
     }
+}
+
+fn shared(members: &Option<Box<str>>) -> Option<Arc<str>> {
+    members.as_deref().map(Arc::from)
 }
 
 #[cfg(test)]

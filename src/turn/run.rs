@@ -126,7 +126,8 @@ impl Run {
     }
 
     /// A turn is over and in the history: what is next? `steered` says that a user's input came
-    /// while it went on and stands behind it, so that the model has to be asked once more.
+    /// while it went on and stands behind it, so that the model has to be asked once more. After a
+    /// response that its service interrupted it is asked once more too, with nothing said to it.
     pub fn handle_turn(&mut self, turn: &TurnRecord, steered: bool) -> RunStep {
         self.tokens.add(turn.usage.total());
         if self.turns.used() > 0 {
@@ -162,8 +163,8 @@ impl Run {
             Some(known) => return self.answered(known, text),
             None => {}
         }
-        let calls = !turn.results.is_empty();
-        if !calls && !text.is_empty() && !steered {
+        let goes_on = steered || turn.is_paused() || !turn.results.is_empty();
+        if !goes_on && !text.is_empty() {
             return self.answered(RunEnd::Answered, text);
         }
         if self.stop_after_turn {
@@ -175,7 +176,7 @@ impl Run {
         if self.turns.used() == 0 {
             return RunStep { limits: Vec::new(), next: Next::Turn(self.begin()) };
         }
-        if calls || steered { self.next_turn(turn, text) } else { self.ask_last(RunEnd::Answered) }
+        if goes_on { self.next_turn(turn, text) } else { self.ask_last(RunEnd::Answered) }
     }
 
     /// An answer stands whatever it cost.
@@ -184,7 +185,7 @@ impl Run {
         RunStep { limits, ..end(why, text) }
     }
 
-    /// After a turn with calls, or one to which a user's input came.
+    /// After a turn with calls, one to which a user's input came, or one that is only paused.
     fn next_turn(&mut self, turn: &TurnRecord, text: String) -> RunStep {
         let results = &turn.results;
         let all_failed =
@@ -239,7 +240,8 @@ mod tests {
     use crate::event::TurnTimes;
     use crate::record::ResponseMessage;
     use crate::types::{
-        CallKey, FailureKind, ResultNotes, ToolCall, ToolOutcome, ToolResult, Usage,
+        CallKey, FailureKind, FinishKind, FinishReason, ResultNotes, ToolCall, ToolOutcome,
+        ToolResult, Usage,
     };
     use std::time::Duration;
 
@@ -490,6 +492,52 @@ mod tests {
             assert_eq!(run.handle_turn(&turn("one", 0), false), ended(RunEnd::Answered, "one"));
             assert_eq!(run.turns(), 2);
         }
+    }
+
+    /// A turn whose service goes on when it is sent back what it has said.
+    fn paused(turn: TurnRecord) -> TurnRecord {
+        let reason = FinishReason { kind: FinishKind::Pause, raw: "pause_turn".into() };
+        TurnRecord { finish_reason: Some(reason), ..turn }
+    }
+
+    #[test]
+    fn a_paused_response_takes_another_turn() {
+        let raw = ResponseMessage {
+            parts: vec![crate::types::Part::Raw { json: "{}".into() }],
+            ..ResponseMessage::default()
+        };
+        let raw = TurnRecord { message: Some(raw), ..turn("", 0) };
+        for said in [turn("so far", 0), turn("so far", 1), raw] {
+            let mut run = run(3);
+            assert_eq!(run.handle_turn(&paused(said), false), another(false));
+            assert_eq!(run.handle_turn(&turn("noon", 0), false), ended(RunEnd::Answered, "noon"));
+            assert_eq!(run.turns(), 2);
+        }
+    }
+
+    #[test]
+    fn a_paused_response_that_said_nothing_is_an_empty_one() {
+        for said in [turn("", 0), TurnRecord { message: None, ..turn("", 0) }] {
+            assert_eq!(run(3).handle_turn(&paused(said), false), another(true));
+        }
+    }
+
+    #[test]
+    fn a_paused_response_gives_no_more_than_a_turn_with_calls() {
+        let part = || paused(turn("part", 0));
+        let mut out_of_turns = run(1);
+        let limits = vec![hit("max_turns", 1, 1, "final_answer")];
+        assert_eq!(out_of_turns.handle_turn(&part(), false), RunStep { limits, ..another(true) });
+        assert_eq!(out_of_turns.handle_turn(&part(), false), ended(RunEnd::MaxTurns, "part"));
+        let mut stopped = run(5);
+        stopped.handle_stop_after_turn();
+        assert_eq!(stopped.handle_turn(&part(), false), ended(RunEnd::Stopped, "part"));
+        let limits = Limits { max_tokens_per_run: Some(100), ..Limits::default() };
+        let mut over_budget = Run::new(&limits);
+        over_budget.begin();
+        let limits = vec![hit(MAX_TOKENS, 100, 100, "ended")];
+        let over = RunStep { limits, ..ended(RunEnd::Budget, "part") };
+        assert_eq!(over_budget.handle_turn(&costing(part(), 100), false), over);
     }
 
     #[test]

@@ -306,6 +306,7 @@ mod tests {
             "t-1a1c0",
             "t1c0a1",
             "t1a1c0c0",
+            "t1a1s0",
             "t4294967296a1c0",
         ] {
             assert_eq!(text.parse::<CallKey>(), Err(InvalidCallKey), "{text}");

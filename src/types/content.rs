@@ -1,6 +1,7 @@
 //! What a user says: text, and images beside it.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::sync::Arc;
 
 use serde::de::Error as _;
@@ -44,9 +45,41 @@ pub enum Image {
 }
 
 /// The JSON is nothing that a user can say.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct InvalidContent(String);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidContent {
+    part: Option<usize>,
+    problem: String,
+}
+
+impl InvalidContent {
+    fn new(problem: impl Into<String>) -> Self {
+        Self { part: None, problem: problem.into() }
+    }
+
+    /// Which part it is about, from 0, where it is about one.
+    #[must_use]
+    pub fn part(&self) -> Option<usize> {
+        self.part
+    }
+
+    /// What is wrong with that part, or with the whole.
+    #[must_use]
+    pub fn problem(&self) -> &str {
+        &self.problem
+    }
+}
+
+impl fmt::Display for InvalidContent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { part, problem } = self;
+        match part {
+            Some(at) => write!(f, "part {at}: {problem}"),
+            None => f.write_str(problem),
+        }
+    }
+}
+
+impl std::error::Error for InvalidContent {}
 
 impl Content {
     /// The parts in their order.
@@ -79,13 +112,15 @@ impl Content {
         match value {
             Value::String(text) => Ok(text.as_str().into()),
             Value::Array(parts) => {
-                let parts = parts.iter().zip(0..).map(|(part, at)| {
-                    parse_part(part).map_err(|why| InvalidContent(format!("part {at}: {why}")))
+                let parts = parts.iter().enumerate().map(|(at, part)| {
+                    let in_its_place =
+                        |error: InvalidContent| InvalidContent { part: Some(at), ..error };
+                    parse_part(part).map_err(in_its_place)
                 });
-                parts.collect::<Result<_, _>>().map(Self)
+                parts.collect::<Result<Vec<_>, _>>().map(Self::from)
             }
             Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
-                Err(InvalidContent("is a text or a list of parts".to_owned()))
+                Err(InvalidContent::new("is a text or a list of parts"))
             }
         }
     }
@@ -108,22 +143,25 @@ impl Image {
     /// # Errors
     /// When it is neither.
     pub fn parse(url: &str) -> Result<Self, InvalidContent> {
-        let invalid = |why: &str| InvalidContent(format!("{:?} {why}", excerpt(url, QUOTE_CHARS)));
+        let invalid =
+            |why: &str| InvalidContent::new(format!("{:?} {why}", excerpt(url, QUOTE_CHARS)));
         if let Some(data) = url.strip_prefix("data:") {
             let (media_type, data) = data
                 .split_once(";base64,")
                 .ok_or_else(|| invalid("is no data URL such as data:image/png;base64,.."))?;
-            if !media_type.starts_with("image/") {
+            let is_word = |b: u8| b.is_ascii_alphanumeric() || b"+-._".contains(&b);
+            let kind = media_type.strip_prefix("image/").unwrap_or_default();
+            if kind.is_empty() || !kind.bytes().all(is_word) {
                 return Err(invalid("is no image"));
             }
-            let is_base64 = |b: u8| b.is_ascii_alphanumeric() || b"+/=".contains(&b);
-            if data.is_empty() || data.len() % 4 != 0 || !data.bytes().all(is_base64) {
-                return Err(invalid("holds no base64"));
+            if !is_base64(data) {
+                return Err(invalid("holds no base64 with padding"));
             }
             return Ok(Self::Base64 { media_type: media_type.into(), data: data.into() });
         }
-        let is_address = ["http://", "https://"].iter().any(|scheme| url.starts_with(scheme));
-        if !is_address || url.chars().any(|c| c.is_whitespace() || c.is_control()) {
+        let place = ["http://", "https://"].iter().find_map(|scheme| url.strip_prefix(scheme));
+        let has_host = place.is_some_and(|place| !place.is_empty() && !place.starts_with('/'));
+        if !has_host || url.chars().any(|c| c.is_whitespace() || c.is_control()) {
             return Err(invalid("is no http address and no data URL"));
         }
         Ok(Self::Url(url.into()))
@@ -154,7 +192,9 @@ impl From<&str> for Content {
 }
 
 impl From<Vec<ContentPart>> for Content {
-    fn from(parts: Vec<ContentPart>) -> Self {
+    /// Leaves out texts of nothing but blanks: they say nothing, and some services refuse them.
+    fn from(mut parts: Vec<ContentPart>) -> Self {
+        parts.retain(|part| part.as_text().is_none_or(|text| !text.trim().is_empty()));
         Self(parts)
     }
 }
@@ -199,19 +239,52 @@ impl<'de> Deserialize<'de> for Content {
     }
 }
 
-fn parse_part(part: &Value) -> Result<ContentPart, String> {
+fn parse_part(part: &Value) -> Result<ContentPart, InvalidContent> {
     match part["type"].as_str() {
         Some("text") => {
-            let text = part["text"].as_str().ok_or("its \"text\" is no text")?;
+            only(part, &["type", "text"], "")?;
+            let text = part["text"].as_str();
+            let text = text.ok_or_else(|| InvalidContent::new("its \"text\" is no text"))?;
             Ok(ContentPart::Text(text.to_owned()))
         }
         Some("image_url") => {
-            let url = part["image_url"]["url"].as_str();
-            let url = url.ok_or("its \"image_url\" is no object with a \"url\"")?;
-            Image::parse(url).map(ContentPart::Image).map_err(|error| error.to_string())
+            only(part, &["type", "image_url"], "")?;
+            let image = &part["image_url"];
+            let url = image["url"].as_str().ok_or_else(|| {
+                InvalidContent::new("its \"image_url\" is no object with a \"url\"")
+            })?;
+            // What services take for granted is no wish that would be passed over.
+            let known: &[&str] =
+                if image["detail"] == "auto" { &["url", "detail"] } else { &["url"] };
+            only(image, known, "image_url.")?;
+            Image::parse(url).map(ContentPart::Image)
         }
-        Some(_) | None => Err("its \"type\" is \"text\" or \"image_url\"".to_owned()),
+        Some(_) | None => Err(InvalidContent::new("its \"type\" is \"text\" or \"image_url\"")),
     }
+}
+
+/// Refuses what would be passed over without a word. Libraries write out members that say nothing.
+fn only(object: &Value, known: &[&str], path: &str) -> Result<(), InvalidContent> {
+    let fields = object.as_object().into_iter().flatten();
+    let odd =
+        fields.into_iter().find(|(key, value)| !known.contains(&key.as_str()) && !value.is_null());
+    match odd {
+        None => Ok(()),
+        Some((key, _)) => {
+            let key = excerpt(&format!("{path}{key}"), QUOTE_CHARS);
+            Err(InvalidContent::new(format!("its {key:?} is not taken; leave it out")))
+        }
+    }
+}
+
+fn is_base64(text: &str) -> bool {
+    let data = text.trim_end_matches('=');
+    let is_one_of_64 = |b: u8| b.is_ascii_alphanumeric() || b"+/".contains(&b);
+    let padding = text.len() - data.len();
+    !data.is_empty()
+        && padding <= 2
+        && text.len().is_multiple_of(4)
+        && data.bytes().all(is_one_of_64)
 }
 
 #[cfg(test)]
@@ -232,7 +305,18 @@ mod tests {
         let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
         let text = |text: &str| json!({"type": "text", "text": text});
         check(json!([text("a"), image("https://example.com/a.png"), text("b")]), "a\nb");
-        check(json!([image("data:image/png;base64,AAAA")]), "");
+        check(json!([image("data:image/png;base64,AA==")]), "");
+    }
+
+    #[test]
+    fn what_libraries_write_beside_a_part_and_says_nothing_is_passed_over() {
+        let value = json!([
+            {"type": "text", "text": "a", "annotations": null},
+            {"type": "image_url", "image_url": {"url": "https://a/b", "detail": "auto"}},
+        ]);
+        let image = ContentPart::Image(Image::parse("https://a/b").unwrap());
+        let parts = vec![ContentPart::Text("a".into()), image];
+        assert_eq!(Content::parse(&value).unwrap(), parts.into());
     }
 
     #[test]
@@ -249,7 +333,28 @@ mod tests {
             ),
             (
                 image("data:image/png;base64,A*=="),
-                "part 0: \"data:image/png;base64,A*==\" holds no base64",
+                "part 0: \"data:image/png;base64,A*==\" holds no base64 with padding",
+            ),
+            (
+                image("data:image/png;base64,A=AA"),
+                "part 0: \"data:image/png;base64,A=AA\" holds no base64 with padding",
+            ),
+            (image("data:image/;base64,AAAA"), "part 0: \"data:image/;base64,AAAA\" is no image"),
+            (
+                image("data:image/png,AAAA"),
+                "part 0: \"data:image/png,AAAA\" is no data URL such as data:image/png;base64,..",
+            ),
+            (
+                image("https:///a.png"),
+                "part 0: \"https:///a.png\" is no http address and no data URL",
+            ),
+            (
+                json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache": {}}]),
+                "part 1: its \"cache\" is not taken; leave it out",
+            ),
+            (
+                json!([{"type": "image_url", "image_url": {"url": "https://a/b", "detail": "low"}}]),
+                "part 0: its \"image_url.detail\" is not taken; leave it out",
             ),
         ] {
             let error = Content::parse(&value).unwrap_err();
@@ -261,6 +366,12 @@ mod tests {
     fn blanks_say_nothing() {
         assert!(Content::from(" \n").is_blank() && Content::default().is_blank());
         let image = Image::parse("https://example.com/a.png").unwrap();
-        assert!(!Content::from(vec![ContentPart::Image(image)]).is_blank());
+        let image = Content::from(vec![ContentPart::Image(image)]);
+        assert!(!image.is_blank());
+        let blanks = |text: &str| json!({"type": "text", "text": text});
+        let with_blanks =
+            json!([blanks(""), serde_json::to_value(&image).unwrap()[0].clone(), blanks(" \n")]);
+        assert_eq!(Content::parse(&with_blanks).unwrap(), image);
+        assert!(Content::parse(&json!([blanks(" ")])).unwrap().is_blank());
     }
 }

@@ -1,5 +1,7 @@
 //! What a model's message is made of, beyond the nouns that every wire has.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::Wire;
@@ -18,7 +20,7 @@ pub struct Origin {
 /// Parts are kept where the service wants something back with the next request that text and
 /// calls do not hold: signatures of its thinking, calls that it ran itself and their results.
 /// `members` (one JSON object) and `Raw` (any JSON) are text that only the dialect which wrote it
-/// reads, and they go back only to the model that they came from.
+/// reads, and they go back only to the model that they came from. Cloning shares them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "part", rename_all = "snake_case")]
 pub enum Part {
@@ -28,7 +30,7 @@ pub enum Part {
         bytes: usize,
         /// What belongs to this text.
         #[serde(skip_serializing_if = "Option::is_none", default)]
-        members: Option<Box<str>>,
+        members: Option<Arc<str>>,
     },
     /// The next so many bytes of the message's reasoning.
     Reasoning {
@@ -36,7 +38,7 @@ pub enum Part {
         bytes: usize,
         /// What belongs to this reasoning.
         #[serde(skip_serializing_if = "Option::is_none", default)]
-        members: Option<Box<str>>,
+        members: Option<Arc<str>>,
     },
     /// The call with this index.
     Call {
@@ -44,11 +46,11 @@ pub enum Part {
         index: u32,
         /// What belongs to this call.
         #[serde(skip_serializing_if = "Option::is_none", default)]
-        members: Option<Box<str>>,
+        members: Option<Arc<str>>,
     },
     /// A part that is the service's own.
     Raw {
         /// The part as it was.
-        json: Box<str>,
+        json: Arc<str>,
     },
 }

@@ -1,10 +1,15 @@
 //! A whole answer, for those who use the client alone.
 
-use serde_json::Value;
+use std::sync::Arc;
 
-use crate::turn::{Accumulator, AccumulatorLimits, understand};
-use crate::types::{FinishReason, ProviderError, ProviderErrorKind, Usage};
-use crate::wire::{Delta, ModelRequest};
+use serde_json::{Value, json};
+
+use crate::message::ResponseMessage;
+use crate::turn::{Accumulator, AccumulatorLimits, Bucket, understand};
+use crate::types::{
+    CallKey, FinishReason, Origin, Part, ProviderError, ProviderErrorKind, ToolCall, Usage,
+};
+use crate::wire::{Delta, ModelRequest, Wire};
 
 /// What a model answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -21,6 +26,9 @@ pub struct Response {
     /// What it cost.
     pub usage: Usage,
     calls: Vec<RequestedCall>,
+    service_calls: Vec<RequestedCall>,
+    origin: Option<Arc<Origin>>,
+    parts: Vec<Part>,
     /// Whether the request left the model a single call.
     one_call: bool,
 }
@@ -44,6 +52,37 @@ impl Response {
     pub fn first_tool_call(&self) -> Option<&RequestedCall> {
         self.calls.first()
     }
+
+    /// The calls that the service runs itself, in the order in which they came: nobody else is to
+    /// run them.
+    #[must_use]
+    pub fn service_calls(&self) -> &[RequestedCall] {
+        &self.service_calls
+    }
+
+    /// The response as a message, for the next request: with the calls that count, and with what
+    /// the service wants back with them. A call without an id of the provider's is known as
+    /// `call_{turn}_{index}`, so each response of a conversation has its own `turn`.
+    #[must_use]
+    pub fn message(&self, turn: u32) -> ResponseMessage {
+        let calls = self.tool_calls().iter().zip(0..).map(|(call, index)| ToolCall {
+            key: CallKey { turn, attempt: 1, index },
+            id: call.id.clone().unwrap_or_else(|| format!("call_{turn}_{index}")),
+            provider_id: call.id.clone(),
+            name: call.name.clone(),
+            arguments: call.arguments.clone().unwrap_or_else(|| json!({})),
+            raw: call.arguments.is_none().then(|| call.arguments_raw.clone()),
+        });
+        let mut message = ResponseMessage {
+            text: format!("{}{}", self.text, self.refusal),
+            reasoning: self.reasoning.clone(),
+            calls: calls.collect(),
+            origin: self.origin.clone(),
+            parts: self.parts.clone(),
+        };
+        message.drop_parts_without_calls();
+        message
+    }
 }
 
 /// A tool call that a model asks for.
@@ -59,17 +98,30 @@ pub struct RequestedCall {
     pub arguments_raw: String,
 }
 
+impl RequestedCall {
+    fn new(bucket: &Bucket) -> Self {
+        Self {
+            id: bucket.provider_id.clone(),
+            name: bucket.name.clone(),
+            arguments: understand(&bucket.raw).object().cloned(),
+            arguments_raw: bucket.raw.clone(),
+        }
+    }
+}
+
 /// Puts a response together.
 #[derive(Debug)]
 pub(super) struct Collector {
     accumulator: Accumulator,
+    origin: Origin,
     one_call: bool,
 }
 
 impl Collector {
-    pub(super) fn new(request: &ModelRequest) -> Self {
+    pub(super) fn new(wire: Wire, request: &ModelRequest) -> Self {
         Self {
             accumulator: Accumulator::new(AccumulatorLimits::default()),
+            origin: Origin { wire, model: request.model.clone() },
             one_call: request.parallel_tool_calls == Some(false),
         }
     }
@@ -91,20 +143,84 @@ impl Collector {
             let message = "the response ended without a finish";
             return Err(ProviderError::new(ProviderErrorKind::Transport, message));
         }
-        let calls = said.calls().iter().map(|bucket| RequestedCall {
-            id: bucket.provider_id.clone(),
-            name: bucket.name.clone(),
-            arguments: understand(&bucket.raw).object().cloned(),
-            arguments_raw: bucket.raw.clone(),
-        });
         Ok(Response {
             text: said.text().to_owned(),
             reasoning: said.reasoning().to_owned(),
             refusal: said.refusal().to_owned(),
-            calls: calls.collect(),
+            calls: said.calls().iter().map(RequestedCall::new).collect(),
+            service_calls: said.service_calls().iter().map(RequestedCall::new).collect(),
+            origin: Some(Arc::new(self.origin)),
+            parts: said.parts().to_vec(),
             one_call: self.one_call,
             finish_reason: said.finish().cloned(),
             usage: said.usage(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::Piece;
+    use crate::types::{FinishKind, FinishReason};
+    use crate::wire::{CallKind, CallPiece, Keep};
+
+    fn call(index: u64, id: Option<&str>, name: &str, kind: CallKind) -> Delta {
+        Delta::Call(CallPiece {
+            index: Some(index),
+            id: id.map(str::to_owned),
+            name: Some(name.to_owned()),
+            arguments: Some("{\"n\":1}".to_owned()),
+            kind,
+            begins: true,
+        })
+    }
+
+    fn response(request: &ModelRequest) -> Response {
+        let mut collector = Collector::new(Wire::OpenaiChat, request);
+        let reason = FinishReason { kind: FinishKind::ToolCalls, raw: "tool_calls".into() };
+        let deltas = vec![
+            Delta::Reasoning("hm".into()),
+            Delta::Keep(Keep::Reasoning { members: Some("{\"s\":1}".into()) }),
+            call(0, Some("srv"), "web_search", CallKind::ServerToolUse),
+            Delta::Keep(Keep::Part("{\"own\":1}".into())),
+            call(1, None, "clock", CallKind::Function),
+            call(2, Some("b"), "clock", CallKind::Function),
+            Delta::Finish(reason),
+        ];
+        collector.push(deltas).unwrap();
+        collector.finish().unwrap()
+    }
+
+    fn kinds(message: &ResponseMessage, model: &str) -> Vec<String> {
+        let asked = Origin { wire: Wire::OpenaiChat, model: model.to_owned() };
+        let pieces = message.pieces(&asked).into_iter().map(|piece| match piece {
+            Piece::Text { text, .. } => format!("text {text}"),
+            Piece::Reasoning { text, .. } => format!("thought {text}"),
+            Piece::Call { call, .. } => format!("call {}", call.id),
+            Piece::Raw(json) => format!("raw {json}"),
+        });
+        pieces.collect()
+    }
+
+    #[test]
+    fn a_response_goes_back_to_its_model_as_it_came() {
+        let response = response(&ModelRequest::new("m", Arc::new([])));
+        let names: Vec<_> = response.service_calls().iter().map(|c| c.name.as_str()).collect();
+        assert_eq!((names, response.tool_calls().len()), (vec!["web_search"], 2));
+        let message = response.message(3);
+        let whole = ["thought hm", "raw {\"own\":1}", "call call_3_0", "call b"];
+        assert_eq!(kinds(&message, "m"), whole);
+        assert_eq!(kinds(&message, "another"), ["call call_3_0", "call b"]);
+    }
+
+    #[test]
+    fn calls_that_do_not_count_are_not_sent_back() {
+        let request = ModelRequest {
+            parallel_tool_calls: Some(false),
+            ..ModelRequest::new("m", Arc::new([]))
+        };
+        let message = response(&request).message(1);
+        assert_eq!(kinds(&message, "m"), ["thought hm", "raw {\"own\":1}", "call call_1_0"]);
     }
 }

@@ -12,6 +12,7 @@ use crate::runtime::error::HostError;
 use crate::runtime::gauge::Held;
 use crate::runtime::message::SessionMessage;
 use crate::runtime::snapshot::QueuedInput;
+use crate::types::Content;
 
 /// A run that waits for the one before it to end.
 pub(super) struct QueuedRun {
@@ -22,11 +23,11 @@ pub(super) struct QueuedRun {
 impl State {
     /// Takes an input for the run that goes on. It stands in the history once the running turn is
     /// over, before the next request.
-    pub(super) fn steer(&mut self, input: String) -> Result<Seq, HostError> {
+    pub(super) fn steer(&mut self, input: Content) -> Result<Seq, HostError> {
         if !matches!(self.close, Closing::No) {
             return Err(HostError::SessionClosed);
         }
-        if input.trim().is_empty() {
+        if input.is_blank() {
             return Err(HostError::EmptyInput);
         }
         let run = self.run.as_ref().ok_or(HostError::NoRun)?;

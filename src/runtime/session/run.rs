@@ -24,12 +24,12 @@ use crate::runtime::report::{CallReport, Messages, RunReport};
 use crate::runtime::stream::{StreamActor, StreamSetup};
 use crate::runtime::supervisor::{SupervisorSetup, ToolSupervisor};
 use crate::turn::{CancelReason, LimitHit, Next, Run, RunStep, TurnPlan, TurnRecord, TurnSpec};
-use crate::types::{RunEnd, RunError, RunId};
+use crate::types::{Content, RunEnd, RunError, RunId};
 
 /// A run that is accepted and has not begun.
 pub(super) struct NewRun {
     pub(super) id: RunId,
-    pub(super) input: String,
+    pub(super) input: Content,
     /// The agent as the run has it.
     pub(super) agent: Arc<Agent>,
     pub(super) report: oneshot::Sender<Result<RunReport, HostError>>,

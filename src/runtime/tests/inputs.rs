@@ -77,7 +77,7 @@ async fn said_at(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + Send>)) {
         move || {
             let (reply, _) = ractor::concurrency::oneshot();
             let input = "more".to_owned();
-            actor.cast(SessionMessage::Steer { input, reply: reply.into() }).unwrap();
+            actor.cast(SessionMessage::Steer { input: input.into(), reply: reply.into() }).unwrap();
         }
     };
     choose(&journal, Box::new(steer));

@@ -5,11 +5,13 @@ use tokio::sync::Barrier;
 
 use super::provider::{Reply, asks_for, says};
 use super::*;
+use crate::config::RunOverrides;
 use crate::event::Event;
 use crate::journal::{Acknowledge, Appended, Entry};
+use crate::message::Message;
 use crate::record::{Record, Seq, StopMode};
 use crate::telemetry::Delivery;
-use crate::types::{Execution, RunEnd};
+use crate::types::{Execution, RunEnd, Wire};
 
 fn name(event: &Event) -> String {
     let text = format!("{event:?}");
@@ -56,6 +58,50 @@ async fn a_run_without_tools_gives_its_answer_and_its_events() {
     assert_eq!((snapshot.state, snapshot.current_run), (SessionState::Idle, None));
     assert_eq!(snapshot.usage.output_tokens, 5);
     nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn each_message_is_of_the_model_that_said_it() {
+    let provider = Provider::new(|_, request| match request["model"].as_str() {
+        Some("broken-model") => Reply::Whole {
+            status: 401,
+            kind: "application/json",
+            body: "{}".into(),
+            retry_after: None,
+        },
+        Some(name) => Reply::Sse(says(&format!("{name} says"))),
+        None => Reply::Silence,
+    })
+    .await;
+    let host = host(&provider, Registry::new(), |config| {
+        let plain = model(&provider);
+        for name in ["broken", "other"] {
+            let model = ModelConfig { model: format!("{name}-model"), ..plain.clone() };
+            config.models.insert(name.to_owned(), model);
+        }
+        let agent = config.agents.get_mut("default").unwrap();
+        agent.fallback_models = vec!["other".into(), "broken".into()];
+    })
+    .await;
+    let session = session(&host).await;
+    // As configured; led by another; and led by one that fails, so that the first answers.
+    for asked in [None, Some("other"), Some("broken")] {
+        let overrides = RunOverrides { model: asked.map(Into::into), ..RunOverrides::default() };
+        let request = RunRequest { overrides, ..RunRequest::from("who?") };
+        assert_eq!(session.run(request).await.unwrap().run_end, RunEnd::Answered);
+    }
+    let history = session.snapshot().await.unwrap().history;
+    let said = history.iter().filter_map(|message| match message.as_ref() {
+        Message::Assistant(said) => Some((said.text.clone(), said.origin.clone().unwrap())),
+        Message::User { .. } | Message::Tool { .. } => None,
+    });
+    let models: Vec<_> = said
+        .map(|(text, origin)| {
+            assert_eq!((text, origin.wire), (format!("{} says", origin.model), Wire::OpenaiChat));
+            origin.model.clone()
+        })
+        .collect();
+    assert_eq!(models, ["test-model", "other-model", "test-model"]);
 }
 
 #[tokio::test]

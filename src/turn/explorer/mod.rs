@@ -259,6 +259,7 @@ fn other_endings() {
         (FinishKind::Length, true),
         (FinishKind::ContentFilter, true),
         (FinishKind::Error, true),
+        (FinishKind::Pause, true),
         (FinishKind::Length, false),
         (FinishKind::ContentFilter, false),
     ];

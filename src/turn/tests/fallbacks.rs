@@ -59,6 +59,27 @@ fn the_next_model_begins_when_the_attempts_with_the_first_are_used_up() {
 }
 
 #[test]
+fn a_message_is_of_the_model_that_said_it() {
+    let said_by = |driver: &Driver| {
+        let message = driver.commit.as_ref().unwrap().message.clone().unwrap();
+        message.origin.unwrap().model.clone()
+    };
+    let answer = || [text("Here."), finish(FinishKind::Stop)];
+    let mut first = Driver::with(two_models());
+    first.broken().deltas(answer()).close();
+    assert_eq!(said_by(&first), "main");
+    let mut fallen_back = Driver::with(two_models());
+    denied(&mut fallen_back);
+    fallen_back.deltas(answer()).close();
+    assert_eq!(said_by(&fallen_back), "backup");
+    let mut after_a_crash = Driver::with(two_models());
+    denied(&mut after_a_crash);
+    let records = after_a_crash.log.len();
+    after_a_crash.crash(records).deltas(answer()).close();
+    assert_eq!(said_by(&after_a_crash), "backup");
+}
+
+#[test]
 fn when_the_last_model_fails_too_the_turn_fails_with_its_words() {
     let mut driver = Driver::with(two_models());
     driver.broken().broken();

@@ -8,6 +8,7 @@ mod differential;
 mod endings;
 mod fallbacks;
 mod meetings;
+mod messages;
 mod people;
 mod rules;
 mod runs;

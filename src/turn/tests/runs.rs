@@ -10,7 +10,7 @@ use crate::config::Limits;
 use crate::event::TurnTimes;
 use crate::record::ResponseMessage;
 use crate::turn::{Next, Run};
-use crate::types::{CallKey, ResultNotes, RunEnd, ToolCall, ToolResult, Usage};
+use crate::types::{CallKey, FinishReason, ResultNotes, RunEnd, ToolCall, ToolResult, Usage};
 
 /// A turn as a run may be told of it.
 #[derive(Clone, Debug)]
@@ -20,6 +20,7 @@ struct Brief {
     calls: Vec<(u8, bool)>,
     tokens: u64,
     cancelled: bool,
+    paused: bool,
 }
 
 impl Brief {
@@ -55,7 +56,9 @@ impl Brief {
             message: Some(ResponseMessage { text, ..ResponseMessage::default() }),
             results: results.collect(),
             dropped_calls: Vec::new(),
-            finish_reason: None,
+            finish_reason: self
+                .paused
+                .then(|| FinishReason { kind: FinishKind::Pause, raw: "pause_turn".into() }),
             usage: Usage { output_tokens: self.tokens, ..Usage::default() },
             times: TurnTimes::default(),
         }
@@ -67,7 +70,7 @@ fn briefs() -> impl Strategy<Value = Vec<Brief>> {
     let brief = (any::<bool>(), calls, 0..20_u64, 0..40_u8).prop_map(|(text, calls, tokens, n)| {
         // Answers and cuts are rare, or no run would come far.
         let text = text && (calls.len() < 2 || n > 20);
-        Brief { text, calls, tokens, cancelled: n == 0 }
+        Brief { text, calls, tokens, cancelled: n == 0, paused: n % 10 == 1 }
     });
     let brief = (brief, 0..3_u8).prop_map(|(brief, n)| match n {
         0 => brief,

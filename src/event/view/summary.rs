@@ -1,0 +1,73 @@
+//! What clients are shown of long inputs and outputs.
+
+use std::borrow::Cow;
+use std::io;
+
+use crate::types::ToolCall;
+
+/// Characters of a call's input or output that clients are shown, the ellipsis included.
+const SUMMARY_CHARS: usize = 200;
+
+/// The text, or its first 199 characters and an ellipsis.
+pub(super) fn summary(text: &str) -> Cow<'_, str> {
+    if text.chars().nth(SUMMARY_CHARS).is_none() {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(text.chars().take(SUMMARY_CHARS - 1).chain(['…']).collect())
+}
+
+/// A call's arguments as they were understood, or as they came where nothing was understood.
+pub(super) fn input_summary(call: &ToolCall) -> String {
+    let understood = call.arguments.as_object().is_none_or(|map| !map.is_empty());
+    if let Some(raw) = call.raw.as_deref().filter(|_| !understood) {
+        return summary(raw).into_owned();
+    }
+    let mut head = Head::default();
+    // The writer refuses what is beyond its room; what came before is all that is shown.
+    let _full = serde_json::to_writer(&mut head, &call.arguments);
+    summary(&String::from_utf8_lossy(&head.bytes)).into_owned()
+}
+
+/// Takes the first bytes of something long: more than 200 characters can need.
+#[derive(Default)]
+struct Head {
+    bytes: Vec<u8>,
+}
+
+impl Head {
+    const BYTES_MAX: usize = SUMMARY_CHARS * 4 + 8;
+}
+
+impl io::Write for Head {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let room = Self::BYTES_MAX.saturating_sub(self.bytes.len()).min(bytes.len());
+        self.bytes.extend_from_slice(bytes.get(..room).unwrap_or_default());
+        Ok(room)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::event::samples;
+
+    #[test]
+    fn summaries_have_at_most_200_characters() {
+        let check = |text: &str, expect: &str| assert_eq!(summary(text), expect);
+        check("", "");
+        check("short", "short");
+        check(&"é".repeat(200), &"é".repeat(200));
+        check(&"é".repeat(201), &format!("{}…", "é".repeat(199)));
+
+        let mut result = samples::result();
+        result.call.arguments = json!({"text": "😀".repeat(100_000)});
+        let seen = input_summary(&result.call);
+        assert_eq!(seen, format!("{{\"text\":\"{}…", "😀".repeat(190)));
+    }
+}

@@ -1,0 +1,114 @@
+//! Responses that their service interrupts: it goes on when it is sent back what it has said.
+#![expect(clippy::expect_used, reason = "a test")]
+
+mod support;
+
+use callsheet::record::StopMode;
+use callsheet::rehearsal::{At, Call, Response, Script};
+use callsheet::types::RunEnd;
+use serde_json::{Value, json};
+use support::tools::{Stage, registry};
+use support::{World, events, results, within, world};
+
+/// A response that says something and is then interrupted.
+fn paused(delta: &Value) -> Response {
+    let chunk = |delta: &Value, finish: Option<&str>| {
+        let choice = json!({"index": 0, "delta": delta, "finish_reason": finish});
+        format!("data: {}\n\n", json!({"choices": [choice]}))
+    };
+    let chunks = [chunk(delta, None), chunk(&json!({}), Some("pause_turn"))];
+    Response::raw("text/event-stream", chunks.into_iter().chain(["data: [DONE]\n\n".to_owned()]))
+}
+
+async fn paused_world(responses: impl IntoIterator<Item = Response>, max_turns: u32) -> World {
+    world(Script::of(responses), registry(&Stage::new()), |config| {
+        config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(max_turns);
+    })
+    .await
+}
+
+fn roles(messages: &[Value]) -> Vec<&str> {
+    let roles = messages.iter().filter_map(|message| message["role"].as_str());
+    roles.filter(|role| *role != "system").collect()
+}
+
+#[tokio::test]
+async fn the_run_takes_another_turn_and_nothing_is_said_to_the_model() {
+    let part = paused(&json!({"content": "I will look"}));
+    let world = paused_world([part, Response::text("It is noon.")], 5).await;
+    let run = world.session.start_run("time?").await.expect("a run");
+    let report = within(run.report).await.expect("a report");
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "It is noon."));
+    assert_eq!(report.turns, 2);
+    let sent = world.last_messages();
+    assert_eq!(roles(&sent), ["user", "assistant"]);
+    assert_eq!(sent[sent.len() - 1]["content"], "I will look");
+    assert_ne!(world.requests()[1].body["tool_choice"], "none");
+    let events = events(run.events).await;
+    let turn_end = events.iter().find(|event| event["type"] == "turn_end").expect("an end");
+    assert_eq!(turn_end["finish_reason"], "pause");
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn calls_in_it_run_as_usual() {
+    let function = json!({"name": "quick", "arguments": "{\"id\":\"a\"}"});
+    let call = json!({"index": 0, "id": "c0", "type": "function", "function": function});
+    let part = paused(&json!({"content": "So.", "tool_calls": [call]}));
+    let world = paused_world([part, Response::text("Done.")], 5).await;
+    let report = world.run("go").await;
+    assert_eq!((report.run_end, report.turns, report.calls.len()), (RunEnd::Answered, 2, 1));
+    let sent = world.last_messages();
+    assert_eq!(roles(&sent), ["user", "assistant", "tool"]);
+    assert_eq!(results(&sent).len(), 1);
+    world.assert_paired();
+}
+
+#[tokio::test]
+async fn it_counts_as_a_turn_and_out_of_turns_the_final_answer_is_asked_for() {
+    let parts = ["One.", "Two."].map(|text| paused(&json!({"content": text})));
+    let world = paused_world(parts.into_iter().chain([Response::text("So far.")]), 2).await;
+    let report = world.run("go").await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::MaxTurns, "So far."));
+    assert_eq!(world.requests().len(), 3);
+}
+
+#[tokio::test]
+async fn one_that_says_nothing_is_an_empty_response() {
+    let world = paused_world([paused(&json!({})), Response::text("Noon.")], 5).await;
+    let report = world.run("time?").await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Noon."));
+    assert_eq!(roles(&world.last_messages()), ["user"]);
+}
+
+#[tokio::test]
+async fn a_stop_after_the_turn_and_a_steer_meet_it_as_they_meet_calls() {
+    let part = || paused(&json!({"content": "One."})).hold(At::Chunk(1), "middle");
+    let stopped = paused_world([part()], 5).await;
+    let run = stopped.session.start_run("go").await.expect("a run");
+    stopped.model.gate_reached("middle").await;
+    stopped.session.stop(StopMode::AfterTurn).await.expect("a stop");
+    stopped.model.release("middle");
+    let report = within(run.report).await.expect("a report");
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Stopped, "One."));
+
+    let steered = paused_world([part(), Response::text("Two.")], 5).await;
+    let run = steered.session.start_run("go").await.expect("a run");
+    steered.model.gate_reached("middle").await;
+    steered.session.steer("and more").await.expect("room");
+    steered.model.release("middle");
+    assert_eq!(within(run.report).await.expect("a report").text, "Two.");
+    assert_eq!(roles(&steered.last_messages()), ["user", "assistant", "user"]);
+    steered.assert_paired();
+}
+
+#[tokio::test]
+async fn calls_of_other_turns_stand_beside_it() {
+    let call = Call::new("quick", json!({"id": "a"})).id("c0");
+    let responses =
+        [Response::calls([call]), paused(&json!({"content": "Hm."})), Response::text("Done.")];
+    let world = paused_world(responses, 5).await;
+    assert_eq!(world.run("go").await.turns, 3);
+    assert_eq!(roles(&world.last_messages()), ["user", "assistant", "tool", "assistant"]);
+    world.assert_paired();
+}
