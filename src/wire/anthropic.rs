@@ -100,6 +100,20 @@ impl<'de> Fields<'de> for Piece<'de> {
     }
 }
 
+impl Piece<'_> {
+    /// Its type; where it says none, what it holds says enough.
+    fn kind(&self) -> &str {
+        match self.kind.as_text() {
+            Some(kind) if !kind.is_empty() => kind,
+            Some(_) | None if self.text.as_text().is_some() => "text_delta",
+            Some(_) | None if self.thinking.as_text().is_some() => "thinking_delta",
+            Some(_) | None if self.partial_json.0.is_some() => "input_json_delta",
+            Some(_) | None if self.signature.as_text().is_some() => "signature_delta",
+            Some(_) | None => "",
+        }
+    }
+}
+
 impl Dialect for Anthropic {
     const STREAM_FRAMING: Framing = Framing::Sse;
     const KEY_HEADER: KeyHeader = KeyHeader { name: "x-api-key", before: "" };
@@ -182,14 +196,14 @@ impl Anthropic {
         let kind = kind.as_text().filter(|kind| !kind.is_empty()).unwrap_or(name);
         let index = event.index.as_number();
         match kind {
-            "content_block_delta" => self.blocks.push(index, &mut event.delta, text, out),
+            "content_block_delta" => self.blocks.push(index, &event.delta, text, out),
             "content_block_start" => {
                 self.blocks.begin(index, event.content_block.map_or("{}", RawValue::get), out);
             }
             "content_block_stop" => self.blocks.stop(index, out),
             "message_start" => self.message_start(event, out),
             "message_delta" => self.message_delta(event, out),
-            "message_stop" => self.message_stop(out),
+            "message_stop" => self.message_stop(event, out),
             "message" => self.message(event, out),
             "error" => return out.push(Delta::Error(named_error(text))),
             "" if event.content.is_some() => self.message(event, out),
@@ -223,16 +237,18 @@ impl Anthropic {
     }
 
     fn message_delta(&mut self, event: &mut Event<'_>, out: &mut Vec<Delta>) {
-        self.finish(take(&mut event.delta.stop_reason).into_text(), out);
+        let beside = take(&mut event.stop_reason).into_text();
+        self.finish(take(&mut event.delta.stop_reason).into_text().or(beside), out);
         out.extend(self.counts.add(event.usage));
     }
 
-    fn message_stop(&mut self, out: &mut Vec<Delta>) {
+    fn message_stop(&mut self, event: &Event<'_>, out: &mut Vec<Delta>) {
         if self.finish.is_none() {
             let word = self.opening_finish.take();
             self.finish(word, out);
         }
         self.close(out);
+        out.extend(self.counts.add(event.usage));
         out.push(Delta::Done);
     }
 

@@ -140,31 +140,31 @@ impl Blocks {
     pub(super) fn push(
         &mut self,
         index: Option<u64>,
-        piece: &mut Piece<'_>,
+        piece: &Piece<'_>,
         text: &str,
         out: &mut Vec<Delta>,
     ) {
-        match piece.kind.as_text() {
-            Some("text_delta") => drop(say(&piece.text, Delta::Text, out)),
-            Some("thinking_delta") => {
+        match piece.kind() {
+            "text_delta" => drop(say(&piece.text, Delta::Text, out)),
+            "thinking_delta" => {
                 let said = say(&piece.thinking, Delta::Reasoning, out);
                 if let Some(State::Thinking { has_text, .. }) = self.open_mut(index) {
                     *has_text |= said;
                 }
             }
-            Some("input_json_delta") => {
+            "input_json_delta" => {
                 if let Some(more) = &piece.partial_json.0 {
                     self.push_input(index, more, out);
                 }
             }
-            Some("signature_delta") => {
+            "signature_delta" => {
                 if let (Some(State::Thinking { signature, .. }), Some(said)) =
                     (self.open_mut(index), piece.signature.as_text())
                 {
                     said.clone_into(signature);
                 }
             }
-            Some("citations_delta") => {
+            "citations_delta" => {
                 if let (Some(State::Text { citations }), Some(item)) =
                     (self.open_mut(index), piece.citation)
                     && citations.len() + item.get().len() < COLLECTED_BYTES_MAX
@@ -175,7 +175,7 @@ impl Blocks {
                     citations.push_str(item.get());
                 }
             }
-            Some(_) | None => {
+            _ => {
                 if let Some(State::Other(kept)) = self.open_mut(index) {
                     kept.add(text);
                 }
