@@ -263,3 +263,61 @@ fn a_plain_body_gives_the_same_as_its_stream() {
     assert_eq!(describe(&whole), describe(&from_opening));
     assert_eq!(response(&[r#"{"content":"hi","stop_reason":"end_turn"}"#]).text(), "hi");
 }
+
+/// Every path to a value within a value.
+fn paths(value: &Value, here: &str, found: &mut Vec<String>) {
+    found.push(here.to_owned());
+    match value {
+        Value::Object(map) => {
+            map.iter().for_each(|(key, value)| paths(value, &format!("{here}/{key}"), found));
+        }
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .for_each(|(at, value)| paths(value, &format!("{here}/{at}"), found)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+#[test]
+fn no_odd_value_costs_the_payload() {
+    let server = r#"{"type":"server_tool_use","id":"s","name":"g","input":{"a":1}}"#;
+    let payloads = [
+        r#"{"type":"message_start","message":{"content":[{"type":"text","text":"t"}],
+            "stop_reason":null,"usage":{"input_tokens":3,"output_tokens_details":{"thinking_tokens":1}}}}"#
+            .to_owned(),
+        start(0, r#"{"type":"thinking","thinking":"","signature":"","more":[]}"#),
+        piece(0, "thinking_delta", "thinking", "hm"),
+        piece(0, "signature_delta", "signature", "s1"),
+        stop(0),
+        start(1, r#"{"type":"text","text":"","citations":[{"cited_text":"x"}]}"#),
+        piece(1, "text_delta", "text", "a"),
+        stop(1),
+        start(2, server),
+        stop(2),
+        start(3, CALL),
+        input(3, "{}"),
+        stop(3),
+        r#"{"type":"message_delta","delta":{"stop_reason":"tool_use"},"usage":{"output_tokens":7}}"#
+            .to_owned(),
+        END.to_owned(),
+    ];
+    for (at, payload) in payloads.iter().enumerate() {
+        let value: Value = serde_json::from_str(payload).unwrap();
+        let mut places = Vec::new();
+        paths(&value, "", &mut places);
+        // Without its type it is no event.
+        for place in places.iter().filter(|place| !["", "/type"].contains(&place.as_str())) {
+            for odd in [json!(null), json!(7), json!(-1.5), json!("x"), json!([7]), json!({"x": 7})]
+            {
+                let mut changed = value.clone();
+                *changed.pointer_mut(place).unwrap() = odd;
+                let mut said = payloads.clone();
+                said[at] = changed.to_string();
+                let response = of(&said);
+                assert_eq!(response.error(), None, "{place} in {}", said[at]);
+                assert!(response.is_done() || at == payloads.len() - 1, "{}", said[at]);
+            }
+        }
+    }
+}
