@@ -152,3 +152,14 @@ async fn a_call_that_is_cut_off_by_the_length_is_answered_and_the_run_goes_on() 
     assert_eq!(messages[2]["content"][0]["is_error"], true);
     world.assert_paired();
 }
+
+#[tokio::test]
+async fn without_a_script_it_calls_what_fits_and_tells_what_came_of_it() {
+    let (world, stage) = world([], as_it_is).await;
+    let report = world.run("Call quick with id \"a\".").await;
+    assert_eq!(report.run_end, RunEnd::Answered);
+    assert!(report.text.contains("(offline rehearsal model)"), "{}", report.text);
+    assert_eq!(report.calls.len(), stage.log().len() / 2, "{:?}", stage.log());
+    assert!(world.requests().len() > 1, "it called a tool");
+    world.assert_paired();
+}
