@@ -24,6 +24,8 @@ struct Recording {
     framing: Framing,
     body: Vec<u8>,
     expected: Value,
+    /// Another reading is as good, as the manifest says: it has the calls of one.
+    ambiguous: bool,
 }
 
 fn recordings() -> Vec<Recording> {
@@ -44,6 +46,7 @@ fn recordings() -> Vec<Recording> {
             framing: entry["framing"].as_str().unwrap().parse().unwrap(),
             body: std::fs::read(root.join(entry["file"].as_str().unwrap())).unwrap(),
             expected: entry["expected"].clone(),
+            ambiguous: entry["ambiguous"] == true,
         })
         .collect();
     assert!(!recordings.is_empty(), "the manifest names no recording");
@@ -146,7 +149,11 @@ fn compare(recording: &Recording, response: &Accumulator, how: &str) {
         }
     }
     let calls = expected_calls(expected);
-    assert_eq!(found_calls(&found, &calls), calls, "{file} {how}");
+    if recording.ambiguous {
+        assert_eq!(found["tool_calls"].as_array().unwrap().len(), calls.len(), "{file} {how}");
+    } else {
+        assert_eq!(found_calls(&found, &calls), calls, "{file} {how}");
+    }
     assert_eq!(found["finish_reason"], expected["finish_reason"], "{file} {how}");
     assert_eq!(found["usage"], expected["usage"], "{file} {how}");
     assert_eq!(found["error"]["message"], expected["error"]["message"], "{file} {how}");

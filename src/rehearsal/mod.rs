@@ -8,6 +8,7 @@
 //!
 //! Knows nothing of sessions, turns or tools of this crate: it sees what a provider sees.
 
+mod anthropic;
 mod encoded;
 mod fault;
 mod http;

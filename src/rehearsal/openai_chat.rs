@@ -176,7 +176,7 @@ fn finish_word(response: &Response) -> Option<String> {
 }
 
 /// Token counts: the script's, or made up at four bytes a token.
-fn usage(response: &Response, request: &Value) -> Value {
+pub(super) fn usage(response: &Response, request: &Value) -> Value {
     if let Some(usage) = &response.usage {
         return usage.clone();
     }

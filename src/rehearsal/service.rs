@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use super::anthropic::Anthropic;
 use super::encoded::Encoded;
 use super::ollama::Ollama;
 use super::openai_chat::OpenaiChat;
@@ -63,7 +64,7 @@ macro_rules! service_of {
                 $value
             }
             Wire::AnthropicMessages => {
-                type $service = OpenaiChat;
+                type $service = Anthropic;
                 $value
             }
             Wire::GeminiGenerate => {

@@ -22,8 +22,11 @@ pub enum Wire {
 
 impl Wire {
     /// The wires with their words for configuration, commands and metrics.
-    pub const WORDS: [(&'static str, Self); 2] =
-        [("openai-chat", Self::OpenaiChat), ("ollama-chat", Self::OllamaChat)];
+    pub const WORDS: [(&'static str, Self); 3] = [
+        ("openai-chat", Self::OpenaiChat),
+        ("anthropic-messages", Self::AnthropicMessages),
+        ("ollama-chat", Self::OllamaChat),
+    ];
 
     /// The word for configuration, commands and metrics.
     #[must_use]

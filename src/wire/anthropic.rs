@@ -1,27 +1,314 @@
-//! Anthropic's Messages: not spoken yet, so no word of configuration names it.
+//! Anthropic's Messages: events and plain bodies to deltas.
+//!
+//! Format: <https://docs.anthropic.com/en/api/messages-streaming>. A message is a list of blocks,
+//! each with an index, an opening, pieces and an end, which is the seal of a call. A payload says
+//! its own type, so the names of events are only asked where it does not. What blocks become is in
+//! [`blocks`]. The counts of `message_delta` are laid over those of `message_start`.
+
+mod blocks;
+mod kept;
+mod request;
+mod usage;
+
+use std::mem::take;
+
+use serde::de::MapAccess;
+use serde_json::value::RawValue;
 
 use super::dialect::{Dialect, KeyHeader};
-use super::{Delta, Framing, ModelRequest};
-use crate::types::{ProviderError, ProviderErrorKind};
+use super::error::{error_in, error_of, malformed, named_error, provider_error};
+use super::fields::{Fields, Fill, fill};
+use super::loose::{JsonText, Scalar};
+use super::mend::{Mended, mend, value_of};
+use super::{Delta, Framing, ModelRequest, Problem};
+use crate::types::{FinishKind, FinishReason, excerpt};
+
+use blocks::Blocks;
+use usage::Counts;
+
+/// Blocks of one plain body that are read; what comes after them is passed over.
+const BLOCKS_MAX: usize = 4096;
 
 /// The dialect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Anthropic {}
+pub(super) struct Anthropic {
+    blocks: Blocks,
+    counts: Counts,
+    /// How the response ended, once that was said.
+    finish: Option<FinishKind>,
+    /// How it ended by the words of its opening: they count where no others come.
+    opening_finish: Option<String>,
+}
+
+/// An event, or a message: a plain body is one, and so is what opens a stream.
+#[derive(Default)]
+struct Event<'a> {
+    kind: Scalar<'a>,
+    index: Scalar<'a>,
+    delta: Piece<'a>,
+    content_block: Option<&'a RawValue>,
+    message: Option<&'a RawValue>,
+    content: Option<&'a RawValue>,
+    stop_reason: Scalar<'a>,
+    usage: Option<&'a RawValue>,
+    error: Option<&'a RawValue>,
+}
+
+impl<'de> Fields<'de> for Event<'de> {
+    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+        match key {
+            "type" => self.kind = map.next_value()?,
+            "index" => self.index = map.next_value()?,
+            "delta" => drop(map.next_value_seed(Fill(&mut self.delta))?),
+            "content_block" => self.content_block = map.next_value()?,
+            "message" => self.message = map.next_value()?,
+            "content" => self.content = map.next_value()?,
+            "stop_reason" => self.stop_reason = map.next_value()?,
+            "usage" => self.usage = map.next_value()?,
+            "error" => self.error = map.next_value()?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+/// What the `delta` of an event holds.
+#[derive(Default)]
+struct Piece<'a> {
+    kind: Scalar<'a>,
+    text: Scalar<'a>,
+    thinking: Scalar<'a>,
+    signature: Scalar<'a>,
+    partial_json: JsonText<'a>,
+    citation: Option<&'a RawValue>,
+    stop_reason: Scalar<'a>,
+}
+
+impl<'de> Fields<'de> for Piece<'de> {
+    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+        match key {
+            "type" => self.kind = map.next_value()?,
+            "text" => self.text = map.next_value()?,
+            "thinking" => self.thinking = map.next_value()?,
+            "signature" => self.signature = map.next_value()?,
+            "partial_json" => self.partial_json = map.next_value()?,
+            "citation" => self.citation = map.next_value()?,
+            "stop_reason" => self.stop_reason = map.next_value()?,
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+}
+
+impl Piece<'_> {
+    /// Its type; where it says none, what it holds says enough.
+    fn kind(&self) -> &str {
+        match self.kind.as_text() {
+            Some(kind) if !kind.is_empty() => kind,
+            Some(_) | None if self.text.as_text().is_some() => "text_delta",
+            Some(_) | None if self.thinking.as_text().is_some() => "thinking_delta",
+            Some(_) | None if self.partial_json.0.is_some() => "input_json_delta",
+            Some(_) | None if self.signature.as_text().is_some() => "signature_delta",
+            Some(_) | None => "",
+        }
+    }
+}
 
 impl Dialect for Anthropic {
     const STREAM_FRAMING: Framing = Framing::Sse;
-    const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
+    const KEY_HEADER: KeyHeader = KeyHeader { name: "x-api-key", before: "" };
+    const HEADERS: &'static [(&'static str, &'static str)] = &[("anthropic-version", "2023-06-01")];
 
     fn url(base: &str, _model: &str, _stream: bool) -> String {
-        base.to_owned()
+        let is_version = |segment: &str| {
+            segment
+                .strip_prefix('v')
+                .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        let path = base.split_once("://").map_or(base, |(_, rest)| rest);
+        if path.split('/').skip(1).any(is_version) {
+            format!("{base}/messages")
+        } else {
+            format!("{base}/v1/messages")
+        }
     }
 
-    fn request_body(_request: &ModelRequest) -> Vec<u8> {
-        Vec::new()
+    fn request_body(request: &ModelRequest) -> Vec<u8> {
+        request::request_body(request)
     }
 
-    fn payload(&mut self, _event: &str, _text: &str, out: &mut Vec<Delta>) {
-        let message = "this wire is not spoken yet";
-        out.push(Delta::Error(ProviderError::new(ProviderErrorKind::Malformed, message)));
+    fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
+        let mut text = text.trim();
+        // Some proxies put the field's name before what has it already.
+        while let Some(rest) = text.strip_prefix("data:") {
+            text = rest.trim_start();
+        }
+        match text.as_bytes().first() {
+            // It is no word of this wire, and proves nothing: a relay says it after any end.
+            _ if text == "[DONE]" => out.extend(self.finish.map(|_| Delta::Done)),
+            _ if event == "error" => out.push(Delta::Error(named_error(text))),
+            None => {}
+            Some(b'{') => self.object(event, text, out),
+            Some(b'[') => match serde_json::from_str::<Vec<&RawValue>>(text) {
+                Ok(items) => {
+                    for item in items.iter().filter(|item| item.get().starts_with('{')) {
+                        self.object(event, item.get(), out);
+                    }
+                }
+                Err(error) => out.push(malformed(text, &error)),
+            },
+            Some(_) => {
+                out.push(Delta::Problem(Problem { code: "not_json", detail: excerpt(text, 200) }))
+            }
+        }
+    }
+
+    fn end(&mut self, out: &mut Vec<Delta>) {
+        self.close(out);
     }
 }
+
+impl Anthropic {
+    fn object(&mut self, name: &str, text: &str, out: &mut Vec<Delta>) {
+        let mut event = Event::default();
+        let Err(error) = fill(text, &mut event) else {
+            return self.event(name, &mut event, text, out);
+        };
+        match mend(text) {
+            Some(Mended::Text(mended)) => {
+                let mut event = Event::default();
+                match fill(&mended, &mut event) {
+                    Ok(()) => self.event(name, &mut event, &mended, out),
+                    Err(_) => out.push(malformed(text, &error)),
+                }
+            }
+            Some(Mended::Several(payloads)) => {
+                for payload in payloads {
+                    self.payload("", payload, out);
+                }
+            }
+            None => out.push(malformed(text, &error)),
+        }
+    }
+
+    fn event(&mut self, name: &str, event: &mut Event<'_>, text: &str, out: &mut Vec<Delta>) {
+        let kind = take(&mut event.kind);
+        let kind = kind.as_text().filter(|kind| !kind.is_empty()).unwrap_or(name);
+        let index = event.index.as_number();
+        match kind {
+            "content_block_delta" => self.blocks.push(index, &event.delta, text, out),
+            "content_block_start" => {
+                self.blocks.begin(index, event.content_block.map_or("{}", RawValue::get), out);
+            }
+            "content_block_stop" => self.blocks.stop(index, out),
+            "message_start" => self.message_start(event, out),
+            "message_delta" => self.message_delta(event, out),
+            "message_stop" => self.message_stop(event, out),
+            "message" => self.message(event, out),
+            "error" => return out.push(Delta::Error(named_error(text))),
+            "" if event.content.is_some() => self.message(event, out),
+            "" if event.error.is_none() => {
+                // Nothing that this wire says: perhaps an error without the key.
+                let whole = value_of(text);
+                out.extend(whole.as_ref().and_then(error_of).map(provider_error).map(Delta::Error));
+            }
+            // Pings, and whatever this wire will say one day.
+            _ => {}
+        }
+        out.extend(event.error.and_then(|raw| error_in(raw.get())).map(Delta::Error));
+    }
+
+    /// Opens a message. Where another one is open, a relay has joined two answers.
+    fn message_start(&mut self, event: &Event<'_>, out: &mut Vec<Delta>) {
+        self.blocks.break_off(out);
+        self.counts = Counts::default();
+        let Some(raw) = event.message.map(RawValue::get) else { return };
+        let mended;
+        let mut message = Event::default();
+        if fill(raw, &mut message).is_err() {
+            mended = without_halves(raw);
+            message = Event::default();
+            // What stays unread is what the fields hold by default.
+            let _ = fill(&mended, &mut message);
+        }
+        self.read_blocks(message.content, out);
+        out.extend(self.counts.add(message.usage));
+        self.opening_finish = take(&mut message.stop_reason).into_text();
+    }
+
+    fn message_delta(&mut self, event: &mut Event<'_>, out: &mut Vec<Delta>) {
+        let beside = take(&mut event.stop_reason).into_text();
+        self.finish(take(&mut event.delta.stop_reason).into_text().or(beside), out);
+        out.extend(self.counts.add(event.usage));
+    }
+
+    fn message_stop(&mut self, event: &Event<'_>, out: &mut Vec<Delta>) {
+        if self.finish.is_none() {
+            let word = self.opening_finish.take();
+            self.finish(word, out);
+        }
+        self.close(out);
+        out.extend(self.counts.add(event.usage));
+        out.push(Delta::Done);
+    }
+
+    /// Ends what is open. Some relays leave out the ends of blocks, and after a good finish the end
+    /// of the message is one for all.
+    fn close(&mut self, out: &mut Vec<Delta>) {
+        match self.finish {
+            Some(
+                FinishKind::Stop | FinishKind::ToolCalls | FinishKind::Pause | FinishKind::Other,
+            ) => self.blocks.stop_all(out),
+            Some(FinishKind::Length | FinishKind::ContentFilter | FinishKind::Error) | None => {
+                self.blocks.break_off(out);
+            }
+        }
+    }
+
+    /// A message that came as a whole.
+    fn message(&mut self, message: &mut Event<'_>, out: &mut Vec<Delta>) {
+        self.read_blocks(message.content, out);
+        self.finish(take(&mut message.stop_reason).into_text(), out);
+        out.extend(self.counts.add(message.usage));
+    }
+
+    fn read_blocks(&mut self, content: Option<&RawValue>, out: &mut Vec<Delta>) {
+        let Some(content) = content.map(RawValue::get) else { return };
+        if let Ok(text) = serde_json::from_str::<String>(content) {
+            out.extend(Some(text).filter(|text| !text.is_empty()).map(Delta::Text));
+            return;
+        }
+        let blocks = serde_json::from_str::<Vec<&RawValue>>(content).unwrap_or_default();
+        for (place, block) in (0..).zip(blocks.iter().take(BLOCKS_MAX)) {
+            self.blocks.begin(Some(place), block.get(), out);
+            self.blocks.stop(Some(place), out);
+        }
+    }
+
+    fn finish(&mut self, word: Option<String>, out: &mut Vec<Delta>) {
+        let Some(raw) = word else { return };
+        let kind = finish_kind(&raw);
+        self.finish = Some(kind);
+        out.push(Delta::Finish(FinishReason { kind, raw }));
+    }
+}
+
+/// JSON text with U+FFFD for half a character: such text is only found out where it is read.
+fn without_halves(text: &str) -> String {
+    value_of(text).map(|value| value.to_string()).unwrap_or_default()
+}
+
+fn finish_kind(word: &str) -> FinishKind {
+    match word {
+        "end_turn" | "stop_sequence" => FinishKind::Stop,
+        "tool_use" => FinishKind::ToolCalls,
+        "max_tokens" | "model_context_window_exceeded" => FinishKind::Length,
+        "refusal" => FinishKind::ContentFilter,
+        "pause_turn" => FinishKind::Pause,
+        "error" => FinishKind::Error,
+        _ => FinishKind::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -23,6 +23,23 @@ const MESSAGE_KEYS: [&str; 10] = [
     "title",
 ];
 
+/// What an error's code or type says, as the HTTP status that it stands for: an error within a
+/// response has no status of its own.
+const STATUS_OF_WORD: [(&str, u16); 11] = [
+    // <https://docs.anthropic.com/en/api/errors>
+    ("invalid_request_error", 400),
+    ("authentication_error", 401),
+    ("billing_error", 402),
+    ("permission_error", 403),
+    ("not_found_error", 404),
+    ("conflict_error", 409),
+    ("request_too_large", 413),
+    ("rate_limit_error", 429),
+    ("api_error", 500),
+    ("timeout_error", 504),
+    ("overloaded_error", 529),
+];
+
 /// Reads the body of an HTTP response whose status is no success.
 ///
 /// Understands `{"error": {"message", "type", "code"}}`, `{"error": "text"}`, `{"detail": ..}`,
@@ -73,7 +90,10 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
     if let Value::Object(map) = value {
         error.status = ["status_code", "status", "code", "http_code"]
             .iter()
-            .find_map(|key| map.get(*key).and_then(status_of));
+            .find_map(|key| map.get(*key).and_then(status_of))
+            .or_else(|| {
+                ["code", "type", "status"].iter().find_map(|key| status_of_word(map.get(*key)?))
+            });
         error.code = ["code", "error_code", "type", "status_code", "status"].iter().find_map(
             |key| match map.get(*key) {
                 Some(Value::String(word)) if !word.is_empty() => Some(word.clone()),
@@ -131,6 +151,11 @@ fn status_of(value: &Value) -> Option<u16> {
         Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
     };
     number.and_then(|number| u16::try_from(number).ok()).filter(|n| (400..600).contains(n))
+}
+
+fn status_of_word(value: &Value) -> Option<u16> {
+    let word = value.as_str()?;
+    STATUS_OF_WORD.iter().find(|(known, _)| *known == word).map(|(_, status)| *status)
 }
 
 fn message_of(value: &Value) -> String {
@@ -236,5 +261,18 @@ mod tests {
         let error = provider_error(&value);
         assert_eq!((error.status, error.code.as_deref()), (Some(400), Some("x")));
         assert!(!error.is_transient());
+    }
+
+    #[test]
+    fn a_known_word_says_its_status() {
+        let status = |value: serde_json::Value| provider_error(&value).status;
+        let overloaded = serde_json::json!({"type": "overloaded_error", "message": "m"});
+        assert!(provider_error(&overloaded).is_transient());
+        assert_eq!(status(overloaded), Some(529));
+        let invalid = serde_json::json!({"type": "invalid_request_error", "message": "m"});
+        assert!(!provider_error(&invalid).is_transient());
+        let both = serde_json::json!({"type": "api_error", "code": 503});
+        assert_eq!(status(both), Some(503));
+        assert_eq!(status(serde_json::json!({"type": "odd"})), None);
     }
 }

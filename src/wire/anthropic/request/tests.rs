@@ -1,0 +1,218 @@
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::message::{Message, ResponseMessage};
+use crate::types::{CallKey, Content, ContentPart, Image, Origin, Part, ToolCall, Wire};
+
+fn user(text: &str) -> Message {
+    Message::User { content: text.into() }
+}
+
+fn call(index: u32, id: &str, arguments: Value) -> ToolCall {
+    ToolCall {
+        key: CallKey { turn: 1, attempt: 1, index },
+        id: id.into(),
+        provider_id: Some(id.into()),
+        name: "add".into(),
+        arguments,
+        raw: None,
+    }
+}
+
+fn said(text: &str, calls: impl IntoIterator<Item = ToolCall>) -> ResponseMessage {
+    let calls = calls.into_iter().collect();
+    ResponseMessage { text: text.into(), calls, ..ResponseMessage::default() }
+}
+
+fn from(wire: Wire, model: &str) -> Option<Arc<Origin>> {
+    Some(Arc::new(Origin { wire, model: model.into() }))
+}
+
+fn result(id: &str, content: &str, metadata: Value) -> Message {
+    Message::Tool { call_id: id.into(), name: "add".into(), content: content.into(), metadata }
+}
+
+fn asking(messages: impl IntoIterator<Item = Message>) -> ModelRequest {
+    ModelRequest::new("m", messages.into_iter().map(Arc::new).collect::<Vec<_>>().into())
+}
+
+fn with_tools(request: ModelRequest) -> ModelRequest {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let add = ToolDefinition { name: "add".into(), description: "Adds.".into(), schema };
+    let schema = json!({"anyOf": [{"required": ["x"]}], "properties": {"x": {}}});
+    let odd = ToolDefinition { name: "odd".into(), description: String::new(), schema };
+    ModelRequest { system: Some("Be brief.".into()), tools: [add, odd].into(), ..request }
+}
+
+fn sent(request: &ModelRequest) -> Value {
+    serde_json::from_slice(&request_body(request)).unwrap()
+}
+
+fn sent_messages(messages: impl IntoIterator<Item = Message>) -> Value {
+    sent(&asking(messages))["messages"].clone()
+}
+
+/// Thinking, a cited text, a search of the service's own and a call, as this wire's model said them.
+fn rich() -> ResponseMessage {
+    let raw = |json: Value| Part::Raw { json: json.to_string().into() };
+    ResponseMessage {
+        reasoning: "hmunsigned".into(),
+        origin: from(Wire::AnthropicMessages, "m"),
+        parts: vec![
+            Part::Reasoning { bytes: 2, members: Some(r#"{"signature":"s"}"#.into()) },
+            raw(json!({"type": "redacted_thinking", "data": "zz"})),
+            raw(json!({"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}})),
+            raw(json!({"type": "web_search_tool_result", "tool_use_id": "s1", "content": []})),
+            raw(json!({"type": "web_search_tool_result", "tool_use_id": "s0", "content": []})),
+            raw(json!({"type": "server_tool_use", "id": "s2", "name": "web_search", "input": {}})),
+            Part::Text { bytes: 2, members: Some(r#"{"citations":[{"cited_text":"x"}]}"#.into()) },
+            Part::Text { bytes: 2, members: None },
+            Part::Reasoning { bytes: 8, members: None },
+            Part::Call { index: 0, members: Some(r#"{"caller":{"type":"direct"}}"#.into()) },
+        ],
+        ..said("ab\n\n", [call(0, "toolu:1", json!({"a": 1}))])
+    }
+}
+
+#[test]
+fn plain() {
+    insta::assert_json_snapshot!(sent(&ModelRequest { stream: false, ..asking([user("hi")]) }));
+}
+
+#[test]
+fn streamed_with_tools_and_wishes() {
+    insta::assert_json_snapshot!(sent(&ModelRequest {
+        parallel_tool_calls: Some(false),
+        max_output_tokens: Some(100),
+        temperature: Some(1.5),
+        ..with_tools(asking([user("1 + 2?")]))
+    }));
+}
+
+#[test]
+fn a_message_goes_back_whole_to_the_model_that_said_it() {
+    let history =
+        [user("look"), Message::Assistant(rich()), result("toolu:1", "3", json!({})), user("and?")];
+    insta::assert_json_snapshot!(sent_messages(history));
+}
+
+#[test]
+fn another_model_gets_its_text_and_its_calls() {
+    let history =
+        [user("look"), Message::Assistant(rich()), result("toolu:1", "3", json!({})), user("and?")];
+    insta::assert_json_snapshot!(
+        sent(&ModelRequest { model: "n".into(), ..asking(history) })["messages"]
+    );
+}
+
+#[test]
+fn strange_ids_and_cut_off_arguments() {
+    let error = json!({"error": true, "kind": "cut_off_arguments"});
+    let of_chat = |calls: [ToolCall; 2]| {
+        let origin = from(Wire::OpenaiChat, "x");
+        Message::Assistant(ResponseMessage { origin, ..said(" ", calls) })
+    };
+    let turn = |a: Value| {
+        [
+            of_chat([call(0, "functions.add:0", a), call(1, "0", json!({}))]),
+            result("functions.add:0", "", json!({})),
+            result("0", "cut off", error.clone()),
+        ]
+    };
+    let history = [user("go")].into_iter().chain(turn(json!({"a": 1}))).chain(turn(json!([7])));
+    insta::assert_json_snapshot!(sent_messages(history));
+}
+
+#[test]
+fn users_are_merged_and_images_sent() {
+    let parts = |url: &str| {
+        vec![
+            ContentPart::Text("what is this?".into()),
+            ContentPart::Text(" \n".into()),
+            ContentPart::Image(Image::parse(url).unwrap()),
+        ]
+    };
+    let history = [
+        Message::Assistant(said("Hello.", [])),
+        Message::User { content: Content::from(parts("https://example.com/a.png")) },
+        user(""),
+        Message::User { content: Content::from(parts("data:image/png;base64,AAAA")) },
+        Message::Assistant(said("A.", [])),
+        Message::Assistant(said("B. \n", [])),
+    ];
+    insta::assert_json_snapshot!(sent_messages(history));
+}
+
+#[test]
+fn a_user_who_says_nothing_says_so_in_words() {
+    let nothing = json!([{"role": "user", "content": [{"type": "text", "text": "(nothing)"}]}]);
+    assert_eq!(sent_messages([user(" ")]), nothing);
+    let history = [user("a"), Message::Assistant(said("b", [])), user("")];
+    assert_eq!(sent_messages(history)[2], nothing[0]);
+}
+
+#[test]
+fn thinking_alone_is_not_sent() {
+    let thought = ResponseMessage {
+        reasoning: "hm".into(),
+        origin: from(Wire::AnthropicMessages, "m"),
+        parts: vec![
+            Part::Reasoning { bytes: 2, members: Some(r#"{"signature":"s"}"#.into()) },
+            Part::Raw { json: r#"{"type":"redacted_thinking","data":"z"}"#.into() },
+        ],
+        ..ResponseMessage::default()
+    };
+    let text = |text: &str| json!({"type": "text", "text": text});
+    assert_eq!(
+        sent_messages([user("a"), Message::Assistant(thought), user("b")]),
+        json!([{"role": "user", "content": [text("a"), text("b")]}])
+    );
+}
+
+#[test]
+fn a_call_that_the_service_may_still_run_goes_back_without_a_result() {
+    let paused = |origin| ResponseMessage {
+        origin,
+        parts: vec![Part::Raw {
+            json: r#"{"type":"server_tool_use","id":"s","name":"g","input":{}}"#.into(),
+        }],
+        ..ResponseMessage::default()
+    };
+    let ours = || Message::Assistant(paused(from(Wire::AnthropicMessages, "m")));
+    let count = |messages: Vec<Message>| sent_messages(messages).as_array().unwrap().len();
+    assert_eq!(count(vec![user("a"), ours()]), 2);
+    assert_eq!(count(vec![user("a"), ours(), user("b")]), 1);
+}
+
+#[test]
+fn tools_that_may_not_be_called_stay_listed() {
+    let request = ModelRequest {
+        tool_choice: ToolChoice::None,
+        parallel_tool_calls: Some(false),
+        ..with_tools(asking([user("a")]))
+    };
+    let body = sent(&request);
+    assert_eq!(body["tool_choice"], json!({"type": "none"}));
+    assert_eq!(body["tools"].as_array().unwrap().len(), 2);
+    for (choice, expected) in [
+        (ToolChoice::Required, json!({"type": "any"})),
+        (ToolChoice::Tool("add".into()), json!({"type": "tool", "name": "add"})),
+    ] {
+        let request = ModelRequest { tool_choice: choice, ..with_tools(asking([user("a")])) };
+        assert_eq!(sent(&request)["tool_choice"], expected);
+    }
+}
+
+#[test]
+fn extra_members_win_over_wishes_but_not_over_what_the_host_relies_on() {
+    let extra = json!({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 4096,
+        "stream": false, "messages": []});
+    let request =
+        ModelRequest { extra_body: extra.as_object().unwrap().clone(), ..asking([user("a")]) };
+    let body = sent(&request);
+    assert_eq!((&body["max_tokens"], &body["stream"]), (&json!(4096), &json!(true)));
+    assert_eq!(body["thinking"]["budget_tokens"], 1024);
+    assert_eq!(body["messages"].as_array().unwrap().len(), 1);
+}
