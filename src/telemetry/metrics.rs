@@ -63,7 +63,7 @@ pub struct Metrics {
     conflicts: PerValue<bool>,
 }
 
-const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 8] = [
+const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 9] = [
     None,
     Some(ProviderErrorKind::Connect),
     Some(ProviderErrorKind::Timeout),
@@ -72,6 +72,7 @@ const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 8] = [
     Some(ProviderErrorKind::InStream),
     Some(ProviderErrorKind::Malformed),
     Some(ProviderErrorKind::TooLarge),
+    Some(ProviderErrorKind::Unavailable),
 ];
 
 const ODDITIES: [Oddity; 4] =
@@ -374,6 +375,7 @@ pub(super) fn error_word(kind: ProviderErrorKind) -> &'static str {
         ProviderErrorKind::InStream => "in_stream",
         ProviderErrorKind::Malformed => "malformed",
         ProviderErrorKind::TooLarge => "too_large",
+        ProviderErrorKind::Unavailable => "unavailable",
     }
 }
 
@@ -601,7 +603,7 @@ mod tests {
         };
         assert_eq!(ones(names::RUNS.name), 10);
         assert_eq!(ones(names::ARGUMENTS_ODD.name), 4);
-        assert_eq!(ones(names::ATTEMPTS.name), 8);
+        assert_eq!(ones(names::ATTEMPTS.name), 9);
         assert_eq!(value(&page, "callsheet_sessions{state=\"idle\"}"), 3.0);
         assert_eq!(value(&page, "callsheet_queued_inputs"), 3.0);
         assert_eq!(value(&page, "callsheet_sessions{state=\"running\"}"), 2.0);
