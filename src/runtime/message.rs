@@ -9,10 +9,11 @@ use ractor::{ActorRef, RpcReplyPort};
 use serde_json::Value;
 
 use super::agent::Agent;
-use super::caps::Reservation;
 use super::error::HostError;
+use super::gate::HeldPass;
 use super::gauge::Held;
 use super::model::ModelRequest;
+use super::places::Reservation;
 use super::report::RunReport;
 use super::request::RunRequest;
 use super::snapshot::SessionSnapshot;
@@ -90,8 +91,11 @@ pub(super) enum AccumulatorMessage {
     BeginTurn(Box<TurnStart>),
     /// A chunk of the response was decoded. The next is read after the reply.
     DeltasReceived { turn: u32, attempt: u32, batch: Vec<Delta>, reply: RpcReplyPort<()> },
-    /// An exchange is over.
-    ResponseEnded { turn: u32, attempt: u32, end: ResponseEnd },
+    /// The request of an exchange had to wait for a place of its model, and goes out now.
+    RequestSent { turn: u32, attempt: u32 },
+    /// An exchange is over. Its model's breaker wants to know how it is judged; there is none to
+    /// know if nobody was asked.
+    ResponseEnded { turn: u32, attempt: u32, end: ResponseEnd, pass: Option<HeldPass> },
     /// The turn of a call that waited for a place of its tool has come.
     PlaceGranted { key: CallKey },
     /// A tool's actor is gone.

@@ -1,8 +1,8 @@
-//! How many calls of a tool may run at once in the whole host, and whose turn it is.
+//! Places of which there are only so many in the whole host, and whose turn it is.
 //!
-//! A tool with a cap has so many places. While all are taken, calls wait: the sessions take turns,
-//! and the calls of one session come in the order in which they asked. So a session with many
-//! waiting calls does not hold up another's first.
+//! While all are taken, whoever asks waits: the sessions take turns, and those of one session come
+//! in the order in which they asked. So a session of which many wait does not hold up another's
+//! first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -13,61 +13,55 @@ use parking_lot::Mutex;
 use ractor::ActorId;
 
 use super::gauge::{Gauge, Held};
-use crate::tool::Registry;
 use crate::turn::Place;
 
-/// The tools of a host that have a cap. Clones have the same places.
-#[derive(Clone, Debug)]
-pub(super) struct Caps {
-    tools: Arc<BTreeMap<String, Arc<Cap>>>,
+/// So many places of one kind.
+#[derive(Debug)]
+pub(super) struct Places {
+    max: NonZeroU32,
+    /// Held for short sections, never over an await, and not while anybody is told.
+    queue: Mutex<Queue>,
     waiting: Gauge,
 }
 
-impl Caps {
-    /// The caps of these tools; `waiting` counts the calls that wait.
-    pub(super) fn new(tools: &Registry, waiting: Gauge) -> Self {
-        let caps = tools.iter().filter_map(|(name, tool)| {
-            let max = tool.spec.max_concurrent?;
-            Some((name.to_owned(), Arc::new(Cap { max, queue: Mutex::default() })))
-        });
-        Self { tools: Arc::new(caps.collect()), waiting }
+impl Places {
+    /// Nobody has one yet; `waiting` counts who waits.
+    pub(super) fn new(max: NonZeroU32, waiting: Gauge) -> Arc<Self> {
+        Arc::new(Self { max, queue: Mutex::default(), waiting })
     }
 
-    /// Takes a place of a tool for a call of a session, or one in the session's line. When the
-    /// turn of a call that waits has come, `granted` is called, by whoever has made room: it must
-    /// be quick. Nothing is reserved of a tool without a cap.
+    /// Takes a place for a session, or one in the session's line. When the turn of one that waits
+    /// has come, `granted` is called, by whoever has made room: it must be quick.
     pub(super) fn reserve(
-        &self,
-        tool: &str,
+        self: &Arc<Self>,
         session: ActorId,
         granted: impl FnOnce() + Send + 'static,
-    ) -> (Place, Option<Reservation>) {
-        let Some(cap) = self.tools.get(tool) else { return (Place::Granted, None) };
-        let mut queue = cap.queue.lock();
+    ) -> (Place, Reservation) {
+        let mut queue = self.queue.lock();
         let number = queue.next_number();
-        let place = if queue.taken < cap.max.get() {
+        let place = if queue.taken < self.max.get() {
             queue.taken += 1;
             Place::Granted
         } else {
-            let call = Waiting { granted: Box::new(granted), _held: self.waiting.hold() };
-            queue.enter(session, number, call);
+            let waiting = Waiting { granted: Box::new(granted), _held: self.waiting.hold() };
+            queue.enter(session, number, waiting);
             Place::Waiting
         };
-        (place, Some(Reservation { cap: Arc::clone(cap), session, number }))
+        (place, Reservation { places: Arc::clone(self), session, number })
     }
 }
 
-/// A call's place of its tool, or its place in the line. Dropped, it is given up.
+/// A place, or a place in the line. Dropped, it is given up.
 #[derive(Debug)]
 pub(super) struct Reservation {
-    cap: Arc<Cap>,
+    places: Arc<Places>,
     session: ActorId,
     number: u64,
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut queue = self.cap.queue.lock();
+        let mut queue = self.places.queue.lock();
         let own = queue.leave(self.session, self.number);
         let next = if own.is_none() { queue.hand_on() } else { None };
         drop(queue);
@@ -77,28 +71,21 @@ impl Drop for Reservation {
     }
 }
 
-#[derive(Debug)]
-struct Cap {
-    max: NonZeroU32,
-    /// Held for short sections, never over an await, and not while anybody is told.
-    queue: Mutex<Queue>,
-}
-
-/// Who has a place of one tool, and who waits. While somebody waits, all places are taken.
+/// Who has a place, and who waits. While somebody waits, all places are taken.
 #[derive(Debug, Default)]
 struct Queue {
     taken: u32,
     numbers: u64,
     lines: HashMap<ActorId, Line>,
-    /// The sessions with waiting calls, in the order in which they are served.
+    /// The sessions of which somebody waits, in the order in which they are served.
     turns: BTreeMap<u64, ActorId>,
 }
 
-/// The waiting calls of a session, by number; never empty.
+/// Who waits of a session, by number; never empty.
 #[derive(Debug)]
 struct Line {
     turn: u64,
-    calls: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, Waiting>,
 }
 
 struct Waiting {
@@ -112,40 +99,40 @@ impl Queue {
         self.numbers
     }
 
-    fn enter(&mut self, session: ActorId, number: u64, call: Waiting) {
+    fn enter(&mut self, session: ActorId, number: u64, waiting: Waiting) {
         let turns = &mut self.turns;
         let line = self.lines.entry(session).or_insert_with(|| {
             turns.insert(number, session);
-            Line { turn: number, calls: BTreeMap::new() }
+            Line { turn: number, waiting: BTreeMap::new() }
         });
-        line.calls.insert(number, call);
+        line.waiting.insert(number, waiting);
     }
 
-    /// Takes a call out of its line, if it waits.
+    /// Takes one out of its line, if it waits.
     fn leave(&mut self, session: ActorId, number: u64) -> Option<Waiting> {
         let line = self.lines.get_mut(&session)?;
-        let call = line.calls.remove(&number)?;
-        if line.calls.is_empty() {
+        let waiting = line.waiting.remove(&number)?;
+        if line.waiting.is_empty() {
             self.turns.remove(&line.turn);
             self.lines.remove(&session);
         }
-        Some(call)
+        Some(waiting)
     }
 
-    /// Gives the place of a call that is over to the first of the session whose turn it is, which
-    /// then stands behind the others; nobody's, it is free.
+    /// Gives a place that was left to the first of the session whose turn it is, which then stands
+    /// behind the others; nobody's, it is free.
     fn hand_on(&mut self) -> Option<Waiting> {
         let turn = self.next_number();
         let first = self.turns.pop_first().and_then(|(_, session)| {
             let line = self.lines.get_mut(&session)?;
-            let (_, call) = line.calls.pop_first()?;
-            if line.calls.is_empty() {
+            let (_, waiting) = line.waiting.pop_first()?;
+            if line.waiting.is_empty() {
                 self.lines.remove(&session);
             } else {
                 line.turn = turn;
                 self.turns.insert(turn, session);
             }
-            Some(call)
+            Some(waiting)
         });
         if first.is_none() {
             self.taken = self.taken.saturating_sub(1);
@@ -168,37 +155,21 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 
-    struct Capped(u32);
-
-    #[async_trait::async_trait]
-    impl Tool for Capped {
-        fn spec(&self) -> ToolSpec {
-            ToolSpec::with_schema("capped", "", InputSchema::of::<()>()).max_concurrent(self.0)
-        }
-
-        async fn run(&self, _: ToolContext) -> Result<ToolOutput, ToolError> {
-            Ok("".into())
-        }
-    }
-
-    fn caps(max: u32) -> Caps {
-        let mut tools = Registry::new();
-        tools.register(Capped(max)).unwrap();
-        Caps::new(&tools, Gauge::default())
+    fn places(max: u32) -> Arc<Places> {
+        Places::new(NonZeroU32::new(max).unwrap(), Gauge::default())
     }
 
     /// Calls by name, and in which order they were granted their places.
     struct Calls {
-        caps: Caps,
+        places: Arc<Places>,
         granted: Arc<Mutex<Vec<&'static str>>>,
         held: HashMap<&'static str, Reservation>,
     }
 
     impl Calls {
         fn new(max: u32) -> Self {
-            Self { caps: caps(max), granted: Arc::default(), held: HashMap::new() }
+            Self { places: places(max), granted: Arc::default(), held: HashMap::new() }
         }
 
         /// The first letter of a call says whose it is.
@@ -207,11 +178,11 @@ mod tests {
                 let granted = Arc::clone(&self.granted);
                 let session = ActorId::Local(u64::from(call.as_bytes()[0]));
                 let (place, reservation) =
-                    self.caps.reserve("capped", session, move || granted.lock().push(call));
+                    self.places.reserve(session, move || granted.lock().push(call));
                 if place == Place::Granted {
                     self.granted.lock().push(call);
                 }
-                self.held.insert(call, reservation.unwrap());
+                self.held.insert(call, reservation);
             }
         }
 
@@ -227,9 +198,9 @@ mod tests {
 
         #[track_caller]
         fn is_empty(&self) {
-            let queue = self.caps.tools["capped"].queue.lock();
+            let queue = self.places.queue.lock();
             assert!(queue.lines.is_empty() && queue.turns.is_empty() && queue.taken == 0);
-            assert_eq!(self.caps.waiting.count(), 0);
+            assert_eq!(self.places.waiting.count(), 0);
         }
     }
 
@@ -237,7 +208,7 @@ mod tests {
     fn sessions_take_turns_and_calls_of_one_come_in_their_order() {
         let mut calls = Calls::new(1);
         calls.ask(&["a1", "a2", "a3", "a4", "b1", "b2", "c1"]);
-        assert_eq!(calls.caps.waiting.count(), 6);
+        assert_eq!(calls.places.waiting.count(), 6);
         let order = ["a1", "a2", "b1", "c1", "a3", "b2", "a4"];
         for (ended, call) in order.iter().enumerate() {
             calls.granted(&order[..=ended]);
@@ -261,42 +232,36 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_without_a_cap_reserves_nothing() {
-        let (place, reservation) = caps(1).reserve("other", ActorId::Local(1), || ());
-        assert!(place == Place::Granted && reservation.is_none());
-    }
-
-    #[test]
     fn a_thousand_sessions_that_come_and_go_leave_an_empty_queue() {
-        let caps = caps(3);
+        let places = places(3);
         for round in 0..3 {
             let mut held: Vec<_> = (0..1000)
                 .flat_map(|n| [n, n])
-                .map(|n| caps.reserve("capped", ActorId::Local(n), || ()).1)
+                .map(|n| places.reserve(ActorId::Local(n), || ()).1)
                 .collect();
-            assert_eq!(caps.waiting.count(), 1997);
+            assert_eq!(places.waiting.count(), 1997);
             // In another order each time.
             held.rotate_left(round * 700);
             drop(held);
-            assert_eq!(caps.waiting.count(), 0);
-            let queue = caps.tools["capped"].queue.lock();
+            assert_eq!(places.waiting.count(), 0);
+            let queue = places.queue.lock();
             assert!(queue.lines.is_empty() && queue.turns.is_empty() && queue.taken == 0);
         }
     }
 
     #[test]
     fn no_turn_is_lost_between_threads() {
-        let caps = caps(2);
+        let places = places(2);
         let running = Arc::new(std::sync::atomic::AtomicU32::new(0));
         std::thread::scope(|scope| {
             for session in 0..4 {
-                let (caps, running) = (caps.clone(), Arc::clone(&running));
+                let (places, running) = (Arc::clone(&places), Arc::clone(&running));
                 scope.spawn(move || {
                     for round in 0..2000 {
                         let (tell, told) = std::sync::mpsc::channel();
                         let session = ActorId::Local(session);
                         let (place, reservation) =
-                            caps.reserve("capped", session, move || tell.send(()).unwrap_or(()));
+                            places.reserve(session, move || tell.send(()).unwrap_or(()));
                         // Some go before their turn has come.
                         if place == Place::Waiting && round % 3 > 0 {
                             told.recv_timeout(Duration::from_secs(20)).unwrap();
@@ -311,7 +276,7 @@ mod tests {
                 });
             }
         });
-        assert_eq!((caps.waiting.count(), caps.tools["capped"].queue.lock().taken), (0, 0));
+        assert_eq!((places.waiting.count(), places.queue.lock().taken), (0, 0));
     }
 
     /// The rule as one would write it down: a line for each session, in the order of their turns.
@@ -358,13 +323,13 @@ mod tests {
             // A session asks, or any call that is there ends.
             steps in prop::collection::vec((0_u64..4, any::<prop::sample::Index>(), any::<bool>()), 0..80),
         ) {
-            let (caps, granted) = (caps(max), Arc::new(Mutex::new(Vec::new())));
+            let (places, granted) = (places(max), Arc::new(Mutex::new(Vec::new())));
             let (mut model, mut held) = (Model::default(), Vec::new());
             for (call, (session, which, asks)) in steps.into_iter().enumerate() {
                 if asks || held.is_empty() {
                     let order = Arc::clone(&granted);
                     let tell = move || order.lock().push(call);
-                    let (place, own) = caps.reserve("capped", ActorId::Local(session), tell);
+                    let (place, own) = places.reserve(ActorId::Local(session), tell);
                     if place == Place::Granted {
                         granted.lock().push(call);
                     }
@@ -377,7 +342,7 @@ mod tests {
                 }
                 prop_assert_eq!(&*granted.lock(), &model.granted);
                 let waiting: usize = model.lines.iter().map(|(_, line)| line.len()).sum();
-                prop_assert_eq!(caps.waiting.count(), waiting);
+                prop_assert_eq!(places.waiting.count(), waiting);
             }
         }
     }

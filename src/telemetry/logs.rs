@@ -13,6 +13,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use super::metrics::error_word;
 use crate::event::{CallLabel, Event, Published, RunStats, TurnSummary};
+use crate::turn::BreakerChange;
 use crate::types::{FailureKind, ProviderError, RunEnd, RunError, ToolResult, excerpt};
 
 /// Characters of a provider's message or of odd arguments that a line shows.
@@ -96,6 +97,16 @@ pub fn log(published: &Published) {
             }
         }
         Event::HistoryRepaired { repairs } => line!(error, of, repairs, "history_repaired"),
+    }
+}
+
+/// Logs that a model's breaker has opened or closed, which is of no run alone.
+pub(super) fn breaker_changed(model: &str, change: BreakerChange) {
+    match change {
+        BreakerChange::Opened { failures, time } => {
+            warn!(model, failures, open_for_ms = millis(time), "model_breaker_opened");
+        }
+        BreakerChange::Closed => info!(model, "model_breaker_closed"),
     }
 }
 

@@ -8,6 +8,7 @@ use ::metrics::{Counter, Gauge, Histogram};
 
 use super::families::{PerName, PerTool, PerValue, SharedRecorder};
 use super::handles::{AgentHandles, ModelHandles};
+use super::models::ModelMeter;
 use super::names;
 use crate::event::{Event, Oddity, RunStats, TurnSummary};
 use crate::types::{
@@ -232,6 +233,12 @@ impl Metrics {
         }
     }
 
+    /// The metrics of a configured model.
+    #[must_use]
+    pub fn model(&self, name: &str) -> ModelMeter {
+        ModelMeter::new(&self.recorder, name)
+    }
+
     /// Sets how many open sessions are in a state.
     pub fn sessions(&self, state: SessionState, count: usize) {
         if let Some((_, gauge)) = self.sessions.iter().find(|(known, _)| *known == state) {
@@ -303,6 +310,10 @@ impl Metrics {
         error: Option<&ProviderError>,
     ) {
         self.attempts.increment(error.map(|error| error.kind));
+        if error.is_some_and(|error| error.kind == ProviderErrorKind::Unavailable) {
+            // Nobody was asked, and so nothing took any time.
+            return;
+        }
         let handles = self.models.handles(model, |model| ModelHandles::new(&self.recorder, model));
         match error {
             None => handles.duration.record(duration),
@@ -429,6 +440,7 @@ mod tests {
         for event in samples::every() {
             telemetry.metrics().record(&event);
         }
+        let _model = telemetry.metrics().model("main");
         let page = telemetry.render();
         for metric in names::ALL {
             let (name, help) = (metric.name, metric.help);
@@ -564,14 +576,16 @@ mod tests {
             error,
         };
         let trouble = ProviderError::new(ProviderErrorKind::InStream, "broke");
+        let unasked = ProviderError::new(ProviderErrorKind::Unavailable, "it is not asked");
         let model = "gen_ai_operation_name=\"chat\",gen_ai_request_model=\"m\"";
         let series = |name: &str, more: &str| format!("{name}{{{model}{more}}}");
         let duration = "gen_ai_client_operation_duration_seconds_count";
         let tokens = "gen_ai_client_token_usage_sum";
         check(
-            &[ended(None), ended(Some(trouble))],
+            &[ended(None), ended(Some(trouble)), ended(Some(unasked))],
             &[
                 ("callsheet_attempts_total{outcome=\"ok\"}", 1.0),
+                ("callsheet_attempts_total{outcome=\"unavailable\"}", 1.0),
                 ("callsheet_attempts_total{outcome=\"in_stream\"}", 1.0),
                 (&series(duration, ""), 1.0),
                 (&series(duration, ",error_type=\"in_stream\""), 1.0),
