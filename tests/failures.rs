@@ -196,6 +196,28 @@ async fn an_error_that_comes_with_status_200_is_judged_like_its_own_status() {
 }
 
 #[tokio::test]
+async fn without_streams_the_same_is_asked_for_again_and_nothing_is_rolled_back() {
+    let stage = Stage::new();
+    let answers = [
+        Response::status(503),
+        Response { cut_after_chunks: Some(1), ..text() },
+        Response::raw("application/json", [""]),
+        Response::text("Plainly."),
+    ];
+    let world = world(Script::of(answers), registry(&stage), |config| {
+        model(config).stream = false;
+        model(config).max_attempts = 4;
+    })
+    .await;
+    let report = world.run("go").await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Plainly."));
+    let streamed = world.requests().iter().filter(|r| r.body["stream"] == true).count();
+    assert_eq!((world.requests().len(), streamed), (4, 0));
+    let page = world.host.telemetry().render();
+    assert!(page.contains("\nstreaming_rollbacks_total 0\n"));
+}
+
+#[tokio::test]
 async fn a_body_that_is_no_response_is_asked_for_again() {
     recovers_from(Response::raw("text/event-stream", [""])).await;
     recovers_from(Response::raw("application/json", [""])).await;

@@ -107,9 +107,9 @@ impl Actor for AccumulatorActor {
                 let _ = reply.send(());
                 return Ok(());
             }
-            AccumulatorMessage::RequestSent { turn, attempt } => {
+            AccumulatorMessage::RequestPlace { turn, attempt, place } => {
                 let Some((current, now)) = state.exchange(turn, attempt) else { return Ok(()) };
-                current.turn.handle_request_sent(now);
+                current.turn.handle_request_place(now, place);
             }
             AccumulatorMessage::ResponseEnded { turn, attempt, end, pass } => {
                 let Some((current, now)) = state.exchange(turn, attempt) else { return Ok(()) };

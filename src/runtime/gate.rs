@@ -51,8 +51,6 @@ pub struct ModelStatus {
 pub(super) struct Entered {
     pub(super) seat: Seat,
     pub(super) pass: HeldPass,
-    /// How long it had to wait for its place.
-    pub(super) waited: Duration,
 }
 
 /// A place at a model, for as long as the exchange lasts. Dropped, it is given to the next.
@@ -87,48 +85,51 @@ impl Gate {
         })
     }
 
-    /// Waits for a place. Dropping the future, or what it gives, leaves nothing behind.
+    /// Waits for a place, and tells of the wait's beginning and end if there is one. Dropping the
+    /// future, or what it gives, leaves nothing behind.
     ///
     /// # Errors
     /// As soon as it is known that the model is not asked, also during the wait.
     pub(super) async fn enter(
         self: &Arc<Self>,
         session: ActorId,
+        tell: impl Fn(Place),
     ) -> Result<Entered, ProviderError> {
         self.check()?;
         let began = Instant::now();
-        let (tell, told) = oneshot::channel();
+        let (grant, granted) = oneshot::channel();
         let (place, reservation) = self.places.reserve(session, move || {
             // One who is gone gives the place back.
-            let _ = tell.send(());
+            let _ = grant.send(());
         });
-        let waited = match place {
-            Place::Granted => Duration::ZERO,
-            Place::Waiting => {
-                let _shown = self.meter.request_waiting();
-                self.wait(told).await?;
-                began.elapsed()
-            }
-        };
+        let waits = place == Place::Waiting;
+        if waits {
+            tell(place);
+            let _shown = self.meter.request_waiting();
+            self.wait(granted).await?;
+        }
         let pass = self.admit()?;
-        self.meter.queue_wait(waited);
+        if waits {
+            tell(Place::Granted);
+        }
+        self.meter.queue_wait(if waits { began.elapsed() } else { Duration::ZERO });
         let seat = Seat {
             _reservation: reservation,
             _in_flight: self.in_flight.hold(),
             _shown: self.meter.request_in_flight(),
         };
-        Ok(Entered { seat, pass, waited })
+        Ok(Entered { seat, pass })
     }
 
-    async fn wait(&self, told: oneshot::Receiver<()>) -> Result<(), ProviderError> {
-        let mut told = std::pin::pin!(told);
+    async fn wait(&self, granted: oneshot::Receiver<()>) -> Result<(), ProviderError> {
+        let mut granted = std::pin::pin!(granted);
         loop {
             let mut opened = std::pin::pin!(self.opened.notified());
             // Enabled before the look, so that no opening falls between the two.
             opened.as_mut().enable();
             self.check()?;
             tokio::select! {
-                _ = &mut told => return Ok(()),
+                _ = &mut granted => return Ok(()),
                 () = opened => {}
             }
         }
@@ -160,16 +161,20 @@ impl Gate {
         }
     }
 
-    /// What is known of the model, which has this name. Shows it as well: that time has made an
-    /// open breaker half open is told by nobody.
-    pub(super) fn status(&self, name: &str) -> ModelStatus {
+    /// Shows how far the breaker is open: that time has made an open one half open is told by
+    /// nobody.
+    pub(super) fn show(&self) -> BreakerState {
         let breaker = self.breaker.lock();
         let state = breaker.state(self.now());
         self.meter.breaker(state);
-        drop(breaker);
+        state
+    }
+
+    /// What is known of the model, which has this name.
+    pub(super) fn status(&self, name: &str) -> ModelStatus {
         ModelStatus {
             name: name.to_owned(),
-            breaker: state,
+            breaker: self.show(),
             in_flight: self.in_flight.count(),
             waiting: self.waiting.count(),
         }
@@ -234,7 +239,7 @@ mod tests {
     }
 
     async fn enter(gate: &Arc<Gate>, session: u64) -> Result<Entered, ProviderError> {
-        gate.enter(ActorId::Local(session)).await
+        gate.enter(ActorId::Local(session), |_| ()).await
     }
 
     /// Whether a request is not let through, and when it may be.
@@ -248,22 +253,21 @@ mod tests {
     async fn a_place_is_held_until_it_is_dropped_and_those_who_leave_lose_nothing() {
         let gate = gate(1, 5);
         let first = enter(&gate, 1).await.unwrap();
-        assert_eq!(first.waited, Duration::ZERO);
+        let told = Mutex::new(Vec::new());
         let mut gone = Box::pin(enter(&gate, 2));
         let mut late = Box::pin(enter(&gate, 3));
-        let mut next = Box::pin(enter(&gate, 4));
-        for waiting in [&mut gone, &mut late, &mut next] {
-            assert!(poll!(waiting).is_pending());
-        }
+        let mut next = Box::pin(gate.enter(ActorId::Local(4), |place| told.lock().push(place)));
+        assert!(poll!(&mut gone).is_pending() && poll!(&mut late).is_pending());
+        assert!(poll!(&mut next).is_pending());
+        assert_eq!(*told.lock(), [Place::Waiting]);
         check(&gate, BreakerState::Closed, 1, 3);
         drop(gone);
         check(&gate, BreakerState::Closed, 1, 2);
-        advance(Duration::from_secs(2)).await;
         drop(first);
         // Its turn has come, but it goes before it knows.
         drop(late);
         let Poll::Ready(Ok(entered)) = poll!(next) else { panic!("it has the place") };
-        assert_eq!(entered.waited, Duration::from_secs(2));
+        assert_eq!(*told.lock(), [Place::Waiting, Place::Granted]);
         check(&gate, BreakerState::Closed, 1, 0);
         drop(entered);
         check(&gate, BreakerState::Closed, 0, 0);
@@ -272,7 +276,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_for_a_model_that_is_not_asked() {
         let gate = gate(1, 1);
-        let Entered { seat, pass, .. } = enter(&gate, 1).await.unwrap();
+        let Entered { seat, pass } = enter(&gate, 1).await.unwrap();
         let mut waiting = Box::pin(enter(&gate, 2));
         assert!(poll!(&mut waiting).is_pending());
         pass.settle(Some(&failure()));

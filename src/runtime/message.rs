@@ -21,7 +21,8 @@ use crate::context::Variables;
 use crate::event::ApprovalRequest;
 use crate::record::{Record, Seq, StopMode};
 use crate::turn::{
-    ApprovalError, AttemptPlan, CancelReason, Decision, ResponseEnd, ToolDone, TurnRecord, TurnSpec,
+    ApprovalError, AttemptPlan, CancelReason, Decision, Place, ResponseEnd, ToolDone, TurnRecord,
+    TurnSpec,
 };
 use crate::types::{CallKey, RunId, SessionId, ToolCall, ToolResult};
 use crate::wire::Delta;
@@ -91,8 +92,8 @@ pub(super) enum AccumulatorMessage {
     BeginTurn(Box<TurnStart>),
     /// A chunk of the response was decoded. The next is read after the reply.
     DeltasReceived { turn: u32, attempt: u32, batch: Vec<Delta>, reply: RpcReplyPort<()> },
-    /// The request of an exchange had to wait for a place of its model, and goes out now.
-    RequestSent { turn: u32, attempt: u32 },
+    /// The request of an exchange waits for a place at its model, or has waited and has it.
+    RequestPlace { turn: u32, attempt: u32, place: Place },
     /// An exchange is over. Its model's breaker wants to know how it is judged; there is none to
     /// know if nobody was asked.
     ResponseEnded { turn: u32, attempt: u32, end: ResponseEnd, pass: Option<HeldPass> },

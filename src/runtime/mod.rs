@@ -214,6 +214,11 @@ impl Host {
         self.inner.shared.sessions().iter().map(SessionSummary::from).collect()
     }
 
+    /// Sets the metrics of what there is now, as is done every 5 seconds as well.
+    pub fn bring_metrics_up_to_date(&self) {
+        self.inner.shared.show_counts();
+    }
+
     /// Its metrics.
     #[must_use]
     pub fn telemetry(&self) -> &Telemetry {

@@ -121,8 +121,7 @@ impl Shared {
         metrics.calls_waiting(self.gauges.waiting.count());
         metrics.threads_abandoned(self.gauges.abandoned.count());
         for model in self.models.values() {
-            // Looked at, they are shown.
-            let _ = model.status();
+            model.gate.show();
         }
         metrics.sessions(SessionState::Running, runs);
         metrics.sessions(SessionState::Idle, sessions.saturating_sub(runs));

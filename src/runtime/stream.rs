@@ -100,13 +100,15 @@ impl Reader {
             tokio::time::sleep(plan.wait).await;
         }
         let (turn, attempt) = (self.turn, self.attempt);
-        let Entered { seat, pass, waited } = match self.model.gate.enter(self.session).await {
+        let tell = |place| {
+            // An accumulator that is gone takes this task with it.
+            let message = AccumulatorMessage::RequestPlace { turn, attempt, place };
+            let _ = self.accumulator.cast(message);
+        };
+        let Entered { seat, pass } = match self.model.gate.enter(self.session, tell).await {
             Ok(entered) => entered,
             Err(error) => return self.ended(ResponseEnd::Failed(error), None),
         };
-        if !waited.is_zero() {
-            let _ = self.accumulator.cast(AccumulatorMessage::RequestSent { turn, attempt });
-        }
         let mut exchange = self.exchange(&plan, &request);
         drop(request);
         let end = loop {

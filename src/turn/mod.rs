@@ -197,13 +197,6 @@ impl Turn {
         }
     }
 
-    /// The request of the open attempt goes out only now: it had to wait for a place of its model,
-    /// and what is measured of the exchange begins with it.
-    pub fn handle_request_sent(&mut self, now: Duration) {
-        self.clock.advance(now);
-        self.asked_at = self.now();
-    }
-
     /// The exchange is over.
     pub fn handle_response_end(&mut self, now: Duration, end: ResponseEnd) {
         self.clock.advance(now);
