@@ -192,6 +192,10 @@ async fn an_error_that_comes_with_status_200_is_judged_like_its_own_status() {
         let mut run = world.session.start_run("go").await.expect("a run");
         until_event(&mut run.events, |event| event["wait_ms"] == 100_000).await;
         world.session.stop(StopMode::Now).await.expect("a stop");
+        let headers = should_retry("false", 200).headers;
+        let (world, _) = scripted([Response { headers, ..told(503, kind) }]).await;
+        let report = world.run("go").await;
+        assert_eq!((report.run_end, world.requests().len()), (RunEnd::Failed, 1), "{kind}");
     }
 }
 

@@ -7,8 +7,8 @@
 //!
 //! An attempt for which the model was not asked at all, because its breaker is open, uses up none
 //! of its attempts: with another model left that one is asked at once, without one it is waited
-//! until the model may be asked again. All such waits of a turn with one model together are as
-//! long as one that a service may ask for.
+//! until the model may be asked again. Each such wait is at most as long as one that a service may
+//! ask for, and all of a turn together as long as one for each of the model's attempts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,7 +108,9 @@ impl Attempts {
         self.unasked += 1;
         let wait = self.backoff(self.unasked).max(earliest);
         self.waited = self.waited.saturating_add(wait);
-        (self.waited <= RETRY_AFTER_MAX).then(|| self.next(wait))
+        let waited_max = RETRY_AFTER_MAX.saturating_mul(self.model().max_attempts);
+        let may_wait = wait <= RETRY_AFTER_MAX && self.waited <= waited_max;
+        may_wait.then(|| self.next(wait))
     }
 
     /// The next model begins anew, if there is one.
@@ -304,16 +306,15 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_ever_for_a_model_that_is_not_asked() {
-        for seconds in [0, 1, 30, 60, 120] {
-            let mut attempts = attempts(1, 1);
+        for (seconds, max_attempts) in [(0, 1), (1, 1), (30, 1), (60, 3), (100, 3), (120, 2)] {
+            let mut attempts = attempts(max_attempts, 1);
             attempts.first();
-            let mut waited = Duration::ZERO;
+            let (mut waited, longest) = (Duration::ZERO, RETRY_AFTER_MAX * max_attempts);
             while let Some(plan) = attempts.after(&unavailable(seconds), true) {
                 waited += plan.wait;
-                assert!(plan.attempt < 200);
+                assert!(plan.attempt < 50);
             }
-            assert!(waited <= RETRY_AFTER_MAX, "{seconds}: {waited:?}");
-            assert!(waited >= RETRY_AFTER_MAX / 2, "{seconds}: {waited:?}");
+            assert!(waited <= longest && waited >= longest / 2, "{seconds}: {waited:?}");
         }
         let mut attempts = attempts(1, 1);
         attempts.first();
