@@ -70,6 +70,9 @@ connect_timeout = "1s"
 first_event_timeout = "2m"
 idle_timeout = "250ms"
 max_attempts = 1
+max_concurrent_requests = 8
+breaker_failures = 2
+breaker_open_for = "5s"
 max_output_tokens = 100
 temperature = 1
 headers = { X-Team = "one two" }
@@ -94,6 +97,9 @@ extra_body = { seed = 4, nested = { on = true } }
         first_event_timeout: Duration::from_secs(120),
         idle_timeout: Duration::from_millis(250),
         max_attempts: 1,
+        max_concurrent_requests: NonZeroU32::new(8),
+        breaker_failures: Some(2),
+        breaker_open_for: Duration::from_secs(5),
         max_output_tokens: Some(100),
         temperature: Some(1.0),
         headers: [("x-team".to_owned(), "one two".to_owned())].into(),
@@ -103,6 +109,18 @@ extra_body = { seed = 4, nested = { on = true } }
     assert_eq!(*model, expected);
     assert!(!config.needs_rehearsal());
     assert_eq!(config.agents["default"].model, "main", "the only model is everybody's");
+}
+
+#[test]
+fn a_model_may_have_no_cap_and_no_breaker() {
+    let text = "[models.main]\nmodel = 'x'\nbase_url = 'http://h'\n";
+    let usual = &parse(text).models["main"];
+    assert_eq!(usual.max_concurrent_requests, NonZeroU32::new(256));
+    assert_eq!(usual.breaker_failures, Some(5));
+    assert_eq!(usual.breaker_open_for, Duration::from_secs(30));
+    let without = format!("{text}max_concurrent_requests = 0\nbreaker_failures = 0\n");
+    let without = &parse(&without).models["main"];
+    assert_eq!((without.max_concurrent_requests, without.breaker_failures), (None, None));
 }
 
 #[test]
@@ -309,6 +327,14 @@ fn what_is_wrong_with_a_model() {
             "5: models.main.max_attempts: must not be negative, and is -1",
             "6: models.main.temperature: is a number from 0 to 2, not 3",
             "7: models.main.stream: is true or false, not \"no\"",
+        ],
+    );
+    check(
+        &model("max_concurrent_requests = -1\nbreaker_failures = '5'\nbreaker_open_for = '0s'\n"),
+        &[
+            "4: models.main.max_concurrent_requests: must not be negative, and is -1",
+            "5: models.main.breaker_failures: is a whole number, not \"5\"",
+            "6: models.main.breaker_open_for: must be longer than 0",
         ],
     );
     check(

@@ -6,12 +6,13 @@ mod support;
 use std::time::Duration;
 
 use callsheet::config::Config;
+use callsheet::record::StopMode;
 use callsheet::rehearsal::{At, Call, Finish, Response, Script};
 use callsheet::tool::Registry;
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::{Value, json};
 use support::tools::{Stage, registry};
-use support::{World, events, parallel, results, within, world};
+use support::{World, events, parallel, results, until_event, within, world};
 
 fn call(tool: &str, id: &str) -> Call {
     Call::new(tool, json!({"id": id})).id(&format!("call-{id}"))
@@ -138,6 +139,98 @@ async fn server_errors_and_rate_limits_are_tried_again() {
     let begun = std::time::SystemTime::now();
     recovers_from(limited).await;
     assert!(begun.elapsed().expect("time goes on") >= Duration::from_secs(1), "it was waited");
+}
+
+/// What a service says of asking it once more.
+fn should_retry(word: &str, status: u16) -> Response {
+    let headers = [("x-should-retry".to_owned(), word.to_owned())].into();
+    Response { headers, ..Response::status(status) }
+}
+
+#[tokio::test]
+async fn the_services_own_word_on_asking_once_more_counts() {
+    recovers_from(should_retry("true", 422)).await;
+    for status in [429, 503] {
+        let (world, _) = scripted([should_retry("false", status)]).await;
+        assert_eq!(world.run("go").await.run_end, RunEnd::Failed);
+        assert_eq!(world.requests().len(), 1, "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_date_to_come_back_at_is_kept() {
+    for (wait, earliest_ms, latest_ms) in [(100, 95_000, 100_000), (-100, 0, 500)] {
+        let date = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(wait);
+        let date = jiff::fmt::rfc2822::to_string(&date.to_zoned(jiff::tz::TimeZone::UTC));
+        let limited = Response { retry_after: date.ok(), ..Response::status(429) };
+        let (world, _) = scripted([limited]).await;
+        let mut run = world.session.start_run("go").await.expect("a run");
+        until_event(&mut run.events, |event| {
+            let waits = event["wait_ms"].as_u64().filter(|_| event["type"] == "attempt");
+            waits.is_some_and(|ms| (earliest_ms..=latest_ms).contains(&ms))
+        })
+        .await;
+        world.session.stop(StopMode::Now).await.expect("a stop");
+    }
+}
+
+#[tokio::test]
+async fn an_error_that_comes_with_status_200_is_judged_like_its_own_status() {
+    let told = |code: u16, kind: &str| {
+        let error = json!({"error": {"message": "so it is", "code": code}}).to_string();
+        let body = if kind == "application/json" { error } else { format!("data: {error}\n\n") };
+        Response::raw(kind, [body])
+    };
+    for kind in ["application/json", "text/event-stream"] {
+        recovers_from(told(503, kind)).await;
+        let (world, _) = scripted([told(401, kind)]).await;
+        let report = world.run("go").await;
+        assert_eq!((report.run_end, world.requests().len()), (RunEnd::Failed, 1), "{kind}");
+        // The wish of a response counts for the error within it.
+        let limited = Response { retry_after: Some("100".into()), ..told(429, kind) };
+        let (world, _) = scripted([limited]).await;
+        let mut run = world.session.start_run("go").await.expect("a run");
+        until_event(&mut run.events, |event| event["wait_ms"] == 100_000).await;
+        world.session.stop(StopMode::Now).await.expect("a stop");
+        let headers = should_retry("false", 200).headers;
+        let (world, _) = scripted([Response { headers, ..told(503, kind) }]).await;
+        let report = world.run("go").await;
+        assert_eq!((report.run_end, world.requests().len()), (RunEnd::Failed, 1), "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn without_streams_the_same_is_asked_for_again_and_nothing_is_rolled_back() {
+    let stage = Stage::new();
+    let answers = [
+        Response::status(503),
+        Response { cut_after_chunks: Some(1), ..text() },
+        Response::raw("application/json", [""]),
+        Response::text("Plainly."),
+    ];
+    let world = world(Script::of(answers), registry(&stage), |config| {
+        model(config).stream = false;
+        model(config).max_attempts = 4;
+    })
+    .await;
+    let report = world.run("go").await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Plainly."));
+    let streamed = world.requests().iter().filter(|r| r.body["stream"] == true).count();
+    assert_eq!((world.requests().len(), streamed), (4, 0));
+    let page = world.host.telemetry().render();
+    assert!(page.contains("\nstreaming_rollbacks_total 0\n"));
+}
+
+#[tokio::test]
+async fn a_body_that_is_no_response_is_asked_for_again() {
+    recovers_from(Response::raw("text/event-stream", [""])).await;
+    recovers_from(Response::raw("application/json", [""])).await;
+    recovers_from(Response::raw("text/html", ["<!doctype html><p>Log in"])).await;
+    // The service has told its error, and keeps the stream open all the same.
+    let told = "data: {\"error\":{\"message\":\"overloaded\"}}\n\n";
+    let open =
+        Response { stall_after_chunks: Some(1), ..Response::raw("text/event-stream", [told]) };
+    recovers_from(open).await;
 }
 
 #[tokio::test]

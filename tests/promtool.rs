@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 fn promtool_finds_nothing_on_the_page() {
     let telemetry = Telemetry::new(&["clock".to_owned()]);
     events().into_iter().for_each(|event| telemetry.observe(&published(event)));
+    telemetry.metrics().model("main").queue_wait(Duration::from_secs(1));
     let page = telemetry.render();
     for metric in names::ALL {
         let head = format!("# TYPE {} ", metric.name);

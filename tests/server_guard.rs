@@ -129,7 +129,9 @@ async fn unknown_paths_and_methods_are_errors_like_all_others() {
 async fn health_and_the_first_page_are_there() {
     let service = service().await;
     assert_eq!(service.get("/healthz").await.json(), json!({"status": "ok"}));
-    assert_eq!(service.get("/readyz").await.json(), json!({"status": "ready"}));
+    let models = json!({"rehearsal": {"breaker": "closed", "in_flight": 0, "waiting": 0}});
+    let ready = json!({"status": "ready", "models": models});
+    assert_eq!(service.get("/readyz").await.json(), ready);
     let metrics = service.get("/metrics").await;
     let kind = metrics.header("content-type").unwrap();
     assert!(kind.starts_with("text/plain; version=0.0.4"), "{kind}");

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use toml::de::DeValue;
@@ -31,6 +32,12 @@ pub struct ModelConfig {
     pub idle_timeout: Duration,
     /// How many attempts a turn has with this model.
     pub max_attempts: u32,
+    /// How many requests to it may be open at once in the whole host; none: any number.
+    pub max_concurrent_requests: Option<NonZeroU32>,
+    /// After so many failures in a row it is not asked for a while; none: it always is.
+    pub breaker_failures: Option<u32>,
+    /// How long it is not asked then. Doubles each time that it is tried in vain, up to eightfold.
+    pub breaker_open_for: Duration,
     /// The longest answer asked for.
     pub max_output_tokens: Option<u32>,
     /// How freely it answers.
@@ -70,6 +77,9 @@ impl ModelConfig {
             first_event_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(30),
             max_attempts: 3,
+            max_concurrent_requests: NonZeroU32::new(256),
+            breaker_failures: Some(5),
+            breaker_open_for: Duration::from_secs(30),
             max_output_tokens: None,
             temperature: None,
             headers: BTreeMap::new(),
@@ -113,6 +123,15 @@ impl ModelConfig {
             max_attempts: section
                 .read("max_attempts", values::count)
                 .unwrap_or(default.max_attempts),
+            max_concurrent_requests: section
+                .read("max_concurrent_requests", values::number)
+                .map_or(default.max_concurrent_requests, NonZeroU32::new),
+            breaker_failures: section
+                .read("breaker_failures", values::limit)
+                .unwrap_or(default.breaker_failures),
+            breaker_open_for: section
+                .read("breaker_open_for", values::time)
+                .unwrap_or(default.breaker_open_for),
             max_output_tokens: section.read("max_output_tokens", values::count),
             temperature: section.read("temperature", temperature),
             headers: section.read("headers", headers).unwrap_or_default(),

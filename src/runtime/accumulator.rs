@@ -7,15 +7,18 @@ use std::time::Duration;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::time::Instant;
 
-use super::caps::{Caps, Reservation};
+use super::caps::Caps;
+use super::gate::HeldPass;
 use super::gauge::{Gauges, Held};
 use super::message::{
     AccumulatorMessage, DecisionReply, SessionMessage, StreamMessage, SupervisorMessage, ToolStart,
     TurnStart,
 };
 use super::model::ModelRequest;
+use super::places::Reservation;
 use super::publish::Publisher;
 use super::task::Task;
+use crate::event::Event;
 use crate::journal::{Appended, SessionLog};
 use crate::record::Record;
 use crate::turn::{ApprovalError, Effect, Place, Turn};
@@ -56,6 +59,8 @@ struct Current {
     idempotency_scope: String,
     /// The places of tools with a cap that calls have or wait for, until they start.
     places: HashMap<CallKey, Reservation>,
+    /// Of the exchange that is over and will be judged next.
+    pass: Option<HeldPass>,
     began: Instant,
     /// How many records the turn has asked for.
     records: u64,
@@ -102,8 +107,13 @@ impl Actor for AccumulatorActor {
                 let _ = reply.send(());
                 return Ok(());
             }
-            AccumulatorMessage::ResponseEnded { turn, attempt, end } => {
+            AccumulatorMessage::RequestPlace { turn, attempt, place } => {
                 let Some((current, now)) = state.exchange(turn, attempt) else { return Ok(()) };
+                current.turn.handle_request_place(now, place);
+            }
+            AccumulatorMessage::ResponseEnded { turn, attempt, end, pass } => {
+                let Some((current, now)) = state.exchange(turn, attempt) else { return Ok(()) };
+                current.pass = pass;
                 current.turn.handle_response_end(now, end);
             }
             AccumulatorMessage::PlaceGranted { key } => {
@@ -172,6 +182,7 @@ impl Current {
             request,
             idempotency_scope,
             places: HashMap::new(),
+            pass: None,
             began,
             records: 0,
             stored: 0,
@@ -364,7 +375,14 @@ impl AccumulatorSetup {
             Effect::Abort(key) => {
                 let _ = self.supervisor.cast(SupervisorMessage::AbortTool { key });
             }
-            Effect::Emit(event) => self.publisher.publish(&of.run, of.number, event),
+            Effect::Emit(event) => {
+                if let Event::AttemptEnded { error, .. } = &event
+                    && let Some(pass) = of.pass.take()
+                {
+                    pass.settle(error.as_ref());
+                }
+                self.publisher.publish(&of.run, of.number, event);
+            }
             Effect::Release(result) => {
                 let epoch = self.epoch;
                 let _ = self.session.cast(SessionMessage::ResultReleased { epoch, result });

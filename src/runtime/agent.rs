@@ -32,9 +32,9 @@ impl Agent {
     pub(super) fn all(
         config: &Config,
         registry: Registry,
+        configured: &Arc<BTreeMap<String, Arc<Model>>>,
     ) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
         let registry = Arc::new(registry);
-        let configured = Arc::new(Model::all(config)?);
         let agents = config.agents.iter().map(|(name, agent)| {
             let known = |model: &String| {
                 let missing = || format!("agent {name:?}: there is no model {model:?}");
@@ -42,7 +42,7 @@ impl Agent {
             };
             let fallbacks: Result<_, _> = agent.fallback_models.iter().map(known).collect();
             let models = ModelChain::new(known(&agent.model)?, fallbacks?);
-            let agent = Self::new(name, agent, models, &configured, &registry);
+            let agent = Self::new(name, agent, models, configured, &registry);
             Ok((name.clone(), Arc::new(agent)))
         });
         agents.collect()

@@ -9,10 +9,11 @@ use ractor::{ActorRef, RpcReplyPort};
 use serde_json::Value;
 
 use super::agent::Agent;
-use super::caps::Reservation;
 use super::error::HostError;
+use super::gate::HeldPass;
 use super::gauge::Held;
 use super::model::ModelRequest;
+use super::places::Reservation;
 use super::report::RunReport;
 use super::request::RunRequest;
 use super::snapshot::SessionSnapshot;
@@ -20,7 +21,8 @@ use crate::context::Variables;
 use crate::event::ApprovalRequest;
 use crate::record::{Record, Seq, StopMode};
 use crate::turn::{
-    ApprovalError, AttemptPlan, CancelReason, Decision, ResponseEnd, ToolDone, TurnRecord, TurnSpec,
+    ApprovalError, AttemptPlan, CancelReason, Decision, Place, ResponseEnd, ToolDone, TurnRecord,
+    TurnSpec,
 };
 use crate::types::{CallKey, Content, RunId, SessionId, ToolCall, ToolResult};
 use crate::wire::Delta;
@@ -90,8 +92,11 @@ pub(super) enum AccumulatorMessage {
     BeginTurn(Box<TurnStart>),
     /// A chunk of the response was decoded. The next is read after the reply.
     DeltasReceived { turn: u32, attempt: u32, batch: Vec<Delta>, reply: RpcReplyPort<()> },
-    /// An exchange is over.
-    ResponseEnded { turn: u32, attempt: u32, end: ResponseEnd },
+    /// The request of an exchange waits for a place at its model, or has waited and has it.
+    RequestPlace { turn: u32, attempt: u32, place: Place },
+    /// An exchange is over. Its model's breaker wants to know how it is judged; there is none to
+    /// know if nobody was asked.
+    ResponseEnded { turn: u32, attempt: u32, end: ResponseEnd, pass: Option<HeldPass> },
     /// The turn of a call that waited for a place of its tool has come.
     PlaceGranted { key: CallKey },
     /// A tool's actor is gone.

@@ -13,6 +13,7 @@ mod agent;
 mod blocking;
 mod caps;
 mod error;
+mod gate;
 mod gauge;
 mod handle;
 mod host;
@@ -20,6 +21,7 @@ mod ids;
 mod message;
 pub mod model;
 mod models;
+mod places;
 mod publish;
 mod report;
 mod request;
@@ -43,8 +45,10 @@ use serde_json::Value;
 use tokio::time::timeout;
 
 pub use crate::event::StatsReport;
+pub use crate::turn::BreakerState;
 pub use crate::types::SessionState;
 pub use error::HostError;
+pub use gate::ModelStatus;
 pub use handle::{ReportFuture, SessionHandle, SessionSummary, StartedRun};
 pub use report::{CallReport, RunReport};
 pub use request::RunRequest;
@@ -62,6 +66,7 @@ use caps::Caps;
 use gauge::Gauges;
 use host::HostActor;
 use message::{HostMessage, SessionMessage};
+use models::Model;
 use shared::Shared;
 
 /// How long a cancelled run, and then the host itself, may take to end.
@@ -137,13 +142,16 @@ impl Host {
         tools.apply(&config.tools);
         let names: Vec<String> = tools.iter().map(|(name, _)| name.to_owned()).collect();
         let gauges = Gauges::default();
-        let caps = Caps::new(&tools, gauges.waiting.clone());
-        let agents = Agent::all(&config, tools)?;
+        let caps = Caps::new(&tools, &gauges.waiting);
+        let telemetry = Telemetry::new(&names);
+        let models = Arc::new(Model::all(&config, &telemetry)?);
+        let agents = Agent::all(&config, tools, &models)?;
         let cancel_grace = agents.values().map(|agent| agent.limits().cancel_grace).max();
         let shared = Arc::new(Shared {
             agents,
             journal,
-            telemetry: Telemetry::new(&names),
+            telemetry,
+            models,
             pool: BlockingPool::new(BLOCKING_THREADS_MAX, gauges.abandoned.clone()),
             caps,
             gauges,
@@ -206,13 +214,24 @@ impl Host {
         self.inner.shared.sessions().iter().map(SessionSummary::from).collect()
     }
 
+    /// Sets the metrics of what there is now, as is done every 5 seconds as well.
+    pub fn bring_metrics_up_to_date(&self) {
+        self.inner.shared.show_counts();
+    }
+
     /// Its metrics.
     #[must_use]
     pub fn telemetry(&self) -> &Telemetry {
         &self.inner.shared.telemetry
     }
 
-    /// Whether it takes sessions and runs.
+    /// What is known of its configured models now, by name.
+    #[must_use]
+    pub fn models(&self) -> Vec<ModelStatus> {
+        self.inner.shared.models.values().map(|model| model.status()).collect()
+    }
+
+    /// Whether it takes sessions and runs. That a model does not answer changes nothing of that.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let running = matches!(

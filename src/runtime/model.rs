@@ -2,7 +2,7 @@
 //!
 //! Usable alone, without a host: [`ModelClient::complete`] for one answer, [`ModelClient::stream`]
 //! for its pieces. It makes one exchange at a time and repeats none; whether to try again is the
-//! turn's decision.
+//! turn's decision. Caps and breakers are the host's, so that alone it has neither.
 
 mod exchange;
 mod response;

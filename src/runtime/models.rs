@@ -6,8 +6,10 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::error::HostError;
+use super::gate::{Gate, ModelStatus};
 use super::model::{ModelClient, ModelRequest};
 use crate::config::{Config, ModelConfig};
+use crate::telemetry::Telemetry;
 use crate::turn::{ModelPlan, ModelPlans};
 use crate::types::Origin;
 
@@ -17,6 +19,7 @@ pub(super) struct Model {
     /// Its name in the configuration.
     pub(super) name: String,
     pub(super) client: ModelClient,
+    pub(super) gate: Arc<Gate>,
     plan: ModelPlan,
     max_output_tokens: Option<u32>,
     temperature: Option<f64>,
@@ -26,21 +29,26 @@ pub(super) struct Model {
 
 impl Model {
     /// The models of a configuration, by their names there. Agents that ask the same one share
-    /// its connections.
-    pub(super) fn all(config: &Config) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
+    /// its connections, its places and its breaker.
+    pub(super) fn all(
+        config: &Config,
+        telemetry: &Telemetry,
+    ) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
         let models = config.models.iter().map(|(name, model)| {
-            let model = Self::new(name, model)?;
+            let gate = Gate::new(model, telemetry.metrics().model(name));
+            let model = Self::new(name, model, gate)?;
             Ok((name.clone(), Arc::new(model)))
         });
         models.collect()
     }
 
-    fn new(name: &str, config: &ModelConfig) -> Result<Self, HostError> {
+    fn new(name: &str, config: &ModelConfig, gate: Arc<Gate>) -> Result<Self, HostError> {
         let client =
             ModelClient::new(config).map_err(|e| HostError::Config(format!("{name}: {e}")))?;
         Ok(Self {
             name: name.to_owned(),
             client,
+            gate,
             plan: ModelPlan {
                 origin: Arc::new(Origin { wire: config.wire, model: config.model.clone() }),
                 streamed: config.stream,
@@ -51,6 +59,11 @@ impl Model {
             extra_body: config.extra_body.clone(),
             omit_body: config.omit_body.clone(),
         })
+    }
+
+    /// What is known of it now.
+    pub(super) fn status(&self) -> ModelStatus {
+        self.gate.status(&self.name)
     }
 
     /// The same request for this model. Messages and tools stay shared.

@@ -13,6 +13,7 @@ use super::caps::Caps;
 use super::error::HostError;
 use super::gauge::{Gauges, Held};
 use super::handle::SessionHandle;
+use super::models::Model;
 use crate::journal::Journal;
 use crate::telemetry::Telemetry;
 use crate::types::{SessionId, SessionState};
@@ -20,6 +21,7 @@ use crate::types::{SessionId, SessionState};
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) agents: BTreeMap<String, Arc<Agent>>,
+    pub(super) models: Arc<BTreeMap<String, Arc<Model>>>,
     pub(super) journal: Arc<dyn Journal>,
     pub(super) telemetry: Telemetry,
     pub(super) gauges: Gauges,
@@ -118,6 +120,9 @@ impl Shared {
         metrics.queued_inputs(self.gauges.queued.count());
         metrics.calls_waiting(self.gauges.waiting.count());
         metrics.threads_abandoned(self.gauges.abandoned.count());
+        for model in self.models.values() {
+            model.gate.show();
+        }
         metrics.sessions(SessionState::Running, runs);
         metrics.sessions(SessionState::Idle, sessions.saturating_sub(runs));
     }

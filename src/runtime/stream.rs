@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use futures::FutureExt as _;
 use ractor::rpc::CallResult;
-use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 
+use super::gate::{Entered, HeldPass};
 use super::gauge::{Gauges, Held};
 use super::message::{Accumulator, AccumulatorMessage, StreamMessage};
 use super::model::{Exchange, ModelRequest};
@@ -22,6 +23,7 @@ pub(super) struct StreamActor;
 /// What a reader needs.
 pub(super) struct StreamSetup {
     pub(super) models: Arc<ModelChain>,
+    pub(super) session: ActorId,
     pub(super) gauges: Gauges,
 }
 
@@ -55,6 +57,7 @@ impl Actor for StreamActor {
             StreamMessage::Request { turn, plan, request, to } => {
                 let reader = Reader {
                     model: Arc::clone(state.setup.models.at(plan.model)),
+                    session: state.setup.session,
                     turn,
                     attempt: plan.attempt,
                     accumulator: to,
@@ -85,6 +88,7 @@ impl Actor for StreamActor {
 /// The read loop.
 struct Reader {
     model: Arc<Model>,
+    session: ActorId,
     turn: u32,
     attempt: u32,
     accumulator: Accumulator,
@@ -95,9 +99,18 @@ impl Reader {
         if !plan.wait.is_zero() {
             tokio::time::sleep(plan.wait).await;
         }
+        let (turn, attempt) = (self.turn, self.attempt);
+        let tell = |place| {
+            // An accumulator that is gone takes this task with it.
+            let message = AccumulatorMessage::RequestPlace { turn, attempt, place };
+            let _ = self.accumulator.cast(message);
+        };
+        let Entered { seat, pass } = match self.model.gate.enter(self.session, tell).await {
+            Ok(entered) => entered,
+            Err(error) => return self.ended(ResponseEnd::Failed(error), None),
+        };
         let mut exchange = self.exchange(&plan, &request);
         drop(request);
-        let (turn, attempt) = (self.turn, self.attempt);
         let end = loop {
             let batch = match exchange.next().await {
                 Some(Ok(batch)) => batch,
@@ -111,7 +124,15 @@ impl Reader {
             // An accumulator that is gone takes this task with it.
             let Ok(CallResult::Success(())) = taken.await else { return };
         };
-        let _ = self.accumulator.cast(AccumulatorMessage::ResponseEnded { turn, attempt, end });
+        // The next request may be sent before this end is judged.
+        drop((exchange, seat));
+        self.ended(end, Some(pass));
+    }
+
+    fn ended(&self, end: ResponseEnd, pass: Option<HeldPass>) {
+        let (turn, attempt) = (self.turn, self.attempt);
+        let ended = AccumulatorMessage::ResponseEnded { turn, attempt, end, pass };
+        let _ = self.accumulator.cast(ended);
     }
 
     /// The turn's request is made for its first model, asked in that model's usual way.

@@ -6,9 +6,9 @@ use parking_lot::Mutex;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
 use super::blocking::BlockingPool;
-use super::caps::Reservation;
 use super::gauge::Held;
 use super::message::ToolMessage;
+use super::places::Reservation;
 use crate::tool::{Tool, ToolContext, ToolError, ToolOutput};
 use crate::types::{FailureKind, ToolOutcome, ToolStatus};
 

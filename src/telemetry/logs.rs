@@ -13,6 +13,7 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use super::metrics::error_word;
 use crate::event::{CallLabel, Event, Published, RunStats, TurnSummary};
+use crate::turn::BreakerChange;
 use crate::types::{FailureKind, ProviderError, RunEnd, RunError, ToolResult, excerpt};
 
 /// Characters of a provider's message or of odd arguments that a line shows.
@@ -97,6 +98,16 @@ pub fn log(published: &Published) {
             }
         }
         Event::HistoryRepaired { repairs } => line!(error, of, repairs, "history_repaired"),
+    }
+}
+
+/// Logs that a model's breaker has opened or closed, which is of no run alone.
+pub(super) fn breaker_changed(model: &str, change: BreakerChange) {
+    match change {
+        BreakerChange::Opened { failures, time } => {
+            warn!(model, failures, open_for_ms = millis(time), "model_breaker_opened");
+        }
+        BreakerChange::Closed => info!(model, "model_breaker_closed"),
     }
 }
 
@@ -384,8 +395,14 @@ mod tests {
             let all = subscriber(LogFormat::Text, EnvFilter::new("trace"), false, std::io::sink);
             tracing::subscriber::set_global_default(all).unwrap();
             samples::every().into_iter().for_each(|event| log(&published(event)));
+            CHANGES.into_iter().for_each(|change| breaker_changed("main", change));
         });
     }
+
+    const CHANGES: [BreakerChange; 2] = [
+        BreakerChange::Opened { failures: 5, time: Duration::from_secs(30) },
+        BreakerChange::Closed,
+    ];
 
     /// What these events write at a level.
     fn written(format: LogFormat, level: &str, events: &[Event]) -> String {
@@ -574,6 +591,24 @@ mod tests {
                 }),
             )],
         );
+    }
+
+    #[test]
+    fn a_breaker_that_opens_is_a_warning_and_one_that_closes_is_told() {
+        keep_every_line_enabled();
+        let page = Page::default();
+        let writer = page.clone();
+        let filter = EnvFilter::new("info");
+        let subscriber = subscriber(LogFormat::Text, filter, false, move || writer.clone());
+        tracing::subscriber::with_default(subscriber, || {
+            CHANGES.into_iter().for_each(|to| breaker_changed("main", to))
+        });
+        let text = String::from_utf8(std::mem::take(&mut page.0.lock())).unwrap();
+        let (opened, closed) = text.split_once('\n').unwrap();
+        assert!(opened.contains("WARN") && closed.contains("INFO"), "{text}");
+        let fields = "model_breaker_opened model=\"main\" failures=5 open_for_ms=30000";
+        assert!(opened.ends_with(fields), "{text}");
+        assert!(closed.trim_end().ends_with("model_breaker_closed model=\"main\""), "{text}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use ::metrics::{Counter, Gauge, Histogram};
 
 use super::families::{PerName, PerTool, PerValue, SharedRecorder};
 use super::handles::{AgentHandles, ModelHandles};
+use super::models::ModelMeter;
 use super::names;
 use crate::event::{Event, Oddity, RunStats, ServiceCallStatus, TurnSummary};
 use crate::types::{
@@ -64,7 +65,7 @@ pub struct Metrics {
     conflicts: PerValue<bool>,
 }
 
-const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 8] = [
+const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 9] = [
     None,
     Some(ProviderErrorKind::Connect),
     Some(ProviderErrorKind::Timeout),
@@ -73,6 +74,7 @@ const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 8] = [
     Some(ProviderErrorKind::InStream),
     Some(ProviderErrorKind::Malformed),
     Some(ProviderErrorKind::TooLarge),
+    Some(ProviderErrorKind::Unavailable),
 ];
 
 const ODDITIES: [Oddity; 4] =
@@ -236,6 +238,12 @@ impl Metrics {
         }
     }
 
+    /// The metrics of a configured model.
+    #[must_use]
+    pub fn model(&self, name: &str) -> ModelMeter {
+        ModelMeter::new(&self.recorder, name)
+    }
+
     /// Sets how many open sessions are in a state.
     pub fn sessions(&self, state: SessionState, count: usize) {
         if let Some((_, gauge)) = self.sessions.iter().find(|(known, _)| *known == state) {
@@ -307,6 +315,10 @@ impl Metrics {
         error: Option<&ProviderError>,
     ) {
         self.attempts.increment(error.map(|error| error.kind));
+        if error.is_some_and(|error| error.kind == ProviderErrorKind::Unavailable) {
+            // Nobody was asked, and so nothing took any time.
+            return;
+        }
         let handles = self.models.handles(model, |model| ModelHandles::new(&self.recorder, model));
         match error {
             None => handles.duration.record(duration),
@@ -379,6 +391,7 @@ pub(super) fn error_word(kind: ProviderErrorKind) -> &'static str {
         ProviderErrorKind::InStream => "in_stream",
         ProviderErrorKind::Malformed => "malformed",
         ProviderErrorKind::TooLarge => "too_large",
+        ProviderErrorKind::Unavailable => "unavailable",
     }
 }
 
@@ -432,6 +445,7 @@ mod tests {
         for event in samples::every() {
             telemetry.metrics().record(&event);
         }
+        let _model = telemetry.metrics().model("main");
         let page = telemetry.render();
         for metric in names::ALL {
             let (name, help) = (metric.name, metric.help);
@@ -582,14 +596,16 @@ mod tests {
             error,
         };
         let trouble = ProviderError::new(ProviderErrorKind::InStream, "broke");
+        let unasked = ProviderError::new(ProviderErrorKind::Unavailable, "it is not asked");
         let model = "gen_ai_operation_name=\"chat\",gen_ai_request_model=\"m\"";
         let series = |name: &str, more: &str| format!("{name}{{{model}{more}}}");
         let duration = "gen_ai_client_operation_duration_seconds_count";
         let tokens = "gen_ai_client_token_usage_sum";
         check(
-            &[ended(None), ended(Some(trouble))],
+            &[ended(None), ended(Some(trouble)), ended(Some(unasked))],
             &[
                 ("callsheet_attempts_total{outcome=\"ok\"}", 1.0),
+                ("callsheet_attempts_total{outcome=\"unavailable\"}", 1.0),
                 ("callsheet_attempts_total{outcome=\"in_stream\"}", 1.0),
                 (&series(duration, ""), 1.0),
                 (&series(duration, ",error_type=\"in_stream\""), 1.0),
@@ -621,7 +637,7 @@ mod tests {
         };
         assert_eq!(ones(names::RUNS.name), 10);
         assert_eq!(ones(names::ARGUMENTS_ODD.name), 4);
-        assert_eq!(ones(names::ATTEMPTS.name), 8);
+        assert_eq!(ones(names::ATTEMPTS.name), 9);
         assert_eq!(value(&page, "callsheet_sessions{state=\"idle\"}"), 3.0);
         assert_eq!(value(&page, "callsheet_queued_inputs"), 3.0);
         assert_eq!(value(&page, "callsheet_sessions{state=\"running\"}"), 2.0);

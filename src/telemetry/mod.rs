@@ -1,7 +1,8 @@
 //! What the outside sees of a host: metrics, logs, and the subscribers of a session.
 //!
-//! Everything here is fed by [`Published`](crate::event::Published) events, and knows nothing of
-//! HTTP, of actors or of how a turn works. No metric and no recorder is global to the process, so
+//! What happens in runs is told by [`Published`](crate::event::Published) events; what is true of
+//! the host as a whole is set by its own methods. Nothing here knows of HTTP, of actors or of how
+//! a turn works. No metric and no recorder is global to the process, so
 //! that several hosts in one process each have their own page.
 
 pub mod bus;
@@ -10,9 +11,11 @@ mod families;
 mod handles;
 pub mod logs;
 mod metrics;
+mod models;
 pub mod names;
 
 pub use bus::{Bus, Delivery, Subscription};
 pub use exporter::Telemetry;
 pub use logs::{LogFormat, init};
 pub use metrics::Metrics;
+pub use models::{ModelMeter, Shown};

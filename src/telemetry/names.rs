@@ -177,6 +177,16 @@ metrics! {
         "Exchanges with a model by outcome: ok, or the kind of trouble.";
     FALLBACKS "callsheet_model_fallbacks_total" Kind::Counter, Count, [],
         "Times that a turn went on with the next of its agent's models.";
+    MODEL_REQUESTS "callsheet_model_requests_in_flight" Kind::Gauge, Count, ["model"],
+        "Requests to a configured model whose response has not ended.";
+    MODEL_WAITING "callsheet_model_requests_waiting" Kind::Gauge, Count, ["model"],
+        "Requests that wait because max_concurrent_requests of their model are open.";
+    MODEL_QUEUE_WAIT "callsheet_model_queue_wait_seconds" Kind::Histogram(MIDDLE), Seconds, ["model"],
+        "How long requests that were sent had waited because max_concurrent_requests of their model were open, 0 included.";
+    BREAKER_STATE "callsheet_model_breaker_state" Kind::Gauge, Count, ["model"],
+        "Whether a configured model is asked: 0 it is, 1 one request at a time finds out, 2 it is not because it failed too often.";
+    BREAKER_OPENED "callsheet_model_breaker_opened_total" Kind::Counter, Count, ["model"],
+        "Times that a configured model was not asked any more for a while because it failed too often.";
     ARGUMENTS_ODD "callsheet_arguments_odd_total" Kind::Counter, Count, ["oddity"],
         "Tool calls with arguments that were cut off, invalid, encoded twice or changed after the seal.";
     LIMITS_REACHED "callsheet_limits_reached_total" Kind::Counter, Count, ["limit"],

@@ -1,12 +1,24 @@
 //! The exchanges with a model: begun, begun anew, and counted when they are over.
 
-use super::effect::{AttemptPlan, Effect, TurnRules};
+use std::time::Duration;
+
+use super::effect::{AttemptPlan, Effect, Place, TurnRules};
 use super::{Accumulator, AccumulatorLimits, Turn};
 use crate::event::Event;
 use crate::record::Record;
 use crate::types::ProviderError;
 
 impl Turn {
+    /// The host has a place at its model for the request of the open attempt, or has none yet.
+    /// What is measured of the exchange begins when the request is sent.
+    pub fn handle_request_place(&mut self, now: Duration, place: Place) {
+        self.clock.advance(now);
+        self.asked_at = match place {
+            Place::Granted => self.now(),
+            Place::Waiting => Duration::MAX,
+        };
+    }
+
     pub(super) fn ask(&mut self) {
         let plan = self.attempts.first();
         self.begin_attempt(plan);
@@ -51,8 +63,13 @@ impl Turn {
             return;
         }
         self.usage += self.response.usage();
-        // A cancel during the wait: nobody was asked.
-        let Some(duration) = self.now().checked_sub(self.asked_at) else { return };
+        let duration = match self.now().checked_sub(self.asked_at) {
+            Some(duration) => duration,
+            // It gave up to wait because the model is not asked.
+            None if error.is_some() => Duration::ZERO,
+            // A cancel during the wait: nobody was asked.
+            None => return,
+        };
         self.emit(Event::AttemptEnded {
             model: self.model_name(&self.plan),
             streamed: self.plan.streamed,

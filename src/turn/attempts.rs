@@ -4,6 +4,11 @@
 //! the next model begins anew, at once. Every error leads there: what one service refuses (a
 //! request too long for it, a key that expired) another may take, and one that no service takes
 //! costs one request each.
+//!
+//! An attempt for which the model was not asked at all, because its breaker is open, uses up none
+//! of its attempts: with another model left that one is asked at once, without one it is waited
+//! until the model may be asked again. Each such wait is at most as long as one that a service may
+//! ask for, and all of a turn together as long as one for each of the model's attempts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,13 +36,26 @@ pub(super) struct Attempts {
     model: usize,
     /// Attempts with it; after a crash of the host, since then.
     with_model: u32,
+    /// In how many further ones in a row it was not asked.
+    unasked: u32,
+    /// How long was waited for it to be asked again.
+    waited: Duration,
     /// Of its streams.
     broken_streams: u32,
 }
 
 impl Attempts {
     pub(super) fn new(models: Arc<ModelPlans>, seed: u64) -> Self {
-        Self { models, seed, made: 0, model: 0, with_model: 0, broken_streams: 0 }
+        Self {
+            models,
+            seed,
+            made: 0,
+            model: 0,
+            with_model: 0,
+            unasked: 0,
+            waited: Duration::ZERO,
+            broken_streams: 0,
+        }
     }
 
     /// Goes on counting after a crash of the host, which was no attempt's fault: the model that
@@ -66,24 +84,41 @@ impl Attempts {
         error: &ProviderError,
         was_streamed: bool,
     ) -> Option<AttemptPlan> {
-        let broke_in_the_stream = match error.kind {
-            ProviderErrorKind::Transport
-            | ProviderErrorKind::Timeout
-            | ProviderErrorKind::Malformed
-            | ProviderErrorKind::InStream => was_streamed,
-            ProviderErrorKind::Connect
-            | ProviderErrorKind::Status
-            | ProviderErrorKind::TooLarge => false,
-        };
-        self.broken_streams += u32::from(broke_in_the_stream);
         let asked = error.retry_after.unwrap_or_default();
+        if error.kind == ProviderErrorKind::Unavailable {
+            return self.after_none(asked);
+        }
+        self.unasked = 0;
+        self.broken_streams += u32::from(was_streamed && is_broken_stream(error));
         let may_repeat = error.is_transient() && asked <= RETRY_AFTER_MAX;
         if may_repeat && self.with_model < self.model().max_attempts {
-            let wait = self.backoff().max(asked);
+            let wait = self.backoff(self.with_model).max(asked);
             return Some(self.next(wait));
         }
+        self.next_model()
+    }
+
+    /// The attempt after one for which the model was not asked, and may be in this time at the
+    /// earliest: until another session has found out how it is, nobody knows.
+    fn after_none(&mut self, earliest: Duration) -> Option<AttemptPlan> {
+        self.with_model = self.with_model.saturating_sub(1);
+        if let Some(plan) = self.next_model() {
+            return Some(plan);
+        }
+        self.unasked += 1;
+        let wait = self.backoff(self.unasked).max(earliest);
+        self.waited = self.waited.saturating_add(wait);
+        let waited_max = RETRY_AFTER_MAX.saturating_mul(self.model().max_attempts);
+        let may_wait = wait <= RETRY_AFTER_MAX && self.waited <= waited_max;
+        may_wait.then(|| self.next(wait))
+    }
+
+    /// The next model begins anew, if there is one.
+    fn next_model(&mut self) -> Option<AttemptPlan> {
         self.models.iter().nth(self.model + 1)?;
-        (self.model, self.with_model, self.broken_streams) = (self.model + 1, 0, 0);
+        self.model += 1;
+        (self.with_model, self.unasked, self.broken_streams) = (0, 0, 0);
+        self.waited = Duration::ZERO;
         Some(self.next(Duration::ZERO))
     }
 
@@ -100,11 +135,26 @@ impl Attempts {
 
     /// Doubles from attempt to attempt with one model; between half and all of that, spread by the
     /// seed so that many sessions do not come back at the same moment.
-    fn backoff(&self) -> Duration {
-        let doubled = WAIT_FIRST.saturating_mul(1 << self.with_model.saturating_sub(1).min(16));
+    fn backoff(&self, attempts: u32) -> Duration {
+        let doubled = WAIT_FIRST.saturating_mul(1 << attempts.saturating_sub(1).min(16));
         let full = doubled.min(WAIT_MAX);
         let spread = spread(self.seed, self.made);
         full / 2 + Duration::from_nanos((full.as_nanos() as u64 / 2).saturating_mul(spread) / 1024)
+    }
+}
+
+/// Whether another framing may help: the stream itself broke. An error with a status is judged
+/// like that status, whether or not it came within a stream.
+fn is_broken_stream(error: &ProviderError) -> bool {
+    match error.kind {
+        ProviderErrorKind::Transport
+        | ProviderErrorKind::Timeout
+        | ProviderErrorKind::Malformed => true,
+        ProviderErrorKind::InStream => error.status.is_none(),
+        ProviderErrorKind::Connect
+        | ProviderErrorKind::Status
+        | ProviderErrorKind::TooLarge
+        | ProviderErrorKind::Unavailable => false,
     }
 }
 
@@ -182,6 +232,93 @@ mod tests {
         assert_eq!(attempts.after(&limited, true).unwrap().wait, Duration::from_secs(7));
         limited.retry_after = Some(Duration::from_secs(3600));
         assert_eq!(attempts.after(&limited, true), None);
+    }
+
+    #[test]
+    fn an_error_within_a_response_is_judged_like_the_status_it_stands_for() {
+        let told =
+            |status| ProviderError { status: Some(status), ..error(ProviderErrorKind::InStream) };
+        for status in [400, 401, 403, 404, 413] {
+            let mut attempts = attempts(3, 1);
+            attempts.first();
+            assert_eq!(attempts.after(&told(status), true), None, "{status}");
+        }
+        for status in [429, 500, 529] {
+            let mut attempts = attempts(4, 1);
+            attempts.first();
+            let mut limited = told(status);
+            limited.retry_after = Some(Duration::from_secs(9));
+            for number in 2..=4 {
+                let plan = attempts.after(&limited, true).unwrap();
+                assert_eq!(shown(&plan), (number, 0, true), "no stream broke: {status}");
+                assert_eq!(plan.wait, Duration::from_secs(9));
+            }
+            assert_eq!(attempts.after(&limited, true), None);
+        }
+    }
+
+    #[test]
+    fn the_services_own_word_on_repeating_comes_first() {
+        for (status, retryable, again) in
+            [(400, true, true), (503, false, false), (429, false, false), (404, true, true)]
+        {
+            let mut attempts = attempts(2, 1);
+            attempts.first();
+            let mut error = error(ProviderErrorKind::Status);
+            (error.status, error.retryable) = (Some(status), Some(retryable));
+            assert_eq!(attempts.after(&error, true).is_some(), again, "{status} {retryable}");
+            assert_eq!(attempts.after(&error, true), None, "within its attempts");
+        }
+    }
+
+    /// Its breaker lets a request through in so many seconds.
+    fn unavailable(seconds: u64) -> ProviderError {
+        let retry_after = Some(Duration::from_secs(seconds));
+        ProviderError { retry_after, ..error(ProviderErrorKind::Unavailable) }
+    }
+
+    #[test]
+    fn a_model_that_is_not_asked_gives_way_to_the_next_at_once() {
+        let mut attempts = falling_back();
+        attempts.first();
+        let plan = attempts.after(&unavailable(30), true).unwrap();
+        assert_eq!((shown(&plan), plan.wait), ((2, 1, false), Duration::ZERO));
+        let plan = attempts.after(&unavailable(240), true).unwrap();
+        assert_eq!((shown(&plan), plan.wait), ((3, 2, true), Duration::ZERO));
+    }
+
+    #[test]
+    fn waiting_for_a_model_that_is_not_asked_uses_up_no_attempt() {
+        let mut attempts = attempts(2, 1);
+        attempts.first();
+        let broken = error(ProviderErrorKind::Connect);
+        attempts.after(&broken, true).unwrap();
+        let plan = attempts.after(&unavailable(30), true).unwrap();
+        assert_eq!((plan.attempt, plan.wait), (3, Duration::from_secs(30)));
+        // Another session is finding out: it is asked for more and more rarely.
+        let mut waits = Vec::new();
+        for _ in 0..4 {
+            waits.push(attempts.after(&unavailable(0), true).unwrap().wait);
+        }
+        assert!(waits.windows(2).all(|pair| pair[0] < pair[1]), "{waits:?}");
+        assert_eq!(attempts.after(&broken, true), None, "both of its attempts are made");
+    }
+
+    #[test]
+    fn nobody_waits_for_ever_for_a_model_that_is_not_asked() {
+        for (seconds, max_attempts) in [(0, 1), (1, 1), (30, 1), (60, 3), (100, 3), (120, 2)] {
+            let mut attempts = attempts(max_attempts, 1);
+            attempts.first();
+            let (mut waited, longest) = (Duration::ZERO, RETRY_AFTER_MAX * max_attempts);
+            while let Some(plan) = attempts.after(&unavailable(seconds), true) {
+                waited += plan.wait;
+                assert!(plan.attempt < 50);
+            }
+            assert!(waited <= longest && waited >= longest / 2, "{seconds}: {waited:?}");
+        }
+        let mut attempts = attempts(1, 1);
+        attempts.first();
+        assert_eq!(attempts.after(&unavailable(121), true), None);
     }
 
     #[test]

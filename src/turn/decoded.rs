@@ -76,7 +76,7 @@ fn describe_call(place: u64, call: &Bucket) -> Value {
 }
 
 fn describe_error(error: &ProviderError) -> Value {
-    let ProviderError { kind, status, code, message, retry_after: _ } = error;
+    let ProviderError { kind, status, code, message, retry_after: _, retryable: _ } = error;
     let kind: &ProviderErrorKind = kind;
     json!({ "message": message, "code": code, "status": status, "kind": kind })
 }

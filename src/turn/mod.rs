@@ -19,6 +19,7 @@
 //! | `budget` | what a run may use up, and how a turn ends that uses up more |
 //! | `asking` | the exchanges with a model, begun and counted |
 //! | `attempts` | whether, when and how a model is asked once more, and which |
+//! | `breaker` | when a model is not asked at all, because its service fails |
 //! | `reassembly` | outcomes in any order, released in call order |
 //! | `texts` | what the model is told of calls that did not simply run |
 //! | `resume` | a turn from its records |
@@ -34,6 +35,7 @@ mod approval;
 mod arguments;
 mod asking;
 mod attempts;
+mod breaker;
 mod bucket;
 mod budget;
 mod call;
@@ -67,6 +69,7 @@ use std::time::Duration;
 
 pub use accumulator::Accumulator;
 pub use arguments::{Arguments, understand};
+pub use breaker::{Breaker, BreakerChange, BreakerRules, BreakerState, NotAsked, Pass, Sign};
 pub use bucket::Bucket;
 pub use budget::Budget;
 pub use change::{AccumulatorLimits, Change, Changes};

@@ -81,6 +81,8 @@ pub enum ProviderErrorKind {
     Malformed,
     /// A hard cap of the decoder was reached.
     TooLarge,
+    /// The model was not asked, because it failed too often of late.
+    Unavailable,
 }
 
 /// Why an attempt failed.
@@ -97,19 +99,33 @@ pub struct ProviderError {
     pub message: String,
     /// How long the service asked us to wait.
     pub retry_after: Option<Duration>,
+    /// Whether the service itself said that another attempt may fare better; it knows best.
+    #[serde(default)]
+    pub retryable: Option<bool>,
 }
 
 impl ProviderError {
     /// An error of a kind with nothing but a message.
     #[must_use]
     pub fn new(kind: ProviderErrorKind, message: impl Into<String>) -> Self {
-        Self { kind, status: None, code: None, message: message.into(), retry_after: None }
+        Self {
+            kind,
+            status: None,
+            code: None,
+            message: message.into(),
+            retry_after: None,
+            retryable: None,
+        }
     }
 
-    /// Whether another attempt may fare better: transport trouble, timeouts, broken and failed
-    /// streams, and the statuses 408, 409, 429 and 5xx.
+    /// Whether another attempt may fare better: what the service said of that, or else transport
+    /// trouble, timeouts, broken and failed streams, and the statuses 408, 409, 429 and 5xx, also
+    /// where they stand for an error within a response.
     #[must_use]
     pub fn is_transient(&self) -> bool {
+        if let Some(retryable) = self.retryable {
+            return retryable;
+        }
         match self.status {
             Some(status) if status >= 400 => matches!(status, 408 | 409 | 429) || status >= 500,
             Some(_) | None => match self.kind {
@@ -117,7 +133,8 @@ impl ProviderError {
                 | ProviderErrorKind::Timeout
                 | ProviderErrorKind::Transport
                 | ProviderErrorKind::InStream
-                | ProviderErrorKind::Malformed => true,
+                | ProviderErrorKind::Malformed
+                | ProviderErrorKind::Unavailable => true,
                 ProviderErrorKind::Status | ProviderErrorKind::TooLarge => false,
             },
         }

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use reqwest::header::CONTENT_TYPE;
 use tokio::time::{Instant, timeout_at};
 
+use super::trouble::Wishes;
 use super::{Inner, trouble};
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 use crate::wire::{Decoder, DecoderLimits, Delta, Framing, ModelRequest, http_error};
@@ -19,7 +20,7 @@ const ERROR_BODY_WAIT_MAX: Duration = Duration::from_secs(2);
 /// How much of a body that is no answer is quoted.
 const QUOTE_CHARS: usize = 100;
 
-/// How long the end of a body is waited for once the wire has said that the response is over. A
+/// How long the end of a body is waited for once nothing that counts can follow. A
 /// body that was read to its end leaves its connection for the next request.
 const TAIL_MAX: Duration = Duration::from_millis(100);
 
@@ -48,8 +49,9 @@ struct Reading {
     /// nothing but comments is as silent as one that sends nothing.
     deadline: Instant,
     patience: Duration,
-    /// The wire has said that the response is over.
+    /// The wire has said that the response is over, or the service that it has failed.
     done: bool,
+    wishes: Wishes,
 }
 
 impl Exchange {
@@ -73,12 +75,14 @@ impl Exchange {
             State::Over => return None,
         };
         let mut batch = reading.next(&self.client, self.streamed).await?;
-        let errors = match &mut batch {
-            Ok(deltas) => deltas.iter_mut().filter_map(reported).collect(),
-            Err(error) => vec![error],
-        };
-        for error in errors {
-            trouble::place(error, &self.client.plain_url);
+        match &mut batch {
+            Ok(deltas) => {
+                for error in deltas.iter_mut().filter_map(reported) {
+                    reading.wishes.put_on(error);
+                    trouble::place(error, &self.client.plain_url);
+                }
+            }
+            Err(error) => trouble::place(error, &self.client.plain_url),
         }
         if batch.is_ok() {
             self.state = State::Reading(reading);
@@ -98,7 +102,9 @@ impl Exchange {
             return Err(refusal(response, deadline).await);
         }
         trouble::check_encoding(response.headers())?;
-        Ok(Reading { response, decoder: None, whole: false, deadline, patience, done: false })
+        let wishes = Wishes::read(response.headers(), SystemTime::now());
+        let (decoder, whole, done) = (None, false, false);
+        Ok(Reading { response, decoder, whole, deadline, patience, done, wishes })
     }
 }
 
@@ -145,7 +151,7 @@ impl Reading {
             }
             if self.done {
                 // Nothing that follows buys the service more time.
-            } else if batch.contains(&Delta::Done) {
+            } else if batch.iter().any(is_last) {
                 self.done = true;
                 self.deadline = Instant::now() + TAIL_MAX;
             } else if self.whole || !batch.is_empty() {
@@ -160,6 +166,12 @@ impl Reading {
             }
         }
     }
+}
+
+/// Whether nothing that counts follows: some services keep a stream open whose error they have
+/// told, and what comes after an error mends nothing.
+fn is_last(delta: &Delta) -> bool {
+    matches!(delta, Delta::Done | Delta::Error(_))
 }
 
 /// The error that a response reports itself.
@@ -204,10 +216,10 @@ fn no_answer(begin: &[u8]) -> Option<ProviderError> {
 /// The error that a status says, with what the service says of it.
 async fn refusal(mut response: reqwest::Response, deadline: Instant) -> ProviderError {
     let status = response.status().as_u16();
-    let retry_after = trouble::retry_after(response.headers(), SystemTime::now());
+    let wishes = Wishes::read(response.headers(), SystemTime::now());
     let deadline = deadline.min(Instant::now() + ERROR_BODY_WAIT_MAX);
     let readable = trouble::check_encoding(response.headers()).is_ok();
-    let hint = trouble::hint(status, response.headers(), retry_after);
+    let hint = trouble::hint(status, response.headers(), wishes.retry_after);
     let mut body = Vec::new();
     while readable
         && body.len() < ERROR_BODY_BYTES_MAX
@@ -217,7 +229,7 @@ async fn refusal(mut response: reqwest::Response, deadline: Instant) -> Provider
     }
     body.truncate(ERROR_BODY_BYTES_MAX);
     let mut error = http_error(status, &String::from_utf8_lossy(&body));
-    error.retry_after = retry_after.or(error.retry_after);
+    wishes.put_on(&mut error);
     error.message.push_str(&hint);
     error
 }

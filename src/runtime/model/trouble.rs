@@ -81,9 +81,38 @@ pub(super) fn silence(what: &str, after: Duration) -> ProviderError {
     ProviderError::new(ProviderErrorKind::Timeout, format!("{what} for {after:?}"))
 }
 
+/// What a service wishes of those who think of asking once more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Wishes {
+    /// How long they are to wait.
+    pub(super) retry_after: Option<Duration>,
+    /// Whether they are to ask at all.
+    retryable: Option<bool>,
+}
+
+impl Wishes {
+    /// Reads `retry-after`, `retry-after-ms` and `x-should-retry`, as the SDKs of OpenAI and
+    /// Anthropic do (`_should_retry` and `_parse_retry_after_header` in both).
+    pub(super) fn read(headers: &HeaderMap, now: SystemTime) -> Self {
+        let word = headers.get("x-should-retry").map(|value| value.as_bytes().trim_ascii());
+        let retryable = match word {
+            Some(b"true") => Some(true),
+            Some(b"false") => Some(false),
+            Some(_) | None => None,
+        };
+        Self { retry_after: retry_after(headers, now), retryable }
+    }
+
+    /// Puts them on an error. What the body itself says of a wait comes second.
+    pub(super) fn put_on(self, error: &mut ProviderError) {
+        error.retry_after = self.retry_after.or(error.retry_after);
+        error.retryable = self.retryable.or(error.retryable);
+    }
+}
+
 /// How long the service asks us to wait: `retry-after-ms`, or `retry-after` in seconds or as an
 /// HTTP date.
-pub(super) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let number = |text: &str| text.trim().parse::<f64>().ok();
     let asked = match text("retry-after-ms").and_then(number) {
@@ -128,6 +157,21 @@ mod tests {
         check("retry-after", "soon", None);
         check("retry-after-ms", "1500", Some(Duration::from_millis(1500)));
         check("x-other", "7", None);
+    }
+
+    #[test]
+    fn a_service_may_say_whether_to_ask_once_more() {
+        for (word, expected) in
+            [("true", Some(true)), (" false ", Some(false)), ("maybe", None), ("", None)]
+        {
+            let mut headers = HeaderMap::new();
+            headers.insert("x-should-retry", word.parse().unwrap());
+            let mut error = ProviderError::new(ProviderErrorKind::Status, "it is busy");
+            error.retry_after = Some(Duration::from_secs(1));
+            Wishes::read(&headers, SystemTime::UNIX_EPOCH).put_on(&mut error);
+            assert_eq!(error.retryable, expected, "{word:?}");
+            assert_eq!(error.retry_after, Some(Duration::from_secs(1)), "the body's own wish");
+        }
     }
 
     #[test]

@@ -83,7 +83,7 @@ impl State {
         self.epoch += 1;
         let gauges = &self.shared.gauges;
         let models = Arc::clone(&self.run_agent.models);
-        let setup = StreamSetup { models, gauges: gauges.clone() };
+        let setup = StreamSetup { models, session: myself.get_id(), gauges: gauges.clone() };
         let (stream, _) = Actor::spawn_linked(None, StreamActor, setup, myself.get_cell()).await?;
         let setup = SupervisorSetup {
             tools: Arc::clone(&self.run_agent.tools),

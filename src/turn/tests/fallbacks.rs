@@ -58,6 +58,64 @@ fn the_next_model_begins_when_the_attempts_with_the_first_are_used_up() {
     assert_eq!(exchanges.collect::<Vec<_>>(), ["main", "main", "backup"]);
 }
 
+/// The model of the open attempt is not asked, and may be in so many seconds.
+fn not_asked(driver: &mut Driver, seconds: u64) {
+    let unavailable = ProviderError::new(ProviderErrorKind::Unavailable, "it is not asked");
+    let retry_after = Some(Duration::from_secs(seconds));
+    let end = ResponseEnd::Failed(ProviderError { retry_after, ..unavailable });
+    driver.turn.handle_response_end(driver.now, end);
+    driver.pump();
+}
+
+#[test]
+fn a_model_that_is_not_asked_gives_way_at_once_and_the_last_is_waited_for() {
+    let mut driver = Driver::with(two_models());
+    not_asked(&mut driver, 30);
+    assert_eq!(told(&driver), [("backup", false, true)]);
+    not_asked(&mut driver, 30);
+    driver.now = Duration::from_secs(30);
+    not_asked(&mut driver, 60);
+    assert_eq!(asked(&driver), [(1, "main"), (2, "backup"), (3, "backup"), (4, "backup")]);
+    let waits = driver.events.iter().filter_map(|event| match event {
+        Event::AttemptStarted { wait, .. } => Some(wait.as_secs()),
+        _ => None,
+    });
+    assert_eq!(waits.collect::<Vec<_>>(), [0, 30, 60]);
+    driver.now = Duration::from_secs(90);
+    driver.deltas([text("Here."), finish(FinishKind::Stop)]).close().ended(&TurnEnd::Finished);
+}
+
+#[test]
+fn an_exchange_is_measured_from_the_moment_at_which_its_request_has_a_place() {
+    let durations = |driver: &Driver| -> Vec<u64> {
+        let ended = driver.events.iter().filter_map(|event| match event {
+            Event::AttemptEnded { duration, .. } => Some(duration.as_secs()),
+            _ => None,
+        });
+        ended.collect()
+    };
+    let waiting = || {
+        let mut driver = Driver::with(two_models());
+        driver.turn.handle_request_place(Duration::from_secs(1), Place::Waiting);
+        driver.now = Duration::from_secs(9);
+        driver
+    };
+    let mut driver = waiting();
+    driver.turn.handle_request_place(driver.now, Place::Granted);
+    driver.now = Duration::from_secs(12);
+    driver.deltas([text("Here."), finish(FinishKind::Stop)]).close().ended(&TurnEnd::Finished);
+    assert_eq!(durations(&driver), [3]);
+    // Whoever leaves the queue has asked nobody.
+    let mut driver = waiting();
+    driver.turn.handle_cancel(driver.now, CancelReason::Stop);
+    driver.pump();
+    assert!(durations(&driver).is_empty());
+    // And that the model is not asked any more is told.
+    let mut driver = waiting();
+    not_asked(&mut driver, 30);
+    assert_eq!(durations(&driver), [0]);
+}
+
 #[test]
 fn a_message_is_of_the_model_that_said_it() {
     let said_by = |driver: &Driver| {

@@ -1,0 +1,222 @@
+//! A model that fails too often is not asked for a while: over real HTTP.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod client;
+mod support;
+
+use std::time::Duration;
+
+use callsheet::config::{BaseUrl, Config, ModelConfig};
+use callsheet::record::StopMode;
+use callsheet::rehearsal::{At, Rehearsal, Response, Script};
+use callsheet::runtime::{BreakerState, ModelStatus, OpenSession, RunReport, SessionHandle};
+use callsheet::server::{self, ServerOptions};
+use callsheet::tool::Registry;
+use callsheet::types::RunEnd;
+use client::Service;
+use serde_json::{Value, json};
+use support::{World, events, until_event, within, world};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A world whose model is not asked after so many failures, for so long.
+async fn breaking(
+    failures: u32,
+    open_for: Duration,
+    responses: impl IntoIterator<Item = Response>,
+    change: impl FnOnce(&mut Config),
+) -> World {
+    world(Script::of(responses).then_done(), Registry::new(), |config| {
+        let model = config.models.get_mut("rehearsal").unwrap();
+        model.breaker_failures = Some(failures);
+        model.breaker_open_for = open_for;
+        change(config);
+    })
+    .await
+}
+
+async fn run(session: &SessionHandle) -> (RunReport, Vec<Value>) {
+    let started = session.start_run("go").await.unwrap();
+    let events = events(started.events).await;
+    (within(started.report).await.unwrap(), events)
+}
+
+async fn another(world: &World) -> SessionHandle {
+    world.host.open_session(OpenSession::default()).await.unwrap()
+}
+
+fn model(world: &World) -> ModelStatus {
+    world.host.models().into_iter().find(|model| model.name == "rehearsal").unwrap()
+}
+
+/// `model: reason` of each attempt event.
+fn attempts(events: &[Value]) -> Vec<String> {
+    let attempts = events.iter().filter(|event| event["type"] == "attempt");
+    let word = |value: &Value| value.as_str().unwrap().to_owned();
+    attempts.map(|event| format!("{}: {}", word(&event["model"]), word(&event["reason"]))).collect()
+}
+
+fn shows(world: &World, line: &str) {
+    let page = world.host.telemetry().render();
+    assert!(page.contains(&format!("\n{line}\n")), "{line} is not in\n{page}");
+}
+
+#[tokio::test]
+async fn after_so_many_failures_the_next_model_is_asked_at_once() {
+    let backup = Rehearsal::with_script(Script::of([
+        Response::text("Here."),
+        Response::text("Here again."),
+    ]))
+    .await
+    .unwrap();
+    let url = BaseUrl::parse(&backup.base_url()).unwrap();
+    let failing =
+        [Response::status(500), Response { cut_after_chunks: Some(1), ..Response::text("a b") }];
+    let world = breaking(2, HOUR, failing, |config| {
+        config.models.insert("backup".into(), ModelConfig::new(url, "backup-model"));
+        config.agents.get_mut("default").unwrap().fallback_models = vec!["backup".into()];
+    })
+    .await;
+    let (report, events) = run(&world.session).await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Here."));
+    let told = attempts(&events);
+    assert_eq!(told.len(), 3, "{told:?}");
+    let reason =
+        "backup-model: the model is not asked: its last 2 requests failed; it is tried again in 3";
+    assert!(told[2].starts_with(reason), "{told:?}");
+    // Another session does not ask it even once.
+    let (report, events) = run(&another(&world).await).await;
+    assert_eq!((report.text.as_str(), attempts(&events).len()), ("Here again.", 1));
+    assert_eq!((world.requests().len(), backup.requests().len()), (2, 2));
+    assert_eq!(model(&world).breaker, BreakerState::Open);
+    shows(&world, "callsheet_model_breaker_state{model=\"rehearsal\"} 2");
+    shows(&world, "callsheet_model_breaker_opened_total{model=\"rehearsal\"} 1");
+    shows(&world, "callsheet_model_breaker_state{model=\"backup\"} 0");
+    shows(&world, "callsheet_model_fallbacks_total 2");
+    shows(&world, "callsheet_attempts_total{outcome=\"unavailable\"} 2");
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = server::serve(listener, world.host.clone(), ServerOptions::default()).unwrap();
+    let service = Service { host: world.host, server, model: world.model };
+    let ready = service.get("/readyz").await;
+    assert_eq!(ready.status, 200, "a model that fails is no host that fails");
+    let shown = |breaker| json!({"breaker": breaker, "in_flight": 0, "waiting": 0});
+    let models = json!({"backup": shown("closed"), "rehearsal": shown("open")});
+    assert_eq!(ready.json(), json!({"status": "ready", "models": models}));
+}
+
+#[tokio::test]
+async fn one_request_finds_out_and_the_others_wait_without_using_up_their_attempts() {
+    let found_out = Response::text("Back.").hold(At::Headers, "probe");
+    let answers = [Response::status(503), found_out, Response::text("Back too.")];
+    let world = breaking(1, Duration::from_millis(50), answers, |config| {
+        config.models.get_mut("rehearsal").unwrap().max_attempts = 2;
+    })
+    .await;
+    let first = world.session.start_run("go").await.unwrap();
+    within(world.model.gate_reached("probe")).await;
+    assert_eq!(model(&world).breaker, BreakerState::HalfOpen);
+    shows(&world, "callsheet_model_breaker_state{model=\"rehearsal\"} 1");
+    let other = another(&world).await;
+    let mut second = other.start_run("go").await.unwrap();
+    // It is refused more often than it has attempts.
+    for attempt in [2, 3, 4] {
+        until_event(&mut second.events, |event| event["attempt"] == attempt).await;
+    }
+    assert_eq!(world.requests().len(), 2);
+    world.model.release("probe");
+    assert_eq!(within(first.report).await.unwrap().text, "Back.");
+    let events = events(second.events).await;
+    let report = within(second.report).await.unwrap();
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Back too."));
+    for told in attempts(&events) {
+        assert!(told.ends_with("another session is trying it again"), "{told}");
+    }
+    assert_eq!(model(&world).breaker, BreakerState::Closed);
+    shows(&world, "callsheet_model_breaker_state{model=\"rehearsal\"} 0");
+    shows(&world, "callsheet_model_breaker_opened_total{model=\"rehearsal\"} 1");
+}
+
+#[tokio::test]
+async fn without_another_model_it_is_waited_until_it_may_be_asked() {
+    // The second attempt comes while the model is not asked.
+    let answers = [Response::status(500), Response::text("Back.")];
+    let world = breaking(1, Duration::from_secs(2), answers, |config| {
+        config.models.get_mut("rehearsal").unwrap().max_attempts = 2;
+    })
+    .await;
+    let (report, events) = run(&world.session).await;
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Back."));
+    assert_eq!((world.requests().len(), attempts(&events).len()), (2, 2));
+}
+
+#[tokio::test]
+async fn a_run_that_would_have_to_wait_too_long_fails_with_the_reason() {
+    let world = breaking(1, HOUR, [Response::status(500)], |_| ()).await;
+    let (report, _) = run(&world.session).await;
+    assert_eq!((report.run_end, world.requests().len()), (RunEnd::Failed, 1));
+    let error = report.error.unwrap();
+    assert!(error.transient && error.message.starts_with("the model is not asked"), "{error:?}");
+}
+
+#[tokio::test]
+async fn whoever_stops_lets_the_next_one_find_out() {
+    let found_out = || Response::text("Back.").hold(At::Headers, "probe");
+    let world =
+        breaking(1, Duration::from_millis(50), [Response::status(500), found_out()], |_| ()).await;
+    let first = world.session.start_run("go").await.unwrap();
+    within(world.model.gate_reached("probe")).await;
+    world.session.stop(StopMode::Now).await.unwrap();
+    assert_eq!(within(first.report).await.unwrap().run_end, RunEnd::Stopped);
+    world.model.push(Response::text("Back."));
+    let (report, _) = run(&another(&world).await).await;
+    assert_eq!(report.text, "Back.");
+    assert_eq!(model(&world).breaker, BreakerState::Closed);
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_request_is_no_failure_of_the_service() {
+    let limited = Response { retry_after: Some("0".into()), ..Response::status(429) };
+    let told = json!({"error": {"message": "no such model", "code": 404}}).to_string();
+    let answers = [
+        Response::status(400),
+        Response::status(401),
+        limited,
+        Response::raw("application/json", [told]),
+        Response::text("Here."),
+    ];
+    let world = breaking(1, HOUR, answers, |config| {
+        config.models.get_mut("rehearsal").unwrap().max_attempts = 1;
+    })
+    .await;
+    for _ in 0..4 {
+        assert_eq!(run(&world.session).await.0.run_end, RunEnd::Failed);
+        assert_eq!(model(&world).breaker, BreakerState::Closed);
+    }
+    assert_eq!(run(&world.session).await.0.text, "Here.");
+}
+
+#[tokio::test]
+async fn every_way_in_which_a_service_fails_opens_it() {
+    let error = |status: u16| {
+        let told = json!({"error": {"message": "overloaded", "code": status}}).to_string();
+        Response::raw("text/event-stream", [format!("data: {told}\n\n")])
+    };
+    for failing in [
+        Response::status(529),
+        error(503),
+        Response { truncate: true, ..Response::text("cut") },
+        Response { malformed_at_chunk: Some(1), ..Response::text("broken") },
+        Response::raw("text/event-stream", [""]),
+        Response::raw("text/html", ["<html>Log in</html>"]),
+        Response::text("silent").hold(At::Headers, "never"),
+    ] {
+        let world = breaking(1, HOUR, [failing.clone()], |config| {
+            let model = config.models.get_mut("rehearsal").unwrap();
+            model.max_attempts = 1;
+            model.first_event_timeout = Duration::from_millis(200);
+        })
+        .await;
+        assert_eq!(run(&world.session).await.0.run_end, RunEnd::Failed, "{failing:?}");
+        assert_eq!(model(&world).breaker, BreakerState::Open, "{failing:?}");
+    }
+}

@@ -1,0 +1,195 @@
+//! A model to which the whole host has only so many requests open at a time: over real HTTP.
+#![expect(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod support;
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use callsheet::config::Config;
+use callsheet::record::StopMode;
+use callsheet::rehearsal::{At, Call, Response, Script, When};
+use callsheet::runtime::{ModelStatus, OpenSession, SessionHandle, StartedRun};
+use callsheet::types::RunEnd;
+use serde_json::{Value, json};
+use support::tools::{Stage, registry};
+use support::{World, within, world};
+
+/// Answers where the user says `input`.
+fn to(input: &str, response: Response) -> Response {
+    Response { when: When { last_user: Some(input.to_owned()), ..When::default() }, ..response }
+}
+
+/// An answer of which nothing comes before the gate of this name is opened.
+fn held(input: &str) -> Response {
+    to(input, Response::text("Here.").hold(At::Headers, input))
+}
+
+/// Only one request to the model may be open at a time.
+async fn capped(
+    responses: impl IntoIterator<Item = Response>,
+    change: impl FnOnce(&mut Config),
+) -> World {
+    world(Script::of(responses).then_done(), registry(&Stage::new()), |config| {
+        let model = config.models.get_mut("rehearsal").unwrap();
+        model.max_concurrent_requests = NonZeroU32::new(1);
+        change(config);
+    })
+    .await
+}
+
+async fn another(world: &World, agent: Option<&str>) -> SessionHandle {
+    let agent = agent.map(str::to_owned);
+    world.host.open_session(OpenSession { agent, ..OpenSession::default() }).await.unwrap()
+}
+
+fn model(world: &World) -> ModelStatus {
+    world.host.models().into_iter().find(|model| model.name == "rehearsal").unwrap()
+}
+
+/// Waits until so many requests wait for their place.
+async fn until_waiting(world: &World, requests: usize) {
+    within(async {
+        while model(world).waiting != requests {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    })
+    .await;
+}
+
+/// Begins a run, and waits until its request is the last of so many that wait.
+async fn run_until_waiting(
+    world: &World,
+    session: &SessionHandle,
+    input: &str,
+    requests: usize,
+) -> StartedRun {
+    let run = session.start_run(input).await.unwrap();
+    until_waiting(world, requests).await;
+    run
+}
+
+async fn report(run: StartedRun) -> (RunEnd, String) {
+    let report = within(run.report).await.unwrap();
+    (report.run_end, report.text)
+}
+
+/// What the users said to whom the requests belong, in the order of their coming.
+fn order(world: &World) -> Vec<String> {
+    let said = |body: &Value| {
+        let messages = body["messages"].as_array().unwrap();
+        let user = messages.iter().rfind(|message| message["role"] == "user").unwrap();
+        user["content"].as_str().unwrap().to_owned()
+    };
+    world.requests().iter().map(|request| said(&request.body)).collect()
+}
+
+#[tokio::test]
+async fn one_request_is_open_at_a_time_and_the_sessions_take_turns() {
+    let call = Call::new("quick", json!({"id": "a"}));
+    let first = to("one", Response::calls([call]).hold(At::Finish, "first"));
+    let world = capped([first, held("one"), held("two"), held("three")], |_| ()).await;
+    let one = world.session.start_run("one").await.unwrap();
+    within(world.model.gate_reached("first")).await;
+    let sessions = [another(&world, None).await, another(&world, None).await];
+    let two = run_until_waiting(&world, &sessions[0], "two", 1).await;
+    let three = run_until_waiting(&world, &sessions[1], "three", 2).await;
+    let page = world.host.telemetry().render();
+    for line in
+        ["requests_in_flight{model=\"rehearsal\"} 1", "requests_waiting{model=\"rehearsal\"} 2"]
+    {
+        assert!(page.contains(&format!("\ncallsheet_model_{line}\n")), "{line}: {page}");
+    }
+    world.model.release("first");
+    // The next request of the first session stands behind those that came before it.
+    let mut expected = vec!["one"];
+    for (gate, waiting) in [("two", 2), ("three", 1), ("one", 0)] {
+        within(world.model.gate_reached(gate)).await;
+        expected.push(gate);
+        until_waiting(&world, waiting).await;
+        assert_eq!((order(&world), model(&world).in_flight), (to_owned(&expected), 1));
+        world.model.release(gate);
+    }
+    for run in [one, two, three] {
+        assert_eq!(report(run).await, (RunEnd::Answered, "Here.".to_owned()));
+    }
+    assert_eq!((model(&world).in_flight, model(&world).waiting), (0, 0));
+    let page = world.host.telemetry().render();
+    let count = "\ncallsheet_model_queue_wait_seconds_count{model=\"rehearsal\"} 4\n";
+    assert!(page.contains(count), "{page}");
+    world.assert_paired();
+}
+
+fn to_owned(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|text| (*text).to_owned()).collect()
+}
+
+#[tokio::test]
+async fn whoever_is_stopped_closed_or_out_of_time_leaves_the_queue() {
+    let responses = [held("hold"), to("at last", Response::text("Here."))];
+    let world = capped(responses, |config| {
+        let mut hurried = config.agents["default"].clone();
+        hurried.limits.run_timeout = Some(Duration::from_millis(100));
+        config.agents.insert("hurried".into(), hurried);
+    })
+    .await;
+    let holding = world.session.start_run("hold").await.unwrap();
+    within(world.model.gate_reached("hold")).await;
+    let stopped = another(&world, None).await;
+    let run = run_until_waiting(&world, &stopped, "stop me", 1).await;
+    stopped.stop(StopMode::Now).await.unwrap();
+    assert_eq!(report(run).await.0, RunEnd::Stopped);
+    until_waiting(&world, 0).await;
+    let closed = another(&world, None).await;
+    let run = run_until_waiting(&world, &closed, "close me", 1).await;
+    closed.close().await.unwrap();
+    assert_eq!(report(run).await.0, RunEnd::Stopped);
+    until_waiting(&world, 0).await;
+    let hurried = another(&world, Some("hurried")).await;
+    let run = hurried.start_run("hurry").await.unwrap();
+    assert_eq!(report(run).await.0, RunEnd::TimedOut);
+    until_waiting(&world, 0).await;
+    assert_eq!((world.requests().len(), model(&world).in_flight), (1, 1));
+    // A run that is stopped while its request is open gives the place back.
+    let next = run_until_waiting(&world, &stopped, "at last", 1).await;
+    world.session.stop(StopMode::Now).await.unwrap();
+    assert_eq!(report(holding).await.0, RunEnd::Stopped);
+    assert_eq!(report(next).await, (RunEnd::Answered, "Here.".to_owned()));
+    assert_eq!(order(&world), ["hold", "at last"]);
+    assert_eq!((model(&world).in_flight, model(&world).waiting), (0, 0));
+}
+
+#[tokio::test]
+async fn the_wait_for_a_place_is_not_the_models_silence() {
+    let slow = to("hold", Response::text("It takes a while.").hold(At::Chunk(2), "middle"));
+    let never = to("time", Response::text("").hold(At::Headers, "never"));
+    let world = capped([slow, never, to("wait", Response::text("Here."))], |config| {
+        let model = config.models.get_mut("rehearsal").unwrap();
+        model.first_event_timeout = Duration::from_millis(400);
+        let mut timer = model.clone();
+        timer.max_attempts = 1;
+        config.models.insert("timer".into(), timer);
+        let mut agent = config.agents["default"].clone();
+        agent.model = "timer".into();
+        config.agents.insert("timer".into(), agent);
+    })
+    .await;
+    let holding = world.session.start_run("hold").await.unwrap();
+    within(world.model.gate_reached("middle")).await;
+    let waiting = another(&world, None).await;
+    let waiting = run_until_waiting(&world, &waiting, "wait", 1).await;
+    // Another model has its own place. When it has been silent for too long, the first session
+    // has waited for longer than that.
+    let timer = another(&world, Some("timer")).await;
+    let timer = timer.start_run("time").await.unwrap();
+    assert_eq!(report(timer).await.0, RunEnd::Failed);
+    world.model.release("middle");
+    assert_eq!(report(waiting).await, (RunEnd::Answered, "Here.".to_owned()));
+    assert_eq!(report(holding).await.0, RunEnd::Answered);
+    // What is measured of an exchange begins when it does.
+    let page = world.host.telemetry().render();
+    let name = "callsheet_model_queue_wait_seconds_sum{model=\"rehearsal\"} ";
+    let waited = page.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    assert!(waited.parse::<f64>().unwrap() >= 0.4, "{waited}");
+    assert_eq!(world.requests().len(), 3);
+}
