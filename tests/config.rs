@@ -116,8 +116,8 @@ fn a_model_may_have_no_cap_and_no_breaker() {
     let text = "[models.main]\nmodel = 'x'\nbase_url = 'http://h'\n";
     let usual = &parse(text).models["main"];
     assert_eq!(usual.max_concurrent_requests, NonZeroU32::new(256));
-    assert_eq!(usual.breaker_failures, Some(5));
-    assert_eq!(usual.breaker_open_for, Duration::from_secs(30));
+    assert_eq!(usual.breaker_failures, Some(10));
+    assert_eq!(usual.breaker_open_for, Duration::from_secs(10));
     let without = format!("{text}max_concurrent_requests = 0\nbreaker_failures = 0\n");
     let without = &parse(&without).models["main"];
     assert_eq!((without.max_concurrent_requests, without.breaker_failures), (None, None));

@@ -406,6 +406,7 @@ mod tests {
             code: code.map(str::to_owned),
             message: message.into(),
             retry_after: None,
+            retryable: None,
         });
         assert_eq!(deltas(&[line]).last(), Some(&expected), "{line}");
     }

@@ -100,6 +100,7 @@ fn check_error(event: &str, payload: &str, message: &str, status: Option<u16>, c
         code: code.map(str::to_owned),
         message: message.into(),
         retry_after: None,
+        retryable: None,
     });
     assert_eq!(out, [expected], "{payload}");
 }
