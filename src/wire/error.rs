@@ -74,13 +74,71 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
             .find_map(|key| map.get(*key).and_then(status_of));
         error.code = ["code", "error_code", "type", "status_code", "status"].iter().find_map(
             |key| match map.get(*key) {
-                Some(Value::String(word)) if !word.is_empty() => Some(word.clone()),
+                // That it is an error is no code.
+                Some(Value::String(word)) if !word.is_empty() && word != "error" => {
+                    Some(word.clone())
+                }
                 Some(Value::Number(number)) => Some(number.to_string()),
                 _ => None,
             },
         );
+        let words = ["code", "error_code", "type"].iter().filter_map(|key| map.get(*key)?.as_str());
+        error.status = error.status.or_else(|| words.filter_map(status_of_code).next());
     }
     error
+}
+
+/// The HTTP status that a code stands for, where it comes without one: within a stream that began
+/// well. Whether an error is transient hangs on it. What nobody lists here stays transient.
+///
+/// OpenAI: <https://platform.openai.com/docs/guides/error-codes>, and the codes of `ResponseError`
+/// in its API reference; `slow_down` and `server_is_overloaded` as its own Codex client reads them.
+fn status_of_code(code: &str) -> Option<u16> {
+    let status = match code {
+        "invalid_request_error"
+        | "invalid_prompt"
+        | "invalid_encrypted_content"
+        | "context_length_exceeded"
+        | "content_policy_violation"
+        | "content_filter"
+        | "cyber_policy"
+        | "bio_policy"
+        | "image_content_policy_violation"
+        | "invalid_image"
+        | "invalid_image_format"
+        | "invalid_base64_image"
+        | "invalid_image_url"
+        | "invalid_image_mode"
+        | "image_too_large"
+        | "image_too_small"
+        | "image_file_too_large"
+        | "image_file_not_found"
+        | "image_parse_error"
+        | "empty_image_file"
+        | "unsupported_image_media_type"
+        | "unsupported_value"
+        | "unsupported_parameter"
+        | "unknown_parameter"
+        | "missing_required_parameter"
+        | "invalid_type"
+        | "invalid_value"
+        | "string_above_max_length" => 400,
+        "invalid_api_key" | "authentication_error" => 401,
+        // Sent with 429, but no waiting helps.
+        "insufficient_quota"
+        | "quota_exceeded"
+        | "billing_hard_limit_reached"
+        | "billing_not_active"
+        | "usage_not_included" => 402,
+        "permission_error" | "permission_denied" | "unsupported_country_region_territory" => 403,
+        "model_not_found" | "not_found_error" => 404,
+        "rate_limit_exceeded" | "rate_limit_error" => 429,
+        "server_error" | "internal_server_error" => 500,
+        "server_is_overloaded" | "slow_down" => 503,
+        "vector_store_timeout" => 504,
+        _ => return None,
+    };
+    Some(status)
 }
 
 fn has_failed(status: &Value) -> bool {
@@ -209,5 +267,28 @@ mod tests {
         let error = provider_error(&value);
         assert_eq!((error.status, error.code.as_deref()), (Some(400), Some("x")));
         assert!(!error.is_transient());
+    }
+
+    #[test]
+    fn a_code_that_is_known_decides_it_too() {
+        for (value, status, transient) in [
+            (serde_json::json!({"code": "insufficient_quota", "message": "m"}), Some(402), false),
+            (serde_json::json!({"code": "invalid_prompt", "message": "m"}), Some(400), false),
+            (serde_json::json!({"type": "invalid_request_error", "code": null}), Some(400), false),
+            (
+                serde_json::json!({"type": "invalid_request_error", "code": "rate_limit_exceeded"}),
+                Some(429),
+                true,
+            ),
+            (serde_json::json!({"type": "tokens", "code": "rate_limit_exceeded"}), Some(429), true),
+            (serde_json::json!({"code": "server_error", "message": "m"}), Some(500), true),
+            (serde_json::json!({"code": "slow_down", "status": 429}), Some(429), true),
+            (serde_json::json!({"code": "nobody_knows", "message": "m"}), None, true),
+        ] {
+            let error = provider_error(&value);
+            assert_eq!((error.status, error.is_transient()), (status, transient), "{value}");
+        }
+        let flat = serde_json::json!({"type": "error", "code": null, "message": "m"});
+        assert_eq!(provider_error(&flat).code, None);
     }
 }

@@ -5,9 +5,9 @@
 //! text (or in its place, as data for the service alone) and is passed over, so that nothing is
 //! counted twice.
 
-mod mend;
+pub(super) mod mend;
 mod request;
-mod usage;
+pub(super) mod usage;
 
 use std::borrow::Cow;
 use std::mem::take;
