@@ -13,6 +13,7 @@ mod fault;
 mod http;
 mod improvise;
 mod openai_chat;
+mod openai_responses;
 mod requests;
 mod script;
 mod service;

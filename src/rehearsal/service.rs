@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::encoded::Encoded;
 use super::openai_chat::OpenaiChat;
+use super::openai_responses::OpenaiResponses;
 use super::script::Response;
 use crate::types::Wire;
 
@@ -56,11 +57,11 @@ macro_rules! service_of {
                 type $service = OpenaiChat;
                 $value
             }
-            // The others have no service of their own yet.
             Wire::OpenaiResponses => {
-                type $service = OpenaiChat;
+                type $service = OpenaiResponses;
                 $value
             }
+            // The others have no service of their own yet.
             Wire::AnthropicMessages => {
                 type $service = OpenaiChat;
                 $value

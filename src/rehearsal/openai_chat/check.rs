@@ -21,21 +21,25 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    fn new(message: impl Into<String>, param: impl Into<String>) -> Self {
+    pub(in crate::rehearsal) fn new(message: impl Into<String>, param: impl Into<String>) -> Self {
         Self { message: message.into(), param: Some(param.into()), code: None }
     }
 
-    fn coded(self, code: &'static str) -> Self {
+    pub(in crate::rehearsal) fn coded(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }
 
-    fn missing(param: impl Into<String>) -> Self {
+    pub(in crate::rehearsal) fn missing(param: impl Into<String>) -> Self {
         let param = param.into();
         Self::new(format!("Missing required parameter: '{param}'."), param)
             .coded("missing_required_parameter")
     }
 
-    fn wrong_type(param: impl Into<String>, expected: &str, got: &Value) -> Self {
+    pub(in crate::rehearsal) fn wrong_type(
+        param: impl Into<String>,
+        expected: &str,
+        got: &Value,
+    ) -> Self {
         let param = param.into();
         let got = kind_of(got);
         Self::new(
@@ -45,7 +49,7 @@ impl Refusal {
         .coded("invalid_type")
     }
 
-    fn empty_array(param: impl Into<String>) -> Self {
+    pub(in crate::rehearsal) fn empty_array(param: impl Into<String>) -> Self {
         let param = param.into();
         Self::new(
             format!(
@@ -321,7 +325,7 @@ fn check_tools(request: &Value) -> Result<(), Refusal> {
     }
 }
 
-fn check_name(name: &str, param: &str) -> Result<(), Refusal> {
+pub(in crate::rehearsal) fn check_name(name: &str, param: &str) -> Result<(), Refusal> {
     let length = name.chars().count();
     if length > 64 {
         return Err(Refusal::new(

@@ -4,7 +4,7 @@ use std::mem::take;
 
 use serde_json::value::RawValue;
 
-use super::items::Kind;
+use super::items::{Item, Kind};
 use super::payload::{Event, ItemBody};
 use super::{OpenaiResponses, call_kind};
 use crate::wire::fields::fill;
@@ -101,27 +101,7 @@ impl OpenaiResponses {
             }
             Kind::Hosted if in_place => out.push(Delta::Keep(Keep::Part(raw.into()))),
             Kind::Hosted => {}
-            Kind::Function | Kind::Custom => {
-                let whole = if item.kind == Kind::Custom { &body.input } else { &body.arguments };
-                let whole = whole.0.as_deref().filter(|whole| !whole.is_empty());
-                if body.status.as_text() != Some("incomplete") {
-                    item.is_sealed = true;
-                    let arguments = whole.map(str::to_owned);
-                    out.push(Delta::Seal { index: item.index, arguments });
-                } else if let Some(whole) = whole.filter(|_| !item.has_arguments && !item.is_sealed)
-                {
-                    // It is cut off: what there is of it, and no seal.
-                    out.push(Delta::Call(CallPiece {
-                        index: Some(item.index),
-                        arguments: Some(whole.to_owned()),
-                        kind: call_kind(item.kind),
-                        ..CallPiece::default()
-                    }));
-                }
-                if let Some(members) = body.members(item.kind).filter(|_| !lost) {
-                    out.push(Delta::Keep(Keep::Call { index: item.index, members }));
-                }
-            }
+            Kind::Function | Kind::Custom => finish_call(item, body, lost, out),
         }
     }
 
@@ -166,6 +146,28 @@ impl OpenaiResponses {
             }
             self.finish(place, &mut body, raw, in_place, out);
         }
+    }
+}
+
+/// Seals a call that is done, unless it is cut off. `lost`: it may not go back as its item.
+fn finish_call(item: &mut Item, body: &ItemBody<'_>, lost: bool, out: &mut Vec<Delta>) {
+    let whole = if item.kind == Kind::Custom { &body.input } else { &body.arguments };
+    let whole = whole.0.as_deref().filter(|whole| !whole.is_empty());
+    if body.status.as_text() != Some("incomplete") {
+        item.is_sealed = true;
+        let arguments = whole.map(str::to_owned);
+        out.push(Delta::Seal { index: item.index, arguments });
+    } else if let Some(whole) = whole.filter(|_| !item.has_arguments && !item.is_sealed) {
+        // What there is of it, and no seal.
+        out.push(Delta::Call(CallPiece {
+            index: Some(item.index),
+            arguments: Some(whole.to_owned()),
+            kind: call_kind(item.kind),
+            ..CallPiece::default()
+        }));
+    }
+    if let Some(members) = body.members(item.kind).filter(|_| !lost) {
+        out.push(Delta::Keep(Keep::Call { index: item.index, members }));
     }
 }
 
