@@ -21,6 +21,7 @@ use serde_json::value::RawValue;
 use super::dialect::{Dialect, KeyHeader};
 use super::error::{error_of, provider_error};
 use super::fields::fill;
+use super::loose::Content;
 use super::openai_chat::mend::{Mended, mend, value_of};
 use super::openai_chat::usage::usage_of;
 use super::{CallKind, CallPiece, Delta, Framing, ModelRequest, Problem};
@@ -104,9 +105,13 @@ impl OpenaiResponses {
         let kind = take(&mut event.kind);
         let word = kind.as_text().filter(|word| !word.is_empty());
         match word.unwrap_or(name) {
-            "response.output_text.delta" => self.say(Voice::Text, event, out),
+            "response.output_text.delta" | "response.text.delta" => {
+                self.say(Voice::Text, event, out);
+            }
             "response.refusal.delta" => self.say(Voice::Refusal, event, out),
-            "response.reasoning_text.delta" | "response.reasoning.delta" => {
+            "response.reasoning_text.delta"
+            | "response.reasoning_content.delta"
+            | "response.reasoning.delta" => {
                 self.say(Voice::Thinking, event, out);
             }
             "response.reasoning_summary_text.delta" | "response.reasoning_summary.delta" => {
@@ -158,7 +163,8 @@ impl OpenaiResponses {
         let Some(item) = self.items.at(place) else { return };
         // Some services give reasoning twice, as text and as its summary: the first counts.
         let other = item.spoke.is_some_and(|(before, _)| is_rival(before, voice));
-        if let Some(text) = take(&mut event.delta).into_text().filter(|_| !other) {
+        if let Some(text) = text_of(take(&mut event.delta)).filter(|_| !other) {
+            item.piece_bytes += text.len();
             item.spoke = Some((voice, event.part_index.as_number()));
             item.has_text |= voice == Voice::Text;
             out.push(spoken(voice, text));
@@ -168,15 +174,20 @@ impl OpenaiResponses {
     /// A part of an item's text as a whole, which counts if it did not come in pieces.
     fn said(&mut self, voice: Voice, event: &mut Event<'_>, out: &mut Vec<Delta>) {
         let place = self.place_of(voice_kind(voice), event);
+        let Some(item) = self.items.at(place) else { return };
         let part = event.part_index.as_number();
-        let spoke = self.items.at(place).and_then(|item| item.spoke);
-        let is_next = |last: Option<u64>| last.zip(part).is_some_and(|(last, part)| last < part);
-        if spoke.is_some_and(|(_, last)| !is_next(last)) {
-            return;
-        }
         let whole = if voice == Voice::Refusal { &mut event.refusal } else { &mut event.text };
         event.delta = take(whole);
-        self.say(voice, event, out);
+        // Some services count the parts of pieces and of wholes in different ways.
+        let repeats = take(&mut item.piece_bytes);
+        let repeats = matches!(&event.delta, Content::Text(whole) if whole.len() == repeats);
+        let is_next = |last: Option<u64>| last.zip(part).is_some_and(|(last, part)| last < part);
+        if item.spoke.is_none_or(|(_, last)| is_next(last) && !repeats) {
+            self.say(voice, event, out);
+            if let Some(item) = self.items.at(place) {
+                item.piece_bytes = 0;
+            }
+        }
     }
 
     fn say_arguments(&mut self, kind: Kind, event: &mut Event<'_>, out: &mut Vec<Delta>) {
@@ -186,7 +197,7 @@ impl OpenaiResponses {
         item.has_arguments = true;
         out.push(Delta::Call(CallPiece {
             index: Some(item.index),
-            arguments: take(&mut event.delta).into_text(),
+            arguments: text_of(take(&mut event.delta)),
             kind: call_kind(kind),
             begins,
             ..CallPiece::default()
@@ -275,6 +286,15 @@ fn spoken(voice: Voice, text: String) -> Delta {
 
 fn call_kind(kind: Kind) -> CallKind {
     if kind == Kind::Custom { CallKind::Custom } else { CallKind::Function }
+}
+
+/// The text of a piece; in an older form it stands in an object.
+fn text_of(delta: Content<'_>) -> Option<String> {
+    match delta {
+        Content::Text(text) => Some(text.into_owned()).filter(|text| !text.is_empty()),
+        Content::Part(part) => text_of(part.text),
+        Content::Nothing | Content::List(_) => None,
+    }
 }
 
 fn finish_kind(status: &str, reason: &str, has_calls: bool) -> FinishKind {
@@ -599,6 +619,11 @@ mod tests {
         }
         let next = ("output_text.done", r#""output_index":0,"content_index":1,"text":"c""#);
         check(&[delta, whole, next, done], &[text("ab"), text("c")]);
+        check(&[whole, next, done], &[text("ab"), text("c")]);
+        let miscounted = ("output_text.done", r#""output_index":0,"content_index":1,"text":"ab""#);
+        check(&[delta, miscounted, done], &[text("ab")]);
+        let older = ("reasoning.delta", r#""output_index":0,"delta":{"text":"ab"}"#);
+        check(&[older], &[reasoning("ab")]);
         check(
             &[("output_item.done", r#""item":{"type":"message","content":"ab"}"#)],
             &[text("ab")],

@@ -52,6 +52,8 @@ pub(super) struct Item {
     pub(super) call_id: Option<Box<str>>,
     /// What spoke last, and in which part.
     pub(super) spoke: Option<(Voice, Option<u64>)>,
+    /// Bytes of text that came in pieces since the last part was said as a whole.
+    pub(super) piece_bytes: usize,
     /// Text that is no refusal has come.
     pub(super) has_text: bool,
     /// A name has come.
@@ -143,6 +145,7 @@ impl Items {
             id: named.id.map(Into::into),
             call_id: named.call_id.map(Into::into),
             spoke: None,
+            piece_bytes: 0,
             has_text: false,
             is_named: false,
             has_arguments: false,

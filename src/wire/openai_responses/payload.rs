@@ -14,9 +14,9 @@ pub(super) struct Event<'a> {
     pub(super) item_id: Scalar<'a>,
     /// Of a content or of a summary.
     pub(super) part_index: Scalar<'a>,
-    pub(super) delta: Scalar<'a>,
-    pub(super) text: Scalar<'a>,
-    pub(super) refusal: Scalar<'a>,
+    pub(super) delta: Content<'a>,
+    pub(super) text: Content<'a>,
+    pub(super) refusal: Content<'a>,
     pub(super) arguments: JsonText<'a>,
     pub(super) input: Scalar<'a>,
     pub(super) name: Scalar<'a>,
