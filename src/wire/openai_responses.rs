@@ -343,6 +343,8 @@ fn malformed(text: &str, error: &serde_json::Error) -> Delta {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::types::Usage;
     use crate::wire::Keep;
@@ -873,6 +875,110 @@ mod tests {
         assert_eq!(deltas(&[&format!("data: {one}")]), [text("a")]);
         let twice = r#"{"type":"x","type":"response.output_text.delta","delta":"b","delta":"a"}"#;
         assert_eq!(deltas(&[twice]), [text("a")]);
+    }
+
+    #[test]
+    fn an_item_without_a_type_is_what_it_holds() {
+        let item = r#""item":{"id":"fc_1","call_id":"c1","name":"f","arguments":"{}"}"#;
+        check(
+            &[("output_item.done", item)],
+            &[begin(0, "c1", "f"), seal(0, "{}"), keep(0, r#"{"id":"fc_1"}"#)],
+        );
+        let item = r#""item":{"type":null,"role":"assistant","content":[{"text":"ab"}]}"#;
+        check(&[("output_item.done", item)], &[text("ab")]);
+    }
+
+    /// An event of any type, with anything in the place of its members.
+    fn any_event() -> impl Strategy<Value = String> {
+        let kinds = [
+            "output_item.added",
+            "output_item.done",
+            "output_text.delta",
+            "output_text.done",
+            "refusal.done",
+            "reasoning_text.delta",
+            "reasoning_summary_text.done",
+            "function_call_arguments.delta",
+            "function_call_arguments.done",
+            "custom_tool_call_input.done",
+            "completed",
+            "incomplete",
+            "failed",
+        ];
+        let items = [
+            r#"{"type":"function_call","call_id":"c1","name":"f","arguments":"{}"}"#,
+            r#"{"type":"custom_tool_call","id":"x","name":"f","input":[1]}"#,
+            r#"{"type":"message","content":[{"type":"output_text","text":"a"},{"refusal":"b"}]}"#,
+            r#"{"type":"reasoning","id":"x","content":{"text":7},"summary":["a",null]}"#,
+            r#"{"type":"web_search_call"}"#,
+            "{}",
+        ];
+        let odd = [
+            "null",
+            "7",
+            "-1",
+            "0",
+            "1.0",
+            "18446744073709551615",
+            "true",
+            r#""""#,
+            r#""1""#,
+            "[]",
+            r#"["a"]"#,
+            r#"{"text":"a"}"#,
+            r#"{"message":"m"}"#,
+        ];
+        let odd = prop::sample::select(odd.to_vec());
+        let item = prop_oneof![odd.clone(), prop::sample::select(items.to_vec())];
+        let output = prop::collection::vec(item.clone(), 0..4);
+        let response = (odd.clone(), odd.clone(), output).prop_map(|(status, usage, output)| {
+            let output = output.join(",");
+            format!(r#"{{"status":{status},"usage":{usage},"output":[{output}]}}"#)
+        });
+        let keys = [
+            "output_index",
+            "item_id",
+            "content_index",
+            "delta",
+            "text",
+            "refusal",
+            "arguments",
+            "input",
+            "name",
+            "error",
+        ];
+        let member = (prop::sample::select(keys.to_vec()), odd)
+            .prop_map(|(key, value)| format!(r#""{key}":{value}"#));
+        let members = prop::collection::vec(member, 0..5);
+        (prop::sample::select(kinds.to_vec()), members, item, response).prop_map(
+            |(kind, mut members, item, response)| {
+                members.push(format!(r#""item":{item},"response":{response}"#));
+                event(kind, &members.join(","))
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_stands_in_an_event_no_payload_is_lost(
+            payloads in prop::collection::vec(any_event(), 0..12),
+        ) {
+            let payloads: Vec<_> = payloads.iter().map(String::as_str).collect();
+            let found = deltas(&payloads);
+            let mut begun = std::collections::BTreeSet::new();
+            for delta in &found {
+                match delta {
+                    Delta::Error(error) => {
+                        prop_assert!(error.kind != ProviderErrorKind::Malformed, "{error}");
+                    }
+                    Delta::Call(piece) => {
+                        prop_assert!(piece.begins || begun.contains(&piece.index), "{found:?}");
+                        begun.insert(piece.index);
+                    }
+                    _ => {}
+                }
+            }
+        }
     }
 
     #[test]

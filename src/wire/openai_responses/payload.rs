@@ -131,7 +131,15 @@ impl ItemBody<'_> {
         id: Option<&'s str>,
     ) -> (Kind, Named<'s>) {
         let call_id = self.call_id.as_text().filter(|id| !id.is_empty());
-        (Kind::of(self.kind.as_text().unwrap_or_default()), Named { index, id, call_id })
+        let kind = match self.kind.as_text().filter(|word| !word.is_empty()) {
+            Some(word) => Kind::of(word),
+            // What it holds tells what it is.
+            None if call_id.is_some() && self.input.0.is_some() => Kind::Custom,
+            None if call_id.is_some() => Kind::Function,
+            None if !matches!(self.summary, Content::Nothing) => Kind::Reasoning,
+            None => Kind::Message,
+        };
+        (kind, Named { index, id, call_id })
     }
 
     /// What belongs to a call or a message as an item: its `id`, and what stands beside it.
