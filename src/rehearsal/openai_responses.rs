@@ -206,7 +206,7 @@ impl Envelope<'_> {
         events: &mut Vec<(Value, Mark)>,
     ) {
         let mut begun = item.clone();
-        let (mut index, mut mark) = (json!(index), Mark::Content);
+        let (mut index, mut mark) = (Some(index as u64), Mark::Content);
         let said = match source {
             Source::Reasoning => {
                 begun = json!({"id": item["id"], "type": "reasoning", "summary": []});
@@ -221,20 +221,16 @@ impl Envelope<'_> {
                 begun["status"] = "in_progress".into();
                 begun["arguments"] = "".into();
                 mark = Mark::Call(*place);
-                index = match call.index {
-                    _ if call.no_index => Value::Null,
-                    Some(other) => other.into(),
-                    None => index,
-                };
+                index = call.index.or(index).filter(|_| !call.no_index);
                 calling(&item["id"], call)
             }
         };
         let added = json!({"type": "response.output_item.added", "item": begun});
         let done = json!({"type": "response.output_item.done", "item": item});
         for event in std::iter::once(added).chain(said).chain([done]) {
-            let event = match &index {
-                Value::Null => event,
-                index => with(event, "output_index", index.clone()),
+            let event = match index {
+                Some(index) => with(event, "output_index", index.into()),
+                None => event,
             };
             events.push((event, mark));
         }
@@ -311,7 +307,7 @@ fn calling(id: &Value, call: &Call) -> Vec<Value> {
         with(event, key, value.into())
     };
     let pieces = pieces.into_iter().map(|piece| event("delta", "delta", piece));
-    pieces.chain([event("done", "arguments", text.clone())]).collect()
+    pieces.chain([event("done", "arguments", text)]).collect()
 }
 
 fn with(mut event: Value, key: &str, value: Value) -> Value {

@@ -576,9 +576,9 @@ mod tests {
                 r#""output_index":0,"item":{{"type":"custom_tool_call","id":"ctc_1","status":"{status}","call_id":"c1","name":"f","input":"{input}"}}"#
             )
         };
-        let custom = |piece: Delta| match piece {
-            Delta::Call(piece) => Delta::Call(CallPiece { kind: CallKind::Custom, ..piece }),
-            other => other,
+        let custom = |piece: Delta| {
+            let Delta::Call(piece) = piece else { panic!("{piece:?} is no piece of a call") };
+            Delta::Call(CallPiece { kind: CallKind::Custom, ..piece })
         };
         check(
             &[
@@ -640,7 +640,7 @@ mod tests {
                 ("refusal.delta", r#""output_index":0,"delta":"no""#),
                 ("refusal.done", r#""output_index":0,"refusal":"no""#),
             ],
-            &[refusal.clone()],
+            std::slice::from_ref(&refusal),
         );
         let item = r#""item":{"type":"message","id":"m","phase":"final_answer","content":[
             {"type":"refusal","refusal":"no"}]}"#;
@@ -967,15 +967,12 @@ mod tests {
             let found = deltas(&payloads);
             let mut begun = std::collections::BTreeSet::new();
             for delta in &found {
-                match delta {
-                    Delta::Error(error) => {
-                        prop_assert!(error.kind != ProviderErrorKind::Malformed, "{error}");
-                    }
-                    Delta::Call(piece) => {
-                        prop_assert!(piece.begins || begun.contains(&piece.index), "{found:?}");
-                        begun.insert(piece.index);
-                    }
-                    _ => {}
+                if let Delta::Error(error) = delta {
+                    prop_assert!(error.kind != ProviderErrorKind::Malformed, "{error}");
+                }
+                if let Delta::Call(piece) = delta {
+                    prop_assert!(piece.begins || begun.contains(&piece.index), "{found:?}");
+                    begun.insert(piece.index);
                 }
             }
         }

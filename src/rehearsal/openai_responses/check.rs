@@ -84,17 +84,14 @@ fn check_item(param: &str, item: &Value) -> Result<(), Refusal> {
         }
         Some("function_call_output" | "custom_tool_call_output") => {
             check_call_id(param, text("call_id")?)?;
-            match &item["output"] {
-                Value::String(_) | Value::Array(_) => Ok(()),
-                Value::Null => Err(Refusal::missing(format!("{param}.output"))),
-                other => Err(Refusal::wrong_type(format!("{param}.output"), "a string", other)),
-            }
+            let output = &item["output"];
+            let fits = output.is_string() || output.is_array();
+            check_type(fits, &format!("{param}.output"), "a string", output)
         }
-        Some("reasoning") => match &item["summary"] {
-            Value::Array(_) => Ok(()),
-            Value::Null => Err(Refusal::missing(format!("{param}.summary"))),
-            other => Err(Refusal::wrong_type(format!("{param}.summary"), "an array", other)),
-        },
+        Some("reasoning") => {
+            let summary = &item["summary"];
+            check_type(summary.is_array(), &format!("{param}.summary"), "an array", summary)
+        }
         // What the service does itself.
         Some("compaction" | "mcp_list_tools") => Ok(()),
         Some(kind) if kind.ends_with("_call") => text("id").map(drop),
@@ -119,20 +116,14 @@ fn check_message(param: &str, role: &str, content: &Value) -> Result<(), Refusal
         );
         return Err(Refusal::new(message, param).coded("invalid_value"));
     }
-    let parts = match content {
-        Value::String(_) => return Ok(()),
-        Value::Array(parts) => parts,
-        Value::Null => return Err(Refusal::missing(format!("{param}.content"))),
-        other => {
-            let expected = "one of an array of objects or string";
-            return Err(Refusal::wrong_type(format!("{param}.content"), expected, other));
-        }
-    };
+    let fits = content.is_string() || content.is_array();
+    let expected = "one of an array of objects or string";
+    check_type(fits, &format!("{param}.content"), expected, content)?;
     let allowed: &[&str] = match role {
         "assistant" => &["output_text", "refusal"],
         _ => &["input_text", "input_image", "input_file"],
     };
-    for (at, part) in parts.iter().enumerate() {
+    for (at, part) in content.as_array().into_iter().flatten().enumerate() {
         let here = format!("{param}.content[{at}]");
         let kind = part["type"].as_str().unwrap_or_default();
         if !allowed.contains(&kind) {
@@ -152,6 +143,15 @@ fn check_message(param: &str, role: &str, content: &Value) -> Result<(), Refusal
         }
     }
     Ok(())
+}
+
+/// Refuses what is missing, or of another type than expected.
+fn check_type(fits: bool, param: &str, expected: &str, value: &Value) -> Result<(), Refusal> {
+    match fits {
+        true => Ok(()),
+        false if value.is_null() => Err(Refusal::missing(param)),
+        false => Err(Refusal::wrong_type(param, expected, value)),
+    }
 }
 
 fn check_call_id(param: &str, id: &str) -> Result<(), Refusal> {
@@ -326,11 +326,10 @@ fn check_pairing(items: &[Value]) -> Result<(), Refusal> {
 }
 
 fn check_tools(request: &Value) -> Result<(), Refusal> {
-    let tools = match &request["tools"] {
-        Value::Null => &[][..],
-        Value::Array(tools) => tools,
-        other => return Err(Refusal::wrong_type("tools", "an array of objects", other)),
-    };
+    let listed = &request["tools"];
+    let fits = listed.is_null() || listed.is_array();
+    check_type(fits, "tools", "an array of objects", listed)?;
+    let tools = listed.as_array().map(Vec::as_slice).unwrap_or_default();
     for (at, tool) in tools.iter().enumerate() {
         if tool["type"] != "function" {
             return Err(Refusal::missing(format!("tools[{at}].type")));

@@ -8,13 +8,11 @@ pub(super) fn chat_form(body: &Value) -> Value {
     if let Some(system) = body["instructions"].as_str() {
         messages.push(json!({"role": "system", "content": system}));
     }
-    match &body["input"] {
-        Value::String(text) => messages.push(json!({"role": "user", "content": text})),
-        input => {
-            for item in input.as_array().map(Vec::as_slice).unwrap_or_default() {
-                add(item, &mut messages);
-            }
-        }
+    if let Some(text) = body["input"].as_str() {
+        messages.push(json!({"role": "user", "content": text}));
+    }
+    for item in body["input"].as_array().into_iter().flatten() {
+        add(item, &mut messages);
     }
     let mut form = json!({
         "model": body["model"],
@@ -31,12 +29,11 @@ pub(super) fn chat_form(body: &Value) -> Value {
             json!({"type": "function", "function": function})
         };
         form["tools"] = tools.iter().map(function).collect();
-        form["tool_choice"] = match &body["tool_choice"] {
-            Value::Object(choice) => {
-                json!({"type": "function", "function": {"name": choice.get("name")}})
-            }
-            Value::Null => "auto".into(),
-            choice => choice.clone(),
+        let choice = &body["tool_choice"];
+        form["tool_choice"] = match choice.as_object() {
+            Some(named) => json!({"type": "function", "function": {"name": named.get("name")}}),
+            None if choice.is_null() => "auto".into(),
+            None => choice.clone(),
         };
     }
     form

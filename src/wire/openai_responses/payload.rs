@@ -2,6 +2,7 @@
 
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use super::items::{Kind, Named};
 use crate::wire::fields::{Fields, Fill};
@@ -145,16 +146,16 @@ impl ItemBody<'_> {
     /// What belongs to a call or a message as an item: its `id`, and what stands beside it.
     pub(super) fn members(&self, kind: Kind) -> Option<Box<str>> {
         let id = self.id.as_text().filter(|id| !id.is_empty())?;
-        let mut members = serde_json::json!({"id": id});
+        let mut members = Map::from_iter([("id".to_owned(), id.into())]);
         for (key, value) in [("status", &self.status), ("phase", &self.phase)] {
             // What was cut off is sent back as what was understood of it.
             if let Some(word) = value.as_text().filter(|word| *word != "incomplete") {
-                members[key] = word.into();
+                members.insert(key.to_owned(), word.into());
             }
         }
         if kind == Kind::Custom {
-            members["type"] = "custom_tool_call".into();
+            members.insert("type".to_owned(), "custom_tool_call".into());
         }
-        Some(members.to_string().into())
+        Some(Value::Object(members).to_string().into())
     }
 }
