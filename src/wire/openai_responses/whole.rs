@@ -128,7 +128,7 @@ impl OpenaiResponses {
             *in_place = !later;
             later |= place.is_some();
         }
-        let is_new: Vec<_> = names
+        let placed: Vec<_> = names
             .into_iter()
             .zip(&places)
             .zip(in_place)
@@ -136,7 +136,7 @@ impl OpenaiResponses {
                 (place.unwrap_or_else(|| self.items.add(kind, named)), in_place)
             })
             .collect();
-        for ((place, in_place), (_, raw, mut body)) in is_new.into_iter().zip(list) {
+        for ((place, in_place), (_, raw, mut body)) in placed.into_iter().zip(list) {
             let is_sealed = self.items.at(place).is_some_and(|item| item.is_sealed);
             self.begin(place, &body, out);
             if is_sealed {
