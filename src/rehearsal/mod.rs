@@ -15,6 +15,7 @@ mod http;
 mod improvise;
 mod ollama;
 mod openai_chat;
+mod openai_responses;
 mod requests;
 mod script;
 mod service;

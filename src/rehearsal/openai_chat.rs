@@ -12,6 +12,7 @@ use super::script::{Call, Finish, Response};
 use super::service::{Asked, Refused, Service, Stamp};
 use super::text::{split_every, split_in};
 
+pub(super) use check::check_name;
 pub use check::{Refusal, check};
 
 /// The name under which the rehearsal model answers, whatever model was asked for.

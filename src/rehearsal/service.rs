@@ -6,6 +6,7 @@ use super::anthropic::Anthropic;
 use super::encoded::Encoded;
 use super::ollama::Ollama;
 use super::openai_chat::OpenaiChat;
+use super::openai_responses::OpenaiResponses;
 use super::script::Response;
 use crate::types::Wire;
 
@@ -58,11 +59,11 @@ macro_rules! service_of {
                 type $service = OpenaiChat;
                 $value
             }
-            // The others have no service of their own yet.
             Wire::OpenaiResponses => {
-                type $service = OpenaiChat;
+                type $service = OpenaiResponses;
                 $value
             }
+            // The others have no service of their own yet.
             Wire::AnthropicMessages => {
                 type $service = Anthropic;
                 $value

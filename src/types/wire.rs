@@ -22,8 +22,9 @@ pub enum Wire {
 
 impl Wire {
     /// The wires with their words for configuration, commands and metrics.
-    pub const WORDS: [(&'static str, Self); 3] = [
+    pub const WORDS: [(&'static str, Self); 4] = [
         ("openai-chat", Self::OpenaiChat),
+        ("openai-responses", Self::OpenaiResponses),
         ("anthropic-messages", Self::AnthropicMessages),
         ("ollama-chat", Self::OllamaChat),
     ];

@@ -23,23 +23,6 @@ const MESSAGE_KEYS: [&str; 10] = [
     "title",
 ];
 
-/// What an error's code or type says, as the HTTP status that it stands for: an error within a
-/// response has no status of its own.
-const STATUS_OF_WORD: [(&str, u16); 11] = [
-    // <https://docs.anthropic.com/en/api/errors>
-    ("invalid_request_error", 400),
-    ("authentication_error", 401),
-    ("billing_error", 402),
-    ("permission_error", 403),
-    ("not_found_error", 404),
-    ("conflict_error", 409),
-    ("request_too_large", 413),
-    ("rate_limit_error", 429),
-    ("api_error", 500),
-    ("timeout_error", 504),
-    ("overloaded_error", 529),
-];
-
 /// Reads the body of an HTTP response whose status is no success.
 ///
 /// Understands `{"error": {"message", "type", "code"}}`, `{"error": "text"}`, `{"detail": ..}`,
@@ -57,6 +40,9 @@ pub fn http_error(status: u16, body: &str) -> ProviderError {
     };
     error.kind = ProviderErrorKind::Status;
     error.status = Some(status);
+    // Sent as "too many requests", but no waiting fills an account.
+    let is_about_money = error.code.as_deref().and_then(status_of_code) == Some(402);
+    error.retryable = Some(false).filter(|_| is_about_money);
     error
 }
 
@@ -90,17 +76,21 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
     if let Value::Object(map) = value {
         error.status = ["status_code", "status", "code", "http_code"]
             .iter()
-            .find_map(|key| map.get(*key).and_then(status_of))
-            .or_else(|| {
-                ["code", "type", "status"].iter().find_map(|key| status_of_word(map.get(*key)?))
-            });
+            .find_map(|key| map.get(*key).and_then(status_of));
         error.code = ["code", "error_code", "type", "status_code", "status"].iter().find_map(
             |key| match map.get(*key) {
-                Some(Value::String(word)) if !word.is_empty() => Some(word.clone()),
+                // That it is an error is no code.
+                Some(Value::String(word)) if !word.is_empty() && word != "error" => {
+                    Some(word.clone())
+                }
                 Some(Value::Number(number)) => Some(number.to_string()),
                 _ => None,
             },
         );
+        let words = ["code", "error_code", "type", "status"]
+            .iter()
+            .filter_map(|key| map.get(*key)?.as_str());
+        error.status = error.status.or_else(|| words.filter_map(status_of_code).next());
     }
     error
 }
@@ -130,6 +120,64 @@ pub(super) fn malformed(text: &str, error: &serde_json::Error) -> Delta {
     Delta::Error(ProviderError::new(ProviderErrorKind::Malformed, message))
 }
 
+/// The HTTP status that a code stands for, where it comes without one: within a stream that began
+/// well. Whether an error is transient hangs on it. What nobody lists here stays transient.
+///
+/// OpenAI: <https://platform.openai.com/docs/guides/error-codes>, and the codes of `ResponseError`
+/// in its API reference; `slow_down` and `server_is_overloaded` as its own Codex client reads them.
+/// Anthropic: <https://docs.anthropic.com/en/api/errors>.
+fn status_of_code(code: &str) -> Option<u16> {
+    let status = match code {
+        "invalid_request_error"
+        | "invalid_prompt"
+        | "invalid_encrypted_content"
+        | "context_length_exceeded"
+        | "content_policy_violation"
+        | "content_filter"
+        | "cyber_policy"
+        | "bio_policy"
+        | "image_content_policy_violation"
+        | "invalid_image"
+        | "invalid_image_format"
+        | "invalid_base64_image"
+        | "invalid_image_url"
+        | "invalid_image_mode"
+        | "image_too_large"
+        | "image_too_small"
+        | "image_file_too_large"
+        | "image_file_not_found"
+        | "image_parse_error"
+        | "empty_image_file"
+        | "unsupported_image_media_type"
+        | "unsupported_value"
+        | "unsupported_parameter"
+        | "unknown_parameter"
+        | "missing_required_parameter"
+        | "invalid_type"
+        | "invalid_value"
+        | "string_above_max_length" => 400,
+        "invalid_api_key" | "authentication_error" => 401,
+        // Sent with 429, but no waiting helps.
+        "insufficient_quota"
+        | "quota_exceeded"
+        | "billing_hard_limit_reached"
+        | "billing_not_active"
+        | "usage_not_included"
+        | "billing_error" => 402,
+        "permission_error" | "permission_denied" | "unsupported_country_region_territory" => 403,
+        "model_not_found" | "not_found_error" => 404,
+        "conflict_error" => 409,
+        "request_too_large" => 413,
+        "rate_limit_exceeded" | "rate_limit_error" => 429,
+        "server_error" | "internal_server_error" | "api_error" => 500,
+        "server_is_overloaded" | "slow_down" => 503,
+        "vector_store_timeout" | "timeout_error" => 504,
+        "overloaded_error" => 529,
+        _ => return None,
+    };
+    Some(status)
+}
+
 fn has_failed(status: &Value) -> bool {
     status.get("status_code").and_then(Value::as_i64).is_some_and(|code| code != 0)
 }
@@ -151,11 +199,6 @@ fn status_of(value: &Value) -> Option<u16> {
         Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
     };
     number.and_then(|number| u16::try_from(number).ok()).filter(|n| (400..600).contains(n))
-}
-
-fn status_of_word(value: &Value) -> Option<u16> {
-    let word = value.as_str()?;
-    STATUS_OF_WORD.iter().find(|(known, _)| *known == word).map(|(_, status)| *status)
 }
 
 fn message_of(value: &Value) -> String {
@@ -247,6 +290,13 @@ mod tests {
     }
 
     #[test]
+    fn an_account_that_is_used_up_is_not_asked_again() {
+        let body = |code: &str| format!(r#"{{"error":{{"message":"m","code":"{code}"}}}}"#);
+        assert!(!http_error(429, &body("insufficient_quota")).is_transient());
+        assert!(http_error(429, &body("rate_limit_exceeded")).is_transient());
+    }
+
+    #[test]
     fn a_long_message_is_cut() {
         let error = http_error(500, &"é".repeat(5000));
         let before = "HTTP status 500: ".len();
@@ -274,5 +324,28 @@ mod tests {
         let both = serde_json::json!({"type": "api_error", "code": 503});
         assert_eq!(status(both), Some(503));
         assert_eq!(status(serde_json::json!({"type": "odd"})), None);
+    }
+
+    #[test]
+    fn a_code_that_is_known_decides_it_too() {
+        for (value, status, transient) in [
+            (serde_json::json!({"code": "insufficient_quota", "message": "m"}), Some(402), false),
+            (serde_json::json!({"code": "invalid_prompt", "message": "m"}), Some(400), false),
+            (serde_json::json!({"type": "invalid_request_error", "code": null}), Some(400), false),
+            (
+                serde_json::json!({"type": "invalid_request_error", "code": "rate_limit_exceeded"}),
+                Some(429),
+                true,
+            ),
+            (serde_json::json!({"type": "tokens", "code": "rate_limit_exceeded"}), Some(429), true),
+            (serde_json::json!({"code": "server_error", "message": "m"}), Some(500), true),
+            (serde_json::json!({"code": "slow_down", "status": 429}), Some(429), true),
+            (serde_json::json!({"code": "nobody_knows", "message": "m"}), None, true),
+        ] {
+            let error = provider_error(&value);
+            assert_eq!((error.status, error.is_transient()), (status, transient), "{value}");
+        }
+        let flat = serde_json::json!({"type": "error", "code": null, "message": "m"});
+        assert_eq!(provider_error(&flat).code, None);
     }
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 /// What became of a payload that was no JSON.
-pub(super) enum Mended<'a> {
+pub(in crate::wire) enum Mended<'a> {
     /// The same payload, readable.
     Text(String),
     /// Several payloads.
@@ -16,7 +16,7 @@ pub(super) enum Mended<'a> {
 /// Makes a payload readable that is not: without loss, but with U+FFFD for half a character and
 /// `null` for a number that is none.
 #[cold]
-pub(super) fn mend(text: &str) -> Option<Mended<'_>> {
+pub(in crate::wire) fn mend(text: &str) -> Option<Mended<'_>> {
     // An event without the blank line after it is joined with the next one.
     let starts_payload = |line: &str| line.starts_with('{') || line == "[DONE]";
     if text.contains('\n') && text.lines().all(|line| starts_payload(line.trim())) {
@@ -44,7 +44,7 @@ pub(super) fn mend(text: &str) -> Option<Mended<'_>> {
 }
 
 /// A JSON value, with U+FFFD for half a character.
-pub(super) fn value_of(text: &str) -> Option<Value> {
+pub(in crate::wire) fn value_of(text: &str) -> Option<Value> {
     serde_json::from_str(text)
         .or_else(|_| serde_json::from_str(&replace_lone_surrogates(text)))
         .ok()

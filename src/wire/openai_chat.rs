@@ -8,7 +8,7 @@
 mod kept;
 mod messages;
 mod request;
-mod usage;
+pub(super) mod usage;
 
 use std::borrow::Cow;
 use std::mem::take;

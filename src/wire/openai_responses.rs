@@ -1,27 +1,998 @@
-//! Responses: not spoken yet, so no word of configuration names it.
+//! Responses, and the dialects of services that follow them: payloads to deltas.
+//!
+//! Format: <https://platform.openai.com/docs/api-reference/responses-streaming>. The payload's
+//! `type` decides, whatever the event is named. A response is a list of items, and nearly all is
+//! said several times: in pieces, as a whole, with its item, and with the response; what was said
+//! once is passed over. Plain bodies are the response that the last event holds.
+//!
+//! Reasoning and what the service did itself are kept as whole items: the service wants them back
+//! unchanged, each before the item that it led to.
+
+mod items;
+mod payload;
+mod request;
+mod whole;
+
+use std::mem::take;
+
+use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::dialect::{Dialect, KeyHeader};
-use super::{Delta, Framing, ModelRequest};
-use crate::types::{ProviderError, ProviderErrorKind};
+use super::error::{error_of, provider_error};
+use super::fields::fill;
+use super::loose::Content;
+use super::mend::{Mended, mend, value_of};
+use super::openai_chat::usage::usage_of;
+use super::{CallKind, CallPiece, Delta, Framing, ModelRequest, Problem};
+use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, excerpt};
 
-/// The dialect.
+use items::{Items, Kind, Named, Voice};
+use payload::{Body, Event};
+
+/// The dialect; it remembers what has been said of each item.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct OpenaiResponses {}
+pub(super) struct OpenaiResponses {
+    items: Items,
+    /// Reasoning was kept, so what it led to has to go back as its item.
+    has_reasoning: bool,
+    /// Reasoning was lost, so nothing may go back as an item that it led to.
+    lost_reasoning: bool,
+}
 
 impl Dialect for OpenaiResponses {
     const STREAM_FRAMING: Framing = Framing::Sse;
     const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
 
     fn url(base: &str, _model: &str, _stream: bool) -> String {
-        base.to_owned()
+        format!("{base}/responses")
     }
 
-    fn request_body(_request: &ModelRequest) -> Vec<u8> {
-        Vec::new()
+    fn request_body(request: &ModelRequest) -> Vec<u8> {
+        request::request_body(request)
     }
 
-    fn payload(&mut self, _event: &str, _text: &str, out: &mut Vec<Delta>) {
-        let message = "this wire is not spoken yet";
-        out.push(Delta::Error(ProviderError::new(ProviderErrorKind::Malformed, message)));
+    fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
+        let mut text = text.trim();
+        // Some proxies put the field's name before what has it already.
+        while let Some(rest) = text.strip_prefix("data:") {
+            text = rest.trim_start();
+        }
+        match text.as_bytes().first() {
+            _ if text == "[DONE]" => out.push(Delta::Done),
+            Some(b'{') => self.object(event, text, out),
+            Some(b'[') => match serde_json::from_str::<Vec<&RawValue>>(text) {
+                Ok(items) => {
+                    for item in items.iter().filter(|item| item.get().starts_with('{')) {
+                        self.object(event, item.get(), out);
+                    }
+                }
+                Err(error) => out.push(malformed(text, &error)),
+            },
+            _ if event == "error" => out.push(Delta::Error(plain_error(text))),
+            None => {}
+            Some(_) => {
+                out.push(Delta::Problem(Problem { code: "not_json", detail: excerpt(text, 200) }))
+            }
+        }
+    }
+}
+
+impl OpenaiResponses {
+    fn object(&mut self, name: &str, text: &str, out: &mut Vec<Delta>) {
+        let mut event = Event::default();
+        let Err(error) = fill(text, &mut event) else {
+            return self.event(name, &mut event, text, out);
+        };
+        match mend(text) {
+            Some(Mended::Text(mended)) => {
+                let mut event = Event::default();
+                match fill(&mended, &mut event) {
+                    Ok(()) => self.event(name, &mut event, &mended, out),
+                    Err(_) => out.push(malformed(text, &error)),
+                }
+            }
+            Some(Mended::Several(payloads)) => {
+                for payload in payloads {
+                    self.payload("", payload, out);
+                }
+            }
+            None => out.push(malformed(text, &error)),
+        }
+    }
+
+    fn event(&mut self, name: &str, event: &mut Event<'_>, text: &str, out: &mut Vec<Delta>) {
+        let kind = take(&mut event.kind);
+        let word = kind.as_text().filter(|word| !word.is_empty());
+        match word.unwrap_or(name) {
+            "response.output_text.delta" | "response.text.delta" => {
+                self.say(Voice::Text, event, out);
+            }
+            "response.refusal.delta" => self.say(Voice::Refusal, event, out),
+            "response.reasoning_text.delta"
+            | "response.reasoning_content.delta"
+            | "response.reasoning.delta" => {
+                self.say(Voice::Thinking, event, out);
+            }
+            "response.reasoning_summary_text.delta" | "response.reasoning_summary.delta" => {
+                self.say(Voice::Summary, event, out);
+            }
+            "response.function_call_arguments.delta" => {
+                self.say_arguments(Kind::Function, event, out);
+            }
+            "response.custom_tool_call_input.delta" => {
+                self.say_arguments(Kind::Custom, event, out);
+            }
+            "response.output_text.done" => self.said(Voice::Text, event, out),
+            "response.refusal.done" => self.said(Voice::Refusal, event, out),
+            "response.reasoning_text.done" => self.said(Voice::Thinking, event, out),
+            "response.reasoning_summary_text.done" => self.said(Voice::Summary, event, out),
+            "response.function_call_arguments.done" => {
+                let whole = event.arguments.0.as_deref().map(str::to_owned);
+                self.seal(Kind::Function, event, whole, out);
+            }
+            "response.custom_tool_call_input.done" => {
+                let whole = event.input.as_text().map(str::to_owned);
+                self.seal(Kind::Custom, event, whole, out);
+            }
+            "response.output_item.added" => self.item(event, false, out),
+            "response.output_item.done" => self.item(event, true, out),
+            "response.completed" | "response.done" => self.ended("completed", event, text, out),
+            "response.incomplete" => self.ended("incomplete", event, text, out),
+            "response.failed" => self.ended("failed", event, text, out),
+            "response.cancelled" => self.ended("cancelled", event, text, out),
+            "error" | "response.error" => out.push(Delta::Error(error_event(text))),
+            "" if event.output.is_some() || event.object.as_text() == Some("response") => {
+                self.body("", text, out);
+            }
+            word if !word.starts_with("response.") => {
+                // An error whose type is its own, or one without.
+                let is_error = word.is_empty() || word.ends_with("_error") || event.error.is_some();
+                let value = value_of(text).filter(|_| is_error);
+                if value.as_ref().is_some_and(|value| error_of(value).is_some()) {
+                    out.push(Delta::Error(error_event(text)));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// A piece of an item's text.
+    fn say(&mut self, voice: Voice, event: &mut Event<'_>, out: &mut Vec<Delta>) {
+        let place = self.place_of(voice_kind(voice), event);
+        let Some(item) = self.items.at(place) else { return };
+        // Some services give reasoning twice, as text and as its summary: the first counts.
+        let other = item.spoke.is_some_and(|(before, _)| is_rival(before, voice));
+        if let Some(text) = text_of(take(&mut event.delta)).filter(|_| !other) {
+            item.piece_bytes += text.len();
+            item.spoke = Some((voice, event.part_index.as_number()));
+            item.has_text |= voice == Voice::Text;
+            out.push(spoken(voice, text));
+        }
+    }
+
+    /// A part of an item's text as a whole, which counts if it did not come in pieces.
+    fn said(&mut self, voice: Voice, event: &mut Event<'_>, out: &mut Vec<Delta>) {
+        let place = self.place_of(voice_kind(voice), event);
+        let Some(item) = self.items.at(place) else { return };
+        let part = event.part_index.as_number();
+        let whole = if voice == Voice::Refusal { &mut event.refusal } else { &mut event.text };
+        event.delta = take(whole);
+        // Some services count the parts of pieces and of wholes in different ways.
+        let repeats = take(&mut item.piece_bytes);
+        let repeats = matches!(&event.delta, Content::Text(whole) if whole.len() == repeats);
+        let is_next = |last: Option<u64>| last.zip(part).is_some_and(|(last, part)| last < part);
+        if item.spoke.is_none_or(|(_, last)| is_next(last) && !repeats) {
+            self.say(voice, event, out);
+            if let Some(item) = self.items.at(place) {
+                item.piece_bytes = 0;
+            }
+        }
+    }
+
+    fn say_arguments(&mut self, kind: Kind, event: &mut Event<'_>, out: &mut Vec<Delta>) {
+        let place = self.place_of(kind, event);
+        let Some(item) = self.items.at(place) else { return };
+        let begins = !item.is_named && !item.has_arguments;
+        item.has_arguments = true;
+        out.push(Delta::Call(CallPiece {
+            index: Some(item.index),
+            arguments: text_of(take(&mut event.delta)),
+            kind: call_kind(kind),
+            begins,
+            ..CallPiece::default()
+        }));
+    }
+
+    /// The arguments of a call as a whole.
+    fn seal(&mut self, kind: Kind, event: &Event<'_>, whole: Option<String>, out: &mut Vec<Delta>) {
+        let place = self.place_of(kind, event);
+        let Some(item) = self.items.at(place) else { return };
+        let name = event.name.as_text().filter(|name| !name.is_empty());
+        if let Some(name) = name.filter(|_| !item.is_named) {
+            item.is_named = true;
+            out.push(Delta::Call(CallPiece {
+                index: Some(item.index),
+                name: Some(name.to_owned()),
+                kind: call_kind(kind),
+                begins: !item.has_arguments,
+                ..CallPiece::default()
+            }));
+        }
+        // Nothing is no arguments; the item itself will tell.
+        if let Some(whole) = whole.filter(|whole| !whole.is_empty() && item.is_named) {
+            item.is_sealed = true;
+            out.push(Delta::Seal { index: item.index, arguments: Some(whole) });
+        }
+    }
+
+    /// The item that an event about a piece means; if none is known, there is one now.
+    fn place_of(&mut self, kind: Kind, event: &Event<'_>) -> usize {
+        let id = event.item_id.as_text();
+        let named = Named { index: event.output_index.as_number(), id, call_id: None };
+        self.items.find(kind, named).unwrap_or_else(|| self.items.add(kind, named))
+    }
+
+    fn ended(&mut self, word: &'static str, event: &Event<'_>, text: &str, out: &mut Vec<Delta>) {
+        // Without the object around it, what the event holds is the response.
+        self.body(word, event.response.map_or(text, RawValue::get), out);
+    }
+
+    /// A response as a whole; `word` is what the event says of its end, if there is one.
+    fn body(&mut self, word: &'static str, text: &str, out: &mut Vec<Delta>) {
+        let mut body = Body::default();
+        if let Err(error) = fill(text, &mut body) {
+            return out.push(malformed(text, &error));
+        }
+        self.output(body.output.map_or("", RawValue::get), out);
+        let error = body.error.and_then(|raw| error_in(raw.get()));
+        let says = body.status.as_text().unwrap_or_default();
+        let status = match (says, word) {
+            ("completed" | "incomplete" | "failed" | "cancelled", _) => says,
+            // What the event says stands over a status that is no end.
+            (_, "completed" | "incomplete" | "failed" | "cancelled") => word,
+            ("", _) if error.is_some() => "failed",
+            ("", _) => "completed",
+            _ => says,
+        };
+        let has_calls = self.items.all().iter().any(|item| item.kind.is_call());
+        let reason = body.incomplete_details.reason.as_text().unwrap_or_default();
+        let kind = finish_kind(status, reason, has_calls);
+        out.extend(error.map(Delta::Error));
+        out.push(Delta::Finish(FinishReason { kind, raw: status.to_owned() }));
+        out.extend(body.usage.and_then(usage_of));
+        out.push(Delta::Done);
+    }
+}
+
+fn voice_kind(voice: Voice) -> Kind {
+    match voice {
+        Voice::Text | Voice::Refusal => Kind::Message,
+        Voice::Thinking | Voice::Summary => Kind::Reasoning,
+    }
+}
+
+fn is_rival(before: Voice, now: Voice) -> bool {
+    before != now && voice_kind(now) == Kind::Reasoning
+}
+
+fn spoken(voice: Voice, text: String) -> Delta {
+    match voice {
+        Voice::Text => Delta::Text(text),
+        Voice::Refusal => Delta::Refusal(text),
+        Voice::Thinking | Voice::Summary => Delta::Reasoning(text),
+    }
+}
+
+fn call_kind(kind: Kind) -> CallKind {
+    if kind == Kind::Custom { CallKind::Custom } else { CallKind::Function }
+}
+
+/// The text of a piece; in an older form it stands in an object.
+fn text_of(delta: Content<'_>) -> Option<String> {
+    match delta {
+        Content::Text(text) => Some(text.into_owned()).filter(|text| !text.is_empty()),
+        Content::Part(part) => text_of(part.text),
+        Content::Nothing | Content::List(_) => None,
+    }
+}
+
+fn finish_kind(status: &str, reason: &str, has_calls: bool) -> FinishKind {
+    match status {
+        "completed" if has_calls => FinishKind::ToolCalls,
+        "completed" => FinishKind::Stop,
+        "incomplete" if reason == "content_filter" => FinishKind::ContentFilter,
+        "incomplete" => FinishKind::Length,
+        // The latter two are of a response that somebody has to ask for again.
+        "failed" | "cancelled" | "queued" | "in_progress" => FinishKind::Error,
+        _ => FinishKind::Other,
+    }
+}
+
+/// An error from what stands under the key `error`, if that says anything.
+fn error_in(raw: &str) -> Option<ProviderError> {
+    // An error that cannot be read, because it is nested too deeply, is one all the same.
+    let value = value_of(raw).unwrap_or_else(|| Value::String(raw.into()));
+    error_of(&serde_json::json!({ "error": value })).map(provider_error)
+}
+
+/// The error of an event that is one: under `error`, or as the event itself.
+fn error_event(text: &str) -> ProviderError {
+    let Some(value) = value_of(text) else { return plain_error(text) };
+    let mut error = provider_error(error_of(&value).unwrap_or(&value));
+    let beside = provider_error(&value);
+    // A gateway puts the status that it got beside the error.
+    if value.get("status").is_some() || value.get("status_code").is_some() {
+        error.status = beside.status.or(error.status);
+    }
+    error
+}
+
+fn plain_error(text: &str) -> ProviderError {
+    match text {
+        "" => ProviderError::new(ProviderErrorKind::InStream, "the service reported an error"),
+        text => provider_error(&Value::String(text.to_owned())),
+    }
+}
+
+fn malformed(text: &str, error: &serde_json::Error) -> Delta {
+    // What is lost here may be part of a call, so the response cannot be trusted.
+    let message = format!("a payload is no JSON ({error}): {}", excerpt(text, 200));
+    Delta::Error(ProviderError::new(ProviderErrorKind::Malformed, message))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::types::Usage;
+    use crate::wire::Keep;
+
+    fn deltas(payloads: &[&str]) -> Vec<Delta> {
+        let mut dialect = OpenaiResponses::default();
+        let mut out = Vec::new();
+        for payload in payloads {
+            dialect.payload("", payload, &mut out);
+        }
+        out
+    }
+
+    /// An event of a type with these members.
+    fn event(kind: &str, members: &str) -> String {
+        format!(r#"{{"type":"response.{kind}",{members}}}"#)
+    }
+
+    #[track_caller]
+    fn check(events: &[(&str, &str)], expected: &[Delta]) {
+        let payloads: Vec<_> = events.iter().map(|(kind, rest)| event(kind, rest)).collect();
+        let payloads: Vec<_> = payloads.iter().map(String::as_str).collect();
+        assert_eq!(deltas(&payloads), expected, "{payloads:#?}");
+    }
+
+    fn text(text: &str) -> Delta {
+        Delta::Text(text.into())
+    }
+
+    fn reasoning(text: &str) -> Delta {
+        Delta::Reasoning(text.into())
+    }
+
+    fn begin(index: u64, id: &str, name: &str) -> Delta {
+        Delta::Call(CallPiece {
+            index: Some(index),
+            id: Some(id.into()),
+            name: Some(name.into()),
+            begins: true,
+            ..CallPiece::default()
+        })
+    }
+
+    fn more(index: u64, arguments: &str) -> Delta {
+        Delta::Call(CallPiece {
+            index: Some(index),
+            arguments: Some(arguments.into()),
+            ..CallPiece::default()
+        })
+    }
+
+    fn seal(index: u64, arguments: &str) -> Delta {
+        let arguments = Some(arguments.to_owned()).filter(|text| !text.is_empty());
+        Delta::Seal { index, arguments }
+    }
+
+    fn keep(index: u64, members: &str) -> Delta {
+        Delta::Keep(Keep::Call { index, members: members.into() })
+    }
+
+    fn part(json: &str) -> Delta {
+        Delta::Keep(Keep::Part(json.into()))
+    }
+
+    fn finish(raw: &str, kind: FinishKind) -> Delta {
+        Delta::Finish(FinishReason { kind, raw: raw.into() })
+    }
+
+    const ADDED: &str = r#""output_index":1,"item":{"type":"function_call","id":"fc_1","status":"in_progress","call_id":"c1","name":"f","arguments":""}"#;
+    const DONE: &str = r#""output_index":1,"item":{"type":"function_call","id":"fc_1","status":"completed","call_id":"c1","name":"f","arguments":"{\"a\":1}"}"#;
+    const MEMBERS: &str = r#"{"id":"fc_1","status":"completed"}"#;
+
+    #[test]
+    fn a_call_is_begun_filled_sealed_and_kept() {
+        check(
+            &[
+                ("output_item.added", ADDED),
+                (
+                    "function_call_arguments.delta",
+                    r#""output_index":1,"item_id":"x","delta":"{\"a\"""#,
+                ),
+                (
+                    "function_call_arguments.delta",
+                    r#""output_index":1,"item_id":"y","delta":":1}""#,
+                ),
+                ("function_call_arguments.done", r#""output_index":1,"arguments":"{\"a\":1}""#),
+                ("output_item.done", DONE),
+                (
+                    "completed",
+                    r#""response":{"status":"completed","output":[{"type":"reasoning"},
+                    {"type":"function_call","id":"z","call_id":"c1","name":"f","arguments":"{}"}]}"#,
+                ),
+            ],
+            &[
+                begin(1, "c1", "f"),
+                more(1, r#"{"a""#),
+                more(1, ":1}"),
+                seal(1, r#"{"a":1}"#),
+                seal(1, r#"{"a":1}"#),
+                keep(1, MEMBERS),
+                finish("completed", FinishKind::ToolCalls),
+                Delta::Done,
+            ],
+        );
+    }
+
+    #[test]
+    fn a_call_that_only_its_end_or_only_the_whole_response_tells_of_counts_once() {
+        let item = r#"{"type":"function_call","id":"fc_1","status":"completed","call_id":"c1","name":"f","arguments":{"a":1}}"#;
+        let end = [finish("completed", FinishKind::ToolCalls), Delta::Done];
+        let response = format!(r#""response":{{"status":"completed","output":[{item}]}}"#);
+        let call = [begin(0, "c1", "f"), seal(0, r#"{"a":1}"#), keep(0, MEMBERS)];
+        let expected = [&call[..], &end].concat();
+        check(&[("completed", &response)], &expected);
+        let done = format!(r#""output_index":0,"item":{item}"#);
+        check(&[("output_item.done", &done), ("completed", &response)], &expected);
+        // Without an index the id of the call tells that it is the same.
+        let done = format!(r#""item":{item}"#);
+        check(&[("output_item.done", &done), ("completed", &response)], &expected);
+        // Without a seal the whole response brings the arguments.
+        let added = format!(r#""output_index":0,"item":{}"#, item.replace(r#"{"a":1}"#, r#""""#));
+        check(&[("output_item.added", &added), ("completed", &response)], &expected);
+        let plain = format!(r#"{{"object":"response","status":"completed","output":[{item}]}}"#);
+        assert_eq!(deltas(&[&plain]), expected);
+        assert_eq!(deltas(&[&format!("[{plain}]")]), expected);
+    }
+
+    #[test]
+    fn items_are_told_apart_by_index_or_else_by_id_or_else_by_order() {
+        let add = |index: &str, id: &str, call: &str| {
+            let item = format!(
+                r#"{{"type":"function_call","id":"{id}","call_id":"{call}","name":"f","arguments":""}}"#
+            );
+            event("output_item.added", &format!(r#"{index}"item":{item}"#))
+        };
+        let say = |members: &str| event("function_call_arguments.delta", members);
+        for (first, second, one, two) in [
+            (
+                r#""output_index":0,"#,
+                r#""output_index":1,"#,
+                r#""output_index":0,"item_id":"z1","#,
+                r#""output_index":1,"item_id":"z2","#,
+            ),
+            (
+                r#""output_index":"0","#,
+                r#""output_index":1.0,"#,
+                r#""output_index":0,"#,
+                r#""output_index":1,"#,
+            ),
+            ("", "", r#""item_id":"i0","#, r#""item_id":"i1","#),
+            ("", "", r#""output_index":null,"item_id":"i0","#, r#""item_id":"i1","#),
+        ] {
+            let payloads = [
+                add(first, "i0", "c0"),
+                add(second, "i1", "c1"),
+                say(&format!(r#"{one}"delta":"a""#)),
+                say(&format!(r#"{two}"delta":"b""#)),
+            ];
+            let payloads: Vec<_> = payloads.iter().map(String::as_str).collect();
+            let expected = [begin(0, "c0", "f"), begin(1, "c1", "f"), more(0, "a"), more(1, "b")];
+            assert_eq!(deltas(&payloads), expected, "{payloads:?}");
+        }
+        let payloads = [
+            add("", "i0", "c0"),
+            say(r#""delta":"a""#),
+            add("", "i1", "c1"),
+            say(r#""delta":"b""#),
+        ];
+        let payloads: Vec<_> = payloads.iter().map(String::as_str).collect();
+        let expected = [begin(0, "c0", "f"), more(0, "a"), begin(1, "c1", "f"), more(1, "b")];
+        assert_eq!(deltas(&payloads), expected);
+    }
+
+    #[test]
+    fn an_index_may_be_used_again_for_another_call() {
+        let other = ADDED.replace("c1", "c2").replace("fc_1", "fc_2");
+        check(
+            &[
+                ("output_item.added", ADDED),
+                ("output_item.added", ADDED),
+                ("output_item.done", DONE),
+                ("output_item.added", &other),
+                ("function_call_arguments.delta", r#""output_index":1,"delta":"{}""#),
+            ],
+            &[
+                begin(1, "c1", "f"),
+                seal(1, r#"{"a":1}"#),
+                keep(1, MEMBERS),
+                begin(1, "c2", "f"),
+                more(1, "{}"),
+            ],
+        );
+    }
+
+    #[test]
+    fn a_call_that_is_cut_off_is_not_sealed_by_its_item() {
+        let done = DONE.replace("completed", "incomplete").replace(r#":1}""#, r#":""#);
+        let response = r#""response":{"status":"incomplete","incomplete_details":{"reason":"max_output_tokens"}}"#;
+        check(
+            &[("output_item.added", ADDED), ("output_item.done", &done), ("incomplete", response)],
+            &[
+                begin(1, "c1", "f"),
+                more(1, r#"{"a":"#),
+                keep(1, r#"{"id":"fc_1"}"#),
+                finish("incomplete", FinishKind::Length),
+                Delta::Done,
+            ],
+        );
+    }
+
+    #[test]
+    fn an_empty_whole_is_no_whole_and_the_item_decides() {
+        check(
+            &[
+                ("output_item.added", ADDED),
+                ("function_call_arguments.delta", r#""output_index":1,"delta":"{}""#),
+                ("function_call_arguments.done", r#""output_index":1,"arguments":"""#),
+                ("function_call_arguments.done", r#""output_index":1"#),
+                ("output_item.done", &DONE.replace(r#","arguments":"{\"a\":1}""#, "")),
+            ],
+            &[begin(1, "c1", "f"), more(1, "{}"), seal(1, ""), keep(1, MEMBERS)],
+        );
+    }
+
+    #[test]
+    fn a_call_with_free_text() {
+        let item = |status: &str, input: &str| {
+            format!(
+                r#""output_index":0,"item":{{"type":"custom_tool_call","id":"ctc_1","status":"{status}","call_id":"c1","name":"f","input":"{input}"}}"#
+            )
+        };
+        let custom = |piece: Delta| {
+            let Delta::Call(piece) = piece else { panic!("{piece:?} is no piece of a call") };
+            Delta::Call(CallPiece { kind: CallKind::Custom, ..piece })
+        };
+        check(
+            &[
+                ("output_item.added", &item("in_progress", "")),
+                ("custom_tool_call_input.delta", r#""output_index":0,"delta":"x=""#),
+                ("custom_tool_call_input.done", r#""output_index":0,"input":"x=1""#),
+                ("output_item.done", &item("completed", "x=1")),
+            ],
+            &[
+                custom(begin(0, "c1", "f")),
+                custom(more(0, "x=")),
+                seal(0, "x=1"),
+                seal(0, "x=1"),
+                keep(0, r#"{"id":"ctc_1","status":"completed","type":"custom_tool_call"}"#),
+            ],
+        );
+    }
+
+    #[test]
+    fn text_counts_once_wherever_it_stands() {
+        let item = |content: &str| {
+            format!(r#""output_index":0,"item":{{"type":"message","id":"m","content":{content}}}"#)
+        };
+        let delta = ("output_text.delta", r#""output_index":0,"content_index":0,"delta":"ab""#);
+        let whole = ("output_text.done", r#""output_index":0,"content_index":0,"text":"ab""#);
+        let parts = r#"[{"type":"output_text","text":"ab"}]"#;
+        let (item, listed) = (item(parts), format!(r#"{{"type":"message","content":{parts}}}"#));
+        let done = ("output_item.done", item.as_str());
+        let response = format!(r#""response":{{"status":"completed","output":[{listed}]}}"#);
+        let completed = ("completed", response.as_str());
+        let end = [text("ab"), finish("completed", FinishKind::Stop), Delta::Done];
+        for events in [
+            &[delta, whole, done, completed][..],
+            &[whole, done, completed],
+            &[done, completed],
+            &[completed],
+            &[delta, completed],
+        ] {
+            check(events, &end);
+        }
+        let next = ("output_text.done", r#""output_index":0,"content_index":1,"text":"c""#);
+        check(&[delta, whole, next, done], &[text("ab"), text("c")]);
+        check(&[whole, next, done], &[text("ab"), text("c")]);
+        let miscounted = ("output_text.done", r#""output_index":0,"content_index":1,"text":"ab""#);
+        check(&[delta, miscounted, done], &[text("ab")]);
+        let older = ("reasoning.delta", r#""output_index":0,"delta":{"text":"ab"}"#);
+        check(&[older], &[reasoning("ab")]);
+        check(
+            &[("output_item.done", r#""item":{"type":"message","content":"ab"}"#)],
+            &[text("ab")],
+        );
+    }
+
+    #[test]
+    fn a_refusal_is_none_of_the_text() {
+        let refusal = Delta::Refusal("no".into());
+        check(
+            &[
+                ("refusal.delta", r#""output_index":0,"delta":"no""#),
+                ("refusal.done", r#""output_index":0,"refusal":"no""#),
+            ],
+            std::slice::from_ref(&refusal),
+        );
+        let item = r#""item":{"type":"message","id":"m","phase":"final_answer","content":[
+            {"type":"refusal","refusal":"no"}]}"#;
+        check(&[("output_item.done", item)], &[refusal]);
+    }
+
+    #[test]
+    fn reasoning_counts_once_and_is_kept_whole() {
+        let item = r#"{"type":"reasoning","id":"rs_1","encrypted_content":"e","summary":[{"type":"summary_text","text":"ab"},{"type":"summary_text","text":"c"}]}"#;
+        let done = format!(r#""output_index":0,"item":{item}"#);
+        let done = ("output_item.done", done.as_str());
+        let summary = |part: u8, delta: &str| {
+            format!(r#""output_index":0,"summary_index":{part},"delta":"{delta}""#)
+        };
+        let (first, second) = (summary(0, "ab"), summary(1, "c"));
+        let pieces = [
+            ("reasoning_summary_text.delta", first.as_str()),
+            ("reasoning_summary_text.done", r#""output_index":0,"summary_index":0,"text":"ab""#),
+            ("reasoning_summary_text.delta", second.as_str()),
+        ];
+        let expected = [reasoning("ab"), reasoning("c"), part(item)];
+        check(&[&pieces[..], &[done]].concat(), &expected);
+        check(&[done], &expected);
+        // A service that says the same as text and as its summary.
+        let raw = r#""output_index":0,"content_index":0,"delta":"ab""#;
+        check(
+            &[
+                ("reasoning_text.delta", raw),
+                ("reasoning_summary_text.delta", &first),
+                ("reasoning_summary_text.done", r#""output_index":0,"summary_index":1,"text":"x""#),
+            ],
+            &[reasoning("ab")],
+        );
+        let both = r#""item":{"type":"reasoning","content":[{"type":"reasoning_text","text":"a"}],
+            "summary":[{"type":"summary_text","text":"b"}]}"#;
+        let kept = both.trim_start_matches(r#""item":"#);
+        check(&[("output_item.done", both)], &[reasoning("a"), part(kept)]);
+    }
+
+    #[test]
+    fn a_message_is_an_item_only_where_it_has_to_be() {
+        let message = r#""output_index":1,"item":{"type":"message","id":"m","status":"completed","phase":"commentary","content":"ab"}"#;
+        let bare = message.replace(r#""phase":"commentary","#, "");
+        let kept = |members: &str| Delta::Keep(Keep::Text { members: Some(members.into()) });
+        check(&[("output_item.done", &bare)], &[text("ab")]);
+        let with_phase = kept(r#"{"id":"m","phase":"commentary","status":"completed"}"#);
+        check(&[("output_item.done", message)], &[text("ab"), with_phase]);
+        let thought = ("output_item.done", r#""output_index":0,"item":{"type":"reasoning"}"#);
+        let members = kept(r#"{"id":"m","status":"completed"}"#);
+        check(
+            &[thought, ("output_item.done", &bare)],
+            &[part(r#"{"type":"reasoning"}"#), text("ab"), members],
+        );
+    }
+
+    #[test]
+    fn reasoning_that_comes_after_what_it_led_to_is_not_kept() {
+        let response = r#""response":{"output":[{"type":"reasoning","id":"rs_1"},
+            {"type":"function_call","id":"fc_1","call_id":"c1","name":"f","arguments":"{}"}]}"#;
+        check(
+            &[("output_item.added", ADDED), ("completed", response)],
+            &[
+                begin(1, "c1", "f"),
+                seal(1, "{}"),
+                finish("completed", FinishKind::ToolCalls),
+                Delta::Done,
+            ],
+        );
+    }
+
+    #[test]
+    fn what_the_service_did_itself_is_kept_and_is_no_call() {
+        for kind in ["web_search_call", "mcp_call", "code_interpreter_call", "not_known_yet"] {
+            let item = format!(r#"{{"type":"{kind}","id":"x","name":"n","arguments":"{{}}"}}"#);
+            let done = format!(r#""output_index":0,"item":{item}"#);
+            let response = format!(r#""response":{{"output":[{item}]}}"#);
+            check(
+                &[
+                    ("output_item.added", &done),
+                    ("web_search_call.searching", r#""output_index":0"#),
+                    ("mcp_call_arguments.delta", r#""output_index":0,"delta":"{}""#),
+                    ("output_item.done", &done),
+                    ("completed", &response),
+                ],
+                &[part(&item), finish("completed", FinishKind::Stop), Delta::Done],
+            );
+        }
+    }
+
+    #[test]
+    fn the_status_decides_how_it_ended() {
+        for (kind, response, raw, finished) in [
+            ("completed", r#"{"status":"completed"}"#, "completed", FinishKind::Stop),
+            ("completed", "{}", "completed", FinishKind::Stop),
+            ("completed", "null", "completed", FinishKind::Stop),
+            ("completed", r#"{"status":"in_progress"}"#, "completed", FinishKind::Stop),
+            ("incomplete", r#"{"status":7}"#, "incomplete", FinishKind::Length),
+            (
+                "incomplete",
+                r#"{"incomplete_details":{"reason":"content_filter"}}"#,
+                "incomplete",
+                FinishKind::ContentFilter,
+            ),
+            ("completed", r#"{"status":"incomplete"}"#, "incomplete", FinishKind::Length),
+            ("failed", r#"{"status":"failed","error":null}"#, "failed", FinishKind::Error),
+            ("cancelled", "{}", "cancelled", FinishKind::Error),
+        ] {
+            check(
+                &[(kind, &format!(r#""response":{response}"#))],
+                &[finish(raw, finished), Delta::Done],
+            );
+        }
+        for (status, kind) in [("queued", FinishKind::Error), ("paused", FinishKind::Other)] {
+            let body = format!(r#"{{"object":"response","status":"{status}","output":[]}}"#);
+            assert_eq!(deltas(&[&body]), [finish(status, kind), Delta::Done]);
+        }
+        let named = r#"{"response":{"status":"completed"}}"#;
+        let mut out = Vec::new();
+        OpenaiResponses::default().payload("response.completed", named, &mut out);
+        assert_eq!(out, [finish("completed", FinishKind::Stop), Delta::Done]);
+    }
+
+    #[test]
+    fn usage_is_counted_and_kept_as_sent() {
+        let raw = r#"{"input_tokens":9,"input_tokens_details":{"cached_tokens":4},"output_tokens":5,"output_tokens_details":{"reasoning_tokens":3}}"#;
+        let usage =
+            Usage { input_tokens: 9, output_tokens: 5, cached_tokens: 4, reasoning_tokens: 3 };
+        check(
+            &[("completed", &format!(r#""response":{{"usage":{raw}}}"#))],
+            &[
+                finish("completed", FinishKind::Stop),
+                Delta::Usage { usage, raw: raw.into() },
+                Delta::Done,
+            ],
+        );
+    }
+
+    #[track_caller]
+    fn check_error(payload: &str, message: &str, code: Option<&str>, status: Option<u16>) {
+        let found = deltas(&[payload]);
+        let Some(Delta::Error(error)) = found.first() else { panic!("{payload}: {found:?}") };
+        let seen = (error.message.as_str(), error.code.as_deref(), error.status);
+        assert_eq!(seen, (message, code, status), "{payload}");
+    }
+
+    #[test]
+    fn errors_wherever_they_stand() {
+        let quota = r#"{"type":"insufficient_quota","code":"insufficient_quota","message":"m"}"#;
+        check_error(
+            &format!(r#"{{"type":"error","sequence_number":2,"error":{quota}}}"#),
+            "m",
+            Some("insufficient_quota"),
+            Some(402),
+        );
+        check_error(
+            r#"{"type":"error","code":"rate_limit_exceeded","message":"m","param":null}"#,
+            "m",
+            Some("rate_limit_exceeded"),
+            Some(429),
+        );
+        check_error(r#"{"type":"error","code":null,"message":"m"}"#, "m", None, None);
+        check_error(
+            r#"{"type":"error","status":400,"error":{"type":"t","message":"m"}}"#,
+            "m",
+            Some("t"),
+            Some(400),
+        );
+        check_error(
+            r#"{"type":"response.failed","response":{"status":"failed","error":{"code":"server_error","message":"m"}}}"#,
+            "m",
+            Some("server_error"),
+            Some(500),
+        );
+        check_error(
+            r#"{"type":"invalid_request_error","message":"m"}"#,
+            "m",
+            Some("invalid_request_error"),
+            Some(400),
+        );
+        check_error(r#"{"error":{"message":"m"}}"#, "m", None, None);
+        check_error(r#"{"error":"m"}"#, "m", None, None);
+        check_error(r#"{"object":"response","output":[],"error":"m"}"#, "m", None, None);
+        check_error(r#"[{"error":{"message":"m"}}]"#, "m", None, None);
+        for (data, message) in
+            [(r#"{"message":"m"}"#, "m"), ("m", "m"), ("", "the service reported an error")]
+        {
+            let mut out = Vec::new();
+            OpenaiResponses::default().payload("error", data, &mut out);
+            assert!(matches!(&out[..], [Delta::Error(e)] if e.message == message), "{out:?}");
+        }
+    }
+
+    #[test]
+    fn what_says_nothing_gives_nothing() {
+        for payload in [
+            r#"{"type":"response.created","response":{"status":"in_progress","output":[],"error":null}}"#,
+            r#"{"type":"response.not_known_yet","delta":"a","text":"b","error":{"message":"m"}}"#,
+            r#"{"type":"keepalive","sequence_number":3}"#,
+            r#"{"type":"ping","error":null}"#,
+            r#"{"type":"response.output_item.added"}"#,
+            r#"{"type":"response.output_item.done","item":null}"#,
+            r#"{"type":"response.output_item.done","item":7}"#,
+            r#"{"type":"response.output_text.delta"}"#,
+            r#"{"type":"response.output_text.delta","delta":{"x":1}}"#,
+            r#"{"type":"response.function_call_arguments.done","arguments":"{}"}"#,
+            r#"{"type":7}"#,
+            "{}",
+            "[]",
+            "",
+        ] {
+            assert_eq!(deltas(&[payload]), [], "{payload}");
+        }
+        assert_eq!(deltas(&["[DONE]", "data: [DONE]"]), [Delta::Done, Delta::Done]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_an_error_and_what_can_be_mended_is_read() {
+        let cut = deltas(&[r#"{"type":"response.output_text.delta","delta":"a"#]);
+        assert!(
+            matches!(&cut[..], [Delta::Error(e)] if e.kind == ProviderErrorKind::Malformed),
+            "{cut:?}"
+        );
+        let ping = deltas(&["ping"]);
+        assert!(matches!(&ping[..], [Delta::Problem(p)] if p.code == "not_json"), "{ping:?}");
+        let half = r#"{"type":"response.output_text.delta","delta":"\ud83d"}"#;
+        assert_eq!(deltas(&[half]), [text("\u{FFFD}")]);
+        let one = r#"{"type":"response.output_text.delta","delta":"a"}"#;
+        assert_eq!(
+            deltas(&[&format!("{one}\n{one}\n[DONE]")]),
+            [text("a"), text("a"), Delta::Done]
+        );
+        assert_eq!(deltas(&[&format!("data: {one}")]), [text("a")]);
+        let twice = r#"{"type":"x","type":"response.output_text.delta","delta":"b","delta":"a"}"#;
+        assert_eq!(deltas(&[twice]), [text("a")]);
+    }
+
+    #[test]
+    fn an_item_without_a_type_is_what_it_holds() {
+        let item = r#""item":{"id":"fc_1","call_id":"c1","name":"f","arguments":"{}"}"#;
+        check(
+            &[("output_item.done", item)],
+            &[begin(0, "c1", "f"), seal(0, "{}"), keep(0, r#"{"id":"fc_1"}"#)],
+        );
+        let item = r#""item":{"type":null,"role":"assistant","content":[{"text":"ab"}]}"#;
+        check(&[("output_item.done", item)], &[text("ab")]);
+    }
+
+    /// An event of any type, with anything in the place of its members.
+    fn any_event() -> impl Strategy<Value = String> {
+        let kinds = [
+            "output_item.added",
+            "output_item.done",
+            "output_text.delta",
+            "output_text.done",
+            "refusal.done",
+            "reasoning_text.delta",
+            "reasoning_summary_text.done",
+            "function_call_arguments.delta",
+            "function_call_arguments.done",
+            "custom_tool_call_input.done",
+            "completed",
+            "incomplete",
+            "failed",
+        ];
+        let items = [
+            r#"{"type":"function_call","call_id":"c1","name":"f","arguments":"{}"}"#,
+            r#"{"type":"custom_tool_call","id":"x","name":"f","input":[1]}"#,
+            r#"{"type":"message","content":[{"type":"output_text","text":"a"},{"refusal":"b"}]}"#,
+            r#"{"type":"reasoning","id":"x","content":{"text":7},"summary":["a",null]}"#,
+            r#"{"type":"web_search_call"}"#,
+            "{}",
+        ];
+        let odd = [
+            "null",
+            "7",
+            "-1",
+            "0",
+            "1.0",
+            "18446744073709551615",
+            "true",
+            r#""""#,
+            r#""1""#,
+            "[]",
+            r#"["a"]"#,
+            r#"{"text":"a"}"#,
+            r#"{"message":"m"}"#,
+        ];
+        let odd = prop::sample::select(odd.to_vec());
+        let item = prop_oneof![odd.clone(), prop::sample::select(items.to_vec())];
+        let output = prop::collection::vec(item.clone(), 0..4);
+        let response = (odd.clone(), odd.clone(), output).prop_map(|(status, usage, output)| {
+            let output = output.join(",");
+            format!(r#"{{"status":{status},"usage":{usage},"output":[{output}]}}"#)
+        });
+        let keys = [
+            "output_index",
+            "item_id",
+            "content_index",
+            "delta",
+            "text",
+            "refusal",
+            "arguments",
+            "input",
+            "name",
+            "error",
+        ];
+        let member = (prop::sample::select(keys.to_vec()), odd)
+            .prop_map(|(key, value)| format!(r#""{key}":{value}"#));
+        let members = prop::collection::vec(member, 0..5);
+        (prop::sample::select(kinds.to_vec()), members, item, response).prop_map(
+            |(kind, mut members, item, response)| {
+                members.push(format!(r#""item":{item},"response":{response}"#));
+                event(kind, &members.join(","))
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_stands_in_an_event_no_payload_is_lost(
+            payloads in prop::collection::vec(any_event(), 0..12),
+        ) {
+            let payloads: Vec<_> = payloads.iter().map(String::as_str).collect();
+            let found = deltas(&payloads);
+            let mut begun = std::collections::BTreeSet::new();
+            for delta in &found {
+                if let Delta::Error(error) = delta {
+                    prop_assert!(error.kind != ProviderErrorKind::Malformed, "{error}");
+                }
+                if let Delta::Call(piece) = delta {
+                    prop_assert!(piece.begins || begun.contains(&piece.index), "{found:?}");
+                    begun.insert(piece.index);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_great_many_items_take_a_bounded_time_and_room() {
+        let mut dialect = OpenaiResponses::default();
+        let mut out = Vec::new();
+        for index in 0..20_000 {
+            let item = format!(
+                r#"{{"type":"function_call","call_id":"c{index}","name":"f","arguments":""}}"#
+            );
+            let added =
+                event("output_item.added", &format!(r#""output_index":{index},"item":{item}"#));
+            dialect.payload("", &added, &mut out);
+        }
+        assert_eq!((out.len(), dialect.items.all().len()), (20_000, 2048));
+        let list = vec![r#"{"type":"message","content":"a"}"#; 20_000].join(",");
+        let found = deltas(&[&format!(r#"{{"object":"response","output":[{list}]}}"#)]);
+        assert_eq!(found.len(), 2048 + 2);
     }
 }

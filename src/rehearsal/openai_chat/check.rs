@@ -23,21 +23,25 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    pub(super) fn new(message: impl Into<String>, param: impl Into<String>) -> Self {
+    pub(in crate::rehearsal) fn new(message: impl Into<String>, param: impl Into<String>) -> Self {
         Self { message: message.into(), param: Some(param.into()), code: None }
     }
 
-    pub(super) fn coded(self, code: &'static str) -> Self {
+    pub(in crate::rehearsal) fn coded(self, code: &'static str) -> Self {
         Self { code: Some(code), ..self }
     }
 
-    pub(super) fn missing(param: impl Into<String>) -> Self {
+    pub(in crate::rehearsal) fn missing(param: impl Into<String>) -> Self {
         let param = param.into();
         Self::new(format!("Missing required parameter: '{param}'."), param)
             .coded("missing_required_parameter")
     }
 
-    fn wrong_type(param: impl Into<String>, expected: &str, got: &Value) -> Self {
+    pub(in crate::rehearsal) fn wrong_type(
+        param: impl Into<String>,
+        expected: &str,
+        got: &Value,
+    ) -> Self {
         let param = param.into();
         let got = kind_of(got);
         Self::new(
@@ -47,7 +51,7 @@ impl Refusal {
         .coded("invalid_type")
     }
 
-    pub(super) fn empty_array(param: impl Into<String>) -> Self {
+    pub(in crate::rehearsal) fn empty_array(param: impl Into<String>) -> Self {
         let param = param.into();
         Self::new(
             format!(
@@ -326,7 +330,7 @@ fn check_tools(request: &Value) -> Result<(), Refusal> {
     }
 }
 
-fn check_name(name: &str, param: &str) -> Result<(), Refusal> {
+pub(in crate::rehearsal) fn check_name(name: &str, param: &str) -> Result<(), Refusal> {
     let length = name.chars().count();
     if length > 64 {
         return Err(Refusal::new(

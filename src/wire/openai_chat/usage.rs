@@ -10,7 +10,7 @@ use crate::wire::loose::Scalar;
 use crate::wire::mend::value_of;
 
 /// Token counts in the words of this family of services; none if the object holds nothing.
-pub(super) fn usage_of(raw: &RawValue) -> Option<Delta> {
+pub(in crate::wire) fn usage_of(raw: &RawValue) -> Option<Delta> {
     let text = raw.get();
     if !text.starts_with('{') || text.trim_matches(['{', '}', ' ', '\n', '\r', '\t']).is_empty() {
         return None;
@@ -43,6 +43,10 @@ struct Counts<'a> {
     #[serde(borrow, default)]
     completion_tokens_details: Loose<Details<'a>>,
     #[serde(borrow, default)]
+    input_tokens_details: Loose<Details<'a>>,
+    #[serde(borrow, default)]
+    output_tokens_details: Loose<Details<'a>>,
+    #[serde(borrow, default)]
     prompt_cache_hit_tokens: Scalar<'a>,
     #[serde(borrow, default)]
     cached_tokens: Scalar<'a>,
@@ -58,10 +62,13 @@ struct Details<'a> {
     reasoning_tokens: Scalar<'a>,
 }
 
-impl Counts<'_> {
+impl<'a> Counts<'a> {
     fn usage(self) -> Usage {
-        let read = self.prompt_tokens_details.0.map(|details| details.cached_tokens);
-        let written = self.completion_tokens_details.0.map(|details| details.reasoning_tokens);
+        let details = |named: Loose<Details<'a>>, or: Loose<Details<'a>>| named.0.or(or.0);
+        let read = details(self.prompt_tokens_details, self.input_tokens_details)
+            .map(|details| details.cached_tokens);
+        let written = details(self.completion_tokens_details, self.output_tokens_details)
+            .map(|details| details.reasoning_tokens);
         Usage {
             input_tokens: first(&[Some(self.prompt_tokens), Some(self.input_tokens)]),
             output_tokens: first(&[Some(self.completion_tokens), Some(self.output_tokens)]),
@@ -112,6 +119,11 @@ mod tests {
             [9, 0, 0, 2],
         );
         check(r#"{"prompt_tokens":9,"prompt_tokens_details":null}"#, [9, 0, 0, 0]);
+        check(
+            r#"{"input_tokens":9,"input_tokens_details":{"cached_tokens":4},"output_tokens":5,
+                "output_tokens_details":{"reasoning_tokens":3},"prompt_tokens_details":null}"#,
+            [9, 5, 4, 3],
+        );
         check(
             r#"{"prompt_tokens":9,"completion_tokens":5,"input_tokens":0,"output_tokens":0}"#,
             [9, 5, 0, 0],

@@ -1,0 +1,193 @@
+//! The items of a response, so far as they have come: which of them an event means.
+
+/// Items that are told apart. What comes beyond takes the place of the last one.
+const ITEMS_MAX: usize = 2048;
+
+/// What an item is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Message,
+    Reasoning,
+    Function,
+    Custom,
+    /// What the service did itself.
+    Hosted,
+}
+
+impl Kind {
+    pub(super) fn of(word: &str) -> Self {
+        match word {
+            "message" => Self::Message,
+            "reasoning" => Self::Reasoning,
+            "function_call" => Self::Function,
+            "custom_tool_call" => Self::Custom,
+            _ => Self::Hosted,
+        }
+    }
+
+    pub(super) fn is_call(self) -> bool {
+        match self {
+            Self::Function | Self::Custom => true,
+            Self::Message | Self::Reasoning | Self::Hosted => false,
+        }
+    }
+}
+
+/// Which member of an item a piece of text is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Voice {
+    Text,
+    Refusal,
+    Thinking,
+    Summary,
+}
+
+/// An item, so far as it has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Item {
+    /// The wire's `output_index`, or its place if there is none.
+    pub(super) index: u64,
+    pub(super) kind: Kind,
+    id: Option<Box<str>>,
+    pub(super) call_id: Option<Box<str>>,
+    /// What spoke last, and in which part.
+    pub(super) spoke: Option<(Voice, Option<u64>)>,
+    /// Bytes of text that came in pieces since the last part was said as a whole.
+    pub(super) piece_bytes: usize,
+    /// Text that is no refusal has come.
+    pub(super) has_text: bool,
+    /// A name has come.
+    pub(super) is_named: bool,
+    /// Pieces of arguments have come.
+    pub(super) has_arguments: bool,
+    pub(super) is_sealed: bool,
+    /// The service has said that it is whole.
+    pub(super) is_done: bool,
+}
+
+/// How an event says which item it means.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Named<'a> {
+    pub(super) index: Option<u64>,
+    pub(super) id: Option<&'a str>,
+    pub(super) call_id: Option<&'a str>,
+}
+
+/// The items of a response, in the order in which they were first heard of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Items {
+    known: Vec<Item>,
+    /// The place that was found last.
+    current: usize,
+    /// Some are forgotten.
+    pub(super) overflown: bool,
+}
+
+impl Items {
+    pub(super) fn all(&self) -> &[Item] {
+        &self.known
+    }
+
+    pub(super) fn at(&mut self, place: usize) -> Option<&mut Item> {
+        self.known.get_mut(place)
+    }
+
+    /// The place of the item that an event about a piece means.
+    ///
+    /// It is found by the output index, because some services change an item's id with every
+    /// event; without one by the id, or else it is the last of its kind.
+    pub(super) fn find(&mut self, kind: Kind, named: Named<'_>) -> Option<usize> {
+        let is_it = |item: &Item| item.kind == kind && Some(item.index) == named.index;
+        let found = match named.index {
+            Some(_) if self.known.get(self.current).is_some_and(is_it) => Some(self.current),
+            Some(_) => self.known.iter().rposition(is_it),
+            None => self
+                .by_id(kind, named.id)
+                .or_else(|| self.known.iter().rposition(|item| item.kind == kind)),
+        };
+        self.current = found.unwrap_or(self.current);
+        found
+    }
+
+    /// The place of the item that an event means which tells of it as a whole: another item may
+    /// come with an index that was in use.
+    pub(super) fn find_whole(&mut self, kind: Kind, named: Named<'_>) -> Option<usize> {
+        let found = match named.index {
+            Some(_) => self.find(kind, named),
+            None => self.by_id(kind, named.id).or_else(|| {
+                let last = self.known.len().checked_sub(1)?;
+                let open = |item: &Item| item.kind == kind && !item.is_done;
+                self.known.last().is_some_and(open).then_some(last)
+            }),
+        };
+        found.filter(|place| {
+            let known = self.known.get(*place).and_then(|item| item.call_id.as_deref());
+            known.is_none() || named.call_id.is_none() || known == named.call_id
+        })
+    }
+
+    fn by_id(&self, kind: Kind, id: Option<&str>) -> Option<usize> {
+        let id = Some(id?);
+        self.known.iter().rposition(|item| item.kind == kind && item.id.as_deref() == id)
+    }
+
+    /// Takes up a new item, and gives its place.
+    pub(super) fn add(&mut self, kind: Kind, named: Named<'_>) -> usize {
+        let next = || self.known.iter().map(|item| item.index + 1).max().unwrap_or(0);
+        let index = named.index.unwrap_or_else(next);
+        if self.known.len() >= ITEMS_MAX {
+            self.known.pop();
+            self.overflown = true;
+        }
+        self.known.push(Item {
+            index: index.min(u64::MAX - 1),
+            kind,
+            id: named.id.map(Into::into),
+            call_id: named.call_id.map(Into::into),
+            spoke: None,
+            piece_bytes: 0,
+            has_text: false,
+            is_named: false,
+            has_arguments: false,
+            is_sealed: false,
+            is_done: false,
+        });
+        self.current = self.known.len() - 1;
+        self.current
+    }
+
+    /// For each item of the whole response's list the place at which it is known already.
+    ///
+    /// Items are the same by a call's id, by their place in the list, or by their id; what is
+    /// left goes by its order, because a service may have counted otherwise.
+    pub(super) fn places_of(&self, list: &[(Kind, Named<'_>)]) -> Vec<Option<usize>> {
+        let mut free: Vec<bool> = vec![true; self.known.len()];
+        let mut places: Vec<Option<usize>> = vec![None; list.len()];
+        let rules: [fn(&Item, &Named<'_>) -> bool; 4] = [
+            |item, named| named.call_id.is_some() && item.call_id.as_deref() == named.call_id,
+            |item, named| {
+                let same_call = item.call_id.is_none() || named.call_id.is_none();
+                same_call && Some(item.index) == named.index
+            },
+            |item, named| named.id.is_some() && item.id.as_deref() == named.id,
+            |item, named| item.call_id.is_none() || named.call_id.is_none(),
+        ];
+        for rule in rules {
+            for (place, (kind, named)) in places.iter_mut().zip(list) {
+                if place.is_some() {
+                    continue;
+                }
+                let found = self
+                    .known
+                    .iter()
+                    .zip(&free)
+                    .position(|(item, free)| *free && item.kind == *kind && rule(item, named));
+                if let Some(slot) = found.and_then(|found| free.get_mut(found)) {
+                    *slot = false;
+                    *place = found;
+                }
+            }
+        }
+        places
+    }
+}

@@ -1,0 +1,330 @@
+//! A request's body in the Responses form.
+//!
+//! The host is stateless, so the service is told to store nothing and to hand out its reasoning
+//! encrypted. What a model gets back of what it said itself has to hang together:
+//!
+//! - A reasoning item goes only together with the item that it led to, and the other way round
+//!   ("was provided without its required following item", "without its required 'reasoning' item").
+//! - Reasoning that the service did not store has to bring its content ("Items are not persisted
+//!   when `store` is set to false").
+//! - Ids of calls have 64 characters at most, and no other rule.
+//!
+//! So items go back as they came, or, where one of them cannot, as text and calls without ids.
+
+mod back;
+mod input;
+
+use serde::ser::SerializeSeq;
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+
+use crate::wire::members::Members;
+use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
+
+use input::Input;
+
+/// Writes the body of a request.
+pub(in crate::wire) fn request_body(request: &ModelRequest) -> Vec<u8> {
+    // Every key is a string and no writer can fail, so nothing here can.
+    serde_json::to_vec(&Body(request)).unwrap_or_default()
+}
+
+/// Members which the host relies on, so that `extra_body` cannot replace them.
+const OURS: [&str; 4] = ["model", "input", "tools", "stream"];
+
+struct Body<'a>(&'a ModelRequest);
+
+impl Serialize for Body<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let request = self.0;
+        let mut body = Members::new(serializer.serialize_map(None)?, request, &OURS);
+        body.put("model", &request.model)?;
+        if let Some(system) = request.system.as_deref().filter(|text| !text.is_empty()) {
+            body.put("instructions", system)?;
+        }
+        body.put("input", &Input { request, stores: stores(request) })?;
+        if !request.tools.is_empty() {
+            body.put("tools", &Tools(&request.tools))?;
+            body.put("tool_choice", &choice(&request.tool_choice))?;
+            if let Some(parallel) = request.parallel_tool_calls {
+                body.put("parallel_tool_calls", &parallel)?;
+            }
+        }
+        body.put("stream", &request.stream)?;
+        if let Some(tokens) = request.max_output_tokens {
+            body.put("max_output_tokens", &tokens)?;
+        }
+        if let Some(temperature) = request.temperature {
+            body.put("temperature", &temperature)?;
+        }
+        body.put("store", &false)?;
+        body.put("include", &["reasoning.encrypted_content"])?;
+        body.end()
+    }
+}
+
+/// Whether the service knows its items by their ids, because the configuration lets it store them.
+fn stores(request: &ModelRequest) -> bool {
+    match request.extra_body.get("store") {
+        Some(stores) => stores == true,
+        None => request.omit_body.contains("store"),
+    }
+}
+
+fn choice(choice: &ToolChoice) -> Value {
+    match choice {
+        ToolChoice::Auto => "auto".into(),
+        ToolChoice::None => "none".into(),
+        ToolChoice::Required => "required".into(),
+        ToolChoice::Tool(name) => json!({"type": "function", "name": **name}),
+    }
+}
+
+struct Tools<'a>(&'a [ToolDefinition]);
+
+impl Serialize for Tools<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Tool<'a> {
+            #[serde(rename = "type")]
+            kind: &'static str,
+            name: &'a str,
+            description: &'a str,
+            parameters: &'a Value,
+            /// The service's default would refuse schemas that it can enforce only in part.
+            strict: bool,
+        }
+        let mut seq = serializer.serialize_seq(Some(self.0.len()))?;
+        for ToolDefinition { name, description, schema } in self.0 {
+            seq.serialize_element(&Tool {
+                kind: "function",
+                name,
+                description,
+                parameters: schema,
+                strict: false,
+            })?;
+        }
+        seq.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::message::{Message, ResponseMessage};
+    use crate::types::{CallKey, Content, Origin, Part, ToolCall, Wire};
+
+    fn call(index: u32, id: &str, arguments: Value) -> ToolCall {
+        ToolCall {
+            key: CallKey { turn: 1, attempt: 1, index },
+            id: id.into(),
+            provider_id: Some(id.into()),
+            name: "add".into(),
+            arguments,
+            raw: None,
+        }
+    }
+
+    fn result(id: &str, content: &str) -> Message {
+        Message::Tool {
+            call_id: id.into(),
+            name: "add".into(),
+            content: content.into(),
+            metadata: json!({"error": true}),
+        }
+    }
+
+    fn said(parts: Vec<Part>) -> ResponseMessage {
+        let origin = Origin { wire: Wire::OpenaiResponses, model: "m".into() };
+        ResponseMessage {
+            text: "Let me add.".into(),
+            reasoning: "hm".into(),
+            calls: vec![call(0, "call_1", json!({"a": 1})), call(1, "call_2", json!({}))],
+            origin: Some(Arc::new(origin)),
+            parts,
+        }
+    }
+
+    fn raw(json: &str) -> Part {
+        Part::Raw { json: json.into() }
+    }
+
+    const THOUGHT: &str =
+        r#"{"id": "rs_1", "type": "reasoning", "encrypted_content": "e", "summary": []}"#;
+
+    fn parts() -> Vec<Part> {
+        let members = |text: &str| Some(text.into());
+        vec![
+            Part::Reasoning { bytes: 2, members: None },
+            raw(THOUGHT),
+            Part::Text { bytes: 11, members: members(r#"{"id":"msg_1","phase":"commentary"}"#) },
+            raw(r#"{"type":"web_search_call","id":"ws_1","status":"completed"}"#),
+            Part::Call { index: 0, members: members(r#"{"id":"fc_1","status":"completed"}"#) },
+            Part::Call { index: 1, members: members(r#"{"id":"fc_2"}"#) },
+        ]
+    }
+
+    fn history(message: ResponseMessage) -> Arc<[Arc<Message>]> {
+        [
+            Message::User { content: "1 + 2?".into() },
+            Message::Assistant(message),
+            result("call_1", "3"),
+            result("call_2", "bad"),
+        ]
+        .map(Arc::new)
+        .into()
+    }
+
+    fn sent(request: &ModelRequest) -> Value {
+        serde_json::from_slice(&request_body(request)).unwrap()
+    }
+
+    /// The items between the user's and the outputs.
+    fn back(parts: Vec<Part>) -> Vec<Value> {
+        let body = sent(&ModelRequest::new("m", history(said(parts))));
+        let items = body["input"].as_array().unwrap();
+        items[1..items.len() - 2].to_vec()
+    }
+
+    fn with_tools() -> ModelRequest {
+        let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+        let tool = ToolDefinition { name: "add".into(), description: "Adds.".into(), schema };
+        ModelRequest {
+            system: Some("Be brief.".into()),
+            tools: [tool].into(),
+            ..ModelRequest::new("m", history(said(parts())))
+        }
+    }
+
+    #[test]
+    fn streamed_with_all_that_its_own_model_said() {
+        insta::assert_json_snapshot!(sent(&ModelRequest {
+            parallel_tool_calls: Some(false),
+            max_output_tokens: Some(100),
+            temperature: Some(0.5),
+            ..with_tools()
+        }));
+    }
+
+    #[test]
+    fn plain_with_what_another_model_said() {
+        insta::assert_json_snapshot!(sent(&ModelRequest {
+            model: "other".into(),
+            tool_choice: ToolChoice::Tool("add".into()),
+            stream: false,
+            ..with_tools()
+        }));
+    }
+
+    #[test]
+    fn images_and_ids_that_are_too_long() {
+        let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+        let content = json!([{"type": "text", "text": "What is it?"},
+            image("https://a.example/b.png"), image("data:image/png;base64,aGk=")]);
+        let long = "functions.add:0-".repeat(5);
+        let messages = [
+            Message::User { content: Content::parse(&content).unwrap() },
+            Message::User { content: "Well?".into() },
+            Message::Assistant(ResponseMessage {
+                calls: vec![call(0, &long, json!({})), call(1, "functions.add:0", json!({}))],
+                ..ResponseMessage::default()
+            }),
+            result(&long, "3"),
+            result("functions.add:0", "3"),
+        ];
+        insta::assert_json_snapshot!(sent(&ModelRequest {
+            tool_choice: ToolChoice::None,
+            ..ModelRequest::new("m", messages.map(Arc::new).into())
+        }));
+    }
+
+    #[test]
+    fn reasoning_goes_back_byte_for_byte() {
+        let body = request_body(&with_tools());
+        assert!(String::from_utf8(body).unwrap().contains(THOUGHT));
+    }
+
+    #[test]
+    fn what_cannot_hang_together_goes_as_text_and_calls() {
+        let bare = json!([
+            {"type": "message", "role": "assistant", "content": "Let me add."},
+            {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": "{\"a\":1}"},
+            {"type": "function_call", "call_id": "call_2", "name": "add", "arguments": "{}"},
+        ]);
+        let without = |at: usize, other: Part| {
+            let mut parts = parts();
+            parts[at] = other;
+            back(parts)
+        };
+        // Nobody stored it, and it is not there.
+        let empty = r#"{"id":"rs_1","type":"reasoning","encrypted_content":null,"content":[]}"#;
+        assert_eq!(json!(without(1, raw(empty))), bare);
+        // Nothing follows it; or what it led to did not stay in the history.
+        assert_eq!(json!(back([parts(), vec![raw(THOUGHT)]].concat())), bare);
+        let dropped = Part::Call { index: 7, members: None };
+        assert_eq!(json!(back([parts(), vec![raw(THOUGHT), dropped]].concat())), bare);
+        // Its content stands in for what is encrypted.
+        let open = r#"{"id":"rs_1","type":"reasoning","content":[{"type":"reasoning_text"}]}"#;
+        assert_eq!(without(1, raw(open))[0]["id"], "rs_1");
+    }
+
+    #[test]
+    fn stored_reasoning_goes_back_without_its_content() {
+        let mut parts = parts();
+        parts[1] = raw(r#"{"id":"rs_1","type":"reasoning","summary":[]}"#);
+        let request = ModelRequest::new("m", history(said(parts)));
+        let extra = json!({"store": true, "include": []}).as_object().unwrap().clone();
+        let stored = ModelRequest { extra_body: extra, ..request.clone() };
+        let body = sent(&stored);
+        assert_eq!((&body["store"], &body["include"]), (&json!(true), &json!([])));
+        assert_eq!(body["input"][1]["id"], "rs_1");
+        let left_to_the_service =
+            ModelRequest { omit_body: ["store".to_owned()].into(), ..request.clone() };
+        assert_eq!(sent(&left_to_the_service)["input"][1]["id"], "rs_1");
+        assert_eq!(sent(&request)["input"][1]["type"], "message");
+    }
+
+    #[test]
+    fn ids_that_no_service_takes_are_left_out() {
+        let mut parts = parts();
+        parts[4] = Part::Call {
+            index: 0,
+            members: Some(json!({"id": "x".repeat(400)}).to_string().into()),
+        };
+        let items = back(parts);
+        let types: Vec<_> = items.iter().map(|item| item["type"].as_str().unwrap()).collect();
+        assert_eq!(types, ["reasoning", "message", "function_call", "function_call"]);
+        assert!(items.iter().all(|item| item.get("id").is_none()), "{items:?}");
+        assert_eq!(items[0]["encrypted_content"], "e");
+        assert_eq!(items[1]["phase"], "commentary");
+    }
+
+    #[test]
+    fn a_call_that_nobody_answers_is_left_out() {
+        let mut parts = parts();
+        parts[3] = raw(r#"{"type":"computer_call","id":"cu_1","call_id":"c"}"#);
+        let items = back(parts);
+        assert!(items.iter().all(|item| item["type"] != "computer_call"), "{items:?}");
+        assert_eq!(items.len(), 4);
+    }
+
+    #[test]
+    fn a_call_with_free_text_has_an_output_of_its_own_kind() {
+        let members = r#"{"id":"ctc_1","type":"custom_tool_call"}"#;
+        let mut message = said(vec![
+            Part::Call { index: 0, members: Some(members.into()) },
+            Part::Call { index: 1, members: None },
+        ]);
+        message.calls[0].raw = Some("x = 1".into());
+        let body = sent(&ModelRequest::new("m", history(message)));
+        let input = body["input"].as_array().unwrap();
+        let find = |kind: &str| input.iter().find(|item| item["type"] == kind).unwrap().clone();
+        let call = json!({"type": "custom_tool_call", "id": "ctc_1", "call_id": "call_1",
+            "name": "add", "input": "x = 1"});
+        assert_eq!(find("custom_tool_call"), call);
+        assert_eq!(find("custom_tool_call_output")["call_id"], "call_1");
+        assert_eq!(find("function_call_output")["call_id"], "call_2");
+    }
+}

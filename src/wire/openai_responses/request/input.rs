@@ -1,0 +1,271 @@
+//! The items of a request's input.
+
+use std::borrow::Cow;
+
+use serde::ser::SerializeSeq;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use super::back::{Back, ID_CHARS_MAX, OwnItem, back};
+use crate::message::{Message, Piece, ResponseMessage};
+use crate::types::{Content, ContentPart, Origin, ToolCall, Wire};
+use crate::wire::ModelRequest;
+use crate::wire::ids::cleaned;
+use crate::wire::loose::Scalar;
+
+/// The history as items.
+pub(super) struct Input<'a> {
+    pub(super) request: &'a ModelRequest,
+    /// The service knows items by their ids.
+    pub(super) stores: bool,
+}
+
+impl Serialize for Input<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let origin = Origin { wire: Wire::OpenaiResponses, model: self.request.model.clone() };
+        let mut seq = serializer.serialize_seq(None)?;
+        // Calls whose input was free text: their outputs have a type of their own.
+        let mut custom: Vec<&str> = Vec::new();
+        for message in self.request.messages.iter() {
+            match &**message {
+                Message::User { content } => seq.serialize_element(&UserMessage::of(content))?,
+                Message::Assistant(message) => {
+                    let pieces = message.pieces(&origin);
+                    let back = match message.is_from(&origin) {
+                        true => back(message, &pieces, self.stores),
+                        false => Back::Bare,
+                    };
+                    custom.extend(pieces.iter().filter_map(custom_id));
+                    assistant(&mut seq, message, &pieces, back)?;
+                }
+                Message::Tool { call_id, content, .. } => {
+                    let is_custom = custom.contains(&call_id.as_str());
+                    seq.serialize_element(&Output {
+                        kind: if is_custom {
+                            "custom_tool_call_output"
+                        } else {
+                            "function_call_output"
+                        },
+                        call_id: call_id_for(call_id),
+                        output: content,
+                    })?;
+                }
+            }
+        }
+        seq.end()
+    }
+}
+
+/// The same for a call and for its output. The service looks at nothing but the length.
+fn call_id_for(id: &str) -> Cow<'_, str> {
+    cleaned(id, |_| true, ID_CHARS_MAX)
+}
+
+fn custom_id<'a>(piece: &Piece<'a>) -> Option<&'a str> {
+    match piece {
+        Piece::Call { call, members: Some(members) } => {
+            Beside::of(members).is_custom().then_some(call.id.as_str())
+        }
+        Piece::Call { .. } | Piece::Text { .. } | Piece::Reasoning { .. } | Piece::Raw(_) => None,
+    }
+}
+
+fn assistant<S: SerializeSeq>(
+    seq: &mut S,
+    message: &ResponseMessage,
+    pieces: &[Piece<'_>],
+    back: Back,
+) -> Result<(), S::Error> {
+    if back == Back::Bare && !message.text.is_empty() {
+        // In one piece, as any other model's.
+        seq.serialize_element(&Said::new(&message.text))?;
+    }
+    for piece in pieces {
+        match *piece {
+            Piece::Text { .. } if back == Back::Bare => {}
+            Piece::Text { text: "", .. } | Piece::Reasoning { .. } => {}
+            Piece::Text { text, members } => {
+                let beside = members.map(Beside::of).unwrap_or_default();
+                match beside.id.as_text().filter(|_| back == Back::Whole) {
+                    Some(id) => seq.serialize_element(&SaidAsItem::new(text, id, &beside))?,
+                    None => seq.serialize_element(&Said {
+                        phase: beside.phase.as_text(),
+                        ..Said::new(text)
+                    })?,
+                }
+            }
+            Piece::Call { call, members } => {
+                let beside = members.map(Beside::of).unwrap_or_default();
+                seq.serialize_element(&Call::new(call, &beside, back))?;
+            }
+            Piece::Raw(json) => raw(seq, json, back)?,
+        }
+    }
+    Ok(())
+}
+
+fn raw<S: SerializeSeq>(seq: &mut S, json: &str, back: Back) -> Result<(), S::Error> {
+    let item = OwnItem::of(json);
+    match back {
+        // What cannot go although the message goes whole is a call that we cannot answer.
+        Back::Whole if item.can_go(true) => match serde_json::from_str::<&RawValue>(json) {
+            Ok(item) => seq.serialize_element(item),
+            Err(_) => Ok(()),
+        },
+        Back::WithoutIds if item.is_reasoning() => {
+            let mut item = serde_json::from_str::<Map<String, Value>>(json).unwrap_or_default();
+            item.remove("id");
+            seq.serialize_element(&item)
+        }
+        Back::Whole | Back::WithoutIds | Back::Bare => Ok(()),
+    }
+}
+
+/// What stood beside a text or a call in its item.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Beside<'a> {
+    #[serde(rename = "type", borrow)]
+    kind: Scalar<'a>,
+    #[serde(borrow)]
+    id: Scalar<'a>,
+    #[serde(borrow)]
+    status: Scalar<'a>,
+    #[serde(borrow)]
+    phase: Scalar<'a>,
+}
+
+impl<'a> Beside<'a> {
+    fn of(members: &'a str) -> Self {
+        serde_json::from_str(members).unwrap_or_default()
+    }
+
+    fn is_custom(&self) -> bool {
+        self.kind.as_text() == Some("custom_tool_call")
+    }
+}
+
+#[derive(Serialize)]
+struct UserMessage<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    role: &'static str,
+    content: Vec<UserPart<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum UserPart<'a> {
+    InputText { text: &'a str },
+    InputImage { image_url: Cow<'a, str>, detail: &'static str },
+}
+
+impl<'a> UserMessage<'a> {
+    fn of(content: &'a Content) -> Self {
+        let part = |part: &'a ContentPart| match part {
+            ContentPart::Text(text) => UserPart::InputText { text },
+            ContentPart::Image(image) => {
+                UserPart::InputImage { image_url: image.url(), detail: "auto" }
+            }
+        };
+        Self { kind: "message", role: "user", content: content.parts().iter().map(part).collect() }
+    }
+}
+
+/// What the model said, without being an item of the service's: the form that all of them take.
+#[derive(Serialize)]
+struct Said<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    role: &'static str,
+    content: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    phase: Option<&'a str>,
+}
+
+impl<'a> Said<'a> {
+    fn new(content: &'a str) -> Self {
+        Self { kind: "message", role: "assistant", content, phase: None }
+    }
+}
+
+#[derive(Serialize)]
+struct SaidAsItem<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    id: &'a str,
+    role: &'static str,
+    status: &'a str,
+    content: [OutputText<'a>; 1],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    phase: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct OutputText<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    text: &'a str,
+    annotations: [(); 0],
+}
+
+impl<'a> SaidAsItem<'a> {
+    fn new(text: &'a str, id: &'a str, beside: &'a Beside<'_>) -> Self {
+        Self {
+            kind: "message",
+            id,
+            role: "assistant",
+            status: beside.status.as_text().unwrap_or("completed"),
+            content: [OutputText { kind: "output_text", text, annotations: [] }],
+            phase: beside.phase.as_text(),
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Call<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    call_id: Cow<'a, str>,
+    name: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    arguments: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<&'a str>,
+}
+
+impl<'a> Call<'a> {
+    fn new(call: &'a ToolCall, beside: &'a Beside<'_>, back: Back) -> Self {
+        let goes = back == Back::Whole;
+        let plain = Self {
+            kind: "function_call",
+            id: beside.id.as_text().filter(|_| goes),
+            call_id: call_id_for(&call.id),
+            name: &call.name,
+            arguments: None,
+            input: None,
+            status: beside.status.as_text().filter(|_| goes),
+        };
+        if beside.is_custom() {
+            let input = match call.raw.as_deref() {
+                Some(raw) => Cow::Borrowed(raw),
+                None => Cow::Owned(call.arguments.to_string()),
+            };
+            return Self { kind: "custom_tool_call", input: Some(input), ..plain };
+        }
+        Self { arguments: Some(call.arguments.to_string()), ..plain }
+    }
+}
+
+#[derive(Serialize)]
+struct Output<'a> {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    call_id: Cow<'a, str>,
+    output: &'a str,
+}
