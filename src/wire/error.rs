@@ -2,6 +2,8 @@
 
 use serde_json::Value;
 
+use super::Delta;
+use super::mend::value_of;
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 
 /// Characters of a service's error message that are kept.
@@ -81,6 +83,31 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
         );
     }
     error
+}
+
+/// The error in the text that stands under the key `error`, if that says anything.
+pub(super) fn error_in(raw: &str) -> Option<ProviderError> {
+    // An error that cannot be read, because it is nested too deeply, is one all the same.
+    let value = value_of(raw).unwrap_or_else(|| Value::String(raw.into()));
+    error_of(&serde_json::json!({ "error": value })).map(provider_error)
+}
+
+/// The error of an event that is named so, whatever it holds.
+pub(super) fn named_error(text: &str) -> ProviderError {
+    match value_of(text) {
+        Some(value) => provider_error(error_of(&value).unwrap_or(&value)),
+        None if text.is_empty() => {
+            ProviderError::new(ProviderErrorKind::InStream, "the service reported an error")
+        }
+        None => provider_error(&Value::String(text.to_owned())),
+    }
+}
+
+/// What a payload is that cannot be read.
+pub(super) fn malformed(text: &str, error: &serde_json::Error) -> Delta {
+    // What is lost here may be part of a call, so the response cannot be trusted.
+    let message = format!("a payload is no JSON ({error}): {}", excerpt(text, 200));
+    Delta::Error(ProviderError::new(ProviderErrorKind::Malformed, message))
 }
 
 fn has_failed(status: &Value) -> bool {

@@ -15,6 +15,7 @@ mod gemini;
 mod ids;
 mod loose;
 mod members;
+mod mend;
 mod ollama;
 mod openai_chat;
 mod openai_responses;

@@ -5,7 +5,6 @@
 //! text (or in its place, as data for the service alone) and is passed over, so that nothing is
 //! counted twice.
 
-mod mend;
 mod request;
 mod usage;
 
@@ -14,17 +13,16 @@ use std::mem::take;
 
 use serde::Deserialize;
 use serde::de::MapAccess;
-use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::dialect::{Dialect, KeyHeader};
-use super::error::{error_of, provider_error};
+use super::error::{error_in, error_of, malformed, named_error, provider_error};
 use super::fields::{Fields, Fill, FillEach, List, Loose, fill};
 use super::loose::{Content, JsonText, Part, Scalar};
+use super::mend::{Mended, mend, value_of};
 use super::{CallKind, CallPiece, Delta, Framing, ModelRequest, Problem};
-use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, excerpt};
+use crate::types::{FinishKind, FinishReason, excerpt};
 
-use mend::{Mended, mend, value_of};
 use usage::usage_of;
 
 /// The dialect; all it remembers is whether the response comes in pieces.
@@ -338,33 +336,10 @@ fn finish_kind(word: &str) -> FinishKind {
     }
 }
 
-/// An error from what stands under the key `error`, if that says anything.
-fn error_in(raw: &str) -> Option<ProviderError> {
-    // An error that cannot be read, because it is nested too deeply, is one all the same.
-    let value = value_of(raw).unwrap_or_else(|| Value::String(raw.into()));
-    error_of(&serde_json::json!({ "error": value })).map(provider_error)
-}
-
-/// The error of an event that is named so, whatever it holds.
-fn named_error(text: &str) -> ProviderError {
-    match value_of(text) {
-        Some(value) => provider_error(error_of(&value).unwrap_or(&value)),
-        None if text.is_empty() => {
-            ProviderError::new(ProviderErrorKind::InStream, "the service reported an error")
-        }
-        None => provider_error(&Value::String(text.to_owned())),
-    }
-}
-
-fn malformed(text: &str, error: &serde_json::Error) -> Delta {
-    // What is lost here may be part of a call, so the response cannot be trusted.
-    let message = format!("a payload is no JSON ({error}): {}", excerpt(text, 200));
-    Delta::Error(ProviderError::new(ProviderErrorKind::Malformed, message))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::{ProviderError, ProviderErrorKind};
 
     fn deltas(payloads: &[&str]) -> Vec<Delta> {
         let mut dialect = OpenaiChat::default();

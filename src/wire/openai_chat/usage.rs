@@ -3,11 +3,11 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::mend::value_of;
 use crate::types::Usage;
 use crate::wire::Delta;
 use crate::wire::fields::Loose;
 use crate::wire::loose::Scalar;
+use crate::wire::mend::value_of;
 
 /// Token counts in the words of this family of services; none if the object holds nothing.
 pub(super) fn usage_of(raw: &RawValue) -> Option<Delta> {
