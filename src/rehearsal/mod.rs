@@ -10,6 +10,7 @@
 
 mod encoded;
 mod fault;
+mod gemini;
 mod http;
 mod improvise;
 mod openai_chat;

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::encoded::Encoded;
+use super::gemini::Gemini;
 use super::openai_chat::OpenaiChat;
 use super::script::Response;
 use crate::types::Wire;
@@ -66,7 +67,7 @@ macro_rules! service_of {
                 $value
             }
             Wire::GeminiGenerate => {
-                type $service = OpenaiChat;
+                type $service = Gemini;
                 $value
             }
             Wire::OllamaChat => {
