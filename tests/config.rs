@@ -274,7 +274,7 @@ fn what_is_wrong_with_a_model() {
         &[
             "1: models.main.base_url: is missing",
             "1: models.main.model: is missing",
-            "2: models.main.wire: is \"openai-chat\", not \"smoke\"",
+            "2: models.main.wire: is \"openai-chat\" or \"gemini-generate\", not \"smoke\"",
         ],
     );
     check(

@@ -22,7 +22,8 @@ pub enum Wire {
 
 impl Wire {
     /// The wires with their words for configuration, commands and metrics.
-    pub const WORDS: [(&'static str, Self); 1] = [("openai-chat", Self::OpenaiChat)];
+    pub const WORDS: [(&'static str, Self); 2] =
+        [("openai-chat", Self::OpenaiChat), ("gemini-generate", Self::GeminiGenerate)];
 
     /// The word for configuration, commands and metrics.
     #[must_use]
