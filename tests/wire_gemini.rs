@@ -6,7 +6,9 @@ mod support;
 use callsheet::config::Config;
 use callsheet::rehearsal::{At, Call, Response, Script};
 use callsheet::runtime::RunReport;
+use callsheet::turn::{AccumulatorLimits, decode_body, describe};
 use callsheet::types::{Execution, RunEnd, ToolStatus, Wire};
+use callsheet::wire::{DecoderLimits, Framing};
 use serde_json::{Value, json};
 use support::tools::{Stage, registry};
 use support::{World, within, world_of};
@@ -226,4 +228,44 @@ async fn a_blocked_prompt_or_answer_ends_the_run_refused() {
         assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
         world.assert_paired();
     }
+}
+
+/// What `callsheet decode` shows of a stream of these payloads.
+fn decoded(payloads: &[Value]) -> Value {
+    let body: String = payloads.iter().map(|payload| format!("data: {payload}\n\n")).collect();
+    let limits = (DecoderLimits::default(), AccumulatorLimits::default());
+    describe(&decode_body(Wire::GeminiGenerate, Framing::Sse, limits, body.as_bytes()))
+}
+
+#[test]
+fn what_is_shown_of_calls_that_are_not_whole() {
+    let open = json!({"functionCall": {"name": "f", "willContinue": true}});
+    let misplaced = json!({"functionCall": {"name": "f",
+        "partialArgs": [{"jsonPath": "$.a[1000000000]", "numberValue": 1}]}});
+    let nameless = json!({"functionCall": {"args": {"a": 1}}});
+    for (call, problems) in [
+        (open, json!([])),
+        (misplaced, json!(["argument_without_place"])),
+        (nameless, json!(["call_without_name"])),
+    ] {
+        let whole = json!({"functionCall": {"name": "g"}});
+        let found = decoded(&[parts(json!([call, whole])), finish("STOP")]);
+        let codes: Vec<_> =
+            found["problems"].as_array().unwrap().iter().map(|problem| &problem["code"]).collect();
+        assert_eq!(json!(codes), problems, "{found}");
+        let calls = found["tool_calls"].as_array().unwrap();
+        assert_eq!(calls.last().unwrap()["complete"], true, "{found}");
+        for cut in calls.iter().filter(|call| call["name"] == "f") {
+            assert_eq!((&cut["complete"], &cut["arguments"]), (&json!(false), &Value::Null));
+        }
+    }
+}
+
+#[test]
+fn a_blocked_prompt_has_no_finish_reason_to_show() {
+    let found = decoded(&[json!({"promptFeedback": {"blockReason": "SAFETY"}})]);
+    for key in ["finish_reason", "error"] {
+        assert_eq!(found[key], Value::Null, "{found}");
+    }
+    assert_eq!(found["problems"], json!([]));
 }

@@ -320,9 +320,8 @@ fn says_why(word: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::turn::{AccumulatorLimits, decode_body, describe};
     use crate::types::{ProviderError, ProviderErrorKind, Usage};
-    use crate::wire::{CallPiece, DecoderLimits, Wire};
+    use crate::wire::CallPiece;
 
     fn deltas(payloads: &[&str]) -> Vec<Delta> {
         let mut dialect = Gemini::default();
@@ -353,9 +352,13 @@ mod tests {
         })
     }
 
-    fn rest(index: u64, arguments: &str) -> Delta {
+    fn piece(index: u64, arguments: &str) -> CallPiece {
         let arguments = Some(arguments.into());
-        Delta::Call(CallPiece { index: Some(index), arguments, ..CallPiece::default() })
+        CallPiece { index: Some(index), arguments, ..CallPiece::default() }
+    }
+
+    fn rest(index: u64, arguments: &str) -> Delta {
+        Delta::Call(piece(index, arguments))
     }
 
     fn seal(index: u64, arguments: Option<&str>) -> Delta {
@@ -389,14 +392,6 @@ mod tests {
             .collect();
         let snake: Vec<&str> = snake.iter().map(String::as_str).collect();
         assert_eq!(deltas(&snake), expected, "{snake:?}");
-    }
-
-    /// The response that a stream of these payloads decodes to.
-    fn decoded(payloads: &[&str]) -> Value {
-        let body: String = payloads.iter().map(|payload| format!("data: {payload}\n\n")).collect();
-        let limits = (DecoderLimits::default(), AccumulatorLimits::default());
-        let body = body.as_bytes();
-        describe(&decode_body(Wire::GeminiGenerate, Framing::Sse, limits, body))
     }
 
     #[test]
@@ -479,11 +474,11 @@ mod tests {
             ],
         );
         check_parts(&[r#"{"functionCall":{}},{"functionCall":null},{"functionCall":"f"}"#], &[]);
-        let nameless = decoded(&[&chunk(
-            r#"{"functionCall":{"args":{"a":1}}},{"functionCall":{"name":"f"}}"#,
-        )]);
-        assert_eq!(nameless["problems"][0]["code"], "call_without_name");
-        assert_eq!(nameless["tool_calls"][0]["name"], "f");
+        let nameless = CallPiece { begins: true, ..piece(0, r#"{"a":1}"#) };
+        check_parts(
+            &[r#"{"functionCall":{"args":{"a":1}}}"#],
+            &[Delta::Call(nameless), seal(0, None)],
+        );
     }
 
     #[test]
@@ -546,23 +541,31 @@ mod tests {
             &[opens, r#"{"functionCall":{"name":"g","args":{}}}"#],
             &[begins(0, None, "f", "{"), rest(0, ""), begins(1, None, "g", "{}"), seal(1, None)],
         );
-        let ends = r#"{"candidates":[{"finishReason":"STOP"}]}"#;
-        let found = decoded(&[&chunk(opens), ends]);
-        assert_eq!(
-            (&found["tool_calls"][0]["complete"], &found["tool_calls"][0]["arguments"]),
-            (&false.into(), &Value::Null)
+        check_parts(
+            &[opens, opens, r#"{"functionCall":{"name":"f"}}"#],
+            &[
+                begins(0, None, "f", "{"),
+                rest(0, ""),
+                begins(1, None, "f", "{"),
+                seal(1, Some("{}")),
+            ],
         );
     }
 
     #[test]
     fn pieces_without_a_place_are_told_and_leave_the_call_cut_off() {
-        let call = r#"{"functionCall":{"name":"f","partialArgs":[
-            {"jsonPath":"$.a[1000000000]","numberValue":1},{"jsonPath":"$.b","numberValue":1}]}}"#;
-        let ends = r#"{"candidates":[{"finishReason":"STOP"}]}"#;
-        let found = decoded(&[&chunk(call).replace('\n', ""), ends]);
-        assert_eq!(found["problems"].as_array().map(Vec::len), Some(1));
-        assert_eq!(found["problems"][0]["code"], "argument_without_place");
-        assert_eq!(found["tool_calls"][0]["complete"], false);
+        let problem = |detail: &str| {
+            Delta::Problem(Problem { code: "argument_without_place", detail: detail.into() })
+        };
+        check_parts(
+            &[r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":"$.a","numberValue":1},
+                {"jsonPath":"$.a[1000000000]","numberValue":1},{"jsonPath":"$.b","numberValue":1}]}}"#],
+            &[begins(0, None, "f", "{"), problem("$.a[1000000000]"), seal(0, Some(r#"{"a":1"#))],
+        );
+        let many = vec![r#"{"jsonPath":"$.a","stringValue":"x"}"#; 5000].join(",");
+        let call = format!(r#"{{"functionCall":{{"name":"f","partialArgs":[{many}]}}}}"#);
+        let found = deltas(&[&chunk(&call)]);
+        assert_eq!(found.get(1), Some(&problem("too many pieces at once")));
     }
 
     #[test]
@@ -619,9 +622,6 @@ mod tests {
     fn a_blocked_prompt_is_a_refusal_without_a_word() {
         let blocked = r#"{"promptFeedback":{"blockReason":"SAFETY","safetyRatings":[]}}"#;
         assert_eq!(deltas(&[blocked]), [finish("", FinishKind::ContentFilter)]);
-        let found = decoded(&[blocked]);
-        assert_eq!((&found["finish_reason"], &found["error"]), (&Value::Null, &Value::Null));
-        assert_eq!(found["problems"], serde_json::json!([]));
         let ended = r#"{"candidates":[{"finishReason":"SAFETY"}]}"#;
         assert_eq!(deltas(&[ended, blocked]), [finish("SAFETY", FinishKind::ContentFilter)]);
         for fine in [
@@ -683,5 +683,61 @@ mod tests {
         assert!(matches!(&ping[..], [Delta::Problem(p)] if p.code == "not_json"), "{ping:?}");
         let twice = chunk(r#"{"text":"b","text":"a"}"#);
         assert_eq!(deltas(&[&twice]), [text("a")]);
+    }
+
+    #[test]
+    fn no_odd_value_costs_what_stands_beside_it() {
+        let places = [
+            r#""modelVersion":?,"#,
+            r#""usageMetadata":?,"#,
+            r#""usageMetadata":{"promptTokenCount":?},"#,
+            r#""promptFeedback":?,"#,
+            r#""promptFeedback":{"blockReason":?},"#,
+        ];
+        let candidate = [r#""finishReason":?,"#, r#""safetyRatings":?,"#];
+        let part = [
+            r#"?"#,
+            r#"{"thought":?}"#,
+            r#"{"thoughtSignature":?}"#,
+            r#"{"inlineData":?}"#,
+            r#"{"functionCall":?}"#,
+            r#"{"functionCall":{"name":?}}"#,
+            r#"{"functionCall":{"name":"f","args":?}}"#,
+            r#"{"functionCall":{"name":"f","id":?,"willContinue":?}}"#,
+            r#"{"functionCall":{"name":"f","partialArgs":?}}"#,
+            r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":?,"stringValue":"x"}]}}"#,
+            r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":"$.a","stringValue":?}]}}"#,
+            r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":"$.a","numberValue":?}]}}"#,
+            r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":"$.a","nullValue":?}]}}"#,
+        ];
+        let wrap = |outer: &str, inner: &str, part: &str| {
+            format!(
+                r#"{{{outer}"candidates":[{{{inner}"content":{{"parts":[{part}{{"text":"ok"}}]}}}}]}}"#
+            )
+        };
+        let shapes = places.iter().map(|outer| wrap(outer, "", ""));
+        let shapes = shapes.chain(candidate.iter().map(|inner| wrap("", inner, "")));
+        let shapes = shapes.chain(part.iter().map(|part| wrap("", "", &format!("{part},"))));
+        for shape in shapes {
+            for odd in [
+                "null",
+                "true",
+                "7",
+                "-1",
+                "1.5",
+                "\"x\"",
+                "\"\"",
+                "[]",
+                "[7]",
+                "{}",
+                r#"{"a":[{}]}"#,
+            ] {
+                let payload = shape.replace('?', odd);
+                let found = deltas(&[&payload]);
+                assert!(found.contains(&text("ok")), "{payload}: {found:?}");
+                let is_error = |delta: &Delta| matches!(delta, Delta::Error(_));
+                assert!(!found.iter().any(is_error), "{payload}: {found:?}");
+            }
+        }
     }
 }

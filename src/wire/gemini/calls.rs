@@ -103,8 +103,11 @@ impl Calls {
         let goes_on = will_continue.0.as_deref() == Some("true");
         let in_pieces = goes_on || !partial.is_empty();
         let continues = match &self.open {
-            // Some say the name with every piece.
-            Some(open) => name.is_none() || (in_pieces && args.is_none() && name == open.name),
+            Some(open) => {
+                // Its name may be said with every piece, but alone it opens another call.
+                let says_more = !partial.is_empty() || !goes_on;
+                name.is_none() || (name == open.name && args.is_none() && says_more)
+            }
             None => false,
         };
         if !continues {
