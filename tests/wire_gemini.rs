@@ -5,7 +5,7 @@ mod support;
 
 use callsheet::config::Config;
 use callsheet::rehearsal::{At, Call, Response, Script};
-use callsheet::runtime::RunReport;
+use callsheet::runtime::{OpenSession, RunReport};
 use callsheet::turn::{AccumulatorLimits, decode_body, describe};
 use callsheet::types::{Execution, RunEnd, ToolStatus, Wire};
 use callsheet::wire::{DecoderLimits, Framing};
@@ -228,6 +228,39 @@ async fn a_blocked_prompt_or_answer_ends_the_run_refused() {
         assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
         world.assert_paired();
     }
+}
+
+#[tokio::test]
+async fn a_history_from_elsewhere_is_taken() {
+    let stage = Stage::new();
+    let script = Script::of([Response::calls([call("quick", "b")]), Response::text("All done.")]);
+    let world = world(&stage, script, true).await;
+    let asks = |id: &str, name: &str, arguments: Value| {
+        let function = json!({"name": name, "arguments": arguments.to_string()});
+        json!({"id": id, "type": "function", "function": function})
+    };
+    let calls = [
+        asks("functions.quick:0", "quick", json!({"id": "x"})),
+        asks("0", "get weather!", json!({})),
+        asks("call_7", "quick", json!({"id": "a"})),
+    ];
+    // It begins with the model, and ends in calls that the first run is to answer.
+    let messages = vec![
+        json!({"role": "assistant", "content": "Hello."}),
+        json!({"role": "user", "content": "a"}),
+        json!({"role": "user", "content": "b"}),
+        json!({"role": "assistant", "content": null, "tool_calls": calls}),
+    ];
+    let open = OpenSession { messages, ..OpenSession::default() };
+    let session = world.host.open_session(open).await.unwrap();
+    let report = within(session.run("go")).await.unwrap();
+    assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "All done."));
+    let contents = last_contents(&world);
+    let calls = contents[3]["parts"].as_array().unwrap();
+    assert_eq!(calls[0]["thoughtSignature"], "skip_thought_signature_validator");
+    assert!(calls.iter().all(|part| part["functionCall"]["id"].is_null()), "{calls:?}");
+    assert!(calls[1].get("thoughtSignature").is_none());
+    world.assert_paired();
 }
 
 /// What `callsheet decode` shows of a stream of these payloads.
