@@ -292,7 +292,8 @@ fn what_is_wrong_with_a_model() {
         &[
             "1: models.main.base_url: is missing",
             "1: models.main.model: is missing",
-            "2: models.main.wire: is \"openai-chat\" or \"ollama-chat\", not \"smoke\"",
+            "2: models.main.wire: is \"openai-chat\", \"openai-responses\", \"anthropic-messages\", \
+             \"gemini-generate\" or \"ollama-chat\", not \"smoke\"",
         ],
     );
     check(

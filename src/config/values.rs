@@ -94,7 +94,11 @@ pub(super) fn word<T: Copy>(value: &DeValue<'_>, words: &[(&str, T)]) -> Parsed<
     let found = value.as_str().and_then(|text| words.iter().find(|(word, _)| *word == text));
     found.map(|(_, meaning)| *meaning).ok_or_else(|| {
         let words: Vec<String> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
-        not(&words.join(" or "), value)
+        let wanted = match words.split_last() {
+            Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+            Some(_) | None => words.join(""),
+        };
+        not(&wanted, value)
     })
 }
 

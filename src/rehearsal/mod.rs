@@ -11,6 +11,7 @@
 mod anthropic;
 mod encoded;
 mod fault;
+mod gemini;
 mod http;
 mod improvise;
 mod ollama;

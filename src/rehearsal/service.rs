@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::anthropic::Anthropic;
 use super::encoded::Encoded;
+use super::gemini::Gemini;
 use super::ollama::Ollama;
 use super::openai_chat::OpenaiChat;
 use super::openai_responses::OpenaiResponses;
@@ -63,13 +64,12 @@ macro_rules! service_of {
                 type $service = OpenaiResponses;
                 $value
             }
-            // The others have no service of their own yet.
             Wire::AnthropicMessages => {
                 type $service = Anthropic;
                 $value
             }
             Wire::GeminiGenerate => {
-                type $service = OpenaiChat;
+                type $service = Gemini;
                 $value
             }
             Wire::OllamaChat => {

@@ -49,7 +49,8 @@ pub fn describe(response: &Accumulator) -> Value {
         "reasoning": response.reasoning(),
         "refusal": response.refusal(),
         "tool_calls": calls,
-        "finish_reason": response.finish().map(|finish| &finish.raw),
+        // Empty where the wire gave no word: a prompt was refused, say.
+        "finish_reason": response.finish().map(|finish| &finish.raw).filter(|raw| !raw.is_empty()),
         "usage": response.usage_raw().and_then(|raw| serde_json::from_str::<Value>(raw).ok()),
         "error": response.error().map(describe_error),
         "problems": response.problems(),

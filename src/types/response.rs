@@ -119,7 +119,7 @@ impl ProviderError {
     }
 
     /// Whether another attempt may fare better: what the service said of that, or else transport
-    /// trouble, timeouts, broken and failed streams, and the statuses 408, 409, 429 and 5xx, also
+    /// trouble, timeouts, broken and failed streams, and the statuses 408, 409, 429, 499 and 5xx, also
     /// where they stand for an error within a response.
     #[must_use]
     pub fn is_transient(&self) -> bool {
@@ -127,7 +127,9 @@ impl ProviderError {
             return retryable;
         }
         match self.status {
-            Some(status) if status >= 400 => matches!(status, 408 | 409 | 429) || status >= 500,
+            Some(status) if status >= 400 => {
+                matches!(status, 408 | 409 | 429 | 499) || status >= 500
+            }
             Some(_) | None => match self.kind {
                 ProviderErrorKind::Connect
                 | ProviderErrorKind::Timeout

@@ -22,10 +22,11 @@ pub enum Wire {
 
 impl Wire {
     /// The wires with their words for configuration, commands and metrics.
-    pub const WORDS: [(&'static str, Self); 4] = [
+    pub const WORDS: [(&'static str, Self); 5] = [
         ("openai-chat", Self::OpenaiChat),
         ("openai-responses", Self::OpenaiResponses),
         ("anthropic-messages", Self::AnthropicMessages),
+        ("gemini-generate", Self::GeminiGenerate),
         ("ollama-chat", Self::OllamaChat),
     ];
 

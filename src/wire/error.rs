@@ -1,5 +1,7 @@
 //! Errors as the services of this family write them.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use super::Delta;
@@ -91,8 +93,17 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
             .iter()
             .filter_map(|key| map.get(*key)?.as_str());
         error.status = error.status.or_else(|| words.filter_map(status_of_code).next());
+        error.retry_after = map.get("details").and_then(retry_delay);
     }
     error
+}
+
+/// How long Google's services ask us to wait: a detail of type `google.rpc.RetryInfo`, whose
+/// `retryDelay` is text such as `34s` or `1.5s`.
+fn retry_delay(details: &Value) -> Option<Duration> {
+    let delays = details.as_array()?.iter().filter_map(|detail| detail.get("retryDelay")?.as_str());
+    let seconds = |delay: &str| delay.trim().strip_suffix('s')?.parse().ok();
+    delays.filter_map(seconds).find_map(|seconds| Duration::try_from_secs_f64(seconds).ok())
 }
 
 /// The error in the text that stands under the key `error`, if that says anything.
@@ -301,6 +312,25 @@ mod tests {
         let error = http_error(500, &"é".repeat(5000));
         let before = "HTTP status 500: ".len();
         assert_eq!(error.message.chars().count(), before + MESSAGE_CHARS_MAX + 1);
+    }
+
+    #[test]
+    fn a_wait_that_is_asked_for_among_the_details() {
+        let with = |details: &str| {
+            let body = format!(r#"{{"error":{{"code":429,"message":"m","details":{details}}}}}"#);
+            http_error(429, &body).retry_after
+        };
+        let info = |delay: &str| {
+            with(&format!(
+                r#"[{{"@type":"x"}},{{"@type":"google.rpc.RetryInfo","retryDelay":{delay}}}]"#
+            ))
+        };
+        assert_eq!(info("\"34s\""), Some(Duration::from_secs(34)));
+        assert_eq!(info("\"1.5s\""), Some(Duration::from_millis(1500)));
+        for none in ["\"-1s\"", "\"s\"", "\"1m\"", "null", "7"] {
+            assert_eq!(info(none), None, "{none}");
+        }
+        assert_eq!((with("null"), with("[]"), with("{}")), (None, None, None));
     }
 
     #[test]

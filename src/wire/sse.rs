@@ -176,12 +176,14 @@ impl SseDecoder {
                 self.add_data(value, Data::Fields)?;
                 self.dispatch(sink);
             }
+            // A comment stays one within bare JSON.
+            _ if line.starts_with(b":") => {}
             _ if self.data_is == Data::Bare => self.add_data(line, Data::Bare)?,
             (_, Some(b'{' | b'[')) => {
                 self.dispatch(sink);
                 self.add_data(line, Data::Bare)?;
             }
-            // A comment, or a field that says nothing about the data.
+            // A field that says nothing about the data.
             (_, Some(_)) => {}
         }
         Ok(())
@@ -275,6 +277,7 @@ mod tests {
         check("event: error\n\n", &[("error", "")]);
         check("data: a\n\n{\"error\":1}\n", &[("", "a"), ("", "{\"error\":1}")]);
         check("{\n  \"a\": 1\n}\n", &[("", "{\n  \"a\": 1\n}")]);
+        check("{\n: hi\n \"a\"\n :1}\n", &[("", "{\n \"a\"\n :1}")]);
         check("data: a\n{\"b\":1}\ndata: c\n\n", &[("", "a"), ("", "{\"b\":1}"), ("", "c")]);
         check("[DONE]\n", &[("", "[DONE]")]);
     }

@@ -1,0 +1,366 @@
+//! Gemini's `generateContent`: the chunks of a stream, or one plain body.
+//!
+//! Pure: the same response and request give the same bytes, but for the id given. Model and method
+//! stand in the path. As Gemini 3 does, the first call of a response has a signature, and so has a
+//! last part of text; most calls have no id.
+
+mod check;
+mod signature;
+mod translate;
+
+use serde_json::{Value, json};
+
+use super::encoded::{Chunk, Encoded, Mark};
+use super::openai_chat::MODEL;
+use super::script::{Call, Finish, Response};
+use super::service::{Asked, Refused, Service, Stamp};
+use super::text::split_in;
+
+/// The service.
+pub(super) enum Gemini {}
+
+impl Service for Gemini {
+    fn read(asked: &Asked<'_>) -> Result<Value, Refused> {
+        let action = percent_decoded(asked.action);
+        let (model, method) = action.rsplit_once(':').unwrap_or((&action, ""));
+        let stream = match method {
+            "streamGenerateContent" => true,
+            "generateContent" => false,
+            _ => {
+                let message = format!("models/{model} has no method {method:?}.");
+                return Err(Refused { status: 404, body: Self::error(404, &message) });
+            }
+        };
+        check::check(model, asked.body)
+            .map_err(|message| Refused { status: 400, body: Self::error(400, &message) })?;
+        Ok(translate::to_chat(model, stream, asked.body))
+    }
+
+    fn encode(response: &Response, request: &Value, stamp: Stamp) -> Encoded {
+        let envelope = Envelope { stamp };
+        if request["stream"] == true {
+            Encoded::events(envelope.stream(response, request))
+        } else {
+            Encoded::plain(&envelope.plain(response, request))
+        }
+    }
+
+    fn error(status: u16, message: &str) -> Value {
+        let word = match status {
+            400 => "INVALID_ARGUMENT",
+            401 => "UNAUTHENTICATED",
+            403 => "PERMISSION_DENIED",
+            404 => "NOT_FOUND",
+            429 => "RESOURCE_EXHAUSTED",
+            499 => "CANCELLED",
+            500 => "INTERNAL",
+            503 => "UNAVAILABLE",
+            504 => "DEADLINE_EXCEEDED",
+            _ => "UNKNOWN",
+        };
+        json!({"error": {"code": status, "message": message, "status": word}})
+    }
+}
+
+/// What is the same in every chunk of a response.
+struct Envelope {
+    stamp: Stamp,
+}
+
+impl Envelope {
+    fn wrap(&self, parts: Value, finish: Option<&str>) -> Value {
+        let content = json!({"role": "model", "parts": parts});
+        let mut candidate = json!({"content": content, "index": 0});
+        if let Some(word) = finish {
+            candidate["finishReason"] = word.into();
+        }
+        json!({
+            "candidates": [candidate],
+            "modelVersion": MODEL,
+            "responseId": format!("rehearsal-{}", self.stamp.number),
+        })
+    }
+
+    fn chunk(&self, part: &Value, mark: Mark) -> Chunk {
+        Chunk::event(&self.wrap(json!([part]), None), mark)
+    }
+
+    fn stream(&self, response: &Response, request: &Value) -> Vec<Chunk> {
+        let mut chunks = vec![self.chunk(&json!({"text": ""}), Mark::Content)];
+        let thought = |text: &String| json!({"text": text, "thought": true});
+        let say = |part: Value| self.chunk(&part, Mark::Content);
+        chunks.extend(response.reasoning.iter().map(thought).map(say));
+        chunks.extend(response.text.iter().map(|text| say(json!({"text": text}))));
+        for (place, call) in response.calls.iter().enumerate() {
+            let parts = self.call_parts(place, call);
+            chunks.extend(parts.iter().map(|part| self.chunk(part, Mark::Call(place))));
+        }
+        if response.truncate {
+            return chunks;
+        }
+        // The signature of an answer without calls comes last, on an empty text.
+        let mut last = json!({"text": ""});
+        if response.calls.is_empty() {
+            last["thoughtSignature"] = self.signature("").into();
+        }
+        let mut end = self.wrap(json!([last]), finish_word(response).as_deref());
+        end["usageMetadata"] = usage(response, request);
+        chunks.push(Chunk::event(&end, Mark::Finish));
+        chunks
+    }
+
+    fn plain(&self, response: &Response, request: &Value) -> Value {
+        let mut parts = Vec::new();
+        let thoughts = response.reasoning.concat();
+        if !thoughts.is_empty() {
+            parts.push(json!({"text": thoughts, "thought": true}));
+        }
+        let text = response.text.concat();
+        if !text.is_empty() {
+            let mut part = json!({"text": text});
+            if response.calls.is_empty() {
+                part["thoughtSignature"] = self.signature("").into();
+            }
+            parts.push(part);
+        }
+        let calls = response.calls.iter().enumerate();
+        parts.extend(calls.map(|(place, call)| self.whole_call(place, call)));
+        let finish = finish_word(response).filter(|_| !response.truncate);
+        let mut body = self.wrap(Value::Array(parts), finish.as_deref());
+        body["usageMetadata"] = usage(response, request);
+        body
+    }
+
+    /// A call: whole, or in pieces where the script says in how many.
+    fn call_parts(&self, place: usize, call: &Call) -> Vec<Value> {
+        let whole = self.whole_call(place, call);
+        let count = call.pieces.filter(|count| *count > 1);
+        let (Some(count), Some(args)) = (count, whole["functionCall"]["args"].as_object()) else {
+            return vec![whole];
+        };
+        let mut pieces = Vec::new();
+        for (name, value) in args {
+            partial_arguments(&format!("$[{}]", json!(name)), value, count, &mut pieces);
+        }
+        let mut opening = whole.clone();
+        if let Some(call) = opening["functionCall"].as_object_mut() {
+            call.remove("args");
+            call.insert("willContinue".to_owned(), true.into());
+        }
+        let piece = |piece| json!({"functionCall": {"partialArgs": [piece], "willContinue": true}});
+        let close = json!({"functionCall": {}});
+        std::iter::once(opening).chain(pieces.into_iter().map(piece)).chain([close]).collect()
+    }
+
+    fn whole_call(&self, place: usize, call: &Call) -> Value {
+        let text = call.arguments_text();
+        let mut function = match serde_json::from_str::<Value>(&text) {
+            Ok(args) => json!({"args": args}),
+            Err(_) if text.trim().is_empty() => json!({}),
+            // On this wire cut-off arguments are those of a call that is never closed.
+            Err(_) => json!({"willContinue": true}),
+        };
+        if let Some(name) = &call.name {
+            function["name"] = name.as_str().into();
+        }
+        if let Some(id) = call.id.as_ref().filter(|_| !call.no_id) {
+            function["id"] = id.as_str().into();
+        }
+        let mut part = json!({"functionCall": function});
+        if place == 0 {
+            part["thoughtSignature"] =
+                self.signature(call.name.as_deref().unwrap_or_default()).into();
+        }
+        part
+    }
+
+    fn signature(&self, name: &str) -> String {
+        signature::sign(self.stamp.number, name)
+    }
+}
+
+/// The leaves of a value, each text in so many pieces.
+fn partial_arguments(path: &str, value: &Value, count: usize, out: &mut Vec<Value>) {
+    match value {
+        Value::Object(map) if !map.is_empty() => {
+            for (name, value) in map {
+                partial_arguments(&format!("{path}[{}]", json!(name)), value, count, out);
+            }
+        }
+        Value::Array(items) if !items.is_empty() => {
+            for (place, value) in items.iter().enumerate() {
+                partial_arguments(&format!("{path}[{place}]"), value, count, out);
+            }
+        }
+        Value::String(text) => {
+            for piece in split_in(text, count) {
+                out.push(json!({"jsonPath": path, "stringValue": piece, "willContinue": true}));
+            }
+            out.push(json!({"jsonPath": path, "stringValue": ""}));
+        }
+        Value::Bool(truth) => out.push(json!({"jsonPath": path, "boolValue": truth})),
+        Value::Number(number) => out.push(json!({"jsonPath": path, "numberValue": number})),
+        // The wire has no piece for an object or a list that is empty.
+        Value::Null | Value::Object(_) | Value::Array(_) => {
+            out.push(json!({"jsonPath": path, "nullValue": "NULL_VALUE"}));
+        }
+    }
+}
+
+/// The finish reason; the words of scripts become those of this wire.
+fn finish_word(response: &Response) -> Option<String> {
+    let word = match &response.finish_reason {
+        Finish::Null => return None,
+        Finish::Inferred => "STOP",
+        Finish::Word(word) => match word.as_str() {
+            "stop" | "tool_calls" => "STOP",
+            "length" => "MAX_TOKENS",
+            "content_filter" => "SAFETY",
+            "error" => "MALFORMED_FUNCTION_CALL",
+            word => word,
+        },
+    };
+    Some(word.to_owned())
+}
+
+/// Token counts: the script's, in whichever words, or made up at four bytes a token.
+fn usage(response: &Response, request: &Value) -> Value {
+    let said = response.usage.as_ref();
+    if let Some(usage) = said.filter(|usage| usage.get("prompt_tokens").is_none()) {
+        return usage.clone();
+    }
+    let tokens = |bytes: usize| bytes.div_ceil(4) as u64;
+    let text: usize = response.text.iter().map(String::len).sum();
+    let asked: usize = response.calls.iter().map(|call| call.arguments_text().len() + 16).sum();
+    let thoughts: usize = response.reasoning.iter().map(String::len).sum();
+    let read = request["messages"].to_string().len() + request["tools"].to_string().len();
+    let count = |key: &str, made_up: u64| match said {
+        Some(usage) => usage[key].as_u64().unwrap_or(0),
+        None => made_up,
+    };
+    let prompt = count("prompt_tokens", tokens(read));
+    let thought = if said.is_some() { 0 } else { tokens(thoughts) };
+    let written = count("completion_tokens", tokens(text + asked));
+    json!({
+        "promptTokenCount": prompt,
+        "candidatesTokenCount": written,
+        "thoughtsTokenCount": thought,
+        "totalTokenCount": prompt + written + thought,
+    })
+}
+
+/// Text of a path without its escapes.
+fn percent_decoded(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('%') {
+        bytes.extend_from_slice(before.as_bytes());
+        let escaped = after.get(..2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+        match escaped {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = after.get(2..).unwrap_or_default();
+            }
+            None => {
+                bytes.push(b'%');
+                rest = after;
+            }
+        }
+    }
+    bytes.extend_from_slice(rest.as_bytes());
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STAMP: Stamp = Stamp { number: 7, created: 0 };
+
+    fn payloads(response: &Response, stream: bool) -> Vec<Value> {
+        let encoded = Gemini::encode(response, &json!({"stream": stream}), STAMP);
+        let body: Vec<u8> = encoded.chunks.iter().flat_map(|chunk| chunk.bytes.to_vec()).collect();
+        let body = String::from_utf8(body).unwrap();
+        let payloads = body.split("\n\n").filter(|event| !event.is_empty());
+        payloads
+            .map(|event| serde_json::from_str(event.trim_start_matches("data: ")).unwrap())
+            .collect()
+    }
+
+    fn parts(payloads: &[Value]) -> Vec<Value> {
+        let parts = payloads.iter().map(|p| p["candidates"][0]["content"]["parts"].clone());
+        parts.flat_map(|parts| parts.as_array().unwrap().clone()).collect()
+    }
+
+    #[test]
+    fn a_response_says_the_same_in_a_stream_and_plain() {
+        let response = Response {
+            text: vec!["a".into(), "b".into()],
+            reasoning: vec!["r".into()],
+            calls: vec![Call::new("f", json!({"x": 1})).id("i"), Call::new("g", json!({}))],
+            ..Response::default()
+        };
+        let sign = signature::sign(7, "f");
+        let first = json!({"functionCall": {"name": "f", "args": {"x": 1}, "id": "i"},
+            "thoughtSignature": sign});
+        let second = json!({"functionCall": {"name": "g", "args": {}}});
+        let thought = json!({"text": "r", "thought": true});
+        let text = |text: &str| json!({"text": text});
+        let plain = payloads(&response, false);
+        assert_eq!(parts(&plain), [thought.clone(), text("ab"), first.clone(), second.clone()]);
+        let stream = payloads(&response, true);
+        assert_eq!(
+            parts(&stream),
+            [text(""), thought, text("a"), text("b"), first, second, text("")]
+        );
+        for body in [plain.last().unwrap(), stream.last().unwrap()] {
+            assert_eq!(body["candidates"][0]["finishReason"], "STOP");
+            assert_eq!(body["usageMetadata"]["thoughtsTokenCount"], 1);
+        }
+    }
+
+    #[test]
+    fn a_call_in_pieces_or_never_closed() {
+        let mut call = Call::new("f", json!({"a": {"b": ["xy", 1]}}));
+        call.pieces = Some(2);
+        let response = Response::calls([call, Call::raw("g", "{\"x\"")]);
+        let found = parts(&payloads(&response, true));
+        let piece = |value: Value| {
+            let mut piece = json!({"jsonPath": "$[\"a\"][\"b\"][0]"});
+            piece.as_object_mut().unwrap().extend(value.as_object().unwrap().clone());
+            json!({"functionCall": {"partialArgs": [piece], "willContinue": true}})
+        };
+        assert_eq!(found[1]["functionCall"], json!({"name": "f", "willContinue": true}));
+        assert_eq!(found[2], piece(json!({"stringValue": "x", "willContinue": true})));
+        assert_eq!(found[4], piece(json!({"stringValue": ""})));
+        assert_eq!(found[6], json!({"functionCall": {}}));
+        assert_eq!(found[7]["functionCall"], json!({"name": "g", "willContinue": true}));
+    }
+
+    #[test]
+    fn words_of_scripts_become_those_of_the_wire() {
+        for (word, expected) in
+            [("length", "MAX_TOKENS"), ("content_filter", "SAFETY"), ("SPII", "SPII")]
+        {
+            let response = Response {
+                finish_reason: Finish::Word(word.into()),
+                usage: Some(json!({"prompt_tokens": 3, "completion_tokens": 2})),
+                ..Response::text("a")
+            };
+            let body = &payloads(&response, false)[0];
+            assert_eq!(body["candidates"][0]["finishReason"], expected);
+            assert_eq!(body["usageMetadata"]["promptTokenCount"], 3);
+        }
+    }
+
+    #[test]
+    fn model_and_method_stand_in_the_path() {
+        let body = json!({"contents": [{"role": "user", "parts": [{"text": "hi"}]}]});
+        let read = |action| Gemini::read(&Asked { body: &body, action });
+        let streamed = read("a%20b:streamGenerateContent").unwrap();
+        assert_eq!((&streamed["model"], &streamed["stream"]), (&json!("a b"), &json!(true)));
+        assert_eq!(read("m:generateContent").unwrap()["stream"], false);
+        assert_eq!(read("m:countTokens").unwrap_err().status, 404);
+        assert_eq!(read("m").unwrap_err().body["error"]["status"], "NOT_FOUND");
+    }
+}

@@ -1,0 +1,47 @@
+//! Signatures: opaque to a client, and told apart from altered ones by the service.
+
+use sha2::{Digest, Sha256};
+
+/// What every signature of the rehearsal model begins with.
+const BEGINNING: &str = "cmVoZWFyc2Fs";
+/// What the documentation names for calls that another model made.
+const PLACEHOLDERS: [&str; 2] =
+    ["skip_thought_signature_validator", "context_engineering_is_the_way_to_go"];
+
+/// The signature of a call with this name, or of a text without one.
+pub(super) fn sign(number: u64, name: &str) -> String {
+    let number = format!("{number:08x}");
+    format!("{BEGINNING}{number}{}", checksum(&number, name))
+}
+
+/// Whether a signature may stand on a call with this name: it is ours, or none that we know.
+pub(super) fn is_valid(signature: &str, name: &str) -> bool {
+    let is_known = PLACEHOLDERS.contains(&signature);
+    let Some(rest) = signature.strip_prefix(BEGINNING).filter(|_| !is_known) else {
+        return is_known || is_base64(signature);
+    };
+    rest.split_at_checked(8).is_some_and(|(number, sum)| sum == checksum(number, name))
+}
+
+fn is_base64(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"+/=-_".contains(&b))
+}
+
+fn checksum(number: &str, name: &str) -> String {
+    let digest = Sha256::digest(format!("{number} {name}"));
+    digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_altered_signature_is_refused() {
+        let ours = sign(7, "f");
+        assert!(is_valid(&ours, "f") && !is_valid(&ours, "g"));
+        assert!(!is_valid(&ours.to_uppercase().replacen("CMVOZWFYC2FS", BEGINNING, 1), "f"));
+        assert!(!is_valid(BEGINNING, "f") && !is_valid("", "f") && !is_valid("é", "f"));
+        assert!(is_valid("AB+/c=", "f") && is_valid(PLACEHOLDERS[0], "f"));
+    }
+}

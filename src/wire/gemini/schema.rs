@@ -1,0 +1,511 @@
+//! JSON schemas as Gemini takes them: a select subset of OpenAPI 3.0.
+//!
+//! Format: <https://ai.google.dev/api/caching#Schema>. The service refuses the whole request for
+//! one word that it does not know, for a list of types, for an enum that is no text, for a list
+//! without `items`. What cannot be said is left out: it makes a schema wider, and our own check of
+//! the arguments holds the model to the rest. `title`, `default`, `examples` and `pattern` are
+//! left out too: they are known, but change nothing, and older versions refuse them.
+
+use serde_json::{Map, Value, json};
+
+/// How deep schemas are followed; below that an object is any object.
+const DEPTH_MAX: usize = 24;
+/// How many schemas are written for one tool: references can name each other without end.
+const SCHEMAS_MAX: usize = 2000;
+/// Members that mean the same there, with the types that they are for.
+const NUMBERS: [(&str, &[&str]); 6] = [
+    ("minimum", &["number", "integer"]),
+    ("maximum", &["number", "integer"]),
+    ("minItems", &["array"]),
+    ("maxItems", &["array"]),
+    ("minLength", &["string"]),
+    ("maxLength", &["string"]),
+];
+
+type Object = Map<String, Value>;
+
+/// The schema of a function's arguments; none for a function without any.
+pub(super) fn parameters(schema: &Value) -> Option<Value> {
+    let mut writer = Writer { root: schema, left: SCHEMAS_MAX, refs: Vec::new() };
+    let mut whole = writer.schema(schema, 0);
+    if whole.get("type").is_none_or(|kind| kind != "object") {
+        // Arguments that are one of several objects: all of their members, none of them required.
+        whole = writer.joined(whole.get("anyOf")?.as_array()?)?;
+    }
+    whole.get("properties")?;
+    Some(Value::Object(whole))
+}
+
+struct Writer<'a> {
+    root: &'a Value,
+    left: usize,
+    /// The references that lead here: one that is met again has no end.
+    refs: Vec<String>,
+}
+
+impl Writer<'_> {
+    fn schema(&mut self, schema: &Value, depth: usize) -> Object {
+        self.left = self.left.saturating_sub(1);
+        let Value::Object(schema) = schema else { return of_type("string") };
+        if depth > DEPTH_MAX || self.left == 0 {
+            return of_type("object");
+        }
+        if let Some(name) = schema.get("$ref").and_then(Value::as_str) {
+            return self.reference(name, schema, depth);
+        }
+        let schema = &self.all_of(schema);
+        let mut written =
+            match schema.get("anyOf").or(schema.get("oneOf")).and_then(Value::as_array) {
+                Some(branches) if !schema.contains_key("properties") => {
+                    self.any_of(schema, branches, depth)
+                }
+                Some(_) | None => self.typed(schema, depth),
+            };
+        if schema.get("nullable") == Some(&Value::Bool(true)) {
+            make_nullable(&mut written);
+        }
+        describe(&mut written, schema);
+        written
+    }
+
+    /// What a reference names, with what stands beside it.
+    fn reference(&mut self, name: &str, beside: &Object, depth: usize) -> Object {
+        let found = name.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)).cloned();
+        let known = self.refs.iter().any(|before| before == name);
+        let Some(target) = found.filter(|_| !known) else {
+            let mut written = of_type("object");
+            describe(&mut written, beside);
+            return written;
+        };
+        self.refs.push(name.to_owned());
+        let mut written = self.schema(&target, depth + 1);
+        self.refs.pop();
+        describe(&mut written, beside);
+        written
+    }
+
+    /// The schema with those of its `allOf` laid under it.
+    fn all_of(&self, schema: &Object) -> Object {
+        let mut whole = schema.clone();
+        let Some(Value::Array(parts)) = whole.remove("allOf") else { return whole };
+        for part in &parts {
+            let name = part.get("$ref").and_then(Value::as_str);
+            let named = name.and_then(|name| self.root.pointer(name.strip_prefix('#')?));
+            let Some(Value::Object(part)) = named.or(Some(part)) else { continue };
+            for (key, value) in part {
+                match (whole.get_mut(key), value) {
+                    (Some(Value::Object(under)), Value::Object(more)) => {
+                        for (key, value) in more {
+                            under.entry(key.as_str()).or_insert_with(|| value.clone());
+                        }
+                    }
+                    (Some(Value::Array(under)), Value::Array(more)) if key == "required" => {
+                        under.extend(more.iter().cloned());
+                    }
+                    (Some(_), _) => {}
+                    (None, value) => drop(whole.insert(key.clone(), value.clone())),
+                }
+            }
+        }
+        whole
+    }
+
+    fn any_of(&mut self, schema: &Object, branches: &[Value], depth: usize) -> Object {
+        let (nulls, branches): (Vec<&Value>, Vec<&Value>) =
+            branches.iter().partition(|branch| is_null(branch));
+        let mut written: Vec<Object> = Vec::new();
+        for branch in branches {
+            let mut branch = branch.clone();
+            // What stands beside the branches holds for each.
+            if let (Value::Object(branch), Some(kind)) = (&mut branch, schema.get("type"))
+                && !branch.contains_key("$ref")
+            {
+                branch.entry("type").or_insert_with(|| kind.clone());
+            }
+            let branch = self.schema(&branch, depth + 1);
+            if !written.contains(&branch) {
+                written.push(branch);
+            }
+        }
+        let mut one = match (written.len(), one_of_words(&written)) {
+            (0, _) => of_type("string"),
+            (1, _) => written.remove(0),
+            (_, Some(words)) => words,
+            // Beside it nothing may stand, so each branch says what is said of all.
+            (_, None) => {
+                for branch in &mut written {
+                    if !branch.contains_key("description") {
+                        describe(branch, schema);
+                    }
+                }
+                Object::from_iter([("anyOf".to_owned(), Value::from_iter(written))])
+            }
+        };
+        if !nulls.is_empty() {
+            make_nullable(&mut one);
+        }
+        one
+    }
+
+    fn typed(&mut self, schema: &Object, depth: usize) -> Object {
+        let words = schema.get("enum").and_then(Value::as_array).cloned();
+        let words = words.or_else(|| schema.get("const").map(|word| vec![word.clone()]));
+        let mut kinds = kinds_of(schema, words.as_deref());
+        let is_nullable = kinds.contains(&"null") || words.iter().flatten().any(Value::is_null);
+        kinds.retain(|kind| *kind != "null");
+        let mut written = match kinds.as_slice() {
+            [] => of_type("string"),
+            [kind] => self.of_kind(kind, schema, words.as_deref(), depth),
+            several => {
+                let branches = several
+                    .iter()
+                    .map(|kind| self.of_kind(kind, schema, words.as_deref(), depth + 1));
+                let mut branches: Vec<Object> = branches.collect();
+                branches.iter_mut().for_each(|branch| describe(branch, schema));
+                Object::from_iter([("anyOf".to_owned(), Value::from_iter(branches))])
+            }
+        };
+        if is_nullable {
+            make_nullable(&mut written);
+        }
+        written
+    }
+
+    fn of_kind(
+        &mut self,
+        kind: &str,
+        schema: &Object,
+        words: Option<&[Value]>,
+        depth: usize,
+    ) -> Object {
+        let mut written = of_type(kind);
+        for (key, kinds) in NUMBERS {
+            let value = schema.get(key).filter(|value| value.is_number() && kinds.contains(&kind));
+            written.extend(value.map(|value| (key.to_owned(), value.clone())));
+        }
+        let format = schema.get("format").and_then(Value::as_str);
+        let is_known = matches!(
+            (kind, format),
+            ("string", Some("date-time"))
+                | ("number", Some("float" | "double"))
+                | ("integer", Some("int32" | "int64"))
+        );
+        written.extend(format.filter(|_| is_known).map(|word| ("format".to_owned(), word.into())));
+        match kind {
+            "object" => self.members(schema, &mut written, depth),
+            "array" => {
+                let items = schema.get("items").or(schema.get("prefixItems"));
+                // Of a list whose places differ, the first stands for all.
+                let items = match items {
+                    Some(Value::Array(places)) => places.first(),
+                    items => items,
+                };
+                let items = self.schema(items.unwrap_or(&Value::Null), depth + 1);
+                written.insert("items".to_owned(), Value::Object(items));
+            }
+            "string" => {
+                let words = words.into_iter().flatten().filter_map(Value::as_str);
+                let words: Vec<&str> = words.filter(|word| !word.is_empty()).collect();
+                if !words.is_empty() {
+                    written.insert("enum".to_owned(), json!(words));
+                }
+            }
+            _ => {
+                let words = words.into_iter().flatten().filter(|word| !word.is_null());
+                let words: Vec<String> = words.map(Value::to_string).collect();
+                if !words.is_empty() {
+                    let text = format!("One of: {}.", words.join(", "));
+                    written.insert("description".to_owned(), text.into());
+                }
+            }
+        }
+        written
+    }
+
+    fn members(&mut self, schema: &Object, written: &mut Object, depth: usize) {
+        let Some(Value::Object(members)) = schema.get("properties") else { return };
+        let properties: Object = members
+            .iter()
+            .map(|(name, member)| (name.clone(), self.schema(member, depth + 1).into()))
+            .collect();
+        if properties.is_empty() {
+            return;
+        }
+        let mut required: Vec<&str> = Vec::new();
+        for name in schema.get("required").and_then(Value::as_array).into_iter().flatten() {
+            let name = name.as_str().filter(|name| properties.contains_key(*name));
+            required.extend(name.filter(|name| !required.contains(name)));
+        }
+        if !required.is_empty() {
+            written.insert("required".to_owned(), json!(required));
+        }
+        written.insert("properties".to_owned(), Value::Object(properties));
+    }
+
+    /// One object with the members of several.
+    fn joined(&self, branches: &[Value]) -> Option<Object> {
+        let mut properties = Object::new();
+        for branch in branches {
+            for (name, member) in branch.get("properties").and_then(Value::as_object)? {
+                let known = properties.entry(name.as_str()).or_insert_with(|| member.clone());
+                let words = member.get("enum").and_then(Value::as_array);
+                if let (Some(Value::Array(known)), Some(words)) = (known.get_mut("enum"), words) {
+                    let is_new = |word: &&Value| !known.contains(word);
+                    let more: Vec<Value> = words.iter().filter(is_new).cloned().collect();
+                    known.extend(more);
+                }
+            }
+        }
+        let mut whole = of_type("object");
+        whole.insert("properties".to_owned(), Value::Object(properties));
+        Some(whole)
+    }
+}
+
+fn of_type(kind: &str) -> Object {
+    Object::from_iter([("type".to_owned(), kind.into())])
+}
+
+fn is_null(schema: &Value) -> bool {
+    schema.get("type").is_some_and(|kind| kind == "null")
+        || schema.get("const").is_some_and(Value::is_null)
+}
+
+/// The types that a schema names, or that what it says is for.
+fn kinds_of(schema: &Object, words: Option<&[Value]>) -> Vec<&'static str> {
+    const KINDS: [&str; 7] = ["string", "number", "integer", "boolean", "array", "object", "null"];
+    let known = |word: &str| KINDS.into_iter().find(|kind| kind.eq_ignore_ascii_case(word));
+    let mut kinds: Vec<&str> = match schema.get("type") {
+        Some(Value::String(word)) => known(word).into_iter().collect(),
+        Some(Value::Array(several)) => {
+            several.iter().filter_map(Value::as_str).filter_map(known).collect()
+        }
+        Some(_) | None => Vec::new(),
+    };
+    if kinds.is_empty() {
+        kinds = words.into_iter().flatten().map(kind_of_value).collect();
+    }
+    if kinds.is_empty() {
+        let has = |key| schema.contains_key(key);
+        kinds.push(match () {
+            () if has("properties") || has("additionalProperties") => "object",
+            () if has("items") || has("prefixItems") => "array",
+            () if has("minimum") || has("maximum") => "number",
+            () => "string",
+        });
+    }
+    let mut seen: Vec<&str> = Vec::new();
+    kinds.retain(|kind| {
+        !seen.contains(kind) && {
+            seen.push(kind);
+            true
+        }
+    });
+    kinds
+}
+
+fn kind_of_value(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "boolean",
+        Value::Number(number) if number.is_f64() => "number",
+        Value::Number(_) => "integer",
+        Value::String(_) => "string",
+        Value::Array(_) => "array",
+        Value::Object(_) => "object",
+    }
+}
+
+/// One enum in the place of branches that are each one word or some.
+fn one_of_words(branches: &[Object]) -> Option<Object> {
+    let mut words = Vec::new();
+    for branch in branches {
+        words.extend(branch.get("enum")?.as_array()?.iter().cloned());
+    }
+    let mut written = of_type("string");
+    written.insert("enum".to_owned(), Value::Array(words));
+    Some(written)
+}
+
+/// Nothing may stand beside `anyOf`, so there its first branch says it.
+fn make_nullable(schema: &mut Object) {
+    let first = schema.get_mut("anyOf").and_then(|branches| branches.get_mut(0));
+    match first.and_then(Value::as_object_mut) {
+        Some(first) => first.insert("nullable".to_owned(), true.into()),
+        None => schema.insert("nullable".to_owned(), true.into()),
+    };
+}
+
+/// Puts what the schema says of itself before what is known already.
+fn describe(written: &mut Object, schema: &Object) {
+    let text = schema.get("description").and_then(Value::as_str).filter(|text| !text.is_empty());
+    let Some(text) = text.filter(|_| !written.contains_key("anyOf")) else { return };
+    let text = match written.get("description").and_then(Value::as_str) {
+        Some(hint) if hint.starts_with("One of: ") && hint != text => format!("{text} {hint}"),
+        Some(_) | None => text.to_owned(),
+    };
+    written.insert("description".to_owned(), text.into());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checks what becomes of the schema of an argument.
+    #[track_caller]
+    fn check(schema: Value, expected: Value) {
+        let whole = json!({"type": "object", "properties": {"x": schema}, "$defs": {
+            "Leaf": {"type": "string", "title": "Leaf", "description": "A leaf."},
+            "Tree": {"type": "object", "properties": {
+                "of": {"type": "array", "items": {"$ref": "#/$defs/Tree"}}}},
+            "Color": {"oneOf": [{"const": "red", "description": "R."}, {"type": "string", "enum": ["blue"]}]},
+        }});
+        let written = parameters(&whole).unwrap();
+        let expected = json!({"type": "object", "properties": {"x": expected}});
+        assert_eq!(written, expected, "{schema}", schema = whole["properties"]["x"]);
+    }
+
+    #[test]
+    fn what_is_not_known_is_left_out() {
+        check(
+            json!({"type": "string", "title": "T", "default": "a", "examples": ["a"], "$comment": "c",
+                "pattern": "^a", "format": "email", "minLength": 1, "minItems": 2, "deprecated": true}),
+            json!({"type": "string", "minLength": 1}),
+        );
+        check(
+            json!({"type": "integer", "format": "uint8", "minimum": 0, "maximum": 255,
+                "exclusiveMinimum": 1, "multipleOf": 2}),
+            json!({"type": "integer", "minimum": 0, "maximum": 255}),
+        );
+        check(
+            json!({"type": "number", "format": "double"}),
+            json!({"type": "number", "format": "double"}),
+        );
+        check(
+            json!({"type": "string", "format": "date-time", "description": "When."}),
+            json!({"type": "string", "format": "date-time", "description": "When."}),
+        );
+        check(
+            json!({"type": "object", "additionalProperties": false, "required": ["a", "b", "a"],
+                "properties": {"a": {"type": "boolean"}, "title": {"type": "STRING"}}}),
+            json!({"type": "object", "required": ["a"],
+                "properties": {"a": {"type": "boolean"}, "title": {"type": "string"}}}),
+        );
+        check(json!({"additionalProperties": {"type": "string"}}), json!({"type": "object"}));
+        check(json!({"type": "object", "properties": {}}), json!({"type": "object"}));
+    }
+
+    #[test]
+    fn null_is_a_flag() {
+        check(json!({"type": ["string", "null"]}), json!({"type": "string", "nullable": true}));
+        check(json!({"type": "null"}), json!({"type": "string", "nullable": true}));
+        check(
+            json!({"anyOf": [{"$ref": "#/$defs/Leaf"}, {"type": "null"}], "description": "D."}),
+            json!({"type": "string", "description": "D.", "nullable": true}),
+        );
+        check(
+            json!({"type": ["string", "null"], "enum": ["a", null, ""]}),
+            json!({"type": "string", "nullable": true, "enum": ["a"]}),
+        );
+        check(json!({"enum": [null]}), json!({"type": "string", "nullable": true}));
+        check(
+            json!({"type": "string", "nullable": true}),
+            json!({"type": "string", "nullable": true}),
+        );
+    }
+
+    #[test]
+    fn words_are_text() {
+        check(json!({"const": "a"}), json!({"type": "string", "enum": ["a"]}));
+        check(json!({"enum": ["a", "b"]}), json!({"type": "string", "enum": ["a", "b"]}));
+        check(
+            json!({"type": "integer", "enum": [1, 2], "description": "How many."}),
+            json!({"type": "integer", "description": "How many. One of: 1, 2."}),
+        );
+        check(json!({"const": true}), json!({"type": "boolean", "description": "One of: true."}));
+        check(json!({"$ref": "#/$defs/Color"}), json!({"type": "string", "enum": ["red", "blue"]}));
+        check(json!({"type": "string", "enum": []}), json!({"type": "string"}));
+    }
+
+    #[test]
+    fn branches() {
+        let (string, integer) = (json!({"type": "string"}), json!({"type": "integer"}));
+        check(json!({"oneOf": [string, integer]}), json!({"anyOf": [string, integer]}));
+        check(json!({"type": ["string", "integer"]}), json!({"anyOf": [string, integer]}));
+        check(
+            json!({"anyOf": [string, {"type": "null"}, integer], "description": "D."}),
+            json!({"anyOf": [{"type": "string", "description": "D.", "nullable": true},
+                {"type": "integer", "description": "D."}]}),
+        );
+        check(json!({"anyOf": [string, string]}), string.clone());
+        check(json!({"anyOf": []}), string.clone());
+        check(
+            json!({"type": "object", "properties": {"a": string, "b": string},
+                "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}),
+            json!({"type": "object", "properties": {"a": string, "b": string}}),
+        );
+        check(
+            json!({"allOf": [{"$ref": "#/$defs/Leaf"}, {"minLength": 1}], "description": "D."}),
+            json!({"type": "string", "minLength": 1, "description": "D."}),
+        );
+        check(
+            json!({"allOf": [{"properties": {"a": string}, "required": ["a"]},
+                {"properties": {"b": integer}, "required": ["b"]}]}),
+            json!({"type": "object", "properties": {"a": string, "b": integer}, "required": ["a", "b"]}),
+        );
+    }
+
+    #[test]
+    fn lists_say_of_what() {
+        let of = |items: Value| json!({"type": "array", "items": items});
+        check(json!({"type": "array"}), of(json!({"type": "string"})));
+        check(of(json!(true)), of(json!({"type": "string"})));
+        check(of(json!([{"type": "integer"}, {"type": "string"}])), of(json!({"type": "integer"})));
+        check(json!({"prefixItems": [{"type": "integer"}]}), of(json!({"type": "integer"})));
+    }
+
+    #[test]
+    fn references_are_followed_and_have_an_end() {
+        check(json!({"$ref": "#/$defs/Leaf"}), json!({"type": "string", "description": "A leaf."}));
+        check(
+            json!({"$ref": "#/$defs/Tree"}),
+            json!({"type": "object", "properties": {
+                "of": {"type": "array", "items": {"type": "object"}}}}),
+        );
+        check(
+            json!({"$ref": "#/$defs/None", "description": "D."}),
+            json!({"type": "object", "description": "D."}),
+        );
+        check(json!({"$ref": "https://example.com/s.json"}), json!({"type": "object"}));
+        // Each names the one below it twice: 2^64 schemas.
+        let mut defs = Object::new();
+        for n in 0..64 {
+            let below = json!({"$ref": format!("#/$defs/d{}", n + 1)});
+            defs.insert(format!("d{n}"), json!({"properties": {"a": below, "b": below}}));
+        }
+        let whole =
+            json!({"type": "object", "properties": {"x": {"$ref": "#/$defs/d0"}}, "$defs": defs});
+        assert!(parameters(&whole).unwrap().to_string().len() < 1 << 20);
+    }
+
+    #[test]
+    fn a_function_without_arguments_has_no_parameters() {
+        for schema in [
+            json!({}),
+            json!(true),
+            json!({"type": "object"}),
+            json!({"type": "object", "properties": {}}),
+            json!({"type": "string"}),
+        ] {
+            assert_eq!(parameters(&schema), None, "{schema}");
+        }
+        let tagged = json!({"oneOf": [
+            {"type": "object", "properties": {"kind": {"const": "a"}, "n": {"type": "integer"}}, "required": ["kind"]},
+            {"type": "object", "properties": {"kind": {"const": "b"}}, "required": ["kind"]}]});
+        assert_eq!(
+            parameters(&tagged),
+            Some(json!({"type": "object", "properties": {
+                "kind": {"type": "string", "enum": ["a", "b"]}, "n": {"type": "integer"}}}))
+        );
+    }
+}
