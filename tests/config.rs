@@ -408,7 +408,7 @@ fn what_is_wrong_with_an_agent() {
         &[
             "2: agents.a.limits.cancel_grace: must be longer than 0",
             "3: agents.a.limits.max_result_bytes: must be at least 1",
-            "4: agents.a.limits.on_excess: is \"answer\" or \"truncate\" or \"fail\", not \"drop\"",
+            "4: agents.a.limits.on_excess: is \"answer\", \"truncate\" or \"fail\", not \"drop\"",
         ],
     );
 }

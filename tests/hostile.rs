@@ -229,7 +229,7 @@ fn endless_arguments_are_cut_and_said_to_be() {
         };
         let begin = std::iter::once(frame(wire, &begin));
         let events = begin.chain(std::iter::repeat_n(frame(wire, &piece), 50_000));
-        let read = check(wire, "arguments", events, 24 * MIB);
+        let read = check(wire, "arguments", events, 32 * MIB);
         let [call] = read.response.calls() else { panic!("{wire}: one call") };
         assert!(call.raw.len() <= 1 << 20, "{wire}");
         assert!(call.oversize || read.error().is_some(), "{wire}: it is said");

@@ -155,7 +155,8 @@ async fn whoever_is_stopped_closed_or_out_of_time_leaves_the_queue() {
     world.session.stop(StopMode::Now).await.unwrap();
     assert_eq!(report(holding).await.0, RunEnd::Stopped);
     assert_eq!(report(next).await, (RunEnd::Answered, "Here.".to_owned()));
-    assert_eq!(order(&world), ["hold", "at last"]);
+    // What was said before the stop is said with what comes after it.
+    assert_eq!(order(&world), ["hold", "stop me\n\nat last"]);
     assert_eq!((model(&world).in_flight, model(&world).waiting), (0, 0));
 }
 

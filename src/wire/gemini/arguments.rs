@@ -12,7 +12,7 @@ const DEPTH_MAX: usize = 100;
 /// How far behind the end of a list a place may lie; what is between becomes null.
 const GAP_MAX: usize = 64;
 /// Bytes of one call's arguments, where a value, whatever it is, counts as 16.
-const BYTES_MAX: usize = 16 << 20;
+const BYTES_MAX: usize = 4 << 20;
 const VALUE_BYTES: usize = 16;
 
 /// The arguments of one call, as far as they have come.
