@@ -16,12 +16,12 @@ use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
 use super::dialect::{Dialect, KeyHeader};
-use super::error::{error_in, error_of, malformed, named_error, provider_error};
+use super::error::{error_in, error_of, named_error, provider_error};
 use super::fields::{Fields, Fill, fill};
 use super::loose::{JsonText, Scalar};
-use super::mend::{Mended, mend, value_of};
-use super::{Delta, Framing, ModelRequest, Problem};
-use crate::types::{FinishKind, FinishReason, excerpt};
+use super::mend::value_of;
+use super::{Delta, Framing, ModelRequest};
+use crate::types::{FinishKind, FinishReason};
 
 use blocks::Blocks;
 use usage::Counts;
@@ -137,30 +137,11 @@ impl Dialect for Anthropic {
         request::request_body(request)
     }
 
-    fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
-        let mut text = text.trim();
-        // Some proxies put the field's name before what has it already.
-        while let Some(rest) = text.strip_prefix("data:") {
-            text = rest.trim_start();
-        }
-        match text.as_bytes().first() {
-            // It is no word of this wire, and proves nothing: a relay says it after any end.
-            _ if text == "[DONE]" => out.extend(self.finish.map(|_| Delta::Done)),
-            _ if event == "error" => out.push(Delta::Error(named_error(text))),
-            None => {}
-            Some(b'{') => self.object(event, text, out),
-            Some(b'[') => match serde_json::from_str::<Vec<&RawValue>>(text) {
-                Ok(items) => {
-                    for item in items.iter().filter(|item| item.get().starts_with('{')) {
-                        self.object(event, item.get(), out);
-                    }
-                }
-                Err(error) => out.push(malformed(text, &error)),
-            },
-            Some(_) => {
-                out.push(Delta::Problem(Problem { code: "not_json", detail: excerpt(text, 200) }))
-            }
-        }
+    fn object(&mut self, name: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()> {
+        let mut event = Event::default();
+        fill(text, &mut event)?;
+        self.event(name, &mut event, text, out);
+        Ok(())
     }
 
     fn end(&mut self, out: &mut Vec<Delta>) {
@@ -169,28 +150,6 @@ impl Dialect for Anthropic {
 }
 
 impl Anthropic {
-    fn object(&mut self, name: &str, text: &str, out: &mut Vec<Delta>) {
-        let mut event = Event::default();
-        let Err(error) = fill(text, &mut event) else {
-            return self.event(name, &mut event, text, out);
-        };
-        match mend(text) {
-            Some(Mended::Text(mended)) => {
-                let mut event = Event::default();
-                match fill(&mended, &mut event) {
-                    Ok(()) => self.event(name, &mut event, &mended, out),
-                    Err(_) => out.push(malformed(text, &error)),
-                }
-            }
-            Some(Mended::Several(payloads)) => {
-                for payload in payloads {
-                    self.payload("", payload, out);
-                }
-            }
-            None => out.push(malformed(text, &error)),
-        }
-    }
-
     fn event(&mut self, name: &str, event: &mut Event<'_>, text: &str, out: &mut Vec<Delta>) {
         let kind = take(&mut event.kind);
         let kind = kind.as_text().filter(|kind| !kind.is_empty()).unwrap_or(name);

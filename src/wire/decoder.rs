@@ -8,6 +8,7 @@ use super::gemini::Gemini;
 use super::ollama::Ollama;
 use super::openai_chat::OpenaiChat;
 use super::openai_responses::OpenaiResponses;
+use super::payload;
 use super::sse::{SseDecoder, SseEvent};
 use super::{Delta, Framing, Problem, Wire};
 use crate::types::{ProviderError, ProviderErrorKind};
@@ -65,11 +66,11 @@ impl AnyDialect {
 
     fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
         match self {
-            Self::OpenaiChat(dialect) => dialect.payload(event, text, out),
-            Self::OpenaiResponses(dialect) => dialect.payload(event, text, out),
-            Self::Anthropic(dialect) => dialect.payload(event, text, out),
-            Self::Gemini(dialect) => dialect.payload(event, text, out),
-            Self::Ollama(dialect) => dialect.payload(event, text, out),
+            Self::OpenaiChat(dialect) => payload::read(dialect, event, text, out),
+            Self::OpenaiResponses(dialect) => payload::read(dialect, event, text, out),
+            Self::Anthropic(dialect) => payload::read(dialect, event, text, out),
+            Self::Gemini(dialect) => payload::read(dialect, event, text, out),
+            Self::Ollama(dialect) => payload::read(dialect, event, text, out),
         }
     }
 

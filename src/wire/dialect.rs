@@ -23,9 +23,16 @@ pub(super) trait Dialect: Default {
     /// The body of a request.
     fn request_body(request: &ModelRequest) -> Vec<u8>;
 
-    /// Reads one payload of a stream, or a whole plain body; `event` is the event's name, where it
-    /// has one.
-    fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>);
+    /// Reads one JSON object: a payload of a stream, or a whole plain body. `event` is the event's
+    /// name, where it has one; those named `error` are read by [`super::payload`].
+    ///
+    /// # Errors
+    /// It is no JSON. Then nothing was read of it.
+    fn object(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()>;
+
+    /// The payload `[DONE]` came. It is a word of Chat Completions alone; on other wires relays say
+    /// it after any end, so it proves nothing.
+    fn done_word(&mut self, _out: &mut Vec<Delta>) {}
 
     /// Says that the body has ended.
     fn end(&mut self, _out: &mut Vec<Delta>) {}

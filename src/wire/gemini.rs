@@ -20,12 +20,12 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::dialect::{Dialect, KeyHeader};
-use super::error::{error_in, error_of, malformed, named_error, provider_error};
+use super::error::{error_in, error_of, provider_error};
 use super::fields::{Fields, Fill, FillEach, List, fill};
 use super::loose::{JsonText, Scalar};
-use super::mend::{Mended, mend, value_of};
-use super::{Delta, Framing, Keep, ModelRequest, Problem};
-use crate::types::{FinishKind, FinishReason, excerpt};
+use super::mend::value_of;
+use super::{Delta, Framing, Keep, ModelRequest};
+use crate::types::{FinishKind, FinishReason};
 
 use calls::{Call, Calls};
 use usage::{Counts, usage_of};
@@ -164,29 +164,11 @@ impl Dialect for Gemini {
         request::request_body(request)
     }
 
-    fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
-        let mut text = text.trim();
-        // Some proxies put the field's name before what has it already.
-        while let Some(rest) = text.strip_prefix("data:") {
-            text = rest.trim_start();
-        }
-        match text.as_bytes().first() {
-            _ if text == "[DONE]" => out.push(Delta::Done),
-            _ if event == "error" => out.push(Delta::Error(named_error(text))),
-            None => {}
-            Some(b'{') => self.object(text, out),
-            Some(b'[') => match serde_json::from_str::<Vec<&RawValue>>(text) {
-                Ok(items) => {
-                    for item in items.iter().filter(|item| item.get().starts_with('{')) {
-                        self.object(item.get(), out);
-                    }
-                }
-                Err(error) => out.push(malformed(text, &error)),
-            },
-            Some(_) => {
-                out.push(Delta::Problem(Problem { code: "not_json", detail: excerpt(text, 200) }))
-            }
-        }
+    fn object(&mut self, _event: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()> {
+        let mut chunk = Chunk::default();
+        fill(text, &mut chunk)?;
+        self.chunk(chunk, text, out);
+        Ok(())
     }
 
     fn end(&mut self, out: &mut Vec<Delta>) {
@@ -195,28 +177,6 @@ impl Dialect for Gemini {
 }
 
 impl Gemini {
-    fn object(&mut self, text: &str, out: &mut Vec<Delta>) {
-        let mut chunk = Chunk::default();
-        let Err(error) = fill(text, &mut chunk) else {
-            return self.chunk(chunk, text, out);
-        };
-        match mend(text) {
-            Some(Mended::Text(mended)) => {
-                let mut chunk = Chunk::default();
-                match fill(&mended, &mut chunk) {
-                    Ok(()) => self.chunk(chunk, &mended, out),
-                    Err(_) => out.push(malformed(text, &error)),
-                }
-            }
-            Some(Mended::Several(payloads)) => {
-                for payload in payloads {
-                    self.payload("", payload, out);
-                }
-            }
-            None => out.push(malformed(text, &error)),
-        }
-    }
-
     fn chunk(&mut self, mut chunk: Chunk<'_>, text: &str, out: &mut Vec<Delta>) {
         let before = out.len();
         let has_candidates = !chunk.candidates.is_empty();
@@ -327,7 +287,7 @@ mod tests {
         let mut dialect = Gemini::default();
         let mut out = Vec::new();
         for payload in payloads {
-            dialect.payload("", payload, &mut out);
+            crate::wire::payload::read(&mut dialect, "", payload, &mut out);
         }
         dialect.end(&mut out);
         out
@@ -555,7 +515,10 @@ mod tests {
     #[test]
     fn pieces_without_a_place_are_told_and_leave_the_call_cut_off() {
         let problem = |detail: &str| {
-            Delta::Problem(Problem { code: "argument_without_place", detail: detail.into() })
+            Delta::Problem(crate::wire::Problem {
+                code: "argument_without_place",
+                detail: detail.into(),
+            })
         };
         check_parts(
             &[r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":"$.a","numberValue":1},
@@ -662,7 +625,7 @@ mod tests {
         let bare = deltas(&[r#"{"code":"x","message":"m"}"#]);
         assert!(matches!(&bare[..], [Delta::Error(e)] if e.message == "m"), "{bare:?}");
         let mut out = Vec::new();
-        Gemini::default().payload("error", r#"{"message":"m"}"#, &mut out);
+        crate::wire::payload::read(&mut Gemini::default(), "error", r#"{"message":"m"}"#, &mut out);
         assert!(matches!(&out[..], [Delta::Error(e)] if e.message == "m"), "{out:?}");
         assert_eq!(deltas(&[r#"{"error":null}"#, r#"{"error":{}}"#]), []);
     }
@@ -675,7 +638,7 @@ mod tests {
             "{cut:?}"
         );
         let a = chunk(r#"{"text":"a"}"#);
-        assert_eq!(deltas(&[&format!("{a}\n{a}\n[DONE]")]), [text("a"), text("a"), Delta::Done]);
+        assert_eq!(deltas(&[&format!("{a}\n{a}\n[DONE]")]), [text("a"), text("a")]);
         assert_eq!(deltas(&[&format!("data: {a}"), "", "{}", "[]"]), [text("a")]);
         assert_eq!(deltas(&[&chunk(r#"{"text":"\ud83d"}"#)]), [text("\u{FFFD}")]);
         assert_eq!(deltas(&[&format!("[{a},\n{a}]")]), [text("a"), text("a")]);

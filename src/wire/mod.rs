@@ -19,6 +19,7 @@ mod mend;
 mod ollama;
 mod openai_chat;
 mod openai_responses;
+mod payload;
 mod request;
 mod sse;
 

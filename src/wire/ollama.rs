@@ -16,12 +16,12 @@ use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
 use super::dialect::{Dialect, KeyHeader};
-use super::error::{error_in, error_of, malformed, named_error, provider_error};
+use super::error::{error_in, error_of, provider_error};
 use super::fields::{Fields, Fill, List, Loose, fill};
 use super::loose::{Content, JsonText, Scalar};
-use super::mend::{Mended, mend, value_of};
-use super::{CallPiece, Delta, Framing, ModelRequest, Problem};
-use crate::types::{FinishKind, FinishReason, Usage, excerpt};
+use super::mend::value_of;
+use super::{CallPiece, Delta, Framing, ModelRequest};
+use crate::types::{FinishKind, FinishReason, Usage};
 
 /// The dialect; all it remembers is how many calls have come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -112,56 +112,15 @@ impl Dialect for Ollama {
         request::request_body(request)
     }
 
-    fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
-        let mut text = text.trim();
-        // A proxy may send the lines as events.
-        while let Some(rest) = text.strip_prefix("data:") {
-            text = rest.trim_start();
-        }
-        match text.as_bytes().first() {
-            // Not this wire's sign of the end: that is `done`.
-            _ if text == "[DONE]" => {}
-            _ if event == "error" => out.push(Delta::Error(named_error(text))),
-            None => {}
-            Some(b'{') => self.object(text, out),
-            Some(b'[') => match serde_json::from_str::<Vec<&RawValue>>(text) {
-                Ok(items) => {
-                    for item in items.iter().filter(|item| item.get().starts_with('{')) {
-                        self.object(item.get(), out);
-                    }
-                }
-                Err(error) => out.push(malformed(text, &error)),
-            },
-            Some(_) => {
-                out.push(Delta::Problem(Problem { code: "not_json", detail: excerpt(text, 200) }))
-            }
-        }
+    fn object(&mut self, _event: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()> {
+        let mut line = Line::default();
+        fill(text, &mut line)?;
+        self.line(line, text, out);
+        Ok(())
     }
 }
 
 impl Ollama {
-    fn object(&mut self, text: &str, out: &mut Vec<Delta>) {
-        let mut line = Line::default();
-        let Err(error) = fill(text, &mut line) else {
-            return self.line(line, text, out);
-        };
-        match mend(text) {
-            Some(Mended::Text(mended)) => {
-                let mut line = Line::default();
-                match fill(&mended, &mut line) {
-                    Ok(()) => self.line(line, &mended, out),
-                    Err(_) => out.push(malformed(text, &error)),
-                }
-            }
-            Some(Mended::Several(payloads)) => {
-                for payload in payloads {
-                    self.payload("", payload, out);
-                }
-            }
-            None => out.push(malformed(text, &error)),
-        }
-    }
-
     fn line(&mut self, mut line: Line<'_>, text: &str, out: &mut Vec<Delta>) {
         let before = out.len();
         take(&mut line.message.thinking).say(Delta::Reasoning, out);
@@ -248,7 +207,7 @@ mod tests {
         let mut dialect = Ollama::default();
         let mut out = Vec::new();
         for line in lines {
-            dialect.payload("", line, &mut out);
+            crate::wire::payload::read(&mut dialect, "", line, &mut out);
         }
         out
     }
@@ -433,7 +392,7 @@ mod tests {
             assert_eq!(deltas(&[none]), [], "{none}");
         }
         let mut out = Vec::new();
-        Ollama::default().payload("error", "m", &mut out);
+        crate::wire::payload::read(&mut Ollama::default(), "error", "m", &mut out);
         assert!(matches!(&out[..], [Delta::Error(error)] if error.message == "m"), "{out:?}");
     }
 

@@ -18,12 +18,12 @@ use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
 use super::dialect::{Dialect, KeyHeader};
-use super::error::{error_in, error_of, malformed, named_error, provider_error};
+use super::error::{error_in, error_of, provider_error};
 use super::fields::{Fields, Fill, FillEach, List, Loose, fill};
 use super::loose::{Content, JsonText, Scalar};
-use super::mend::{Mended, mend, value_of};
-use super::{CallKind, CallPiece, Delta, Framing, ModelRequest, Problem};
-use crate::types::{FinishKind, FinishReason, excerpt};
+use super::mend::value_of;
+use super::{CallKind, CallPiece, Delta, Framing, ModelRequest};
+use crate::types::{FinishKind, FinishReason};
 
 use kept::{CallMembers, Field, FunctionMembers, Kept};
 use usage::usage_of;
@@ -181,32 +181,16 @@ impl Dialect for OpenaiChat {
         request::request_body(request)
     }
 
-    fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
-        let mut text = text.trim();
-        // Some proxies put the field's name before what has it already.
-        while let Some(rest) = text.strip_prefix("data:") {
-            text = rest.trim_start();
-        }
-        match text.as_bytes().first() {
-            _ if text == "[DONE]" => {
-                self.kept.finish(out);
-                out.push(Delta::Done);
-            }
-            _ if event == "error" => out.push(Delta::Error(named_error(text))),
-            None => {}
-            Some(b'{') => self.object(text, out),
-            Some(b'[') => match serde_json::from_str::<Vec<&RawValue>>(text) {
-                Ok(items) => {
-                    for item in items.iter().filter(|item| item.get().starts_with('{')) {
-                        self.object(item.get(), out);
-                    }
-                }
-                Err(error) => out.push(malformed(text, &error)),
-            },
-            Some(_) => {
-                out.push(Delta::Problem(Problem { code: "not_json", detail: excerpt(text, 200) }))
-            }
-        }
+    fn object(&mut self, _event: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()> {
+        let mut chunk = Chunk::default();
+        fill(text, &mut chunk)?;
+        self.chunk(chunk, text, out);
+        Ok(())
+    }
+
+    fn done_word(&mut self, out: &mut Vec<Delta>) {
+        self.kept.finish(out);
+        out.push(Delta::Done);
     }
 
     fn end(&mut self, out: &mut Vec<Delta>) {
@@ -215,28 +199,6 @@ impl Dialect for OpenaiChat {
 }
 
 impl OpenaiChat {
-    fn object(&mut self, text: &str, out: &mut Vec<Delta>) {
-        let mut chunk = Chunk::default();
-        let Err(error) = fill(text, &mut chunk) else {
-            return self.chunk(chunk, text, out);
-        };
-        match mend(text) {
-            Some(Mended::Text(mended)) => {
-                let mut chunk = Chunk::default();
-                match fill(&mended, &mut chunk) {
-                    Ok(()) => self.chunk(chunk, &mended, out),
-                    Err(_) => out.push(malformed(text, &error)),
-                }
-            }
-            Some(Mended::Several(payloads)) => {
-                for payload in payloads {
-                    self.payload("", payload, out);
-                }
-            }
-            None => out.push(malformed(text, &error)),
-        }
-    }
-
     fn chunk(&mut self, mut chunk: Chunk<'_>, text: &str, out: &mut Vec<Delta>) {
         let before = out.len();
         let has_choices = !chunk.choices.is_empty();
@@ -400,7 +362,7 @@ mod tests {
         let mut dialect = OpenaiChat::default();
         let mut out = Vec::new();
         for payload in payloads {
-            dialect.payload("", payload, &mut out);
+            crate::wire::payload::read(&mut dialect, "", payload, &mut out);
         }
         out
     }
@@ -647,8 +609,8 @@ mod tests {
         );
         let mut dialect = OpenaiChat::default();
         let mut out = Vec::new();
-        dialect.payload("", &thinking("a"), &mut out);
-        dialect.payload("", &call, &mut out);
+        crate::wire::payload::read(&mut dialect, "", &thinking("a"), &mut out);
+        crate::wire::payload::read(&mut dialect, "", &call, &mut out);
         assert_eq!(out.len(), 2);
         dialect.end(&mut out);
         assert!(matches!(out[2..], [Delta::Keep(_)]), "{out:?}");
@@ -837,7 +799,7 @@ mod tests {
             ("", "the service reported an error"),
         ] {
             let mut out = Vec::new();
-            OpenaiChat::default().payload("error", data, &mut out);
+            crate::wire::payload::read(&mut OpenaiChat::default(), "error", data, &mut out);
             let error = ProviderError::new(ProviderErrorKind::InStream, message);
             assert_eq!(out, [Delta::Error(error)], "{data}");
         }

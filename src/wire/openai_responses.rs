@@ -22,9 +22,9 @@ use super::dialect::{Dialect, KeyHeader};
 use super::error::{error_of, provider_error};
 use super::fields::fill;
 use super::loose::Content;
-use super::mend::{Mended, mend, value_of};
+use super::mend::value_of;
 use super::openai_chat::usage::usage_of;
-use super::{CallKind, CallPiece, Delta, Framing, ModelRequest, Problem};
+use super::{CallKind, CallPiece, Delta, Framing, ModelRequest};
 use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, excerpt};
 
 use items::{Items, Kind, Named, Voice};
@@ -52,55 +52,15 @@ impl Dialect for OpenaiResponses {
         request::request_body(request)
     }
 
-    fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
-        let mut text = text.trim();
-        // Some proxies put the field's name before what has it already.
-        while let Some(rest) = text.strip_prefix("data:") {
-            text = rest.trim_start();
-        }
-        match text.as_bytes().first() {
-            _ if text == "[DONE]" => out.push(Delta::Done),
-            Some(b'{') => self.object(event, text, out),
-            Some(b'[') => match serde_json::from_str::<Vec<&RawValue>>(text) {
-                Ok(items) => {
-                    for item in items.iter().filter(|item| item.get().starts_with('{')) {
-                        self.object(event, item.get(), out);
-                    }
-                }
-                Err(error) => out.push(malformed(text, &error)),
-            },
-            _ if event == "error" => out.push(Delta::Error(plain_error(text))),
-            None => {}
-            Some(_) => {
-                out.push(Delta::Problem(Problem { code: "not_json", detail: excerpt(text, 200) }))
-            }
-        }
+    fn object(&mut self, name: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()> {
+        let mut event = Event::default();
+        fill(text, &mut event)?;
+        self.event(name, &mut event, text, out);
+        Ok(())
     }
 }
 
 impl OpenaiResponses {
-    fn object(&mut self, name: &str, text: &str, out: &mut Vec<Delta>) {
-        let mut event = Event::default();
-        let Err(error) = fill(text, &mut event) else {
-            return self.event(name, &mut event, text, out);
-        };
-        match mend(text) {
-            Some(Mended::Text(mended)) => {
-                let mut event = Event::default();
-                match fill(&mended, &mut event) {
-                    Ok(()) => self.event(name, &mut event, &mended, out),
-                    Err(_) => out.push(malformed(text, &error)),
-                }
-            }
-            Some(Mended::Several(payloads)) => {
-                for payload in payloads {
-                    self.payload("", payload, out);
-                }
-            }
-            None => out.push(malformed(text, &error)),
-        }
-    }
-
     fn event(&mut self, name: &str, event: &mut Event<'_>, text: &str, out: &mut Vec<Delta>) {
         let kind = take(&mut event.kind);
         let word = kind.as_text().filter(|word| !word.is_empty());
@@ -353,7 +313,7 @@ mod tests {
         let mut dialect = OpenaiResponses::default();
         let mut out = Vec::new();
         for payload in payloads {
-            dialect.payload("", payload, &mut out);
+            crate::wire::payload::read(&mut dialect, "", payload, &mut out);
         }
         out
     }
@@ -759,7 +719,12 @@ mod tests {
         }
         let named = r#"{"response":{"status":"completed"}}"#;
         let mut out = Vec::new();
-        OpenaiResponses::default().payload("response.completed", named, &mut out);
+        crate::wire::payload::read(
+            &mut OpenaiResponses::default(),
+            "response.completed",
+            named,
+            &mut out,
+        );
         assert_eq!(out, [finish("completed", FinishKind::Stop), Delta::Done]);
     }
 
@@ -828,7 +793,7 @@ mod tests {
             [(r#"{"message":"m"}"#, "m"), ("m", "m"), ("", "the service reported an error")]
         {
             let mut out = Vec::new();
-            OpenaiResponses::default().payload("error", data, &mut out);
+            crate::wire::payload::read(&mut OpenaiResponses::default(), "error", data, &mut out);
             assert!(matches!(&out[..], [Delta::Error(e)] if e.message == message), "{out:?}");
         }
     }
@@ -850,10 +815,11 @@ mod tests {
             "{}",
             "[]",
             "",
+            "[DONE]",
+            "data: [DONE]",
         ] {
             assert_eq!(deltas(&[payload]), [], "{payload}");
         }
-        assert_eq!(deltas(&["[DONE]", "data: [DONE]"]), [Delta::Done, Delta::Done]);
     }
 
     #[test]
@@ -868,10 +834,7 @@ mod tests {
         let half = r#"{"type":"response.output_text.delta","delta":"\ud83d"}"#;
         assert_eq!(deltas(&[half]), [text("\u{FFFD}")]);
         let one = r#"{"type":"response.output_text.delta","delta":"a"}"#;
-        assert_eq!(
-            deltas(&[&format!("{one}\n{one}\n[DONE]")]),
-            [text("a"), text("a"), Delta::Done]
-        );
+        assert_eq!(deltas(&[&format!("{one}\n{one}\n[DONE]")]), [text("a"), text("a")]);
         assert_eq!(deltas(&[&format!("data: {one}")]), [text("a")]);
         let twice = r#"{"type":"x","type":"response.output_text.delta","delta":"b","delta":"a"}"#;
         assert_eq!(deltas(&[twice]), [text("a")]);
@@ -988,7 +951,7 @@ mod tests {
             );
             let added =
                 event("output_item.added", &format!(r#""output_index":{index},"item":{item}"#));
-            dialect.payload("", &added, &mut out);
+            crate::wire::payload::read(&mut dialect, "", &added, &mut out);
         }
         assert_eq!((out.len(), dialect.items.all().len()), (20_000, 2048));
         let list = vec![r#"{"type":"message","content":"a"}"#; 20_000].join(",");

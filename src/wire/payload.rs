@@ -1,0 +1,56 @@
+//! One payload of a response, whatever its wire: what stands around the JSON that dialects read.
+
+use serde_json::value::RawValue;
+
+use super::dialect::Dialect;
+use super::error::{malformed, named_error};
+use super::mend::{Mended, mend};
+use super::{Delta, Problem};
+use crate::types::excerpt;
+
+/// Reads one payload of a stream, or a whole plain body; `event` is the event's name, where it has
+/// one.
+///
+/// An error is one on every wire, and so is a payload that cannot be read, which may have held a
+/// part of a call. A list of payloads is read one by one.
+pub(super) fn read(dialect: &mut impl Dialect, event: &str, text: &str, out: &mut Vec<Delta>) {
+    let mut text = text.trim();
+    // Some proxies put the field's name before what has it already.
+    while let Some(rest) = text.strip_prefix("data:") {
+        text = rest.trim_start();
+    }
+    match text.as_bytes().first() {
+        _ if text == "[DONE]" => dialect.done_word(out),
+        _ if event == "error" => out.push(Delta::Error(named_error(text))),
+        None => {}
+        Some(b'{') => object(dialect, event, text, out),
+        Some(b'[') => match serde_json::from_str::<Vec<&RawValue>>(text) {
+            Ok(items) => {
+                for item in items.iter().filter(|item| item.get().starts_with('{')) {
+                    object(dialect, event, item.get(), out);
+                }
+            }
+            Err(error) => out.push(malformed(text, &error)),
+        },
+        Some(_) => {
+            out.push(Delta::Problem(Problem { code: "not_json", detail: excerpt(text, 200) }));
+        }
+    }
+}
+
+fn object(dialect: &mut impl Dialect, event: &str, text: &str, out: &mut Vec<Delta>) {
+    let Err(error) = dialect.object(event, text, out) else { return };
+    match mend(text) {
+        Some(Mended::Text(mended)) => {
+            if dialect.object(event, &mended, out).is_err() {
+                out.push(malformed(text, &error));
+            }
+        }
+        Some(Mended::Several(payloads)) => {
+            for payload in payloads {
+                read(dialect, "", payload, out);
+            }
+        }
+        None => out.push(malformed(text, &error)),
+    }
+}
