@@ -1,10 +1,10 @@
-//! The offline rehearsal model: a loopback server that speaks the Chat Completions wire.
+//! The offline rehearsal model: a loopback server that speaks every wire.
 //!
 //! It is no model, and says so in every answer: the header `x-callsheet-rehearsal`, the model
 //! name `rehearsal`, and a phrase in the final text. With a [`Script`] it does exactly what the
 //! script says, faults included; without one it behaves plausibly for any prompt and any tools.
-//! Like a strict provider it refuses, with HTTP 400, a history whose tool calls are not each
-//! answered once.
+//! Like a strict provider it refuses, with HTTP 400 and in the provider's words, a history whose
+//! tool calls are not each answered once, and what else the services of a wire refuse.
 //!
 //! Knows nothing of sessions, turns or tools of this crate: it sees what a provider sees.
 
@@ -121,8 +121,8 @@ impl Rehearsal {
         self.address
     }
 
-    /// The base URL as a model's configuration names it: `http://127.0.0.1:PORT/v1`, to which
-    /// `/chat/completions` is appended.
+    /// The base URL as a model's configuration names it, for every wire: `http://127.0.0.1:PORT/v1`,
+    /// to which the wire's own path is appended.
     #[must_use]
     pub fn base_url(&self) -> String {
         format!("http://{}/v1", self.address)
