@@ -1,6 +1,10 @@
 //! What do these bytes mean? The arguments of a call, parsed once, at its seal.
 
+use std::borrow::Cow;
+
 use serde_json::Value;
+
+use crate::wire::replace_lone_surrogates;
 
 /// What the text of a call's arguments means.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -34,7 +38,7 @@ impl Arguments {
 
 /// Understands the text of a call's arguments.
 ///
-/// Nothing, blanks and `null` mean `{}`. A JSON string that holds an object (or one of these) is
+/// Nothing, blanks and `null` mean `{}`. Half a character is U+FFFD. A JSON string that holds an object (or one of these) is
 /// decoded once more. Anything after the value makes it no JSON. Nesting is limited by the
 /// parser, so that no text can exhaust the stack.
 #[must_use]
@@ -52,7 +56,10 @@ pub fn understand(raw: &str) -> Arguments {
         Ok(Value::Number(_)) => not_an_object("a JSON number"),
         Ok(Value::Bool(_)) => not_an_object("a JSON boolean"),
         Err(error) if error.is_eof() => Arguments::CutOff,
-        Err(error) => not_an_object(&format!("not JSON ({error})")),
+        Err(error) => match replace_lone_surrogates(raw) {
+            Cow::Owned(mended) => understand(&mended),
+            Cow::Borrowed(_) => not_an_object(&format!("not JSON ({error})")),
+        },
     }
 }
 
@@ -60,7 +67,7 @@ fn decode_again(inner: &str) -> Arguments {
     if inner.trim().is_empty() {
         return Arguments::Object { value: empty(), decoded_twice: true };
     }
-    match serde_json::from_str(inner) {
+    match serde_json::from_str(&replace_lone_surrogates(inner)) {
         Ok(Value::Object(map)) => {
             Arguments::Object { value: Value::Object(map), decoded_twice: true }
         }
@@ -104,6 +111,13 @@ mod tests {
     fn objects_are_themselves() {
         check(r#" {"a": [1, {"b": null}]} "#, json!({"a": [1, {"b": null}]}), false);
         check(r#"{"a":1.1234567890123457}"#, json!({"a": 1.123_456_789_012_345_7}), false);
+    }
+
+    #[test]
+    fn half_a_character_costs_no_call() {
+        check(r#"{"a":"\ud83d"}"#, json!({"a": "\u{FFFD}"}), false);
+        check(r#"{"a":"\ud83d\ude00 \ude00"}"#, json!({"a": "😀 \u{FFFD}"}), false);
+        check(r#""{\"a\":\"\\ud83d\"}""#, json!({"a": "\u{FFFD}"}), true);
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub(super) struct Gemini {
     /// A finish reason has come.
     finished: bool,
     counts: Counts,
+    /// What was said of them last: most services repeat it in every chunk.
+    last_usage: String,
 }
 
 #[derive(Default)]
@@ -193,7 +195,10 @@ impl Gemini {
                 raw: String::new(),
             }));
         }
-        out.extend(chunk.usage.and_then(|raw| usage_of(raw, &mut self.counts)));
+        if let Some(raw) = chunk.usage.filter(|raw| raw.get() != self.last_usage) {
+            raw.get().clone_into(&mut self.last_usage);
+            out.extend(usage_of(raw, &mut self.counts));
+        }
         if let Some(error) = chunk.error.and_then(|raw| error_in(raw.get())) {
             out.push(Delta::Error(error));
         } else if !has_candidates && out.len() == before {

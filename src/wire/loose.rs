@@ -8,6 +8,7 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::Delta;
+use super::mend::value_of;
 
 /// A text or a number; anything else is nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -160,6 +161,18 @@ impl<'de> Visitor<'de> for JsonTextVisitor {
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
         let value = serde_json::Value::deserialize(MapAccessDeserializer::new(map))?;
         Ok(Some(Cow::Owned(value.to_string())))
+    }
+}
+
+/// What arguments say that are an object for most: a text's own text, or else the JSON as it is.
+pub(super) fn said_in(raw: &str) -> Option<String> {
+    match raw.as_bytes().first() {
+        Some(b'"') => match value_of(raw) {
+            Some(serde_json::Value::String(text)) => Some(text),
+            Some(_) | None => Some(raw.to_owned()),
+        },
+        _ if raw == "null" => None,
+        _ => Some(raw.to_owned()),
     }
 }
 

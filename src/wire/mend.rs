@@ -90,7 +90,7 @@ fn respell(text: &str) -> Cow<'_, str> {
 }
 
 /// Writes U+FFFD in the place of every escape that is half a surrogate pair.
-fn replace_lone_surrogates(text: &str) -> Cow<'_, str> {
+pub(crate) fn replace_lone_surrogates(text: &str) -> Cow<'_, str> {
     let unit = |at: usize| -> Option<u16> {
         let digits = text.get(at..)?.strip_prefix("\\u")?.get(..4)?;
         u16::from_str_radix(digits, 16).ok()

@@ -38,6 +38,7 @@ pub use decoder::{Decoder, DecoderLimits};
 pub use delta::{CallKind, CallPiece, Delta, Keep, Problem};
 pub use dialect::KeyHeader;
 pub use error::http_error;
+pub(crate) use mend::replace_lone_surrogates;
 pub use request::{ModelRequest, ToolChoice, ToolDefinition};
 pub use sse::{EventTooLong, SseDecoder, SseEvent};
 

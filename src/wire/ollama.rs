@@ -8,7 +8,6 @@
 
 mod request;
 
-use std::borrow::Cow;
 use std::mem::take;
 
 use serde::Deserialize;
@@ -18,7 +17,7 @@ use serde_json::value::RawValue;
 use super::dialect::{Dialect, KeyHeader};
 use super::error::{error_in, error_of, provider_error};
 use super::fields::{Fields, Fill, List, Loose, fill};
-use super::loose::{Content, JsonText, Scalar};
+use super::loose::{Content, JsonText, Scalar, said_in};
 use super::mend::value_of;
 use super::{CallPiece, Delta, Framing, ModelRequest};
 use crate::types::{FinishKind, FinishReason, Usage};
@@ -89,7 +88,7 @@ struct Call<'a> {
     #[serde(borrow, default)]
     name: Scalar<'a>,
     #[serde(borrow, default)]
-    arguments: JsonText<'a>,
+    arguments: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -97,7 +96,7 @@ struct Function<'a> {
     #[serde(borrow, default)]
     name: Scalar<'a>,
     #[serde(borrow, default)]
-    arguments: JsonText<'a>,
+    arguments: Option<&'a RawValue>,
 }
 
 impl Dialect for Ollama {
@@ -154,7 +153,7 @@ impl Ollama {
             index: Some(self.calls),
             id: call.id.into_text(),
             name: name.into_text(),
-            arguments: arguments.0.map(Cow::into_owned),
+            arguments: arguments.and_then(|raw| said_in(raw.get())),
             begins: true,
             ..CallPiece::default()
         };
@@ -180,6 +179,7 @@ fn finish_kind(word: &str) -> FinishKind {
 
 /// Token counts. A prompt that is cached as a whole is not counted by older services.
 fn usage(read: Option<&RawValue>, written: Option<&RawValue>) -> Option<Delta> {
+    read.or(written)?;
     let counts = [("prompt_eval_count", read), ("eval_count", written)];
     let members: Vec<String> = counts
         .iter()
@@ -194,8 +194,7 @@ fn usage(read: Option<&RawValue>, written: Option<&RawValue>) -> Option<Delta> {
         output_tokens: count(written).unwrap_or(0),
         ..Usage::default()
     };
-    let raw = format!("{{{}}}", members.join(","));
-    (!members.is_empty()).then(|| Delta::Usage { usage, raw: raw.into() })
+    Some(Delta::Usage { usage, raw: format!("{{{}}}", members.join(",")).into() })
 }
 
 #[cfg(test)]

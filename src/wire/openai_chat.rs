@@ -209,15 +209,15 @@ impl OpenaiChat {
                 self.choice(choice, out);
             }
         }
-        let groq = chunk.x_groq.0.unwrap_or_default();
-        let usage = [chunk.usage, choice_usage, groq.usage];
+        let groq = chunk.x_groq.0.as_deref();
+        let usage = [chunk.usage, choice_usage, groq.and_then(|groq| groq.usage)];
         out.extend(usage.into_iter().flatten().find_map(usage_of));
         if let Some(error) = chunk.error.and_then(|raw| error_in(raw.get())) {
             // What stands beside the error may say more than the error.
             let whole = value_of(text);
             let error = whole.as_ref().and_then(error_of).map(provider_error).unwrap_or(error);
             out.push(Delta::Error(error));
-        } else if let Some(error) = groq.error.and_then(|raw| error_in(raw.get())) {
+        } else if let Some(error) = groq.and_then(|groq| error_in(groq.error?.get())) {
             out.push(Delta::Error(error));
         } else if !has_choices && out.len() == before {
             // Nothing that a chunk holds: perhaps an error without the key.
