@@ -25,7 +25,7 @@ host="$(rustc -vV | sed -n 's/^host: //p')"
 bins=()
 for target in "${targets[@]}"; do bins+=(--bin "$target"); done
 RUSTFLAGS="$instrumented" CARGO_TARGET_DIR="$out" \
-  cargo build --locked --quiet --release --target "$host" "${bins[@]}"
+  cargo build --quiet --release --target "$host" "${bins[@]}"
 
 recorded="${CALLSHEET_CORPUS:-$PWD/../../../shared/corpus}"
 for target in "${targets[@]}"; do
