@@ -697,6 +697,28 @@ mod tests {
     }
 
     #[test]
+    fn a_call_keeps_who_made_it_and_where_its_tool_stands() {
+        let item = |beside: &str| {
+            format!(
+                r#""item":{{"type":"function_call","id":"fc_1","call_id":"c1","name":"f","arguments":"{{}}",{beside}}}"#
+            )
+        };
+        let done = item(r#""namespace":"n","caller":{"type":"program","caller_id":"p"}"#);
+        let members =
+            r#"{"caller":{"caller_id":"p","type":"program"},"id":"fc_1","namespace":"n"}"#;
+        check(
+            &[("output_item.done", &done)],
+            &[begin(0, "c1", "f"), seal(0, "{}"), keep(0, members)],
+        );
+        let done = item(r#""namespace":null,"caller":null"#);
+        let members = r#"{"id":"fc_1"}"#;
+        check(
+            &[("output_item.done", &done)],
+            &[begin(0, "c1", "f"), seal(0, "{}"), keep(0, members)],
+        );
+    }
+
+    #[test]
     fn reasoning_that_comes_after_what_it_led_to_is_not_kept() {
         let response = r#""response":{"output":[{"type":"reasoning","id":"rs_1"},
             {"type":"function_call","id":"fc_1","call_id":"c1","name":"f","arguments":"{}"}]}"#;
