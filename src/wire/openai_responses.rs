@@ -697,6 +697,56 @@ mod tests {
     }
 
     #[test]
+    fn calls_that_come_at_once_are_told_apart_by_their_ids() {
+        let item = |id: &str, arguments: &str| {
+            format!(
+                r#""output_index":0,"item":{{"type":"function_call","id":"fc_{id}","call_id":"{id}","name":"f","arguments":"{arguments}"}}"#
+            )
+        };
+        let delta = |id: &str| format!(r#""output_index":0,"item_id":"fc_{id}","delta":"{{}}""#);
+        // Bridges give all of them one index.
+        let events = [
+            ("output_item.added", &item("a", "")),
+            ("output_item.added", &item("b", "")),
+            ("function_call_arguments.delta", &delta("a")),
+            ("function_call_arguments.delta", &delta("b")),
+            ("output_item.done", &item("a", "{}")),
+            ("output_item.done", &item("b", "[]")),
+        ];
+        let members = |id: &str| format!(r#"{{"id":"fc_{id}"}}"#);
+        let expected = [
+            begin(0, "a", "f"),
+            begin(0, "b", "f"),
+            more(0, "{}"),
+            more(0, "{}"),
+            seal(0, "{}"),
+            keep(0, &members("a")),
+            seal(0, "[]"),
+            keep(0, &members("b")),
+        ];
+        check(&events.map(|(kind, text)| (kind, text.as_str())), &expected);
+        // llama.cpp gives no index and no id of the item.
+        let bare = |text: &str, id: &str| {
+            text.replace(r#""output_index":0,"#, "")
+                .replace(&format!(r#""id":"fc_{id}","#), "")
+                .replace("fc_", "")
+        };
+        let texts = ["a", "b", "a", "b", "a", "b"];
+        let events: Vec<_> =
+            events.iter().zip(texts).map(|((kind, text), id)| (*kind, bare(text, id))).collect();
+        let events: Vec<_> = events.iter().map(|(kind, text)| (*kind, text.as_str())).collect();
+        let expected = [
+            begin(0, "a", "f"),
+            begin(1, "b", "f"),
+            more(0, "{}"),
+            more(1, "{}"),
+            seal(0, "{}"),
+            seal(1, "[]"),
+        ];
+        check(&events, &expected);
+    }
+
+    #[test]
     fn a_call_keeps_who_made_it_and_where_its_tool_stands() {
         let item = |beside: &str| {
             format!(

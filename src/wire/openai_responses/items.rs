@@ -65,6 +65,14 @@ pub(super) struct Item {
     pub(super) is_done: bool,
 }
 
+impl Item {
+    /// Whether an event that names this id means it: a service whose items have none names a
+    /// call's.
+    fn is_called(&self, id: &str) -> bool {
+        self.id.as_deref().or(self.call_id.as_deref()) == Some(id)
+    }
+}
+
 /// How an event says which item it means.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Named<'a> {
@@ -95,12 +103,18 @@ impl Items {
     /// The place of the item that an event about a piece means.
     ///
     /// It is found by the output index, because some services change an item's id with every
-    /// event; without one by the id, or else it is the last of its kind.
+    /// event; the id decides where bridges give several items one index. Without an index it is
+    /// found by the id, or else it is the last of its kind.
     pub(super) fn find(&mut self, kind: Kind, named: Named<'_>) -> Option<usize> {
-        let is_it = |item: &Item| item.kind == kind && Some(item.index) == named.index;
+        let at_index = |item: &Item| item.kind == kind && Some(item.index) == named.index;
+        let is_it = |item: &Item| at_index(item) && named.id.is_none_or(|id| item.is_called(id));
+        let current = self.known.get(self.current);
         let found = match named.index {
-            Some(_) if self.known.get(self.current).is_some_and(is_it) => Some(self.current),
-            Some(_) => self.known.iter().rposition(is_it),
+            Some(_) if current.is_some_and(is_it) => Some(self.current),
+            Some(_) => self.known.iter().rposition(is_it).or_else(|| {
+                let current = current.is_some_and(at_index).then_some(self.current);
+                current.or_else(|| self.known.iter().rposition(at_index))
+            }),
             None => self
                 .by_id(kind, named.id)
                 .or_else(|| self.known.iter().rposition(|item| item.kind == kind)),
@@ -112,14 +126,21 @@ impl Items {
     /// The place of the item that an event means which tells of it as a whole: another item may
     /// come with an index that was in use.
     pub(super) fn find_whole(&mut self, kind: Kind, named: Named<'_>) -> Option<usize> {
-        let found = match named.index {
+        let is_same_call = |item: &Item| {
+            item.kind == kind
+                && !item.is_done
+                && item.call_id.as_deref() == named.call_id
+                && named.index.is_none_or(|index| index == item.index)
+        };
+        let call = named.call_id.and_then(|_| self.known.iter().rposition(is_same_call));
+        let found = call.or_else(|| match named.index {
             Some(_) => self.find(kind, named),
             None => self.by_id(kind, named.id).or_else(|| {
                 let last = self.known.len().checked_sub(1)?;
                 let open = |item: &Item| item.kind == kind && !item.is_done;
                 self.known.last().is_some_and(open).then_some(last)
             }),
-        };
+        });
         found.filter(|place| {
             let known = self.known.get(*place).and_then(|item| item.call_id.as_deref());
             known.is_none() || named.call_id.is_none() || known == named.call_id
@@ -127,8 +148,8 @@ impl Items {
     }
 
     fn by_id(&self, kind: Kind, id: Option<&str>) -> Option<usize> {
-        let id = Some(id?);
-        self.known.iter().rposition(|item| item.kind == kind && item.id.as_deref() == id)
+        let id = id?;
+        self.known.iter().rposition(|item| item.kind == kind && item.is_called(id))
     }
 
     /// Takes up a new item, and gives its place.
