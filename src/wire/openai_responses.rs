@@ -229,7 +229,7 @@ impl OpenaiResponses {
     /// The item that an event about a piece means; if none is known, there is one now.
     fn place_of(&mut self, kind: Kind, event: &Event<'_>) -> usize {
         let id = event.item_id.as_text();
-        let named = Named { index: event.output_index.as_number(), id, call_id: None };
+        let named = Named { index: event.output_index.as_number(), id, ..Named::default() };
         self.items.find(kind, named).unwrap_or_else(|| self.items.add(kind, named))
     }
 
@@ -716,13 +716,13 @@ mod tests {
         let members = |id: &str| format!(r#"{{"id":"fc_{id}"}}"#);
         let expected = [
             begin(0, "a", "f"),
-            begin(0, "b", "f"),
+            begin(1, "b", "f"),
             more(0, "{}"),
-            more(0, "{}"),
+            more(1, "{}"),
             seal(0, "{}"),
             keep(0, &members("a")),
-            seal(0, "[]"),
-            keep(0, &members("b")),
+            seal(1, "[]"),
+            keep(1, &members("b")),
         ];
         check(&events.map(|(kind, text)| (kind, text.as_str())), &expected);
         // llama.cpp gives no index and no id of the item.
@@ -744,6 +744,26 @@ mod tests {
             seal(1, "[]"),
         ];
         check(&events, &expected);
+    }
+
+    #[test]
+    fn a_call_that_the_list_names_otherwise_is_no_other_call() {
+        let listed = |id: &str, name: &str| {
+            format!(
+                r#""response":{{"output":[{{"type":"function_call","call_id":"{id}","name":"{name}","arguments":"{{}}"}}]}}"#
+            )
+        };
+        let done = r#""output_index":0,"item":{"type":"function_call","call_id":"c1","name":"f","arguments":"{}"}"#;
+        let called = [begin(0, "c1", "f"), seal(0, "{}")];
+        let ended = [finish("completed", FinishKind::ToolCalls), Delta::Done];
+        check(
+            &[("output_item.done", done), ("completed", &listed("c9", "f"))],
+            &[&called[..], &ended].concat(),
+        );
+        check(
+            &[("output_item.done", done), ("completed", &listed("c9", "g"))],
+            &[&called[..], &[begin(0, "c9", "g"), seal(0, "{}")], &ended].concat(),
+        );
     }
 
     #[test]

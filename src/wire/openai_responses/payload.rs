@@ -147,7 +147,8 @@ impl ItemBody<'_> {
             None if !matches!(self.summary, Content::Nothing) => Kind::Reasoning,
             None => Kind::Message,
         };
-        (kind, Named { index, id, call_id })
+        let name = self.name.as_text().filter(|_| kind.is_call());
+        (kind, Named { index, id, call_id, name })
     }
 
     /// What belongs to a call or a message as an item: its `id`, and what stands beside it.
