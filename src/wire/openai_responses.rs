@@ -189,7 +189,7 @@ impl OpenaiResponses {
     /// The item that an event about a piece means; if none is known, there is one now.
     fn place_of(&mut self, kind: Kind, event: &Event<'_>) -> usize {
         let id = event.item_id.as_text();
-        let named = Named { index: event.output_index.as_number(), id, call_id: None };
+        let named = Named { index: event.output_index.as_number(), id, ..Named::default() };
         self.items.find(kind, named).unwrap_or_else(|| self.items.add(kind, named))
     }
 
@@ -653,6 +653,98 @@ mod tests {
         check(
             &[thought, ("output_item.done", &bare)],
             &[part(r#"{"type":"reasoning"}"#), text("ab"), members],
+        );
+    }
+
+    #[test]
+    fn calls_that_come_at_once_are_told_apart_by_their_ids() {
+        let item = |id: &str, arguments: &str| {
+            format!(
+                r#""output_index":0,"item":{{"type":"function_call","id":"fc_{id}","call_id":"{id}","name":"f","arguments":"{arguments}"}}"#
+            )
+        };
+        let delta = |id: &str| format!(r#""output_index":0,"item_id":"fc_{id}","delta":"{{}}""#);
+        // Bridges give all of them one index.
+        let events = [
+            ("output_item.added", &item("a", "")),
+            ("output_item.added", &item("b", "")),
+            ("function_call_arguments.delta", &delta("a")),
+            ("function_call_arguments.delta", &delta("b")),
+            ("output_item.done", &item("a", "{}")),
+            ("output_item.done", &item("b", "[]")),
+        ];
+        let members = |id: &str| format!(r#"{{"id":"fc_{id}"}}"#);
+        let expected = [
+            begin(0, "a", "f"),
+            begin(1, "b", "f"),
+            more(0, "{}"),
+            more(1, "{}"),
+            seal(0, "{}"),
+            keep(0, &members("a")),
+            seal(1, "[]"),
+            keep(1, &members("b")),
+        ];
+        check(&events.map(|(kind, text)| (kind, text.as_str())), &expected);
+        // llama.cpp gives no index and no id of the item.
+        let bare = |text: &str, id: &str| {
+            text.replace(r#""output_index":0,"#, "")
+                .replace(&format!(r#""id":"fc_{id}","#), "")
+                .replace("fc_", "")
+        };
+        let texts = ["a", "b", "a", "b", "a", "b"];
+        let events: Vec<_> =
+            events.iter().zip(texts).map(|((kind, text), id)| (*kind, bare(text, id))).collect();
+        let events: Vec<_> = events.iter().map(|(kind, text)| (*kind, text.as_str())).collect();
+        let expected = [
+            begin(0, "a", "f"),
+            begin(1, "b", "f"),
+            more(0, "{}"),
+            more(1, "{}"),
+            seal(0, "{}"),
+            seal(1, "[]"),
+        ];
+        check(&events, &expected);
+    }
+
+    #[test]
+    fn a_call_that_the_list_names_otherwise_is_no_other_call() {
+        let listed = |id: &str, name: &str| {
+            format!(
+                r#""response":{{"output":[{{"type":"function_call","call_id":"{id}","name":"{name}","arguments":"{{}}"}}]}}"#
+            )
+        };
+        let done = r#""output_index":0,"item":{"type":"function_call","call_id":"c1","name":"f","arguments":"{}"}"#;
+        let called = [begin(0, "c1", "f"), seal(0, "{}")];
+        let ended = [finish("completed", FinishKind::ToolCalls), Delta::Done];
+        check(
+            &[("output_item.done", done), ("completed", &listed("c9", "f"))],
+            &[&called[..], &ended].concat(),
+        );
+        check(
+            &[("output_item.done", done), ("completed", &listed("c9", "g"))],
+            &[&called[..], &[begin(0, "c9", "g"), seal(0, "{}")], &ended].concat(),
+        );
+    }
+
+    #[test]
+    fn a_call_keeps_who_made_it_and_where_its_tool_stands() {
+        let item = |beside: &str| {
+            format!(
+                r#""item":{{"type":"function_call","id":"fc_1","call_id":"c1","name":"f","arguments":"{{}}",{beside}}}"#
+            )
+        };
+        let done = item(r#""namespace":"n","caller":{"type":"program","caller_id":"p"}"#);
+        let members =
+            r#"{"caller":{"caller_id":"p","type":"program"},"id":"fc_1","namespace":"n"}"#;
+        check(
+            &[("output_item.done", &done)],
+            &[begin(0, "c1", "f"), seal(0, "{}"), keep(0, members)],
+        );
+        let done = item(r#""namespace":null,"caller":null"#);
+        let members = r#"{"id":"fc_1"}"#;
+        check(
+            &[("output_item.done", &done)],
+            &[begin(0, "c1", "f"), seal(0, "{}"), keep(0, members)],
         );
     }
 

@@ -353,11 +353,20 @@ fn list_items(list: Option<&RawValue>) -> String {
     items.unwrap_or_default().trim().to_owned()
 }
 
-/// The members of a call that a canonical call does not hold.
+/// The members of a call that a canonical call does not hold; none if they say nothing.
 fn more_members(raw: &str) -> Option<Box<str>> {
     let Value::Object(mut members) = value_of(raw)? else { return None };
     for known in ["type", "id", "name", "input"] {
         members.remove(known);
+    }
+    // That the model called by itself goes without saying, and some relays of this wire's models
+    // refuse to hear it ("tool_use.caller: Extra inputs are not permitted").
+    let goes_without_saying = |key: &str, value: &Value| {
+        value.is_null() || key == "caller" && value.get("type").is_some_and(|by| by == "direct")
+    };
+    members.retain(|key, value| !goes_without_saying(key, value));
+    if members.is_empty() {
+        return None;
     }
     Some(Value::Object(members).to_string().into())
 }

@@ -14,7 +14,7 @@ use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
 use messages::turns;
 
 /// The longest answer where nobody says one: this wire wants a number.
-const MAX_TOKENS: u32 = 8192;
+const MAX_TOKENS: u64 = 8192;
 
 /// Writes the body of a request.
 pub(in crate::wire) fn request_body(request: &ModelRequest) -> Vec<u8> {
@@ -32,7 +32,7 @@ impl Serialize for Body<'_> {
         let request = self.0;
         let mut body = Members::new(serializer.serialize_map(None)?, request, &OURS);
         body.put("model", &request.model)?;
-        body.put("max_tokens", &request.max_output_tokens.unwrap_or(MAX_TOKENS))?;
+        body.put("max_tokens", &max_tokens(request))?;
         if let Some(system) = request.system.as_deref().filter(|text| !text.trim().is_empty()) {
             body.put("system", system)?;
         }
@@ -48,6 +48,17 @@ impl Serialize for Body<'_> {
         body.put("stream", &request.stream)?;
         body.end()
     }
+}
+
+/// The longest answer, thinking included. Where nobody says one there is room for the thinking that
+/// the configuration allows, because the service refuses a budget that is not smaller.
+fn max_tokens(request: &ModelRequest) -> u64 {
+    if let Some(tokens) = request.max_output_tokens {
+        return tokens.into();
+    }
+    let thinking = request.extra_body.get("thinking");
+    let budget = thinking.and_then(|thinking| thinking.get("budget_tokens")?.as_u64());
+    budget.unwrap_or(0).saturating_add(MAX_TOKENS)
 }
 
 fn choice(request: &ModelRequest) -> Value {

@@ -66,9 +66,17 @@ fn a_call_opens_grows_and_is_sealed_where_its_block_ends() {
 
 #[test]
 fn what_else_a_call_says_goes_back_with_it() {
-    let call = r#"{"type":"tool_use","id":"a","name":"f","input":{},"caller":{"type":"direct"}}"#;
-    let keep = Keep::Call { index: 2, members: r#"{"caller":{"type":"direct"}}"#.into() };
-    assert_eq!(deltas(&[&start(2, call)])[1], Delta::Keep(keep));
+    let kept = |beside: &str| {
+        let call = format!(r#"{{"type":"tool_use","id":"a","name":"f","input":{{}},{beside}}}"#);
+        let found = deltas(&[&start(2, &call)]);
+        found.into_iter().find(|delta| matches!(delta, Delta::Keep(_)))
+    };
+    for beside in [r#""caller":{"tool_id":"t","type":"code_execution"}"#, r#""more":1"#] {
+        let keep = Keep::Call { index: 2, members: format!("{{{beside}}}").into() };
+        assert_eq!(kept(beside), Some(Delta::Keep(keep)));
+    }
+    // What says nothing does not go back: not every relay takes it.
+    assert_eq!(kept(r#""caller":{"type":"direct"},"more":null"#), None);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 use super::items::{Kind, Named};
 use crate::wire::fields::{Fields, Fill};
 use crate::wire::loose::{Content, JsonText, Scalar};
+use crate::wire::mend::value_of;
 
 #[derive(Default)]
 pub(super) struct Event<'a> {
@@ -63,6 +64,10 @@ pub(super) struct ItemBody<'a> {
     pub(super) input: JsonText<'a>,
     pub(super) status: Scalar<'a>,
     pub(super) phase: Scalar<'a>,
+    /// Where the tool of a call stands, if it is not among those that have no such place.
+    pub(super) namespace: Scalar<'a>,
+    /// Who made a call, if it was not the model itself.
+    pub(super) caller: Option<&'a RawValue>,
     pub(super) content: Content<'a>,
     pub(super) summary: Content<'a>,
 }
@@ -78,6 +83,8 @@ impl<'de> Fields<'de> for ItemBody<'de> {
             "input" => self.input = map.next_value()?,
             "status" => self.status = map.next_value()?,
             "phase" => self.phase = map.next_value()?,
+            "namespace" => self.namespace = map.next_value()?,
+            "caller" => self.caller = map.next_value()?,
             "content" => self.content = map.next_value()?,
             "summary" => self.summary = map.next_value()?,
             _ => return Ok(false),
@@ -140,18 +147,24 @@ impl ItemBody<'_> {
             None if !matches!(self.summary, Content::Nothing) => Kind::Reasoning,
             None => Kind::Message,
         };
-        (kind, Named { index, id, call_id })
+        let name = self.name.as_text().filter(|_| kind.is_call());
+        (kind, Named { index, id, call_id, name })
     }
 
     /// What belongs to a call or a message as an item: its `id`, and what stands beside it.
     pub(super) fn members(&self, kind: Kind) -> Option<Box<str>> {
         let id = self.id.as_text().filter(|id| !id.is_empty())?;
         let mut members = Map::from_iter([("id".to_owned(), id.into())]);
-        for (key, value) in [("status", &self.status), ("phase", &self.phase)] {
+        let said =
+            [("status", &self.status), ("phase", &self.phase), ("namespace", &self.namespace)];
+        for (key, value) in said {
             // What was cut off is sent back as what was understood of it.
             if let Some(word) = value.as_text().filter(|word| *word != "incomplete") {
                 members.insert(key.to_owned(), word.into());
             }
+        }
+        if let Some(caller @ Value::Object(_)) = self.caller.and_then(|raw| value_of(raw.get())) {
+            members.insert("caller".to_owned(), caller);
         }
         if kind == Kind::Custom {
             members.insert("type".to_owned(), "custom_tool_call".into());

@@ -32,6 +32,14 @@ pub(in crate::wire) fn request_body(request: &ModelRequest) -> Vec<u8> {
 /// Members which the host relies on, so that `extra_body` cannot replace them.
 const OURS: [&str; 4] = ["model", "input", "tools", "stream"];
 
+/// The service refuses a longest answer that is shorter.
+const OUTPUT_TOKENS_MIN: u32 = 16;
+
+/// How the names of models begin that do not reason. Their service refuses to be asked for what
+/// they thought ("Encrypted content is not supported with this model"), while those that are not
+/// known here may well think.
+const WITHOUT_REASONING: [&str; 4] = ["gpt-3", "gpt-4", "chatgpt-4", "gpt-5-chat"];
+
 struct Body<'a>(&'a ModelRequest);
 
 impl Serialize for Body<'_> {
@@ -52,13 +60,15 @@ impl Serialize for Body<'_> {
         }
         body.put("stream", &request.stream)?;
         if let Some(tokens) = request.max_output_tokens {
-            body.put("max_output_tokens", &tokens)?;
+            body.put("max_output_tokens", &tokens.max(OUTPUT_TOKENS_MIN))?;
         }
         if let Some(temperature) = request.temperature {
             body.put("temperature", &temperature)?;
         }
         body.put("store", &false)?;
-        body.put("include", &["reasoning.encrypted_content"])?;
+        if may_reason(&request.model) {
+            body.put("include", &["reasoning.encrypted_content"])?;
+        }
         body.end()
     }
 }
@@ -69,6 +79,13 @@ fn stores(request: &ModelRequest) -> bool {
         Some(stores) => stores == true,
         None => request.omit_body.contains("store"),
     }
+}
+
+/// Whether a model may have thoughts to hand out, by the name that gateways put their own before.
+fn may_reason(model: &str) -> bool {
+    let name = model.rsplit('/').next().unwrap_or(model);
+    let name = name.strip_prefix("ft:").unwrap_or(name);
+    !WITHOUT_REASONING.iter().any(|known| name.starts_with(known))
 }
 
 fn choice(choice: &ToolChoice) -> Value {
@@ -284,6 +301,53 @@ mod tests {
             ModelRequest { omit_body: ["store".to_owned()].into(), ..request.clone() };
         assert_eq!(sent(&left_to_the_service)["input"][1]["id"], "rs_1");
         assert_eq!(sent(&request)["input"][1]["type"], "message");
+    }
+
+    #[test]
+    fn names_that_a_model_made_up_are_sent_as_the_service_takes_them() {
+        let mut message = said(parts());
+        message.calls[0].name = "functions.add".into();
+        message.calls[1].name = "x".repeat(70);
+        let body = sent(&ModelRequest::new("m", history(message)));
+        let items = body["input"].as_array().unwrap().iter();
+        let names: Vec<_> = items.filter_map(|item| item["name"].as_str()).collect();
+        assert!(names[0].starts_with("functions_add_"), "{names:?}");
+        assert_eq!((names.len(), names[1].len()), (2, 64), "{names:?}");
+    }
+
+    #[test]
+    fn thoughts_are_not_wanted_of_models_that_have_none() {
+        let wants =
+            |model: &str| sent(&ModelRequest::new(model, [].into())).get("include").is_some();
+        for model in
+            ["gpt-4o", "gpt-4.1-mini", "openai/gpt-4o", "ft:gpt-4o:a::b", "gpt-5-chat-latest"]
+        {
+            assert!(!wants(model), "{model}");
+        }
+        for model in ["gpt-5", "gpt-5.1-chat-latest", "o3", "openai/o4-mini", "grok-4", "my-own"] {
+            assert!(wants(model), "{model}");
+        }
+        let extra = json!({"include": ["web_search_call.results"]}).as_object().unwrap().clone();
+        let request = ModelRequest { extra_body: extra, ..ModelRequest::new("gpt-4o", [].into()) };
+        assert_eq!(sent(&request)["include"], json!(["web_search_call.results"]));
+    }
+
+    #[test]
+    fn the_longest_answer_is_as_long_as_the_service_takes() {
+        let request =
+            ModelRequest { max_output_tokens: Some(5), ..ModelRequest::new("m", [].into()) };
+        assert_eq!(sent(&request)["max_output_tokens"], 16);
+    }
+
+    #[test]
+    fn a_call_goes_back_with_who_made_it_and_where_its_tool_stands() {
+        let members =
+            r#"{"id":"fc_1","namespace":"n","caller":{"type":"program","caller_id":"c"}}"#;
+        let call = Part::Call { index: 0, members: Some(members.into()) };
+        let sent = back(vec![call, Part::Call { index: 1, members: None }]);
+        assert_eq!(sent[0]["namespace"], "n");
+        assert_eq!(sent[0]["caller"], json!({"type": "program", "caller_id": "c"}));
+        assert_eq!(sent[1].get("caller"), None);
     }
 
     #[test]

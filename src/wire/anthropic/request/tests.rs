@@ -216,3 +216,17 @@ fn extra_members_win_over_wishes_but_not_over_what_the_host_relies_on() {
     assert_eq!(body["thinking"]["budget_tokens"], 1024);
     assert_eq!(body["messages"].as_array().unwrap().len(), 1);
 }
+
+#[test]
+fn there_is_room_for_the_thinking_that_is_allowed() {
+    let extra = json!({"thinking": {"type": "enabled", "budget_tokens": 16_000}});
+    let request =
+        ModelRequest { extra_body: extra.as_object().unwrap().clone(), ..asking([user("a")]) };
+    assert_eq!(sent(&request)["max_tokens"], 24_192);
+    let request = ModelRequest { max_output_tokens: Some(20_000), ..request };
+    assert_eq!(sent(&request)["max_tokens"], 20_000);
+    let extra = json!({"thinking": {"type": "adaptive"}});
+    let request =
+        ModelRequest { extra_body: extra.as_object().unwrap().clone(), ..asking([user("a")]) };
+    assert_eq!(sent(&request)["max_tokens"], 8192);
+}

@@ -14,6 +14,9 @@ use crate::wire::ModelRequest;
 use crate::wire::ids::cleaned;
 use crate::wire::loose::Scalar;
 
+/// The longest name of a tool that is taken, also where a model has made one up.
+const NAME_CHARS_MAX: usize = 64;
+
 /// The history as items.
 pub(super) struct Input<'a> {
     pub(super) request: &'a ModelRequest,
@@ -60,6 +63,10 @@ impl Serialize for Input<'_> {
 /// The same for a call and for its output. The service looks at nothing but the length.
 fn call_id_for(id: &str) -> Cow<'_, str> {
     cleaned(id, |_| true, ID_CHARS_MAX)
+}
+
+fn is_in_names(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_' || c == '-'
 }
 
 fn custom_id<'a>(piece: &Piece<'a>) -> Option<&'a str> {
@@ -134,6 +141,10 @@ struct Beside<'a> {
     status: Scalar<'a>,
     #[serde(borrow)]
     phase: Scalar<'a>,
+    #[serde(borrow)]
+    namespace: Scalar<'a>,
+    #[serde(borrow)]
+    caller: Option<&'a RawValue>,
 }
 
 impl<'a> Beside<'a> {
@@ -230,13 +241,18 @@ struct Call<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a str>,
     call_id: Cow<'a, str>,
-    name: &'a str,
+    name: Cow<'a, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     arguments: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     input: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<&'a str>,
+    /// The service does not find the tool without it ("Missing namespace for function_call").
+    #[serde(skip_serializing_if = "Option::is_none")]
+    namespace: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    caller: Option<&'a RawValue>,
 }
 
 impl<'a> Call<'a> {
@@ -246,10 +262,12 @@ impl<'a> Call<'a> {
             kind: "function_call",
             id: beside.id.as_text().filter(|_| goes),
             call_id: call_id_for(&call.id),
-            name: &call.name,
+            name: cleaned(&call.name, is_in_names, NAME_CHARS_MAX),
             arguments: None,
             input: None,
             status: beside.status.as_text().filter(|_| goes),
+            namespace: beside.namespace.as_text(),
+            caller: beside.caller.filter(|_| goes),
         };
         if beside.is_custom() {
             let input = match call.raw.as_deref() {
