@@ -11,7 +11,7 @@ use super::back::{Back, ID_CHARS_MAX, OwnItem, back};
 use crate::message::{Message, Piece, ResponseMessage};
 use crate::types::{Content, ContentPart, Origin, ToolCall, Wire};
 use crate::wire::ModelRequest;
-use crate::wire::ids::cleaned;
+use crate::wire::ids::{cleaned, tool_name};
 use crate::wire::loose::Scalar;
 
 /// The history as items.
@@ -230,7 +230,7 @@ struct Call<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a str>,
     call_id: Cow<'a, str>,
-    name: &'a str,
+    name: Cow<'a, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     arguments: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -246,7 +246,7 @@ impl<'a> Call<'a> {
             kind: "function_call",
             id: beside.id.as_text().filter(|_| goes),
             call_id: call_id_for(&call.id),
-            name: &call.name,
+            name: tool_name(&call.name),
             arguments: None,
             input: None,
             status: beside.status.as_text().filter(|_| goes),
