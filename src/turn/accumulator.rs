@@ -22,6 +22,8 @@ pub struct Accumulator {
     usage: Usage,
     usage_raw: Option<Box<str>>,
     error: Option<ProviderError>,
+    /// The error came when the response was whole.
+    is_error_late: bool,
     problems: Vec<Problem>,
     done: bool,
 }
@@ -45,6 +47,7 @@ impl Accumulator {
             usage: Usage::default(),
             usage_raw: None,
             error: None,
+            is_error_late: false,
             problems: Vec::new(),
             done: false,
         }
@@ -86,7 +89,10 @@ impl Accumulator {
                 true
             }
             Delta::Error(error) => {
-                self.error.get_or_insert_with(|| error.clone());
+                if self.error.is_none() {
+                    self.is_error_late = self.done && self.finish.is_some();
+                    self.error = Some(error.clone());
+                }
                 true
             }
             Delta::Problem(problem) => {
@@ -187,6 +193,13 @@ impl Accumulator {
     #[must_use]
     pub fn error(&self) -> Option<&ProviderError> {
         self.error.as_ref()
+    }
+
+    /// The error that spoils the response: one that came before the response was whole, which is
+    /// when it has its finish and the wire's own sign of the end.
+    #[must_use]
+    pub fn spoiled_by(&self) -> Option<&ProviderError> {
+        self.error.as_ref().filter(|_| !self.is_error_late)
     }
 
     /// What was odd and was passed over; the first 64.

@@ -15,7 +15,7 @@ pub(super) fn judge(response: &Accumulator, end: ResponseEnd) -> Result<Ending, 
     if let (ResponseEnd::Failed(error), None) = (end, response.finish()) {
         return Err(error);
     }
-    if let Some(error) = response.error() {
+    if let Some(error) = response.spoiled_by() {
         return Err(error.clone());
     }
     if response.calls().is_empty() && response.text().is_empty() && has_nameless_calls(response) {
@@ -93,6 +93,9 @@ mod tests {
             (vec![Delta::Refusal("no".into()), finish(FinishKind::Stop)], Some(Ending::Refused)),
             (vec![finish(FinishKind::Error), Delta::Done], None),
             (vec![finish(FinishKind::Stop), error(), Delta::Done], None),
+            (vec![finish(FinishKind::Stop), Delta::Done, error()], Some(Ending::Well)),
+            (vec![text("a"), Delta::Done, error()], None),
+            (vec![error(), finish(FinishKind::Stop), Delta::Done, error()], None),
             (vec![text("a")], None),
             (vec![text("a"), Delta::Done], Some(Ending::Well)),
             (vec![call(0, "pure", "{}"), Delta::Done], Some(Ending::Well)),

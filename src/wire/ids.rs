@@ -1,4 +1,4 @@
-//! Ids of calls as a service takes them.
+//! Ids of calls, and names of tools, as a service takes them.
 //!
 //! An id goes back unchanged to the wire that it came from. A service may refuse another's, so
 //! that one is mapped: to the same text every time, and to different texts for different ids.
@@ -27,6 +27,16 @@ pub(super) fn cleaned(id: &str, allowed: impl Fn(char) -> bool, chars_max: usize
     Cow::Owned(cleaned)
 }
 
+/// Characters of a name that every service takes.
+const NAME_CHARS_MAX: usize = 64;
+
+/// A called tool's name as both OpenAI wires take it: `^[a-zA-Z0-9_-]{1,64}$`. Every tool of ours has
+/// such a name, but models also call what does not exist (`multi_tool_use.parallel`), and a service
+/// refuses to be sent back what it said itself.
+pub(super) fn tool_name(name: &str) -> Cow<'_, str> {
+    cleaned(name, |c| c.is_ascii_alphanumeric() || c == '_' || c == '-', NAME_CHARS_MAX)
+}
+
 /// Nine letters and digits, made of a hash of the id: what every service takes, also the strictest
 /// of them (Mistral: `a-z, A-Z, 0-9, with a length of 9`).
 pub(super) fn of_nine(id: &str) -> String {
@@ -53,6 +63,14 @@ mod tests {
         check("a:0", "a_0_0ed32d33");
         check("a.0", "a_0_6f632802");
         check("0123456789abcdef0", "0123456_d4022b7a");
+    }
+
+    #[test]
+    fn a_name_that_no_tool_has_is_sent_as_one_that_a_tool_may_have() {
+        assert_eq!(tool_name("set_variable-2"), "set_variable-2");
+        assert_eq!(tool_name("multi_tool_use.parallel"), "multi_tool_use_parallel_41c06c9e");
+        let long = "x".repeat(65);
+        assert_eq!(tool_name(&long).chars().count(), 64);
     }
 
     #[test]

@@ -129,8 +129,8 @@ impl Collector {
     pub(super) fn push(&mut self, batch: Vec<Delta>) -> Result<(), ProviderError> {
         for delta in batch {
             self.accumulator.push(&delta);
-            if let Delta::Error(error) = delta {
-                return Err(error);
+            if let Some(error) = self.accumulator.spoiled_by() {
+                return Err(error.clone());
             }
         }
         Ok(())

@@ -215,7 +215,7 @@ struct Call<'a> {
 
 #[derive(Serialize)]
 struct Function<'a> {
-    name: &'a str,
+    name: Cow<'a, str>,
     #[serde(serialize_with = "as_text")]
     arguments: &'a Value,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -231,6 +231,7 @@ impl<'a> Call<'a> {
         let function = {
             let FunctionMembers { provider_specific_fields, thought_signature } = function;
             let ToolCall { name, arguments, .. } = call;
+            let name = ids::tool_name(name);
             Function { name, arguments, provider_specific_fields, thought_signature }
         };
         let kind = "function";
@@ -299,6 +300,18 @@ mod tests {
 
     fn user(text: &str) -> Message {
         Message::User { content: text.into() }
+    }
+
+    #[test]
+    fn a_call_of_no_tool_goes_back_under_a_name_that_is_taken() {
+        let mut message = said(vec![]);
+        message.calls[0].name = "multi_tool_use.parallel".into();
+        for model in ["m", "other"] {
+            let sent = sent_to(model, vec![Message::Assistant(message.clone())]);
+            let name = &sent[0]["tool_calls"][0]["function"]["name"];
+            assert_eq!(name, "multi_tool_use_parallel_41c06c9e");
+            assert_eq!(sent[0]["tool_calls"][1]["function"]["name"], "add");
+        }
     }
 
     #[test]

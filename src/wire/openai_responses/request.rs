@@ -258,6 +258,18 @@ mod tests {
     }
 
     #[test]
+    fn a_call_of_no_tool_goes_back_under_a_name_that_is_taken() {
+        let mut message = said(parts());
+        message.calls[0].name = "multi_tool_use.parallel".into();
+        for model in ["m", "other"] {
+            let body = sent(&ModelRequest::new(model, history(message.clone())));
+            let items = body["input"].as_array().unwrap().iter();
+            let names: Vec<_> = items.filter_map(|item| item["name"].as_str()).collect();
+            assert_eq!(names, ["multi_tool_use_parallel_41c06c9e", "add"]);
+        }
+    }
+
+    #[test]
     fn reasoning_goes_back_byte_for_byte() {
         let body = request_body(&with_tools());
         assert!(String::from_utf8(body).unwrap().contains(THOUGHT));

@@ -96,8 +96,7 @@ impl<'a> Writer<'a> {
         origin: &Origin,
         service_calls: &mut ServiceCalls,
     ) {
-        let is_of_this_wire =
-            message.origin.as_ref().is_some_and(|said| said.wire == Wire::AnthropicMessages);
+        let is_its_own = message.is_from(origin);
         self.ids.next_message();
         let mut blocks = Vec::new();
         for piece in message.pieces(origin) {
@@ -108,7 +107,7 @@ impl<'a> Writer<'a> {
                     members.map(|members| Block::Thinking { text, members })
                 }
                 Piece::Call { call, members } => {
-                    let id = self.ids.called(&call.id, is_of_this_wire);
+                    let id = self.ids.called(&call.id, is_its_own);
                     Some(Block::Call { id, call, members })
                 }
                 Piece::Raw(json) => service_calls.block(json),
@@ -166,7 +165,9 @@ impl Block<'_> {
     }
 }
 
-/// Ids of calls as the service takes them: of allowed characters, and each only once.
+/// Ids of calls as the service takes them: of allowed characters, and each only once. Those that
+/// its model made stay as they are, unless they repeat: the wire has services of other makers, whose
+/// ids the others refuse.
 #[derive(Debug, Default)]
 struct Ids<'a> {
     used: BTreeSet<String>,
@@ -179,16 +180,14 @@ impl<'a> Ids<'a> {
         self.open.clear();
     }
 
-    fn called(&mut self, id: &'a str, is_of_this_wire: bool) -> Cow<'a, str> {
-        let mut sent = Cow::Borrowed(id);
-        if !is_of_this_wire {
-            sent = cleaned(id, is_allowed, ID_CHARS_MAX);
-            let mut times = 1;
-            while self.used.contains(&*sent) {
-                times += 1;
-                let again = format!("{id}_{times}");
-                sent = Cow::Owned(cleaned(&again, is_allowed, ID_CHARS_MAX).into_owned());
-            }
+    fn called(&mut self, id: &'a str, is_its_own: bool) -> Cow<'a, str> {
+        let mut sent =
+            if is_its_own { Cow::Borrowed(id) } else { cleaned(id, is_allowed, ID_CHARS_MAX) };
+        let mut times = 1;
+        while self.used.contains(&*sent) {
+            times += 1;
+            let again = format!("{id}_{times}");
+            sent = Cow::Owned(cleaned(&again, is_allowed, ID_CHARS_MAX).into_owned());
         }
         self.used.insert(sent.clone().into_owned());
         self.open.push((id, sent.clone()));
@@ -201,7 +200,7 @@ impl<'a> Ids<'a> {
     }
 }
 
-fn is_allowed(c: char) -> bool {
+pub(super) fn is_allowed(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == '-'
 }
 

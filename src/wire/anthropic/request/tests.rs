@@ -1,7 +1,9 @@
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::messages::is_allowed;
 use super::*;
 use crate::message::{Message, ResponseMessage};
 use crate::types::{CallKey, Content, ContentPart, Image, Origin, Part, ToolCall, Wire};
@@ -123,6 +125,32 @@ fn strange_ids_and_cut_off_arguments() {
     };
     let history = [user("go")].into_iter().chain(turn(json!({"a": 1}))).chain(turn(json!([7])));
     insta::assert_json_snapshot!(sent_messages(history));
+}
+
+#[test]
+fn ids_of_this_wire_stay_unless_they_repeat_or_another_model_made_them() {
+    let turn = |model: &str| {
+        let calls = [call(0, "f:0", json!({})), call(1, "1", json!({}))];
+        let origin = from(Wire::AnthropicMessages, model);
+        let message = ResponseMessage { origin, ..said("", calls) };
+        [
+            Message::Assistant(message),
+            result("f:0", "a", json!({})),
+            result("1", "b", json!({})),
+            user("go on"),
+        ]
+    };
+    let body = sent_messages(["m", "m", "n"].into_iter().flat_map(turn));
+    let ids = |block: &str, member: &str| -> Vec<String> {
+        let contents = body.as_array().unwrap().iter().map(|turn| turn["content"].as_array());
+        let blocks = contents.flat_map(Option::unwrap).filter(|b| b["type"] == block);
+        blocks.map(|b| b[member].as_str().unwrap().to_owned()).collect()
+    };
+    let called = ids("tool_use", "id");
+    assert_eq!(called[..2], ["f:0", "1"]);
+    assert!(called[2..].iter().all(|id| id.chars().all(is_allowed)), "{called:?}");
+    assert_eq!(called.iter().collect::<BTreeSet<_>>().len(), 6, "{called:?}");
+    assert_eq!(ids("tool_result", "tool_use_id"), called);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::back::{Back, ID_CHARS_MAX, OwnItem, back};
 use crate::message::{Message, Piece, ResponseMessage};
 use crate::types::{Content, ContentPart, Origin, ToolCall, Wire};
 use crate::wire::ModelRequest;
-use crate::wire::ids::cleaned;
+use crate::wire::ids::{cleaned, tool_name};
 use crate::wire::loose::Scalar;
 
 /// The longest name of a tool that is taken, also where a model has made one up.
@@ -262,7 +262,7 @@ impl<'a> Call<'a> {
             kind: "function_call",
             id: beside.id.as_text().filter(|_| goes),
             call_id: call_id_for(&call.id),
-            name: cleaned(&call.name, is_in_names, NAME_CHARS_MAX),
+            name: tool_name(&call.name),
             arguments: None,
             input: None,
             status: beside.status.as_text().filter(|_| goes),
