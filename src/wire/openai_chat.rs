@@ -247,6 +247,7 @@ impl OpenaiChat {
                 self.choice(choice, out);
             }
         }
+        let says_nothing = out.len() == before;
         let groq = chunk.x_groq.0.unwrap_or_default();
         let usage = [chunk.usage, choice_usage, groq.usage];
         out.extend(usage.into_iter().flatten().find_map(usage_of));
@@ -257,8 +258,8 @@ impl OpenaiChat {
             out.push(Delta::Error(error));
         } else if let Some(error) = groq.error.and_then(|raw| error_in(raw.get())) {
             out.push(Delta::Error(error));
-        } else if !has_choices && out.len() == before {
-            // Nothing that a chunk holds: perhaps an error without the key.
+        } else if !has_choices && says_nothing {
+            // No answer, whatever was counted: perhaps an error without the key.
             let whole = value_of(text);
             out.extend(whole.as_ref().and_then(error_of).map(provider_error).map(Delta::Error));
         }
@@ -802,6 +803,14 @@ mod tests {
             "m",
             None,
             Some("1004"),
+        );
+        // What was counted does not hide it.
+        let counted = r#"{"choices":null,"usage":{"total_tokens":0},
+            "base_resp":{"status_code":1004,"status_msg":"m"}}"#;
+        let found = deltas(&[counted]);
+        assert!(
+            matches!(&found[..], [Delta::Usage { .. }, Delta::Error(e)] if e.message == "m"),
+            "{found:?}"
         );
         check_error(r#"[{"error":{"message":"m"}}]"#, "m", None, None);
         check_error(r#"{"error":{"message":"m\ud800"}}"#, "m\u{FFFD}", None, None);
