@@ -18,6 +18,8 @@ use crate::wire::{ModelRequest, ids};
 
 /// The longest id that the services of this family take from each other.
 const ID_CHARS_MAX: usize = 40;
+/// The longest name of a function, in characters.
+const NAME_CHARS_MAX: usize = 64;
 
 /// The messages of a request, system prompt first.
 pub(super) struct Messages<'a>(pub(super) &'a ModelRequest);
@@ -215,7 +217,7 @@ struct Call<'a> {
 
 #[derive(Serialize)]
 struct Function<'a> {
-    name: &'a str,
+    name: Cow<'a, str>,
     #[serde(serialize_with = "as_text")]
     arguments: &'a Value,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -231,11 +233,18 @@ impl<'a> Call<'a> {
         let function = {
             let FunctionMembers { provider_specific_fields, thought_signature } = function;
             let ToolCall { name, arguments, .. } = call;
+            let name = cleaned_name(name);
             Function { name, arguments, provider_specific_fields, thought_signature }
         };
         let kind = "function";
         Self { id, kind, function, extra_content, provider_specific_fields, thought_signature }
     }
+}
+
+/// A name as the services take it (`^[a-zA-Z0-9_-]+$`): what a model made up may be anything.
+fn cleaned_name(name: &str) -> Cow<'_, str> {
+    let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    ids::cleaned(name, allowed, NAME_CHARS_MAX)
 }
 
 fn as_text<S: Serializer>(value: &Value, serializer: S) -> Result<S::Ok, S::Error> {
@@ -337,6 +346,28 @@ mod tests {
         ];
         let sent = sent_to("m", vec![Message::Assistant(said(parts))]);
         assert_eq!((&sent[0]["reasoning_details"], sent[0].get("reasoning")), (&details, None));
+    }
+
+    #[test]
+    fn a_name_that_a_model_made_up_is_one_that_services_take() {
+        let named = |name: &str| {
+            let calls = vec![ToolCall { name: name.into(), ..call(0, "c0") }];
+            let message = ResponseMessage { calls, ..ResponseMessage::default() };
+            let sent = sent_to("m", vec![Message::Assistant(message), result("c0")]);
+            sent[0]["tool_calls"][0]["function"]["name"].as_str().unwrap().to_owned()
+        };
+        for fits in ["add", "A-b_9", &"n".repeat(64)] {
+            assert_eq!(named(fits), fits);
+        }
+        for made_up in ["a.b", "a b", "é", &"n".repeat(65)] {
+            let sent = named(made_up);
+            assert!(sent.len() <= 64, "{sent}");
+            assert!(
+                sent.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b)),
+                "{sent}"
+            );
+        }
+        assert_ne!(named("a.b"), named("a b"));
     }
 
     #[test]
