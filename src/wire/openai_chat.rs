@@ -104,7 +104,9 @@ struct Body<'a> {
     content: Content<'a>,
     reasoning_content: Content<'a>,
     reasoning: Content<'a>,
+    reasoning_text: Content<'a>,
     reasoning_details: Option<&'a RawValue>,
+    reasoning_opaque: Option<&'a RawValue>,
     refusal: Content<'a>,
     tool_calls: List<Box<Call<'a>>>,
     function_call: Loose<Box<Function<'a>>>,
@@ -116,7 +118,9 @@ impl<'de> Fields<'de> for Body<'de> {
             "content" => self.content = map.next_value()?,
             "reasoning_content" => self.reasoning_content = map.next_value()?,
             "reasoning" => self.reasoning = map.next_value()?,
+            "reasoning_text" => self.reasoning_text = map.next_value()?,
             "reasoning_details" => self.reasoning_details = map.next_value()?,
+            "reasoning_opaque" => self.reasoning_opaque = map.next_value()?,
             "refusal" => self.refusal = map.next_value()?,
             "tool_calls" => self.tool_calls = map.next_value()?,
             "function_call" => self.function_call = map.next_value()?,
@@ -284,6 +288,7 @@ impl OpenaiChat {
         for (field, thinking) in [
             (Field::ReasoningContent, &mut body.reasoning_content),
             (Field::Reasoning, &mut body.reasoning),
+            (Field::ReasoningText, &mut body.reasoning_text),
         ] {
             let before = out.len();
             take(thinking).say(Delta::Reasoning, out);
@@ -295,6 +300,9 @@ impl OpenaiChat {
         }
         if let Some(details) = body.reasoning_details {
             self.kept.details(details, whole);
+        }
+        if let Some(opaque) = body.reasoning_opaque {
+            self.kept.opaque(opaque);
         }
         let (before, in_parts) =
             (out.len(), matches!(body.content, Content::List(_) | Content::Part(_)));
@@ -451,6 +459,7 @@ mod tests {
         check_delta(r#"{"reasoning_content":"r"}"#, &[reasoning("r")]);
         check_delta(r#"{"reasoning_content":"r","reasoning":"r"}"#, &[reasoning("r")]);
         check_delta(r#"{"reasoning_content":"","reasoning":"r"}"#, &[reasoning("r")]);
+        check_delta(r#"{"reasoning_text":"r"}"#, &[reasoning("r")]);
         check_delta(
             r#"{"reasoning":"r","reasoning_details":[{"type":"reasoning.text","text":"r"}]}"#,
             &[reasoning("r")],
@@ -653,6 +662,26 @@ mod tests {
         assert_eq!(out.len(), 2);
         dialect.end(&mut out);
         assert!(matches!(out[2..], [Delta::Keep(_)]), "{out:?}");
+    }
+
+    #[test]
+    fn what_is_opaque_is_kept_wherever_it_comes() {
+        let call = chunk(r#"{"tool_calls":[{"index":0,"function":{"name":"f"}}]}"#);
+        let thinking = chunk(r#"{"reasoning_text":"r"}"#);
+        let opaque = chunk(r#"{"content":null,"reasoning_opaque":"x"}"#);
+        let whole = kept(json!({"field": "reasoning_text", "reasoning_opaque": "x"}));
+        let end = finish("tool_calls", FinishKind::ToolCalls);
+        let called = piece(Some(0), "", "f", None);
+        assert_eq!(
+            deltas(&[&thinking, &opaque, &opaque, &call, FINISH]),
+            [reasoning("r"), whole.clone(), called.clone(), end.clone()]
+        );
+        assert_eq!(
+            deltas(&[&thinking, &call, &opaque, FINISH]),
+            [reasoning("r"), kept(json!({"field": "reasoning_text"})), called, whole, end]
+        );
+        let null = chunk(r#"{"reasoning_opaque":null}"#);
+        assert_eq!(deltas(&[&null, &call, FINISH]).len(), 2);
     }
 
     #[test]

@@ -111,6 +111,8 @@ struct Assistant<'a> {
     field: Option<Field>,
     /// Sent in its place.
     details: Option<&'a RawValue>,
+    /// Sent beside it.
+    opaque: Option<&'a RawValue>,
     calls: Vec<Call<'a>>,
 }
 
@@ -125,6 +127,7 @@ impl<'a> Assistant<'a> {
                     let found: ReasoningMembers<'_> = read(members);
                     sent.field = sent.field.or(found.field);
                     sent.details = found.reasoning_details.or(sent.details);
+                    sent.opaque = found.reasoning_opaque.or(sent.opaque);
                 }
                 Piece::Call { call, members } => {
                     sent.calls.push(Call::new(call, ids.sent(&call.id), read(members)));
@@ -136,7 +139,7 @@ impl<'a> Assistant<'a> {
         // A model goes on thinking where its calls left it; what it thought before an answer is
         // over, and some services refuse it.
         if sent.calls.is_empty() {
-            (sent.field, sent.details) = (None, None);
+            (sent.field, sent.details, sent.opaque) = (None, None, None);
         }
         if sent.thinking.is_empty() || sent.details.is_some() {
             sent.field = None;
@@ -152,12 +155,12 @@ fn read<'a, T: serde::Deserialize<'a> + Default>(members: Option<&'a str>) -> T 
 
 impl Serialize for Assistant<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { text, thinking, field, details, calls } = self;
+        let Self { text, thinking, field, details, opaque, calls } = self;
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("role", "assistant")?;
         match field {
             Some(Field::Content) => map.serialize_entry("content", &Parts { thinking, text })?,
-            Some(Field::ReasoningContent | Field::Reasoning) | None => {
+            Some(Field::ReasoningContent | Field::Reasoning | Field::ReasoningText) | None => {
                 let content = Some(text).filter(|text| !text.is_empty() || calls.is_empty());
                 map.serialize_entry("content", &content)?;
             }
@@ -165,10 +168,14 @@ impl Serialize for Assistant<'_> {
         match field {
             Some(Field::ReasoningContent) => map.serialize_entry("reasoning_content", thinking)?,
             Some(Field::Reasoning) => map.serialize_entry("reasoning", thinking)?,
+            Some(Field::ReasoningText) => map.serialize_entry("reasoning_text", thinking)?,
             Some(Field::Content) | None => {}
         }
         if let Some(details) = details {
             map.serialize_entry("reasoning_details", details)?;
+        }
+        if let Some(opaque) = opaque {
+            map.serialize_entry("reasoning_opaque", opaque)?;
         }
         if !calls.is_empty() {
             map.serialize_entry("tool_calls", calls)?;
@@ -316,6 +323,7 @@ mod tests {
         for (field, member, content) in [
             ("reasoning_content", "reasoning_content", json!("ok")),
             ("reasoning", "reasoning", json!("ok")),
+            ("reasoning_text", "reasoning_text", json!("ok")),
             (
                 "content",
                 "none",
@@ -346,6 +354,22 @@ mod tests {
         ];
         let sent = sent_to("m", vec![Message::Assistant(said(parts))]);
         assert_eq!((&sent[0]["reasoning_details"], sent[0].get("reasoning")), (&details, None));
+    }
+
+    #[test]
+    fn what_is_opaque_goes_back_beside_the_text() {
+        let parts = vec![
+            thought(2, &json!({"field": "reasoning_text"})),
+            thought(0, &json!({"field": "reasoning_text", "reasoning_opaque": "x"})),
+        ];
+        let message = said(parts);
+        let sent = sent_to("m", vec![Message::Assistant(message.clone())]);
+        assert_eq!(
+            (&sent[0]["reasoning_text"], &sent[0]["reasoning_opaque"]),
+            (&json!("hm"), &json!("x"))
+        );
+        let other = sent_to("other", vec![Message::Assistant(message)]);
+        assert_eq!(other[0].get("reasoning_opaque"), None);
     }
 
     #[test]
