@@ -32,7 +32,8 @@ impl Serialize for Messages<'_> {
             seq.serialize_element(&Said { role: "system", content })?;
         }
         let mut ids = Ids { asked: &asked, said_by: None };
-        let mut rest = self.0.messages.iter().map(|message| &**message).peekable();
+        let messages = self.0.messages.iter().map(|message| &**message);
+        let mut rest = messages.filter(|message| !is_silent(message)).peekable();
         while let Some(message) = rest.next() {
             match message {
                 Message::User { content } => {
@@ -54,6 +55,15 @@ impl Serialize for Messages<'_> {
             }
         }
         seq.end()
+    }
+}
+
+/// Whether a model answered with nothing: some services refuse a message of it that is empty
+/// (Mistral: "Assistant message must have either content or tool_calls").
+fn is_silent(message: &Message) -> bool {
+    match message {
+        Message::Assistant(said) => said.text.is_empty() && said.calls.is_empty(),
+        Message::User { .. } | Message::Tool { .. } => false,
     }
 }
 
@@ -161,7 +171,7 @@ impl Serialize for Assistant<'_> {
         match field {
             Some(Field::Content) => map.serialize_entry("content", &Parts { thinking, text })?,
             Some(Field::ReasoningContent | Field::Reasoning | Field::ReasoningText) | None => {
-                let content = Some(text).filter(|text| !text.is_empty() || calls.is_empty());
+                let content = Some(text).filter(|text| !text.is_empty());
                 map.serialize_entry("content", &content)?;
             }
         }
@@ -354,6 +364,13 @@ mod tests {
         ];
         let sent = sent_to("m", vec![Message::Assistant(said(parts))]);
         assert_eq!((&sent[0]["reasoning_details"], sent[0].get("reasoning")), (&details, None));
+    }
+
+    #[test]
+    fn an_answer_of_nothing_is_not_sent() {
+        let silent = ResponseMessage { reasoning: "hm".into(), ..ResponseMessage::default() };
+        let messages = vec![user("a"), Message::Assistant(silent), user("b")];
+        assert_eq!(sent_to("m", messages), json!([{"role": "user", "content": "a\n\nb"}]));
     }
 
     #[test]
