@@ -189,7 +189,9 @@ impl Calls {
     /// Takes a call that has its name among the calls, or counts it as one too many.
     fn keep(&mut self, bucket: Bucket, limits: &AccumulatorLimits, changes: &mut Changes) {
         if !bucket.has_own_seal {
-            self.seal_before(self.kept.len(), bucket.has_arguments(), changes);
+            // Looking at all of them again for each of a great many calls would take its time.
+            let blank = bucket.has_arguments() || self.kept.len() >= limits.calls_max;
+            self.seal_before(self.kept.len(), blank, changes);
         }
         if self.kept.len() < limits.calls_max {
             changes.push(Change::Opened(self.kept.len()));
