@@ -327,7 +327,13 @@ mod tests {
 
     #[test]
     fn only_a_good_end_seals_what_is_open() {
-        let mut ended = response(&[call(0), call(1)]);
+        let whole = Delta::Call(CallPiece {
+            index: Some(0),
+            name: Some("f".into()),
+            arguments: Some("{}".into()),
+            ..CallPiece::default()
+        });
+        let mut ended = response(&[whole, call(1)]);
         assert_eq!(ended.end(false), []);
         assert_eq!(ended.calls().iter().map(|c| c.sealed).collect::<Vec<_>>(), [true, false]);
         assert_eq!(ended.end(true), [Change::Sealed(1)]);

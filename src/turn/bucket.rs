@@ -110,6 +110,11 @@ impl Bucket {
         }
     }
 
+    /// Whether any of the arguments have come.
+    pub(super) fn has_arguments(&self) -> bool {
+        !self.raw.trim_ascii().is_empty()
+    }
+
     fn is_closed(&mut self) -> bool {
         self.outline.follow(&self.raw);
         self.outline.is_closed()

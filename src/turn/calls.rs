@@ -6,8 +6,9 @@
 //! first id and the first name stand.
 //!
 //! A call that opens seals all earlier ones (of 1,046 recorded Chat Completions streams none
-//! interleaves calls), and a good ending seals all. That text parses is no proof that it is whole:
-//! some services send placeholders first.
+//! interleaves calls), and a good ending seals all. Only those that have no arguments yet wait for
+//! its first ones: several calls may be announced before the arguments of any. That text parses is
+//! no proof that it is whole: some services send placeholders first.
 
 use super::bucket::Bucket;
 use super::change::{AccumulatorLimits, Change, Changes};
@@ -106,6 +107,18 @@ impl Calls {
         self.sealed_up_to = self.kept.len();
     }
 
+    /// Seals what is open before a place; without `blank` not those that have no arguments.
+    fn seal_before(&mut self, end: usize, blank: bool, changes: &mut Changes) {
+        for at in self.sealed_up_to..end {
+            if blank || self.kept.get(at).is_some_and(Bucket::has_arguments) {
+                self.seal(at, changes);
+            }
+        }
+        let is_open = |call: &Bucket| !call.sealed;
+        let open = self.kept.iter().skip(self.sealed_up_to).position(is_open);
+        self.sealed_up_to = open.map_or(self.kept.len(), |place| self.sealed_up_to + place);
+    }
+
     /// Says that no piece will come for the newest call: without a name it is none.
     pub(super) fn end(&mut self) -> Option<Problem> {
         match self.tail.take() {
@@ -176,7 +189,9 @@ impl Calls {
     /// Takes a call that has its name among the calls, or counts it as one too many.
     fn keep(&mut self, bucket: Bucket, limits: &AccumulatorLimits, changes: &mut Changes) {
         if !bucket.has_own_seal {
-            self.seal_all(changes);
+            // Looking at all of them again for each of a great many calls would take its time.
+            let blank = bucket.has_arguments() || self.kept.len() >= limits.calls_max;
+            self.seal_before(self.kept.len(), blank, changes);
         }
         if self.kept.len() < limits.calls_max {
             changes.push(Change::Opened(self.kept.len()));
@@ -206,6 +221,9 @@ impl Calls {
             changes.push(Change::Disturbed(at));
         }
         bucket.append(piece, limits.arguments_bytes_max);
+        if !bucket.has_own_seal && at > self.sealed_up_to && piece.has_arguments() {
+            self.seal_before(at, true, changes);
+        }
         problem
     }
 
@@ -382,6 +400,21 @@ mod tests {
     fn a_call_that_opens_seals_the_one_before() {
         check_changes(
             &[('0', "a", "f", "{}"), ('1', "b", "f", ""), ('1', "", "", "{}"), ('2', "c", "f", "")],
+            &[Opened(0), Sealed(0), Opened(1), Sealed(1), Opened(2)],
+        );
+    }
+
+    #[test]
+    fn calls_that_are_announced_together_wait_for_their_arguments() {
+        let pieces =
+            [('0', "a", "f", ""), ('1', "b", "g", ""), ('0', "", "", "{}"), ('1', "", "", "{}")];
+        check(&pieces, &[("a", "f", "{}"), ("b", "g", "{}")]);
+        check_changes(&pieces, &[Opened(0), Opened(1), Sealed(0)]);
+        // One that has none to the end is sealed by those of the next.
+        let pieces = [('0', "a", "f", ""), ('1', "b", "g", ""), ('1', "", "", "{}")];
+        check_changes(&pieces, &[Opened(0), Opened(1), Sealed(0)]);
+        check_changes(
+            &[('0', "a", "f", ""), ('1', "b", "g", "{}"), ('2', "c", "h", "")],
             &[Opened(0), Sealed(0), Opened(1), Sealed(1), Opened(2)],
         );
     }

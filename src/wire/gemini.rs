@@ -36,6 +36,8 @@ pub(super) struct Gemini {
     calls: Calls,
     /// A finish reason has come.
     finished: bool,
+    /// The last of them says that the model said all it wanted.
+    ended_well: bool,
     counts: Counts,
     /// What was said of them last: most services repeat it in every chunk.
     last_usage: String,
@@ -71,12 +73,17 @@ impl<'de> Fields<'de> for Chunk<'de> {
 #[derive(Default)]
 struct Feedback<'a> {
     block_reason: Scalar<'a>,
+    /// Why, in a sentence: it may stand alone.
+    block_reason_message: Scalar<'a>,
 }
 
 impl<'de> Fields<'de> for Feedback<'de> {
     fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
         match key {
             "blockReason" | "block_reason" => self.block_reason = map.next_value()?,
+            "blockReasonMessage" | "block_reason_message" => {
+                self.block_reason_message = map.next_value()?;
+            }
             _ => return Ok(false),
         }
         Ok(true)
@@ -174,6 +181,9 @@ impl Dialect for Gemini {
     }
 
     fn end(&mut self, out: &mut Vec<Delta>) {
+        if self.ended_well {
+            self.calls.close(out);
+        }
         self.calls.give_up(out);
     }
 }
@@ -187,7 +197,10 @@ impl Gemini {
                 self.candidate(candidate, out);
             }
         }
-        let blocked = chunk.feedback.block_reason.as_text().is_some_and(says_why);
+        let Feedback { block_reason, block_reason_message } = &chunk.feedback;
+        let blocked = [block_reason, block_reason_message]
+            .iter()
+            .any(|why| why.as_text().is_some_and(says_why));
         if blocked && !has_candidates && !self.finished {
             // The prompt was refused: there is no answer, and so no word for its end.
             out.push(Delta::Finish(FinishReason {
@@ -214,6 +227,7 @@ impl Gemini {
         }
         if let Some(raw) = take(&mut candidate.finish_reason).into_text() {
             self.finished = true;
+            self.ended_well = raw.eq_ignore_ascii_case("STOP");
             out.push(Delta::Finish(FinishReason { kind: self.finish_kind(&raw), raw }));
         }
     }
@@ -502,18 +516,34 @@ mod tests {
         let opens = r#"{"functionCall":{"name":"f","willContinue":true}}"#;
         let piece = r#"{"functionCall":{"partialArgs":[{"jsonPath":"$.a","stringValue":"x"}],"willContinue":true}}"#;
         check_parts(&[opens, piece], &[begins(0, None, "f", "{"), rest(0, r#""a":"x""#)]);
+        let end = |word: &str| format!(r#"{{"candidates":[{{"finishReason":"{word}"}}]}}"#);
+        let cut_off = deltas(&[&chunk(opens), &chunk(piece), &end("MAX_TOKENS")]);
+        assert_eq!(cut_off.last(), Some(&rest(0, r#""a":"x""#)));
+    }
+
+    #[test]
+    fn a_call_that_begins_and_a_good_ending_close_the_open_call() {
+        let opens = r#"{"functionCall":{"name":"f","willContinue":true}}"#;
+        let piece = r#"{"functionCall":{"partialArgs":[{"jsonPath":"$.a","stringValue":"x"}],"willContinue":true}}"#;
+        let whole = seal(0, Some(r#"{"a":"x"}"#));
         check_parts(
-            &[opens, r#"{"functionCall":{"name":"g","args":{}}}"#],
-            &[begins(0, None, "f", "{"), rest(0, ""), begins(1, None, "g", "{}"), seal(1, None)],
+            &[opens, piece, r#"{"functionCall":{"name":"g","args":{}}}"#],
+            &[begins(0, None, "f", "{"), whole.clone(), begins(1, None, "g", "{}"), seal(1, None)],
         );
         check_parts(
             &[opens, opens, r#"{"functionCall":{"name":"f"}}"#],
             &[
                 begins(0, None, "f", "{"),
-                rest(0, ""),
+                seal(0, Some("{}")),
                 begins(1, None, "f", "{"),
                 seal(1, Some("{}")),
             ],
+        );
+        let end = r#"{"candidates":[{"finishReason":"STOP"}]}"#;
+        let ended = deltas(&[&chunk(opens), &chunk(piece), end]);
+        assert_eq!(
+            ended,
+            [begins(0, None, "f", "{"), finish("STOP", FinishKind::ToolCalls), whole]
         );
     }
 
@@ -590,6 +620,8 @@ mod tests {
     fn a_blocked_prompt_is_a_refusal_without_a_word() {
         let blocked = r#"{"promptFeedback":{"blockReason":"SAFETY","safetyRatings":[]}}"#;
         assert_eq!(deltas(&[blocked]), [finish("", FinishKind::ContentFilter)]);
+        let said = r#"{"candidates":[],"promptFeedback":{"blockReasonMessage":"m"}}"#;
+        assert_eq!(deltas(&[said]), [finish("", FinishKind::ContentFilter)]);
         let ended = r#"{"candidates":[{"finishReason":"SAFETY"}]}"#;
         assert_eq!(deltas(&[ended, blocked]), [finish("SAFETY", FinishKind::ContentFilter)]);
         for fine in [

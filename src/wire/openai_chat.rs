@@ -104,7 +104,9 @@ struct Body<'a> {
     content: Content<'a>,
     reasoning_content: Content<'a>,
     reasoning: Content<'a>,
+    reasoning_text: Content<'a>,
     reasoning_details: Option<&'a RawValue>,
+    reasoning_opaque: Option<&'a RawValue>,
     refusal: Content<'a>,
     tool_calls: List<Box<Call<'a>>>,
     function_call: Loose<Box<Function<'a>>>,
@@ -116,7 +118,9 @@ impl<'de> Fields<'de> for Body<'de> {
             "content" => self.content = map.next_value()?,
             "reasoning_content" => self.reasoning_content = map.next_value()?,
             "reasoning" => self.reasoning = map.next_value()?,
+            "reasoning_text" => self.reasoning_text = map.next_value()?,
             "reasoning_details" => self.reasoning_details = map.next_value()?,
+            "reasoning_opaque" => self.reasoning_opaque = map.next_value()?,
             "refusal" => self.refusal = map.next_value()?,
             "tool_calls" => self.tool_calls = map.next_value()?,
             "function_call" => self.function_call = map.next_value()?,
@@ -209,6 +213,7 @@ impl OpenaiChat {
                 self.choice(choice, out);
             }
         }
+        let says_nothing = out.len() == before;
         let groq = chunk.x_groq.0.as_deref();
         let usage = [chunk.usage, choice_usage, groq.and_then(|groq| groq.usage)];
         out.extend(usage.into_iter().flatten().find_map(usage_of));
@@ -219,8 +224,8 @@ impl OpenaiChat {
             out.push(Delta::Error(error));
         } else if let Some(error) = groq.and_then(|groq| error_in(groq.error?.get())) {
             out.push(Delta::Error(error));
-        } else if !has_choices && out.len() == before {
-            // Nothing that a chunk holds: perhaps an error without the key.
+        } else if !has_choices && says_nothing {
+            // No answer, whatever was counted: perhaps an error without the key.
             let whole = value_of(text);
             out.extend(whole.as_ref().and_then(error_of).map(provider_error).map(Delta::Error));
         }
@@ -245,6 +250,7 @@ impl OpenaiChat {
         for (field, thinking) in [
             (Field::ReasoningContent, &mut body.reasoning_content),
             (Field::Reasoning, &mut body.reasoning),
+            (Field::ReasoningText, &mut body.reasoning_text),
         ] {
             let before = out.len();
             take(thinking).say(Delta::Reasoning, out);
@@ -256,6 +262,9 @@ impl OpenaiChat {
         }
         if let Some(details) = body.reasoning_details {
             self.kept.details(details, whole);
+        }
+        if let Some(opaque) = body.reasoning_opaque {
+            self.kept.opaque(opaque);
         }
         let (before, in_parts) =
             (out.len(), matches!(body.content, Content::List(_) | Content::Part(_)));
@@ -412,6 +421,7 @@ mod tests {
         check_delta(r#"{"reasoning_content":"r"}"#, &[reasoning("r")]);
         check_delta(r#"{"reasoning_content":"r","reasoning":"r"}"#, &[reasoning("r")]);
         check_delta(r#"{"reasoning_content":"","reasoning":"r"}"#, &[reasoning("r")]);
+        check_delta(r#"{"reasoning_text":"r"}"#, &[reasoning("r")]);
         check_delta(
             r#"{"reasoning":"r","reasoning_details":[{"type":"reasoning.text","text":"r"}]}"#,
             &[reasoning("r")],
@@ -617,6 +627,26 @@ mod tests {
     }
 
     #[test]
+    fn what_is_opaque_is_kept_wherever_it_comes() {
+        let call = chunk(r#"{"tool_calls":[{"index":0,"function":{"name":"f"}}]}"#);
+        let thinking = chunk(r#"{"reasoning_text":"r"}"#);
+        let opaque = chunk(r#"{"content":null,"reasoning_opaque":"x"}"#);
+        let whole = kept(json!({"field": "reasoning_text", "reasoning_opaque": "x"}));
+        let end = finish("tool_calls", FinishKind::ToolCalls);
+        let called = piece(Some(0), "", "f", None);
+        assert_eq!(
+            deltas(&[&thinking, &opaque, &opaque, &call, FINISH]),
+            [reasoning("r"), whole.clone(), called.clone(), end.clone()]
+        );
+        assert_eq!(
+            deltas(&[&thinking, &call, &opaque, FINISH]),
+            [reasoning("r"), kept(json!({"field": "reasoning_text"})), called, whole, end]
+        );
+        let null = chunk(r#"{"reasoning_opaque":null}"#);
+        assert_eq!(deltas(&[&null, &call, FINISH]).len(), 2);
+    }
+
+    #[test]
     fn what_stands_beside_a_call_is_kept_with_it() {
         let extra = json!({"google": {"thought_signature": "s"}});
         let member = |index, members: Value| {
@@ -764,6 +794,14 @@ mod tests {
             "m",
             None,
             Some("1004"),
+        );
+        // What was counted does not hide it.
+        let counted = r#"{"choices":null,"usage":{"total_tokens":0},
+            "base_resp":{"status_code":1004,"status_msg":"m"}}"#;
+        let found = deltas(&[counted]);
+        assert!(
+            matches!(&found[..], [Delta::Usage { .. }, Delta::Error(e)] if e.message == "m"),
+            "{found:?}"
         );
         check_error(r#"[{"error":{"message":"m"}}]"#, "m", None, None);
         check_error(r#"{"error":{"message":"m\ud800"}}"#, "m\u{FFFD}", None, None);

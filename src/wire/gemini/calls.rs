@@ -1,7 +1,8 @@
 //! Calls as they come: whole in one part, or opened, filled by later parts and closed.
 //!
 //! Vertex AI opens a call with `willContinue`; the parts after it bring values with their paths,
-//! and one without `willContinue` closes it
+//! and one without `willContinue` closes it. So does a call that begins, and a good ending: the
+//! last part is sometimes missing
 //! (<https://cloud.google.com/vertex-ai/generative-ai/docs/multimodal/function-calling>).
 
 use std::borrow::Cow;
@@ -115,7 +116,7 @@ impl Calls {
                 // A close for what is closed.
                 return;
             }
-            self.give_up(out);
+            self.close(out);
             self.begin(id, name, args.filter(|_| !in_pieces), in_pieces, out);
         } else if let (Some(open), true) = (&self.open, id.is_some()) {
             out.push(Delta::Call(CallPiece {
@@ -147,9 +148,8 @@ impl Calls {
             open.arguments.lose();
             out.push(misplaced("too many pieces at once"));
         }
-        if !goes_on && let Some(open) = self.open.take() {
-            let arguments = Some(open.arguments.into_text());
-            out.push(Delta::Seal { index: open.index, arguments });
+        if !goes_on {
+            self.close(out);
         }
     }
 
@@ -184,6 +184,14 @@ impl Calls {
         }));
         if !in_pieces {
             out.push(Delta::Seal { index, arguments: None });
+        }
+    }
+
+    /// Closes the open call: all of it has come.
+    pub(super) fn close(&mut self, out: &mut Vec<Delta>) {
+        if let Some(open) = self.open.take() {
+            let arguments = Some(open.arguments.into_text());
+            out.push(Delta::Seal { index: open.index, arguments });
         }
     }
 

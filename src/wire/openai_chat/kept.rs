@@ -6,6 +6,8 @@
 //! - `reasoning_details`, in the place of the thinking's text, unchanged and in order
 //!   (<https://openrouter.ai/docs/guides/best-practices/reasoning-tokens>). A stream brings them in
 //!   pieces, which are put together here.
+//! - `reasoning_text` and `reasoning_opaque` of GitHub's Copilot, with a message that holds calls:
+//!   it answers HTTP 400 without them (<https://github.com/anomalyco/opencode/issues/4468>).
 //! - Signatures of thoughts beside a call: Gemini's `extra_content`
 //!   (<https://ai.google.dev/gemini-api/docs/thought-signatures#openai>), and
 //!   `provider_specific_fields` or `thought_signature`, as gateways name them.
@@ -30,6 +32,7 @@ const DETAILS_MAX: usize = 1024;
 pub(super) enum Field {
     ReasoningContent,
     Reasoning,
+    ReasoningText,
     /// Among the parts of the content.
     Content,
 }
@@ -41,6 +44,8 @@ pub(super) struct ReasoningMembers<'a> {
     pub(super) field: Option<Field>,
     #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
     pub(super) reasoning_details: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
+    pub(super) reasoning_opaque: Option<&'a RawValue>,
 }
 
 /// What belongs to a call.
@@ -85,6 +90,8 @@ pub(super) struct Kept {
     /// The first field in which thinking came.
     field: Option<Field>,
     details: Details,
+    /// The `reasoning_opaque`, which comes whole.
+    opaque: Option<Box<str>>,
     /// Only a message with calls is sent back with its thinking.
     has_calls: bool,
     /// All this has been said.
@@ -104,6 +111,15 @@ impl Kept {
         let before = (self.details.bytes, self.details.items.len());
         self.details.push(raw, whole);
         self.is_told &= before == (self.details.bytes, self.details.items.len());
+    }
+
+    /// A `reasoning_opaque` came.
+    pub(super) fn opaque(&mut self, raw: &RawValue) {
+        let text = raw.get();
+        if text.len() <= DETAILS_BYTES_MAX && self.opaque.as_deref() != Some(text) {
+            self.opaque = Some(text.into());
+            self.is_told = false;
+        }
     }
 
     /// A piece of a call is about to come: what is known of the thinking before it is said, so
@@ -150,11 +166,18 @@ impl Kept {
 
     fn tell(&mut self, out: &mut Vec<Delta>) {
         let details = self.details.to_json();
-        if self.field.is_none() && details.is_none() {
+        if self.field.is_none() && details.is_none() && self.opaque.is_none() {
             return;
         }
         self.is_told = true;
-        let members = ReasoningMembers { field: self.field, reasoning_details: details.as_deref() };
+        let members = ReasoningMembers {
+            field: self.field,
+            reasoning_details: details.as_deref(),
+            reasoning_opaque: self
+                .opaque
+                .as_deref()
+                .and_then(|text| serde_json::from_str(text).ok()),
+        };
         let members = serde_json::to_string(&members).unwrap_or_default();
         out.push(Delta::Keep(Keep::Reasoning { members: Some(members.into()) }));
     }

@@ -18,7 +18,6 @@ use crate::wire::{ModelRequest, ids};
 
 /// The longest id that the services of this family take from each other.
 const ID_CHARS_MAX: usize = 40;
-
 /// The messages of a request, system prompt first.
 pub(super) struct Messages<'a>(pub(super) &'a ModelRequest);
 
@@ -30,7 +29,8 @@ impl Serialize for Messages<'_> {
             seq.serialize_element(&Said { role: "system", content })?;
         }
         let mut ids = Ids { asked: &asked, said_by: None };
-        let mut rest = self.0.messages.iter().map(|message| &**message).peekable();
+        let messages = self.0.messages.iter().map(|message| &**message);
+        let mut rest = messages.filter(|message| !is_silent(message)).peekable();
         while let Some(message) = rest.next() {
             match message {
                 Message::User { content } => {
@@ -52,6 +52,15 @@ impl Serialize for Messages<'_> {
             }
         }
         seq.end()
+    }
+}
+
+/// Whether a model answered with nothing: some services refuse a message of it that is empty
+/// (Mistral: "Assistant message must have either content or tool_calls").
+fn is_silent(message: &Message) -> bool {
+    match message {
+        Message::Assistant(said) => said.text.is_empty() && said.calls.is_empty(),
+        Message::User { .. } | Message::Tool { .. } => false,
     }
 }
 
@@ -109,6 +118,8 @@ struct Assistant<'a> {
     field: Option<Field>,
     /// Sent in its place.
     details: Option<&'a RawValue>,
+    /// Sent beside it.
+    opaque: Option<&'a RawValue>,
     calls: Vec<Call<'a>>,
 }
 
@@ -123,6 +134,7 @@ impl<'a> Assistant<'a> {
                     let found: ReasoningMembers<'_> = read(members);
                     sent.field = sent.field.or(found.field);
                     sent.details = found.reasoning_details.or(sent.details);
+                    sent.opaque = found.reasoning_opaque.or(sent.opaque);
                 }
                 Piece::Call { call, members } => {
                     sent.calls.push(Call::new(call, ids.sent(&call.id), read(members)));
@@ -134,7 +146,7 @@ impl<'a> Assistant<'a> {
         // A model goes on thinking where its calls left it; what it thought before an answer is
         // over, and some services refuse it.
         if sent.calls.is_empty() {
-            (sent.field, sent.details) = (None, None);
+            (sent.field, sent.details, sent.opaque) = (None, None, None);
         }
         if sent.thinking.is_empty() || sent.details.is_some() {
             sent.field = None;
@@ -150,23 +162,27 @@ fn read<'a, T: serde::Deserialize<'a> + Default>(members: Option<&'a str>) -> T 
 
 impl Serialize for Assistant<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { text, thinking, field, details, calls } = self;
+        let Self { text, thinking, field, details, opaque, calls } = self;
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("role", "assistant")?;
         match field {
             Some(Field::Content) => map.serialize_entry("content", &Parts { thinking, text })?,
-            Some(Field::ReasoningContent | Field::Reasoning) | None => {
-                let content = Some(text).filter(|text| !text.is_empty() || calls.is_empty());
+            Some(Field::ReasoningContent | Field::Reasoning | Field::ReasoningText) | None => {
+                let content = Some(text).filter(|text| !text.is_empty());
                 map.serialize_entry("content", &content)?;
             }
         }
         match field {
             Some(Field::ReasoningContent) => map.serialize_entry("reasoning_content", thinking)?,
             Some(Field::Reasoning) => map.serialize_entry("reasoning", thinking)?,
+            Some(Field::ReasoningText) => map.serialize_entry("reasoning_text", thinking)?,
             Some(Field::Content) | None => {}
         }
         if let Some(details) = details {
             map.serialize_entry("reasoning_details", details)?;
+        }
+        if let Some(opaque) = opaque {
+            map.serialize_entry("reasoning_opaque", opaque)?;
         }
         if !calls.is_empty() {
             map.serialize_entry("tool_calls", calls)?;
@@ -320,6 +336,7 @@ mod tests {
         for (field, member, content) in [
             ("reasoning_content", "reasoning_content", json!("ok")),
             ("reasoning", "reasoning", json!("ok")),
+            ("reasoning_text", "reasoning_text", json!("ok")),
             (
                 "content",
                 "none",
@@ -350,6 +367,51 @@ mod tests {
         ];
         let sent = sent_to("m", vec![Message::Assistant(said(parts))]);
         assert_eq!((&sent[0]["reasoning_details"], sent[0].get("reasoning")), (&details, None));
+    }
+
+    #[test]
+    fn an_answer_of_nothing_is_not_sent() {
+        let silent = ResponseMessage { reasoning: "hm".into(), ..ResponseMessage::default() };
+        let messages = vec![user("a"), Message::Assistant(silent), user("b")];
+        assert_eq!(sent_to("m", messages), json!([{"role": "user", "content": "a\n\nb"}]));
+    }
+
+    #[test]
+    fn what_is_opaque_goes_back_beside_the_text() {
+        let parts = vec![
+            thought(2, &json!({"field": "reasoning_text"})),
+            thought(0, &json!({"field": "reasoning_text", "reasoning_opaque": "x"})),
+        ];
+        let message = said(parts);
+        let sent = sent_to("m", vec![Message::Assistant(message.clone())]);
+        assert_eq!(
+            (&sent[0]["reasoning_text"], &sent[0]["reasoning_opaque"]),
+            (&json!("hm"), &json!("x"))
+        );
+        let other = sent_to("other", vec![Message::Assistant(message)]);
+        assert_eq!(other[0].get("reasoning_opaque"), None);
+    }
+
+    #[test]
+    fn a_name_that_a_model_made_up_is_one_that_services_take() {
+        let named = |name: &str| {
+            let calls = vec![ToolCall { name: name.into(), ..call(0, "c0") }];
+            let message = ResponseMessage { calls, ..ResponseMessage::default() };
+            let sent = sent_to("m", vec![Message::Assistant(message), result("c0")]);
+            sent[0]["tool_calls"][0]["function"]["name"].as_str().unwrap().to_owned()
+        };
+        for fits in ["add", "A-b_9", &"n".repeat(64)] {
+            assert_eq!(named(fits), fits);
+        }
+        for made_up in ["a.b", "a b", "é", &"n".repeat(65)] {
+            let sent = named(made_up);
+            assert!(sent.len() <= 64, "{sent}");
+            assert!(
+                sent.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-".contains(&b)),
+                "{sent}"
+            );
+        }
+        assert_ne!(named("a.b"), named("a b"));
     }
 
     #[test]

@@ -36,12 +36,29 @@ impl Serialize for Body<'_> {
             body.put("stream_options", &StreamOptions { include_usage: true })?;
         }
         if let Some(tokens) = request.max_output_tokens {
-            body.put("max_tokens", &tokens)?;
+            body.put(longest_answer(&request.model), &tokens)?;
         }
         if let Some(temperature) = request.temperature {
             body.put("temperature", &temperature)?;
         }
         body.end()
+    }
+}
+
+/// The member that says how long an answer may be.
+///
+/// Every service knows `max_tokens`, and some refuse any other; but OpenAI's models that reason
+/// refuse that one (<https://platform.openai.com/docs/api-reference/chat/create>).
+fn longest_answer(model: &str) -> &'static str {
+    let name = model.rsplit('/').next().unwrap_or(model);
+    let begins_with = |word: &str, from: char| {
+        let next = name.strip_prefix(word).and_then(|rest| rest.chars().next());
+        next.is_some_and(|digit| (from..='9').contains(&digit))
+    };
+    if begins_with("o", '1') || begins_with("gpt-", '5') {
+        "max_completion_tokens"
+    } else {
+        "max_tokens"
     }
 }
 
@@ -159,6 +176,30 @@ mod tests {
             ..ModelRequest::new("m", [].into())
         });
         assert_eq!(body, json!({"model": "m", "messages": [], "stream": false}));
+    }
+
+    #[test]
+    fn openais_models_that_reason_have_their_own_word_for_the_longest_answer() {
+        for (model, member) in [
+            ("o1", "max_completion_tokens"),
+            ("o4-mini-2025-04-16", "max_completion_tokens"),
+            ("gpt-5", "max_completion_tokens"),
+            ("openai/gpt-5.4-mini", "max_completion_tokens"),
+            ("gpt-4.1", "max_tokens"),
+            ("gpt-4o", "max_tokens"),
+            ("openai/gpt-oss-120b", "max_tokens"),
+            ("olmo-2", "max_tokens"),
+            ("m", "max_tokens"),
+            ("", "max_tokens"),
+        ] {
+            let request = ModelRequest {
+                max_output_tokens: Some(9),
+                stream: false,
+                ..ModelRequest::new(model, [].into())
+            };
+            let expected = json!({"model": model, "messages": [], "stream": false, member: 9});
+            assert_eq!(sent(&request), expected);
+        }
     }
 
     #[test]

@@ -14,9 +14,6 @@ use crate::wire::ModelRequest;
 use crate::wire::ids::{cleaned, tool_name};
 use crate::wire::loose::Scalar;
 
-/// The longest name of a tool that is taken, also where a model has made one up.
-const NAME_CHARS_MAX: usize = 64;
-
 /// The history as items.
 pub(super) struct Input<'a> {
     pub(super) request: &'a ModelRequest,
@@ -63,10 +60,6 @@ impl Serialize for Input<'_> {
 /// The same for a call and for its output. The service looks at nothing but the length.
 fn call_id_for(id: &str) -> Cow<'_, str> {
     cleaned(id, |_| true, ID_CHARS_MAX)
-}
-
-fn is_in_names(c: char) -> bool {
-    c.is_ascii_alphanumeric() || c == '_' || c == '-'
 }
 
 fn custom_id<'a>(piece: &Piece<'a>) -> Option<&'a str> {
