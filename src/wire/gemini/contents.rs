@@ -16,15 +16,12 @@ use serde_json::{Map, Value};
 use crate::message::{Message, Piece, ResponseMessage};
 use crate::types::{self, ContentPart, Image, Origin, ToolCall, Wire};
 use crate::wire::ModelRequest;
-use crate::wire::ids::cleaned;
+use crate::wire::ids::tool_name;
 
 /// Stands for the signature of a call that the asked model did not make.
 const PLACEHOLDER: &str = r#"{"thoughtSignature":"skip_thought_signature_validator"}"#;
 /// Stands for what a user said before the model began, where nothing did.
 const BEGINNING: &str = "(The conversation begins with the model.)";
-/// The longest name of a function, in characters.
-const NAME_CHARS_MAX: usize = 64;
-
 /// One content: what one side says.
 #[derive(Debug, Serialize)]
 pub(super) struct Content<'a> {
@@ -163,13 +160,13 @@ impl Serialize for Part<'_> {
             Self::Call { call, with_id, members } => {
                 let id = Some(&*call.id).filter(|_| *with_id);
                 let args = call.arguments.as_object();
-                let call = FunctionCall { id, name: cleaned_name(&call.name), args };
+                let call = FunctionCall { id, name: tool_name(&call.name), args };
                 map.serialize_entry("functionCall", &call)?;
                 put_members(&mut map, *members)?;
             }
             Self::Result { name, id, content, failed } => {
                 let response = ResultObject { content, failed: *failed };
-                let result = FunctionResponse { id: *id, name: cleaned_name(name), response };
+                let result = FunctionResponse { id: *id, name: tool_name(name), response };
                 map.serialize_entry("functionResponse", &result)?;
             }
             Self::Raw(_) => {}
@@ -182,12 +179,6 @@ impl Serialize for Part<'_> {
 fn put_members<M: SerializeMap>(map: &mut M, members: Option<&str>) -> Result<(), M::Error> {
     let members = members.and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok());
     members.iter().flatten().try_for_each(|(key, value)| map.serialize_entry(key, value))
-}
-
-/// A name as the service takes it: what a model made up may be anything.
-fn cleaned_name(name: &str) -> Cow<'_, str> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || "_.:-".contains(c);
-    cleaned(name, allowed, NAME_CHARS_MAX)
 }
 
 /// The type of an image, by the end of its address.

@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use crate::message::{Message, Piece, ResponseMessage};
 use crate::types::{Content, ContentPart, Image, Origin, Part, ToolCall, Wire};
 use crate::wire::ModelRequest;
-use crate::wire::ids::cleaned;
+use crate::wire::ids::{cleaned, tool_name};
 use crate::wire::loose::Scalar;
 
 /// Said for a user who says nothing: the service takes no empty text.
@@ -26,9 +26,6 @@ const NOTHING_SAID: &str = "(nothing)";
 
 /// The longest id that is surely taken.
 const ID_CHARS_MAX: usize = 64;
-
-/// The longest name of a tool that is taken.
-const NAME_CHARS_MAX: usize = 128;
 
 /// What one side says before the other does.
 #[derive(Debug, Serialize)]
@@ -283,7 +280,7 @@ impl Serialize for Block<'_> {
             Self::Call { id, call, members } => {
                 map.serialize_entry("type", "tool_use")?;
                 map.serialize_entry("id", id)?;
-                map.serialize_entry("name", &cleaned(&call.name, is_allowed, NAME_CHARS_MAX))?;
+                map.serialize_entry("name", &tool_name(&call.name))?;
                 match &call.arguments {
                     object @ Value::Object(_) => map.serialize_entry("input", object)?,
                     Value::Null
