@@ -15,8 +15,8 @@ use std::mem::take;
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
-use super::dialect::{Dialect, KeyHeader};
-use super::error::{error_in, error_of, named_error, provider_error};
+use super::dialect::{Dialect, KeyHeader, has_version};
+use super::error::{error_in, named_error, unkeyed_error};
 use super::fields::{Fields, Fill, fill};
 use super::loose::{JsonText, Scalar};
 use super::mend::value_of;
@@ -120,17 +120,7 @@ impl Dialect for Anthropic {
     const HEADERS: &'static [(&'static str, &'static str)] = &[("anthropic-version", "2023-06-01")];
 
     fn url(base: &str, _model: &str, _stream: bool) -> String {
-        let is_version = |segment: &str| {
-            segment
-                .strip_prefix('v')
-                .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-        };
-        let path = base.split_once("://").map_or(base, |(_, rest)| rest);
-        if path.split('/').skip(1).any(is_version) {
-            format!("{base}/messages")
-        } else {
-            format!("{base}/v1/messages")
-        }
+        if has_version(base) { format!("{base}/messages") } else { format!("{base}/v1/messages") }
     }
 
     fn request_body(request: &ModelRequest) -> Vec<u8> {
@@ -168,8 +158,7 @@ impl Anthropic {
             "" if event.content.is_some() => self.message(event, out),
             "" if event.error.is_none() => {
                 // Nothing that this wire says: perhaps an error without the key.
-                let whole = value_of(text);
-                out.extend(whole.as_ref().and_then(error_of).map(provider_error).map(Delta::Error));
+                out.extend(unkeyed_error(text));
             }
             // Pings, and whatever this wire will say one day.
             _ => {}

@@ -50,3 +50,13 @@ pub struct KeyHeader {
 impl KeyHeader {
     pub(super) const BEARER: Self = Self { name: "authorization", before: "Bearer " };
 }
+
+/// Whether an address names a version in its path, such as `v1`, `v1beta` or `v1alpha2`.
+pub(super) fn has_version(base: &str) -> bool {
+    let is_version = |segment: &str| {
+        let number = segment.strip_prefix('v').unwrap_or_default();
+        number.starts_with(|c: char| c.is_ascii_digit())
+            && number.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    };
+    base.split('/').skip(3).any(is_version)
+}

@@ -124,6 +124,11 @@ pub(super) fn named_error(text: &str) -> ProviderError {
     }
 }
 
+/// The error in a payload that holds nothing of its wire, and may be one without the key.
+pub(super) fn unkeyed_error(text: &str) -> Option<Delta> {
+    value_of(text).as_ref().and_then(error_of).map(provider_error).map(Delta::Error)
+}
+
 /// What a payload is that cannot be read.
 pub(super) fn malformed(text: &str, error: &serde_json::Error) -> Delta {
     // What is lost here may be part of a call, so the response cannot be trusted.

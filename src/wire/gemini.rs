@@ -20,10 +20,9 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::dialect::{Dialect, KeyHeader};
-use super::error::{error_in, error_of, provider_error};
+use super::error::{error_in, unkeyed_error};
 use super::fields::{Fields, Fill, FillEach, List, fill};
 use super::loose::{JsonText, Scalar};
-use super::mend::value_of;
 use super::{Delta, Framing, Keep, ModelRequest};
 use crate::types::{FinishKind, FinishReason};
 
@@ -216,8 +215,7 @@ impl Gemini {
             out.push(Delta::Error(error));
         } else if !has_candidates && out.len() == before {
             // Nothing that a chunk holds: perhaps an error without the key.
-            let whole = value_of(text);
-            out.extend(whole.as_ref().and_then(error_of).map(provider_error).map(Delta::Error));
+            out.extend(unkeyed_error(text));
         }
     }
 
@@ -303,13 +301,7 @@ mod tests {
     use crate::wire::CallPiece;
 
     fn deltas(payloads: &[&str]) -> Vec<Delta> {
-        let mut dialect = Gemini::default();
-        let mut out = Vec::new();
-        for payload in payloads {
-            crate::wire::payload::read(&mut dialect, "", payload, &mut out);
-        }
-        dialect.end(&mut out);
-        out
+        crate::wire::payload::deltas::<Gemini>(payloads)
     }
 
     fn text(text: &str) -> Delta {

@@ -15,10 +15,9 @@ use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
 use super::dialect::{Dialect, KeyHeader};
-use super::error::{error_in, error_of, provider_error};
+use super::error::{error_in, unkeyed_error};
 use super::fields::{Fields, Fill, List, Loose, fill};
 use super::loose::{Content, JsonText, Scalar, said_in};
-use super::mend::value_of;
 use super::{CallPiece, Delta, Framing, ModelRequest};
 use crate::types::{FinishKind, FinishReason, Usage};
 
@@ -139,8 +138,7 @@ impl Ollama {
             out.push(Delta::Done);
         } else if !line.has_message && out.len() == before {
             // Nothing that a line holds: perhaps an error without the key.
-            let whole = value_of(text);
-            out.extend(whole.as_ref().and_then(error_of).map(provider_error).map(Delta::Error));
+            out.extend(unkeyed_error(text));
         }
     }
 
@@ -202,13 +200,8 @@ mod tests {
     use super::*;
     use crate::types::{ProviderError, ProviderErrorKind};
 
-    fn deltas(lines: &[&str]) -> Vec<Delta> {
-        let mut dialect = Ollama::default();
-        let mut out = Vec::new();
-        for line in lines {
-            crate::wire::payload::read(&mut dialect, "", line, &mut out);
-        }
-        out
+    fn deltas(payloads: &[&str]) -> Vec<Delta> {
+        crate::wire::payload::deltas::<Ollama>(payloads)
     }
 
     fn text(text: &str) -> Delta {

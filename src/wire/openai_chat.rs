@@ -18,7 +18,7 @@ use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
 use super::dialect::{Dialect, KeyHeader};
-use super::error::{error_in, error_of, provider_error};
+use super::error::{error_in, error_of, provider_error, unkeyed_error};
 use super::fields::{Fields, Fill, FillEach, List, Loose, fill};
 use super::loose::{Content, JsonText, Scalar};
 use super::mend::value_of;
@@ -226,8 +226,7 @@ impl OpenaiChat {
             out.push(Delta::Error(error));
         } else if !has_choices && says_nothing {
             // No answer, whatever was counted: perhaps an error without the key.
-            let whole = value_of(text);
-            out.extend(whole.as_ref().and_then(error_of).map(provider_error).map(Delta::Error));
+            out.extend(unkeyed_error(text));
         }
     }
 
@@ -368,12 +367,7 @@ mod tests {
     use crate::wire::Keep;
 
     fn deltas(payloads: &[&str]) -> Vec<Delta> {
-        let mut dialect = OpenaiChat::default();
-        let mut out = Vec::new();
-        for payload in payloads {
-            crate::wire::payload::read(&mut dialect, "", payload, &mut out);
-        }
-        out
+        crate::wire::payload::deltas::<OpenaiChat>(payloads)
     }
 
     fn text(text: &str) -> Delta {

@@ -15,17 +15,16 @@ mod whole;
 
 use std::mem::take;
 
-use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::dialect::{Dialect, KeyHeader};
-use super::error::{error_of, provider_error};
+use super::error::{error_in, error_of, malformed, named_error, provider_error};
 use super::fields::fill;
 use super::loose::Content;
 use super::mend::value_of;
 use super::openai_chat::usage::usage_of;
 use super::{CallKind, CallPiece, Delta, Framing, ModelRequest};
-use crate::types::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, excerpt};
+use crate::types::{FinishKind, FinishReason, ProviderError};
 
 use items::{Items, Kind, Named, Voice};
 use payload::{Body, Event};
@@ -269,16 +268,9 @@ fn finish_kind(status: &str, reason: &str, has_calls: bool) -> FinishKind {
     }
 }
 
-/// An error from what stands under the key `error`, if that says anything.
-fn error_in(raw: &str) -> Option<ProviderError> {
-    // An error that cannot be read, because it is nested too deeply, is one all the same.
-    let value = value_of(raw).unwrap_or_else(|| Value::String(raw.into()));
-    error_of(&serde_json::json!({ "error": value })).map(provider_error)
-}
-
 /// The error of an event that is one: under `error`, or as the event itself.
 fn error_event(text: &str) -> ProviderError {
-    let Some(value) = value_of(text) else { return plain_error(text) };
+    let Some(value) = value_of(text) else { return named_error(text) };
     let mut error = provider_error(error_of(&value).unwrap_or(&value));
     let beside = provider_error(&value);
     // A gateway puts the status that it got beside the error.
@@ -288,34 +280,17 @@ fn error_event(text: &str) -> ProviderError {
     error
 }
 
-fn plain_error(text: &str) -> ProviderError {
-    match text {
-        "" => ProviderError::new(ProviderErrorKind::InStream, "the service reported an error"),
-        text => provider_error(&Value::String(text.to_owned())),
-    }
-}
-
-fn malformed(text: &str, error: &serde_json::Error) -> Delta {
-    // What is lost here may be part of a call, so the response cannot be trusted.
-    let message = format!("a payload is no JSON ({error}): {}", excerpt(text, 200));
-    Delta::Error(ProviderError::new(ProviderErrorKind::Malformed, message))
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::types::ProviderErrorKind;
     use crate::types::Usage;
     use crate::wire::Keep;
 
     fn deltas(payloads: &[&str]) -> Vec<Delta> {
-        let mut dialect = OpenaiResponses::default();
-        let mut out = Vec::new();
-        for payload in payloads {
-            crate::wire::payload::read(&mut dialect, "", payload, &mut out);
-        }
-        out
+        crate::wire::payload::deltas::<OpenaiResponses>(payloads)
     }
 
     /// An event of a type with these members.

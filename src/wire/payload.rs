@@ -54,3 +54,15 @@ fn object(dialect: &mut impl Dialect, event: &str, text: &str, out: &mut Vec<Del
         None => out.push(malformed(text, &error)),
     }
 }
+
+/// What the payloads of one whole response decode to, for the tests of the dialects.
+#[cfg(test)]
+pub(super) fn deltas<D: Dialect>(payloads: &[&str]) -> Vec<Delta> {
+    let mut dialect = D::default();
+    let mut out = Vec::new();
+    for payload in payloads {
+        read(&mut dialect, "", payload, &mut out);
+    }
+    dialect.end(&mut out);
+    out
+}

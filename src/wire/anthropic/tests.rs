@@ -4,13 +4,7 @@ use crate::wire::{CallPiece, Keep};
 use serde_json::json;
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
-    let mut dialect = Anthropic::default();
-    let mut out = Vec::new();
-    for payload in payloads {
-        crate::wire::payload::read(&mut dialect, "", payload, &mut out);
-    }
-    dialect.end(&mut out);
-    out
+    crate::wire::payload::deltas::<Anthropic>(payloads)
 }
 
 fn start(index: u64, block: &str) -> String {

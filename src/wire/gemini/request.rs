@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::contents::contents;
 use super::schema::parameters;
+use crate::wire::dialect::has_version;
 use crate::wire::members::Members;
 use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
 
@@ -18,10 +19,8 @@ const RESOURCES: [&str; 4] = ["tunedModels", "publishers", "endpoints", "project
 /// which is Google where neither base nor model names one.
 pub(super) fn url(base: &str, model: &str, stream: bool) -> String {
     let base = base.strip_suffix("/models").unwrap_or(base);
-    let mut segments = base.split('/').skip(3);
-    let is_versioned = segments.clone().any(is_version);
-    let base = if is_versioned { base.to_owned() } else { format!("{base}/v1beta") };
-    let is_vertex = base.contains("aiplatform.googleapis.com") || segments.any(|s| s == "projects");
+    let base = if has_version(base) { base.to_owned() } else { format!("{base}/v1beta") };
+    let is_vertex = base.contains("aiplatform.googleapis.com") || base.contains("/projects/");
     let model = model.trim_matches('/');
     let model = model.strip_prefix("models/").unwrap_or(model);
     let kind =
@@ -39,13 +38,6 @@ pub(super) fn url(base: &str, model: &str, stream: bool) -> String {
     };
     let method = if stream { "streamGenerateContent?alt=sse" } else { "generateContent" };
     format!("{base}/{resource}:{method}")
-}
-
-/// Such as `v1`, `v1beta` or `v1alpha2`.
-fn is_version(segment: &str) -> bool {
-    let number = segment.strip_prefix('v').unwrap_or_default();
-    number.starts_with(|c: char| c.is_ascii_digit())
-        && number.bytes().all(|b| b.is_ascii_alphanumeric())
 }
 
 fn encoded(name: &str, with_slashes: bool) -> String {
