@@ -38,6 +38,19 @@
 //! `tests/architecture.rs` enforces the order, the purity, and that no file has more than 400
 //! lines without its tests.
 //!
+//! # Wires
+//!
+//! A wire is a dialect, one a file in [`wire`], all of one shape: how a service is asked, and how
+//! the JSON objects that it sends become [`wire::Delta`]s. What stands around the objects (cuts,
+//! framing, broken payloads, errors) is read in one place for all. A dialect decides nothing about
+//! calls; [`turn::Accumulator`] puts the deltas together, and knows from them where a call begins
+//! and ends, or infers it where the wire does not say.
+//!
+//! A [`message::ResponseMessage`] knows who said it, and keeps the parts which that service wants
+//! back: signatures of thinking, calls that the service ran itself. The model that said it gets all
+//! of it back in its order ([`message::Piece`]); any other gets text and calls, under ids and names
+//! that its service takes.
+//!
 //! # What is true of every turn
 //!
 //! 1. Every tool call kept in the history has exactly one outcome, whatever happens: unknown

@@ -222,3 +222,10 @@ pub fn excerpt(text: &str, chars_max: usize) -> String {
         }
     }
 }
+
+/// The beginning of a text in one line: every run of blanks and line ends is one blank.
+#[must_use]
+pub fn one_line(text: &str, chars_max: usize) -> String {
+    let words = text.split_whitespace().take(chars_max);
+    excerpt(&words.collect::<Vec<_>>().join(" "), chars_max)
+}

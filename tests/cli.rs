@@ -153,7 +153,7 @@ fn bad_usage_and_configuration_are_one_line_and_status_2() {
         (vec!["--listen", &taken], "another program uses this address"),
         (vec!["--log-format", "xml"], "a log format is \"text\" or \"json\""),
         (vec!["decode", "--wire", "smoke"], "invalid value 'smoke' for '--wire <WIRE>'"),
-        (vec!["run", "--wire", "openai-chat", "x"], "--wire: what is spoken is said of"),
+        (vec!["run", "--wire", "openai-chat", "x"], "--wire needs --base-url or --rehearsal"),
         (vec!["decode", "--wire", "openai-chat", "none.sse"], "none.sse"),
     ] {
         let output = folder.run(&args);

@@ -64,7 +64,8 @@ impl ModelArgs {
             return Ok(());
         }
         if self.wire.is_some() && self.base_url.is_none() {
-            let message = "--wire: what is spoken is said of a --base-url or of --rehearsal";
+            let message =
+                "--wire needs --base-url or --rehearsal: a configured model has its own wire";
             return Err(Failure::usage(message));
         }
         let Some(model) = &self.model else { return Ok(()) };

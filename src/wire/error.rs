@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Delta;
 use super::mend::value_of;
-use crate::types::{ProviderError, ProviderErrorKind, excerpt};
+use crate::types::{ProviderError, ProviderErrorKind, excerpt, one_line};
 
 /// Characters of a service's error message that are kept.
 const MESSAGE_CHARS_MAX: usize = 1000;
@@ -132,7 +132,7 @@ pub(super) fn unkeyed_error(text: &str) -> Option<Delta> {
 /// What a payload is that cannot be read.
 pub(super) fn malformed(text: &str, error: &serde_json::Error) -> Delta {
     // What is lost here may be part of a call, so the response cannot be trusted.
-    let message = format!("a payload is no JSON ({error}): {}", excerpt(text, 200));
+    let message = format!("a payload is no JSON ({error}): {}", one_line(text, 200));
     Delta::Error(ProviderError::new(ProviderErrorKind::Malformed, message))
 }
 

@@ -8,7 +8,7 @@ use tokio::time::{Instant, timeout_at};
 
 use super::trouble::Wishes;
 use super::{Inner, trouble};
-use crate::types::{ProviderError, ProviderErrorKind, excerpt};
+use crate::types::{ProviderError, ProviderErrorKind, one_line};
 use crate::wire::{Decoder, DecoderLimits, Delta, Framing, ModelRequest, http_error};
 
 /// How much of an error's body is read.
@@ -204,7 +204,7 @@ fn framing(client: &Inner, streamed: bool, response: &reqwest::Response, begin: 
 fn no_answer(begin: &[u8]) -> Option<ProviderError> {
     let begin = begin.trim_ascii_start();
     begin.starts_with(b"<").then(|| {
-        let quote = excerpt(&String::from_utf8_lossy(begin), QUOTE_CHARS);
+        let quote = one_line(&String::from_utf8_lossy(begin), QUOTE_CHARS);
         let message = format!(
             "the service answered with a page instead of a response (see the model's base_url): \
              {quote}"
