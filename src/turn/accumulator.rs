@@ -61,10 +61,14 @@ impl Accumulator {
         let mut changes = Changes::new();
         let fits = match delta {
             Delta::Text(piece) => {
-                append(&mut self.text, piece, bytes_max) && self.parts.text(piece.len())
+                let fits = append(&mut self.text, piece, bytes_max);
+                self.parts.text(if fits { piece.len() } else { 0 });
+                fits
             }
             Delta::Reasoning(piece) => {
-                append(&mut self.reasoning, piece, bytes_max) && self.parts.reasoning(piece.len())
+                let fits = append(&mut self.reasoning, piece, bytes_max);
+                self.parts.reasoning(if fits { piece.len() } else { 0 });
+                fits
             }
             Delta::Refusal(piece) => append(&mut self.refusal, piece, bytes_max),
             Delta::Call(piece) => {

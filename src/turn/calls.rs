@@ -101,10 +101,7 @@ impl Calls {
 
     /// Seals what is open.
     pub(super) fn seal_all(&mut self, changes: &mut Changes) {
-        for at in self.sealed_up_to..self.kept.len() {
-            self.seal(at, changes);
-        }
-        self.sealed_up_to = self.kept.len();
+        self.seal_before(self.kept.len(), true, changes);
     }
 
     /// Seals what is open before a place; without `blank` not those that have no arguments.

@@ -28,22 +28,20 @@ impl Parts {
         if self.wanted && !self.given_up { &self.parts } else { &[] }
     }
 
-    /// More text came. Always takes it.
-    pub(super) fn text(&mut self, more: usize) -> bool {
+    /// More text came.
+    pub(super) fn text(&mut self, more: usize) {
         match self.parts.last_mut() {
             Some(Part::Text { bytes, .. }) if !self.closed => *bytes += more,
             Some(_) | None => self.push(Part::Text { bytes: more, members: None }),
         }
-        true
     }
 
-    /// More reasoning came. Always takes it.
-    pub(super) fn reasoning(&mut self, more: usize) -> bool {
+    /// More reasoning came.
+    pub(super) fn reasoning(&mut self, more: usize) {
         match self.parts.last_mut() {
             Some(Part::Reasoning { bytes, .. }) if !self.closed => *bytes += more,
             Some(_) | None => self.push(Part::Reasoning { bytes: more, members: None }),
         }
-        true
     }
 
     /// A call was opened.
