@@ -5,16 +5,20 @@
 //! are shown of it is [`Published::public`].
 
 mod calls;
+mod micros;
 mod view;
 
 pub use calls::{ApprovalRequest, CallLabel, Oddity, ServiceCall, ServiceCallStatus, WaitingFor};
 pub use view::{PublicEvent, StatsReport};
 
+use std::fmt;
 use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
 
 use crate::types::{
     ApprovalPhase, CallKey, Content, Execution, FinishReason, ProviderError, RunEnd, RunError,
-    ToolResult, Usage, VariableName, Verdict,
+    Seq, ToolResult, Usage, VariableName, Verdict,
 };
 
 /// One observable fact.
@@ -251,13 +255,16 @@ pub enum Event {
 }
 
 /// What there is to know of a turn that is over.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TurnSummary {
     /// Names of the answered calls, in call order.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub tool_names: Vec<String>,
     /// How many calls were decoded but not kept.
     pub dropped_calls: u32,
     /// Why the response ended.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub finish_reason: Option<FinishReason>,
     /// What the turn cost.
     pub usage: Usage,
@@ -268,23 +275,33 @@ pub struct TurnSummary {
 }
 
 /// Where a turn's time went. The parts overlap where tools ran beside the stream.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+/// As JSON in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct TurnTimes {
     /// From begin to commit.
+    #[serde(rename = "total_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub total: Duration,
     /// While an exchange with the model was open, waits between attempts included.
+    #[serde(rename = "model_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub model: Duration,
     /// While at least one tool ran.
+    #[serde(rename = "tools_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub tools: Duration,
     /// While both.
+    #[serde(rename = "overlap_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub overlap: Duration,
     /// While the turn waited for people and for nothing else.
+    #[serde(rename = "people_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub people: Duration,
     /// While none of these, and no call waited for a place of its tool: our own doing.
+    #[serde(rename = "overhead_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub overhead: Duration,
     /// All tools' running times added up.
+    #[serde(rename = "tools_sum_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub tools_sum: Duration,
     /// The longest running time of one tool.
+    #[serde(rename = "tools_longest_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub tools_longest: Duration,
 }
 
@@ -309,6 +326,79 @@ pub struct RunStats {
     pub overlap: Duration,
 }
 
+/// A place in what watchers are shown: behind the event of a record, and so many bytes of text and
+/// thinking of the running attempt behind that. To clients it is `SEQ.N`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EventId {
+    /// The last record whose event was shown.
+    pub seq: Seq,
+    /// Bytes of the running attempt's text and thinking; 0 where none runs.
+    pub bytes: u64,
+}
+
+impl Event {
+    /// Whether it is the view of a record: it stands right behind that, and is shown again
+    /// whenever the past is.
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        match self {
+            Self::RunStarted { .. }
+            | Self::TurnStarted
+            | Self::AttemptStarted { .. }
+            | Self::ApprovalAsked { .. }
+            | Self::CallEnded { .. }
+            | Self::TurnEnded { .. }
+            | Self::LimitReached { .. }
+            | Self::RunEnded { .. } => true,
+            Self::InputQueued { .. }
+            | Self::RunSteered { .. }
+            | Self::ThinkingReceived { .. }
+            | Self::TextReceived { .. }
+            | Self::CallOpened { .. }
+            | Self::CallDetected { .. }
+            | Self::ArgumentsOdd { .. }
+            | Self::CallWaiting { .. }
+            | Self::CallStarted { .. }
+            | Self::CallProgressed { .. }
+            | Self::ApprovalGiven { .. }
+            | Self::ConflictFound { .. }
+            | Self::CallDiscarded { .. }
+            | Self::ServiceCallShown { .. }
+            | Self::OutcomeLate { .. }
+            | Self::ResultReleased { .. }
+            | Self::ResponseEnded { .. }
+            | Self::AttemptEnded { .. }
+            | Self::HistoryRepaired { .. } => false,
+        }
+    }
+}
+
+impl EventId {
+    /// The place behind an event. `recorded` is the place of its record, if it is the view of one.
+    #[must_use]
+    pub fn after(self, event: &Event, recorded: Option<Seq>) -> Self {
+        let seq = recorded.unwrap_or(self.seq);
+        let bytes = match event {
+            Event::TextReceived { text } | Event::ThinkingReceived { text } => {
+                self.bytes.saturating_add(text.len() as u64)
+            }
+            Event::TurnStarted
+            | Event::AttemptStarted { .. }
+            | Event::ResponseEnded { .. }
+            | Event::RunStarted { .. }
+            | Event::RunEnded { .. } => 0,
+            _ => self.bytes,
+        };
+        Self { seq, bytes }
+    }
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.seq, self.bytes)
+    }
+}
+
 /// An event as it leaves the session: whose it is and when it happened.
 #[derive(Clone, Debug)]
 pub struct Published {
@@ -320,6 +410,8 @@ pub struct Published {
     pub turn: u32,
     /// Unix time in milliseconds.
     pub timestamp_ms: u64,
+    /// Where a watcher who has seen it goes on; none of what is shown anew to each.
+    pub id: Option<EventId>,
     /// What happened.
     pub event: Event,
 }

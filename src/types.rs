@@ -27,9 +27,9 @@ pub use variables::{ReadSet, VariableName, VariablesUse, WriteSet};
 pub use wire::{UnknownWire, Wire};
 
 /// The name of a session: `[A-Za-z0-9_-]{1,64}`. Cloning shares it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct SessionId(Arc<str>);
+pub struct SessionId(#[serde(deserialize_with = "session_id")] Arc<str>);
 
 impl SessionId {
     /// Parses a session id.
@@ -55,6 +55,11 @@ impl fmt::Display for SessionId {
     }
 }
 
+fn session_id<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Arc<str>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    SessionId::parse(&text).map(|id| id.0).map_err(serde::de::Error::custom)
+}
+
 /// The text is no session id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a session id has 1 to 64 characters of A-Z, a-z, 0-9, _ and -")]
@@ -69,6 +74,19 @@ pub struct RunId(pub Arc<str>);
 impl fmt::Display for RunId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+/// A record's place in its session's journal: from 1, without gaps; 0 is before the first.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Seq(pub u64);
+
+impl fmt::Display for Seq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
     }
 }
 
@@ -154,8 +172,8 @@ pub struct RunError {
 }
 
 /// How a run's calls are run: one after the other, or several at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum Execution {
     /// A call starts when every earlier one has ended.
     Sequential,
@@ -194,6 +212,12 @@ impl std::str::FromStr for Execution {
                 .map(|max| Self::Parallel { max })
                 .ok_or(InvalidExecution),
         }
+    }
+}
+
+impl From<Execution> for String {
+    fn from(execution: Execution) -> Self {
+        execution.to_string()
     }
 }
 

@@ -57,12 +57,12 @@ impl History {
                     history = Self::seeded(Seed::parse(messages).unwrap_or_default());
                 }
                 Record::RunStarted { input, .. } => history.begin_run(input.clone()),
-                Record::Steered { input, after_turn } => history.steer(*after_turn, input.clone()),
+                Record::Steered { input, after_turn, .. } => history.steer(*after_turn, input.clone()),
                 Record::ResponseEnded { turn, message, .. } => response = Some((*turn, message)),
-                Record::CallEnded { key, outcome, notes, writes: _ } => {
-                    outcomes.insert(*key, (outcome.clone(), notes.clone()));
+                Record::CallEnded { call, outcome, notes, .. } => {
+                    outcomes.insert(call.key, (outcome.clone(), notes.clone()));
                 }
-                Record::TurnCommitted { turn } => {
+                Record::TurnCommitted { turn, .. } => {
                     // That of a turn which was given up is nobody's.
                     let message = response.take().filter(|(of, _)| of == turn);
                     let message = message.map(|(_, message)| message);
@@ -76,6 +76,7 @@ impl History {
                 }
                 Record::RunEnded { .. } => history.end_run(),
                 Record::InputQueued { .. }
+                | Record::SessionForked { .. }
                 | Record::AttemptStarted { .. }
                 | Record::AttemptFailed { .. }
                 | Record::CallIntended { .. }

@@ -30,9 +30,9 @@ impl Variables {
         let mut variables = Self::default();
         let mut open: BTreeMap<CallKey, &WriteSet> = BTreeMap::new();
         for record in records {
-            if let Record::CallEnded { key, writes, .. } = record {
-                open.insert(*key, writes);
-            } else if let Record::TurnCommitted { turn } = record {
+            if let Record::CallEnded { call, writes, .. } = record {
+                open.insert(call.key, writes);
+            } else if let Record::TurnCommitted { turn, .. } = record {
                 let of_turn = open.iter().filter(|(key, _)| key.turn == *turn);
                 of_turn.for_each(|(_, writes)| variables.apply(writes));
                 open.clear();

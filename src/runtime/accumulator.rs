@@ -18,9 +18,9 @@ use super::model::ModelRequest;
 use super::places::Reservation;
 use super::publish::Publisher;
 use super::task::Task;
-use crate::event::Event;
-use crate::journal::{Appended, SessionLog};
-use crate::record::Record;
+use crate::event::{Event, EventId};
+use crate::journal::{Appended, Noted, SessionLog, Urgency};
+use crate::record::Seq;
 use crate::turn::{ApprovalError, Effect, Place, Turn};
 use crate::types::{ApprovalPhase, CallKey, RunId};
 
@@ -64,8 +64,10 @@ struct Current {
     began: Instant,
     /// How many records the turn has asked for.
     records: u64,
-    /// How many of them are durable.
+    /// How many of them are stored.
     stored: u64,
+    /// How much of the running attempt was shown.
+    shown: EventId,
     /// What the session knows of the turn's questions.
     told: (Vec<(CallKey, ApprovalPhase)>, bool),
 }
@@ -186,6 +188,7 @@ impl Current {
             began,
             records: 0,
             stored: 0,
+            shown: EventId::default(),
             told: Default::default(),
         }
     }
@@ -211,41 +214,46 @@ impl State {
     /// Performs what the machine asks for, until it asks for nothing more that can be had now.
     fn settle(&mut self, myself: &ActorRef<AccumulatorMessage>) {
         let Some(current) = self.current.as_mut() else { return };
-        let mut records = Vec::new();
         // The exchange to begin, unless it is called off before anything more happens: a task
         // that is aborted right away may have sent its request by then.
         let mut request = None;
         loop {
             // First, so that whoever hears of a question finds it in the snapshot.
             self.setup.tell_questions(current);
+            let mut batch = TurnBatch::default();
             while let Some(effect) = current.turn.poll() {
                 match effect {
-                    Effect::Record(record) => records.push(record),
-                    Effect::Request(_) => request = Some(effect),
-                    Effect::Disconnect => {
-                        request = None;
-                        self.setup.perform(effect, current, myself);
+                    Effect::Record(record) => {
+                        batch.records.push(Noted { record, shown: current.shown.bytes });
                     }
+                    Effect::Request(_) => request = Some(effect),
                     Effect::Reserve { key, tool } => {
                         let place = self.setup.reserve(key, &tool, current, myself);
                         current.turn.handle_place(current.began.elapsed(), key, place);
                     }
-                    other @ (Effect::Start(..)
+                    Effect::Emit(ref event) => {
+                        current.shown = current.shown.after(event, None);
+                        batch.push(effect, &self.setup, current, myself);
+                    }
+                    Effect::Disconnect => {
+                        request = None;
+                        batch.push(effect, &self.setup, current, myself);
+                    }
+                    Effect::Start(..)
                     | Effect::GiveUp(_)
                     | Effect::Abort(_)
-                    | Effect::Emit(_)
                     | Effect::Release(_)
-                    | Effect::Commit(_)) => self.setup.perform(other, current, myself),
+                    | Effect::Commit(_) => batch.push(effect, &self.setup, current, myself),
                 }
             }
-            if records.is_empty() || !self.setup.store(&mut records, current, myself) {
+            if batch.records.is_empty() || !self.setup.store(batch, current, myself) {
                 break;
             }
             current.stored = current.records;
             current.turn.handle_recorded(current.began.elapsed(), current.records);
         }
         if let Some(request) = request {
-            self.setup.perform(request, current, myself);
+            self.setup.perform(request, None, current, myself);
         }
         self.arm(myself);
     }
@@ -292,21 +300,53 @@ impl State {
     }
 }
 
+/// What one poll loop asks for from its first record on.
+#[derive(Default)]
+struct TurnBatch {
+    records: Vec<Noted>,
+    /// Each with the number of records before it.
+    effects: Vec<(u64, Effect)>,
+}
+
+impl TurnBatch {
+    /// Performs the effect now, or behind the records that stand before it.
+    fn push(
+        &mut self,
+        effect: Effect,
+        setup: &AccumulatorSetup,
+        current: &mut Current,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) {
+        if self.records.is_empty() {
+            setup.perform(effect, None, current, myself);
+        } else {
+            self.effects.push((self.records.len() as u64, effect));
+        }
+    }
+}
+
 impl AccumulatorSetup {
-    /// Appends the records as one batch. Returns whether they are durable already.
+    /// Appends the records as one batch, and then does what came behind them. Returns whether they
+    /// are stored already.
     fn store(
         &self,
-        records: &mut Vec<Record>,
+        batch: TurnBatch,
         current: &mut Current,
         myself: &ActorRef<AccumulatorMessage>,
     ) -> bool {
-        let records = std::mem::take(records);
-        current.records += records.len() as u64;
+        let TurnBatch { records, effects } = batch;
+        let count = records.len() as u64;
+        current.records += count;
         let (turn, upto) = (current.number, current.records);
         let accumulator = myself.clone();
-        let (_, appended) = self.log.append(records, move || {
+        let urgency = if current.turn.waits_for_records() { Urgency::Urgent } else { Urgency::Lazy };
+        let (last, appended) = self.log.append(records, urgency, move || {
             let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
         });
+        for (behind, effect) in effects {
+            let seq = Seq(last.0 - count + behind);
+            self.perform(effect, Some(seq), current, myself);
+        }
         appended == Appended::Durable
     }
 
@@ -342,9 +382,15 @@ impl AccumulatorSetup {
         let _ = self.session.cast(SessionMessage::QuestionsChanged { epoch, questions, rests });
     }
 
-    /// Performs an effect. That a receiver is gone is heard by the session, which then begins
-    /// anew from the journal.
-    fn perform(&self, effect: Effect, of: &mut Current, myself: &ActorRef<AccumulatorMessage>) {
+    /// Performs an effect; `seq` is the place of the record right before it. That a receiver is
+    /// gone is heard by the session, which then begins anew from the journal.
+    fn perform(
+        &self,
+        effect: Effect,
+        seq: Option<Seq>,
+        of: &mut Current,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) {
         match effect {
             Effect::Record(_) | Effect::Reserve { .. } => {
                 debug_assert!(false, "these are answered where they are polled");
@@ -381,7 +427,12 @@ impl AccumulatorSetup {
                 {
                     pass.settle(error.as_ref());
                 }
-                self.publisher.publish(&of.run, of.number, event);
+                match seq.filter(|_| event.is_recorded()) {
+                    Some(seq) => {
+                        self.publisher.publish_recorded(&of.run, of.number, event, seq);
+                    }
+                    None => self.publisher.publish(&of.run, of.number, event),
+                }
             }
             Effect::Release(result) => {
                 let epoch = self.epoch;

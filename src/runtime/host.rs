@@ -133,7 +133,7 @@ impl State {
             let died = self.shared.forget(&id, actor);
             if died {
                 // Nobody can ask for them any more, and the next session of this name begins anew.
-                self.shared.journal.remove(&id);
+                let _ = self.shared.journal.remove(&[id]);
             }
             self.shared.show_counts();
         }

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::event::{Event, Published};
+use crate::event::{Event, EventId, Published};
 use crate::journal::unix_ms;
 use crate::telemetry::{Bus, Subscription, Telemetry, logs};
-use crate::types::{RunId, SessionId};
+use crate::types::{RunId, Seq, SessionId};
 
 /// How many events a subscriber may be behind before it is let go.
 const SUBSCRIBER_EVENTS_MAX: usize = 4096;
@@ -31,6 +31,17 @@ impl Publisher {
 
     /// Tells everybody. Never waits for a subscriber.
     pub(super) fn publish(&self, run: &RunId, turn: u32, event: Event) {
+        debug_assert!(!event.is_recorded(), "{event:?} has a record");
+        self.tell(run, turn, event, None);
+    }
+
+    /// Tells everybody of a record.
+    pub(super) fn publish_recorded(&self, run: &RunId, turn: u32, event: Event, seq: Seq) {
+        debug_assert!(event.is_recorded(), "{event:?} has no record");
+        self.tell(run, turn, event, Some(seq));
+    }
+
+    fn tell(&self, run: &RunId, turn: u32, event: Event, recorded: Option<Seq>) {
         if is_only_shown(&event) && self.bus.is_idle() && !logs::shows_contents() {
             return;
         }
@@ -39,6 +50,7 @@ impl Publisher {
             run: run.clone(),
             turn,
             timestamp_ms: unix_ms(),
+            id: recorded.map(|seq| EventId { seq, bytes: 0 }),
             event,
         };
         self.telemetry.observe(&published);

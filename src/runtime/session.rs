@@ -26,7 +26,7 @@ use super::request::RunRequest;
 use super::shared::Shared;
 use super::snapshot::{CurrentRun, SessionSnapshot};
 use crate::context::{History, Variables};
-use crate::journal::SessionLog;
+use crate::journal::{SessionLog, Urgency};
 use crate::record::{Record, Seq, StopMode};
 use crate::turn::CancelReason;
 use crate::types::{RunId, SessionId, SessionState, Usage};
@@ -169,10 +169,11 @@ impl Actor for SessionActor {
 impl State {
     fn open(opening: Opening) -> Self {
         let Opening { id, agent, messages, shared, publisher, running, held } = opening;
-        let log = Arc::new(SessionLog::new(id.clone(), Arc::clone(&shared.journal)));
+        let journal = Arc::clone(&shared.journal);
+        let log = Arc::new(SessionLog::new(id.clone(), journal, Seq(0), |_| ()));
         let opened = Record::SessionOpened { agent: agent.name.clone(), messages };
         let history = History::fold(std::slice::from_ref(&opened), agent.limits().max_result_bytes);
-        log.append(vec![opened], || ());
+        log.append(vec![opened], Urgency::Lazy, || ());
         Self {
             id,
             run_agent: Arc::clone(&agent),
@@ -213,7 +214,7 @@ impl State {
         }
         let agent = self.agent.with(&overrides)?;
         let (report, receiver) = oneshot::channel();
-        let run = NewRun { id, input, agent, report };
+        let run = NewRun { id, input, overrides, agent, report };
         let seq = if self.run.is_some() {
             self.enqueue(run)?
         } else {
@@ -248,7 +249,7 @@ impl State {
         if heard {
             return;
         }
-        self.log.append(vec![Record::StopAsked { mode }], || ());
+        self.log.append(vec![Record::StopAsked { mode }], Urgency::Lazy, || ());
         match mode {
             StopMode::Now => self.cancel(CancelReason::Stop),
             StopMode::AfterTurn => {
@@ -333,8 +334,8 @@ impl State {
         if let Closing::Asked(waiting) = &mut self.close {
             let waiting = std::mem::take(waiting);
             self.close = Closing::Closed;
-            self.log.append(vec![Record::SessionClosed], || ());
-            self.log.remove();
+            // Nobody can ask for them any more.
+            let _ = self.shared.journal.remove(std::slice::from_ref(&self.id));
             self.shared.forget(&self.id, myself.get_id());
             self.place = None;
             self.shared.show_counts();

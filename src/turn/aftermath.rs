@@ -36,6 +36,7 @@ impl Turn {
             finish_reason: self.finish.clone(),
             usage: self.response.usage(),
             dropped_calls: self.dropped.clone(),
+            shown: Vec::new(),
         });
         let detected = self.calls.iter().filter(|c| c.sealed_at.is_some() && c.unfit.is_none());
         let event = Event::ResponseEnded {
@@ -145,9 +146,6 @@ impl Turn {
         }
         self.stop_clock(index);
         self.set_phase(index, Phase::Dropped);
-        // An outcome or a question that was not yet told never will be.
-        let key = label.key;
-        self.held.retain(|(_, held)| !held.tells_of(key));
         self.emit(Event::CallDiscarded { call: label, had_result });
     }
 

@@ -8,7 +8,7 @@
 use sha2::{Digest, Sha256};
 
 use super::call::{Call, Phase, QUOTE_CHARS};
-use super::effect::{ApprovalError, Decision, Effect};
+use super::effect::{ApprovalError, Decision};
 use super::{State, Turn, texts};
 use crate::event::{ApprovalRequest, Event, WaitingFor};
 use crate::record::{Ending, Record};
@@ -143,9 +143,8 @@ impl Turn {
         let Some(call) = self.calls.get_mut(index) else { return };
         call.asked_at = Some(now);
         let asked = Box::new(request(call, phase));
-        let key = call.key();
-        self.record(Record::ApprovalAsked { key, phase });
-        self.hold(Effect::Emit(Event::ApprovalAsked { asked }));
+        self.record(Record::ApprovalAsked { asked: asked.clone() });
+        self.emit(Event::ApprovalAsked { asked });
     }
 
     fn judge(&mut self, index: usize, phase: ApprovalPhase, judgement: Judgement) {
@@ -153,8 +152,9 @@ impl Turn {
         let (key, label) = (call.key(), call.label());
         let waited = self.now().saturating_sub(call.asked_at.unwrap_or(self.now()));
         let verdict = judgement.verdict;
-        self.record(Record::ApprovalGiven { key, phase, judgement: judgement.clone() });
-        self.hold(Effect::Emit(Event::ApprovalGiven { call: label, phase, verdict, waited }));
+        let message = judgement.message.clone();
+        self.record(Record::ApprovalGiven { key, phase, verdict, message });
+        self.emit(Event::ApprovalGiven { call: label, phase, verdict, waited });
         self.judgements.insert((key, phase), judgement.clone());
         self.settle_question(index, phase, judgement);
     }

@@ -184,10 +184,9 @@ impl Turn {
 
     /// The outcome stands, but the journal has to know what else there is to know of it.
     fn record_ended_again(&mut self, index: usize) {
-        let Some(call) = self.calls.get(index) else { return };
-        if let Some(outcome) = call.outcome().cloned() {
-            let (key, notes, writes) = (call.key(), call.notes.clone(), call.writes.clone());
-            self.record(Record::CallEnded { key, outcome, notes, writes });
+        let result = self.calls.get(index).and_then(|call| call.result(self.spec.began));
+        if let Some(result) = result {
+            self.record(super::progress::ended(&result, true));
         }
     }
 
@@ -245,7 +244,9 @@ impl Turn {
     /// Tells that a limit was reached.
     pub(super) fn tell_limit(&mut self, limit: &str, value: u64, maximum: u64, action: &str) {
         let (limit, action) = (limit.to_owned(), action.to_owned());
-        self.record(Record::LimitReached { limit: limit.clone(), value, maximum, note: None });
-        self.hold(Effect::Emit(Event::LimitReached { limit, value, maximum, action }));
+        let note = None;
+        let (named, done) = (limit.clone(), action.clone());
+        self.record(Record::LimitReached { limit: named, value, maximum, action: done, note });
+        self.emit(Event::LimitReached { limit, value, maximum, action });
     }
 }

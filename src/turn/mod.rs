@@ -134,16 +134,6 @@ enum Held {
     Begin(CallKey),
 }
 
-impl Held {
-    /// Whether it tells a call's outcome, or what people are asked and have said about it.
-    fn tells_of(&self, key: CallKey) -> bool {
-        let Self::Perform(Effect::Emit(event)) = self else { return false };
-        matches!(event, Event::CallEnded { result, .. } if result.call.key == key)
-            || matches!(event, Event::ApprovalAsked { asked } if asked.call.key == key)
-            || matches!(event, Event::ApprovalGiven { call, .. } if call.key == key)
-    }
-}
-
 /// How far the turn has come.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum State {
@@ -161,7 +151,6 @@ impl Turn {
     pub fn new(spec: TurnSpec) -> Self {
         let attempts = Attempts::new(Arc::clone(&spec.rules.models), spec.seed);
         let mut turn = Self::blank(spec, attempts);
-        turn.emit(Event::TurnStarted);
         turn.ask();
         turn
     }
@@ -321,6 +310,12 @@ impl Turn {
             State::Over => {}
         }
         self.settle();
+    }
+
+    /// Whether something waits until records are stored: a start, a result or the commit.
+    #[must_use]
+    pub fn waits_for_records(&self) -> bool {
+        !self.held.is_empty()
     }
 
     /// The next thing to be done, until there is none.

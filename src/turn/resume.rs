@@ -107,6 +107,7 @@ impl Turn {
             finish_reason: None,
             usage: Usage::default(),
             dropped_calls: Vec::new(),
+            shown: Vec::new(),
         });
         self.emit(Event::ResponseEnded {
             names: message.calls.iter().map(|call| call.name.clone()).collect(),
@@ -127,7 +128,6 @@ impl Turn {
     fn resume_asking(&mut self, known: &Known) {
         let attempt = known.attempt;
         if attempt == 0 {
-            self.emit(Event::TurnStarted);
             self.ask();
             return;
         }
@@ -226,11 +226,12 @@ impl Known {
                     self.outdated.insert(*key);
                 }
             }
-            Record::ApprovalGiven { key, phase, judgement } => {
-                self.judgements.insert((*key, *phase), judgement.clone());
+            Record::ApprovalGiven { key, phase, verdict, message } => {
+                let judgement = Judgement { verdict: *verdict, message: message.clone() };
+                self.judgements.insert((*key, *phase), judgement);
             }
-            Record::CallEnded { key, outcome, notes, writes } => {
-                self.outcomes.insert(*key, (outcome.clone(), notes.clone(), writes.clone()));
+            Record::CallEnded { call, outcome, notes, writes, .. } => {
+                self.outcomes.insert(call.key, (outcome.clone(), notes.clone(), writes.clone()));
             }
             Record::ResponseEnded {
                 ending,
@@ -258,6 +259,7 @@ impl Known {
                 self.over_budget |= limit == MAX_TOKENS || limit == MAX_CALLS;
             }
             Record::SessionOpened { .. }
+            | Record::SessionForked { .. }
             | Record::InputQueued { .. }
             | Record::RunStarted { .. }
             | Record::AttemptFailed { kept: true, .. }

@@ -55,6 +55,7 @@ impl SeededTurn {
             finish_reason: None,
             usage: Usage::default(),
             dropped_calls,
+            shown: Vec::new(),
         };
         Self { response, limit }
     }

@@ -1,12 +1,13 @@
 //! A run's sums, for clients.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::millis;
 use crate::event::RunStats;
 
 /// A run's sums, as `session_stats` tells them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct StatsReport {
     /// Turns that were begun, the last request included.
     pub turns: u32,

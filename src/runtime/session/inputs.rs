@@ -7,6 +7,7 @@ use ractor::ActorRef;
 use super::run::NewRun;
 use super::{Closing, State};
 use crate::event::Event;
+use crate::journal::Urgency;
 use crate::record::{Record, Seq};
 use crate::runtime::error::HostError;
 use crate::runtime::gauge::Held;
@@ -33,8 +34,8 @@ impl State {
         let run = self.run.as_ref().ok_or(HostError::NoRun)?;
         self.room_for_an_input()?;
         let after_turn = self.turn;
-        let record = Record::Steered { input: input.clone(), after_turn };
-        let (seq, _) = self.log.append(vec![record], || ());
+        let record = Record::Steered { input: input.clone(), after_turn, request: None };
+        let (seq, _) = self.log.append(vec![record], Urgency::Lazy, || ());
         self.publisher.publish(&run.id, self.turn, Event::RunSteered { input: input.clone() });
         self.history.steer(after_turn, input);
         Ok(seq)
@@ -47,8 +48,13 @@ impl State {
             return Err(HostError::ShuttingDown);
         }
         let (run_id, input) = (run.id.clone(), run.input.clone());
-        let record = Record::InputQueued { run_id: run_id.clone(), input: input.clone() };
-        let (seq, _) = self.log.append(vec![record], || ());
+        let record = Record::InputQueued {
+            run_id: run_id.clone(),
+            input: input.clone(),
+            overrides: run.overrides.clone(),
+            request: None,
+        };
+        let (seq, _) = self.log.append(vec![record], Urgency::Lazy, || ());
         self.queue.push_back(QueuedRun { run, _counted: self.shared.gauges.queued.hold() });
         let event = Event::InputQueued { input, waiting: self.queue.len() };
         self.publisher.publish(&run_id, self.turn, event);

@@ -81,14 +81,16 @@ impl State {
                 run.actors.accumulator.cast(AccumulatorMessage::Decide { key, decision, reply });
             return;
         }
-        let records = self.log.records_since(Seq(0));
-        let given = records.iter().rev().find_map(|record| {
-            let Record::ApprovalGiven { key: of, phase, judgement } = record else { return None };
+        let records = self.log.entries_since(Seq(0));
+        let given = records.iter().rev().find_map(|entry| {
+            let Record::ApprovalGiven { key: of, phase, verdict, .. } = &entry.record else {
+                return None;
+            };
             let is_meant = *of == key && decision.phase.is_none_or(|asked| asked == *phase);
-            is_meant.then_some(judgement.verdict)
+            is_meant.then_some(*verdict)
         });
-        let call = records.iter().find_map(|record| {
-            let Record::ResponseEnded { message, .. } = record else { return None };
+        let call = records.iter().find_map(|entry| {
+            let Record::ResponseEnded { message, .. } = &entry.record else { return None };
             message.calls.iter().find(|call| call.key == key)
         });
         let _ = reply.send(match given {

@@ -9,7 +9,8 @@ use std::time::Duration;
 use ractor::{ActorId, ActorRef};
 
 use super::State;
-use crate::record::Record;
+use crate::journal::Urgency;
+use crate::record::{Record, Seq};
 use crate::runtime::message::SessionMessage;
 use crate::turn::{CancelReason, Effect, Turn, TurnEnd, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
@@ -53,7 +54,8 @@ impl State {
                 run.actors = actors;
                 // The time that the turn has waited for people is no more known to it.
                 run.people += std::mem::take(&mut run.open).rested();
-                let records = self.log.records_since(run.turn_after);
+                let after = run.turn_after;
+                let records = self.records_since(after);
                 match self.committed(&records) {
                     Some(record) => self.commit(record),
                     None => self.hand_out_turn(Some(records)),
@@ -63,11 +65,16 @@ impl State {
         }
     }
 
+    fn records_since(&self, after: Seq) -> Vec<Record> {
+        self.log.entries_since(after).iter().map(|entry| entry.record.clone()).collect()
+    }
+
     /// The running turn, if it was over before its accumulator died but the session has not heard
     /// of it: the end of an actor overtakes its last message.
     fn committed(&self, records: &[Record]) -> Option<TurnRecord> {
         let (turn, run) = (self.turn, self.run.as_ref()?);
-        records.iter().find(|record| **record == Record::TurnCommitted { turn })?;
+        let is_it = |record: &&Record| matches!(record, Record::TurnCommitted { turn: of, .. } if *of == turn);
+        records.iter().find(is_it)?;
         let spec = self.turn_spec(run);
         let is_out_of_time = spec.run_time_left.is_some_and(|left| left.is_zero());
         let why = run.cancel.or(is_out_of_time.then_some(CancelReason::RunTimeout));
@@ -97,7 +104,7 @@ impl State {
     fn give_up(&mut self) {
         let Some(run) = self.run.as_ref() else { return };
         let (spec, id) = (self.turn_spec(run), run.id.clone());
-        let records = self.log.records_since(run.turn_after);
+        let records = self.records_since(run.turn_after);
         // What killed the actors may be a bug of the turn itself.
         let ended = catch_unwind(AssertUnwindSafe(|| self.cancel_turn(spec, &id, &records)));
         if let Ok(Some(record)) = ended {
@@ -137,7 +144,7 @@ impl State {
                 return committed;
             }
             stored += batch.len() as u64;
-            self.log.append(batch, || ());
+            self.log.append(batch, Urgency::Lazy, || ());
             turn.handle_recorded(Duration::ZERO, stored);
         }
     }

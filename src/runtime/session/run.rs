@@ -10,7 +10,9 @@ use tokio::time::Instant;
 
 use super::State;
 use super::open::OpenTurn;
+use crate::config::RunOverrides;
 use crate::event::{Event, RunStats};
+use crate::journal::Urgency;
 use crate::record::{Record, Seq};
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
 use crate::runtime::agent::Agent;
@@ -30,6 +32,8 @@ use crate::types::{Content, RunEnd, RunError, RunId};
 pub(super) struct NewRun {
     pub(super) id: RunId,
     pub(super) input: Content,
+    /// What it changes about its agent.
+    pub(super) overrides: RunOverrides,
     /// The agent as the run has it.
     pub(super) agent: Arc<Agent>,
     pub(super) report: oneshot::Sender<Result<RunReport, HostError>>,
@@ -111,13 +115,21 @@ impl State {
     }
 
     pub(super) fn begin_run(&mut self, run: NewRun, actors: RunActors, place: Held) -> Seq {
-        let NewRun { id, input, agent: _, report } = run;
+        let NewRun { id, input, overrides, agent: _, report } = run;
         let first_message = self.history.messages().len();
         let seeded = self.seeded_turn();
-        let mut records = vec![Record::RunStarted { run_id: id.clone(), input: input.clone() }];
+        let rules = Arc::clone(&self.run_agent.rules);
+        let mut records = vec![Record::RunStarted {
+            run_id: id.clone(),
+            input: input.clone(),
+            overrides,
+            model: rules.models.first().origin.model.clone(),
+            execution: rules.execution,
+            request: None,
+        }];
         records.extend(seeded.iter().map(|seeded| seeded.response.clone()));
         let behind = records.len() as u64 - 1;
-        let (last, _) = self.log.append(records, || ());
+        let (last, _) = self.log.append(records, Urgency::Lazy, || ());
         let seq = Seq(last.0 - behind);
         self.history.begin_run(input);
         let began = Instant::now();
@@ -142,13 +154,12 @@ impl State {
             people: Duration::ZERO,
             place,
         }));
-        let rules = &self.run_agent.rules;
         let event = Event::RunStarted {
             agent: self.run_agent.name.clone(),
             model: rules.models.first().origin.model.clone(),
             execution: rules.execution,
         };
-        self.publisher.publish(&id, self.turn, event);
+        self.publisher.publish_recorded(&id, self.turn, event, seq);
         match seeded {
             Some(seeded) => self.begin_seeded_turn(plan, seeded, seq),
             None => self.begin_turn(plan),
@@ -254,10 +265,11 @@ impl State {
             self.history.add_note(note);
         }
         let (limit, action) = (limit.to_owned(), action.to_owned());
-        let record = Record::LimitReached { limit: limit.clone(), value, maximum, note };
-        self.log.append(vec![record], || ());
+        let (named, done) = (limit.clone(), action.clone());
+        let record = Record::LimitReached { limit: named, value, maximum, action: done, note };
+        let (seq, _) = self.log.append(vec![record], Urgency::Lazy, || ());
         let event = Event::LimitReached { limit, value, maximum, action };
-        self.publisher.publish(&run.id, self.turn, event);
+        self.publisher.publish_recorded(&run.id, self.turn, event, seq);
     }
 
     pub(super) fn end_run(&mut self, end: RunEnd, text: String, error: Option<RunError>) {
@@ -267,8 +279,14 @@ impl State {
         self.history.end_run();
         stats.turns = machine.turns();
         stats.duration = began.elapsed();
-        let record = Record::RunEnded { run_id: id.clone(), end, error: error.clone() };
-        self.log.append(vec![record], || ());
+        let record = Record::RunEnded {
+            run_id: id.clone(),
+            end,
+            text: text.clone(),
+            error: error.clone(),
+            stats: (&stats).into(),
+        };
+        let (seq, _) = self.log.append(vec![record], Urgency::Lazy, || ());
         let event = Event::RunEnded {
             agent: self.run_agent.name.clone(),
             end,
@@ -276,7 +294,7 @@ impl State {
             error: error.clone(),
             stats,
         };
-        self.publisher.publish(&id, self.turn, event);
+        self.publisher.publish_recorded(&id, self.turn, event, seq);
         actors.stream.stop(None);
         // Tools that were told to stop have their grace; the supervisor's end is heard, and then
         // the accumulator is stopped. The end of one that is gone has been heard.

@@ -19,7 +19,7 @@ impl State {
         run.plan = plan;
         run.turn_after = after;
         let id = run.id.clone();
-        self.publisher.publish(&id, self.turn, Event::TurnStarted);
+        self.publisher.publish_recorded(&id, self.turn, Event::TurnStarted, Seq(after.0 + 1));
         if let Record::ResponseEnded { message, .. } = &seeded.response {
             for call in &message.calls {
                 let call = CallLabel {
