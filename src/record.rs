@@ -307,6 +307,9 @@ pub enum Record {
         error: Option<RunError>,
         /// Its sums.
         stats: StatsReport,
+        /// How many inputs wait behind it.
+        #[serde(skip_serializing_if = "is_zero", default)]
+        waiting: u64,
     },
     /// The session was closed.
     SessionClosed,

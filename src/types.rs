@@ -96,13 +96,15 @@ impl fmt::Display for Seq {
 pub enum SessionState {
     /// It waits for an input.
     Idle,
-    /// A run is going on in it.
+    /// A run is going on in it, or waits to go on.
     Running,
+    /// Nothing of it is in memory; the next request wakes it.
+    Hibernated,
 }
 
 impl SessionState {
     /// Every state.
-    pub const ALL: [Self; 2] = [Self::Idle, Self::Running];
+    pub const ALL: [Self; 3] = [Self::Idle, Self::Running, Self::Hibernated];
 
     /// The word for clients and metrics.
     #[must_use]
@@ -110,6 +112,7 @@ impl SessionState {
         match self {
             Self::Idle => "idle",
             Self::Running => "running",
+            Self::Hibernated => "hibernated",
         }
     }
 }

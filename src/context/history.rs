@@ -493,6 +493,7 @@ mod tests {
                 text: String::new(),
                 error: None,
                 stats: crate::event::StatsReport::default(),
+                waiting: 0,
             });
             self.live.end_run();
         }

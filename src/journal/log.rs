@@ -25,6 +25,7 @@ pub struct SessionLog {
 #[derive(Debug)]
 struct Numbered {
     last: Seq,
+    closed: bool,
     /// The entries that [`SessionLog::entries_since`] gives.
     tail: Vec<Arc<Entry>>,
 }
@@ -70,7 +71,7 @@ pub enum Urgency {
 }
 
 impl SessionLog {
-    /// The log of a session whose last record is `last`.
+    /// The log of a session whose last record is `last`; all up to it are durable.
     #[must_use]
     pub fn new(
         session: SessionId,
@@ -83,7 +84,7 @@ impl SessionLog {
             session,
             journal,
             slot: Arc::default(),
-            numbered: Mutex::new(Numbered { last, tail: Vec::new() }),
+            numbered: Mutex::new(Numbered { last, closed: false, tail: Vec::new() }),
             progress: Arc::new(Progress { state, listener: Box::new(listener) }),
         }
     }
@@ -101,6 +102,9 @@ impl SessionLog {
         let mut numbered = self.numbered.lock();
         if records.is_empty() {
             return (numbered.last, Appended::Durable);
+        }
+        if numbered.closed {
+            return (numbered.last, Appended::Queued);
         }
         let mut entries = Vec::with_capacity(records.len());
         for record in records {
@@ -123,17 +127,18 @@ impl SessionLog {
                 {
                     acknowledge();
                 }
-                match stage {
-                    Stage::Written => {}
-                    Stage::Durable => progress.durable(last),
-                    Stage::Failed(error) => progress.failed(&error),
-                }
+                progress.told(last, stage);
             }),
         });
         if appended == Appended::Durable {
             self.progress.durable(last);
         }
         (last, appended)
+    }
+
+    /// Takes no more records: whoever appends now is told nothing.
+    pub fn close(&self) {
+        self.numbered.lock().closed = true;
     }
 
     /// The last record's place; 0 before the first.
@@ -184,6 +189,33 @@ impl SessionLog {
         numbered.tail.iter().skip(begin).cloned().collect()
     }
 
+    /// Keeps entries at hand that were read from the journal.
+    pub fn remember(&self, entries: impl IntoIterator<Item = Entry>) {
+        let mut numbered = self.numbered.lock();
+        let mut tail: Vec<_> = entries.into_iter().map(Arc::new).collect();
+        tail.append(&mut numbered.tail);
+        numbered.tail = tail;
+    }
+
+    /// Appends entries that another session's log has had: their places and times stay. For a log
+    /// without records.
+    pub fn adopt(&self, entries: Vec<Entry>) {
+        let mut numbered = self.numbered.lock();
+        let Some(last) = entries.last().map(|entry| entry.seq) else { return };
+        numbered.last = last;
+        let progress = Arc::clone(&self.progress);
+        let appended = self.journal.append(Batch {
+            session: self.session.clone(),
+            entries: entries.into_iter().map(Arc::new).collect(),
+            slot: Arc::clone(&self.slot),
+            urgent: false,
+            tell: Box::new(move |stage| progress.told(last, stage)),
+        });
+        if appended == Appended::Durable {
+            self.progress.durable(last);
+        }
+    }
+
     /// Keeps no entries up to a place at hand.
     pub fn forget_until(&self, upto: Seq) {
         let mut numbered = self.numbered.lock();
@@ -193,6 +225,14 @@ impl SessionLog {
 }
 
 impl Progress {
+    fn told(&self, upto: Seq, stage: Stage) {
+        match stage {
+            Stage::Written => {}
+            Stage::Durable => self.durable(upto),
+            Stage::Failed(error) => self.failed(&error),
+        }
+    }
+
     fn durable(&self, upto: Seq) {
         let mut done = Vec::new();
         {

@@ -82,7 +82,9 @@ fn stored(id: &SessionId, entries: &[Arc<Entry>]) -> Option<StoredSession> {
     let (first, last) = (entries.first()?, entries.last()?);
     let Record::SessionOpened { agent, .. } = &first.record else { return None };
     let state = entries.iter().rev().find_map(|entry| match entry.record {
-        Record::RunStarted { .. } => Some(SessionState::Running),
+        Record::RunStarted { .. } | Record::RunEnded { waiting: 1.., .. } => {
+            Some(SessionState::Running)
+        }
         Record::RunEnded { .. } => Some(SessionState::Idle),
         _ => None,
     });

@@ -69,6 +69,9 @@ pub trait Journal: Send + Sync + fmt::Debug {
 
     /// What there is to know of the engine now.
     fn status(&self) -> JournalStatus;
+
+    /// Stores what is queued and ends; batches that come later fail.
+    fn close(&self) {}
 }
 
 /// Records of one session that are stored together.
@@ -125,7 +128,7 @@ pub struct StoredSession {
     pub id: SessionId,
     /// Its agent's name.
     pub agent: String,
-    /// Running where a run has not ended.
+    /// Running where a run has not ended, or inputs wait behind it; else idle.
     pub state: SessionState,
     /// The place of its last record.
     pub seq: Seq,

@@ -2,7 +2,9 @@
 
 use crate::config::TooHigh;
 use crate::context::SeedError;
+use crate::journal::JournalError;
 use crate::turn::ApprovalError;
+use crate::types::{Seq, SessionId};
 
 /// Why a host or a session does not do what it is asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -57,6 +59,34 @@ pub enum HostError {
     /// The decision about a call does not count.
     #[error("decide about a call: {0}")]
     Approval(#[from] ApprovalError),
+    /// There is no such session.
+    #[error("find the session: there is no session \"{0}\"")]
+    NoSuchSession(SessionId),
+    /// The session has no such record.
+    #[error("fork the session: at: it has records 1 to {last}, not {at}")]
+    NoSuchRecord {
+        /// What was asked for.
+        at: Seq,
+        /// Its last one.
+        last: Seq,
+    },
+    /// The run waits for somebody to say that it may go on.
+    #[error(
+        "ask the run: it was interrupted, and waits to be resumed (POST /v1/sessions/ID/resume) or stopped"
+    )]
+    Suspended,
+    /// Nothing waits to be resumed.
+    #[error("resume the run: none waits for that")]
+    NotSuspended,
+    /// The key of a request was used for another one.
+    #[error("take the request: its Idempotency-Key was used for another one")]
+    KeyReused,
+    /// The journal cannot be written or read.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// What is stored of the session contradicts itself.
+    #[error("read the journal: {0}")]
+    Rebuild(String),
     /// The session is closed, or died.
     #[error("ask the session: it is closed")]
     SessionClosed,
@@ -87,6 +117,13 @@ impl HostError {
             Self::Approval(ApprovalError::Stale) => "stale_approval",
             Self::Approval(ApprovalError::Decided(_)) => "already_decided",
             Self::Approval(ApprovalError::WhichPhase) => "phase_needed",
+            Self::NoSuchSession(_) => "no_such_session",
+            Self::NoSuchRecord { .. } => "no_such_record",
+            Self::Suspended => "run_suspended",
+            Self::NotSuspended => "not_suspended",
+            Self::KeyReused => "idempotency_key_reused",
+            Self::Journal(_) => "journal_failed",
+            Self::Rebuild(_) => "journal_broken",
             Self::SessionClosed => "session_closed",
             Self::ShuttingDown => "shutting_down",
         }
