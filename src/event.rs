@@ -17,8 +17,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::types::{
-    ApprovalPhase, CallKey, Content, Execution, FinishReason, ProviderError, RunEnd, RunError,
-    Seq, ToolResult, Usage, VariableName, Verdict,
+    ApprovalPhase, CallKey, Content, Execution, FinishReason, ProviderError, RunEnd, RunError, Seq,
+    ToolResult, Usage, VariableName, Verdict,
 };
 
 /// One observable fact.
@@ -301,7 +301,11 @@ pub struct TurnTimes {
     #[serde(rename = "tools_sum_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub tools_sum: Duration,
     /// The longest running time of one tool.
-    #[serde(rename = "tools_longest_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
+    #[serde(
+        rename = "tools_longest_us",
+        with = "micros",
+        skip_serializing_if = "Duration::is_zero"
+    )]
     pub tools_longest: Duration,
 }
 
@@ -324,6 +328,18 @@ pub struct RunStats {
     pub overhead: Duration,
     /// As in [`TurnTimes`], over all turns.
     pub overlap: Duration,
+}
+
+impl RunStats {
+    /// Adds what a turn that is over has cost, with so many calls.
+    pub fn add(&mut self, usage: Usage, calls: usize, times: &TurnTimes) {
+        self.usage += usage;
+        self.tool_calls += u32::try_from(calls).unwrap_or(u32::MAX);
+        self.model += times.model;
+        self.tools += times.tools;
+        self.overlap += times.overlap;
+        self.overhead += times.overhead;
+    }
 }
 
 /// A place in what watchers are shown: behind the event of a record, and so many bytes of text and

@@ -57,7 +57,9 @@ impl History {
                     history = Self::seeded(Seed::parse(messages).unwrap_or_default());
                 }
                 Record::RunStarted { input, .. } => history.begin_run(input.clone()),
-                Record::Steered { input, after_turn, .. } => history.steer(*after_turn, input.clone()),
+                Record::Steered { input, after_turn, .. } => {
+                    history.steer(*after_turn, input.clone())
+                }
                 Record::ResponseEnded { turn, message, .. } => response = Some((*turn, message)),
                 Record::CallEnded { call, outcome, notes, .. } => {
                     outcomes.insert(call.key, (outcome.clone(), notes.clone()));
