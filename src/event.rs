@@ -330,6 +330,18 @@ pub struct RunStats {
     pub overlap: Duration,
 }
 
+impl RunStats {
+    /// Adds what a turn that is over has cost, with so many calls.
+    pub fn add(&mut self, usage: Usage, calls: usize, times: &TurnTimes) {
+        self.usage += usage;
+        self.tool_calls += u32::try_from(calls).unwrap_or(u32::MAX);
+        self.model += times.model;
+        self.tools += times.tools;
+        self.overlap += times.overlap;
+        self.overhead += times.overhead;
+    }
+}
+
 /// A place in what watchers are shown: behind the event of a record, and so many bytes of text and
 /// thinking of the running attempt behind that. To clients it is `SEQ.N`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -23,6 +23,8 @@
 //! | `reassembly` | outcomes in any order, released in call order |
 //! | `texts` | what the model is told of calls that did not simply run |
 //! | `resume` | a turn from its records |
+//! | `committed` | a turn that is over, from its records |
+//! | `rebuilt` | a session from its records |
 //! | `seeded` | a turn of calls that nobody asked a model for |
 //! | `loops` | turns that repeat themselves |
 //! | `run` | turn after turn, and why that ended |
@@ -42,6 +44,7 @@ mod call;
 mod calls;
 mod change;
 mod clock;
+mod committed;
 mod decoded;
 mod effect;
 mod ending;
@@ -55,6 +58,7 @@ mod loops;
 mod parts;
 mod progress;
 mod reassembly;
+mod rebuilt;
 mod resume;
 mod run;
 mod schedule;
@@ -79,6 +83,10 @@ pub use effect::{
     ResponseEnd, ToolDone, TurnEnd, TurnRecord, TurnRules, TurnSpec,
 };
 pub use ending::ended_well;
+pub use rebuilt::{
+    Brought, Continue, KnownRequest, OpenRun, PastRun, QueuedRun, REQUESTS_MAX, RebuildError,
+    Rebuilt, Requests, past_run,
+};
 pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
 pub use seeded::SeededTurn;
 

@@ -239,14 +239,8 @@ impl State {
             self.variables.apply(&result.writes);
         }
         self.usage += record.usage;
-        let (stats, times) = (&mut run.stats, &record.times);
-        stats.usage += record.usage;
-        stats.tool_calls += u32::try_from(record.results.len()).unwrap_or(u32::MAX);
-        stats.model += times.model;
-        stats.tools += times.tools;
-        stats.overlap += times.overlap;
-        stats.overhead += times.overhead;
-        run.people += times.people;
+        run.stats.add(record.usage, record.results.len(), &record.times);
+        run.people += record.times.people;
         run.open = OpenTurn::default();
         let step = run.machine.handle_turn(&record, steered);
         // A report that nobody waits for is not made.
