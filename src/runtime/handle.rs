@@ -4,25 +4,25 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ractor::rpc::CallResult;
-use ractor::{ActorRef, RpcReplyPort};
 use serde::Serialize;
-use tokio::sync::oneshot;
 
 use super::error::HostError;
 use super::ids;
+use super::live::{Link, Live};
 use super::message::{RunAccepted, SessionMessage};
-use super::publish::Listeners;
+use super::past;
 use super::report::RunReport;
 use super::request::RunRequest;
 use super::snapshot::SessionSnapshot;
-use crate::record::{Seq, StopMode};
+use crate::journal::SessionLog;
+use crate::record::{RequestKey, Seq, StopMode};
 use crate::telemetry::Subscription;
-use crate::turn::Decision;
+use crate::turn::{ApprovalError, Decision};
 use crate::types::{CallKey, Content, RunId, SessionId, SessionState};
 
 /// How often a decision is handed in whose taker dies.
@@ -31,54 +31,39 @@ const DECIDE_TRIES: u32 = 100;
 /// How long is waited between.
 const DECIDE_AGAIN: Duration = Duration::from_millis(10);
 
-/// A session of a host. Cloning is cheap; dropping closes nothing.
+/// A session of a host, awake or asleep: whatever it is asked wakes it. Cloning is cheap; dropping
+/// closes nothing.
+///
+/// Whatever is acknowledged is durable by then, as far as the journal's engine goes.
 #[derive(Clone)]
 pub struct SessionHandle {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
     id: SessionId,
-    agent: String,
-    running: Arc<AtomicBool>,
-    listeners: Listeners,
-    actor: ActorRef<SessionMessage>,
+    pub(super) link: Link,
 }
 
 impl SessionHandle {
-    pub(super) fn new(
-        id: SessionId,
-        agent: String,
-        running: Arc<AtomicBool>,
-        listeners: Listeners,
-        actor: ActorRef<SessionMessage>,
-    ) -> Self {
-        Self { inner: Arc::new(Inner { id, agent, running, listeners, actor }) }
+    pub(super) fn new(id: SessionId, link: Link) -> Self {
+        Self { id, link }
     }
 
     /// The session's id.
     #[must_use]
     pub fn id(&self) -> &SessionId {
-        &self.inner.id
+        &self.id
     }
 
-    /// The agent's name.
-    #[must_use]
-    pub fn agent(&self) -> &str {
-        &self.inner.agent
-    }
-
-    /// What the session is doing.
+    /// What the session is doing, as far as that is known without waking it.
     #[must_use]
     pub fn state(&self) -> SessionState {
-        if self.inner.running.load(Ordering::Acquire) {
-            SessionState::Running
-        } else {
-            SessionState::Idle
+        match self.link.shared.awake(&self.id) {
+            Some(live) if live.state.running.load(Ordering::Acquire) => SessionState::Running,
+            Some(_) => SessionState::Idle,
+            None => SessionState::Hibernated,
         }
     }
 
-    /// Begins a run with a user's input, or with more than that: see [`RunRequest`].
+    /// Begins a run with a user's input, or with more than that: see [`RunRequest`]. One whose
+    /// [`RunRequest::request`] was seen before begins nothing: it is the run of then.
     ///
     /// # Errors
     /// When the run asks for more than its agent may have, when the session has a run already (and
@@ -86,13 +71,32 @@ impl SessionHandle {
     /// shutting down.
     pub async fn start_run(&self, request: impl Into<RunRequest>) -> Result<StartedRun, HostError> {
         let request = request.into();
-        let run_id = ids::run_id();
+        let new = ids::run_id();
+        let live = self.link.live(&self.id).await?;
         // Before the run begins, so that none of its events is missed.
-        let events = self.inner.listeners.subscribe_to(&run_id);
-        let id = run_id.clone();
-        let RunAccepted { seq, report } =
-            self.ask(|reply| SessionMessage::StartRun { id, request, reply }).await??;
-        Ok(StartedRun { run_id, seq, events, report: ReportFuture { report } })
+        let mut events = live.listeners.subscribe_to(&new);
+        let ask = |reply| {
+            let (id, request) = (new.clone(), request.clone());
+            SessionMessage::StartRun { id, request, reply }
+        };
+        let (accepted, taker) = self.link.ask(&self.id, ask).await?;
+        let RunAccepted { id, seq, report } = accepted?;
+        if !Arc::ptr_eq(&live, &taker) || id != new {
+            // It fell asleep between the two; none of the run's events is out before its begin
+            // is durable, and whoever needs the first ones reads them from there.
+            events = taker.listeners.subscribe_to(&id);
+        }
+        let log = Arc::clone(&taker.log);
+        let report = match report {
+            Some(told) => ReportFuture::new(async move {
+                let (report, upto) = told.await.unwrap_or(Err(HostError::SessionClosed))?;
+                log.until_durable(upto).await?;
+                Ok(report)
+            }),
+            None => ReportFuture::new(past::report(self.clone(), id.clone())),
+        };
+        let is_new = id == new;
+        Ok(StartedRun { run_id: id, seq, is_new, events, report, log: Arc::clone(&taker.log) })
     }
 
     /// Begins a run and waits for its end.
@@ -105,20 +109,34 @@ impl SessionHandle {
         report.await
     }
 
-    /// Listens to the session's events from now on, until the session ends.
-    pub fn subscribe(&self) -> Subscription {
-        self.inner.listeners.subscribe()
+    /// Listens to the session's events from now on, until the session ends. One that is listened
+    /// to does not fall asleep.
+    ///
+    /// # Errors
+    /// When there is no such session.
+    pub async fn subscribe(&self) -> Result<Subscription, HostError> {
+        Ok(self.link.live(&self.id).await?.listeners.subscribe())
     }
 
     /// Says something to the run that goes on: a user's message behind the running turn. A run
     /// that would have ended with this turn takes another, unless it is stopped or its limits are
-    /// used up; then the message stands at its end. Returns the place of its record.
+    /// used up; then the message stands at its end. Returns the place of its record. The same
+    /// `request` again says nothing, and gets the same answer.
     ///
     /// # Errors
     /// When no run goes on, the input is empty, too many inputs wait, or the session is closed.
-    pub async fn steer(&self, input: impl Into<Content>) -> Result<Seq, HostError> {
+    pub async fn steer(
+        &self,
+        input: impl Into<Content>,
+        request: Option<RequestKey>,
+    ) -> Result<Seq, HostError> {
         let input = input.into();
-        self.ask(|reply| SessionMessage::Steer { input, reply }).await?
+        let steer = |reply| {
+            let (input, request) = (input.clone(), request.clone());
+            SessionMessage::Steer { input, request, reply }
+        };
+        let (seq, live) = self.link.ask(&self.id, steer).await?;
+        self.stored(seq?, &live).await
     }
 
     /// Ends the run that goes on, if there is one. Returns when the session has heard it.
@@ -126,7 +144,19 @@ impl SessionHandle {
     /// # Errors
     /// When the session is closed.
     pub async fn stop(&self, mode: StopMode) -> Result<(), HostError> {
-        self.ask(|reply| SessionMessage::Stop { mode, reply }).await
+        let stop = |reply| SessionMessage::Stop { mode, reply };
+        let (seq, live) = self.link.ask(&self.id, stop).await?;
+        self.stored(seq, &live).await.map(drop)
+    }
+
+    /// Lets a run go on that was interrupted by the end of its host and waits for that, where the
+    /// journal's `resume` is `manual`. Returns the place of the session's last record.
+    ///
+    /// # Errors
+    /// When none waits, or the session is closed.
+    pub async fn resume(&self) -> Result<Seq, HostError> {
+        let resume = |reply| SessionMessage::Resume { reply };
+        self.link.ask(&self.id, resume).await?.0
     }
 
     /// Decides about a call that waits for people. The first decision stands; the same again is
@@ -137,14 +167,26 @@ impl SessionHandle {
     /// otherwise before, or the session is closed.
     pub async fn decide(&self, key: CallKey, decision: Decision) -> Result<(), HostError> {
         for _ in 0..DECIDE_TRIES {
+            let live = self.link.live(&self.id).await?;
             let decision = decision.clone();
-            let ask = |reply| SessionMessage::Decide { key, decision, reply };
-            match self.inner.actor.call(ask, None).await {
-                Ok(CallResult::Success(taken)) => return Ok(taken?),
+            let ask = |reply| SessionMessage::Decide { key, decision: decision.clone(), reply };
+            match live.actor.call(ask, None).await {
+                Ok(CallResult::Success(Err(ApprovalError::NotAsked))) => {
+                    // It may have been about a turn that is over.
+                    return past::decided(self, key, decision).await;
+                }
+                Ok(CallResult::Success(taken)) => {
+                    taken?;
+                    return self.stored(live.log.last(), &live).await.map(drop);
+                }
                 // The owner of the turn died with it in hand, and is being replaced. If it was
                 // taken before, the same again is no error.
                 Ok(CallResult::SenderError) => tokio::time::sleep(DECIDE_AGAIN).await,
-                Ok(CallResult::Timeout) | Err(_) => break,
+                Ok(CallResult::Timeout) | Err(_) => {
+                    if !live.state.leaving.load(Ordering::Acquire) {
+                        break;
+                    }
+                }
             }
         }
         Err(HostError::SessionClosed)
@@ -155,44 +197,42 @@ impl SessionHandle {
     /// # Errors
     /// When the session is closed.
     pub async fn snapshot(&self) -> Result<SessionSnapshot, HostError> {
-        self.ask(|reply| SessionMessage::Snapshot { reply }).await
+        let snapshot = |reply| SessionMessage::Snapshot { reply };
+        Ok(self.link.ask(&self.id, snapshot).await?.0)
     }
 
-    /// Stops the run, answers what is open, closes the session and forgets its records. Closing a
+    /// Stops the run, answers what is open, closes the session and deletes its records. Closing a
     /// session that is closed is no error.
     ///
     /// # Errors
-    /// None at present.
+    /// When the records cannot be deleted.
     pub async fn close(&self) -> Result<(), HostError> {
-        match self.ask(|reply| SessionMessage::Close { reply }).await {
-            Ok(()) | Err(HostError::SessionClosed) => Ok(()),
-            Err(error) => Err(error),
-        }
-    }
-
-    pub(super) fn actor(&self) -> &ActorRef<SessionMessage> {
-        &self.inner.actor
-    }
-
-    pub(super) async fn ask<T: Send + 'static>(
-        &self,
-        message: impl FnOnce(RpcReplyPort<T>) -> SessionMessage,
-    ) -> Result<T, HostError> {
-        match self.inner.actor.call(message, None).await {
-            Ok(CallResult::Success(answer)) => Ok(answer),
-            Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => {
-                Err(HostError::SessionClosed)
+        let shared = Arc::clone(&self.link.shared);
+        loop {
+            let asleep = shared.take_sleeping(vec![self.id.clone()]);
+            if !asleep.is_empty() {
+                return past::delete(&self.link, &self.id).await;
+            }
+            match self.link.ask(&self.id, |reply| SessionMessage::Close { reply }).await {
+                Ok((closed, _)) => return closed,
+                Err(HostError::SessionClosed | HostError::NoSuchSession(_)) => return Ok(()),
+                // Whatever is wrong with it, it can be deleted.
+                Err(HostError::Journal(_) | HostError::Rebuild(_) | HostError::UnknownAgent(_)) => {
+                }
+                Err(error) => return Err(error),
             }
         }
+    }
+
+    async fn stored(&self, seq: Seq, live: &Live) -> Result<Seq, HostError> {
+        live.log.until_durable(seq).await?;
+        Ok(seq)
     }
 }
 
 impl fmt::Debug for SessionHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SessionHandle")
-            .field("id", &self.inner.id)
-            .field("agent", &self.inner.agent)
-            .finish_non_exhaustive()
+        f.debug_struct("SessionHandle").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
@@ -203,26 +243,50 @@ pub struct StartedRun {
     pub run_id: RunId,
     /// The place of its first record.
     pub seq: Seq,
-    /// The run's events, from its first. They end with the session, not with the run.
+    /// Whether the request was new, and not one that was seen before.
+    pub is_new: bool,
+    /// The run's events, from its first; of a run that was asked for before, those from now on.
+    /// They end with the session, not with the run.
     pub events: Subscription,
     /// Its report, once it is over. Dropping it stops nothing. A run that has to wait and is not
     /// begun, because the session is closed or the host shut down before, has none.
     pub report: ReportFuture,
+    log: Arc<SessionLog>,
+}
+
+impl StartedRun {
+    /// Waits until it is durable that the run was asked for.
+    ///
+    /// # Errors
+    /// When that cannot be stored.
+    pub async fn stored(&self) -> Result<(), HostError> {
+        Ok(self.log.until_durable(self.seq).await?)
+    }
 }
 
 /// Waits for a run's report.
-#[derive(Debug)]
 #[must_use = "a future does nothing unless it is awaited"]
 pub struct ReportFuture {
-    report: oneshot::Receiver<Result<RunReport, HostError>>,
+    report: Pin<Box<dyn Future<Output = Result<RunReport, HostError>> + Send>>,
+}
+
+impl ReportFuture {
+    fn new(report: impl Future<Output = Result<RunReport, HostError>> + Send + 'static) -> Self {
+        Self { report: Box::pin(report) }
+    }
+}
+
+impl fmt::Debug for ReportFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReportFuture").finish_non_exhaustive()
+    }
 }
 
 impl Future for ReportFuture {
     type Output = Result<RunReport, HostError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let report = Pin::new(&mut self.report).poll(context);
-        report.map(|told| told.unwrap_or(Err(HostError::SessionClosed)))
+        self.report.as_mut().poll(context)
     }
 }
 
@@ -235,11 +299,10 @@ pub struct SessionSummary {
     pub agent: String,
     /// What it is doing.
     pub state: SessionState,
-}
-
-impl From<&SessionHandle> for SessionSummary {
-    fn from(session: &SessionHandle) -> Self {
-        let agent = session.agent().to_owned();
-        Self { id: session.id().clone(), agent, state: session.state() }
-    }
+    /// The place of its last record.
+    pub seq: Seq,
+    /// When it was opened: Unix time in milliseconds.
+    pub opened: u64,
+    /// When its last record was appended: Unix time in milliseconds.
+    pub touched: u64,
 }
