@@ -17,8 +17,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use crate::types::{
-    ApprovalPhase, CallKey, Content, Execution, FinishReason, ProviderError, RunEnd, RunError,
-    Seq, ToolResult, Usage, VariableName, Verdict,
+    ApprovalPhase, CallKey, Content, Execution, FinishReason, ProviderError, RunEnd, RunError, Seq,
+    ToolResult, Usage, VariableName, Verdict,
 };
 
 /// One observable fact.
@@ -301,7 +301,11 @@ pub struct TurnTimes {
     #[serde(rename = "tools_sum_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub tools_sum: Duration,
     /// The longest running time of one tool.
-    #[serde(rename = "tools_longest_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
+    #[serde(
+        rename = "tools_longest_us",
+        with = "micros",
+        skip_serializing_if = "Duration::is_zero"
+    )]
     pub tools_longest: Duration,
 }
 

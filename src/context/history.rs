@@ -57,7 +57,9 @@ impl History {
                     history = Self::seeded(Seed::parse(messages).unwrap_or_default());
                 }
                 Record::RunStarted { input, .. } => history.begin_run(input.clone()),
-                Record::Steered { input, after_turn, .. } => history.steer(*after_turn, input.clone()),
+                Record::Steered { input, after_turn, .. } => {
+                    history.steer(*after_turn, input.clone())
+                }
                 Record::ResponseEnded { turn, message, .. } => response = Some((*turn, message)),
                 Record::CallEnded { call, outcome, notes, .. } => {
                     outcomes.insert(call.key, (outcome.clone(), notes.clone()));
@@ -305,6 +307,39 @@ mod tests {
         }
     }
 
+    fn started(input: Content) -> Record {
+        Record::RunStarted {
+            run_id: RunId("run_1".into()),
+            input,
+            overrides: crate::config::RunOverrides::default(),
+            model: "m".into(),
+            execution: crate::types::Execution::Sequential,
+            request: None,
+        }
+    }
+
+    fn committed(turn: u32) -> Record {
+        let end = crate::record::TurnEnd::Finished;
+        Record::TurnCommitted { turn, end, summary: Box::default() }
+    }
+
+    fn ended(result: &ToolResult) -> Record {
+        Record::CallEnded {
+            call: crate::event::CallLabel {
+                key: result.call.key,
+                provider_id: None,
+                name: result.call.name.clone(),
+            },
+            outcome: result.outcome.clone(),
+            notes: result.notes.clone(),
+            writes: WriteSet::default(),
+            started_ms: None,
+            wait_ms: 0,
+            duration_ms: 0,
+            amended: false,
+        }
+    }
+
     #[test]
     fn a_fold_gives_the_history_that_was_written_live() {
         let message = ResponseMessage {
@@ -327,7 +362,7 @@ mod tests {
         live.begin_run(input.clone());
         live.commit(1, Some(&message), &results, 1024);
         let mut records = vec![
-            Record::RunStarted { run_id: RunId("run_1".into()), input },
+            started(input),
             Record::ResponseEnded {
                 turn: 1,
                 attempt: 1,
@@ -336,20 +371,22 @@ mod tests {
                 finish_reason: None,
                 usage: Usage::default(),
                 dropped_calls: Vec::new(),
+                shown: Vec::new(),
             },
         ];
-        records.extend(results.iter().rev().map(|result| Record::CallEnded {
-            key: result.call.key,
-            outcome: result.outcome.clone(),
-            notes: result.notes.clone(),
-            writes: WriteSet::default(),
-        }));
-        records.push(Record::TurnCommitted { turn: 1 });
+        records.extend(results.iter().rev().map(ended));
+        records.push(committed(1));
         for note in ["[callsheet: 1]", "[callsheet: 2]"] {
             live.add_note(note);
             let limit = "max_turns".to_owned();
             let note = Some(note.to_owned());
-            records.push(Record::LimitReached { limit, value: 1, maximum: 2, note });
+            records.push(Record::LimitReached {
+                limit,
+                value: 1,
+                maximum: 2,
+                action: String::new(),
+                note,
+            });
         }
         let last = serde_json::to_value(&live.messages()[3]).unwrap();
         assert_eq!(last["content"], "eight\n\n[callsheet: 1]\n[callsheet: 2]");
@@ -409,6 +446,7 @@ mod tests {
             finish_reason: None,
             usage: Usage::default(),
             dropped_calls: Vec::new(),
+            shown: Vec::new(),
         }
     }
 
@@ -423,13 +461,12 @@ mod tests {
 
     impl Both {
         fn start(&mut self, input: &str) {
-            let run_id = RunId("run_1".into());
-            self.records.push(Record::RunStarted { run_id, input: input.into() });
+            self.records.push(started(input.into()));
             self.live.begin_run(input.into());
         }
 
         fn steer(&mut self, after_turn: u32, input: &str) {
-            self.records.push(Record::Steered { input: input.into(), after_turn });
+            self.records.push(Record::Steered { input: input.into(), after_turn, request: None });
             self.live.steer(after_turn, input.into());
         }
 
@@ -440,7 +477,7 @@ mod tests {
         }
 
         fn record_commit(&mut self, turn: u32) {
-            self.records.push(Record::TurnCommitted { turn });
+            self.records.push(committed(turn));
         }
 
         fn hear_commit(&mut self) {
@@ -450,7 +487,13 @@ mod tests {
 
         fn end(&mut self) {
             let (run_id, end) = (RunId("run_1".into()), crate::types::RunEnd::Stopped);
-            self.records.push(Record::RunEnded { run_id, end, error: None });
+            self.records.push(Record::RunEnded {
+                run_id,
+                end,
+                text: String::new(),
+                error: None,
+                stats: crate::event::StatsReport::default(),
+            });
             self.live.end_run();
         }
 
@@ -559,12 +602,7 @@ mod tests {
         let message = both.live.open_calls().unwrap().clone();
         let result = result(message.calls[0].clone(), "noon");
         both.records.push(response(1, message.clone()));
-        both.records.push(Record::CallEnded {
-            key: result.call.key,
-            outcome: result.outcome.clone(),
-            notes: result.notes.clone(),
-            writes: WriteSet::default(),
-        });
+        both.records.push(ended(&result));
         both.record_commit(1);
         both.live.commit(1, Some(&message), &[result], 10);
         both.check(&["turn 1", "noon", "go", "more"]);

@@ -6,9 +6,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{
-    Appended, Batch, Entry, Journal, JournalError, JournalStatus, Listing, StoredSession,
-};
+use super::{Appended, Batch, Entry, Journal, JournalError, JournalStatus, Listing, StoredSession};
 use crate::record::{Record, Seq};
 use crate::types::{SessionId, SessionState};
 
@@ -128,10 +126,7 @@ mod tests {
             let entries = journal.read(&SessionId::parse(id).unwrap(), Seq(after)).unwrap();
             entries.into_iter().map(|entry| (entry.seq.0, entry.record)).collect::<Vec<_>>()
         };
-        assert_eq!(
-            records("a", 0),
-            [(1, opened()), (2, stop()), (3, Record::SessionClosed)]
-        );
+        assert_eq!(records("a", 0), [(1, opened()), (2, stop()), (3, Record::SessionClosed)]);
         assert_eq!(records("a", 2), [(3, Record::SessionClosed)]);
         assert_eq!(records("a", 9), []);
         assert_eq!(a.entries_since(Seq(1)).len(), 2);

@@ -339,7 +339,8 @@ impl AccumulatorSetup {
         current.records += count;
         let (turn, upto) = (current.number, current.records);
         let accumulator = myself.clone();
-        let urgency = if current.turn.waits_for_records() { Urgency::Urgent } else { Urgency::Lazy };
+        let urgency =
+            if current.turn.waits_for_records() { Urgency::Urgent } else { Urgency::Lazy };
         let (last, appended) = self.log.append(records, urgency, move || {
             let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
         });

@@ -1,10 +1,11 @@
 //! What users say while a run goes on is neither lost nor doubled, whenever it comes, and the
 //! records say the same as the session.
 
+use super::engine::{Engine, entries};
 use super::provider::{Reply, says, text};
 use super::*;
 use crate::context::History;
-use crate::journal::{Acknowledge, Appended, Entry};
+use crate::journal::Entry;
 use crate::message::{Message, ResponseMessage};
 use crate::record::{Record, Seq};
 use crate::types::RunEnd;
@@ -13,36 +14,26 @@ use crate::types::RunEnd;
 /// either case before the session hears of the commit.
 #[derive(Default)]
 struct Moment {
-    inner: MemoryJournal,
     before: parking_lot::Mutex<Option<Box<dyn FnOnce() + Send>>>,
     after: parking_lot::Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
-impl std::fmt::Debug for Moment {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Moment").finish_non_exhaustive()
-    }
-}
-
-impl Journal for Moment {
-    fn append(&self, session: &SessionId, batch: Vec<Entry>, then: Acknowledge) -> Appended {
-        let commits = batch.iter().any(|e| matches!(e.record, Record::TurnCommitted { .. }));
-        if commits && let Some(act) = self.before.lock().take() {
-            act();
-        }
-        let appended = self.inner.append(session, batch, then);
-        if commits && let Some(act) = self.after.lock().take() {
-            act();
-        }
-        appended
-    }
-
-    fn entries_since(&self, session: &SessionId, after: Seq) -> Vec<Entry> {
-        self.inner.entries_since(session, after)
-    }
-
-    fn remove(&self, session: &SessionId) {
-        self.inner.remove(session);
+impl Moment {
+    fn engine(self: &Arc<Self>) -> Arc<Engine> {
+        let moment = Arc::clone(self);
+        Engine::new(move |inner, batch| {
+            let is_commit =
+                |entry: &Arc<Entry>| matches!(entry.record, Record::TurnCommitted { .. });
+            let commits = batch.entries.iter().any(is_commit);
+            if commits && let Some(act) = moment.before.lock().take() {
+                act();
+            }
+            let appended = inner.append(batch);
+            if commits && let Some(act) = moment.after.lock().take() {
+                act();
+            }
+            appended
+        })
     }
 }
 
@@ -57,7 +48,7 @@ fn contents(messages: &[Arc<Message>]) -> Vec<String> {
 
 /// What the records say of a session's history.
 fn folded(journal: &dyn Journal, session: &SessionHandle) -> Vec<Arc<Message>> {
-    let entries = journal.entries_since(session.id(), Seq(0));
+    let entries = entries(journal, session.id());
     let records: Vec<_> = entries.into_iter().map(|entry| entry.record).collect();
     History::fold(&records, 65_536).messages().to_vec()
 }
@@ -68,7 +59,8 @@ async fn answering() -> Provider {
 
 async fn said_at(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + Send>)) {
     let provider = answering().await;
-    let journal = Arc::new(Moment::default());
+    let moment = Arc::new(Moment::default());
+    let journal = moment.engine();
     let setup = setup(&provider, Registry::new(), |_| ());
     let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
@@ -80,7 +72,7 @@ async fn said_at(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + Send>)) {
             actor.cast(SessionMessage::Steer { input: input.into(), reply: reply.into() }).unwrap();
         }
     };
-    choose(&journal, Box::new(steer));
+    choose(&moment, Box::new(steer));
     let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
     assert_eq!((report.run_end, report.turns), (RunEnd::Answered, 2));
     assert_eq!(contents(report.run_messages()), ["go", "one", "more", "two"]);
@@ -174,7 +166,7 @@ async fn what_waits_is_in_the_records_in_its_turn() {
     assert_eq!(first.report.await.unwrap().run_end, RunEnd::Stopped);
     let report = timeout(SOON, second.report).await.unwrap().unwrap();
     assert_eq!((report.run_id, report.run_end), (second.run_id.clone(), RunEnd::Answered));
-    let entries = journal.entries_since(session.id(), Seq(0));
+    let entries = entries(&*journal, session.id());
     let place = |is_it: &dyn Fn(&Record) -> bool| {
         entries.iter().find(|entry| is_it(&entry.record)).expect("a record").seq
     };

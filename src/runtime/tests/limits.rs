@@ -157,7 +157,7 @@ async fn a_session_that_dies_leaves_neither_place_nor_records() {
     session.run("go").await.unwrap();
     session.actor().get_cell().kill();
     until("its place is free", || host.counts().sessions == 0 && host.sessions().is_empty()).await;
-    assert_eq!(journal.entries_since(session.id(), crate::record::Seq(0)), []);
+    assert_eq!(super::engine::entries(&*journal, session.id()), []);
     let session = host.open_session(open).await.unwrap();
     assert_eq!(session.run("go").await.unwrap().run_end, RunEnd::Answered);
 }

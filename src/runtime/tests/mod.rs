@@ -2,6 +2,7 @@
 
 mod client;
 mod deaths;
+mod engine;
 mod hostile;
 mod inputs;
 mod limits;

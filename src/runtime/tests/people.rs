@@ -215,7 +215,7 @@ async fn what_a_tool_answered_is_in_the_journal_and_with_a_no_nowhere_else() {
     for request in provider.requests() {
         assert!(!request.to_string().contains("secret"), "{request}");
     }
-    let entries = journal.entries_since(session.id(), Seq(0));
+    let entries = super::engine::entries(&*journal, session.id());
     let reported = entries.iter().find_map(|Entry { record, .. }| {
         let Record::CallReported { outcome, .. } = record else { return None };
         Some(outcome.content.as_str())

@@ -3,11 +3,12 @@
 use futures::StreamExt as _;
 use tokio::sync::Barrier;
 
+use super::engine::{Engine, entries};
 use super::provider::{Reply, asks_for, says};
 use super::*;
 use crate::config::RunOverrides;
 use crate::event::Event;
-use crate::journal::{Acknowledge, Appended, Entry};
+use crate::journal::{Appended, Stage, Tell};
 use crate::message::Message;
 use crate::record::{Record, Seq, StopMode};
 use crate::telemetry::Delivery;
@@ -211,35 +212,17 @@ async fn out_of_turns_the_model_is_asked_for_a_final_answer() {
     assert_eq!(provider.requests()[1]["tool_choice"], "none");
 }
 
-/// An engine that needs a while to make a batch durable.
-#[derive(Debug, Default)]
-struct SlowJournal {
-    inner: MemoryJournal,
-    waiting: Arc<parking_lot::Mutex<std::collections::VecDeque<Pending>>>,
-}
+/// Batches whose engine needs a while to make them durable.
+type Waiting = Arc<parking_lot::Mutex<std::collections::VecDeque<Tell>>>;
 
-struct Pending(Acknowledge);
-
-impl std::fmt::Debug for Pending {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Pending")
-    }
-}
-
-impl Journal for SlowJournal {
-    fn append(&self, session: &SessionId, batch: Vec<Entry>, then: Acknowledge) -> Appended {
-        self.inner.append(session, batch, Box::new(|| ()));
-        self.waiting.lock().push_back(Pending(then));
+fn slow_journal(waiting: &Waiting) -> Arc<Engine> {
+    let waiting = Arc::clone(waiting);
+    Engine::new(move |inner, mut batch| {
+        let tell = std::mem::replace(&mut batch.tell, Box::new(|_| ()));
+        inner.append(batch);
+        waiting.lock().push_back(tell);
         Appended::Queued
-    }
-
-    fn entries_since(&self, session: &SessionId, after: Seq) -> Vec<Entry> {
-        self.inner.entries_since(session, after)
-    }
-
-    fn remove(&self, session: &SessionId) {
-        self.inner.remove(session);
-    }
+    })
 }
 
 #[tokio::test]
@@ -253,7 +236,8 @@ async fn a_call_with_effects_waits_until_its_intent_is_durable() {
             async { Ok("paid".into()) }
         }
     });
-    let journal = Arc::new(SlowJournal::default());
+    let waiting = Waiting::default();
+    let journal = slow_journal(&waiting);
     let setup = setup(&provider, registry([pay]), |_| ());
     let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
@@ -261,7 +245,7 @@ async fn a_call_with_effects_waits_until_its_intent_is_durable() {
     let intended = {
         let (journal, id) = (Arc::clone(&journal), session.id().clone());
         move || {
-            let entries = journal.entries_since(&id, Seq(0));
+            let entries = entries(&*journal, &id);
             entries.iter().any(|entry| matches!(entry.record, Record::CallIntended { .. }))
         }
     };
@@ -269,12 +253,12 @@ async fn a_call_with_effects_waits_until_its_intent_is_durable() {
     tokio::task::yield_now().await;
     assert!(!paid.load(Ordering::SeqCst), "it ran before its intent was durable");
     let disk = spawn({
-        let waiting = Arc::clone(&journal.waiting);
+        let waiting = Arc::clone(&waiting);
         async move {
             loop {
                 let next = waiting.lock().pop_front();
                 match next {
-                    Some(Pending(then)) => then(),
+                    Some(mut tell) => tell(Stage::Durable),
                     None => sleep(Duration::from_millis(1)).await,
                 }
             }

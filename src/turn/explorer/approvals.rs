@@ -30,8 +30,8 @@ impl World {
     /// What was said about a question, as far as the journal knows.
     fn said(&self, (key, phase): Question, log: &[Record]) -> Option<Verdict> {
         log.iter().find_map(|record| match record {
-            Record::ApprovalGiven { key: k, phase: p, judgement } if (*k, *p) == (key, phase) => {
-                Some(judgement.verdict)
+            Record::ApprovalGiven { key: k, phase: p, verdict, .. } if (*k, *p) == (key, phase) => {
+                Some(*verdict)
             }
             _ => None,
         })
@@ -82,7 +82,7 @@ impl World {
 
     pub(super) fn show(&mut self, question: Question) {
         let durable = &self.log[..self.durable as usize];
-        let is_asked = |record: &Record| matches!(record, Record::ApprovalAsked { key, phase } if (*key, *phase) == question);
+        let is_asked = |record: &Record| matches!(record, Record::ApprovalAsked { asked } if (asked.call.key, asked.phase) == question);
         assert!(durable.iter().any(is_asked), "a question was shown before it was durable");
         let call = self.turn.calls.iter().find(|call| call.key() == question.0);
         assert!(call.is_some_and(Call::is_kept), "a question about a call that is gone");
@@ -160,10 +160,10 @@ impl World {
         });
         self.check_clock(scenario);
         let decided = self.log.iter().filter_map(|record| match record {
-            Record::ApprovalGiven { key, phase, judgement }
+            Record::ApprovalGiven { key, phase, verdict, .. }
                 if self.turn.position(*key).is_some() =>
             {
-                Some((*key, *phase, judgement.verdict))
+                Some((*key, *phase, *verdict))
             }
             _ => None,
         });

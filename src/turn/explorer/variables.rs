@@ -53,7 +53,7 @@ impl World {
         let mut variables = Variables::default();
         for call in self.turn.calls.iter().filter(|call| call.is_kept()) {
             let last = self.log.iter().rev().find_map(|record| match record {
-                Record::CallEnded { key, writes, .. } if *key == call.key() => Some(writes),
+                Record::CallEnded { call: of, writes, .. } if of.key == call.key() => Some(writes),
                 _ => None,
             });
             let Some(writes) = last else { return (call.key().index, variables) };

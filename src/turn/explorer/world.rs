@@ -233,8 +233,8 @@ impl World {
         // What the journal knows is not told again.
         self.ended.clear();
         for record in &self.log {
-            if let Record::CallEnded { key, outcome, .. } = record {
-                self.ended.insert(*key, outcome.clone());
+            if let Record::CallEnded { call, outcome, .. } = record {
+                self.ended.insert(call.key, outcome.clone());
             }
         }
         self.cancel_counts = false;
@@ -316,12 +316,13 @@ impl World {
     pub(super) fn perform_one(&mut self, effect: Effect, scenario: &Scenario) {
         match effect {
             Effect::Record(record) => {
-                if let Record::CallEnded { key, outcome, writes, .. } = &record {
-                    assert!(!self.released.contains(key), "an outcome changed after its release");
-                    self.check_writes(*key, outcome, writes);
+                if let Record::CallEnded { call, outcome, writes, .. } = &record {
+                    let changes = self.released.contains(&call.key);
+                    assert!(!changes, "an outcome changed after its release");
+                    self.check_writes(call.key, outcome, writes);
                 }
-                if let Record::ApprovalAsked { key, phase } = &record {
-                    self.check_asked(*key, *phase, &scenario.spec.rules);
+                if let Record::ApprovalAsked { asked } = &record {
+                    self.check_asked(asked.call.key, asked.phase, &scenario.spec.rules);
                 }
                 self.log.push(record);
             }
@@ -347,13 +348,11 @@ impl World {
                 assert!(self.running.remove(&key), "abort of what does not run");
             }
             Effect::Emit(Event::CallEnded { result, .. }) => {
-                let durable = &self.log[..self.durable as usize];
                 let key = result.call.key;
+                let record = self.log.last();
                 assert!(
-                    durable
-                        .iter()
-                        .any(|r| matches!(r, Record::CallEnded { key: k, .. } if *k == key)),
-                    "an outcome was told before it was durable"
+                    matches!(record, Some(Record::CallEnded { call, .. }) if call.key == key),
+                    "an outcome was not told right behind its record"
                 );
                 self.check_seen(&result);
                 let before = self.ended.insert(key, result.outcome);

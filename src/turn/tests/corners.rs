@@ -186,7 +186,8 @@ fn a_failed_call_is_no_second_try_for_its_duplicate_after_a_crash() {
     let mut driver = Driver::with(rules(PARALLEL));
     driver.deltas([call(0, "pure", "{}"), call(1, "pure", "{}")]).well();
     driver.outcome(0, ToolOutcome::not_ok(FAILED, FailureKind::ToolError, "no"));
-    let first = |record: &Record| matches!(record, Record::CallEnded { key, .. } if key.index == 0);
+    let first =
+        |record: &Record| matches!(record, Record::CallEnded { call, .. } if call.key.index == 0);
     let kept = driver.log.iter().position(first).unwrap() + 1;
     driver.crash(kept).started(&[]);
     let results = &driver.commit.as_ref().unwrap().results;
