@@ -67,7 +67,7 @@ pub struct InvalidSessionId;
 
 /// The name of a run, unique in the process's life and beyond: `run_` and 16 hex digits. Cloning
 /// shares it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunId(pub Arc<str>);
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use super::Failure;
 use crate::config::{ApiKey, BaseUrl, Config, ModelConfig, REHEARSAL, Wire};
 use crate::rehearsal::{Rehearsal, RehearsalOptions};
+use crate::runtime::HostError;
 use crate::tool::{BuiltinError, BuiltinOptions, Registry, builtin};
 
 /// The file that is read where no other is named, if it is there.
@@ -92,6 +93,15 @@ impl ModelArgs {
         }
         config.use_model(FLAGS_MODEL, described);
         Ok(())
+    }
+}
+
+/// A host that cannot start because of its journal was told wrongly where that is, or somebody has
+/// to look at it.
+pub(super) fn not_started(error: HostError) -> Failure {
+    match error {
+        HostError::Journal(error) => Failure::usage(error),
+        error => Failure::failed(error),
     }
 }
 

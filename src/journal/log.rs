@@ -44,7 +44,7 @@ struct State {
 }
 
 /// Told of every record up to which all are durable, in order, and once of a failure.
-pub type Listener = Box<dyn Fn(Result<Seq, JournalError>) + Send + Sync>;
+pub(super) type Listener = Box<dyn Fn(Result<Seq, JournalError>) + Send + Sync>;
 
 /// A record, and how much watchers had been shown of the running attempt by then.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -52,6 +52,14 @@ impl SessionHandle {
         &self.id
     }
 
+    /// The agent's name.
+    ///
+    /// # Errors
+    /// When there is no such session.
+    pub async fn agent(&self) -> Result<String, HostError> {
+        Ok(self.link.live(&self.id).await?.agent.clone())
+    }
+
     /// What the session is doing, as far as that is known without waking it.
     #[must_use]
     pub fn state(&self) -> SessionState {
@@ -211,9 +219,13 @@ impl SessionHandle {
         loop {
             let asleep = shared.take_sleeping(vec![self.id.clone()]);
             if !asleep.is_empty() {
-                return past::delete(&self.link, &self.id).await;
+                return match past::delete(&self.link, &self.id).await {
+                    Err(HostError::NoSuchSession(_)) => Ok(()),
+                    deleted => deleted,
+                };
             }
-            match self.link.ask(&self.id, |reply| SessionMessage::Close { reply }).await {
+            let close = |reply| SessionMessage::Close { reply };
+            match self.link.ask(&self.id, close).await {
                 Ok((closed, _)) => return closed,
                 Err(HostError::SessionClosed | HostError::NoSuchSession(_)) => return Ok(()),
                 // Whatever is wrong with it, it can be deleted.
@@ -259,8 +271,9 @@ impl StartedRun {
     ///
     /// # Errors
     /// When that cannot be stored.
-    pub async fn stored(&self) -> Result<(), HostError> {
-        Ok(self.log.until_durable(self.seq).await?)
+    pub fn stored(&self) -> impl Future<Output = Result<(), HostError>> + Send + use<> {
+        let (log, seq) = (Arc::clone(&self.log), self.seq);
+        async move { Ok(log.until_durable(seq).await?) }
     }
 }
 

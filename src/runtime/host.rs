@@ -45,7 +45,8 @@ impl Actor for HostActor {
         shared: Arc<Shared>,
     ) -> Result<State, ActorProcessingErr> {
         let link = Link { shared, host: myself.clone() };
-        let period = (link.shared.idle_after / 2).clamp(Duration::from_millis(50), UPKEEP);
+        let idle = link.shared.idle_after.unwrap_or(UPKEEP);
+        let period = (idle / 2).clamp(Duration::from_millis(50), UPKEEP);
         // Not counted: it lives as long as the host.
         let upkeep = Task::spawn(&Gauge::default(), async move {
             loop {

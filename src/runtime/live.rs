@@ -24,6 +24,7 @@ const TRIES: u32 = 100;
 /// A session that is awake.
 #[derive(Debug)]
 pub(super) struct Live {
+    pub(super) agent: String,
     pub(super) actor: ActorRef<SessionMessage>,
     pub(super) listeners: Listeners,
     pub(super) log: Arc<SessionLog>,
@@ -125,7 +126,8 @@ impl Link {
     /// somebody asks for it.
     pub(super) fn go_on_waking(&self, id: &SessionId, now: bool) {
         let mut index = self.shared.index.lock();
-        let is_wanted = matches!(index.get(id), Some(Place::Waking(waiting)) if now || !waiting.is_empty());
+        let is_wanted =
+            matches!(index.get(id), Some(Place::Waking(waiting)) if now || !waiting.is_empty());
         if is_wanted {
             self.wake(id);
         } else {

@@ -60,7 +60,7 @@ pub(super) enum SessionMessage {
     /// Tell what the session holds.
     Snapshot { reply: RpcReplyPort<SessionSnapshot> },
     /// Stop the run, then end the session and forget its records.
-    Close { reply: RpcReplyPort<()> },
+    Close { reply: RpcReplyPort<Result<(), HostError>> },
     /// A turn is over. Counted only if it comes from the run's present actors.
     TurnCommitted { epoch: u64, record: Box<TurnRecord> },
     /// The next result of the running turn, in call order.

@@ -155,10 +155,7 @@ impl Host {
     ///
     /// # Errors
     /// When a configured model cannot be asked, or the journal cannot be read.
-    pub async fn start_on(
-        setup: HostSetup,
-        journal: Arc<dyn Journal>,
-    ) -> Result<Self, HostError> {
+    pub async fn start_on(setup: HostSetup, journal: Arc<dyn Journal>) -> Result<Self, HostError> {
         Self::start_with(setup, Some(journal)).await
     }
 
@@ -289,7 +286,7 @@ impl Host {
 
     /// Sets the metrics of what there is now, as is done every 5 seconds as well.
     pub fn bring_metrics_up_to_date(&self) {
-        self.shared().show_counts();
+        self.shared().show_all();
     }
 
     /// Its metrics.

@@ -142,7 +142,12 @@ pub(super) async fn fork(
     Ok(SessionHandle::new(id, link))
 }
 
-async fn prefix(link: &Link, from: &SessionId, at: Seq, to: &SessionId) -> Result<Opening, HostError> {
+async fn prefix(
+    link: &Link,
+    from: &SessionId,
+    at: Seq,
+    to: &SessionId,
+) -> Result<Opening, HostError> {
     let (shared, source, new) = (Arc::clone(&link.shared), from.clone(), to.clone());
     let (rebuilt, adopted) = link
         .read(move || {

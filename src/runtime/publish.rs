@@ -19,8 +19,18 @@ pub(super) struct Publisher {
 }
 
 impl Publisher {
-    pub(super) fn new(session: SessionId, telemetry: Telemetry) -> Self {
+    /// All up to `_from` has been shown before.
+    pub(super) fn new(session: SessionId, telemetry: Telemetry, _from: Seq) -> Self {
         Self { session, bus: Arc::new(Bus::new()), telemetry }
+    }
+
+    pub(super) fn durable(&self, _: Seq) {}
+
+    pub(super) fn fail(&self, _: &crate::journal::JournalError) {}
+
+    /// Whether anybody listens.
+    pub(super) fn has_listeners(&self) -> bool {
+        !self.bus.is_idle()
     }
 
     /// The door for those who listen. It does not keep the subscribers' streams alive: they end

@@ -8,9 +8,7 @@ use tokio::time::Instant;
 use super::error::HostError;
 use super::live::Link;
 use crate::config::{Config, JournalEngine};
-use crate::journal::{
-    Journal, JournalError, Listing, MemoryJournal, SqliteJournal, SqliteOptions,
-};
+use crate::journal::{Journal, JournalError, Listing, MemoryJournal, SqliteJournal, SqliteOptions};
 use crate::telemetry::Telemetry;
 use crate::types::{SessionId, SessionState};
 
@@ -35,7 +33,7 @@ pub(super) async fn open_journal(
             let options = SqliteOptions {
                 durability: config.journal.durability,
                 holder: format!("listening on {}", config.host.listen),
-                observer: Arc::new(telemetry.metrics().journal_observer()),
+                observer: Arc::new(telemetry.metrics().journal().clone()),
                 queue_max: QUEUE_MAX,
             };
             let opened = blocking(move || SqliteJournal::open(&dir, options)).await??;
@@ -67,7 +65,7 @@ pub(super) async fn recover(link: Link, unfinished: Vec<SessionId>, began: Insta
     let woken = futures::future::join_all(woken).await;
     let recovered = woken.iter().filter(|woken| woken.is_ok()).count();
     let took = began.elapsed();
-    link.shared.telemetry.metrics().recovered(recovered, took);
+    link.shared.telemetry.metrics().journal().recovered(recovered, took);
     tracing::info!(runs = recovered, failed = all - recovered, ?took, "runs_recovered");
 }
 

@@ -36,7 +36,7 @@ pub(super) struct Shared {
     /// How many inputs may wait in one session.
     pub(super) queued_inputs_max: usize,
     /// How long a session idles before it leaves memory.
-    pub(super) idle_after: Duration,
+    pub(super) idle_after: Option<Duration>,
     /// How long a session is kept that nobody touches.
     pub(super) keep_idle: Option<Duration>,
     pub(super) resume: Resume,
@@ -143,7 +143,8 @@ impl Shared {
     /// was there.
     pub(super) fn replace(&self, id: &SessionId, actor: ActorId, place: Option<Place>) -> bool {
         let mut index = self.index.lock();
-        let there = matches!(index.get(id), Some(Place::Awake(live)) if live.actor.get_id() == actor);
+        let there =
+            matches!(index.get(id), Some(Place::Awake(live)) if live.actor.get_id() == actor);
         if there {
             match place {
                 Some(place) => index.insert(id.clone(), place),
@@ -195,7 +196,11 @@ impl Shared {
         metrics.sessions(SessionState::Running, runs);
         metrics.sessions(SessionState::Idle, awake.saturating_sub(runs));
         metrics.sessions(SessionState::Hibernated, sessions.saturating_sub(awake));
-        let journal = self.journal.status();
-        metrics.journal(journal.queued, journal.bytes);
+    }
+
+    /// The same, and the journal's, which asks the disk.
+    pub(super) fn show_all(&self) {
+        self.show_counts();
+        self.telemetry.metrics().journal().status(self.journal.status());
     }
 }

@@ -15,15 +15,16 @@ const DELETED_MAX: usize = 1000;
 
 pub(super) fn keep_up(link: &Link) {
     let shared = &link.shared;
-    shared.show_counts();
+    shared.show_all();
     shared.telemetry.upkeep();
-    let idle = shared.idle_after;
-    let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
-    let now = shared.clock_ms();
-    for (_, live) in shared.all_awake() {
-        if now.saturating_sub(live.state.touched_ms.load(Ordering::Relaxed)) >= idle_ms {
-            // One that is gone needs no telling.
-            let _ = live.actor.cast(SessionMessage::Hibernate { idle });
+    if let Some(idle) = shared.idle_after {
+        let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
+        let now = shared.clock_ms();
+        for (_, live) in shared.all_awake() {
+            if now.saturating_sub(live.state.touched_ms.load(Ordering::Relaxed)) >= idle_ms {
+                // One that is gone needs no telling.
+                let _ = live.actor.cast(SessionMessage::Hibernate { idle });
+            }
         }
     }
     ring(link);

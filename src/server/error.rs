@@ -72,7 +72,9 @@ impl ApiError {
             }
             HostError::Full(_) | HostError::QueueFull(_) => StatusCode::TOO_MANY_REQUESTS,
             HostError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
-            HostError::Config(_) | HostError::Journal(_) | HostError::Rebuild(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            HostError::Config(_) | HostError::Journal(_) | HostError::Rebuild(_) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
         };
         // Runs end and make room; nobody knows when, so the shortest wait is said.
         let header =

@@ -149,6 +149,8 @@ fn router(shared: AppState, guard: Guard) -> Router {
         .route("/v1/sessions/{id}", get(sessions::snapshot).delete(sessions::close))
         .route("/v1/sessions/{id}/runs", post(runs::start))
         .route("/v1/sessions/{id}/steer", post(runs::steer))
+        .route("/v1/sessions/{id}/resume", post(runs::resume))
+        .route("/v1/sessions/{id}/fork", post(sessions::fork))
         .route("/v1/sessions/{id}/stop", post(runs::stop))
         .route("/v1/sessions/{id}/approvals/{tool_id}", post(approvals::decide))
         .fallback(unknown_path)

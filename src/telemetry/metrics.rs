@@ -8,6 +8,7 @@ use ::metrics::{Counter, Gauge, Histogram};
 
 use super::families::{PerName, PerTool, PerValue, SharedRecorder};
 use super::handles::{AgentHandles, ModelHandles};
+use super::journal::JournalMeter;
 use super::models::ModelMeter;
 use super::names;
 use crate::event::{Event, Oddity, RunStats, ServiceCallStatus, TurnSummary};
@@ -52,6 +53,7 @@ pub struct Metrics {
     calls_waiting: Gauge,
     threads_abandoned: Gauge,
     sessions: Vec<(SessionState, Gauge)>,
+    journal: JournalMeter,
 
     tools: PerTool,
     models: PerName<ModelHandles>,
@@ -148,6 +150,7 @@ impl Metrics {
             calls_waiting: names::CALLS_WAITING.gauge(&recorder, &[]),
             threads_abandoned: names::THREADS_ABANDONED.gauge(&recorder, &[]),
             sessions: SessionState::ALL.into_iter().map(sessions).collect(),
+            journal: JournalMeter::new(&recorder),
             tools: PerTool::new(&recorder, tools),
             models: PerName::default(),
             agents: PerName::default(),
@@ -242,6 +245,12 @@ impl Metrics {
     #[must_use]
     pub fn model(&self, name: &str) -> ModelMeter {
         ModelMeter::new(&self.recorder, name)
+    }
+
+    /// The metrics of the journal.
+    #[must_use]
+    pub fn journal(&self) -> &JournalMeter {
+        &self.journal
     }
 
     /// Sets how many open sessions are in a state.

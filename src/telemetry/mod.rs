@@ -9,6 +9,7 @@ pub mod bus;
 mod exporter;
 mod families;
 mod handles;
+mod journal;
 pub mod logs;
 mod metrics;
 mod models;

@@ -120,7 +120,7 @@ impl SqliteJournal {
 
     /// Stores what waits, closes the database and lets go of the directory. What is appended
     /// later fails. Waits for the disk, as dropping the engine does.
-    pub fn close(&self) {
+    fn end(&self) {
         // The writer's connection is to be the last one: it empties the write-ahead log.
         self.readers.close();
         self.queue.close();
@@ -180,11 +180,15 @@ impl Journal for SqliteJournal {
     fn status(&self) -> JournalStatus {
         JournalStatus { queued: self.queue.len(), bytes: database::bytes(&self.file) }
     }
+
+    fn close(&self) {
+        self.end();
+    }
 }
 
 impl Drop for SqliteJournal {
     fn drop(&mut self) {
-        self.close();
+        self.end();
     }
 }
 
@@ -203,7 +207,9 @@ fn job(batch: Batch) -> Option<Job> {
         _ => None,
     };
     let state = entries.iter().rev().find_map(|entry| match entry.record {
-        Record::RunStarted { .. } => Some(SessionState::Running),
+        Record::RunStarted { .. } | Record::RunEnded { waiting: 1.., .. } => {
+            Some(SessionState::Running)
+        }
         Record::RunEnded { .. } => Some(SessionState::Idle),
         _ => None,
     });

@@ -100,7 +100,9 @@ pub(super) fn list(
     let mut values = vec![Value::Text(after.to_owned())];
     match listing.state {
         Some(SessionState::Running) => query.push_str(" AND s.running = 1"),
-        Some(SessionState::Idle) => query.push_str(" AND s.running = 0"),
+        Some(SessionState::Idle | SessionState::Hibernated) => {
+            query.push_str(" AND s.running = 0");
+        }
         None => {}
     }
     if let Some(time) = listing.touched_before {

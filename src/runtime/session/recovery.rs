@@ -12,11 +12,14 @@ use super::State;
 use crate::journal::Urgency;
 use crate::record::{Record, Seq};
 use crate::runtime::message::SessionMessage;
-use crate::turn::{CancelReason, Effect, Turn, TurnEnd, TurnRecord, TurnSpec};
+use crate::turn::{CancelReason, Effect, Turn, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
 
 /// How often the actors of one run are replaced.
 const RECOVERIES_MAX: u32 = 3;
+
+/// What is told of a run whose actors died more often.
+const DIED: &str = "the run's actors died too often";
 
 impl State {
     /// An actor is gone. If it was one of the run's, the run goes on without it.
@@ -45,7 +48,7 @@ impl State {
         run.recovering = None;
         run.recoveries += 1;
         if run.recoveries > RECOVERIES_MAX {
-            self.give_up();
+            self.give_up("internal_error", DIED);
             return;
         }
         match self.spawn_actors(myself).await {
@@ -56,12 +59,14 @@ impl State {
                 run.people += std::mem::take(&mut run.open).rested();
                 let after = run.turn_after;
                 let records = self.records_since(after);
-                match self.committed(&records) {
+                match TurnRecord::from_records(&records) {
+                    // It was over, but the session has not heard of it: the end of an actor
+                    // overtakes its last message.
                     Some(record) => self.commit(record),
                     None => self.hand_out_turn(Some(records)),
                 }
             }
-            Err(_) => self.give_up(),
+            Err(_) => self.give_up("internal_error", DIED),
         }
     }
 
@@ -69,53 +74,23 @@ impl State {
         self.log.entries_since(after).iter().map(|entry| entry.record.clone()).collect()
     }
 
-    /// The running turn, if it was over before its accumulator died but the session has not heard
-    /// of it: the end of an actor overtakes its last message.
-    fn committed(&self, records: &[Record]) -> Option<TurnRecord> {
-        let (turn, run) = (self.turn, self.run.as_ref()?);
-        let is_it = |record: &&Record| matches!(record, Record::TurnCommitted { turn: of, .. } if *of == turn);
-        records.iter().find(is_it)?;
-        let spec = self.turn_spec(run);
-        let is_out_of_time = spec.run_time_left.is_some_and(|left| left.is_zero());
-        let why = run.cancel.or(is_out_of_time.then_some(CancelReason::RunTimeout));
-        let mut turn = Turn::resume(spec, records);
-        turn.handle_recorded(Duration::ZERO, u64::MAX);
-        // All but the commit itself was recorded and told before.
-        let mut record = std::iter::from_fn(|| turn.poll()).find_map(|effect| match effect {
-            Effect::Commit(record) => Some(*record),
-            Effect::Record(_)
-            | Effect::Request(_)
-            | Effect::Disconnect
-            | Effect::Reserve { .. }
-            | Effect::GiveUp(_)
-            | Effect::Start(..)
-            | Effect::Abort(_)
-            | Effect::Emit(_)
-            | Effect::Release(_) => None,
-        })?;
-        // That it was cut off stands in its records, but not why; the run knows.
-        if let (TurnEnd::Cancelled(CancelReason::Shutdown), Some(why)) = (&record.end, why) {
-            record.end = TurnEnd::Cancelled(why);
-        }
-        Some(record)
-    }
-
     /// Ends the run as failed. What its turn left open is answered here, without actors.
-    fn give_up(&mut self) {
+    pub(super) fn give_up(&mut self, code: &str, message: &str) {
         let Some(run) = self.run.as_ref() else { return };
         let (spec, id) = (self.turn_spec(run), run.id.clone());
         let records = self.records_since(run.turn_after);
         // What killed the actors may be a bug of the turn itself.
-        let ended = catch_unwind(AssertUnwindSafe(|| self.cancel_turn(spec, &id, &records)));
+        let ended = catch_unwind(AssertUnwindSafe(|| match TurnRecord::from_records(&records) {
+            Some(record) => Some(record),
+            None if records.is_empty() => None,
+            None => self.cancel_turn(spec, &id, &records),
+        }));
         if let Ok(Some(record)) = ended {
             self.write(record);
         }
-        let error = RunError {
-            code: "internal_error".to_owned(),
-            message: "the run's actors died too often".to_owned(),
-            transient: true,
-        };
-        self.end_run(RunEnd::Failed, String::new(), Some(error));
+        let (code, message) = (code.to_owned(), message.to_owned());
+        let error = RunError { code, message, transient: true };
+        self.end_run(Vec::new(), RunEnd::Failed, String::new(), Some(error));
     }
 
     /// Cancels the turn that these records are of, and answers its open calls.
@@ -125,11 +100,11 @@ impl State {
         turn.handle_cancel(Duration::ZERO, CancelReason::Shutdown);
         let (mut committed, mut stored) = (None, 0);
         loop {
-            let mut batch = Vec::new();
+            let (mut batch, mut events) = (Vec::new(), Vec::new());
             while let Some(effect) = turn.poll() {
                 match effect {
                     Effect::Record(record) => batch.push(record),
-                    Effect::Emit(event) => self.publisher.publish(run, number, event),
+                    Effect::Emit(event) => events.push((batch.len() as u64, event)),
                     Effect::Commit(record) => committed = Some(*record),
                     Effect::Request(_)
                     | Effect::Disconnect
@@ -140,11 +115,20 @@ impl State {
                     | Effect::Release(_) => {}
                 }
             }
-            if batch.is_empty() {
+            let count = batch.len() as u64;
+            let (last, _) = self.log.append(batch, Urgency::Lazy, || ());
+            for (behind, event) in events {
+                if event.is_recorded() {
+                    let seq = Seq(last.0.saturating_sub(count) + behind);
+                    self.publisher.publish_recorded(run, number, event, seq);
+                } else {
+                    self.publisher.publish(run, number, event);
+                }
+            }
+            if count == 0 {
                 return committed;
             }
-            stored += batch.len() as u64;
-            self.log.append(batch, Urgency::Lazy, || ());
+            stored += count;
             turn.handle_recorded(Duration::ZERO, stored);
         }
     }

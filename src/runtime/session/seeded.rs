@@ -2,6 +2,7 @@
 
 use super::State;
 use crate::event::{CallLabel, Event};
+use crate::journal::Urgency;
 use crate::record::{Record, Seq};
 use crate::turn::{SeededTurn, TurnPlan};
 
@@ -10,6 +11,13 @@ impl State {
     pub(super) fn seeded_turn(&self) -> Option<SeededTurn> {
         let calls = self.history.open_calls()?;
         Some(SeededTurn::new(self.turn + 1, calls, &self.run_agent.rules))
+    }
+
+    /// Begins the turn of a run that was begun before it could be recorded.
+    pub(super) fn record_seeded_turn(&mut self, plan: TurnPlan, seeded: SeededTurn) {
+        let after = self.log.last();
+        self.log.append(vec![seeded.response.clone()], Urgency::Lazy, || ());
+        self.begin_seeded_turn(plan, seeded, after);
     }
 
     /// Begins the turn, whose response is recorded right behind `after`.
@@ -31,7 +39,8 @@ impl State {
             }
         }
         if let Some(limit) = seeded.limit {
-            self.tell_limit(limit);
+            let told = self.take_limit(limit);
+            self.tell(vec![told]);
         }
         self.hand_out_turn(Some(vec![seeded.response]));
     }
