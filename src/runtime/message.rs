@@ -19,7 +19,7 @@ use super::request::RunRequest;
 use super::snapshot::SessionSnapshot;
 use crate::context::Variables;
 use crate::event::ApprovalRequest;
-use crate::record::{Record, Seq, StopMode};
+use crate::record::{Entry, Seq, StopMode};
 use crate::turn::{
     ApprovalError, AttemptPlan, CancelReason, Decision, Place, ResponseEnd, ToolDone, TurnRecord,
     TurnSpec,
@@ -119,8 +119,8 @@ pub(super) struct TurnStart {
     pub(super) spec: TurnSpec,
     pub(super) run: RunId,
     pub(super) request: Arc<ModelRequest>,
-    /// The records of the turn, if it began before its last accumulator died.
-    pub(super) resume: Option<Vec<Record>>,
+    /// What was recorded of the turn, if it began before its last accumulator died.
+    pub(super) resume: Option<Vec<Arc<Entry>>>,
     /// The turn is cancelled before it has begun.
     pub(super) cancel: Option<CancelReason>,
 }

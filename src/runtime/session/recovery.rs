@@ -4,15 +4,16 @@
 //! then the turn goes on, with new actors, from its records.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ractor::{ActorId, ActorRef};
 
 use super::State;
-use crate::journal::Urgency;
-use crate::record::{Record, Seq};
+use crate::journal::{Urgency, unix_ms};
+use crate::record::Entry;
 use crate::runtime::message::SessionMessage;
-use crate::turn::{CancelReason, Effect, Turn, TurnEnd, TurnRecord, TurnSpec};
+use crate::turn::{CancelReason, Effect, Turn, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
 
 /// How often the actors of one run are replaced.
@@ -54,59 +55,25 @@ impl State {
                 run.actors = actors;
                 // The time that the turn has waited for people is no more known to it.
                 run.people += std::mem::take(&mut run.open).rested();
-                let after = run.turn_after;
-                let records = self.records_since(after);
-                match self.committed(&records) {
+                let entries = self.log.entries_since(run.turn_after);
+                match committed(&entries) {
                     Some(record) => self.commit(record),
-                    None => self.hand_out_turn(Some(records)),
+                    None => self.hand_out_turn(Some(entries)),
                 }
             }
             Err(_) => self.give_up(),
         }
     }
 
-    fn records_since(&self, after: Seq) -> Vec<Record> {
-        self.log.entries_since(after).iter().map(|entry| entry.record.clone()).collect()
-    }
-
-    /// The running turn, if it was over before its accumulator died but the session has not heard
-    /// of it: the end of an actor overtakes its last message.
-    fn committed(&self, records: &[Record]) -> Option<TurnRecord> {
-        let (turn, run) = (self.turn, self.run.as_ref()?);
-        let is_it = |record: &&Record| matches!(record, Record::TurnCommitted { turn: of, .. } if *of == turn);
-        records.iter().find(is_it)?;
-        let spec = self.turn_spec(run);
-        let is_out_of_time = spec.run_time_left.is_some_and(|left| left.is_zero());
-        let why = run.cancel.or(is_out_of_time.then_some(CancelReason::RunTimeout));
-        let mut turn = Turn::resume(spec, records);
-        turn.handle_recorded(Duration::ZERO, u64::MAX);
-        // All but the commit itself was recorded and told before.
-        let mut record = std::iter::from_fn(|| turn.poll()).find_map(|effect| match effect {
-            Effect::Commit(record) => Some(*record),
-            Effect::Record(_)
-            | Effect::Request(_)
-            | Effect::Disconnect
-            | Effect::Reserve { .. }
-            | Effect::GiveUp(_)
-            | Effect::Start(..)
-            | Effect::Abort(_)
-            | Effect::Emit(_)
-            | Effect::Release(_) => None,
-        })?;
-        // That it was cut off stands in its records, but not why; the run knows.
-        if let (TurnEnd::Cancelled(CancelReason::Shutdown), Some(why)) = (&record.end, why) {
-            record.end = TurnEnd::Cancelled(why);
-        }
-        Some(record)
-    }
-
     /// Ends the run as failed. What its turn left open is answered here, without actors.
     fn give_up(&mut self) {
         let Some(run) = self.run.as_ref() else { return };
         let (spec, id) = (self.turn_spec(run), run.id.clone());
-        let records = self.records_since(run.turn_after);
+        let entries = self.log.entries_since(run.turn_after);
         // What killed the actors may be a bug of the turn itself.
-        let ended = catch_unwind(AssertUnwindSafe(|| self.cancel_turn(spec, &id, &records)));
+        let ended = catch_unwind(AssertUnwindSafe(|| {
+            committed(&entries).or_else(|| self.cancel_turn(spec, &id, &entries))
+        }));
         if let Ok(Some(record)) = ended {
             self.write(record);
         }
@@ -118,11 +85,15 @@ impl State {
         self.end_run(RunEnd::Failed, String::new(), Some(error));
     }
 
-    /// Cancels the turn that these records are of, and answers its open calls.
-    fn cancel_turn(&self, spec: TurnSpec, run: &RunId, records: &[Record]) -> Option<TurnRecord> {
+    /// Cancels the turn that these entries are of, and answers its open calls.
+    fn cancel_turn(
+        &self,
+        spec: TurnSpec,
+        run: &RunId,
+        entries: &[Arc<Entry>],
+    ) -> Option<TurnRecord> {
         let number = spec.number;
-        let mut turn = Turn::resume(spec, records);
-        turn.handle_cancel(Duration::ZERO, CancelReason::Shutdown);
+        let mut turn = Turn::resume(spec, entries, unix_ms(), Some(CancelReason::Shutdown));
         let (mut committed, mut stored) = (None, 0);
         loop {
             let mut batch = Vec::new();
@@ -148,4 +119,10 @@ impl State {
             turn.handle_recorded(Duration::ZERO, stored);
         }
     }
+}
+
+/// The running turn, if it was over before its accumulator died but the session has not heard of
+/// it: the end of an actor overtakes its last message.
+fn committed(entries: &[Arc<Entry>]) -> Option<TurnRecord> {
+    TurnRecord::from_records(entries.iter().map(|entry| &entry.record))
 }

@@ -13,7 +13,7 @@ use super::open::OpenTurn;
 use crate::config::RunOverrides;
 use crate::event::{Event, RunStats};
 use crate::journal::Urgency;
-use crate::record::{Record, Seq};
+use crate::record::{Entry, Record, Seq};
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
 use crate::runtime::agent::Agent;
 use crate::runtime::error::HostError;
@@ -177,7 +177,7 @@ impl State {
     }
 
     /// Gives the turn to the accumulator: a new one, or one that goes on from its records.
-    pub(super) fn hand_out_turn(&self, resume: Option<Vec<Record>>) {
+    pub(super) fn hand_out_turn(&self, resume: Option<Vec<Arc<Entry>>>) {
         let Some(run) = self.run.as_ref() else { return };
         let (messages, repairs) = self.history.request_messages();
         if repairs > 0 {

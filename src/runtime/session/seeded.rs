@@ -33,6 +33,6 @@ impl State {
         if let Some(limit) = seeded.limit {
             self.tell_limit(limit);
         }
-        self.hand_out_turn(Some(vec![seeded.response]));
+        self.hand_out_turn(Some(self.log.entries_since(after)));
     }
 }
