@@ -19,7 +19,7 @@ use super::places::Reservation;
 use super::publish::Publisher;
 use super::task::Task;
 use crate::event::{Event, EventId};
-use crate::journal::{Appended, Noted, SessionLog, Urgency};
+use crate::journal::{Appended, Noted, SessionLog, Urgency, unix_ms};
 use crate::record::Seq;
 use crate::turn::{ApprovalError, Effect, Place, Turn};
 use crate::types::{ApprovalPhase, CallKey, RunId};
@@ -169,13 +169,16 @@ impl Current {
     fn begin(start: TurnStart) -> Self {
         let TurnStart { spec, run, request, resume, cancel } = start;
         let (number, idempotency_scope) = (spec.number, spec.idempotency_scope.clone());
-        let mut turn = match resume {
-            None => Turn::new(spec),
-            Some(records) => Turn::resume(spec, &records),
+        let turn = match resume {
+            None => {
+                let mut turn = Turn::new(spec);
+                if let Some(why) = cancel {
+                    turn.handle_cancel(Duration::ZERO, why);
+                }
+                turn
+            }
+            Some(entries) => Turn::resume(spec, &entries, unix_ms(), cancel),
         };
-        if let Some(why) = cancel {
-            turn.handle_cancel(Duration::ZERO, why);
-        }
         let began = Instant::now();
         Self {
             turn,

@@ -19,7 +19,7 @@ use super::snapshot::SessionSnapshot;
 use crate::context::Variables;
 use crate::event::ApprovalRequest;
 use crate::journal::JournalError;
-use crate::record::{Record, RequestKey, Seq, StopMode};
+use crate::record::{Entry, RequestKey, Seq, StopMode};
 use crate::turn::{
     ApprovalError, AttemptPlan, CancelReason, Decision, Place, ResponseEnd, ToolDone, TurnRecord,
     TurnSpec,
@@ -129,8 +129,8 @@ pub(super) struct TurnStart {
     pub(super) spec: TurnSpec,
     pub(super) run: RunId,
     pub(super) request: Arc<ModelRequest>,
-    /// The records of the turn, if it began before its last accumulator died.
-    pub(super) resume: Option<Vec<Record>>,
+    /// What was recorded of the turn, if it began before its last accumulator died.
+    pub(super) resume: Option<Vec<Arc<Entry>>>,
     /// The turn is cancelled before it has begun.
     pub(super) cancel: Option<CancelReason>,
 }

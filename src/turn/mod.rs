@@ -100,6 +100,9 @@ use clock::Clock;
 use isolation::Visible;
 use reassembly::Reassembly;
 
+/// The limit of a run's time, by its name in the configuration.
+const RUN_TIMEOUT: &str = "run_timeout";
+
 /// One model response and the tool calls in it: the machine that decides everything about them.
 ///
 /// After each `handle_*` the shell calls [`poll`](Self::poll) until it gives none, appends the
@@ -122,6 +125,8 @@ pub struct Turn {
     reusable: BTreeMap<String, ToolOutcome>,
     /// What people have said, call by call.
     judgements: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
+    /// What they had been asked before the turn was resumed, and how long before.
+    asked: BTreeMap<(CallKey, ApprovalPhase), Duration>,
     visible: Visible,
     finish: Option<FinishReason>,
     usage: Usage,
@@ -297,7 +302,7 @@ impl Turn {
         self.expire_questions();
         if self.run_deadline().is_some_and(|deadline| deadline <= now) {
             let timeout = self.spec.rules.limits.run_timeout.unwrap_or_default();
-            self.tell_time("run_timeout", timeout, "ended");
+            self.tell_time(RUN_TIMEOUT, timeout, "ended");
             self.handle_cancel(now, CancelReason::RunTimeout);
         }
         self.settle();
@@ -374,6 +379,7 @@ impl Turn {
             excess_told: false,
             reusable: BTreeMap::new(),
             judgements: BTreeMap::new(),
+            asked: BTreeMap::new(),
             visible: Visible::new(spec.variables.clone()),
             finish: None,
             usage: Usage::default(),

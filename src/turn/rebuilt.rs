@@ -6,6 +6,8 @@
 
 mod fold;
 mod past;
+#[cfg(test)]
+mod prefixes;
 mod requests;
 
 use std::time::Duration;

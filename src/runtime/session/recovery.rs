@@ -4,13 +4,14 @@
 //! then the turn goes on, with new actors, from its records.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ractor::{ActorId, ActorRef};
 
 use super::State;
-use crate::journal::Urgency;
-use crate::record::{Record, Seq};
+use crate::journal::{Urgency, unix_ms};
+use crate::record::{Entry, Seq};
 use crate::runtime::message::SessionMessage;
 use crate::turn::{CancelReason, Effect, Turn, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
@@ -57,33 +58,28 @@ impl State {
                 run.actors = actors;
                 // The time that the turn has waited for people is no more known to it.
                 run.people += std::mem::take(&mut run.open).rested();
-                let after = run.turn_after;
-                let records = self.records_since(after);
-                match TurnRecord::from_records(&records) {
+                let entries = self.log.entries_since(run.turn_after);
+                match committed(&entries) {
                     // It was over, but the session has not heard of it: the end of an actor
                     // overtakes its last message.
                     Some(record) => self.commit(record),
-                    None => self.hand_out_turn(Some(records)),
+                    None => self.hand_out_turn(Some(entries)),
                 }
             }
             Err(_) => self.give_up("internal_error", DIED),
         }
     }
 
-    fn records_since(&self, after: Seq) -> Vec<Record> {
-        self.log.entries_since(after).iter().map(|entry| entry.record.clone()).collect()
-    }
-
     /// Ends the run as failed. What its turn left open is answered here, without actors.
     pub(super) fn give_up(&mut self, code: &str, message: &str) {
         let Some(run) = self.run.as_ref() else { return };
         let (spec, id) = (self.turn_spec(run), run.id.clone());
-        let records = self.records_since(run.turn_after);
+        let entries = self.log.entries_since(run.turn_after);
         // What killed the actors may be a bug of the turn itself.
-        let ended = catch_unwind(AssertUnwindSafe(|| match TurnRecord::from_records(&records) {
+        let ended = catch_unwind(AssertUnwindSafe(|| match committed(&entries) {
             Some(record) => Some(record),
-            None if records.is_empty() => None,
-            None => self.cancel_turn(spec, &id, &records),
+            None if entries.is_empty() => None,
+            None => self.cancel_turn(spec, &id, &entries),
         }));
         if let Ok(Some(record)) = ended {
             self.write(record);
@@ -93,11 +89,15 @@ impl State {
         self.end_run(Vec::new(), RunEnd::Failed, String::new(), Some(error));
     }
 
-    /// Cancels the turn that these records are of, and answers its open calls.
-    fn cancel_turn(&self, spec: TurnSpec, run: &RunId, records: &[Record]) -> Option<TurnRecord> {
+    /// Cancels the turn that these entries are of, and answers its open calls.
+    fn cancel_turn(
+        &self,
+        spec: TurnSpec,
+        run: &RunId,
+        entries: &[Arc<Entry>],
+    ) -> Option<TurnRecord> {
         let number = spec.number;
-        let mut turn = Turn::resume(spec, records);
-        turn.handle_cancel(Duration::ZERO, CancelReason::Shutdown);
+        let mut turn = Turn::resume(spec, entries, unix_ms(), Some(CancelReason::Shutdown));
         let (mut committed, mut stored) = (None, 0);
         loop {
             let (mut batch, mut events) = (Vec::new(), Vec::new());
@@ -132,4 +132,10 @@ impl State {
             turn.handle_recorded(Duration::ZERO, stored);
         }
     }
+}
+
+/// The running turn, if it was over before its accumulator died but the session has not heard of
+/// it: the end of an actor overtakes its last message.
+fn committed(entries: &[Arc<Entry>]) -> Option<TurnRecord> {
+    TurnRecord::from_records(entries.iter().map(|entry| &entry.record))
 }

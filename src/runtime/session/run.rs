@@ -14,7 +14,7 @@ use super::open::OpenTurn;
 use crate::config::RunOverrides;
 use crate::event::{Event, RunStats};
 use crate::journal::Urgency;
-use crate::record::{Record, RequestKey, Seq, StopMode};
+use crate::record::{Entry, Record, RequestKey, Seq, StopMode};
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
 use crate::runtime::agent::Agent;
 use crate::runtime::gauge::Held;
@@ -259,8 +259,7 @@ impl State {
                 None => self.begin_turn(plan),
             },
             Continue::Turn { entries, .. } => {
-                let records = entries.into_iter().map(|entry| entry.record).collect();
-                self.hand_out_turn(Some(records));
+                self.hand_out_turn(Some(entries.into_iter().map(Arc::new).collect()));
             }
             Continue::Step(step) => self.follow(step),
         }
@@ -277,7 +276,7 @@ impl State {
     }
 
     /// Gives the turn to the accumulator: a new one, or one that goes on from its records.
-    pub(super) fn hand_out_turn(&self, resume: Option<Vec<Record>>) {
+    pub(super) fn hand_out_turn(&self, resume: Option<Vec<Arc<Entry>>>) {
         let Some(run) = self.run.as_ref() else { return };
         let (messages, repairs) = self.history.request_messages();
         if repairs > 0 {

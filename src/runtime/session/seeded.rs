@@ -42,6 +42,6 @@ impl State {
             let told = self.take_limit(limit);
             self.tell(vec![told]);
         }
-        self.hand_out_turn(Some(vec![seeded.response]));
+        self.hand_out_turn(Some(self.log.entries_since(after)));
     }
 }

@@ -37,6 +37,52 @@ impl World {
         })
     }
 
+    /// When the journal says that a question was asked.
+    fn asked_at(&self, question: Question) -> Option<u64> {
+        let is_it = |record: &Record| matches!(record, Record::ApprovalAsked { asked } if (asked.call.key, asked.phase) == question);
+        let place = self.log.iter().position(is_it)?;
+        Some(self.times[place])
+    }
+
+    /// Whether people had been asked something by the first `kept` records.
+    pub(super) fn is_asked(&self, kept: usize) -> bool {
+        self.log[..kept].iter().any(|record| matches!(record, Record::ApprovalAsked { .. }))
+    }
+
+    /// After a crash: what was asked stands with its time, or that has passed.
+    pub(super) fn check_standing(&mut self, for_long: bool) {
+        let asked = self.log.iter().filter_map(|record| match record {
+            Record::ApprovalAsked { asked } => Some((asked.call.key, asked.phase)),
+            _ => None,
+        });
+        for (key, phase) in asked.collect::<Vec<_>>() {
+            let Some(call) = self.turn.calls.iter().find(|call| call.key() == key) else {
+                continue;
+            };
+            let is_open = !self.ended.contains_key(&key)
+                && self.said((key, phase), &self.log).is_none()
+                && matches!(
+                    &self.turn.state,
+                    State::Judged { ending: Ending::Well, cancelled: None, .. }
+                );
+            if for_long {
+                assert_eq!(call.question(), None, "a question outlived its time");
+            } else if is_open {
+                assert_eq!(call.question(), Some(phase), "a question is gone");
+                let timeout = call.tool.as_ref().unwrap().approval_timeout;
+                let passed = self.began - self.asked_at((key, phase)).unwrap();
+                let left = timeout.checked_sub(Duration::from_millis(passed));
+                let (Phase::Asked { until } | Phase::Reviewed { until, .. }) = &call.phase else {
+                    panic!("nothing is asked");
+                };
+                assert_eq!(*until, left, "people have another time");
+                self.questions.insert((key, phase));
+            } else if call.question() == Some(phase) {
+                self.questions.insert((key, phase));
+            }
+        }
+    }
+
     /// What a decision about the call's arguments brings back.
     fn arguments_hash(&self, key: CallKey) -> String {
         let hash = Sha256::digest(self.call(key).call.arguments.to_string());
@@ -54,7 +100,8 @@ impl World {
         let place = self.turn.calls.iter().position(|call| call.key() == key).unwrap();
         let call = &self.turn.calls[place];
         assert!(!self.running.contains(&key), "asked about a call that runs");
-        assert_eq!(self.said((key, phase), &self.log), None, "asked again");
+        let asked = self.asked_at((key, phase));
+        assert_eq!(asked, None, "asked again");
         let tool = call.tool.as_ref().unwrap();
         if phase == ApprovalPhase::After {
             assert!(tool.approval.after && self.begun.contains(&key), "a review of nothing");

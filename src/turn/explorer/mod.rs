@@ -19,7 +19,7 @@ use super::call::{Call, Phase};
 use super::fixtures::{call, finish, model, more, rules, spec, text, usage};
 use super::{
     AttemptPlan, CancelReason, Effect, ModelPlans, Place, ResponseEnd, State, ToolDone, Turn,
-    TurnEnd, TurnRules, TurnSpec,
+    TurnEnd, TurnRecord, TurnRules, TurnSpec,
 };
 use crate::config::OnExcess;
 use crate::context::History;

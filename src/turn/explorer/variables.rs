@@ -5,7 +5,9 @@ use serde_json::{Value, json};
 
 use super::checks::answered_by_its_tool;
 use super::*;
+use crate::config::Limits;
 use crate::context::Variables;
+use crate::turn::fixtures::rebuilt;
 use crate::types::{ToolCall, WriteSet};
 
 /// What a started call may see.
@@ -131,7 +133,11 @@ impl World {
             }
             variables.apply(&result.writes);
         }
-        assert_eq!(Variables::fold(&self.log), variables, "the journal says something else");
+        assert_eq!(
+            rebuilt(&self.log, &Limits::default()).variables,
+            variables,
+            "the journal says something else"
+        );
     }
 
     /// The tool's own answer stands, whatever is said beside it.

@@ -27,7 +27,7 @@ fn walk(names: &[&str], change: impl Fn(&mut Scenario)) {
             // Rare events stay rare, or no walk would come far.
             if random(10) > 0 {
                 actions.retain(|action| {
-                    !matches!(action, Action::Cancel | Action::Crash(_) | Action::Break)
+                    !matches!(action, Action::Cancel | Action::Crash(..) | Action::Break)
                 });
             }
             let Some(action) = actions.get(random(actions.len().max(1))) else {

@@ -3,7 +3,12 @@
 use super::approvals::Question;
 use super::variables::{Begun, work};
 use super::*;
+use crate::turn::Held;
+use crate::turn::fixtures::entries;
 use crate::types::Verdict;
+
+/// Longer than people are ever waited for, in milliseconds.
+const LONG: u64 = 1 << 40;
 
 /// The turn's surroundings.
 #[derive(Clone, Hash, PartialEq, Eq)]
@@ -24,6 +29,9 @@ pub(super) struct World {
     /// Starts of calls with effects: which, and what they do.
     pub(super) effects: Vec<(CallKey, String)>,
     pub(super) log: Vec<Record>,
+    /// When each of them was appended, and when the turn began or was resumed: in milliseconds.
+    pub(super) times: Vec<u64>,
+    pub(super) began: u64,
     /// How many records of the log came from before the last crash.
     pub(super) before_crash: u64,
     pub(super) durable: u64,
@@ -61,8 +69,9 @@ pub(super) enum Action {
     Decide(Question, Verdict),
     /// Some time passes, and nothing else.
     Wait,
-    /// So many records of the log are left.
-    Crash(usize),
+    /// So many records of the log are left. No host runs for so long that every question is too
+    /// old, or the next one at once.
+    Crash(usize, bool),
 }
 
 impl World {
@@ -78,6 +87,8 @@ impl World {
             reported: BTreeMap::new(),
             effects: Vec::new(),
             log: Vec::new(),
+            times: Vec::new(),
+            began: 0,
             before_crash: 0,
             durable: 0,
             released: Vec::new(),
@@ -145,9 +156,13 @@ impl World {
         if self.crashes < scenario.crashes {
             // What was not yet said to be durable may be, or may not.
             let (durable, written) = (self.durable as usize, self.log.len());
-            actions.push(Action::Crash(durable));
             let from = if scenario.torn { durable + 1 } else { written.max(durable + 1) };
-            actions.extend((from..=written).map(Action::Crash));
+            for kept in std::iter::once(durable).chain(from..=written) {
+                actions.push(Action::Crash(kept, false));
+                if self.is_asked(kept) {
+                    actions.push(Action::Crash(kept, true));
+                }
+            }
         }
         actions
     }
@@ -206,7 +221,12 @@ impl World {
                 self.wait_until(self.now + Duration::from_secs(7));
                 self.turn.handle_recorded(self.now, self.durable - self.before_crash);
             }
-            Action::Crash(kept) => self.crash(kept, scenario),
+            Action::Crash(kept, for_long) => {
+                self.crash(kept, for_long, scenario);
+                if self.committed {
+                    return;
+                }
+            }
         }
         self.perform(scenario);
         self.check_settled();
@@ -215,10 +235,14 @@ impl World {
     }
 
     /// What was not written is lost, and so is everything that ran.
-    pub(super) fn crash(&mut self, kept: usize, scenario: &Scenario) {
+    pub(super) fn crash(&mut self, kept: usize, for_long: bool, scenario: &Scenario) {
         self.crashes += 1;
         self.log.truncate(kept);
+        self.times.truncate(kept);
         self.durable = kept as u64;
+        if self.is_recorded_as_over() {
+            return;
+        }
         self.before_crash = self.durable;
         self.delivered = None;
         self.running.clear();
@@ -238,9 +262,29 @@ impl World {
             }
         }
         self.cancel_counts = false;
+        self.began = self.wall() + if for_long { LONG } else { 1000 };
         self.now = Duration::ZERO;
         self.people = Duration::ZERO;
-        self.turn = Turn::resume(scenario.spec.clone(), &self.log);
+        let log: Vec<_> = self.log.iter().cloned().zip(self.times.iter().copied()).collect();
+        self.turn = Turn::resume(scenario.spec.clone(), &entries(7, &log), self.began, None);
+        self.check_standing(for_long);
+    }
+
+    /// Whether the journal holds the commit, which the session had not heard of. It says the same.
+    fn is_recorded_as_over(&mut self) -> bool {
+        let Some(record) = TurnRecord::from_records(&self.log) else { return false };
+        let told = self.turn.held.iter().find_map(|(_, held)| match held {
+            Held::Perform(Effect::Commit(record)) => Some(record.as_ref()),
+            Held::Perform(_) | Held::Begin(_) => None,
+        });
+        assert_eq!(Some(&record), told, "the journal has another turn");
+        self.committed = true;
+        true
+    }
+
+    /// Unix time, in milliseconds.
+    pub(super) fn wall(&self) -> u64 {
+        self.began + u64::try_from(self.now.as_millis()).unwrap()
     }
 
     /// Everything that could be decided was, and the turn counts what runs as we do.
@@ -325,6 +369,7 @@ impl World {
                     self.check_asked(asked.call.key, asked.phase, &scenario.spec.rules);
                 }
                 self.log.push(record);
+                self.times.push(self.wall());
             }
             Effect::Request(plan) => {
                 assert_eq!(self.delivered, None, "two exchanges at once");

@@ -202,7 +202,7 @@ fn a_failed_call_is_no_second_try_for_its_duplicate_after_a_crash() {
 fn a_stop_after_a_crash_does_not_deny_what_may_have_happened() {
     let mut driver = Driver::with(rules(PARALLEL));
     driver.deltas([call(0, "idempotent", "{}")]).well().started(&["idempotent#0"]);
-    driver.turn = Turn::resume(spec(rules(PARALLEL)), &driver.log);
+    driver.turn = resumed(spec(rules(PARALLEL)), &driver.log);
     driver.turn.handle_cancel(Duration::ZERO, CancelReason::Stop);
     driver.records = 0;
     driver.pump();

@@ -7,7 +7,9 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::config::Limits;
 use crate::tool::{InputSchema, ToolSpec};
+use crate::turn::fixtures::rebuilt;
 use crate::types::{ToolResult, WriteSet};
 
 /// What a tool does, one step after the other, with one number in its hand.
@@ -184,7 +186,7 @@ fn play(programs: &[Program], execution: Execution, order: &[u8]) -> (Vec<ToolRe
         started = driver.started.len();
     }
     assert!(running.is_empty());
-    assert_eq!(numbers(&Variables::fold(&driver.log)), reference.values);
+    assert_eq!(numbers(&rebuilt(&driver.log, &Limits::default()).variables), reference.values);
     (driver.commit.unwrap().results, reference)
 }
 

@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::fixtures::{call, finish, more, rules, spec, text};
+use super::fixtures::{call, entries, finish, more, rules, spec, text};
 use super::{
     CancelReason, Effect, Place, ResponseEnd, ToolDone, Turn, TurnEnd, TurnRecord, TurnRules,
     TurnSpec,
@@ -174,7 +174,7 @@ impl Driver {
     fn crash(&mut self, records_kept: usize) -> &mut Self {
         self.log.truncate(records_kept);
         let spec = self.turn.spec.as_ref().clone();
-        self.turn = Turn::resume(spec, &self.log);
+        self.turn = resumed(spec, &self.log);
         self.records = 0;
         self.started.clear();
         self.commit = None;
@@ -222,6 +222,12 @@ impl Driver {
         });
         limits.collect()
     }
+}
+
+/// A turn that goes on from its records in the moment in which they were appended.
+fn resumed(spec: TurnSpec, log: &[Record]) -> Turn {
+    let log: Vec<_> = log.iter().map(|record| (record.clone(), 0)).collect();
+    Turn::resume(spec, &entries(0, &log), 0, None)
 }
 
 /// A call of the turn's first attempt.
