@@ -128,12 +128,20 @@ impl SessionHandle {
 
     /// Says something to the run that goes on: a user's message behind the running turn. A run
     /// that would have ended with this turn takes another, unless it is stopped or its limits are
-    /// used up; then the message stands at its end. Returns the place of its record. The same
-    /// `request` again says nothing, and gets the same answer.
+    /// used up; then the message stands at its end. Returns the place of its record.
     ///
     /// # Errors
     /// When no run goes on, the input is empty, too many inputs wait, or the session is closed.
-    pub async fn steer(
+    pub async fn steer(&self, input: impl Into<Content>) -> Result<Seq, HostError> {
+        self.steer_by(input, None).await
+    }
+
+    /// The same, brought by a client's request: that request again says nothing, and gets the same
+    /// answer.
+    ///
+    /// # Errors
+    /// As [`Self::steer`], and when the request's key was used for another one.
+    pub async fn steer_by(
         &self,
         input: impl Into<Content>,
         request: Option<RequestKey>,

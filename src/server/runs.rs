@@ -104,7 +104,7 @@ pub(super) async fn steer(
     KnownSession(session): KnownSession,
     KeyedBody(Steer { input }, request): KeyedBody<Steer>,
 ) -> Result<Response, ApiError> {
-    let seq = session.steer(input, request).await?;
+    let seq = session.steer_by(input, request).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({"seq": seq}))).into_response())
 }
 

@@ -5,7 +5,7 @@ use super::engine::{Engine, entries};
 use super::provider::{Reply, says, text};
 use super::*;
 use crate::context::History;
-use crate::journal::Entry;
+use crate::journal::{Entry, MemoryJournal};
 use crate::message::{Message, ResponseMessage};
 use crate::record::{Record, Seq};
 use crate::types::RunEnd;
@@ -65,11 +65,17 @@ async fn said_at(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + Send>)) {
     let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let steer = {
-        let actor = session.actor().clone();
+        let actor = session.link.shared.awake(session.id()).unwrap().actor.clone();
         move || {
             let (reply, _) = ractor::concurrency::oneshot();
             let input = "more".to_owned();
-            actor.cast(SessionMessage::Steer { input: input.into(), reply: reply.into() }).unwrap();
+            actor
+                .cast(SessionMessage::Steer {
+                    input: input.into(),
+                    request: None,
+                    reply: reply.into(),
+                })
+                .unwrap();
         }
     };
     choose(&moment, Box::new(steer));
@@ -101,8 +107,8 @@ async fn a_death_neither_loses_nor_doubles_it() {
         let run = session.start_run("go").await.unwrap();
         until("the stream is open", || provider.open() == 1).await;
         session.steer("before").await.unwrap();
-        let actors = session.ask(|reply| SessionMessage::NameActors { reply }).await.unwrap();
-        actors.unwrap()[which].kill();
+        let actors = super::recovery::actors(&session).await;
+        actors[which].kill();
         session.steer("after").await.unwrap();
         let report = timeout(SOON, run.report).await.unwrap().unwrap();
         assert_eq!(report.run_end, RunEnd::Answered);
@@ -211,8 +217,8 @@ async fn a_death_during_the_calls_that_a_session_was_opened_with_repeats_no_effe
             move || begun.load(Ordering::SeqCst) == 1
         })
         .await;
-        let actors = session.ask(|reply| SessionMessage::NameActors { reply }).await.unwrap();
-        actors.unwrap()[which].kill();
+        let actors = super::recovery::actors(&session).await;
+        actors[which].kill();
         let report = timeout(SOON, run.report).await.unwrap().unwrap();
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "one"));
         assert_eq!(begun.load(Ordering::SeqCst), 1, "no effect is repeated");

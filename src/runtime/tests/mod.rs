@@ -23,7 +23,7 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
-use crate::config::{BaseUrl, ModelConfig, ToolPattern};
+use crate::config::{BaseUrl, JournalEngine, ModelConfig, ToolPattern};
 use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use provider::Provider;
 
@@ -59,6 +59,7 @@ async fn host(provider: &Provider, tools: Registry, change: impl FnOnce(&mut Con
 
 fn setup(provider: &Provider, tools: Registry, change: impl FnOnce(&mut Config)) -> HostSetup {
     let mut config = Config::default();
+    config.journal.engine = JournalEngine::Memory;
     config.use_model("test", model(provider));
     config.agents.get_mut("default").unwrap().tools = vec![ToolPattern::new("*")];
     change(&mut config);
@@ -80,6 +81,7 @@ async fn nothing_left(host: &Host) {
         loop {
             let HostCounts {
                 sessions: _,
+                awake: _,
                 abandoned_threads: _,
                 runs,
                 actors,

@@ -342,7 +342,14 @@ impl Live {
                 stats.turns = run.open.machine.turns();
                 let (run_id, stats) = (run.open.id.clone(), (&stats).into());
                 let (told, why) = (text.clone(), error.clone());
-                records.push(Record::RunEnded { run_id, end, text: told, error: why, stats });
+                records.push(Record::RunEnded {
+                    run_id,
+                    end,
+                    text: told,
+                    error: why,
+                    stats,
+                    waiting: 0,
+                });
                 let seq = self.append(records);
                 self.past.push(PastRun {
                     id: run.open.id,
