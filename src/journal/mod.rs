@@ -5,8 +5,10 @@
 //! accumulator can append side by side without a gap, and knows which of them are durable.
 
 mod error;
+pub mod export;
 mod log;
 mod memory;
+mod verify;
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,6 +21,7 @@ pub use crate::record::Entry;
 pub use error::JournalError;
 pub use log::{Noted, SessionLog, Urgency};
 pub use memory::MemoryJournal;
+pub use verify::{Breach, Invariant, unfinished, verify};
 
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState};

@@ -46,7 +46,7 @@ mod decoded;
 mod effect;
 mod ending;
 #[cfg(test)]
-mod explorer;
+pub(crate) mod explorer;
 #[cfg(test)]
 mod fixtures;
 mod intake;
