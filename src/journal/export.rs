@@ -4,6 +4,8 @@
 //! or a tool said can neither break the layout nor reach a terminal as anything but text.
 
 mod markdown;
+#[cfg(test)]
+mod tests;
 mod text;
 
 use serde_json::Value;
@@ -44,13 +46,9 @@ pub fn openai(entries: &[Entry]) -> String {
     if lines.is_empty() { "[]\n".to_owned() } else { format!("[\n{}\n]\n", lines.join(",\n")) }
 }
 
-/// The text without what a terminal would obey. Lines and tabs stay.
-fn harmless(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
-}
-
 /// A Unix time in milliseconds, for people: in UTC.
-fn when(time: u64) -> String {
+#[must_use]
+pub fn when(time: u64) -> String {
     let time = i64::try_from(time).ok();
     let time = time.and_then(|time| jiff::Timestamp::from_millisecond(time).ok());
     let Some(time) = time else { return "at no known time".to_owned() };

@@ -6,6 +6,8 @@
 
 mod error;
 pub mod export;
+#[cfg(test)]
+mod fixtures;
 mod log;
 mod memory;
 mod sqlite;

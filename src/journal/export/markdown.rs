@@ -5,11 +5,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{counted, harmless, how_long, images, tokens, when, word};
+use super::{counted, how_long, images, tokens, when, word};
 use crate::journal::{Entry, unfinished};
 use crate::record::{Record, ResponseMessage};
 use crate::types::{
-    ApprovalPhase, CallKey, Content, RunError, SessionId, ToolCall, ToolOutcome, excerpt, one_line,
+    ApprovalPhase, CallKey, Content, RunError, SessionId, ToolCall, ToolOutcome, excerpt, harmless,
+    one_line,
 };
 
 /// Characters of a result that are shown; how many there are stands beside it.
@@ -226,7 +227,7 @@ fn fence(language: &str, text: &str) -> String {
 }
 
 /// Code within a line, that nothing in the text can end.
-fn span(text: &str) -> String {
+pub(super) fn span(text: &str) -> String {
     let text = one_line(&harmless(text), SPAN_CHARS);
     if text.is_empty() {
         return "(nothing)".to_owned();

@@ -1,12 +1,12 @@
 //! For a terminal: a line for each record, and a few more for what it holds.
 
-use super::{counted, harmless, how_long, images, tokens, when, word};
+use super::{counted, how_long, images, tokens, when, word};
 use crate::event::CallLabel;
 use crate::journal::Entry;
 use crate::record::{Record, ResponseMessage};
 use crate::types::{
-    ApprovalPhase, Content, ResultNotes, RunError, ToolCall, ToolOutcome, WriteSet, metadata,
-    one_line,
+    ApprovalPhase, Content, ResultNotes, RunError, ToolCall, ToolOutcome, WriteSet, harmless,
+    metadata, one_line,
 };
 
 /// Characters of a text that are shown; how much there is stands behind it.
@@ -98,8 +98,7 @@ fn described(record: &Record) -> (&'static str, Vec<String>) {
         Record::CallEnded { .. } => ("ended", call_ended(record)),
         Record::TurnCommitted { turn, end, summary } => {
             let calls = counted(summary.tool_names.len(), "call");
-            let line =
-                format!("turn {turn}: {}, {calls}, {}", word(end), tokens(summary.usage));
+            let line = format!("turn {turn}: {}, {calls}, {}", word(end), tokens(summary.usage));
             ("committed", vec![line])
         }
         Record::Steered { input, after_turn, .. } => {
@@ -118,7 +117,14 @@ fn described(record: &Record) -> (&'static str, Vec<String>) {
 
 fn response(record: &Record) -> Vec<String> {
     let Record::ResponseEnded {
-        turn, attempt, ending, message, finish_reason, usage, dropped_calls, ..
+        turn,
+        attempt,
+        ending,
+        message,
+        finish_reason,
+        usage,
+        dropped_calls,
+        ..
     } = record
     else {
         return Vec::new();
@@ -142,8 +148,9 @@ fn response(record: &Record) -> Vec<String> {
 }
 
 fn call_ended(record: &Record) -> Vec<String> {
-    let Record::CallEnded { call, outcome, notes, writes, started_ms, duration_ms, amended, .. } =
-        record
+    let Record::CallEnded {
+        call, outcome, notes, writes, started_ms, duration_ms, amended, ..
+    } = record
     else {
         return Vec::new();
     };

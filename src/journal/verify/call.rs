@@ -5,8 +5,8 @@ use super::{Invariant, Verifier};
 use crate::event::ApprovalRequest;
 use crate::record::{Ending, Record};
 use crate::types::{
-    ApprovalPhase, CallKey, FailureKind, Judgement, ResultNotes, ToolCall, ToolOutcome,
-    ToolStatus, Verdict, WriteSet,
+    ApprovalPhase, CallKey, FailureKind, Judgement, ResultNotes, ToolCall, ToolOutcome, ToolStatus,
+    Verdict, WriteSet,
 };
 
 /// What the records of one attempt say of a call.
@@ -147,7 +147,14 @@ impl<'a> Verifier<'a> {
 
     pub(super) fn call_ended(&mut self, record: &'a Record) {
         let Record::CallEnded {
-            call, outcome, notes, writes, started_ms, duration_ms, amended, ..
+            call,
+            outcome,
+            notes,
+            writes,
+            started_ms,
+            duration_ms,
+            amended,
+            ..
         } = record
         else {
             return;
@@ -196,7 +203,10 @@ impl<'a> Verifier<'a> {
         }
         let unknown = outcome.kind == Some(FailureKind::HostStopped);
         if unknown && !intended && notes.duplicate_of.is_none() {
-            self.breach(Invariant::Intent, format!("{key} may have happened, and was not intended"));
+            self.breach(
+                Invariant::Intent,
+                format!("{key} may have happened, and was not intended"),
+            );
         }
     }
 
@@ -213,15 +223,15 @@ impl<'a> Verifier<'a> {
             let what = format!("{key} does not note what people said of it");
             self.breach(Invariant::Approval, what);
         }
-        let forbidden = |given: Option<Verdict>| given.is_some_and(|said| said != Verdict::Approved);
+        let forbidden =
+            |given: Option<Verdict>| given.is_some_and(|said| said != Verdict::Approved);
         let forbidden = forbidden(given.0) || forbidden(given.1);
         if forbidden && outcome.status == ToolStatus::Ok {
             self.breach(Invariant::Approval, format!("{key} has a result that was forbidden"));
         }
-        let by_people =
-            matches!(outcome.kind, Some(FailureKind::Rejected | FailureKind::ApprovalExpired));
-        if by_people && !forbidden && notes.duplicate_of.is_none() {
-            let what = format!("{key} was forbidden, and nobody did that");
+        let expired = outcome.kind == Some(FailureKind::ApprovalExpired);
+        if expired && !forbidden && notes.duplicate_of.is_none() {
+            let what = format!("{key} was not let be in time, and nobody said that");
             self.breach(Invariant::Approval, what);
         }
     }

@@ -85,10 +85,9 @@ impl<'a> Verifier<'a> {
             return;
         };
         let fits = match end {
-            RunEnd::Answered
-            | RunEnd::MaxTurns
-            | RunEnd::AllToolsFailed
-            | RunEnd::LoopDetected => *last == TurnEnd::Finished,
+            RunEnd::Answered | RunEnd::MaxTurns | RunEnd::AllToolsFailed | RunEnd::LoopDetected => {
+                *last == TurnEnd::Finished
+            }
             // A limit may be reached between two turns, and a stop may come there.
             RunEnd::Stopped | RunEnd::Budget => {
                 matches!(last, TurnEnd::Finished | TurnEnd::Cancelled(_))

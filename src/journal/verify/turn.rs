@@ -122,9 +122,8 @@ impl<'a> Verifier<'a> {
     }
 
     pub(super) fn response_ended(&mut self, number: u32, attempt: u32, record: &'a Record) {
-        let Record::ResponseEnded {
-            ending, message, finish_reason, usage, dropped_calls, ..
-        } = record
+        let Record::ResponseEnded { ending, message, finish_reason, usage, dropped_calls, .. } =
+            record
         else {
             return;
         };

@@ -56,8 +56,10 @@ pub(crate) fn each_walk(mut look: impl FnMut(Execution, &[Record])) {
     for names in [&ANY[..], &WITH_VARIABLES, &WITH_PEOPLE] {
         for ending in endings {
             let change = |scenario: &mut Scenario| {
+                scenario.spec.run_time_left = Some(Duration::from_secs(100));
                 let end = scenario.response.pop();
-                let disturbs = end.is_some() && scenario.name.len() % 3 == 0;
+                // A duplicate of a call that turns out malformed takes its ticket late.
+                let disturbs = end.is_some() && !scenario.name.contains("{}");
                 scenario.response.extend(disturbs.then(|| more(1, " x")));
                 scenario.response.push(finish(ending));
             };
