@@ -17,7 +17,7 @@ use crate::types::{
 const RESULT_CHARS: usize = 200;
 
 /// Characters of what stands within a line.
-const SPAN_CHARS: usize = 200;
+const SPAN_CHARS: usize = 500;
 
 /// The session's log, piece by piece.
 pub fn markdown<'a>(
@@ -53,7 +53,7 @@ fn title(session: &SessionId, entries: &[Entry]) -> String {
 #[derive(Default)]
 struct Log<'a> {
     calls: &'a [ToolCall],
-    outcomes: BTreeMap<CallKey, (&'a ToolOutcome, Option<u64>)>,
+    outcomes: BTreeMap<CallKey, (&'a ToolOutcome, String)>,
 }
 
 impl<'a> Log<'a> {
@@ -70,7 +70,7 @@ impl<'a> Log<'a> {
                 format!("\nForked from session {} at its record {at}.\n", span(from.as_str()))
             }
             Record::InputQueued { run_id, input, .. } => {
-                let head = format!("\nWaits for run {}:\n\n", span(&run_id.0));
+                let head = format!("\n**User**, queued for run {}\n\n", span(&run_id.0));
                 format!("{head}{}", said(input))
             }
             Record::RunStarted { run_id, input, model, execution, .. } => format!(
@@ -99,8 +99,13 @@ impl<'a> Log<'a> {
                 let (key, with): (_, String) = (span(&key.to_string()), with.collect());
                 format!("\n- {} ({key}) {}{with}\n", asks(*phase), verdict.as_str())
             }
-            Record::CallEnded { call, outcome, started_ms, duration_ms, .. } => {
-                let took = started_ms.map(|_| *duration_ms);
+            Record::CallEnded { call, outcome, notes, started_ms, duration_ms, .. } => {
+                let took = match (notes.duplicate_of, started_ms) {
+                    (Some(of), _) => format!("a copy of {}", span(&of.to_string())),
+                    (None, _) if notes.reused => "from the attempt before".to_owned(),
+                    (None, Some(_)) => how_long(*duration_ms),
+                    (None, None) => "never started".to_owned(),
+                };
                 self.outcomes.insert(call.key, (outcome, took));
                 String::new()
             }
@@ -154,13 +159,12 @@ impl<'a> Log<'a> {
         for (call, place) in calls.iter().zip(1..) {
             let ToolCall { key, name, arguments, raw, .. } = call;
             let outcome = outcomes.get(key);
-            let status = outcome.map_or("no outcome yet", |(outcome, _)| outcome.status.as_str());
-            let took = match outcome {
-                Some((_, Some(took))) => how_long(*took),
-                Some((_, None)) | None => "never started".to_owned(),
+            let status = match outcome {
+                Some((outcome, took)) => format!("{}, {took}", outcome.status.as_str()),
+                None => "no outcome yet".to_owned(),
             };
             let (name, key) = (span(name), span(&key.to_string()));
-            log.push_str(&format!("\n{place}. {name} ({key}): {status}, {took}\n\n"));
+            log.push_str(&format!("\n{place}. {name} ({key}): {status}\n\n"));
             let arguments = raw.clone().unwrap_or_else(|| arguments.to_string());
             log.push_str(&format!("Arguments:\n\n{}", fence("json", &arguments)));
             if let Some((outcome, _)) = outcome {
