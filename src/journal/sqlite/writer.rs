@@ -111,8 +111,8 @@ impl Writer {
 
     fn store(&mut self, jobs: Vec<Job>) {
         if let Some(error) = &self.broken {
-            jobs.into_iter().for_each(|job| job.fail(error));
-            return;
+            let error = error.clone();
+            return jobs.into_iter().for_each(|job| self.fail(job, &error));
         }
         let began = Instant::now();
         match self.store.store(&jobs) {
@@ -125,7 +125,7 @@ impl Writer {
             }
             Err(error) => {
                 let error = fault::of_writing(&error);
-                jobs.into_iter().for_each(|job| job.fail(&error));
+                jobs.into_iter().for_each(|job| self.fail(job, &error));
             }
         }
     }
@@ -151,12 +151,18 @@ impl Writer {
                     let Job { slot, tell, .. } = job;
                     self.unsynced.push(Unsynced { slot, first, tell });
                 }
-                Placed::Refused(error) => job.fail(&error),
+                Placed::Refused(error) => self.fail(job, &error),
             }
         }
         if group.batches > 0 {
             self.observer.stored(group);
         }
+    }
+
+    /// Tells that a batch is not stored, when what was written before has been told of.
+    fn fail(&mut self, job: Job, error: &JournalError) {
+        self.sync();
+        job.fail(error);
     }
 
     /// Makes durable what is written.
