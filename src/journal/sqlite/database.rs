@@ -9,6 +9,7 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension};
 
 use super::super::JournalError;
 use super::fault::{self, RESTORE};
+use super::{dir, pages};
 use crate::config::Durability;
 
 /// Says in the file that it is a journal of this program: `CSHJ`.
@@ -54,6 +55,7 @@ pub(super) fn open(file: &Path, durability: Durability) -> Result<Connection, Jo
     let mut connection = Connection::open_with_flags(file, flags).map_err(failed)?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
     let fresh = check_kind(&connection, file)?;
+    check_size(&connection, file)?;
     let mode: String = connection
         .pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))
         .map_err(failed)?;
@@ -132,6 +134,26 @@ pub(super) fn check_kind(connection: &Connection, file: &Path) -> Result<bool, J
     }
 }
 
+/// Whether the file is as long as it should be.
+pub(super) fn check_size(connection: &Connection, file: &Path) -> Result<(), JournalError> {
+    let failed = |error| fault::of_opening(file, &error);
+    let pages = connection
+        .pragma_query_value(None, "page_count", |row| row.get::<_, u64>(0))
+        .map_err(failed)?;
+    let page_size = page_size(connection).map_err(failed)? as u64;
+    let missing = pages::are_missing(file, &dir::log_of(file), pages, page_size);
+    let why = match missing {
+        Ok(false) => return Ok(()),
+        Ok(true) => format!("it is damaged (its end is cut off): {RESTORE}"),
+        Err(error) => format!("{error}: let this user read it"),
+    };
+    Err(JournalError::Open { path: file.to_owned(), why })
+}
+
+pub(super) fn page_size(connection: &Connection) -> rusqlite::Result<usize> {
+    connection.pragma_query_value(None, "page_size", |row| row.get(0))
+}
+
 /// Reads the ends of the tables: most of what breaks a file can be seen there, or when it is
 /// opened.
 fn check_ends(connection: &Connection) -> rusqlite::Result<()> {
@@ -150,5 +172,5 @@ fn check_ends(connection: &Connection) -> rusqlite::Result<()> {
 /// How many bytes a database takes on the disk.
 pub(super) fn bytes(file: &Path) -> u64 {
     let size = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
-    size(file) + size(&super::dir::log_of(file))
+    size(file) + size(&dir::log_of(file))
 }
