@@ -60,14 +60,7 @@ fn described(record: &Record) -> (&'static str, Vec<String>) {
             }
             ("run", lines)
         }
-        Record::AttemptStarted { turn, attempt, model, streamed, reason, wait_ms } => {
-            let how = if *streamed { "" } else { ", not streamed" };
-            let mut lines = vec![format!("{} of {model}{how}", place(*turn, *attempt))];
-            if let Some(reason) = reason {
-                lines.push(format!("after {}, because {}", how_long(*wait_ms), brief(reason)));
-            }
-            ("asked", lines)
-        }
+        Record::AttemptStarted { .. } => ("asked", asked(record)),
         Record::AttemptFailed { turn, attempt, error, kept, usage } => {
             let becomes = if *kept { "what had come is kept" } else { "what had come is void" };
             let head = format!("{}: {becomes}, {}", place(*turn, *attempt), tokens(*usage));
@@ -113,6 +106,18 @@ fn described(record: &Record) -> (&'static str, Vec<String>) {
         Record::RunEnded { .. } => ("run ended", run_ended(record)),
         Record::SessionClosed => ("closed", vec![String::new()]),
     }
+}
+
+fn asked(record: &Record) -> Vec<String> {
+    let Record::AttemptStarted { turn, attempt, model, streamed, reason, wait_ms } = record else {
+        return Vec::new();
+    };
+    let how = if *streamed { "" } else { ", not streamed" };
+    let mut lines = vec![format!("{} of {model}{how}", place(*turn, *attempt))];
+    if let Some(reason) = reason {
+        lines.push(format!("after {}, because {}", how_long(*wait_ms), brief(reason)));
+    }
+    lines
 }
 
 fn response(record: &Record) -> Vec<String> {
