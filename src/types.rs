@@ -256,3 +256,9 @@ pub fn one_line(text: &str, chars_max: usize) -> String {
     let words = text.split_whitespace().take(chars_max);
     excerpt(&words.collect::<Vec<_>>().join(" "), chars_max)
 }
+
+/// The text without what a terminal would obey. Lines and tabs stay.
+#[must_use]
+pub fn harmless(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
+}

@@ -1,7 +1,7 @@
 //! The commands, one a file.
 //!
-//! Whatever goes wrong is one line on stderr and an exit status: 1 when a run failed, 2 for bad
-//! usage or configuration.
+//! Whatever goes wrong is one line on stderr and an exit status: 1 when a run failed or a
+//! journal is broken, 2 for bad usage or configuration.
 
 mod approve;
 pub mod decode;
@@ -11,6 +11,7 @@ mod progress;
 mod run;
 mod screen;
 mod serve;
+mod sessions;
 mod setup;
 mod watch;
 
@@ -43,6 +44,9 @@ enum Command {
     Serve(Box<serve::Args>),
     /// Takes one prompt to its final answer, in the terminal.
     Run(Box<run::Args>),
+    /// Shows and checks what a journal holds, of a host that runs or of one that was stopped.
+    #[command(subcommand)]
+    Sessions(sessions::Command),
     /// Decodes one recorded response and prints what it says, as one JSON object.
     Decode {
         /// What the response is written in.
@@ -104,6 +108,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
             None => serve::main(cli.serve).await,
             Some(Command::Serve(args)) => serve::main(*args).await,
             Some(Command::Run(args)) => run::main(*args).await,
+            Some(Command::Sessions(command)) => sessions::main(&command),
             Some(Command::Decode { wire, framing, file }) => decode(wire, framing, file),
         }
     });

@@ -47,15 +47,9 @@ pub(super) struct Loaded {
 
 impl ModelArgs {
     pub(super) fn load(&self) -> Result<Loaded, Failure> {
-        let file = match &self.config {
-            Some(file) => Some(file.clone()),
-            None => Some(PathBuf::from(FILE)).filter(|file| file.exists()),
-        };
-        let text = file.as_deref().map_or_else(|| Ok(String::new()), read)?;
-        let name = file.as_deref().unwrap_or(Path::new(FILE)).display().to_string();
-        let mut config = Config::parse(&text, &name, &env).map_err(Failure::usage)?;
-        self.choose_model(&mut config)?;
-        Ok(Loaded { config, file })
+        let mut loaded = load(self.config.as_deref())?;
+        self.choose_model(&mut loaded.config)?;
+        Ok(loaded)
     }
 
     fn choose_model(&self, config: &mut Config) -> Result<(), Failure> {
@@ -103,6 +97,18 @@ pub(super) fn not_started(error: HostError) -> Failure {
         HostError::Journal(error) => Failure::usage(error),
         error => Failure::failed(error),
     }
+}
+
+/// The configuration in this file, or in ./callsheet.toml if that is there.
+pub(super) fn load(file: Option<&Path>) -> Result<Loaded, Failure> {
+    let file = match file {
+        Some(file) => Some(file.to_owned()),
+        None => Some(PathBuf::from(FILE)).filter(|file| file.exists()),
+    };
+    let text = file.as_deref().map_or_else(|| Ok(String::new()), read)?;
+    let name = file.as_deref().unwrap_or(Path::new(FILE)).display().to_string();
+    let config = Config::parse(&text, &name, &env).map_err(Failure::usage)?;
+    Ok(Loaded { config, file })
 }
 
 /// The tools that the configuration asks for.

@@ -5,9 +5,13 @@
 //! accumulator can append side by side without a gap, and knows which of them are durable.
 
 mod error;
+pub mod export;
+#[cfg(test)]
+mod fixtures;
 mod log;
 mod memory;
 mod sqlite;
+mod verify;
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,6 +25,7 @@ pub use error::JournalError;
 pub use log::{Noted, SessionLog, Urgency};
 pub use memory::MemoryJournal;
 pub use sqlite::{JournalReader, SqliteJournal, SqliteOptions};
+pub use verify::{Breach, Invariant, unfinished, verify};
 
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState};

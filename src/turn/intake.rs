@@ -177,6 +177,9 @@ impl Turn {
         }
         if let Some(call) = self.calls.get_mut(index) {
             call.unfit = Some(texts::malformed());
+            // What it is answered is its own.
+            call.notes.duplicate_of = None;
+            call.notes.reused = false;
         }
         self.end_call(index, texts::malformed());
         self.readmit_duplicates_of(key);

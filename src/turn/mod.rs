@@ -49,7 +49,7 @@ mod decoded;
 mod effect;
 mod ending;
 #[cfg(test)]
-mod explorer;
+pub(crate) mod explorer;
 #[cfg(test)]
 mod fixtures;
 mod intake;

@@ -1,14 +1,17 @@
 //! The database: its tables, how it is opened, and what is looked at before it is used.
 
+use std::fmt::Write;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::Path;
 use std::time::Duration;
 
-use rusqlite::{Connection, OpenFlags, OptionalExtension};
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension};
 
 use super::super::JournalError;
 use super::fault::{self, RESTORE};
+use super::{dir, pages};
 use crate::config::Durability;
 
 /// Says in the file that it is a journal of this program: `CSHJ`.
@@ -53,7 +56,11 @@ pub(super) fn open(file: &Path, durability: Durability) -> Result<Connection, Jo
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(file, flags).map_err(failed)?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
+    // Closing must not bring the log into a database that is found to be damaged.
+    let keep_log = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
+    connection.set_db_config(keep_log, true).map_err(failed)?;
     let fresh = check_kind(&connection, file)?;
+    check_size(&connection, file)?;
     let mode: String = connection
         .pragma_update_and_check(None, "journal_mode", "wal", |row| row.get(0))
         .map_err(failed)?;
@@ -74,6 +81,7 @@ pub(super) fn open(file: &Path, durability: Durability) -> Result<Connection, Jo
         create_tables(&mut connection).map_err(failed)?;
     }
     check_ends(&connection).map_err(failed)?;
+    connection.set_db_config(keep_log, false).map_err(failed)?;
     if durability == Durability::Relaxed {
         connection.pragma_update(None, "synchronous", "normal").map_err(failed)?;
     }
@@ -81,11 +89,46 @@ pub(super) fn open(file: &Path, durability: Durability) -> Result<Connection, Jo
 }
 
 /// Opens a connection that only reads.
+///
+/// Even that needs the log and the memory that goes with it, as files beside the database. Where
+/// they are not there and cannot be made, no host is at work: a host has them, and one that is
+/// stopped has left nothing in them. Then the database alone is all there is. (One that was
+/// killed leaves its log; in a directory that cannot be written that is an error.)
 pub(super) fn open_reading(file: &Path) -> rusqlite::Result<Connection> {
+    let opened = open_reading_with_log(file);
+    match opened.as_ref().map_err(rusqlite::Error::sqlite_error_code) {
+        Err(Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly)) if !dir::log_of(file).exists() => {
+            let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
+                | OpenFlags::SQLITE_OPEN_NO_MUTEX
+                | OpenFlags::SQLITE_OPEN_URI;
+            Connection::open_with_flags(immutable(file), flags)
+        }
+        Ok(_) | Err(_) => opened,
+    }
+}
+
+fn open_reading_with_log(file: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(file, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
+    // The first query opens the log.
+    connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
     Ok(connection)
+}
+
+/// The URI of a file that nobody changes.
+fn immutable(file: &Path) -> String {
+    let mut uri = "file:".to_owned();
+    for byte in file.as_os_str().as_encoded_bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => {
+                uri.push(char::from(*byte));
+            }
+            // Writing to a text cannot fail.
+            other => drop(write!(uri, "%{other:02X}")),
+        }
+    }
+    uri + "?immutable=1"
 }
 
 fn create_tables(connection: &mut Connection) -> rusqlite::Result<()> {
@@ -132,6 +175,26 @@ pub(super) fn check_kind(connection: &Connection, file: &Path) -> Result<bool, J
     }
 }
 
+/// Whether the file is as long as it should be.
+pub(super) fn check_size(connection: &Connection, file: &Path) -> Result<(), JournalError> {
+    let failed = |error| fault::of_opening(file, &error);
+    let pages = connection
+        .pragma_query_value(None, "page_count", |row| row.get::<_, u64>(0))
+        .map_err(failed)?;
+    let page_size = page_size(connection).map_err(failed)? as u64;
+    let missing = pages::are_missing(file, &dir::log_of(file), pages, page_size);
+    let why = match missing {
+        Ok(false) => return Ok(()),
+        Ok(true) => format!("it is damaged (its end is cut off): {RESTORE}"),
+        Err(error) => format!("{error}: let this user read it"),
+    };
+    Err(JournalError::Open { path: file.to_owned(), why })
+}
+
+pub(super) fn page_size(connection: &Connection) -> rusqlite::Result<usize> {
+    connection.pragma_query_value(None, "page_size", |row| row.get(0))
+}
+
 /// Reads the ends of the tables: most of what breaks a file can be seen there, or when it is
 /// opened.
 fn check_ends(connection: &Connection) -> rusqlite::Result<()> {
@@ -150,5 +213,16 @@ fn check_ends(connection: &Connection) -> rusqlite::Result<()> {
 /// How many bytes a database takes on the disk.
 pub(super) fn bytes(file: &Path) -> u64 {
     let size = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
-    size(file) + size(&super::dir::log_of(file))
+    size(file) + size(&dir::log_of(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_is_escaped_in_its_uri() {
+        let uri = immutable(Path::new("/a b/c%?#/journal.db"));
+        assert_eq!(uri, "file:/a%20b/c%25%3F%23/journal.db?immutable=1");
+    }
 }

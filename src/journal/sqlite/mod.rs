@@ -9,6 +9,7 @@ mod database;
 mod dir;
 mod fault;
 mod kill;
+mod pages;
 mod query;
 mod queue;
 mod reader;
@@ -35,7 +36,7 @@ use crate::config::Durability;
 use crate::record::{Record, Seq};
 use crate::types::{SessionId, SessionState};
 
-use queue::{Job, Queue, Removal, Row};
+use queue::{Job, Queue, Row, Task};
 use readers::Readers;
 use store::Store;
 use writer::{Parts, Writer};
@@ -133,6 +134,23 @@ impl SqliteJournal {
     }
 }
 
+impl SqliteJournal {
+    fn ask_writer(&self, task: Task) -> Result<(), JournalError> {
+        let (done, answer) = sync_channel(1);
+        self.queue.push_task(task, done)?;
+        answer.recv().unwrap_or(Err(JournalError::Closed))
+    }
+
+    /// Whether copies of deleted rows are left; looks through the file, here and not on the
+    /// writer's thread.
+    fn has_copies(&self, removed: &[SessionId]) -> Result<bool, JournalError> {
+        let page_size = self.readers.ask(|connection| Ok(database::page_size(connection)?))?;
+        let ids: Vec<&str> = removed.iter().map(SessionId::as_str).collect();
+        pages::hold_copies(&self.file, page_size, &ids)
+            .map_err(|error| JournalError::Read(format!("{error} ({})", self.file.display())))
+    }
+}
+
 impl Journal for SqliteJournal {
     fn append(&self, batch: Batch) -> Appended {
         let Some(job) = job(batch) else { return Appended::Durable };
@@ -167,12 +185,13 @@ impl Journal for SqliteJournal {
     }
 
     fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
-        let groups = sessions.len().div_ceil(REMOVED_AT_ONCE);
-        for (at, group) in sessions.chunks(REMOVED_AT_ONCE).enumerate() {
-            let (done, removed) = sync_channel(1);
-            let last = at + 1 == groups;
-            self.queue.push_removal(Removal { sessions: group.to_vec(), last, done })?;
-            removed.recv().unwrap_or(Err(JournalError::Closed))?;
+        for group in sessions.chunks(REMOVED_AT_ONCE) {
+            self.ask_writer(Task::Remove(group.to_vec()))?;
+        }
+        // The log still holds what is deleted in the database.
+        self.ask_writer(Task::EmptyLog)?;
+        if !sessions.is_empty() && self.has_copies(sessions)? {
+            self.ask_writer(Task::Vacuum)?;
         }
         Ok(())
     }

@@ -42,19 +42,24 @@ pub(super) struct Row {
     pub(super) body: String,
 }
 
-/// Sessions to delete.
-pub(super) struct Removal {
-    pub(super) sessions: Vec<SessionId>,
-    /// Whether the write-ahead log is emptied behind it.
-    pub(super) last: bool,
-    pub(super) done: SyncSender<Result<(), JournalError>>,
+/// What the writer does besides storing batches, in order with them.
+pub(super) enum Task {
+    /// Deletes sessions.
+    Remove(Vec<SessionId>),
+    /// Brings the write-ahead log into the database and leaves nothing in it.
+    EmptyLog,
+    /// Writes the database anew, then empties the log.
+    Vacuum,
 }
 
-/// What the writer does next: first the jobs, then the removal.
+/// Told how a task ended.
+pub(super) type Done = SyncSender<Result<(), JournalError>>;
+
+/// What the writer does next: first the jobs, then the task.
 #[derive(Default)]
 pub(super) struct Taken {
     pub(super) jobs: Vec<Job>,
-    pub(super) removal: Option<Removal>,
+    pub(super) task: Option<(Task, Done)>,
     /// Somebody waits for everything up to here to be durable.
     pub(super) flush: bool,
     /// There will be no more.
@@ -63,7 +68,7 @@ pub(super) struct Taken {
 
 enum Work {
     Store(Job),
-    Remove(Removal),
+    Do(Task, Done),
 }
 
 /// What waits for the writer, in order.
@@ -121,13 +126,13 @@ impl Queue {
         }
     }
 
-    /// Takes a removal, unless the queue is closed.
-    pub(super) fn push_removal(&self, removal: Removal) -> Result<(), JournalError> {
+    /// Takes a task, unless the queue is closed. Whoever asks waits for it, so there are few.
+    pub(super) fn push_task(&self, task: Task, done: Done) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if state.closed {
             return Err(JournalError::Closed);
         }
-        state.works.push_back(Work::Remove(removal));
+        state.works.push_back(Work::Do(task, done));
         state.hurry = true;
         drop(state);
         self.ready.notify_one();
@@ -162,7 +167,7 @@ impl Queue {
             match work {
                 Work::Store(job) => job.fail(&JournalError::Closed),
                 // Dropping the sender tells.
-                Work::Remove(_) => {}
+                Work::Do(..) => {}
             }
         }
     }
@@ -208,8 +213,8 @@ impl State {
                     bytes += job.bytes;
                     taken.jobs.push(job);
                 }
-                Work::Remove(removal) => {
-                    taken.removal = Some(removal);
+                Work::Do(task, done) => {
+                    taken.task = Some((task, done));
                     break;
                 }
             }

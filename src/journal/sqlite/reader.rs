@@ -36,6 +36,7 @@ impl JournalReader {
         if database::check_kind(&connection, &file)? {
             return Err(failed("there is nothing in it yet: start the host once".to_owned()));
         }
+        database::check_size(&connection, &file)?;
         Ok(Self { readers, file })
     }
 

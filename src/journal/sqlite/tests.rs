@@ -1,16 +1,12 @@
-use std::sync::atomic::AtomicU32;
-use std::time::Duration;
-
-use tokio::sync::oneshot;
-
-use super::super::{SessionLog, Slot, Stage, StoredGroup, Urgency};
+use super::super::{SessionLog, StoredGroup, Urgency};
 use super::*;
+use std::sync::atomic::AtomicU32;
 
 /// A directory of its own, deleted with what is in it.
-pub(super) struct TestDir(pub(super) PathBuf);
+struct TestDir(PathBuf);
 
 impl TestDir {
-    pub(super) fn new() -> Self {
+    fn new() -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let name = format!("callsheet-journal-{}-{number}", std::process::id());
@@ -26,18 +22,15 @@ impl Drop for TestDir {
     }
 }
 
-/// Keeps what it is told.
-#[derive(Debug, Default)]
-pub(super) struct Groups(pub(super) Mutex<Vec<StoredGroup>>);
+#[derive(Debug)]
+struct Nobody;
 
-impl JournalObserver for Groups {
-    fn stored(&self, group: StoredGroup) {
-        self.0.lock().push(group);
-    }
+impl JournalObserver for Nobody {
+    fn stored(&self, _group: StoredGroup) {}
 }
 
-pub(super) fn options(durability: Durability) -> SqliteOptions {
-    let observer = Arc::new(Groups::default());
+fn options(durability: Durability) -> SqliteOptions {
+    let observer = Arc::new(Nobody);
     SqliteOptions { durability, holder: "a test".to_owned(), observer, queue_max: 10_000 }
 }
 
@@ -88,4 +81,63 @@ async fn what_is_durable_is_there_after_opening_again() {
         session.until_durable(Seq(3)).await.unwrap();
         assert_eq!(journal.read(&id("s1"), Seq(0)).unwrap().len(), 3);
     }
+}
+
+#[tokio::test]
+async fn a_full_disk_fails_what_does_not_fit_and_is_left_behind_when_there_is_room() {
+    for durability in [Durability::Strict, Durability::Relaxed] {
+        let dir = TestDir::new();
+        let journal = SqliteJournal::open_limited(&dir.0, options(durability), Some(60)).unwrap();
+        let journal = Arc::new(journal);
+        let large = || Record::SessionOpened { agent: "large ".repeat(5_000), messages: vec![] };
+        let mut kept = 0;
+        let error = loop {
+            let session = log(&journal, &format!("s{kept}"), 0);
+            session.append(vec![large()], Urgency::Urgent, || ());
+            match session.until_durable(Seq(1)).await {
+                Ok(()) => kept += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error, JournalError::Full);
+        assert!(kept > 0 && error.is_transient());
+        assert_eq!(journal.count(), Ok(kept));
+        // What is there can be read, and deleting makes room.
+        assert_eq!(journal.list(&Listing::default()).unwrap().len(), kept);
+        journal.remove(&[id("s0")]).unwrap();
+        let session = log(&journal, "new", 0);
+        session.append(vec![large()], Urgency::Urgent, || ());
+        assert_eq!(session.until_durable(Seq(1)).await, Ok(()));
+        assert_eq!(journal.count(), Ok(kept));
+    }
+}
+
+#[tokio::test]
+async fn the_log_stays_bounded() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Relaxed);
+    let session = log(&journal, "s", 0);
+    session.append(vec![opened("default")], Urgency::Urgent, || ());
+    let body = "x".repeat(100_000);
+    for at in 1..400 {
+        session.append(vec![opened(&body)], Urgency::Urgent, || ());
+        // Nothing else waits, so the writer has time.
+        session.until_durable(Seq(at + 1)).await.unwrap();
+    }
+    let log = std::fs::metadata(dir::log_of(&journal.file)).unwrap().len();
+    assert!(log < 10 << 20, "{log}");
+    assert!(journal.status().bytes > 40 << 20);
+}
+
+#[tokio::test]
+async fn a_listener_that_panics_ends_nothing() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    let engine = Arc::clone(&journal) as Arc<dyn Journal>;
+    let bad = SessionLog::new(id("bad"), engine, Seq(0), |_| panic!("as it should"));
+    bad.append(vec![opened("default")], Urgency::Urgent, || ());
+    let good = log(&journal, "good", 0);
+    good.append(vec![opened("default")], Urgency::Urgent, || ());
+    assert_eq!(good.until_durable(Seq(1)).await, Ok(()));
+    assert_eq!(journal.count(), Ok(2));
 }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::super::{JournalError, JournalObserver, Slot, Stage, StoredGroup, Tell};
 use super::dir::Held;
 use super::fault;
-use super::queue::{self, Job, Queue, Removal};
+use super::queue::{self, Job, Queue, Task};
 use super::store::{Placed, Store};
 use crate::config::Durability;
 
@@ -96,8 +96,9 @@ impl Writer {
             if !taken.jobs.is_empty() {
                 self.store(taken.jobs);
             }
-            if let Some(removal) = taken.removal {
-                self.remove(removal);
+            if let Some((task, done)) = taken.task {
+                // Who asked may be gone.
+                let _ = done.send(self.perform(task));
             }
             if taken.flush || taken.ended || due.is_some_and(|due| due <= Instant::now()) {
                 self.sync();
@@ -111,8 +112,8 @@ impl Writer {
 
     fn store(&mut self, jobs: Vec<Job>) {
         if let Some(error) = &self.broken {
-            jobs.into_iter().for_each(|job| job.fail(error));
-            return;
+            let error = error.clone();
+            return jobs.into_iter().for_each(|job| self.fail(job, &error));
         }
         let began = Instant::now();
         match self.store.store(&jobs) {
@@ -125,7 +126,7 @@ impl Writer {
             }
             Err(error) => {
                 let error = fault::of_writing(&error);
-                jobs.into_iter().for_each(|job| job.fail(&error));
+                jobs.into_iter().for_each(|job| self.fail(job, &error));
             }
         }
     }
@@ -151,12 +152,18 @@ impl Writer {
                     let Job { slot, tell, .. } = job;
                     self.unsynced.push(Unsynced { slot, first, tell });
                 }
-                Placed::Refused(error) => job.fail(&error),
+                Placed::Refused(error) => self.fail(job, &error),
             }
         }
         if group.batches > 0 {
             self.observer.stored(group);
         }
+    }
+
+    /// Tells that a batch is not stored, when what was written before has been told of.
+    fn fail(&mut self, job: Job, error: &JournalError) {
+        self.sync();
+        job.fail(error);
     }
 
     /// Makes durable what is written.
@@ -194,15 +201,21 @@ impl Writer {
         self.broken = Some(error);
     }
 
-    fn remove(&mut self, removal: Removal) {
-        let Removal { sessions, last, done } = removal;
-        let removed = self.store.remove(&sessions).map_err(|error| fault::of_writing(&error));
-        let removed = removed.and_then(|removed| {
-            self.sessions.fetch_sub(removed, Ordering::AcqRel);
-            if last { self.empty_log() } else { Ok(()) }
-        });
-        // Who asked may be gone.
-        let _ = done.send(removed);
+    fn perform(&mut self, task: Task) -> Result<(), JournalError> {
+        match task {
+            Task::Remove(sessions) => {
+                let removed = self.store.remove(&sessions);
+                let removed = removed.map_err(|error| fault::of_writing(&error))?;
+                self.sessions.fetch_sub(removed, Ordering::AcqRel);
+                Ok(())
+            }
+            Task::EmptyLog => self.empty_log(),
+            Task::Vacuum => {
+                let written = self.store.connection.execute_batch("VACUUM");
+                written.map_err(|error| fault::of_writing(&error))?;
+                self.empty_log()
+            }
+        }
     }
 
     /// Leaves nothing in the write-ahead log: it still holds what is deleted in the database.

@@ -24,6 +24,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
 use crate::config::{BaseUrl, JournalEngine, ModelConfig, ToolPattern};
+use crate::journal::{Listing, unfinished, verify};
+use crate::record::Seq;
 use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use provider::Provider;
 
@@ -96,6 +98,18 @@ async fn nothing_left(host: &Host) {
         }
     });
     assert!(waited.await.is_ok(), "left over: {:?}", host.counts());
+    journals_are_whole(host);
+}
+
+/// Every session's records are such as a host may write, and no run of theirs is open.
+fn journals_are_whole(host: &Host) {
+    let journal = &host.inner.shared.journal;
+    for stored in journal.list(&Listing::default()).unwrap() {
+        let entries = journal.read(&stored.id, Seq(0)).unwrap();
+        let breaches = verify(&stored.id, &entries);
+        assert!(breaches.is_empty(), "{breaches:#?} in {entries:#?}");
+        assert_eq!(unfinished(&entries), None);
+    }
 }
 
 type Body = dyn Fn(ToolContext) -> BoxFuture<'static, Result<ToolOutput, ToolError>> + Send + Sync;

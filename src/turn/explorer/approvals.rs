@@ -128,9 +128,8 @@ impl World {
     }
 
     pub(super) fn show(&mut self, question: Question) {
-        let durable = &self.log[..self.durable as usize];
         let is_asked = |record: &Record| matches!(record, Record::ApprovalAsked { asked } if (asked.call.key, asked.phase) == question);
-        assert!(durable.iter().any(is_asked), "a question was shown before it was durable");
+        assert!(self.log.iter().any(is_asked), "a question was shown before its record");
         let call = self.turn.calls.iter().find(|call| call.key() == question.0);
         assert!(call.is_some_and(Call::is_kept), "a question about a call that is gone");
         // It may have been answered meanwhile: a cancel does not wait for the journal.

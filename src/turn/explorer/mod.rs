@@ -31,6 +31,7 @@ use crate::types::{
 };
 use crate::wire::Delta;
 
+pub(crate) use walks::each_walk;
 use world::{Action, World};
 
 const STATES_MAX: usize = 400_000;
