@@ -12,6 +12,7 @@ pub use calls::{ApprovalRequest, CallLabel, Oddity, ServiceCall, ServiceCallStat
 pub use view::{PublicEvent, StatsReport};
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -377,22 +378,36 @@ impl Event {
     }
 }
 
+impl Event {
+    /// The text of a piece of it, and whether it is thinking.
+    #[must_use]
+    pub fn text(&self) -> Option<(bool, &str)> {
+        if let Self::TextReceived { text } = self {
+            Some((false, text))
+        } else if let Self::ThinkingReceived { text } = self {
+            Some((true, text))
+        } else {
+            None
+        }
+    }
+}
+
 impl EventId {
     /// The place behind an event. `recorded` is the place of its record, if it is the view of one.
     #[must_use]
     pub fn after(self, event: &Event, recorded: Option<Seq>) -> Self {
         let seq = recorded.unwrap_or(self.seq);
-        let bytes = match event {
-            Event::TextReceived { text } | Event::ThinkingReceived { text } => {
-                self.bytes.saturating_add(text.len() as u64)
-            }
+        let ends_an_attempt = matches!(
+            event,
             Event::TurnStarted
-            | Event::AttemptStarted { .. }
-            | Event::ResponseEnded { .. }
-            | Event::RunStarted { .. }
-            | Event::RunEnded { .. } => 0,
-            _ => self.bytes,
-        };
+                | Event::AttemptStarted { .. }
+                | Event::ResponseEnded { .. }
+                | Event::TurnEnded { .. }
+                | Event::RunStarted { .. }
+                | Event::RunEnded { .. }
+        );
+        let more = event.text().map_or(0, |(_, text)| text.len() as u64);
+        let bytes = if ends_an_attempt { 0 } else { self.bytes.saturating_add(more) };
         Self { seq, bytes }
     }
 }
@@ -402,6 +417,25 @@ impl fmt::Display for EventId {
         write!(f, "{}.{}", self.seq, self.bytes)
     }
 }
+
+impl FromStr for EventId {
+    type Err = InvalidEventId;
+
+    /// Reads `SEQ.N`, or `SEQ` for the place right behind that record.
+    fn from_str(text: &str) -> Result<Self, InvalidEventId> {
+        let digits = |part: &str| {
+            let all = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+            all.then(|| part.parse().ok()).flatten().ok_or(InvalidEventId)
+        };
+        let (seq, bytes) = text.split_once('.').unwrap_or((text, "0"));
+        Ok(Self { seq: Seq(digits(seq)?), bytes: digits(bytes)? })
+    }
+}
+
+/// The text names no place in a session's events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("an event's id is SEQ.N or SEQ, in digits, such as 12.340")]
+pub struct InvalidEventId;
 
 /// An event as it leaves the session: whose it is and when it happened.
 #[derive(Clone, Debug)]

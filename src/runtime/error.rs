@@ -2,7 +2,9 @@
 
 use crate::config::TooHigh;
 use crate::context::SeedError;
+use crate::event::EventId;
 use crate::turn::ApprovalError;
+use crate::types::Seq;
 
 /// Why a host or a session does not do what it is asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -57,6 +59,17 @@ pub enum HostError {
     /// The decision about a call does not count.
     #[error("decide about a call: {0}")]
     Approval(#[from] ApprovalError),
+    /// No such event was shown in the session: the id is of another session, or of another life
+    /// of this one.
+    #[error(
+        "watch the session from {asked}: its last record is {last} (0 shows all from the beginning)"
+    )]
+    UnknownEventId {
+        /// What was asked for.
+        asked: EventId,
+        /// The session's last durable record.
+        last: Seq,
+    },
     /// The session is closed, or died.
     #[error("ask the session: it is closed")]
     SessionClosed,
@@ -87,6 +100,7 @@ impl HostError {
             Self::Approval(ApprovalError::Stale) => "stale_approval",
             Self::Approval(ApprovalError::Decided(_)) => "already_decided",
             Self::Approval(ApprovalError::WhichPhase) => "phase_needed",
+            Self::UnknownEventId { .. } => "unknown_event_id",
             Self::SessionClosed => "session_closed",
             Self::ShuttingDown => "shutting_down",
         }

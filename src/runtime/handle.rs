@@ -20,6 +20,8 @@ use super::publish::Listeners;
 use super::report::RunReport;
 use super::request::RunRequest;
 use super::snapshot::SessionSnapshot;
+use super::watch::Watch;
+use crate::event::EventId;
 use crate::record::{Seq, StopMode};
 use crate::telemetry::Subscription;
 use crate::turn::Decision;
@@ -108,6 +110,24 @@ impl SessionHandle {
     /// Listens to the session's events from now on, until the session ends.
     pub fn subscribe(&self) -> Subscription {
         self.inner.listeners.subscribe()
+    }
+
+    /// Shows the session from right behind a place: what came after it, then what comes. Nothing
+    /// is shown twice and nothing is left out; text may come in larger pieces than it did. The
+    /// first place is 0.0. A place in an attempt whose text is void by now goes on behind that.
+    ///
+    /// # Errors
+    /// When nothing with that id can have been shown, or the session is closed.
+    pub fn watch(&self, after: EventId) -> Result<Watch, HostError> {
+        Watch::from(&self.inner.listeners, self.id(), self.agent(), after)
+    }
+
+    /// Shows the session from now on, beginning with the states of the calls that are open.
+    ///
+    /// # Errors
+    /// When the session is closed.
+    pub fn watch_from_now(&self) -> Result<Watch, HostError> {
+        Watch::from_now(&self.inner.listeners)
     }
 
     /// Says something to the run that goes on: a user's message behind the running turn. A run

@@ -34,6 +34,7 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod tool;
+mod watch;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -53,6 +54,7 @@ pub use handle::{ReportFuture, SessionHandle, SessionSummary, StartedRun};
 pub use report::{CallReport, RunReport};
 pub use request::RunRequest;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
+pub use watch::Watch;
 
 use crate::config::Config;
 use crate::context::Seed;

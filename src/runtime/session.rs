@@ -170,7 +170,9 @@ impl State {
     fn open(opening: Opening) -> Self {
         let Opening { id, agent, messages, shared, publisher, running, held } = opening;
         let journal = Arc::clone(&shared.journal);
-        let log = Arc::new(SessionLog::new(id.clone(), journal, Seq(0), |_| ()));
+        let gate = publisher.clone();
+        let told = move |told| gate.handle_journal(told);
+        let log = Arc::new(SessionLog::new(id.clone(), journal, Seq(0), told));
         let opened = Record::SessionOpened { agent: agent.name.clone(), messages };
         let history = History::fold(std::slice::from_ref(&opened), agent.limits().max_result_bytes);
         log.append(vec![opened], Urgency::Lazy, || ());
@@ -355,7 +357,8 @@ pub(super) async fn spawn(
     supervisor: ActorCell,
 ) -> Result<SessionHandle, HostError> {
     let (id, name) = (opening.id.clone(), opening.agent.name.clone());
-    let (running, listeners) = (Arc::clone(&opening.running), opening.publisher.listeners());
+    let listeners = opening.publisher.listeners(&opening.shared.journal);
+    let running = Arc::clone(&opening.running);
     let (actor, _) = Actor::spawn_linked(None, SessionActor, opening, supervisor)
         .await
         .map_err(|_| HostError::ShuttingDown)?;

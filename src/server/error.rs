@@ -55,6 +55,7 @@ impl ApiError {
             | HostError::TooHigh(_)
             | HostError::UnknownTool(_)
             | HostError::UnknownModel { .. }
+            | HostError::UnknownEventId { .. }
             | HostError::EmptyInput => StatusCode::BAD_REQUEST,
             HostError::Approval(ApprovalError::NotAsked) => StatusCode::NOT_FOUND,
             HostError::SessionExists

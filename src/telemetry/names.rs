@@ -205,6 +205,8 @@ metrics! {
         "Threads of blocking tools that were given up and have not come back.";
     SESSIONS "callsheet_sessions" Kind::Gauge, Count, ["state"],
         "Open sessions by state.";
+    WATCHERS "callsheet_watchers" Kind::Gauge, Count, [],
+        "Subscribers that listen to a session or to one of its runs.";
     SUBSCRIBERS_LAGGED "callsheet_subscribers_lagged_total" Kind::Counter, Count, [],
         "Subscribers that were too slow, were told to read again, and were let go.";
 }

@@ -13,6 +13,7 @@
 //! | `schedule` | which sealed calls may start now |
 //! | `isolation` | what calls see of each other's writes; conflicts |
 //! | `approval` | people in the loop |
+//! | `layout` | in which order text and thinking were shown |
 //! | `ending` | how a response ended |
 //! | `aftermath` | what each ending leaves of the calls |
 //! | `progress` | what is done after every event: admit, start, release, commit |
@@ -51,6 +52,7 @@ mod explorer;
 mod fixtures;
 mod intake;
 mod isolation;
+mod layout;
 mod loops;
 mod parts;
 mod progress;
@@ -90,6 +92,7 @@ use attempts::Attempts;
 use call::{Call, Phase};
 use clock::Clock;
 use isolation::Visible;
+use layout::Layout;
 use reassembly::Reassembly;
 
 /// One model response and the tool calls in it: the machine that decides everything about them.
@@ -104,6 +107,7 @@ pub struct Turn {
     attempts: Attempts,
     plan: AttemptPlan,
     response: Accumulator,
+    layout: Layout,
     deltas_seen: u64,
     asked_at: Duration,
     first_delta_at: Option<Duration>,
@@ -358,6 +362,7 @@ impl Turn {
             plan: attempts.last(),
             attempts,
             response: asking::accumulator(&rules),
+            layout: Layout::default(),
             deltas_seen: 0,
             asked_at: Duration::ZERO,
             first_delta_at: None,

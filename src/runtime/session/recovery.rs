@@ -9,9 +9,10 @@ use std::time::Duration;
 use ractor::{ActorId, ActorRef};
 
 use super::State;
-use crate::journal::Urgency;
+use crate::journal::{Urgency, unix_ms};
 use crate::record::{Record, Seq};
 use crate::runtime::message::SessionMessage;
+use crate::telemetry::Recorded;
 use crate::turn::{CancelReason, Effect, Turn, TurnEnd, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
 
@@ -125,11 +126,11 @@ impl State {
         turn.handle_cancel(Duration::ZERO, CancelReason::Shutdown);
         let (mut committed, mut stored) = (None, 0);
         loop {
-            let mut batch = Vec::new();
+            let (mut batch, mut events) = (Vec::new(), Vec::new());
             while let Some(effect) = turn.poll() {
                 match effect {
                     Effect::Record(record) => batch.push(record),
-                    Effect::Emit(event) => self.publisher.publish(run, number, event),
+                    Effect::Emit(event) => events.push((batch.len() as u64, event)),
                     Effect::Commit(record) => committed = Some(*record),
                     Effect::Request(_)
                     | Effect::Disconnect
@@ -140,11 +141,17 @@ impl State {
                     | Effect::Release(_) => {}
                 }
             }
-            if batch.is_empty() {
+            let (count, time) = (batch.len() as u64, unix_ms());
+            let (last, _) = self.log.append_at(time, batch, Urgency::Lazy, || ());
+            for (behind, event) in events {
+                let seq = Seq(last.0 - count + behind);
+                let record = (behind > 0).then_some(Recorded { seq, time, shown: 0 });
+                self.publisher.publish_behind(run, number, event, record);
+            }
+            if count == 0 {
                 return committed;
             }
-            stored += batch.len() as u64;
-            self.log.append(batch, Urgency::Lazy, || ());
+            stored += count;
             turn.handle_recorded(Duration::ZERO, stored);
         }
     }

@@ -12,7 +12,7 @@ use super::State;
 use super::open::OpenTurn;
 use crate::config::RunOverrides;
 use crate::event::{Event, RunStats};
-use crate::journal::Urgency;
+use crate::journal::{Urgency, unix_ms};
 use crate::record::{Record, Seq};
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
 use crate::runtime::agent::Agent;
@@ -25,6 +25,7 @@ use crate::runtime::message::{
 use crate::runtime::report::{CallReport, Messages, RunReport};
 use crate::runtime::stream::{StreamActor, StreamSetup};
 use crate::runtime::supervisor::{SupervisorSetup, ToolSupervisor};
+use crate::telemetry::Recorded;
 use crate::turn::{CancelReason, LimitHit, Next, Run, RunStep, TurnPlan, TurnRecord, TurnSpec};
 use crate::types::{Content, RunEnd, RunError, RunId};
 
@@ -129,7 +130,8 @@ impl State {
         }];
         records.extend(seeded.iter().map(|seeded| seeded.response.clone()));
         let behind = records.len() as u64 - 1;
-        let (last, _) = self.log.append(records, Urgency::Lazy, || ());
+        let time = unix_ms();
+        let (last, _) = self.log.append_at(time, records, Urgency::Lazy, || ());
         let seq = Seq(last.0 - behind);
         self.history.begin_run(input);
         let began = Instant::now();
@@ -159,9 +161,10 @@ impl State {
             model: rules.models.first().origin.model.clone(),
             execution: rules.execution,
         };
-        self.publisher.publish_recorded(&id, self.turn, event, seq);
+        let record = Recorded { seq, time, shown: 0 };
+        self.publisher.publish_recorded(&id, self.turn, event, record);
         match seeded {
-            Some(seeded) => self.begin_seeded_turn(plan, seeded, seq),
+            Some(seeded) => self.begin_seeded_turn(plan, seeded, record),
             None => self.begin_turn(plan),
         }
         seq
@@ -267,9 +270,11 @@ impl State {
         let (limit, action) = (limit.to_owned(), action.to_owned());
         let (named, done) = (limit.clone(), action.clone());
         let record = Record::LimitReached { limit: named, value, maximum, action: done, note };
-        let (seq, _) = self.log.append(vec![record], Urgency::Lazy, || ());
+        let time = unix_ms();
+        let (seq, _) = self.log.append_at(time, vec![record], Urgency::Lazy, || ());
         let event = Event::LimitReached { limit, value, maximum, action };
-        self.publisher.publish_recorded(&run.id, self.turn, event, seq);
+        let record = Recorded { seq, time, shown: 0 };
+        self.publisher.publish_recorded(&run.id, self.turn, event, record);
     }
 
     pub(super) fn end_run(&mut self, end: RunEnd, text: String, error: Option<RunError>) {
@@ -286,7 +291,8 @@ impl State {
             error: error.clone(),
             stats: (&stats).into(),
         };
-        let (seq, _) = self.log.append(vec![record], Urgency::Lazy, || ());
+        let time = unix_ms();
+        let (seq, _) = self.log.append_at(time, vec![record], Urgency::Lazy, || ());
         let event = Event::RunEnded {
             agent: self.run_agent.name.clone(),
             end,
@@ -294,7 +300,8 @@ impl State {
             error: error.clone(),
             stats,
         };
-        self.publisher.publish_recorded(&id, self.turn, event, seq);
+        let record = Recorded { seq, time, shown: 0 };
+        self.publisher.publish_recorded(&id, self.turn, event, record);
         actors.stream.stop(None);
         // Tools that were told to stop have their grace; the supervisor's end is heard, and then
         // the accumulator is stopped. The end of one that is gone has been heard.

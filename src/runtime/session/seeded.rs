@@ -3,6 +3,7 @@
 use super::State;
 use crate::event::{CallLabel, Event};
 use crate::record::{Record, Seq};
+use crate::telemetry::Recorded;
 use crate::turn::{SeededTurn, TurnPlan};
 
 impl State {
@@ -13,13 +14,19 @@ impl State {
     }
 
     /// Begins the turn, whose response is recorded right behind `after`.
-    pub(super) fn begin_seeded_turn(&mut self, plan: TurnPlan, seeded: SeededTurn, after: Seq) {
+    pub(super) fn begin_seeded_turn(
+        &mut self,
+        plan: TurnPlan,
+        seeded: SeededTurn,
+        after: Recorded,
+    ) {
         self.turn += 1;
         let Some(run) = self.run.as_mut() else { return };
         run.plan = plan;
-        run.turn_after = after;
+        run.turn_after = after.seq;
         let id = run.id.clone();
-        self.publisher.publish_recorded(&id, self.turn, Event::TurnStarted, Seq(after.0 + 1));
+        let record = Recorded { seq: Seq(after.seq.0 + 1), ..after };
+        self.publisher.publish_recorded(&id, self.turn, Event::TurnStarted, record);
         if let Record::ResponseEnded { message, .. } = &seeded.response {
             for call in &message.calls {
                 let call = CallLabel {
