@@ -7,11 +7,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use serde_json::Value;
+
 use super::{Entry, Record, ResponseMessage, ShownPiece};
 use crate::event::{CallLabel, Event, EventId, Published};
-use crate::types::{
-    CallKey, Execution, RunId, Seq, SessionId, ToolCall, ToolOutcome, ToolResult, WriteSet,
-};
+use crate::types::{Execution, RunId, Seq, SessionId, ToolCall, ToolResult};
 
 /// The largest piece in which text is shown again.
 const PIECE_BYTES_MAX: usize = 16 * 1024;
@@ -80,81 +80,110 @@ impl Past {
 
     /// Takes in the next entry, and appends what is known now of what was shown.
     pub fn handle_entry(&mut self, entry: &Entry, out: &mut VecDeque<Published>) {
+        let record = &entry.record;
         self.is_begun = true;
-        match &entry.record {
-            Record::SessionOpened { agent, .. } => self.agent.clone_from(agent),
-            Record::RunStarted { run_id, model, execution, .. } => {
-                self.let_go(out);
-                self.run = run_id.clone();
-                self.parallel = *execution != Execution::Sequential;
-                let (agent, model) = (self.agent.clone(), model.clone());
-                let event = Event::RunStarted { agent, model, execution: *execution };
-                self.show(entry, event, out);
-            }
-            Record::AttemptStarted { turn, attempt, model, streamed, reason, wait_ms } => {
-                self.let_go(out);
-                self.turn = *turn;
-                self.calls.clear();
-                let event = match reason {
-                    None => Event::TurnStarted,
-                    Some(reason) => Event::AttemptStarted {
-                        attempt: *attempt,
-                        model: model.clone(),
-                        streamed: *streamed,
-                        reason: reason.clone(),
-                        wait: Duration::from_millis(*wait_ms),
-                        rollback: false,
-                        fallback: false,
-                    },
-                };
-                self.show(entry, event, out);
-                self.held = Some(Vec::new());
-            }
-            Record::AttemptFailed { kept: false, .. } => self.let_go(out),
-            Record::CallIntended { call, .. } => self.calls.push(call.clone()),
-            Record::ResponseEnded { turn, message, shown, .. } => {
-                self.end_response(entry, *turn, message, shown, out);
-            }
-            Record::ApprovalAsked { asked } => {
-                self.show(entry, Event::ApprovalAsked { asked: asked.clone() }, out);
-            }
-            Record::CallEnded { call, outcome, early, amended: false, .. } => {
-                let result = self.result(&entry.record, call, outcome);
-                let (result, parallel, early) = (Box::new(result), self.parallel, *early);
-                self.show(entry, Event::CallEnded { result, parallel, early }, out);
-            }
-            Record::TurnCommitted { turn, end: _, summary } => {
-                self.let_go(out);
-                self.turn = *turn;
-                self.show(entry, Event::TurnEnded { summary: summary.clone() }, out);
-            }
+        if matches!(
+            record,
+            Record::RunStarted { .. }
+                | Record::AttemptStarted { .. }
+                | Record::AttemptFailed { kept: false, .. }
+                | Record::TurnCommitted { .. }
+                | Record::RunEnded { .. }
+        ) {
+            self.let_go(out);
+        }
+        self.note(record);
+        if let Some(event) = self.view(record) {
+            self.show(entry, event, out);
+        }
+        if let Record::AttemptStarted { .. } = record {
+            self.held = Some(Vec::new());
+        }
+        if let Record::ResponseEnded { message, shown, .. } = record {
+            self.end_response(entry, message, shown, out);
+        }
+    }
+
+    /// Remembers what later events are of.
+    fn note(&mut self, record: &Record) {
+        if let Record::SessionOpened { agent, .. } = record {
+            self.agent.clone_from(agent);
+        } else if let Record::RunStarted { run_id, execution, .. } = record {
+            self.run = run_id.clone();
+            self.parallel = *execution != Execution::Sequential;
+        } else if let Record::AttemptStarted { turn, .. } = record {
+            self.turn = *turn;
+            self.calls.clear();
+        } else if let Record::CallIntended { call, .. } = record {
+            self.calls.push(call.clone());
+        } else if let Record::ResponseEnded { turn, message, .. } = record {
+            self.turn = *turn;
+            self.calls.extend(message.calls.iter().cloned());
+        } else if let Record::TurnCommitted { turn, .. } = record {
+            self.turn = *turn;
+        }
+    }
+
+    /// The event that the record was shown as, if it was shown by itself.
+    fn view(&self, record: &Record) -> Option<Event> {
+        Some(match record {
+            Record::RunStarted { model, execution, .. } => Event::RunStarted {
+                agent: self.agent.clone(),
+                model: model.clone(),
+                execution: *execution,
+            },
+            Record::AttemptStarted { reason: None, .. } => Event::TurnStarted,
+            Record::AttemptStarted {
+                reason: Some(reason),
+                attempt,
+                model,
+                streamed,
+                wait_ms,
+                ..
+            } => Event::AttemptStarted {
+                attempt: *attempt,
+                model: model.clone(),
+                streamed: *streamed,
+                reason: reason.clone(),
+                wait: Duration::from_millis(*wait_ms),
+                rollback: false,
+                fallback: false,
+            },
+            Record::ApprovalAsked { asked } => Event::ApprovalAsked { asked: asked.clone() },
+            Record::CallEnded { early, amended: false, .. } => Event::CallEnded {
+                result: Box::new(result(record)?),
+                parallel: self.parallel,
+                early: *early,
+            },
+            Record::TurnCommitted { summary, .. } => Event::TurnEnded { summary: summary.clone() },
             Record::LimitReached { limit, value, maximum, action, note: _ } => {
-                let (limit, action) = (limit.clone(), action.clone());
-                let (value, maximum) = (*value, *maximum);
-                let event = Event::LimitReached { limit, value, maximum, action };
-                self.show(entry, event, out);
+                Event::LimitReached {
+                    limit: limit.clone(),
+                    value: *value,
+                    maximum: *maximum,
+                    action: action.clone(),
+                }
             }
-            Record::RunEnded { run_id: _, end, text, error, stats } => {
-                self.let_go(out);
-                let event = Event::RunEnded {
-                    agent: self.agent.clone(),
-                    end: *end,
-                    text: text.clone(),
-                    error: error.clone(),
-                    stats: stats.into(),
-                };
-                self.show(entry, event, out);
-            }
-            Record::AttemptFailed { kept: true, .. }
-            | Record::CallEnded { amended: true, .. }
+            Record::RunEnded { run_id: _, end, text, error, stats } => Event::RunEnded {
+                agent: self.agent.clone(),
+                end: *end,
+                text: text.clone(),
+                error: error.clone(),
+                stats: stats.into(),
+            },
+            Record::SessionOpened { .. }
             | Record::SessionForked { .. }
             | Record::InputQueued { .. }
+            | Record::AttemptFailed { .. }
+            | Record::ResponseEnded { .. }
+            | Record::CallIntended { .. }
             | Record::CallReported { .. }
             | Record::ApprovalGiven { .. }
+            | Record::CallEnded { amended: true, .. }
             | Record::Steered { .. }
             | Record::StopAsked { .. }
-            | Record::SessionClosed => {}
-        }
+            | Record::SessionClosed => return None,
+        })
     }
 
     /// Appends what was shown of the attempt that runs, when there are no more entries.
@@ -176,17 +205,14 @@ impl Past {
     fn end_response(
         &mut self,
         entry: &Entry,
-        turn: u32,
         message: &ResponseMessage,
         shown: &[ShownPiece],
         out: &mut VecDeque<Published>,
     ) {
-        self.calls.extend(message.calls.iter().cloned());
         if self.held.is_some() {
             self.place(Text::new(layout(message, shown), 0), entry.time, out);
         } else {
             // Calls that the session was opened with, for which no model was asked.
-            self.turn = turn;
             self.show(entry, Event::TurnStarted, out);
         }
     }
@@ -248,29 +274,6 @@ impl Past {
             event,
         }
     }
-
-    /// The result of a call whose arguments are not looked up yet.
-    fn result(&self, record: &Record, label: &CallLabel, outcome: &ToolOutcome) -> ToolResult {
-        let CallLabel { key, provider_id, name } = label;
-        let call = unknown_call(*key, provider_id.clone(), name.clone());
-        let mut result = ToolResult {
-            call,
-            outcome: outcome.clone(),
-            notes: crate::types::ResultNotes::default(),
-            started: None,
-            wait: Duration::ZERO,
-            duration: Duration::ZERO,
-            writes: WriteSet::default(),
-        };
-        if let Record::CallEnded { notes, writes, started_ms, wait_ms, duration_ms, .. } = record {
-            result.notes = notes.clone();
-            result.writes = writes.clone();
-            result.started = started_ms.map(Duration::from_millis);
-            result.wait = Duration::from_millis(*wait_ms);
-            result.duration = Duration::from_millis(*duration_ms);
-        }
-        result
-    }
 }
 
 impl From<TextPiece> for Event {
@@ -296,9 +299,37 @@ pub fn behind(after: EventId, mut published: Published) -> Option<Published> {
     Some(published)
 }
 
-fn unknown_call(key: CallKey, provider_id: Option<String>, name: String) -> ToolCall {
-    let (id, arguments) = (String::new(), serde_json::Value::Null);
-    ToolCall { key, id, provider_id, name, arguments, raw: None }
+/// The result of a call, whose arguments are not looked up yet.
+fn result(record: &Record) -> Option<ToolResult> {
+    let Record::CallEnded {
+        call: CallLabel { key, provider_id, name },
+        outcome,
+        notes,
+        writes,
+        started_ms,
+        wait_ms,
+        duration_ms,
+        ..
+    } = record
+    else {
+        return None;
+    };
+    Some(ToolResult {
+        call: ToolCall {
+            key: *key,
+            id: String::new(),
+            provider_id: provider_id.clone(),
+            name: name.clone(),
+            arguments: Value::Null,
+            raw: None,
+        },
+        outcome: outcome.clone(),
+        notes: notes.clone(),
+        started: started_ms.map(Duration::from_millis),
+        wait: Duration::from_millis(*wait_ms),
+        duration: Duration::from_millis(*duration_ms),
+        writes: writes.clone(),
+    })
 }
 
 /// What was shown of a response, in its order. What its layout does not tell is its reasoning and
@@ -348,3 +379,6 @@ impl<'a> Text<'a> {
         (!piece.is_empty()).then_some((*is_thinking, piece))
     }
 }
+
+#[cfg(test)]
+mod tests;
