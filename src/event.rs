@@ -5,19 +5,20 @@
 //! are shown of it is [`Published::public`].
 
 mod calls;
+mod id;
 mod micros;
 mod view;
 
 pub use calls::{ApprovalRequest, CallLabel, Oddity, ServiceCall, ServiceCallStatus, WaitingFor};
+pub use id::{EventId, InvalidEventId};
 pub use view::{PublicEvent, StatsReport};
 
-use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 use crate::types::{
-    ApprovalPhase, CallKey, Content, Execution, FinishReason, ProviderError, RunEnd, RunError, Seq,
+    ApprovalPhase, CallKey, Content, Execution, FinishReason, ProviderError, RunEnd, RunError,
     ToolResult, Usage, VariableName, Verdict,
 };
 
@@ -342,16 +343,6 @@ impl RunStats {
     }
 }
 
-/// A place in what watchers are shown: behind the event of a record, and so many bytes of text and
-/// thinking of the running attempt behind that. To clients it is `SEQ.N`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct EventId {
-    /// The last record whose event was shown.
-    pub seq: Seq,
-    /// Bytes of the running attempt's text and thinking; 0 where none runs.
-    pub bytes: u64,
-}
-
 impl Event {
     /// Whether it is the view of a record: it stands right behind that, and is shown again
     /// whenever the past is.
@@ -389,29 +380,17 @@ impl Event {
     }
 }
 
-impl EventId {
-    /// The place behind an event. `recorded` is the place of its record, if it is the view of one.
+impl Event {
+    /// The text of a piece of it, and whether it is thinking.
     #[must_use]
-    pub fn after(self, event: &Event, recorded: Option<Seq>) -> Self {
-        let seq = recorded.unwrap_or(self.seq);
-        let bytes = match event {
-            Event::TextReceived { text } | Event::ThinkingReceived { text } => {
-                self.bytes.saturating_add(text.len() as u64)
-            }
-            Event::TurnStarted
-            | Event::AttemptStarted { .. }
-            | Event::ResponseEnded { .. }
-            | Event::RunStarted { .. }
-            | Event::RunEnded { .. } => 0,
-            _ => self.bytes,
-        };
-        Self { seq, bytes }
-    }
-}
-
-impl fmt::Display for EventId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.seq, self.bytes)
+    pub fn text(&self) -> Option<(bool, &str)> {
+        if let Self::TextReceived { text } = self {
+            Some((false, text))
+        } else if let Self::ThinkingReceived { text } = self {
+            Some((true, text))
+        } else {
+            None
+        }
     }
 }
 

@@ -17,7 +17,7 @@
 //!   SessionActor <── Release, Commit(TurnRecord) ──────────────┘
 //!   owns History, Variables and Run; asks for the next turn, or ends the run
 //!
-//!   Emit(Event) ──> telemetry/: metrics, logs, subscribers ──> server/: SSE, /metrics
+//!   Emit(Event) ──> telemetry/: metrics, logs, the session's feed ──> server/: SSE, /metrics
 //! ```
 //!
 //! # Machines and shells
@@ -50,6 +50,13 @@
 //! back: signatures of thinking, calls that the service ran itself. The model that said it gets all
 //! of it back in its order ([`message::Piece`]); any other gets text and calls, under ids and names
 //! that its service takes.
+//!
+//! # What watchers see
+//!
+//! An event that is the view of a record leaves the session's [`telemetry::Feed`] when that record
+//! is durable, and all that comes behind it waits with it. Somebody who comes later is shown the
+//! same from the journal ([`record::Past`]), then the text of the running attempt and the states of
+//! open calls from the feed, then what comes: [`runtime::SessionHandle::watch`].
 //!
 //! # What is true of every turn
 //!

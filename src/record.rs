@@ -4,12 +4,14 @@
 //! what watchers are shown of the past comes from them too.
 
 mod entry;
+mod past;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use crate::message::ResponseMessage;
 pub use entry::{Entry, RECORD_VERSION, UnreadableRecord};
+pub use past::{Past, RunningText, TextPiece, behind};
 
 pub use crate::types::Seq;
 
@@ -253,6 +255,9 @@ pub enum Record {
         /// From its start to its outcome, in milliseconds.
         #[serde(skip_serializing_if = "is_zero", default)]
         duration_ms: u64,
+        /// Whether it started before its response had ended.
+        #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+        early: bool,
         /// Whether only the notes have changed since the outcome was recorded: nothing is told.
         #[serde(skip_serializing_if = "std::ops::Not::not", default)]
         amended: bool,

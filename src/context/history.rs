@@ -336,6 +336,7 @@ mod tests {
             started_ms: None,
             wait_ms: 0,
             duration_ms: 0,
+            early: false,
             amended: false,
         }
     }

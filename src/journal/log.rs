@@ -98,7 +98,17 @@ impl SessionLog {
         urgency: Urgency,
         acknowledge: impl FnOnce() + Send + 'static,
     ) -> (Seq, Appended) {
-        let time = unix_ms();
+        self.append_at(unix_ms(), records, urgency, acknowledge)
+    }
+
+    /// The same with the time that the records get: that of the events which are their views.
+    pub fn append_at<N: Into<Noted>>(
+        &self,
+        time: u64,
+        records: Vec<N>,
+        urgency: Urgency,
+        acknowledge: impl FnOnce() + Send + 'static,
+    ) -> (Seq, Appended) {
         let mut numbered = self.numbered.lock();
         if records.is_empty() {
             return (numbered.last, Appended::Durable);

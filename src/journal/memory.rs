@@ -39,10 +39,19 @@ impl Journal for MemoryJournal {
     fn flush(&self) {}
 
     fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError> {
+        self.read_some(session, after, usize::MAX)
+    }
+
+    fn read_some(
+        &self,
+        session: &SessionId,
+        after: Seq,
+        limit: usize,
+    ) -> Result<Vec<Entry>, JournalError> {
         let sessions = self.sessions.lock();
         let Some(entries) = sessions.get(session) else { return Ok(Vec::new()) };
         let begin = entries.partition_point(|entry| entry.seq <= after);
-        Ok(entries.iter().skip(begin).map(|entry| Entry::clone(entry)).collect())
+        Ok(entries.iter().skip(begin).take(limit).map(|entry| Entry::clone(entry)).collect())
     }
 
     fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError> {

@@ -49,6 +49,21 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// When they cannot be read.
     fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError>;
 
+    /// The first `limit` of these entries, or fewer only where there are no more.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    fn read_some(
+        &self,
+        session: &SessionId,
+        after: Seq,
+        limit: usize,
+    ) -> Result<Vec<Entry>, JournalError> {
+        let mut entries = self.read(session, after)?;
+        entries.truncate(limit);
+        Ok(entries)
+    }
+
     /// A stored session by its id.
     ///
     /// # Errors

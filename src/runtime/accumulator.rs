@@ -21,6 +21,7 @@ use super::task::Task;
 use crate::event::{Event, EventId};
 use crate::journal::{Appended, Noted, SessionLog, Urgency, unix_ms};
 use crate::record::Seq;
+use crate::telemetry::Recorded;
 use crate::turn::{ApprovalError, Effect, Place, Turn};
 use crate::types::{ApprovalPhase, CallKey, RunId};
 
@@ -307,8 +308,8 @@ impl State {
 #[derive(Default)]
 struct TurnBatch {
     records: Vec<Noted>,
-    /// Each with the number of records before it.
-    effects: Vec<(u64, Effect)>,
+    /// Each with the number of records before it, and how much had been shown by the last of them.
+    effects: Vec<(u64, u64, Effect)>,
 }
 
 impl TurnBatch {
@@ -320,10 +321,11 @@ impl TurnBatch {
         current: &mut Current,
         myself: &ActorRef<AccumulatorMessage>,
     ) {
-        if self.records.is_empty() {
-            setup.perform(effect, None, current, myself);
-        } else {
-            self.effects.push((self.records.len() as u64, effect));
+        match self.records.last() {
+            None => setup.perform(effect, None, current, myself),
+            Some(Noted { shown, .. }) => {
+                self.effects.push((self.records.len() as u64, *shown, effect));
+            }
         }
     }
 }
@@ -344,12 +346,13 @@ impl AccumulatorSetup {
         let accumulator = myself.clone();
         let urgency =
             if current.turn.waits_for_records() { Urgency::Urgent } else { Urgency::Lazy };
-        let (last, appended) = self.log.append(records, urgency, move || {
+        let time = unix_ms();
+        let (last, appended) = self.log.append_at(time, records, urgency, move || {
             let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
         });
-        for (behind, effect) in effects {
+        for (behind, shown, effect) in effects {
             let seq = Seq(last.0 - count + behind);
-            self.perform(effect, Some(seq), current, myself);
+            self.perform(effect, Some(Recorded { seq, time, shown }), current, myself);
         }
         appended == Appended::Durable
     }
@@ -386,12 +389,11 @@ impl AccumulatorSetup {
         let _ = self.session.cast(SessionMessage::QuestionsChanged { epoch, questions, rests });
     }
 
-    /// Performs an effect; `seq` is the place of the record right before it. That a receiver is
-    /// gone is heard by the session, which then begins anew from the journal.
+    /// Performs an effect; `record` is the one right before it. That a receiver is gone is heard by the session, which then begins anew from the journal.
     fn perform(
         &self,
         effect: Effect,
-        seq: Option<Seq>,
+        record: Option<Recorded>,
         of: &mut Current,
         myself: &ActorRef<AccumulatorMessage>,
     ) {
@@ -431,12 +433,7 @@ impl AccumulatorSetup {
                 {
                     pass.settle(error.as_ref());
                 }
-                match seq.filter(|_| event.is_recorded()) {
-                    Some(seq) => {
-                        self.publisher.publish_recorded(&of.run, of.number, event, seq);
-                    }
-                    None => self.publisher.publish(&of.run, of.number, event),
-                }
+                self.publisher.publish_behind(&of.run, of.number, event, record);
             }
             Effect::Release(result) => {
                 let epoch = self.epoch;

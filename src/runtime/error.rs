@@ -2,6 +2,7 @@
 
 use crate::config::TooHigh;
 use crate::context::SeedError;
+use crate::event::EventId;
 use crate::journal::JournalError;
 use crate::turn::ApprovalError;
 use crate::types::{Seq, SessionId};
@@ -87,6 +88,17 @@ pub enum HostError {
     /// What is stored of the session contradicts itself.
     #[error("read the journal: {0}")]
     Rebuild(String),
+    /// No such event was shown in the session: the id is of another session, or of another life
+    /// of this one.
+    #[error(
+        "watch the session from {asked}: its last record is {last} (0 shows all from the beginning)"
+    )]
+    UnknownEventId {
+        /// What was asked for.
+        asked: EventId,
+        /// The session's last durable record.
+        last: Seq,
+    },
     /// The session is closed, or died.
     #[error("ask the session: it is closed")]
     SessionClosed,
@@ -124,6 +136,7 @@ impl HostError {
             Self::KeyReused => "idempotency_key_reused",
             Self::Journal(_) => "journal_failed",
             Self::Rebuild(_) => "journal_broken",
+            Self::UnknownEventId { .. } => "unknown_event_id",
             Self::SessionClosed => "session_closed",
             Self::ShuttingDown => "shutting_down",
         }

@@ -19,6 +19,8 @@ use super::past;
 use super::report::RunReport;
 use super::request::RunRequest;
 use super::snapshot::SessionSnapshot;
+use super::watch::Watch;
+use crate::event::EventId;
 use crate::journal::SessionLog;
 use crate::record::{RequestKey, Seq, StopMode};
 use crate::telemetry::Subscription;
@@ -124,6 +126,25 @@ impl SessionHandle {
     /// When there is no such session.
     pub async fn subscribe(&self) -> Result<Subscription, HostError> {
         Ok(self.link.live(&self.id).await?.listeners.subscribe())
+    }
+
+    /// Shows the session from right behind a place: what came after it, then what comes. Nothing
+    /// is shown twice and nothing is left out; text may come in larger pieces than it did. The
+    /// first place is 0.0. A place in an attempt whose text is void by now goes on behind that.
+    ///
+    /// # Errors
+    /// When nothing with that id can have been shown, or the session is closed.
+    pub async fn watch(&self, after: EventId) -> Result<Watch, HostError> {
+        let live = self.link.live(&self.id).await?;
+        Watch::from(&live.listeners, &self.id, &live.agent, after)
+    }
+
+    /// Shows the session from now on, beginning with the states of the calls that are open.
+    ///
+    /// # Errors
+    /// When the session is closed.
+    pub async fn watch_from_now(&self) -> Result<Watch, HostError> {
+        Watch::from_now(&self.link.live(&self.id).await?.listeners)
     }
 
     /// Says something to the run that goes on: a user's message behind the running turn. A run

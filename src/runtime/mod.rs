@@ -39,6 +39,7 @@ mod task;
 mod tests;
 mod tool;
 mod upkeep;
+mod watch;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -59,6 +60,7 @@ pub use list::SessionQuery;
 pub use report::{CallReport, RunReport};
 pub use request::RunRequest;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
+pub use watch::Watch;
 
 use crate::config::{Config, Resume};
 use crate::context::Seed;

@@ -56,6 +56,7 @@ impl ApiError {
             | HostError::UnknownTool(_)
             | HostError::UnknownModel { .. }
             | HostError::NoSuchRecord { .. }
+            | HostError::UnknownEventId { .. }
             | HostError::EmptyInput => StatusCode::BAD_REQUEST,
             HostError::NoSuchSession(id) => return Self::no_such_session(id.as_str()),
             HostError::Approval(ApprovalError::NotAsked) => StatusCode::NOT_FOUND,

@@ -46,6 +46,7 @@ pub struct Metrics {
     repairs: Counter,
     dropped: Counter,
     service_calls: Counter,
+    watchers: Gauge,
     lagged: Counter,
     steers: Counter,
     runs_active: Gauge,
@@ -143,6 +144,7 @@ impl Metrics {
             repairs: counter(names::HISTORY_REPAIRS),
             dropped: counter(names::CALLS_DROPPED),
             service_calls: counter(names::SERVICE_CALLS),
+            watchers: names::WATCHERS.gauge(&recorder, &[]),
             lagged: counter(names::SUBSCRIBERS_LAGGED),
             steers: counter(names::STEERS),
             runs_active: names::RUNS_ACTIVE.gauge(&recorder, &[]),
@@ -278,6 +280,16 @@ impl Metrics {
     /// Sets how many threads of blocking tools were given up and have not come back.
     pub fn threads_abandoned(&self, count: usize) {
         self.threads_abandoned.set(count as f64);
+    }
+
+    /// Counts a subscriber that has come.
+    pub(super) fn watcher_came(&self) {
+        self.watchers.increment(1.0);
+    }
+
+    /// Counts a subscriber that has gone.
+    pub(super) fn watcher_went(&self) {
+        self.watchers.decrement(1.0);
     }
 
     /// Counts subscribers that were let go because they were too slow.

@@ -225,6 +225,8 @@ metrics! {
         "Runs that went on after their host had ended.";
     RECOVERY "callsheet_recovery_seconds" Kind::Gauge, Seconds, [],
         "From the host's start until every unfinished run went on.";
+    WATCHERS "callsheet_watchers" Kind::Gauge, Count, [],
+        "Subscribers that listen to a session or to one of its runs.";
     SUBSCRIBERS_LAGGED "callsheet_subscribers_lagged_total" Kind::Counter, Count, [],
         "Subscribers that were too slow, were told to read again, and were let go.";
 }

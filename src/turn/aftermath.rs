@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::admission;
 use super::call::Phase;
 use super::effect::{CancelReason, Effect, TurnEnd};
+use super::layout::Layout;
 use super::{Bucket, State, Turn, asking, texts};
 use crate::event::{Event, ServiceCallStatus};
 use crate::record::{Ending, Record, ResponseMessage};
@@ -36,7 +37,7 @@ impl Turn {
             finish_reason: self.finish.clone(),
             usage: self.response.usage(),
             dropped_calls: self.dropped.clone(),
-            shown: Vec::new(),
+            shown: self.layout.of(&message),
         });
         let detected = self.calls.iter().filter(|c| c.sealed_at.is_some() && c.unfit.is_none());
         let event = Event::ResponseEnded {
@@ -216,6 +217,7 @@ impl Turn {
         self.excess_told = false;
         self.deltas_seen = 0;
         self.response = asking::accumulator(&self.spec.rules);
+        self.layout = Layout::default();
     }
 
     /// A call that was never sealed keeps what came of its arguments.

@@ -19,8 +19,14 @@ impl Turn {
         self.handle_changes(changes);
         self.deltas_seen += 1;
         match delta {
-            Delta::Text(text) | Delta::Refusal(text) => self.emit(Event::TextReceived { text }),
-            Delta::Reasoning(text) => self.emit(Event::ThinkingReceived { text }),
+            Delta::Text(text) | Delta::Refusal(text) => {
+                self.layout.push(false, text.len());
+                self.emit(Event::TextReceived { text });
+            }
+            Delta::Reasoning(text) => {
+                self.layout.push(true, text.len());
+                self.emit(Event::ThinkingReceived { text });
+            }
             Delta::Call(_)
             | Delta::Seal { .. }
             | Delta::Keep(_)
@@ -187,9 +193,10 @@ impl Turn {
 
     /// The outcome stands, but the journal has to know what else there is to know of it.
     fn record_ended_again(&mut self, index: usize) {
-        let result = self.calls.get(index).and_then(|call| call.result(self.spec.began));
-        if let Some(result) = result {
-            self.record(super::progress::ended(&result, true));
+        let Some(call) = self.calls.get(index) else { return };
+        if let Some(result) = call.result(self.spec.began) {
+            let record = super::progress::ended(&result, call.early, true);
+            self.record(record);
         }
     }
 

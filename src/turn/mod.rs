@@ -13,6 +13,7 @@
 //! | `schedule` | which sealed calls may start now |
 //! | `isolation` | what calls see of each other's writes; conflicts |
 //! | `approval` | people in the loop |
+//! | `layout` | in which order text and thinking were shown |
 //! | `ending` | how a response ended |
 //! | `aftermath` | what each ending leaves of the calls |
 //! | `progress` | what is done after every event: admit, start, release, commit |
@@ -54,6 +55,7 @@ pub(crate) mod explorer;
 mod fixtures;
 mod intake;
 mod isolation;
+mod layout;
 mod loops;
 mod parts;
 mod progress;
@@ -98,6 +100,7 @@ use attempts::Attempts;
 use call::{Call, Phase};
 use clock::Clock;
 use isolation::Visible;
+use layout::Layout;
 use reassembly::Reassembly;
 
 /// The limit of a run's time, by its name in the configuration.
@@ -115,6 +118,7 @@ pub struct Turn {
     attempts: Attempts,
     plan: AttemptPlan,
     response: Accumulator,
+    layout: Layout,
     deltas_seen: u64,
     asked_at: Duration,
     first_delta_at: Option<Duration>,
@@ -371,6 +375,7 @@ impl Turn {
             plan: attempts.last(),
             attempts,
             response: asking::accumulator(&rules),
+            layout: Layout::default(),
             deltas_seen: 0,
             asked_at: Duration::ZERO,
             first_delta_at: None,

@@ -211,7 +211,7 @@ impl Turn {
         let bytes = outcome.content.len() as u64;
         let early = call.early;
         if let Some(result) = call.result(self.spec.began) {
-            self.record(ended(&result, false));
+            self.record(ended(&result, early, false));
             self.emit(Event::CallEnded { result: Box::new(result), parallel, early });
         }
         let maximum = self.spec.rules.limits.max_result_bytes as u64;
@@ -352,7 +352,7 @@ impl Turn {
 }
 
 /// The record of a call that has its outcome.
-pub(super) fn ended(result: &ToolResult, amended: bool) -> Record {
+pub(super) fn ended(result: &ToolResult, early: bool, amended: bool) -> Record {
     let ToolResult { call, outcome, notes, started, wait, duration, writes } = result;
     Record::CallEnded {
         call: CallLabel {
@@ -366,6 +366,7 @@ pub(super) fn ended(result: &ToolResult, amended: bool) -> Record {
         started_ms: started.map(millis),
         wait_ms: millis(*wait),
         duration_ms: millis(*duration),
+        early,
         amended,
     }
 }

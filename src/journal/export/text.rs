@@ -172,7 +172,9 @@ fn call_ended(record: &Record) -> Vec<String> {
 }
 
 fn run_ended(record: &Record) -> Vec<String> {
-    let Record::RunEnded { run_id, end, text, error, stats, waiting } = record else { return Vec::new() };
+    let Record::RunEnded { run_id, end, text, error, stats, waiting } = record else {
+        return Vec::new();
+    };
     let mut lines = vec![format!(
         "{run_id}: {} after {}, {}, {} + {} tokens, {}",
         end.as_str(),

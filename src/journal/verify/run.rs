@@ -138,5 +138,7 @@ impl<'a> Verifier<'a> {
 
 /// Whether it was ended because its actors died too often: then a turn may be left open.
 fn is_given_up(end: RunEnd, error: Option<&RunError>) -> bool {
-    end == RunEnd::Failed && error.is_some_and(|error| error.code == "internal_error" || error.code == "journal_failed")
+    end == RunEnd::Failed
+        && error
+            .is_some_and(|error| error.code == "internal_error" || error.code == "journal_failed")
 }

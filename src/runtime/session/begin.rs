@@ -71,7 +71,8 @@ pub(in crate::runtime) async fn spawn(
     supervisor: ActorCell,
 ) -> Result<Arc<Live>, HostError> {
     let publisher = opening.publisher.clone();
-    let (agent, listeners) = (opening.agent.name.clone(), publisher.listeners());
+    let (agent, listeners) =
+        (opening.agent.name.clone(), publisher.listeners(&opening.link.shared.journal));
     let actor: Arc<OnceLock<ActorRef<SessionMessage>>> = Arc::default();
     let journal = Arc::clone(&opening.link.shared.journal);
     let last = match &opening.beginning {
@@ -79,14 +80,12 @@ pub(in crate::runtime) async fn spawn(
         Beginning::New { .. } | Beginning::Forked(..) => Seq(0),
     };
     let told = Arc::clone(&actor);
-    let log = SessionLog::new(opening.id.clone(), journal, last, move |stored| match stored {
-        Ok(upto) => publisher.durable(upto),
-        Err(error) => {
-            publisher.fail(&error);
-            if let Some(session) = told.get() {
-                // One that is gone has nobody left to tell.
-                let _ = session.cast(SessionMessage::JournalFailed { error });
-            }
+    let log = SessionLog::new(opening.id.clone(), journal, last, move |stored| {
+        let failed = stored.as_ref().err().cloned();
+        publisher.handle_journal(stored);
+        if let Some((error, session)) = failed.zip(told.get()) {
+            // One that is gone has nobody left to tell.
+            let _ = session.cast(SessionMessage::JournalFailed { error });
         }
     });
     let (log, state) = (Arc::new(log), Arc::new(LiveState::default()));

@@ -8,13 +8,14 @@ use ractor::ActorRef;
 use super::run::NewRun;
 use super::{Closing, State};
 use crate::event::{Event, RunStats};
-use crate::journal::Urgency;
+use crate::journal::{Urgency, unix_ms};
 use crate::record::{Record, RequestKey, Seq};
 use crate::runtime::error::HostError;
 use crate::runtime::gauge::Held;
 use crate::runtime::message::SessionMessage;
 use crate::runtime::shared::Shared;
 use crate::runtime::snapshot::QueuedInput;
+use crate::telemetry::Recorded;
 use crate::turn::{Brought, KnownRequest};
 use crate::types::{Content, RunEnd};
 
@@ -147,11 +148,13 @@ impl State {
                 stats: (&stats).into(),
                 waiting: self.queue.len() as u64,
             };
-            let (last, _) = self.log.append(vec![started, ended], Urgency::Lazy, || ());
+            let time = unix_ms();
+            let (last, _) = self.log.append_at(time, vec![started, ended], Urgency::Lazy, || ());
             self.history.begin_run(run.input.clone());
             self.history.end_run();
             let event = Event::RunStarted { agent: agent.clone(), model, execution };
-            let first = Seq(last.0.saturating_sub(1));
+            let first = Recorded { seq: Seq(last.0.saturating_sub(1)), time, shown: 0 };
+            let last = Recorded { seq: last, time, shown: 0 };
             self.publisher.publish_recorded(&run.id, self.turn, event, first);
             let event = Event::RunEnded { agent, end, text: String::new(), error: None, stats };
             self.publisher.publish_recorded(&run.id, self.turn, event, last);

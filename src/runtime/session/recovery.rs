@@ -13,6 +13,7 @@ use super::State;
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{Entry, Seq};
 use crate::runtime::message::SessionMessage;
+use crate::telemetry::Recorded;
 use crate::turn::{CancelReason, Effect, Turn, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
 
@@ -115,15 +116,12 @@ impl State {
                     | Effect::Release(_) => {}
                 }
             }
-            let count = batch.len() as u64;
-            let (last, _) = self.log.append(batch, Urgency::Lazy, || ());
+            let (count, time) = (batch.len() as u64, unix_ms());
+            let (last, _) = self.log.append_at(time, batch, Urgency::Lazy, || ());
             for (behind, event) in events {
-                if event.is_recorded() {
-                    let seq = Seq(last.0.saturating_sub(count) + behind);
-                    self.publisher.publish_recorded(run, number, event, seq);
-                } else {
-                    self.publisher.publish(run, number, event);
-                }
+                let seq = Seq(last.0.saturating_sub(count) + behind);
+                let record = (behind > 0).then_some(Recorded { seq, time, shown: 0 });
+                self.publisher.publish_behind(run, number, event, record);
             }
             if count == 0 {
                 return committed;

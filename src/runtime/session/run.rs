@@ -13,7 +13,7 @@ use super::State;
 use super::open::OpenTurn;
 use crate::config::RunOverrides;
 use crate::event::{Event, RunStats};
-use crate::journal::Urgency;
+use crate::journal::{Urgency, unix_ms};
 use crate::record::{Entry, Record, RequestKey, Seq, StopMode};
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
 use crate::runtime::agent::Agent;
@@ -26,6 +26,7 @@ use crate::runtime::message::{
 use crate::runtime::report::CallReport;
 use crate::runtime::stream::{StreamActor, StreamSetup};
 use crate::runtime::supervisor::{SupervisorSetup, ToolSupervisor};
+use crate::telemetry::Recorded;
 use crate::turn::{CancelReason, Continue, OpenRun, Run, TurnPlan, TurnSpec};
 use crate::types::{Content, RunId};
 
@@ -173,7 +174,8 @@ impl State {
         }];
         records.extend(seeded.iter().map(|seeded| seeded.response.clone()));
         let behind = records.len() as u64 - 1;
-        let (last, _) = self.log.append(records, Urgency::Lazy, || ());
+        let time = unix_ms();
+        let (last, _) = self.log.append_at(time, records, Urgency::Lazy, || ());
         let seq = Seq(last.0 - behind);
         self.history.begin_run(input);
         let mut machine = Run::new(self.run_agent.limits());
@@ -203,9 +205,10 @@ impl State {
             model: rules.models.first().origin.model.clone(),
             execution: rules.execution,
         };
-        self.publisher.publish_recorded(&id, self.turn, event, seq);
+        let record = Recorded { seq, time, shown: 0 };
+        self.publisher.publish_recorded(&id, self.turn, event, record);
         match seeded {
-            Some(seeded) => self.begin_seeded_turn(plan, seeded, seq),
+            Some(seeded) => self.begin_seeded_turn(plan, seeded, record),
             None => self.begin_turn(plan),
         }
         seq

@@ -7,10 +7,11 @@ use super::State;
 use super::open::OpenTurn;
 use super::run::ActiveRun;
 use crate::event::Event;
-use crate::journal::Urgency;
+use crate::journal::{Urgency, unix_ms};
 use crate::record::{Record, Seq};
 use crate::runtime::message::SupervisorMessage;
 use crate::runtime::report::{CallReport, Messages, RunReport};
+use crate::telemetry::Recorded;
 use crate::turn::{LimitHit, Next, RunStep, TurnRecord};
 use crate::types::{RunEnd, RunError};
 
@@ -83,11 +84,13 @@ impl State {
     pub(super) fn tell(&self, told: Vec<ToldRecord>) -> Seq {
         let (records, events): (Vec<_>, Vec<_>) = told.into_iter().unzip();
         let count = records.len() as u64;
-        let (last, _) = self.log.append(records, Urgency::Lazy, || ());
+        let time = unix_ms();
+        let (last, _) = self.log.append_at(time, records, Urgency::Lazy, || ());
         if let Some(run) = &self.run {
             for (event, behind) in events.into_iter().zip(1..) {
                 let seq = Seq(last.0.saturating_sub(count) + behind);
-                self.publisher.publish_recorded(&run.id, self.turn, event, seq);
+                let record = Recorded { seq, time, shown: 0 };
+                self.publisher.publish_recorded(&run.id, self.turn, event, record);
             }
         }
         last

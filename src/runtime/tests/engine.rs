@@ -25,6 +25,11 @@ impl Engine {
     ) -> Arc<Self> {
         Arc::new(Self { inner: MemoryJournal::new(), append: Box::new(append) })
     }
+
+    /// Stores a batch now.
+    pub(super) fn store(&self, batch: Batch) {
+        self.inner.append(batch);
+    }
 }
 
 /// All that is stored of a session.

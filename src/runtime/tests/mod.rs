@@ -12,6 +12,7 @@ mod recovery;
 mod runs;
 mod stops;
 mod tools;
+mod watching;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
