@@ -22,7 +22,7 @@ pub use log::{Noted, SessionLog, Urgency};
 pub use memory::MemoryJournal;
 pub use sqlite::{JournalReader, SqliteJournal, SqliteOptions};
 
-use crate::record::Seq;
+use crate::record::{Record, Seq};
 use crate::types::{SessionId, SessionState};
 
 /// An engine that stores records. Everything but `append`, `flush` and `status` may wait for a
@@ -201,6 +201,17 @@ impl fmt::Debug for Batch {
             .field("urgent", &self.urgent)
             .finish_non_exhaustive()
     }
+}
+
+/// A session's state behind records, where they change it.
+fn state_behind(entries: &[Arc<Entry>]) -> Option<SessionState> {
+    entries.iter().rev().find_map(|entry| {
+        let record = &entry.record;
+        if matches!(record, Record::RunStarted { .. }) {
+            return Some(SessionState::Running);
+        }
+        matches!(record, Record::RunEnded { .. }).then_some(SessionState::Idle)
+    })
 }
 
 /// Unix time in milliseconds.

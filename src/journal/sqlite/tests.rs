@@ -1,5 +1,6 @@
 use super::super::{SessionLog, StoredGroup, Urgency};
 use super::*;
+use crate::types::SessionState;
 use std::sync::atomic::AtomicU32;
 
 /// A directory of its own, deleted with what is in it.

@@ -240,7 +240,7 @@ impl Writer {
         let connection = &self.store.connection;
         let pages = connection
             .prepare_cached("PRAGMA wal_checkpoint(NOOP)")
-            .and_then(|mut pragma| pragma.query_row([], |row| Ok(row.get::<_, i64>(1)?)));
+            .and_then(|mut pragma| pragma.query_row([], |row| row.get::<_, i64>(1)));
         let allowed = if self.queue.len() == 0 { LOG_PAGES_SOFT } else { LOG_PAGES_HARD };
         if pages.is_ok_and(|pages| pages >= allowed) {
             // It is tried again behind the next transaction; what is in the log is durable there.
