@@ -322,6 +322,16 @@ fn what_cannot_be_a_journal_is_refused_with_a_reason() {
     connection.pragma_update(None, "user_version", 1).unwrap();
     drop(connection);
     drop(open(&dir));
+
+    // Somebody looks into it with a tool that locks it.
+    let connection = rusqlite::Connection::open(dir.database()).unwrap();
+    let exclusive = |row: &rusqlite::Row<'_>| row.get::<_, String>(0);
+    connection.pragma_update_and_check(None, "locking_mode", "exclusive", exclusive).unwrap();
+    connection.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    let error = refused(&dir);
+    assert!(error.ends_with("another program has locked it: end that program"), "{error}");
+    drop(connection);
+    drop(open(&dir));
 }
 
 #[test]
