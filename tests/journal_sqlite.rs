@@ -1,6 +1,6 @@
 //! The journal in a SQLite database: what it stores, what it deletes, and what it says of files
 //! that are not as they should be.
-#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -322,6 +322,16 @@ fn what_cannot_be_a_journal_is_refused_with_a_reason() {
     connection.pragma_update(None, "user_version", 1).unwrap();
     drop(connection);
     drop(open(&dir));
+
+    // Somebody looks into it with a tool that locks it.
+    let connection = rusqlite::Connection::open(dir.database()).unwrap();
+    let exclusive = |row: &rusqlite::Row<'_>| row.get::<_, String>(0);
+    connection.pragma_update_and_check(None, "locking_mode", "exclusive", exclusive).unwrap();
+    connection.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    let error = refused(&dir);
+    assert!(error.ends_with("another program has locked it: end that program"), "{error}");
+    drop(connection);
+    drop(open(&dir));
 }
 
 #[test]
@@ -341,7 +351,6 @@ fn a_directory_that_cannot_be_written_is_refused_but_can_be_read() {
     let writable = fs::write(dir.0.join("probe"), "").is_ok();
     let opened = SqliteJournal::open(&dir.0, options()).map(drop);
     let read = JournalReader::open(&dir.0).and_then(|reader| reader.read(&expected[0].0, Seq(0)));
-    #[expect(clippy::permissions_set_readonly_false, reason = "the test deletes the directory")]
     set(false);
     assert_eq!(read.unwrap(), expected[0].1);
     if !writable {
@@ -476,10 +485,7 @@ fn many_batches_have_one_transaction() {
 #[test]
 fn batches_that_nobody_waits_for_are_stored_with_the_next_urgent_one_or_on_their_own() {
     let dir = TestDir::new();
-    let groups = Arc::new(Groups::default());
-    let journal =
-        SqliteJournal::open(&dir.0, SqliteOptions { observer: groups.clone(), ..options() })
-            .unwrap();
+    let journal = open(&dir);
     let raw = Raw::new("a");
     journal.append(raw.batch(1, opened(), false));
     assert_eq!(raw.next(), (1, Stage::Durable));
@@ -757,9 +763,7 @@ proptest! {
         let mut journal = open(&dir);
         let model = MemoryJournal::new();
         let name = |at: u8| id(&format!("s{at}"));
-        let mut time = 0;
-        for operation in operations {
-            time += 1;
+        for (time, operation) in (1..).zip(operations) {
             let (at, kind) = match operation {
                 Operation::Open(at) => (at, None),
                 Operation::Append(at, kind) => (at, Some(kind)),

@@ -6,7 +6,10 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{Appended, Batch, Entry, Journal, JournalError, JournalStatus, Listing, StoredSession};
+use super::{
+    Appended, Batch, Entry, Journal, JournalError, JournalStatus, Listing, StoredSession,
+    state_behind,
+};
 use crate::record::{Record, Seq};
 use crate::types::{SessionId, SessionState};
 
@@ -90,17 +93,10 @@ impl Journal for MemoryJournal {
 fn stored(id: &SessionId, entries: &[Arc<Entry>]) -> Option<StoredSession> {
     let (first, last) = (entries.first()?, entries.last()?);
     let Record::SessionOpened { agent, .. } = &first.record else { return None };
-    let state = entries.iter().rev().find_map(|entry| match entry.record {
-        Record::RunStarted { .. } | Record::RunEnded { waiting: 1.., .. } => {
-            Some(SessionState::Running)
-        }
-        Record::RunEnded { .. } => Some(SessionState::Idle),
-        _ => None,
-    });
     Some(StoredSession {
         id: id.clone(),
         agent: agent.clone(),
-        state: state.unwrap_or(SessionState::Idle),
+        state: state_behind(entries).unwrap_or(SessionState::Idle),
         seq: last.seq,
         opened: first.time,
         touched: last.time,

@@ -27,7 +27,7 @@ pub use memory::MemoryJournal;
 pub use sqlite::{JournalReader, SqliteJournal, SqliteOptions};
 pub use verify::{Breach, Invariant, unfinished, verify};
 
-use crate::record::Seq;
+use crate::record::{Record, Seq};
 use crate::types::{SessionId, SessionState};
 
 /// An engine that stores records. Everything but `append`, `flush` and `status` may wait for a
@@ -224,6 +224,18 @@ impl fmt::Debug for Batch {
             .field("urgent", &self.urgent)
             .finish_non_exhaustive()
     }
+}
+
+/// A session's state behind records, where they change it.
+fn state_behind(entries: &[Arc<Entry>]) -> Option<SessionState> {
+    entries.iter().rev().find_map(|entry| {
+        let record = &entry.record;
+        // Whatever waits behind a run goes on with it.
+        if matches!(record, Record::RunStarted { .. } | Record::RunEnded { waiting: 1.., .. }) {
+            return Some(SessionState::Running);
+        }
+        matches!(record, Record::RunEnded { .. }).then_some(SessionState::Idle)
+    })
 }
 
 /// Unix time in milliseconds.

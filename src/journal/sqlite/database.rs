@@ -40,7 +40,9 @@ const SCHEMA: &str = "
     CREATE UNIQUE INDEX records_by_place ON records(session, seq);
 ";
 
-/// How long to wait for another program that has the database locked.
+/// How long to wait for another program that has the database locked: while it is opened, and
+/// later, when it may be somebody who looks into it.
+const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What every SQLite database begins with.
@@ -55,7 +57,7 @@ pub(super) fn open(file: &Path, durability: Durability) -> Result<Connection, Jo
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(file, flags).map_err(failed)?;
-    connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
+    connection.busy_timeout(OPEN_TIMEOUT).map_err(failed)?;
     // Closing must not bring the log into a database that is found to be damaged.
     let keep_log = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
     connection.set_db_config(keep_log, true).map_err(failed)?;
@@ -82,6 +84,7 @@ pub(super) fn open(file: &Path, durability: Durability) -> Result<Connection, Jo
     }
     check_ends(&connection).map_err(failed)?;
     connection.set_db_config(keep_log, false).map_err(failed)?;
+    connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
     if durability == Durability::Relaxed {
         connection.pragma_update(None, "synchronous", "normal").map_err(failed)?;
     }

@@ -32,7 +32,17 @@ pub(super) fn create(dir: &Path) -> Result<(), JournalError> {
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     let hint = "create it, or name another data_dir";
-    builder.create(dir).map_err(|error| failed(format!("it cannot be created ({error}): {hint}")))
+    builder
+        .create(dir)
+        .and_then(|()| dir.parent().map_or(Ok(()), sync))
+        .map_err(|error| failed(format!("it cannot be created ({error}): {hint}")))
+}
+
+/// Makes durable which files are in a directory.
+pub(super) fn sync(dir: &Path) -> io::Result<()> {
+    // `data` has the parent "".
+    let here = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
+    if cfg!(unix) { File::open(here)?.sync_all() } else { Ok(()) }
 }
 
 /// A data directory that is held for as long as this lives: the system lets go of the lock when

@@ -30,11 +30,11 @@ pub use reader::JournalReader;
 
 use super::{
     Appended, Batch, Entry, Journal, JournalError, JournalObserver, JournalStatus, Listing,
-    StoredSession,
+    StoredSession, state_behind,
 };
 use crate::config::Durability;
 use crate::record::{Record, Seq};
-use crate::types::{SessionId, SessionState};
+use crate::types::SessionId;
 
 use queue::{Job, Queue, Row, Task};
 use readers::Readers;
@@ -221,17 +221,13 @@ impl fmt::Debug for SqliteJournal {
 /// that all share.
 fn job(batch: Batch) -> Option<Job> {
     let Batch { session, entries, slot, urgent, tell } = batch;
-    let opens = match &entries.first()?.record {
-        Record::SessionOpened { agent, .. } => Some(agent.clone()),
-        _ => None,
+    let first = entries.first()?;
+    let opens = if let Record::SessionOpened { agent, .. } = &first.record {
+        Some(agent.clone())
+    } else {
+        None
     };
-    let state = entries.iter().rev().find_map(|entry| match entry.record {
-        Record::RunStarted { .. } | Record::RunEnded { waiting: 1.., .. } => {
-            Some(SessionState::Running)
-        }
-        Record::RunEnded { .. } => Some(SessionState::Idle),
-        _ => None,
-    });
+    let state = state_behind(&entries);
     let row = |entry: &Arc<Entry>| Row { seq: entry.seq.0, time: entry.time, body: entry.body() };
     let rows: Vec<Row> = entries.iter().map(row).collect();
     let bytes = rows.iter().map(|row| row.body.len()).sum();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::super::{JournalError, JournalObserver, Slot, Stage, StoredGroup, Tell};
-use super::dir::Held;
+use super::dir::{self, Held};
 use super::fault;
 use super::queue::{self, Job, Queue, Task};
 use super::store::{Placed, Store};
@@ -71,7 +71,7 @@ impl Writer {
     pub(super) fn new(parts: Parts, dir: &Path, log: &Path) -> std::io::Result<Self> {
         let Parts { store, queue, observer, sessions, durability, held } = parts;
         let log = File::open(log)?;
-        File::open(dir)?.sync_all()?;
+        dir::sync(dir)?;
         let (unsynced, unsynced_since, broken) = (Vec::new(), None, None);
         Ok(Self {
             store,
@@ -240,7 +240,7 @@ impl Writer {
         let connection = &self.store.connection;
         let pages = connection
             .prepare_cached("PRAGMA wal_checkpoint(NOOP)")
-            .and_then(|mut pragma| pragma.query_row([], |row| Ok(row.get::<_, i64>(1)?)));
+            .and_then(|mut pragma| pragma.query_row([], |row| row.get::<_, i64>(1)));
         let allowed = if self.queue.len() == 0 { LOG_PAGES_SOFT } else { LOG_PAGES_HARD };
         if pages.is_ok_and(|pages| pages >= allowed) {
             // It is tried again behind the next transaction; what is in the log is durable there.
