@@ -25,7 +25,7 @@ use super::publish::Publisher;
 use super::request::RunRequest;
 use super::shared::Shared;
 use super::snapshot::{CurrentRun, SessionSnapshot};
-use crate::context::{History, Variables};
+use crate::context::{History, Seed, Variables};
 use crate::journal::{SessionLog, Urgency};
 use crate::record::{Record, Seq, StopMode};
 use crate::turn::CancelReason;
@@ -171,8 +171,9 @@ impl State {
         let Opening { id, agent, messages, shared, publisher, running, held } = opening;
         let journal = Arc::clone(&shared.journal);
         let log = Arc::new(SessionLog::new(id.clone(), journal, Seq(0), |_| ()));
+        // They were checked when the session was asked for.
+        let history = History::seeded(Seed::parse(&messages).unwrap_or_default());
         let opened = Record::SessionOpened { agent: agent.name.clone(), messages };
-        let history = History::fold(std::slice::from_ref(&opened), agent.limits().max_result_bytes);
         log.append(vec![opened], Urgency::Lazy, || ());
         Self {
             id,

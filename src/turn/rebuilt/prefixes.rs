@@ -182,10 +182,10 @@ impl Live {
         (RunId(format!("run_{}", self.runs).into()), overrides)
     }
 
-    fn begin_run(&mut self, id: RunId, overrides: RunOverrides, is_queued: bool) {
+    fn begin_run(&mut self, id: RunId, overrides: RunOverrides, queued: Option<Content>) {
         let seq = self.next_seq();
-        let input: Content = format!("input {}", seq.0).as_str().into();
-        let request = (!is_queued).then(|| self.request(seq, Brought::Run(id.clone())));
+        let request = queued.is_none().then(|| self.request(seq, Brought::Run(id.clone())));
+        let input = queued.unwrap_or_else(|| "now".into());
         let limits = limits(&overrides);
         let first_message = self.history.messages().len();
         let mut machine = Run::new(&limits);
@@ -355,9 +355,9 @@ impl Live {
                     first_message: run.open.first_message,
                     messages: self.history.messages().to_vec(),
                 });
-                if let Some(QueuedRun { run_id, overrides, .. }) = self.queue.pop_front() {
+                if let Some(QueuedRun { run_id, overrides, input, .. }) = self.queue.pop_front() {
                     self.check();
-                    self.begin_run(run_id, overrides, true);
+                    self.begin_run(run_id, overrides, Some(input));
                 }
             }
         }
@@ -399,7 +399,7 @@ impl Live {
         match act {
             Act::Start => {
                 let (id, overrides) = self.new_run();
-                self.begin_run(id, overrides, false);
+                self.begin_run(id, overrides, None);
             }
             Act::Enqueue => {
                 let (run_id, overrides) = self.new_run();
@@ -538,8 +538,8 @@ impl Live {
             quiet: true,
         };
         let Some(open) = rebuilt.run.clone() else {
-            if let Some(QueuedRun { run_id, overrides, .. }) = live.queue.pop_front() {
-                live.begin_run(run_id, overrides, true);
+            if let Some(QueuedRun { run_id, overrides, input, .. }) = live.queue.pop_front() {
+                live.begin_run(run_id, overrides, Some(input));
             }
             return live;
         };
