@@ -11,7 +11,7 @@ use ractor::{ActorId, ActorRef};
 
 use super::State;
 use crate::journal::{Urgency, unix_ms};
-use crate::record::Entry;
+use crate::record::{Entry, Seq};
 use crate::runtime::message::SessionMessage;
 use crate::turn::{CancelReason, Effect, Turn, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
@@ -96,11 +96,11 @@ impl State {
         let mut turn = Turn::resume(spec, entries, unix_ms(), Some(CancelReason::Shutdown));
         let (mut committed, mut stored) = (None, 0);
         loop {
-            let mut batch = Vec::new();
+            let (mut batch, mut events) = (Vec::new(), Vec::new());
             while let Some(effect) = turn.poll() {
                 match effect {
                     Effect::Record(record) => batch.push(record),
-                    Effect::Emit(event) => self.publisher.publish(run, number, event),
+                    Effect::Emit(event) => events.push((batch.len() as u64, event)),
                     Effect::Commit(record) => committed = Some(*record),
                     Effect::Request(_)
                     | Effect::Disconnect
@@ -111,11 +111,23 @@ impl State {
                     | Effect::Release(_) => {}
                 }
             }
-            if batch.is_empty() {
+            let count = batch.len() as u64;
+            let last = match batch.is_empty() {
+                true => self.log.last(),
+                false => self.log.append(batch, Urgency::Lazy, || ()).0,
+            };
+            for (behind, event) in events {
+                if event.is_recorded() {
+                    let seq = Seq(last.0 - count + behind);
+                    self.publisher.publish_recorded(run, number, event, seq);
+                } else {
+                    self.publisher.publish(run, number, event);
+                }
+            }
+            if count == 0 {
                 return committed;
             }
-            stored += batch.len() as u64;
-            self.log.append(batch, Urgency::Lazy, || ());
+            stored += count;
             turn.handle_recorded(Duration::ZERO, stored);
         }
     }
