@@ -112,9 +112,10 @@ impl State {
                 }
             }
             let count = batch.len() as u64;
-            let last = match batch.is_empty() {
-                true => self.log.last(),
-                false => self.log.append(batch, Urgency::Lazy, || ()).0,
+            let last = if batch.is_empty() {
+                self.log.last()
+            } else {
+                self.log.append(batch, Urgency::Lazy, || ()).0
             };
             for (behind, event) in events {
                 if event.is_recorded() {

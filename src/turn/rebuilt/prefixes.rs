@@ -1,5 +1,6 @@
 //! Random sessions, lived and rebuilt: at every place of the journal both are the same, and go on
 //! to the same end.
+#![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -645,12 +646,12 @@ impl Live {
 #[test]
 fn a_session_is_rebuilt_at_every_place_of_its_journal() {
     let (mut records, mut ended) = (0, 0);
-    for seed in 0..40_u64 {
+    for seed in 0..16_u64 {
         let mut live = Live::open(seed);
         live.check();
         for step in 0..60 {
             let chance = mixed(seed ^ 0x5eed, step);
-            let rare = if chance % 8 == 0 { live.rare_acts() } else { Vec::new() };
+            let rare = if chance.is_multiple_of(8) { live.rare_acts() } else { Vec::new() };
             let acts = if rare.is_empty() { live.acts() } else { rare };
             let act = acts[(chance >> 8) as usize % acts.len()];
             live.act(act);
@@ -669,5 +670,5 @@ fn a_session_is_rebuilt_at_every_place_of_its_journal() {
         records += live.entries.len();
         ended += live.past.len();
     }
-    assert!(records > 1_000 && ended > 40, "{records} records, {ended} runs");
+    assert!(records > 500 && ended > 16, "{records} records, {ended} runs");
 }
