@@ -207,7 +207,10 @@ fn show(opened: &Opened, id: &SessionId, format: Format) -> Result<(), Failure> 
                 let only = "only what is committed is shown";
                 out::error(&format!("session {id} has an open run, {run}: {only}"));
             }
-            say(&mut written, &export::openai(&entries))?;
+            let messages = export::openai(&entries);
+            let messages =
+                messages.map_err(|error| Failure::usage(format!("session {id}: {error}")))?;
+            say(&mut written, &messages)?;
         }
         Format::Markdown => {
             export::markdown(id, &entries).try_for_each(|piece| say(&mut written, &piece))?;

@@ -14,8 +14,9 @@ pub use markdown::markdown;
 pub use text::text;
 
 use super::Entry;
+use crate::config::Limits;
 use crate::context::History;
-use crate::record::Record;
+use crate::turn::{RebuildError, Rebuilt};
 use crate::types::{Content, ContentPart, Usage};
 
 /// An entry as one JSON object in a line: `seq, time, type` and the record's own fields.
@@ -30,11 +31,12 @@ pub fn jsonl(entry: &Entry) -> String {
 /// The session's history as a JSON array of messages in the Chat Completions form, a message a
 /// line, as a provider accepts it. Results are whole, also where a model was shown less; of a turn
 /// that is not committed nothing is there.
-#[must_use]
+///
+/// # Errors
+/// When a record contradicts the ones before it.
 #[expect(clippy::expect_used, reason = "messages always have a JSON form")]
-pub fn openai(entries: &[Entry]) -> String {
-    let records: Vec<Record> = entries.iter().map(|entry| entry.record.clone()).collect();
-    let (messages, _) = History::fold(&records, usize::MAX).request_messages();
+pub fn openai(entries: &[Entry]) -> Result<String, RebuildError> {
+    let (messages, _) = whole_history(entries)?.request_messages();
     let lines = messages.iter().map(|message| {
         let mut message = serde_json::to_value(message).expect("a message");
         if let Value::Object(fields) = &mut message {
@@ -43,7 +45,15 @@ pub fn openai(entries: &[Entry]) -> String {
         format!("  {message}")
     });
     let lines: Vec<String> = lines.collect();
-    if lines.is_empty() { "[]\n".to_owned() } else { format!("[\n{}\n]\n", lines.join(",\n")) }
+    let list = lines.join(",\n");
+    Ok(if list.is_empty() { "[]\n".to_owned() } else { format!("[\n{list}\n]\n") })
+}
+
+/// The history that these records leave, with results as they were, also where a model was shown
+/// less.
+pub(super) fn whole_history(entries: &[Entry]) -> Result<History, RebuildError> {
+    let limits = Limits { max_result_bytes: usize::MAX, ..Limits::default() };
+    Ok(Rebuilt::fold(entries, &|_| limits.clone())?.history)
 }
 
 /// A Unix time in milliseconds, for people: in UTC.

@@ -22,7 +22,8 @@ mod turn;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::context::{History, Seed};
+use super::export::whole_history;
+use crate::context::Seed;
 use crate::message::Message;
 use crate::record::{Entry, Record, ResponseMessage, Seq};
 use crate::types::{CallKey, Content, RunId, SessionId};
@@ -269,8 +270,17 @@ impl<'a> Verifier<'a> {
 
     /// The history that these records fold to can be sent without repairs.
     fn history(&mut self, entries: &[Entry]) {
-        let records: Vec<Record> = entries.iter().map(|entry| entry.record.clone()).collect();
-        let history = History::fold(&records, usize::MAX);
+        let history = match whole_history(entries) {
+            Ok(history) => history,
+            Err(error) => {
+                // Mostly said above, in words of its own.
+                if self.breaches.is_empty() {
+                    self.seq = error.seq;
+                    self.breach(Invariant::Session, error.what);
+                }
+                return;
+            }
+        };
         for message in history.messages() {
             let Message::Assistant(ResponseMessage { calls, .. }) = message.as_ref() else {
                 continue;

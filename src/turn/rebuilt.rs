@@ -9,6 +9,8 @@ mod past;
 #[cfg(test)]
 mod prefixes;
 mod requests;
+#[cfg(test)]
+mod tests;
 
 use std::time::Duration;
 

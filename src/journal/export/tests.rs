@@ -37,19 +37,19 @@ fn as_jsonl() {
 
 #[test]
 fn as_messages() {
-    let messages = openai(&rich_entries());
+    let messages = openai(&rich_entries()).unwrap();
     insta::assert_snapshot!("openai", messages);
     let messages: Vec<Value> = serde_json::from_str(&messages).unwrap();
     let reopened = crate::context::Seed::parse(&messages).unwrap();
     let history = History::seeded(reopened);
     assert_eq!((history.messages().len(), history.request_messages().1), (10, 0));
-    assert_eq!(openai(&entries(rich().into_iter().take(1))), "[]\n");
+    assert_eq!(openai(&entries(rich().into_iter().take(1))).unwrap(), "[]\n");
 }
 
 #[test]
 fn what_is_not_committed_is_no_message_and_is_shown_as_such() {
     let open = &rich_entries()[..9];
-    let messages: Vec<Value> = serde_json::from_str(&openai(open)).unwrap();
+    let messages: Vec<Value> = serde_json::from_str(&openai(open).unwrap()).unwrap();
     assert_eq!(messages.len(), 1, "the user's input alone");
     let log: String = markdown(&session(), open).collect();
     for part in ["run `run_1` has not ended", "no outcome yet", "This turn is not committed."] {

@@ -11,7 +11,7 @@ use super::inputs::QueuedRun;
 use super::run::NewRun;
 use super::{Closing, SessionActor, State};
 use crate::config::Resume;
-use crate::context::{History, Variables};
+use crate::context::{History, Seed, Variables};
 use crate::journal::{SessionLog, Urgency};
 use crate::record::{Entry, Record, Seq, StopMode};
 use crate::runtime::agent::Agent;
@@ -132,10 +132,10 @@ impl State {
         state.touch();
         match beginning {
             Beginning::New { messages } => {
+                // They were checked when the session was asked for.
+                state.history = History::seeded(Seed::parse(&messages).unwrap_or_default());
                 let agent = state.agent.name.clone();
                 let opened = Record::SessionOpened { agent, messages };
-                let bytes_max = state.agent.limits().max_result_bytes;
-                state.history = History::fold(std::slice::from_ref(&opened), bytes_max);
                 state.log.append(vec![opened], Urgency::Lazy, || ());
             }
             Beginning::Rebuilt(rebuilt) => state.take_over(*rebuilt),

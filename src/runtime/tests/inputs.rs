@@ -4,10 +4,13 @@
 use super::engine::{Engine, entries};
 use super::provider::{Reply, says, text};
 use super::*;
+use crate::config::{Limits, RunOverrides};
 use crate::context::History;
+use crate::journal::Entry;
 use crate::journal::{Entry, MemoryJournal};
 use crate::message::{Message, ResponseMessage};
 use crate::record::{Record, Seq};
+use crate::turn::Rebuilt;
 use crate::types::RunEnd;
 
 /// An engine that does something right before the turn's commit is recorded or right behind, in
@@ -49,8 +52,8 @@ fn contents(messages: &[Arc<Message>]) -> Vec<String> {
 /// What the records say of a session's history.
 fn folded(journal: &dyn Journal, session: &SessionHandle) -> Vec<Arc<Message>> {
     let entries = entries(journal, session.id());
-    let records: Vec<_> = entries.into_iter().map(|entry| entry.record).collect();
-    History::fold(&records, 65_536).messages().to_vec()
+    let limits = |_: &RunOverrides| Limits { max_result_bytes: 65_536, ..Limits::default() };
+    Rebuilt::fold(&entries, &limits).unwrap().history.messages().to_vec()
 }
 
 async fn answering() -> Provider {

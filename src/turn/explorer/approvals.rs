@@ -37,11 +37,20 @@ impl World {
         })
     }
 
+    /// The place of a question in the journal.
+    fn place_of(&self, question: Question) -> Option<usize> {
+        let is_it = |record: &Record| matches!(record, Record::ApprovalAsked { asked } if (asked.call.key, asked.phase) == question);
+        self.log.iter().position(is_it)
+    }
+
     /// When the journal says that a question was asked.
     fn asked_at(&self, question: Question) -> Option<u64> {
-        let is_it = |record: &Record| matches!(record, Record::ApprovalAsked { asked } if (asked.call.key, asked.phase) == question);
-        let place = self.log.iter().position(is_it)?;
-        Some(self.times[place])
+        self.place_of(question).map(|place| self.times[place])
+    }
+
+    /// Whether people are shown a question: not before it is durable.
+    pub(super) fn is_shown(&self, question: Question) -> bool {
+        self.place_of(question).is_some_and(|place| (place as u64) < self.durable)
     }
 
     /// Whether people had been asked something by the first `kept` records.
@@ -66,7 +75,7 @@ impl World {
                     State::Judged { ending: Ending::Well, cancelled: None, .. }
                 );
             if for_long {
-                assert_eq!(call.question(), None, "a question outlived its time");
+                assert_ne!(call.question(), Some(phase), "a question outlived its time");
             } else if is_open {
                 assert_eq!(call.question(), Some(phase), "a question is gone");
                 let timeout = call.tool.as_ref().unwrap().approval_timeout;
@@ -128,13 +137,14 @@ impl World {
     }
 
     pub(super) fn show(&mut self, question: Question) {
-        let is_asked = |record: &Record| matches!(record, Record::ApprovalAsked { asked } if (asked.call.key, asked.phase) == question);
-        assert!(self.log.iter().any(is_asked), "a question was shown before its record");
+        assert!(
+            matches!(self.log.last(), Some(Record::ApprovalAsked { asked }) if (asked.call.key, asked.phase) == question),
+            "a question was not told right behind its record"
+        );
         let call = self.turn.calls.iter().find(|call| call.key() == question.0);
-        assert!(call.is_some_and(Call::is_kept), "a question about a call that is gone");
-        // It may have been answered meanwhile: a cancel does not wait for the journal.
+        // A cancel or a break may have come in the same moment.
         if call.and_then(Call::question) == Some(question.1) {
-            assert!(self.questions.insert(question), "a question was shown twice");
+            assert!(self.questions.insert(question), "a question was told twice");
         }
     }
 

@@ -143,7 +143,7 @@ impl World {
         if scenario.timeouts && self.turn.poll_timeout().is_some() {
             actions.push(Action::Timeout);
         }
-        for question in &self.questions {
+        for question in self.questions.iter().filter(|question| self.is_shown(**question)) {
             actions.push(Action::Decide(*question, Verdict::Approved));
             actions.push(Action::Decide(*question, Verdict::Rejected));
         }

@@ -26,7 +26,7 @@ use super::{
 use crate::config::OnExcess;
 use crate::context::Variables;
 use crate::event::Event;
-use crate::record::Record;
+use crate::record::{Record, StopMode};
 use crate::types::{
     CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome,
     ToolStatus, VariablesUse, WriteSet,
