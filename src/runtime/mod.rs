@@ -25,6 +25,7 @@ mod places;
 mod publish;
 mod report;
 mod request;
+mod rules;
 mod session;
 mod shared;
 mod snapshot;
@@ -52,6 +53,7 @@ pub use gate::ModelStatus;
 pub use handle::{ReportFuture, SessionHandle, SessionSummary, StartedRun};
 pub use report::{CallReport, RunReport};
 pub use request::RunRequest;
+pub use rules::AgentRules;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
 
 use crate::config::Config;

@@ -23,6 +23,7 @@
 //! | `reassembly` | outcomes in any order, released in call order |
 //! | `texts` | what the model is told of calls that did not simply run |
 //! | `resume` | a turn from its records |
+//! | `replay` | a session once more from its records, compared with them |
 //! | `seeded` | a turn of calls that nobody asked a model for |
 //! | `loops` | turns that repeat themselves |
 //! | `run` | turn after turn, and why that ended |
@@ -55,6 +56,7 @@ mod loops;
 mod parts;
 mod progress;
 mod reassembly;
+mod replay;
 mod resume;
 mod run;
 mod schedule;
@@ -79,6 +81,7 @@ pub use effect::{
     ResponseEnd, ToolDone, TurnEnd, TurnRecord, TurnRules, TurnSpec,
 };
 pub use ending::ended_well;
+pub use replay::{Difference, Replayed, replay};
 pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
 pub use seeded::SeededTurn;
 
@@ -279,18 +282,12 @@ impl Turn {
             let Some(call) = self.calls.get(index) else { continue };
             let Phase::Running { deadline: Some(deadline) } = call.phase else { continue };
             if deadline <= now {
-                let timeout = deadline.saturating_sub(call.started_at.unwrap_or(deadline));
-                let outcome = texts::timed_out(call, timeout);
-                self.outbox.push_back(Effect::Abort(call.key()));
-                self.end_call(index, outcome);
-                self.tell_time("tool_timeout", timeout, "timed_out");
+                self.end_timed_out(index, deadline);
             }
         }
         self.expire_questions();
         if self.run_deadline().is_some_and(|deadline| deadline <= now) {
-            let timeout = self.spec.rules.limits.run_timeout.unwrap_or_default();
-            self.tell_time("run_timeout", timeout, "ended");
-            self.handle_cancel(now, CancelReason::RunTimeout);
+            self.end_out_of_time();
         }
         self.settle();
     }
@@ -344,6 +341,23 @@ impl Turn {
 }
 
 impl Turn {
+    /// The time of a call that runs is over.
+    fn end_timed_out(&mut self, index: usize, deadline: Duration) {
+        let Some(call) = self.calls.get(index) else { return };
+        let timeout = deadline.saturating_sub(call.started_at.unwrap_or(deadline));
+        let outcome = texts::timed_out(call, timeout);
+        self.outbox.push_back(Effect::Abort(call.key()));
+        self.end_call(index, outcome);
+        self.tell_time("tool_timeout", timeout, "timed_out");
+    }
+
+    /// The run's time is over.
+    fn end_out_of_time(&mut self) {
+        let timeout = self.spec.rules.limits.run_timeout.unwrap_or_default();
+        self.tell_time("run_timeout", timeout, "ended");
+        self.handle_cancel(self.now(), CancelReason::RunTimeout);
+    }
+
     /// When the run's time is over; none while its clock stands still.
     fn run_deadline(&self) -> Option<Duration> {
         let counts = self.state != State::Over && !self.clock.is_people();

@@ -1,0 +1,547 @@
+//! One turn once more: what its records say came from outside is fed to the machine, and what the
+//! machine asks to be recorded is compared with them.
+//!
+//! What came in, and when, is inferred from the next record that has to be explained. Where more
+//! than one thing may have brought it about (a late fsync, a place of a tool, a crash), each is
+//! tried on a copy of the machine, and the first that leads to the record is what happened.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::difference::{Mismatch, same};
+use super::response::{self, Step};
+use super::tape::{Tape, call_of};
+use crate::record::{Ending, Record};
+use crate::turn::call::{Call, Phase};
+use crate::turn::effect::{
+    CancelReason, Decision, Effect, Place, ResponseEnd, ToolDone, TurnRecord, TurnSpec,
+};
+use crate::turn::{Held, State, Turn, resume};
+use crate::types::{
+    ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, ToolOutcome, VariablesUse,
+    Verdict,
+};
+use crate::wire::Delta;
+
+/// How a turn's part of the recording came to its end.
+#[derive(Debug)]
+pub(super) enum Played {
+    /// The turn is over.
+    Committed(Box<TurnRecord>),
+    /// The run was ended over it.
+    GivenUp,
+    /// The recording ends before the turn does.
+    Unfinished,
+}
+
+/// A turn that is played.
+#[derive(Clone, Debug)]
+pub(super) struct Play<'t, 'a> {
+    tape: &'t Tape<'a>,
+    /// The next record.
+    at: usize,
+    /// The turn's first record.
+    from: usize,
+    /// The response of calls that nobody asked for.
+    seeded: Option<Record>,
+    turn: Turn,
+    spec: Arc<TurnSpec>,
+    /// Records that the machine has asked for, and how many of them it knows to be durable.
+    asked: u64,
+    stored: u64,
+    /// Calls that ask for a place of their tool.
+    wanting: Vec<CallKey>,
+    /// What is still to come of the response.
+    steps: Vec<Step>,
+    disturbed: Vec<CallKey>,
+    cancelled: bool,
+    /// Where the host was last thought to have stopped.
+    resumed_at: Option<usize>,
+    committed: Option<Box<TurnRecord>>,
+    over: bool,
+}
+
+/// What may have come from outside.
+#[derive(Clone, Debug)]
+enum Input {
+    /// So many more steps of the response.
+    Response(usize),
+    End(ResponseEnd),
+    Disturb(CallKey),
+    Outcome(CallKey, ToolDone),
+    TimedOut(Vec<CallKey>),
+    Judge(CallKey, ApprovalPhase, Judgement),
+    OutOfTime,
+    Cancel(CancelReason),
+    /// Records are durable, and places are free.
+    GoOn,
+    /// The host stopped, and went on from its records.
+    Crash,
+}
+
+impl<'t, 'a> Play<'t, 'a> {
+    /// A turn whose first record is at `from`: one that asks a model, or one of calls that nobody
+    /// asked for, whose response is there.
+    pub(super) fn new(tape: &'t Tape<'a>, from: usize, spec: TurnSpec, seeded: Option<Record>) -> Self {
+        let turn = match &seeded {
+            Some(response) => Turn::resume(spec.clone(), std::slice::from_ref(response)),
+            None => Turn::new(spec.clone()),
+        };
+        Self {
+            tape,
+            at: from,
+            from,
+            seeded,
+            turn,
+            spec: Arc::new(spec),
+            asked: 0,
+            stored: 0,
+            wanting: Vec::new(),
+            steps: Vec::new(),
+            disturbed: Vec::new(),
+            cancelled: false,
+            resumed_at: None,
+            committed: None,
+            over: false,
+        }
+    }
+
+    /// Plays the turn to its end.
+    ///
+    /// # Errors
+    /// At the first record that the machine does not ask for.
+    pub(super) fn run(mut self) -> Result<(usize, Played), Mismatch> {
+        self.drain().or_else(|mismatch| self.go_on_from_crash(mismatch))?;
+        loop {
+            if let Some(record) = self.committed.take() {
+                return Ok((self.at, Played::Committed(record)));
+            }
+            self.at = self.tape.next_asked(self.at);
+            let Some(record) = self.tape.record(self.at).filter(|_| !self.over) else {
+                return Ok((self.at, Played::Unfinished));
+            };
+            if gives_up(record) {
+                return Ok((self.at, Played::GivenUp));
+            }
+            self = self.explain(record)?;
+        }
+    }
+
+    /// The beginning does not fit: the host had stopped before anything of it was recorded.
+    fn go_on_from_crash(&mut self, mismatch: Mismatch) -> Result<(), Mismatch> {
+        let mut other = self.clone();
+        other.at = mismatch.at;
+        other.feed(Input::Crash);
+        other.drain().map_err(|_| mismatch)?;
+        *self = other;
+        Ok(())
+    }
+
+    /// Feeds whatever brings about the next record, or a step towards it.
+    fn explain(self, record: &Record) -> Result<Self, Mismatch> {
+        let (mut closest, mut towards): (Option<Mismatch>, Option<Self>) = (None, None);
+        for input in self.inputs(record) {
+            let mut trial = self.clone();
+            trial.feed(input);
+            match trial.drain() {
+                Ok(()) if trial.at > self.at || trial.over || trial.committed.is_some() => {
+                    return Ok(trial);
+                }
+                Ok(()) if trial.has_moved_from(&self) => {
+                    towards.get_or_insert(trial);
+                }
+                Ok(()) => {}
+                Err(mismatch) if closest.as_ref().is_none_or(|best| best.at < mismatch.at) => {
+                    closest = Some(mismatch);
+                }
+                Err(_) => {}
+            }
+        }
+        // What gets part of the way is better than what leads elsewhere.
+        let is_further = closest.as_ref().is_some_and(|mismatch| mismatch.at > self.at);
+        match towards.filter(|_| !is_further) {
+            Some(trial) => Ok(trial),
+            None => {
+                let state = self.state();
+                Err(closest.unwrap_or(Mismatch { at: self.at, now: None, state }))
+            }
+        }
+    }
+
+    fn has_moved_from(&self, other: &Self) -> bool {
+        self.turn != other.turn
+            || self.steps.len() != other.steps.len()
+            || self.resumed_at != other.resumed_at
+    }
+
+    /// What may lead to the record, the likeliest first.
+    fn inputs(&self, record: &Record) -> Vec<Input> {
+        let mut inputs = Vec::new();
+        match record {
+            Record::AttemptFailed { error, .. } if *error == resume::host_stopped() => {}
+            Record::AttemptFailed { error, .. } => inputs.push(self.broken(error)),
+            Record::ResponseEnded { ending, .. } => {
+                let why = self.why().filter(|_| *ending == Ending::Cancelled);
+                inputs.extend(why.map(Input::Cancel));
+                inputs.push(Input::End(ResponseEnd::Closed));
+            }
+            Record::LimitReached { limit, .. } if limit == "run_timeout" => {
+                inputs.push(Input::OutOfTime);
+            }
+            Record::LimitReached { .. } => {
+                inputs.extend((1..=self.steps.len()).map(Input::Response));
+                inputs.push(Input::End(ResponseEnd::Closed));
+            }
+            Record::CallReported { key, outcome, reads, writes } => {
+                let used = VariablesUse {
+                    reads: reads.0.keys().cloned().collect(),
+                    writes: writes.clone(),
+                };
+                let done = ToolDone { outcome: outcome.clone(), used };
+                inputs.extend(self.answered(*key, done));
+                inputs.extend(self.opened(*key));
+            }
+            Record::CallEnded { call, outcome, notes, .. } => {
+                if notes.arguments_changed && !self.disturbed.contains(&call.key) {
+                    inputs.push(Input::Disturb(call.key));
+                }
+                inputs.extend(self.ended(call.key, outcome));
+                inputs.extend(self.opened(call.key));
+            }
+            Record::ApprovalGiven { key, phase, verdict, message } => {
+                let judgement = Judgement { verdict: *verdict, message: message.clone() };
+                inputs.push(Input::Judge(*key, *phase, judgement));
+            }
+            Record::CallIntended { .. } | Record::ApprovalAsked { .. } => {
+                inputs.extend(call_of(record).and_then(|key| self.opened(key)));
+                inputs.extend((1..=self.steps.len()).map(Input::Response));
+            }
+            Record::TurnCommitted { .. }
+            | Record::AttemptStarted { .. }
+            | Record::SessionOpened { .. }
+            | Record::SessionForked { .. }
+            | Record::InputQueued { .. }
+            | Record::RunStarted { .. }
+            | Record::Steered { .. }
+            | Record::StopAsked { .. }
+            | Record::RunEnded { .. }
+            | Record::SessionClosed => {}
+        }
+        inputs.push(Input::GoOn);
+        inputs.extend(self.why().map(Input::Cancel));
+        inputs.extend((self.resumed_at != Some(self.at)).then_some(Input::Crash));
+        inputs
+    }
+
+    fn broken(&self, error: &ProviderError) -> Input {
+        Input::End(ResponseEnd::Failed(error.clone()))
+    }
+
+    /// Why the turn is cancelled from outside, if it is and was not yet.
+    fn why(&self) -> Option<CancelReason> {
+        self.tape.cancelled(self.at).filter(|_| !self.cancelled)
+    }
+
+    /// The response up to where this call is whole.
+    fn opened(&self, key: CallKey) -> Option<Input> {
+        let is_open = key.attempt == self.turn.attempt();
+        let place = self.steps.iter().position(|step| step.seals == Some(key.index));
+        place.filter(|_| is_open).map(|place| Input::Response(place + 1))
+    }
+
+    fn answered(&self, key: CallKey, done: ToolDone) -> Option<Input> {
+        // Only the machine itself gives any other answer.
+        let is_a_tools = match done.outcome.kind {
+            None
+            | Some(
+                FailureKind::ToolError
+                | FailureKind::Panic
+                | FailureKind::Killed
+                | FailureKind::UnknownTool,
+            ) => true,
+            Some(
+                FailureKind::Timeout
+                | FailureKind::Cancelled
+                | FailureKind::NotStarted
+                | FailureKind::InvalidArguments
+                | FailureKind::CutOffArguments
+                | FailureKind::Malformed
+                | FailureKind::Limit
+                | FailureKind::HostStopped
+                | FailureKind::Rejected
+                | FailureKind::ApprovalExpired,
+            ) => false,
+        };
+        let runs = self.call(key).is_some_and(Call::is_running);
+        (runs && is_a_tools).then_some(Input::Outcome(key, done))
+    }
+
+    fn ended(&self, key: CallKey, outcome: &ToolOutcome) -> Option<Input> {
+        let runs = self.call(key).is_some_and(Call::is_running);
+        if runs && outcome.kind == Some(FailureKind::Timeout) {
+            return Some(Input::TimedOut(self.tape.timed_out(self.at)));
+        }
+        let used = VariablesUse::default();
+        self.answered(key, ToolDone { outcome: outcome.clone(), used })
+    }
+
+    fn call(&self, key: CallKey) -> Option<&Call> {
+        self.turn.calls.get(self.turn.position(key)?)
+    }
+
+    fn feed(&mut self, input: Input) {
+        let now = Duration::ZERO;
+        match input {
+            Input::Response(steps) => self.feed_steps(steps),
+            Input::End(end) => {
+                self.feed_whole();
+                self.turn.handle_response_end(now, end);
+            }
+            Input::Disturb(key) => self.disturb(key),
+            Input::Outcome(key, done) => self.turn.handle_outcome(now, key, done),
+            Input::TimedOut(keys) => self.time_out(&keys),
+            Input::Judge(key, phase, judgement) => self.judge(key, phase, judgement),
+            Input::OutOfTime => {
+                self.feed_whole();
+                self.cancelled = true;
+                if self.spec.rules.limits.run_timeout.is_some() {
+                    self.turn.end_out_of_time();
+                }
+            }
+            Input::Cancel(why) => {
+                self.feed_whole();
+                self.cancelled = true;
+                self.turn.handle_cancel(now, why);
+            }
+            Input::GoOn => self.go_on(),
+            Input::Crash => self.crash(),
+        }
+    }
+
+    fn feed_steps(&mut self, count: usize) {
+        let mut batch: Vec<Delta> = Vec::new();
+        for step in self.steps.drain(..count.min(self.steps.len())) {
+            batch.extend(step.deltas);
+            if let Some(gap) = step.gap {
+                self.turn.handle_deltas(Duration::ZERO, std::mem::take(&mut batch));
+                let at = usize::try_from(gap).unwrap_or(usize::MAX);
+                self.turn.set_phase(at, Phase::Dropped);
+            }
+        }
+        self.turn.handle_deltas(Duration::ZERO, batch);
+    }
+
+    /// All that is known of the response.
+    fn feed_whole(&mut self) {
+        if self.turn.state != State::Asking {
+            return;
+        }
+        self.feed_steps(usize::MAX);
+        let (turn, attempt) = (self.spec.number, self.turn.attempt());
+        for index in response::disturbed(self.tape, self.at, turn, attempt) {
+            self.disturb(CallKey { turn, attempt, index });
+        }
+    }
+
+    /// More bytes come for a call that was whole.
+    fn disturb(&mut self, key: CallKey) {
+        if key.attempt != self.turn.attempt() || self.disturbed.contains(&key) {
+            return;
+        }
+        if let Some(Input::Response(steps)) = self.opened(key) {
+            self.feed_steps(steps);
+        }
+        self.disturbed.push(key);
+        self.turn.handle_deltas(Duration::ZERO, vec![response::more(key.index, "?".to_owned())]);
+    }
+
+    fn time_out(&mut self, keys: &[CallKey]) {
+        for key in keys {
+            let Some(index) = self.turn.position(*key) else { continue };
+            let phase = self.turn.calls.get(index).map(|call| &call.phase);
+            if let Some(Phase::Running { deadline: Some(deadline) }) = phase {
+                let deadline = *deadline;
+                self.turn.end_timed_out(index, deadline);
+            }
+        }
+        self.turn.settle();
+    }
+
+    fn judge(&mut self, key: CallKey, phase: ApprovalPhase, judgement: Judgement) {
+        if judgement.verdict == Verdict::Expired {
+            let index = self.turn.position(key);
+            let call = index.and_then(|index| self.turn.calls.get(index));
+            if call.and_then(Call::question) == Some(phase)
+                && let Some(index) = index
+            {
+                self.turn.judge(index, phase, judgement);
+                self.turn.settle();
+            }
+            return;
+        }
+        let Some(asked) = self.turn.question(key) else { return };
+        let arguments_sha256 = asked.arguments_sha256;
+        let decision = Decision { phase: Some(phase), judgement, arguments_sha256 };
+        // A decision that does not count leads to no record.
+        let _ = self.turn.handle_approval(Duration::ZERO, key, decision);
+    }
+
+    fn go_on(&mut self) {
+        self.stored = self.asked;
+        self.turn.handle_recorded(Duration::ZERO, self.asked);
+        for key in std::mem::take(&mut self.wanting) {
+            self.turn.handle_place(Duration::ZERO, key, Place::Granted);
+        }
+    }
+
+    fn crash(&mut self) {
+        let told = self.tape.from(self.from).take_while(|(at, _)| *at < self.at);
+        let told = told.map(|(_, record)| record.clone());
+        let records: Vec<_> = self.seeded.iter().cloned().chain(told).collect();
+        self.turn = Turn::resume((*self.spec).clone(), &records);
+        (self.asked, self.stored) = (0, 0);
+        self.wanting.clear();
+        self.steps.clear();
+        self.cancelled = false;
+        self.resumed_at = Some(self.at);
+    }
+
+    /// Takes what the machine asks for, and does what can be done at once.
+    fn drain(&mut self) -> Result<(), Mismatch> {
+        loop {
+            while let Some(effect) = self.turn.poll() {
+                self.perform(effect)?;
+            }
+            if self.over || self.committed.is_some() {
+                return Ok(());
+            }
+            let stored = self.storable();
+            let free = self.wanting.iter().position(|key| self.has_a_place(*key));
+            if stored > self.stored {
+                self.stored = stored;
+                self.turn.handle_recorded(Duration::ZERO, stored);
+            } else if let Some(free) = free {
+                let key = self.wanting.remove(free);
+                self.turn.handle_place(Duration::ZERO, key, Place::Granted);
+            } else {
+                return Ok(());
+            }
+        }
+    }
+
+    fn perform(&mut self, effect: Effect) -> Result<(), Mismatch> {
+        match effect {
+            Effect::Record(record) => {
+                self.asked += 1;
+                self.expect(record)?;
+            }
+            Effect::Request(plan) => {
+                let bytes_max = self.spec.rules.limits.max_arguments_bytes;
+                let (turn, attempt) = (self.spec.number, plan.attempt);
+                self.steps = response::steps(self.tape, self.at, turn, attempt, bytes_max);
+            }
+            Effect::Disconnect => self.steps.clear(),
+            Effect::Reserve { key, .. } => self.wanting.push(key),
+            Effect::GiveUp(key) => self.wanting.retain(|wanting| *wanting != key),
+            Effect::Commit(record) => self.committed = Some(record),
+            Effect::Start(..) | Effect::Abort(_) | Effect::Emit(_) | Effect::Release(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Compares what the machine asks to be recorded with what was.
+    fn expect(&mut self, now: Record) -> Result<(), Mismatch> {
+        if self.over {
+            return Ok(());
+        }
+        self.at = self.tape.next_asked(self.at);
+        let Some(recorded) = self.tape.record(self.at) else {
+            self.over = true;
+            return Ok(());
+        };
+        if !same(recorded, &now) && !self.told_loosely(recorded, &now) {
+            let state = String::new();
+            return Err(Mismatch { at: self.at, now: Some(Box::new(now)), state });
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    /// A call whose arguments do not fit is answered with a quotation of their text as it came.
+    /// The journal holds their meaning; where the text is too long to be quoted whole, the answer
+    /// stands as it was recorded.
+    fn told_loosely(&mut self, recorded: &Record, now: &Record) -> bool {
+        let (
+            Record::CallEnded { call, outcome: then, .. },
+            Record::CallEnded { call: of, outcome, .. },
+        ) = (recorded, now)
+        else {
+            return false;
+        };
+        let head = |outcome: &ToolOutcome| {
+            let content = &outcome.content;
+            content.split_once(" Received: ").map(|(head, _)| head.to_owned())
+        };
+        let is_quoted = then.kind == Some(FailureKind::InvalidArguments)
+            && then.content.ends_with('…')
+            && (call, then.kind, head(then)) == (of, outcome.kind, head(outcome));
+        let place = self.turn.position(call.key);
+        let Some(ended) = place.and_then(|at| self.turn.calls.get_mut(at)).filter(|_| is_quoted)
+        else {
+            return false;
+        };
+        if let Phase::Ended { outcome, .. } = &mut ended.phase {
+            outcome.clone_from(then);
+        }
+        true
+    }
+
+    /// How many records are durable: all, up to the intent of a call that had not begun yet.
+    fn storable(&self) -> u64 {
+        let waits = self.turn.held.iter().find_map(|(needs, held)| match held {
+            Held::Begin(key) if !self.may_begin(*key) => Some(*needs),
+            Held::Begin(_) | Held::Perform(_) => None,
+        });
+        waits.map_or(self.asked, |needs| needs.saturating_sub(1))
+    }
+
+    /// Whether the call has begun by now: what it had read of the variables tells when, and its
+    /// end whether at all.
+    fn may_begin(&self, key: CallKey) -> bool {
+        if let Some(reads) = self.tape.next_reads(self.at, key) {
+            let writers = self.turn.visible.writers();
+            return reads.0.iter().all(|(name, seen)| writers.get(name) == seen.as_ref());
+        }
+        self.tape.started(self.at, key).unwrap_or(true)
+    }
+
+    fn has_a_place(&self, key: CallKey) -> bool {
+        if self.tape.is_intended(self.at, key) {
+            let next = self.tape.record(self.tape.next_asked(self.at)).and_then(call_of);
+            return next == Some(key);
+        }
+        self.may_begin(key)
+    }
+
+    /// What the machine waits for, for people.
+    fn state(&self) -> String {
+        let asked = self.turn.questions().map(|(key, _)| format!("people are asked about {key}"));
+        let runs = self.turn.calls.iter().filter(|call| call.is_running());
+        let runs = runs.map(|call| format!("{} of {} runs", call.key(), call.call.name));
+        let waits: Vec<_> = asked.chain(runs).collect();
+        if !waits.is_empty() {
+            return waits.join(", ");
+        }
+        match self.turn.state {
+            State::Asking => "the model is asked".to_owned(),
+            State::Judged { .. } => "nothing runs".to_owned(),
+            State::Over => "the turn is over".to_owned(),
+        }
+    }
+}
+
+/// Whether the run was ended because its actors died too often, which no machine decides.
+pub(super) fn gives_up(record: &Record) -> bool {
+    let Record::RunEnded { error: Some(error), .. } = record else { return false };
+    error.code == "internal_error"
+}
