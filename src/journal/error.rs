@@ -9,7 +9,7 @@ use crate::record::UnreadableRecord;
 #[non_exhaustive]
 pub enum JournalError {
     /// Another host has the data directory.
-    #[error("open the journal in {}: {holder} uses it", .dir.display())]
+    #[error("open the journal in {}: {holder} has it: stop that one, or name another data_dir", .dir.display())]
     Held {
         /// The directory.
         dir: PathBuf,

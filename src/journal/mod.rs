@@ -7,10 +7,11 @@
 mod error;
 mod log;
 mod memory;
+mod sqlite;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -19,6 +20,7 @@ pub use crate::record::Entry;
 pub use error::JournalError;
 pub use log::{Noted, SessionLog, Urgency};
 pub use memory::MemoryJournal;
+pub use sqlite::{JournalReader, SqliteJournal, SqliteOptions};
 
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState};
@@ -104,9 +106,24 @@ pub enum Stage {
 #[derive(Debug, Default)]
 pub struct Slot {
     /// The engine's number of the session; 0 before it is known.
-    pub(super) number: AtomicI64,
-    /// A batch has failed: what comes later would leave a gap.
-    pub(super) failed: AtomicBool,
+    number: AtomicI64,
+    /// The first record that could not be stored; 0 while there is none. What comes later would
+    /// leave a gap.
+    failed: AtomicU64,
+}
+
+impl Slot {
+    /// The records from this one on are not stored.
+    fn fail(&self, from: u64) {
+        let earlier = |failed| (failed == 0 || from < failed).then_some(from);
+        // It stays as it is where it was earlier already.
+        let _ = self.failed.fetch_update(Ordering::AcqRel, Ordering::Acquire, earlier);
+    }
+
+    /// Whether this record, or one before, could not be stored.
+    fn has_failed(&self, seq: u64) -> bool {
+        (1..=seq).contains(&self.failed.load(Ordering::Acquire))
+    }
 }
 
 /// How durable a batch is when `append` returns.
