@@ -8,6 +8,7 @@ pub mod decode;
 mod image;
 mod out;
 mod progress;
+mod replay;
 mod run;
 mod screen;
 mod serve;
@@ -43,6 +44,8 @@ enum Command {
     Serve(Box<serve::Args>),
     /// Takes one prompt to its final answer, in the terminal.
     Run(Box<run::Args>),
+    /// Runs a stored session again from its journal, and says where it would go another way now.
+    Replay(Box<replay::Args>),
     /// Decodes one recorded response and prints what it says, as one JSON object.
     Decode {
         /// What the response is written in.
@@ -104,6 +107,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
             None => serve::main(cli.serve).await,
             Some(Command::Serve(args)) => serve::main(*args).await,
             Some(Command::Run(args)) => run::main(*args).await,
+            Some(Command::Replay(args)) => replay::main(&args),
             Some(Command::Decode { wire, framing, file }) => decode(wire, framing, file),
         }
     });

@@ -11,8 +11,6 @@ mod play;
 mod response;
 mod session;
 mod tape;
-#[cfg(test)]
-mod tests;
 mod told;
 
 use std::sync::Arc;
@@ -59,4 +57,29 @@ pub fn replay(
     let tape = Tape::new(entries);
     let replayed = Session::new(&tape, session, &rules_of).play()?;
     Ok(Replayed { records: entries.len(), ..replayed })
+}
+
+/// Plays the records of one turn.
+#[cfg(test)]
+#[track_caller]
+pub(super) fn check(spec: &super::TurnSpec, records: &[crate::record::Record]) {
+    let entry = |(record, seq): (&crate::record::Record, u64)| Entry {
+        seq: crate::record::Seq(seq),
+        time: 0,
+        shown: 0,
+        record: record.clone(),
+    };
+    let entries: Vec<_> = records.iter().zip(1..).map(entry).collect();
+    let tape = Tape::new(&entries);
+    let committed =
+        matches!(records.last(), Some(crate::record::Record::TurnCommitted { .. }));
+    match play::Play::new(&tape, 0, spec.clone(), None).run() {
+        Ok((at, played)) => {
+            assert_eq!(at, entries.len(), "{played:?}");
+            assert_eq!(matches!(played, play::Played::Committed(_)), committed, "{records:#?}");
+        }
+        Err(mismatch) => {
+            panic!("{mismatch:?} instead of {:#?}\nin {records:#?}", records.get(mismatch.at));
+        }
+    }
 }

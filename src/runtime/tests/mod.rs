@@ -9,6 +9,7 @@ mod limits;
 mod people;
 mod provider;
 mod recovery;
+mod replays;
 mod runs;
 mod stops;
 mod tools;
@@ -94,6 +95,7 @@ async fn nothing_left(host: &Host) {
         }
     });
     assert!(waited.await.is_ok(), "left over: {:?}", host.counts());
+    replays::all(host);
 }
 
 type Body = dyn Fn(ToolContext) -> BoxFuture<'static, Result<ToolOutput, ToolError>> + Send + Sync;
