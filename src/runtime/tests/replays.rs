@@ -95,7 +95,8 @@ fn tampered(
     mut change: impl FnMut(&mut Record) -> bool,
 ) -> (bool, String) {
     let mut entries = entries.clone();
-    let changed = entries.iter_mut().find_map(|entry| change(&mut entry.record).then_some(entry.seq));
+    let changed =
+        entries.iter_mut().find_map(|entry| change(&mut entry.record).then_some(entry.seq));
     let seq = changed.unwrap();
     let difference = replayed(host, id, &entries).expect_err("a difference");
     (difference.seq == Some(seq), difference.to_string())
@@ -112,7 +113,7 @@ async fn a_record_that_was_changed_is_found_at_its_place() {
         }
         is_it
     });
-    assert!(there && text.contains("\n  differs:  outcome.content, outcome.kind"), "{text}");
+    assert!(there && text.contains("\n  differs:  outcome.content, "), "{text}");
     let (there, text) = tampered(&recorded, |record| {
         let Record::CallEnded { call, outcome, .. } = record else { return false };
         let is_it = call.name == "count";
@@ -172,11 +173,17 @@ async fn what_another_configuration_would_change_is_told() {
     let text = changed(&|rules| {
         (rules.limits.max_tool_calls_per_turn, rules.limits.on_excess) = (Some(2), OnExcess::Fail);
     });
-    assert!(text.contains("max_tool_calls_per_turn"), "{text}");
+    assert!(
+        text.contains("nothing leads to it now (the model is asked)"),
+        "no early start: {text}"
+    );
     let text = changed(&|rules| rules.limits.max_turns = Some(1));
     assert!(text.contains("\"action\":\"final_answer\""), "{text}");
     let text = changed(&|rules| drop(rules.tools.remove("pay")));
-    assert!(text.contains("there is no tool") || text.contains("unknown_tool"), "{text}");
+    assert!(
+        text.contains("differs:  outcome.content\n") && text.contains("The tools are: count."),
+        "{text}"
+    );
     let text = changed(&|rules| rules.execution = Execution::Parallel { max: 2 });
     assert!(text.starts_with("record 2: ") && text.contains("differs:  execution"), "{text}");
     let (host, id, entries) = &recorded;

@@ -12,7 +12,7 @@ use super::difference::{Mismatch, same};
 use super::response::{self, Step};
 use super::tape::{Tape, call_of};
 use crate::record::{Ending, Record};
-use crate::turn::call::{Call, Phase};
+use crate::turn::call::{self, Call, Phase};
 use crate::turn::effect::{
     CancelReason, Decision, Effect, Place, ResponseEnd, ToolDone, TurnRecord, TurnSpec,
 };
@@ -82,7 +82,12 @@ enum Input {
 impl<'t, 'a> Play<'t, 'a> {
     /// A turn whose first record is at `from`: one that asks a model, or one of calls that nobody
     /// asked for, whose response is there.
-    pub(super) fn new(tape: &'t Tape<'a>, from: usize, spec: TurnSpec, seeded: Option<Record>) -> Self {
+    pub(super) fn new(
+        tape: &'t Tape<'a>,
+        from: usize,
+        spec: TurnSpec,
+        seeded: Option<Record>,
+    ) -> Self {
         let turn = match &seeded {
             Some(response) => Turn::resume(spec.clone(), std::slice::from_ref(response)),
             None => Turn::new(spec.clone()),
@@ -111,7 +116,9 @@ impl<'t, 'a> Play<'t, 'a> {
     /// # Errors
     /// At the first record that the machine does not ask for.
     pub(super) fn run(mut self) -> Result<(usize, Played), Mismatch> {
-        self.drain().or_else(|mismatch| self.go_on_from_crash(mismatch))?;
+        if let Err(mismatch) = self.drain() {
+            self = self.crashed(mismatch)?;
+        }
         loop {
             if let Some(record) = self.committed.take() {
                 return Ok((self.at, Played::Committed(record)));
@@ -127,49 +134,61 @@ impl<'t, 'a> Play<'t, 'a> {
         }
     }
 
-    /// The beginning does not fit: the host had stopped before anything of it was recorded.
-    fn go_on_from_crash(&mut self, mismatch: Mismatch) -> Result<(), Mismatch> {
-        let mut other = self.clone();
-        other.at = mismatch.at;
-        other.feed(Input::Crash);
-        other.drain().map_err(|_| mismatch)?;
-        *self = other;
-        Ok(())
-    }
-
     /// Feeds whatever brings about the next record, or a step towards it.
     fn explain(self, record: &Record) -> Result<Self, Mismatch> {
-        let (mut closest, mut towards): (Option<Mismatch>, Option<Self>) = (None, None);
+        let mut misses = Vec::new();
         for input in self.inputs(record) {
             let mut trial = self.clone();
+            let crashes = matches!(input, Input::Crash);
             trial.feed(input);
             match trial.drain() {
-                Ok(()) if trial.at > self.at || trial.over || trial.committed.is_some() => {
-                    return Ok(trial);
-                }
-                Ok(()) if trial.has_moved_from(&self) => {
-                    towards.get_or_insert(trial);
-                }
+                Ok(()) if trial.has_moved_from(&self) => return Ok(trial),
                 Ok(()) => {}
-                Err(mismatch) if closest.as_ref().is_none_or(|best| best.at < mismatch.at) => {
-                    closest = Some(mismatch);
-                }
-                Err(_) => {}
+                // That it did not stop here says nothing about what else is decided now.
+                Err(mismatch) if crashes && mismatch.at <= self.at => {}
+                Err(mismatch) => misses.push((trial, mismatch)),
             }
         }
-        // What gets part of the way is better than what leads elsewhere.
-        let is_further = closest.as_ref().is_some_and(|mismatch| mismatch.at > self.at);
-        match towards.filter(|_| !is_further) {
-            Some(trial) => Ok(trial),
-            None => {
-                let state = self.state();
-                Err(closest.unwrap_or(Mismatch { at: self.at, now: None, state }))
+        // The host may have stopped in the middle of what came of it.
+        let mut closest: Option<Mismatch> = None;
+        for (trial, mismatch) in misses {
+            let mismatch = if mismatch.at > self.at {
+                match trial.crashed(mismatch) {
+                    Ok(trial) => return Ok(trial),
+                    Err(mismatch) => mismatch,
+                }
+            } else {
+                mismatch
+            };
+            if closest.as_ref().is_none_or(|best| best.at < mismatch.at) {
+                closest = Some(mismatch);
+            }
+        }
+        let state = self.state();
+        Err(closest.unwrap_or(Mismatch { at: self.at, now: None, state }))
+    }
+
+    /// Goes on from the records before the one that does not fit, if the host had stopped there.
+    fn crashed(mut self, mismatch: Mismatch) -> Result<Self, Mismatch> {
+        let mut at = mismatch.at;
+        loop {
+            if self.resumed_at.is_some_and(|before| before >= at) {
+                return Err(mismatch);
+            }
+            self.at = at;
+            self.crash();
+            match self.drain() {
+                Ok(()) => return Ok(self),
+                Err(next) => at = next.at,
             }
         }
     }
 
     fn has_moved_from(&self, other: &Self) -> bool {
-        self.turn != other.turn
+        self.at > other.at
+            || self.over
+            || self.committed.is_some()
+            || self.turn != other.turn
             || self.steps.len() != other.steps.len()
             || self.resumed_at != other.resumed_at
     }
@@ -227,8 +246,12 @@ impl<'t, 'a> Play<'t, 'a> {
             | Record::RunEnded { .. }
             | Record::SessionClosed => {}
         }
-        inputs.push(Input::GoOn);
         inputs.extend(self.why().map(Input::Cancel));
+        inputs.push(Input::GoOn);
+        // A cancel of which the end of the turn does not tell, because the host stopped first.
+        let is_end = matches!(record, Record::CallEnded { .. }) && !self.cancelled;
+        let forgotten = is_end && self.tape.cancelled(self.at).is_none();
+        inputs.extend(forgotten.then_some(Input::Cancel(CancelReason::Shutdown)));
         inputs.extend((self.resumed_at != Some(self.at)).then_some(Input::Crash));
         inputs
     }
@@ -336,7 +359,9 @@ impl<'t, 'a> Play<'t, 'a> {
         if self.turn.state != State::Asking {
             return;
         }
-        self.feed_steps(usize::MAX);
+        while !self.steps.is_empty() {
+            self.feed_steps(1);
+        }
         let (turn, attempt) = (self.spec.number, self.turn.attempt());
         for index in response::disturbed(self.tape, self.at, turn, attempt) {
             self.disturb(CallKey { turn, attempt, index });
@@ -363,6 +388,10 @@ impl<'t, 'a> Play<'t, 'a> {
                 let deadline = *deadline;
                 self.turn.end_timed_out(index, deadline);
             }
+        }
+        if self.tape.runs_out_of_time(self.at) && self.spec.rules.limits.run_timeout.is_some() {
+            self.cancelled = true;
+            self.turn.end_out_of_time();
         }
         self.turn.settle();
     }
@@ -439,6 +468,11 @@ impl<'t, 'a> Play<'t, 'a> {
                 let bytes_max = self.spec.rules.limits.max_arguments_bytes;
                 let (turn, attempt) = (self.spec.number, plan.attempt);
                 self.steps = response::steps(self.tape, self.at, turn, attempt, bytes_max);
+                let reused = response::reused(self.tape, (self.from, self.at), turn, attempt);
+                let reused = reused.into_iter().map(|(call, outcome)| {
+                    (call::identity(&call.name, &call.arguments), outcome.clone())
+                });
+                self.turn.reusable.extend(reused);
             }
             Effect::Disconnect => self.steps.clear(),
             Effect::Reserve { key, .. } => self.wanting.push(key),
@@ -508,7 +542,11 @@ impl<'t, 'a> Play<'t, 'a> {
     /// Whether the call has begun by now: what it had read of the variables tells when, and its
     /// end whether at all.
     fn may_begin(&self, key: CallKey) -> bool {
-        if let Some(reads) = self.tape.next_reads(self.at, key) {
+        let reads = self.tape.next_reads(self.at, key);
+        if reads.is_none() && self.call(key).is_some_and(|call| call.outdated.is_some()) {
+            return false;
+        }
+        if let Some(reads) = reads {
             let writers = self.turn.visible.writers();
             return reads.0.iter().all(|(name, seen)| writers.get(name) == seen.as_ref());
         }

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use super::tape::{Kept, Tape};
+use super::tape::{Kept, Tape, message};
 use crate::record::{Ending, Record, ResponseMessage};
 use crate::turn::budget::MAX_CALLS;
-use crate::types::{FailureKind, FinishKind, FinishReason, Part, ProviderError, ToolCall, Usage};
+use crate::types::{
+    CALLS_MAX, FailureKind, FinishKind, FinishReason, Part, ProviderError, ToolCall, ToolOutcome,
+    Usage,
+};
 use crate::wire::{CallPiece, Delta, Keep};
 
 /// Piece by piece what is to be fed.
@@ -52,28 +55,33 @@ struct Maker<'t, 'a> {
 
 impl Maker<'_, '_> {
     fn make(&mut self, kept: Kept<'_>, error: Option<&ProviderError>) {
-        let Record::ResponseEnded {
-            ending, message, finish_reason, usage, dropped_calls, ..
-        } = kept.record
+        let Record::ResponseEnded { ending, message, finish_reason, usage, dropped_calls, .. } =
+            kept.record
         else {
             return;
         };
         self.content(message, *ending, finish_reason.as_ref());
         // What ends a response in its middle comes last.
         let over_calls = self.tape.of_turn(self.from).any(|(at, record)| {
-            at < kept.at && matches!(record, Record::LimitReached { limit, .. } if limit == MAX_CALLS)
+            at < kept.at
+                && matches!(record, Record::LimitReached { limit, .. } if limit == MAX_CALLS)
         });
         let ends_it = *ending == Ending::Excess || over_calls;
         let split = dropped_calls.len().saturating_sub(usize::from(ends_it));
         let (before, last) = dropped_calls.split_at(split);
         before.iter().for_each(|name| self.dropped(name));
+        self.beyond_the_cap(kept.at);
         let mut end = Vec::new();
         end.extend(error.filter(|_| finish_reason.is_some()).cloned().map(Delta::Error));
         end.extend(finish_reason.clone().map(Delta::Finish));
         end.extend(spent(*usage));
         let says_no_more = matches!(ending, Ending::Well | Ending::Refused);
         end.extend((finish_reason.is_none() && says_no_more).then_some(Delta::Done));
-        self.steps.extend((!end.is_empty()).then_some(Step { deltas: end, seals: None, gap: None }));
+        self.steps.extend((!end.is_empty()).then_some(Step {
+            deltas: end,
+            seals: None,
+            gap: None,
+        }));
         last.iter().for_each(|name| self.dropped(name));
     }
 
@@ -147,8 +155,7 @@ impl Maker<'_, '_> {
             let Record::CallEnded { call: of, outcome, .. } = record else { return None };
             (of.key == call.key).then_some(outcome)
         });
-        let invalid =
-            ended.filter(|outcome| outcome.kind == Some(FailureKind::InvalidArguments));
+        let invalid = ended.filter(|outcome| outcome.kind == Some(FailureKind::InvalidArguments));
         let quoted = invalid.and_then(|outcome| quoted(&outcome.content, call));
         let raw = call.raw.clone().or(quoted).unwrap_or_else(|| call.arguments.to_string());
         let oversize = call.raw.is_some()
@@ -165,6 +172,19 @@ impl Maker<'_, '_> {
     fn dropped(&mut self, name: &str) {
         let deltas = vec![self.open(None, name, Some("{}".to_owned()))];
         self.steps.push(Step { deltas, seals: None, gap: None });
+    }
+
+    /// Calls that were only counted.
+    fn beyond_the_cap(&mut self, end: usize) {
+        let cap = CALLS_MAX as u64;
+        let more = self.tape.of_turn(self.from).find_map(|(at, record)| {
+            let Record::LimitReached { value, maximum, .. } = record else { return None };
+            let is_it = at < end && *maximum == cap && u64::from(self.opened) == cap;
+            is_it.then(|| value.saturating_sub(cap))
+        });
+        for _ in 0..more.unwrap_or_default() {
+            self.dropped("(unknown)");
+        }
     }
 
     fn open(&mut self, id: Option<String>, name: &str, arguments: Option<String>) -> Delta {
@@ -195,6 +215,32 @@ pub(super) fn disturbed(tape: &Tape<'_>, from: usize, turn: u32, attempt: u32) -
         (notes.arguments_changed && is_of_it).then_some(call.key.index)
     });
     changed.collect()
+}
+
+/// The calls of an attempt that were given what an attempt before it had, and what that was: the
+/// arguments that the earlier one had are those of the later.
+pub(super) fn reused<'a>(
+    tape: &Tape<'a>,
+    (from, at): (usize, usize),
+    turn: u32,
+    attempt: u32,
+) -> Vec<(&'a ToolCall, &'a ToolOutcome)> {
+    let kept = tape.response(at, turn, attempt);
+    let calls = kept.and_then(|kept| message(kept.record)).map(|m| m.calls.as_slice());
+    let calls = calls.unwrap_or_default().iter();
+    let reused = calls.filter_map(|call| {
+        let (_, given) = tape.ended(at, usize::MAX).find(|(of, record)| {
+            *of == call.key && matches!(record, Record::CallEnded { notes, .. } if notes.reused)
+        })?;
+        let mut before = tape.ended(from, at).map(|(_, record)| record);
+        let Record::CallEnded { outcome: given, .. } = given else { return None };
+        let is_it = |record: &&Record| {
+            matches!(record, Record::CallEnded { call: of, outcome, .. }
+                if of.name == call.name && outcome == given)
+        };
+        before.find(is_it).map(|_| (call, given))
+    });
+    reused.collect()
 }
 
 fn spent(usage: Usage) -> Option<Delta> {

@@ -4,11 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::Replayed;
 use super::difference::{Difference, Mismatch, same};
 use super::play::{Play, Played, gives_up};
 use super::tape::{Tape, is_input};
 use super::told::Told;
-use super::Replayed;
 use crate::config::RunOverrides;
 use crate::context::History;
 use crate::event::StatsReport;

@@ -26,8 +26,7 @@ pub(super) struct Kept<'a> {
 impl<'a> Tape<'a> {
     pub(super) fn new(entries: &'a [Entry]) -> Self {
         let mut tape = Self { entries, passed_over: vec![false; entries.len()] };
-        let passed_over =
-            (0..entries.len()).map(|at| tape.is_of_nobody(at)).collect::<Vec<_>>();
+        let passed_over = (0..entries.len()).map(|at| tape.is_of_nobody(at)).collect::<Vec<_>>();
         tape.passed_over = passed_over;
         tape
     }
@@ -121,12 +120,24 @@ impl<'a> Tape<'a> {
         })
     }
 
+    /// The ends of calls from one place of a turn to another.
+    pub(super) fn ended(
+        &self,
+        from: usize,
+        to: usize,
+    ) -> impl Iterator<Item = (CallKey, &'a Record)> + use<'a> {
+        self.of_turn(from).take_while(move |(at, _)| *at < to).filter_map(|(_, record)| {
+            let Record::CallEnded { call, .. } = record else { return None };
+            Some((call.key, record))
+        })
+    }
+
     /// Whether the intent of a call is still to come.
     pub(super) fn is_intended(&self, at: usize, of: CallKey) -> bool {
         let mut records = self.of_turn(at);
-        records.any(|(_, record)| {
-            matches!(record, Record::CallIntended { call, .. } if call.key == of)
-        })
+        records.any(
+            |(_, record)| matches!(record, Record::CallIntended { call, .. } if call.key == of),
+        )
     }
 
     /// The calls that were ended together from `at` on because their time was over.
@@ -143,6 +154,16 @@ impl<'a> Tape<'a> {
             }
         }
         keys
+    }
+
+    /// Whether the run's own time was over when theirs was.
+    pub(super) fn runs_out_of_time(&self, at: usize) -> bool {
+        let mut records = self.of_turn(at).map(|(_, record)| record).skip_while(|record| {
+            matches!(record, Record::CallEnded { .. })
+                || matches!(record, Record::LimitReached { limit, .. } if limit == "tool_timeout")
+        });
+        let next = records.next();
+        matches!(next, Some(Record::LimitReached { limit, .. }) if limit == "run_timeout")
     }
 
     /// Whether the record tells of a call that no message of its attempt holds.
@@ -215,9 +236,13 @@ impl<'a> Tape<'a> {
 
     /// Whether a call had not seen what an earlier one had answered before the response ended.
     fn missed_a_write(&self, from: usize, end: usize, key: CallKey, reads: &ReadSet) -> bool {
+        // What had seen any write of the turn has begun behind the response.
+        if reads.0.values().any(Option::is_some) {
+            return false;
+        }
         self.of_turn(from).take_while(|(at, _)| *at < end).any(|(_, record)| {
             let Record::CallReported { key: other, writes, .. } = record else { return false };
-            let unseen = |name| matches!(reads.0.get(name), Some(seen) if *seen < Some(other.index));
+            let unseen = |name| reads.0.contains_key(name);
             other.index < key.index && writes.0.keys().any(unseen)
         })
     }

@@ -59,9 +59,8 @@ impl Told {
     /// Compares the messages byte for byte, and the variables.
     pub(super) fn compare(&self, replayed: &Replayed) -> Result<(), Box<Difference>> {
         let (told, now) = (written(&self.history), written(&replayed.history));
-        let differs = |why: String| {
-            Box::new(Difference { seq: None, recorded: None, now: None, why })
-        };
+        let differs =
+            |why: String| Box::new(Difference { seq: None, recorded: None, now: None, why });
         let index = told.iter().zip(&now).position(|(told, now)| told != now);
         let index = index.or_else(|| (told.len() != now.len()).then(|| told.len().min(now.len())));
         if let Some(index) = index {
