@@ -8,6 +8,7 @@ pub mod decode;
 mod image;
 mod out;
 mod progress;
+mod replay;
 mod run;
 mod screen;
 mod serve;
@@ -47,6 +48,8 @@ enum Command {
     /// Shows and checks what a journal holds, of a host that runs or of one that was stopped.
     #[command(subcommand)]
     Sessions(sessions::Command),
+    /// Runs a stored session again from its journal, and says where it would go another way now.
+    Replay(Box<replay::Args>),
     /// Decodes one recorded response and prints what it says, as one JSON object.
     Decode {
         /// What the response is written in.
@@ -109,6 +112,7 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
             Some(Command::Serve(args)) => serve::main(*args).await,
             Some(Command::Run(args)) => run::main(*args).await,
             Some(Command::Sessions(command)) => sessions::main(&command),
+            Some(Command::Replay(args)) => replay::main(&args),
             Some(Command::Decode { wire, framing, file }) => decode(wire, framing, file),
         }
     });

@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::export::whole_history;
-use crate::context::Seed;
+use crate::context::{History, Seed};
 use crate::message::Message;
 use crate::record::{Entry, Record, ResponseMessage, Seq};
 use crate::types::{CallKey, Content, RunId, SessionId};

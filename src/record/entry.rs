@@ -70,6 +70,12 @@ impl Entry {
         serde_json::to_string(&written).expect("plain data")
     }
 
+    /// Another record in the place of this one.
+    #[must_use]
+    pub fn beside(&self, record: Record) -> Self {
+        Self { record, ..*self }
+    }
+
     /// The entry that was stored with this body.
     ///
     /// # Errors

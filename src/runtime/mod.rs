@@ -29,6 +29,7 @@ mod publish;
 mod recovery;
 mod report;
 mod request;
+mod rules;
 mod session;
 mod shared;
 mod snapshot;
@@ -59,6 +60,7 @@ pub use handle::{ReportFuture, SessionHandle, SessionSummary, StartedRun};
 pub use list::SessionQuery;
 pub use report::{CallReport, RunReport};
 pub use request::RunRequest;
+pub use rules::AgentRules;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
 pub use watch::Watch;
 

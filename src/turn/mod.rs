@@ -26,6 +26,7 @@
 //! | `resume` | a turn from its records |
 //! | `committed` | a turn that is over, from its records |
 //! | `rebuilt` | a session from its records |
+//! | `replay` | a session once more from its records, compared with them |
 //! | `seeded` | a turn of calls that nobody asked a model for |
 //! | `loops` | turns that repeat themselves |
 //! | `run` | turn after turn, and why that ended |
@@ -61,6 +62,7 @@ mod parts;
 mod progress;
 mod reassembly;
 mod rebuilt;
+mod replay;
 mod resume;
 mod run;
 mod schedule;
@@ -89,6 +91,7 @@ pub use rebuilt::{
     Brought, Continue, KnownRequest, OpenRun, PastRun, QueuedRun, REQUESTS_MAX, RebuildError,
     Rebuilt, Requests, past_run,
 };
+pub use replay::{Difference, Replayed, replay};
 pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
 pub use seeded::SeededTurn;
 
@@ -296,18 +299,12 @@ impl Turn {
             let Some(call) = self.calls.get(index) else { continue };
             let Phase::Running { deadline: Some(deadline) } = call.phase else { continue };
             if deadline <= now {
-                let timeout = deadline.saturating_sub(call.started_at.unwrap_or(deadline));
-                let outcome = texts::timed_out(call, timeout);
-                self.outbox.push_back(Effect::Abort(call.key()));
-                self.end_call(index, outcome);
-                self.tell_time("tool_timeout", timeout, "timed_out");
+                self.end_timed_out(index, deadline);
             }
         }
         self.expire_questions();
         if self.run_deadline().is_some_and(|deadline| deadline <= now) {
-            let timeout = self.spec.rules.limits.run_timeout.unwrap_or_default();
-            self.tell_time(RUN_TIMEOUT, timeout, "ended");
-            self.handle_cancel(now, CancelReason::RunTimeout);
+            self.end_out_of_time();
         }
         self.settle();
     }
@@ -361,6 +358,23 @@ impl Turn {
 }
 
 impl Turn {
+    /// The time of a call that runs is over.
+    fn end_timed_out(&mut self, index: usize, deadline: Duration) {
+        let Some(call) = self.calls.get(index) else { return };
+        let timeout = deadline.saturating_sub(call.started_at.unwrap_or(deadline));
+        let outcome = texts::timed_out(call, timeout);
+        self.outbox.push_back(Effect::Abort(call.key()));
+        self.end_call(index, outcome);
+        self.tell_time("tool_timeout", timeout, "timed_out");
+    }
+
+    /// The run's time is over.
+    fn end_out_of_time(&mut self) {
+        let timeout = self.spec.rules.limits.run_timeout.unwrap_or_default();
+        self.tell_time("run_timeout", timeout, "ended");
+        self.handle_cancel(self.now(), CancelReason::RunTimeout);
+    }
+
     /// When the run's time is over; none while its clock stands still.
     fn run_deadline(&self) -> Option<Duration> {
         let counts = self.state != State::Over && !self.clock.is_people();

@@ -300,6 +300,7 @@ impl Known {
     }
 }
 
-fn host_stopped() -> ProviderError {
+/// What an attempt failed with that was open when the host stopped.
+pub(super) fn host_stopped() -> ProviderError {
     ProviderError::new(ProviderErrorKind::Transport, "the host stopped during the attempt")
 }

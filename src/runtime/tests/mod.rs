@@ -9,6 +9,7 @@ mod limits;
 mod people;
 mod provider;
 mod recovery;
+mod replays;
 mod runs;
 mod stops;
 mod tools;
@@ -100,11 +101,12 @@ async fn nothing_left(host: &Host) {
     });
     assert!(waited.await.is_ok(), "left over: {:?}", host.counts());
     journals_are_whole(host);
+    replays::all(host);
 }
 
 /// Every session's records are such as a host may write, and no run of theirs is open.
 fn journals_are_whole(host: &Host) {
-    let journal = &host.inner.shared.journal;
+    let journal = &host.inner.link.shared.journal;
     for stored in journal.list(&Listing::default()).unwrap() {
         let entries = journal.read(&stored.id, Seq(0)).unwrap();
         let breaches = verify(&stored.id, &entries);

@@ -38,7 +38,7 @@ struct Driver {
     turn: Turn,
     now: Duration,
     records: u64,
-    log: Vec<Record>,
+    log: Log,
     started: Vec<String>,
     /// What the calls that started could see, in the same order.
     snapshots: Vec<Variables>,
@@ -52,13 +52,43 @@ struct Driver {
     commit: Option<TurnRecord>,
 }
 
+/// What a turn has asked to be recorded. Whatever the turn has gone through is explained by that.
+struct Log {
+    spec: TurnSpec,
+    records: Vec<Record>,
+    /// Whether it is replayed.
+    is_replayed: bool,
+}
+
+impl std::ops::Deref for Log {
+    type Target = Vec<Record>;
+
+    fn deref(&self) -> &Vec<Record> {
+        &self.records
+    }
+}
+
+impl std::ops::DerefMut for Log {
+    fn deref_mut(&mut self) -> &mut Vec<Record> {
+        &mut self.records
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        if self.is_replayed && !std::thread::panicking() {
+            super::replay::check(&self.spec, &self.records);
+        }
+    }
+}
+
 impl Driver {
     fn new(spec: TurnSpec) -> Self {
         let mut driver = Self {
+            log: Log { spec: spec.clone(), records: Vec::new(), is_replayed: true },
             turn: Turn::new(spec),
             now: Duration::ZERO,
             records: 0,
-            log: Vec::new(),
             started: Vec::new(),
             snapshots: Vec::new(),
             aborted: Vec::new(),
