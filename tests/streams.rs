@@ -1,4 +1,5 @@
 //! `GET /v1/sessions/{id}/events`: a session's events from wherever a client has read to.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
 mod client;
 

@@ -7,7 +7,7 @@ use super::*;
 use crate::context::History;
 use crate::journal::Entry;
 use crate::message::{Message, ResponseMessage};
-use crate::record::{Record, Seq};
+use crate::record::Record;
 use crate::types::RunEnd;
 
 /// An engine that does something right before the turn's commit is recorded or right behind, in

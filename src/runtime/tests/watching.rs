@@ -105,10 +105,10 @@ fn void(entries: &[Entry]) -> Vec<(Seq, Seq)> {
     let mut began = Seq(0);
     let mut void = Vec::new();
     for entry in entries {
-        match entry.record {
-            Record::AttemptStarted { .. } => began = entry.seq,
-            Record::AttemptFailed { kept: false, .. } => void.push((began, entry.seq)),
-            _ => {}
+        if let Record::AttemptStarted { .. } = entry.record {
+            began = entry.seq;
+        } else if let Record::AttemptFailed { kept: false, .. } = entry.record {
+            void.push((began, entry.seq));
         }
     }
     void
@@ -212,7 +212,9 @@ async fn check(said: Vec<Said>, breaks_at: usize, delays: Vec<u8>) {
     let second = RunRequest { queue: true, ..RunRequest::from("two") };
     let second = session.start_run(second).await.unwrap();
     drop((first.events, second.events));
-    timeout(SOON, async { (first.report.await, second.report.await) }).await.unwrap();
+    for report in [first.report, second.report] {
+        timeout(SOON, report).await.unwrap().unwrap();
+    }
     let (live, others) = timeout(SOON, live).await.unwrap().unwrap();
     over.store(true, Ordering::SeqCst);
     storing.await.unwrap();
