@@ -380,20 +380,6 @@ impl Event {
     }
 }
 
-impl Event {
-    /// The text of a piece of it, and whether it is thinking.
-    #[must_use]
-    pub fn text(&self) -> Option<(bool, &str)> {
-        if let Self::TextReceived { text } = self {
-            Some((false, text))
-        } else if let Self::ThinkingReceived { text } = self {
-            Some((true, text))
-        } else {
-            None
-        }
-    }
-}
-
 /// An event as it leaves the session: whose it is and when it happened.
 #[derive(Clone, Debug)]
 pub struct Published {

@@ -1,4 +1,5 @@
 //! `GET /v1/sessions/{id}/events`: a session's events from wherever a client has read to.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
 mod client;
 
@@ -246,14 +247,13 @@ async fn many_who_come_in_the_middle_see_the_same() {
 async fn who_was_too_slow_reads_on_without_loss() {
     let words: Vec<String> = (0..5000).map(|at| format!("w{at} ")).collect();
     let service = service(json!({"responses": [{"text": words.clone()}]})).await;
-    let session = service.host.session(&SessionId::parse("s").unwrap()).unwrap();
-    let mut slow: Vec<_> = (0..1000)
-        .map(|_| {
-            let mut watch = session.watch(EventId::default()).unwrap();
-            assert!(watch.next().now_or_never().is_none(), "nothing has happened");
-            watch
-        })
-        .collect();
+    let session = service.host.session(&SessionId::parse("s").unwrap());
+    let mut slow = Vec::new();
+    for _ in 0..1000 {
+        let mut watch = session.watch(EventId::default()).await.unwrap();
+        assert!(watch.next().now_or_never().is_none(), "nothing has happened");
+        slow.push(watch);
+    }
     let wait = json!({"input": "go", "wait": true});
     assert_eq!(within(service.post("/v1/sessions/s/runs", wait)).await.status, 200);
     let mut watch = slow.swap_remove(500);
@@ -269,7 +269,7 @@ async fn who_was_too_slow_reads_on_without_loss() {
             }
             Some(Delivery::Lagged) => {
                 resyncs += 1;
-                watch = session.watch(last).unwrap();
+                watch = session.watch(last).await.unwrap();
             }
             other => panic!("{other:?}"),
         }

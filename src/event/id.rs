@@ -60,3 +60,17 @@ impl FromStr for EventId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an event's id is SEQ.N or SEQ, in digits, such as 12.340")]
 pub struct InvalidEventId;
+
+impl Event {
+    /// The text of a piece of it, and whether it is thinking.
+    #[must_use]
+    pub fn text(&self) -> Option<(bool, &str)> {
+        if let Self::TextReceived { text } = self {
+            Some((false, text))
+        } else if let Self::ThinkingReceived { text } = self {
+            Some((true, text))
+        } else {
+            None
+        }
+    }
+}

@@ -58,6 +58,8 @@ pub struct RunningText {
     pub from: u64,
     /// The rest of its text and thinking, in order.
     pub pieces: Vec<TextPiece>,
+    /// Its calls that have an outcome.
+    pub calls: Vec<ToolCall>,
 }
 
 impl Past {
@@ -199,6 +201,7 @@ impl Past {
         }
         self.run = running.run.clone();
         self.turn = running.turn;
+        self.calls.extend(running.calls.iter().cloned());
         let pieces = running.pieces.iter();
         let pieces = pieces.map(|piece| (piece.is_thinking, piece.text.as_str())).collect();
         self.place(Text::new(pieces, running.from), running.time, out);

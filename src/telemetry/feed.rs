@@ -157,9 +157,11 @@ impl Feed {
     /// All records up to this one are durable: what waits for them is shown.
     pub fn durable(&self, upto: Seq) {
         let mut state = self.state.lock();
-        state.durable = state.durable.max(upto);
+        let durable = state.durable.max(upto);
+        state.durable = durable;
         let mut lagged = 0;
-        while let Some((_, published)) = state.waiting.pop_front_if(|(needs, _)| *needs <= upto) {
+        while let Some((_, published)) = state.waiting.pop_front_if(|(needs, _)| *needs <= durable)
+        {
             lagged += state.show(published);
         }
         drop(state);

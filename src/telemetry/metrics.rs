@@ -46,7 +46,7 @@ pub struct Metrics {
     repairs: Counter,
     dropped: Counter,
     service_calls: Counter,
-    watchers: Gauge,
+    pub(super) watchers: Gauge,
     lagged: Counter,
     steers: Counter,
     runs_active: Gauge,
@@ -280,16 +280,6 @@ impl Metrics {
     /// Sets how many threads of blocking tools were given up and have not come back.
     pub fn threads_abandoned(&self, count: usize) {
         self.threads_abandoned.set(count as f64);
-    }
-
-    /// Counts a subscriber that has come.
-    pub(super) fn watcher_came(&self) {
-        self.watchers.increment(1.0);
-    }
-
-    /// Counts a subscriber that has gone.
-    pub(super) fn watcher_went(&self) {
-        self.watchers.decrement(1.0);
     }
 
     /// Counts subscribers that were let go because they were too slow.

@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 
-use callsheet::config::{BaseUrl, Config};
+use callsheet::config::{BaseUrl, Config, JournalEngine};
 use callsheet::rehearsal::{Rehearsal, Script};
 use callsheet::runtime::{Host, HostSetup};
 use callsheet::server::{self, ServerHandle, ServerOptions};
@@ -30,7 +30,11 @@ impl Service {
     pub(crate) async fn start_with(script: Value, config: &str, options: ServerOptions) -> Self {
         let script: Script = serde_json::from_value(script).unwrap();
         let model = Rehearsal::with_script(script).await.unwrap();
+        let is_kept = config.contains("data_dir");
         let mut config = Config::parse(config, "test.toml", &|_| None).unwrap();
+        if !is_kept {
+            config.journal.engine = JournalEngine::Memory;
+        }
         config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
         let tools = builtin(&BuiltinOptions::default()).unwrap();
         let host = Host::start(HostSetup { config, tools }).await.unwrap();

@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::journal::fixtures::{entries, rich, session};
+use crate::record::Record;
 
 fn rich_entries() -> Vec<Entry> {
     entries(rich())

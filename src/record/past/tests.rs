@@ -210,7 +210,7 @@ fn the_running_attempt_stands_behind_what_is_stored() {
             text: (*text).to_owned(),
         });
         let (run, pieces) = (RunId("run_1".into()), pieces.collect());
-        RunningText { run, turn: 1, seq: Seq(3), time: 7, from, pieces }
+        RunningText { run, turn: 1, seq: Seq(3), time: 7, from, pieces, calls: vec![call(0)] }
     };
     let mut past = Past::new(session(), "default", 0);
     let mut out = VecDeque::new();
@@ -220,7 +220,12 @@ fn the_running_attempt_stands_behind_what_is_stored() {
     past.finish(&running(0, &[(true, "hm"), (false, "so it")]), &mut out);
     assert_eq!(
         shown(&out)[2..],
-        ["2.2 thinking:hm", "2.4 content_delta:so", "3.4 tool_result", "3.7 content_delta: it"]
+        [
+            "2.2 thinking:hm",
+            "2.4 content_delta:so",
+            "3.4 tool_use+tool_result",
+            "3.7 content_delta: it"
+        ]
     );
     // One who has seen the last record is shown the rest of the text alone.
     out.clear();

@@ -6,10 +6,9 @@ use super::provider::{Reply, says, text};
 use super::*;
 use crate::config::{Limits, RunOverrides};
 use crate::context::History;
-use crate::journal::Entry;
 use crate::journal::{Entry, MemoryJournal};
 use crate::message::{Message, ResponseMessage};
-use crate::record::{Record, Seq};
+use crate::record::Record;
 use crate::turn::Rebuilt;
 use crate::types::RunEnd;
 

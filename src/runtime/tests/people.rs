@@ -7,7 +7,7 @@ use super::*;
 use crate::config::Approval;
 use crate::event::{ApprovalRequest, Event};
 use crate::journal::Entry;
-use crate::record::{Record, Seq};
+use crate::record::Record;
 use crate::telemetry::{Delivery, Subscription};
 use crate::turn::Decision;
 use crate::types::{Execution, Judgement, RunEnd, Verdict};

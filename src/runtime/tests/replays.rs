@@ -11,7 +11,7 @@ use crate::types::{Execution, ToolOutcome};
 
 /// What the host's runs go by.
 fn rules(host: &Host) -> impl Fn(&str, &RunOverrides) -> Result<Arc<TurnRules>, String> {
-    let agents = host.inner.shared.agents.clone();
+    let agents = host.inner.link.shared.agents.clone();
     move |agent, overrides| {
         let agent = agents.get(agent).ok_or("no such agent")?;
         Ok(Arc::clone(&agent.with(overrides).map_err(|error| error.to_string())?.rules))
@@ -29,7 +29,7 @@ fn replayed(
 /// Every session of the host is replayed without a difference.
 #[track_caller]
 pub(super) fn all(host: &Host) {
-    let journal = &*host.inner.shared.journal;
+    let journal = &*host.inner.link.shared.journal;
     for session in journal.list(&Listing::default()).unwrap() {
         let entries = journal.read(&session.id, Seq(0)).unwrap();
         if let Err(difference) = replayed(host, &session.id, &entries) {
@@ -65,7 +65,7 @@ async fn recorded(change: impl FnOnce(&mut Config)) -> (Host, SessionId, Vec<Ent
     for prompt in ["one", "two"] {
         session.run(prompt).await.unwrap();
     }
-    let entries = entries(&*host.inner.shared.journal, session.id());
+    let entries = entries(&*host.inner.link.shared.journal, session.id());
     (host, session.id().clone(), entries)
 }
 

@@ -105,10 +105,10 @@ fn void(entries: &[Entry]) -> Vec<(Seq, Seq)> {
     let mut began = Seq(0);
     let mut void = Vec::new();
     for entry in entries {
-        match entry.record {
-            Record::AttemptStarted { .. } => began = entry.seq,
-            Record::AttemptFailed { kept: false, .. } => void.push((began, entry.seq)),
-            _ => {}
+        if let Record::AttemptStarted { .. } = entry.record {
+            began = entry.seq;
+        } else if let Record::AttemptFailed { kept: false, .. } = entry.record {
+            void.push((began, entry.seq));
         }
     }
     void
@@ -212,7 +212,9 @@ async fn check(said: Vec<Said>, breaks_at: usize, delays: Vec<u8>) {
     let second = RunRequest { queue: true, ..RunRequest::from("two") };
     let second = session.start_run(second).await.unwrap();
     drop((first.events, second.events));
-    timeout(SOON, async { (first.report.await, second.report.await) }).await.unwrap();
+    for report in [first.report, second.report] {
+        timeout(SOON, report).await.unwrap().unwrap();
+    }
     let (live, others) = timeout(SOON, live).await.unwrap().unwrap();
     over.store(true, Ordering::SeqCst);
     storing.await.unwrap();
@@ -226,7 +228,7 @@ async fn check(said: Vec<Said>, breaks_at: usize, delays: Vec<u8>) {
     for cut in cuts(&live) {
         let seen = before(&live, cut);
         let ended = seen.iter().filter(|p| matches!(p.event, Event::RunEnded { .. })).count();
-        let rest = until_ended(session.watch(cut).unwrap(), 2 - ended).await;
+        let rest = until_ended(session.watch(cut).await.unwrap(), 2 - ended).await;
         assert_eq!(whole(seen.into_iter().chain(rest), &void), all, "from {cut}");
     }
     assert_eq!(whole(read_back(&session, &entries), &void), all, "from what is written");
@@ -236,7 +238,7 @@ async fn check(said: Vec<Said>, breaks_at: usize, delays: Vec<u8>) {
 /// Watches two runs, and lets another begin at every third of their events.
 async fn watched(session: SessionHandle) -> (Vec<Published>, Vec<(EventId, Vec<Published>)>) {
     let (mut live, mut others, mut runs) = (Vec::new(), Vec::new(), 2);
-    let mut watch = session.watch(EventId::default()).unwrap();
+    let mut watch = session.watch(EventId::default()).await.unwrap();
     while runs > 0 {
         let Ok(Some(Delivery::Event(published))) = timeout(SOON, watch.next()).await else {
             panic!("it ends after {:?}", live.last());
@@ -245,7 +247,7 @@ async fn watched(session: SessionHandle) -> (Vec<Published>, Vec<(EventId, Vec<P
         if let Some(id) = published.id.filter(|_| live.len() % 3 == 0 && runs > 0) {
             let cut = if live.len() % 2 == 0 { EventId::default() } else { id };
             let runs = if live.len() % 2 == 0 { 2 } else { runs };
-            let other = until_ended(session.watch(cut).unwrap(), runs);
+            let other = until_ended(session.watch(cut).await.unwrap(), runs);
             others.push((cut, spawn(other)));
         }
         live.push(Published::clone(&published));
@@ -294,7 +296,7 @@ async fn nothing_leaves_before_it_is_durable_and_nothing_after_a_failure() {
     // The session, the run, the attempt, the response, and the turn that waits for that.
     until("the response is over", || waiting.lock().len() >= 4).await;
     assert!(run.events.next().now_or_never().is_none());
-    let mut watch = session.watch(EventId::default()).unwrap();
+    let mut watch = session.watch(EventId::default()).await.unwrap();
     assert!(watch.next().now_or_never().is_none());
     store_one(&engine, &waiting);
     assert!(watch.next().now_or_never().is_none(), "that the session was opened shows nothing");

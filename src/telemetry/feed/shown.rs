@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::event::{Event, EventId, Published, ServiceCallStatus};
 use crate::record::{RunningText, TextPiece};
-use crate::types::{CallKey, RunId, Seq};
+use crate::types::{CallKey, RunId, Seq, ToolCall};
 
 /// The place that watchers have come to, the running attempt's text, and its open calls.
 #[derive(Debug)]
@@ -19,9 +19,13 @@ pub(super) struct Shown {
     pieces: Vec<TextPiece>,
     /// How many bytes they have.
     bytes: u64,
+    /// A response still comes.
+    asks: bool,
     /// The response has ended: with the next record its text stands in the journal.
     is_over: bool,
     open: Vec<OpenCall>,
+    /// The ends of calls of a response that still comes: what they were asked stands in no record.
+    ended: Vec<Arc<Published>>,
 }
 
 #[derive(Debug)]
@@ -61,8 +65,10 @@ impl Shown {
             last: None,
             pieces: Vec::new(),
             bytes: at.bytes,
+            asks: false,
             is_over: false,
             open: Vec::new(),
+            ended: Vec::new(),
         }
     }
 
@@ -89,12 +95,17 @@ impl Shown {
             (_, Some((is_thinking, text))) => self.take_text(is_thinking, text),
             (Some(id), None) => self.take_recorded(id, &published),
             (None, None) => {
-                self.is_over |= matches!(published.event, Event::ResponseEnded { .. });
+                if matches!(published.event, Event::ResponseEnded { .. }) {
+                    self.is_over = true;
+                    self.asks = false;
+                }
             }
         }
         let told = told(&published.event);
-        let is_kept = matches!(told, Some(Told::State(_) | Told::Progress(_)));
+        let ends = self.asks && matches!(published.event, Event::CallEnded { .. });
+        let is_kept = ends || matches!(told, Some(Told::State(_) | Told::Progress(_)));
         let event = (is_kept || !alone).then(|| Arc::new(published));
+        self.ended.extend(event.iter().filter(|_| ends).map(Arc::clone));
         match (told, &event) {
             (Some(Told::State(id)), Some(event)) => self.take_state(id, event),
             (Some(Told::Progress(id)), Some(event)) => {
@@ -112,6 +123,7 @@ impl Shown {
         // An attempt whose text counts no more, or stands in the journal by now.
         if self.is_over || id.bytes < self.bytes {
             self.pieces = Vec::new();
+            self.ended = Vec::new();
             self.is_over = false;
         }
         self.bytes = id.bytes;
@@ -131,6 +143,8 @@ impl Shown {
                 | Event::RunEnded { .. }
         ) {
             self.open.clear();
+            self.ended.clear();
+            self.asks = matches!(event, Event::TurnStarted | Event::AttemptStarted { .. });
         }
         self.last = Some(Last { run, turn, time });
     }
@@ -162,6 +176,7 @@ impl Shown {
             time: *time,
             from: self.bytes.saturating_sub(left),
             pieces,
+            calls: self.ended.iter().filter_map(|ended| call(&ended.event)).collect(),
         })
     }
 
@@ -170,6 +185,11 @@ impl Shown {
         let states = self.open.iter().flat_map(|call| [Some(&call.state), call.progress.as_ref()]);
         states.flatten().map(Arc::clone).collect()
     }
+}
+
+fn call(event: &Event) -> Option<ToolCall> {
+    let Event::CallEnded { result, .. } = event else { return None };
+    Some(result.call.clone())
 }
 
 fn told(event: &Event) -> Option<Told> {

@@ -61,14 +61,14 @@ pub(super) struct Watching(Telemetry);
 
 impl Watching {
     pub(super) fn new(telemetry: &Telemetry) -> Self {
-        telemetry.metrics().watcher_came();
+        telemetry.metrics().watchers.increment(1.0);
         Self(telemetry.clone())
     }
 }
 
 impl Drop for Watching {
     fn drop(&mut self) {
-        self.0.metrics().watcher_went();
+        self.0.metrics().watchers.decrement(1.0);
     }
 }
 

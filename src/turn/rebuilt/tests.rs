@@ -65,6 +65,7 @@ fn ended(result: &ToolResult) -> Record {
         started_ms: None,
         wait_ms: 0,
         duration_ms: 0,
+        early: false,
         amended: false,
     }
 }
@@ -194,6 +195,7 @@ impl Both {
             text: String::new(),
             error: None,
             stats: crate::event::StatsReport::default(),
+            waiting: 0,
         });
         self.live.end_run();
     }
@@ -333,6 +335,7 @@ fn a_record_that_contradicts_those_before_it_is_named() {
         text: String::new(),
         error: None,
         stats: crate::event::StatsReport::default(),
+        waiting: 0,
     };
     let begun = || vec![opened(), started("go".into())];
     let asks = || ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() };
