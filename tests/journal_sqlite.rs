@@ -748,6 +748,7 @@ fn record(kind: u8) -> Record {
             text: "done".to_owned(),
             error: None,
             stats: Default::default(),
+            waiting: 0,
         },
         _ => Record::StopAsked { mode: StopMode::Now },
     }
