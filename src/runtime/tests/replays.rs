@@ -159,7 +159,7 @@ async fn a_record_that_is_missing_is_found_where_the_next_one_stands() {
 async fn what_another_configuration_would_change_is_told() {
     let recorded = recorded(|_| ()).await;
     let changed = |change: &dyn Fn(&mut TurnRules)| {
-        let (_, id, entries) = &recorded;
+        let (host, id, entries) = &recorded;
         let rules = rules(host);
         let found = replay(id, entries, |agent, overrides| {
             let mut rules = TurnRules::clone(&*rules(agent, overrides)?);
