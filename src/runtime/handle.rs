@@ -244,19 +244,26 @@ impl SessionHandle {
     /// # Errors
     /// When the records cannot be deleted.
     pub async fn close(&self) -> Result<(), HostError> {
+        match self.delete().await {
+            Err(HostError::NoSuchSession(_) | HostError::SessionClosed) => Ok(()),
+            deleted => deleted,
+        }
+    }
+
+    /// The same of a session that is there.
+    ///
+    /// # Errors
+    /// When there is no such session, or its records cannot be deleted.
+    pub async fn delete(&self) -> Result<(), HostError> {
         let shared = Arc::clone(&self.link.shared);
         loop {
             let asleep = shared.take_sleeping(vec![self.id.clone()]);
             if !asleep.is_empty() {
-                return match past::delete(&self.link, &self.id).await {
-                    Err(HostError::NoSuchSession(_)) => Ok(()),
-                    deleted => deleted,
-                };
+                return past::delete(&self.link, &self.id).await;
             }
             let close = |reply| SessionMessage::Close { reply };
             match self.link.ask(&self.id, close).await {
                 Ok((closed, _)) => return closed,
-                Err(HostError::SessionClosed | HostError::NoSuchSession(_)) => return Ok(()),
                 // Whatever is wrong with it, it can be deleted.
                 Err(HostError::Journal(_) | HostError::Rebuild(_) | HostError::UnknownAgent(_)) => {
                 }
