@@ -66,7 +66,10 @@ impl Place {
                 {
                     let _ = banner.send(address.parse().unwrap());
                 }
-                said.lock().push(format!("{pid}: {line}"));
+                // The banner and what it suggests say nothing of what went wrong.
+                if !line.starts_with(' ') {
+                    said.lock().push(format!("{pid}: {line}"));
+                }
             }
         });
         let (exit, exited) = watch::channel(None);

@@ -124,9 +124,17 @@ fn shown(live: &[Seen], again: &[Seen], records: &Records) -> Vec<String> {
     let lost = lost_texts(records);
     let (live, again) = (lines(live, &lost), lines(again, &lost));
     let mut breaches = Vec::new();
-    if let Some(at) = (0..live.len().max(again.len())).find(|at| live.get(*at) != again.get(*at)) {
-        let (live, again) = (live.get(at), again.get(at));
-        breaches.push(format!("place {at}: shown was\n  {live:?}, and is\n  {again:?}"));
+    let different = |at: &usize| live.get(*at) != again.get(*at);
+    if let Some(at) = (0..live.len().max(again.len())).find(different) {
+        let around = |lines: &[String]| {
+            let end = lines.len().min(at + 3);
+            lines[at.saturating_sub(3).min(end)..end].join("\n    ")
+        };
+        breaches.push(format!(
+            "shown was\n    {}\n  and is\n    {}",
+            around(&live),
+            around(&again)
+        ));
     }
     breaches
 }

@@ -236,7 +236,7 @@ impl World {
 
     pub(crate) fn said(&self) -> String {
         let said = self.place.said.lock();
-        said[said.len().saturating_sub(60)..].join("\n")
+        said.iter().rev().take(60).rev().cloned().collect::<Vec<_>>().join("\n")
     }
 }
 
