@@ -92,17 +92,14 @@ impl Link {
             match live.actor.call(&message, None).await {
                 Ok(CallResult::Success(answer)) => return Ok((answer, live)),
                 Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => {
-                    if self.shared.is_closing() {
-                        return Err(HostError::ShuttingDown);
-                    }
                     if !live.state.leaving.load(Ordering::Acquire) {
-                        return Err(HostError::SessionClosed);
+                        break;
                     }
                     tokio::task::yield_now().await;
                 }
             }
         }
-        Err(HostError::SessionClosed)
+        Err(self.shared.gone())
     }
 
     /// Reads the session from the journal and begins it. Its place says `Waking`.

@@ -243,6 +243,8 @@ impl Watcher {
             if event.kind == "resync" {
                 return true;
             }
+            let is_closed = event.data["code"] == "session_closed";
+            assert!(!is_closed, "nobody has closed it: {event:?}");
             if let Some(id) = event.id {
                 assert!(id > *last, "{event:?} came behind {last}");
                 *last = id;
