@@ -97,9 +97,10 @@ impl SessionHandle {
             events = taker.listeners.subscribe_to(&id);
         }
         let log = Arc::clone(&taker.log);
+        let shared = Arc::clone(&self.link.shared);
         let report = match report {
             Some(told) => ReportFuture::new(async move {
-                let (report, upto) = told.await.unwrap_or(Err(HostError::SessionClosed))?;
+                let (report, upto) = told.await.unwrap_or_else(|_| Err(shared.gone()))?;
                 log.until_durable(upto).await?;
                 Ok(report)
             }),
@@ -136,7 +137,8 @@ impl SessionHandle {
     /// When nothing with that id can have been shown, or the session is closed.
     pub async fn watch(&self, after: EventId) -> Result<Watch, HostError> {
         let live = self.link.live(&self.id).await?;
-        Watch::from(&live.listeners, &self.id, &live.agent, after)
+        let feed = live.listeners.feed().ok_or_else(|| self.link.shared.gone())?;
+        Watch::from(&feed, &live.listeners, &self.id, &live.agent, after)
     }
 
     /// Shows the session from now on, beginning with the states of the calls that are open.
@@ -144,7 +146,9 @@ impl SessionHandle {
     /// # Errors
     /// When the session is closed.
     pub async fn watch_from_now(&self) -> Result<Watch, HostError> {
-        Watch::from_now(&self.link.live(&self.id).await?.listeners)
+        let live = self.link.live(&self.id).await?;
+        let feed = live.listeners.feed().ok_or_else(|| self.link.shared.gone())?;
+        Ok(Watch::from_now(&feed))
     }
 
     /// Says something to the run that goes on: a user's message behind the running turn. A run
@@ -226,7 +230,7 @@ impl SessionHandle {
                 }
             }
         }
-        Err(HostError::SessionClosed)
+        Err(self.link.shared.gone())
     }
 
     /// What the session holds.

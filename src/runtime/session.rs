@@ -244,7 +244,7 @@ impl State {
         place: Held,
     ) -> Result<Seq, HostError> {
         self.run_agent = Arc::clone(&run.agent);
-        let actors = self.spawn_actors(myself).await.map_err(|_| HostError::SessionClosed)?;
+        let actors = self.spawn_actors(myself).await.map_err(|_| self.shared.gone())?;
         let seq = self.begin_run(run, actors, place);
         self.live.running.store(true, Ordering::Release);
         self.shared.show_counts();

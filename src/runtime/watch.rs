@@ -38,12 +38,12 @@ impl Watch {
     }
 
     pub(super) fn from(
+        feed: &Arc<Feed>,
         listeners: &Listeners,
         session: &SessionId,
         agent: &str,
         after: EventId,
     ) -> Result<Self, HostError> {
-        let feed = listeners.feed().ok_or(HostError::SessionClosed)?;
         let progress = feed.progress();
         if after.seq > progress.durable {
             let last = progress.durable;
@@ -55,7 +55,7 @@ impl Watch {
             Some(_) | None => (Seq(0), 0),
         };
         let reader = Reader {
-            feed: Arc::downgrade(&feed),
+            feed: Arc::downgrade(feed),
             journal: Arc::clone(&listeners.journal),
             session: session.clone(),
             after,
@@ -68,14 +68,13 @@ impl Watch {
         Ok(Self::of(after, reader))
     }
 
-    pub(super) fn from_now(listeners: &Listeners) -> Result<Self, HostError> {
-        let feed = listeners.feed().ok_or(HostError::SessionClosed)?;
+    pub(super) fn from_now(feed: &Feed) -> Self {
         // Of the running attempt's text nothing is behind its end.
         let (subscription, snapshot) =
             feed.watch(EventId { seq: Seq(u64::MAX), bytes: u64::MAX }, SUBSCRIBER_EVENTS_MAX);
         let states = snapshot.open.into_iter().map(Delivery::Event);
         let deliveries = futures::stream::iter(states).chain(subscription);
-        Ok(Self { began: snapshot.progress.at, deliveries: Box::pin(deliveries) })
+        Self { began: snapshot.progress.at, deliveries: Box::pin(deliveries) }
     }
 
     fn of(began: EventId, reader: Reader) -> Self {
@@ -176,9 +175,7 @@ impl Reader {
     /// The running attempt's text and the open calls stand behind the last record.
     fn finish(&mut self, snapshot: Snapshot) {
         let mut shown = VecDeque::new();
-        if let Some(running) = &snapshot.running {
-            self.past.finish(running, &mut shown);
-        }
+        self.past.finish(snapshot.running.as_ref(), &mut shown);
         self.take(shown);
         self.ready.extend(snapshot.open.into_iter().map(Delivery::Event));
     }

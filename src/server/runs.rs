@@ -59,7 +59,7 @@ pub(super) async fn start(
         RunOverrides { execution, limits, model, tools, multi_tool_calls, stream, approval };
     let run = session.start_run(RunRequest { input, overrides, request, queue }).await?;
     if accepts_events(&headers) {
-        return Ok(stream::run(run.events, state.options.keep_alive, state.closing.clone()));
+        return Ok(stream::run(run.events, &state));
     }
     if wait {
         // Nobody reads them, and they would fill up.
