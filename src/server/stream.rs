@@ -36,6 +36,16 @@ pub(super) fn run(
     respond(writes(events, shown, keep_alive, closing))
 }
 
+/// The same of a run that was asked for before.
+pub(super) fn past_run(
+    events: Watch,
+    keep_alive: Duration,
+    closing: CancellationToken,
+) -> Response {
+    let shown = Shown { last: events.began(), ends_with_run: true };
+    respond(writes(events, shown, keep_alive, closing))
+}
+
 /// Answers with a session's events until it ends, or until `closing`.
 pub(super) fn session(events: Watch, keep_alive: Duration, closing: CancellationToken) -> Response {
     let shown = Shown { last: events.began(), ends_with_run: false };
