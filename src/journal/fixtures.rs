@@ -42,6 +42,12 @@ fn committed(turn: u32, end: Value, tools: &[&str], finish: Value, usage: Value)
         "parallel": true, "times": {}}})
 }
 
+/// The end of a run with so many inputs behind it.
+fn behind(waiting: u64, mut run_ended: Value) -> Value {
+    run_ended["waiting"] = waiting.into();
+    run_ended
+}
+
 fn run_ended(run: &str, end: &str, text: &str, sums: [u64; 5]) -> Value {
     let [turns, tool_calls, input_tokens, output_tokens, duration_ms] = sums;
     json!({"type": "run_ended", "run_id": run, "end": end, "text": text, "error": null,
@@ -112,7 +118,7 @@ pub(super) fn rich() -> Vec<Record> {
             "message": {"text": "It is noon.\u{9b}31m"}, "finish_reason": finish("stop"),
             "usage": usage(20, 4)},
         committed(2, json!("finished"), &[], finish("stop"), usage(20, 4)),
-        run_ended("run_1", "answered", "It is noon.\u{9b}31m", [2, 4, 33, 9, 3_210]),
+        behind(1, run_ended("run_1", "answered", "It is noon.\u{9b}31m", [2, 4, 33, 9, 3_210])),
         {"type": "run_started", "run_id": "run_2", "input": "And tomorrow?", "model": "m",
             "execution": "parallel:4"},
         {"type": "attempt_started", "turn": 3, "attempt": 1, "model": "m", "streamed": true},

@@ -78,12 +78,12 @@ pub(super) async fn decided(
     let (shared, id) = (Arc::clone(&session.link.shared), session.id().clone());
     let entries = session.link.read(move || shared.journal.read(&id, Seq(0))).await??;
     let records = || entries.iter().map(|entry| &entry.record);
-    let given = records().filter_map(|record| {
+    let given = records().rev().find_map(|record| {
         let Record::ApprovalGiven { key: of, phase, verdict, .. } = record else { return None };
         let is_meant = *of == key && decision.phase.is_none_or(|asked| asked == *phase);
         is_meant.then_some(*verdict)
     });
-    let Some(given) = given.last() else { return Err(ApprovalError::NotAsked.into()) };
+    let Some(given) = given else { return Err(ApprovalError::NotAsked.into()) };
     let call = records().find_map(|record| {
         let Record::ResponseEnded { message, .. } = record else { return None };
         message.calls.iter().find(|call| call.key == key)

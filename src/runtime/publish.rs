@@ -37,14 +37,6 @@ impl Publisher {
         Listeners { feed: Arc::downgrade(&self.feed), journal: Arc::clone(journal) }
     }
 
-    /// Told by the session's log how far its records have come.
-    pub(super) fn handle_journal(&self, told: Result<Seq, JournalError>) {
-        match told {
-            Ok(upto) => self.feed.durable(upto),
-            Err(error) => self.feed.fail(error),
-        }
-    }
-
     /// Tells everybody. Never waits for a subscriber.
     pub(super) fn publish(&self, run: &RunId, turn: u32, event: Event) {
         debug_assert!(!event.is_recorded(), "{event:?} has a record");
@@ -86,6 +78,17 @@ impl Publisher {
         };
         self.telemetry.observe(&published);
         self.feed.publish(published, recorded);
+    }
+}
+
+impl Listeners {
+    /// Told by the session's log how far its records have come.
+    pub(super) fn handle_journal(&self, told: Result<Seq, JournalError>) {
+        let Some(feed) = self.feed.upgrade() else { return };
+        match told {
+            Ok(upto) => feed.durable(upto),
+            Err(error) => feed.fail(error),
+        }
     }
 }
 

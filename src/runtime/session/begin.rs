@@ -69,9 +69,10 @@ pub(in crate::runtime) async fn spawn(
     opening: Opening,
     supervisor: ActorCell,
 ) -> Result<Arc<Live>, HostError> {
-    let publisher = opening.publisher.clone();
-    let (agent, listeners) =
-        (opening.agent.name.clone(), publisher.listeners(&opening.link.shared.journal));
+    let agent = opening.agent.name.clone();
+    let listeners = opening.publisher.listeners(&opening.link.shared.journal);
+    // Whoever holds on to the log does not keep the session's streams open.
+    let gate = listeners.clone();
     let actor: Arc<OnceLock<ActorRef<SessionMessage>>> = Arc::default();
     let journal = Arc::clone(&opening.link.shared.journal);
     let last = match &opening.beginning {
@@ -81,7 +82,7 @@ pub(in crate::runtime) async fn spawn(
     let told = Arc::clone(&actor);
     let log = SessionLog::new(opening.id.clone(), journal, last, move |stored| {
         let failed = stored.as_ref().err().cloned();
-        publisher.handle_journal(stored);
+        gate.handle_journal(stored);
         if let Some((error, session)) = failed.zip(told.get()) {
             // One that is gone has nobody left to tell.
             let _ = session.cast(SessionMessage::JournalFailed { error });

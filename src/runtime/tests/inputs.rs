@@ -5,7 +5,6 @@ use super::engine::{Engine, entries};
 use super::provider::{Reply, says, text};
 use super::*;
 use crate::config::{Limits, RunOverrides};
-use crate::context::History;
 use crate::journal::{Entry, MemoryJournal};
 use crate::message::{Message, ResponseMessage};
 use crate::record::Record;

@@ -186,8 +186,7 @@ async fn what_another_configuration_would_change_is_told() {
     );
     let text = changed(&|rules| rules.execution = Execution::Parallel { max: 2 });
     assert!(text.starts_with("record 2: ") && text.contains("differs:  execution"), "{text}");
-    let (host, id, entries) = &recorded;
+    let (_, id, entries) = &recorded;
     let gone = replay(id, entries, |_, _| Err("it is gone".to_owned())).expect_err("none");
     assert!(gone.to_string().contains("the run could not begin: it is gone"), "{gone}");
-    drop(host);
 }

@@ -3,12 +3,12 @@
 use futures::StreamExt as _;
 use tokio::sync::Barrier;
 
-use super::engine::{Engine, entries};
+use super::engine::Engine;
 use super::provider::{Reply, asks_for, says};
 use super::*;
 use crate::config::RunOverrides;
 use crate::event::Event;
-use crate::journal::{Appended, Stage, Tell};
+use crate::journal::{Appended, Entry, Stage, Tell};
 use crate::message::Message;
 use crate::record::{Record, Seq, StopMode};
 use crate::telemetry::Delivery;
@@ -212,19 +212,6 @@ async fn out_of_turns_the_model_is_asked_for_a_final_answer() {
     assert_eq!(provider.requests()[1]["tool_choice"], "none");
 }
 
-/// Batches whose engine needs a while to make them durable.
-type Waiting = Arc<parking_lot::Mutex<std::collections::VecDeque<Tell>>>;
-
-fn slow_journal(waiting: &Waiting) -> Arc<Engine> {
-    let waiting = Arc::clone(waiting);
-    Engine::new(move |inner, mut batch| {
-        let tell = std::mem::replace(&mut batch.tell, Box::new(|_| ()));
-        inner.append(batch);
-        waiting.lock().push_back(tell);
-        Appended::Queued
-    })
-}
-
 #[tokio::test]
 async fn a_call_with_effects_waits_until_its_intent_is_durable() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
@@ -236,36 +223,31 @@ async fn a_call_with_effects_waits_until_its_intent_is_durable() {
             async { Ok("paid".into()) }
         }
     });
-    let waiting = Waiting::default();
-    let journal = slow_journal(&waiting);
-    let setup = setup(&provider, registry([pay]), |_| ());
-    let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
-    let session = session(&host).await;
-    let run = session.start_run("go").await.unwrap();
-    let intended = {
-        let (journal, id) = (Arc::clone(&journal), session.id().clone());
-        move || {
-            let entries = entries(&*journal, &id);
-            entries.iter().any(|entry| matches!(entry.record, Record::CallIntended { .. }))
-        }
-    };
-    until("the call is intended", intended).await;
-    tokio::task::yield_now().await;
-    assert!(!paid.load(Ordering::SeqCst), "it ran before its intent was durable");
-    let disk = spawn({
-        let waiting = Arc::clone(&waiting);
-        async move {
-            loop {
-                let next = waiting.lock().pop_front();
-                match next {
-                    Some(mut tell) => tell(Stage::Durable),
-                    None => sleep(Duration::from_millis(1)).await,
-                }
+    // An engine that needs a while for the batch with the intent.
+    let held: Arc<parking_lot::Mutex<Option<Tell>>> = Arc::default();
+    let journal = Engine::new({
+        let held = Arc::clone(&held);
+        move |inner, mut batch| {
+            let is_intent =
+                |entry: &Arc<Entry>| matches!(entry.record, Record::CallIntended { .. });
+            if !batch.entries.iter().any(is_intent) {
+                return inner.append(batch);
             }
+            *held.lock() = Some(std::mem::replace(&mut batch.tell, Box::new(|_| ())));
+            inner.append(batch);
+            Appended::Queued
         }
     });
-    let report = run.report.await.unwrap();
-    disk.abort();
+    let setup = setup(&provider, registry([pay]), |_| ());
+    let host = Host::start_on(setup, journal as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the call is intended", || held.lock().is_some()).await;
+    session.snapshot().await.unwrap();
+    assert!(!paid.load(Ordering::SeqCst), "it ran before its intent was durable");
+    let mut tell = held.lock().take().unwrap();
+    tell(Stage::Durable);
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert!(paid.load(Ordering::SeqCst));
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));
     assert_eq!(results(&report), BTreeMap::from([("pay", ("success", "paid"))]));

@@ -44,7 +44,8 @@ pub(super) fn timeless(record: &Record) -> Record {
     match &mut record {
         Record::AttemptStarted { wait_ms, .. } => *wait_ms = 0,
         Record::ResponseEnded { shown, .. } => shown.clear(),
-        Record::CallEnded { started_ms, wait_ms, duration_ms, .. } => {
+        Record::CallEnded { started_ms, wait_ms, duration_ms, early, .. } => {
+            *early = false;
             if let Some(started) = started_ms {
                 *started = 0;
             }
