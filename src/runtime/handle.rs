@@ -257,13 +257,15 @@ impl SessionHandle {
         Err(HostError::SessionClosed)
     }
 
-    /// What the session holds.
+    /// What the session holds, once that is durable.
     ///
     /// # Errors
-    /// When the session is closed.
+    /// When the session is closed, or its records cannot be stored.
     pub async fn snapshot(&self) -> Result<SessionSnapshot, HostError> {
         let snapshot = |reply| SessionMessage::Snapshot { reply };
-        Ok(self.link.ask(&self.id, snapshot).await?.0)
+        let (snapshot, live) = self.link.ask(&self.id, snapshot).await?;
+        self.stored(snapshot.seq, &live).await?;
+        Ok(snapshot)
     }
 
     /// Stops the run, answers what is open, closes the session and deletes its records. Closing a
