@@ -7,7 +7,8 @@ mod support;
 
 use callsheet::config::{Config, RunOverrides};
 use callsheet::record::{Entry, Record, Seq};
-use callsheet::turn::Rebuilt;
+use callsheet::turn::{Continue, Next, Rebuilt};
+use callsheet::types::RunEnd;
 use kept::{Kept, Served, decision};
 use serde_json::{Value, json};
 
@@ -88,10 +89,18 @@ async fn at_every_record_it_begins_with_what_stands_up_to_there() {
         let prefix = rebuilt(&all[..at]);
         let ends = |entry: &Entry| matches!(entry.record, Record::RunEnded { .. });
         let ended: Vec<_> = entries[at..].iter().filter(|entry| ends(entry)).collect();
-        if prefix.run.is_some() {
+        if let Some(run) = &prefix.run {
             assert_eq!(ended.len(), 1, "{at}: the open run ends");
             let Record::RunEnded { end, .. } = &ended[0].record else { unreachable!() };
-            assert_eq!(end.as_str(), "stopped", "{at}");
+            // One whose last turn is over ends as it would have.
+            let expected = match &run.next {
+                Continue::Step(step) => match &step.next {
+                    Next::End { end, .. } => *end,
+                    Next::Turn(_) => RunEnd::Stopped,
+                },
+                Continue::Turn { .. } => RunEnd::Stopped,
+            };
+            assert_eq!(*end, expected, "{at}");
         } else {
             assert_eq!(entries.len(), at + 1, "{at}: nothing else happens");
             assert_eq!(snapshot["history"], shown(&prefix), "{at}");

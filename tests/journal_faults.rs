@@ -310,7 +310,7 @@ async fn a_thousand_sessions_are_listed_page_by_page() {
     let mut reading = served.events("s300", "0").await;
     within(reading.until("200 OK")).await;
     for (state, count) in
-        [("", 1000), ("&state=hibernated", 998), ("&state=running", 1), ("&state=idle", 1)]
+        [("", 1000_usize), ("&state=hibernated", 998), ("&state=running", 1), ("&state=idle", 1)]
     {
         let (mut ids, mut after, mut pages) = (BTreeSet::new(), String::new(), 0);
         loop {
