@@ -275,15 +275,15 @@ impl SessionHandle {
     /// When the records cannot be deleted.
     pub async fn close(&self) -> Result<(), HostError> {
         match self.delete().await {
-            Err(HostError::NoSuchSession(_)) => Ok(()),
-            closed => closed,
+            Err(HostError::NoSuchSession(_) | HostError::SessionClosed) => Ok(()),
+            deleted => deleted,
         }
     }
 
-    /// The same, where it is an error that there is no such session.
+    /// The same of a session that is there.
     ///
     /// # Errors
-    /// When there is none, or its records cannot be deleted.
+    /// When there is no such session, or its records cannot be deleted.
     pub async fn delete(&self) -> Result<(), HostError> {
         let shared = Arc::clone(&self.link.shared);
         loop {
@@ -294,9 +294,6 @@ impl SessionHandle {
             let close = |reply| SessionMessage::Close { reply };
             match self.link.ask(&self.id, close).await {
                 Ok((closed, _)) => return closed,
-                Err(HostError::SessionClosed) => {
-                    return Err(HostError::NoSuchSession(self.id.clone()));
-                }
                 // Whatever is wrong with it, it can be deleted.
                 Err(HostError::Journal(_) | HostError::Rebuild(_) | HostError::AgentGone(_)) => {}
                 Err(error) => return Err(error),
