@@ -72,6 +72,8 @@ pub(super) struct State {
     /// What others know of it.
     live: Arc<LiveState>,
     close: Closing,
+    /// Those who want to see it.
+    looking: Vec<RpcReplyPort<SessionSnapshot>>,
     /// Counted as awake.
     _awake: Held,
 }
@@ -104,7 +106,9 @@ impl Actor for SessionActor {
         message: SessionMessage,
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
-        state.touch();
+        if !matches!(message, SessionMessage::Hibernate { .. }) {
+            state.touch();
+        }
         match message {
             SessionMessage::StartRun { id, request, reply } => {
                 let accepted = state.start_run(&myself, id, request).await;
@@ -134,7 +138,7 @@ impl Actor for SessionActor {
             }
             SessionMessage::Interrupt { now } => state.interrupt(now),
             SessionMessage::Snapshot { reply } => {
-                let _ = reply.send(state.snapshot());
+                state.looking.push(reply);
             }
             SessionMessage::Close { reply } => {
                 state.ask_to_close(reply);
@@ -149,6 +153,7 @@ impl Actor for SessionActor {
             SessionMessage::QuestionsChanged { epoch, questions, rests } => {
                 state.take_questions(epoch, questions, rests);
             }
+            SessionMessage::TurnKnown { epoch } => state.turn_is_known(epoch),
             SessionMessage::Decide { key, decision, reply } => {
                 state.go_on_if_suspended(&myself).await;
                 state.decide(key, decision, reply);
@@ -160,6 +165,7 @@ impl Actor for SessionActor {
         }
         state.begin_next(&myself).await;
         state.close_if_asked(&myself);
+        state.show();
         Ok(())
     }
 
@@ -180,6 +186,7 @@ impl Actor for SessionActor {
         }
         state.begin_next(&myself).await;
         state.close_if_asked(&myself);
+        state.show();
         Ok(())
     }
 }
@@ -305,6 +312,17 @@ impl State {
         let why = *run.cancel.get_or_insert(why);
         // An accumulator that is gone has a successor which is told when it begins.
         let _ = run.actors.accumulator.cast(AccumulatorMessage::Cancel { why });
+    }
+
+    /// Shows it to those who want to see it, once all is known that there is to see.
+    fn show(&mut self) {
+        if self.run.as_ref().is_some_and(|run| run.open.is_unknown) {
+            return;
+        }
+        for reply in std::mem::take(&mut self.looking) {
+            // Whoever wanted to see it may be gone.
+            let _ = reply.send(self.snapshot());
+        }
     }
 
     fn snapshot(&self) -> SessionSnapshot {

@@ -29,6 +29,11 @@ impl QueuedRun {
     pub(super) fn new(run: NewRun, shared: &Shared) -> Self {
         Self { run, _counted: shared.gauges.queued.hold() }
     }
+
+    /// Whether anybody waits for its report.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.run.report.as_ref().is_some_and(|report| !report.is_closed())
+    }
 }
 
 impl State {
