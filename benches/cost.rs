@@ -37,7 +37,8 @@ struct BenchDir(PathBuf);
 
 impl BenchDir {
     fn new(name: &str) -> Self {
-        let dir = std::env::temp_dir().join(format!("callsheet-cost-{}-{name}", std::process::id()));
+        let dir =
+            std::env::temp_dir().join(format!("callsheet-cost-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
         Self(dir)
     }
@@ -121,6 +122,10 @@ impl JournalObserver for Counter {
     fn stored(&self, group: StoredGroup) {
         self.transactions.fetch_add(1, Ordering::Relaxed);
         self.fsyncs.fetch_add(u64::from(group.synced), Ordering::Relaxed);
+    }
+
+    fn synced(&self) {
+        self.fsyncs.fetch_add(1, Ordering::Relaxed);
     }
 }
 

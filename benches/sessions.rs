@@ -212,11 +212,14 @@ async fn killed(dir: &Path) {
 async fn recover() {
     let (model, dir) = (model().await, BenchDir::new("killed"));
     killed(&dir.0).await;
-    println!("\n{RECOVERED} sessions, {UNFINISHED} of them in the middle of a run, when a host starts:");
+    println!(
+        "\n{RECOVERED} sessions, {UNFINISHED} of them in the middle of a run, when a host starts:"
+    );
     let began = Instant::now();
     let host = host(&model, &dir.0).await;
     line("started", format!("{:.2?}", began.elapsed()));
-    let ended = || value(&host, "callsheet_runs_total").is_some_and(|runs| runs >= UNFINISHED as f64);
+    let ended =
+        || value(&host, "callsheet_runs_total").is_some_and(|runs| runs >= UNFINISHED as f64);
     until("recovery", ended).await;
     line("all runs have ended", format!("{:.2?}", began.elapsed()));
     let going = value(&host, "callsheet_recovery_seconds").unwrap_or_default();

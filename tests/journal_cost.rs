@@ -1,7 +1,7 @@
 //! What a run costs the journal: counted, not timed.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,9 +14,10 @@ use callsheet::journal::{
 };
 use callsheet::record::{Record, Seq};
 use callsheet::rehearsal::{Call, Rehearsal, Response, Script};
-use callsheet::runtime::{Host, HostSetup, OpenSession, RunReport};
+use callsheet::runtime::{Host, HostSetup, OpenSession};
 use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use callsheet::types::{Execution, RunEnd, SessionId};
+use futures::future::join_all;
 use parking_lot::{Condvar, Mutex};
 use serde_json::json;
 
@@ -47,7 +48,7 @@ struct State {
     /// The types of the records of each batch.
     batches: Vec<Vec<String>>,
     /// The sessions of urgent batches.
-    waiting: Vec<SessionId>,
+    waiting: HashSet<SessionId>,
     /// How many batches each transaction stored, each with an fsync of its own.
     fsyncs: Vec<usize>,
     /// How many sessions have to wait for the disk before it goes on.
@@ -119,7 +120,7 @@ impl Journal for Counted {
             let mut state = self.counts.state.lock();
             state.batches.push(batch.entries.iter().map(|entry| kind(&entry.record)).collect());
             if batch.urgent {
-                state.waiting.push(batch.session.clone());
+                state.waiting.insert(batch.session.clone());
                 self.counts.changed.notify_all();
             }
         }
@@ -203,13 +204,15 @@ struct World {
     _model: Rehearsal,
 }
 
-/// Every run is a turn of four calls, and the answer.
-async fn world(name: &str, is_pure: bool, execution: Execution, runs: usize) -> World {
+/// The responses of so many runs that work at once: each turn of four calls, then each answer.
+fn work(runs: usize) -> Vec<Response> {
     let calls = || (0..CALLS).map(|i| Call::new("work", json!({"i": i})));
     let work = (0..runs).map(|_| Response::calls(calls()));
-    let answers = (0..runs).map(|_| Response::text("Done."));
-    let script = Script::of(work.chain(answers)).then_done();
-    let model = Rehearsal::with_script(script).await.unwrap();
+    work.chain((0..runs).map(|_| Response::text("Done."))).collect()
+}
+
+async fn world(name: &str, is_pure: bool, execution: Execution, script: Vec<Response>) -> World {
+    let model = Rehearsal::with_script(Script::of(script).then_done()).await.unwrap();
     let mut config = Config::default();
     config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
     let agent = config.agents.get_mut("default").unwrap();
@@ -223,37 +226,89 @@ async fn world(name: &str, is_pure: bool, execution: Execution, runs: usize) -> 
     World { host, journal, _model: model }
 }
 
-/// One run; the batches that it appended, and how many fsyncs it took.
-async fn cost_of_run(
-    name: &str,
-    is_pure: bool,
-    execution: Execution,
-) -> (Vec<Vec<String>>, usize) {
-    let World { host, journal, _model } = world(name, is_pure, execution, 1).await;
-    let session = host.open_session(OpenSession::default()).await.unwrap();
-    journal.reset(0);
-    let run = tokio::time::timeout(PATIENCE, session.run("Work."));
-    let report: RunReport = run.await.expect("it ends").unwrap();
-    assert_eq!((report.run_end, report.calls.len()), (RunEnd::Answered, CALLS));
-    let fsyncs = journal.fsyncs();
-    let batches = std::mem::take(&mut journal.counts.state.lock().batches);
+impl World {
+    /// One run in a new session: the batches that it appended, and how many fsyncs it took.
+    async fn cost_of_run(&self, calls: usize) -> (Vec<Vec<String>>, usize) {
+        let session = self.host.open_session(OpenSession::default()).await.unwrap();
+        self.journal.reset(0);
+        let report = within(session.run("Work.")).await.unwrap();
+        assert_eq!((report.run_end, report.calls.len()), (RunEnd::Answered, calls));
+        let fsyncs = self.journal.fsyncs();
+        let batches = std::mem::take(&mut self.journal.counts.state.lock().batches);
+        self.host.shutdown().await;
+        (batches, fsyncs)
+    }
+}
+
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.expect("it takes too long")
+}
+
+#[tokio::test]
+async fn a_turn_of_four_calls_with_effects_takes_five_fsyncs_and_the_answer_one_more() {
+    let world = world("effects", false, Execution::Sequential, work(1)).await;
+    let (batches, fsyncs) = world.cost_of_run(CALLS).await;
+    let expected: [&[&str]; 10] = [
+        &["run_started"],
+        &["attempt_started"],
+        // From here on somebody waits.
+        &["response_ended", "call_intended"],
+        &["call_ended", "call_intended"],
+        &["call_ended", "call_intended"],
+        &["call_ended", "call_intended"],
+        &["call_ended", "turn_committed"],
+        // These are stored together.
+        &["attempt_started"],
+        &["response_ended", "turn_committed"],
+        &["run_ended"],
+    ];
+    assert_eq!(batches, expected);
+    assert_eq!(fsyncs, 6);
+}
+
+#[tokio::test]
+async fn the_intents_of_calls_in_parallel_are_one_append() {
+    let world = world("parallel", false, Execution::Parallel { max: 16 }, work(1)).await;
+    let (batches, fsyncs) = world.cost_of_run(CALLS).await;
+    let intents = ["call_intended"; CALLS].map(str::to_owned);
+    let asked = batches.iter().find(|batch| batch[0] == "response_ended").unwrap();
+    assert_eq!(asked[1..], intents, "{batches:?}");
+    // The outcomes come one by one, or some of them together.
+    assert!((3..=2 + CALLS).contains(&fsyncs), "{fsyncs}: {batches:?}");
+}
+
+#[tokio::test]
+async fn pure_calls_have_no_intents() {
+    let world = world("pure", true, Execution::Sequential, work(1)).await;
+    let (batches, fsyncs) = world.cost_of_run(CALLS).await;
+    let all = batches.concat();
+    let count = |kind: &str| all.iter().filter(|record| *record == kind).count();
+    assert_eq!((count("call_intended"), count("call_ended")), (0, CALLS), "{batches:?}");
+    assert!(fsyncs <= 2 + CALLS, "{fsyncs}: {batches:?}");
+}
+
+#[tokio::test]
+async fn an_answer_alone_takes_one_fsync() {
+    let script = vec![Response::text("Here I am.")];
+    let world = world("answer", false, Execution::Sequential, script).await;
+    let (batches, fsyncs) = world.cost_of_run(0).await;
+    assert_eq!(batches.concat().first().map(String::as_str), Some("run_started"));
+    assert_eq!(batches.concat().last().map(String::as_str), Some("run_ended"));
+    assert_eq!(fsyncs, 1, "{batches:?}");
+}
+
+#[tokio::test]
+async fn sessions_that_wait_for_the_disk_share_an_fsync() {
+    let World { host, journal, _model } =
+        world("many", false, Execution::Sequential, work(SESSIONS)).await;
+    let open = (0..SESSIONS).map(|_| host.open_session(OpenSession::default()));
+    let sessions = join_all(open).await.into_iter().map(Result::unwrap).collect::<Vec<_>>();
+    journal.reset(SESSIONS);
+    let reports = within(join_all(sessions.iter().map(|session| session.run("Work.")))).await;
+    assert!(reports.into_iter().all(|report| report.unwrap().run_end == RunEnd::Answered));
+    let fsyncs = std::mem::take(&mut journal.counts.state.lock().fsyncs);
+    // While the first one was made durable all others came.
+    assert!(fsyncs[1] >= SESSIONS - fsyncs[0], "{fsyncs:?}");
+    assert!(fsyncs.len() < SESSIONS * 6, "{fsyncs:?}");
     host.shutdown().await;
-    (batches, fsyncs)
-}
-
-#[tokio::test]
-async fn a_sequential_turn_of_four_calls_with_effects_takes_five_fsyncs() {
-    let (batches, fsyncs) = cost_of_run("effects", false, Execution::Sequential).await;
-    println!("{batches:#?} {fsyncs}");
-}
-
-#[tokio::test]
-async fn pure() {
-    let (batches, fsyncs) = cost_of_run("pure", true, Execution::Sequential).await;
-    println!("{batches:#?} {fsyncs}");
-}
-#[tokio::test]
-async fn parallel() {
-    let (batches, fsyncs) = cost_of_run("parallel", false, Execution::Parallel { max: 16 }).await;
-    println!("{batches:#?} {fsyncs}");
 }
