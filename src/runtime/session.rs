@@ -100,6 +100,8 @@ impl Actor for SessionActor {
         Ok(State::begin_session(begun))
     }
 
+    // An actor holds the largest future of its handlers for as long as it lives, so what begins and
+    // recovers runs is boxed: a session that idles has none of that.
     async fn handle(
         &self,
         myself: ActorRef<SessionMessage>,
@@ -111,7 +113,7 @@ impl Actor for SessionActor {
         }
         match message {
             SessionMessage::StartRun { id, request, reply } => {
-                let accepted = state.start_run(&myself, id, request).await;
+                let accepted = Box::pin(state.start_run(&myself, id, request)).await;
                 // A caller that is gone has started its run all the same.
                 let _ = reply.send(accepted);
             }
@@ -361,7 +363,7 @@ impl State {
         if let Some(accumulator) = self.lingering.remove(&cell.get_id()) {
             accumulator.stop(None);
         } else {
-            self.recover(myself, cell.get_id(), &why).await;
+            Box::pin(self.recover(myself, cell.get_id(), &why)).await;
         }
     }
 }
