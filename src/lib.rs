@@ -38,6 +38,20 @@
 //! `tests/architecture.rs` enforces the order, the purity, and that no file has more than 400
 //! lines without its tests.
 //!
+//! # Sessions that survive
+//!
+//! A session is a fold over its records: [`turn::Rebuilt`] hands them to the machines that a living
+//! session hands them to. [`journal::SessionLog`] numbers them and knows which are durable; an engine
+//! ([`journal::SqliteJournal`], one writer with group commit, or [`journal::MemoryJournal`]) stores them. What a
+//! machine holds back until a record is stored, it holds back itself (a start, a result, the
+//! commit); what is *shown* waits in the session's feed ([`telemetry`]) until it is durable. A host holds in memory
+//! only the sessions that are awake; any request wakes one, and unfinished runs are woken as it starts.
+//! When an actor dies, when the host does, and when a session falls asleep with a question open, the
+//! run goes on by the same code: [`turn::Turn::resume`].
+//!
+//! [`journal::verify`] checks on records what is true of every turn, and [`turn::replay`] plays
+//! them once more against the machines of today.
+//!
 //! # Wires
 //!
 //! A wire is a dialect, one a file in [`wire`], all of one shape: how a service is asked, and how

@@ -144,6 +144,20 @@ pub enum RunEnd {
 }
 
 impl RunEnd {
+    /// Every end.
+    pub const ALL: [Self; 10] = [
+        Self::Answered,
+        Self::MaxTurns,
+        Self::Stopped,
+        Self::Refused,
+        Self::Failed,
+        Self::TimedOut,
+        Self::Interrupted,
+        Self::AllToolsFailed,
+        Self::Budget,
+        Self::LoopDetected,
+    ];
+
     /// The word for clients, logs and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {

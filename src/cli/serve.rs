@@ -84,12 +84,16 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
 pub(super) struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    /// What a file that may grow no more is told with; it would end the process, while a write that
+    /// fails is an error that the journal tells of.
+    _file_size: Signal,
 }
 
 impl Signals {
     pub(super) fn new() -> std::io::Result<Self> {
         let interrupt = signal(SignalKind::interrupt())?;
-        Ok(Self { interrupt, terminate: signal(SignalKind::terminate())? })
+        let file_size = signal(SignalKind::from_raw(libc::SIGXFSZ))?;
+        Ok(Self { interrupt, terminate: signal(SignalKind::terminate())?, _file_size: file_size })
     }
 
     /// Waits for the next one.

@@ -93,10 +93,10 @@ impl ModelArgs {
 /// A host that cannot start because of its journal was told wrongly where that is, or somebody has
 /// to look at it.
 pub(super) fn not_started(error: HostError) -> Failure {
-    match error {
-        HostError::Journal(error) => Failure::usage(error),
-        error => Failure::failed(error),
+    if let HostError::Journal(error) = error {
+        return Failure::usage(error);
     }
+    Failure::failed(error)
 }
 
 /// The configuration in this file, or in ./callsheet.toml if that is there.

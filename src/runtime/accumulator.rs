@@ -100,7 +100,16 @@ impl Actor for AccumulatorActor {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            AccumulatorMessage::BeginTurn(start) => state.current = Some(Current::begin(*start)),
+            AccumulatorMessage::BeginTurn(start) => {
+                let goes_on = start.resume.is_some();
+                state.current = Some(Current::begin(*start));
+                state.settle(&myself);
+                if goes_on {
+                    let epoch = state.setup.epoch;
+                    let _ = state.setup.session.cast(SessionMessage::TurnKnown { epoch });
+                }
+                return Ok(());
+            }
             AccumulatorMessage::DeltasReceived { turn, attempt, batch, reply } => {
                 if let Some((current, now)) = state.exchange(turn, attempt) {
                     current.turn.handle_deltas(now, batch);

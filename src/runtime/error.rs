@@ -17,6 +17,11 @@ pub enum HostError {
     /// No agent has this name.
     #[error("open a session: there is no agent {0:?}")]
     UnknownAgent(String),
+    /// A session is there, but its agent is not configured any more.
+    #[error(
+        "wake the session: its agent {0:?} is not configured any more (configure it again, or delete the session)"
+    )]
+    AgentGone(String),
     /// The text is no session id.
     #[error("open a session: an id has 1 to 64 characters of A-Z, a-z, 0-9, _ and -")]
     InvalidSessionId,
@@ -114,6 +119,7 @@ impl HostError {
         match self {
             Self::Config(_) => "invalid_config",
             Self::UnknownAgent(_) => "unknown_agent",
+            Self::AgentGone(_) => "agent_gone",
             Self::InvalidSessionId => "invalid_session_id",
             Self::InvalidMessages(_) => "invalid_messages",
             Self::SessionExists => "session_exists",

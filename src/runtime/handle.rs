@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use super::error::HostError;
 use super::ids;
-use super::live::{Link, Live};
+use super::live::{Link, Live, TRIES};
 use super::message::{RunAccepted, SessionMessage};
 use super::past;
 use super::report::RunReport;
@@ -82,22 +82,21 @@ impl SessionHandle {
     pub async fn start_run(&self, request: impl Into<RunRequest>) -> Result<StartedRun, HostError> {
         let request = request.into();
         let new = ids::run_id();
-        let live = self.link.live(&self.id).await?;
         // Before the run begins, so that none of its events is missed.
-        let mut events = live.listeners.subscribe_to(&new);
+        let (mut events, live) = self.enter(|live| live.listeners.subscribe_to(&new)).await?;
         let ask = |reply| {
             let (id, request) = (new.clone(), request.clone());
             SessionMessage::StartRun { id, request, reply }
         };
         let (accepted, taker) = self.link.ask(&self.id, ask).await?;
         let RunAccepted { id, seq, report } = accepted?;
-        if !Arc::ptr_eq(&live, &taker) || id != new {
-            // It fell asleep between the two; none of the run's events is out before its begin
-            // is durable, and whoever needs the first ones reads them from there.
-            events = taker.listeners.subscribe_to(&id);
+        let are_whole = Arc::ptr_eq(&live, &taker) && id == new;
+        if !are_whole {
+            events = self.subscribe_to(&id).await?;
         }
         let log = Arc::clone(&taker.log);
         let shared = Arc::clone(&self.link.shared);
+        let is_new = id == new;
         let report = match report {
             Some(told) => ReportFuture::new(async move {
                 let (report, upto) = told.await.unwrap_or_else(|_| Err(shared.gone()))?;
@@ -106,8 +105,8 @@ impl SessionHandle {
             }),
             None => ReportFuture::new(past::report(self.clone(), id.clone())),
         };
-        let is_new = id == new;
-        Ok(StartedRun { run_id: id, seq, is_new, events, report, log: Arc::clone(&taker.log) })
+        let log = Arc::clone(&taker.log);
+        Ok(StartedRun { run_id: id, seq, is_new, are_whole, events, report, log })
     }
 
     /// Begins a run and waits for its end.
@@ -126,7 +125,27 @@ impl SessionHandle {
     /// # Errors
     /// When there is no such session.
     pub async fn subscribe(&self) -> Result<Subscription, HostError> {
-        Ok(self.link.live(&self.id).await?.listeners.subscribe())
+        Ok(self.enter(|live| live.listeners.subscribe()).await?.0)
+    }
+
+    /// The same of one run alone.
+    pub(super) async fn subscribe_to(&self, run: &RunId) -> Result<Subscription, HostError> {
+        Ok(self.enter(|live| live.listeners.subscribe_to(run)).await?.0)
+    }
+
+    /// Comes in to the session, awake: `enter` gives nothing while it falls asleep.
+    async fn enter<T>(
+        &self,
+        enter: impl Fn(&Live) -> Option<T>,
+    ) -> Result<(T, Arc<Live>), HostError> {
+        for _ in 0..TRIES {
+            let live = self.link.live(&self.id).await?;
+            if let Some(entered) = enter(&live) {
+                return Ok((entered, live));
+            }
+            tokio::task::yield_now().await;
+        }
+        Err(self.link.shared.gone())
     }
 
     /// Shows the session from right behind a place: what came after it, then what comes. Nothing
@@ -136,9 +155,17 @@ impl SessionHandle {
     /// # Errors
     /// When nothing with that id can have been shown, or the session is closed.
     pub async fn watch(&self, after: EventId) -> Result<Watch, HostError> {
-        let live = self.link.live(&self.id).await?;
-        let feed = live.listeners.feed().ok_or_else(|| self.link.shared.gone())?;
-        Watch::from(&feed, &live.listeners, &self.id, &live.agent, after)
+        let from = |live: &Live| Watch::from(&live.listeners, &self.id, &live.agent, after);
+        self.enter(from).await?.0
+    }
+
+    /// Shows a run from its first record on, whose place is `seq`. It goes on behind the run.
+    ///
+    /// # Errors
+    /// As [`Self::watch`].
+    pub async fn watch_run(&self, run: RunId, seq: Seq) -> Result<Watch, HostError> {
+        let before = EventId { seq: Seq(seq.0.saturating_sub(1)), bytes: 0 };
+        Ok(self.watch(before).await?.of_run(run))
     }
 
     /// Shows the session from now on, beginning with the states of the calls that are open.
@@ -146,9 +173,7 @@ impl SessionHandle {
     /// # Errors
     /// When the session is closed.
     pub async fn watch_from_now(&self) -> Result<Watch, HostError> {
-        let live = self.link.live(&self.id).await?;
-        let feed = live.listeners.feed().ok_or_else(|| self.link.shared.gone())?;
-        Ok(Watch::from_now(&feed))
+        Ok(self.enter(|live| Watch::from_now(&live.listeners)).await?.0)
     }
 
     /// Says something to the run that goes on: a user's message behind the running turn. A run
@@ -233,13 +258,15 @@ impl SessionHandle {
         Err(self.link.shared.gone())
     }
 
-    /// What the session holds.
+    /// What the session holds, once that is durable.
     ///
     /// # Errors
-    /// When the session is closed.
+    /// When the session is closed, or its records cannot be stored.
     pub async fn snapshot(&self) -> Result<SessionSnapshot, HostError> {
         let snapshot = |reply| SessionMessage::Snapshot { reply };
-        Ok(self.link.ask(&self.id, snapshot).await?.0)
+        let (snapshot, live) = self.link.ask(&self.id, snapshot).await?;
+        self.stored(snapshot.seq, &live).await?;
+        Ok(snapshot)
     }
 
     /// Stops the run, answers what is open, closes the session and deletes its records. Closing a
@@ -248,22 +275,28 @@ impl SessionHandle {
     /// # Errors
     /// When the records cannot be deleted.
     pub async fn close(&self) -> Result<(), HostError> {
+        match self.delete().await {
+            Err(HostError::NoSuchSession(_) | HostError::SessionClosed) => Ok(()),
+            deleted => deleted,
+        }
+    }
+
+    /// The same of a session that is there.
+    ///
+    /// # Errors
+    /// When there is no such session, or its records cannot be deleted.
+    pub async fn delete(&self) -> Result<(), HostError> {
         let shared = Arc::clone(&self.link.shared);
         loop {
             let asleep = shared.take_sleeping(vec![self.id.clone()]);
             if !asleep.is_empty() {
-                return match past::delete(&self.link, &self.id).await {
-                    Err(HostError::NoSuchSession(_)) => Ok(()),
-                    deleted => deleted,
-                };
+                return past::delete(&self.link, &self.id).await;
             }
             let close = |reply| SessionMessage::Close { reply };
             match self.link.ask(&self.id, close).await {
                 Ok((closed, _)) => return closed,
-                Err(HostError::SessionClosed | HostError::NoSuchSession(_)) => return Ok(()),
                 // Whatever is wrong with it, it can be deleted.
-                Err(HostError::Journal(_) | HostError::Rebuild(_) | HostError::UnknownAgent(_)) => {
-                }
+                Err(HostError::Journal(_) | HostError::Rebuild(_) | HostError::AgentGone(_)) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -290,8 +323,11 @@ pub struct StartedRun {
     pub seq: Seq,
     /// Whether the request was new, and not one that was seen before.
     pub is_new: bool,
-    /// The run's events, from its first; of a run that was asked for before, those from now on.
-    /// They end with the session, not with the run.
+    /// Whether `events` begin with the run's first, which those of a run that was asked for before
+    /// do not: whoever wants them all has [`SessionHandle::watch_run`].
+    pub are_whole: bool,
+    /// The run's events, those from now on at the least. They end with the session, not with the
+    /// run.
     pub events: Subscription,
     /// Its report, once it is over. Dropping it stops nothing. A run that has to wait and is not
     /// begun, because the session is closed or the host shut down before, has none.

@@ -19,7 +19,7 @@ use crate::turn::Rebuilt;
 use crate::types::SessionId;
 
 /// How often a request is handed in whose session falls asleep before it takes it.
-const TRIES: u32 = 100;
+pub(super) const TRIES: u32 = 100;
 
 /// A session that is awake.
 #[derive(Debug)]
@@ -139,7 +139,7 @@ impl Link {
         let (shared, of) = (Arc::clone(&self.shared), id.clone());
         let rebuilt = self.read(move || rebuilt(&shared, &of)).await??;
         let agent = self.shared.agents.get(&rebuilt.agent).cloned();
-        let agent = agent.ok_or_else(|| HostError::UnknownAgent(rebuilt.agent.clone()))?;
+        let agent = agent.ok_or_else(|| HostError::AgentGone(rebuilt.agent.clone()))?;
         Ok(Opening {
             publisher: Publisher::new(id.clone(), self.shared.telemetry.clone(), rebuilt.last),
             id: id.clone(),
@@ -165,7 +165,7 @@ fn rebuilt(shared: &Shared, id: &SessionId) -> Result<Rebuilt, HostError> {
     let Record::SessionOpened { agent, .. } = &first.record else {
         return Err(HostError::Rebuild(format!("session {id} does not begin with its opening")));
     };
-    let own = shared.agents.get(agent).ok_or_else(|| HostError::UnknownAgent(agent.clone()))?;
+    let own = shared.agents.get(agent).ok_or_else(|| HostError::AgentGone(agent.clone()))?;
     let limits = |overrides: &_| own.as_it_was(overrides).limits().clone();
     let rebuilt = Rebuilt::fold(&entries, &limits)
         .map_err(|error| HostError::Rebuild(format!("session {id}: {error}")))?;

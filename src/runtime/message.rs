@@ -67,6 +67,8 @@ pub(super) enum SessionMessage {
     ResultReleased { epoch: u64, result: Box<ToolResult> },
     /// What people are asked at present, and whether the turn waits for nothing else.
     QuestionsChanged { epoch: u64, questions: Vec<ApprovalRequest>, rests: bool },
+    /// All that the records of a turn say has been told: it goes on.
+    TurnKnown { epoch: u64 },
     /// Somebody has decided about a call.
     Decide { key: CallKey, decision: Decision, reply: DecisionReply },
     /// Name the actors of the run: stream, accumulator, supervisor.

@@ -196,7 +196,7 @@ impl Host {
             queued_inputs_max: config.host.max_queued_inputs,
             idle_after: config.host.idle_after,
             keep_idle: config.journal.keep_idle,
-            resume: config.journal.resume,
+            held: parking_lot::Mutex::default(),
             began,
             closing: AtomicBool::new(false),
             sessions: AtomicUsize::new(stored),
@@ -211,8 +211,10 @@ impl Host {
         let shutdown_grace = config.host.shutdown_grace;
         let cancel_grace = cancel_grace.unwrap_or_default();
         let link = Link { shared, host: actor };
-        if config.journal.resume == Resume::Auto && !unfinished.is_empty() {
-            task::detach(recover(link.clone(), unfinished, began));
+        match config.journal.resume {
+            Resume::Manual => link.shared.held.lock().extend(unfinished),
+            Resume::Auto if unfinished.is_empty() => {}
+            Resume::Auto => task::detach(recover(link.clone(), unfinished, began)),
         }
         link.shared.show_counts();
         Ok(Self { inner: Arc::new(Inner { link, shutdown_grace, cancel_grace }) })

@@ -23,7 +23,7 @@ use crate::types::{CallKey, RunId, SessionId};
 pub(super) async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostError> {
     loop {
         // Before the look, so that its end cannot fall between the two.
-        let mut events = session.link.live(session.id()).await?.listeners.subscribe_to(&run);
+        let mut events = session.subscribe_to(&run).await?;
         if let Some(report) = ended(&session.link, session.id(), &run).await? {
             return Ok(report);
         }
@@ -78,12 +78,12 @@ pub(super) async fn decided(
     let (shared, id) = (Arc::clone(&session.link.shared), session.id().clone());
     let entries = session.link.read(move || shared.journal.read(&id, Seq(0))).await??;
     let records = || entries.iter().map(|entry| &entry.record);
-    let given = records().filter_map(|record| {
+    let given = records().rev().find_map(|record| {
         let Record::ApprovalGiven { key: of, phase, verdict, .. } = record else { return None };
         let is_meant = *of == key && decision.phase.is_none_or(|asked| asked == *phase);
         is_meant.then_some(*verdict)
     });
-    let Some(given) = given.last() else { return Err(ApprovalError::NotAsked.into()) };
+    let Some(given) = given else { return Err(ApprovalError::NotAsked.into()) };
     let call = records().find_map(|record| {
         let Record::ResponseEnded { message, .. } = record else { return None };
         message.calls.iter().find(|call| call.key == key)
@@ -106,6 +106,7 @@ pub(super) async fn delete(link: &Link, id: &SessionId) -> Result<(), HostError>
         })
         .await;
     link.shared.release(id);
+    link.shared.held.lock().remove(id);
     if deleted?? {
         link.shared.uncount_sessions(1);
         link.shared.show_counts();
@@ -167,7 +168,7 @@ async fn prefix(
             entries.push(Entry { seq, time: crate::journal::unix_ms(), shown: 0, record });
             let agent = agent_of(&entries, &source)?;
             let own = shared.agents.get(agent).cloned();
-            let own = own.ok_or_else(|| HostError::UnknownAgent(agent.to_owned()))?;
+            let own = own.ok_or_else(|| HostError::AgentGone(agent.to_owned()))?;
             let limits = |overrides: &_| own.as_it_was(overrides).limits().clone();
             let rebuilt = Rebuilt::fold(&entries, &limits)
                 .map_err(|error| HostError::Rebuild(error.to_string()))?;
@@ -175,7 +176,7 @@ async fn prefix(
         })
         .await??;
     let agent = link.shared.agents.get(&rebuilt.agent).cloned();
-    let agent = agent.ok_or_else(|| HostError::UnknownAgent(rebuilt.agent.clone()))?;
+    let agent = agent.ok_or_else(|| HostError::AgentGone(rebuilt.agent.clone()))?;
     Ok(Opening {
         publisher: Publisher::new(to.clone(), link.shared.telemetry.clone(), Seq(0)),
         id: to.clone(),

@@ -4,7 +4,7 @@ use std::sync::{Arc, Weak};
 
 use crate::event::{Event, EventId, Published};
 use crate::journal::{Journal, JournalError, unix_ms};
-use crate::telemetry::{Feed, Recorded, Subscription, Telemetry, logs};
+use crate::telemetry::{Entering, Feed, Recorded, Subscription, Telemetry, logs};
 use crate::types::{RunId, Seq, SessionId};
 
 /// How many events a subscriber may be behind before it is let go. One that never reads costs
@@ -26,9 +26,9 @@ impl Publisher {
         Self { session, feed: Arc::new(Feed::starting_at(telemetry.clone(), from)), telemetry }
     }
 
-    /// Whether anybody listens.
-    pub(super) fn has_listeners(&self) -> bool {
-        !self.feed.is_idle()
+    /// The session falls asleep, unless anybody listens or is about to. Returns whether it does.
+    pub(super) fn leave(&self) -> bool {
+        self.feed.leave()
     }
 
     /// The door for those who listen. It does not keep the subscribers' streams alive: they end
@@ -100,20 +100,22 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// The session's feed, unless it is gone.
-    pub(super) fn feed(&self) -> Option<Arc<Feed>> {
-        self.feed.upgrade()
+    /// The session's feed, unless it is gone or falls asleep. It stays for those who enter.
+    pub(super) fn enter(&self) -> Option<(Arc<Feed>, Entering)> {
+        let feed = self.feed.upgrade()?;
+        let entering = feed.enter()?;
+        Some((feed, entering))
     }
 
     /// The events from now on; none of a session that is gone.
-    pub(super) fn subscribe(&self) -> Subscription {
-        self.feed().map_or_else(Subscription::over, |feed| feed.subscribe(SUBSCRIBER_EVENTS_MAX))
+    pub(super) fn subscribe(&self) -> Option<Subscription> {
+        let (feed, _entering) = self.enter()?;
+        Some(feed.subscribe(SUBSCRIBER_EVENTS_MAX))
     }
 
     /// The same of one run alone, which may begin later.
-    pub(super) fn subscribe_to(&self, run: &RunId) -> Subscription {
-        self.feed().map_or_else(Subscription::over, |feed| {
-            feed.subscribe_to(run.clone(), SUBSCRIBER_EVENTS_MAX)
-        })
+    pub(super) fn subscribe_to(&self, run: &RunId) -> Option<Subscription> {
+        let (feed, _entering) = self.enter()?;
+        Some(feed.subscribe_to(run.clone(), SUBSCRIBER_EVENTS_MAX))
     }
 }

@@ -72,6 +72,8 @@ pub(super) struct State {
     /// What others know of it.
     live: Arc<LiveState>,
     close: Closing,
+    /// Those who want to see it.
+    looking: Vec<RpcReplyPort<SessionSnapshot>>,
     /// Counted as awake.
     _awake: Held,
 }
@@ -98,16 +100,20 @@ impl Actor for SessionActor {
         Ok(State::begin_session(begun))
     }
 
+    // An actor holds the largest future of its handlers for as long as it lives, so what begins and
+    // recovers runs is boxed: a session that idles has none of that.
     async fn handle(
         &self,
         myself: ActorRef<SessionMessage>,
         message: SessionMessage,
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
-        state.touch();
+        if !matches!(message, SessionMessage::Hibernate { .. }) {
+            state.touch();
+        }
         match message {
             SessionMessage::StartRun { id, request, reply } => {
-                let accepted = state.start_run(&myself, id, request).await;
+                let accepted = Box::pin(state.start_run(&myself, id, request)).await;
                 // A caller that is gone has started its run all the same.
                 let _ = reply.send(accepted);
             }
@@ -134,7 +140,7 @@ impl Actor for SessionActor {
             }
             SessionMessage::Interrupt { now } => state.interrupt(now),
             SessionMessage::Snapshot { reply } => {
-                let _ = reply.send(state.snapshot());
+                state.looking.push(reply);
             }
             SessionMessage::Close { reply } => {
                 state.ask_to_close(reply);
@@ -149,6 +155,7 @@ impl Actor for SessionActor {
             SessionMessage::QuestionsChanged { epoch, questions, rests } => {
                 state.take_questions(epoch, questions, rests);
             }
+            SessionMessage::TurnKnown { epoch } => state.turn_is_known(epoch),
             SessionMessage::Decide { key, decision, reply } => {
                 state.go_on_if_suspended(&myself).await;
                 state.decide(key, decision, reply);
@@ -160,6 +167,7 @@ impl Actor for SessionActor {
         }
         state.begin_next(&myself).await;
         state.close_if_asked(&myself);
+        state.show();
         Ok(())
     }
 
@@ -180,6 +188,7 @@ impl Actor for SessionActor {
         }
         state.begin_next(&myself).await;
         state.close_if_asked(&myself);
+        state.show();
         Ok(())
     }
 }
@@ -307,6 +316,17 @@ impl State {
         let _ = run.actors.accumulator.cast(AccumulatorMessage::Cancel { why });
     }
 
+    /// Shows it to those who want to see it, once all is known that there is to see.
+    fn show(&mut self) {
+        if self.run.as_ref().is_some_and(|run| run.open.is_unknown) {
+            return;
+        }
+        for reply in std::mem::take(&mut self.looking) {
+            // Whoever wanted to see it may be gone.
+            let _ = reply.send(self.snapshot());
+        }
+    }
+
     fn snapshot(&self) -> SessionSnapshot {
         let run = self.run.as_ref();
         let current_run = run.map(|run| CurrentRun {
@@ -343,7 +363,7 @@ impl State {
         if let Some(accumulator) = self.lingering.remove(&cell.get_id()) {
             accumulator.stop(None);
         } else {
-            self.recover(myself, cell.get_id(), &why).await;
+            Box::pin(self.recover(myself, cell.get_id(), &why)).await;
         }
     }
 }

@@ -17,7 +17,6 @@ use super::error::HostError;
 use super::gauge::{Gauges, Held};
 use super::live::Live;
 use super::models::Model;
-use crate::config::Resume;
 use crate::journal::Journal;
 use crate::telemetry::Telemetry;
 use crate::types::{RunId, SessionId, SessionState};
@@ -39,7 +38,8 @@ pub(super) struct Shared {
     pub(super) idle_after: Option<Duration>,
     /// How long a session is kept that nobody touches.
     pub(super) keep_idle: Option<Duration>,
-    pub(super) resume: Resume,
+    /// Sessions whose runs the end of the last host interrupted, and which go on when somebody asks.
+    pub(super) held: Mutex<BTreeSet<SessionId>>,
     pub(super) began: Instant,
     pub(super) closing: AtomicBool,
     /// How many sessions there are, awake or not.
@@ -50,7 +50,7 @@ pub(super) struct Shared {
     pub(super) reads: Semaphore,
     /// Runs that were told to have failed because the journal could not be written; they end so
     /// once it can.
-    pub(super) unwritten: Mutex<BTreeSet<RunId>>,
+    pub(super) unwritten: Mutex<BTreeMap<RunId, SessionId>>,
     /// Sleeping sessions that people have to answer in time, by the end of that time in Unix
     /// milliseconds.
     pub(super) alarms: Mutex<BTreeSet<(u64, SessionId)>>,

@@ -4,11 +4,15 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::error::HostError;
 use super::live::Link;
 use super::message::SessionMessage;
 use super::task;
 use crate::journal::{JournalError, Listing, unix_ms};
 use crate::types::{SessionId, SessionState};
+
+/// How many sessions are woken at once whose runs have failed.
+const MENDED_MAX: usize = 16;
 
 /// How many sessions are deleted at once.
 const DELETED_MAX: usize = 1000;
@@ -28,6 +32,7 @@ pub(super) fn keep_up(link: &Link) {
         }
     }
     ring(link);
+    mend(link);
     if let Some(kept) = shared.keep_idle
         && !shared.is_closing()
     {
@@ -58,6 +63,21 @@ fn ring(link: &Link) {
         task::detach(async move {
             // One that cannot be woken has been told of in the log.
             let _ = link.live(&id).await;
+        });
+    }
+}
+
+/// Wakes sessions whose runs failed because the journal could not be written: these end so, if it
+/// can be written by now.
+fn mend(link: &Link) {
+    let failed: Vec<SessionId> =
+        link.shared.unwritten.lock().values().take(MENDED_MAX).cloned().collect();
+    for id in failed {
+        let link = link.clone();
+        task::detach(async move {
+            if matches!(link.live(&id).await, Err(HostError::NoSuchSession(_))) {
+                link.shared.unwritten.lock().retain(|_, session| *session != id);
+            }
         });
     }
 }

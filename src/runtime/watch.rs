@@ -16,8 +16,8 @@ use super::publish::{Listeners, SUBSCRIBER_EVENTS_MAX};
 use crate::event::{EventId, Published};
 use crate::journal::{Entry, Journal, JournalError};
 use crate::record::{Past, behind};
-use crate::telemetry::{Delivery, Feed, Progress, Snapshot, Subscription};
-use crate::types::{Seq, SessionId};
+use crate::telemetry::{Delivery, Entering, Feed, Progress, Snapshot, Subscription};
+use crate::types::{RunId, Seq, SessionId};
 
 /// How many records are read at once.
 const PAGE: usize = 256;
@@ -38,16 +38,16 @@ impl Watch {
     }
 
     pub(super) fn from(
-        feed: &Arc<Feed>,
         listeners: &Listeners,
         session: &SessionId,
         agent: &str,
         after: EventId,
-    ) -> Result<Self, HostError> {
+    ) -> Option<Result<Self, HostError>> {
+        let (feed, entering) = listeners.enter()?;
         let progress = feed.progress();
         if after.seq > progress.durable {
             let last = progress.durable;
-            return Err(HostError::UnknownEventId { asked: after, last });
+            return Some(Err(HostError::UnknownEventId { asked: after, last }));
         }
         // A fold that begins with the last run knows all that it needs.
         let (read, turn) = match progress.run_began {
@@ -55,7 +55,8 @@ impl Watch {
             Some(_) | None => (Seq(0), 0),
         };
         let reader = Reader {
-            feed: Arc::downgrade(feed),
+            feed: Arc::downgrade(&feed),
+            entering: Some(entering),
             journal: Arc::clone(&listeners.journal),
             session: session.clone(),
             after,
@@ -65,16 +66,27 @@ impl Watch {
             ready: VecDeque::new(),
             present: None,
         };
-        Ok(Self::of(after, reader))
+        Some(Ok(Self::of(after, reader)))
     }
 
-    pub(super) fn from_now(feed: &Feed) -> Self {
+    pub(super) fn from_now(listeners: &Listeners) -> Option<Self> {
+        let (feed, _entering) = listeners.enter()?;
         // Of the running attempt's text nothing is behind its end.
         let (subscription, snapshot) =
             feed.watch(EventId { seq: Seq(u64::MAX), bytes: u64::MAX }, SUBSCRIBER_EVENTS_MAX);
         let states = snapshot.open.into_iter().map(Delivery::Event);
         let deliveries = futures::stream::iter(states).chain(subscription);
-        Self { began: snapshot.progress.at, deliveries: Box::pin(deliveries) }
+        Some(Self { began: snapshot.progress.at, deliveries: Box::pin(deliveries) })
+    }
+
+    /// Only what is of one run.
+    pub(super) fn of_run(self, run: RunId) -> Self {
+        let Self { began, deliveries } = self;
+        let deliveries = deliveries.filter(move |delivery| {
+            let is_other = matches!(delivery, Delivery::Event(event) if event.run != run);
+            std::future::ready(!is_other)
+        });
+        Self { began, deliveries: Box::pin(deliveries) }
     }
 
     fn of(began: EventId, reader: Reader) -> Self {
@@ -110,6 +122,8 @@ fn target(after: EventId, progress: &Progress) -> Seq {
 /// Reads the past until it has become the present.
 struct Reader {
     feed: Weak<Feed>,
+    /// The session stays while its past is read.
+    entering: Option<Entering>,
     journal: Arc<dyn Journal>,
     session: SessionId,
     after: EventId,
@@ -143,6 +157,7 @@ impl Reader {
                     let (subscription, snapshot) = feed.watch(self.after, SUBSCRIBER_EVENTS_MAX);
                     self.target = target(self.after, &snapshot.progress);
                     self.present = Some((subscription, Some(snapshot)));
+                    self.entering = None;
                 }
                 Some((_, snapshot @ Some(_))) => {
                     if let Some(snapshot) = snapshot.take() {

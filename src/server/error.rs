@@ -63,6 +63,7 @@ impl ApiError {
             HostError::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             HostError::Journal(error) if error.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
             HostError::SessionExists
+            | HostError::AgentGone(_)
             | HostError::RunInProgress
             | HostError::NoRun
             | HostError::Suspended

@@ -77,7 +77,7 @@ pub(super) async fn snapshot(KnownSession(session): KnownSession) -> Result<Resp
 }
 
 pub(super) async fn close(KnownSession(session): KnownSession) -> Result<Response, ApiError> {
-    session.close().await?;
+    session.delete().await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

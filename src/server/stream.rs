@@ -33,6 +33,12 @@ pub(super) fn run(events: Subscription, state: &AppState) -> Response {
     respond(writes(events, shown, Stop::of(state)))
 }
 
+/// The same of a run that was asked for before.
+pub(super) fn past_run(events: Watch, state: &AppState) -> Response {
+    let shown = Shown { last: events.began(), ends_with_run: true };
+    respond(writes(events, shown, Stop::of(state)))
+}
+
 /// Answers with a session's events until it ends, or until the server or its host stops.
 pub(super) fn session(events: Watch, state: &AppState) -> Response {
     let shown = Shown { last: events.began(), ends_with_run: false };

@@ -47,7 +47,16 @@ struct State {
     shown: Shown,
     subscribers: Vec<Subscriber>,
     failed: Option<JournalError>,
+    /// Held by those who are about to subscribe.
+    entering: Arc<()>,
+    /// Whether the session leaves memory: nobody comes in any more.
+    left: bool,
 }
+
+/// Held by somebody who is about to subscribe: the session stays for that.
+#[derive(Clone, Debug)]
+#[must_use = "the session stays only as long as this is held"]
+pub struct Entering(#[expect(dead_code, reason = "counted by its reference")] Arc<()>);
 
 #[derive(Debug)]
 struct Subscriber {
@@ -111,6 +120,8 @@ impl Feed {
             shown: Shown::at(at),
             subscribers: Vec::new(),
             failed: None,
+            entering: Arc::default(),
+            left: false,
         };
         Self { telemetry, state: Mutex::new(state) }
     }
@@ -205,6 +216,21 @@ impl Feed {
     #[must_use]
     pub fn progress(&self) -> Progress {
         self.state.lock().progress()
+    }
+
+    /// Somebody is about to subscribe; nobody can to a session that is leaving.
+    #[must_use]
+    pub fn enter(&self) -> Option<Entering> {
+        let state = self.state.lock();
+        (!state.left).then(|| Entering(Arc::clone(&state.entering)))
+    }
+
+    /// The session leaves memory, unless somebody listens or is about to. Returns whether it does.
+    #[must_use]
+    pub fn leave(&self) -> bool {
+        let mut state = self.state.lock();
+        state.left = state.is_idle() && Arc::strong_count(&state.entering) == 1;
+        state.left
     }
 
     /// Whether nobody listens.

@@ -83,19 +83,6 @@ const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 9] = [
 const ODDITIES: [Oddity; 4] =
     [Oddity::CutOff, Oddity::Invalid, Oddity::DecodedTwice, Oddity::ChangedAfterSeal];
 
-const RUN_ENDS: [RunEnd; 10] = [
-    RunEnd::Answered,
-    RunEnd::MaxTurns,
-    RunEnd::Stopped,
-    RunEnd::Refused,
-    RunEnd::Failed,
-    RunEnd::TimedOut,
-    RunEnd::Interrupted,
-    RunEnd::AllToolsFailed,
-    RunEnd::Budget,
-    RunEnd::LoopDetected,
-];
-
 impl Metrics {
     /// Describes every metric to the recorder, and registers those whose labels are known.
     /// `tools` are the names that may become labels; any other tool is `other`.
@@ -171,7 +158,7 @@ impl Metrics {
                 &ODDITIES,
                 Oddity::as_str,
             ),
-            runs: PerValue::new(&recorder, names::RUNS, "run_end", &RUN_ENDS, RunEnd::as_str),
+            runs: PerValue::new(&recorder, names::RUNS, "run_end", &RunEnd::ALL, RunEnd::as_str),
             recorder,
         }
     }
@@ -631,7 +618,7 @@ mod tests {
     fn each_value_of_each_enum_has_its_series() {
         let telemetry = telemetry();
         let metrics = telemetry.metrics();
-        RUN_ENDS.iter().for_each(|end| metrics.runs.increment(*end));
+        RunEnd::ALL.iter().for_each(|end| metrics.runs.increment(*end));
         ODDITIES.iter().for_each(|oddity| metrics.oddities.increment(*oddity));
         ATTEMPT_OUTCOMES.iter().for_each(|outcome| metrics.attempts.increment(*outcome));
         metrics.sessions(SessionState::Idle, 3);

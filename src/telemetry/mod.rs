@@ -16,7 +16,9 @@ mod models;
 pub mod names;
 
 pub use exporter::Telemetry;
-pub use feed::{Delivery, Feed, Progress, Recorded, Snapshot, Subscription, journal_failed};
+pub use feed::{
+    Delivery, Entering, Feed, Progress, Recorded, Snapshot, Subscription, journal_failed,
+};
 pub use logs::{LogFormat, init};
 pub use metrics::Metrics;
 pub use models::{ModelMeter, Shown};

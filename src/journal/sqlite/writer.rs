@@ -185,6 +185,7 @@ impl Writer {
         let synced = self.log.sync_data();
         let unsynced = std::mem::take(&mut self.unsynced);
         let Err(error) = synced else {
+            self.observer.synced();
             for mut batch in unsynced {
                 queue::tell(&mut batch.tell, Stage::Durable);
             }

@@ -10,7 +10,6 @@ use serde_json::Value;
 use super::inputs::QueuedRun;
 use super::run::NewRun;
 use super::{Closing, SessionActor, State};
-use crate::config::Resume;
 use crate::context::{History, Seed, Variables};
 use crate::journal::{SessionLog, Urgency};
 use crate::record::{Entry, Record, Seq, StopMode};
@@ -128,6 +127,7 @@ impl State {
             lingering: HashMap::new(),
             live,
             close: Closing::No,
+            looking: Vec::new(),
             _awake: awake,
         };
         state.touch();
@@ -137,7 +137,9 @@ impl State {
                 state.history = History::seeded(Seed::parse(&messages).unwrap_or_default());
                 let agent = state.agent.name.clone();
                 let opened = Record::SessionOpened { agent, messages };
-                state.log.append(vec![opened], Urgency::Lazy, || ());
+                let (last, _) = state.log.append(vec![opened], Urgency::Lazy, || ());
+                // No turn goes on from there.
+                state.log.forget_until(last);
             }
             Beginning::Rebuilt(rebuilt) => state.take_over(*rebuilt),
             Beginning::Forked(mut rebuilt, entries) => {
@@ -184,8 +186,10 @@ impl State {
     /// Goes on with what the journal says was going on, unless somebody has to ask for that.
     pub(super) async fn go_on(&mut self, myself: &ActorRef<SessionMessage>) {
         let is_asked = self.suspended.as_ref().is_some_and(|run| run.stops.is_some());
+        // One that was only asleep was interrupted by nothing.
+        let is_held = self.shared.held.lock().contains(&self.id);
         // Inputs that only wait are no unfinished run.
-        if self.shared.resume == Resume::Auto || is_asked || self.suspended.is_none() {
+        if !is_held || is_asked || self.suspended.is_none() {
             self.go_on_now(myself).await;
         }
     }
@@ -214,10 +218,11 @@ impl State {
             // It goes on when the next host starts.
             return;
         }
+        self.shared.held.lock().remove(&self.id);
         // Places of runs that were accepted once are not refused.
         let place = self.shared.gauges.runs.hold();
         match self.suspended.take() {
-            Some(run) => self.resume_run(myself, *run, place).await,
+            Some(run) => Box::pin(self.resume_run(myself, *run, place)).await,
             None if self.run.is_none() && self.next.is_none() => self.hand_on(place),
             None => {}
         }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ractor::{ActorRef, RpcReplyPort};
 
+use super::inputs::QueuedRun;
 use super::{Closing, State};
 use crate::journal::JournalError;
 use crate::journal::Urgency;
@@ -27,13 +28,14 @@ impl State {
             && self.lingering.is_empty()
             && matches!(self.close, Closing::No)
             && !self.shared.is_closing()
-            && !self.publisher.has_listeners()
             && self.log.durable() == self.log.last();
         let rests = match &self.run {
             None => self.queue.is_empty(),
             Some(run) => run.may_sleep(),
         };
-        if !is_quiet || !rests {
+        let rests = rests && !self.queue.iter().any(QueuedRun::is_awaited);
+        // Who listens is asked last: from then on nobody comes in.
+        if !is_quiet || !rests || !self.publisher.leave() {
             return;
         }
         if let Some(until) = self.answer_until() {
@@ -50,7 +52,7 @@ impl State {
         self.shared.telemetry.metrics().journal().failed();
         let why = HostError::Journal(error);
         if let Some(run) = self.run.take() {
-            self.shared.unwritten.lock().insert(run.id.clone());
+            self.shared.unwritten.lock().insert(run.id.clone(), self.id.clone());
             for cell in run.actors.cells() {
                 cell.kill();
             }

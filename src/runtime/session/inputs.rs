@@ -29,6 +29,11 @@ impl QueuedRun {
     pub(super) fn new(run: NewRun, shared: &Shared) -> Self {
         Self { run, _counted: shared.gauges.queued.hold() }
     }
+
+    /// Whether anybody waits for its report.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.run.report.as_ref().is_some_and(|report| !report.is_closed())
+    }
 }
 
 impl State {
@@ -118,7 +123,7 @@ impl State {
     /// Begins the run that waited for the one that has just ended.
     pub(super) async fn begin_next(&mut self, myself: &ActorRef<SessionMessage>) {
         let Some((run, place)) = self.next.take() else { return };
-        if self.begin(myself, run, place).await.is_err() {
+        if Box::pin(self.begin(myself, run, place)).await.is_err() {
             // No actors can be had: the session itself is ending.
             self.forget_queue(&HostError::SessionClosed);
             self.live.running.store(false, Ordering::Release);

@@ -18,6 +18,8 @@ use crate::types::{CallKey, ToolResult};
 /// The running turn, as its accumulator tells of it.
 #[derive(Debug, Default)]
 pub(super) struct OpenTurn {
+    /// Whether it goes on from its records, and its accumulator has not told of it yet.
+    pub(super) is_unknown: bool,
     pub(super) results: Vec<CallReport>,
     pub(super) approvals: Vec<PendingApproval>,
     /// Since when people are all that it waits for.
@@ -62,6 +64,13 @@ impl State {
         open.rested = open.rested();
         open.resting_since = rests.then(Instant::now);
         self.cancel_if_resting();
+    }
+
+    /// The accumulator has told all that its records say.
+    pub(super) fn turn_is_known(&mut self, epoch: u64) {
+        if let Some(open) = self.open_turn(epoch) {
+            open.is_unknown = false;
+        }
     }
 
     /// What the run's present actors may tell of.

@@ -229,7 +229,7 @@ impl State {
             Continue::Turn { plan, .. } => *plan,
             Continue::Step(_) => TurnPlan { last_request: false },
         };
-        let was_failed = self.shared.unwritten.lock().remove(&id);
+        let was_failed = self.shared.unwritten.lock().remove(&id).is_some();
         self.run = Some(Box::new(ActiveRun {
             calls: results.into_iter().map(report).collect(),
             id,
@@ -262,6 +262,9 @@ impl State {
                 None => self.begin_turn(plan),
             },
             Continue::Turn { entries, .. } => {
+                if let Some(run) = self.run.as_mut() {
+                    run.open.is_unknown = true;
+                }
                 self.hand_out_turn(Some(entries.into_iter().map(Arc::new).collect()));
             }
             Continue::Step(step) => self.follow(step),

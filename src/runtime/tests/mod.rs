@@ -11,6 +11,7 @@ mod provider;
 mod recovery;
 mod replays;
 mod runs;
+mod sleep;
 mod stops;
 mod tools;
 mod watching;

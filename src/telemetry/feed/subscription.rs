@@ -45,7 +45,7 @@ pub struct Subscription {
     end: Arc<OnceLock<End>>,
     is_over: bool,
     began: EventId,
-    _watching: Option<Watching>,
+    _watching: Watching,
 }
 
 /// Why a subscription ends before its session does.
@@ -79,14 +79,7 @@ impl Subscription {
         began: EventId,
         watching: Watching,
     ) -> Self {
-        Self { queue, end, is_over: false, began, _watching: Some(watching) }
-    }
-
-    /// That of a session which is gone: it hears nothing.
-    pub fn over() -> Self {
-        let (_, queue) = mpsc::channel(1);
-        let began = EventId::default();
-        Self { queue, end: Arc::default(), is_over: false, began, _watching: None }
+        Self { queue, end, is_over: false, began, _watching: watching }
     }
 
     /// How far the session had been shown before its first event.
