@@ -397,6 +397,7 @@ async fn says_little_of_itself() {
         "accept-encoding: identity\n\
          accept: text/*, application/json, application/xml;q=0.9, */*;q=0.5\n\
          host: {}\n\
+         idempotency-key: key\n\
          user-agent: callsheet/{}",
         server.address,
         env!("CARGO_PKG_VERSION")

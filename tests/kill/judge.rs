@@ -252,5 +252,5 @@ fn effects(world: &World, session: &str, records: &Records, figures: &mut Figure
 
 /// People saw the result, and did not let the model see it.
 fn is_result_rejected(outcome: &Value) -> bool {
-    outcome["content"].as_str().is_some_and(|content| content.contains("result"))
+    outcome["content"].as_str().is_some_and(|content| content.contains("it ran"))
 }

@@ -1,6 +1,7 @@
 //! A host that is killed again and again, and what outlives it.
 
 use std::fmt;
+use std::os::unix::process::ExitStatusExt as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -130,9 +131,9 @@ impl World {
         figures
     }
 
-    /// One user's plain jobs, in a life that ends by itself at a record, and the lives behind it;
-    /// whether it did.
-    pub(crate) async fn play_once(&self, kill_at: &str) -> bool {
+    /// One user's plain jobs, in lives that end by themselves at these records, and one that does
+    /// not; whether the first did.
+    pub(crate) async fn play_once(&self, kill_at: [&str; 2]) -> bool {
         let Shared { model, effects, .. } = &*self.shared;
         let jobs = ["one", "two"].map(|name| Job::plain(name, model, effects.port));
         let mut jobs = Some(jobs.to_vec());
@@ -141,16 +142,17 @@ impl World {
             std::pin::pin!(Client::play(shared, "s", Chance::new(3), move |_| jobs.take()));
         let mut figures = Figures::default();
         let playing = async {
-            let mut life = self.live(Some(kill_at)).await;
+            let mut ends = kill_at.into_iter();
             loop {
-                let Some(living) = &life else {
-                    life = self.reborn(&mut figures).await;
-                    continue;
-                };
-                tokio::select! {
-                    told = &mut client => return (told, life.unwrap()),
-                    _ = living.ended() => life = self.reborn(&mut figures).await,
+                if let Some(life) = self.live(ends.next()).await {
+                    tokio::select! {
+                        told = &mut client => return (told, life),
+                        status = life.ended() => assert_eq!(status.signal(), Some(9)),
+                    }
                 }
+                figures.kills += 1;
+                self.shared.lives.send_replace(None);
+                self.place.verify().await;
             }
         };
         let played = tokio::time::timeout(PATIENCE, playing).await;
@@ -159,13 +161,6 @@ impl World {
         let killed = figures.kills > 0;
         judge::judge(self, vec![told], &mut figures).await;
         killed
-    }
-
-    async fn reborn(&self, figures: &mut Figures) -> Option<Life> {
-        figures.kills += 1;
-        self.shared.lives.send_replace(None);
-        self.place.verify().await;
-        self.live(None).await
     }
 
     async fn live(&self, kill_at: Option<&str>) -> Option<Life> {
