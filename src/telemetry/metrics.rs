@@ -618,7 +618,7 @@ mod tests {
     fn each_value_of_each_enum_has_its_series() {
         let telemetry = telemetry();
         let metrics = telemetry.metrics();
-        RUN_ENDS.iter().for_each(|end| metrics.runs.increment(*end));
+        RunEnd::ALL.iter().for_each(|end| metrics.runs.increment(*end));
         ODDITIES.iter().for_each(|oddity| metrics.oddities.increment(*oddity));
         ATTEMPT_OUTCOMES.iter().for_each(|outcome| metrics.attempts.increment(*outcome));
         metrics.sessions(SessionState::Idle, 3);

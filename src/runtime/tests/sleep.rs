@@ -11,7 +11,7 @@ use crate::record::StopMode;
 use crate::telemetry::Delivery;
 
 const CLIENTS: usize = 6;
-const ROUNDS: usize = 15;
+const ROUNDS: usize = 8;
 
 /// Lets every session fall asleep as soon as it can, for as long as the task is held.
 fn sleepy(host: &Host) -> tokio::task::JoinHandle<()> {
