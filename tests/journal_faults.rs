@@ -108,9 +108,9 @@ fn path(name: &str) -> PathBuf {
 fn ends(dir: &Path, session: &str) -> Vec<String> {
     let entries = kept::entries(dir, session).into_iter();
     entries
-        .filter_map(|entry| match entry.record {
-            Record::RunEnded { end, .. } => Some(end.as_str().to_owned()),
-            _ => None,
+        .filter_map(|entry| {
+            let Record::RunEnded { end, .. } = entry.record else { return None };
+            Some(end.as_str().to_owned())
         })
         .collect()
 }
@@ -141,8 +141,19 @@ async fn a_full_disk_fails_runs_and_nothing_else_and_is_recovered_from() {
     let streamed = host.post("/v1/sessions/u/runs", "accept: text/event-stream\r\n", body).await;
     let (kind, last) = streamed.events().pop().unwrap();
     assert_eq!((kind.as_str(), &last["code"]), ("error", &json!("journal_failed")), "{last}");
-    // It answers all the same.
+    // It answers all the same, and shows nothing that is not stored.
     assert_eq!(host.get("/healthz").await.status, 200);
+    assert_eq!(host.get("/v1/sessions").await.json()["sessions"].as_array().unwrap().len(), 3);
+    for session in ["s", "t", "u"] {
+        let shown = host.get(&format!("/v1/sessions/{session}")).await;
+        let seq = kept::entries(&dir, session).len();
+        match shown.status {
+            200 => assert_eq!(shown.json()["seq"], seq),
+            // Its run is still to be ended.
+            503 => assert_eq!(shown.error().1, "journal_failed"),
+            _ => panic!("{shown:?}"),
+        }
+    }
     let page = host.get("/metrics").await.body;
     assert!(page.contains("callsheet_journal_failures_total"), "{page}");
 

@@ -10,7 +10,6 @@ use kept::{Kept, Served, decision, ended, whole, within};
 use serde_json::{Value, json};
 
 const MANUAL: &str = "[journal]\nresume = \"manual\"";
-const RUNS: &str = "/v1/sessions/s/runs";
 
 fn call(tool: &str, id: &str) -> Value {
     json!({"name": tool, "arguments": {"id": id}})
@@ -28,9 +27,9 @@ fn inputs(snapshot: &Value) -> Vec<&str> {
 
 /// How the runs of a session have ended.
 fn ends(kept: &Kept, session: &str) -> Vec<String> {
-    let ends = kept.entries(session).into_iter().filter_map(|entry| match entry.record {
-        Record::RunEnded { end, .. } => Some(end.as_str().to_owned()),
-        _ => None,
+    let ends = kept.entries(session).into_iter().filter_map(|entry| {
+        let Record::RunEnded { end, .. } = entry.record else { return None };
+        Some(end.as_str().to_owned())
     });
     ends.collect()
 }
@@ -321,4 +320,42 @@ async fn a_model_that_was_fallen_back_to_is_asked_again() {
     assert_eq!(models, ["main", "backup", "backup"]);
     served.shutdown().await;
     kept.verify();
+}
+
+/// The last host stopped an hour ago.
+fn an_hour_passes(kept: &Kept) {
+    let connection = rusqlite::Connection::open(kept.dir.join("journal.db")).unwrap();
+    let changed = connection.execute("UPDATE records SET time = time - 3600000", []).unwrap();
+    assert!(changed > 0);
+}
+
+#[tokio::test]
+async fn time_in_which_no_host_ran_does_not_count() {
+    let briefly = "[agents.default]\nlimits = { run_timeout = \"60s\" }";
+    let (kept, served) = service(breaking(), briefly).await;
+    served.begin("s", json!({"input": "go"})).await;
+    kept.model.gate_reached("middle").await;
+    served.crash().await;
+    an_hour_passes(&kept);
+    let served = kept.start("", briefly).await;
+    served.until_snapshot("s", is_idle).await;
+    assert_eq!(ends(&kept, "s"), ["answered"]);
+    served.shutdown().await;
+}
+
+#[tokio::test]
+async fn people_have_no_more_time_because_no_host_ran() {
+    let asking = "[tools.writes]\napproval = \"before\"\napproval_timeout = \"10m\"";
+    let (kept, served) = service(breaking(), asking).await;
+    kept.model.release("middle");
+    served.begin("s", json!({"input": "go"})).await;
+    let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
+    served.until_snapshot("s", asks).await;
+    served.crash().await;
+    an_hour_passes(&kept);
+    let served = kept.start("", asking).await;
+    let after = served.until_snapshot("s", is_idle).await;
+    assert_eq!(after["history"][2]["metadata"]["kind"], "approval_expired", "{after}");
+    assert_eq!(kept.stage.log(), Vec::<String>::new());
+    served.shutdown().await;
 }

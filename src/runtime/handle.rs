@@ -258,11 +258,20 @@ impl SessionHandle {
         Err(self.link.shared.gone())
     }
 
-    /// What the session holds, once that is durable.
+    /// What the session holds, durable or not.
+    ///
+    /// # Errors
+    /// When the session is closed.
+    pub async fn snapshot(&self) -> Result<SessionSnapshot, HostError> {
+        let snapshot = |reply| SessionMessage::Snapshot { reply };
+        Ok(self.link.ask(&self.id, snapshot).await?.0)
+    }
+
+    /// The same, once it is durable.
     ///
     /// # Errors
     /// When the session is closed, or its records cannot be stored.
-    pub async fn snapshot(&self) -> Result<SessionSnapshot, HostError> {
+    pub async fn stored_snapshot(&self) -> Result<SessionSnapshot, HostError> {
         let snapshot = |reply| SessionMessage::Snapshot { reply };
         let (snapshot, live) = self.link.ask(&self.id, snapshot).await?;
         self.stored(snapshot.seq, &live).await?;

@@ -73,7 +73,7 @@ pub(super) async fn list(
 }
 
 pub(super) async fn snapshot(KnownSession(session): KnownSession) -> Result<Response, ApiError> {
-    Ok(Json(session.snapshot().await?).into_response())
+    Ok(Json(session.stored_snapshot().await?).into_response())
 }
 
 pub(super) async fn close(KnownSession(session): KnownSession) -> Result<Response, ApiError> {
