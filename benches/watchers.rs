@@ -22,7 +22,7 @@ use tokio::time::Instant;
 
 const WATCHERS: usize = 1_000;
 const DELTAS: usize = 20_000;
-const RUNS: usize = 5;
+const RUNS: usize = 3;
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An answer of so many deltas, a few to each piece that is written.

@@ -116,23 +116,21 @@ impl Drop for Counted {
 
 impl Journal for Counted {
     fn append(&self, batch: Batch) -> Appended {
-        {
-            let mut state = self.counts.state.lock();
-            state.batches.push(batch.entries.iter().map(|entry| kind(&entry.record)).collect());
-            if batch.urgent {
-                state.waiting.insert(batch.session.clone());
-                self.counts.changed.notify_all();
-            }
-        }
+        let kinds = batch.entries.iter().map(|entry| kind(&entry.record)).collect();
+        self.counts.state.lock().batches.push(kinds);
         let mut lazy = self.lazy.lock();
         let batch = match lazy.remove(&batch.session) {
             Some(before) => joined(before, batch),
             None => batch,
         };
+        let session = batch.session.clone();
         if batch.urgent {
             self.pass_on(batch);
+            // Once it stands in the queue: the disk may go on then.
+            self.counts.state.lock().waiting.insert(session);
+            self.counts.changed.notify_all();
         } else {
-            lazy.insert(batch.session.clone(), batch);
+            lazy.insert(session, batch);
         }
         Appended::Queued
     }
