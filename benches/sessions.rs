@@ -91,7 +91,7 @@ fn id(at: usize) -> SessionId {
 /// So many different sessions, spread over all.
 fn spread(count: usize, of: usize, salt: usize) -> impl Iterator<Item = SessionId> {
     // A step without a common factor comes to no place twice.
-    let step = [617_041, 616_793].into_iter().find(|step| of % step != 0).unwrap();
+    let step = [617_041, 616_793].into_iter().find(|step| !of.is_multiple_of(*step)).unwrap();
     (0..count).map(move |at| id((at * step + salt) % of))
 }
 
