@@ -278,3 +278,20 @@ async fn who_was_too_slow_reads_on_without_loss() {
     let page = service.get("/metrics").await.body;
     assert!(page.contains("\ncallsheet_subscribers_lagged_total 1000\n"), "{page}");
 }
+
+#[tokio::test]
+async fn a_host_that_stops_closes_no_session() {
+    let service = service(json!({"responses": [{"text": ["Hello."]}]})).await;
+    let mut live = events(&service, "?after=0", "connection: close\r\n").await;
+    let wait = json!({"input": "go", "wait": true});
+    assert_eq!(service.post("/v1/sessions/s/runs", wait.clone()).await.status, 200);
+    within(live.until_seen(|seen| ended(seen) == 1)).await;
+    service.host.shutdown().await;
+    within(live.read_rest()).await;
+    let seen = live.seen();
+    assert_eq!(seen.last().unwrap().kind, "stream_end", "{seen:?}");
+    for (path, body) in [("runs", wait), ("steer", json!({"input": "and"}))] {
+        let refused = service.post(&format!("/v1/sessions/s/{path}"), body).await;
+        assert_eq!(refused.error(), (503, "shutting_down".to_owned()));
+    }
+}

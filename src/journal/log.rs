@@ -230,7 +230,12 @@ impl SessionLog {
     pub fn forget_until(&self, upto: Seq) {
         let mut numbered = self.numbered.lock();
         let begin = numbered.tail.partition_point(|entry| entry.seq <= upto);
-        numbered.tail.drain(..begin);
+        if begin == numbered.tail.len() {
+            // A session that idles keeps no room for it.
+            numbered.tail = Vec::new();
+        } else {
+            numbered.tail.drain(..begin);
+        }
     }
 }
 

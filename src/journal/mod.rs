@@ -201,6 +201,9 @@ pub struct JournalStatus {
 pub trait JournalObserver: Send + Sync + fmt::Debug {
     /// Batches were stored together.
     fn stored(&self, group: StoredGroup);
+
+    /// All that was stored without an fsync has got one, together.
+    fn synced(&self) {}
 }
 
 /// Batches that were stored together.

@@ -190,8 +190,13 @@ impl Past {
         })
     }
 
-    /// Appends what was shown of the attempt that runs, when there are no more entries.
-    pub fn finish(&mut self, running: &RunningText, out: &mut VecDeque<Published>) {
+    /// Appends what was shown of the attempt that runs, when there are no more entries. None runs
+    /// where the host stopped in its middle and has not gone on yet.
+    pub fn finish(&mut self, running: Option<&RunningText>, out: &mut VecDeque<Published>) {
+        let Some(running) = running else {
+            self.let_go(out);
+            return;
+        };
         if self.held.is_none() {
             if self.is_begun {
                 // What is there of an attempt is void.

@@ -95,10 +95,11 @@ impl SessionHandle {
             events = self.subscribe_to(&id).await?;
         }
         let log = Arc::clone(&taker.log);
+        let shared = Arc::clone(&self.link.shared);
         let is_new = id == new;
         let report = match report {
             Some(told) => ReportFuture::new(async move {
-                let (report, upto) = told.await.unwrap_or(Err(HostError::SessionClosed))?;
+                let (report, upto) = told.await.unwrap_or_else(|_| Err(shared.gone()))?;
                 log.until_durable(upto).await?;
                 Ok(report)
             }),
@@ -144,7 +145,7 @@ impl SessionHandle {
             }
             tokio::task::yield_now().await;
         }
-        Err(HostError::SessionClosed)
+        Err(self.link.shared.gone())
     }
 
     /// Shows the session from right behind a place: what came after it, then what comes. Nothing
@@ -254,7 +255,7 @@ impl SessionHandle {
                 }
             }
         }
-        Err(HostError::SessionClosed)
+        Err(self.link.shared.gone())
     }
 
     /// What the session holds, durable or not.

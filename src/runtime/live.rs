@@ -93,13 +93,13 @@ impl Link {
                 Ok(CallResult::Success(answer)) => return Ok((answer, live)),
                 Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => {
                     if !live.state.leaving.load(Ordering::Acquire) {
-                        return Err(HostError::SessionClosed);
+                        break;
                     }
                     tokio::task::yield_now().await;
                 }
             }
         }
-        Err(HostError::SessionClosed)
+        Err(self.shared.gone())
     }
 
     /// Reads the session from the journal and begins it. Its place says `Waking`.

@@ -31,7 +31,7 @@ pub(super) async fn report(session: SessionHandle, run: RunId) -> Result<RunRepo
             match events.next().await {
                 Some(Delivery::Event(told)) if !matches!(told.event, Event::RunEnded { .. }) => {}
                 Some(_) => break,
-                None => return Err(HostError::SessionClosed),
+                None => return Err(session.link.shared.gone()),
             }
         }
     }

@@ -100,6 +100,8 @@ impl Actor for SessionActor {
         Ok(State::begin_session(begun))
     }
 
+    // An actor holds the largest future of its handlers for as long as it lives, so what begins and
+    // recovers runs is boxed: a session that idles has none of that.
     async fn handle(
         &self,
         myself: ActorRef<SessionMessage>,
@@ -111,7 +113,7 @@ impl Actor for SessionActor {
         }
         match message {
             SessionMessage::StartRun { id, request, reply } => {
-                let accepted = state.start_run(&myself, id, request).await;
+                let accepted = Box::pin(state.start_run(&myself, id, request)).await;
                 // A caller that is gone has started its run all the same.
                 let _ = reply.send(accepted);
             }
@@ -251,7 +253,7 @@ impl State {
         place: Held,
     ) -> Result<Seq, HostError> {
         self.run_agent = Arc::clone(&run.agent);
-        let actors = self.spawn_actors(myself).await.map_err(|_| HostError::SessionClosed)?;
+        let actors = self.spawn_actors(myself).await.map_err(|_| self.shared.gone())?;
         let seq = self.begin_run(run, actors, place);
         self.live.running.store(true, Ordering::Release);
         self.shared.show_counts();
@@ -361,7 +363,7 @@ impl State {
         if let Some(accumulator) = self.lingering.remove(&cell.get_id()) {
             accumulator.stop(None);
         } else {
-            self.recover(myself, cell.get_id(), &why).await;
+            Box::pin(self.recover(myself, cell.get_id(), &why)).await;
         }
     }
 }

@@ -75,6 +75,11 @@ impl Shared {
         self.closing.load(Ordering::SeqCst)
     }
 
+    /// Why a session that was there is gone.
+    pub(super) fn gone(&self) -> HostError {
+        if self.is_closing() { HostError::ShuttingDown } else { HostError::SessionClosed }
+    }
+
     pub(super) fn place_for_a_run(&self) -> Result<Held, HostError> {
         let place = self.gauges.runs.try_hold(self.runs_max);
         // Looked at once the place is taken: either this sees the shutdown, or the shutdown sees

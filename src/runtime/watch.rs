@@ -190,9 +190,7 @@ impl Reader {
     /// The running attempt's text and the open calls stand behind the last record.
     fn finish(&mut self, snapshot: Snapshot) {
         let mut shown = VecDeque::new();
-        if let Some(running) = &snapshot.running {
-            self.past.finish(running, &mut shown);
-        }
+        self.past.finish(snapshot.running.as_ref(), &mut shown);
         self.take(shown);
         self.ready.extend(snapshot.open.into_iter().map(Delivery::Event));
     }

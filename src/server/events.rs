@@ -38,7 +38,7 @@ pub(super) async fn watch(
         Some(after) => session.watch(after).await?,
         None => session.watch_from_now().await?,
     };
-    Ok(stream::session(events, state.options.keep_alive, state.closing.clone()))
+    Ok(stream::session(events, &state))
 }
 
 fn event_id(of: &str, text: &str) -> Result<EventId, ApiError> {

@@ -59,13 +59,12 @@ pub(super) async fn start(
         RunOverrides { execution, limits, model, tools, multi_tool_calls, stream, approval };
     let run = session.start_run(RunRequest { input, overrides, request, queue }).await?;
     if accepts_events(&headers) {
-        let (keep_alive, closing) = (state.options.keep_alive, state.closing.clone());
         if run.are_whole {
-            return Ok(stream::run(run.events, keep_alive, closing));
+            return Ok(stream::run(run.events, &state));
         }
         run.stored().await?;
         let events = session.watch_run(run.run_id, run.seq).await?;
-        return Ok(stream::past_run(events, keep_alive, closing));
+        return Ok(stream::past_run(events, &state));
     }
     if wait {
         // Nobody reads them, and they would fill up.

@@ -12,8 +12,9 @@ use axum::response::Response;
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 
+use super::AppState;
 use crate::event::EventId;
-use crate::runtime::Watch;
+use crate::runtime::{Host, Watch};
 use crate::telemetry::{Delivery, Subscription, journal_failed};
 
 /// How much is joined before it is written.
@@ -26,30 +27,22 @@ const CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
 /// The last event of a run.
 const LAST: &str = "stream_end";
 
-/// Answers with a run's events until its last one, or until `closing`.
-pub(super) fn run(
-    events: Subscription,
-    keep_alive: Duration,
-    closing: CancellationToken,
-) -> Response {
+/// Answers with a run's events until its last one, or until the server or its host stops.
+pub(super) fn run(events: Subscription, state: &AppState) -> Response {
     let shown = Shown { last: events.began(), ends_with_run: true };
-    respond(writes(events, shown, keep_alive, closing))
+    respond(writes(events, shown, Stop::of(state)))
 }
 
 /// The same of a run that was asked for before.
-pub(super) fn past_run(
-    events: Watch,
-    keep_alive: Duration,
-    closing: CancellationToken,
-) -> Response {
+pub(super) fn past_run(events: Watch, state: &AppState) -> Response {
     let shown = Shown { last: events.began(), ends_with_run: true };
-    respond(writes(events, shown, keep_alive, closing))
+    respond(writes(events, shown, Stop::of(state)))
 }
 
-/// Answers with a session's events until it ends, or until `closing`.
-pub(super) fn session(events: Watch, keep_alive: Duration, closing: CancellationToken) -> Response {
+/// Answers with a session's events until it ends, or until the server or its host stops.
+pub(super) fn session(events: Watch, state: &AppState) -> Response {
     let shown = Shown { last: events.began(), ends_with_run: false };
-    respond(writes(events, shown, keep_alive, closing))
+    respond(writes(events, shown, Stop::of(state)))
 }
 
 fn respond(writes: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
@@ -60,6 +53,27 @@ fn respond(writes: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'stati
     // nginx would collect events before it passes them on.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
+}
+
+/// When a stream falls silent or ends without an event.
+#[derive(Clone)]
+struct Stop {
+    keep_alive: Duration,
+    closing: CancellationToken,
+    /// Its sessions end, and are not closed.
+    host: Option<Host>,
+}
+
+impl Stop {
+    fn of(state: &AppState) -> Self {
+        let host = Some(state.host.clone());
+        Self { keep_alive: state.options.keep_alive, closing: state.closing.clone(), host }
+    }
+
+    /// Whether this is the end of a session that goes on when the host begins again.
+    fn is_end(&self, next: Option<&Delivery>) -> bool {
+        next.is_none() && self.host.as_ref().is_some_and(|host| !host.is_ready())
+    }
 }
 
 /// How far a client has been shown the events.
@@ -73,27 +87,29 @@ struct Shown {
 fn writes(
     events: impl Stream<Item = Delivery> + Unpin + Send + 'static,
     shown: Shown,
-    keep_alive: Duration,
-    closing: CancellationToken,
+    stop: Stop,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static {
     futures::stream::unfold(Some((events, shown)), move |state| {
-        let closing = closing.clone();
+        let stop = stop.clone();
         async move {
             let (mut events, mut shown) = state?;
             let first = tokio::select! {
                 // What is ready is still written when the server closes.
                 biased;
                 first = events.next() => first,
-                () = closing.cancelled() => return None,
-                () = tokio::time::sleep(keep_alive) => {
+                () = stop.closing.cancelled() => return None,
+                () = tokio::time::sleep(stop.keep_alive) => {
                     return Some((Ok(Bytes::from_static(b": alive\n\n")), Some((events, shown))));
                 }
             };
+            if stop.is_end(first.as_ref()) {
+                return None;
+            }
             let mut text = String::new();
             let mut ended = shown.append(&mut text, first.as_ref());
-            while !ended && text.len() < WRITE_BYTES_MAX && !closing.is_cancelled() {
+            while !ended && text.len() < WRITE_BYTES_MAX && !stop.closing.is_cancelled() {
                 let Some(next) = events.next().now_or_never() else { break };
-                ended = shown.append(&mut text, next.as_ref());
+                ended = stop.is_end(next.as_ref()) || shown.append(&mut text, next.as_ref());
             }
             Some((Ok(Bytes::from(text)), (!ended).then_some((events, shown))))
         }
@@ -182,7 +198,8 @@ mod tests {
         let closing = CancellationToken::new();
         let writes = {
             let shown = Shown { last: EventId::default(), ends_with_run: true };
-            writes(feed.subscribe(8), shown, ALIVE, closing.clone())
+            let stop = Stop { keep_alive: ALIVE, closing: closing.clone(), host: None };
+            writes(feed.subscribe(8), shown, stop)
         };
         let texts = writes.map(|bytes| {
             let Ok(bytes) = bytes;

@@ -59,6 +59,10 @@ impl JournalObserver for JournalMeter {
         self.records.record(group.records as f64);
         self.fsyncs.increment(u64::from(group.synced));
     }
+
+    fn synced(&self) {
+        self.fsyncs.increment(1);
+    }
 }
 
 impl std::fmt::Debug for JournalMeter {

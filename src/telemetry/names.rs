@@ -214,7 +214,7 @@ metrics! {
     JOURNAL_BATCH "callsheet_journal_commit_records" Kind::Histogram(RECORDS), Count, [],
         "Records that were stored in one transaction.";
     JOURNAL_FSYNCS "callsheet_journal_fsyncs_total" Kind::Counter, Count, [],
-        "Transactions that made everything before them durable.";
+        "Times that all transactions so far were made durable.";
     JOURNAL_QUEUED "callsheet_journal_queued" Kind::Gauge, Count, [],
         "Batches of records that wait to be stored.";
     JOURNAL_BYTES "callsheet_journal_size_bytes" Kind::Gauge, Bytes, [],

@@ -332,6 +332,16 @@ impl Turn {
         !self.held.is_empty()
     }
 
+    /// Whether all that waits is the commit of a turn that called nothing. Nothing has happened
+    /// outside for its sake, and nobody is told of it before it is durable: the run may go on, so
+    /// that its end is stored with it.
+    #[must_use]
+    pub fn may_commit_early(&self) -> bool {
+        let mut held = self.held.iter();
+        let is_commit = |held: &(u64, Held)| matches!(held.1, Held::Perform(Effect::Commit(_)));
+        self.calls.is_empty() && held.next().is_some_and(is_commit) && held.next().is_none()
+    }
+
     /// The next thing to be done, until there is none.
     pub fn poll(&mut self) -> Option<Effect> {
         self.outbox.pop_front()

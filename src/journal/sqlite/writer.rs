@@ -142,6 +142,10 @@ impl Writer {
                 self.sessions.fetch_add(usize::from(*new), Ordering::AcqRel);
             }
         }
+        // Whoever is told of a batch finds it counted.
+        if group.batches > 0 {
+            self.observer.stored(group);
+        }
         for (mut job, placed) in jobs.into_iter().zip(placed) {
             match placed {
                 Placed::Stored { .. } if synced => job.tell(Stage::Durable),
@@ -154,9 +158,6 @@ impl Writer {
                 }
                 Placed::Refused(error) => self.fail(job, &error),
             }
-        }
-        if group.batches > 0 {
-            self.observer.stored(group);
         }
     }
 
@@ -185,6 +186,7 @@ impl Writer {
         let synced = self.log.sync_data();
         let unsynced = std::mem::take(&mut self.unsynced);
         let Err(error) = synced else {
+            self.observer.synced();
             for mut batch in unsynced {
                 queue::tell(&mut batch.tell, Stage::Durable);
             }

@@ -217,7 +217,7 @@ fn the_running_attempt_stands_behind_what_is_stored() {
     let records = vec![run(), attempt(1, None, 0), ended(0, 4, false)];
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
     assert_eq!(out.len(), 2, "the text before the result is not known yet");
-    past.finish(&running(0, &[(true, "hm"), (false, "so it")]), &mut out);
+    past.finish(Some(&running(0, &[(true, "hm"), (false, "so it")])), &mut out);
     assert_eq!(
         shown(&out)[2..],
         [
@@ -229,13 +229,24 @@ fn the_running_attempt_stands_behind_what_is_stored() {
     );
     // One who has seen the last record is shown the rest of the text alone.
     out.clear();
-    Past::new(session(), "default", 0).finish(&running(5, &[(false, "it")]), &mut out);
+    Past::new(session(), "default", 0).finish(Some(&running(5, &[(false, "it")])), &mut out);
     assert_eq!(shown(&out), ["3.7 content_delta:it"]);
     // What is there of an attempt that is void by now is not shown.
     out.clear();
     let mut past = Past::new(session(), "default", 0);
     let records = vec![attempt(1, None, 0), failed(false, 2)];
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
-    past.finish(&running(0, &[(false, "so")]), &mut out);
+    past.finish(Some(&running(0, &[(false, "so")])), &mut out);
     assert_eq!(shown(&out), ["1.0 thinking"]);
+}
+
+#[test]
+fn what_was_stored_of_an_attempt_in_which_the_host_stopped_is_shown() {
+    let mut past = Past::new(session(), "default", 0);
+    let mut out = VecDeque::new();
+    let records = vec![run(), attempt(1, None, 0), ended(0, 4, false)];
+    entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
+    // The host has begun again, and nothing of the attempt is left.
+    past.finish(None, &mut out);
+    assert_eq!(shown(&out)[2..], ["3.4 tool_result"]);
 }

@@ -43,8 +43,8 @@ impl TurnBatch {
 }
 
 impl AccumulatorSetup {
-    /// Appends the records as one batch, and then does what came behind them. Returns whether they
-    /// are stored already.
+    /// Appends the records as one batch, and then does what came behind them. Returns whether the
+    /// turn goes on as if they were durable: because they are, or because it may.
     pub(super) fn store(
         &self,
         batch: TurnBatch,
@@ -56,8 +56,9 @@ impl AccumulatorSetup {
         current.records += count;
         let (turn, upto) = (current.number, current.records);
         let accumulator = myself.clone();
-        let urgency =
-            if current.turn.waits_for_records() { Urgency::Urgent } else { Urgency::Lazy };
+        let goes_on = current.turn.may_commit_early();
+        let waits = current.turn.waits_for_records() && !goes_on;
+        let urgency = if waits { Urgency::Urgent } else { Urgency::Lazy };
         let time = unix_ms();
         let (last, appended) = self.log.append_at(time, records, urgency, move || {
             let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
@@ -66,7 +67,7 @@ impl AccumulatorSetup {
             let seq = Seq(last.0 - count + behind);
             self.perform(effect, Some(Recorded { seq, time, shown }), current, myself);
         }
-        appended == Appended::Durable
+        goes_on || appended == Appended::Durable
     }
 
     /// Asks for a place of a tool. One that is granted later is told to the accumulator.

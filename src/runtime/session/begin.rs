@@ -137,7 +137,9 @@ impl State {
                 state.history = History::seeded(Seed::parse(&messages).unwrap_or_default());
                 let agent = state.agent.name.clone();
                 let opened = Record::SessionOpened { agent, messages };
-                state.log.append(vec![opened], Urgency::Lazy, || ());
+                let (last, _) = state.log.append(vec![opened], Urgency::Lazy, || ());
+                // No turn goes on from there.
+                state.log.forget_until(last);
             }
             Beginning::Rebuilt(rebuilt) => state.take_over(*rebuilt),
             Beginning::Forked(mut rebuilt, entries) => {
@@ -220,7 +222,7 @@ impl State {
         // Places of runs that were accepted once are not refused.
         let place = self.shared.gauges.runs.hold();
         match self.suspended.take() {
-            Some(run) => self.resume_run(myself, *run, place).await,
+            Some(run) => Box::pin(self.resume_run(myself, *run, place)).await,
             None if self.run.is_none() && self.next.is_none() => self.hand_on(place),
             None => {}
         }

@@ -123,7 +123,7 @@ impl State {
     /// Begins the run that waited for the one that has just ended.
     pub(super) async fn begin_next(&mut self, myself: &ActorRef<SessionMessage>) {
         let Some((run, place)) = self.next.take() else { return };
-        if self.begin(myself, run, place).await.is_err() {
+        if Box::pin(self.begin(myself, run, place)).await.is_err() {
             // No actors can be had: the session itself is ending.
             self.forget_queue(&HostError::SessionClosed);
             self.live.running.store(false, Ordering::Release);

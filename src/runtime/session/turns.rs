@@ -127,6 +127,8 @@ impl State {
             },
         ));
         let last = self.tell(told);
+        // Nothing goes on from the last turn's records any more.
+        self.log.forget_until(last);
         let Some(run) = self.run.take() else { return };
         let is_awaited = run.is_awaited();
         let ActiveRun { id, actors, first_message, calls, report, place, .. } = *run;

@@ -88,6 +88,31 @@ async fn a_session_is_decided_again_as_it_was() {
     }
 }
 
+#[tokio::test]
+async fn a_call_may_start_before_its_response_has_ended_and_end_behind_that() {
+    let provider = Provider::new(|n, _| {
+        let calls = [("count", r#"{"n": 1}"#), ("count", r#"{"n": 2}"#), ("pay", "{}")];
+        Reply::Sse(if n == 0 { asks_for(&calls) } else { says("that is all") })
+    })
+    .await;
+    let count = tool(spec("count"), |_| async { Ok("1".into()) });
+    let pay = tool(ToolSpec { effect: Default::default(), ..spec("pay") }, |_| async {
+        Ok("paid".into())
+    });
+    let host = host(&provider, registry([count, pay]), |_| ()).await;
+    let session = session(&host).await;
+    session.run("go").await.unwrap();
+    let mut entries = entries(&*host.inner.link.shared.journal, session.id());
+    let response = entries.iter().position(|e| matches!(e.record, Record::ResponseEnded { .. }));
+    let response = response.unwrap();
+    // The second call may as well have taken a little longer.
+    let [before, behind] = &mut entries[response - 1..=response] else { unreachable!() };
+    std::mem::swap(&mut before.record, &mut behind.record);
+    assert!(matches!(behind.record, Record::CallEnded { early: true, .. }), "{behind:?}");
+    let replayed = replayed(&host, session.id(), &entries).unwrap_or_else(|d| panic!("{d}"));
+    assert_eq!(replayed.calls, 3);
+}
+
 /// The place and the words of the first difference once the first record that fits is changed.
 #[track_caller]
 fn tampered(

@@ -291,12 +291,13 @@ async fn nothing_leaves_before_it_is_durable_and_nothing_after_a_failure() {
     let journal = Arc::clone(&engine) as Arc<dyn Journal>;
     let setup = setup(&provider, Registry::new(), |_| ());
     let host = Host::start_on(setup, journal).await.unwrap();
-    // A session is opened once that is durable.
-    let opened = async {
-        until("the session waits for that", || waiting.lock().len() == 1).await;
-        store_one(&engine, &waiting);
-    };
-    let (session, ()) = tokio::join!(session(&host), opened);
+    let opening = spawn({
+        let host = host.clone();
+        async move { session(&host).await }
+    });
+    until("the session waits to be stored", || waiting.lock().len() == 1).await;
+    store_one(&engine, &waiting);
+    let session = opening.await.unwrap();
     let mut run = session.start_run("go").await.unwrap();
     // The run, the attempt, the response, and the turn that waits for that.
     until("the response is over", || waiting.lock().len() >= 3).await;

@@ -219,9 +219,9 @@ impl<'a> Tape<'a> {
             if !message.calls.iter().any(|call| call.key == key) {
                 continue;
             }
-            let shows = if let Record::CallEnded { notes, started_ms, .. } = record {
+            let shows = if let Record::CallEnded { notes, started_ms, early, .. } = record {
                 let ran = notes.duplicate_of.is_some() || started_ms.is_some();
-                notes.arguments_changed || (!is_well && ran)
+                *early || notes.arguments_changed || (!is_well && ran)
             } else if let Record::CallReported { reads, .. } = record {
                 self.missed_a_write(from, kept.at, key, reads)
             } else {
