@@ -8,10 +8,12 @@ mod calls;
 mod id;
 mod micros;
 mod view;
+mod written;
 
 pub use calls::{ApprovalRequest, CallLabel, Oddity, ServiceCall, ServiceCallStatus, WaitingFor};
 pub use id::{EventId, InvalidEventId};
 pub use view::{PublicEvent, StatsReport};
+pub use written::Written;
 
 use std::time::Duration;
 
@@ -393,6 +395,8 @@ pub struct Published {
     pub timestamp_ms: u64,
     /// Where a watcher who has seen it goes on; none of what is shown anew to each.
     pub id: Option<EventId>,
+    /// Its text for event streams.
+    pub written: Written,
     /// What happened.
     pub event: Event,
 }

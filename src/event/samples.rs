@@ -18,6 +18,7 @@ pub(crate) fn published(event: Event) -> Published {
         run: RunId("run_1".into()),
         turn: 3,
         id: None,
+        written: crate::event::Written::default(),
         timestamp_ms: 1_700_000_000_123,
         event,
     }

@@ -281,6 +281,7 @@ impl Past {
             turn: self.turn,
             timestamp_ms: time,
             id: Some(id),
+            written: crate::event::Written::default(),
             event,
         }
     }

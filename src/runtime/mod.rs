@@ -43,7 +43,7 @@ mod upkeep;
 mod watch;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ractor::{Actor, ActorStatus};
@@ -196,6 +196,7 @@ impl Host {
             queued_inputs_max: config.host.max_queued_inputs,
             idle_after: config.host.idle_after,
             keep_idle: config.journal.keep_idle,
+            deleted_ms: AtomicU64::new(0),
             held: parking_lot::Mutex::default(),
             began,
             closing: AtomicBool::new(false),

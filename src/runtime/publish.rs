@@ -74,6 +74,7 @@ impl Publisher {
             turn,
             timestamp_ms: recorded.map_or_else(unix_ms, |of| of.time),
             id: None,
+            written: crate::event::Written::default(),
             event,
         };
         self.telemetry.observe(&published);

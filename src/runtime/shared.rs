@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -38,6 +38,8 @@ pub(super) struct Shared {
     pub(super) idle_after: Option<Duration>,
     /// How long a session is kept that nobody touches.
     pub(super) keep_idle: Option<Duration>,
+    /// When such sessions were looked for last, on the host's clock.
+    pub(super) deleted_ms: AtomicU64,
     /// Sessions whose runs the end of the last host interrupted, and which go on when somebody asks.
     pub(super) held: Mutex<BTreeSet<SessionId>>,
     pub(super) began: Instant,

@@ -14,6 +14,9 @@ use crate::types::{SessionId, SessionState};
 /// How many sessions are woken at once whose runs have failed.
 const MENDED_MAX: usize = 16;
 
+/// How often sessions are looked for that nobody wants any more, in milliseconds.
+const DELETE_PAUSE_MS: u64 = 60_000;
+
 /// How many sessions are deleted at once.
 const DELETED_MAX: usize = 1000;
 
@@ -37,6 +40,13 @@ pub(super) fn keep_up(link: &Link) {
         && !shared.is_closing()
     {
         let kept_ms = u64::try_from(kept.as_millis()).unwrap_or(u64::MAX);
+        // All sessions are looked at for that.
+        let pause_ms = (kept_ms / 10).clamp(100, DELETE_PAUSE_MS);
+        let (now, last) = (shared.clock_ms(), &shared.deleted_ms);
+        if now.saturating_sub(last.load(Ordering::Relaxed)) < pause_ms {
+            return;
+        }
+        last.store(now, Ordering::Relaxed);
         let link = link.clone();
         task::detach(async move {
             let shared = Arc::clone(&link.shared);

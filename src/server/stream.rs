@@ -3,7 +3,6 @@
 //! Closing a stream is not stopping the run. Events that are ready are joined into one write.
 
 use std::convert::Infallible;
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -13,7 +12,7 @@ use futures::{FutureExt as _, Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 
 use super::AppState;
-use crate::event::EventId;
+use crate::event::{Event, EventId};
 use crate::runtime::{Host, Watch};
 use crate::telemetry::{Delivery, Subscription, journal_failed};
 
@@ -23,9 +22,6 @@ const WRITE_BYTES_MAX: usize = 64 * 1024;
 /// What a client is told whose session ends before it should.
 const CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
                       \"message\":\"the session is closed\",\"transient\":false}";
-
-/// The last event of a run.
-const LAST: &str = "stream_end";
 
 /// Answers with a run's events until its last one, or until the server or its host stops.
 pub(super) fn run(events: Subscription, state: &AppState) -> Response {
@@ -123,39 +119,30 @@ impl Shown {
         match delivery {
             Some(Delivery::Event(published)) => {
                 self.last = published.id.unwrap_or(self.last);
-                published.public().fold(false, |ended, event| {
-                    let id = published.id.filter(|_| !event.is_state());
-                    append_event(text, event.kind, id, &event.json);
-                    ended || (self.ends_with_run && event.kind == LAST)
-                })
+                text.push_str(published.stream_text());
+                self.ends_with_run && matches!(published.event, Event::RunEnded { .. })
             }
             Some(Delivery::Lagged) => {
                 let json = format!("{{\"type\":\"resync\",\"id\":\"{}\"}}", self.last);
-                append_event(text, "resync", None, &json);
+                append_event(text, "resync", &json);
                 true
             }
             Some(Delivery::Failed(error)) => {
                 let event = journal_failed(error);
-                append_event(text, event.kind, None, &event.json);
+                append_event(text, event.kind, &event.json);
                 true
             }
             // The session is gone.
             None => {
-                append_event(text, "error", None, CLOSED);
+                append_event(text, "error", CLOSED);
                 true
             }
         }
     }
 }
 
-fn append_event(text: &mut String, kind: &str, id: Option<EventId>, json: &str) {
-    text.push_str("event: ");
-    text.push_str(kind);
-    if let Some(id) = id {
-        // Writing to a string cannot fail.
-        let _ok = write!(text, "\nid: {id}");
-    }
-    for part in ["\ndata: ", json, "\n\n"] {
+fn append_event(text: &mut String, kind: &str, json: &str) {
+    for part in ["event: ", kind, "\ndata: ", json, "\n\n"] {
         text.push_str(part);
     }
 }
