@@ -85,7 +85,7 @@ impl World {
 
     /// Waits until nothing is left of the runs: no actor, no task, no tool.
     pub(crate) async fn until_idle(&self) {
-        let idle = HostCounts { sessions: 1, ..HostCounts::default() };
+        let idle = HostCounts { sessions: 1, awake: 1, ..HostCounts::default() };
         within(async {
             while self.host.counts() != idle {
                 tokio::time::sleep(Duration::from_millis(2)).await;
