@@ -15,7 +15,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::post;
-use callsheet::config::{BaseUrl, Config, ModelConfig, ToolPattern};
+use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
 use callsheet::runtime::{Host, HostSetup, OpenSession, RunReport};
 use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use callsheet::types::{Execution, RunEnd};
@@ -105,6 +105,7 @@ async fn provider() -> String {
 
 async fn host(base_url: &str, rounds: u64, execution: Execution) -> Host {
     let mut config = Config::default();
+    config.journal.engine = JournalEngine::Memory;
     config.use_model("bench", ModelConfig::new(BaseUrl::parse(base_url).unwrap(), "m"));
     let agent = config.agents.get_mut("default").unwrap();
     agent.tools = vec![ToolPattern::new("*")];

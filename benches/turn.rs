@@ -13,7 +13,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::post;
-use callsheet::config::{BaseUrl, Config, ModelConfig, ToolPattern};
+use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
 use callsheet::message::{Message, ResponseMessage};
 use callsheet::runtime::model::{ModelClient, ModelRequest};
 use callsheet::runtime::{Host, HostSetup, OpenSession};
@@ -101,6 +101,7 @@ fn registry() -> Registry {
 
 async fn host(base_url: &str, execution: Execution) -> Host {
     let mut config = Config::default();
+    config.journal.engine = JournalEngine::Memory;
     config.use_model("bench", ModelConfig::new(BaseUrl::parse(base_url).unwrap(), "m"));
     let agent = config.agents.get_mut("default").unwrap();
     agent.tools = vec![ToolPattern::new("*")];

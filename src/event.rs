@@ -5,16 +5,23 @@
 //! are shown of it is [`Published::public`].
 
 mod calls;
+mod id;
+mod micros;
+mod sums;
 mod view;
+mod written;
 
 pub use calls::{ApprovalRequest, CallLabel, Oddity, ServiceCall, ServiceCallStatus, WaitingFor};
+pub use id::{EventId, InvalidEventId};
+pub use sums::{RunStats, TurnSummary, TurnTimes};
 pub use view::{PublicEvent, StatsReport};
+pub use written::Written;
 
 use std::time::Duration;
 
 use crate::types::{
-    ApprovalPhase, CallKey, Content, Execution, FinishReason, ProviderError, RunEnd, RunError,
-    ToolResult, Usage, VariableName, Verdict,
+    ApprovalPhase, CallKey, Content, Execution, ProviderError, RunEnd, RunError, ToolResult, Usage,
+    VariableName, Verdict,
 };
 
 /// One observable fact.
@@ -250,63 +257,41 @@ pub enum Event {
     },
 }
 
-/// What there is to know of a turn that is over.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct TurnSummary {
-    /// Names of the answered calls, in call order.
-    pub tool_names: Vec<String>,
-    /// How many calls were decoded but not kept.
-    pub dropped_calls: u32,
-    /// Why the response ended.
-    pub finish_reason: Option<FinishReason>,
-    /// What the turn cost.
-    pub usage: Usage,
-    /// How its calls were run.
-    pub parallel: bool,
-    /// Where its time went.
-    pub times: TurnTimes,
-}
-
-/// Where a turn's time went. The parts overlap where tools ran beside the stream.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct TurnTimes {
-    /// From begin to commit.
-    pub total: Duration,
-    /// While an exchange with the model was open, waits between attempts included.
-    pub model: Duration,
-    /// While at least one tool ran.
-    pub tools: Duration,
-    /// While both.
-    pub overlap: Duration,
-    /// While the turn waited for people and for nothing else.
-    pub people: Duration,
-    /// While none of these, and no call waited for a place of its tool: our own doing.
-    pub overhead: Duration,
-    /// All tools' running times added up.
-    pub tools_sum: Duration,
-    /// The longest running time of one tool.
-    pub tools_longest: Duration,
-}
-
-/// A run's sums.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct RunStats {
-    /// Turns that were begun, the last request included.
-    pub turns: u32,
-    /// Calls that were answered.
-    pub tool_calls: u32,
-    /// What the run cost.
-    pub usage: Usage,
-    /// From the run's start to its end.
-    pub duration: Duration,
-    /// As in [`TurnTimes`], over all turns.
-    pub model: Duration,
-    /// As in [`TurnTimes`], over all turns.
-    pub tools: Duration,
-    /// As in [`TurnTimes`], over all turns.
-    pub overhead: Duration,
-    /// As in [`TurnTimes`], over all turns.
-    pub overlap: Duration,
+impl Event {
+    /// Whether it is the view of a record: it stands right behind that, and is shown again
+    /// whenever the past is.
+    #[must_use]
+    pub fn is_recorded(&self) -> bool {
+        match self {
+            Self::RunStarted { .. }
+            | Self::TurnStarted
+            | Self::AttemptStarted { .. }
+            | Self::ApprovalAsked { .. }
+            | Self::CallEnded { .. }
+            | Self::TurnEnded { .. }
+            | Self::LimitReached { .. }
+            | Self::RunEnded { .. } => true,
+            Self::InputQueued { .. }
+            | Self::RunSteered { .. }
+            | Self::ThinkingReceived { .. }
+            | Self::TextReceived { .. }
+            | Self::CallOpened { .. }
+            | Self::CallDetected { .. }
+            | Self::ArgumentsOdd { .. }
+            | Self::CallWaiting { .. }
+            | Self::CallStarted { .. }
+            | Self::CallProgressed { .. }
+            | Self::ApprovalGiven { .. }
+            | Self::ConflictFound { .. }
+            | Self::CallDiscarded { .. }
+            | Self::ServiceCallShown { .. }
+            | Self::OutcomeLate { .. }
+            | Self::ResultReleased { .. }
+            | Self::ResponseEnded { .. }
+            | Self::AttemptEnded { .. }
+            | Self::HistoryRepaired { .. } => false,
+        }
+    }
 }
 
 /// An event as it leaves the session: whose it is and when it happened.
@@ -320,6 +305,10 @@ pub struct Published {
     pub turn: u32,
     /// Unix time in milliseconds.
     pub timestamp_ms: u64,
+    /// Where a watcher who has seen it goes on; none of what is shown anew to each.
+    pub id: Option<EventId>,
+    /// Its text for event streams.
+    pub written: Written,
     /// What happened.
     pub event: Event,
 }

@@ -17,7 +17,7 @@
 //!   SessionActor <── Release, Commit(TurnRecord) ──────────────┘
 //!   owns History, Variables and Run; asks for the next turn, or ends the run
 //!
-//!   Emit(Event) ──> telemetry/: metrics, logs, subscribers ──> server/: SSE, /metrics
+//!   Emit(Event) ──> telemetry/: metrics, logs, the session's feed ──> server/: SSE, /metrics
 //! ```
 //!
 //! # Machines and shells
@@ -38,6 +38,20 @@
 //! `tests/architecture.rs` enforces the order, the purity, and that no file has more than 400
 //! lines without its tests.
 //!
+//! # Sessions that survive
+//!
+//! A session is a fold over its records: [`turn::Rebuilt`] hands them to the machines that a living
+//! session hands them to. [`journal::SessionLog`] numbers them and knows which are durable; an engine
+//! ([`journal::SqliteJournal`], one writer with group commit, or [`journal::MemoryJournal`]) stores them. What a
+//! machine holds back until a record is stored, it holds back itself (a start, a result, the
+//! commit); what is *shown* waits in the session's feed ([`telemetry`]) until it is durable. A host holds in memory
+//! only the sessions that are awake; any request wakes one, and unfinished runs are woken as it starts.
+//! When an actor dies, when the host does, and when a session falls asleep with a question open, the
+//! run goes on by the same code: [`turn::Turn::resume`].
+//!
+//! [`journal::verify`] checks on records what is true of every turn, and [`turn::replay`] plays
+//! them once more against the machines of today.
+//!
 //! # Wires
 //!
 //! A wire is a dialect, one a file in [`wire`], all of one shape: how a service is asked, and how
@@ -50,6 +64,13 @@
 //! back: signatures of thinking, calls that the service ran itself. The model that said it gets all
 //! of it back in its order ([`message::Piece`]); any other gets text and calls, under ids and names
 //! that its service takes.
+//!
+//! # What watchers see
+//!
+//! An event that is the view of a record leaves the session's [`telemetry::Feed`] when that record
+//! is durable, and all that comes behind it waits with it. Somebody who comes later is shown the
+//! same from the journal ([`record::Past`]), then the text of the running attempt and the states of
+//! open calls from the feed, then what comes: [`runtime::SessionHandle::watch`].
 //!
 //! # What is true of every turn
 //!

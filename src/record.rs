@@ -1,23 +1,26 @@
 //! What the journal holds: messages and decisions, never token deltas.
 //!
-//! Machines name records, engines store them. A session is rebuilt by folding its records.
+//! Machines name records, engines store them. A session is rebuilt by folding its records, and
+//! what watchers are shown of the past comes from them too.
+
+mod entry;
+mod past;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use crate::message::ResponseMessage;
+pub use entry::{Entry, RECORD_VERSION, UnreadableRecord};
+pub use past::{Past, RunningText, TextPiece, behind};
 
+pub use crate::types::Seq;
+
+use crate::config::RunOverrides;
+use crate::event::{ApprovalRequest, CallLabel, StatsReport, TurnSummary};
 use crate::types::{
-    ApprovalPhase, CallKey, Content, FinishReason, Judgement, ProviderError, ReadSet, ResultNotes,
-    RunEnd, RunError, RunId, ToolCall, ToolOutcome, Usage, WriteSet,
+    ApprovalPhase, CallKey, Content, Execution, FinishReason, ProviderError, ReadSet, ResultNotes,
+    RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome, Usage, Verdict, WriteSet,
 };
-
-/// A record's place in its session's journal: from 1, without gaps.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
-)]
-#[serde(transparent)]
-pub struct Seq(pub u64);
 
 /// How a response ended, and so what becomes of its calls (DESIGN's table, one row each).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -37,9 +40,63 @@ pub enum Ending {
     Cancelled,
 }
 
-/// One fact that must survive.
+/// How a turn ended.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
+pub enum TurnEnd {
+    /// The response is kept and every call in it is answered.
+    Finished,
+    /// The model or the service refused.
+    Refused,
+    /// No response could be had, or it broke a hard rule.
+    Failed(RunError),
+    /// It was cancelled.
+    Cancelled(CancelReason),
+}
+
+/// Why a turn is cancelled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CancelReason {
+    /// Somebody asked.
+    Stop,
+    /// `run_timeout` passed.
+    RunTimeout,
+    /// The host shuts down.
+    Shutdown,
+    /// The run has used up its tokens or its calls.
+    Budget,
+}
+
+/// Which request of a client brought an input, so that the same request again has no second
+/// effect.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RequestKey {
+    /// The client's `Idempotency-Key`.
+    pub key: String,
+    /// The SHA-256 of what was asked, in hex digits: the same key with anything else is an error.
+    pub digest: String,
+}
+
+/// A piece of what watchers were shown of a response, in the order in which it came.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ShownPiece {
+    /// The next so many bytes of the message's text.
+    Text(usize),
+    /// The next so many bytes of the message's reasoning.
+    Thinking(usize),
+    /// Thinking that the message does not keep.
+    Dropped(String),
+}
+
+/// One fact that must survive.
+///
+/// As JSON it is an object with a `type` and its fields; a reader refuses fields that it does not
+/// know.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Record {
     /// The session began.
     SessionOpened {
@@ -49,12 +106,25 @@ pub enum Record {
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         messages: Vec<Value>,
     },
+    /// The records before this one are those of another session, which goes its own way.
+    SessionForked {
+        /// The other session.
+        from: SessionId,
+        /// Its last record that was taken over.
+        at: Seq,
+    },
     /// A user's input waits for the run that goes on to end.
     InputQueued {
         /// The run that will begin with it.
         run_id: RunId,
         /// What the user said.
         input: Content,
+        /// What the run changes about its agent.
+        #[serde(skip_serializing_if = "RunOverrides::is_none", default)]
+        overrides: RunOverrides,
+        /// Which request brought it.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        request: Option<RequestKey>,
     },
     /// A run began with a user's input.
     RunStarted {
@@ -62,6 +132,16 @@ pub enum Record {
         run_id: RunId,
         /// What the user said.
         input: Content,
+        /// What the run changes about its agent.
+        #[serde(skip_serializing_if = "RunOverrides::is_none", default)]
+        overrides: RunOverrides,
+        /// The name of the model that it asks first, at its service.
+        model: String,
+        /// How its calls are run.
+        execution: Execution,
+        /// Which request brought it; for one that waited, that stands with its `InputQueued`.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        request: Option<RequestKey>,
     },
     /// An HTTP exchange of a turn began.
     AttemptStarted {
@@ -71,6 +151,14 @@ pub enum Record {
         attempt: u32,
         /// Which model was asked.
         model: String,
+        /// Whether a streamed answer was asked for.
+        streamed: bool,
+        /// Why the attempt before failed, if there was one.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        reason: Option<String>,
+        /// How long was waited before, in milliseconds.
+        #[serde(skip_serializing_if = "is_zero", default)]
+        wait_ms: u64,
     },
     /// An attempt broke.
     AttemptFailed {
@@ -103,6 +191,10 @@ pub enum Record {
         /// Names of calls that were decoded but are not kept.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         dropped_calls: Vec<String>,
+        /// What watchers were shown of it, in its order; empty where that is the message's
+        /// reasoning and then its text.
+        #[serde(skip_serializing_if = "Vec::is_empty", default)]
+        shown: Vec<ShownPiece>,
     },
     /// A call with effects is about to start.
     CallIntended {
@@ -127,10 +219,8 @@ pub enum Record {
     },
     /// People are asked about a call.
     ApprovalAsked {
-        /// Which call.
-        key: CallKey,
-        /// What they are asked.
-        phase: ApprovalPhase,
+        /// What they are asked, and about what.
+        asked: Box<ApprovalRequest>,
     },
     /// They have said, or did not say in time.
     ApprovalGiven {
@@ -139,13 +229,15 @@ pub enum Record {
         /// What they were asked.
         phase: ApprovalPhase,
         /// What was decided.
-        #[serde(flatten)]
-        judgement: Judgement,
+        verdict: Verdict,
+        /// What was said with it.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        message: Option<String>,
     },
     /// A call has its outcome.
     CallEnded {
         /// Which call.
-        key: CallKey,
+        call: CallLabel,
         /// What became of it.
         outcome: ToolOutcome,
         /// What else there is to know of it.
@@ -154,11 +246,30 @@ pub enum Record {
         /// What it writes to the session's variables.
         #[serde(skip_serializing_if = "WriteSet::is_empty", default)]
         writes: WriteSet,
+        /// When it started, in milliseconds since the run began; none if it never did.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        started_ms: Option<u64>,
+        /// From its seal to its start, in milliseconds.
+        #[serde(skip_serializing_if = "is_zero", default)]
+        wait_ms: u64,
+        /// From its start to its outcome, in milliseconds.
+        #[serde(skip_serializing_if = "is_zero", default)]
+        duration_ms: u64,
+        /// Whether it started before its response had ended.
+        #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+        early: bool,
+        /// Whether only the notes have changed since the outcome was recorded: nothing is told.
+        #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+        amended: bool,
     },
     /// The turn's message and results are in the history.
     TurnCommitted {
         /// The session's turn.
         turn: u32,
+        /// How it ended.
+        end: TurnEnd,
+        /// What there is to know of it.
+        summary: Box<TurnSummary>,
     },
     /// A user said something to the run that goes on.
     Steered {
@@ -166,6 +277,9 @@ pub enum Record {
         input: Content,
         /// The session's turn that went on: the input stands behind it.
         after_turn: u32,
+        /// Which request brought it.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        request: Option<RequestKey>,
     },
     /// Somebody asked the run to stop.
     StopAsked {
@@ -180,6 +294,8 @@ pub enum Record {
         value: u64,
         /// What is allowed.
         maximum: u64,
+        /// What is done about it.
+        action: String,
         /// What the model is told of it, behind the last result of the turn before.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         note: Option<String>,
@@ -190,8 +306,15 @@ pub enum Record {
         run_id: RunId,
         /// Why.
         end: RunEnd,
+        /// The final answer, or what there is of it.
+        text: String,
         /// What went wrong, if something did.
         error: Option<RunError>,
+        /// Its sums.
+        stats: StatsReport,
+        /// How many inputs wait behind it.
+        #[serde(skip_serializing_if = "is_zero", default)]
+        waiting: u64,
     },
     /// The session was closed.
     SessionClosed,
@@ -205,4 +328,8 @@ pub enum StopMode {
     Now,
     /// After every call of this turn has ended.
     AfterTurn,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }

@@ -27,9 +27,9 @@ pub use variables::{ReadSet, VariableName, VariablesUse, WriteSet};
 pub use wire::{UnknownWire, Wire};
 
 /// The name of a session: `[A-Za-z0-9_-]{1,64}`. Cloning shares it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct SessionId(Arc<str>);
+pub struct SessionId(#[serde(deserialize_with = "session_id")] Arc<str>);
 
 impl SessionId {
     /// Parses a session id.
@@ -55,6 +55,11 @@ impl fmt::Display for SessionId {
     }
 }
 
+fn session_id<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Arc<str>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    SessionId::parse(&text).map(|id| id.0).map_err(serde::de::Error::custom)
+}
+
 /// The text is no session id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a session id has 1 to 64 characters of A-Z, a-z, 0-9, _ and -")]
@@ -62,7 +67,7 @@ pub struct InvalidSessionId;
 
 /// The name of a run, unique in the process's life and beyond: `run_` and 16 hex digits. Cloning
 /// shares it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunId(pub Arc<str>);
 
@@ -72,19 +77,34 @@ impl fmt::Display for RunId {
     }
 }
 
+/// A record's place in its session's journal: from 1, without gaps; 0 is before the first.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
+#[serde(transparent)]
+pub struct Seq(pub u64);
+
+impl fmt::Display for Seq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
 /// What an open session is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionState {
     /// It waits for an input.
     Idle,
-    /// A run is going on in it.
+    /// A run is going on in it, or waits to go on.
     Running,
+    /// Nothing of it is in memory; the next request wakes it.
+    Hibernated,
 }
 
 impl SessionState {
     /// Every state.
-    pub const ALL: [Self; 2] = [Self::Idle, Self::Running];
+    pub const ALL: [Self; 3] = [Self::Idle, Self::Running, Self::Hibernated];
 
     /// The word for clients and metrics.
     #[must_use]
@@ -92,6 +112,7 @@ impl SessionState {
         match self {
             Self::Idle => "idle",
             Self::Running => "running",
+            Self::Hibernated => "hibernated",
         }
     }
 }
@@ -123,6 +144,20 @@ pub enum RunEnd {
 }
 
 impl RunEnd {
+    /// Every end.
+    pub const ALL: [Self; 10] = [
+        Self::Answered,
+        Self::MaxTurns,
+        Self::Stopped,
+        Self::Refused,
+        Self::Failed,
+        Self::TimedOut,
+        Self::Interrupted,
+        Self::AllToolsFailed,
+        Self::Budget,
+        Self::LoopDetected,
+    ];
+
     /// The word for clients, logs and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -154,8 +189,8 @@ pub struct RunError {
 }
 
 /// How a run's calls are run: one after the other, or several at once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
-#[serde(try_from = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub enum Execution {
     /// A call starts when every earlier one has ended.
     Sequential,
@@ -197,6 +232,12 @@ impl std::str::FromStr for Execution {
     }
 }
 
+impl From<Execution> for String {
+    fn from(execution: Execution) -> Self {
+        execution.to_string()
+    }
+}
+
 impl TryFrom<String> for Execution {
     type Error = InvalidExecution;
 
@@ -228,4 +269,10 @@ pub fn excerpt(text: &str, chars_max: usize) -> String {
 pub fn one_line(text: &str, chars_max: usize) -> String {
     let words = text.split_whitespace().take(chars_max);
     excerpt(&words.collect::<Vec<_>>().join(" "), chars_max)
+}
+
+/// The text without what a terminal would obey. Lines and tabs stay.
+#[must_use]
+pub fn harmless(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }

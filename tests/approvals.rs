@@ -463,7 +463,7 @@ async fn a_run_may_have_people_asked_more_but_not_less() {
     assert_eq!(wrong.error(), (400, "invalid_request".to_owned()));
 
     // Asked about twice, each time for itself.
-    let mut events = api.world.session.subscribe();
+    let mut events = api.world.session.subscribe().await.unwrap();
     let more = json!({"input": "go", "approval": "after"}).to_string();
     assert_eq!(api.send(post(&api.path("/runs"), "", &more)).await.status, 202);
     let before = question(&mut events).await;
@@ -496,7 +496,7 @@ async fn a_run_that_may_do_so_asks_nobody() {
     })
     .await;
     let overrides = RunOverrides { approval: Some(Approval::NEVER), ..RunOverrides::default() };
-    let request = RunRequest { input: "go".into(), overrides, queue: false };
+    let request = RunRequest { input: "go".into(), overrides, request: None, queue: false };
     let report = within(api.world.session.run(request)).await.unwrap();
     assert_eq!(result(&report, 0), (ToolStatus::Ok, "done a"));
     assert_eq!(report.calls[0].approval, None);

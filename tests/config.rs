@@ -6,8 +6,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use callsheet::config::{
-    AgentConfig, Approval, BaseUrl, Config, Limits, ModelConfig, OnExcess, REHEARSAL, StartPolicy,
-    ToolEffect, ToolOverride, ToolPattern, Wire,
+    AgentConfig, Approval, BaseUrl, Config, Durability, JournalConfig, JournalEngine, Limits,
+    ModelConfig, OnExcess, REHEARSAL, Resume, StartPolicy, ToolEffect, ToolOverride, ToolPattern,
+    Wire,
 };
 use callsheet::types::Execution;
 
@@ -38,6 +39,10 @@ fn an_empty_file_is_the_offline_host() {
     assert_eq!(parse("").agents, config.agents);
     assert_eq!(parse("").models, config.models);
     assert_eq!(parse("").host, config.host);
+    assert_eq!(parse("").journal, config.journal);
+    assert_eq!(config.journal.durability, Durability::Strict);
+    assert_eq!(config.host.data_dir, PathBuf::from("./callsheet-data"));
+    assert_eq!(config.host.idle_after, Some(Duration::from_secs(300)));
     assert!(config.needs_rehearsal());
     assert_eq!(config.host.listen.to_string(), "127.0.0.1:7700");
     let agent = &config.agents["default"];
@@ -59,6 +64,14 @@ shutdown_grace = "0s"
 max_sessions = 7
 max_concurrent_runs = 3
 max_queued_inputs = 5
+data_dir = "/var/lib/callsheet"
+idle_after = "90s"
+
+[journal]
+engine = "memory"
+durability = "relaxed"
+resume = "manual"
+keep_idle = "24h"
 
 [models.main]
 wire = "openai-chat"
@@ -85,6 +98,15 @@ extra_body = { seed = 4, nested = { on = true } }
     assert_eq!(config.host.shutdown_grace, Duration::ZERO);
     assert_eq!((config.host.max_sessions, config.host.max_concurrent_runs), (7, 3));
     assert_eq!(config.host.max_queued_inputs, 5);
+    assert_eq!(config.host.data_dir, PathBuf::from("/var/lib/callsheet"));
+    assert_eq!(config.host.idle_after, Some(Duration::from_secs(90)));
+    let journal = JournalConfig {
+        engine: JournalEngine::Memory,
+        durability: Durability::Relaxed,
+        resume: Resume::Manual,
+        keep_idle: Some(Duration::from_secs(86_400)),
+    };
+    assert_eq!(config.journal, journal);
 
     let model = &config.models["main"];
     assert_eq!(model.api_key.as_ref().unwrap().reveal(), "secret-1");
@@ -235,7 +257,7 @@ fn unknown_keys_are_named_by_file_line_and_key() {
     );
     check("colour = 1\n", &["1: colour: unknown key"]);
     check("[hosts]\n", &["1: hosts: unknown key (did you mean host?)"]);
-    check("[host]\n\ndata_dir = 'x'\n", &["3: host.data_dir: unknown key"]);
+    check("[host]\n\nlog_dir = 'x'\n", &["3: host.log_dir: unknown key"]);
     check("[tools.clock]\nroot = 'x'\n", &["2: tools.clock.root: unknown key"]);
     check(
         "models = 3\nagents = []\n",
@@ -249,6 +271,29 @@ fn broken_toml_names_its_line() {
     assert_eq!(errors, ["3: duplicate key"]);
     let errors = complaints("\n[host\n");
     assert!(errors[0].starts_with("2: "), "{errors:?}");
+}
+
+#[test]
+fn what_is_wrong_with_the_journal() {
+    check(
+        "[journal]\nengine = 'sqlite3'\ndurability = 1\nresume = 'always'\nkeep_idle = 'x'\n",
+        &[
+            "2: journal.engine: is \"sqlite\" or \"memory\", not \"sqlite3\"",
+            "3: journal.durability: is \"strict\" or \"relaxed\", not 1",
+            "4: journal.resume: is \"auto\" or \"manual\", not \"always\"",
+            "5: journal.keep_idle: is a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not \"x\"",
+        ],
+    );
+    check("[journal]\npath = 'x'\n", &["2: journal.path: unknown key"]);
+    check(
+        "[host]\ndata_dir = ''\nidle_after = 5\n",
+        &[
+            "2: host.data_dir: must not be empty",
+            "3: host.idle_after: is a time such as \"30s\", not 5",
+        ],
+    );
+    assert_eq!(parse("[host]\nidle_after = '0s'\n").host.idle_after, None);
+    assert_eq!(parse("[journal]\nkeep_idle = '0s'\n").journal.keep_idle, None);
 }
 
 #[test]

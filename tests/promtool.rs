@@ -83,6 +83,8 @@ fn promtool(arguments: &[&str], input: &str) {
 
 fn published(event: Event) -> Published {
     Published {
+        id: None,
+        written: callsheet::event::Written::default(),
         session: SessionId::parse("s1").unwrap(),
         run: RunId("run_1".into()),
         turn: 1,

@@ -86,7 +86,13 @@ async fn sessions_are_listed_page_by_page() {
         let sessions: Vec<_> = ids.into_iter().map(summary).collect();
         let expected = json!({"sessions": sessions, "next": next});
         let answer = service.get(&format!("/v1/sessions{query}")).await;
-        assert_eq!(answer.json(), expected, "{query}");
+        let mut page = answer.json();
+        for session in page["sessions"].as_array_mut().unwrap() {
+            let session = session.as_object_mut().unwrap();
+            assert_eq!(session.remove("seq"), Some(json!(1)));
+            assert_eq!(session.remove("opened"), session.remove("touched"));
+        }
+        assert_eq!(page, expected, "{query}");
     }
     for query in ["?limit=0", "?limit=1001", "?limit=x", "?state=asleep"] {
         let answer = service.get(&format!("/v1/sessions{query}")).await;

@@ -14,6 +14,7 @@ use axum::body::{Body, Bytes};
 use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Redirect};
 use axum::routing::get;
+use callsheet::config::ToolEffect;
 use callsheet::tool::{HttpGet, HttpGetOptions, Lookup, Tool, ToolContext};
 use callsheet::types::CallKey;
 use futures::{StreamExt, stream};
@@ -231,6 +232,26 @@ async fn follows_redirects_but_not_for_ever() {
 }
 
 #[tokio::test]
+async fn a_call_with_effects_brings_its_key_to_every_hop() {
+    let hop = |uri: Uri, headers: HeaderMap| async move {
+        let keys: Vec<_> = headers.get_all("idempotency-key").iter().collect();
+        if uri.path() == "/" {
+            return Redirect::to(&format!("/{}", keys.len())).into_response();
+        }
+        format!("{} {keys:?}", uri.path()).into_response()
+    };
+    let server = Server::start(Router::new().fallback(hop)).await;
+    let tool = HttpGet::new(options(&["127.0.0.1"])).unwrap();
+    for (effect, expect) in
+        [(ToolEffect::Some, "\n\n/1 [\"key\"]"), (ToolEffect::None, "\n\n/0 []")]
+    {
+        let context = context(&server.url("/"), CancellationToken::new()).with_effect(effect);
+        let answer = tool.run(context).await.unwrap().0;
+        assert!(answer.ends_with(expect), "{answer}");
+    }
+}
+
+#[tokio::test]
 async fn any_status_is_an_answer() {
     let routes = Router::new()
         .route("/teapot", get(|| async { (StatusCode::IM_A_TEAPOT, "short and stout") }))
@@ -376,6 +397,7 @@ async fn says_little_of_itself() {
         "accept-encoding: identity\n\
          accept: text/*, application/json, application/xml;q=0.9, */*;q=0.5\n\
          host: {}\n\
+         idempotency-key: key\n\
          user-agent: callsheet/{}",
         server.address,
         env!("CARGO_PKG_VERSION")

@@ -1,16 +1,18 @@
 //! The commands, one a file.
 //!
-//! Whatever goes wrong is one line on stderr and an exit status: 1 when a run failed, 2 for bad
-//! usage or configuration.
+//! Whatever goes wrong is one line on stderr and an exit status: 1 when a run failed or a
+//! journal is broken, 2 for bad usage or configuration.
 
 mod approve;
 pub mod decode;
 mod image;
 mod out;
 mod progress;
+mod replay;
 mod run;
 mod screen;
 mod serve;
+mod sessions;
 mod setup;
 mod watch;
 
@@ -43,6 +45,11 @@ enum Command {
     Serve(Box<serve::Args>),
     /// Takes one prompt to its final answer, in the terminal.
     Run(Box<run::Args>),
+    /// Shows and checks what a journal holds, of a host that runs or of one that was stopped.
+    #[command(subcommand)]
+    Sessions(sessions::Command),
+    /// Runs a stored session again from its journal, and says where it would go another way now.
+    Replay(Box<replay::Args>),
     /// Decodes one recorded response and prints what it says, as one JSON object.
     Decode {
         /// What the response is written in.
@@ -104,6 +111,8 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
             None => serve::main(cli.serve).await,
             Some(Command::Serve(args)) => serve::main(*args).await,
             Some(Command::Run(args)) => run::main(*args).await,
+            Some(Command::Sessions(command)) => sessions::main(&command),
+            Some(Command::Replay(args)) => replay::main(&args),
             Some(Command::Decode { wire, framing, file }) => decode(wire, framing, file),
         }
     });

@@ -1,16 +1,18 @@
 //! `callsheet run`: one prompt to its final answer.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use super::approve::Manner;
 use super::serve::Signals;
 use super::setup::{self, Loaded, ModelArgs};
 use super::{Failure, image, out, watch};
-use crate::config::{Config, DEFAULT_AGENT, REHEARSAL, ToolPattern};
-use crate::runtime::{Host, HostSetup, OpenSession};
+use crate::config::{Config, DEFAULT_AGENT, JournalEngine, REHEARSAL, ToolPattern};
+use crate::journal::JournalReader;
+use crate::runtime::{Host, HostSetup, OpenSession, RunRequest};
 use crate::telemetry::{self, LogFormat};
 use crate::tool::Registry;
-use crate::types::{Execution, RunEnd};
+use crate::types::{Execution, RunEnd, SessionId};
 
 /// Flags of `callsheet run`.
 #[derive(Debug, clap::Args)]
@@ -20,6 +22,13 @@ pub(super) struct Args {
     /// Which agent answers; the only one, or the one that is called default.
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
+    /// The session to go on with, or to begin: it is kept in the data directory. Without it nothing
+    /// is kept.
+    #[arg(long, value_name = "ID")]
+    session: Option<String>,
+    /// Where sessions are kept [default: ./callsheet-data]
+    #[arg(long, value_name = "DIR", requires = "session")]
+    data_dir: Option<PathBuf>,
     /// How tool calls are run: sequential, parallel or parallel:N.
     #[arg(long)]
     execution: Option<Execution>,
@@ -56,7 +65,18 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
     }
     let input = image::with_images(&args.prompt, &args.images).map_err(Failure::usage)?;
     let Loaded { mut config, .. } = args.model.load()?;
-    let agent = choose_agent(&config, args.agent.as_deref())?;
+    let known = match &args.session {
+        Some(id) => stored_agent(&mut config, id, args.data_dir.as_deref())?,
+        None => {
+            // Nothing is kept.
+            config.journal.engine = JournalEngine::Memory;
+            None
+        }
+    };
+    let agent = choose_agent(&config, args.agent.as_deref().or(known.as_deref()))?;
+    if let Some(known) = known.as_ref().filter(|known| **known != agent) {
+        return Err(Failure::usage(format!("--agent: the session is one of the agent {known:?}")));
+    }
     let tools = setup::tools(&config)?;
     apply(&args, &mut config, &agent, &tools)?;
     let mut signals = Signals::new().map_err(Failure::failed)?;
@@ -69,10 +89,17 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
         let line = format!("callsheet: {when}the offline rehearsal model answers, no real one\n");
         out::to_stderr(&line);
     }
-    let host = Host::start(HostSetup { config, tools }).await.map_err(Failure::failed)?;
-    let request = OpenSession { agent: Some(agent), ..OpenSession::default() };
-    let session = host.open_session(request).await.map_err(Failure::failed)?;
-    let run = session.start_run(input).await.map_err(Failure::failed)?;
+    let host = Host::start(HostSetup { config, tools }).await.map_err(setup::not_started)?;
+    let session = match (&args.session, known) {
+        (Some(id), Some(_)) => host.session(&session_id(id)?),
+        (id, _) => {
+            let open = OpenSession { agent: Some(agent), id: id.clone(), messages: Vec::new() };
+            host.open_session(open).await.map_err(Failure::failed)?
+        }
+    };
+    // A run that an earlier process left unfinished goes on first.
+    let request = RunRequest { queue: args.session.is_some(), ..input.into() };
+    let run = session.start_run(request).await.map_err(Failure::failed)?;
     let manner = Manner::of(args.approve, args.json);
     let watched = if args.json {
         watch::as_json(&session, run, manner, &mut signals).await
@@ -90,6 +117,36 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
         out::error(&error.message);
     }
     Ok(ExitCode::from(status(report.run_end)))
+}
+
+/// The agent of the session that is asked for, if it is stored.
+fn stored_agent(
+    config: &mut Config,
+    id: &str,
+    data_dir: Option<&Path>,
+) -> Result<Option<String>, Failure> {
+    if let Some(dir) = data_dir {
+        config.host.data_dir = dir.to_owned();
+    }
+    let id = session_id(id)?;
+    if config.journal.engine == JournalEngine::Memory {
+        let message = "--session: the configuration keeps the journal in memory";
+        return Err(Failure::usage(message));
+    }
+    if !config.host.data_dir.exists() {
+        return Ok(None);
+    }
+    let found = JournalReader::open(&config.host.data_dir).and_then(|reader| reader.find(&id));
+    match found {
+        Ok(stored) => Ok(stored.map(|stored| stored.agent)),
+        // A directory without a journal is one that the host fills.
+        Err(_) if !config.host.data_dir.join("journal.db").exists() => Ok(None),
+        Err(error) => Err(Failure::usage(error)),
+    }
+}
+
+fn session_id(text: &str) -> Result<SessionId, Failure> {
+    SessionId::parse(text).map_err(|error| Failure::usage(format!("--session: {error}")))
 }
 
 fn choose_agent(config: &Config, asked: Option<&str>) -> Result<String, Failure> {

@@ -7,6 +7,7 @@
 use std::io::{self, Write};
 
 use super::progress::Show;
+use crate::types::harmless;
 
 /// Columns of a line that is drawn anew, where the environment does not say: a line that wraps
 /// would not be erased whole.
@@ -153,11 +154,6 @@ impl<O: Write, E: Write> Screen<O, E> {
     fn say(&mut self, text: &str) {
         let _ = self.err.write_all(text.as_bytes()).and_then(|()| self.err.flush());
     }
-}
-
-/// The text without what a terminal would obey. Lines and tabs stay.
-fn harmless(text: &str) -> String {
-    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
 
 /// As much of a line as fits. East Asian characters count as two columns.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use tokio::net::TcpListener;
@@ -9,7 +10,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::setup::{self, Loaded, ModelArgs};
 use super::{Failure, out};
-use crate::config::{Config, parse_listen};
+use crate::config::{Config, JournalEngine, parse_listen};
 use crate::runtime::{Host, HostSetup};
 use crate::server::{self, ServerOptions};
 use crate::telemetry::{self, LogFormat};
@@ -22,6 +23,9 @@ pub(super) struct Args {
     /// Where to listen [default: 127.0.0.1:7700]
     #[arg(long, value_name = "ADDR", value_parser = parse_listen)]
     listen: Option<SocketAddr>,
+    /// Where sessions are kept [default: ./callsheet-data]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
     /// How log lines are written: text or json.
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     log_format: LogFormat,
@@ -34,6 +38,9 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
     let Loaded { mut config, file } = args.model.load()?;
     if let Some(listen) = args.listen {
         config.set_listen(listen).map_err(Failure::usage)?;
+    }
+    if let Some(dir) = args.data_dir {
+        config.host.data_dir = dir;
     }
     let tools = setup::tools(&config)?;
     let source = file.map_or_else(|| "the defaults".to_owned(), |file| file.display().to_string());
@@ -53,7 +60,7 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
     let rehearsal = setup::rehearse(&mut config).await?;
     let options = ServerOptions::from(&config.host);
     let shown = config.clone();
-    let host = Host::start(HostSetup { config, tools }).await.map_err(Failure::failed)?;
+    let host = Host::start(HostSetup { config, tools }).await.map_err(setup::not_started)?;
     let server = server::serve(listener, host.clone(), options).map_err(Failure::failed)?;
     out::to_stderr(&banner(&shown, server.addr(), &source));
 
@@ -77,12 +84,16 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
 pub(super) struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    /// What a file that may grow no more is told with; it would end the process, while a write that
+    /// fails is an error that the journal tells of.
+    _file_size: Signal,
 }
 
 impl Signals {
     pub(super) fn new() -> std::io::Result<Self> {
         let interrupt = signal(SignalKind::interrupt())?;
-        Ok(Self { interrupt, terminate: signal(SignalKind::terminate())? })
+        let file_size = signal(SignalKind::from_raw(libc::SIGXFSZ))?;
+        Ok(Self { interrupt, terminate: signal(SignalKind::terminate())?, _file_size: file_size })
     }
 
     /// Waits for the next one.
@@ -108,6 +119,14 @@ fn banner(config: &Config, addr: SocketAddr, source: &str) -> String {
                 writeln!(text, "  {who}: {} at {}", model.model, model.base_url)
             };
             "  or else".clone_into(&mut who);
+        }
+    }
+    match config.journal.engine {
+        JournalEngine::Sqlite => {
+            let _ = writeln!(text, "  sessions are kept in {}", config.host.data_dir.display());
+        }
+        JournalEngine::Memory => {
+            text.push_str("  sessions are kept in memory: they end with this host\n")
         }
     }
     let token = if config.host.token.is_some() {

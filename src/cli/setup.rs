@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use super::Failure;
 use crate::config::{ApiKey, BaseUrl, Config, ModelConfig, REHEARSAL, Wire};
 use crate::rehearsal::{Rehearsal, RehearsalOptions};
+use crate::runtime::HostError;
 use crate::tool::{BuiltinError, BuiltinOptions, Registry, builtin};
 
 /// The file that is read where no other is named, if it is there.
@@ -46,15 +47,9 @@ pub(super) struct Loaded {
 
 impl ModelArgs {
     pub(super) fn load(&self) -> Result<Loaded, Failure> {
-        let file = match &self.config {
-            Some(file) => Some(file.clone()),
-            None => Some(PathBuf::from(FILE)).filter(|file| file.exists()),
-        };
-        let text = file.as_deref().map_or_else(|| Ok(String::new()), read)?;
-        let name = file.as_deref().unwrap_or(Path::new(FILE)).display().to_string();
-        let mut config = Config::parse(&text, &name, &env).map_err(Failure::usage)?;
-        self.choose_model(&mut config)?;
-        Ok(Loaded { config, file })
+        let mut loaded = load(self.config.as_deref())?;
+        self.choose_model(&mut loaded.config)?;
+        Ok(loaded)
     }
 
     fn choose_model(&self, config: &mut Config) -> Result<(), Failure> {
@@ -93,6 +88,27 @@ impl ModelArgs {
         config.use_model(FLAGS_MODEL, described);
         Ok(())
     }
+}
+
+/// A host that cannot start because of its journal was told wrongly where that is, or somebody has
+/// to look at it.
+pub(super) fn not_started(error: HostError) -> Failure {
+    if let HostError::Journal(error) = error {
+        return Failure::usage(error);
+    }
+    Failure::failed(error)
+}
+
+/// The configuration in this file, or in ./callsheet.toml if that is there.
+pub(super) fn load(file: Option<&Path>) -> Result<Loaded, Failure> {
+    let file = match file {
+        Some(file) => Some(file.to_owned()),
+        None => Some(PathBuf::from(FILE)).filter(|file| file.exists()),
+    };
+    let text = file.as_deref().map_or_else(|| Ok(String::new()), read)?;
+    let name = file.as_deref().unwrap_or(Path::new(FILE)).display().to_string();
+    let config = Config::parse(&text, &name, &env).map_err(Failure::usage)?;
+    Ok(Loaded { config, file })
 }
 
 /// The tools that the configuration asks for.

@@ -13,7 +13,7 @@ use super::serve::Signals;
 use super::{Failure, out};
 use crate::record::StopMode;
 use crate::runtime::{RunReport, SessionHandle, StartedRun};
-use crate::telemetry::{Delivery, Subscription};
+use crate::telemetry::{Delivery, Subscription, journal_failed};
 
 /// How often open calls are drawn.
 const FRAME: Duration = Duration::from_millis(100);
@@ -98,7 +98,7 @@ impl View {
                 self.questions.note(&event.event);
                 self.shows.extend(self.progress.handle(self.began.elapsed(), &event.event));
             }
-            Some(Delivery::Lagged) => self.complete = false,
+            Some(Delivery::Lagged | Delivery::Failed(_)) => self.complete = false,
             None => self.listening = false,
         }
     }
@@ -166,6 +166,7 @@ fn lines(delivery: &Delivery) -> String {
     match delivery {
         Delivery::Event(event) => event.public().map(|event| event.json + "\n").collect(),
         Delivery::Lagged => "{\"type\":\"resync\"}\n".to_owned(),
+        Delivery::Failed(error) => journal_failed(error).json + "\n",
     }
 }
 

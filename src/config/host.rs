@@ -1,6 +1,7 @@
 //! `[host]`.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::model::ApiKey;
@@ -30,6 +31,11 @@ pub struct HostConfig {
     pub max_concurrent_runs: usize,
     /// How many inputs may wait in one session: runs, and what was said to the one that goes on.
     pub max_queued_inputs: usize,
+    /// Where the journal is; one that is not absolute is seen from where the host was started.
+    pub data_dir: PathBuf,
+    /// A session that nothing happens in for so long leaves memory; only its records stay. `None`
+    /// is never.
+    pub idle_after: Option<Duration>,
 }
 
 impl HostConfig {
@@ -53,6 +59,12 @@ impl HostConfig {
             max_queued_inputs: section
                 .read("max_queued_inputs", values::count)
                 .unwrap_or(default.max_queued_inputs),
+            data_dir: section
+                .read("data_dir", values::filled_text)
+                .map_or(default.data_dir, PathBuf::from),
+            idle_after: section
+                .read("idle_after", values::time_limit)
+                .unwrap_or(default.idle_after),
         };
         section.finish();
         // A token that cannot be used must not become no token. An empty variable is as good as none.
@@ -86,6 +98,8 @@ impl Default for HostConfig {
             max_sessions: 100_000,
             max_concurrent_runs: 10_000,
             max_queued_inputs: 16,
+            data_dir: PathBuf::from("./callsheet-data"),
+            idle_after: Some(Duration::from_secs(5 * 60)),
         }
     }
 }

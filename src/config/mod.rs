@@ -7,6 +7,7 @@
 
 mod agent;
 mod host;
+mod journal;
 mod limits;
 mod model;
 mod overrides;
@@ -20,6 +21,7 @@ use std::net::SocketAddr;
 pub use crate::types::{UnknownWire, Wire};
 pub use agent::{AgentConfig, ToolPattern};
 pub use host::{HostConfig, TOKEN_ENV, parse_listen};
+pub use journal::{Durability, JournalConfig, JournalEngine, Resume};
 pub use limits::{Limits, OnExcess};
 pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, MissingKey, ModelConfig};
 pub use overrides::{LimitOverrides, RunOverrides, TooHigh};
@@ -49,6 +51,8 @@ pub const STREAM_ENV: &str = "CALLSHEET_STREAM";
 pub struct Config {
     /// The host itself.
     pub host: HostConfig,
+    /// How records are stored.
+    pub journal: JournalConfig,
     /// Models by name.
     pub models: BTreeMap<String, ModelConfig>,
     /// Agents by name; every agent's models are in `models`.
@@ -74,6 +78,7 @@ impl Config {
         let source = Source::new(text, file);
         let Some(root) = source.root() else { return Err(source.into_errors()) };
         let host = HostConfig::read(&root.table("host"), env);
+        let journal = JournalConfig::read(&root.table("journal"));
         let mut models: BTreeMap<String, ModelConfig> = root
             .tables("models")
             .into_iter()
@@ -113,7 +118,7 @@ impl Config {
         let multi_tool_calls = switch(&source, env, MULTI_TOOL_CALLS_ENV);
         let stream = switch(&source, env, STREAM_ENV);
         let origins = source.finish()?;
-        let mut config = Self { host, models, agents, tools, stream, origins };
+        let mut config = Self { host, journal, models, agents, tools, stream, origins };
         if let Some(on) = multi_tool_calls {
             config.set_multi_tool_calls(on);
         }
@@ -222,6 +227,7 @@ impl Default for Config {
             BTreeMap::from([(DEFAULT_AGENT.to_owned(), AgentConfig::default_with(REHEARSAL))]);
         Self {
             host: HostConfig::default(),
+            journal: JournalConfig::default(),
             models,
             agents,
             tools: BTreeMap::new(),

@@ -6,7 +6,7 @@
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::limits::Limits;
 use super::tools::Approval;
@@ -14,52 +14,68 @@ use super::values;
 use crate::types::Execution;
 
 /// What one run changes about its agent. `None`: as the agent has it.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunOverrides {
     /// How its calls are run.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub execution: Option<Execution>,
     /// What it may use.
+    #[serde(skip_serializing_if = "LimitOverrides::is_none")]
     pub limits: LimitOverrides,
     /// The configured model that it asks first; the agent's others follow in their order.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// Which tools it may call: names or patterns.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<String>>,
     /// Whether more than the first call of a response is kept.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub multi_tool_calls: Option<bool>,
     /// Whether streamed answers are asked for, of all its models.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<bool>,
     /// What people are asked about the calls of all its tools, beside what each tool asks for.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub approval: Option<Approval>,
 }
 
 /// The limits that one run changes, by their names in the configuration; 0 is no limit.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LimitOverrides {
     /// See [`Limits::max_turns`].
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_turns: Option<u32>,
     /// See [`Limits::max_failed_turns`].
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_failed_turns: Option<u32>,
     /// See [`Limits::max_tokens_per_run`].
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens_per_run: Option<u64>,
     /// See [`Limits::max_tool_calls_per_run`].
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tool_calls_per_run: Option<u32>,
     /// See [`Limits::repeat_limit`].
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub repeat_limit: Option<u32>,
     /// See [`Limits::max_tool_calls_per_turn`].
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tool_calls_per_turn: Option<u32>,
     /// See [`Limits::tool_timeout`]; a text such as `"30s"`.
-    #[serde(deserialize_with = "time")]
+    #[serde(with = "time", skip_serializing_if = "Option::is_none")]
     pub tool_timeout: Option<Duration>,
     /// See [`Limits::run_timeout`]; a text such as `"10m"`.
-    #[serde(deserialize_with = "time")]
+    #[serde(with = "time", skip_serializing_if = "Option::is_none")]
     pub run_timeout: Option<Duration>,
     /// See [`Limits::max_arguments_bytes`]; never without a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_arguments_bytes: Option<NonZeroUsize>,
     /// See [`Limits::max_result_bytes`]; never without a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_result_bytes: Option<NonZeroUsize>,
     /// See [`Limits::max_variables_bytes`]; never without a limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_variables_bytes: Option<NonZeroUsize>,
 }
 
@@ -76,6 +92,12 @@ pub struct TooHigh {
 }
 
 impl RunOverrides {
+    /// Whether nothing is changed.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// The execution of the run.
     ///
     /// # Errors
@@ -126,6 +148,12 @@ impl RunOverrides {
 }
 
 impl LimitOverrides {
+    /// Whether no limit is changed.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+
     /// The limits of the run.
     ///
     /// # Errors
@@ -214,10 +242,27 @@ fn too_high(key: &'static str, asked: impl ToString, highest: impl ToString) -> 
     TooHigh { key, asked: asked.to_string(), highest: highest.to_string() }
 }
 
-fn time<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    let wrong = |why| serde::de::Error::custom(format!("this limit {why}"));
-    values::parse_duration(&text).map(Some).map_err(wrong)
+/// A limit of time, as the text that requests have.
+mod time {
+    use super::{Deserialize, Deserializer, Duration, Serializer, values};
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let wrong = |why| serde::de::Error::custom(format!("this limit {why}"));
+        values::parse_duration(&text).map(Some).map_err(wrong)
+    }
+
+    pub(super) fn serialize<S: Serializer>(
+        time: &Option<Duration>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        match time {
+            Some(time) => serializer.collect_str(&format_args!("{}ms", time.as_millis())),
+            None => serializer.serialize_none(),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use toml::de::DeValue;
 
 use super::host::{is_host_name, split_port};
@@ -78,6 +78,12 @@ impl fmt::Display for Approval {
             (false, true) => "after",
             (true, true) => "before and after",
         })
+    }
+}
+
+impl Serialize for Approval {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

@@ -1,12 +1,12 @@
 //! The messages of a session, and what is counted over them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::pairing::paired;
 use super::seed::Seed;
 use crate::message::Message;
-use crate::record::{Record, ResponseMessage};
+use crate::record::ResponseMessage;
 use crate::types::{CallKey, Content, ResultNotes, ToolCall, ToolOutcome, ToolResult, metadata};
 
 /// The messages of a session, in call order. Cloning shares them.
@@ -41,51 +41,6 @@ impl History {
             }
         }
         history.messages = seed.messages;
-        history
-    }
-
-    /// A history from its session's records: the same as the one that was written live.
-    #[must_use]
-    pub fn fold(records: &[Record], max_result_bytes: usize) -> Self {
-        let mut history = Self::new();
-        let mut response: Option<(u32, &ResponseMessage)> = None;
-        let mut outcomes: BTreeMap<CallKey, (ToolOutcome, ResultNotes)> = BTreeMap::new();
-        for record in records {
-            match record {
-                // They were checked before they were recorded.
-                Record::SessionOpened { messages, .. } => {
-                    history = Self::seeded(Seed::parse(messages).unwrap_or_default());
-                }
-                Record::RunStarted { input, .. } => history.begin_run(input.clone()),
-                Record::Steered { input, after_turn } => history.steer(*after_turn, input.clone()),
-                Record::ResponseEnded { turn, message, .. } => response = Some((*turn, message)),
-                Record::CallEnded { key, outcome, notes, writes: _ } => {
-                    outcomes.insert(*key, (outcome.clone(), notes.clone()));
-                }
-                Record::TurnCommitted { turn } => {
-                    // That of a turn which was given up is nobody's.
-                    let message = response.take().filter(|(of, _)| of == turn);
-                    let message = message.map(|(_, message)| message);
-                    history.write(*turn, message, max_result_bytes, |key| {
-                        outcomes.get(&key).map(|(outcome, notes)| (outcome, notes))
-                    });
-                    outcomes.clear();
-                }
-                Record::LimitReached { note, .. } => {
-                    note.iter().for_each(|note| history.add_note(note));
-                }
-                Record::RunEnded { .. } => history.end_run(),
-                Record::InputQueued { .. }
-                | Record::AttemptStarted { .. }
-                | Record::AttemptFailed { .. }
-                | Record::CallIntended { .. }
-                | Record::CallReported { .. }
-                | Record::ApprovalAsked { .. }
-                | Record::ApprovalGiven { .. }
-                | Record::StopAsked { .. }
-                | Record::SessionClosed => {}
-            }
-        }
         history
     }
 
@@ -278,7 +233,7 @@ fn shorten(content: &str, bytes_max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::{ContentPart, Image, Origin, Part, RunId, Usage, Wire, WriteSet};
+    use crate::types::WriteSet;
     use std::time::Duration;
 
     fn call(index: u32) -> ToolCall {
@@ -305,59 +260,14 @@ mod tests {
     }
 
     #[test]
-    fn a_fold_gives_the_history_that_was_written_live() {
-        let message = ResponseMessage {
-            text: "look".into(),
-            reasoning: "hm".into(),
-            calls: vec![call(0), call(1)],
-            origin: Some(Arc::new(Origin { wire: Wire::OpenaiChat, model: "m".into() })),
-            parts: vec![
-                Part::Reasoning { bytes: 2, members: Some("{\"signature\":\"x\"}".into()) },
-                Part::Text { bytes: 4, members: None },
-                Part::Raw { json: "{\"type\":\"own\"}".into() },
-                Part::Call { index: 0, members: None },
-                Part::Call { index: 1, members: Some("{}".into()) },
-            ],
-        };
-        let results = [result(call(0), "noon"), result(call(1), "eight")];
-        let image = ContentPart::Image(Image::parse("data:image/png;base64,AAAA").unwrap());
-        let input = Content::from(vec![ContentPart::Text("time?".into()), image]);
-        let mut live = History::new();
-        live.begin_run(input.clone());
-        live.commit(1, Some(&message), &results, 1024);
-        let mut records = vec![
-            Record::RunStarted { run_id: RunId("run_1".into()), input },
-            Record::ResponseEnded {
-                turn: 1,
-                attempt: 1,
-                ending: crate::record::Ending::Well,
-                message,
-                finish_reason: None,
-                usage: Usage::default(),
-                dropped_calls: Vec::new(),
-            },
-        ];
-        records.extend(results.iter().rev().map(|result| Record::CallEnded {
-            key: result.call.key,
-            outcome: result.outcome.clone(),
-            notes: result.notes.clone(),
-            writes: WriteSet::default(),
-        }));
-        records.push(Record::TurnCommitted { turn: 1 });
-        for note in ["[callsheet: 1]", "[callsheet: 2]"] {
-            live.add_note(note);
-            let limit = "max_turns".to_owned();
-            let note = Some(note.to_owned());
-            records.push(Record::LimitReached { limit, value: 1, maximum: 2, note });
-        }
-        let last = serde_json::to_value(&live.messages()[3]).unwrap();
+    fn notes_stand_behind_the_last_result_in_lines_of_their_own() {
+        let message = ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() };
+        let mut history = History::new();
+        history.commit(1, Some(&message), &[result(call(0), "eight")], 1024);
+        history.add_note("[callsheet: 1]");
+        history.add_note("[callsheet: 2]");
+        let last = serde_json::to_value(&history.messages()[1]).unwrap();
         assert_eq!(last["content"], "eight\n\n[callsheet: 1]\n[callsheet: 2]");
-        assert_eq!(History::fold(&records, 1024), live);
-        let stored = serde_json::to_string(&records).unwrap();
-        let stored: Vec<Record> = serde_json::from_str(&stored).unwrap();
-        assert_eq!(History::fold(&stored, 1024), live, "as it was written and read");
-        assert_eq!(live.request_messages().1, 0);
-        assert_eq!((live.turns(), live.turns_with_calls()), (1, 1));
     }
 
     #[test]
@@ -393,192 +303,5 @@ mod tests {
         history.commit(2, Some(&called), &[result(call(0), "")], 10);
         history.commit(3, Some(&said), &[], 10);
         assert_eq!((history.turns(), history.turns_with_calls()), (3, 1));
-    }
-
-    fn said(text: &str) -> ResponseMessage {
-        ResponseMessage { text: text.into(), ..ResponseMessage::default() }
-    }
-
-    fn response(turn: u32, message: ResponseMessage) -> Record {
-        Record::ResponseEnded {
-            turn,
-            attempt: 1,
-            ending: crate::record::Ending::Well,
-            message,
-            finish_reason: None,
-            usage: Usage::default(),
-            dropped_calls: Vec::new(),
-        }
-    }
-
-    /// What a session does live, and what its records say of it. A commit is recorded by the
-    /// owner of the turn, before the session hears of it.
-    #[derive(Clone, Default)]
-    struct Both {
-        live: History,
-        records: Vec<Record>,
-        committed: Option<(u32, ResponseMessage)>,
-    }
-
-    impl Both {
-        fn start(&mut self, input: &str) {
-            let run_id = RunId("run_1".into());
-            self.records.push(Record::RunStarted { run_id, input: input.into() });
-            self.live.begin_run(input.into());
-        }
-
-        fn steer(&mut self, after_turn: u32, input: &str) {
-            self.records.push(Record::Steered { input: input.into(), after_turn });
-            self.live.steer(after_turn, input.into());
-        }
-
-        fn respond(&mut self, turn: u32) {
-            let message = said(&format!("turn {turn}"));
-            self.records.push(response(turn, message.clone()));
-            self.committed = Some((turn, message));
-        }
-
-        fn record_commit(&mut self, turn: u32) {
-            self.records.push(Record::TurnCommitted { turn });
-        }
-
-        fn hear_commit(&mut self) {
-            let (turn, message) = self.committed.take().unwrap();
-            self.live.commit(turn, Some(&message), &[], 10);
-        }
-
-        fn end(&mut self) {
-            let (run_id, end) = (RunId("run_1".into()), crate::types::RunEnd::Stopped);
-            self.records.push(Record::RunEnded { run_id, end, error: None });
-            self.live.end_run();
-        }
-
-        #[track_caller]
-        fn check(&self, expected: &[&str]) {
-            assert_eq!(History::fold(&self.records, 10), self.live);
-            let texts: Vec<_> = self
-                .live
-                .messages()
-                .iter()
-                .map(|message| match message.as_ref() {
-                    Message::User { content } => content.text(),
-                    Message::Tool { content, .. } => content.into(),
-                    Message::Assistant(ResponseMessage { text, .. }) => text.into(),
-                })
-                .collect();
-            assert_eq!(texts, expected);
-        }
-    }
-
-    #[test]
-    fn what_is_said_meanwhile_stands_behind_the_turn_whenever_it_came() {
-        // Two inputs, each before the response, before the commit's record, before the session
-        // hears of the commit, or in the next turn.
-        for first in 0..4_u32 {
-            for second in first..4 {
-                let mut both = Both::default();
-                both.start("go");
-                for moment in 0..4 {
-                    match moment {
-                        0 => {}
-                        1 => both.respond(1),
-                        2 => both.record_commit(1),
-                        _ => {
-                            both.hear_commit();
-                            both.respond(2);
-                        }
-                    }
-                    let turn = if moment == 3 { 2 } else { 1 };
-                    for (at, input) in [(first, "a"), (second, "b")] {
-                        if at == moment {
-                            both.steer(turn, input);
-                        }
-                    }
-                }
-                both.record_commit(2);
-                both.hear_commit();
-                both.end();
-                match (first, second) {
-                    (3, 3) => both.check(&["go", "turn 1", "turn 2", "a", "b"]),
-                    (_, 3) => both.check(&["go", "turn 1", "a", "turn 2", "b"]),
-                    (_, _) => both.check(&["go", "turn 1", "a", "b", "turn 2"]),
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn what_did_not_get_through_stands_at_the_runs_end() {
-        let mut both = Both::default();
-        both.start("go");
-        both.steer(1, "a");
-        assert_eq!(both.live.undelivered(), 1);
-        assert_eq!(History::fold(&both.records, 10), both.live, "also while the turn goes on");
-        both.end();
-        both.check(&["go", "a"]);
-        both.start("again");
-        both.check(&["go", "a", "again"]);
-        assert_eq!(both.live.undelivered(), 0);
-    }
-
-    fn seeded(messages: serde_json::Value) -> Both {
-        let serde_json::Value::Array(messages) = messages else { panic!("a list") };
-        let live = History::seeded(Seed::parse(&messages).unwrap());
-        let records = vec![Record::SessionOpened { agent: "default".into(), messages }];
-        Both { live, records, committed: None }
-    }
-
-    fn asks(id: &str) -> serde_json::Value {
-        let function = serde_json::json!({"name": "clock", "arguments": "{}"});
-        let calls = [serde_json::json!({"id": id, "type": "function", "function": function})];
-        serde_json::json!({"role": "assistant", "content": "turn 1", "tool_calls": calls})
-    }
-
-    #[test]
-    fn a_seed_counts_as_what_was_said_before() {
-        let user = serde_json::json!({"role": "user", "content": "hi"});
-        let answer = serde_json::json!({"role": "tool", "tool_call_id": "call_0_0", "content": ""});
-        let mut both = seeded(serde_json::json!([user, asks("call_0_0"), answer]));
-        assert_eq!((both.live.turns(), both.live.turns_with_calls()), (0, 1));
-        assert_eq!(*both.live.held_ids(), BTreeSet::from(["call_0_0".to_owned()]));
-        assert_eq!(both.live.open_calls(), None);
-        both.start("go");
-        both.check(&["hi", "turn 1", "", "go"]);
-    }
-
-    #[test]
-    fn the_first_input_stands_behind_the_answers_of_open_calls() {
-        let mut both = seeded(serde_json::json!([asks("call_7_1")]));
-        assert_eq!((both.live.messages().len(), both.live.shown().len()), (0, 1));
-        assert_eq!((both.live.turns_with_calls(), both.live.held_ids().len()), (0, 0));
-        both.start("go");
-        both.steer(1, "more");
-        assert_eq!(History::fold(&both.records, 10), both.live);
-        assert_eq!(both.live.shown().len(), 1, "what the turn says is known");
-        let message = both.live.open_calls().unwrap().clone();
-        let result = result(message.calls[0].clone(), "noon");
-        both.records.push(response(1, message.clone()));
-        both.records.push(Record::CallEnded {
-            key: result.call.key,
-            outcome: result.outcome.clone(),
-            notes: result.notes.clone(),
-            writes: WriteSet::default(),
-        });
-        both.record_commit(1);
-        both.live.commit(1, Some(&message), &[result], 10);
-        both.check(&["turn 1", "noon", "go", "more"]);
-        assert_eq!((both.live.turns_with_calls(), both.live.held_ids().len()), (1, 1));
-        assert_eq!((both.live.open_calls(), both.live.request_messages().1), (None, 0));
-    }
-    #[test]
-    fn a_turn_that_was_given_up_leaves_nothing_to_the_next() {
-        let mut both = Both::default();
-        both.start("go");
-        // Its run ended as failed, without a commit.
-        both.records.push(response(1, said("lost")));
-        both.start("again");
-        both.record_commit(2);
-        both.live.commit(2, None, &[], 10);
-        both.check(&["go", "again"]);
     }
 }

@@ -10,8 +10,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::record::Record;
-use crate::types::{CallKey, VariableName, VariablesUse, WriteSet};
+use crate::types::{VariableName, VariablesUse, WriteSet};
 
 /// How long a variable's name may be, in bytes.
 pub const VARIABLE_NAME_BYTES_MAX: usize = 128;
@@ -24,23 +23,6 @@ pub struct Variables {
 }
 
 impl Variables {
-    /// The variables that a session's records leave.
-    #[must_use]
-    pub fn fold(records: &[Record]) -> Self {
-        let mut variables = Self::default();
-        let mut open: BTreeMap<CallKey, &WriteSet> = BTreeMap::new();
-        for record in records {
-            if let Record::CallEnded { key, writes, .. } = record {
-                open.insert(*key, writes);
-            } else if let Record::TurnCommitted { turn } = record {
-                let of_turn = open.iter().filter(|(key, _)| key.turn == *turn);
-                of_turn.for_each(|(_, writes)| variables.apply(writes));
-                open.clear();
-            }
-        }
-        variables
-    }
-
     /// A variable's value.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Value> {

@@ -1,16 +1,18 @@
 //! What events say of calls.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::types::{ApprovalPhase, CallKey};
 
 /// What clients know a call by.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct CallLabel {
     /// Which call: `tool_id` and `call_index` come from it.
     pub key: CallKey,
     /// What the provider called it.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub provider_id: Option<String>,
     /// The tool's name, as the model wrote it.
     pub name: String,
@@ -66,7 +68,8 @@ impl ServiceCallStatus {
 }
 
 /// What people are asked about a call.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct ApprovalRequest {
     /// The call.
     pub call: CallLabel,
@@ -78,6 +81,7 @@ pub struct ApprovalRequest {
     /// brings it back, so that it is about these very arguments.
     pub arguments_sha256: String,
     /// The first 200 characters of the result, where there is one.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
     pub output_summary: Option<String>,
 }
 

@@ -17,6 +17,8 @@ pub(crate) fn published(event: Event) -> Published {
         session: SessionId::parse("s1").unwrap(),
         run: RunId("run_1".into()),
         turn: 3,
+        id: None,
+        written: crate::event::Written::default(),
         timestamp_ms: 1_700_000_000_123,
         event,
     }

@@ -31,6 +31,15 @@ pub struct PublicEvent {
     pub json: String,
 }
 
+impl PublicEvent {
+    /// Whether it has no `id`: a state that is shown anew to each who comes, or what stands again
+    /// in `stream_end`.
+    #[must_use]
+    pub fn is_state(&self) -> bool {
+        matches!(self.kind, "tool_use" | "tool_progress" | "session_stats" | "error")
+    }
+}
+
 /// An event has one public event, or none, or the three of a run's end.
 type Views = [Option<PublicEvent>; 3];
 
@@ -130,8 +139,11 @@ impl Published {
             wait_ms: millis(result.wait),
             metadata: result.metadata(),
         };
+        // Of a call whose response broke the arguments are not kept, and that it has finished
+        // stands in its result.
+        let is_known = !call.arguments.is_null();
         [
-            Some(self.view("tool_use", &finished, 256)),
+            is_known.then(|| self.view("tool_use", &finished, 256)),
             Some(self.view("tool_result", &told, 256)),
             None,
         ]

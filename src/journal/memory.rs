@@ -1,17 +1,22 @@
 //! The engine that keeps records in memory: they live as long as the process.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::{Acknowledge, Appended, Entry, Journal};
-use crate::record::Seq;
-use crate::types::SessionId;
+use super::{
+    Appended, Batch, Entry, Journal, JournalError, JournalStatus, Listing, StoredSession,
+    state_behind,
+};
+use crate::record::{Record, Seq};
+use crate::types::{SessionId, SessionState};
 
 /// Keeps records in memory. Every batch is durable, in this engine's sense, at once.
 #[derive(Debug, Default)]
 pub struct MemoryJournal {
-    sessions: Mutex<HashMap<SessionId, Vec<Entry>>>,
+    sessions: Mutex<BTreeMap<SessionId, Vec<Arc<Entry>>>>,
 }
 
 impl MemoryJournal {
@@ -23,39 +28,94 @@ impl MemoryJournal {
 }
 
 impl Journal for MemoryJournal {
-    fn append(&self, session: &SessionId, batch: Vec<Entry>, _: Acknowledge) -> Appended {
+    fn append(&self, batch: Batch) -> Appended {
         let mut sessions = self.sessions.lock();
-        match sessions.get_mut(session) {
-            Some(entries) => entries.extend(batch),
+        match sessions.get_mut(&batch.session) {
+            Some(entries) => entries.extend(batch.entries),
             None => {
-                sessions.insert(session.clone(), batch);
+                sessions.insert(batch.session, batch.entries);
             }
         }
         Appended::Durable
     }
 
-    fn entries_since(&self, session: &SessionId, after: Seq) -> Vec<Entry> {
-        let sessions = self.sessions.lock();
-        let Some(entries) = sessions.get(session) else { return Vec::new() };
-        let begin = entries.partition_point(|entry| entry.seq <= after);
-        entries.iter().skip(begin).cloned().collect()
+    fn flush(&self) {}
+
+    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError> {
+        self.read_some(session, after, usize::MAX)
     }
 
-    fn remove(&self, session: &SessionId) {
-        self.sessions.lock().remove(session);
+    fn read_some(
+        &self,
+        session: &SessionId,
+        after: Seq,
+        limit: usize,
+    ) -> Result<Vec<Entry>, JournalError> {
+        let sessions = self.sessions.lock();
+        let Some(entries) = sessions.get(session) else { return Ok(Vec::new()) };
+        let begin = entries.partition_point(|entry| entry.seq <= after);
+        Ok(entries.iter().skip(begin).take(limit).map(|entry| Entry::clone(entry)).collect())
     }
+
+    fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError> {
+        let sessions = self.sessions.lock();
+        Ok(sessions.get(session).and_then(|entries| stored(session, entries)))
+    }
+
+    fn list(&self, listing: &Listing) -> Result<Vec<StoredSession>, JournalError> {
+        let sessions = self.sessions.lock();
+        let begin = listing.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
+        let limit = if listing.limit == 0 { usize::MAX } else { listing.limit };
+        Ok(sessions
+            .range::<SessionId, _>((begin, Bound::Unbounded))
+            .filter_map(|(id, entries)| stored(id, entries))
+            .filter(|stored| listing.state.is_none_or(|state| stored.state == state))
+            .filter(|stored| listing.touched_before.is_none_or(|time| stored.touched < time))
+            .take(limit)
+            .collect())
+    }
+
+    fn count(&self) -> Result<usize, JournalError> {
+        Ok(self.sessions.lock().len())
+    }
+
+    fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
+        let mut kept = self.sessions.lock();
+        sessions.iter().for_each(|session| drop(kept.remove(session)));
+        Ok(())
+    }
+
+    fn status(&self) -> JournalStatus {
+        JournalStatus::default()
+    }
+}
+
+fn stored(id: &SessionId, entries: &[Arc<Entry>]) -> Option<StoredSession> {
+    let (first, last) = (entries.first()?, entries.last()?);
+    let Record::SessionOpened { agent, .. } = &first.record else { return None };
+    Some(StoredSession {
+        id: id.clone(),
+        agent: agent.clone(),
+        state: state_behind(entries).unwrap_or(SessionState::Idle),
+        seq: last.seq,
+        opened: first.time,
+        touched: last.time,
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
-    use crate::journal::SessionLog;
-    use crate::record::{Record, StopMode};
+    use crate::journal::{SessionLog, Urgency};
+    use crate::record::StopMode;
 
     fn log(journal: &Arc<MemoryJournal>, id: &str) -> SessionLog {
-        SessionLog::new(SessionId::parse(id).unwrap(), Arc::clone(journal) as Arc<dyn Journal>)
+        let journal = Arc::clone(journal) as Arc<dyn Journal>;
+        SessionLog::new(SessionId::parse(id).unwrap(), journal, Seq(0), |_| ())
+    }
+
+    fn append(log: &SessionLog, records: Vec<Record>) -> (Seq, Appended) {
+        log.append(records, Urgency::Urgent, || ())
     }
 
     #[test]
@@ -64,18 +124,25 @@ mod tests {
         let (a, b) = (log(&journal, "a"), log(&journal, "b"));
         let opened = || Record::SessionOpened { agent: "default".into(), messages: vec![] };
         let stop = || Record::StopAsked { mode: StopMode::Now };
-        assert_eq!(a.append(vec![opened(), stop()], || ()), (Seq(2), Appended::Durable));
-        assert_eq!(b.append(vec![opened()], || ()), (Seq(1), Appended::Durable));
-        assert_eq!(a.append(vec![Record::SessionClosed], || ()), (Seq(3), Appended::Durable));
-        assert_eq!(a.append(Vec::new(), || ()), (Seq(3), Appended::Durable));
-        assert_eq!(a.records_since(Seq(0)), [opened(), stop(), Record::SessionClosed]);
-        assert_eq!(a.records_since(Seq(2)), [Record::SessionClosed]);
-        assert_eq!(a.records_since(Seq(9)), []);
-        let seqs: Vec<u64> = a.entries_since(Seq(0)).iter().map(|e| e.seq.0).collect();
-        assert_eq!(seqs, [1, 2, 3]);
-        a.remove();
-        assert_eq!(a.records_since(Seq(0)), []);
-        assert_eq!(b.records_since(Seq(0)), [opened()]);
+        assert_eq!(append(&a, vec![opened(), stop()]), (Seq(2), Appended::Durable));
+        assert_eq!(append(&b, vec![opened()]), (Seq(1), Appended::Durable));
+        assert_eq!(append(&a, vec![Record::SessionClosed]), (Seq(3), Appended::Durable));
+        assert_eq!(append(&a, Vec::new()), (Seq(3), Appended::Durable));
+        assert_eq!((a.last(), a.durable()), (Seq(3), Seq(3)));
+        let records = |id: &str, after| {
+            let entries = journal.read(&SessionId::parse(id).unwrap(), Seq(after)).unwrap();
+            entries.into_iter().map(|entry| (entry.seq.0, entry.record)).collect::<Vec<_>>()
+        };
+        assert_eq!(records("a", 0), [(1, opened()), (2, stop()), (3, Record::SessionClosed)]);
+        assert_eq!(records("a", 2), [(3, Record::SessionClosed)]);
+        assert_eq!(records("a", 9), []);
+        assert_eq!(a.entries_since(Seq(1)).len(), 2);
+        a.forget_until(Seq(2));
+        assert_eq!(a.entries_since(Seq(0)).len(), 1);
+        journal.remove(&[SessionId::parse("a").unwrap()]).unwrap();
+        assert_eq!(records("a", 0), []);
+        assert_eq!(records("b", 0), [(1, opened())]);
+        assert_eq!(journal.count(), Ok(1));
     }
 
     #[test]
@@ -85,13 +152,14 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    for turn in 0..100 {
-                        log.append(vec![Record::TurnCommitted { turn }], || ());
+                    for _ in 0..100 {
+                        append(&log, vec![Record::SessionClosed]);
                     }
                 });
             }
         });
-        let seqs: Vec<u64> = log.entries_since(Seq(0)).iter().map(|e| e.seq.0).collect();
+        let entries = journal.read(&SessionId::parse("a").unwrap(), Seq(0)).unwrap();
+        let seqs: Vec<u64> = entries.iter().map(|entry| entry.seq.0).collect();
         assert_eq!(seqs, (1..=400).collect::<Vec<_>>());
     }
 }

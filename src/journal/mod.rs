@@ -2,118 +2,243 @@
 //!
 //! A [`Journal`] is an engine that stores the records of many sessions, one file per engine. A
 //! [`SessionLog`] is one session's way to it: it numbers the records, so that session and
-//! accumulator can append side by side without a gap.
+//! accumulator can append side by side without a gap, and knows which of them are durable.
 
+mod error;
+pub mod export;
+#[cfg(test)]
+mod fixtures;
+mod log;
 mod memory;
+mod sqlite;
+mod verify;
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
+pub use crate::record::Entry;
+pub use error::JournalError;
+pub use log::{Noted, SessionLog, Urgency};
 pub use memory::MemoryJournal;
+pub use sqlite::{JournalReader, SqliteJournal, SqliteOptions};
+pub use verify::{Breach, Invariant, unfinished, verify};
 
 use crate::record::{Record, Seq};
-use crate::types::SessionId;
+use crate::types::{SessionId, SessionState};
 
-/// Called once when a batch is durable, from whatever thread finds out.
-pub type Acknowledge = Box<dyn FnOnce() + Send>;
+/// An engine that stores records. Everything but `append`, `flush` and `status` may wait for a
+/// disk: call it where that holds up nobody.
+pub trait Journal: Send + Sync + fmt::Debug {
+    /// Takes a batch: all of it is stored or nothing, in the order of the calls for one session.
+    /// Never waits: an engine that has to wait for a disk queues the batch and tells later, from a
+    /// thread of its own. One whose queue is full tells at once that the batch failed.
+    ///
+    /// After a batch of a session has failed, so do all later ones with the same [`Slot`].
+    fn append(&self, batch: Batch) -> Appended;
 
-/// A record in its place.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
-    /// Its place in the session's journal.
-    pub seq: Seq,
-    /// When it was appended: Unix time in milliseconds.
-    pub time: u64,
-    /// What happened.
-    #[serde(flatten)]
-    pub record: Record,
+    /// Somebody waits for what is queued: batches that are not urgent are stored now too.
+    fn flush(&self);
+
+    /// A session's stored entries after `after`, in order; what is still queued is not among them.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError>;
+
+    /// The first `limit` of these entries, or fewer only where there are no more.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    fn read_some(
+        &self,
+        session: &SessionId,
+        after: Seq,
+        limit: usize,
+    ) -> Result<Vec<Entry>, JournalError> {
+        let mut entries = self.read(session, after)?;
+        entries.truncate(limit);
+        Ok(entries)
+    }
+
+    /// A stored session by its id.
+    ///
+    /// # Errors
+    /// When that cannot be read.
+    fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError>;
+
+    /// Stored sessions by id.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    fn list(&self, listing: &Listing) -> Result<Vec<StoredSession>, JournalError>;
+
+    /// How many sessions are stored.
+    ///
+    /// # Errors
+    /// When that cannot be read.
+    fn count(&self) -> Result<usize, JournalError>;
+
+    /// Deletes sessions; when this returns nothing of them is left on the disk. One that is not
+    /// there is no error.
+    ///
+    /// # Errors
+    /// When they could not be deleted; some may be.
+    fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError>;
+
+    /// What there is to know of the engine now.
+    fn status(&self) -> JournalStatus;
+
+    /// Stores what is queued and ends; batches that come later fail.
+    fn close(&self) {}
+}
+
+/// Records of one session that are stored together.
+pub struct Batch {
+    /// The session.
+    pub session: SessionId,
+    /// Its next records, without a gap.
+    pub entries: Vec<Arc<Entry>>,
+    /// What the engine remembers of the session's log.
+    pub slot: Arc<Slot>,
+    /// Whether somebody waits for it.
+    pub urgent: bool,
+    /// Told what becomes of it.
+    pub tell: Tell,
+}
+
+/// Told what becomes of a batch: `Written` at most once, then `Durable` or `Failed` once.
+pub type Tell = Box<dyn FnMut(Stage) + Send>;
+
+/// How far a batch has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It survives the end of the process, and is told where that is before it survives the end
+    /// of the machine.
+    Written,
+    /// It survives the end of the machine.
+    Durable,
+    /// It is not stored.
+    Failed(JournalError),
+}
+
+/// What an engine remembers of one [`SessionLog`], for its own use.
+#[derive(Debug, Default)]
+pub struct Slot {
+    /// The engine's number of the session; 0 before it is known.
+    number: AtomicI64,
+    /// The first record that could not be stored; 0 while there is none. What comes later would
+    /// leave a gap.
+    failed: AtomicU64,
+}
+
+impl Slot {
+    /// The records from this one on are not stored.
+    fn fail(&self, from: u64) {
+        let earlier = |failed| (failed == 0 || from < failed).then_some(from);
+        // It stays as it is where it was earlier already.
+        let _ = self.failed.fetch_update(Ordering::AcqRel, Ordering::Acquire, earlier);
+    }
+
+    /// Whether this record, or one before, could not be stored.
+    fn has_failed(&self, seq: u64) -> bool {
+        (1..=seq).contains(&self.failed.load(Ordering::Acquire))
+    }
 }
 
 /// How durable a batch is when `append` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Appended {
-    /// It is, and the acknowledgement is never called.
+    /// It is, and nothing more is told.
     Durable,
-    /// It is accepted, in order; the acknowledgement tells when it is durable.
+    /// It is accepted, in order, or has failed; the rest is told.
     Queued,
 }
 
-/// An engine that stores records.
-pub trait Journal: Send + Sync + fmt::Debug {
-    /// Appends a batch, without gaps and in the order of the calls for one session. Does not
-    /// block: an engine that has to wait for a disk queues the batch and acknowledges it later.
-    fn append(&self, session: &SessionId, batch: Vec<Entry>, acknowledge: Acknowledge) -> Appended;
-
-    /// A session's entries after `after`, in order; those that are still queued included.
-    fn entries_since(&self, session: &SessionId, after: Seq) -> Vec<Entry>;
-
-    /// Forgets a session.
-    fn remove(&self, session: &SessionId);
+/// A session as it is stored.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StoredSession {
+    /// Its id.
+    pub id: SessionId,
+    /// Its agent's name.
+    pub agent: String,
+    /// Running where a run has not ended, or inputs wait behind it; else idle.
+    pub state: SessionState,
+    /// The place of its last record.
+    pub seq: Seq,
+    /// When it was opened: Unix time in milliseconds.
+    pub opened: u64,
+    /// When its last record was appended: Unix time in milliseconds.
+    pub touched: u64,
 }
 
-/// One session's journal: numbers the records and hands them to the engine.
-#[derive(Debug)]
-pub struct SessionLog {
-    session: SessionId,
-    journal: Arc<dyn Journal>,
-    /// The last number given. Held over the engine's `append`, so that numbers reach it in order.
-    last: Mutex<Seq>,
+/// Which stored sessions are asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// Those behind this id.
+    pub after: Option<SessionId>,
+    /// At most so many; 0 is no limit.
+    pub limit: usize,
+    /// Those in this state.
+    pub state: Option<SessionState>,
+    /// Those whose last record is older: Unix time in milliseconds.
+    pub touched_before: Option<u64>,
 }
 
-impl SessionLog {
-    /// The log of a session that has no records yet.
-    #[must_use]
-    pub fn new(session: SessionId, journal: Arc<dyn Journal>) -> Self {
-        Self { session, journal, last: Mutex::new(Seq(0)) }
-    }
+/// What there is to know of an engine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct JournalStatus {
+    /// How many batches wait.
+    pub queued: usize,
+    /// How many bytes it takes on the disk.
+    pub bytes: u64,
+}
 
-    /// Appends records as one batch. `acknowledge` is called when they are durable, unless they
-    /// are so at once.
-    pub fn append(
-        &self,
-        records: Vec<Record>,
-        acknowledge: impl FnOnce() + Send + 'static,
-    ) -> (Seq, Appended) {
-        let time = unix_ms();
-        let mut last = self.last.lock();
-        if records.is_empty() {
-            return (*last, Appended::Durable);
+/// What an engine tells of its work, for metrics.
+pub trait JournalObserver: Send + Sync + fmt::Debug {
+    /// Batches were stored together.
+    fn stored(&self, group: StoredGroup);
+
+    /// All that was stored without an fsync has got one, together.
+    fn synced(&self) {}
+}
+
+/// Batches that were stored together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoredGroup {
+    /// How many batches.
+    pub batches: usize,
+    /// How many records.
+    pub records: usize,
+    /// How long the transaction took, with its fsync if it had one.
+    pub took: std::time::Duration,
+    /// Whether it is durable by now.
+    pub synced: bool,
+}
+
+impl fmt::Debug for Batch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Batch")
+            .field("session", &self.session)
+            .field("entries", &self.entries)
+            .field("urgent", &self.urgent)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A session's state behind records, where they change it.
+fn state_behind(entries: &[Arc<Entry>]) -> Option<SessionState> {
+    entries.iter().rev().find_map(|entry| {
+        let record = &entry.record;
+        // Whatever waits behind a run goes on with it.
+        if matches!(record, Record::RunStarted { .. } | Record::RunEnded { waiting: 1.., .. }) {
+            return Some(SessionState::Running);
         }
-        let mut batch = Vec::with_capacity(records.len());
-        for record in records {
-            last.0 += 1;
-            batch.push(Entry { seq: *last, time, record });
-        }
-        let appended = self.journal.append(&self.session, batch, Box::new(acknowledge));
-        (*last, appended)
-    }
-
-    /// The last record's place; 0 before the first.
-    #[must_use]
-    pub fn last(&self) -> Seq {
-        *self.last.lock()
-    }
-
-    /// The records after a place, in order.
-    #[must_use]
-    pub fn records_since(&self, after: Seq) -> Vec<Record> {
-        self.entries_since(after).into_iter().map(|entry| entry.record).collect()
-    }
-
-    /// The entries after a place, in order.
-    #[must_use]
-    pub fn entries_since(&self, after: Seq) -> Vec<Entry> {
-        self.journal.entries_since(&self.session, after)
-    }
-
-    /// Forgets what is stored.
-    pub fn remove(&self) {
-        self.journal.remove(&self.session);
-    }
+        matches!(record, Record::RunEnded { .. }).then_some(SessionState::Idle)
+    })
 }
 
 /// Unix time in milliseconds.

@@ -21,7 +21,7 @@ use axum::body::Bytes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::text::{last_user_text, words};
+use super::text::{last_user_text, turns_since_user, words};
 
 /// The names of the scripts that are built in, for [`Script::named`].
 pub const SCRIPT_NAMES: [&str; 3] = ["weather_and_news", "three_tools", "duplicate_calls"];
@@ -59,6 +59,8 @@ pub struct When {
     pub last_user: Option<String>,
     /// Whether the request asks for a stream.
     pub stream: Option<bool>,
+    /// How many responses of the model stand behind the last user message.
+    pub turns: Option<usize>,
 }
 
 /// One response of a script: what is said, how it is paced, and what goes wrong.
@@ -264,6 +266,7 @@ impl When {
         let streamed = request["stream"] == true;
         self.model.as_ref().is_none_or(|model| request["model"] == model.as_str())
             && self.stream.is_none_or(|wanted| wanted == streamed)
+            && self.turns.is_none_or(|turns| turns == turns_since_user(request))
             && self
                 .last_user
                 .as_ref()
@@ -372,7 +375,7 @@ mod tests {
     fn reads_every_part_of_the_format() {
         let script = Script::from_json(
             r#"{"then": "done", "responses": [
-                {"when": {"model": "m", "last_user": "hi", "stream": true}, "repeat": true,
+                {"when": {"model": "m", "last_user": "hi", "stream": true, "turns": 0}, "repeat": true,
                  "reasoning": ["hm"], "text": ["a", "b"], "finish_reason": null,
                  "calls": [{"id": "x", "name": "n", "arguments": {"a": 1}, "pieces": 2},
                            {"name": "n", "arguments_raw": "{", "no_index": true, "no_id": true}],
@@ -418,6 +421,30 @@ mod tests {
         assert_eq!(take(asks("b", "bye")).as_deref(), Some("for any"));
         assert_eq!(take(asks("b", "bye")), None);
         assert_eq!(take(asks("a", "hi")).as_deref(), Some("for a"));
+    }
+
+    #[test]
+    fn a_response_may_be_for_a_place_in_the_conversation() {
+        let of = |turns| {
+            move |response: &mut Response| {
+                response.when.turns = Some(turns);
+                response.repeat = true;
+            }
+        };
+        let mut script =
+            Script::of([Response::text("second").with(of(1)), Response::text("first").with(of(0))]);
+        let roles = ["user", "assistant", "tool", "tool", "assistant", "user", "assistant", "tool"];
+        let messages: Vec<Value> = roles.iter().map(|role| json!({"role": role})).collect();
+        for (count, expect) in [
+            (1, Some("first")),
+            (4, Some("second")),
+            (5, None),
+            (6, Some("first")),
+            (8, Some("second")),
+        ] {
+            let taken = script.take(&json!({"messages": messages[..count]}));
+            assert_eq!(taken.map(|response| response.text.concat()).as_deref(), expect, "{count}");
+        }
     }
 
     #[test]

@@ -20,6 +20,13 @@ pub(super) fn last_user_text(request: &Value) -> String {
     last.map(|message| content_text(&message["content"])).unwrap_or_default()
 }
 
+/// How many messages of the model stand behind the last one of the user.
+pub(super) fn turns_since_user(request: &Value) -> usize {
+    let messages = request["messages"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let behind = messages.iter().rev().take_while(|message| message["role"] != "user");
+    behind.filter(|message| message["role"] == "assistant").count()
+}
+
 /// A text in word-sized pieces: cut after spaces, and every four characters where there are none.
 pub(super) fn words(text: &str) -> Vec<String> {
     text.split_inclusive([' ', '\n'])

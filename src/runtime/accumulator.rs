@@ -1,5 +1,7 @@
 //! The owner of the turn: hands the machine what happens, and performs what it asks for.
 
+mod batch;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,18 +13,17 @@ use super::caps::Caps;
 use super::gate::HeldPass;
 use super::gauge::{Gauges, Held};
 use super::message::{
-    AccumulatorMessage, DecisionReply, SessionMessage, StreamMessage, SupervisorMessage, ToolStart,
-    TurnStart,
+    AccumulatorMessage, DecisionReply, SessionMessage, StreamMessage, SupervisorMessage, TurnStart,
 };
 use super::model::ModelRequest;
 use super::places::Reservation;
 use super::publish::Publisher;
 use super::task::Task;
-use crate::event::Event;
-use crate::journal::{Appended, SessionLog};
-use crate::record::Record;
+use crate::event::EventId;
+use crate::journal::{Noted, SessionLog, unix_ms};
 use crate::turn::{ApprovalError, Effect, Place, Turn};
 use crate::types::{ApprovalPhase, CallKey, RunId};
+use batch::TurnBatch;
 
 /// Owns the turn of a run, a new value for each turn.
 #[derive(Debug)]
@@ -64,8 +65,10 @@ struct Current {
     began: Instant,
     /// How many records the turn has asked for.
     records: u64,
-    /// How many of them are durable.
+    /// How many of them are stored.
     stored: u64,
+    /// How much of the running attempt was shown.
+    shown: EventId,
     /// What the session knows of the turn's questions.
     told: (Vec<(CallKey, ApprovalPhase)>, bool),
 }
@@ -97,7 +100,16 @@ impl Actor for AccumulatorActor {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            AccumulatorMessage::BeginTurn(start) => state.current = Some(Current::begin(*start)),
+            AccumulatorMessage::BeginTurn(start) => {
+                let goes_on = start.resume.is_some();
+                state.current = Some(Current::begin(*start));
+                state.settle(&myself);
+                if goes_on {
+                    let epoch = state.setup.epoch;
+                    let _ = state.setup.session.cast(SessionMessage::TurnKnown { epoch });
+                }
+                return Ok(());
+            }
             AccumulatorMessage::DeltasReceived { turn, attempt, batch, reply } => {
                 if let Some((current, now)) = state.exchange(turn, attempt) {
                     current.turn.handle_deltas(now, batch);
@@ -167,13 +179,16 @@ impl Current {
     fn begin(start: TurnStart) -> Self {
         let TurnStart { spec, run, request, resume, cancel } = start;
         let (number, idempotency_scope) = (spec.number, spec.idempotency_scope.clone());
-        let mut turn = match resume {
-            None => Turn::new(spec),
-            Some(records) => Turn::resume(spec, &records),
+        let turn = match resume {
+            None => {
+                let mut turn = Turn::new(spec);
+                if let Some(why) = cancel {
+                    turn.handle_cancel(Duration::ZERO, why);
+                }
+                turn
+            }
+            Some(entries) => Turn::resume(spec, &entries, unix_ms(), cancel),
         };
-        if let Some(why) = cancel {
-            turn.handle_cancel(Duration::ZERO, why);
-        }
         let began = Instant::now();
         Self {
             turn,
@@ -186,6 +201,7 @@ impl Current {
             began,
             records: 0,
             stored: 0,
+            shown: EventId::default(),
             told: Default::default(),
         }
     }
@@ -211,41 +227,46 @@ impl State {
     /// Performs what the machine asks for, until it asks for nothing more that can be had now.
     fn settle(&mut self, myself: &ActorRef<AccumulatorMessage>) {
         let Some(current) = self.current.as_mut() else { return };
-        let mut records = Vec::new();
         // The exchange to begin, unless it is called off before anything more happens: a task
         // that is aborted right away may have sent its request by then.
         let mut request = None;
         loop {
             // First, so that whoever hears of a question finds it in the snapshot.
             self.setup.tell_questions(current);
+            let mut batch = TurnBatch::default();
             while let Some(effect) = current.turn.poll() {
                 match effect {
-                    Effect::Record(record) => records.push(record),
-                    Effect::Request(_) => request = Some(effect),
-                    Effect::Disconnect => {
-                        request = None;
-                        self.setup.perform(effect, current, myself);
+                    Effect::Record(record) => {
+                        batch.records.push(Noted { record, shown: current.shown.bytes });
                     }
+                    Effect::Request(_) => request = Some(effect),
                     Effect::Reserve { key, tool } => {
                         let place = self.setup.reserve(key, &tool, current, myself);
                         current.turn.handle_place(current.began.elapsed(), key, place);
                     }
-                    other @ (Effect::Start(..)
+                    Effect::Emit(ref event) => {
+                        current.shown = current.shown.after(event, None);
+                        batch.push(effect, &self.setup, current, myself);
+                    }
+                    Effect::Disconnect => {
+                        request = None;
+                        batch.push(effect, &self.setup, current, myself);
+                    }
+                    Effect::Start(..)
                     | Effect::GiveUp(_)
                     | Effect::Abort(_)
-                    | Effect::Emit(_)
                     | Effect::Release(_)
-                    | Effect::Commit(_)) => self.setup.perform(other, current, myself),
+                    | Effect::Commit(_) => batch.push(effect, &self.setup, current, myself),
                 }
             }
-            if records.is_empty() || !self.setup.store(&mut records, current, myself) {
+            if batch.records.is_empty() || !self.setup.store(batch, current, myself) {
                 break;
             }
             current.stored = current.records;
             current.turn.handle_recorded(current.began.elapsed(), current.records);
         }
         if let Some(request) = request {
-            self.setup.perform(request, current, myself);
+            self.setup.perform(request, None, current, myself);
         }
         self.arm(myself);
     }
@@ -289,108 +310,5 @@ impl State {
             let _ = accumulator.cast(AccumulatorMessage::TimerFired);
         });
         self.timer = Some(Timer { at, _task: task });
-    }
-}
-
-impl AccumulatorSetup {
-    /// Appends the records as one batch. Returns whether they are durable already.
-    fn store(
-        &self,
-        records: &mut Vec<Record>,
-        current: &mut Current,
-        myself: &ActorRef<AccumulatorMessage>,
-    ) -> bool {
-        let records = std::mem::take(records);
-        current.records += records.len() as u64;
-        let (turn, upto) = (current.number, current.records);
-        let accumulator = myself.clone();
-        let (_, appended) = self.log.append(records, move || {
-            let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
-        });
-        appended == Appended::Durable
-    }
-
-    /// Asks for a place of a tool. One that is granted later is told to the accumulator.
-    fn reserve(
-        &self,
-        key: CallKey,
-        tool: &str,
-        of: &mut Current,
-        myself: &ActorRef<AccumulatorMessage>,
-    ) -> Place {
-        let accumulator = myself.clone();
-        let (place, reservation) = self.caps.reserve(tool, self.session.get_id(), move || {
-            let _ = accumulator.cast(AccumulatorMessage::PlaceGranted { key });
-        });
-        if let Some(reservation) = reservation {
-            of.places.insert(key, reservation);
-        }
-        place
-    }
-
-    /// Tells the session what people are asked, if that has changed.
-    fn tell_questions(&self, current: &mut Current) {
-        let Current { turn, told: (known, rested), .. } = current;
-        let rests = turn.rests();
-        if *rested == rests && turn.questions().eq(known.iter().copied()) {
-            return;
-        }
-        *known = turn.questions().collect();
-        *rested = rests;
-        let questions = known.iter().filter_map(|(key, _)| turn.question(*key)).collect();
-        let epoch = self.epoch;
-        let _ = self.session.cast(SessionMessage::QuestionsChanged { epoch, questions, rests });
-    }
-
-    /// Performs an effect. That a receiver is gone is heard by the session, which then begins
-    /// anew from the journal.
-    fn perform(&self, effect: Effect, of: &mut Current, myself: &ActorRef<AccumulatorMessage>) {
-        match effect {
-            Effect::Record(_) | Effect::Reserve { .. } => {
-                debug_assert!(false, "these are answered where they are polled");
-            }
-            Effect::GiveUp(key) => drop(of.places.remove(&key)),
-            Effect::Request(plan) => {
-                let _ = self.stream.cast(StreamMessage::Request {
-                    turn: of.number,
-                    plan,
-                    request: Arc::clone(&of.request),
-                    to: myself.clone(),
-                });
-            }
-            Effect::Disconnect => {
-                let _ = self.stream.cast(StreamMessage::Disconnect);
-            }
-            Effect::Start(call, variables) => {
-                let start = ToolStart {
-                    run: of.run.clone(),
-                    idempotency_key: of.idempotency_key(call.key),
-                    place: of.places.remove(&call.key),
-                    call,
-                    variables,
-                    to: myself.clone(),
-                };
-                let _ = self.supervisor.cast(SupervisorMessage::StartTool(Box::new(start)));
-            }
-            Effect::Abort(key) => {
-                let _ = self.supervisor.cast(SupervisorMessage::AbortTool { key });
-            }
-            Effect::Emit(event) => {
-                if let Event::AttemptEnded { error, .. } = &event
-                    && let Some(pass) = of.pass.take()
-                {
-                    pass.settle(error.as_ref());
-                }
-                self.publisher.publish(&of.run, of.number, event);
-            }
-            Effect::Release(result) => {
-                let epoch = self.epoch;
-                let _ = self.session.cast(SessionMessage::ResultReleased { epoch, result });
-            }
-            Effect::Commit(record) => {
-                let epoch = self.epoch;
-                let _ = self.session.cast(SessionMessage::TurnCommitted { epoch, record });
-            }
-        }
     }
 }

@@ -136,6 +136,15 @@ impl Agent {
         }))
     }
 
+    /// The agent as a run had it before the host was started anew. Where the configuration does
+    /// not let it be so any more, the agent as it is.
+    pub(super) fn as_it_was(self: &Arc<Self>, asked: &RunOverrides) -> Arc<Self> {
+        self.with(asked).unwrap_or_else(|error| {
+            tracing::warn!(agent = self.name, %error, "overrides_not_taken");
+            Arc::clone(self)
+        })
+    }
+
     /// The run's models where it asks for one of them first.
     fn led_by(&self, name: &str) -> Result<ModelChain, HostError> {
         let Some(model) = self.configured.get(name) else {

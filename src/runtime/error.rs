@@ -2,7 +2,10 @@
 
 use crate::config::TooHigh;
 use crate::context::SeedError;
+use crate::event::EventId;
+use crate::journal::JournalError;
 use crate::turn::ApprovalError;
+use crate::types::{Seq, SessionId};
 
 /// Why a host or a session does not do what it is asked.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -14,6 +17,11 @@ pub enum HostError {
     /// No agent has this name.
     #[error("open a session: there is no agent {0:?}")]
     UnknownAgent(String),
+    /// A session is there, but its agent is not configured any more.
+    #[error(
+        "wake the session: its agent {0:?} is not configured any more (configure it again, or delete the session)"
+    )]
+    AgentGone(String),
     /// The text is no session id.
     #[error("open a session: an id has 1 to 64 characters of A-Z, a-z, 0-9, _ and -")]
     InvalidSessionId,
@@ -57,6 +65,45 @@ pub enum HostError {
     /// The decision about a call does not count.
     #[error("decide about a call: {0}")]
     Approval(#[from] ApprovalError),
+    /// There is no such session.
+    #[error("find the session: there is no session \"{0}\"")]
+    NoSuchSession(SessionId),
+    /// The session has no such record.
+    #[error("fork the session: at: it has records 1 to {last}, not {at}")]
+    NoSuchRecord {
+        /// What was asked for.
+        at: Seq,
+        /// Its last one.
+        last: Seq,
+    },
+    /// The run waits for somebody to say that it may go on.
+    #[error(
+        "ask the run: it was interrupted, and waits to be resumed (POST /v1/sessions/ID/resume) or stopped"
+    )]
+    Suspended,
+    /// Nothing waits to be resumed.
+    #[error("resume the run: none waits for that")]
+    NotSuspended,
+    /// The key of a request was used for another one.
+    #[error("take the request: its Idempotency-Key was used for another one")]
+    KeyReused,
+    /// The journal cannot be written or read.
+    #[error(transparent)]
+    Journal(#[from] JournalError),
+    /// What is stored of the session contradicts itself.
+    #[error("read the journal: {0}")]
+    Rebuild(String),
+    /// No such event was shown in the session: the id is of another session, or of another life
+    /// of this one.
+    #[error(
+        "watch the session from {asked}: its last record is {last} (0 shows all from the beginning)"
+    )]
+    UnknownEventId {
+        /// What was asked for.
+        asked: EventId,
+        /// The session's last durable record.
+        last: Seq,
+    },
     /// The session is closed, or died.
     #[error("ask the session: it is closed")]
     SessionClosed,
@@ -72,6 +119,7 @@ impl HostError {
         match self {
             Self::Config(_) => "invalid_config",
             Self::UnknownAgent(_) => "unknown_agent",
+            Self::AgentGone(_) => "agent_gone",
             Self::InvalidSessionId => "invalid_session_id",
             Self::InvalidMessages(_) => "invalid_messages",
             Self::SessionExists => "session_exists",
@@ -87,6 +135,14 @@ impl HostError {
             Self::Approval(ApprovalError::Stale) => "stale_approval",
             Self::Approval(ApprovalError::Decided(_)) => "already_decided",
             Self::Approval(ApprovalError::WhichPhase) => "phase_needed",
+            Self::NoSuchSession(_) => "no_such_session",
+            Self::NoSuchRecord { .. } => "no_such_record",
+            Self::Suspended => "run_suspended",
+            Self::NotSuspended => "not_suspended",
+            Self::KeyReused => "idempotency_key_reused",
+            Self::Journal(_) => "journal_failed",
+            Self::Rebuild(_) => "journal_broken",
+            Self::UnknownEventId { .. } => "unknown_event_id",
             Self::SessionClosed => "session_closed",
             Self::ShuttingDown => "shutting_down",
         }

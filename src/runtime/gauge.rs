@@ -72,7 +72,8 @@ impl Drop for Held {
 /// What is alive in a host.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gauges {
-    pub(super) sessions: Gauge,
+    /// Sessions that are awake.
+    pub(super) awake: Gauge,
     pub(super) runs: Gauge,
     pub(super) queued: Gauge,
     pub(super) actors: Gauge,

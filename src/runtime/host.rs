@@ -2,31 +2,35 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
-use serde_json::Value;
 
-use super::agent::Agent;
-use super::error::HostError;
-use super::gauge::{Gauge, Held};
-use super::message::HostMessage;
-use super::publish::Publisher;
+use super::gauge::Gauge;
+use super::live::{Link, Live};
+use super::message::{HostMessage, SessionMessage};
 use super::session::{self, Opening};
-use super::shared::Shared;
-use super::task::Task;
+use super::shared::{Place, Shared};
+use super::task::{self, Task};
+use super::upkeep;
 use crate::types::SessionId;
 
-/// How often the metrics are brought up to date.
+/// How often the metrics are brought up to date, at the least.
 const UPKEEP: Duration = Duration::from_secs(5);
+
+/// How often a session that died in the middle of a run is woken to go on with it.
+const REVIVALS_MAX: u32 = 3;
 
 /// Begins sessions, and hears of their ends.
 #[derive(Debug)]
 pub(super) struct HostActor;
 
 pub(super) struct State {
-    shared: Arc<Shared>,
-    sessions: HashMap<ActorId, SessionId>,
+    link: Link,
+    sessions: HashMap<ActorId, (SessionId, Arc<Live>)>,
+    /// How often sessions have died.
+    deaths: HashMap<SessionId, u32>,
     _upkeep: Task,
 }
 
@@ -40,16 +44,19 @@ impl Actor for HostActor {
         myself: ActorRef<HostMessage>,
         shared: Arc<Shared>,
     ) -> Result<State, ActorProcessingErr> {
+        let link = Link { shared, host: myself.clone() };
+        let idle = link.shared.idle_after.unwrap_or(UPKEEP);
+        let period = (idle / 2).clamp(Duration::from_millis(50), UPKEEP);
         // Not counted: it lives as long as the host.
         let upkeep = Task::spawn(&Gauge::default(), async move {
             loop {
-                tokio::time::sleep(UPKEEP).await;
+                tokio::time::sleep(period).await;
                 if myself.cast(HostMessage::KeepUp).is_err() {
                     return;
                 }
             }
         });
-        Ok(State { shared, sessions: HashMap::new(), _upkeep: upkeep })
+        Ok(State { link, sessions: HashMap::new(), deaths: HashMap::new(), _upkeep: upkeep })
     }
 
     async fn handle(
@@ -59,15 +66,8 @@ impl Actor for HostActor {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            HostMessage::OpenSession { id, agent, messages, place, reply } => {
-                let opened = state.open(&myself, id, agent, messages, place).await;
-                // A caller that is gone finds the session by its id.
-                let _ = reply.send(opened);
-            }
-            HostMessage::KeepUp => {
-                state.shared.show_counts();
-                state.shared.telemetry.upkeep();
-            }
+            HostMessage::Begin(opening) => state.begin(&myself, *opening).await,
+            HostMessage::KeepUp => upkeep::keep_up(&state.link),
         }
         Ok(())
     }
@@ -84,7 +84,7 @@ impl Actor for HostActor {
                 state.ended(cell.get_id());
             }
             SupervisionEvent::ActorFailed(cell, error) => {
-                if let Some(session) = state.sessions.get(&cell.get_id()) {
+                if let Some((session, _)) = state.sessions.get(&cell.get_id()) {
                     tracing::error!(%session, %error, "session_died");
                 }
                 state.ended(cell.get_id());
@@ -96,46 +96,46 @@ impl Actor for HostActor {
 }
 
 impl State {
-    async fn open(
-        &mut self,
-        myself: &ActorRef<HostMessage>,
-        id: SessionId,
-        agent: Arc<Agent>,
-        messages: Vec<Value>,
-        place: Held,
-    ) -> Result<(), HostError> {
-        let opening = Opening {
-            publisher: Publisher::new(id.clone(), self.shared.telemetry.clone()),
-            id: id.clone(),
-            agent,
-            messages,
-            shared: Arc::clone(&self.shared),
-            running: Arc::default(),
-            held: place,
-        };
+    async fn begin(&mut self, myself: &ActorRef<HostMessage>, opening: Opening) {
+        let (id, shared) = (opening.id.clone(), Arc::clone(&self.link.shared));
+        let goes_on = opening.goes_on();
         match session::spawn(opening, myself.get_cell()).await {
-            Ok(session) => {
-                self.sessions.insert(session.actor().get_id(), id);
-                self.shared.enter(session);
-                self.shared.show_counts();
-                Ok(())
+            Ok(live) => {
+                self.sessions.insert(live.actor.get_id(), (id.clone(), Arc::clone(&live)));
+                if goes_on {
+                    // The first that it hears, before whoever waits for it can ask it anything.
+                    let _ = live.actor.cast(SessionMessage::GoOn);
+                }
+                shared.enter(&id, &live);
+                shared.show_counts();
             }
-            Err(error) => {
-                self.shared.release(&id);
-                Err(error)
-            }
+            Err(error) => shared.not_woken(&id, error),
         }
     }
 
     fn ended(&mut self, actor: ActorId) {
-        if let Some(id) = self.sessions.remove(&actor) {
-            // One that was closed has left the index before.
-            let died = self.shared.forget(&id, actor);
-            if died {
-                // Nobody can ask for them any more, and the next session of this name begins anew.
-                self.shared.journal.remove(&id);
-            }
-            self.shared.show_counts();
+        let Some((id, live)) = self.sessions.remove(&actor) else { return };
+        let shared = &self.link.shared;
+        // One that is closed or asleep has left the index before.
+        if shared.replace(&id, actor, Some(Place::Waking(Vec::new()))) {
+            self.revive(id, live);
         }
+        self.link.shared.show_counts();
+    }
+
+    /// A session died of a bug. What it has appended is stored first; then, if a run went on in
+    /// it, it is woken to go on.
+    fn revive(&mut self, id: SessionId, dead: Arc<Live>) {
+        let deaths = self.deaths.entry(id.clone()).or_default();
+        *deaths += 1;
+        let ran = dead.state.running.load(Ordering::Acquire);
+        let revived = ran && *deaths <= REVIVALS_MAX && !self.link.shared.is_closing();
+        let link = self.link.clone();
+        dead.log.close();
+        task::detach(async move {
+            // Whatever is not stored is not counted on either.
+            let _ = dead.log.until_durable(dead.log.last()).await;
+            link.go_on_waking(&id, revived);
+        });
     }
 }

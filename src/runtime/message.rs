@@ -4,39 +4,33 @@
 //! messages, not each other. Data flows by an awaited `call`, control by `cast`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use ractor::{ActorRef, RpcReplyPort};
-use serde_json::Value;
 
-use super::agent::Agent;
 use super::error::HostError;
 use super::gate::HeldPass;
-use super::gauge::Held;
 use super::model::ModelRequest;
 use super::places::Reservation;
 use super::report::RunReport;
 use super::request::RunRequest;
+use super::session::Opening;
 use super::snapshot::SessionSnapshot;
 use crate::context::Variables;
 use crate::event::ApprovalRequest;
-use crate::record::{Record, Seq, StopMode};
+use crate::journal::JournalError;
+use crate::record::{Entry, RequestKey, Seq, StopMode};
 use crate::turn::{
     ApprovalError, AttemptPlan, CancelReason, Decision, Place, ResponseEnd, ToolDone, TurnRecord,
     TurnSpec,
 };
-use crate::types::{CallKey, Content, RunId, SessionId, ToolCall, ToolResult};
+use crate::types::{CallKey, Content, RunId, ToolCall, ToolResult};
 use crate::wire::Delta;
 
 /// To the actor that supervises the sessions.
 pub(super) enum HostMessage {
-    /// Begin a session whose place is reserved.
-    OpenSession {
-        id: SessionId,
-        agent: Arc<Agent>,
-        messages: Vec<Value>,
-        place: Held,
-        reply: RpcReplyPort<Result<(), HostError>>,
-    },
+    /// Begin a session whose place is reserved, a new one or one that was asleep.
+    Begin(Box<Opening>),
     /// Bring the metrics up to date.
     KeepUp,
 }
@@ -46,21 +40,35 @@ pub(super) enum SessionMessage {
     /// Begin a run with a user's input, or let it wait for the one that goes on.
     StartRun { id: RunId, request: RunRequest, reply: RpcReplyPort<Result<RunAccepted, HostError>> },
     /// Say something to the run that goes on.
-    Steer { input: Content, reply: RpcReplyPort<Result<Seq, HostError>> },
+    Steer {
+        input: Content,
+        request: Option<RequestKey>,
+        reply: RpcReplyPort<Result<Seq, HostError>>,
+    },
+    /// Go on with what the journal says was going on.
+    GoOn,
+    /// The same, asked by somebody.
+    Resume { reply: RpcReplyPort<Result<Seq, HostError>> },
+    /// Leave memory, if nothing has happened for so long.
+    Hibernate { idle: Duration },
+    /// A record could not be stored.
+    JournalFailed { error: JournalError },
     /// End the run that goes on, if there is one.
-    Stop { mode: StopMode, reply: RpcReplyPort<()> },
+    Stop { mode: StopMode, reply: RpcReplyPort<Seq> },
     /// Take no more turns; with `now`, end the run at once.
     Interrupt { now: bool },
     /// Tell what the session holds.
     Snapshot { reply: RpcReplyPort<SessionSnapshot> },
     /// Stop the run, then end the session and forget its records.
-    Close { reply: RpcReplyPort<()> },
+    Close { reply: RpcReplyPort<Result<(), HostError>> },
     /// A turn is over. Counted only if it comes from the run's present actors.
     TurnCommitted { epoch: u64, record: Box<TurnRecord> },
     /// The next result of the running turn, in call order.
     ResultReleased { epoch: u64, result: Box<ToolResult> },
     /// What people are asked at present, and whether the turn waits for nothing else.
     QuestionsChanged { epoch: u64, questions: Vec<ApprovalRequest>, rests: bool },
+    /// All that the records of a turn say has been told: it goes on.
+    TurnKnown { epoch: u64 },
     /// Somebody has decided about a call.
     Decide { key: CallKey, decision: Decision, reply: DecisionReply },
     /// Name the actors of the run: stream, accumulator, supervisor.
@@ -68,13 +76,17 @@ pub(super) enum SessionMessage {
     NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 3]>> },
 }
 
-/// A run that has begun or waits.
+/// A run that has begun or waits, or one that was asked for before.
 pub(super) struct RunAccepted {
+    pub(super) id: RunId,
     /// The place of its first record.
     pub(super) seq: Seq,
-    /// Gets its report; dropped without one when the session dies.
-    pub(super) report: tokio::sync::oneshot::Receiver<Result<RunReport, HostError>>,
+    /// Gets its report; dropped without one when the session dies. None of a run that is over.
+    pub(super) report: Option<tokio::sync::oneshot::Receiver<Told>>,
 }
+
+/// What whoever waits for a run is told, and the place of the run's last record.
+pub(super) type Told = Result<(RunReport, Seq), HostError>;
 
 /// To the reader of the model's responses.
 pub(super) enum StreamMessage {
@@ -119,8 +131,8 @@ pub(super) struct TurnStart {
     pub(super) spec: TurnSpec,
     pub(super) run: RunId,
     pub(super) request: Arc<ModelRequest>,
-    /// The records of the turn, if it began before its last accumulator died.
-    pub(super) resume: Option<Vec<Record>>,
+    /// What was recorded of the turn, if it began before its last accumulator died.
+    pub(super) resume: Option<Vec<Arc<Entry>>>,
     /// The turn is cancelled before it has begun.
     pub(super) cancel: Option<CancelReason>,
 }

@@ -18,13 +18,18 @@ mod gauge;
 mod handle;
 mod host;
 mod ids;
+mod list;
+mod live;
 mod message;
 pub mod model;
 mod models;
+mod past;
 mod places;
 mod publish;
+mod recovery;
 mod report;
 mod request;
+mod rules;
 mod session;
 mod shared;
 mod snapshot;
@@ -34,15 +39,17 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod tool;
+mod upkeep;
+mod watch;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use ractor::rpc::CallResult;
-use ractor::{Actor, ActorRef, ActorStatus};
+use ractor::{Actor, ActorStatus};
 use serde_json::Value;
-use tokio::time::timeout;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::{Instant, timeout};
 
 pub use crate::event::StatsReport;
 pub use crate::turn::BreakerState;
@@ -50,13 +57,17 @@ pub use crate::types::SessionState;
 pub use error::HostError;
 pub use gate::ModelStatus;
 pub use handle::{ReportFuture, SessionHandle, SessionSummary, StartedRun};
+pub use list::SessionQuery;
 pub use report::{CallReport, RunReport};
 pub use request::RunRequest;
+pub use rules::AgentRules;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
+pub use watch::Watch;
 
-use crate::config::Config;
+use crate::config::{Config, Resume};
 use crate::context::Seed;
-use crate::journal::{Journal, MemoryJournal};
+use crate::journal::Journal;
+use crate::record::Seq;
 use crate::telemetry::Telemetry;
 use crate::tool::Registry;
 use crate::types::SessionId;
@@ -65,8 +76,12 @@ use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
 use caps::Caps;
 use gauge::Gauges;
 use host::HostActor;
+use live::Link;
 use message::{HostMessage, SessionMessage};
 use models::Model;
+use publish::Publisher;
+use recovery::{READS_MAX, blocking, open_journal, recover, unfinished};
+use session::{Beginning, Opening};
 use shared::Shared;
 
 /// How long a cancelled run, and then the host itself, may take to end.
@@ -81,8 +96,7 @@ pub struct Host {
 
 #[derive(Debug)]
 struct Inner {
-    shared: Arc<Shared>,
-    actor: ActorRef<HostMessage>,
+    link: Link,
     shutdown_grace: Duration,
     cancel_grace: Duration,
 }
@@ -108,12 +122,14 @@ pub struct OpenSession {
     pub messages: Vec<Value>,
 }
 
-/// What is alive in a host. All but `sessions` and `abandoned_threads` come back to 0 when no run
+/// What is alive in a host. All but `sessions`, `awake` and `abandoned_threads` come back to 0 when no run
 /// goes on and the tools of the last ones have had their grace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostCounts {
-    /// Open sessions.
+    /// Sessions, awake or asleep.
     pub sessions: usize,
+    /// Those that are awake.
+    pub awake: usize,
     /// Runs that go on.
     pub runs: usize,
     /// Actors of runs: readers, accumulators, supervisors and calls.
@@ -129,24 +145,44 @@ pub struct HostCounts {
 }
 
 impl Host {
-    /// Starts a host. The configuration's overrides of tools are applied here.
+    /// Starts a host on the journal that its configuration names. The configuration's overrides of
+    /// tools are applied here. Runs that the last host left unfinished go on by themselves, unless
+    /// the journal's `resume` is `manual`.
     ///
     /// # Errors
-    /// When a configured model cannot be asked.
+    /// When a configured model cannot be asked, or the journal cannot be opened.
     pub async fn start(setup: HostSetup) -> Result<Self, HostError> {
-        Self::start_on(setup, Arc::new(MemoryJournal::new())).await
+        Self::start_with(setup, None).await
     }
 
-    async fn start_on(setup: HostSetup, journal: Arc<dyn Journal>) -> Result<Self, HostError> {
+    /// Starts a host on a journal of the caller's.
+    ///
+    /// # Errors
+    /// When a configured model cannot be asked, or the journal cannot be read.
+    pub async fn start_on(setup: HostSetup, journal: Arc<dyn Journal>) -> Result<Self, HostError> {
+        Self::start_with(setup, Some(journal)).await
+    }
+
+    async fn start_with(
+        setup: HostSetup,
+        journal: Option<Arc<dyn Journal>>,
+    ) -> Result<Self, HostError> {
         let HostSetup { config, mut tools } = setup;
+        let began = Instant::now();
         tools.apply(&config.tools);
         let names: Vec<String> = tools.iter().map(|(name, _)| name.to_owned()).collect();
         let gauges = Gauges::default();
         let caps = Caps::new(&tools, &gauges.waiting);
         let telemetry = Telemetry::new(&names);
+        let journal = match journal {
+            Some(journal) => journal,
+            None => open_journal(&config, &telemetry).await?,
+        };
         let models = Arc::new(Model::all(&config, &telemetry)?);
         let agents = Agent::all(&config, tools, &models)?;
         let cancel_grace = agents.values().map(|agent| agent.limits().cancel_grace).max();
+        let stored = Arc::clone(&journal);
+        let (stored, unfinished) = blocking(move || unfinished(&*stored)).await??;
         let shared = Arc::new(Shared {
             agents,
             journal,
@@ -158,15 +194,31 @@ impl Host {
             runs_max: config.host.max_concurrent_runs,
             sessions_max: config.host.max_sessions,
             queued_inputs_max: config.host.max_queued_inputs,
+            idle_after: config.host.idle_after,
+            keep_idle: config.journal.keep_idle,
+            deleted_ms: AtomicU64::new(0),
+            held: parking_lot::Mutex::default(),
+            began,
             closing: AtomicBool::new(false),
+            sessions: AtomicUsize::new(stored),
             index: parking_lot::Mutex::default(),
+            reads: Semaphore::new(READS_MAX),
+            unwritten: parking_lot::Mutex::default(),
+            alarms: parking_lot::Mutex::default(),
         });
         let (actor, _) = Actor::spawn(None, HostActor, Arc::clone(&shared))
             .await
             .map_err(|error| HostError::Config(error.to_string()))?;
         let shutdown_grace = config.host.shutdown_grace;
         let cancel_grace = cancel_grace.unwrap_or_default();
-        Ok(Self { inner: Arc::new(Inner { shared, actor, shutdown_grace, cancel_grace }) })
+        let link = Link { shared, host: actor };
+        match config.journal.resume {
+            Resume::Manual => link.shared.held.lock().extend(unfinished),
+            Resume::Auto if unfinished.is_empty() => {}
+            Resume::Auto => task::detach(recover(link.clone(), unfinished, began)),
+        }
+        link.shared.show_counts();
+        Ok(Self { inner: Arc::new(Inner { link, shutdown_grace, cancel_grace }) })
     }
 
     /// Opens a session.
@@ -175,78 +227,104 @@ impl Host {
     /// When there is no such agent, the id is taken or none, the messages are no history, or the
     /// host is full or shutting down.
     pub async fn open_session(&self, open: OpenSession) -> Result<SessionHandle, HostError> {
-        let shared = &self.inner.shared;
+        let link = &self.inner.link;
         let agent = self.agent(open.agent)?;
-        let id = match open.id {
-            Some(text) => SessionId::parse(&text).ok(),
-            None => ids::session_id(),
-        };
-        let id = id.ok_or(HostError::InvalidSessionId)?;
+        let id = session_id(open.id)?;
         let messages = open.messages;
         Seed::parse(&messages)?;
-        let held = shared.reserve(&id)?;
-        let place = held;
-        let message = {
-            let id = id.clone();
-            |reply| HostMessage::OpenSession { id, agent, messages, place, reply }
+        let (waiter, waited) = oneshot::channel();
+        link.shared.reserve(&id, waiter)?;
+        let opening = Opening {
+            publisher: Publisher::new(id.clone(), link.shared.telemetry.clone(), Seq(0)),
+            id: id.clone(),
+            agent,
+            beginning: Beginning::New { messages },
+            link: link.clone(),
         };
-        match self.inner.actor.call(message, None).await {
-            Ok(CallResult::Success(opened)) => {
-                opened?;
-                shared.session(&id).ok_or(HostError::SessionClosed)
+        let opened = async {
+            let (shared, of) = (Arc::clone(&link.shared), id.clone());
+            if link.read(move || shared.journal.find(&of)).await??.is_some() {
+                return Err(HostError::SessionExists);
             }
-            Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => {
-                shared.release(&id);
-                Err(HostError::ShuttingDown)
-            }
+            let begun = link.host.cast(HostMessage::Begin(Box::new(opening)));
+            begun.map_err(|_| HostError::ShuttingDown)
+        };
+        if let Err(error) = opened.await {
+            link.shared.uncount_sessions(1);
+            link.shared.not_woken(&id, error.clone());
+            return Err(error);
         }
+        let live = waited.await.unwrap_or(Err(HostError::ShuttingDown))?;
+        if let Err(error) = live.log.until_durable(live.log.last()).await {
+            link.shared.uncount_sessions(1);
+            return Err(error.into());
+        }
+        Ok(SessionHandle::new(id, link.clone()))
     }
 
-    /// An open session by its id.
+    /// A session by its id, awake or asleep. That there is none shows when it is asked something.
     #[must_use]
-    pub fn session(&self, id: &SessionId) -> Option<SessionHandle> {
-        self.inner.shared.session(id)
+    pub fn session(&self, id: &SessionId) -> SessionHandle {
+        SessionHandle::new(id.clone(), self.inner.link.clone())
     }
 
-    /// The open sessions, by id.
-    #[must_use]
-    pub fn sessions(&self) -> Vec<SessionSummary> {
-        self.inner.shared.sessions().iter().map(SessionSummary::from).collect()
+    /// Begins a session with the first records of another one, up to `at`. If a run goes on at
+    /// that place it ends there, its open calls answered; inputs that waited wait no more.
+    ///
+    /// # Errors
+    /// When there is no such session or record, the id is taken or none, or the host is full or
+    /// shutting down.
+    pub async fn fork(
+        &self,
+        from: &SessionHandle,
+        at: Seq,
+        id: Option<String>,
+    ) -> Result<SessionHandle, HostError> {
+        past::fork(from, at, session_id(id)?).await
+    }
+
+    /// Sessions by id, awake or asleep.
+    ///
+    /// # Errors
+    /// When the journal cannot be read.
+    pub async fn sessions(&self, query: SessionQuery) -> Result<Vec<SessionSummary>, HostError> {
+        list::sessions(&self.inner.link, query).await
     }
 
     /// Sets the metrics of what there is now, as is done every 5 seconds as well.
     pub fn bring_metrics_up_to_date(&self) {
-        self.inner.shared.show_counts();
+        self.shared().show_all();
     }
 
     /// Its metrics.
     #[must_use]
     pub fn telemetry(&self) -> &Telemetry {
-        &self.inner.shared.telemetry
+        &self.shared().telemetry
     }
 
     /// What is known of its configured models now, by name.
     #[must_use]
     pub fn models(&self) -> Vec<ModelStatus> {
-        self.inner.shared.models.values().map(|model| model.status()).collect()
+        self.shared().models.values().map(|model| model.status()).collect()
     }
 
     /// Whether it takes sessions and runs. That a model does not answer changes nothing of that.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let running = matches!(
-            self.inner.actor.get_status(),
+            self.inner.link.host.get_status(),
             ActorStatus::Starting | ActorStatus::Running | ActorStatus::Upgrading
         );
-        running && !self.inner.shared.is_closing()
+        running && !self.shared().is_closing()
     }
 
     /// What is alive in it.
     #[must_use]
     pub fn counts(&self) -> HostCounts {
-        let gauges = &self.inner.shared.gauges;
+        let gauges = &self.shared().gauges;
         HostCounts {
-            sessions: gauges.sessions.count(),
+            sessions: self.shared().sessions.load(Ordering::SeqCst),
+            awake: gauges.awake.count(),
             runs: gauges.runs.count(),
             actors: gauges.actors.count(),
             tasks: gauges.tasks.count(),
@@ -258,9 +336,11 @@ impl Host {
 
     /// Ends the host: takes no more runs, lets the turns that run finish within
     /// `shutdown_grace`, answers the rest as cancelled, gives tools their grace, and ends every
-    /// session. All runs that this ends are `interrupted`.
+    /// session. All runs that this ends are `interrupted`. When it returns all of that is stored,
+    /// and the journal is free for another host.
     pub async fn shutdown(&self) {
-        let Inner { shared, actor, shutdown_grace, cancel_grace } = &*self.inner;
+        let Inner { link, shutdown_grace, cancel_grace } = &*self.inner;
+        let shared = &link.shared;
         shared.closing.store(true, Ordering::SeqCst);
         self.interrupt(false);
         if timeout(*shutdown_grace, shared.gauges.runs.emptied()).await.is_err() {
@@ -269,21 +349,28 @@ impl Host {
         }
         let _ = timeout(*cancel_grace + END_MAX, shared.gauges.tools.emptied()).await;
         // One that is gone already has been shut down before.
-        let _ = actor.stop_and_wait(None, Some(END_MAX)).await;
-        let _ = timeout(END_MAX, shared.gauges.sessions.emptied()).await;
+        let _ = link.host.stop_and_wait(None, Some(END_MAX)).await;
+        let _ = timeout(END_MAX, shared.gauges.awake.emptied()).await;
         shared.index.lock().clear();
+        let journal = Arc::clone(&shared.journal);
+        // What is queued by then is stored.
+        let _ = blocking(move || journal.close()).await;
         shared.show_counts();
     }
 
     fn interrupt(&self, now: bool) {
-        for session in self.inner.shared.sessions() {
+        for (_, live) in self.shared().all_awake() {
             // A session that is gone has no run.
-            let _ = session.actor().cast(SessionMessage::Interrupt { now });
+            let _ = live.actor.cast(SessionMessage::Interrupt { now });
         }
     }
 
+    fn shared(&self) -> &Shared {
+        &self.inner.link.shared
+    }
+
     fn agent(&self, name: Option<String>) -> Result<Arc<Agent>, HostError> {
-        let agents = &self.inner.shared.agents;
+        let agents = &self.shared().agents;
         let found = match &name {
             Some(name) => agents.get(name),
             None => agents
@@ -295,9 +382,17 @@ impl Host {
     }
 }
 
+fn session_id(asked: Option<String>) -> Result<SessionId, HostError> {
+    let id = match asked {
+        Some(text) => SessionId::parse(&text).ok(),
+        None => ids::session_id(),
+    };
+    id.ok_or(HostError::InvalidSessionId)
+}
+
 impl Drop for Inner {
     fn drop(&mut self) {
         // Its end kills the sessions, and theirs what runs in them.
-        self.actor.stop(None);
+        self.link.host.stop(None);
     }
 }

@@ -2,49 +2,93 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::event::{Event, Published};
-use crate::journal::unix_ms;
-use crate::telemetry::{Bus, Subscription, Telemetry, logs};
-use crate::types::{RunId, SessionId};
+use crate::event::{Event, EventId, Published};
+use crate::journal::{Journal, JournalError, unix_ms};
+use crate::telemetry::{Entering, Feed, Recorded, Subscription, Telemetry, logs};
+use crate::types::{RunId, Seq, SessionId};
 
-/// How many events a subscriber may be behind before it is let go.
-const SUBSCRIBER_EVENTS_MAX: usize = 4096;
+/// How many events a subscriber may be behind before it is let go. One that never reads costs
+/// about 8 kB, and the events themselves are shared.
+pub(super) const SUBSCRIBER_EVENTS_MAX: usize = 1024;
 
 /// Publishes the events of one session. Clones publish to the same subscribers.
 #[derive(Clone, Debug)]
 pub(super) struct Publisher {
     session: SessionId,
-    bus: Arc<Bus>,
+    feed: Arc<Feed>,
     telemetry: Telemetry,
 }
 
 impl Publisher {
-    pub(super) fn new(session: SessionId, telemetry: Telemetry) -> Self {
-        Self { session, bus: Arc::new(Bus::new()), telemetry }
+    /// All up to `from` has been shown before.
+    pub(super) fn new(session: SessionId, telemetry: Telemetry, from: Seq) -> Self {
+        let from = EventId { seq: from, bytes: 0 };
+        Self { session, feed: Arc::new(Feed::starting_at(telemetry.clone(), from)), telemetry }
+    }
+
+    /// The session falls asleep, unless anybody listens or is about to. Returns whether it does.
+    pub(super) fn leave(&self) -> bool {
+        self.feed.leave()
     }
 
     /// The door for those who listen. It does not keep the subscribers' streams alive: they end
     /// with the session.
-    pub(super) fn listeners(&self) -> Listeners {
-        Listeners { bus: Arc::downgrade(&self.bus) }
+    pub(super) fn listeners(&self, journal: &Arc<dyn Journal>) -> Listeners {
+        Listeners { feed: Arc::downgrade(&self.feed), journal: Arc::clone(journal) }
     }
 
     /// Tells everybody. Never waits for a subscriber.
     pub(super) fn publish(&self, run: &RunId, turn: u32, event: Event) {
-        if is_only_shown(&event) && self.bus.is_idle() && !logs::shows_contents() {
+        debug_assert!(!event.is_recorded(), "{event:?} has a record");
+        self.tell(run, turn, event, None);
+    }
+
+    /// Tells everybody of a record.
+    pub(super) fn publish_recorded(&self, run: &RunId, turn: u32, event: Event, of: Recorded) {
+        debug_assert!(event.is_recorded(), "{event:?} has no record");
+        self.tell(run, turn, event, Some(of));
+    }
+
+    /// Tells everybody of an event right behind a record, whose view it may be.
+    pub(super) fn publish_behind(
+        &self,
+        run: &RunId,
+        turn: u32,
+        event: Event,
+        record: Option<Recorded>,
+    ) {
+        match record.filter(|_| event.is_recorded()) {
+            Some(of) => self.publish_recorded(run, turn, event, of),
+            None => self.publish(run, turn, event),
+        }
+    }
+
+    fn tell(&self, run: &RunId, turn: u32, event: Event, recorded: Option<Recorded>) {
+        // Nothing is counted by text.
+        if !logs::shows_contents() && self.feed.take_text(&event) {
             return;
         }
         let published = Published {
             session: self.session.clone(),
             run: run.clone(),
             turn,
-            timestamp_ms: unix_ms(),
+            timestamp_ms: recorded.map_or_else(unix_ms, |of| of.time),
+            id: None,
+            written: crate::event::Written::default(),
             event,
         };
         self.telemetry.observe(&published);
-        let lagged = self.bus.publish(published);
-        if lagged > 0 {
-            self.telemetry.metrics().subscribers_lagged(lagged);
+        self.feed.publish(published, recorded);
+    }
+}
+
+impl Listeners {
+    /// Told by the session's log how far its records have come.
+    pub(super) fn handle_journal(&self, told: Result<Seq, JournalError>) {
+        let Some(feed) = self.feed.upgrade() else { return };
+        match told {
+            Ok(upto) => feed.durable(upto),
+            Err(error) => feed.fail(error),
         }
     }
 }
@@ -52,27 +96,27 @@ impl Publisher {
 /// Lets subscribers in for as long as the session lives.
 #[derive(Clone, Debug)]
 pub(super) struct Listeners {
-    bus: Weak<Bus>,
+    feed: Weak<Feed>,
+    pub(super) journal: Arc<dyn Journal>,
 }
 
 impl Listeners {
+    /// The session's feed, unless it is gone or falls asleep. It stays for those who enter.
+    pub(super) fn enter(&self) -> Option<(Arc<Feed>, Entering)> {
+        let feed = self.feed.upgrade()?;
+        let entering = feed.enter()?;
+        Some((feed, entering))
+    }
+
     /// The events from now on; none of a session that is gone.
-    pub(super) fn subscribe(&self) -> Subscription {
-        let bus = self.bus.upgrade().unwrap_or_default();
-        bus.subscribe(SUBSCRIBER_EVENTS_MAX)
+    pub(super) fn subscribe(&self) -> Option<Subscription> {
+        let (feed, _entering) = self.enter()?;
+        Some(feed.subscribe(SUBSCRIBER_EVENTS_MAX))
     }
 
     /// The same of one run alone, which may begin later.
-    pub(super) fn subscribe_to(&self, run: &RunId) -> Subscription {
-        let bus = self.bus.upgrade().unwrap_or_default();
-        bus.subscribe_to(run.clone(), SUBSCRIBER_EVENTS_MAX)
+    pub(super) fn subscribe_to(&self, run: &RunId) -> Option<Subscription> {
+        let (feed, _entering) = self.enter()?;
+        Some(feed.subscribe_to(run.clone(), SUBSCRIBER_EVENTS_MAX))
     }
-}
-
-/// Whether the event is for watchers alone: nothing is counted by it.
-fn is_only_shown(event: &Event) -> bool {
-    matches!(
-        event,
-        Event::TextReceived { .. } | Event::ThinkingReceived { .. } | Event::CallProgressed { .. }
-    )
 }

@@ -1,6 +1,7 @@
 //! What a run is begun with.
 
 use crate::config::RunOverrides;
+use crate::record::RequestKey;
 use crate::types::Content;
 
 /// A user's input, and what the run changes about its agent.
@@ -12,6 +13,8 @@ pub struct RunRequest {
     pub input: Content,
     /// What the run changes about its agent.
     pub overrides: RunOverrides,
+    /// Which request of a client brings it: the same again has no second effect.
+    pub request: Option<RequestKey>,
     /// Whether the input waits if another run goes on, instead of being refused.
     pub queue: bool,
 }

@@ -1,35 +1,38 @@
 //! A session: the sole owner of its history, and of the run that goes on in it.
 
+mod begin;
+mod ending;
 mod inputs;
 mod open;
 mod recovery;
 mod run;
 mod seeded;
+mod turns;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use ractor::{
     Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent,
 };
-use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::agent::Agent;
 use super::error::HostError;
 use super::gauge::Held;
-use super::handle::SessionHandle;
+use super::live::{Link, LiveState};
 use super::message::{Accumulator, AccumulatorMessage, RunAccepted, SessionMessage};
 use super::publish::Publisher;
 use super::request::RunRequest;
 use super::shared::Shared;
 use super::snapshot::{CurrentRun, SessionSnapshot};
 use crate::context::{History, Variables};
-use crate::journal::SessionLog;
+use crate::journal::{SessionLog, Urgency};
 use crate::record::{Record, Seq, StopMode};
-use crate::turn::CancelReason;
+use crate::turn::{Brought, CancelReason, OpenRun, Requests};
 use crate::types::{RunId, SessionId, SessionState, Usage};
+pub(super) use begin::{Beginning, Opening, spawn};
 use inputs::QueuedRun;
 use run::{ActiveRun, NewRun};
 
@@ -37,24 +40,13 @@ use run::{ActiveRun, NewRun};
 #[derive(Debug)]
 pub(super) struct SessionActor;
 
-/// What a session begins with.
-pub(super) struct Opening {
-    pub(super) id: SessionId,
-    pub(super) agent: Arc<Agent>,
-    /// What the history begins with: checked, in the Chat Completions form.
-    pub(super) messages: Vec<Value>,
-    pub(super) shared: Arc<Shared>,
-    pub(super) publisher: Publisher,
-    pub(super) running: Arc<AtomicBool>,
-    pub(super) held: Held,
-}
-
 pub(super) struct State {
     id: SessionId,
     agent: Arc<Agent>,
     /// The agent as the run that goes on, or the last one, has it.
     run_agent: Arc<Agent>,
     shared: Arc<Shared>,
+    link: Link,
     publisher: Publisher,
     log: Arc<SessionLog>,
     history: History,
@@ -63,68 +55,97 @@ pub(super) struct State {
     /// The session's last turn, committed or not.
     turn: u32,
     run: Option<Box<ActiveRun>>,
+    /// The run that the last host, or the last life of this session, left unfinished: it goes on
+    /// when it is told to.
+    suspended: Option<Box<OpenRun>>,
     /// Runs that wait for it to end. While there are any, a run goes on or the next one begins.
     queue: VecDeque<QueuedRun>,
     /// The run that begins next, with the place of the one that has just ended.
     next: Option<(NewRun, Held)>,
+    /// Which requests brought its inputs.
+    requests: Requests,
     /// Which set of actors a run has: each set has its own number, in all runs of the session.
     epoch: u64,
     /// Supervisors of runs that are over, whose last tools still have their grace, with the
     /// accumulators that count what comes late.
     lingering: HashMap<ActorId, Accumulator>,
-    /// Whether a run goes on, for those who list sessions.
-    running: Arc<AtomicBool>,
+    /// What others know of it.
+    live: Arc<LiveState>,
     close: Closing,
-    /// The session's place in the host; given back when it is closed.
-    place: Option<Held>,
+    /// Those who want to see it.
+    looking: Vec<RpcReplyPort<SessionSnapshot>>,
+    /// Counted as awake.
+    _awake: Held,
 }
 
 /// How far the session's end has come.
 enum Closing {
     No,
     /// When the run is over.
-    Asked(Vec<RpcReplyPort<()>>),
-    /// The records are gone; the last tools still have their grace.
+    Asked(Vec<RpcReplyPort<Result<(), HostError>>>),
+    /// The records are deleted, or about to be; the last tools still have their grace.
     Closed,
 }
 
 impl Actor for SessionActor {
     type Msg = SessionMessage;
     type State = State;
-    type Arguments = Opening;
+    type Arguments = begin::Begun;
 
     async fn pre_start(
         &self,
         _: ActorRef<SessionMessage>,
-        opening: Opening,
+        begun: begin::Begun,
     ) -> Result<State, ActorProcessingErr> {
-        Ok(State::open(opening))
+        Ok(State::begin_session(begun))
     }
 
+    // An actor holds the largest future of its handlers for as long as it lives, so what begins and
+    // recovers runs is boxed: a session that idles has none of that.
     async fn handle(
         &self,
         myself: ActorRef<SessionMessage>,
         message: SessionMessage,
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
+        if !matches!(message, SessionMessage::Hibernate { .. }) {
+            state.touch();
+        }
         match message {
             SessionMessage::StartRun { id, request, reply } => {
-                let accepted = state.start_run(&myself, id, request).await;
+                let accepted = Box::pin(state.start_run(&myself, id, request)).await;
                 // A caller that is gone has started its run all the same.
                 let _ = reply.send(accepted);
             }
-            SessionMessage::Steer { input, reply } => {
-                let _ = reply.send(state.steer(input));
+            SessionMessage::Steer { input, request, reply } => {
+                let _ = reply.send(state.steer(input, request));
             }
             SessionMessage::Stop { mode, reply } => {
                 state.stop(mode);
-                let _ = reply.send(());
+                state.go_on_if_suspended(&myself).await;
+                let _ = reply.send(state.log.last());
+            }
+            SessionMessage::GoOn => state.go_on(&myself).await,
+            SessionMessage::Resume { reply } => {
+                let resumed = state.resume(&myself).await;
+                let _ = reply.send(resumed);
+            }
+            SessionMessage::Hibernate { idle } => {
+                state.hibernate(&myself, idle);
+                return Ok(());
+            }
+            SessionMessage::JournalFailed { error } => {
+                state.fail(&myself, error);
+                return Ok(());
             }
             SessionMessage::Interrupt { now } => state.interrupt(now),
             SessionMessage::Snapshot { reply } => {
-                let _ = reply.send(state.snapshot());
+                state.looking.push(reply);
             }
-            SessionMessage::Close { reply } => state.ask_to_close(reply),
+            SessionMessage::Close { reply } => {
+                state.ask_to_close(reply);
+                state.go_on_if_suspended(&myself).await;
+            }
             SessionMessage::TurnCommitted { epoch, record } => {
                 if state.awaits(epoch, &record) {
                     state.commit(*record);
@@ -134,7 +155,11 @@ impl Actor for SessionActor {
             SessionMessage::QuestionsChanged { epoch, questions, rests } => {
                 state.take_questions(epoch, questions, rests);
             }
-            SessionMessage::Decide { key, decision, reply } => state.decide(key, decision, reply),
+            SessionMessage::TurnKnown { epoch } => state.turn_is_known(epoch),
+            SessionMessage::Decide { key, decision, reply } => {
+                state.go_on_if_suspended(&myself).await;
+                state.decide(key, decision, reply);
+            }
             #[cfg(test)]
             SessionMessage::NameActors { reply } => {
                 let _ = reply.send(state.run.as_ref().map(|run| run.actors.cells()));
@@ -142,6 +167,7 @@ impl Actor for SessionActor {
         }
         state.begin_next(&myself).await;
         state.close_if_asked(&myself);
+        state.show();
         Ok(())
     }
 
@@ -162,37 +188,15 @@ impl Actor for SessionActor {
         }
         state.begin_next(&myself).await;
         state.close_if_asked(&myself);
+        state.show();
         Ok(())
     }
 }
 
 impl State {
-    fn open(opening: Opening) -> Self {
-        let Opening { id, agent, messages, shared, publisher, running, held } = opening;
-        let log = Arc::new(SessionLog::new(id.clone(), Arc::clone(&shared.journal)));
-        let opened = Record::SessionOpened { agent: agent.name.clone(), messages };
-        let history = History::fold(std::slice::from_ref(&opened), agent.limits().max_result_bytes);
-        log.append(vec![opened], || ());
-        Self {
-            id,
-            run_agent: Arc::clone(&agent),
-            agent,
-            shared,
-            publisher,
-            log,
-            history,
-            variables: Variables::default(),
-            usage: Usage::default(),
-            turn: 0,
-            run: None,
-            queue: VecDeque::new(),
-            next: None,
-            epoch: 0,
-            lingering: HashMap::new(),
-            running,
-            close: Closing::No,
-            place: Some(held),
-        }
+    /// Something happens in the session: it does not idle.
+    fn touch(&self) {
+        self.live.touched_ms.store(self.shared.clock_ms(), Ordering::Relaxed);
     }
 
     async fn start_run(
@@ -204,7 +208,14 @@ impl State {
         if !matches!(self.close, Closing::No) {
             return Err(HostError::SessionClosed);
         }
-        let RunRequest { input, overrides, queue } = request;
+        let RunRequest { input, overrides, request, queue } = request;
+        if let Some(known) = self.known(request.as_ref())? {
+            let Brought::Run(id) = &known.brought else { return Err(HostError::KeyReused) };
+            return Ok(RunAccepted { id: id.clone(), seq: known.seq, report: None });
+        }
+        if self.suspended.is_some() {
+            return Err(HostError::Suspended);
+        }
         if self.run.is_some() && !queue {
             return Err(HostError::RunInProgress);
         }
@@ -213,14 +224,25 @@ impl State {
         }
         let agent = self.agent.with(&overrides)?;
         let (report, receiver) = oneshot::channel();
-        let run = NewRun { id, input, agent, report };
+        let brought = Brought::Run(id.clone());
+        let run = NewRun {
+            id: id.clone(),
+            input,
+            overrides,
+            request: request.clone(),
+            agent,
+            report: Some(report),
+        };
         let seq = if self.run.is_some() {
             self.enqueue(run)?
         } else {
             let place = self.shared.place_for_a_run()?;
             self.begin(myself, run, place).await?
         };
-        Ok(RunAccepted { seq, report: receiver })
+        if let Some(request) = request {
+            self.requests.remember(request, seq, brought);
+        }
+        Ok(RunAccepted { id, seq, report: Some(receiver) })
     }
 
     /// Begins a run that is accepted.
@@ -231,15 +253,25 @@ impl State {
         place: Held,
     ) -> Result<Seq, HostError> {
         self.run_agent = Arc::clone(&run.agent);
-        let actors = self.spawn_actors(myself).await.map_err(|_| HostError::SessionClosed)?;
+        let actors = self.spawn_actors(myself).await.map_err(|_| self.shared.gone())?;
         let seq = self.begin_run(run, actors, place);
-        self.running.store(true, Ordering::Release);
+        self.live.running.store(true, Ordering::Release);
         self.shared.show_counts();
         Ok(seq)
     }
 
     /// Ends the run. Asked again, only a stop that is sooner changes anything.
     fn stop(&mut self, mode: StopMode) {
+        if let Some(run) = self.suspended.as_mut() {
+            if run.stops.is_none() || mode == StopMode::Now {
+                run.stops = Some(mode);
+                self.log.append(vec![Record::StopAsked { mode }], Urgency::Lazy, || ());
+                if mode == StopMode::AfterTurn {
+                    run.machine.handle_stop_after_turn();
+                }
+            }
+            return;
+        }
         let Some(run) = self.run.as_mut() else { return };
         let heard = match mode {
             StopMode::Now => run.cancel == Some(CancelReason::Stop),
@@ -248,7 +280,7 @@ impl State {
         if heard {
             return;
         }
-        self.log.append(vec![Record::StopAsked { mode }], || ());
+        self.log.append(vec![Record::StopAsked { mode }], Urgency::Lazy, || ());
         match mode {
             StopMode::Now => self.cancel(CancelReason::Stop),
             StopMode::AfterTurn => {
@@ -259,7 +291,6 @@ impl State {
     }
 
     fn interrupt(&mut self, now: bool) {
-        self.forget_queue(&HostError::ShuttingDown);
         if now {
             self.cancel(CancelReason::Shutdown);
         } else if let Some(run) = self.run.as_mut() {
@@ -285,21 +316,43 @@ impl State {
         let _ = run.actors.accumulator.cast(AccumulatorMessage::Cancel { why });
     }
 
+    /// Shows it to those who want to see it, once all is known that there is to see.
+    fn show(&mut self) {
+        if self.run.as_ref().is_some_and(|run| run.open.is_unknown) {
+            return;
+        }
+        for reply in std::mem::take(&mut self.looking) {
+            // Whoever wanted to see it may be gone.
+            let _ = reply.send(self.snapshot());
+        }
+    }
+
     fn snapshot(&self) -> SessionSnapshot {
         let run = self.run.as_ref();
+        let current_run = run.map(|run| CurrentRun {
+            run_id: run.id.clone(),
+            turn: self.turn,
+            suspended: false,
+            approvals: run.open.approvals.clone(),
+            results: run.open.results.clone(),
+        });
+        let suspended = self.suspended.as_ref().map(|run| CurrentRun {
+            run_id: run.id.clone(),
+            turn: self.turn,
+            suspended: true,
+            approvals: Vec::new(),
+            results: Vec::new(),
+        });
+        let current_run = current_run.or(suspended);
+        let state = if current_run.is_some() { SessionState::Running } else { SessionState::Idle };
         SessionSnapshot {
             id: self.id.clone(),
             agent: self.agent.name.clone(),
-            state: if run.is_some() { SessionState::Running } else { SessionState::Idle },
+            state,
             seq: self.log.last(),
             history: self.history.shown(),
             variables: self.variables.clone(),
-            current_run: run.map(|run| CurrentRun {
-                run_id: run.id.clone(),
-                turn: self.turn,
-                approvals: run.open.approvals.clone(),
-                results: run.open.results.clone(),
-            }),
+            current_run,
             queued: self.queued_inputs(),
             usage: self.usage,
         }
@@ -310,53 +363,7 @@ impl State {
         if let Some(accumulator) = self.lingering.remove(&cell.get_id()) {
             accumulator.stop(None);
         } else {
-            self.recover(myself, cell.get_id(), &why).await;
+            Box::pin(self.recover(myself, cell.get_id(), &why)).await;
         }
     }
-
-    fn ask_to_close(&mut self, reply: RpcReplyPort<()>) {
-        match &mut self.close {
-            Closing::No => self.close = Closing::Asked(vec![reply]),
-            Closing::Asked(waiting) => waiting.push(reply),
-            Closing::Closed => {
-                let _ = reply.send(());
-            }
-        }
-        self.forget_queue(&HostError::SessionClosed);
-        self.stop(StopMode::Now);
-    }
-
-    fn close_if_asked(&mut self, myself: &ActorRef<SessionMessage>) {
-        if self.run.is_some() {
-            return;
-        }
-        if let Closing::Asked(waiting) = &mut self.close {
-            let waiting = std::mem::take(waiting);
-            self.close = Closing::Closed;
-            self.log.append(vec![Record::SessionClosed], || ());
-            self.log.remove();
-            self.shared.forget(&self.id, myself.get_id());
-            self.place = None;
-            self.shared.show_counts();
-            for reply in waiting {
-                let _ = reply.send(());
-            }
-        }
-        if matches!(self.close, Closing::Closed) && self.lingering.is_empty() {
-            myself.stop(None);
-        }
-    }
-}
-
-/// A session and the handle to it.
-pub(super) async fn spawn(
-    opening: Opening,
-    supervisor: ActorCell,
-) -> Result<SessionHandle, HostError> {
-    let (id, name) = (opening.id.clone(), opening.agent.name.clone());
-    let (running, listeners) = (Arc::clone(&opening.running), opening.publisher.listeners());
-    let (actor, _) = Actor::spawn_linked(None, SessionActor, opening, supervisor)
-        .await
-        .map_err(|_| HostError::ShuttingDown)?;
-    Ok(SessionHandle::new(id, name, running, listeners, actor))
 }

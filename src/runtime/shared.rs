@@ -1,22 +1,25 @@
 //! What a host and its sessions share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use ractor::ActorId;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::Instant;
 
 use super::agent::Agent;
 use super::blocking::BlockingPool;
 use super::caps::Caps;
 use super::error::HostError;
 use super::gauge::{Gauges, Held};
-use super::handle::SessionHandle;
+use super::live::Live;
 use super::models::Model;
 use crate::journal::Journal;
 use crate::telemetry::Telemetry;
-use crate::types::{SessionId, SessionState};
+use crate::types::{RunId, SessionId, SessionState};
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -31,23 +34,52 @@ pub(super) struct Shared {
     pub(super) sessions_max: usize,
     /// How many inputs may wait in one session.
     pub(super) queued_inputs_max: usize,
+    /// How long a session idles before it leaves memory.
+    pub(super) idle_after: Option<Duration>,
+    /// How long a session is kept that nobody touches.
+    pub(super) keep_idle: Option<Duration>,
+    /// When such sessions were looked for last, on the host's clock.
+    pub(super) deleted_ms: AtomicU64,
+    /// Sessions whose runs the end of the last host interrupted, and which go on when somebody asks.
+    pub(super) held: Mutex<BTreeSet<SessionId>>,
+    pub(super) began: Instant,
     pub(super) closing: AtomicBool,
-    /// Held for short sections, never over an await.
+    /// How many sessions there are, awake or not.
+    pub(super) sessions: AtomicUsize,
+    /// Those that are awake or about to be. Held for short sections, never over an await.
     pub(super) index: Mutex<BTreeMap<SessionId, Place>>,
+    /// How many sessions are read from the journal at once.
+    pub(super) reads: Semaphore,
+    /// Runs that were told to have failed because the journal could not be written; they end so
+    /// once it can.
+    pub(super) unwritten: Mutex<BTreeMap<RunId, SessionId>>,
+    /// Sleeping sessions that people have to answer in time, by the end of that time in Unix
+    /// milliseconds.
+    pub(super) alarms: Mutex<BTreeSet<(u64, SessionId)>>,
 }
+
+/// Whoever waits for a session to be awake.
+pub(super) type Waiter = oneshot::Sender<Result<Arc<Live>, HostError>>;
 
 /// A session's place in the index.
 #[derive(Debug)]
 pub(super) enum Place {
-    /// The session is about to begin.
-    Reserved,
+    /// It is being deleted.
+    Leaving,
+    /// It is about to begin, or to be read from the journal.
+    Waking(Vec<Waiter>),
     /// It is there.
-    Open(SessionHandle),
+    Awake(Arc<Live>),
 }
 
 impl Shared {
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::SeqCst)
+    }
+
+    /// Why a session that was there is gone.
+    pub(super) fn gone(&self) -> HostError {
+        if self.is_closing() { HostError::ShuttingDown } else { HostError::SessionClosed }
     }
 
     pub(super) fn place_for_a_run(&self) -> Result<Held, HostError> {
@@ -60,8 +92,19 @@ impl Shared {
         place.ok_or(HostError::Full("run"))
     }
 
-    /// Reserves an id.
-    pub(super) fn reserve(&self, id: &SessionId) -> Result<Held, HostError> {
+    /// Counts one more session, unless there are too many.
+    pub(super) fn count_session(&self) -> Result<(), HostError> {
+        let more = |count| (count < self.sessions_max).then_some(count + 1);
+        let counted = self.sessions.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
+        counted.map(drop).map_err(|_| HostError::Full("session"))
+    }
+
+    pub(super) fn uncount_sessions(&self, count: usize) {
+        self.sessions.fetch_sub(count, Ordering::SeqCst);
+    }
+
+    /// Reserves the id of a session that is to begin, for `waiter`.
+    pub(super) fn reserve(&self, id: &SessionId, waiter: Waiter) -> Result<(), HostError> {
         if self.is_closing() {
             return Err(HostError::ShuttingDown);
         }
@@ -69,53 +112,86 @@ impl Shared {
         if index.contains_key(id) {
             return Err(HostError::SessionExists);
         }
-        let held =
-            self.gauges.sessions.try_hold(self.sessions_max).ok_or(HostError::Full("session"))?;
-        index.insert(id.clone(), Place::Reserved);
-        Ok(held)
+        self.count_session()?;
+        index.insert(id.clone(), Place::Waking(vec![waiter]));
+        Ok(())
     }
 
-    pub(super) fn enter(&self, session: SessionHandle) {
-        self.index.lock().insert(session.id().clone(), Place::Open(session));
+    /// Takes the places of sessions that are to be deleted, of those that sleep.
+    pub(super) fn take_sleeping(&self, ids: Vec<SessionId>) -> Vec<SessionId> {
+        let mut index = self.index.lock();
+        let sleeping: Vec<_> = ids.into_iter().filter(|id| !index.contains_key(id)).collect();
+        index.extend(sleeping.iter().map(|id| (id.clone(), Place::Leaving)));
+        sleeping
+    }
+
+    /// A session is awake.
+    pub(super) fn enter(&self, id: &SessionId, live: &Arc<Live>) {
+        let before = self.index.lock().insert(id.clone(), Place::Awake(Arc::clone(live)));
+        self.answer(before, &Ok(Arc::clone(live)));
+    }
+
+    /// A session could not be woken.
+    pub(super) fn not_woken(&self, id: &SessionId, error: HostError) {
+        let before = self.index.lock().remove(id);
+        self.answer(before, &Err(error));
+    }
+
+    fn answer(&self, place: Option<Place>, woken: &Result<Arc<Live>, HostError>) {
+        if let Some(Place::Waking(waiting)) = place {
+            for waiter in waiting {
+                // Whoever waited may be gone.
+                let _ = waiter.send(woken.clone());
+            }
+        }
+    }
+
+    /// Sets a session's place, unless it is out or another actor has it by now. Returns whether it
+    /// was there.
+    pub(super) fn replace(&self, id: &SessionId, actor: ActorId, place: Option<Place>) -> bool {
+        let mut index = self.index.lock();
+        let there =
+            matches!(index.get(id), Some(Place::Awake(live)) if live.actor.get_id() == actor);
+        if there {
+            match place {
+                Some(place) => index.insert(id.clone(), place),
+                None => index.remove(id),
+            };
+        }
+        there
     }
 
     pub(super) fn release(&self, id: &SessionId) {
         self.index.lock().remove(id);
     }
 
-    /// Takes a session out of the index, unless it is out or another one has its id by now.
-    /// Returns whether it was there.
-    pub(super) fn forget(&self, id: &SessionId, actor: ActorId) -> bool {
-        let mut index = self.index.lock();
-        let there =
-            matches!(index.get(id), Some(Place::Open(open)) if open.actor().get_id() == actor);
-        if there {
-            index.remove(id);
-        }
-        there
-    }
-
-    pub(super) fn session(&self, id: &SessionId) -> Option<SessionHandle> {
+    /// The session's actor, if it is awake.
+    pub(super) fn awake(&self, id: &SessionId) -> Option<Arc<Live>> {
         match self.index.lock().get(id)? {
-            Place::Open(session) => Some(session.clone()),
-            Place::Reserved => None,
+            Place::Awake(live) => Some(Arc::clone(live)),
+            Place::Leaving | Place::Waking(_) => None,
         }
     }
 
-    /// The open sessions, by id.
-    pub(super) fn sessions(&self) -> Vec<SessionHandle> {
+    /// The sessions that are awake.
+    pub(super) fn all_awake(&self) -> Vec<(SessionId, Arc<Live>)> {
         let index = self.index.lock();
-        let open = index.values().filter_map(|place| match place {
-            Place::Open(session) => Some(session.clone()),
-            Place::Reserved => None,
+        let awake = index.iter().filter_map(|(id, place)| match place {
+            Place::Awake(live) => Some((id.clone(), Arc::clone(live))),
+            Place::Leaving | Place::Waking(_) => None,
         });
-        open.collect()
+        awake.collect()
+    }
+
+    /// Milliseconds since the host began.
+    pub(super) fn clock_ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
     /// Brings the metrics that no event tells up to date.
     pub(super) fn show_counts(&self) {
         let metrics = self.telemetry.metrics();
-        let (sessions, runs) = (self.gauges.sessions.count(), self.gauges.runs.count());
+        let (awake, runs) = (self.gauges.awake.count(), self.gauges.runs.count());
         metrics.runs_active(runs);
         metrics.queued_inputs(self.gauges.queued.count());
         metrics.calls_waiting(self.gauges.waiting.count());
@@ -123,7 +199,15 @@ impl Shared {
         for model in self.models.values() {
             model.gate.show();
         }
+        let sessions = self.sessions.load(Ordering::SeqCst);
         metrics.sessions(SessionState::Running, runs);
-        metrics.sessions(SessionState::Idle, sessions.saturating_sub(runs));
+        metrics.sessions(SessionState::Idle, awake.saturating_sub(runs));
+        metrics.sessions(SessionState::Hibernated, sessions.saturating_sub(awake));
+    }
+
+    /// The same, and the journal's, which asks the disk.
+    pub(super) fn show_all(&self) {
+        self.show_counts();
+        self.telemetry.metrics().journal().status(self.journal.status());
     }
 }

@@ -43,6 +43,8 @@ pub struct CurrentRun {
     pub run_id: RunId,
     /// The session's turn that it is in.
     pub turn: u32,
+    /// Whether it was interrupted by the end of its host, and waits to be resumed or stopped.
+    pub suspended: bool,
     /// What people are asked at present, in call order.
     pub approvals: Vec<PendingApproval>,
     /// The results of the running turn up to the first call that has none: they are kept,

@@ -138,6 +138,7 @@ impl State {
                 cancellation.clone(),
                 self.progress(&run, key, &slot, &cancellation),
             )
+            .with_effect(registered.spec.effect)
             .with_variables(Arc::clone(&view)),
             pool: registered.spec.blocking.then(|| self.setup.pool.clone()),
             slot: Arc::clone(&slot),

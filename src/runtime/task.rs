@@ -24,3 +24,9 @@ impl Task {
         Self { _handle: AbortOnDropHandle::new(handle) }
     }
 }
+
+/// Spawns short work that belongs to nobody and ends by itself.
+#[expect(clippy::disallowed_methods, reason = "it ends by itself")]
+pub(super) fn detach(future: impl Future<Output = ()> + Send + 'static) {
+    tokio::spawn(future);
+}

@@ -11,14 +11,33 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
+use sha2::{Digest as _, Sha256};
+
 use super::AppState;
 use super::error::ApiError;
+use crate::record::RequestKey;
+
+/// How long an `Idempotency-Key` may be.
+const KEY_BYTES_MAX: usize = 255;
 
 /// A body that is JSON and nothing that its type does not know.
 #[derive(Debug)]
 pub(super) struct JsonBody<T>(pub(super) T);
 
 impl<T: DeserializeOwned> FromRequest<AppState> for JsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let KeyedBody(body, _) = KeyedBody::from_request(request, state).await?;
+        Ok(Self(body))
+    }
+}
+
+/// The same, and what its `Idempotency-Key` makes of it, if it has one.
+#[derive(Debug)]
+pub(super) struct KeyedBody<T>(pub(super) T, pub(super) Option<RequestKey>);
+
+impl<T: DeserializeOwned> FromRequest<AppState> for KeyedBody<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
@@ -36,8 +55,26 @@ impl<T: DeserializeOwned> FromRequest<AppState> for JsonBody<T> {
                 let message = "the body took too long";
                 ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
             })??;
-        parse(&bytes).map(Self)
+        let parsed = parse(&bytes)?;
+        Ok(Self(parsed, request_key(&parts, &bytes)?))
     }
+}
+
+/// The request's `Idempotency-Key`, with what is asked: the path, and the body whatever the order
+/// of its keys.
+fn request_key(parts: &Parts, body: &[u8]) -> Result<Option<RequestKey>, ApiError> {
+    let mut keys = parts.headers.get_all("idempotency-key").iter();
+    let Some(key) = keys.next() else { return Ok(None) };
+    let text = key.to_str().ok().filter(|text| (1..=KEY_BYTES_MAX).contains(&text.len()));
+    let (Some(key), None) = (text, keys.next()) else {
+        let message =
+            format!("Idempotency-Key: one of 1 to {KEY_BYTES_MAX} visible ASCII characters");
+        return Err(ApiError::bad_request("invalid_request", message));
+    };
+    let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    let digest = Sha256::digest(format!("{} {body}", parts.uri.path()));
+    let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(Some(RequestKey { key: key.to_owned(), digest }))
 }
 
 /// The part after `?`, with nothing that its type does not know.

@@ -55,18 +55,28 @@ impl ApiError {
             | HostError::TooHigh(_)
             | HostError::UnknownTool(_)
             | HostError::UnknownModel { .. }
+            | HostError::NoSuchRecord { .. }
+            | HostError::UnknownEventId { .. }
             | HostError::EmptyInput => StatusCode::BAD_REQUEST,
+            HostError::NoSuchSession(id) => return Self::no_such_session(id.as_str()),
             HostError::Approval(ApprovalError::NotAsked) => StatusCode::NOT_FOUND,
+            HostError::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
+            HostError::Journal(error) if error.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
             HostError::SessionExists
+            | HostError::AgentGone(_)
             | HostError::RunInProgress
             | HostError::NoRun
+            | HostError::Suspended
+            | HostError::NotSuspended
             | HostError::Approval(_) => StatusCode::CONFLICT,
             HostError::SessionClosed => {
                 return Self::not_found("no_such_session", "the session is closed");
             }
             HostError::Full(_) | HostError::QueueFull(_) => StatusCode::TOO_MANY_REQUESTS,
             HostError::ShuttingDown => StatusCode::SERVICE_UNAVAILABLE,
-            HostError::Config(_) => StatusCode::INTERNAL_SERVER_ERROR,
+            HostError::Config(_) | HostError::Journal(_) | HostError::Rebuild(_) => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
         };
         // Runs end and make room; nobody knows when, so the shortest wait is said.
         let header =

@@ -6,6 +6,7 @@
 mod approvals;
 mod body;
 mod error;
+mod events;
 mod guard;
 mod listener;
 mod ops;
@@ -148,7 +149,10 @@ fn router(shared: AppState, guard: Guard) -> Router {
         .route("/v1/sessions", post(sessions::open).get(sessions::list))
         .route("/v1/sessions/{id}", get(sessions::snapshot).delete(sessions::close))
         .route("/v1/sessions/{id}/runs", post(runs::start))
+        .route("/v1/sessions/{id}/events", get(events::watch))
         .route("/v1/sessions/{id}/steer", post(runs::steer))
+        .route("/v1/sessions/{id}/resume", post(runs::resume))
+        .route("/v1/sessions/{id}/fork", post(sessions::fork))
         .route("/v1/sessions/{id}/stop", post(runs::stop))
         .route("/v1/sessions/{id}/approvals/{tool_id}", post(approvals::decide))
         .fallback(unknown_path)

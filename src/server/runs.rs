@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::AppState;
-use super::body::{JsonBody, Object};
+use super::body::{JsonBody, KeyedBody, Object};
 use super::error::ApiError;
 use super::sessions::KnownSession;
 use super::stream;
@@ -41,7 +41,7 @@ pub(super) async fn start(
     State(state): State<AppState>,
     KnownSession(session): KnownSession,
     headers: HeaderMap,
-    JsonBody(start): JsonBody<Start>,
+    KeyedBody(start, request): KeyedBody<Start>,
 ) -> Result<Response, ApiError> {
     let Start {
         input,
@@ -57,15 +57,21 @@ pub(super) async fn start(
     } = start;
     let overrides =
         RunOverrides { execution, limits, model, tools, multi_tool_calls, stream, approval };
-    let run = session.start_run(RunRequest { input, overrides, queue }).await?;
+    let run = session.start_run(RunRequest { input, overrides, request, queue }).await?;
     if accepts_events(&headers) {
-        return Ok(stream::events(run.events, state.options.keep_alive, state.closing.clone()));
+        if run.are_whole {
+            return Ok(stream::run(run.events, &state));
+        }
+        run.stored().await?;
+        let events = session.watch_run(run.run_id, run.seq).await?;
+        return Ok(stream::past_run(events, &state));
     }
     if wait {
         // Nobody reads them, and they would fill up.
         drop(run.events);
         return Ok(Json(run.report.await?).into_response());
     }
+    run.stored().await?;
     let body = json!({"run_id": run.run_id, "seq": run.seq});
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }
@@ -92,11 +98,18 @@ pub(super) struct Steer {
     input: Content,
 }
 
+/// Lets a run go on that was interrupted and waits for that.
+pub(super) async fn resume(KnownSession(session): KnownSession) -> Result<Response, ApiError> {
+    let seq = session.resume().await?;
+    let body = json!({"id": session.id(), "seq": seq});
+    Ok((StatusCode::ACCEPTED, Json(body)).into_response())
+}
+
 pub(super) async fn steer(
     KnownSession(session): KnownSession,
-    JsonBody(Steer { input }): JsonBody<Steer>,
+    KeyedBody(Steer { input }, request): KeyedBody<Steer>,
 ) -> Result<Response, ApiError> {
-    let seq = session.steer(input).await?;
+    let seq = session.steer_by(input, request).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({"seq": seq}))).into_response())
 }
 

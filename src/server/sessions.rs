@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use super::AppState;
 use super::body::{JsonBody, StrictQuery};
 use super::error::ApiError;
-use crate::runtime::{OpenSession, SessionHandle, SessionState, SessionSummary};
-use crate::types::SessionId;
+use crate::runtime::{OpenSession, SessionHandle, SessionQuery, SessionState, SessionSummary};
+use crate::types::{Seq, SessionId};
 
 /// How many sessions a page of the list has where the request does not say.
 const PAGE: usize = 100;
@@ -34,14 +34,7 @@ pub(super) async fn open(
     JsonBody(Open { agent, id, messages }): JsonBody<Open>,
 ) -> Result<Response, ApiError> {
     let session = state.host.open_session(OpenSession { agent, id, messages }).await?;
-    let id = session.id().as_str();
-    let body = json!({"id": id, "agent": session.agent(), "state": SessionState::Idle});
-    let mut response = (StatusCode::CREATED, Json(body)).into_response();
-    // An id holds nothing that a header could not.
-    if let Ok(location) = HeaderValue::try_from(format!("/v1/sessions/{id}")) {
-        response.headers_mut().insert(header::LOCATION, location);
-    }
-    Ok(response)
+    created(&session).await
 }
 
 #[derive(Debug, Deserialize)]
@@ -68,14 +61,11 @@ pub(super) async fn list(
         let message = format!("limit is a number from 1 to {PAGE_MAX}");
         return Err(ApiError::bad_request("invalid_request", message));
     }
-    let mut sessions: Vec<SessionSummary> = shared
-        .host
-        .sessions()
-        .into_iter()
-        .filter(|session| after.as_deref().is_none_or(|after| session.id.as_str() > after))
-        .filter(|session| state.is_none_or(|state| session.state == state))
-        .take(limit + 1)
-        .collect();
+    let after = after.map(|after| SessionId::parse(&after)).transpose();
+    let after = after
+        .map_err(|error| ApiError::bad_request("invalid_request", format!("after: {error}")))?;
+    let query = SessionQuery { after, limit: limit + 1, state };
+    let mut sessions = shared.host.sessions(query).await?;
     let more = sessions.len() > limit;
     sessions.truncate(limit);
     let next = sessions.last().filter(|_| more).map(|session| session.id.clone());
@@ -83,12 +73,41 @@ pub(super) async fn list(
 }
 
 pub(super) async fn snapshot(KnownSession(session): KnownSession) -> Result<Response, ApiError> {
-    Ok(Json(session.snapshot().await?).into_response())
+    Ok(Json(session.stored_snapshot().await?).into_response())
 }
 
 pub(super) async fn close(KnownSession(session): KnownSession) -> Result<Response, ApiError> {
-    session.close().await?;
+    session.delete().await?;
     Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Fork {
+    at: Seq,
+    id: Option<String>,
+}
+
+/// A new session that begins with the first records of this one.
+pub(super) async fn fork(
+    State(state): State<AppState>,
+    KnownSession(from): KnownSession,
+    JsonBody(Fork { at, id }): JsonBody<Fork>,
+) -> Result<Response, ApiError> {
+    let session = state.host.fork(&from, at, id).await?;
+    created(&session).await
+}
+
+async fn created(session: &SessionHandle) -> Result<Response, ApiError> {
+    let id = session.id().as_str();
+    let agent = session.agent().await?;
+    let body = json!({"id": id, "agent": agent, "state": SessionState::Idle});
+    let mut response = (StatusCode::CREATED, Json(body)).into_response();
+    // An id holds nothing that a header could not.
+    if let Ok(location) = HeaderValue::try_from(format!("/v1/sessions/{id}")) {
+        response.headers_mut().insert(header::LOCATION, location);
+    }
+    Ok(response)
 }
 
 /// The session that the path names.
@@ -111,8 +130,7 @@ impl FromRequestParts<AppState> for KnownSession {
         // What cannot be an id is the id of nobody.
         SessionId::parse(text)
             .ok()
-            .and_then(|id| state.host.session(&id))
-            .map(Self)
+            .map(|id| Self(state.host.session(&id)))
             .ok_or_else(|| ApiError::no_such_session(&crate::types::excerpt(text, 64)))
     }
 }

@@ -1,4 +1,4 @@
-//! Event streams: a subscription as Server-Sent Events.
+//! Event streams: a session, or one of its runs, as Server-Sent Events.
 //!
 //! Closing a stream is not stopping the run. Events that are ready are joined into one write.
 
@@ -11,25 +11,38 @@ use axum::response::Response;
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 
-use crate::telemetry::{Delivery, Subscription};
+use super::AppState;
+use crate::event::{Event, EventId};
+use crate::runtime::{Host, Watch};
+use crate::telemetry::{Delivery, Subscription, journal_failed};
 
 /// How much is joined before it is written.
 const WRITE_BYTES_MAX: usize = 64 * 1024;
 
-/// What a client is told whose session ends before the run does.
+/// What a client is told whose session ends before it should.
 const CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
                       \"message\":\"the session is closed\",\"transient\":false}";
 
-/// The last event of a run.
-const LAST: &str = "stream_end";
+/// Answers with a run's events until its last one, or until the server or its host stops.
+pub(super) fn run(events: Subscription, state: &AppState) -> Response {
+    let shown = Shown { last: events.began(), ends_with_run: true };
+    respond(writes(events, shown, Stop::of(state)))
+}
 
-/// Answers with a run's events until its last one, or until `closing`.
-pub(super) fn events(
-    subscription: Subscription,
-    keep_alive: Duration,
-    closing: CancellationToken,
-) -> Response {
-    let mut response = Response::new(Body::from_stream(writes(subscription, keep_alive, closing)));
+/// The same of a run that was asked for before.
+pub(super) fn past_run(events: Watch, state: &AppState) -> Response {
+    let shown = Shown { last: events.began(), ends_with_run: true };
+    respond(writes(events, shown, Stop::of(state)))
+}
+
+/// Answers with a session's events until it ends, or until the server or its host stops.
+pub(super) fn session(events: Watch, state: &AppState) -> Response {
+    let shown = Shown { last: events.began(), ends_with_run: false };
+    respond(writes(events, shown, Stop::of(state)))
+}
+
+fn respond(writes: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
+    let mut response = Response::new(Body::from_stream(writes));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -38,52 +51,92 @@ pub(super) fn events(
     response
 }
 
+/// When a stream falls silent or ends without an event.
+#[derive(Clone)]
+struct Stop {
+    keep_alive: Duration,
+    closing: CancellationToken,
+    /// Its sessions end, and are not closed.
+    host: Option<Host>,
+}
+
+impl Stop {
+    fn of(state: &AppState) -> Self {
+        let host = Some(state.host.clone());
+        Self { keep_alive: state.options.keep_alive, closing: state.closing.clone(), host }
+    }
+
+    /// Whether this is the end of a session that goes on when the host begins again.
+    fn is_end(&self, next: Option<&Delivery>) -> bool {
+        next.is_none() && self.host.as_ref().is_some_and(|host| !host.is_ready())
+    }
+}
+
+/// How far a client has been shown the events.
+struct Shown {
+    /// Where it reads again.
+    last: EventId,
+    ends_with_run: bool,
+}
+
 /// One item a write.
 fn writes(
     events: impl Stream<Item = Delivery> + Unpin + Send + 'static,
-    keep_alive: Duration,
-    closing: CancellationToken,
+    shown: Shown,
+    stop: Stop,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static {
-    futures::stream::unfold(Some(events), move |events| {
-        let closing = closing.clone();
+    futures::stream::unfold(Some((events, shown)), move |state| {
+        let stop = stop.clone();
         async move {
-            let mut events = events?;
+            let (mut events, mut shown) = state?;
             let first = tokio::select! {
                 // What is ready is still written when the server closes.
                 biased;
                 first = events.next() => first,
-                () = closing.cancelled() => return None,
-                () = tokio::time::sleep(keep_alive) => {
-                    return Some((Ok(Bytes::from_static(b": alive\n\n")), Some(events)));
+                () = stop.closing.cancelled() => return None,
+                () = tokio::time::sleep(stop.keep_alive) => {
+                    return Some((Ok(Bytes::from_static(b": alive\n\n")), Some((events, shown))));
                 }
             };
-            let mut text = String::new();
-            let mut ended = append(&mut text, first.as_ref());
-            while !ended && text.len() < WRITE_BYTES_MAX {
-                let Some(next) = events.next().now_or_never() else { break };
-                ended = append(&mut text, next.as_ref());
+            if stop.is_end(first.as_ref()) {
+                return None;
             }
-            Some((Ok(Bytes::from(text)), (!ended).then_some(events)))
+            let mut text = String::new();
+            let mut ended = shown.append(&mut text, first.as_ref());
+            while !ended && text.len() < WRITE_BYTES_MAX && !stop.closing.is_cancelled() {
+                let Some(next) = events.next().now_or_never() else { break };
+                ended = stop.is_end(next.as_ref()) || shown.append(&mut text, next.as_ref());
+            }
+            Some((Ok(Bytes::from(text)), (!ended).then_some((events, shown))))
         }
     })
 }
 
-/// Adds what a client is shown of a delivery, or of there being none any more; whether it was the
-/// last.
-fn append(text: &mut String, delivery: Option<&Delivery>) -> bool {
-    match delivery {
-        Some(Delivery::Event(published)) => published.public().fold(false, |ended, event| {
-            append_event(text, event.kind, &event.json);
-            ended || event.kind == LAST
-        }),
-        Some(Delivery::Lagged) => {
-            append_event(text, "resync", "{\"type\":\"resync\"}");
-            true
-        }
-        // The session is gone, and the run was not begun or did not come to its end.
-        None => {
-            append_event(text, "error", CLOSED);
-            true
+impl Shown {
+    /// Adds what a client is shown of a delivery, or of there being none any more; whether it was
+    /// the last.
+    fn append(&mut self, text: &mut String, delivery: Option<&Delivery>) -> bool {
+        match delivery {
+            Some(Delivery::Event(published)) => {
+                self.last = published.id.unwrap_or(self.last);
+                text.push_str(published.stream_text());
+                self.ends_with_run && matches!(published.event, Event::RunEnded { .. })
+            }
+            Some(Delivery::Lagged) => {
+                let json = format!("{{\"type\":\"resync\",\"id\":\"{}\"}}", self.last);
+                append_event(text, "resync", &json);
+                true
+            }
+            Some(Delivery::Failed(error)) => {
+                let event = journal_failed(error);
+                append_event(text, event.kind, &event.json);
+                true
+            }
+            // The session is gone.
+            None => {
+                append_event(text, "error", CLOSED);
+                true
+            }
         }
     }
 }
@@ -101,7 +154,7 @@ mod tests {
     use super::*;
     use crate::event::samples::published;
     use crate::event::{Event, RunStats};
-    use crate::telemetry::Bus;
+    use crate::telemetry::{Feed, Telemetry};
     use crate::types::RunEnd;
 
     const ALIVE: Duration = Duration::from_secs(15);
@@ -120,9 +173,21 @@ mod tests {
         })
     }
 
-    fn start(bus: &Bus) -> (impl Stream<Item = String> + Unpin + use<>, CancellationToken) {
+    fn feed() -> Feed {
+        Feed::new(Telemetry::new(&[]))
+    }
+
+    fn tell(feed: &Feed, event: crate::event::Published) {
+        feed.publish(event, None);
+    }
+
+    fn start(feed: &Feed) -> (impl Stream<Item = String> + Unpin + use<>, CancellationToken) {
         let closing = CancellationToken::new();
-        let writes = writes(bus.subscribe(8), ALIVE, closing.clone());
+        let writes = {
+            let shown = Shown { last: EventId::default(), ends_with_run: true };
+            let stop = Stop { keep_alive: ALIVE, closing: closing.clone(), host: None };
+            writes(feed.subscribe(8), shown, stop)
+        };
         let texts = writes.map(|bytes| {
             let Ok(bytes) = bytes;
             String::from_utf8(bytes.to_vec()).expect("read a write")
@@ -132,10 +197,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_ready_is_one_write() {
-        let bus = Bus::new();
-        let (mut writes, _closing) = start(&bus);
-        bus.publish(text("a"));
-        bus.publish(text("b"));
+        let feed = feed();
+        let (mut writes, _closing) = start(&feed);
+        tell(&feed, text("a"));
+        tell(&feed, text("b"));
         let write = writes.next().await.expect("a write");
         let kinds: Vec<&str> = write.lines().filter(|line| line.starts_with("event")).collect();
         assert_eq!(kinds, ["event: content_delta", "event: content_delta"]);
@@ -149,16 +214,16 @@ mod tests {
         assert_eq!(texts[0]["text"], "a");
         assert_eq!(texts[1]["text"], "b");
         assert_eq!(texts[0]["session_id"], "s1");
-        bus.publish(text("c"));
+        tell(&feed, text("c"));
         assert!(writes.next().await.expect("a write").contains("\"text\":\"c\""));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_stream_ends_with_the_run_and_not_with_later_events() {
-        let bus = Bus::new();
-        let (mut writes, _closing) = start(&bus);
-        bus.publish(end());
-        bus.publish(text("of the next run"));
+        let feed = feed();
+        let (mut writes, _closing) = start(&feed);
+        tell(&feed, end());
+        tell(&feed, text("of the next run"));
         let write = writes.next().await.expect("a write");
         assert!(write.contains("event: session_stats\n"), "{write}");
         assert!(write.contains("event: stream_end\n") && !write.contains("next run"), "{write}");
@@ -167,10 +232,10 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_session_that_ends_before_the_run_is_told_of() {
-        let bus = Bus::new();
-        let (mut writes, _closing) = start(&bus);
-        bus.publish(text("a"));
-        drop(bus);
+        let feed = feed();
+        let (mut writes, _closing) = start(&feed);
+        tell(&feed, text("a"));
+        drop(feed);
         let write = writes.next().await.expect("a write");
         let (_, error) = write.split_once("event: error\ndata: ").expect("an error");
         let error: serde_json::Value = serde_json::from_str(error).expect("parse");
@@ -184,8 +249,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn silence_is_broken_by_comments() {
-        let bus = Bus::new();
-        let (mut writes, _closing) = start(&bus);
+        let feed = feed();
+        let (mut writes, _closing) = start(&feed);
         let began = Instant::now();
         assert_eq!(writes.next().await.as_deref(), Some(": alive\n\n"));
         assert_eq!(began.elapsed(), ALIVE);
@@ -195,22 +260,25 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_slow_reader_is_told_to_read_again() {
-        let bus = Bus::new();
-        let (mut writes, _closing) = start(&bus);
+        let feed = feed();
+        let (mut writes, _closing) = start(&feed);
         for _ in 0..9 {
-            bus.publish(text("a"));
+            tell(&feed, text("a"));
         }
         let write = writes.next().await.expect("a write");
         assert_eq!(write.matches("event: content_delta\n").count(), 8);
-        assert!(write.ends_with("event: resync\ndata: {\"type\":\"resync\"}\n\n"), "{write}");
+        assert!(
+            write.ends_with("event: resync\ndata: {\"type\":\"resync\",\"id\":\"0.8\"}\n\n"),
+            "{write}"
+        );
         assert_eq!(writes.next().await, None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn closing_ends_the_stream_after_what_is_ready() {
-        let bus = Bus::new();
-        let (mut writes, closing) = start(&bus);
-        bus.publish(text("a"));
+        let feed = feed();
+        let (mut writes, closing) = start(&feed);
+        tell(&feed, text("a"));
         closing.cancel();
         assert!(writes.next().await.expect("a write").contains("content_delta"));
         assert_eq!(writes.next().await, None);

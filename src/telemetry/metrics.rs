@@ -8,6 +8,7 @@ use ::metrics::{Counter, Gauge, Histogram};
 
 use super::families::{PerName, PerTool, PerValue, SharedRecorder};
 use super::handles::{AgentHandles, ModelHandles};
+use super::journal::JournalMeter;
 use super::models::ModelMeter;
 use super::names;
 use crate::event::{Event, Oddity, RunStats, ServiceCallStatus, TurnSummary};
@@ -45,6 +46,7 @@ pub struct Metrics {
     repairs: Counter,
     dropped: Counter,
     service_calls: Counter,
+    pub(super) watchers: Gauge,
     lagged: Counter,
     steers: Counter,
     runs_active: Gauge,
@@ -52,6 +54,7 @@ pub struct Metrics {
     calls_waiting: Gauge,
     threads_abandoned: Gauge,
     sessions: Vec<(SessionState, Gauge)>,
+    journal: JournalMeter,
 
     tools: PerTool,
     models: PerName<ModelHandles>,
@@ -79,19 +82,6 @@ const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 9] = [
 
 const ODDITIES: [Oddity; 4] =
     [Oddity::CutOff, Oddity::Invalid, Oddity::DecodedTwice, Oddity::ChangedAfterSeal];
-
-const RUN_ENDS: [RunEnd; 10] = [
-    RunEnd::Answered,
-    RunEnd::MaxTurns,
-    RunEnd::Stopped,
-    RunEnd::Refused,
-    RunEnd::Failed,
-    RunEnd::TimedOut,
-    RunEnd::Interrupted,
-    RunEnd::AllToolsFailed,
-    RunEnd::Budget,
-    RunEnd::LoopDetected,
-];
 
 impl Metrics {
     /// Describes every metric to the recorder, and registers those whose labels are known.
@@ -141,6 +131,7 @@ impl Metrics {
             repairs: counter(names::HISTORY_REPAIRS),
             dropped: counter(names::CALLS_DROPPED),
             service_calls: counter(names::SERVICE_CALLS),
+            watchers: names::WATCHERS.gauge(&recorder, &[]),
             lagged: counter(names::SUBSCRIBERS_LAGGED),
             steers: counter(names::STEERS),
             runs_active: names::RUNS_ACTIVE.gauge(&recorder, &[]),
@@ -148,6 +139,7 @@ impl Metrics {
             calls_waiting: names::CALLS_WAITING.gauge(&recorder, &[]),
             threads_abandoned: names::THREADS_ABANDONED.gauge(&recorder, &[]),
             sessions: SessionState::ALL.into_iter().map(sessions).collect(),
+            journal: JournalMeter::new(&recorder),
             tools: PerTool::new(&recorder, tools),
             models: PerName::default(),
             agents: PerName::default(),
@@ -166,7 +158,7 @@ impl Metrics {
                 &ODDITIES,
                 Oddity::as_str,
             ),
-            runs: PerValue::new(&recorder, names::RUNS, "run_end", &RUN_ENDS, RunEnd::as_str),
+            runs: PerValue::new(&recorder, names::RUNS, "run_end", &RunEnd::ALL, RunEnd::as_str),
             recorder,
         }
     }
@@ -242,6 +234,12 @@ impl Metrics {
     #[must_use]
     pub fn model(&self, name: &str) -> ModelMeter {
         ModelMeter::new(&self.recorder, name)
+    }
+
+    /// The metrics of the journal.
+    #[must_use]
+    pub fn journal(&self) -> &JournalMeter {
+        &self.journal
     }
 
     /// Sets how many open sessions are in a state.
@@ -620,7 +618,7 @@ mod tests {
     fn each_value_of_each_enum_has_its_series() {
         let telemetry = telemetry();
         let metrics = telemetry.metrics();
-        RUN_ENDS.iter().for_each(|end| metrics.runs.increment(*end));
+        RunEnd::ALL.iter().for_each(|end| metrics.runs.increment(*end));
         ODDITIES.iter().for_each(|oddity| metrics.oddities.increment(*oddity));
         ATTEMPT_OUTCOMES.iter().for_each(|outcome| metrics.attempts.increment(*outcome));
         metrics.sessions(SessionState::Idle, 3);

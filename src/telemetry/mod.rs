@@ -5,17 +5,20 @@
 //! a turn works. No metric and no recorder is global to the process, so
 //! that several hosts in one process each have their own page.
 
-pub mod bus;
 mod exporter;
 mod families;
+pub mod feed;
 mod handles;
+mod journal;
 pub mod logs;
 mod metrics;
 mod models;
 pub mod names;
 
-pub use bus::{Bus, Delivery, Subscription};
 pub use exporter::Telemetry;
+pub use feed::{
+    Delivery, Entering, Feed, Progress, Recorded, Snapshot, Subscription, journal_failed,
+};
 pub use logs::{LogFormat, init};
 pub use metrics::Metrics;
 pub use models::{ModelMeter, Shown};

@@ -79,6 +79,10 @@ const TOKENS: &[f64] = &[
     67_108_864.0,
 ];
 
+/// Bounds for numbers of records.
+const RECORDS: &[f64] =
+    &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0];
+
 /// Bounds for numbers of calls; the first keeps none apart from one.
 const CALLS: &[f64] =
     &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0, 64.0, 128.0];
@@ -205,6 +209,24 @@ metrics! {
         "Threads of blocking tools that were given up and have not come back.";
     SESSIONS "callsheet_sessions" Kind::Gauge, Count, ["state"],
         "Open sessions by state.";
+    JOURNAL_COMMIT "callsheet_journal_commit_seconds" Kind::Histogram(SHORT), Seconds, [],
+        "Time of a transaction of the journal, with its fsync where it had one.";
+    JOURNAL_BATCH "callsheet_journal_commit_records" Kind::Histogram(RECORDS), Count, [],
+        "Records that were stored in one transaction.";
+    JOURNAL_FSYNCS "callsheet_journal_fsyncs_total" Kind::Counter, Count, [],
+        "Times that all transactions so far were made durable.";
+    JOURNAL_QUEUED "callsheet_journal_queued" Kind::Gauge, Count, [],
+        "Batches of records that wait to be stored.";
+    JOURNAL_BYTES "callsheet_journal_size_bytes" Kind::Gauge, Bytes, [],
+        "What the journal takes on the disk.";
+    JOURNAL_FAILURES "callsheet_journal_failures_total" Kind::Counter, Count, [],
+        "Sessions that left memory because a record of theirs could not be stored.";
+    RECOVERED "callsheet_runs_recovered_total" Kind::Counter, Count, [],
+        "Runs that went on after their host had ended.";
+    RECOVERY "callsheet_recovery_seconds" Kind::Gauge, Seconds, [],
+        "From the host's start until every unfinished run went on.";
+    WATCHERS "callsheet_watchers" Kind::Gauge, Count, [],
+        "Subscribers that listen to a session or to one of its runs.";
     SUBSCRIBERS_LAGGED "callsheet_subscribers_lagged_total" Kind::Counter, Count, [],
         "Subscribers that were too slow, were told to read again, and were let go.";
 }

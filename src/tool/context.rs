@@ -9,6 +9,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::ToolError;
+use crate::config::ToolEffect;
 use crate::context::View;
 use crate::types::CallKey;
 
@@ -21,6 +22,7 @@ pub struct ToolContext {
     key: CallKey,
     arguments: Value,
     idempotency_key: String,
+    effect: ToolEffect,
     cancellation: CancellationToken,
     progress: ProgressSink,
     view: SharedView,
@@ -39,8 +41,14 @@ impl ToolContext {
         cancellation: CancellationToken,
         progress: ProgressSink,
     ) -> Self {
-        let view = SharedView::default();
-        Self { key, arguments, idempotency_key, cancellation, progress, view }
+        let (effect, view) = (ToolEffect::default(), SharedView::default());
+        Self { key, arguments, idempotency_key, effect, cancellation, progress, view }
+    }
+
+    /// The same with what the tool's spec says of effects; without it the call may have some.
+    #[must_use]
+    pub fn with_effect(self, effect: ToolEffect) -> Self {
+        Self { effect, ..self }
     }
 
     /// The same with a view of variables; without one there are none, and none can be written.
@@ -95,6 +103,13 @@ impl ToolContext {
     #[must_use]
     pub fn idempotency_key(&self) -> &str {
         &self.idempotency_key
+    }
+
+    /// Whether the call is to be taken for one with effects, as its tool's author or the
+    /// configuration says.
+    #[must_use]
+    pub fn effect(&self) -> ToolEffect {
+        self.effect
     }
 
     /// Waits until the call is to stop: its deadline passed or its run was stopped. The call's

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use reqwest::header::{ACCEPT, ACCEPT_ENCODING, HeaderMap, HeaderValue, LOCATION};
+use reqwest::header::{ACCEPT, ACCEPT_ENCODING, HeaderMap, HeaderName, HeaderValue, LOCATION};
 use reqwest::{Client, Response, Url};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -28,9 +28,13 @@ pub use resolver::Lookup;
 
 use self::resolver::{Admission, NoPublicAddress, Resolver};
 use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use crate::config::ToolEffect;
 
 /// The longest URL, in bytes.
 const URL_BYTES_MAX: usize = 8 << 10;
+
+/// By what a server knows a call that it has answered already.
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
 /// What `http_get` may do.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,7 +63,8 @@ impl Default for HttpGetOptions {
     }
 }
 
-/// Fetches text by HTTP. It has effects (a server notices), and may be repeated.
+/// Fetches text by HTTP. It has effects (a server notices), and may be repeated: every request of a
+/// call brings the call's `Idempotency-Key`, unless the configuration says that it has no effects.
 pub struct HttpGet {
     options: HttpGetOptions,
     /// For all hosts: reaches public and allowed addresses only.
@@ -101,18 +106,18 @@ impl HttpGet {
         Ok(Self { options, public, trusting })
     }
 
-    async fn get(&self, url: &str) -> Result<String, GetError> {
+    async fn get(&self, url: &str, key: Option<&str>) -> Result<String, GetError> {
         if url.len() > URL_BYTES_MAX {
             return Err(GetError::UrlTooLong(url.len()));
         }
         let mut url = Url::parse(url).map_err(|e| GetError::BadUrl(e.to_string()))?;
-        let mut hop = self.send(&url).await?;
+        let mut hop = self.send(&url, key).await?;
         for _ in 0..self.options.redirects_max {
             let Some(next) = redirect(&url, &hop)? else {
                 return answer::read(hop, self.options.body_bytes_max).await;
             };
             let redirected = |e| GetError::Redirected(answer::shorten(next.as_str()), Box::new(e));
-            hop = self.send(&next).await.map_err(redirected)?;
+            hop = self.send(&next, key).await.map_err(redirected)?;
             url = next;
         }
         match redirect(&url, &hop)? {
@@ -121,9 +126,12 @@ impl HttpGet {
         }
     }
 
-    async fn send(&self, url: &Url) -> Result<Response, GetError> {
-        let client = self.client_for(url)?;
-        client.get(url.clone()).send().await.map_err(GetError::from)
+    async fn send(&self, url: &Url, key: Option<&str>) -> Result<Response, GetError> {
+        let mut request = self.client_for(url)?.get(url.clone());
+        if let Some(key) = key {
+            request = request.header(IDEMPOTENCY_KEY, key);
+        }
+        request.send().await.map_err(GetError::from)
     }
 
     /// The client that may reach the URL's host, unless it is refused already.
@@ -180,8 +188,12 @@ impl Tool for HttpGet {
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let Input { url } = context.input()?;
         let limit = self.options.total_timeout;
+        let key = match context.effect() {
+            ToolEffect::Some => Some(context.idempotency_key()),
+            ToolEffect::None => None,
+        };
         let got = tokio::select! {
-            got = timeout(limit, self.get(&url)) => got.unwrap_or(Err(GetError::TimedOut(limit))),
+            got = timeout(limit, self.get(&url, key)) => got.unwrap_or(Err(GetError::TimedOut(limit))),
             () = context.cancelled() => Err(GetError::Cancelled),
         };
         got.map(ToolOutput).map_err(ToolError::new)

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::admission;
 use super::call::Phase;
 use super::effect::{CancelReason, Effect, TurnEnd};
+use super::layout::Layout;
 use super::{Bucket, State, Turn, asking, texts};
 use crate::event::{Event, ServiceCallStatus};
 use crate::record::{Ending, Record, ResponseMessage};
@@ -36,6 +37,7 @@ impl Turn {
             finish_reason: self.finish.clone(),
             usage: self.response.usage(),
             dropped_calls: self.dropped.clone(),
+            shown: self.layout.of(&message),
         });
         let detected = self.calls.iter().filter(|c| c.sealed_at.is_some() && c.unfit.is_none());
         let event = Event::ResponseEnded {
@@ -145,9 +147,6 @@ impl Turn {
         }
         self.stop_clock(index);
         self.set_phase(index, Phase::Dropped);
-        // An outcome or a question that was not yet told never will be.
-        let key = label.key;
-        self.held.retain(|(_, held)| !held.tells_of(key));
         self.emit(Event::CallDiscarded { call: label, had_result });
     }
 
@@ -218,6 +217,7 @@ impl Turn {
         self.excess_told = false;
         self.deltas_seen = 0;
         self.response = asking::accumulator(&self.spec.rules);
+        self.layout = Layout::default();
     }
 
     /// A call that was never sealed keeps what came of its arguments.

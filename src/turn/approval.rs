@@ -5,10 +5,12 @@
 //! and the model sees that only if somebody lets it. Each question has an answer of its own, the
 //! first one stands, and none within the tool's `approval_timeout` is a no.
 
+use std::time::Duration;
+
 use sha2::{Digest, Sha256};
 
 use super::call::{Call, Phase, QUOTE_CHARS};
-use super::effect::{ApprovalError, Decision, Effect};
+use super::effect::{ApprovalError, Decision};
 use super::{State, Turn, texts};
 use crate::event::{ApprovalRequest, Event, WaitingFor};
 use crate::record::{Ending, Record};
@@ -79,9 +81,12 @@ impl Turn {
 
     /// Asks whether a call may run.
     pub(super) fn ask_before(&mut self, index: usize) {
-        let until = self.answer_until(index);
+        let until = self.answer_until(index, ApprovalPhase::Before);
         let Some(call) = self.calls.get_mut(index) else { return };
         call.phase = Phase::Asked { until };
+        if self.asked.contains_key(&(call.key(), ApprovalPhase::Before)) {
+            call.waiting_for = Some(WaitingFor::Approval);
+        }
         self.tell_waiting(index, WaitingFor::Approval);
         self.ask_people(index, ApprovalPhase::Before);
     }
@@ -99,7 +104,7 @@ impl Turn {
             if !call.is_undecided() {
                 self.record_report(index, &outcome, &ReadSet::default(), &writes);
             }
-            let until = self.answer_until(index);
+            let until = self.answer_until(index, ApprovalPhase::After);
             self.set_phase(index, Phase::Reviewed { outcome, writes, until });
             match known {
                 // It was said before a crash.
@@ -133,28 +138,40 @@ impl Turn {
             && !self.calls.iter().any(Call::has_place)
     }
 
-    fn answer_until(&self, index: usize) -> Option<std::time::Duration> {
-        let tool = self.calls.get(index)?.tool.as_ref()?;
-        self.now().checked_add(tool.approval_timeout)
+    fn answer_until(&self, index: usize, phase: ApprovalPhase) -> Option<Duration> {
+        let call = self.calls.get(index)?;
+        let timeout = call.tool.as_ref()?.approval_timeout;
+        match self.asked.get(&(call.key(), phase)) {
+            Some(before) => Some(timeout.saturating_sub(*before)),
+            None => self.now().checked_add(timeout),
+        }
     }
 
+    /// Asks people, unless they were asked before the turn was resumed: then that question stands.
     fn ask_people(&mut self, index: usize, phase: ApprovalPhase) {
         let now = self.now();
         let Some(call) = self.calls.get_mut(index) else { return };
+        if let Some(before) = self.asked.remove(&(call.key(), phase)) {
+            call.asked_at = Some(Duration::ZERO);
+            call.asked_before = before;
+            return;
+        }
         call.asked_at = Some(now);
+        call.asked_before = Duration::ZERO;
         let asked = Box::new(request(call, phase));
-        let key = call.key();
-        self.record(Record::ApprovalAsked { key, phase });
-        self.hold(Effect::Emit(Event::ApprovalAsked { asked }));
+        self.record(Record::ApprovalAsked { asked: asked.clone() });
+        self.emit(Event::ApprovalAsked { asked });
     }
 
-    fn judge(&mut self, index: usize, phase: ApprovalPhase, judgement: Judgement) {
+    pub(super) fn judge(&mut self, index: usize, phase: ApprovalPhase, judgement: Judgement) {
         let Some(call) = self.calls.get(index) else { return };
         let (key, label) = (call.key(), call.label());
         let waited = self.now().saturating_sub(call.asked_at.unwrap_or(self.now()));
+        let waited = call.asked_before.saturating_add(waited);
         let verdict = judgement.verdict;
-        self.record(Record::ApprovalGiven { key, phase, judgement: judgement.clone() });
-        self.hold(Effect::Emit(Event::ApprovalGiven { call: label, phase, verdict, waited }));
+        let message = judgement.message.clone();
+        self.record(Record::ApprovalGiven { key, phase, verdict, message });
+        self.emit(Event::ApprovalGiven { call: label, phase, verdict, waited });
         self.judgements.insert((key, phase), judgement.clone());
         self.settle_question(index, phase, judgement);
     }

@@ -19,32 +19,38 @@ impl Turn {
         };
     }
 
+    /// Begins the turn: asks its first model.
     pub(super) fn ask(&mut self) {
         let plan = self.attempts.first();
-        self.begin_attempt(plan);
+        self.begin_attempt(plan, None, Event::TurnStarted);
     }
 
     /// Asks a model once more; what was shown of the turn is void.
     pub(super) fn ask_again(&mut self, plan: AttemptPlan, reason: String) {
         let fallback = plan.model != self.plan.model;
-        self.emit(Event::AttemptStarted {
+        let event = Event::AttemptStarted {
             attempt: plan.attempt,
             model: self.model_name(&plan),
             streamed: plan.streamed,
-            reason,
+            reason: reason.clone(),
             wait: plan.wait,
             rollback: !fallback && self.plan.streamed && !plan.streamed,
             fallback,
-        });
-        self.begin_attempt(plan);
+        };
+        self.begin_attempt(plan, Some(reason), event);
     }
 
-    fn begin_attempt(&mut self, plan: AttemptPlan) {
+    /// `event` tells watchers of it.
+    fn begin_attempt(&mut self, plan: AttemptPlan, reason: Option<String>, event: Event) {
         self.record(Record::AttemptStarted {
             turn: self.spec.number,
             attempt: plan.attempt,
             model: self.model_name(&plan),
+            streamed: plan.streamed,
+            reason,
+            wait_ms: u64::try_from(plan.wait.as_millis()).unwrap_or(u64::MAX),
         });
+        self.emit(event);
         self.plan = plan.clone();
         self.asked_at = self.clock.now() + plan.wait;
         self.first_delta_at = None;

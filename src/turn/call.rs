@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
+use super::committed::EndedCall;
 use super::isolation::Writers;
 use crate::event::{CallLabel, WaitingFor};
 use crate::tool::ToolSpec;
@@ -53,6 +54,15 @@ pub(super) struct Report {
     pub(super) writes: WriteSet,
 }
 
+/// When a call ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct RecordedTimes {
+    /// Since the run began.
+    started: Option<Duration>,
+    wait: Duration,
+    duration: Duration,
+}
+
 /// A call of the response.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Call {
@@ -74,6 +84,10 @@ pub(super) struct Call {
     pub(super) answered_at: Option<Duration>,
     /// Since when people are asked.
     pub(super) asked_at: Option<Duration>,
+    /// How long they had been asked before the turn was resumed.
+    pub(super) asked_before: Duration,
+    /// The times that were recorded with its outcome, if that was before the turn was resumed.
+    pub(super) recorded: Option<RecordedTimes>,
     /// Which calls had written what, in the snapshot that it began with.
     pub(super) snapshot: Writers,
     /// What it has read, if it ended.
@@ -110,6 +124,8 @@ impl Call {
             started_at: None,
             answered_at: None,
             asked_at: None,
+            asked_before: Duration::ZERO,
+            recorded: None,
             snapshot: Writers::default(),
             reads: ReadSet::default(),
             writes: WriteSet::default(),
@@ -127,6 +143,16 @@ impl Call {
         restored.phase = Phase::Sealed;
         restored.sealed_at = Some(Duration::ZERO);
         restored
+    }
+
+    /// It has the outcome that was recorded.
+    pub(super) fn restore_end(&mut self, ended: &EndedCall) {
+        let EndedCall { outcome, notes, writes, started, wait, duration } = ended.clone();
+        self.started_at = started.map(|_| Duration::ZERO);
+        self.recorded = Some(RecordedTimes { started, wait, duration });
+        self.notes = notes;
+        self.writes = writes;
+        self.phase = Phase::Ended { outcome, at: Duration::ZERO };
     }
 
     pub(super) fn key(&self) -> CallKey {
@@ -222,18 +248,27 @@ impl Call {
     /// The outcome with its times, once there is one. `began`: the turn's begin since the run's.
     pub(super) fn result(&self, began: Duration) -> Option<ToolResult> {
         let Phase::Ended { outcome, at } = &self.phase else { return None };
-        let sealed = self.sealed_at.unwrap_or(*at);
+        let RecordedTimes { started, wait, duration } =
+            self.recorded.unwrap_or_else(|| self.times(began, *at));
         Some(ToolResult {
             call: self.call.clone(),
             outcome: outcome.clone(),
             notes: self.notes.clone(),
-            started: self.started_at.map(|started| began + started),
-            wait: self.started_at.unwrap_or(*at).saturating_sub(sealed),
-            duration: self
-                .started_at
-                .map_or(Duration::ZERO, |s| self.answered_at.unwrap_or(*at).saturating_sub(s)),
+            started,
+            wait,
+            duration,
             writes: self.writes.clone(),
         })
+    }
+
+    fn times(&self, began: Duration, ended: Duration) -> RecordedTimes {
+        let sealed = self.sealed_at.unwrap_or(ended);
+        let ran = |started| self.answered_at.unwrap_or(ended).saturating_sub(started);
+        RecordedTimes {
+            started: self.started_at.map(|started| began + started),
+            wait: self.started_at.unwrap_or(ended).saturating_sub(sealed),
+            duration: self.started_at.map_or(Duration::ZERO, ran),
+        }
     }
 }
 

@@ -67,6 +67,11 @@ impl Clock {
 
     pub(super) fn tool_ended(&mut self, ran: Duration) {
         self.running = self.running.saturating_sub(1);
+        self.tool_remembered(ran);
+    }
+
+    /// A tool ran before the turn was resumed.
+    pub(super) fn tool_remembered(&mut self, ran: Duration) {
         self.times.tools_sum += ran;
         self.times.tools_longest = self.times.tools_longest.max(ran);
     }

@@ -9,10 +9,12 @@ use crate::config::Limits;
 use crate::context::Variables;
 use crate::event::{Event, TurnTimes};
 use crate::record::{Record, ResponseMessage};
+
+pub use crate::record::{CancelReason, TurnEnd};
 use crate::tool::ToolSpec;
 use crate::types::{
     ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, Judgement, Origin, ProviderError,
-    RunError, ToolCall, ToolOutcome, ToolResult, Usage, VariablesUse, Verdict,
+    ToolCall, ToolOutcome, ToolResult, Usage, VariablesUse, Verdict,
 };
 
 /// What the shell has to do for a turn.
@@ -67,19 +69,6 @@ pub enum ResponseEnd {
     Closed,
     /// It failed: no connection, a status, a broken or stalled stream, unreadable bytes.
     Failed(ProviderError),
-}
-
-/// Why a turn is cancelled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CancelReason {
-    /// Somebody asked.
-    Stop,
-    /// `run_timeout` passed.
-    RunTimeout,
-    /// The host shuts down.
-    Shutdown,
-    /// The run has used up its tokens or its calls.
-    Budget,
 }
 
 /// What the host says of a place of a call's tool.
@@ -258,17 +247,4 @@ impl TurnRecord {
         self.finish_reason.as_ref().is_some_and(paused)
             && self.message.as_ref().is_some_and(|message| !message.is_blank())
     }
-}
-
-/// How a turn ended.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum TurnEnd {
-    /// The response is kept and every call in it is answered.
-    Finished,
-    /// The model or the service refused.
-    Refused,
-    /// No response could be had, or it broke a hard rule.
-    Failed(RunError),
-    /// It was cancelled.
-    Cancelled(CancelReason),
 }

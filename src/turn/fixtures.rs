@@ -6,11 +6,12 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Budget, ModelPlan, ModelPlans, TurnRules, TurnSpec};
-use crate::config::Limits;
+use super::{Budget, ModelPlan, ModelPlans, Rebuilt, TurnRules, TurnSpec};
+use crate::config::{Limits, RunOverrides};
 use crate::context::Variables;
+use crate::record::{Entry, Record, Seq};
 use crate::tool::{Approval, InputSchema, ToolSpec};
-use crate::types::{Execution, FinishKind, FinishReason, Origin, Usage, Wire};
+use crate::types::{Execution, FinishKind, FinishReason, Origin, RunId, SessionId, Usage, Wire};
 use crate::wire::{CallPiece, Delta};
 
 /// People are asked whether it may run, and whether its result may be seen.
@@ -127,4 +128,31 @@ pub(super) fn usage(tokens: u64) -> Delta {
 
 pub(super) fn finish(kind: FinishKind) -> Delta {
     Delta::Finish(FinishReason { kind, raw: format!("{kind:?}") })
+}
+
+/// The records as they are read from the journal: behind the record `after`, each appended at its
+/// time.
+pub(super) fn entries(after: u64, records: &[(Record, u64)]) -> Vec<Entry> {
+    let session = SessionId::parse("s").unwrap();
+    let written = records.iter().zip(after + 1..).map(|((record, time), seq)| {
+        let entry = Entry { seq: Seq(seq), time: *time, shown: 0, record: record.clone() };
+        Entry::read(&session, entry.seq, entry.time, &entry.body()).unwrap()
+    });
+    written.collect()
+}
+
+/// The session that has these records of a run's turns.
+pub(super) fn rebuilt(records: &[Record], limits: &Limits) -> Rebuilt {
+    let opened = Record::SessionOpened { agent: "default".into(), messages: Vec::new() };
+    let started = Record::RunStarted {
+        run_id: RunId("run_1".into()),
+        input: "go".into(),
+        overrides: RunOverrides::default(),
+        model: "m".into(),
+        execution: Execution::Sequential,
+        request: None,
+    };
+    let all = [opened, started].into_iter().chain(records.iter().cloned());
+    let all: Vec<_> = all.map(|record| (record, 0)).collect();
+    Rebuilt::fold(&entries(0, &all), &|_| limits.clone()).unwrap()
 }

@@ -19,8 +19,14 @@ impl Turn {
         self.handle_changes(changes);
         self.deltas_seen += 1;
         match delta {
-            Delta::Text(text) | Delta::Refusal(text) => self.emit(Event::TextReceived { text }),
-            Delta::Reasoning(text) => self.emit(Event::ThinkingReceived { text }),
+            Delta::Text(text) | Delta::Refusal(text) => {
+                self.layout.push(false, text.len());
+                self.emit(Event::TextReceived { text });
+            }
+            Delta::Reasoning(text) => {
+                self.layout.push(true, text.len());
+                self.emit(Event::ThinkingReceived { text });
+            }
             Delta::Call(_)
             | Delta::Seal { .. }
             | Delta::Keep(_)
@@ -177,6 +183,9 @@ impl Turn {
         }
         if let Some(call) = self.calls.get_mut(index) {
             call.unfit = Some(texts::malformed());
+            // What it is answered is its own.
+            call.notes.duplicate_of = None;
+            call.notes.reused = false;
         }
         self.end_call(index, texts::malformed());
         self.readmit_duplicates_of(key);
@@ -185,9 +194,9 @@ impl Turn {
     /// The outcome stands, but the journal has to know what else there is to know of it.
     fn record_ended_again(&mut self, index: usize) {
         let Some(call) = self.calls.get(index) else { return };
-        if let Some(outcome) = call.outcome().cloned() {
-            let (key, notes, writes) = (call.key(), call.notes.clone(), call.writes.clone());
-            self.record(Record::CallEnded { key, outcome, notes, writes });
+        if let Some(result) = call.result(self.spec.began) {
+            let record = super::progress::ended(&result, call.early, true);
+            self.record(record);
         }
     }
 
@@ -245,7 +254,9 @@ impl Turn {
     /// Tells that a limit was reached.
     pub(super) fn tell_limit(&mut self, limit: &str, value: u64, maximum: u64, action: &str) {
         let (limit, action) = (limit.to_owned(), action.to_owned());
-        self.record(Record::LimitReached { limit: limit.clone(), value, maximum, note: None });
-        self.hold(Effect::Emit(Event::LimitReached { limit, value, maximum, action }));
+        let note = None;
+        let (named, done) = (limit.clone(), action.clone());
+        self.record(Record::LimitReached { limit: named, value, maximum, action: done, note });
+        self.emit(Event::LimitReached { limit, value, maximum, action });
     }
 }

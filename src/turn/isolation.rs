@@ -16,7 +16,7 @@ use crate::context::Variables;
 use crate::event::Event;
 use crate::record::Record;
 use crate::types::{
-    CallKey, ReadSet, ToolOutcome, ToolStatus, VariableName, VariablesUse, WriteSet,
+    ApprovalPhase, CallKey, ReadSet, ToolOutcome, ToolStatus, VariableName, VariablesUse, WriteSet,
 };
 
 /// Which call of the turn, by its place, was the last to write each name.
@@ -136,7 +136,9 @@ impl Turn {
         let full = bytes > maximum;
         let Some(call) = self.calls.get_mut(index) else { return };
         let rerun = rerun && !call.has_effects();
-        let known = call.notes.conflict;
+        // Where people were asked about the result before a crash, all of this was told.
+        let is_asked = self.asked.contains_key(&(call.key(), ApprovalPhase::After));
+        let known = call.notes.conflict || is_asked;
         call.notes.conflict |= !names.is_empty();
         call.reads.clone_from(&report.reads);
         let label = call.label();
@@ -159,7 +161,7 @@ impl Turn {
         }
         if !names.is_empty() && !known {
             self.emit(Event::ConflictFound { call: label, names, rerun });
-        } else if names.is_empty() && full {
+        } else if names.is_empty() && full && !is_asked {
             let (bytes, maximum) = (bytes as u64, maximum as u64);
             self.tell_limit("max_variables_bytes", bytes, maximum, "writes_dropped");
         }

@@ -13,6 +13,7 @@
 //! | `schedule` | which sealed calls may start now |
 //! | `isolation` | what calls see of each other's writes; conflicts |
 //! | `approval` | people in the loop |
+//! | `layout` | in which order text and thinking were shown |
 //! | `ending` | how a response ended |
 //! | `aftermath` | what each ending leaves of the calls |
 //! | `progress` | what is done after every event: admit, start, release, commit |
@@ -23,6 +24,9 @@
 //! | `reassembly` | outcomes in any order, released in call order |
 //! | `texts` | what the model is told of calls that did not simply run |
 //! | `resume` | a turn from its records |
+//! | `committed` | a turn that is over, from its records |
+//! | `rebuilt` | a session from its records |
+//! | `replay` | a session once more from its records, compared with them |
 //! | `seeded` | a turn of calls that nobody asked a model for |
 //! | `loops` | turns that repeat themselves |
 //! | `run` | turn after turn, and why that ended |
@@ -42,19 +46,23 @@ mod call;
 mod calls;
 mod change;
 mod clock;
+mod committed;
 mod decoded;
 mod effect;
 mod ending;
 #[cfg(test)]
-mod explorer;
+pub(crate) mod explorer;
 #[cfg(test)]
 mod fixtures;
 mod intake;
 mod isolation;
+mod layout;
 mod loops;
 mod parts;
 mod progress;
 mod reassembly;
+mod rebuilt;
+mod replay;
 mod resume;
 mod run;
 mod schedule;
@@ -79,6 +87,11 @@ pub use effect::{
     ResponseEnd, ToolDone, TurnEnd, TurnRecord, TurnRules, TurnSpec,
 };
 pub use ending::ended_well;
+pub use rebuilt::{
+    Brought, Continue, KnownRequest, OpenRun, PastRun, QueuedRun, REQUESTS_MAX, RebuildError,
+    Rebuilt, Requests, past_run,
+};
+pub use replay::{Difference, Replayed, replay};
 pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
 pub use seeded::SeededTurn;
 
@@ -90,7 +103,11 @@ use attempts::Attempts;
 use call::{Call, Phase};
 use clock::Clock;
 use isolation::Visible;
+use layout::Layout;
 use reassembly::Reassembly;
+
+/// The limit of a run's time, by its name in the configuration.
+const RUN_TIMEOUT: &str = "run_timeout";
 
 /// One model response and the tool calls in it: the machine that decides everything about them.
 ///
@@ -104,6 +121,7 @@ pub struct Turn {
     attempts: Attempts,
     plan: AttemptPlan,
     response: Accumulator,
+    layout: Layout,
     deltas_seen: u64,
     asked_at: Duration,
     first_delta_at: Option<Duration>,
@@ -114,6 +132,8 @@ pub struct Turn {
     reusable: BTreeMap<String, ToolOutcome>,
     /// What people have said, call by call.
     judgements: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
+    /// What they had been asked before the turn was resumed, and how long before.
+    asked: BTreeMap<(CallKey, ApprovalPhase), Duration>,
     visible: Visible,
     finish: Option<FinishReason>,
     usage: Usage,
@@ -134,16 +154,6 @@ enum Held {
     Begin(CallKey),
 }
 
-impl Held {
-    /// Whether it tells a call's outcome, or what people are asked and have said about it.
-    fn tells_of(&self, key: CallKey) -> bool {
-        let Self::Perform(Effect::Emit(event)) = self else { return false };
-        matches!(event, Event::CallEnded { result, .. } if result.call.key == key)
-            || matches!(event, Event::ApprovalAsked { asked } if asked.call.key == key)
-            || matches!(event, Event::ApprovalGiven { call, .. } if call.key == key)
-    }
-}
-
 /// How far the turn has come.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum State {
@@ -161,7 +171,6 @@ impl Turn {
     pub fn new(spec: TurnSpec) -> Self {
         let attempts = Attempts::new(Arc::clone(&spec.rules.models), spec.seed);
         let mut turn = Self::blank(spec, attempts);
-        turn.emit(Event::TurnStarted);
         turn.ask();
         turn
     }
@@ -290,18 +299,12 @@ impl Turn {
             let Some(call) = self.calls.get(index) else { continue };
             let Phase::Running { deadline: Some(deadline) } = call.phase else { continue };
             if deadline <= now {
-                let timeout = deadline.saturating_sub(call.started_at.unwrap_or(deadline));
-                let outcome = texts::timed_out(call, timeout);
-                self.outbox.push_back(Effect::Abort(call.key()));
-                self.end_call(index, outcome);
-                self.tell_time("tool_timeout", timeout, "timed_out");
+                self.end_timed_out(index, deadline);
             }
         }
         self.expire_questions();
         if self.run_deadline().is_some_and(|deadline| deadline <= now) {
-            let timeout = self.spec.rules.limits.run_timeout.unwrap_or_default();
-            self.tell_time("run_timeout", timeout, "ended");
-            self.handle_cancel(now, CancelReason::RunTimeout);
+            self.end_out_of_time();
         }
         self.settle();
     }
@@ -321,6 +324,22 @@ impl Turn {
             State::Over => {}
         }
         self.settle();
+    }
+
+    /// Whether something waits until records are stored: a start, a result or the commit.
+    #[must_use]
+    pub fn waits_for_records(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// Whether all that waits is the commit of a turn that called nothing. Nothing has happened
+    /// outside for its sake, and nobody is told of it before it is durable: the run may go on, so
+    /// that its end is stored with it.
+    #[must_use]
+    pub fn may_commit_early(&self) -> bool {
+        let mut held = self.held.iter();
+        let is_commit = |held: &(u64, Held)| matches!(held.1, Held::Perform(Effect::Commit(_)));
+        self.calls.is_empty() && held.next().is_some_and(is_commit) && held.next().is_none()
     }
 
     /// The next thing to be done, until there is none.
@@ -349,6 +368,23 @@ impl Turn {
 }
 
 impl Turn {
+    /// The time of a call that runs is over.
+    fn end_timed_out(&mut self, index: usize, deadline: Duration) {
+        let Some(call) = self.calls.get(index) else { return };
+        let timeout = deadline.saturating_sub(call.started_at.unwrap_or(deadline));
+        let outcome = texts::timed_out(call, timeout);
+        self.outbox.push_back(Effect::Abort(call.key()));
+        self.end_call(index, outcome);
+        self.tell_time("tool_timeout", timeout, "timed_out");
+    }
+
+    /// The run's time is over.
+    fn end_out_of_time(&mut self) {
+        let timeout = self.spec.rules.limits.run_timeout.unwrap_or_default();
+        self.tell_time("run_timeout", timeout, "ended");
+        self.handle_cancel(self.now(), CancelReason::RunTimeout);
+    }
+
     /// When the run's time is over; none while its clock stands still.
     fn run_deadline(&self) -> Option<Duration> {
         let counts = self.state != State::Over && !self.clock.is_people();
@@ -363,6 +399,7 @@ impl Turn {
             plan: attempts.last(),
             attempts,
             response: asking::accumulator(&rules),
+            layout: Layout::default(),
             deltas_seen: 0,
             asked_at: Duration::ZERO,
             first_delta_at: None,
@@ -371,6 +408,7 @@ impl Turn {
             excess_told: false,
             reusable: BTreeMap::new(),
             judgements: BTreeMap::new(),
+            asked: BTreeMap::new(),
             visible: Visible::new(spec.variables.clone()),
             finish: None,
             usage: Usage::default(),

@@ -8,9 +8,9 @@ use super::effect::{Effect, Place, TurnEnd, TurnRecord};
 use super::schedule::{self, Gate, Step};
 use super::{Held, State, Turn};
 use crate::config::OnExcess;
-use crate::event::{Event, TurnSummary, WaitingFor};
+use crate::event::{CallLabel, Event, TurnSummary, WaitingFor};
 use crate::record::{Ending, Record};
-use crate::types::{CallKey, Execution, ToolOutcome, WriteSet};
+use crate::types::{CallKey, Execution, ToolOutcome, ToolResult, WriteSet};
 
 impl Turn {
     /// Decides everything that can be decided now.
@@ -208,16 +208,11 @@ impl Turn {
         call.writes = writes.clone();
         let key = call.key();
         self.visible.accept(key.index, &writes);
-        let ended = call.result(self.spec.began).map(|result| Event::CallEnded {
-            result: Box::new(result),
-            parallel,
-            early: call.early,
-        });
-        let notes = call.notes.clone();
         let bytes = outcome.content.len() as u64;
-        self.record(Record::CallEnded { key, outcome, notes, writes });
-        if let Some(event) = ended {
-            self.hold(Effect::Emit(event));
+        let early = call.early;
+        if let Some(result) = call.result(self.spec.began) {
+            self.record(ended(&result, early, false));
+            self.emit(Event::CallEnded { result: Box::new(result), parallel, early });
         }
         let maximum = self.spec.rules.limits.max_result_bytes as u64;
         if bytes > maximum {
@@ -309,8 +304,9 @@ impl Turn {
             usage: self.usage,
             times: self.clock.times(),
         };
-        self.record(Record::TurnCommitted { turn: number });
-        self.hold(Effect::Emit(Event::TurnEnded { summary: Box::new(self.summary(&record)) }));
+        let (end, summary) = (record.end.clone(), Box::new(self.summary(&record)));
+        self.record(Record::TurnCommitted { turn: number, end, summary: summary.clone() });
+        self.emit(Event::TurnEnded { summary });
         self.hold(Effect::Commit(Box::new(record)));
     }
 
@@ -344,7 +340,7 @@ impl Turn {
         self.outbox.push_back(Effect::Record(record));
     }
 
-    /// Puts an effect behind every record so far.
+    /// Puts an effect behind every record so far, durable ones.
     pub(super) fn hold(&mut self, effect: Effect) {
         self.held.push_back((self.records, Held::Perform(effect)));
     }
@@ -353,4 +349,28 @@ impl Turn {
     pub(super) fn now(&self) -> Duration {
         self.clock.now()
     }
+}
+
+/// The record of a call that has its outcome.
+pub(super) fn ended(result: &ToolResult, early: bool, amended: bool) -> Record {
+    let ToolResult { call, outcome, notes, started, wait, duration, writes } = result;
+    Record::CallEnded {
+        call: CallLabel {
+            key: call.key,
+            provider_id: call.provider_id.clone(),
+            name: call.name.clone(),
+        },
+        outcome: outcome.clone(),
+        notes: notes.clone(),
+        writes: writes.clone(),
+        started_ms: started.map(millis),
+        wait_ms: millis(*wait),
+        duration_ms: millis(*duration),
+        early,
+        amended,
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

@@ -2,8 +2,10 @@
 //!
 //! The same machine goes on with what the journal knows. An outcome that is known is used; an
 //! intent without one is answered `Unknown`, unless its tool is idempotent and runs again under
-//! the same key; what was never intended is decided as if nothing had happened.
+//! the same key; what was never intended is decided as if nothing had happened. Questions to
+//! people stand as they were asked, and their time counts on while no host runs.
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,13 +14,14 @@ use super::admission::{self, Opening};
 use super::attempts::Attempts;
 use super::budget::{MAX_CALLS, MAX_TOKENS};
 use super::call::{Call, Phase, Report};
+use super::committed::EndedCall;
 use super::effect::{CancelReason, TurnSpec};
-use super::{State, Turn, texts};
+use super::{RUN_TIMEOUT, State, Turn, texts};
 use crate::event::Event;
-use crate::record::{Ending, Record, ResponseMessage};
+use crate::record::{Ending, Entry, Record, ResponseMessage, StopMode};
 use crate::types::{
-    ApprovalPhase, CallKey, FailureKind, FinishReason, Judgement, ProviderError, ProviderErrorKind,
-    ResultNotes, ToolCall, ToolOutcome, Usage, WriteSet,
+    ApprovalPhase, CallKey, FinishReason, Judgement, ProviderError, ProviderErrorKind, ToolCall,
+    Usage,
 };
 
 /// What the records of a turn say.
@@ -31,14 +34,13 @@ struct Known {
     reports: BTreeMap<CallKey, Report>,
     /// Calls that have answered twice: what they had read at first was out of date.
     outdated: BTreeSet<CallKey>,
+    /// When people were asked: Unix time in milliseconds.
+    asked: BTreeMap<(CallKey, ApprovalPhase), u64>,
     judgements: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
-    outcomes: BTreeMap<CallKey, (ToolOutcome, ResultNotes, WriteSet)>,
+    outcomes: BTreeMap<CallKey, EndedCall>,
     response: Option<Response>,
-    /// A budget had run out, and that was to end the turn.
-    over_budget: bool,
-    /// Why the last attempt failed, if it has.
-    failed: Option<ProviderError>,
-    committed: bool,
+    /// Why the turn was to end before it was over.
+    cancelled: Option<CancelReason>,
 }
 
 #[derive(Debug)]
@@ -50,22 +52,39 @@ struct Response {
 }
 
 impl Turn {
-    /// Goes on with a turn from the records that it left. They are those of this turn, in order.
+    /// Goes on with a turn from the entries that it left: those of this turn, in order, without
+    /// its commit. `now` is the Unix time in milliseconds. `cancel` says why the run is to end, if
+    /// it is; what the entries say of that comes first.
     #[must_use]
-    pub fn resume(spec: TurnSpec, records: &[Record]) -> Self {
+    pub fn resume<E: Borrow<Entry>>(
+        spec: TurnSpec,
+        entries: &[E],
+        now: u64,
+        cancel: Option<CancelReason>,
+    ) -> Self {
         let mut usage = Usage::default();
         let mut known = Known::default();
-        for record in records {
-            known.fold(record, &mut usage);
+        for entry in entries {
+            known.fold(entry.borrow(), &mut usage);
         }
+        let cancel = known.cancelled.or(cancel);
+        known.cancelled = cancel;
         let attempts = Attempts::new(Arc::clone(&spec.rules.models), spec.seed);
         let mut turn = Self::blank(spec, attempts.resumed(known.attempt, &known.model));
         turn.usage = usage;
+        let since = |time: &u64| Duration::from_millis(now.saturating_sub(*time));
+        turn.asked = known.asked.iter().map(|(question, time)| (*question, since(time))).collect();
         match known.response.take() {
             Some(response) => turn.resume_judged(response, &known),
             None if !known.intents.is_empty() => turn.resume_broken(&known),
             None => turn.resume_asking(&known),
         }
+        match cancel.filter(|_| turn.state == State::Asking) {
+            Some(why) => turn.handle_cancel(Duration::ZERO, why),
+            None => turn.settle(),
+        }
+        // Their time may have passed while nobody was there.
+        turn.expire_questions();
         turn.settle();
         turn
     }
@@ -77,12 +96,12 @@ impl Turn {
         self.dropped = dropped_calls;
         self.restore_calls(&message.calls, known);
         let message = Some(message).filter(|message| !message.is_blank());
-        let cancelled = known.over_budget.then_some(CancelReason::Budget);
+        let cancelled = known.cancelled;
         self.state = State::Judged { ending, message, cancelled };
         self.judgements.clone_from(&known.judgements);
         self.resume_open(known);
         self.answer_unstarted(ending);
-        if known.over_budget {
+        if cancelled.is_some() {
             self.cancel_calls();
         }
     }
@@ -107,6 +126,7 @@ impl Turn {
             finish_reason: None,
             usage: Usage::default(),
             dropped_calls: Vec::new(),
+            shown: Vec::new(),
         });
         self.emit(Event::ResponseEnded {
             names: message.calls.iter().map(|call| call.name.clone()).collect(),
@@ -127,13 +147,7 @@ impl Turn {
     fn resume_asking(&mut self, known: &Known) {
         let attempt = known.attempt;
         if attempt == 0 {
-            self.emit(Event::TurnStarted);
             self.ask();
-            return;
-        }
-        if let Some(error) = known.failed.clone().filter(|_| known.committed && !known.over_budget)
-        {
-            self.fail(error);
             return;
         }
         let error = host_stopped();
@@ -144,8 +158,9 @@ impl Turn {
             kept: false,
             usage: Usage::default(),
         });
-        if known.over_budget || self.is_out_of_tokens() {
-            self.end_out_of_tokens(known.over_budget);
+        let is_told = known.cancelled == Some(CancelReason::Budget);
+        if is_told || self.is_out_of_tokens() {
+            self.end_out_of_tokens(is_told);
             return;
         }
         let plan = self.attempts.first();
@@ -156,19 +171,16 @@ impl Turn {
         for call in calls {
             let tool = self.spec.rules.tools.get(&call.name).cloned();
             let mut restored = Call::restored(call.clone(), tool);
-            if let Some((outcome, notes, writes)) = known.outcomes.get(&call.key) {
-                let is_own = notes.duplicate_of.is_none() && !notes.reused;
-                let has_run = ran(outcome) || known.reports.contains_key(&call.key);
-                restored.started_at = (is_own && has_run).then_some(Duration::ZERO);
-                restored.notes = notes.clone();
-                restored.writes = writes.clone();
+            if let Some(ended) = known.outcomes.get(&call.key) {
+                restored.restore_end(ended);
                 if let Some(report) = known.reports.get(&call.key) {
                     restored.reads = report.reads.clone();
                 }
-                self.visible.accept(call.key.index, writes);
-                restored.phase = Phase::Ended { outcome: outcome.clone(), at: Duration::ZERO };
+                self.visible.accept(call.key.index, &ended.writes);
+                self.clock.tool_remembered(ended.duration);
             } else if let Some(report) = known.reports.get(&call.key) {
                 restored.started_at = Some(Duration::ZERO);
+                restored.answered_at = Some(Duration::ZERO);
                 restored.notes.conflict = known.outdated.contains(&call.key);
                 restored.phase = Phase::Reported(report.clone());
             } else {
@@ -185,11 +197,19 @@ impl Turn {
         }
     }
 
-    /// Calls that people had rejected are answered so. Intents without an outcome: run again, or
+    /// Reports that need no order are reviewed again. Calls that people had rejected are answered so. Intents without an outcome: run again, or
     /// answered where the tool must not run twice.
     fn resume_open(&mut self, known: &Known) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get_mut(index) else { return };
+            if let Phase::Reported(Report { outcome, reads, writes }) = &call.phase
+                && reads.0.is_empty()
+                && writes.is_empty()
+            {
+                let (outcome, writes) = (outcome.clone(), writes.clone());
+                self.review_or_end(index, outcome, writes);
+                continue;
+            }
             if call.outcome().is_some() || call.is_undecided() {
                 continue;
             }
@@ -214,10 +234,11 @@ impl Turn {
 }
 
 impl Known {
-    fn fold(&mut self, record: &Record, usage: &mut Usage) {
-        match record {
+    fn fold(&mut self, entry: &Entry, usage: &mut Usage) {
+        match &entry.record {
             Record::AttemptStarted { attempt, model, .. } => {
-                *self = Self { attempt: *attempt, model: model.clone(), ..Self::default() };
+                let (attempt, model, cancelled) = (*attempt, model.clone(), self.cancelled);
+                *self = Self { attempt, model, cancelled, ..Self::default() };
             }
             Record::CallIntended { call, .. } => self.intents.push(call.clone()),
             Record::CallReported { key, outcome, reads, writes } => {
@@ -226,11 +247,15 @@ impl Known {
                     self.outdated.insert(*key);
                 }
             }
-            Record::ApprovalGiven { key, phase, judgement } => {
-                self.judgements.insert((*key, *phase), judgement.clone());
+            Record::ApprovalGiven { key, phase, verdict, message } => {
+                let judgement = Judgement { verdict: *verdict, message: message.clone() };
+                self.judgements.insert((*key, *phase), judgement);
             }
-            Record::CallEnded { key, outcome, notes, writes } => {
-                self.outcomes.insert(*key, (outcome.clone(), notes.clone(), writes.clone()));
+            Record::CallEnded { call, .. } => {
+                self.outcomes.extend(EndedCall::of(&entry.record).map(|ended| (call.key, ended)));
+            }
+            Record::ApprovalAsked { asked } => {
+                self.asked.insert((asked.call.key, asked.phase), entry.time);
             }
             Record::ResponseEnded {
                 ending,
@@ -249,52 +274,33 @@ impl Known {
                 });
             }
             // What is kept of an attempt is counted with its response.
-            Record::AttemptFailed { usage: spent, kept: false, error, .. } => {
-                *usage += *spent;
-                self.failed = Some(error.clone());
-            }
-            Record::TurnCommitted { .. } => self.committed = true,
-            Record::LimitReached { limit, .. } => {
-                self.over_budget |= limit == MAX_TOKENS || limit == MAX_CALLS;
-            }
+            Record::AttemptFailed { usage: spent, kept: false, .. } => *usage += *spent,
+            Record::StopAsked { mode: StopMode::Now } => self.cancel(CancelReason::Stop),
+            Record::LimitReached { limit, .. } => match limit.as_str() {
+                MAX_TOKENS | MAX_CALLS => self.cancel(CancelReason::Budget),
+                RUN_TIMEOUT => self.cancel(CancelReason::RunTimeout),
+                _ => {}
+            },
             Record::SessionOpened { .. }
+            | Record::SessionForked { .. }
             | Record::InputQueued { .. }
             | Record::RunStarted { .. }
             | Record::AttemptFailed { kept: true, .. }
-            | Record::ApprovalAsked { .. }
+            | Record::TurnCommitted { .. }
             | Record::Steered { .. }
-            | Record::StopAsked { .. }
+            | Record::StopAsked { mode: StopMode::AfterTurn }
             | Record::RunEnded { .. }
             | Record::SessionClosed => {}
         }
     }
-}
 
-/// Whether a call with this outcome was handed to its tool.
-fn ran(outcome: &ToolOutcome) -> bool {
-    match outcome.kind {
-        None
-        | Some(
-            FailureKind::ToolError
-            | FailureKind::Panic
-            | FailureKind::Killed
-            | FailureKind::Timeout
-            | FailureKind::Cancelled
-            | FailureKind::HostStopped,
-        ) => true,
-        Some(
-            FailureKind::NotStarted
-            | FailureKind::UnknownTool
-            | FailureKind::InvalidArguments
-            | FailureKind::CutOffArguments
-            | FailureKind::Malformed
-            | FailureKind::Rejected
-            | FailureKind::ApprovalExpired
-            | FailureKind::Limit,
-        ) => false,
+    /// The first reason stands.
+    fn cancel(&mut self, why: CancelReason) {
+        self.cancelled.get_or_insert(why);
     }
 }
 
-fn host_stopped() -> ProviderError {
+/// What an attempt failed with that was open when the host stopped.
+pub(super) fn host_stopped() -> ProviderError {
     ProviderError::new(ProviderErrorKind::Transport, "the host stopped during the attempt")
 }

@@ -55,6 +55,7 @@ impl SeededTurn {
             finish_reason: None,
             usage: Usage::default(),
             dropped_calls,
+            shown: Vec::new(),
         };
         Self { response, limit }
     }
@@ -64,7 +65,7 @@ impl SeededTurn {
 mod tests {
     use super::*;
     use crate::config::{Limits, OnExcess};
-    use crate::turn::fixtures::{rules, spec};
+    use crate::turn::fixtures::{entries, rules, spec};
     use crate::turn::{Effect, Run, Turn, TurnEnd, TurnSpec};
     use crate::types::{CallKey, Execution, ToolCall, ToolStatus};
     use std::time::Duration;
@@ -91,7 +92,7 @@ mod tests {
         let seeded = SeededTurn::new(1, &message(names), &rules);
         let budget = Run::new(&rules.limits).budget();
         let spec = TurnSpec { budget, ..spec(rules) };
-        let mut turn = Turn::resume(spec, std::slice::from_ref(&seeded.response));
+        let mut turn = Turn::resume(spec, &entries(0, &[(seeded.response, 0)]), 0, None);
         let (mut started, mut committed) = (Vec::new(), None);
         for step in 0..4 {
             if step == 1 {

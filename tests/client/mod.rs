@@ -4,7 +4,7 @@
 
 use std::net::SocketAddr;
 
-use callsheet::config::{BaseUrl, Config};
+use callsheet::config::{BaseUrl, Config, JournalEngine};
 use callsheet::rehearsal::{Rehearsal, Script};
 use callsheet::runtime::{Host, HostSetup};
 use callsheet::server::{self, ServerHandle, ServerOptions};
@@ -30,7 +30,11 @@ impl Service {
     pub(crate) async fn start_with(script: Value, config: &str, options: ServerOptions) -> Self {
         let script: Script = serde_json::from_value(script).unwrap();
         let model = Rehearsal::with_script(script).await.unwrap();
+        let is_kept = config.contains("data_dir");
         let mut config = Config::parse(config, "test.toml", &|_| None).unwrap();
+        if !is_kept {
+            config.journal.engine = JournalEngine::Memory;
+        }
         config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
         let tools = builtin(&BuiltinOptions::default()).unwrap();
         let host = Host::start(HostSetup { config, tools }).await.unwrap();
@@ -109,7 +113,33 @@ impl Reading {
         String::from_utf8_lossy(&self.bytes).into_owned()
     }
 
-    async fn more(&mut self) -> bool {
+    /// The events of a stream that have come.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        let head = self.bytes.windows(4).position(|four| four == b"\r\n\r\n");
+        let Some(mut rest) = head.map(|end| &self.bytes[end + 4..]) else { return Vec::new() };
+        let mut body = Vec::new();
+        while let Some(line) = rest.windows(2).position(|two| two == b"\r\n") {
+            let size = std::str::from_utf8(&rest[..line]).unwrap();
+            let size = usize::from_str_radix(size, 16).unwrap();
+            let Some(chunk) = rest.get(line + 2..line + 2 + size) else { break };
+            body.extend_from_slice(chunk);
+            rest = rest.get(line + 4 + size..).unwrap_or_default();
+        }
+        seen(&String::from_utf8(body).unwrap())
+    }
+
+    /// Reads until what has come of the stream is enough.
+    pub(crate) async fn until_seen(&mut self, enough: impl Fn(&[Seen]) -> bool) -> Vec<Seen> {
+        loop {
+            let seen = self.seen();
+            if enough(&seen) {
+                return seen;
+            }
+            assert!(self.more().await, "it ended too early: {:?}", self.text());
+        }
+    }
+
+    pub(crate) async fn more(&mut self) -> bool {
         let mut buffer = vec![0; 16 * 1024];
         // A server that closes with unread bytes of ours may reset the connection.
         let read = self.stream.read(&mut buffer).await.unwrap_or(0);
@@ -157,16 +187,32 @@ impl Answer {
 
     /// The types and data of an event stream.
     pub(crate) fn events(&self) -> Vec<(String, Value)> {
-        let events = self.body.split("\n\n").filter(|event| event.starts_with("event: "));
-        events
-            .map(|event| {
-                let (kind, data) = event.split_once('\n').unwrap();
-                let data = data.strip_prefix("data: ").unwrap();
-                let kind = kind.strip_prefix("event: ").unwrap().to_owned();
-                (kind, serde_json::from_str(data).unwrap())
-            })
-            .collect()
+        seen(&self.body).into_iter().map(|event| (event.kind, event.data)).collect()
     }
+}
+
+/// One event of a stream.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Seen {
+    pub(crate) id: Option<String>,
+    pub(crate) kind: String,
+    pub(crate) data: Value,
+}
+
+/// The events of a stream's text that are whole.
+pub(crate) fn seen(body: &str) -> Vec<Seen> {
+    let whole = body.rfind("\n\n").map_or("", |end| &body[..end]);
+    let events = whole.split("\n\n").filter(|event| event.starts_with("event: "));
+    let field = |event: &str, name: &str| {
+        event.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
+    };
+    events
+        .map(|event| Seen {
+            id: field(event, "id: "),
+            kind: field(event, "event: ").unwrap(),
+            data: serde_json::from_str(&field(event, "data: ").unwrap()).unwrap(),
+        })
+        .collect()
 }
 
 fn unchunked(mut text: &str) -> String {

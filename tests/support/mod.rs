@@ -10,7 +10,7 @@ pub(crate) mod tools;
 
 use std::time::Duration;
 
-use callsheet::config::{BaseUrl, Config};
+use callsheet::config::{BaseUrl, Config, JournalEngine};
 use callsheet::rehearsal::{ReceivedRequest, Rehearsal, Script};
 use callsheet::runtime::{Host, HostCounts, HostSetup, OpenSession, RunReport, SessionHandle};
 use callsheet::telemetry::{Delivery, Subscription};
@@ -36,6 +36,7 @@ pub(crate) async fn world(
 ) -> World {
     let model = Rehearsal::with_script(script).await.unwrap();
     let mut config = Config::default();
+    config.journal.engine = JournalEngine::Memory;
     config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
     let agent = config.agents.get_mut("default").unwrap();
     agent.tools = tools.iter().map(|(name, _)| callsheet::config::ToolPattern::new(name)).collect();
@@ -84,7 +85,7 @@ impl World {
 
     /// Waits until nothing is left of the runs: no actor, no task, no tool.
     pub(crate) async fn until_idle(&self) {
-        let idle = HostCounts { sessions: 1, ..HostCounts::default() };
+        let idle = HostCounts { sessions: 1, awake: 1, ..HostCounts::default() };
         within(async {
             while self.host.counts() != idle {
                 tokio::time::sleep(Duration::from_millis(2)).await;

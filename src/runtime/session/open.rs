@@ -18,6 +18,8 @@ use crate::types::{CallKey, ToolResult};
 /// The running turn, as its accumulator tells of it.
 #[derive(Debug, Default)]
 pub(super) struct OpenTurn {
+    /// Whether it goes on from its records, and its accumulator has not told of it yet.
+    pub(super) is_unknown: bool,
     pub(super) results: Vec<CallReport>,
     pub(super) approvals: Vec<PendingApproval>,
     /// Since when people are all that it waits for.
@@ -52,18 +54,23 @@ impl State {
         questions: Vec<ApprovalRequest>,
         rests: bool,
     ) {
-        let Some(open) = self.open_turn(epoch) else { return };
-        let known = std::mem::take(&mut open.approvals);
         let approvals = questions.into_iter().map(|asked| {
-            let asked = PendingApproval::new(asked, unix_ms());
-            let same =
-                |old: &&PendingApproval| old.tool_id == asked.tool_id && old.phase == asked.phase;
-            known.iter().find(same).cloned().unwrap_or(asked)
+            let asked_at = self.asked_at(&asked);
+            PendingApproval::new(asked, asked_at)
         });
-        open.approvals = approvals.collect();
+        let approvals = approvals.collect();
+        let Some(open) = self.open_turn(epoch) else { return };
+        open.approvals = approvals;
         open.rested = open.rested();
         open.resting_since = rests.then(Instant::now);
         self.cancel_if_resting();
+    }
+
+    /// The accumulator has told all that its records say.
+    pub(super) fn turn_is_known(&mut self, epoch: u64) {
+        if let Some(open) = self.open_turn(epoch) {
+            open.is_unknown = false;
+        }
     }
 
     /// What the run's present actors may tell of.
@@ -73,30 +80,39 @@ impl State {
         Some(&mut run.open)
     }
 
-    /// Hands a decision to the turn that it is about, or says what became of an earlier one.
+    /// Hands a decision to the turn that it is about.
     pub(super) fn decide(&self, key: CallKey, decision: Decision, reply: DecisionReply) {
-        if let Some(run) = self.run.as_ref().filter(|_| key.turn == self.turn) {
+        match self.run.as_ref().filter(|_| key.turn == self.turn) {
             // An accumulator that is gone drops the reply: whoever decides asks again.
-            let _ =
-                run.actors.accumulator.cast(AccumulatorMessage::Decide { key, decision, reply });
-            return;
-        }
-        let records = self.log.records_since(Seq(0));
-        let given = records.iter().rev().find_map(|record| {
-            let Record::ApprovalGiven { key: of, phase, judgement } = record else { return None };
-            let is_meant = *of == key && decision.phase.is_none_or(|asked| asked == *phase);
-            is_meant.then_some(judgement.verdict)
-        });
-        let call = records.iter().find_map(|record| {
-            let Record::ResponseEnded { message, .. } = record else { return None };
-            message.calls.iter().find(|call| call.key == key)
-        });
-        let _ = reply.send(match given {
-            None => Err(ApprovalError::NotAsked),
-            Some(_) if call.is_some_and(|call| !decision.is_about(call)) => {
-                Err(ApprovalError::Stale)
+            Some(run) => {
+                let decide = AccumulatorMessage::Decide { key, decision, reply };
+                let _ = run.actors.accumulator.cast(decide);
             }
-            Some(given) => decision.repeats(given),
+            None => {
+                let _ = reply.send(Err(ApprovalError::NotAsked));
+            }
+        }
+    }
+
+    /// Until when people may answer: Unix time in milliseconds.
+    pub(super) fn answer_until(&self) -> Option<u64> {
+        let tools = &self.run_agent.rules.tools;
+        let until = |asked: &PendingApproval| {
+            let timeout = tools.get(&asked.tool_name)?.approval_timeout;
+            asked.asked_at.checked_add(u64::try_from(timeout.as_millis()).ok()?)
+        };
+        self.run.as_ref()?.open.approvals.iter().filter_map(until).min()
+    }
+
+    /// When people were asked: Unix time in milliseconds. A question that was asked before the
+    /// session was rebuilt is not younger for that.
+    fn asked_at(&self, question: &ApprovalRequest) -> u64 {
+        let after = self.run.as_ref().map_or(Seq(0), |run| run.turn_after);
+        let entries = self.log.entries_since(after);
+        let asked = entries.iter().find(|entry| {
+            matches!(&entry.record, Record::ApprovalAsked { asked }
+                if asked.call.key == question.call.key && asked.phase == question.phase)
         });
+        asked.map_or_else(unix_ms, |entry| entry.time)
     }
 }

@@ -4,18 +4,24 @@
 //! then the turn goes on, with new actors, from its records.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ractor::{ActorId, ActorRef};
 
 use super::State;
-use crate::record::Record;
+use crate::journal::{Urgency, unix_ms};
+use crate::record::{Entry, Seq};
 use crate::runtime::message::SessionMessage;
-use crate::turn::{CancelReason, Effect, Turn, TurnEnd, TurnRecord, TurnSpec};
+use crate::telemetry::Recorded;
+use crate::turn::{CancelReason, Effect, Turn, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
 
 /// How often the actors of one run are replaced.
 const RECOVERIES_MAX: u32 = 3;
+
+/// What is told of a run whose actors died more often.
+const DIED: &str = "the run's actors died too often";
 
 impl State {
     /// An actor is gone. If it was one of the run's, the run goes on without it.
@@ -44,7 +50,7 @@ impl State {
         run.recovering = None;
         run.recoveries += 1;
         if run.recoveries > RECOVERIES_MAX {
-            self.give_up();
+            self.give_up("internal_error", DIED);
             return;
         }
         match self.spawn_actors(myself).await {
@@ -53,76 +59,53 @@ impl State {
                 run.actors = actors;
                 // The time that the turn has waited for people is no more known to it.
                 run.people += std::mem::take(&mut run.open).rested();
-                let records = self.log.records_since(run.turn_after);
-                match self.committed(&records) {
+                let entries = self.log.entries_since(run.turn_after);
+                match committed(&entries) {
+                    // It was over, but the session has not heard of it: the end of an actor
+                    // overtakes its last message.
                     Some(record) => self.commit(record),
-                    None => self.hand_out_turn(Some(records)),
+                    None => self.hand_out_turn(Some(entries)),
                 }
             }
-            Err(_) => self.give_up(),
+            Err(_) => self.give_up("internal_error", DIED),
         }
-    }
-
-    /// The running turn, if it was over before its accumulator died but the session has not heard
-    /// of it: the end of an actor overtakes its last message.
-    fn committed(&self, records: &[Record]) -> Option<TurnRecord> {
-        let (turn, run) = (self.turn, self.run.as_ref()?);
-        records.iter().find(|record| **record == Record::TurnCommitted { turn })?;
-        let spec = self.turn_spec(run);
-        let is_out_of_time = spec.run_time_left.is_some_and(|left| left.is_zero());
-        let why = run.cancel.or(is_out_of_time.then_some(CancelReason::RunTimeout));
-        let mut turn = Turn::resume(spec, records);
-        turn.handle_recorded(Duration::ZERO, u64::MAX);
-        // All but the commit itself was recorded and told before.
-        let mut record = std::iter::from_fn(|| turn.poll()).find_map(|effect| match effect {
-            Effect::Commit(record) => Some(*record),
-            Effect::Record(_)
-            | Effect::Request(_)
-            | Effect::Disconnect
-            | Effect::Reserve { .. }
-            | Effect::GiveUp(_)
-            | Effect::Start(..)
-            | Effect::Abort(_)
-            | Effect::Emit(_)
-            | Effect::Release(_) => None,
-        })?;
-        // That it was cut off stands in its records, but not why; the run knows.
-        if let (TurnEnd::Cancelled(CancelReason::Shutdown), Some(why)) = (&record.end, why) {
-            record.end = TurnEnd::Cancelled(why);
-        }
-        Some(record)
     }
 
     /// Ends the run as failed. What its turn left open is answered here, without actors.
-    fn give_up(&mut self) {
+    pub(super) fn give_up(&mut self, code: &str, message: &str) {
         let Some(run) = self.run.as_ref() else { return };
         let (spec, id) = (self.turn_spec(run), run.id.clone());
-        let records = self.log.records_since(run.turn_after);
+        let entries = self.log.entries_since(run.turn_after);
         // What killed the actors may be a bug of the turn itself.
-        let ended = catch_unwind(AssertUnwindSafe(|| self.cancel_turn(spec, &id, &records)));
+        let ended = catch_unwind(AssertUnwindSafe(|| match committed(&entries) {
+            Some(record) => Some(record),
+            None if entries.is_empty() => None,
+            None => self.cancel_turn(spec, &id, &entries),
+        }));
         if let Ok(Some(record)) = ended {
             self.write(record);
         }
-        let error = RunError {
-            code: "internal_error".to_owned(),
-            message: "the run's actors died too often".to_owned(),
-            transient: true,
-        };
-        self.end_run(RunEnd::Failed, String::new(), Some(error));
+        let (code, message) = (code.to_owned(), message.to_owned());
+        let error = RunError { code, message, transient: true };
+        self.end_run(Vec::new(), RunEnd::Failed, String::new(), Some(error));
     }
 
-    /// Cancels the turn that these records are of, and answers its open calls.
-    fn cancel_turn(&self, spec: TurnSpec, run: &RunId, records: &[Record]) -> Option<TurnRecord> {
+    /// Cancels the turn that these entries are of, and answers its open calls.
+    fn cancel_turn(
+        &self,
+        spec: TurnSpec,
+        run: &RunId,
+        entries: &[Arc<Entry>],
+    ) -> Option<TurnRecord> {
         let number = spec.number;
-        let mut turn = Turn::resume(spec, records);
-        turn.handle_cancel(Duration::ZERO, CancelReason::Shutdown);
+        let mut turn = Turn::resume(spec, entries, unix_ms(), Some(CancelReason::Shutdown));
         let (mut committed, mut stored) = (None, 0);
         loop {
-            let mut batch = Vec::new();
+            let (mut batch, mut events) = (Vec::new(), Vec::new());
             while let Some(effect) = turn.poll() {
                 match effect {
                     Effect::Record(record) => batch.push(record),
-                    Effect::Emit(event) => self.publisher.publish(run, number, event),
+                    Effect::Emit(event) => events.push((batch.len() as u64, event)),
                     Effect::Commit(record) => committed = Some(*record),
                     Effect::Request(_)
                     | Effect::Disconnect
@@ -133,12 +116,24 @@ impl State {
                     | Effect::Release(_) => {}
                 }
             }
-            if batch.is_empty() {
+            let (count, time) = (batch.len() as u64, unix_ms());
+            let (last, _) = self.log.append_at(time, batch, Urgency::Lazy, || ());
+            for (behind, event) in events {
+                let seq = Seq(last.0.saturating_sub(count) + behind);
+                let record = (behind > 0).then_some(Recorded { seq, time, shown: 0 });
+                self.publisher.publish_behind(run, number, event, record);
+            }
+            if count == 0 {
                 return committed;
             }
-            stored += batch.len() as u64;
-            self.log.append(batch, || ());
+            stored += count;
             turn.handle_recorded(Duration::ZERO, stored);
         }
     }
+}
+
+/// The running turn, if it was over before its accumulator died but the session has not heard of
+/// it: the end of an actor overtakes its last message.
+fn committed(entries: &[Arc<Entry>]) -> Option<TurnRecord> {
+    TurnRecord::from_records(entries.iter().map(|entry| &entry.record))
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ractor::{Actor, ActorCell, ActorId, ActorRef, SpawnErr};
@@ -10,29 +11,47 @@ use tokio::time::Instant;
 
 use super::State;
 use super::open::OpenTurn;
+use crate::config::RunOverrides;
 use crate::event::{Event, RunStats};
-use crate::record::{Record, Seq};
+use crate::journal::{Urgency, unix_ms};
+use crate::record::{Entry, Record, RequestKey, Seq, StopMode};
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
 use crate::runtime::agent::Agent;
-use crate::runtime::error::HostError;
 use crate::runtime::gauge::Held;
 use crate::runtime::ids;
 use crate::runtime::message::{
-    Accumulator, AccumulatorMessage, SessionMessage, StreamMessage, SupervisorMessage, TurnStart,
+    Accumulator, AccumulatorMessage, SessionMessage, StreamMessage, SupervisorMessage, Told,
+    TurnStart,
 };
-use crate::runtime::report::{CallReport, Messages, RunReport};
+use crate::runtime::report::CallReport;
 use crate::runtime::stream::{StreamActor, StreamSetup};
 use crate::runtime::supervisor::{SupervisorSetup, ToolSupervisor};
-use crate::turn::{CancelReason, LimitHit, Next, Run, RunStep, TurnPlan, TurnRecord, TurnSpec};
-use crate::types::{Content, RunEnd, RunError, RunId};
+use crate::telemetry::Recorded;
+use crate::turn::{CancelReason, Continue, OpenRun, Run, TurnPlan, TurnSpec};
+use crate::types::{Content, RunId};
 
 /// A run that is accepted and has not begun.
 pub(super) struct NewRun {
     pub(super) id: RunId,
     pub(super) input: Content,
+    /// What it changes about its agent.
+    pub(super) overrides: RunOverrides,
     /// The agent as the run has it.
     pub(super) agent: Arc<Agent>,
-    pub(super) report: oneshot::Sender<Result<RunReport, HostError>>,
+    /// Which request brought it.
+    pub(super) request: Option<RequestKey>,
+    /// Who is told of its end, if anybody waits.
+    pub(super) report: Option<oneshot::Sender<Told>>,
+}
+
+impl NewRun {
+    /// It is not begun; whoever waits for it is told why.
+    pub(super) fn tell(self, told: Told) {
+        if let Some(report) = self.report {
+            // Whoever waited may be gone.
+            let _ = report.send(told);
+        }
+    }
 }
 
 /// The run that goes on.
@@ -52,13 +71,43 @@ pub(super) struct ActiveRun {
     pub(super) plan: TurnPlan,
     pub(super) open: OpenTurn,
     began: Instant,
-    first_message: usize,
-    stats: RunStats,
-    calls: Vec<CallReport>,
-    report: oneshot::Sender<Result<RunReport, HostError>>,
+    /// How long its turns had taken when it was resumed.
+    before: Duration,
+    pub(super) first_message: usize,
+    pub(super) stats: RunStats,
+    pub(super) calls: Vec<CallReport>,
+    pub(super) report: Option<oneshot::Sender<Told>>,
     /// How long it has waited for people and for nothing else.
     pub(super) people: Duration,
-    place: Held,
+    pub(super) place: Held,
+}
+
+impl ActiveRun {
+    /// How long it has gone on; while no host ran, no time passed.
+    pub(super) fn elapsed(&self) -> Duration {
+        self.before + self.began.elapsed()
+    }
+
+    /// Whether anybody waits for its report.
+    pub(super) fn is_awaited(&self) -> bool {
+        self.report.as_ref().is_some_and(|report| !report.is_closed())
+    }
+
+    /// Whether nothing of it is lost when it leaves memory: people are all that it waits for.
+    pub(super) fn may_sleep(&self) -> bool {
+        self.open.is_resting()
+            && self.recovering.is_none()
+            && self.cancel.is_none()
+            && !self.is_awaited()
+    }
+
+    /// Tells whoever waits for its end.
+    pub(super) fn tell(self, told: Told) {
+        if let Some(report) = self.report {
+            // Whoever waited may be gone.
+            let _ = report.send(told);
+        }
+    }
 }
 
 /// The three actors of a run.
@@ -111,16 +160,24 @@ impl State {
     }
 
     pub(super) fn begin_run(&mut self, run: NewRun, actors: RunActors, place: Held) -> Seq {
-        let NewRun { id, input, agent: _, report } = run;
+        let NewRun { id, input, overrides, request, agent: _, report } = run;
         let first_message = self.history.messages().len();
         let seeded = self.seeded_turn();
-        let mut records = vec![Record::RunStarted { run_id: id.clone(), input: input.clone() }];
+        let rules = Arc::clone(&self.run_agent.rules);
+        let mut records = vec![Record::RunStarted {
+            run_id: id.clone(),
+            input: input.clone(),
+            overrides,
+            model: rules.models.first().origin.model.clone(),
+            execution: rules.execution,
+            request,
+        }];
         records.extend(seeded.iter().map(|seeded| seeded.response.clone()));
         let behind = records.len() as u64 - 1;
-        let (last, _) = self.log.append(records, || ());
+        let time = unix_ms();
+        let (last, _) = self.log.append_at(time, records, Urgency::Lazy, || ());
         let seq = Seq(last.0 - behind);
         self.history.begin_run(input);
-        let began = Instant::now();
         let mut machine = Run::new(self.run_agent.limits());
         let plan = if seeded.is_some() { machine.begin_with_calls() } else { machine.begin() };
         self.run = Some(Box::new(ActiveRun {
@@ -134,7 +191,8 @@ impl State {
             turn_after: seq,
             plan,
             open: OpenTurn::default(),
-            began,
+            began: Instant::now(),
+            before: Duration::ZERO,
             first_message,
             stats: RunStats::default(),
             calls: Vec::new(),
@@ -142,23 +200,81 @@ impl State {
             people: Duration::ZERO,
             place,
         }));
-        let rules = &self.run_agent.rules;
         let event = Event::RunStarted {
             agent: self.run_agent.name.clone(),
             model: rules.models.first().origin.model.clone(),
             execution: rules.execution,
         };
-        self.publisher.publish(&id, self.turn, event);
+        let record = Recorded { seq, time, shown: 0 };
+        self.publisher.publish_recorded(&id, self.turn, event, record);
         match seeded {
-            Some(seeded) => self.begin_seeded_turn(plan, seeded, seq),
+            Some(seeded) => self.begin_seeded_turn(plan, seeded, record),
             None => self.begin_turn(plan),
         }
         seq
     }
 
-    fn begin_turn(&mut self, plan: TurnPlan) {
+    /// Goes on with a run that the journal knows.
+    pub(super) async fn resume_run(
+        &mut self,
+        myself: &ActorRef<SessionMessage>,
+        run: OpenRun,
+        place: Held,
+    ) {
+        let OpenRun { id, overrides, machine, stats, results, next, stops, .. } = run;
+        self.run_agent = self.agent.as_it_was(&overrides);
+        let Ok(actors) = self.spawn_actors(myself).await else { return };
+        let report = |(usage, result)| CallReport::new(id.clone(), Some(usage), result);
+        let plan = match &next {
+            Continue::Turn { plan, .. } => *plan,
+            Continue::Step(_) => TurnPlan { last_request: false },
+        };
+        let was_failed = self.shared.unwritten.lock().remove(&id).is_some();
+        self.run = Some(Box::new(ActiveRun {
+            calls: results.into_iter().map(report).collect(),
+            id,
+            machine,
+            actors,
+            cancel: (stops == Some(StopMode::Now)).then_some(CancelReason::Stop),
+            stops_after_turn: stops == Some(StopMode::AfterTurn),
+            recoveries: 0,
+            recovering: None,
+            turn_after: run.turn_after,
+            plan,
+            open: OpenTurn::default(),
+            began: Instant::now(),
+            before: run.elapsed,
+            first_message: run.first_message,
+            stats,
+            report: None,
+            people: run.people,
+            place,
+        }));
+        self.live.running.store(true, Ordering::Release);
+        self.shared.show_counts();
+        if was_failed {
+            self.give_up("journal_failed", "the journal could not be written");
+            return;
+        }
+        match next {
+            Continue::Turn { plan, entries } if entries.is_empty() => match self.seeded_turn() {
+                Some(seeded) => self.record_seeded_turn(plan, seeded),
+                None => self.begin_turn(plan),
+            },
+            Continue::Turn { entries, .. } => {
+                if let Some(run) = self.run.as_mut() {
+                    run.open.is_unknown = true;
+                }
+                self.hand_out_turn(Some(entries.into_iter().map(Arc::new).collect()));
+            }
+            Continue::Step(step) => self.follow(step),
+        }
+    }
+
+    pub(super) fn begin_turn(&mut self, plan: TurnPlan) {
         self.turn += 1;
         let last = self.log.last();
+        self.log.forget_until(last);
         let Some(run) = self.run.as_mut() else { return };
         run.plan = plan;
         run.turn_after = last;
@@ -166,7 +282,7 @@ impl State {
     }
 
     /// Gives the turn to the accumulator: a new one, or one that goes on from its records.
-    pub(super) fn hand_out_turn(&self, resume: Option<Vec<Record>>) {
+    pub(super) fn hand_out_turn(&self, resume: Option<Vec<Arc<Entry>>>) {
         let Some(run) = self.run.as_ref() else { return };
         let (messages, repairs) = self.history.request_messages();
         if repairs > 0 {
@@ -190,117 +306,16 @@ impl State {
             held_ids: self.history.held_ids(),
             last_request: run.plan.last_request,
             budget: run.machine.budget(),
-            began: run.began.elapsed(),
-            run_time_left: self.run_agent.limits().run_timeout.map(|timeout| {
-                timeout.saturating_sub(run.began.elapsed().saturating_sub(run.people))
-            }),
+            began: run.elapsed(),
+            run_time_left: self
+                .run_agent
+                .limits()
+                .run_timeout
+                .map(|timeout| timeout.saturating_sub(run.elapsed().saturating_sub(run.people))),
             variables: self.variables.clone(),
             seed: ids::spread(&self.id, self.turn),
             idempotency_scope: self.id.as_str().to_owned(),
             rules: Arc::clone(&self.run_agent.rules),
-        }
-    }
-
-    /// Whether this commit is the one that the session waits for.
-    pub(super) fn awaits(&self, epoch: u64, record: &TurnRecord) -> bool {
-        epoch == self.epoch
-            && record.number == self.turn
-            && self.run.as_ref().is_some_and(|run| run.recovering.is_none())
-    }
-
-    /// Writes a turn to the history, and does what comes next.
-    pub(super) fn commit(&mut self, record: TurnRecord) {
-        let Some(step) = self.write(record) else { return };
-        step.limits.into_iter().for_each(|limit| self.tell_limit(limit));
-        match step.next {
-            Next::Turn(plan) => self.begin_turn(plan),
-            Next::End { end, text, error } => self.end_run(end, text, error),
-        }
-    }
-
-    /// Writes a turn to the history and the run's sums.
-    pub(super) fn write(&mut self, record: TurnRecord) -> Option<RunStep> {
-        let run = self.run.as_mut()?;
-        let bytes_max = self.run_agent.limits().max_result_bytes;
-        let steered = self.history.undelivered() > 0;
-        self.history.commit(record.number, record.message.as_ref(), &record.results, bytes_max);
-        for result in &record.results {
-            self.variables.apply(&result.writes);
-        }
-        self.usage += record.usage;
-        let (stats, times) = (&mut run.stats, &record.times);
-        stats.usage += record.usage;
-        stats.tool_calls += u32::try_from(record.results.len()).unwrap_or(u32::MAX);
-        stats.model += times.model;
-        stats.tools += times.tools;
-        stats.overlap += times.overlap;
-        stats.overhead += times.overhead;
-        run.people += times.people;
-        run.open = OpenTurn::default();
-        let step = run.machine.handle_turn(&record, steered);
-        // A report that nobody waits for is not made.
-        if !run.report.is_closed() {
-            let report = |result| CallReport::new(run.id.clone(), Some(record.usage), result);
-            run.calls.extend(record.results.into_iter().map(report));
-        }
-        Some(step)
-    }
-
-    /// Tells the user of a limit, and the model what it is to know of it.
-    pub(super) fn tell_limit(&mut self, hit: LimitHit) {
-        let Some(run) = &self.run else { return };
-        let LimitHit { limit, value, maximum, action, note } = hit;
-        if let Some(note) = &note {
-            self.history.add_note(note);
-        }
-        let (limit, action) = (limit.to_owned(), action.to_owned());
-        let record = Record::LimitReached { limit: limit.clone(), value, maximum, note };
-        self.log.append(vec![record], || ());
-        let event = Event::LimitReached { limit, value, maximum, action };
-        self.publisher.publish(&run.id, self.turn, event);
-    }
-
-    pub(super) fn end_run(&mut self, end: RunEnd, text: String, error: Option<RunError>) {
-        let Some(run) = self.run.take() else { return };
-        let ActiveRun { id, machine, actors, began, first_message, mut stats, calls, .. } = *run;
-        let report = run.report;
-        self.history.end_run();
-        stats.turns = machine.turns();
-        stats.duration = began.elapsed();
-        let record = Record::RunEnded { run_id: id.clone(), end, error: error.clone() };
-        self.log.append(vec![record], || ());
-        let event = Event::RunEnded {
-            agent: self.run_agent.name.clone(),
-            end,
-            text: text.clone(),
-            error: error.clone(),
-            stats,
-        };
-        self.publisher.publish(&id, self.turn, event);
-        actors.stream.stop(None);
-        // Tools that were told to stop have their grace; the supervisor's end is heard, and then
-        // the accumulator is stopped. The end of one that is gone has been heard.
-        match actors.supervisor.cast(SupervisorMessage::Finish) {
-            Ok(()) => {
-                self.lingering.insert(actors.supervisor.get_id(), actors.accumulator);
-            }
-            Err(_) => actors.accumulator.stop(None),
-        }
-        self.hand_on(run.place);
-        self.shared.show_counts();
-        if !report.is_closed() {
-            let all = self.history.messages().to_vec();
-            // Whoever waited may be gone by now.
-            let _ = report.send(Ok(RunReport {
-                run_id: id,
-                run_end: end,
-                text,
-                error,
-                turns: stats.turns,
-                calls,
-                stats: (&stats).into(),
-                messages: Messages { all, first_of_run: first_message },
-            }));
         }
     }
 }

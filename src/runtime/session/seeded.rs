@@ -2,7 +2,9 @@
 
 use super::State;
 use crate::event::{CallLabel, Event};
+use crate::journal::{Urgency, unix_ms};
 use crate::record::{Record, Seq};
+use crate::telemetry::Recorded;
 use crate::turn::{SeededTurn, TurnPlan};
 
 impl State {
@@ -12,14 +14,27 @@ impl State {
         Some(SeededTurn::new(self.turn + 1, calls, &self.run_agent.rules))
     }
 
+    /// Begins the turn of a run that was begun before it could be recorded.
+    pub(super) fn record_seeded_turn(&mut self, plan: TurnPlan, seeded: SeededTurn) {
+        let (last, time) = (self.log.last(), unix_ms());
+        self.log.append_at(time, vec![seeded.response.clone()], Urgency::Lazy, || ());
+        self.begin_seeded_turn(plan, seeded, Recorded { seq: last, time, shown: 0 });
+    }
+
     /// Begins the turn, whose response is recorded right behind `after`.
-    pub(super) fn begin_seeded_turn(&mut self, plan: TurnPlan, seeded: SeededTurn, after: Seq) {
+    pub(super) fn begin_seeded_turn(
+        &mut self,
+        plan: TurnPlan,
+        seeded: SeededTurn,
+        after: Recorded,
+    ) {
         self.turn += 1;
         let Some(run) = self.run.as_mut() else { return };
         run.plan = plan;
-        run.turn_after = after;
+        run.turn_after = after.seq;
         let id = run.id.clone();
-        self.publisher.publish(&id, self.turn, Event::TurnStarted);
+        let record = Recorded { seq: Seq(after.seq.0 + 1), ..after };
+        self.publisher.publish_recorded(&id, self.turn, Event::TurnStarted, record);
         if let Record::ResponseEnded { message, .. } = &seeded.response {
             for call in &message.calls {
                 let call = CallLabel {
@@ -31,8 +46,9 @@ impl State {
             }
         }
         if let Some(limit) = seeded.limit {
-            self.tell_limit(limit);
+            let told = self.take_limit(limit);
+            self.tell(vec![told]);
         }
-        self.hand_out_turn(Some(vec![seeded.response]));
+        self.hand_out_turn(Some(self.log.entries_since(after.seq)));
     }
 }

@@ -2,40 +2,31 @@
 
 use ractor::ActorCell;
 
+use super::engine::{Engine, entries};
 use super::provider::{Reply, asks_for, says, text};
 use super::recovery::{ACCUMULATOR, actors, kill, refused};
 use super::*;
-use crate::journal::{Acknowledge, Appended, Entry};
-use crate::record::{Record, Seq, StopMode};
+use crate::record::{Record, StopMode};
 use crate::types::RunEnd;
 
-/// An engine that kills an actor at the n-th record after it was armed.
-#[derive(Debug, Default)]
-struct Trap {
-    inner: MemoryJournal,
-    armed: parking_lot::Mutex<Option<(usize, ActorCell)>>,
-}
+/// How many records are left, and who is killed then.
+type Armed = Arc<parking_lot::Mutex<Option<(usize, ActorCell)>>>;
 
-impl Journal for Trap {
-    fn append(&self, session: &SessionId, batch: Vec<Entry>, then: Acknowledge) -> Appended {
-        let mut armed = self.armed.lock();
+/// An engine that kills an actor at the n-th record after it was armed.
+fn trap(armed: &Armed) -> Arc<Engine> {
+    let armed = Arc::clone(armed);
+    Engine::new(move |inner, batch| {
+        let mut armed = armed.lock();
+        let records = batch.entries.len();
         if let Some((left, _)) = armed.as_mut() {
-            let past = *left < batch.len();
-            *left = left.saturating_sub(batch.len());
+            let past = *left < records;
+            *left = left.saturating_sub(records);
             if past && let Some((_, victim)) = armed.take() {
                 victim.kill();
             }
         }
-        self.inner.append(session, batch, then)
-    }
-
-    fn entries_since(&self, session: &SessionId, after: Seq) -> Vec<Entry> {
-        self.inner.entries_since(session, after)
-    }
-
-    fn remove(&self, session: &SessionId) {
-        self.inner.remove(session);
-    }
+        inner.append(batch)
+    })
 }
 
 /// The accumulator is killed while it appends its n-th record; the kill acts once it has done all
@@ -51,13 +42,14 @@ async fn killed_at(record: usize) -> (Vec<&'static str>, bool) {
     .behind(Arc::clone(&gate));
     let put = ToolSpec { effect: Default::default(), ..spec("put") }.idempotent();
     let put = tool(put, |_| async { Ok("put".into()) });
-    let trap = Arc::new(Trap::default());
+    let armed = Armed::default();
+    let trap = trap(&armed);
     let setup = setup(&provider, registry([put, echo("echo")]), |_| ());
     let host = Host::start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     until("the model is asked", || provider.count() == 1).await;
-    *trap.armed.lock() = Some((record, actors(&session).await[ACCUMULATOR].clone()));
+    *armed.lock() = Some((record, actors(&session).await[ACCUMULATOR].clone()));
     gate.add_permits(100);
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"), "{record}");
@@ -68,15 +60,15 @@ async fn killed_at(record: usize) -> (Vec<&'static str>, bool) {
         ["user", "assistant", "tool", "tool", "assistant"],
         "{record}"
     );
-    let entries = trap.entries_since(session.id(), Seq(0));
+    let entries = entries(&*trap, session.id());
     let count = |turn| {
-        let commit = Record::TurnCommitted { turn };
-        entries.iter().filter(|entry| entry.record == commit).count()
+        let is_it = |record: &Record| matches!(record, Record::TurnCommitted { turn: of, .. } if *of == turn);
+        entries.iter().filter(|entry| is_it(&entry.record)).count()
     };
     assert_eq!((count(1), count(2)), (1, 1), "{record}");
     nothing_left(&host).await;
     let statuses = report.calls.iter().map(|call| call.status.as_str()).collect();
-    let sprung = trap.armed.lock().is_none();
+    let sprung = armed.lock().is_none();
     (statuses, sprung)
 }
 
@@ -98,7 +90,8 @@ async fn the_accumulator_dies_at_any_record() {
 /// time: why it was is no secret to the run.
 async fn cut_off_at_the_death(stopped: bool) -> RunEnd {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
-    let trap = Arc::new(Trap::default());
+    let armed = Armed::default();
+    let trap = trap(&armed);
     let setup = setup(&provider, Registry::new(), |config| {
         let limits = &mut config.agents.get_mut("default").unwrap().limits;
         limits.run_timeout = Some(Duration::from_secs(60));
@@ -108,7 +101,7 @@ async fn cut_off_at_the_death(stopped: bool) -> RunEnd {
     let run = session.start_run("go").await.unwrap();
     until("the stream is open", || provider.open() == 1).await;
     let victim = actors(&session).await[ACCUMULATOR].clone();
-    *trap.armed.lock() = Some((usize::from(stopped), victim));
+    *armed.lock() = Some((usize::from(stopped), victim));
     if stopped {
         session.stop(StopMode::Now).await.unwrap();
     } else {
@@ -117,7 +110,7 @@ async fn cut_off_at_the_death(stopped: bool) -> RunEnd {
         tokio::time::resume();
     }
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
-    assert!(trap.armed.lock().is_none(), "it did not die");
+    assert!(armed.lock().is_none(), "it did not die");
     nothing_left(&host).await;
     report.run_end
 }
@@ -132,16 +125,17 @@ async fn why_a_turn_was_cut_off_outlives_its_actors() {
 async fn a_turn_that_failed_at_the_death_is_not_asked_again() {
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let provider = Provider::new(|_, _| refused()).await.behind(Arc::clone(&gate));
-    let trap = Arc::new(Trap::default());
+    let armed = Armed::default();
+    let trap = trap(&armed);
     let setup = setup(&provider, Registry::new(), |_| ());
     let host = Host::start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     until("the model is asked", || provider.count() == 1).await;
-    *trap.armed.lock() = Some((0, actors(&session).await[ACCUMULATOR].clone()));
+    *armed.lock() = Some((0, actors(&session).await[ACCUMULATOR].clone()));
     gate.add_permits(100);
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
-    assert!(trap.armed.lock().is_none(), "it did not die");
+    assert!(armed.lock().is_none(), "it did not die");
     assert_eq!((report.run_end, provider.count()), (RunEnd::Failed, 1));
     assert_eq!(report.error.unwrap().code, "provider_error");
     nothing_left(&host).await;

@@ -136,6 +136,7 @@ async fn what_is_no_answer_of_a_model_is_named() {
 
 async fn stopped_in_time(url: &str, service: &mut Service) {
     let mut config = Config::default();
+    config.journal.engine = JournalEngine::Memory;
     config.use_model("test", asking(url));
     let host = Host::start(HostSetup { config, tools: Registry::new() }).await.unwrap();
     let session = session(&host).await;

@@ -1,48 +1,40 @@
 //! What users say while a run goes on is neither lost nor doubled, whenever it comes, and the
 //! records say the same as the session.
 
+use super::engine::{Engine, entries};
 use super::provider::{Reply, says, text};
 use super::*;
-use crate::context::History;
-use crate::journal::{Acknowledge, Appended, Entry};
+use crate::config::{Limits, RunOverrides};
+use crate::journal::{Entry, MemoryJournal};
 use crate::message::{Message, ResponseMessage};
-use crate::record::{Record, Seq};
+use crate::record::Record;
+use crate::turn::Rebuilt;
 use crate::types::RunEnd;
 
 /// An engine that does something right before the turn's commit is recorded or right behind, in
 /// either case before the session hears of the commit.
 #[derive(Default)]
 struct Moment {
-    inner: MemoryJournal,
     before: parking_lot::Mutex<Option<Box<dyn FnOnce() + Send>>>,
     after: parking_lot::Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
-impl std::fmt::Debug for Moment {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Moment").finish_non_exhaustive()
-    }
-}
-
-impl Journal for Moment {
-    fn append(&self, session: &SessionId, batch: Vec<Entry>, then: Acknowledge) -> Appended {
-        let commits = batch.iter().any(|e| matches!(e.record, Record::TurnCommitted { .. }));
-        if commits && let Some(act) = self.before.lock().take() {
-            act();
-        }
-        let appended = self.inner.append(session, batch, then);
-        if commits && let Some(act) = self.after.lock().take() {
-            act();
-        }
-        appended
-    }
-
-    fn entries_since(&self, session: &SessionId, after: Seq) -> Vec<Entry> {
-        self.inner.entries_since(session, after)
-    }
-
-    fn remove(&self, session: &SessionId) {
-        self.inner.remove(session);
+impl Moment {
+    fn engine(self: &Arc<Self>) -> Arc<Engine> {
+        let moment = Arc::clone(self);
+        Engine::new(move |inner, batch| {
+            let is_commit =
+                |entry: &Arc<Entry>| matches!(entry.record, Record::TurnCommitted { .. });
+            let commits = batch.entries.iter().any(is_commit);
+            if commits && let Some(act) = moment.before.lock().take() {
+                act();
+            }
+            let appended = inner.append(batch);
+            if commits && let Some(act) = moment.after.lock().take() {
+                act();
+            }
+            appended
+        })
     }
 }
 
@@ -57,9 +49,9 @@ fn contents(messages: &[Arc<Message>]) -> Vec<String> {
 
 /// What the records say of a session's history.
 fn folded(journal: &dyn Journal, session: &SessionHandle) -> Vec<Arc<Message>> {
-    let entries = journal.entries_since(session.id(), Seq(0));
-    let records: Vec<_> = entries.into_iter().map(|entry| entry.record).collect();
-    History::fold(&records, 65_536).messages().to_vec()
+    let entries = entries(journal, session.id());
+    let limits = |_: &RunOverrides| Limits { max_result_bytes: 65_536, ..Limits::default() };
+    Rebuilt::fold(&entries, &limits).unwrap().history.messages().to_vec()
 }
 
 async fn answering() -> Provider {
@@ -68,19 +60,26 @@ async fn answering() -> Provider {
 
 async fn said_at(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + Send>)) {
     let provider = answering().await;
-    let journal = Arc::new(Moment::default());
+    let moment = Arc::new(Moment::default());
+    let journal = moment.engine();
     let setup = setup(&provider, Registry::new(), |_| ());
     let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let steer = {
-        let actor = session.actor().clone();
+        let actor = session.link.shared.awake(session.id()).unwrap().actor.clone();
         move || {
             let (reply, _) = ractor::concurrency::oneshot();
             let input = "more".to_owned();
-            actor.cast(SessionMessage::Steer { input: input.into(), reply: reply.into() }).unwrap();
+            actor
+                .cast(SessionMessage::Steer {
+                    input: input.into(),
+                    request: None,
+                    reply: reply.into(),
+                })
+                .unwrap();
         }
     };
-    choose(&journal, Box::new(steer));
+    choose(&moment, Box::new(steer));
     let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
     assert_eq!((report.run_end, report.turns), (RunEnd::Answered, 2));
     assert_eq!(contents(report.run_messages()), ["go", "one", "more", "two"]);
@@ -109,8 +108,8 @@ async fn a_death_neither_loses_nor_doubles_it() {
         let run = session.start_run("go").await.unwrap();
         until("the stream is open", || provider.open() == 1).await;
         session.steer("before").await.unwrap();
-        let actors = session.ask(|reply| SessionMessage::NameActors { reply }).await.unwrap();
-        actors.unwrap()[which].kill();
+        let actors = super::recovery::actors(&session).await;
+        actors[which].kill();
         session.steer("after").await.unwrap();
         let report = timeout(SOON, run.report).await.unwrap().unwrap();
         assert_eq!(report.run_end, RunEnd::Answered);
@@ -174,7 +173,7 @@ async fn what_waits_is_in_the_records_in_its_turn() {
     assert_eq!(first.report.await.unwrap().run_end, RunEnd::Stopped);
     let report = timeout(SOON, second.report).await.unwrap().unwrap();
     assert_eq!((report.run_id, report.run_end), (second.run_id.clone(), RunEnd::Answered));
-    let entries = journal.entries_since(session.id(), Seq(0));
+    let entries = entries(&*journal, session.id());
     let place = |is_it: &dyn Fn(&Record) -> bool| {
         entries.iter().find(|entry| is_it(&entry.record)).expect("a record").seq
     };
@@ -219,8 +218,8 @@ async fn a_death_during_the_calls_that_a_session_was_opened_with_repeats_no_effe
             move || begun.load(Ordering::SeqCst) == 1
         })
         .await;
-        let actors = session.ask(|reply| SessionMessage::NameActors { reply }).await.unwrap();
-        actors.unwrap()[which].kill();
+        let actors = super::recovery::actors(&session).await;
+        actors[which].kill();
         let report = timeout(SOON, run.report).await.unwrap().unwrap();
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "one"));
         assert_eq!(begun.load(Ordering::SeqCst), 1, "no effect is repeated");

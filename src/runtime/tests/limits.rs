@@ -1,6 +1,6 @@
 //! What a host refuses, and how it ends.
 
-use super::provider::{Reply, text};
+use super::provider::{Reply, says, text};
 use super::*;
 use crate::record::StopMode;
 use crate::types::RunEnd;
@@ -14,7 +14,7 @@ async fn sessions_are_opened_by_name_and_closed() {
     let provider = Provider::saying("fine").await;
     let host = host(&provider, Registry::new(), |config| config.host.max_sessions = 2).await;
     let session = host.open_session(named("b")).await.unwrap();
-    assert_eq!((session.id().as_str(), session.agent()), ("b", "default"));
+    assert_eq!((session.id().as_str(), session.agent().await.unwrap().as_str()), ("b", "default"));
     assert_eq!(host.open_session(named("b")).await.unwrap_err(), HostError::SessionExists);
     let error = host.open_session(named("no name")).await.unwrap_err();
     assert_eq!(error, HostError::InvalidSessionId);
@@ -23,14 +23,15 @@ async fn sessions_are_opened_by_name_and_closed() {
     assert_eq!(error, HostError::UnknownAgent("nobody".into()));
     host.open_session(named("a")).await.unwrap();
     assert_eq!(host.open_session(named("c")).await.unwrap_err(), HostError::Full("session"));
-    let ids: Vec<_> = host.sessions().iter().map(|s| s.id.as_str().to_owned()).collect();
+    let sessions = host.sessions(SessionQuery::default()).await.unwrap();
+    let ids: Vec<_> = sessions.iter().map(|s| s.id.as_str().to_owned()).collect();
     assert_eq!(ids, ["a", "b"]);
     session.run("go").await.unwrap();
     session.close().await.unwrap();
     session.close().await.unwrap();
-    assert!(host.session(session.id()).is_none());
-    assert_eq!(session.run("go").await.unwrap_err(), HostError::SessionClosed);
-    assert_eq!(session.snapshot().await.unwrap_err(), HostError::SessionClosed);
+    let gone = HostError::NoSuchSession(session.id().clone());
+    assert_eq!(host.session(session.id()).snapshot().await.unwrap_err(), gone);
+    assert_eq!(session.run("go").await.unwrap_err(), gone);
     until("the place is free", {
         let host = host.clone();
         move || host.counts().sessions == 1
@@ -107,7 +108,7 @@ async fn a_shutdown_lets_tools_finish_and_takes_no_more_runs() {
     assert_eq!(results(&report), BTreeMap::from([("slow", ("success", "finished"))]));
     assert_eq!(provider.count(), 1);
     timeout(SOON, ending).await.unwrap().unwrap();
-    assert_eq!(host.counts(), HostCounts::default());
+    assert_eq!(host.counts(), HostCounts { sessions: 1, ..HostCounts::default() });
     host.shutdown().await;
 }
 
@@ -131,7 +132,7 @@ async fn a_shutdown_answers_what_outlasts_its_grace() {
     let report = run.report.await.unwrap();
     assert_eq!(report.run_end, RunEnd::Interrupted);
     assert_eq!(results(&report)["hang"].0, "cancelled");
-    assert_eq!(host.counts(), HostCounts::default());
+    assert_eq!(host.counts(), HostCounts { sessions: 1, ..HostCounts::default() });
 }
 
 #[tokio::test]
@@ -146,20 +147,49 @@ async fn a_host_that_is_dropped_ends() {
     until("the provider sees the client leave", || provider.open() == 0).await;
 }
 
+/// Kills a session's actor, and waits until the host has heard of it.
+async fn dies(host: &Host, session: &SessionHandle) {
+    let dead = session.link.shared.awake(session.id()).unwrap();
+    dead.actor.get_cell().kill();
+    let shared = Arc::clone(&host.inner.link.shared);
+    let id = session.id().clone();
+    until("the host has heard of it", move || {
+        shared.awake(&id).is_none_or(|live| live.actor.get_id() != dead.actor.get_id())
+    })
+    .await;
+}
+
 #[tokio::test]
-async fn a_session_that_dies_leaves_neither_place_nor_records() {
+async fn a_session_that_dies_goes_on_from_its_records() {
     let provider = Provider::saying("fine").await;
-    let journal = Arc::new(crate::journal::MemoryJournal::new());
-    let setup = setup(&provider, Registry::new(), |_| ());
-    let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
-    let open = named("one");
-    let session = host.open_session(open.clone()).await.unwrap();
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let session = host.open_session(named("one")).await.unwrap();
     session.run("go").await.unwrap();
-    session.actor().get_cell().kill();
-    until("its place is free", || host.counts().sessions == 0 && host.sessions().is_empty()).await;
-    assert_eq!(journal.entries_since(session.id(), crate::record::Seq(0)), []);
-    let session = host.open_session(open).await.unwrap();
-    assert_eq!(session.run("go").await.unwrap().run_end, RunEnd::Answered);
+    dies(&host, &session).await;
+    assert_eq!(host.counts().sessions, 1);
+    let error = host.open_session(named("one")).await.unwrap_err();
+    assert_eq!(error, HostError::SessionExists);
+    let report = session.run("again").await.unwrap();
+    assert_eq!((report.run_end, report.context_messages().len()), (RunEnd::Answered, 2));
+}
+
+#[tokio::test]
+async fn a_session_that_dies_in_the_middle_of_a_run_goes_on_with_it() {
+    let provider = Provider::new(|n, _| match n {
+        0 => Reply::Stall(vec![text("lost ")]),
+        _ => Reply::Sse(says("found")),
+    })
+    .await;
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let session = host.open_session(named("one")).await.unwrap();
+    let run = session.start_run("go").await.unwrap();
+    until("the stream is open", || provider.open() == 1).await;
+    dies(&host, &session).await;
+    assert_eq!(run.report.await.unwrap_err(), HostError::SessionClosed);
+    session.snapshot().await.expect("it is there again");
+    nothing_left(&host).await;
+    let snapshot = session.snapshot().await.unwrap();
+    assert_eq!((snapshot.history.len(), snapshot.current_run, provider.count()), (2, None, 2));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -185,6 +215,7 @@ async fn every_run_that_was_accepted_beside_a_shutdown_has_its_report() {
             starter.await.unwrap();
         }
         nothing_left(&host).await;
-        assert_eq!(host.counts(), HostCounts::default());
+        let sessions = host.counts().sessions;
+        assert_eq!(host.counts(), HostCounts { sessions, ..HostCounts::default() });
     }
 }

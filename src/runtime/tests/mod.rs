@@ -2,15 +2,19 @@
 
 mod client;
 mod deaths;
+mod engine;
 mod hostile;
 mod inputs;
 mod limits;
 mod people;
 mod provider;
 mod recovery;
+mod replays;
 mod runs;
+mod sleep;
 mod stops;
 mod tools;
+mod watching;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,7 +26,9 @@ use serde_json::json;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
-use crate::config::{BaseUrl, ModelConfig, ToolPattern};
+use crate::config::{BaseUrl, JournalEngine, ModelConfig, ToolPattern};
+use crate::journal::{Listing, unfinished, verify};
+use crate::record::Seq;
 use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use provider::Provider;
 
@@ -58,6 +64,7 @@ async fn host(provider: &Provider, tools: Registry, change: impl FnOnce(&mut Con
 
 fn setup(provider: &Provider, tools: Registry, change: impl FnOnce(&mut Config)) -> HostSetup {
     let mut config = Config::default();
+    config.journal.engine = JournalEngine::Memory;
     config.use_model("test", model(provider));
     config.agents.get_mut("default").unwrap().tools = vec![ToolPattern::new("*")];
     change(&mut config);
@@ -79,6 +86,7 @@ async fn nothing_left(host: &Host) {
         loop {
             let HostCounts {
                 sessions: _,
+                awake: _,
                 abandoned_threads: _,
                 runs,
                 actors,
@@ -93,6 +101,19 @@ async fn nothing_left(host: &Host) {
         }
     });
     assert!(waited.await.is_ok(), "left over: {:?}", host.counts());
+    journals_are_whole(host);
+    replays::all(host);
+}
+
+/// Every session's records are such as a host may write, and no run of theirs is open.
+fn journals_are_whole(host: &Host) {
+    let journal = &host.inner.link.shared.journal;
+    for stored in journal.list(&Listing::default()).unwrap() {
+        let entries = journal.read(&stored.id, Seq(0)).unwrap();
+        let breaches = verify(&stored.id, &entries);
+        assert!(breaches.is_empty(), "{breaches:#?} in {entries:#?}");
+        assert_eq!(unfinished(&entries), None);
+    }
 }
 
 type Body = dyn Fn(ToolContext) -> BoxFuture<'static, Result<ToolOutput, ToolError>> + Send + Sync;

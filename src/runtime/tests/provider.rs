@@ -190,7 +190,7 @@ fn events<E: Into<Box<dyn std::error::Error + Send + Sync>> + 'static>(
     response
 }
 
-fn chunk(delta: Value, finish: Option<&str>) -> String {
+pub(super) fn chunk(delta: Value, finish: Option<&str>) -> String {
     json!({"id": "r", "object": "chat.completion.chunk", "model": "test-model",
         "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
     .to_string()
@@ -227,7 +227,7 @@ pub(super) fn asks_for(asked: &[(&str, &str)]) -> Vec<String> {
     payloads
 }
 
-fn end(finish: &str) -> [String; 3] {
+pub(super) fn end(finish: &str) -> [String; 3] {
     let usage = json!({"choices": [], "usage": {"prompt_tokens": 10, "completion_tokens": 5,
         "total_tokens": 15}});
     [chunk(json!({}), Some(finish)), usage.to_string(), "[DONE]".to_owned()]

@@ -14,7 +14,8 @@ pub(super) const ACCUMULATOR: usize = 1;
 const SUPERVISOR: usize = 2;
 
 async fn named(session: &SessionHandle) -> Option<[ActorCell; 3]> {
-    session.ask(|reply| SessionMessage::NameActors { reply }).await.unwrap()
+    let name = |reply| SessionMessage::NameActors { reply };
+    session.link.ask(session.id(), name).await.unwrap().0
 }
 
 pub(super) async fn actors(session: &SessionHandle) -> [ActorCell; 3] {

@@ -3,11 +3,12 @@
 use futures::StreamExt as _;
 use tokio::sync::Barrier;
 
+use super::engine::Engine;
 use super::provider::{Reply, asks_for, says};
 use super::*;
 use crate::config::RunOverrides;
 use crate::event::Event;
-use crate::journal::{Acknowledge, Appended, Entry};
+use crate::journal::{Appended, Entry, Stage, Tell};
 use crate::message::Message;
 use crate::record::{Record, Seq, StopMode};
 use crate::telemetry::Delivery;
@@ -211,37 +212,6 @@ async fn out_of_turns_the_model_is_asked_for_a_final_answer() {
     assert_eq!(provider.requests()[1]["tool_choice"], "none");
 }
 
-/// An engine that needs a while to make a batch durable.
-#[derive(Debug, Default)]
-struct SlowJournal {
-    inner: MemoryJournal,
-    waiting: Arc<parking_lot::Mutex<std::collections::VecDeque<Pending>>>,
-}
-
-struct Pending(Acknowledge);
-
-impl std::fmt::Debug for Pending {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Pending")
-    }
-}
-
-impl Journal for SlowJournal {
-    fn append(&self, session: &SessionId, batch: Vec<Entry>, then: Acknowledge) -> Appended {
-        self.inner.append(session, batch, Box::new(|| ()));
-        self.waiting.lock().push_back(Pending(then));
-        Appended::Queued
-    }
-
-    fn entries_since(&self, session: &SessionId, after: Seq) -> Vec<Entry> {
-        self.inner.entries_since(session, after)
-    }
-
-    fn remove(&self, session: &SessionId) {
-        self.inner.remove(session);
-    }
-}
-
 #[tokio::test]
 async fn a_call_with_effects_waits_until_its_intent_is_durable() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
@@ -253,35 +223,33 @@ async fn a_call_with_effects_waits_until_its_intent_is_durable() {
             async { Ok("paid".into()) }
         }
     });
-    let journal = Arc::new(SlowJournal::default());
-    let setup = setup(&provider, registry([pay]), |_| ());
-    let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
-    let session = session(&host).await;
-    let run = session.start_run("go").await.unwrap();
-    let intended = {
-        let (journal, id) = (Arc::clone(&journal), session.id().clone());
-        move || {
-            let entries = journal.entries_since(&id, Seq(0));
-            entries.iter().any(|entry| matches!(entry.record, Record::CallIntended { .. }))
-        }
-    };
-    until("the call is intended", intended).await;
-    tokio::task::yield_now().await;
-    assert!(!paid.load(Ordering::SeqCst), "it ran before its intent was durable");
-    let disk = spawn({
-        let waiting = Arc::clone(&journal.waiting);
-        async move {
-            loop {
-                let next = waiting.lock().pop_front();
-                match next {
-                    Some(Pending(then)) => then(),
-                    None => sleep(Duration::from_millis(1)).await,
-                }
+    // An engine that needs a while for the batch with the intent.
+    let held: Arc<parking_lot::Mutex<Option<Tell>>> = Arc::default();
+    let journal = Engine::new({
+        let held = Arc::clone(&held);
+        move |inner, mut batch| {
+            let is_intent =
+                |entry: &Arc<Entry>| matches!(entry.record, Record::CallIntended { .. });
+            if !batch.entries.iter().any(is_intent) {
+                return inner.append(batch);
             }
+            *held.lock() = Some(std::mem::replace(&mut batch.tell, Box::new(|_| ())));
+            inner.append(batch);
+            Appended::Queued
         }
     });
-    let report = run.report.await.unwrap();
-    disk.abort();
+    let setup = setup(&provider, registry([pay]), |_| ());
+    let host = Host::start_on(setup, journal as Arc<dyn Journal>).await.unwrap();
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    until("the call is intended", || held.lock().is_some()).await;
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+    assert!(!paid.load(Ordering::SeqCst), "it ran before its intent was durable");
+    let mut tell = held.lock().take().unwrap();
+    tell(Stage::Durable);
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert!(paid.load(Ordering::SeqCst));
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));
     assert_eq!(results(&report), BTreeMap::from([("pay", ("success", "paid"))]));

@@ -47,7 +47,7 @@ async fn a_stop_ends_the_wait_between_attempts() {
     .await;
     let host = host(&provider, Registry::new(), |_| ()).await;
     let session = session(&host).await;
-    let mut events = session.subscribe();
+    let mut events = session.subscribe().await.unwrap();
     let run = session.start_run("go").await.unwrap();
     timeout(SOON, async {
         use crate::event::Event;
@@ -160,7 +160,7 @@ async fn a_thousand_stopped_runs_leave_nothing() {
     })
     .await;
     until("the provider sees all clients leave", || provider.open() == 0).await;
-    assert_eq!(host.sessions(), []);
+    assert_eq!(host.sessions(SessionQuery::default()).await.unwrap(), []);
 }
 
 #[tokio::test]
@@ -205,7 +205,8 @@ async fn a_turn_that_is_cancelled_before_it_begins_asks_nobody() {
         let run = session.start_run("go").await.unwrap();
         let counting = host.clone();
         until("the tool runs", move || counting.counts().tools_running == 1).await;
-        session.actor().cast(message::SessionMessage::Interrupt { now: false }).unwrap();
+        let live = session.link.shared.awake(session.id()).unwrap();
+        live.actor.cast(message::SessionMessage::Interrupt { now: false }).unwrap();
         session.snapshot().await.unwrap();
         gate.add_permits(1);
         assert_eq!(run.report.await.unwrap().run_end, RunEnd::Interrupted);

@@ -277,11 +277,7 @@ async fn whatever_ends_a_call_tells_those_who_still_work_for_it() {
     let run = session.start_run("go").await.unwrap();
     timeout(SOON, begun.acquire()).await.unwrap().unwrap().forget();
     // The tool is not told to stop: its supervisor dies.
-    let [_, _, supervisor] = session
-        .ask(|reply| message::SessionMessage::NameActors { reply })
-        .await
-        .unwrap()
-        .expect("a run goes on");
+    let [_, _, supervisor] = super::recovery::actors(&session).await;
     supervisor.kill();
     assert_eq!(timeout(SOON, run.report).await.unwrap().unwrap().run_end, RunEnd::Answered);
     nothing_left(&host).await;

@@ -30,11 +30,66 @@ impl World {
     /// What was said about a question, as far as the journal knows.
     fn said(&self, (key, phase): Question, log: &[Record]) -> Option<Verdict> {
         log.iter().find_map(|record| match record {
-            Record::ApprovalGiven { key: k, phase: p, judgement } if (*k, *p) == (key, phase) => {
-                Some(judgement.verdict)
+            Record::ApprovalGiven { key: k, phase: p, verdict, .. } if (*k, *p) == (key, phase) => {
+                Some(*verdict)
             }
             _ => None,
         })
+    }
+
+    /// The place of a question in the journal.
+    fn place_of(&self, question: Question) -> Option<usize> {
+        let is_it = |record: &Record| matches!(record, Record::ApprovalAsked { asked } if (asked.call.key, asked.phase) == question);
+        self.log.iter().position(is_it)
+    }
+
+    /// When the journal says that a question was asked.
+    fn asked_at(&self, question: Question) -> Option<u64> {
+        self.place_of(question).map(|place| self.times[place])
+    }
+
+    /// Whether people are shown a question: not before it is durable.
+    pub(super) fn is_shown(&self, question: Question) -> bool {
+        self.place_of(question).is_some_and(|place| (place as u64) < self.durable)
+    }
+
+    /// Whether people had been asked something by the first `kept` records.
+    pub(super) fn is_asked(&self, kept: usize) -> bool {
+        self.log[..kept].iter().any(|record| matches!(record, Record::ApprovalAsked { .. }))
+    }
+
+    /// After a crash: what was asked stands with its time, or that has passed.
+    pub(super) fn check_standing(&mut self, for_long: bool) {
+        let asked = self.log.iter().filter_map(|record| match record {
+            Record::ApprovalAsked { asked } => Some((asked.call.key, asked.phase)),
+            _ => None,
+        });
+        for (key, phase) in asked.collect::<Vec<_>>() {
+            let Some(call) = self.turn.calls.iter().find(|call| call.key() == key) else {
+                continue;
+            };
+            let is_open = !self.ended.contains_key(&key)
+                && self.said((key, phase), &self.log).is_none()
+                && matches!(
+                    &self.turn.state,
+                    State::Judged { ending: Ending::Well, cancelled: None, .. }
+                );
+            if for_long {
+                assert_ne!(call.question(), Some(phase), "a question outlived its time");
+            } else if is_open {
+                assert_eq!(call.question(), Some(phase), "a question is gone");
+                let timeout = call.tool.as_ref().unwrap().approval_timeout;
+                let passed = self.began - self.asked_at((key, phase)).unwrap();
+                let left = timeout.checked_sub(Duration::from_millis(passed));
+                let (Phase::Asked { until } | Phase::Reviewed { until, .. }) = &call.phase else {
+                    panic!("nothing is asked");
+                };
+                assert_eq!(*until, left, "people have another time");
+                self.questions.insert((key, phase));
+            } else if call.question() == Some(phase) {
+                self.questions.insert((key, phase));
+            }
+        }
     }
 
     /// What a decision about the call's arguments brings back.
@@ -54,7 +109,8 @@ impl World {
         let place = self.turn.calls.iter().position(|call| call.key() == key).unwrap();
         let call = &self.turn.calls[place];
         assert!(!self.running.contains(&key), "asked about a call that runs");
-        assert_eq!(self.said((key, phase), &self.log), None, "asked again");
+        let asked = self.asked_at((key, phase));
+        assert_eq!(asked, None, "asked again");
         let tool = call.tool.as_ref().unwrap();
         if phase == ApprovalPhase::After {
             assert!(tool.approval.after && self.begun.contains(&key), "a review of nothing");
@@ -81,14 +137,14 @@ impl World {
     }
 
     pub(super) fn show(&mut self, question: Question) {
-        let durable = &self.log[..self.durable as usize];
-        let is_asked = |record: &Record| matches!(record, Record::ApprovalAsked { key, phase } if (*key, *phase) == question);
-        assert!(durable.iter().any(is_asked), "a question was shown before it was durable");
+        assert!(
+            matches!(self.log.last(), Some(Record::ApprovalAsked { asked }) if (asked.call.key, asked.phase) == question),
+            "a question was not told right behind its record"
+        );
         let call = self.turn.calls.iter().find(|call| call.key() == question.0);
-        assert!(call.is_some_and(Call::is_kept), "a question about a call that is gone");
-        // It may have been answered meanwhile: a cancel does not wait for the journal.
+        // A cancel or a break may have come in the same moment.
         if call.and_then(Call::question) == Some(question.1) {
-            assert!(self.questions.insert(question), "a question was shown twice");
+            assert!(self.questions.insert(question), "a question was told twice");
         }
     }
 
@@ -160,10 +216,10 @@ impl World {
         });
         self.check_clock(scenario);
         let decided = self.log.iter().filter_map(|record| match record {
-            Record::ApprovalGiven { key, phase, judgement }
+            Record::ApprovalGiven { key, phase, verdict, .. }
                 if self.turn.position(*key).is_some() =>
             {
-                Some((*key, *phase, judgement.verdict))
+                Some((*key, *phase, *verdict))
             }
             _ => None,
         });

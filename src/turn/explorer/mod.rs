@@ -19,7 +19,7 @@ use super::call::{Call, Phase};
 use super::fixtures::{call, finish, model, more, rules, spec, text, usage};
 use super::{
     AttemptPlan, CancelReason, Effect, ModelPlans, Place, ResponseEnd, State, ToolDone, Turn,
-    TurnEnd, TurnRules, TurnSpec,
+    TurnEnd, TurnRecord, TurnRules, TurnSpec,
 };
 use crate::config::OnExcess;
 use crate::context::History;
@@ -31,6 +31,7 @@ use crate::types::{
 };
 use crate::wire::Delta;
 
+pub(crate) use walks::each_walk;
 use world::{Action, World};
 
 const STATES_MAX: usize = 400_000;

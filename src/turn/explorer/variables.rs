@@ -5,7 +5,9 @@ use serde_json::{Value, json};
 
 use super::checks::answered_by_its_tool;
 use super::*;
+use crate::config::Limits;
 use crate::context::Variables;
+use crate::turn::fixtures::rebuilt;
 use crate::types::{ToolCall, WriteSet};
 
 /// What a started call may see.
@@ -53,7 +55,7 @@ impl World {
         let mut variables = Variables::default();
         for call in self.turn.calls.iter().filter(|call| call.is_kept()) {
             let last = self.log.iter().rev().find_map(|record| match record {
-                Record::CallEnded { key, writes, .. } if *key == call.key() => Some(writes),
+                Record::CallEnded { call: of, writes, .. } if of.key == call.key() => Some(writes),
                 _ => None,
             });
             let Some(writes) = last else { return (call.key().index, variables) };
@@ -131,7 +133,11 @@ impl World {
             }
             variables.apply(&result.writes);
         }
-        assert_eq!(Variables::fold(&self.log), variables, "the journal says something else");
+        assert_eq!(
+            rebuilt(&self.log, &Limits::default()).variables,
+            variables,
+            "the journal says something else"
+        );
     }
 
     /// The tool's own answer stands, whatever is said beside it.

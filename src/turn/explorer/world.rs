@@ -3,7 +3,12 @@
 use super::approvals::Question;
 use super::variables::{Begun, work};
 use super::*;
+use crate::turn::Held;
+use crate::turn::fixtures::entries;
 use crate::types::Verdict;
+
+/// Longer than people are ever waited for, in milliseconds.
+const LONG: u64 = 1 << 40;
 
 /// The turn's surroundings.
 #[derive(Clone, Hash, PartialEq, Eq)]
@@ -24,6 +29,9 @@ pub(super) struct World {
     /// Starts of calls with effects: which, and what they do.
     pub(super) effects: Vec<(CallKey, String)>,
     pub(super) log: Vec<Record>,
+    /// When each of them was appended, and when the turn began or was resumed: in milliseconds.
+    pub(super) times: Vec<u64>,
+    pub(super) began: u64,
     /// How many records of the log came from before the last crash.
     pub(super) before_crash: u64,
     pub(super) durable: u64,
@@ -61,8 +69,9 @@ pub(super) enum Action {
     Decide(Question, Verdict),
     /// Some time passes, and nothing else.
     Wait,
-    /// So many records of the log are left.
-    Crash(usize),
+    /// So many records of the log are left. No host runs for so long that every question is too
+    /// old, or the next one at once.
+    Crash(usize, bool),
 }
 
 impl World {
@@ -78,6 +87,8 @@ impl World {
             reported: BTreeMap::new(),
             effects: Vec::new(),
             log: Vec::new(),
+            times: Vec::new(),
+            began: 0,
             before_crash: 0,
             durable: 0,
             released: Vec::new(),
@@ -132,7 +143,7 @@ impl World {
         if scenario.timeouts && self.turn.poll_timeout().is_some() {
             actions.push(Action::Timeout);
         }
-        for question in &self.questions {
+        for question in self.questions.iter().filter(|question| self.is_shown(**question)) {
             actions.push(Action::Decide(*question, Verdict::Approved));
             actions.push(Action::Decide(*question, Verdict::Rejected));
         }
@@ -145,9 +156,13 @@ impl World {
         if self.crashes < scenario.crashes {
             // What was not yet said to be durable may be, or may not.
             let (durable, written) = (self.durable as usize, self.log.len());
-            actions.push(Action::Crash(durable));
             let from = if scenario.torn { durable + 1 } else { written.max(durable + 1) };
-            actions.extend((from..=written).map(Action::Crash));
+            for kept in std::iter::once(durable).chain(from..=written) {
+                actions.push(Action::Crash(kept, false));
+                if self.is_asked(kept) {
+                    actions.push(Action::Crash(kept, true));
+                }
+            }
         }
         actions
     }
@@ -206,7 +221,12 @@ impl World {
                 self.wait_until(self.now + Duration::from_secs(7));
                 self.turn.handle_recorded(self.now, self.durable - self.before_crash);
             }
-            Action::Crash(kept) => self.crash(kept, scenario),
+            Action::Crash(kept, for_long) => {
+                self.crash(kept, for_long, scenario);
+                if self.committed {
+                    return;
+                }
+            }
         }
         self.perform(scenario);
         self.check_settled();
@@ -215,10 +235,14 @@ impl World {
     }
 
     /// What was not written is lost, and so is everything that ran.
-    pub(super) fn crash(&mut self, kept: usize, scenario: &Scenario) {
+    pub(super) fn crash(&mut self, kept: usize, for_long: bool, scenario: &Scenario) {
         self.crashes += 1;
         self.log.truncate(kept);
+        self.times.truncate(kept);
         self.durable = kept as u64;
+        if self.is_recorded_as_over() {
+            return;
+        }
         self.before_crash = self.durable;
         self.delivered = None;
         self.running.clear();
@@ -233,14 +257,34 @@ impl World {
         // What the journal knows is not told again.
         self.ended.clear();
         for record in &self.log {
-            if let Record::CallEnded { key, outcome, .. } = record {
-                self.ended.insert(*key, outcome.clone());
+            if let Record::CallEnded { call, outcome, .. } = record {
+                self.ended.insert(call.key, outcome.clone());
             }
         }
         self.cancel_counts = false;
+        self.began = self.wall() + if for_long { LONG } else { 1000 };
         self.now = Duration::ZERO;
         self.people = Duration::ZERO;
-        self.turn = Turn::resume(scenario.spec.clone(), &self.log);
+        let log: Vec<_> = self.log.iter().cloned().zip(self.times.iter().copied()).collect();
+        self.turn = Turn::resume(scenario.spec.clone(), &entries(7, &log), self.began, None);
+        self.check_standing(for_long);
+    }
+
+    /// Whether the journal holds the commit, which the session had not heard of. It says the same.
+    fn is_recorded_as_over(&mut self) -> bool {
+        let Some(record) = TurnRecord::from_records(&self.log) else { return false };
+        let told = self.turn.held.iter().find_map(|(_, held)| match held {
+            Held::Perform(Effect::Commit(record)) => Some(record.as_ref()),
+            Held::Perform(_) | Held::Begin(_) => None,
+        });
+        assert_eq!(Some(&record), told, "the journal has another turn");
+        self.committed = true;
+        true
+    }
+
+    /// Unix time, in milliseconds.
+    pub(super) fn wall(&self) -> u64 {
+        self.began + u64::try_from(self.now.as_millis()).unwrap()
     }
 
     /// Everything that could be decided was, and the turn counts what runs as we do.
@@ -316,14 +360,16 @@ impl World {
     pub(super) fn perform_one(&mut self, effect: Effect, scenario: &Scenario) {
         match effect {
             Effect::Record(record) => {
-                if let Record::CallEnded { key, outcome, writes, .. } = &record {
-                    assert!(!self.released.contains(key), "an outcome changed after its release");
-                    self.check_writes(*key, outcome, writes);
+                if let Record::CallEnded { call, outcome, writes, .. } = &record {
+                    let changes = self.released.contains(&call.key);
+                    assert!(!changes, "an outcome changed after its release");
+                    self.check_writes(call.key, outcome, writes);
                 }
-                if let Record::ApprovalAsked { key, phase } = &record {
-                    self.check_asked(*key, *phase, &scenario.spec.rules);
+                if let Record::ApprovalAsked { asked } = &record {
+                    self.check_asked(asked.call.key, asked.phase, &scenario.spec.rules);
                 }
                 self.log.push(record);
+                self.times.push(self.wall());
             }
             Effect::Request(plan) => {
                 assert_eq!(self.delivered, None, "two exchanges at once");
@@ -347,13 +393,11 @@ impl World {
                 assert!(self.running.remove(&key), "abort of what does not run");
             }
             Effect::Emit(Event::CallEnded { result, .. }) => {
-                let durable = &self.log[..self.durable as usize];
                 let key = result.call.key;
+                let record = self.log.last();
                 assert!(
-                    durable
-                        .iter()
-                        .any(|r| matches!(r, Record::CallEnded { key: k, .. } if *k == key)),
-                    "an outcome was told before it was durable"
+                    matches!(record, Some(Record::CallEnded { call, .. }) if call.key == key),
+                    "an outcome was not told right behind its record"
                 );
                 self.check_seen(&result);
                 let before = self.ended.insert(key, result.outcome);

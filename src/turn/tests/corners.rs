@@ -186,7 +186,8 @@ fn a_failed_call_is_no_second_try_for_its_duplicate_after_a_crash() {
     let mut driver = Driver::with(rules(PARALLEL));
     driver.deltas([call(0, "pure", "{}"), call(1, "pure", "{}")]).well();
     driver.outcome(0, ToolOutcome::not_ok(FAILED, FailureKind::ToolError, "no"));
-    let first = |record: &Record| matches!(record, Record::CallEnded { key, .. } if key.index == 0);
+    let first =
+        |record: &Record| matches!(record, Record::CallEnded { call, .. } if call.key.index == 0);
     let kept = driver.log.iter().position(first).unwrap() + 1;
     driver.crash(kept).started(&[]);
     let results = &driver.commit.as_ref().unwrap().results;
@@ -201,7 +202,7 @@ fn a_failed_call_is_no_second_try_for_its_duplicate_after_a_crash() {
 fn a_stop_after_a_crash_does_not_deny_what_may_have_happened() {
     let mut driver = Driver::with(rules(PARALLEL));
     driver.deltas([call(0, "idempotent", "{}")]).well().started(&["idempotent#0"]);
-    driver.turn = Turn::resume(spec(rules(PARALLEL)), &driver.log);
+    driver.turn = resumed(spec(rules(PARALLEL)), &driver.log);
     driver.turn.handle_cancel(Duration::ZERO, CancelReason::Stop);
     driver.records = 0;
     driver.pump();
@@ -221,7 +222,7 @@ fn what_a_broken_response_had_started_before_a_crash_is_counted() {
 }
 
 #[test]
-fn nobody_is_asked_about_a_call_that_is_void_before_the_question_is_durable() {
+fn a_question_about_a_call_that_is_void_is_asked_again_in_the_next_attempt() {
     let mut rules = rules(PARALLEL);
     let asks = ToolSpec::clone(&rules.tools["pure"]).approval(Approval::BEFORE);
     rules.tools.insert("asks".into(), Arc::new(asks));
@@ -231,7 +232,64 @@ fn nobody_is_asked_about_a_call_that_is_void_before_the_question_is_durable() {
     assert_eq!(driver.turn.questions().count(), 1);
     driver.broken();
     let told = |event: &Event| matches!(event, Event::ApprovalAsked { .. });
-    assert_eq!(driver.count(told), 0);
+    assert_eq!((driver.count(told), driver.turn.questions().count()), (1, 0));
     driver.deltas([call(0, "asks", "{}"), call(1, "pure", "{}")]);
-    assert_eq!(driver.count(told), 1);
+    assert_eq!((driver.count(told), driver.turn.questions().count()), (2, 1));
+}
+
+/// A turn that goes on from its records, a second later.
+fn a_second_later(driver: &Driver, cancel: Option<CancelReason>) -> Turn {
+    let log: Vec<_> = driver.log.iter().map(|record| (record.clone(), 0)).collect();
+    let spec = TurnSpec { began: Duration::from_secs(70), ..spec(rules(PARALLEL)) };
+    Turn::resume(spec, &entries(0, &log), 1000, cancel)
+}
+
+#[test]
+fn a_run_that_is_to_end_starts_nothing_after_a_crash() {
+    let stop = Record::StopAsked { mode: StopMode::Now };
+    let timeout = Record::LimitReached {
+        limit: "run_timeout".into(),
+        value: 1,
+        maximum: 1,
+        action: "ended".into(),
+        note: None,
+    };
+    for (record, cancel, why) in [
+        (Some(stop), None, CancelReason::Stop),
+        (Some(timeout), Some(CancelReason::Stop), CancelReason::RunTimeout),
+        (None, Some(CancelReason::Shutdown), CancelReason::Shutdown),
+    ] {
+        // Within the response, and behind it.
+        for judged in [false, true] {
+            let mut driver = Driver::with(rules(PARALLEL));
+            // The record is one that no machine has asked for.
+            driver.log.is_replayed = false;
+            driver.deltas([call(0, "pure", "{}")]);
+            if judged {
+                driver.well();
+            }
+            driver.log.extend(record.clone());
+            driver.turn = a_second_later(&driver, cancel);
+            (driver.records, driver.started) = (0, Vec::new());
+            driver.pump();
+            driver.started(&[]).ended(&TurnEnd::Cancelled(why));
+        }
+    }
+}
+
+#[test]
+fn a_result_keeps_its_times_after_a_crash() {
+    let mut driver = Driver::with(rules(PARALLEL));
+    driver.deltas([call(0, "effect", "{}"), call(1, "effect", "{\"n\":1}")]).well();
+    driver.now = Duration::from_secs(2);
+    driver.done(0, "sent");
+    driver.now = Duration::from_secs(5);
+    driver.turn = a_second_later(&driver, None);
+    driver.records = 0;
+    driver.pump();
+    let times = driver.commit.as_ref().unwrap().results.iter().map(|result| {
+        (result.started.map(|at| at.as_secs()), result.wait.as_secs(), result.duration.as_secs())
+    });
+    assert_eq!(times.collect::<Vec<_>>(), [(Some(0), 0, 2), (Some(70), 0, 0)]);
+    assert_eq!(driver.commit.as_ref().unwrap().times.tools_sum, Duration::from_secs(2));
 }

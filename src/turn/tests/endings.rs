@@ -237,10 +237,15 @@ fn a_resumed_turn_uses_what_is_known_and_answers_the_rest() {
     driver.deltas([call(0, "effect", "{}"), call(1, "effect", "{\"n\":1}"), call(2, "pure", "{}")]);
     driver.well().done(0, "sent");
     driver.started(&["effect#0", "effect#1"]);
-    let mut turn = Turn::resume(spec(rules(Execution::Sequential)), &driver.log);
+    let mut turn = resumed(spec(rules(Execution::Sequential)), &driver.log);
     let effects: Vec<_> = std::iter::from_fn(|| turn.poll()).collect();
-    driver.records =
-        effects.iter().filter(|effect| matches!(effect, Effect::Record(_))).count() as u64;
+    driver.records = 0;
+    for effect in &effects {
+        if let Effect::Record(record) = effect {
+            driver.log.push(record.clone());
+            driver.records += 1;
+        }
+    }
     let started: Vec<_> = effects
         .into_iter()
         .filter_map(|effect| match effect {

@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::fixtures::{call, finish, more, rules, spec, text};
+use super::fixtures::{call, entries, finish, more, rules, spec, text};
 use super::{
     CancelReason, Effect, Place, ResponseEnd, ToolDone, Turn, TurnEnd, TurnRecord, TurnRules,
     TurnSpec,
@@ -26,7 +26,7 @@ use super::{
 use crate::config::OnExcess;
 use crate::context::Variables;
 use crate::event::Event;
-use crate::record::Record;
+use crate::record::{Record, StopMode};
 use crate::types::{
     CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome,
     ToolStatus, VariablesUse, WriteSet,
@@ -38,7 +38,7 @@ struct Driver {
     turn: Turn,
     now: Duration,
     records: u64,
-    log: Vec<Record>,
+    log: Log,
     started: Vec<String>,
     /// What the calls that started could see, in the same order.
     snapshots: Vec<Variables>,
@@ -52,13 +52,43 @@ struct Driver {
     commit: Option<TurnRecord>,
 }
 
+/// What a turn has asked to be recorded. Whatever the turn has gone through is explained by that.
+struct Log {
+    spec: TurnSpec,
+    records: Vec<Record>,
+    /// Whether it is replayed.
+    is_replayed: bool,
+}
+
+impl std::ops::Deref for Log {
+    type Target = Vec<Record>;
+
+    fn deref(&self) -> &Vec<Record> {
+        &self.records
+    }
+}
+
+impl std::ops::DerefMut for Log {
+    fn deref_mut(&mut self) -> &mut Vec<Record> {
+        &mut self.records
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        if self.is_replayed && !std::thread::panicking() {
+            super::replay::check(&self.spec, &self.records);
+        }
+    }
+}
+
 impl Driver {
     fn new(spec: TurnSpec) -> Self {
         let mut driver = Self {
+            log: Log { spec: spec.clone(), records: Vec::new(), is_replayed: true },
             turn: Turn::new(spec),
             now: Duration::ZERO,
             records: 0,
-            log: Vec::new(),
             started: Vec::new(),
             snapshots: Vec::new(),
             aborted: Vec::new(),
@@ -174,7 +204,7 @@ impl Driver {
     fn crash(&mut self, records_kept: usize) -> &mut Self {
         self.log.truncate(records_kept);
         let spec = self.turn.spec.as_ref().clone();
-        self.turn = Turn::resume(spec, &self.log);
+        self.turn = resumed(spec, &self.log);
         self.records = 0;
         self.started.clear();
         self.commit = None;
@@ -222,6 +252,12 @@ impl Driver {
         });
         limits.collect()
     }
+}
+
+/// A turn that goes on from its records in the moment in which they were appended.
+fn resumed(spec: TurnSpec, log: &[Record]) -> Turn {
+    let log: Vec<_> = log.iter().map(|record| (record.clone(), 0)).collect();
+    Turn::resume(spec, &entries(0, &log), 0, None)
 }
 
 /// A call of the turn's first attempt.

@@ -3,7 +3,9 @@
 use sha2::{Digest, Sha256};
 
 use super::*;
+use crate::config::Limits;
 use crate::event::ApprovalRequest;
+use crate::turn::fixtures::rebuilt;
 use crate::turn::{ApprovalError, Decision};
 use crate::types::{ApprovalPhase, Judgement, Verdict, WriteSet};
 
@@ -209,10 +211,13 @@ fn a_rejected_result_leaves_variables_as_they_were() {
     );
     driver.judge(0, Rejected).started(&["bump_reviewed#0", "get#1"]);
     driver.results(&[("bump_reviewed", REFUSED, REJECTED, UNSEEN), ("get", OK, None, "none")]);
-    assert_eq!(Variables::fold(&driver.log), Variables::default());
+    assert_eq!(rebuilt(&driver.log, &Limits::default()).variables, Variables::default());
     let mut driver = calls(PARALLEL, &["bump_reviewed"]);
     driver.report(0, ToolOutcome::ok("seen"), x(1)).judge(0, Approved);
-    assert_eq!(Variables::fold(&driver.log).get("x"), Some(&serde_json::json!(1)));
+    assert_eq!(
+        rebuilt(&driver.log, &Limits::default()).variables.get("x"),
+        Some(&serde_json::json!(1))
+    );
 }
 
 #[test]
@@ -228,7 +233,10 @@ fn people_see_a_conflicting_effect_as_the_model_would() {
     let result = &driver.commit.as_ref().unwrap().results[1];
     assert!(result.outcome.content.ends_with("What this call wrote to variables was dropped.]"));
     assert!(result.notes.conflict && result.notes.writes_dropped && result.writes.is_empty());
-    assert_eq!(Variables::fold(&driver.log).get("x"), Some(&serde_json::json!(1)));
+    assert_eq!(
+        rebuilt(&driver.log, &Limits::default()).variables.get("x"),
+        Some(&serde_json::json!(1))
+    );
 }
 
 #[test]
@@ -264,47 +272,91 @@ fn while_people_are_waited_for_the_runs_time_stands_still() {
 }
 
 #[test]
-fn a_question_is_shown_when_it_is_durable_and_not_if_its_call_is_void() {
+fn a_question_is_told_right_behind_its_record_and_is_gone_if_its_call_is_void() {
     let mut turn = Turn::new(spec(rules(PARALLEL)));
-    let shown = |turn: &mut Turn| {
-        let mut shown = 0;
-        let mut records = 0;
-        while let Some(effect) = turn.poll() {
-            shown += u32::from(matches!(effect, Effect::Emit(Event::ApprovalAsked { .. })));
-            records += u64::from(matches!(effect, Effect::Record(_)));
-        }
-        (shown, records)
-    };
     turn.handle_deltas(Duration::ZERO, vec![call(0, "asked_pure", "{}"), call(1, "pure", "{}")]);
-    assert_eq!(shown(&mut turn), (0, 2));
-    turn.handle_recorded(Duration::ZERO, 1);
-    assert_eq!(shown(&mut turn), (0, 0));
-    let mut void = turn.clone();
-    turn.handle_recorded(Duration::ZERO, 2);
-    assert_eq!(shown(&mut turn), (1, 0));
+    let effects: Vec<_> = std::iter::from_fn(|| turn.poll()).collect();
+    let told = effects.windows(2).filter(|pair| {
+        matches!(
+            pair,
+            [
+                Effect::Record(Record::ApprovalAsked { asked: recorded }),
+                Effect::Emit(Event::ApprovalAsked { asked })
+            ] if recorded == asked
+        )
+    });
+    assert_eq!((told.count(), turn.questions().count()), (1, 1));
     let error = ProviderError::new(ProviderErrorKind::Transport, "cut");
-    void.handle_response_end(Duration::ZERO, ResponseEnd::Failed(error));
-    void.handle_recorded(Duration::ZERO, 4);
-    assert_eq!(shown(&mut void).0, 0);
+    turn.handle_response_end(Duration::ZERO, ResponseEnd::Failed(error));
+    assert_eq!(turn.questions().count(), 0);
+}
+
+/// A turn that goes on so many seconds after its last record, which had the time 0.
+fn after_seconds(driver: &mut Driver, seconds: u64) {
+    let log: Vec<_> = driver.log.iter().map(|record| (record.clone(), 0)).collect();
+    driver.turn = Turn::resume(spec(rules(PARALLEL)), &entries(0, &log), seconds * 1000, None);
+    (driver.now, driver.records) = (Duration::ZERO, 0);
+    driver.events.clear();
+    driver.pump();
+}
+
+#[test]
+fn the_time_to_decide_counts_on_while_no_host_runs() {
+    let day = 24 * 60 * 60;
+    let mut driver = calls(PARALLEL, &["asked", "reviewed"]);
+    driver.done(1, "secret");
+    let questions: Vec<_> = driver.turn.questions().collect();
+    after_seconds(&mut driver, day - 10);
+    assert_eq!((driver.asked(), driver.turn.questions().collect()), (vec![], questions));
+    assert_eq!(driver.turn.poll_timeout(), Some(Duration::from_secs(10)));
+    driver.at(9);
+    assert!(driver.commit.is_none());
+    driver.at(10).ended(&TurnEnd::Finished);
+    let waited = driver.events.iter().filter_map(|event| match event {
+        Event::ApprovalGiven { waited, .. } => Some(waited.as_secs()),
+        _ => None,
+    });
+    assert_eq!(waited.collect::<Vec<_>>(), [day, day]);
+    // Nobody was there when it passed.
+    let mut driver = calls(PARALLEL, &["asked", "reviewed"]);
+    driver.done(1, "secret");
+    after_seconds(&mut driver, day);
+    driver.ended(&TurnEnd::Finished);
+    let kinds = driver.commit.unwrap().results.into_iter().map(|result| result.outcome.kind);
+    assert_eq!(kinds.collect::<Vec<_>>(), [EXPIRED, EXPIRED]);
+}
+
+#[test]
+fn a_result_that_waits_to_be_seen_waits_for_no_call_before_it() {
+    let mut driver = calls(PARALLEL, &["effect", "reviewed"]);
+    // A record is taken out that would be there.
+    driver.log.is_replayed = false;
+    driver.done(1, "secret");
+    driver.log.retain(
+        |record| !matches!(record, Record::CallIntended { call, .. } if call.name == "effect"),
+    );
+    let kept = driver.log.len();
+    driver.crash(kept).started(&["effect#0"]).judge(1, Approved).done(0, "");
+    driver.results(&[("effect", OK, None, ""), ("reviewed", OK, None, "secret")]);
 }
 
 #[test]
 fn what_people_said_before_a_crash_counts_after_it() {
-    // What was let run and had not, runs; what was forbidden does not; what is open is asked.
+    // What was let run and had not, runs; what was forbidden does not; what is open stands.
     let said = |record: &Record| matches!(record, Record::ApprovalGiven { .. });
     let mut driver = calls(PARALLEL, &["asked", "asked", "asked_pure"]);
     driver.judge(2, Approved).judge(1, Rejected);
     let kept = driver.log.iter().rposition(said).unwrap() + 1;
     driver.events.clear();
     driver.crash(kept).started(&["asked_pure#2"]);
-    assert_eq!(driver.asked(), [(0, Before)]);
+    assert_eq!(driver.asked(), []);
     driver.done(2, "").judge(0, Rejected);
     driver.results(&[
         ("asked", REFUSED, REJECTED, NOT_RUN),
         ("asked", REFUSED, REJECTED, NOT_RUN),
         ("asked_pure", OK, None, ""),
     ]);
-    // A result that waits to be seen is asked about again, and is not made again.
+    // A question about a result stands, and that is not made again.
     for verdict in [Approved, Rejected] {
         let mut driver = calls(PARALLEL, &["both"]);
         driver.judge(0, Approved).done(0, "secret").judge(0, verdict);
@@ -313,7 +365,7 @@ fn what_people_said_before_a_crash_counts_after_it() {
         let mut unsaid = calls(PARALLEL, &["both"]);
         unsaid.judge(0, Approved).done(0, "secret").events.clear();
         unsaid.crash(kept).started(&[]).judge(0, verdict);
-        assert_eq!(unsaid.asked(), [(0, After)]);
+        assert_eq!(unsaid.asked(), []);
         driver.crash(kept + 1).started(&[]);
         assert_eq!(driver.asked(), []);
         let (status, kind, content) = match verdict {

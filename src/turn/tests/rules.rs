@@ -133,6 +133,17 @@ fn bytes_after_the_seal_void_a_pure_result_and_a_duplicate_then_runs_itself() {
 }
 
 #[test]
+fn a_copy_that_turns_out_malformed_is_no_copy_any_more() {
+    let mut driver = Driver::with(rules(PARALLEL));
+    driver.deltas([call(0, "pure", "{}"), call(1, "pure", "{}"), call(2, "pure", "{\"n\":2}")]);
+    driver.done(0, "a").deltas([more(1, "x")]);
+    driver.well().done(2, "c");
+    let copy = &driver.commit.as_ref().unwrap().results[1];
+    assert_eq!(copy.outcome.kind, Some(FailureKind::Malformed));
+    assert_eq!((copy.notes.duplicate_of, copy.notes.arguments_changed), (None, true));
+}
+
+#[test]
 fn bytes_after_the_seal_leave_a_started_effect_as_it_is() {
     let mut driver = Driver::with(rules(PARALLEL));
     driver.deltas([call(0, "seal", "{}"), call(1, "pure", "{}")]).deltas([more(0, "x")]);

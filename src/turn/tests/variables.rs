@@ -3,6 +3,8 @@
 use serde_json::json;
 
 use super::*;
+use crate::config::Limits;
+use crate::turn::fixtures::rebuilt;
 use crate::types::{ToolResult, Verdict, WriteSet};
 
 fn writes(entries: &[(&str, i64)]) -> WriteSet {
@@ -35,7 +37,7 @@ impl Driver {
         let mut wanted = Variables::default();
         wanted.apply(&writes(expected));
         assert_eq!(variables, wanted);
-        assert_eq!(Variables::fold(&self.log), wanted);
+        assert_eq!(rebuilt(&self.log, &Limits::default()).variables, wanted);
     }
 
     /// Content, whether there was a conflict, and whether writes were dropped.

@@ -1,0 +1,253 @@
+//! What durability costs a run: the same two turns (four calls one after the other, then the
+//! answer) with the memory engine, with SQLite, and with SQLite and `durability = "relaxed"`.
+//!
+//! One session, and 64 at once; calls with effects, whose intents and outcomes are durable before
+//! the run goes on, and pure ones. Loopback HTTP against a server that answers from memory; the
+//! data directory is a temporary one (`TMPDIR`). Prints times and CPU as ratios to the memory
+//! engine's, and how many transactions and fsyncs a run took; absolute times are those of the disk.
+#![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use axum::Router;
+use axum::body::Bytes;
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::post;
+use callsheet::config::{BaseUrl, Config, Durability, ModelConfig, ToolPattern};
+use callsheet::journal::{
+    Journal, JournalObserver, MemoryJournal, SqliteJournal, SqliteOptions, StoredGroup,
+};
+use callsheet::runtime::{Host, HostSetup, OpenSession, SessionHandle};
+use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::types::{Execution, RunEnd};
+use futures::future::join_all;
+use serde_json::json;
+use tokio::runtime::Runtime;
+use tokio::time::Instant;
+
+const CALLS: u32 = 4;
+const ROUNDS: usize = 40;
+
+/// A directory of its own, deleted with what is in it.
+struct BenchDir(PathBuf);
+
+impl BenchDir {
+    fn new(name: &str) -> Self {
+        let dir =
+            std::env::temp_dir().join(format!("callsheet-cost-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Self(dir)
+    }
+}
+
+impl Drop for BenchDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Work {
+    i: u32,
+}
+
+/// Answers at once: what is measured is everything around a tool.
+struct WorkTool {
+    is_pure: bool,
+}
+
+#[async_trait]
+impl Tool for WorkTool {
+    fn spec(&self) -> ToolSpec {
+        let spec = ToolSpec::new::<Work>("work", "Works.");
+        if self.is_pure { spec.pure() } else { spec }
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let input: Work = context.input()?;
+        Ok(format!("r{}", input.i).into())
+    }
+}
+
+/// The two answers as a service streams them.
+fn answers() -> (Bytes, Bytes) {
+    let chunk = |delta: serde_json::Value, finish: Option<&str>| {
+        let body = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
+            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
+        format!("data: {body}\n\n")
+    };
+    let mut calls = String::new();
+    for index in 0..CALLS {
+        let function = json!({"name": "work", "arguments": format!("{{\"i\":{index}}}")});
+        let call = json!({"index": index, "id": format!("call_{index}"), "type": "function",
+            "function": function});
+        calls += &chunk(json!({"tool_calls": [call]}), None);
+    }
+    calls += &chunk(json!({}), Some("tool_calls"));
+    let mut text = String::new();
+    for word in "All of the work is done and these are the results.".split_inclusive(' ') {
+        text += &chunk(json!({"content": word}), None);
+    }
+    text += &chunk(json!({}), Some("stop"));
+    let done = "data: [DONE]\n\n";
+    (Bytes::from(calls + done), Bytes::from(text + done))
+}
+
+async fn provider() -> String {
+    let (calls, text) = answers();
+    let answer = move |body: Bytes| {
+        let answered = memchr::memmem::find(&body, b"\"role\":\"tool\"").is_some();
+        let body = if answered { text.clone() } else { calls.clone() };
+        async move { ([(CONTENT_TYPE, "text/event-stream")], body) }
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = Router::new().route("/v1/chat/completions", post(answer));
+    tokio::task::spawn(async move { axum::serve(listener, server).await });
+    format!("http://{address}/v1")
+}
+
+/// Counts transactions.
+#[derive(Debug, Default)]
+struct Counter {
+    transactions: AtomicU64,
+    fsyncs: AtomicU64,
+}
+
+impl JournalObserver for Counter {
+    fn stored(&self, group: StoredGroup) {
+        self.transactions.fetch_add(1, Ordering::Relaxed);
+        self.fsyncs.fetch_add(u64::from(group.synced), Ordering::Relaxed);
+    }
+
+    fn synced(&self) {
+        self.fsyncs.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// A host on one of the engines.
+struct World {
+    name: &'static str,
+    host: Host,
+    counter: Arc<Counter>,
+    _dir: Option<BenchDir>,
+    times: Vec<Duration>,
+    cpu: Duration,
+    /// Transactions and fsyncs of the runs alone.
+    counted: (u64, u64),
+}
+
+impl World {
+    async fn new(name: &'static str, kept: Option<Durability>, base_url: &str, pure: bool) -> Self {
+        let mut config = Config::default();
+        config.use_model("bench", ModelConfig::new(BaseUrl::parse(base_url).unwrap(), "m"));
+        let agent = config.agents.get_mut("default").unwrap();
+        agent.tools = vec![ToolPattern::new("*")];
+        agent.execution = Execution::Sequential;
+        let mut tools = Registry::new();
+        tools.register(WorkTool { is_pure: pure }).unwrap();
+        let counter = Arc::new(Counter::default());
+        let dir = kept.map(|_| BenchDir::new(&format!("{name}-{pure}")));
+        let journal: Arc<dyn Journal> = match kept.zip(dir.as_ref()) {
+            None => Arc::new(MemoryJournal::new()),
+            Some((durability, dir)) => {
+                let observer = Arc::clone(&counter) as Arc<dyn JournalObserver>;
+                let holder = String::new();
+                let options = SqliteOptions { durability, holder, observer, queue_max: 65_536 };
+                Arc::new(SqliteJournal::open(&dir.0, options).unwrap())
+            }
+        };
+        let host = Host::start_on(HostSetup { config, tools }, journal).await.unwrap();
+        let (times, cpu, counted) = (Vec::new(), Duration::ZERO, (0, 0));
+        Self { name, host, counter, _dir: dir, times, cpu, counted }
+    }
+
+    fn counts(&self) -> (u64, u64) {
+        let Counter { transactions, fsyncs } = &*self.counter;
+        (transactions.load(Ordering::Relaxed), fsyncs.load(Ordering::Relaxed))
+    }
+
+    /// One run in each of so many new sessions, at once.
+    async fn round(&mut self, count: usize) {
+        let open = (0..count).map(|_| self.host.open_session(OpenSession::default()));
+        let sessions: Vec<SessionHandle> =
+            join_all(open).await.into_iter().map(Result::unwrap).collect();
+        let (before, cpu, began) = (self.counts(), cpu_time(), Instant::now());
+        let reports = join_all(sessions.iter().map(|session| session.run("work"))).await;
+        self.times.push(began.elapsed());
+        self.cpu += cpu_time() - cpu;
+        assert!(reports.into_iter().all(|report| report.unwrap().run_end == RunEnd::Answered));
+        let after = self.counts();
+        self.counted.0 += after.0 - before.0;
+        self.counted.1 += after.1 - before.1;
+    }
+
+    fn line(&mut self, first: Option<(Duration, Duration)>, count: usize) -> String {
+        let runs = (ROUNDS * count) as f64;
+        self.times.sort_unstable();
+        let (time, cpu) = (self.times[ROUNDS / 2], self.cpu);
+        let (of_time, of_cpu) = first.unwrap_or((time, cpu));
+        let cpu_ms = cpu.as_secs_f64() * 1e3 / runs;
+        format!(
+            "  {:<15} time {:>6.2}  CPU {:>5.2}  transactions {:>5.2}  fsyncs {:>5.2}   ({:.2?}, {cpu_ms:.2} ms of CPU a run)",
+            self.name,
+            time.as_secs_f64() / of_time.as_secs_f64(),
+            cpu.as_secs_f64() / of_cpu.as_secs_f64(),
+            self.counted.0 as f64 / runs,
+            self.counted.1 as f64 / runs,
+            time,
+        )
+    }
+}
+
+/// What the process has had of the processors.
+fn cpu_time() -> Duration {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    let of_thread = |thread: std::fs::DirEntry| {
+        // A thread may have ended by now.
+        let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
+        text.split(' ').next()?.parse::<u64>().ok()
+    };
+    Duration::from_nanos(threads.flatten().filter_map(of_thread).sum())
+}
+
+async fn compare(base_url: &str, pure: bool, count: usize) {
+    let mut worlds = [
+        World::new("memory", None, base_url, pure).await,
+        World::new("sqlite", Some(Durability::Strict), base_url, pure).await,
+        World::new("sqlite, relaxed", Some(Durability::Relaxed), base_url, pure).await,
+    ];
+    // The first one opens connections to the provider.
+    for world in &mut worlds {
+        world.round(count).await;
+        (world.times, world.cpu, world.counted) = (Vec::new(), Duration::ZERO, (0, 0));
+    }
+    // In turn, so that all meet the same weather.
+    for _ in 0..ROUNDS {
+        for world in &mut worlds {
+            world.round(count).await;
+        }
+    }
+    let calls = if pure { "pure calls" } else { "calls with effects" };
+    println!("\n{count} sessions at once, {calls}, beside the memory engine:");
+    let mut first = None;
+    for world in &mut worlds {
+        println!("{}", world.line(first, count));
+        first = first.or(Some((world.times[ROUNDS / 2], world.cpu)));
+        world.host.shutdown().await;
+    }
+}
+
+fn main() {
+    let runtime = Runtime::new().unwrap();
+    let base_url = runtime.block_on(provider());
+    for pure in [false, true] {
+        for count in [1, 64] {
+            runtime.block_on(compare(&base_url, pure, count));
+        }
+    }
+}

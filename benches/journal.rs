@@ -1,0 +1,190 @@
+//! The SQLite journal beside bare SQLite: one connection that stores the same rows in transactions
+//! of the same size, on one thread and with nobody to tell.
+//!
+//! Each of 1, 64 and 1,000 sessions at once appends a record and waits until it is durable. Prints
+//! the ratios; absolute times are those of the disk.
+#![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use callsheet::config::Durability;
+use callsheet::journal::{
+    Entry, Journal, JournalObserver, SessionLog, SqliteJournal, SqliteOptions, StoredGroup, Urgency,
+};
+use callsheet::record::{Record, Seq};
+use callsheet::types::{Content, RunId, SessionId};
+use criterion::{Criterion, SamplingMode, Throughput};
+use futures::future::join_all;
+use rusqlite::Connection;
+use tokio::runtime::Runtime;
+use tokio::time::Instant;
+
+/// A directory of its own, deleted with what is in it.
+struct BenchDir(PathBuf);
+
+impl BenchDir {
+    fn new(name: &str) -> Self {
+        let dir =
+            std::env::temp_dir().join(format!("callsheet-bench-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        Self(dir)
+    }
+}
+
+impl Drop for BenchDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[derive(Debug)]
+struct Nobody;
+
+impl JournalObserver for Nobody {
+    fn stored(&self, _group: StoredGroup) {}
+}
+
+fn record() -> Record {
+    Record::InputQueued {
+        run_id: RunId("run_0000000000000001".into()),
+        input: Content::from("What a user says is this long. ".repeat(8).as_str()),
+        overrides: Default::default(),
+        request: None,
+    }
+}
+
+/// So many sessions in a journal of their own.
+struct Sessions {
+    logs: Vec<SessionLog>,
+    _dir: BenchDir,
+}
+
+impl Sessions {
+    async fn open(durability: Durability, sessions: usize) -> Self {
+        let dir = BenchDir::new(&format!("{durability:?}-{sessions}"));
+        let (observer, queue_max) = (Arc::new(Nobody), 100_000);
+        let options = SqliteOptions { durability, holder: String::new(), observer, queue_max };
+        let journal: Arc<dyn Journal> = Arc::new(SqliteJournal::open(&dir.0, options).unwrap());
+        let opened = Record::SessionOpened { agent: "default".to_owned(), messages: Vec::new() };
+        let logs: Vec<SessionLog> = (0..sessions)
+            .map(|at| SessionId::parse(&format!("session-{at}")).unwrap())
+            .map(|id| SessionLog::new(id, Arc::clone(&journal), Seq(0), |_| ()))
+            .collect();
+        for log in &logs {
+            log.append(vec![opened.clone()], Urgency::Lazy, || ());
+        }
+        join_all(logs.iter().map(|log| log.until_durable(Seq(1)))).await;
+        Self { logs, _dir: dir }
+    }
+
+    /// Each appends one record and waits for it.
+    async fn round(&self) -> Duration {
+        let began = Instant::now();
+        join_all(self.logs.iter().map(async |log| {
+            let (last, _) = log.append(vec![record()], Urgency::Urgent, || ());
+            log.until_durable(last).await.unwrap();
+            log.forget_until(last);
+        }))
+        .await;
+        began.elapsed()
+    }
+}
+
+/// The same tables, without the rest.
+struct Bare {
+    connection: Connection,
+    seq: u64,
+    sessions: usize,
+    _dir: BenchDir,
+}
+
+impl Bare {
+    fn open(sessions: usize) -> Self {
+        let dir = BenchDir::new(&format!("bare-{sessions}"));
+        let connection = connect(&dir.0.join("bare.db"));
+        Self { connection, seq: 0, sessions, _dir: dir }
+    }
+
+    fn round(&mut self) -> Duration {
+        let began = Instant::now();
+        self.seq += 1;
+        let transaction = self.connection.transaction().unwrap();
+        let insert = "INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)";
+        let mut statement = transaction.prepare_cached(insert).unwrap();
+        for session in 0..self.sessions {
+            let entry = Entry { seq: Seq(self.seq), time: 0, shown: 0, record: record() };
+            statement.execute((session, self.seq, 0, entry.body())).unwrap();
+        }
+        drop(statement);
+        transaction.commit().unwrap();
+        began.elapsed()
+    }
+}
+
+fn connect(file: &Path) -> Connection {
+    let connection = Connection::open(file).unwrap();
+    connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(())).unwrap();
+    connection.pragma_update(None, "synchronous", "full").unwrap();
+    connection.pragma_update(None, "secure_delete", true).unwrap();
+    let tables = "CREATE TABLE records(session INTEGER NOT NULL, seq INTEGER NOT NULL,
+            time INTEGER NOT NULL, body TEXT NOT NULL) STRICT;
+        CREATE UNIQUE INDEX records_by_place ON records(session, seq);";
+    connection.execute_batch(tables).unwrap();
+    connection
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+/// The two in turn, so that both meet the same weather.
+async fn ratio(sessions: &Sessions, bare: &mut Bare) -> String {
+    let (mut with, mut without) = (Vec::new(), Vec::new());
+    for _ in 0..60 {
+        with.push(sessions.round().await);
+        without.push(bare.round());
+    }
+    let (with, without) = (median(with).as_secs_f64(), median(without).as_secs_f64());
+    let count = sessions.logs.len();
+    let second = |time: f64| count as f64 / time;
+    format!(
+        "{count} sessions: {:.2} ({:.0} durable appends a second, bare {:.0})",
+        with / without,
+        second(with),
+        second(without)
+    )
+}
+
+fn main() {
+    let runtime = Runtime::new().unwrap();
+    let mut criterion = Criterion::default().configure_from_args();
+    let mut ratios = Vec::new();
+    let mut group = criterion.benchmark_group("journal/append");
+    group.sampling_mode(SamplingMode::Flat).sample_size(20);
+    for count in [1, 64, 1_000] {
+        let sessions = runtime.block_on(Sessions::open(Durability::Strict, count));
+        let mut bare = Bare::open(count);
+        group.throughput(Throughput::Elements(count as u64));
+        group.bench_function(format!("sqlite/{count}"), |bencher| {
+            bencher.to_async(&runtime).iter_custom(async |rounds| {
+                let mut took = Duration::ZERO;
+                for _ in 0..rounds {
+                    took += sessions.round().await;
+                }
+                took
+            });
+        });
+        group.bench_function(format!("bare/{count}"), |bencher| {
+            bencher.iter_custom(|rounds| (0..rounds).map(|_| bare.round()).sum());
+        });
+        ratios.push(runtime.block_on(ratio(&sessions, &mut bare)));
+    }
+    group.finish();
+    println!("\nThe journal beside bare SQLite, medians of 60 pairs in turn:");
+    for line in ratios {
+        println!("  {line}");
+    }
+}

@@ -1,0 +1,110 @@
+#![expect(clippy::wildcard_enum_match_arm, reason = "a test changes some kinds of records")]
+
+use serde_json::Value;
+
+use super::*;
+use crate::journal::fixtures::{entries, rich, session};
+use crate::record::Record;
+
+fn rich_entries() -> Vec<Entry> {
+    entries(rich())
+}
+
+#[test]
+fn as_text() {
+    let text: String = text(&rich_entries()).collect();
+    insta::assert_snapshot!("text", text);
+    assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "a terminal would obey it");
+}
+
+#[test]
+fn as_markdown() {
+    let log: String = markdown(&session(), &rich_entries()).collect();
+    insta::assert_snapshot!("markdown", log);
+    assert!(log.chars().all(|c| c == '\n' || !c.is_control()), "a terminal would obey it");
+}
+
+#[test]
+fn as_jsonl() {
+    let lines: String = rich_entries().iter().map(jsonl).collect();
+    insta::assert_snapshot!("jsonl", lines);
+    for (line, record) in lines.lines().zip(rich()) {
+        let mut fields: serde_json::Map<String, Value> = serde_json::from_str(line).unwrap();
+        assert!(fields.remove("seq").is_some() && fields.remove("time").is_some());
+        let read: Record = serde_json::from_value(Value::Object(fields)).unwrap();
+        assert_eq!(read, record);
+    }
+}
+
+#[test]
+fn as_messages() {
+    let messages = openai(&rich_entries()).unwrap();
+    insta::assert_snapshot!("openai", messages);
+    let messages: Vec<Value> = serde_json::from_str(&messages).unwrap();
+    let reopened = crate::context::Seed::parse(&messages).unwrap();
+    let history = History::seeded(reopened);
+    assert_eq!((history.messages().len(), history.request_messages().1), (10, 0));
+    assert_eq!(openai(&entries(rich().into_iter().take(1))).unwrap(), "[]\n");
+}
+
+#[test]
+fn what_is_not_committed_is_no_message_and_is_shown_as_such() {
+    let open = &rich_entries()[..9];
+    let messages: Vec<Value> = serde_json::from_str(&openai(open).unwrap()).unwrap();
+    assert_eq!(messages.len(), 1, "the user's input alone");
+    let log: String = markdown(&session(), open).collect();
+    for part in ["run `run_1` has not ended", "no outcome yet", "This turn is not committed."] {
+        assert!(log.contains(part), "{part} in {log}");
+    }
+}
+
+/// Outside of fences and code spans, nothing of what was said is there.
+#[test]
+fn nothing_that_was_said_breaks_the_layout_of_a_log() {
+    let hostile = "x\n```\n````\n# Run ended\n> q\n<!-- \n- `` b ` c";
+    let mut records = rich();
+    let text = |record: &mut Record| match record {
+        Record::RunStarted { input, .. } | Record::Steered { input, .. } => {
+            *input = hostile.into();
+        }
+        Record::ResponseEnded { message, .. } => {
+            message.text = hostile.to_owned();
+            message.reasoning = hostile.to_owned();
+            for call in &mut message.calls {
+                call.raw = Some(hostile.to_owned());
+            }
+        }
+        Record::CallEnded { outcome, .. } => outcome.content = hostile.to_owned(),
+        Record::AttemptFailed { error, .. } => error.message = hostile.to_owned(),
+        Record::ApprovalGiven { message, .. } => *message = Some(hostile.to_owned()),
+        _ => {}
+    };
+    records.iter_mut().for_each(text);
+    let log: String = markdown(&session(), &entries(records)).collect();
+    let mut fence: Option<String> = None;
+    for line in log.lines() {
+        let line = line.strip_prefix("> ").filter(|_| !line.starts_with("> q")).unwrap_or(line);
+        let ticks: String = line.chars().take_while(|c| *c == '`').collect();
+        match &fence {
+            Some(open) if line.chars().all(|c| c == '`') && ticks.len() >= open.len() => {
+                fence = None;
+            }
+            Some(_) => {}
+            None if ticks.len() >= 3 => fence = Some(ticks),
+            None => {
+                let said = line.starts_with("# Run ended") || line.starts_with("<!--");
+                assert!(!said, "{line} in {log}");
+            }
+        }
+    }
+    assert_eq!(fence, None, "{log}");
+    for (text, expected) in [
+        ("plain", "`plain`"),
+        ("a`b", "``a`b``"),
+        ("`a``", "``` `a`` ```"),
+        ("a\nb\u{7}", "`a b`"),
+        ("", "(nothing)"),
+    ] {
+        assert_eq!(markdown::span(text), expected);
+    }
+}

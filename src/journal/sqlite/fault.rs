@@ -1,0 +1,54 @@
+//! What SQLite's errors mean.
+
+use std::path::Path;
+
+use rusqlite::{Error, ErrorCode};
+
+use super::super::JournalError;
+
+/// Why a batch or a removal failed.
+pub(super) fn of_writing(error: &Error) -> JournalError {
+    match error.sqlite_error_code() {
+        Some(ErrorCode::DiskFull) => JournalError::Full,
+        Some(_) | None => JournalError::Write(error.to_string()),
+    }
+}
+
+/// Whether another batch would have been stored: what is wrong is the batch, not the database.
+pub(super) fn is_of_one_batch(error: &Error) -> bool {
+    use ErrorCode::{ConstraintViolation, TooBig, TypeMismatch};
+    let Error::SqliteFailure(failure, _) = error else { return true };
+    matches!(failure.code, ConstraintViolation | TooBig | TypeMismatch)
+}
+
+/// Why something could not be read.
+pub(super) fn of_reading(file: &Path, error: &Error) -> JournalError {
+    let file = file.display();
+    JournalError::Read(match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+            format!("{file} is damaged ({error}): restore it from a copy")
+        }
+        Some(_) | None => format!("{error} ({file})"),
+    })
+}
+
+/// Why a database could not be opened, and what to do.
+pub(super) fn of_opening(file: &Path, error: &Error) -> JournalError {
+    let why = match error.sqlite_error_code() {
+        Some(ErrorCode::DatabaseCorrupt) => format!("it is damaged ({error}): {RESTORE}"),
+        Some(ErrorCode::NotADatabase) => format!("it is no SQLite database: {RESTORE}"),
+        Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied) => {
+            format!("{error}: let this user write the directory and the files in it")
+        }
+        Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+            "another program has locked it: end that program".to_owned()
+        }
+        Some(ErrorCode::DiskFull) => "the disk is full: make room".to_owned(),
+        Some(_) | None => error.to_string(),
+    };
+    JournalError::Open { path: file.to_owned(), why }
+}
+
+/// What to do about a database that cannot be used.
+pub(super) const RESTORE: &str =
+    "restore it from a copy, or move it away to begin without sessions";

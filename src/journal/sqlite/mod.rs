@@ -1,0 +1,238 @@
+//! The engine that keeps records in a SQLite database in the data directory.
+//!
+//! One thread writes. It takes what waits in a bounded queue and stores it in one transaction with
+//! one fsync, so that many sessions share what a disk can do; then it tells each batch. Reading has
+//! connections of its own and waits for no writing. A lock on a file in the directory says which
+//! host has it, for as long as the engine lives.
+
+mod database;
+mod dir;
+mod fault;
+mod kill;
+mod pages;
+mod query;
+mod queue;
+mod reader;
+mod readers;
+mod store;
+mod writer;
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+
+pub use reader::JournalReader;
+
+use super::{
+    Appended, Batch, Entry, Journal, JournalError, JournalObserver, JournalStatus, Listing,
+    StoredSession, state_behind,
+};
+use crate::config::Durability;
+use crate::record::{Record, Seq};
+use crate::types::SessionId;
+
+use queue::{Job, Queue, Row, Task};
+use readers::Readers;
+use store::Store;
+use writer::{Parts, Writer};
+
+/// How many sessions one transaction deletes at most.
+const REMOVED_AT_ONCE: usize = 64;
+
+/// Keeps records in a SQLite database.
+pub struct SqliteJournal {
+    queue: Arc<Queue>,
+    readers: Readers,
+    sessions: Arc<AtomicUsize>,
+    file: PathBuf,
+    writer: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// How a [`SqliteJournal`] works.
+#[derive(Clone, Debug)]
+pub struct SqliteOptions {
+    /// When a batch is told of as stored.
+    pub durability: Durability,
+    /// What to tell another host that wants the directory, behind the number of this process:
+    /// `listening on 127.0.0.1:7700`.
+    pub holder: String,
+    /// Told of every transaction, on the thread that writes.
+    pub observer: Arc<dyn JournalObserver>,
+    /// How many batches may wait to be written. More fail.
+    pub queue_max: usize,
+}
+
+impl SqliteJournal {
+    /// Opens the journal in a data directory, which is made where it is not there, and holds the
+    /// directory until the engine is dropped or closed.
+    ///
+    /// # Errors
+    /// When somebody else holds it, or it cannot be used.
+    pub fn open(dir: &Path, options: SqliteOptions) -> Result<Self, JournalError> {
+        Self::open_limited(dir, options, None)
+    }
+
+    /// With a limit of pages a test can fill the disk.
+    fn open_limited(
+        dir: &Path,
+        options: SqliteOptions,
+        pages_max: Option<u32>,
+    ) -> Result<Self, JournalError> {
+        let SqliteOptions { durability, holder, observer, queue_max } = options;
+        dir::create(dir)?;
+        let held = dir::Held::take(dir, &holder)?;
+        let file = dir::database(dir);
+        let failed = |error: &rusqlite::Error| fault::of_opening(&file, error);
+        let connection = database::open(&file, durability)?;
+        if let Some(pages) = pages_max {
+            connection
+                .pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))
+                .map_err(|error| failed(&error))?;
+        }
+        let stored = query::count(&connection).map_err(|trouble| trouble.of_opening(&file))?;
+        let sessions = Arc::new(AtomicUsize::new(stored));
+        let queue = Arc::new(Queue::new(queue_max));
+        let store = Store::new(connection).map_err(|error| failed(&error))?;
+        let parts = Parts {
+            store,
+            queue: Arc::clone(&queue),
+            observer,
+            sessions: Arc::clone(&sessions),
+            durability,
+            held,
+        };
+        let of_system = |error: std::io::Error| JournalError::Open {
+            path: file.clone(),
+            why: error.to_string(),
+        };
+        let writer = Writer::new(parts, dir, &dir::log_of(&file)).map_err(of_system)?;
+        let thread = std::thread::Builder::new()
+            .name("callsheet-journal".to_owned())
+            .spawn(move || writer.run())
+            .map_err(of_system)?;
+        let readers = Readers::new(file.clone());
+        Ok(Self { queue, readers, sessions, file, writer: Mutex::new(Some(thread)) })
+    }
+
+    /// Stores what waits, closes the database and lets go of the directory. What is appended
+    /// later fails. Waits for the disk, as dropping the engine does.
+    fn end(&self) {
+        // The writer's connection is to be the last one: it empties the write-ahead log.
+        self.readers.close();
+        self.queue.close();
+        let Some(thread) = self.writer.lock().take() else { return };
+        // Whoever is told of a batch may drop the engine then and there.
+        if thread.thread().id() != std::thread::current().id() {
+            // A panic has been printed by its hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl SqliteJournal {
+    fn ask_writer(&self, task: Task) -> Result<(), JournalError> {
+        let (done, answer) = sync_channel(1);
+        self.queue.push_task(task, done)?;
+        answer.recv().unwrap_or(Err(JournalError::Closed))
+    }
+
+    /// Whether copies of deleted rows are left; looks through the file, here and not on the
+    /// writer's thread.
+    fn has_copies(&self, removed: &[SessionId]) -> Result<bool, JournalError> {
+        let page_size = self.readers.ask(|connection| Ok(database::page_size(connection)?))?;
+        let ids: Vec<&str> = removed.iter().map(SessionId::as_str).collect();
+        pages::hold_copies(&self.file, page_size, &ids)
+            .map_err(|error| JournalError::Read(format!("{error} ({})", self.file.display())))
+    }
+}
+
+impl Journal for SqliteJournal {
+    fn append(&self, batch: Batch) -> Appended {
+        let Some(job) = job(batch) else { return Appended::Durable };
+        let first = job.rows.first().map_or(0, |row| row.seq);
+        if job.slot.has_failed(first) {
+            let why = format!("a record of session {} before {first} was not stored", job.session);
+            job.fail(&JournalError::Write(why));
+        } else {
+            self.queue.push(job);
+        }
+        Appended::Queued
+    }
+
+    fn flush(&self) {
+        self.queue.flush();
+    }
+
+    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError> {
+        self.readers.ask(|connection| query::read(connection, session, after))
+    }
+
+    fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError> {
+        self.readers.ask(|connection| query::find(connection, session))
+    }
+
+    fn list(&self, listing: &Listing) -> Result<Vec<StoredSession>, JournalError> {
+        self.readers.ask(|connection| query::list(connection, listing))
+    }
+
+    fn count(&self) -> Result<usize, JournalError> {
+        Ok(self.sessions.load(Ordering::Acquire))
+    }
+
+    fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
+        for group in sessions.chunks(REMOVED_AT_ONCE) {
+            self.ask_writer(Task::Remove(group.to_vec()))?;
+        }
+        // The log still holds what is deleted in the database.
+        self.ask_writer(Task::EmptyLog)?;
+        if !sessions.is_empty() && self.has_copies(sessions)? {
+            self.ask_writer(Task::Vacuum)?;
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> JournalStatus {
+        JournalStatus { queued: self.queue.len(), bytes: database::bytes(&self.file) }
+    }
+
+    fn close(&self) {
+        self.end();
+    }
+}
+
+impl Drop for SqliteJournal {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for SqliteJournal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteJournal").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+/// A batch in its stored form: made here, on the thread of whoever appends, and not on the one
+/// that all share.
+fn job(batch: Batch) -> Option<Job> {
+    let Batch { session, entries, slot, urgent, tell } = batch;
+    let first = entries.first()?;
+    let opens = if let Record::SessionOpened { agent, .. } = &first.record {
+        Some(agent.clone())
+    } else {
+        None
+    };
+    let state = state_behind(&entries);
+    let row = |entry: &Arc<Entry>| Row { seq: entry.seq.0, time: entry.time, body: entry.body() };
+    let rows: Vec<Row> = entries.iter().map(row).collect();
+    let bytes = rows.iter().map(|row| row.body.len()).sum();
+    Some(Job { session, opens, state, rows, bytes, urgent, slot, tell })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! What is asked of a stored journal.
+
+use std::path::Path;
+
+use rusqlite::types::Value;
+use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
+
+use super::super::{Entry, JournalError, Listing, StoredSession};
+use super::fault;
+use crate::record::Seq;
+use crate::types::{SessionId, SessionState};
+
+/// Why a query has no answer.
+pub(super) enum Trouble {
+    Sqlite(rusqlite::Error),
+    Journal(JournalError),
+}
+
+impl Trouble {
+    /// Why a database could not be opened.
+    pub(super) fn of_opening(self, file: &Path) -> JournalError {
+        match self {
+            Self::Sqlite(error) => fault::of_opening(file, &error),
+            Self::Journal(error) => error,
+        }
+    }
+
+    /// Why something could not be read.
+    pub(super) fn of_reading(self, file: &Path) -> JournalError {
+        match self {
+            Self::Sqlite(error) => fault::of_reading(file, &error),
+            Self::Journal(error) => error,
+        }
+    }
+}
+
+impl From<rusqlite::Error> for Trouble {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(error)
+    }
+}
+
+impl From<JournalError> for Trouble {
+    fn from(error: JournalError) -> Self {
+        Self::Journal(error)
+    }
+}
+
+/// A session and its last record, which the index finds.
+const STORED: &str = "
+    SELECT s.id, s.agent, s.running, s.opened, r.seq, r.time
+    FROM sessions s JOIN records r ON r.session = s.number
+        AND r.seq = (SELECT max(seq) FROM records WHERE session = s.number)
+    WHERE ";
+
+/// A session's entries after `after`, in order.
+pub(super) fn read(
+    connection: &Connection,
+    session: &SessionId,
+    after: Seq,
+) -> Result<Vec<Entry>, Trouble> {
+    let mut statement = connection.prepare_cached(
+        "SELECT seq, time, body FROM records
+         WHERE session = (SELECT number FROM sessions WHERE id = ?1) AND seq > ?2 ORDER BY seq",
+    )?;
+    let after = after.0.min(i64::MAX as u64);
+    let mut rows = statement.query((session.as_str(), after))?;
+    let mut entries = Vec::new();
+    let mut last = after;
+    while let Some(row) = rows.next()? {
+        let (seq, time): (u64, u64) = (row.get(0)?, row.get(1)?);
+        if seq != last + 1 {
+            let why = format!("record {} of session {session} is missing", last + 1);
+            return Err(JournalError::Read(why).into());
+        }
+        last = seq;
+        let body = row.get_ref(2)?.as_str().map_err(rusqlite::Error::from)?;
+        let entry = Entry::read(session, Seq(seq), time, body);
+        entries.push(entry.map_err(JournalError::from)?);
+    }
+    Ok(entries)
+}
+
+pub(super) fn find(
+    connection: &Connection,
+    session: &SessionId,
+) -> Result<Option<StoredSession>, Trouble> {
+    let mut statement = connection.prepare_cached(&format!("{STORED} s.id = ?1"))?;
+    Ok(statement.query_row([session.as_str()], stored).optional()?)
+}
+
+/// Sessions by id. Reads no more than it needs to fill `limit`, and for those that are running
+/// only those.
+pub(super) fn list(
+    connection: &Connection,
+    listing: &Listing,
+) -> Result<Vec<StoredSession>, Trouble> {
+    let after = listing.after.as_ref().map_or("", SessionId::as_str);
+    let mut query = format!("{STORED} s.id > ?");
+    let mut values = vec![Value::Text(after.to_owned())];
+    match listing.state {
+        Some(SessionState::Running) => query.push_str(" AND s.running = 1"),
+        Some(SessionState::Idle | SessionState::Hibernated) => {
+            query.push_str(" AND s.running = 0");
+        }
+        None => {}
+    }
+    if let Some(time) = listing.touched_before {
+        query.push_str(" AND r.time < ?");
+        values.push(Value::Integer(i64::try_from(time).unwrap_or(i64::MAX)));
+    }
+    query.push_str(" ORDER BY s.id");
+    if listing.limit > 0 {
+        query.push_str(" LIMIT ?");
+        values.push(Value::Integer(i64::try_from(listing.limit).unwrap_or(i64::MAX)));
+    }
+    let mut statement = connection.prepare_cached(&query)?;
+    let sessions = statement.query_map(params_from_iter(values), stored)?;
+    Ok(sessions.collect::<rusqlite::Result<_>>()?)
+}
+
+pub(super) fn count(connection: &Connection) -> Result<usize, Trouble> {
+    let mut statement = connection.prepare_cached("SELECT count(*) FROM sessions")?;
+    Ok(statement.query_row([], |row| row.get(0))?)
+}
+
+fn stored(row: &Row<'_>) -> rusqlite::Result<StoredSession> {
+    let id = row.get_ref(0)?.as_str()?;
+    let id = SessionId::parse(id).map_err(|error| {
+        rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error))
+    })?;
+    let running: bool = row.get(2)?;
+    Ok(StoredSession {
+        id,
+        agent: row.get(1)?,
+        state: if running { SessionState::Running } else { SessionState::Idle },
+        opened: row.get(3)?,
+        seq: Seq(row.get(4)?),
+        touched: row.get(5)?,
+    })
+}
+
+/// What is wrong with the database; at most so many findings.
+pub(super) fn check(connection: &Connection, most: i64) -> Result<Vec<String>, Trouble> {
+    let mut statement = connection.prepare(&format!("PRAGMA integrity_check({most})"))?;
+    let findings = statement.query_map([], |row| row.get::<_, String>(0))?;
+    let findings = findings.collect::<rusqlite::Result<Vec<_>>>()?;
+    Ok(findings.into_iter().filter(|finding| finding != "ok").collect())
+}

@@ -1,0 +1,88 @@
+//! What commands read of a journal, whether a host has it or not.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::super::{Entry, JournalError, Listing, StoredSession};
+use super::readers::Readers;
+use super::{database, dir, fault, query};
+use crate::record::Seq;
+use crate::types::SessionId;
+
+/// How many findings [`JournalReader::check`] gives at most.
+const FINDINGS_MAX: i64 = 100;
+
+/// Reads the journal in a data directory: of a host that runs, or of one that was stopped.
+#[derive(Debug)]
+pub struct JournalReader {
+    readers: Readers,
+    file: PathBuf,
+}
+
+impl JournalReader {
+    /// Opens the journal in a data directory.
+    ///
+    /// # Errors
+    /// When there is none, or it cannot be read.
+    pub fn open(dir: &Path) -> Result<Self, JournalError> {
+        let file = dir::database(dir);
+        let failed = |why: String| JournalError::Open { path: file.clone(), why };
+        if let Err(error) = fs::metadata(&file) {
+            return Err(failed(format!("{error}: name the data_dir of a host that has run")));
+        }
+        let readers = Readers::new(file.clone());
+        let connection =
+            database::open_reading(&file).map_err(|error| fault::of_opening(&file, &error))?;
+        if database::check_kind(&connection, &file)? {
+            return Err(failed("there is nothing in it yet: start the host once".to_owned()));
+        }
+        database::check_size(&connection, &file)?;
+        Ok(Self { readers, file })
+    }
+
+    /// A session's entries after `after`, in order.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError> {
+        self.readers.ask(|connection| query::read(connection, session, after))
+    }
+
+    /// A stored session by its id.
+    ///
+    /// # Errors
+    /// When that cannot be read.
+    pub fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError> {
+        self.readers.ask(|connection| query::find(connection, session))
+    }
+
+    /// Stored sessions by id.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    pub fn list(&self, listing: &Listing) -> Result<Vec<StoredSession>, JournalError> {
+        self.readers.ask(|connection| query::list(connection, listing))
+    }
+
+    /// How many sessions are stored.
+    ///
+    /// # Errors
+    /// When that cannot be read.
+    pub fn count(&self) -> Result<usize, JournalError> {
+        self.readers.ask(query::count)
+    }
+
+    /// What is wrong with the database itself; nothing if all is well. Reads all of it.
+    ///
+    /// # Errors
+    /// When it cannot be read at all.
+    pub fn check(&self) -> Result<Vec<String>, JournalError> {
+        self.readers.ask(|connection| query::check(connection, FINDINGS_MAX))
+    }
+
+    /// The database.
+    #[must_use]
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+}

@@ -1,0 +1,144 @@
+use super::super::{SessionLog, StoredGroup, Urgency};
+use super::*;
+use crate::types::SessionState;
+use std::sync::atomic::AtomicU32;
+
+/// A directory of its own, deleted with what is in it.
+struct TestDir(PathBuf);
+
+impl TestDir {
+    fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("callsheet-journal-{}-{number}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        let _ = std::fs::remove_dir_all(&dir);
+        Self(dir)
+    }
+}
+
+impl Drop for TestDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[derive(Debug)]
+struct Nobody;
+
+impl JournalObserver for Nobody {
+    fn stored(&self, _group: StoredGroup) {}
+}
+
+fn options(durability: Durability) -> SqliteOptions {
+    let observer = Arc::new(Nobody);
+    SqliteOptions { durability, holder: "a test".to_owned(), observer, queue_max: 10_000 }
+}
+
+fn id(text: &str) -> SessionId {
+    SessionId::parse(text).unwrap()
+}
+
+fn opened(agent: &str) -> Record {
+    Record::SessionOpened { agent: agent.to_owned(), messages: Vec::new() }
+}
+
+fn log(journal: &Arc<SqliteJournal>, session: &str, last: u64) -> SessionLog {
+    let journal = Arc::clone(journal) as Arc<dyn Journal>;
+    SessionLog::new(id(session), journal, Seq(last), |_| ())
+}
+
+fn open(dir: &TestDir, durability: Durability) -> Arc<SqliteJournal> {
+    Arc::new(SqliteJournal::open(&dir.0, options(durability)).unwrap())
+}
+
+#[tokio::test]
+async fn what_is_durable_is_there_after_opening_again() {
+    for durability in [Durability::Strict, Durability::Relaxed] {
+        let dir = TestDir::new();
+        let journal = open(&dir, durability);
+        let session = log(&journal, "s1", 0);
+        session.append(vec![opened("writer")], Urgency::Urgent, || ());
+        session.append(vec![Record::SessionClosed], Urgency::Lazy, || ());
+        session.until_durable(Seq(2)).await.unwrap();
+        let expected = journal.read(&id("s1"), Seq(0)).unwrap();
+        assert_eq!(expected.len(), 2);
+        assert_eq!(expected[0].record, opened("writer"));
+        assert_eq!(journal.count(), Ok(1));
+        let found = journal.find(&id("s1")).unwrap().unwrap();
+        assert_eq!(
+            (found.agent.as_str(), found.seq, found.state),
+            ("writer", Seq(2), SessionState::Idle)
+        );
+        drop(session);
+        drop(journal);
+
+        let journal = open(&dir, durability);
+        assert_eq!(journal.read(&id("s1"), Seq(0)).unwrap(), expected);
+        assert_eq!(journal.read(&id("s1"), Seq(1)).unwrap(), expected[1..]);
+        assert_eq!(journal.list(&Listing::default()).unwrap(), [found]);
+        let session = log(&journal, "s1", 2);
+        session.append(vec![Record::SessionClosed], Urgency::Urgent, || ());
+        session.until_durable(Seq(3)).await.unwrap();
+        assert_eq!(journal.read(&id("s1"), Seq(0)).unwrap().len(), 3);
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_fails_what_does_not_fit_and_is_left_behind_when_there_is_room() {
+    for durability in [Durability::Strict, Durability::Relaxed] {
+        let dir = TestDir::new();
+        let journal = SqliteJournal::open_limited(&dir.0, options(durability), Some(60)).unwrap();
+        let journal = Arc::new(journal);
+        let large = || Record::SessionOpened { agent: "large ".repeat(5_000), messages: vec![] };
+        let mut kept = 0;
+        let error = loop {
+            let session = log(&journal, &format!("s{kept}"), 0);
+            session.append(vec![large()], Urgency::Urgent, || ());
+            match session.until_durable(Seq(1)).await {
+                Ok(()) => kept += 1,
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error, JournalError::Full);
+        assert!(kept > 0 && error.is_transient());
+        assert_eq!(journal.count(), Ok(kept));
+        // What is there can be read, and deleting makes room.
+        assert_eq!(journal.list(&Listing::default()).unwrap().len(), kept);
+        journal.remove(&[id("s0")]).unwrap();
+        let session = log(&journal, "new", 0);
+        session.append(vec![large()], Urgency::Urgent, || ());
+        assert_eq!(session.until_durable(Seq(1)).await, Ok(()));
+        assert_eq!(journal.count(), Ok(kept));
+    }
+}
+
+#[tokio::test]
+async fn the_log_stays_bounded() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Relaxed);
+    let session = log(&journal, "s", 0);
+    session.append(vec![opened("default")], Urgency::Urgent, || ());
+    let body = "x".repeat(100_000);
+    for at in 1..400 {
+        session.append(vec![opened(&body)], Urgency::Urgent, || ());
+        // Nothing else waits, so the writer has time.
+        session.until_durable(Seq(at + 1)).await.unwrap();
+    }
+    let log = std::fs::metadata(dir::log_of(&journal.file)).unwrap().len();
+    assert!(log < 10 << 20, "{log}");
+    assert!(journal.status().bytes > 35 << 20);
+}
+
+#[tokio::test]
+async fn a_listener_that_panics_ends_nothing() {
+    let dir = TestDir::new();
+    let journal = open(&dir, Durability::Strict);
+    let engine = Arc::clone(&journal) as Arc<dyn Journal>;
+    let bad = SessionLog::new(id("bad"), engine, Seq(0), |_| panic!("as it should"));
+    bad.append(vec![opened("default")], Urgency::Urgent, || ());
+    let good = log(&journal, "good", 0);
+    good.append(vec![opened("default")], Urgency::Urgent, || ());
+    assert_eq!(good.until_durable(Seq(1)).await, Ok(()));
+    assert_eq!(journal.count(), Ok(2));
+}

@@ -1,0 +1,245 @@
+//! A good journal, broken in every way that counts: each is seen.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::journal::fixtures::{entries, rich, session};
+
+fn seen(entries: &[Entry]) -> Vec<Invariant> {
+    verify(&session(), entries).into_iter().map(|breach| breach.invariant).collect()
+}
+
+fn kind(record: &Record) -> String {
+    let json = serde_json::to_value(record).unwrap();
+    json["type"].as_str().unwrap().to_owned()
+}
+
+/// The place of the n-th record of this kind, from 0.
+fn at(records: &[Record], of: &str, nth: usize) -> usize {
+    let mut found = (0..records.len()).filter(|place| kind(&records[*place]) == of);
+    found.nth(nth).unwrap_or_else(|| panic!("there is no {of} {nth}"))
+}
+
+/// The journal where the n-th record of this kind has another value at this place.
+fn changed(of: &str, nth: usize, pointer: &str, value: Value) -> Vec<Entry> {
+    let mut records = rich();
+    let place = at(&records, of, nth);
+    let mut json = serde_json::to_value(&records[place]).unwrap();
+    match json.pointer_mut(pointer) {
+        Some(found) => *found = value,
+        None => json[&pointer[1..]] = value,
+    }
+    records[place] = serde_json::from_value(json).unwrap();
+    entries(records)
+}
+
+#[test]
+fn a_good_journal_is_good() {
+    assert_eq!(verify(&session(), &entries(rich())), []);
+    assert_eq!(unfinished(&entries(rich())), None);
+}
+
+#[test]
+fn a_prefix_is_good_and_its_run_unfinished() {
+    let entries = entries(rich());
+    for length in 1..entries.len() {
+        assert_eq!(verify(&session(), &entries[..length]), [], "the first {length}");
+        let open = !(length == 1 || kind(&entries[length - 1].record) == "run_ended");
+        assert_eq!(unfinished(&entries[..length]).is_some(), open, "the first {length}");
+    }
+}
+
+#[test]
+fn a_record_that_is_dropped_leaves_a_breach() {
+    // Nothing else speaks of these.
+    let alone = ["steered", "stop_asked", "limit_reached"];
+    let whole = rich();
+    for place in 0..whole.len() {
+        let mut gap = entries(whole.clone());
+        gap.remove(place);
+        let is_last = place + 1 == whole.len();
+        assert_eq!(seen(&gap).contains(&Invariant::Numbering), !is_last, "{place}");
+        let mut records = whole.clone();
+        let dropped = kind(&records.remove(place));
+        // The intent of a call that answered cannot be told from its being pure, and a run may
+        // go on at the end.
+        let alone = alone.contains(&&*dropped) || dropped == "call_intended" || is_last;
+        assert_eq!(seen(&entries(records)).is_empty(), alone, "{place}: {dropped}");
+    }
+}
+
+#[test]
+fn a_record_that_is_doubled_is_a_breach() {
+    // After a crash a question is asked again and a call intended again; people repeat themselves.
+    let repeatable = [
+        "approval_asked",
+        "call_intended",
+        "call_reported",
+        "steered",
+        "stop_asked",
+        "limit_reached",
+    ];
+    for place in 0..rich().len() {
+        let mut records = rich();
+        let doubled = records[place].clone();
+        records.insert(place, doubled.clone());
+        let legal = repeatable.contains(&&*kind(&doubled));
+        assert_eq!(seen(&entries(records)).is_empty(), legal, "{place}: {}", kind(&doubled));
+    }
+}
+
+#[test]
+fn records_that_change_places_are_a_breach() {
+    for (one, other) in [
+        (("session_opened", 0), ("run_started", 0)),
+        (("run_started", 0), ("attempt_started", 0)),
+        (("attempt_started", 0), ("attempt_failed", 0)),
+        (("response_ended", 0), ("attempt_started", 1)),
+        (("call_ended", 0), ("call_ended", 1)),
+        (("approval_asked", 0), ("approval_given", 0)),
+        (("approval_given", 0), ("call_intended", 0)),
+        (("call_intended", 0), ("call_ended", 3)),
+        (("call_reported", 0), ("call_ended", 3)),
+        (("call_ended", 3), ("turn_committed", 0)),
+        (("turn_committed", 0), ("attempt_started", 2)),
+        (("turn_committed", 1), ("run_ended", 0)),
+        (("run_ended", 0), ("run_started", 1)),
+    ] {
+        let mut records = rich();
+        let (a, b) = (at(&records, one.0, one.1), at(&records, other.0, other.1));
+        records.swap(a, b);
+        assert!(!seen(&entries(records)).is_empty(), "{one:?} and {other:?}");
+    }
+}
+
+#[test]
+fn a_field_that_is_changed_is_a_breach() {
+    use Invariant::{
+        Approval, Commit, Intent, Outcome, Pairing, Response, Run, Session, Sums, Turn, Writes,
+    };
+    let rejected = json!({"verdict": "rejected"});
+    let nobody = json!({"turn": 1, "attempt": 2, "index": 9});
+    for (of, nth, pointer, value, expected) in [
+        ("session_opened", 0, "/messages", json!([{"role": "tool", "content": "x"}]), Pairing),
+        ("input_queued", 0, "/run_id", json!("run_1"), Run),
+        ("input_queued", 0, "/input", json!("something else"), Run),
+        ("run_started", 1, "/run_id", json!("run_1"), Run),
+        ("run_started", 0, "/execution", json!("sequential"), Commit),
+        ("attempt_started", 0, "/turn", json!(2), Turn),
+        ("attempt_started", 0, "/attempt", json!(2), Turn),
+        ("attempt_started", 1, "/attempt", json!(3), Turn),
+        ("attempt_started", 2, "/turn", json!(3), Turn),
+        ("attempt_failed", 0, "/kept", json!(true), Response),
+        ("attempt_failed", 0, "/usage/input_tokens", json!(4), Commit),
+        ("response_ended", 0, "/attempt", json!(1), Turn),
+        ("response_ended", 0, "/ending", json!("broke_kept"), Response),
+        ("response_ended", 0, "/ending", json!("refused"), Response),
+        ("turn_committed", 2, "/end", json!("finished"), Commit),
+        ("response_ended", 0, "/usage/output_tokens", json!(6), Commit),
+        ("response_ended", 0, "/finish_reason/kind", json!("stop"), Commit),
+        ("response_ended", 0, "/dropped_calls", json!(["x"]), Commit),
+        ("response_ended", 0, "/message/calls/0/name", json!("other"), Outcome),
+        ("response_ended", 0, "/message/calls/0/id", json!("c1"), Pairing),
+        ("response_ended", 0, "/message/calls/0/arguments", json!([]), Response),
+        ("response_ended", 0, "/message/calls/1/arguments/eur", json!(6), Intent),
+        ("response_ended", 0, "/message/calls/3/key/index", json!(1), Response),
+        ("response_ended", 0, "/message/calls/3/key/attempt", json!(1), Response),
+        ("response_ended", 1, "/message/text", json!("It is one."), Run),
+        ("call_intended", 0, "/idempotency_key", json!("s2/t1a2c1"), Intent),
+        ("call_intended", 0, "/idempotency_key", json!("s1/t1a2c2"), Intent),
+        ("call_intended", 0, "/call/key", nobody.clone(), Outcome),
+        ("call_reported", 0, "/key", nobody.clone(), Outcome),
+        ("call_reported", 0, "/writes", json!({"balance": 8}), Writes),
+        ("approval_asked", 0, "/asked/phase", json!("after"), Approval),
+        ("approval_given", 0, "/phase", json!("after"), Approval),
+        ("approval_given", 0, "/verdict", json!("rejected"), Approval),
+        ("approval_given", 0, "/key", nobody.clone(), Outcome),
+        ("call_ended", 0, "/call/key", nobody, Outcome),
+        ("call_ended", 0, "/call/key/turn", json!(2), Turn),
+        ("call_ended", 0, "/call/key/attempt", json!(1), Turn),
+        ("call_ended", 0, "/call/name", json!("other"), Outcome),
+        ("call_ended", 0, "/amended", json!(true), Outcome),
+        ("call_ended", 0, "/started_ms", Value::Null, Outcome),
+        ("call_ended", 0, "/notes/before", rejected.clone(), Approval),
+        ("call_ended", 0, "/outcome/content", json!("one"), Outcome),
+        ("call_ended", 0, "/outcome/kind", json!("tool_error"), Outcome),
+        ("call_ended", 0, "/writes", json!({"x": 1}), Writes),
+        ("call_ended", 1, "/notes/duplicate_of/index", json!(3), Outcome),
+        ("call_ended", 2, "/outcome/kind", json!("host_stopped"), Intent),
+        ("call_ended", 2, "/outcome/kind", json!("approval_expired"), Approval),
+        ("call_ended", 3, "/notes", json!({}), Approval),
+        ("call_ended", 3, "/notes/writes_dropped", json!(true), Writes),
+        ("steered", 0, "/after_turn", json!(5), Turn),
+        ("turn_committed", 0, "/turn", json!(2), Turn),
+        ("turn_committed", 0, "/end", json!("refused"), Commit),
+        ("turn_committed", 0, "/summary/tool_names", json!(["clock"]), Commit),
+        ("turn_committed", 0, "/summary/usage/input_tokens", json!(12), Commit),
+        ("turn_committed", 0, "/summary/dropped_calls", json!(1), Commit),
+        ("turn_committed", 0, "/summary/parallel", json!(false), Commit),
+        ("run_ended", 0, "/run_id", json!("run_2"), Run),
+        ("run_ended", 0, "/end", json!("refused"), Run),
+        ("run_ended", 0, "/text", json!("It is one."), Run),
+        ("run_ended", 0, "/stats/turns", json!(3), Sums),
+        ("run_ended", 0, "/stats/tool_calls", json!(3), Sums),
+        ("run_ended", 0, "/stats/input_tokens", json!(30), Sums),
+    ] {
+        let entries = match (of, pointer) {
+            ("call_ended", "/notes/before") => {
+                changed(of, nth, "/notes", json!({"before": rejected.clone()}))
+            }
+            ("call_ended", "/notes/writes_dropped") => {
+                let before = json!({"verdict": "approved"});
+                changed(of, nth, "/notes", json!({"before": before, "writes_dropped": true}))
+            }
+            ("call_ended", "/outcome/kind") if nth == 0 => {
+                let outcome = json!({"status": "success", "kind": "tool_error", "content": "x"});
+                changed(of, nth, "/outcome", outcome)
+            }
+            _ => changed(of, nth, pointer, value.clone()),
+        };
+        let seen = seen(&entries);
+        assert!(seen.contains(&expected), "{of} {nth} {pointer} {value}: {seen:?}");
+    }
+    let forked = Record::SessionForked { from: session(), at: Seq(7) };
+    let mut records = rich();
+    records.push(forked);
+    assert!(seen(&entries(records)).contains(&Session));
+}
+
+#[test]
+fn places_and_times_count_up() {
+    let mut late = entries(rich());
+    late[4].seq = Seq(9);
+    assert_eq!(seen(&late), [Invariant::Numbering]);
+    let mut fallen = entries(rich());
+    fallen[4].time -= TIME_FALL_MAX_MS;
+    assert_eq!(seen(&fallen), [], "a clock may be set right");
+    fallen[4].time -= 2_000;
+    assert_eq!(seen(&fallen), [Invariant::Time]);
+    let mut shown = entries(rich());
+    shown[0].shown = 7;
+    assert_eq!(seen(&shown), [Invariant::Run]);
+}
+
+#[test]
+fn nothing_comes_after_the_end() {
+    let mut records = rich();
+    records.push(Record::SessionClosed);
+    assert_eq!(seen(&entries(records.clone())), []);
+    records.push(Record::SessionClosed);
+    assert_eq!(seen(&entries(records)), [Invariant::Session]);
+    let mut open = rich();
+    *open.last_mut().unwrap() = Record::SessionClosed;
+    assert_eq!(seen(&entries(open)), [Invariant::Run]);
+}
+
+#[test]
+fn what_a_fork_takes_over_keeps_the_keys_of_its_session() {
+    let mut records = rich();
+    let at = Seq(records.len() as u64);
+    records.push(Record::SessionForked { from: session(), at });
+    let fork = SessionId::parse("s2").unwrap();
+    assert_eq!(verify(&fork, &entries(records)), []);
+    let foreign = verify(&fork, &entries(rich()));
+    assert_eq!(foreign.iter().map(|b| b.invariant).collect::<Vec<_>>(), [Invariant::Intent]);
+}

@@ -1,0 +1,59 @@
+//! The verifier agrees with the turn machine: whatever happens to a turn, its records are whole.
+
+use std::collections::BTreeSet;
+
+use super::*;
+use crate::journal::fixtures::entries;
+use crate::turn::explorer::each_walk;
+use crate::types::Execution;
+
+fn begun(execution: Execution) -> [Record; 2] {
+    [
+        Record::SessionOpened { agent: "default".into(), messages: Vec::new() },
+        Record::RunStarted {
+            run_id: RunId("run_1".into()),
+            input: "go".into(),
+            overrides: crate::config::RunOverrides::default(),
+            model: "m".into(),
+            execution,
+            request: None,
+        },
+    ]
+}
+
+#[test]
+fn what_a_turn_leaves_is_whole_whatever_happens_to_it() {
+    let session = SessionId::parse("s").unwrap();
+    let (mut walks, mut kinds) = (0, BTreeSet::new());
+    each_walk(|execution, log| {
+        // A turn that had ended before a crash ends again; the session hears of that and records
+        // nothing.
+        let committed = |record: &Record| matches!(record, Record::TurnCommitted { .. });
+        let end = log.iter().position(committed).map_or(log.len(), |place| place + 1);
+        let log = log[..end].iter().cloned();
+        let entries = entries(begun(execution).into_iter().chain(log));
+        let breaches = verify(&session, &entries);
+        assert!(breaches.is_empty(), "{breaches:#?} in {entries:#?}");
+        assert_eq!(unfinished(&entries), Some(&RunId("run_1".into())));
+        walks += 1;
+        for entry in &entries {
+            let json = serde_json::to_value(entry).unwrap();
+            kinds.insert(json["type"].as_str().unwrap().to_owned());
+        }
+    });
+    assert!(walks > 1_000, "{walks} turns were walked");
+    let every = [
+        "approval_asked",
+        "approval_given",
+        "attempt_failed",
+        "attempt_started",
+        "call_ended",
+        "call_intended",
+        "call_reported",
+        "response_ended",
+        "run_started",
+        "session_opened",
+        "turn_committed",
+    ];
+    assert!(every.iter().all(|kind| kinds.contains(*kind)), "{kinds:?}");
+}

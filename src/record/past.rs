@@ -1,0 +1,395 @@
+//! What watchers were shown of the past, from the records.
+//!
+//! The events of records are the same as they were, with the same ids and in the same order. The
+//! text of a response is known when that has ended, and then stands between the events where it
+//! stood; that of an attempt which broke is void and not shown again.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use serde_json::Value;
+
+use super::{Entry, Record, ResponseMessage, ShownPiece};
+use crate::event::{CallLabel, Event, EventId, Published};
+use crate::types::{Execution, RunId, Seq, SessionId, ToolCall, ToolResult};
+
+/// The largest piece in which text is shown again.
+const PIECE_BYTES_MAX: usize = 16 * 1024;
+
+/// Folds a session's entries into what watchers were shown, from its beginning or that of a run.
+#[derive(Clone, Debug)]
+pub struct Past {
+    session: SessionId,
+    agent: String,
+    run: RunId,
+    turn: u32,
+    parallel: bool,
+    /// The last record whose event was given out.
+    seq: Seq,
+    /// The events of an attempt whose response has not ended: its text stands before them.
+    held: Option<Vec<Published>>,
+    /// The turn's calls, as far as they are known.
+    calls: Vec<ToolCall>,
+    /// Whether it has taken in anything.
+    is_begun: bool,
+}
+
+/// A piece of what a model says, as it is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TextPiece {
+    /// Whether it is thinking and not the answer.
+    pub is_thinking: bool,
+    /// What it says.
+    pub text: String,
+}
+
+/// The attempt that runs, as far as watchers were shown of it.
+#[derive(Clone, Debug)]
+pub struct RunningText {
+    /// The run.
+    pub run: RunId,
+    /// The session's turn.
+    pub turn: u32,
+    /// The last record whose event was shown.
+    pub seq: Seq,
+    /// When that was: Unix time in milliseconds.
+    pub time: u64,
+    /// How many bytes of it stand before these pieces.
+    pub from: u64,
+    /// The rest of its text and thinking, in order.
+    pub pieces: Vec<TextPiece>,
+    /// Its calls that have an outcome.
+    pub calls: Vec<ToolCall>,
+}
+
+impl Past {
+    /// The past of a session, from its beginning or that of a run. `turn` is the session's turn
+    /// by then.
+    #[must_use]
+    pub fn new(session: SessionId, agent: &str, turn: u32) -> Self {
+        Self {
+            session,
+            agent: agent.to_owned(),
+            run: RunId(String::new().into()),
+            turn,
+            parallel: false,
+            seq: Seq(0),
+            held: None,
+            calls: Vec::new(),
+            is_begun: false,
+        }
+    }
+
+    /// Takes in the next entry, and appends what is known now of what was shown.
+    pub fn handle_entry(&mut self, entry: &Entry, out: &mut VecDeque<Published>) {
+        let record = &entry.record;
+        self.is_begun = true;
+        if matches!(
+            record,
+            Record::RunStarted { .. }
+                | Record::AttemptStarted { .. }
+                | Record::AttemptFailed { kept: false, .. }
+                | Record::TurnCommitted { .. }
+                | Record::RunEnded { .. }
+        ) {
+            self.let_go(out);
+        }
+        self.note(record);
+        if let Some(event) = self.view(record) {
+            self.show(entry, event, out);
+        }
+        if let Record::AttemptStarted { .. } = record {
+            self.held = Some(Vec::new());
+        }
+        if let Record::ResponseEnded { message, shown, .. } = record {
+            self.end_response(entry, message, shown, out);
+        }
+    }
+
+    /// Remembers what later events are of.
+    fn note(&mut self, record: &Record) {
+        if let Record::SessionOpened { agent, .. } = record {
+            self.agent.clone_from(agent);
+        } else if let Record::RunStarted { run_id, execution, .. } = record {
+            self.run = run_id.clone();
+            self.parallel = *execution != Execution::Sequential;
+        } else if let Record::AttemptStarted { turn, .. } = record {
+            self.turn = *turn;
+            self.calls.clear();
+        } else if let Record::CallIntended { call, .. } = record {
+            self.calls.push(call.clone());
+        } else if let Record::ResponseEnded { turn, message, .. } = record {
+            self.turn = *turn;
+            self.calls.extend(message.calls.iter().cloned());
+        } else if let Record::TurnCommitted { turn, .. } = record {
+            self.turn = *turn;
+        }
+    }
+
+    /// The event that the record was shown as, if it was shown by itself.
+    fn view(&self, record: &Record) -> Option<Event> {
+        Some(match record {
+            Record::RunStarted { model, execution, .. } => Event::RunStarted {
+                agent: self.agent.clone(),
+                model: model.clone(),
+                execution: *execution,
+            },
+            Record::AttemptStarted { reason: None, .. } => Event::TurnStarted,
+            Record::AttemptStarted {
+                reason: Some(reason),
+                attempt,
+                model,
+                streamed,
+                wait_ms,
+                ..
+            } => Event::AttemptStarted {
+                attempt: *attempt,
+                model: model.clone(),
+                streamed: *streamed,
+                reason: reason.clone(),
+                wait: Duration::from_millis(*wait_ms),
+                rollback: false,
+                fallback: false,
+            },
+            Record::ApprovalAsked { asked } => Event::ApprovalAsked { asked: asked.clone() },
+            Record::CallEnded { early, amended: false, .. } => Event::CallEnded {
+                result: Box::new(result(record)?),
+                parallel: self.parallel,
+                early: *early,
+            },
+            Record::TurnCommitted { summary, .. } => Event::TurnEnded { summary: summary.clone() },
+            Record::LimitReached { limit, value, maximum, action, note: _ } => {
+                Event::LimitReached {
+                    limit: limit.clone(),
+                    value: *value,
+                    maximum: *maximum,
+                    action: action.clone(),
+                }
+            }
+            Record::RunEnded { run_id: _, end, text, error, stats, waiting: _ } => {
+                Event::RunEnded {
+                    agent: self.agent.clone(),
+                    end: *end,
+                    text: text.clone(),
+                    error: error.clone(),
+                    stats: stats.into(),
+                }
+            }
+            Record::SessionOpened { .. }
+            | Record::SessionForked { .. }
+            | Record::InputQueued { .. }
+            | Record::AttemptFailed { .. }
+            | Record::ResponseEnded { .. }
+            | Record::CallIntended { .. }
+            | Record::CallReported { .. }
+            | Record::ApprovalGiven { .. }
+            | Record::CallEnded { amended: true, .. }
+            | Record::Steered { .. }
+            | Record::StopAsked { .. }
+            | Record::SessionClosed => return None,
+        })
+    }
+
+    /// Appends what was shown of the attempt that runs, when there are no more entries. None runs
+    /// where the host stopped in its middle and has not gone on yet.
+    pub fn finish(&mut self, running: Option<&RunningText>, out: &mut VecDeque<Published>) {
+        let Some(running) = running else {
+            self.let_go(out);
+            return;
+        };
+        if self.held.is_none() {
+            if self.is_begun {
+                // What is there of an attempt is void.
+                return;
+            }
+            self.seq = running.seq;
+        }
+        self.run = running.run.clone();
+        self.turn = running.turn;
+        self.calls.extend(running.calls.iter().cloned());
+        let pieces = running.pieces.iter();
+        let pieces = pieces.map(|piece| (piece.is_thinking, piece.text.as_str())).collect();
+        self.place(Text::new(pieces, running.from), running.time, out);
+    }
+
+    fn end_response(
+        &mut self,
+        entry: &Entry,
+        message: &ResponseMessage,
+        shown: &[ShownPiece],
+        out: &mut VecDeque<Published>,
+    ) {
+        if self.held.is_some() {
+            self.place(Text::new(layout(message, shown), 0), entry.time, out);
+        } else {
+            // Calls that the session was opened with, for which no model was asked.
+            self.show(entry, Event::TurnStarted, out);
+        }
+    }
+
+    /// Gives out an event, or keeps it until the text before it is known.
+    fn show(&mut self, entry: &Entry, event: Event, out: &mut VecDeque<Published>) {
+        let id = EventId { seq: entry.seq, bytes: entry.shown }.after(&event, Some(entry.seq));
+        let published = self.published(id, entry.time, event);
+        match &mut self.held {
+            Some(held) => held.push(published),
+            None => self.give(published, out),
+        }
+    }
+
+    /// Gives out the events of an attempt whose text is void, or that has no more.
+    fn let_go(&mut self, out: &mut VecDeque<Published>) {
+        for published in self.held.take().unwrap_or_default() {
+            self.give(published, out);
+        }
+    }
+
+    /// Gives out the events of the attempt with its text between them.
+    fn place(&mut self, mut text: Text<'_>, time: u64, out: &mut VecDeque<Published>) {
+        for published in self.held.take().unwrap_or_default() {
+            let upto = published.id.map_or(0, |id| id.bytes);
+            self.tell(&mut text, upto, published.timestamp_ms, out);
+            self.give(published, out);
+        }
+        self.tell(&mut text, u64::MAX, time, out);
+    }
+
+    fn tell(&self, text: &mut Text<'_>, upto: u64, time: u64, out: &mut VecDeque<Published>) {
+        while let Some((is_thinking, piece)) = text.next(upto) {
+            let piece = TextPiece { is_thinking, text: piece.to_owned() };
+            let id = EventId { seq: self.seq, bytes: text.at };
+            out.push_back(self.published(id, time, piece.into()));
+        }
+    }
+
+    fn give(&mut self, mut published: Published, out: &mut VecDeque<Published>) {
+        if let Event::CallEnded { result, .. } = &mut published.event
+            && let Some(call) = self.calls.iter().find(|call| call.key == result.call.key)
+        {
+            result.call.id.clone_from(&call.id);
+            result.call.arguments.clone_from(&call.arguments);
+            result.call.raw.clone_from(&call.raw);
+        }
+        self.seq = published.id.map_or(self.seq, |id| id.seq);
+        out.push_back(published);
+    }
+
+    fn published(&self, id: EventId, time: u64, event: Event) -> Published {
+        Published {
+            session: self.session.clone(),
+            run: self.run.clone(),
+            turn: self.turn,
+            timestamp_ms: time,
+            id: Some(id),
+            written: crate::event::Written::default(),
+            event,
+        }
+    }
+}
+
+impl From<TextPiece> for Event {
+    fn from(TextPiece { is_thinking, text }: TextPiece) -> Self {
+        if is_thinking { Self::ThinkingReceived { text } } else { Self::TextReceived { text } }
+    }
+}
+
+/// What of an event comes behind a place: all of it, or nothing, or the rest of a text.
+#[must_use]
+pub fn behind(after: EventId, mut published: Published) -> Option<Published> {
+    let Some(id) = published.id else { return Some(published) };
+    if id <= after {
+        return None;
+    }
+    if let Event::TextReceived { text } | Event::ThinkingReceived { text } = &mut published.event
+        && id.seq == after.seq
+    {
+        let begin = id.bytes.saturating_sub(text.len() as u64);
+        let seen = usize::try_from(after.bytes.saturating_sub(begin)).unwrap_or(usize::MAX);
+        text.drain(..text.floor_char_boundary(seen));
+    }
+    Some(published)
+}
+
+/// The result of a call, whose arguments are not looked up yet.
+fn result(record: &Record) -> Option<ToolResult> {
+    let Record::CallEnded {
+        call: CallLabel { key, provider_id, name },
+        outcome,
+        notes,
+        writes,
+        started_ms,
+        wait_ms,
+        duration_ms,
+        ..
+    } = record
+    else {
+        return None;
+    };
+    Some(ToolResult {
+        call: ToolCall {
+            key: *key,
+            id: String::new(),
+            provider_id: provider_id.clone(),
+            name: name.clone(),
+            arguments: Value::Null,
+            raw: None,
+        },
+        outcome: outcome.clone(),
+        notes: notes.clone(),
+        started: started_ms.map(Duration::from_millis),
+        wait: Duration::from_millis(*wait_ms),
+        duration: Duration::from_millis(*duration_ms),
+        writes: writes.clone(),
+    })
+}
+
+/// What was shown of a response, in its order. What its layout does not tell is its reasoning and
+/// then its text.
+fn layout<'a>(message: &'a ResponseMessage, shown: &'a [ShownPiece]) -> Vec<(bool, &'a str)> {
+    let (mut text, mut reasoning) = (message.text.as_str(), message.reasoning.as_str());
+    let mut pieces = Vec::with_capacity(shown.len() + 2);
+    for piece in shown {
+        pieces.push(match piece {
+            ShownPiece::Text(bytes) => (false, take(&mut text, *bytes)),
+            ShownPiece::Thinking(bytes) => (true, take(&mut reasoning, *bytes)),
+            ShownPiece::Dropped(thinking) => (true, thinking.as_str()),
+        });
+    }
+    pieces.extend([(true, reasoning), (false, text)]);
+    pieces
+}
+
+/// The first so many bytes of a text, which is left with the rest.
+fn take<'a>(text: &mut &'a str, bytes: usize) -> &'a str {
+    let (head, rest) = text.split_at(text.floor_char_boundary(bytes));
+    *text = rest;
+    head
+}
+
+/// Text that is given out piece by piece.
+struct Text<'a> {
+    pieces: VecDeque<(bool, &'a str)>,
+    /// How many bytes were given out.
+    at: u64,
+}
+
+impl<'a> Text<'a> {
+    fn new(pieces: Vec<(bool, &'a str)>, at: u64) -> Self {
+        Self { pieces: pieces.into(), at }
+    }
+
+    /// The next piece up to so many bytes of the whole.
+    fn next(&mut self, upto: u64) -> Option<(bool, &'a str)> {
+        while self.pieces.front().is_some_and(|(_, text)| text.is_empty()) {
+            self.pieces.pop_front();
+        }
+        let room = usize::try_from(upto.saturating_sub(self.at)).unwrap_or(usize::MAX);
+        let (is_thinking, text) = self.pieces.front_mut()?;
+        let piece = take(text, room.min(PIECE_BYTES_MAX));
+        self.at += piece.len() as u64;
+        (!piece.is_empty()).then_some((*is_thinking, piece))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,252 @@
+//! The fold by itself, on entries that were written down and read again.
+
+use super::*;
+use crate::record::{Ending, StopMode};
+use crate::types::{CallKey, ProviderError, ProviderErrorKind, ResultNotes, ToolOutcome, Usage};
+
+fn session() -> SessionId {
+    SessionId::parse("s1").unwrap()
+}
+
+/// Entries of these records, each with how much had been shown by then.
+fn entries(records: Vec<(u64, Record)>) -> Vec<Entry> {
+    let numbered = records.into_iter().zip(1..);
+    let entries = numbered.map(|((shown, record), seq)| {
+        let entry = Entry { seq: Seq(seq), time: 1000 + seq, shown, record };
+        Entry::read(&session(), entry.seq, entry.time, &entry.body()).unwrap()
+    });
+    entries.collect()
+}
+
+fn shown(published: &VecDeque<Published>) -> Vec<String> {
+    let lines = published.iter().map(|published| {
+        let id = published.id.unwrap();
+        let views = published.public().map(|view| match published.event.text() {
+            Some((_, text)) => format!("{}:{text}", view.kind),
+            None => view.kind.to_owned(),
+        });
+        format!("{id} {}", views.collect::<Vec<_>>().join("+"))
+    });
+    lines.collect()
+}
+
+#[track_caller]
+fn check(records: Vec<(u64, Record)>, expect: &[&str]) {
+    let mut past = Past::new(session(), "default", 0);
+    let mut out = VecDeque::new();
+    entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
+    assert_eq!(shown(&out), expect);
+}
+
+fn run() -> (u64, Record) {
+    let record = Record::RunStarted {
+        run_id: RunId("run_1".into()),
+        input: "go".into(),
+        overrides: crate::config::RunOverrides::default(),
+        model: "m".into(),
+        execution: Execution::Sequential,
+        request: None,
+    };
+    (0, record)
+}
+
+fn attempt(attempt: u32, reason: Option<&str>, shown: u64) -> (u64, Record) {
+    let record = Record::AttemptStarted {
+        turn: 1,
+        attempt,
+        model: "m".into(),
+        streamed: true,
+        reason: reason.map(str::to_owned),
+        wait_ms: 0,
+    };
+    (shown, record)
+}
+
+fn call(index: u32) -> ToolCall {
+    ToolCall {
+        key: CallKey { turn: 1, attempt: 1, index },
+        id: format!("c{index}"),
+        provider_id: None,
+        name: "clock".into(),
+        arguments: serde_json::json!({"n": index}),
+        raw: None,
+    }
+}
+
+fn ended(index: u32, shown: u64, amended: bool) -> (u64, Record) {
+    let ToolCall { key, provider_id, name, .. } = call(index);
+    let record = Record::CallEnded {
+        call: CallLabel { key, provider_id, name },
+        outcome: ToolOutcome::ok("12:00"),
+        notes: ResultNotes::default(),
+        writes: crate::types::WriteSet::default(),
+        started_ms: Some(1),
+        wait_ms: 2,
+        duration_ms: 3,
+        early: true,
+        amended,
+    };
+    (shown, record)
+}
+
+fn response(text: &str, reasoning: &str, pieces: Vec<ShownPiece>, shown: u64) -> (u64, Record) {
+    let message = ResponseMessage {
+        text: text.into(),
+        reasoning: reasoning.into(),
+        calls: vec![call(0)],
+        ..ResponseMessage::default()
+    };
+    let record = Record::ResponseEnded {
+        turn: 1,
+        attempt: 1,
+        ending: Ending::Well,
+        message,
+        finish_reason: None,
+        usage: Usage::default(),
+        dropped_calls: Vec::new(),
+        shown: pieces,
+    };
+    (shown, record)
+}
+
+fn failed(kept: bool, shown: u64) -> (u64, Record) {
+    let error = ProviderError::new(ProviderErrorKind::Transport, "it broke");
+    (shown, Record::AttemptFailed { turn: 1, attempt: 1, error, kept, usage: Usage::default() })
+}
+
+#[test]
+fn text_stands_where_it_was_between_the_records() {
+    use ShownPiece::{Dropped, Text, Thinking};
+    let pieces = vec![Text(3), Thinking(2), Dropped("?".into()), Text(2)];
+    check(
+        vec![
+            run(),
+            attempt(1, None, 0),
+            ended(0, 4, false),
+            (4, Record::StopAsked { mode: StopMode::AfterTurn }),
+            ended(0, 5, true),
+            ended(1, 9, false),
+            response("abcdefgh", "hm", pieces, 11),
+            ended(0, 0, false),
+        ],
+        &[
+            "1.0 stream_start",
+            "2.0 thinking",
+            "2.3 content_delta:abc",
+            "2.4 thinking:h",
+            "3.4 tool_use+tool_result",
+            "3.5 thinking:m",
+            "3.6 thinking:?",
+            "3.8 content_delta:de",
+            "3.9 content_delta:f",
+            // Its call is not in the message.
+            "6.9 tool_result",
+            "6.11 content_delta:gh",
+            "8.0 tool_use+tool_result",
+        ],
+    );
+}
+
+#[test]
+fn a_void_attempt_shows_its_records_and_no_text() {
+    check(
+        vec![
+            run(),
+            attempt(1, None, 0),
+            ended(0, 7, false),
+            failed(false, 9),
+            attempt(2, Some("it broke"), 9),
+            response("é", "", vec![], 2),
+        ],
+        &[
+            "1.0 stream_start",
+            "2.0 thinking",
+            "3.7 tool_result",
+            "5.0 attempt",
+            "5.2 content_delta:é",
+        ],
+    );
+}
+
+#[test]
+fn a_response_that_broke_and_is_kept_is_shown_as_far_as_it_is_known() {
+    check(
+        vec![
+            run(),
+            attempt(1, None, 0),
+            (4, Record::CallIntended { call: call(0), idempotency_key: "k".into() }),
+            ended(0, 9, false),
+            failed(true, 9),
+            response("lost", "", vec![], 9),
+        ],
+        &["1.0 stream_start", "2.0 thinking", "2.4 content_delta:lost", "4.9 tool_use+tool_result"],
+    );
+}
+
+#[test]
+fn a_turn_that_the_session_was_opened_with_begins_with_its_response() {
+    check(
+        vec![run(), response("in the history", "", vec![], 0), ended(0, 0, false)],
+        &["1.0 stream_start", "2.0 thinking", "3.0 tool_use+tool_result"],
+    );
+}
+
+#[test]
+fn long_text_comes_in_pieces() {
+    let text = "é".repeat(PIECE_BYTES_MAX);
+    let mut past = Past::new(session(), "default", 0);
+    let mut out = VecDeque::new();
+    let records = vec![attempt(1, None, 0), response(&text, "", vec![], 0)];
+    entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
+    let pieces: Vec<&str> = out.iter().filter_map(|p| Some(p.event.text()?.1)).collect();
+    assert_eq!((pieces.len(), pieces.concat()), (2, text));
+}
+
+#[test]
+fn the_running_attempt_stands_behind_what_is_stored() {
+    let running = |from, pieces: &[(bool, &str)]| {
+        let pieces = pieces.iter().map(|(is_thinking, text)| TextPiece {
+            is_thinking: *is_thinking,
+            text: (*text).to_owned(),
+        });
+        let (run, pieces) = (RunId("run_1".into()), pieces.collect());
+        RunningText { run, turn: 1, seq: Seq(3), time: 7, from, pieces, calls: vec![call(0)] }
+    };
+    let mut past = Past::new(session(), "default", 0);
+    let mut out = VecDeque::new();
+    let records = vec![run(), attempt(1, None, 0), ended(0, 4, false)];
+    entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
+    assert_eq!(out.len(), 2, "the text before the result is not known yet");
+    past.finish(Some(&running(0, &[(true, "hm"), (false, "so it")])), &mut out);
+    assert_eq!(
+        shown(&out)[2..],
+        [
+            "2.2 thinking:hm",
+            "2.4 content_delta:so",
+            "3.4 tool_use+tool_result",
+            "3.7 content_delta: it"
+        ]
+    );
+    // One who has seen the last record is shown the rest of the text alone.
+    out.clear();
+    Past::new(session(), "default", 0).finish(Some(&running(5, &[(false, "it")])), &mut out);
+    assert_eq!(shown(&out), ["3.7 content_delta:it"]);
+    // What is there of an attempt that is void by now is not shown.
+    out.clear();
+    let mut past = Past::new(session(), "default", 0);
+    let records = vec![attempt(1, None, 0), failed(false, 2)];
+    entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
+    past.finish(Some(&running(0, &[(false, "so")])), &mut out);
+    assert_eq!(shown(&out), ["1.0 thinking"]);
+}
+
+#[test]
+fn what_was_stored_of_an_attempt_in_which_the_host_stopped_is_shown() {
+    let mut past = Past::new(session(), "default", 0);
+    let mut out = VecDeque::new();
+    let records = vec![run(), attempt(1, None, 0), ended(0, 4, false)];
+    entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
+    // The host has begun again, and nothing of the attempt is left.
+    past.finish(None, &mut out);
+    assert_eq!(shown(&out)[2..], ["3.4 tool_result"]);
+}

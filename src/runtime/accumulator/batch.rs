@@ -1,0 +1,161 @@
+//! What the machine asks for: its records as one batch, and each effect behind those that stand
+//! before it.
+
+use std::sync::Arc;
+
+use ractor::ActorRef;
+
+use super::{AccumulatorSetup, Current};
+use crate::event::Event;
+use crate::journal::{Appended, Noted, Urgency, unix_ms};
+use crate::record::Seq;
+use crate::runtime::message::{
+    AccumulatorMessage, SessionMessage, StreamMessage, SupervisorMessage, ToolStart,
+};
+use crate::telemetry::Recorded;
+use crate::turn::{Effect, Place};
+use crate::types::CallKey;
+
+/// What one poll loop asks for from its first record on.
+#[derive(Default)]
+pub(super) struct TurnBatch {
+    pub(super) records: Vec<Noted>,
+    /// Each with the number of records before it, and how much had been shown by the last of them.
+    effects: Vec<(u64, u64, Effect)>,
+}
+
+impl TurnBatch {
+    /// Performs the effect now, or behind the records that stand before it.
+    pub(super) fn push(
+        &mut self,
+        effect: Effect,
+        setup: &AccumulatorSetup,
+        current: &mut Current,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) {
+        match self.records.last() {
+            None => setup.perform(effect, None, current, myself),
+            Some(Noted { shown, .. }) => {
+                self.effects.push((self.records.len() as u64, *shown, effect));
+            }
+        }
+    }
+}
+
+impl AccumulatorSetup {
+    /// Appends the records as one batch, and then does what came behind them. Returns whether the
+    /// turn goes on as if they were durable: because they are, or because it may.
+    pub(super) fn store(
+        &self,
+        batch: TurnBatch,
+        current: &mut Current,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) -> bool {
+        let TurnBatch { records, effects } = batch;
+        let count = records.len() as u64;
+        current.records += count;
+        let (turn, upto) = (current.number, current.records);
+        let accumulator = myself.clone();
+        let goes_on = current.turn.may_commit_early();
+        let waits = current.turn.waits_for_records() && !goes_on;
+        let urgency = if waits { Urgency::Urgent } else { Urgency::Lazy };
+        let time = unix_ms();
+        let (last, appended) = self.log.append_at(time, records, urgency, move || {
+            let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
+        });
+        for (behind, shown, effect) in effects {
+            let seq = Seq(last.0 - count + behind);
+            self.perform(effect, Some(Recorded { seq, time, shown }), current, myself);
+        }
+        goes_on || appended == Appended::Durable
+    }
+
+    /// Asks for a place of a tool. One that is granted later is told to the accumulator.
+    pub(super) fn reserve(
+        &self,
+        key: CallKey,
+        tool: &str,
+        of: &mut Current,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) -> Place {
+        let accumulator = myself.clone();
+        let (place, reservation) = self.caps.reserve(tool, self.session.get_id(), move || {
+            let _ = accumulator.cast(AccumulatorMessage::PlaceGranted { key });
+        });
+        if let Some(reservation) = reservation {
+            of.places.insert(key, reservation);
+        }
+        place
+    }
+
+    /// Tells the session what people are asked, if that has changed.
+    pub(super) fn tell_questions(&self, current: &mut Current) {
+        let Current { turn, told: (known, rested), .. } = current;
+        let rests = turn.rests();
+        if *rested == rests && turn.questions().eq(known.iter().copied()) {
+            return;
+        }
+        *known = turn.questions().collect();
+        *rested = rests;
+        let questions = known.iter().filter_map(|(key, _)| turn.question(*key)).collect();
+        let epoch = self.epoch;
+        let _ = self.session.cast(SessionMessage::QuestionsChanged { epoch, questions, rests });
+    }
+
+    /// Performs an effect; `record` is the one right before it. That a receiver is gone is heard by the session, which then begins anew from the journal.
+    pub(super) fn perform(
+        &self,
+        effect: Effect,
+        record: Option<Recorded>,
+        of: &mut Current,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) {
+        match effect {
+            Effect::Record(_) | Effect::Reserve { .. } => {
+                debug_assert!(false, "these are answered where they are polled");
+            }
+            Effect::GiveUp(key) => drop(of.places.remove(&key)),
+            Effect::Request(plan) => {
+                let _ = self.stream.cast(StreamMessage::Request {
+                    turn: of.number,
+                    plan,
+                    request: Arc::clone(&of.request),
+                    to: myself.clone(),
+                });
+            }
+            Effect::Disconnect => {
+                let _ = self.stream.cast(StreamMessage::Disconnect);
+            }
+            Effect::Start(call, variables) => {
+                let start = ToolStart {
+                    run: of.run.clone(),
+                    idempotency_key: of.idempotency_key(call.key),
+                    place: of.places.remove(&call.key),
+                    call,
+                    variables,
+                    to: myself.clone(),
+                };
+                let _ = self.supervisor.cast(SupervisorMessage::StartTool(Box::new(start)));
+            }
+            Effect::Abort(key) => {
+                let _ = self.supervisor.cast(SupervisorMessage::AbortTool { key });
+            }
+            Effect::Emit(event) => {
+                if let Event::AttemptEnded { error, .. } = &event
+                    && let Some(pass) = of.pass.take()
+                {
+                    pass.settle(error.as_ref());
+                }
+                self.publisher.publish_behind(&of.run, of.number, event, record);
+            }
+            Effect::Release(result) => {
+                let epoch = self.epoch;
+                let _ = self.session.cast(SessionMessage::ResultReleased { epoch, result });
+            }
+            Effect::Commit(record) => {
+                let epoch = self.epoch;
+                let _ = self.session.cast(SessionMessage::TurnCommitted { epoch, record });
+            }
+        }
+    }
+}

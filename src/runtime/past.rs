@@ -1,0 +1,194 @@
+//! What is asked of a session that is over by now: reports of runs, decisions of past turns, its
+//! other futures, and its end.
+
+use std::sync::Arc;
+
+use futures::StreamExt as _;
+use tokio::sync::oneshot;
+
+use super::error::HostError;
+use super::handle::SessionHandle;
+use super::live::Link;
+use super::message::HostMessage;
+use super::publish::Publisher;
+use super::report::{CallReport, Messages, RunReport};
+use super::session::{Beginning, Opening};
+use crate::event::Event;
+use crate::record::{Entry, Record, Seq};
+use crate::telemetry::Delivery;
+use crate::turn::{ApprovalError, Decision, PastRun, Rebuilt, past_run};
+use crate::types::{CallKey, RunId, SessionId};
+
+/// The report of a run that was begun by somebody else, once it is over.
+pub(super) async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostError> {
+    loop {
+        // Before the look, so that its end cannot fall between the two.
+        let mut events = session.subscribe_to(&run).await?;
+        if let Some(report) = ended(&session.link, session.id(), &run).await? {
+            return Ok(report);
+        }
+        loop {
+            match events.next().await {
+                Some(Delivery::Event(told)) if !matches!(told.event, Event::RunEnded { .. }) => {}
+                Some(_) => break,
+                None => return Err(session.link.shared.gone()),
+            }
+        }
+    }
+}
+
+async fn ended(link: &Link, id: &SessionId, run: &RunId) -> Result<Option<RunReport>, HostError> {
+    let (shared, id, run) = (Arc::clone(&link.shared), id.clone(), run.clone());
+    let past = link.read(move || {
+        let entries = shared.journal.read(&id, Seq(0))?;
+        let own = shared.agents.get(agent_of(&entries, &id)?);
+        let limits = |overrides: &_| {
+            own.map(|own| own.as_it_was(overrides).limits().clone()).unwrap_or_default()
+        };
+        past_run(&entries, &run, &limits).map_err(|error| HostError::Rebuild(error.to_string()))
+    });
+    Ok(past.await??.map(told))
+}
+
+fn told(past: PastRun) -> RunReport {
+    let PastRun { id, seq: _, end, text, error, stats, calls, first_message, messages } = past;
+    let calls = calls
+        .into_iter()
+        .map(|(usage, result)| CallReport::new(id.clone(), Some(usage), result))
+        .collect();
+    RunReport {
+        run_id: id,
+        run_end: end,
+        text,
+        error,
+        turns: stats.turns,
+        calls,
+        stats,
+        messages: Messages { all: messages, first_of_run: first_message },
+    }
+}
+
+/// What a decision comes to that is about no call of the running turn: one that was taken before
+/// is no error.
+pub(super) async fn decided(
+    session: &SessionHandle,
+    key: CallKey,
+    decision: Decision,
+) -> Result<(), HostError> {
+    let (shared, id) = (Arc::clone(&session.link.shared), session.id().clone());
+    let entries = session.link.read(move || shared.journal.read(&id, Seq(0))).await??;
+    let records = || entries.iter().map(|entry| &entry.record);
+    let given = records().rev().find_map(|record| {
+        let Record::ApprovalGiven { key: of, phase, verdict, .. } = record else { return None };
+        let is_meant = *of == key && decision.phase.is_none_or(|asked| asked == *phase);
+        is_meant.then_some(*verdict)
+    });
+    let Some(given) = given else { return Err(ApprovalError::NotAsked.into()) };
+    let call = records().find_map(|record| {
+        let Record::ResponseEnded { message, .. } = record else { return None };
+        message.calls.iter().find(|call| call.key == key)
+    });
+    if call.is_some_and(|call| !decision.is_about(call)) {
+        return Err(ApprovalError::Stale.into());
+    }
+    Ok(decision.repeats(given)?)
+}
+
+/// Deletes a session whose place was taken for that.
+pub(super) async fn delete(link: &Link, id: &SessionId) -> Result<(), HostError> {
+    let (shared, of) = (Arc::clone(&link.shared), id.clone());
+    let deleted = link
+        .read(move || {
+            let was_there = shared.journal.find(&of);
+            shared.journal.remove(std::slice::from_ref(&of))?;
+            // One that cannot even be found is counted as one.
+            Ok::<_, HostError>(!matches!(was_there, Ok(None)))
+        })
+        .await;
+    link.shared.release(id);
+    link.shared.held.lock().remove(id);
+    if deleted?? {
+        link.shared.uncount_sessions(1);
+        link.shared.show_counts();
+        Ok(())
+    } else {
+        Err(HostError::NoSuchSession(id.clone()))
+    }
+}
+
+/// Begins a session with the first records of another one. A run that goes on there ends here.
+pub(super) async fn fork(
+    from: &SessionHandle,
+    at: Seq,
+    id: SessionId,
+) -> Result<SessionHandle, HostError> {
+    let link = from.link.clone();
+    if let Some(live) = link.shared.awake(from.id()) {
+        live.log.until_durable(live.log.last()).await?;
+    }
+    let (waiter, waited) = oneshot::channel();
+    link.shared.reserve(&id, waiter)?;
+    let opening = prefix(&link, from.id(), at, &id).await;
+    let begun = opening.and_then(|opening| {
+        let begun = link.host.cast(HostMessage::Begin(Box::new(opening)));
+        begun.map_err(|_| HostError::ShuttingDown)
+    });
+    if let Err(error) = begun {
+        link.shared.uncount_sessions(1);
+        link.shared.not_woken(&id, error.clone());
+        return Err(error);
+    }
+    let live = waited.await.unwrap_or(Err(HostError::ShuttingDown))?;
+    live.log.until_durable(live.log.last()).await?;
+    Ok(SessionHandle::new(id, link))
+}
+
+async fn prefix(
+    link: &Link,
+    from: &SessionId,
+    at: Seq,
+    to: &SessionId,
+) -> Result<Opening, HostError> {
+    let (shared, source, new) = (Arc::clone(&link.shared), from.clone(), to.clone());
+    let (rebuilt, adopted) = link
+        .read(move || {
+            if shared.journal.find(&new)?.is_some() {
+                return Err(HostError::SessionExists);
+            }
+            let mut entries = shared.journal.read(&source, Seq(0))?;
+            let Some(last) = entries.last().map(|entry| entry.seq) else {
+                return Err(HostError::NoSuchSession(source));
+            };
+            if at.0 == 0 || at > last {
+                return Err(HostError::NoSuchRecord { at, last });
+            }
+            entries.retain(|entry| entry.seq <= at);
+            let record = Record::SessionForked { from: source.clone(), at };
+            let seq = Seq(at.0 + 1);
+            entries.push(Entry { seq, time: crate::journal::unix_ms(), shown: 0, record });
+            let agent = agent_of(&entries, &source)?;
+            let own = shared.agents.get(agent).cloned();
+            let own = own.ok_or_else(|| HostError::AgentGone(agent.to_owned()))?;
+            let limits = |overrides: &_| own.as_it_was(overrides).limits().clone();
+            let rebuilt = Rebuilt::fold(&entries, &limits)
+                .map_err(|error| HostError::Rebuild(error.to_string()))?;
+            Ok((rebuilt, entries))
+        })
+        .await??;
+    let agent = link.shared.agents.get(&rebuilt.agent).cloned();
+    let agent = agent.ok_or_else(|| HostError::AgentGone(rebuilt.agent.clone()))?;
+    Ok(Opening {
+        publisher: Publisher::new(to.clone(), link.shared.telemetry.clone(), Seq(0)),
+        id: to.clone(),
+        agent,
+        beginning: Beginning::Forked(Box::new(rebuilt), adopted),
+        link: link.clone(),
+    })
+}
+
+fn agent_of<'a>(entries: &'a [Entry], id: &SessionId) -> Result<&'a str, HostError> {
+    match entries.first().map(|entry| &entry.record) {
+        Some(Record::SessionOpened { agent, .. }) => Ok(agent),
+        Some(_) | None => Err(HostError::NoSuchSession(id.clone())),
+    }
+}

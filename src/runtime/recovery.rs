@@ -1,0 +1,77 @@
+//! What a host does with the journal as it starts: it opens it, and lets runs go on that the last
+//! host left unfinished.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::error::HostError;
+use super::live::Link;
+use crate::config::{Config, JournalEngine};
+use crate::journal::{Journal, JournalError, Listing, MemoryJournal, SqliteJournal, SqliteOptions};
+use crate::telemetry::Telemetry;
+use crate::types::{SessionId, SessionState};
+
+/// How many sessions are read from the journal at once.
+pub(super) const READS_MAX: usize = 8;
+
+/// How many batches may wait to be written.
+const QUEUE_MAX: usize = 65_536;
+
+/// How many unfinished runs are listed at once.
+const PAGE: usize = 1000;
+
+/// Opens the journal that the configuration names.
+pub(super) async fn open_journal(
+    config: &Config,
+    telemetry: &Telemetry,
+) -> Result<Arc<dyn Journal>, HostError> {
+    match config.journal.engine {
+        JournalEngine::Memory => Ok(Arc::new(MemoryJournal::new())),
+        JournalEngine::Sqlite => {
+            let dir = config.host.data_dir.clone();
+            let options = SqliteOptions {
+                durability: config.journal.durability,
+                holder: format!("listening on {}", config.host.listen),
+                observer: Arc::new(telemetry.metrics().journal().clone()),
+                queue_max: QUEUE_MAX,
+            };
+            let opened = blocking(move || SqliteJournal::open(&dir, options)).await??;
+            Ok(Arc::new(opened))
+        }
+    }
+}
+
+/// How many sessions are stored, and which of them have runs that have not ended.
+pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>), JournalError> {
+    let mut found = Vec::new();
+    let mut listing =
+        Listing { state: Some(SessionState::Running), limit: PAGE, ..Listing::default() };
+    loop {
+        let page = journal.list(&listing)?;
+        let is_last = page.len() < PAGE;
+        found.extend(page.into_iter().map(|stored| stored.id));
+        if is_last {
+            return Ok((journal.count()?, found));
+        }
+        listing.after = found.last().cloned();
+    }
+}
+
+/// Wakes the sessions whose runs have not ended: they go on by themselves.
+pub(super) async fn recover(link: Link, unfinished: Vec<SessionId>, began: Instant) {
+    let all = unfinished.len();
+    let woken = unfinished.iter().map(|id| link.live(id));
+    let woken = futures::future::join_all(woken).await;
+    let recovered = woken.iter().filter(|woken| woken.is_ok()).count();
+    let took = began.elapsed();
+    link.shared.telemetry.metrics().journal().recovered(recovered, took);
+    tracing::info!(runs = recovered, failed = all - recovered, ?took, "runs_recovered");
+}
+
+/// Does what waits for a disk on a thread that may.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, HostError> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| HostError::ShuttingDown)
+}

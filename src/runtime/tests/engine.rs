@@ -1,0 +1,76 @@
+//! A journal in memory that does something of a test's own with each batch.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::journal::{
+    Appended, Batch, Entry, Journal, JournalError, JournalStatus, Listing, MemoryJournal,
+    StoredSession,
+};
+use crate::record::Seq;
+use crate::types::SessionId;
+
+/// Takes a batch to the engine in its own way.
+pub(super) type Append = dyn Fn(&MemoryJournal, Batch) -> Appended + Send + Sync;
+
+/// An engine in memory whose `append` is a test's.
+pub(super) struct Engine {
+    inner: MemoryJournal,
+    append: Box<Append>,
+}
+
+impl Engine {
+    pub(super) fn new(
+        append: impl Fn(&MemoryJournal, Batch) -> Appended + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self { inner: MemoryJournal::new(), append: Box::new(append) })
+    }
+
+    /// Stores a batch now.
+    pub(super) fn store(&self, batch: Batch) {
+        self.inner.append(batch);
+    }
+}
+
+/// All that is stored of a session.
+pub(super) fn entries(journal: &dyn Journal, session: &SessionId) -> Vec<Entry> {
+    journal.read(session, Seq(0)).unwrap()
+}
+
+impl fmt::Debug for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Engine").finish_non_exhaustive()
+    }
+}
+
+impl Journal for Engine {
+    fn append(&self, batch: Batch) -> Appended {
+        (self.append)(&self.inner, batch)
+    }
+
+    fn flush(&self) {}
+
+    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError> {
+        self.inner.read(session, after)
+    }
+
+    fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError> {
+        self.inner.find(session)
+    }
+
+    fn list(&self, listing: &Listing) -> Result<Vec<StoredSession>, JournalError> {
+        self.inner.list(listing)
+    }
+
+    fn count(&self) -> Result<usize, JournalError> {
+        self.inner.count()
+    }
+
+    fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
+        self.inner.remove(sessions)
+    }
+
+    fn status(&self) -> JournalStatus {
+        self.inner.status()
+    }
+}

@@ -1,0 +1,217 @@
+//! What was recorded is decided once more, and in the same way.
+
+use super::engine::entries;
+use super::provider::{Reply, asks_for, says};
+use super::*;
+use crate::config::{OnExcess, RunOverrides};
+use crate::journal::Listing;
+use crate::record::{Entry, Record, Seq};
+use crate::turn::{Difference, Replayed, TurnRules, replay};
+use crate::types::{Execution, ToolOutcome};
+
+/// What the host's runs go by.
+fn rules(host: &Host) -> impl Fn(&str, &RunOverrides) -> Result<Arc<TurnRules>, String> {
+    let agents = host.inner.link.shared.agents.clone();
+    move |agent, overrides| {
+        let agent = agents.get(agent).ok_or("no such agent")?;
+        Ok(Arc::clone(&agent.with(overrides).map_err(|error| error.to_string())?.rules))
+    }
+}
+
+fn replayed(
+    host: &Host,
+    session: &SessionId,
+    entries: &[Entry],
+) -> Result<Replayed, Box<Difference>> {
+    replay(session, entries, rules(host))
+}
+
+/// Every session of the host is replayed without a difference.
+#[track_caller]
+pub(super) fn all(host: &Host) {
+    let journal = &*host.inner.link.shared.journal;
+    for session in journal.list(&Listing::default()).unwrap() {
+        let entries = journal.read(&session.id, Seq(0)).unwrap();
+        if let Err(difference) = replayed(host, &session.id, &entries) {
+            let lines: Vec<_> = entries.iter().map(Entry::body).collect();
+            panic!("{difference}\nin\n{}", lines.join("\n"));
+        }
+    }
+}
+
+/// A session with a tool of each kind of ending, and its entries.
+async fn recorded(change: impl FnOnce(&mut Config)) -> (Host, SessionId, Vec<Entry>) {
+    let provider = Provider::new(|n, _| {
+        let calls = [
+            ("count", r#"{"n": 1}"#),
+            ("nobody", "{}"),
+            ("pay", "{}"),
+            ("count", "{\"n\": 2}"),
+            ("count", "{\"n\""),
+        ];
+        Reply::Sse(if n % 2 == 0 { asks_for(&calls) } else { says("that is all") })
+    })
+    .await;
+    let count = tool(spec("count"), |context| async move {
+        let seen = context.get("sum").and_then(|sum| sum.as_i64()).unwrap_or(0);
+        context.set("sum", json!(seen + 1))?;
+        Ok(format!("{}", seen + 1).into())
+    });
+    let pay = tool(ToolSpec { effect: Default::default(), ..spec("pay") }, |_| async {
+        Ok("paid".into())
+    });
+    let host = host(&provider, registry([count, pay]), change).await;
+    let session = session(&host).await;
+    for prompt in ["one", "two"] {
+        session.run(prompt).await.unwrap();
+    }
+    let entries = entries(&*host.inner.link.shared.journal, session.id());
+    (host, session.id().clone(), entries)
+}
+
+#[tokio::test]
+async fn a_session_is_decided_again_as_it_was() {
+    for execution in [Execution::Sequential, Execution::Parallel { max: 4 }] {
+        let (host, id, entries) =
+            recorded(|config| config.agents.get_mut("default").unwrap().execution = execution)
+                .await;
+        let replayed = replayed(&host, &id, &entries).unwrap_or_else(|d| panic!("{d}"));
+        assert_eq!((replayed.runs, replayed.turns, replayed.calls), (2, 4, 10));
+        assert_eq!((replayed.records, replayed.unfinished), (entries.len(), false));
+        assert_eq!(replayed.variables.get("sum"), Some(&json!(4)));
+        // Cut off anywhere it is a session that is not over.
+        for end in 1..entries.len() {
+            let cut = replay(&id, &entries[..end], rules(&host));
+            let cut = cut.unwrap_or_else(|d| panic!("cut at {end}: {d}"));
+            assert_eq!(cut.records, end);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_may_start_before_its_response_has_ended_and_end_behind_that() {
+    let provider = Provider::new(|n, _| {
+        let calls = [("count", r#"{"n": 1}"#), ("count", r#"{"n": 2}"#), ("pay", "{}")];
+        Reply::Sse(if n == 0 { asks_for(&calls) } else { says("that is all") })
+    })
+    .await;
+    let count = tool(spec("count"), |_| async { Ok("1".into()) });
+    let pay = tool(ToolSpec { effect: Default::default(), ..spec("pay") }, |_| async {
+        Ok("paid".into())
+    });
+    let host = host(&provider, registry([count, pay]), |_| ()).await;
+    let session = session(&host).await;
+    session.run("go").await.unwrap();
+    let mut entries = entries(&*host.inner.link.shared.journal, session.id());
+    let response = entries.iter().position(|e| matches!(e.record, Record::ResponseEnded { .. }));
+    let response = response.unwrap();
+    // The second call may as well have taken a little longer.
+    let [before, behind] = &mut entries[response - 1..=response] else { unreachable!() };
+    std::mem::swap(&mut before.record, &mut behind.record);
+    assert!(matches!(behind.record, Record::CallEnded { early: true, .. }), "{behind:?}");
+    let replayed = replayed(&host, session.id(), &entries).unwrap_or_else(|d| panic!("{d}"));
+    assert_eq!(replayed.calls, 3);
+}
+
+/// The place and the words of the first difference once the first record that fits is changed.
+#[track_caller]
+fn tampered(
+    (host, id, entries): &(Host, SessionId, Vec<Entry>),
+    mut change: impl FnMut(&mut Record) -> bool,
+) -> (bool, String) {
+    let mut entries = entries.clone();
+    let changed =
+        entries.iter_mut().find_map(|entry| change(&mut entry.record).then_some(entry.seq));
+    let seq = changed.unwrap();
+    let difference = replayed(host, id, &entries).expect_err("a difference");
+    (difference.seq == Some(seq), difference.to_string())
+}
+
+#[tokio::test]
+async fn a_record_that_was_changed_is_found_at_its_place() {
+    let recorded = recorded(|_| ()).await;
+    let (there, text) = tampered(&recorded, |record| {
+        let Record::CallEnded { call, outcome, .. } = record else { return false };
+        let is_it = call.name == "nobody";
+        if is_it {
+            *outcome = ToolOutcome::ok("fine");
+        }
+        is_it
+    });
+    assert!(there && text.contains("\n  differs:  outcome.content, "), "{text}");
+    let (there, text) = tampered(&recorded, |record| {
+        let Record::CallEnded { call, outcome, .. } = record else { return false };
+        let is_it = call.name == "count";
+        if is_it {
+            outcome.content.push('0');
+        }
+        is_it
+    });
+    assert!(there && text.contains("differs:  outcome.content\n"), "its report is there: {text}");
+    let (there, text) = tampered(&recorded, |record| {
+        let Record::ResponseEnded { ending, .. } = record else { return false };
+        *ending = crate::record::Ending::Length;
+        true
+    });
+    assert!(there && text.contains("differs:  ending"), "{text}");
+    let (there, text) = tampered(&recorded, |record| {
+        let Record::ResponseEnded { dropped_calls, .. } = record else { return false };
+        dropped_calls.push("lost".into());
+        true
+    });
+    assert!(there && text.contains("dropped_calls"), "{text}");
+    let (there, text) = tampered(&recorded, |record| {
+        let Record::RunEnded { text, .. } = record else { return false };
+        text.push('!');
+        true
+    });
+    assert!(there && text.contains("differs:  text"), "{text}");
+}
+
+#[tokio::test]
+async fn a_record_that_is_missing_is_found_where_the_next_one_stands() {
+    let (host, id, entries) = recorded(|_| ()).await;
+    for gone in 1..entries.len() - 1 {
+        let mut entries = entries.clone();
+        let record = entries.remove(gone).record;
+        let next = entries[gone].seq;
+        let difference = replayed(&host, &id, &entries).expect_err(&format!("{record:?}"));
+        assert!(difference.seq.is_some_and(|seq| seq >= next), "{difference}");
+    }
+}
+
+#[tokio::test]
+async fn what_another_configuration_would_change_is_told() {
+    let recorded = recorded(|_| ()).await;
+    let changed = |change: &dyn Fn(&mut TurnRules)| {
+        let (host, id, entries) = &recorded;
+        let rules = rules(host);
+        let found = replay(id, entries, |agent, overrides| {
+            let mut rules = TurnRules::clone(&*rules(agent, overrides)?);
+            change(&mut rules);
+            Ok(Arc::new(rules))
+        });
+        found.expect_err("a difference").to_string()
+    };
+    let text = changed(&|rules| rules.limits.max_tool_calls_per_turn = Some(2));
+    assert!(text.contains("\"limit\":\"max_tool_calls_per_turn\""), "{text}");
+    let text = changed(&|rules| {
+        (rules.limits.max_tool_calls_per_turn, rules.limits.on_excess) = (Some(2), OnExcess::Fail);
+    });
+    assert!(
+        text.contains("nothing leads to it now (the model is asked)"),
+        "no early start: {text}"
+    );
+    let text = changed(&|rules| rules.limits.max_turns = Some(1));
+    assert!(text.contains("\"action\":\"final_answer\""), "{text}");
+    let text = changed(&|rules| drop(rules.tools.remove("pay")));
+    assert!(
+        text.contains("differs:  outcome.content\n") && text.contains("The tools are: count."),
+        "{text}"
+    );
+    let text = changed(&|rules| rules.execution = Execution::Parallel { max: 2 });
+    assert!(text.starts_with("record 2: ") && text.contains("differs:  execution"), "{text}");
+    let (_, id, entries) = &recorded;
+    let gone = replay(id, entries, |_, _| Err("it is gone".to_owned())).expect_err("none");
+    assert!(gone.to_string().contains("the run could not begin: it is gone"), "{gone}");
+}

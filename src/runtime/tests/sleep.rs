@@ -1,0 +1,100 @@
+//! What is asked of a session in the very moment when it falls asleep.
+
+use futures::StreamExt as _;
+use futures::future::join_all;
+
+use super::provider::{Reply, says};
+use super::*;
+use crate::event::EventId;
+use crate::message::Message;
+use crate::record::StopMode;
+use crate::telemetry::Delivery;
+
+const CLIENTS: usize = 6;
+const ROUNDS: usize = 8;
+
+/// Lets every session fall asleep as soon as it can, for as long as the task is held.
+fn sleepy(host: &Host) -> tokio::task::JoinHandle<()> {
+    let shared = Arc::clone(&host.inner.link.shared);
+    spawn(async move {
+        loop {
+            for (_, live) in shared.all_awake() {
+                let _ = live.actor.cast(SessionMessage::Hibernate { idle: Duration::ZERO });
+            }
+            // Faster than that it would only fill the sessions' mailboxes.
+            sleep(Duration::from_millis(1)).await;
+        }
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn nothing_is_lost_or_doubled_on_the_edge_of_sleep() {
+    let provider = Provider::new(|_, _| Reply::Sse(says("well"))).await;
+    let host = host(&provider, Registry::new(), |config| {
+        config.host.max_queued_inputs = CLIENTS * ROUNDS;
+    })
+    .await;
+    let session = session(&host).await;
+    let lulling = sleepy(&host);
+    let clients = (0..CLIENTS).map(|client| {
+        let session = session.clone();
+        async move {
+            for round in 0..ROUNDS {
+                let input = format!("{client} {round}");
+                let request = RunRequest { queue: true, ..RunRequest::from(input) };
+                let report = session.run(request).await.unwrap();
+                assert_eq!(report.text, "well");
+                session.snapshot().await.unwrap();
+                session.stop(StopMode::AfterTurn).await.unwrap();
+                assert!(session.subscribe().await.is_ok());
+                let mut watch = session.watch(EventId::default()).await.unwrap();
+                let mut runs = 0;
+                // All that has happened by now is shown, whether it sleeps meanwhile or not.
+                while runs <= round {
+                    match watch.next().await {
+                        Some(Delivery::Event(shown)) => {
+                            runs += usize::from(matches!(
+                                shown.event,
+                                crate::event::Event::RunEnded { .. }
+                            ));
+                        }
+                        other => panic!("{other:?}"),
+                    }
+                }
+            }
+        }
+    });
+    timeout(SOON * 3, join_all(clients)).await.expect("everybody is answered");
+    lulling.abort();
+    let history = session.snapshot().await.unwrap().history;
+    let said = history.iter().filter(|message| matches!(***message, Message::User { .. })).count();
+    assert_eq!(said, CLIENTS * ROUNDS);
+    until("it is over", || host.counts().runs == 0).await;
+    nothing_left(&host).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sessions_are_deleted_and_opened_again_on_the_edge_of_sleep() {
+    let provider = Provider::new(|_, _| Reply::Sse(says("well"))).await;
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let lulling = sleepy(&host);
+    let clients = (0..CLIENTS).map(|client| {
+        let host = host.clone();
+        async move {
+            for _ in 0..ROUNDS {
+                let open = OpenSession { id: Some(format!("s{client}")), ..OpenSession::default() };
+                let session = host.open_session(open).await.unwrap();
+                assert_eq!(session.run("go").await.unwrap().text, "well");
+                session.delete().await.unwrap();
+                assert!(matches!(session.snapshot().await, Err(HostError::NoSuchSession(_))));
+                assert!(matches!(session.delete().await, Err(HostError::NoSuchSession(_))));
+                session.close().await.unwrap();
+            }
+        }
+    });
+    timeout(SOON * 3, join_all(clients)).await.expect("everybody is answered");
+    lulling.abort();
+    assert_eq!(host.counts().sessions, 0);
+    nothing_left(&host).await;
+    assert_eq!(host.counts().awake, 0);
+}

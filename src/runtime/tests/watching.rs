@@ -1,0 +1,324 @@
+//! Watchers who come at any moment, over a journal that is slow: what they were shown before and
+//! what they are shown now is the whole, whatever the moment.
+
+use std::collections::VecDeque;
+use std::sync::atomic::AtomicBool;
+
+use futures::{FutureExt as _, StreamExt as _};
+use parking_lot::Mutex;
+use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
+
+use super::engine::{Engine, entries};
+use super::provider::{Reply, chunk, end};
+use super::*;
+use crate::event::{Event, EventId, Published};
+use crate::journal::{Appended, Batch, Entry, Journal, JournalError, Stage};
+use crate::record::{Past, Record, behind};
+use crate::telemetry::Delivery;
+use crate::types::Seq;
+
+/// Batches that are accepted and not stored.
+type Waiting = Arc<Mutex<VecDeque<Batch>>>;
+
+/// An engine that stores nothing until it is told to.
+fn late() -> (Arc<Engine>, Waiting) {
+    let waiting = Waiting::default();
+    let taken = Arc::clone(&waiting);
+    let engine = Engine::new(move |_, batch| {
+        taken.lock().push_back(batch);
+        Appended::Queued
+    });
+    (engine, waiting)
+}
+
+/// Stores the batch that has waited longest.
+fn store_one(engine: &Engine, waiting: &Waiting) -> bool {
+    let Some(Batch { session, entries, slot, urgent, mut tell }) = waiting.lock().pop_front()
+    else {
+        return false;
+    };
+    engine.store(Batch { session, entries, slot, urgent, tell: Box::new(|_| ()) });
+    tell(Stage::Written);
+    tell(Stage::Durable);
+    true
+}
+
+/// What a model says: pieces, whether they are thinking; then calls by tool; and whether that
+/// breaks.
+#[derive(Clone, Debug)]
+struct Said {
+    pieces: Vec<(bool, String)>,
+    calls: Vec<bool>,
+}
+
+fn said() -> impl Strategy<Value = Said> {
+    let piece = (any::<bool>(), "[a-é😀 ]{1,6}");
+    let calls = proptest::collection::vec(any::<bool>(), 0..3);
+    (proptest::collection::vec(piece, 0..6), calls)
+        .prop_map(|(pieces, calls)| Said { pieces, calls })
+}
+
+impl Said {
+    fn payloads(&self) -> Vec<String> {
+        let pieces = self.pieces.iter().map(|(is_thinking, text)| {
+            let key = if *is_thinking { "reasoning_content" } else { "content" };
+            chunk(json!({ key: text }), None)
+        });
+        let calls = self.calls.iter().enumerate().map(|(index, has_effects)| {
+            let name = if *has_effects { "act" } else { "echo" };
+            let arguments = json!({"n": index}).to_string();
+            let function = json!({"name": name, "arguments": arguments});
+            let call = json!({"index": index, "id": format!("c{index}"), "function": function});
+            chunk(json!({"tool_calls": [call]}), None)
+        });
+        pieces.chain(calls).collect()
+    }
+
+    fn reply(&self, breaks: bool) -> Reply {
+        let mut payloads = self.payloads();
+        if breaks {
+            return Reply::Break(payloads);
+        }
+        payloads.extend(end(if self.calls.is_empty() { "stop" } else { "tool_calls" }));
+        Reply::Sse(payloads)
+    }
+}
+
+/// The events of a watch until so many runs have ended.
+async fn until_ended(mut watch: Watch, mut runs: usize) -> Vec<Published> {
+    let mut seen = Vec::new();
+    while runs > 0 {
+        match timeout(SOON, watch.next()).await {
+            Ok(Some(Delivery::Event(published))) => {
+                runs -= usize::from(matches!(published.event, Event::RunEnded { .. }));
+                seen.push(Published::clone(&published));
+            }
+            other => panic!("{other:?} behind {:?}", seen.last()),
+        }
+    }
+    seen
+}
+
+/// The ids from the begin of each attempt that came to nothing to before its failure.
+fn void(entries: &[Entry]) -> Vec<(Seq, Seq)> {
+    let mut began = Seq(0);
+    let mut void = Vec::new();
+    for entry in entries {
+        if let Record::AttemptStarted { .. } = entry.record {
+            began = entry.seq;
+        } else if let Record::AttemptFailed { kept: false, .. } = entry.record {
+            void.push((began, entry.seq));
+        }
+    }
+    void
+}
+
+/// What has an id, with texts put together; of void attempts only results.
+fn whole(events: impl IntoIterator<Item = Published>, void: &[(Seq, Seq)]) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for published in events {
+        let Some(id) = published.id else { continue };
+        let is_void = void.iter().any(|(from, to)| *from <= id.seq && id.seq < *to);
+        if let Some((is_thinking, text)) = published.event.text() {
+            let begin = if is_thinking { "thinking: " } else { "text: " };
+            match lines.last_mut() {
+                _ if is_void => {}
+                Some(line) if line.starts_with(begin) => line.push_str(text),
+                Some(_) | None => lines.push(format!("{begin}{text}")),
+            }
+            continue;
+        }
+        for view in published.public() {
+            if !(is_void && view.kind == "tool_use") {
+                lines.push(format!("{id} {} {}", view.kind, view.json));
+            }
+        }
+    }
+    lines
+}
+
+/// What was shown up to a place.
+fn before(live: &[Published], cut: EventId) -> Vec<Published> {
+    let seen = live.iter().cloned().filter_map(|mut published| {
+        let id = published.id?;
+        if id <= cut {
+            return Some(published);
+        }
+        if let Event::TextReceived { text } | Event::ThinkingReceived { text } =
+            &mut published.event
+            && id.seq == cut.seq
+        {
+            let begin = id.bytes - text.len() as u64;
+            let keep = usize::try_from(cut.bytes.saturating_sub(begin)).unwrap();
+            text.truncate(text.floor_char_boundary(keep));
+            return (!text.is_empty()).then_some(published);
+        }
+        None
+    });
+    seen.collect()
+}
+
+/// Every place where a watcher may have been, and the middles of texts.
+fn cuts(live: &[Published]) -> Vec<EventId> {
+    let mut cuts = vec![EventId::default()];
+    for published in live {
+        let Some(id) = published.id else { continue };
+        if let Some((_, text)) = published.event.text()
+            && let Some((middle, _)) = text.char_indices().nth(text.chars().count() / 2)
+        {
+            cuts.push(EventId { bytes: id.bytes - (text.len() - middle) as u64, ..id });
+        }
+        cuts.push(id);
+    }
+    cuts
+}
+
+/// Two runs, watched from before they begin, by many who come in the middle, and afterwards from
+/// every place.
+async fn check(said: Vec<Said>, breaks_at: usize, delays: Vec<u8>) {
+    let provider = Provider::new(move |n, _| match said.get(n) {
+        Some(said) => said.reply(n == breaks_at),
+        None => Reply::Sse(super::provider::says("It is done.")),
+    })
+    .await;
+    let (engine, waiting) = late();
+    let act = ToolSpec { effect: Default::default(), ..spec("act") };
+    let tools = registry([echo("echo"), tool(act, |_| async { Ok("done".into()) })]);
+    let setup = setup(&provider, tools, |config| {
+        config.agents.get_mut("default").unwrap().execution =
+            crate::types::Execution::Parallel { max: 2 };
+    });
+    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
+    let host = Host::start_on(setup, journal).await.unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    let storing = spawn({
+        let (engine, over) = (Arc::clone(&engine), Arc::clone(&over));
+        async move {
+            let mut delays = delays.into_iter().cycle();
+            while !over.load(Ordering::SeqCst) {
+                for _ in 0..delays.next().unwrap_or_default() {
+                    tokio::task::yield_now().await;
+                }
+                if !store_one(&engine, &waiting) {
+                    sleep(Duration::from_millis(1)).await;
+                }
+            }
+        }
+    });
+    let session = session(&host).await;
+    let live = spawn(watched(session.clone()));
+    let first = session.start_run("one").await.unwrap();
+    let second = RunRequest { queue: true, ..RunRequest::from("two") };
+    let second = session.start_run(second).await.unwrap();
+    drop((first.events, second.events));
+    for report in [first.report, second.report] {
+        timeout(SOON, report).await.unwrap().unwrap();
+    }
+    let (live, others) = timeout(SOON, live).await.unwrap().unwrap();
+    over.store(true, Ordering::SeqCst);
+    storing.await.unwrap();
+    let entries = entries(&*engine, session.id());
+    let void = void(&entries);
+    let all = whole(live.clone(), &void);
+    for (cut, rest) in others {
+        let seen = before(&live, cut).into_iter().chain(rest);
+        assert_eq!(whole(seen, &void), all, "from {cut} while it ran");
+    }
+    for cut in cuts(&live) {
+        let seen = before(&live, cut);
+        let ended = seen.iter().filter(|p| matches!(p.event, Event::RunEnded { .. })).count();
+        let rest = until_ended(session.watch(cut).await.unwrap(), 2 - ended).await;
+        assert_eq!(whole(seen.into_iter().chain(rest), &void), all, "from {cut}");
+    }
+    assert_eq!(whole(read_back(&session, &entries), &void), all, "from what is written");
+    nothing_left(&host).await;
+}
+
+/// Watches two runs, and lets another begin at every third of their events.
+async fn watched(session: SessionHandle) -> (Vec<Published>, Vec<(EventId, Vec<Published>)>) {
+    let (mut live, mut others, mut runs) = (Vec::new(), Vec::new(), 2);
+    let mut watch = session.watch(EventId::default()).await.unwrap();
+    while runs > 0 {
+        let Ok(Some(Delivery::Event(published))) = timeout(SOON, watch.next()).await else {
+            panic!("it ends after {:?}", live.last());
+        };
+        runs -= usize::from(matches!(published.event, Event::RunEnded { .. }));
+        if let Some(id) = published.id.filter(|_| live.len() % 3 == 0 && runs > 0) {
+            let cut = if live.len() % 2 == 0 { EventId::default() } else { id };
+            let runs = if live.len() % 2 == 0 { 2 } else { runs };
+            let other = until_ended(session.watch(cut).await.unwrap(), runs);
+            others.push((cut, spawn(other)));
+        }
+        live.push(Published::clone(&published));
+    }
+    let mut ended = Vec::new();
+    for (cut, other) in others {
+        ended.push((cut, other.await.unwrap()));
+    }
+    (live, ended)
+}
+
+/// The past of entries that were written down and read again.
+fn read_back(session: &SessionHandle, entries: &[Entry]) -> Vec<Published> {
+    let mut past = Past::new(session.id().clone(), "", 0);
+    let mut shown = VecDeque::new();
+    for Entry { seq, time, .. } in entries {
+        let entry = entries.iter().find(|entry| entry.seq == *seq).unwrap();
+        let entry = Entry::read(session.id(), *seq, *time, &entry.body()).unwrap();
+        past.handle_entry(&entry, &mut shown);
+    }
+    shown.into_iter().filter_map(|published| behind(EventId::default(), published)).collect()
+}
+
+#[test]
+fn from_every_place_the_rest_is_shown_once() {
+    let config = ProptestConfig { cases: 12, failure_persistence: None, ..Default::default() };
+    let delays = proptest::collection::vec(0_u8..40, 1..20);
+    let strategy = (proptest::collection::vec(said(), 1..4), 0_usize..5, delays);
+    let tested = TestRunner::new(config).run(&strategy, |(said, breaks_at, delays)| {
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+        runtime.block_on(check(said, breaks_at, delays));
+        Ok(())
+    });
+    tested.unwrap();
+}
+
+#[tokio::test]
+async fn nothing_leaves_before_it_is_durable_and_nothing_after_a_failure() {
+    let provider = Provider::saying("Hello you.").await;
+    let (engine, waiting) = late();
+    let journal = Arc::clone(&engine) as Arc<dyn Journal>;
+    let setup = setup(&provider, Registry::new(), |_| ());
+    let host = Host::start_on(setup, journal).await.unwrap();
+    let opening = spawn({
+        let host = host.clone();
+        async move { session(&host).await }
+    });
+    until("the session waits to be stored", || waiting.lock().len() == 1).await;
+    store_one(&engine, &waiting);
+    let session = opening.await.unwrap();
+    let mut run = session.start_run("go").await.unwrap();
+    // The run, the attempt, the response, and the turn that waits for that.
+    until("the response is over", || waiting.lock().len() >= 3).await;
+    assert!(run.events.next().now_or_never().is_none());
+    let mut watch = session.watch(EventId::default()).await.unwrap();
+    assert!(watch.next().now_or_never().is_none());
+    store_one(&engine, &waiting);
+    let next = timeout(SOON, watch.next()).await.unwrap();
+    assert!(
+        matches!(&next, Some(Delivery::Event(shown))
+        if shown.id == Some(EventId { seq: Seq(2), bytes: 0 })),
+        "{next:?}"
+    );
+    let failed = waiting.lock().pop_front();
+    let Some(Batch { mut tell, .. }) = failed else { panic!("nothing waits") };
+    tell(Stage::Failed(JournalError::Full));
+    let next = timeout(SOON, watch.next()).await.unwrap();
+    assert!(matches!(next, Some(Delivery::Failed(JournalError::Full))), "{next:?}");
+    assert!(watch.next().await.is_none());
+    let first = run.events.next().await;
+    assert!(matches!(first, Some(Delivery::Event(_))), "{first:?}");
+    let next = run.events.next().await;
+    assert!(matches!(next, Some(Delivery::Failed(JournalError::Full))), "{next:?}");
+}

@@ -1,0 +1,116 @@
+//! What a host does every few seconds: metrics, sessions that may leave memory, sessions that
+//! nobody wants any more, and those whose people have not answered in time.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::error::HostError;
+use super::live::Link;
+use super::message::SessionMessage;
+use super::task;
+use crate::journal::{JournalError, Listing, unix_ms};
+use crate::types::{SessionId, SessionState};
+
+/// How many sessions are woken at once whose runs have failed.
+const MENDED_MAX: usize = 16;
+
+/// How often sessions are looked for that nobody wants any more, in milliseconds.
+const DELETE_PAUSE_MS: u64 = 60_000;
+
+/// How many sessions are deleted at once.
+const DELETED_MAX: usize = 1000;
+
+pub(super) fn keep_up(link: &Link) {
+    let shared = &link.shared;
+    shared.show_all();
+    shared.telemetry.upkeep();
+    if let Some(idle) = shared.idle_after {
+        let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
+        let now = shared.clock_ms();
+        for (_, live) in shared.all_awake() {
+            if now.saturating_sub(live.state.touched_ms.load(Ordering::Relaxed)) >= idle_ms {
+                // One that is gone needs no telling.
+                let _ = live.actor.cast(SessionMessage::Hibernate { idle });
+            }
+        }
+    }
+    ring(link);
+    mend(link);
+    if let Some(kept) = shared.keep_idle
+        && !shared.is_closing()
+    {
+        let kept_ms = u64::try_from(kept.as_millis()).unwrap_or(u64::MAX);
+        // All sessions are looked at for that.
+        let pause_ms = (kept_ms / 10).clamp(100, DELETE_PAUSE_MS);
+        let (now, last) = (shared.clock_ms(), &shared.deleted_ms);
+        if now.saturating_sub(last.load(Ordering::Relaxed)) < pause_ms {
+            return;
+        }
+        last.store(now, Ordering::Relaxed);
+        let link = link.clone();
+        task::detach(async move {
+            let shared = Arc::clone(&link.shared);
+            let deleted = link.read(move || delete(&shared, kept_ms)).await;
+            if let Ok(Err(error)) = deleted {
+                tracing::error!(%error, "sessions_not_deleted");
+            }
+        });
+    }
+}
+
+/// Wakes the sessions whose people have not answered in time.
+fn ring(link: &Link) {
+    let now = unix_ms();
+    let mut due = Vec::new();
+    {
+        let mut alarms = link.shared.alarms.lock();
+        while alarms.first().is_some_and(|(at, _)| *at <= now) {
+            due.extend(alarms.pop_first());
+        }
+    }
+    for (_, id) in due {
+        let link = link.clone();
+        task::detach(async move {
+            // One that cannot be woken has been told of in the log.
+            let _ = link.live(&id).await;
+        });
+    }
+}
+
+/// Wakes sessions whose runs failed because the journal could not be written: these end so, if it
+/// can be written by now.
+fn mend(link: &Link) {
+    let failed: Vec<SessionId> =
+        link.shared.unwritten.lock().values().take(MENDED_MAX).cloned().collect();
+    for id in failed {
+        let link = link.clone();
+        task::detach(async move {
+            if matches!(link.live(&id).await, Err(HostError::NoSuchSession(_))) {
+                link.shared.unwritten.lock().retain(|_, session| *session != id);
+            }
+        });
+    }
+}
+
+/// Deletes sleeping sessions that nobody has touched for so long.
+fn delete(shared: &super::shared::Shared, kept_ms: u64) -> Result<(), JournalError> {
+    let listing = Listing {
+        limit: DELETED_MAX,
+        state: Some(SessionState::Idle),
+        touched_before: Some(unix_ms().saturating_sub(kept_ms)),
+        after: None,
+    };
+    let old: Vec<SessionId> =
+        shared.journal.list(&listing)?.into_iter().map(|stored| stored.id).collect();
+    let old = shared.take_sleeping(old);
+    if old.is_empty() {
+        return Ok(());
+    }
+    let deleted = shared.journal.remove(&old);
+    old.iter().for_each(|id| shared.release(id));
+    if deleted.is_ok() {
+        shared.uncount_sessions(old.len());
+        tracing::info!(count = old.len(), "idle_sessions_deleted");
+    }
+    deleted
+}

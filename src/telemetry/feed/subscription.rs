@@ -1,0 +1,106 @@
+//! The reading end of a feed.
+
+use std::pin::Pin;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll, ready};
+
+use futures::Stream;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use crate::event::{EventId, PublicEvent, Published};
+use crate::journal::JournalError;
+use crate::telemetry::Telemetry;
+
+/// What a subscriber gets.
+#[derive(Clone, Debug)]
+pub enum Delivery {
+    /// The next event.
+    Event(Arc<Published>),
+    /// The subscriber was too slow and missed what came next. This is its last item.
+    Lagged,
+    /// The session's journal failed, and what came next is not stored. This is its last item.
+    Failed(JournalError),
+}
+
+/// What clients are shown of [`Delivery::Failed`].
+#[must_use]
+pub fn journal_failed(error: &JournalError) -> PublicEvent {
+    let json = json!({
+        "type": "error",
+        "code": "journal_failed",
+        "message": error.to_string(),
+        "transient": error.is_transient(),
+    });
+    PublicEvent { kind: "error", json: json.to_string() }
+}
+
+/// The events of one session, or of one of its runs, from the moment of subscribing: a stream of
+/// [`Delivery`], which ends with the session, or after [`Delivery::Lagged`] or
+/// [`Delivery::Failed`].
+#[derive(Debug)]
+#[must_use = "a subscription that is dropped hears nothing"]
+pub struct Subscription {
+    queue: mpsc::Receiver<Arc<Published>>,
+    end: Arc<OnceLock<End>>,
+    is_over: bool,
+    began: EventId,
+    _watching: Watching,
+}
+
+/// Why a subscription ends before its session does.
+#[derive(Clone, Debug)]
+pub(super) enum End {
+    Lagged,
+    Failed(JournalError),
+}
+
+/// A subscriber as it is counted.
+#[derive(Debug)]
+pub(super) struct Watching(Telemetry);
+
+impl Watching {
+    pub(super) fn new(telemetry: &Telemetry) -> Self {
+        telemetry.metrics().watchers.increment(1.0);
+        Self(telemetry.clone())
+    }
+}
+
+impl Drop for Watching {
+    fn drop(&mut self) {
+        self.0.metrics().watchers.decrement(1.0);
+    }
+}
+
+impl Subscription {
+    pub(super) fn new(
+        queue: mpsc::Receiver<Arc<Published>>,
+        end: Arc<OnceLock<End>>,
+        began: EventId,
+        watching: Watching,
+    ) -> Self {
+        Self { queue, end, is_over: false, began, _watching: watching }
+    }
+
+    /// How far the session had been shown before its first event.
+    #[must_use]
+    pub fn began(&self) -> EventId {
+        self.began
+    }
+}
+
+impl Stream for Subscription {
+    type Item = Delivery;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Delivery>> {
+        let next = ready!(self.queue.poll_recv(context));
+        Poll::Ready(match next {
+            Some(event) => Some(Delivery::Event(event)),
+            None if std::mem::replace(&mut self.is_over, true) => None,
+            None => self.end.get().map(|end| match end {
+                End::Lagged => Delivery::Lagged,
+                End::Failed(error) => Delivery::Failed(error.clone()),
+            }),
+        })
+    }
+}

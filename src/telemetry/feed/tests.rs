@@ -1,0 +1,337 @@
+//! The feed by itself.
+
+use futures::{FutureExt as _, StreamExt as _};
+
+use super::*;
+use crate::event::samples;
+
+fn feed() -> Feed {
+    Feed::new(Telemetry::new(&[]))
+}
+
+fn text(text: impl ToString) -> Event {
+    Event::TextReceived { text: text.to_string() }
+}
+
+fn tell(feed: &Feed, event: Event) {
+    feed.publish(samples::published(event), None);
+}
+
+/// Publishes an event of the record `seq`, before which so much of the attempt was shown.
+fn tell_recorded(feed: &Feed, event: Event, seq: u64, shown: u64) {
+    let recorded = Recorded { seq: Seq(seq), time: 7, shown };
+    feed.publish(samples::published(event), Some(recorded));
+}
+
+fn limit() -> Event {
+    Event::LimitReached { limit: "l".into(), value: 1, maximum: 2, action: "a".into() }
+}
+
+fn shown(delivery: &Delivery) -> String {
+    let Delivery::Event(published) = delivery else {
+        return match delivery {
+            Delivery::Lagged => "lagged".to_owned(),
+            Delivery::Failed(error) => format!("failed: {error}"),
+            Delivery::Event(_) => unreachable!(),
+        };
+    };
+    let id = published.id.map(|id| id.to_string()).unwrap_or_default();
+    let event = &published.event;
+    let word = event.text().map_or_else(|| kind(event), |(_, text)| text.to_owned());
+    format!("{id} {word}")
+}
+
+fn kind(event: &Event) -> String {
+    let all = format!("{event:?}");
+    all.split([' ', '{']).next().unwrap_or_default().to_owned()
+}
+
+/// What has come by now.
+fn ready(subscription: &mut Subscription) -> Vec<String> {
+    std::iter::from_fn(|| subscription.next().now_or_never().flatten())
+        .map(|delivery| shown(&delivery))
+        .collect()
+}
+
+async fn all(subscription: Subscription) -> Vec<String> {
+    subscription.map(|delivery| shown(&delivery)).collect().await
+}
+
+fn metric(feed: &Feed, name: &str) -> String {
+    let page = feed.telemetry.render();
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.expect(name).to_owned()
+}
+
+#[tokio::test]
+async fn all_subscribers_hear_the_same_in_order_until_the_feed_is_gone() {
+    let feed = feed();
+    let (one, other) = (feed.subscribe(8), feed.subscribe(8));
+    (0..8).for_each(|number| tell(&feed, text(number)));
+    drop(feed);
+    let expect: Vec<_> = (0..8).map(|number| format!("0.{} {number}", number + 1)).collect();
+    assert_eq!(all(one).await, expect);
+    assert_eq!(all(other).await, expect);
+}
+
+#[tokio::test]
+async fn a_late_subscriber_hears_what_comes_after() {
+    let feed = feed();
+    tell(&feed, text("one"));
+    let late = feed.subscribe(8);
+    assert_eq!(late.began().to_string(), "0.3");
+    tell(&feed, text("two"));
+    drop(feed);
+    assert_eq!(all(late).await, ["0.6 two"]);
+}
+
+#[tokio::test]
+async fn a_subscriber_to_a_run_hears_that_run_alone_and_lags_for_no_other() {
+    let feed = feed();
+    let (one, other) = (feed.subscribe_to(RunId("b".into()), 2), feed.subscribe(8));
+    for (number, run) in ["a", "a", "a", "b", "c", "b"].into_iter().enumerate() {
+        feed.publish(
+            Published { run: RunId(run.into()), ..samples::published(text(number)) },
+            None,
+        );
+    }
+    assert!(!feed.is_idle());
+    drop(feed);
+    assert_eq!(all(one).await, ["0.4 3", "0.6 5"]);
+    assert_eq!(all(other).await.len(), 6);
+}
+
+#[tokio::test]
+async fn a_slow_subscriber_is_told_and_let_go_and_delays_nobody() {
+    let feed = feed();
+    let (slow, quick) = (feed.subscribe(2), feed.subscribe(8));
+    (0..5).for_each(|number| tell(&feed, text(number)));
+    assert_eq!(metric(&feed, "callsheet_subscribers_lagged_total"), "1");
+    // Its stream ends although the feed lives on.
+    assert_eq!(all(slow).await, ["0.1 0", "0.2 1", "lagged"]);
+    assert_eq!(metric(&feed, "callsheet_watchers"), "1");
+    drop(feed);
+    assert_eq!(all(quick).await.len(), 5);
+}
+
+#[tokio::test]
+async fn a_subscriber_that_reads_does_not_lag() {
+    let feed = feed();
+    let mut reader = feed.subscribe(1);
+    for number in 0..100 {
+        tell(&feed, text(number));
+        assert!(matches!(reader.next().await, Some(Delivery::Event(_))));
+    }
+}
+
+#[tokio::test]
+async fn a_waiting_subscriber_wakes_for_an_event_and_for_the_end() {
+    let feed = feed();
+    let mut waiting = feed.subscribe(1);
+    let publish = async {
+        tokio::task::yield_now().await;
+        tell(&feed, text(0));
+    };
+    let (seen, ()) = tokio::join!(waiting.next(), publish);
+    assert!(matches!(seen, Some(Delivery::Event(_))));
+    let close = async {
+        tokio::task::yield_now().await;
+        drop(feed);
+    };
+    let (seen, ()) = tokio::join!(waiting.next(), close);
+    assert!(seen.is_none());
+}
+
+#[test]
+fn subscribers_that_come_and_go_do_not_pile_up() {
+    let feed = feed();
+    assert!(feed.is_idle());
+    let kept = feed.subscribe(1);
+    (0..100).for_each(|_| drop(feed.subscribe(1)));
+    assert!(feed.state.lock().subscribers.len() <= 2);
+    assert!(!feed.is_idle());
+    assert_eq!(metric(&feed, "callsheet_watchers"), "1");
+    drop(kept);
+    assert!(feed.is_idle());
+    tell(&feed, limit());
+    assert_eq!(feed.state.lock().subscribers.len(), 0);
+    assert_eq!(metric(&feed, "callsheet_watchers"), "0");
+}
+
+#[test]
+fn threads_that_publish_at_once_are_heard_in_one_order() {
+    let feed = feed();
+    let (mut one, mut other) = (feed.subscribe(400), feed.subscribe(400));
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let feed = &feed;
+            scope.spawn(move || (0..100).for_each(|n| tell(feed, text(thread * 100 + n))));
+        }
+    });
+    let (one, other) = (ready(&mut one), ready(&mut other));
+    assert_eq!(one.len(), 400);
+    assert_eq!(one, other);
+}
+
+#[test]
+fn what_stands_behind_a_record_waits_until_that_is_durable() {
+    let feed = feed();
+    let mut events = feed.subscribe(16);
+    feed.durable(Seq(1));
+    tell(&feed, text("a"));
+    tell_recorded(&feed, limit(), 2, 1);
+    tell(&feed, text("bc"));
+    tell_recorded(&feed, limit(), 4, 3);
+    let call = samples::label();
+    tell(&feed, Event::CallOpened { call });
+    assert_eq!(ready(&mut events), ["0.1 a"]);
+    assert_eq!(feed.progress().at.to_string(), "0.1");
+    // The text of one who comes now is what was shown, and not what waits.
+    let (mut late, snapshot) = feed.watch(EventId::default(), 8);
+    assert!(snapshot.open.is_empty());
+    feed.durable(Seq(2));
+    assert_eq!(ready(&mut events), ["2.1 LimitReached", "2.3 bc"]);
+    feed.durable(Seq(3));
+    assert_eq!(ready(&mut events), [""; 0]);
+    feed.durable(Seq(5));
+    assert_eq!(ready(&mut events), ["4.3 LimitReached", " CallOpened"]);
+    let expect = ["2.1 LimitReached", "2.3 bc", "4.3 LimitReached", " CallOpened"];
+    assert_eq!(ready(&mut late), expect);
+}
+
+#[test]
+fn what_waits_when_the_journal_fails_is_never_shown() {
+    let feed = feed();
+    let mut events = feed.subscribe(16);
+    tell_recorded(&feed, limit(), 1, 0);
+    feed.fail(JournalError::Full);
+    tell(&feed, text("later"));
+    feed.durable(Seq(1));
+    let failed = "failed: write the journal: the disk is full";
+    assert_eq!(ready(&mut events), [failed]);
+    assert!(events.next().now_or_never().is_some_and(|end| end.is_none()));
+    let (mut late, snapshot) = feed.watch(EventId::default(), 8);
+    assert_eq!(snapshot.progress.at, EventId::default());
+    assert_eq!(ready(&mut late), [failed]);
+    assert_eq!(
+        journal_failed(&JournalError::Full).json,
+        "{\"code\":\"journal_failed\",\"message\":\"write the journal: the disk is full\",\
+         \"transient\":true,\"type\":\"error\"}"
+    );
+}
+
+#[test]
+fn text_that_nobody_hears_is_kept_for_who_comes() {
+    let feed = feed();
+    feed.durable(Seq(9));
+    tell_recorded(&feed, Event::TurnStarted, 3, 0);
+    let heard = |event: &Event| !feed.take_text(event);
+    assert!(!heard(&Event::ThinkingReceived { text: "hm".into() }));
+    assert!(!heard(&text("Nö")));
+    assert!(!heard(&text("on")));
+    assert!(heard(&limit()));
+    let running = |after: &str| {
+        let (_, snapshot) = feed.watch(after.parse().unwrap(), 1);
+        let running = snapshot.running.unwrap();
+        let pieces = running.pieces.into_iter().map(|piece| (piece.is_thinking, piece.text));
+        (running.from, pieces.collect::<Vec<_>>())
+    };
+    let piece = |is_thinking, text: &str| (is_thinking, text.to_owned());
+    assert_eq!(running("0"), (0, vec![piece(true, "hm"), piece(false, "Nöon")]));
+    assert_eq!(running("3.1"), (1, vec![piece(true, "m"), piece(false, "Nöon")]));
+    assert_eq!(running("3.3"), (3, vec![piece(false, "öon")]));
+    // In the middle of a character: at its beginning.
+    assert_eq!(running("3.4"), (3, vec![piece(false, "öon")]));
+    assert_eq!(running("3.7"), (7, vec![]));
+    assert_eq!(running("3.99"), (7, vec![]));
+    // The next attempt begins anew.
+    let events = samples::every();
+    let again = events.into_iter().find(|e| matches!(e, Event::AttemptStarted { .. })).unwrap();
+    tell_recorded(&feed, again, 5, 7);
+    assert_eq!(running("0"), (0, vec![]));
+    assert_eq!(feed.progress().at.to_string(), "5.0");
+    let subscriber = feed.subscribe(1);
+    assert!(heard(&text("for somebody")));
+    drop(subscriber);
+    assert!(!heard(&text("for nobody")));
+}
+
+#[test]
+fn text_stays_until_the_record_behind_its_response() {
+    let feed = feed();
+    feed.durable(Seq(9));
+    tell_recorded(&feed, Event::TurnStarted, 1, 0);
+    tell(&feed, text("all"));
+    let ended = Event::ResponseEnded { names: vec![], opened: 0, detected: 0, stopped: false };
+    tell(&feed, ended);
+    let pieces = || feed.watch(EventId::default(), 1).1.running.map(|text| text.pieces.len());
+    assert_eq!((feed.progress().at.to_string().as_str(), pieces()), ("1.3", Some(1)));
+    tell_recorded(&feed, limit(), 3, 0);
+    assert_eq!((feed.progress().at.to_string().as_str(), pieces()), ("3.0", Some(0)));
+}
+
+#[test]
+fn who_comes_is_told_of_the_calls_that_are_open() {
+    let feed = feed();
+    feed.durable(Seq(9));
+    let call = |index| {
+        let mut call = samples::label();
+        call.key.index = index;
+        call
+    };
+    let open = || {
+        let (_, snapshot) = feed.watch(EventId::default(), 1);
+        snapshot.open.iter().map(|published| kind(&published.event)).collect::<Vec<_>>()
+    };
+    let service = |status| {
+        let call = Box::new(samples::service_call());
+        Event::ServiceCallShown { call, status }
+    };
+    use crate::event::ServiceCallStatus::{Finished, Running};
+    tell(&feed, Event::CallOpened { call: call(2) });
+    tell(&feed, service(Running));
+    tell(&feed, Event::CallOpened { call: call(3) });
+    tell(
+        &feed,
+        Event::CallStarted {
+            call: call(2),
+            input_summary: String::new(),
+            early: true,
+            waited: std::time::Duration::ZERO,
+            queued: None,
+            of: 2,
+        },
+    );
+    for text in ["a", "b"] {
+        tell(&feed, Event::CallProgressed { key: call(2).key, text: text.into() });
+        tell(&feed, Event::CallProgressed { key: call(7).key, text: text.into() });
+    }
+    assert_eq!(open(), ["CallStarted", "CallProgressed", "ServiceCallShown", "CallOpened"]);
+    tell(&feed, service(Finished));
+    tell(&feed, Event::CallDiscarded { call: call(3), had_result: false });
+    assert_eq!(open(), ["CallStarted", "CallProgressed"]);
+    let result = Box::new(samples::result());
+    tell_recorded(&feed, Event::CallEnded { result, parallel: true, early: true }, 2, 0);
+    assert_eq!(open(), [""; 0]);
+    tell(&feed, Event::CallOpened { call: call(4) });
+    tell_recorded(&feed, Event::TurnEnded { summary: Box::default() }, 3, 0);
+    assert_eq!(open(), [""; 0]);
+}
+
+#[test]
+fn who_never_reads_costs_no_more_than_a_bounded_queue_of_shared_events() {
+    let feed = feed();
+    let mut stalled: Vec<_> = (0..200).map(|_| feed.subscribe(1024)).collect();
+    let progress = Event::CallProgressed { key: samples::key(), text: "x".repeat(1000) };
+    let info = allocation_counter::measure(|| {
+        (0..1500).for_each(|_| tell(&feed, progress.clone()));
+    });
+    // What is left: 1,024 events of about 1.3 kB, and places for them in 200 queues.
+    let for_queues = usize::try_from(info.bytes_current).unwrap() - 1024 * 1300;
+    assert!(for_queues / 200 < 12 * 1024, "{} bytes each", for_queues / 200);
+    assert!(feed.state.lock().subscribers.is_empty());
+    for subscription in &mut stalled {
+        let heard = ready(subscription);
+        assert_eq!((heard.len(), heard.last().unwrap().as_str()), (1025, "lagged"));
+    }
+}

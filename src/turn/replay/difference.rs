@@ -1,0 +1,139 @@
+//! What is compared of two records, and how a difference is told.
+
+use std::fmt;
+
+use serde_json::Value;
+
+use crate::event::{StatsReport, TurnTimes};
+use crate::record::{Record, Seq};
+use crate::types::excerpt;
+
+/// Characters of a record that are shown.
+const SHOWN_CHARS: usize = 600;
+
+/// The first place at which a replay goes another way than its recording.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Difference {
+    /// The record's place; none where it is about all of them together.
+    pub seq: Option<Seq>,
+    /// What was recorded there.
+    pub recorded: Option<Record>,
+    /// What is decided now; none where nothing is.
+    pub now: Option<Record>,
+    /// What there is to say about it.
+    pub why: String,
+}
+
+/// A record that the machine does not ask for.
+#[derive(Debug)]
+pub(super) struct Mismatch {
+    pub(super) at: usize,
+    pub(super) now: Option<Box<Record>>,
+    /// What the machine waits for instead.
+    pub(super) state: String,
+}
+
+/// Whether two records say the same, but for times and what depends on them.
+pub(super) fn same(recorded: &Record, now: &Record) -> bool {
+    recorded == now || timeless(recorded) == timeless(now)
+}
+
+/// The record without what only times have decided.
+pub(super) fn timeless(record: &Record) -> Record {
+    let mut record = record.clone();
+    match &mut record {
+        Record::AttemptStarted { wait_ms, .. } => *wait_ms = 0,
+        Record::ResponseEnded { shown, .. } => shown.clear(),
+        Record::CallEnded { started_ms, wait_ms, duration_ms, early, .. } => {
+            *early = false;
+            if let Some(started) = started_ms {
+                *started = 0;
+            }
+            (*wait_ms, *duration_ms) = (0, 0);
+        }
+        Record::TurnCommitted { summary, .. } => summary.times = TurnTimes::default(),
+        Record::RunEnded { stats, .. } => {
+            let StatsReport { turns, tool_calls, input_tokens, output_tokens, .. } = *stats;
+            *stats = StatsReport {
+                turns,
+                tool_calls,
+                input_tokens,
+                output_tokens,
+                ..StatsReport::default()
+            };
+        }
+        // Which request brought it is nothing that is decided.
+        Record::RunStarted { request, .. } | Record::InputQueued { request, .. } => *request = None,
+        Record::SessionOpened { .. }
+        | Record::SessionForked { .. }
+        | Record::AttemptFailed { .. }
+        | Record::CallIntended { .. }
+        | Record::CallReported { .. }
+        | Record::ApprovalAsked { .. }
+        | Record::ApprovalGiven { .. }
+        | Record::Steered { .. }
+        | Record::StopAsked { .. }
+        | Record::LimitReached { .. }
+        | Record::SessionClosed => {}
+    }
+    record
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.seq {
+            Some(Seq(seq)) => write!(f, "record {seq}: {}", self.why)?,
+            None => write!(f, "{}", self.why)?,
+        }
+        let (recorded, now) = (self.recorded.as_ref().map(json), self.now.as_ref().map(json));
+        if let (Some(recorded), Some(now)) = (&recorded, &now)
+            && recorded.get("type") == now.get("type")
+        {
+            let mut paths = Vec::new();
+            differing(recorded, now, &mut String::new(), &mut paths);
+            write!(f, "\n  differs:  {}", paths.join(", "))?;
+        }
+        if let Some(recorded) = &recorded {
+            write!(f, "\n  recorded: {}", excerpt(&recorded.to_string(), SHOWN_CHARS))?;
+        }
+        match &now {
+            Some(now) => write!(f, "\n  now:      {}", excerpt(&now.to_string(), SHOWN_CHARS)),
+            None if recorded.is_some() => f.write_str("\n  now:      nothing of the kind"),
+            None => Ok(()),
+        }
+    }
+}
+
+fn json(record: &Record) -> Value {
+    serde_json::to_value(timeless(record)).unwrap_or_default()
+}
+
+/// The paths at which two values differ.
+fn differing(left: &Value, right: &Value, path: &mut String, found: &mut Vec<String>) {
+    let length = path.len();
+    let mut deeper = |key: &str, left: &Value, right: &Value| {
+        if length > 0 {
+            path.push('.');
+        }
+        path.push_str(key);
+        differing(left, right, path, found);
+        path.truncate(length);
+    };
+    match (left, right) {
+        (left, right) if left == right => {}
+        (Value::Object(left), Value::Object(right)) => {
+            for (key, value) in left {
+                deeper(key, value, right.get(key).unwrap_or(&Value::Null));
+            }
+            for (key, value) in right.iter().filter(|(key, _)| !left.contains_key(*key)) {
+                deeper(key, &Value::Null, value);
+            }
+        }
+        (Value::Array(left), Value::Array(right)) if left.len() == right.len() => {
+            for (index, (left, right)) in left.iter().zip(right).enumerate() {
+                deeper(&index.to_string(), left, right);
+            }
+        }
+        _ => found.push(path.clone()),
+    }
+}

@@ -1,0 +1,349 @@
+//! One turn once more: what its records say came from outside is fed to the machine, and what the
+//! machine asks to be recorded is compared with them.
+//!
+//! What came in, and when, is inferred from the next record that has to be explained. Where more
+//! than one thing may have brought it about (a late fsync, a place of a tool, a crash), each is
+//! tried on a copy of the machine, and the first that leads to the record is what happened.
+
+mod asked;
+mod inputs;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::difference::{Mismatch, same};
+use super::response::{self, Step};
+use super::tape::{Tape, call_of};
+use crate::record::{Ending, Record};
+use crate::turn::call::{self, Call, Phase};
+use crate::turn::effect::{
+    CancelReason, Decision, Effect, Place, ResponseEnd, ToolDone, TurnRecord, TurnSpec,
+};
+use crate::turn::{Held, State, Turn, resume};
+use crate::types::{
+    ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, ToolOutcome, VariablesUse,
+    Verdict,
+};
+use crate::wire::Delta;
+
+/// How a turn's part of the recording came to its end.
+#[derive(Debug)]
+pub(super) enum Played {
+    /// The turn is over.
+    Committed(Box<TurnRecord>),
+    /// The run was ended over it.
+    GivenUp,
+    /// The recording ends before the turn does.
+    Unfinished,
+}
+
+/// A turn that is played.
+#[derive(Clone, Debug)]
+pub(super) struct Play<'t, 'a> {
+    tape: &'t Tape<'a>,
+    /// The next record.
+    at: usize,
+    /// The turn's first record.
+    from: usize,
+    /// The response of calls that nobody asked for.
+    seeded: Option<Record>,
+    turn: Turn,
+    spec: Arc<TurnSpec>,
+    /// Records that the machine has asked for, and how many of them it knows to be durable.
+    asked: u64,
+    stored: u64,
+    /// Calls that ask for a place of their tool.
+    wanting: Vec<CallKey>,
+    /// What is still to come of the response.
+    steps: Vec<Step>,
+    disturbed: Vec<CallKey>,
+    cancelled: bool,
+    /// Where the host was last thought to have stopped.
+    resumed_at: Option<usize>,
+    committed: Option<Box<TurnRecord>>,
+    over: bool,
+}
+
+/// What may have come from outside.
+#[derive(Clone, Debug)]
+enum Input {
+    /// So many more steps of the response.
+    Response(usize),
+    End(ResponseEnd),
+    Disturb(CallKey),
+    Outcome(CallKey, ToolDone),
+    TimedOut(Vec<CallKey>),
+    Judge(CallKey, ApprovalPhase, Judgement),
+    OutOfTime,
+    Cancel(CancelReason),
+    /// Records are durable, and places are free.
+    GoOn,
+    /// The host stopped, and went on from its records.
+    Crash,
+}
+
+impl<'t, 'a> Play<'t, 'a> {
+    /// A turn whose first record is at `from`: one that asks a model, or one of calls that nobody
+    /// asked for, whose response is there.
+    pub(super) fn new(
+        tape: &'t Tape<'a>,
+        from: usize,
+        spec: TurnSpec,
+        seeded: Option<Record>,
+    ) -> Self {
+        let turn = match &seeded {
+            Some(response) => {
+                let entry = tape.entry(from).map(|entry| entry.beside(response.clone()));
+                Turn::resume(spec.clone(), entry.as_slice(), 0, None)
+            }
+            None => Turn::new(spec.clone()),
+        };
+        Self {
+            tape,
+            at: from,
+            from,
+            seeded,
+            turn,
+            spec: Arc::new(spec),
+            asked: 0,
+            stored: 0,
+            wanting: Vec::new(),
+            steps: Vec::new(),
+            disturbed: Vec::new(),
+            cancelled: false,
+            resumed_at: None,
+            committed: None,
+            over: false,
+        }
+    }
+
+    /// Plays the turn to its end.
+    ///
+    /// # Errors
+    /// At the first record that the machine does not ask for.
+    pub(super) fn run(mut self) -> Result<(usize, Played), Mismatch> {
+        if let Err(mismatch) = self.drain() {
+            self = self.crashed(mismatch)?;
+        }
+        loop {
+            if let Some(record) = self.committed.take() {
+                return Ok((self.at, Played::Committed(record)));
+            }
+            self.at = self.tape.next_asked(self.at);
+            let Some(record) = self.tape.record(self.at).filter(|_| !self.over) else {
+                return Ok((self.at, Played::Unfinished));
+            };
+            if gives_up(record) {
+                return Ok((self.at, Played::GivenUp));
+            }
+            self = self.explain(record)?;
+        }
+    }
+
+    /// Feeds whatever brings about the next record, or a step towards it.
+    fn explain(self, record: &Record) -> Result<Self, Mismatch> {
+        let mut misses = Vec::new();
+        for input in self.inputs(record) {
+            let mut trial = self.clone();
+            let crashes = matches!(input, Input::Crash);
+            trial.feed(input);
+            match trial.drain() {
+                Ok(()) if trial.has_moved_from(&self) => return Ok(trial),
+                Ok(()) => {}
+                // That it did not stop here says nothing about what else is decided now.
+                Err(mismatch) if crashes && mismatch.at <= self.at => {}
+                Err(mismatch) => misses.push((trial, mismatch)),
+            }
+        }
+        // The host may have stopped in the middle of what came of it.
+        let mut closest: Option<Mismatch> = None;
+        for (trial, mismatch) in misses {
+            let mismatch = if mismatch.at > self.at {
+                match trial.crashed(mismatch) {
+                    Ok(trial) => return Ok(trial),
+                    Err(mismatch) => mismatch,
+                }
+            } else {
+                mismatch
+            };
+            if closest.as_ref().is_none_or(|best| best.at < mismatch.at) {
+                closest = Some(mismatch);
+            }
+        }
+        let state = self.state();
+        Err(closest.unwrap_or(Mismatch { at: self.at, now: None, state }))
+    }
+
+    /// Goes on from the records before the one that does not fit, if the host had stopped there.
+    fn crashed(mut self, mismatch: Mismatch) -> Result<Self, Mismatch> {
+        let mut at = mismatch.at;
+        loop {
+            if self.resumed_at.is_some_and(|before| before >= at) {
+                return Err(mismatch);
+            }
+            self.at = at;
+            self.crash();
+            match self.drain() {
+                Ok(()) => return Ok(self),
+                Err(next) => at = next.at,
+            }
+        }
+    }
+
+    fn has_moved_from(&self, other: &Self) -> bool {
+        self.at > other.at
+            || self.over
+            || self.committed.is_some()
+            || self.turn != other.turn
+            || self.steps.len() != other.steps.len()
+            || self.resumed_at != other.resumed_at
+    }
+
+    fn feed(&mut self, input: Input) {
+        let now = Duration::ZERO;
+        match input {
+            Input::Response(steps) => self.feed_steps(steps),
+            Input::End(end) => {
+                self.feed_whole();
+                self.turn.handle_response_end(now, end);
+            }
+            Input::Disturb(key) => self.disturb(key),
+            Input::Outcome(key, done) => self.turn.handle_outcome(now, key, done),
+            Input::TimedOut(keys) => self.time_out(&keys),
+            Input::Judge(key, phase, judgement) => self.judge(key, phase, judgement),
+            Input::OutOfTime => {
+                self.feed_whole();
+                self.cancelled = true;
+                if self.spec.rules.limits.run_timeout.is_some() {
+                    self.turn.end_out_of_time();
+                }
+            }
+            Input::Cancel(why) => {
+                self.feed_whole();
+                self.cancelled = true;
+                self.turn.handle_cancel(now, why);
+            }
+            Input::GoOn => self.go_on(),
+            Input::Crash => self.crash(),
+        }
+    }
+
+    fn feed_steps(&mut self, count: usize) {
+        let mut batch: Vec<Delta> = Vec::new();
+        for step in self.steps.drain(..count.min(self.steps.len())) {
+            batch.extend(step.deltas);
+            if let Some(gap) = step.gap {
+                self.turn.handle_deltas(Duration::ZERO, std::mem::take(&mut batch));
+                let at = usize::try_from(gap).unwrap_or(usize::MAX);
+                self.turn.set_phase(at, Phase::Dropped);
+            }
+        }
+        self.turn.handle_deltas(Duration::ZERO, batch);
+    }
+
+    /// All that is known of the response.
+    fn feed_whole(&mut self) {
+        if self.turn.state != State::Asking {
+            return;
+        }
+        while !self.steps.is_empty() {
+            self.feed_steps(1);
+        }
+        let (turn, attempt) = (self.spec.number, self.turn.attempt());
+        for index in response::disturbed(self.tape, self.at, turn, attempt) {
+            self.disturb(CallKey { turn, attempt, index });
+        }
+    }
+
+    /// More bytes come for a call that was whole.
+    fn disturb(&mut self, key: CallKey) {
+        if key.attempt != self.turn.attempt() || self.disturbed.contains(&key) {
+            return;
+        }
+        if let Some(Input::Response(steps)) = self.opened(key) {
+            self.feed_steps(steps);
+        }
+        self.disturbed.push(key);
+        self.turn.handle_deltas(Duration::ZERO, vec![response::more(key.index, "?".to_owned())]);
+    }
+
+    fn time_out(&mut self, keys: &[CallKey]) {
+        for key in keys {
+            let Some(index) = self.turn.position(*key) else { continue };
+            let phase = self.turn.calls.get(index).map(|call| &call.phase);
+            if let Some(Phase::Running { deadline: Some(deadline) }) = phase {
+                let deadline = *deadline;
+                self.turn.end_timed_out(index, deadline);
+            }
+        }
+        if self.tape.runs_out_of_time(self.at) && self.spec.rules.limits.run_timeout.is_some() {
+            self.cancelled = true;
+            self.turn.end_out_of_time();
+        }
+        self.turn.settle();
+    }
+
+    fn judge(&mut self, key: CallKey, phase: ApprovalPhase, judgement: Judgement) {
+        if judgement.verdict == Verdict::Expired {
+            let index = self.turn.position(key);
+            let call = index.and_then(|index| self.turn.calls.get(index));
+            if call.and_then(Call::question) == Some(phase)
+                && let Some(index) = index
+            {
+                self.turn.judge(index, phase, judgement);
+                self.turn.settle();
+            }
+            return;
+        }
+        let Some(asked) = self.turn.question(key) else { return };
+        let arguments_sha256 = asked.arguments_sha256;
+        let decision = Decision { phase: Some(phase), judgement, arguments_sha256 };
+        // A decision that does not count leads to no record.
+        let _ = self.turn.handle_approval(Duration::ZERO, key, decision);
+    }
+
+    fn go_on(&mut self) {
+        self.stored = self.asked;
+        self.turn.handle_recorded(Duration::ZERO, self.asked);
+        for key in std::mem::take(&mut self.wanting) {
+            self.turn.handle_place(Duration::ZERO, key, Place::Granted);
+        }
+    }
+
+    fn crash(&mut self) {
+        let first = self.tape.entry(self.from).zip(self.seeded.as_ref());
+        let first = first.map(|(entry, response)| entry.beside(response.clone()));
+        let told = (self.from..self.at).filter_map(|at| self.tape.entry(at)).cloned();
+        let entries: Vec<_> = first.into_iter().chain(told).collect();
+        // The host went on when it wrote the next record.
+        let now = self.tape.entry(self.at).map_or(0, |entry| entry.time);
+        self.turn = Turn::resume((*self.spec).clone(), &entries, now, None);
+        (self.asked, self.stored) = (0, 0);
+        self.wanting.clear();
+        self.steps.clear();
+        self.cancelled = false;
+        self.resumed_at = Some(self.at);
+    }
+
+    /// What the machine waits for, for people.
+    fn state(&self) -> String {
+        let asked = self.turn.questions().map(|(key, _)| format!("people are asked about {key}"));
+        let runs = self.turn.calls.iter().filter(|call| call.is_running());
+        let runs = runs.map(|call| format!("{} of {} runs", call.key(), call.call.name));
+        let waits: Vec<_> = asked.chain(runs).collect();
+        if !waits.is_empty() {
+            return waits.join(", ");
+        }
+        match self.turn.state {
+            State::Asking => "the model is asked".to_owned(),
+            State::Judged { .. } => "nothing runs".to_owned(),
+            State::Over => "the turn is over".to_owned(),
+        }
+    }
+}
+
+/// Whether the run was ended because its actors died too often, which no machine decides.
+pub(super) fn gives_up(record: &Record) -> bool {
+    let Record::RunEnded { error: Some(error), .. } = record else { return false };
+    error.code == "internal_error" || error.code == "journal_failed"
+}

@@ -1,0 +1,124 @@
+//! What may have brought a record about.
+
+use super::*;
+
+impl Play<'_, '_> {
+    /// What may lead to the record, the likeliest first.
+    pub(super) fn inputs(&self, record: &Record) -> Vec<Input> {
+        let mut inputs = Vec::new();
+        match record {
+            Record::AttemptFailed { error, .. } if *error == resume::host_stopped() => {}
+            Record::AttemptFailed { error, .. } => inputs.push(self.broken(error)),
+            Record::ResponseEnded { ending, .. } => {
+                let why = self.why().filter(|_| *ending == Ending::Cancelled);
+                inputs.extend(why.map(Input::Cancel));
+                inputs.push(Input::End(ResponseEnd::Closed));
+            }
+            Record::LimitReached { limit, .. } if limit == "run_timeout" => {
+                inputs.push(Input::OutOfTime);
+            }
+            Record::LimitReached { .. } => {
+                inputs.extend((1..=self.steps.len()).map(Input::Response));
+                inputs.push(Input::End(ResponseEnd::Closed));
+            }
+            Record::CallReported { key, outcome, reads, writes } => {
+                let used = VariablesUse {
+                    reads: reads.0.keys().cloned().collect(),
+                    writes: writes.clone(),
+                };
+                let done = ToolDone { outcome: outcome.clone(), used };
+                inputs.extend(self.answered(*key, done));
+                inputs.extend(self.opened(*key));
+            }
+            Record::CallEnded { call, outcome, notes, .. } => {
+                if notes.arguments_changed && !self.disturbed.contains(&call.key) {
+                    inputs.push(Input::Disturb(call.key));
+                }
+                inputs.extend(self.ended(call.key, outcome));
+                inputs.extend(self.opened(call.key));
+            }
+            Record::ApprovalGiven { key, phase, verdict, message } => {
+                let judgement = Judgement { verdict: *verdict, message: message.clone() };
+                inputs.push(Input::Judge(*key, *phase, judgement));
+            }
+            Record::CallIntended { .. } | Record::ApprovalAsked { .. } => {
+                inputs.extend(call_of(record).and_then(|key| self.opened(key)));
+                inputs.extend((1..=self.steps.len()).map(Input::Response));
+            }
+            Record::TurnCommitted { .. }
+            | Record::AttemptStarted { .. }
+            | Record::SessionOpened { .. }
+            | Record::SessionForked { .. }
+            | Record::InputQueued { .. }
+            | Record::RunStarted { .. }
+            | Record::Steered { .. }
+            | Record::StopAsked { .. }
+            | Record::RunEnded { .. }
+            | Record::SessionClosed => {}
+        }
+        inputs.extend(self.why().map(Input::Cancel));
+        inputs.push(Input::GoOn);
+        // A cancel of which the end of the turn does not tell, because the host stopped first.
+        let is_end = matches!(record, Record::CallEnded { .. }) && !self.cancelled;
+        let forgotten = is_end && self.tape.cancelled(self.at).is_none();
+        inputs.extend(forgotten.then_some(Input::Cancel(CancelReason::Shutdown)));
+        inputs.extend((self.resumed_at != Some(self.at)).then_some(Input::Crash));
+        inputs
+    }
+
+    fn broken(&self, error: &ProviderError) -> Input {
+        Input::End(ResponseEnd::Failed(error.clone()))
+    }
+
+    /// Why the turn is cancelled from outside, if it is and was not yet.
+    fn why(&self) -> Option<CancelReason> {
+        self.tape.cancelled(self.at).filter(|_| !self.cancelled)
+    }
+
+    /// The response up to where this call is whole.
+    pub(super) fn opened(&self, key: CallKey) -> Option<Input> {
+        let is_open = key.attempt == self.turn.attempt();
+        let place = self.steps.iter().position(|step| step.seals == Some(key.index));
+        place.filter(|_| is_open).map(|place| Input::Response(place + 1))
+    }
+
+    fn answered(&self, key: CallKey, done: ToolDone) -> Option<Input> {
+        // Only the machine itself gives any other answer.
+        let is_a_tools = match done.outcome.kind {
+            None
+            | Some(
+                FailureKind::ToolError
+                | FailureKind::Panic
+                | FailureKind::Killed
+                | FailureKind::UnknownTool,
+            ) => true,
+            Some(
+                FailureKind::Timeout
+                | FailureKind::Cancelled
+                | FailureKind::NotStarted
+                | FailureKind::InvalidArguments
+                | FailureKind::CutOffArguments
+                | FailureKind::Malformed
+                | FailureKind::Limit
+                | FailureKind::HostStopped
+                | FailureKind::Rejected
+                | FailureKind::ApprovalExpired,
+            ) => false,
+        };
+        let runs = self.call(key).is_some_and(Call::is_running);
+        (runs && is_a_tools).then_some(Input::Outcome(key, done))
+    }
+
+    fn ended(&self, key: CallKey, outcome: &ToolOutcome) -> Option<Input> {
+        let runs = self.call(key).is_some_and(Call::is_running);
+        if runs && outcome.kind == Some(FailureKind::Timeout) {
+            return Some(Input::TimedOut(self.tape.timed_out(self.at)));
+        }
+        let used = VariablesUse::default();
+        self.answered(key, ToolDone { outcome: outcome.clone(), used })
+    }
+
+    pub(super) fn call(&self, key: CallKey) -> Option<&Call> {
+        self.turn.calls.get(self.turn.position(key)?)
+    }
+}

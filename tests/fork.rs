@@ -1,0 +1,196 @@
+//! Other futures of a session: forked at every record.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod client;
+mod kept;
+mod support;
+
+use callsheet::config::{Config, RunOverrides};
+use callsheet::record::{Entry, Record, Seq};
+use callsheet::turn::{Continue, Next, Rebuilt};
+use callsheet::types::RunEnd;
+use kept::{Kept, Served, decision};
+use serde_json::{Value, json};
+
+const ASKING: &str = "[agents.default]\nallow_overrides = true";
+
+/// A session with calls, a variable, a question that was approved, a steered input, a queued one
+/// and a run that was stopped.
+async fn rich() -> (Kept, Served) {
+    let set = json!({"name": "set_variable", "arguments": {"name": "city", "value": "Ulm"}});
+    let writes = |id: &str| json!({"name": "writes", "arguments": {"id": id}});
+    let kept = Kept::new(json!({"responses": [
+        {"reasoning": ["Hm."], "text": ["Let me "], "calls": [set, writes("a")]},
+        {"text": ["Done."]},
+        {"text": ["May I?"], "calls": [writes("b"), writes("c")]},
+        {"text": ["Well."], "holds": [{"at": {"chunk": 1}, "name": "steer"}]},
+        {"text": ["Well then."]},
+        {"text": ["Never"], "holds": [{"at": {"chunk": 2}, "name": "stop"}]}]}))
+    .await;
+    let served = kept.start("", ASKING).await;
+    served.open("s").await;
+    served.run("s", "go").await;
+    let asking = json!({"input": "ask", "approval": "before"});
+    assert_eq!(served.post_keyed("/v1/sessions/s/runs", "k", &asking).await.status, 202);
+    for _ in 0..2 {
+        let asked =
+            served.until_snapshot("s", |s| s["current_run"]["approvals"][0].is_object()).await;
+        let question = &asked["current_run"]["approvals"][0];
+        let (tool_id, approve) = decision(question, "approve");
+        let path = format!("/v1/sessions/s/approvals/{tool_id}");
+        assert_eq!(served.post(&path, approve).await.status, 200);
+        let answered = |s: &Value| s["current_run"]["approvals"][0]["tool_id"] != tool_id.as_str();
+        served.until_snapshot("s", answered).await;
+    }
+    kept.model.gate_reached("steer").await;
+    served.begin("s", json!({"input": "last", "queue": true})).await;
+    let steered = served.post("/v1/sessions/s/steer", json!({"input": "and more"})).await;
+    assert_eq!(steered.status, 202);
+    kept.model.release("steer");
+    kept.model.gate_reached("stop").await;
+    let stopped = served.post("/v1/sessions/s/stop", json!({"mode": "now"})).await;
+    assert_eq!(stopped.status, 202);
+    served.until_snapshot("s", |snapshot| snapshot["state"] == "idle").await;
+    (kept, served)
+}
+
+fn limits(_: &RunOverrides) -> callsheet::config::Limits {
+    Config::default().agents["default"].limits.clone()
+}
+
+fn rebuilt(entries: &[Entry]) -> Rebuilt {
+    Rebuilt::fold(entries, &limits).unwrap()
+}
+
+fn shown(rebuilt: &Rebuilt) -> Value {
+    serde_json::to_value(rebuilt.history.shown()).unwrap()
+}
+
+#[tokio::test]
+async fn at_every_record_it_begins_with_what_stands_up_to_there() {
+    let (kept, served) = rich().await;
+    let before = served.snapshot("s").await;
+    let all = kept.entries("s");
+    let log = kept.stage.log();
+    assert_eq!(log.len(), 6, "{log:?}");
+    assert!(all.len() > 25, "{}", all.len());
+    for at in 1..=all.len() {
+        let id = format!("f{at}");
+        let body = json!({"at": at, "id": id});
+        let forked = served.post("/v1/sessions/s/fork", body).await;
+        assert_eq!(forked.status, 201, "{at}: {forked:?}");
+        assert_eq!(forked.header("location"), Some(format!("/v1/sessions/{id}").as_str()));
+        let snapshot = served.until_snapshot(&id, |s| s["state"] == "idle").await;
+        assert_eq!(snapshot["queued"], json!([]));
+        let entries = kept.entries(&id);
+        assert_eq!(entries[..at], all[..at], "{at}");
+        let from = Record::SessionForked { from: kept::id("s"), at: Seq(at as u64) };
+        assert_eq!(entries[at].record, from);
+        let prefix = rebuilt(&all[..at]);
+        let ends = |entry: &Entry| matches!(entry.record, Record::RunEnded { .. });
+        let ended: Vec<_> = entries[at..].iter().filter(|entry| ends(entry)).collect();
+        if let Some(run) = &prefix.run {
+            assert_eq!(ended.len(), 1, "{at}: the open run ends");
+            let Record::RunEnded { end, .. } = &ended[0].record else { unreachable!() };
+            // One whose last turn is over ends as it would have.
+            let expected = match &run.next {
+                Continue::Step(step) => match &step.next {
+                    Next::End { end, .. } => *end,
+                    Next::Turn(_) => RunEnd::Stopped,
+                },
+                Continue::Turn { .. } => RunEnd::Stopped,
+            };
+            assert_eq!(*end, expected, "{at}");
+        } else {
+            assert_eq!(entries.len(), at + 1, "{at}: nothing else happens");
+            assert_eq!(snapshot["history"], shown(&prefix), "{at}");
+        }
+        // What was told up to there stands at the beginning, and every call is answered.
+        let history = snapshot["history"].as_array().unwrap();
+        let told = shown(&prefix);
+        let told = told.as_array().unwrap();
+        assert!(history.len() >= told.len() && history[..told.len()] == told[..], "{at}");
+        let count = |role: &str| history.iter().filter(|m| m["role"] == role).count();
+        let calls = history.iter().filter_map(|m| m["tool_calls"].as_array()).map(Vec::len);
+        assert_eq!(calls.sum::<usize>(), count("tool"), "{at}: {history:?}");
+    }
+    assert_eq!(kept.stage.log(), log, "no effect is repeated");
+    assert_eq!(served.snapshot("s").await, before, "the original is as it was");
+    assert_eq!(kept.entries("s"), all);
+    kept.verify();
+    for at in 1..=all.len() {
+        assert_eq!(served.run(&format!("f{at}"), "go on").await["run_end"], "answered", "{at}");
+    }
+    served.shutdown().await;
+    kept.verify();
+    let served = kept.start("", ASKING).await;
+    assert_eq!(served.snapshot("s").await, before);
+    assert_eq!(served.host.counts().sessions, all.len() + 1);
+    served.shutdown().await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_forked_says_why() {
+    let (kept, served) = rich().await;
+    served.open("taken").await;
+    let last = kept.entries("s").len();
+    let path = "/v1/sessions/s/fork";
+    for (body, status, code) in [
+        (json!({"at": 0}), 400, "no_such_record"),
+        (json!({"at": last + 1}), 400, "no_such_record"),
+        (json!({"at": -1}), 400, "invalid_request"),
+        (json!({"id": "x"}), 400, "invalid_request"),
+        (json!({"at": 1, "id": "taken"}), 409, "session_exists"),
+        (json!({"at": 1, "id": "s"}), 409, "session_exists"),
+        (json!({"at": 1, "id": "a b"}), 400, "invalid_session_id"),
+    ] {
+        let answer = served.post(path, body.clone()).await;
+        assert_eq!(answer.error(), (status, code.to_owned()), "{body}");
+    }
+    let nobody = served.post("/v1/sessions/x/fork", json!({"at": 1, "id": "y"})).await;
+    assert_eq!(nobody.error(), (404, "no_such_session".to_owned()));
+    assert_eq!(served.get("/v1/sessions/y").await.status, 404);
+    assert_eq!(served.host.counts().sessions, 2);
+    let unnamed = served.post(path, json!({"at": 1})).await;
+    assert_eq!(unnamed.status, 201);
+    assert!(unnamed.json()["id"].as_str().unwrap().starts_with("ses_"));
+    served.shutdown().await;
+}
+
+#[tokio::test]
+async fn requests_of_the_original_are_new_to_the_fork() {
+    let (kept, served) = rich().await;
+    let last = kept.entries("s").len();
+    let forked = served.post("/v1/sessions/s/fork", json!({"at": last, "id": "f"})).await;
+    assert_eq!(forked.status, 201);
+    let body = json!({"input": "another", "wait": true});
+    let answer = served.post_keyed("/v1/sessions/f/runs", "k", &body).await;
+    assert_eq!(answer.status, 200, "{answer:?}");
+    served.shutdown().await;
+    let served = kept.start("", ASKING).await;
+    let again = served.post_keyed("/v1/sessions/f/runs", "k", &body).await;
+    assert_eq!(again.json()["run_id"], answer.json()["run_id"]);
+    served.shutdown().await;
+    kept.verify();
+}
+
+#[tokio::test]
+async fn a_session_is_forked_while_its_run_goes_on() {
+    let writes = json!({"name": "slow_write", "arguments": {"id": "a"}});
+    let kept = Kept::new(json!({"responses": [{"calls": [writes]}, {"text": ["Done."]}]})).await;
+    let served = kept.start("", "").await;
+    served.open("s").await;
+    served.begin("s", json!({"input": "go"})).await;
+    kept.stage.seen("start a").await;
+    let at = served.snapshot("s").await["seq"].clone();
+    let forked = served.post("/v1/sessions/s/fork", json!({"at": at, "id": "f"})).await;
+    assert_eq!(forked.status, 201, "{forked:?}");
+    let fork = served.until_snapshot("f", |snapshot| snapshot["state"] == "idle").await;
+    let history = fork["history"].as_array().unwrap();
+    assert_eq!(history.len(), 3, "{history:?}");
+    kept.stage.release("a");
+    served.until_snapshot("s", |snapshot| snapshot["state"] == "idle").await;
+    assert_eq!(kept.stage.log(), ["start a", "end a"]);
+    served.shutdown().await;
+    kept.verify();
+}

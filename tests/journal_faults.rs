@@ -1,0 +1,353 @@
+//! Journals that cannot be written, or are none; what is deleted; and many sessions in a list.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod client;
+mod kept;
+mod support;
+
+use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use callsheet::journal::JournalReader;
+use callsheet::record::{Record, Seq};
+use callsheet::runtime::OpenSession;
+use client::{Answer, Reading, answer, post};
+use futures::StreamExt as _;
+use kept::{Kept, id, until, within};
+use serde_json::{Value, json};
+
+/// The real binary on a data directory.
+struct Binary {
+    child: Child,
+    addr: SocketAddr,
+}
+
+fn command(dir: &Path, before: &[&str]) -> Command {
+    let binary = env!("CARGO_BIN_EXE_callsheet");
+    let mut words = before.to_vec();
+    words.push(binary);
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]).args(["serve", "--listen", "127.0.0.1:0", "--data-dir"]).arg(dir);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.env_remove("CALLSHEET_LOG").env_remove("RUST_LOG").env_remove("CALLSHEET_TOKEN");
+    command.current_dir(env!("CARGO_TARGET_TMPDIR"));
+    command
+}
+
+impl Binary {
+    fn start(dir: &Path, before: &[&str]) -> Self {
+        let mut child = command(dir, before).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let first = lines.by_ref().map(Result::unwrap).find(|line| line.contains("listening on"));
+        let first = first.unwrap();
+        let addr = first.split("http://").nth(1).unwrap().split(' ').next().unwrap();
+        let addr = addr.parse().unwrap();
+        // So that it never waits for somebody to read what it logs.
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { child, addr }
+    }
+
+    async fn send(&self, request: &str) -> Answer {
+        let request = request.replacen("\r\n", "\r\nconnection: close\r\n", 1);
+        let mut reading = Reading::open(self.addr, &request).await;
+        within(reading.read_rest()).await;
+        answer(&reading)
+    }
+
+    async fn post(&self, path: &str, headers: &str, body: Value) -> Answer {
+        self.send(&post(path, headers, &body.to_string())).await
+    }
+
+    async fn get(&self, path: &str) -> Answer {
+        self.send(&format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await
+    }
+
+    async fn open(&self, session: &str) {
+        let opened = self.post("/v1/sessions", "", json!({"id": session})).await;
+        assert_eq!(opened.status, 201, "{opened:?}");
+    }
+
+    async fn run(&self, session: &str, input: &str) -> Answer {
+        let body = json!({"input": input, "wait": true});
+        self.post(&format!("/v1/sessions/{session}/runs"), "", body).await
+    }
+
+    fn signal(&mut self, name: &str) {
+        let sent = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status();
+        assert!(sent.unwrap().success());
+    }
+}
+
+impl Drop for Binary {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The exit status, and what is said of it without the name of the program.
+#[track_caller]
+fn refused(output: &Output) -> String {
+    let said = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(output.stdout.is_empty());
+    assert_eq!(said.lines().count(), 1, "{said}");
+    said.trim_end().to_owned()
+}
+
+fn path(name: &str) -> PathBuf {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("faults-{name}"));
+    let _ = std::fs::remove_dir_all(&path);
+    let _ = std::fs::remove_file(&path);
+    path
+}
+
+fn ends(dir: &Path, session: &str) -> Vec<String> {
+    let entries = kept::entries(dir, session).into_iter();
+    entries
+        .filter_map(|entry| {
+            let Record::RunEnded { end, .. } = entry.record else { return None };
+            Some(end.as_str().to_owned())
+        })
+        .collect()
+}
+
+/// No file may grow beyond a size: as on a disk that is full, until there is room again.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_full_disk_fails_runs_and_nothing_else_and_is_recovered_from() {
+    let dir = path("full");
+    let host = Binary::start(&dir, &["prlimit", "--fsize=600000:unlimited"]);
+    for session in ["s", "t", "u"] {
+        host.open(session).await;
+    }
+    let large = "word ".repeat(10_000);
+    let mut answered = 0;
+    let failed = loop {
+        let answer = host.run("s", &large).await;
+        if answer.status != 200 {
+            break answer;
+        }
+        answered += 1;
+    };
+    assert_eq!(failed.error(), (503, "journal_failed".to_owned()));
+    assert!(answered > 0);
+    let body = json!({"input": large});
+    let left_alone = host.post("/v1/sessions/t/runs", "", body.clone()).await;
+    assert_eq!(left_alone.error(), (503, "journal_failed".to_owned()), "not acknowledged");
+    let streamed = host.post("/v1/sessions/u/runs", "accept: text/event-stream\r\n", body).await;
+    let (kind, last) = streamed.events().pop().unwrap();
+    assert_eq!((kind.as_str(), &last["code"]), ("error", &json!("journal_failed")), "{last}");
+    // It answers all the same, and shows nothing that is not stored.
+    assert_eq!(host.get("/healthz").await.status, 200);
+    assert_eq!(host.get("/v1/sessions").await.json()["sessions"].as_array().unwrap().len(), 3);
+    for session in ["s", "t", "u"] {
+        let shown = host.get(&format!("/v1/sessions/{session}")).await;
+        let seq = kept::entries(&dir, session).len();
+        match shown.status {
+            200 => assert_eq!(shown.json()["seq"], seq),
+            // Its run is still to be ended.
+            503 => assert_eq!(shown.error().1, "journal_failed"),
+            _ => panic!("{shown:?}"),
+        }
+    }
+    let page = host.get("/metrics").await.body;
+    assert!(page.contains("callsheet_journal_failures_total"), "{page}");
+
+    let pid = host.child.id().to_string();
+    let made_room = Command::new("prlimit").args(["--fsize=unlimited", "--pid", &pid]).status();
+    assert!(made_room.unwrap().success());
+    for session in ["s", "t", "u"] {
+        let answer = within(async {
+            loop {
+                let answer = host.run(session, "again").await;
+                // Until then the run that failed is still to be ended.
+                if answer.status == 200 {
+                    break answer;
+                }
+            }
+        })
+        .await;
+        assert_eq!(answer.json()["run_end"], "answered", "{answer:?}");
+    }
+    let mut expected = vec!["answered"; answered];
+    expected.extend(["failed", "answered"]);
+    let ended = ends(&dir, "s");
+    // The run whose begin is not stored never was.
+    assert!(ended == expected || ended == vec!["answered"; answered + 1], "{ended:?}");
+    for (id, breaches) in kept::verified(&dir) {
+        assert!(breaches.is_empty(), "{id}: {breaches:?}");
+    }
+    drop(host);
+    let host = Binary::start(&dir, &["env"]);
+    assert_eq!(host.run("s", "and again").await.json()["run_end"], "answered");
+}
+
+#[test]
+fn what_is_no_journal_is_refused_in_one_line() {
+    let dir = path("file");
+    std::fs::write(&dir, "a file").unwrap();
+    let said = refused(&command(&dir, &["env"]).output().unwrap());
+    assert!(said.ends_with("it is no directory: name another data_dir"), "{said}");
+    assert!(said.contains(dir.to_str().unwrap()), "{said}");
+
+    let dir = path("garbage");
+    std::fs::create_dir(&dir).unwrap();
+    std::fs::write(dir.join("journal.db"), "this is no database, but long enough").unwrap();
+    let said = refused(&command(&dir, &["env"]).output().unwrap());
+    assert!(said.contains("it is no SQLite database: restore it"), "{said}");
+}
+
+#[tokio::test]
+async fn what_was_a_journal_is_refused_in_one_line() {
+    let dir = path("damaged");
+    let mut host = Binary::start(&dir, &["env"]);
+    host.open("s").await;
+    assert_eq!(host.run("s", "hello").await.status, 200);
+    let second = refused(&command(&dir, &["env"]).output().unwrap());
+    assert!(second.contains(&format!("pid {}", host.child.id())), "{second}");
+    assert!(second.ends_with("stop that one, or name another data_dir"), "{second}");
+    host.signal("TERM");
+    assert!(host.child.wait().unwrap().success());
+
+    let file = dir.join("journal.db");
+    let whole = std::fs::read(&file).unwrap();
+    std::fs::write(&file, &whole[..whole.len() / 2]).unwrap();
+    let said = refused(&command(&dir, &["env"]).output().unwrap());
+    assert!(said.contains("restore it from a copy"), "{said}");
+    std::fs::write(&file, &whole).unwrap();
+    let connection = rusqlite::Connection::open(&file).unwrap();
+    connection.pragma_update(None, "user_version", 7).unwrap();
+    drop(connection);
+    let said = refused(&command(&dir, &["env"]).output().unwrap());
+    assert!(said.contains("it is of version 7"), "{said}");
+    std::fs::write(&file, &whole).unwrap();
+    let host = Binary::start(&dir, &["env"]);
+    assert_eq!(host.run("s", "hello again").await.status, 200);
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_a_session_that_is_deleted() {
+    let secret = "a-very-secret-word";
+    let kept = Kept::new(json!({"responses": [{"text": ["a-very-secret-", "answer"]}]})).await;
+    let served = kept.start("idle_after = \"1ms\"", "").await;
+    let holds = |text: &str| {
+        let bytes = kept.bytes();
+        bytes.windows(text.len()).any(|window| window == text.as_bytes())
+    };
+    for sleeps in [false, true] {
+        served.open("s").await;
+        served.open("other").await;
+        served.run("s", secret).await;
+        served.run("other", "hello").await;
+        assert!(holds(secret));
+        if sleeps {
+            served.asleep().await;
+        }
+        assert_eq!(served.delete("/v1/sessions/s").await.status, 204);
+        assert!(!holds(secret) && !holds("a-very-secret-answer"), "asleep: {sleeps}");
+        assert_eq!(served.delete("/v1/sessions/other").await.status, 204);
+    }
+    assert_eq!(served.host.counts().sessions, 0);
+    served.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_run_that_goes_on_is_stopped_before_its_session_is_deleted() {
+    let writes = json!({"name": "slow_write", "arguments": {"id": "a"}});
+    let kept = Kept::new(json!({"responses": [{"calls": [writes]}]})).await;
+    let served = kept.start("", "").await;
+    served.open("s").await;
+    served.begin("s", json!({"input": "go"})).await;
+    kept.stage.seen("start a").await;
+    let deletes = futures::future::join_all((0..3).map(|_| served.delete("/v1/sessions/s"))).await;
+    assert!(deletes.iter().any(|answer| answer.status == 204), "{deletes:?}");
+    assert!(deletes.iter().all(|answer| [204, 404].contains(&answer.status)), "{deletes:?}");
+    assert_eq!(served.host.counts().sessions, 0);
+    assert_eq!(JournalReader::open(&kept.dir).unwrap().count().unwrap(), 0);
+    served.shutdown().await;
+}
+
+#[tokio::test]
+async fn sessions_that_nobody_touches_are_deleted_and_no_others() {
+    let writes = json!({"name": "writes", "arguments": {"id": "a"}});
+    let kept = Kept::new(json!({"responses": [{"calls": [writes]}]})).await;
+    let rest = "[journal]\nkeep_idle = \"300ms\"\n[tools.writes]\napproval = \"before\"";
+    let served = kept.start("idle_after = \"1ms\"", rest).await;
+    served.open("asks").await;
+    served.begin("asks", json!({"input": "go"})).await;
+    served.until_snapshot("asks", |s| s["current_run"]["approvals"][0].is_object()).await;
+    served.open("listened").await;
+    let mut reading = served.events("listened", "0").await;
+    within(reading.until("200 OK")).await;
+    for n in 0..20 {
+        served.open(&format!("old{n}")).await;
+    }
+    until("the old ones are deleted", || served.host.counts().sessions == 2).await;
+    let journal = JournalReader::open(&kept.dir).unwrap();
+    assert_eq!(journal.count().unwrap(), 2);
+    assert_eq!(served.get("/v1/sessions/old1").await.status, 404);
+    assert_eq!(served.snapshot("asks").await["state"], "running");
+    assert_eq!(served.snapshot("listened").await["state"], "idle");
+    // The id is free again.
+    served.open("old1").await;
+    served.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_thousand_sessions_are_listed_page_by_page() {
+    let writes = json!({"name": "writes", "arguments": {"id": "a"}});
+    let kept = Kept::new(json!({"responses": [{"calls": [writes]}]})).await;
+    let rest = "[tools.writes]\napproval = \"before\"";
+    let served = kept.start("idle_after = \"1ms\"\nmax_sessions = 1000", rest).await;
+    let opened = futures::stream::iter(0..1000).map(|n| {
+        let id = Some(format!("s{n:03}"));
+        served.host.open_session(OpenSession { id, ..OpenSession::default() })
+    });
+    let opened: Vec<_> = within(opened.buffer_unordered(100).collect()).await;
+    assert!(opened.iter().all(Result::is_ok));
+    served.begin("s500", json!({"input": "go"})).await;
+    served.until_snapshot("s500", |s| s["current_run"]["approvals"][0].is_object()).await;
+    served.asleep().await;
+    // Those that sleep count.
+    let full = served.post("/v1/sessions", json!({"id": "more"})).await;
+    assert_eq!(full.error(), (429, "host_full".to_owned()));
+    let forked = served.post("/v1/sessions/s001/fork", json!({"at": 1})).await;
+    assert_eq!(forked.error(), (429, "host_full".to_owned()));
+    served.asleep().await;
+    let mut reading = served.events("s300", "0").await;
+    within(reading.until("200 OK")).await;
+    for (state, count) in
+        [("", 1000_usize), ("&state=hibernated", 998), ("&state=running", 1), ("&state=idle", 1)]
+    {
+        let (mut ids, mut after, mut pages) = (BTreeSet::new(), String::new(), 0);
+        loop {
+            let page = served.get(&format!("/v1/sessions?limit=90{state}{after}")).await.json();
+            let sessions = page["sessions"].as_array().unwrap();
+            assert!(sessions.len() <= 90);
+            for session in sessions {
+                let id = session["id"].as_str().unwrap().to_owned();
+                assert!(ids.last().is_none_or(|last: &String| *last < id));
+                ids.insert(id);
+            }
+            pages += 1;
+            let Some(next) = page["next"].as_str() else { break };
+            after = format!("&after={next}");
+        }
+        assert_eq!((ids.len(), pages), (count, count.div_ceil(90)), "{state}");
+    }
+    drop(reading);
+    assert_eq!(served.delete("/v1/sessions/s000").await.status, 204);
+    served.open("more").await;
+    served.shutdown().await;
+    let served = kept.start("max_sessions = 1000", rest).await;
+    assert_eq!(served.host.counts().sessions, 1000);
+    let full = served.post("/v1/sessions", json!({"id": "one-more"})).await;
+    assert_eq!(full.error(), (429, "host_full".to_owned()));
+    let stored = JournalReader::open(&kept.dir).unwrap();
+    assert_eq!(stored.read(&id("s001"), Seq(0)).unwrap().len(), 1);
+    served.shutdown().await;
+}

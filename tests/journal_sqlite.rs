@@ -1,0 +1,813 @@
+//! The journal in a SQLite database: what it stores, what it deletes, and what it says of files
+//! that are not as they should be.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+#[cfg(all(unix, debug_assertions))]
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, channel, sync_channel};
+
+use callsheet::config::Durability;
+use callsheet::journal::{
+    Appended, Batch, Entry, Journal, JournalError, JournalObserver, JournalReader, Listing,
+    MemoryJournal, SessionLog, Slot, SqliteJournal, SqliteOptions, Stage, StoredGroup, Urgency,
+};
+use callsheet::record::{Record, Seq, StopMode};
+use callsheet::types::{Content, Execution, RunEnd, RunId, SessionId, SessionState};
+use parking_lot::Mutex;
+use proptest::prelude::*;
+
+/// A directory of its own, deleted with what is in it.
+struct TestDir(PathBuf);
+
+impl TestDir {
+    fn new() -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("callsheet-journal-test-{}-{number}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        let _ = fs::remove_dir_all(&dir);
+        Self(dir)
+    }
+
+    /// The bytes of every file.
+    fn bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for entry in fs::read_dir(&self.0).unwrap() {
+            bytes.extend(fs::read(entry.unwrap().path()).unwrap());
+        }
+        bytes
+    }
+
+    fn database(&self) -> PathBuf {
+        self.0.join("journal.db")
+    }
+
+    /// As a crash leaves it: the files as they are now.
+    fn copy(&self) -> Self {
+        let copy = Self::new();
+        fs::create_dir(&copy.0).unwrap();
+        for entry in fs::read_dir(&self.0).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_name() != "journal.db-shm" {
+                fs::copy(entry.path(), copy.0.join(entry.file_name())).unwrap();
+            }
+        }
+        copy
+    }
+}
+
+impl Drop for TestDir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Keeps what it is told; with a gate, the writer's thread waits behind each transaction until it
+/// is let on.
+#[derive(Debug, Default)]
+struct Groups {
+    groups: Mutex<Vec<StoredGroup>>,
+    gate: Option<Gate>,
+}
+
+#[derive(Debug)]
+struct Gate {
+    arrived: SyncSender<()>,
+    go_on: Mutex<Receiver<()>>,
+}
+
+impl JournalObserver for Groups {
+    fn stored(&self, group: StoredGroup) {
+        self.groups.lock().push(group);
+        if let Some(Gate { arrived, go_on }) = &self.gate {
+            // A test that has ended waits for nothing.
+            let _ = arrived.send(());
+            let _ = go_on.lock().recv();
+        }
+    }
+}
+
+impl Groups {
+    fn sizes(&self) -> Vec<(usize, usize)> {
+        self.groups.lock().iter().map(|group| (group.batches, group.records)).collect()
+    }
+}
+
+/// Where a test meets the writer's thread.
+struct Meeting {
+    arrived: Receiver<()>,
+    go_on: Option<SyncSender<()>>,
+}
+
+fn gated() -> (Arc<Groups>, Meeting) {
+    let (arrived, arrives) = sync_channel(100);
+    let (go_on, goes_on) = sync_channel(100);
+    let gate = Gate { arrived, go_on: Mutex::new(goes_on) };
+    let groups = Groups { groups: Mutex::default(), gate: Some(gate) };
+    (Arc::new(groups), Meeting { arrived: arrives, go_on: Some(go_on) })
+}
+
+fn options() -> SqliteOptions {
+    SqliteOptions {
+        durability: Durability::Strict,
+        holder: "listening on 127.0.0.1:7700".to_owned(),
+        observer: Arc::new(Groups::default()),
+        queue_max: 100_000,
+    }
+}
+
+fn open(dir: &TestDir) -> Arc<SqliteJournal> {
+    Arc::new(SqliteJournal::open(&dir.0, options()).unwrap())
+}
+
+fn id(text: &str) -> SessionId {
+    SessionId::parse(text).unwrap()
+}
+
+fn opened() -> Record {
+    Record::SessionOpened { agent: "default".to_owned(), messages: Vec::new() }
+}
+
+fn said(text: &str) -> Record {
+    Record::InputQueued {
+        run_id: RunId("run_0000000000000001".into()),
+        input: Content::from(text),
+        overrides: Default::default(),
+        request: None,
+    }
+}
+
+fn log(journal: &Arc<SqliteJournal>, session: &str, last: u64) -> SessionLog {
+    let journal = Arc::clone(journal) as Arc<dyn Journal>;
+    SessionLog::new(id(session), journal, Seq(last), |_| ())
+}
+
+/// A journal's records as a session's log would append them, with what is told of each batch.
+struct Raw {
+    session: SessionId,
+    slot: Arc<Slot>,
+    told: Receiver<(u64, Stage)>,
+    tells: std::sync::mpsc::Sender<(u64, Stage)>,
+}
+
+impl Raw {
+    fn new(session: &str) -> Self {
+        let (tells, told) = channel();
+        Self { session: id(session), slot: Arc::default(), told, tells }
+    }
+
+    fn batch(&self, seq: u64, record: Record, urgent: bool) -> Batch {
+        let tells = self.tells.clone();
+        Batch {
+            session: self.session.clone(),
+            entries: vec![Arc::new(Entry { seq: Seq(seq), time: seq, shown: 0, record })],
+            slot: Arc::clone(&self.slot),
+            urgent,
+            tell: Box::new(move |stage| tells.send((seq, stage)).unwrap()),
+        }
+    }
+
+    fn append(&self, journal: &SqliteJournal, seq: u64) {
+        let record = if seq == 1 { opened() } else { said("hello") };
+        assert_eq!(journal.append(self.batch(seq, record, true)), Appended::Queued);
+    }
+
+    /// What is told next.
+    fn next(&self) -> (u64, Stage) {
+        self.told.recv().unwrap()
+    }
+}
+
+/// Bytes and numbers that are the same every time.
+fn random() -> impl FnMut(u64) -> u64 {
+    let mut seed = 7_u64;
+    move |below| {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 33) % below
+    }
+}
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+/// The message of an error that opening gives.
+fn refused(dir: &TestDir) -> String {
+    match SqliteJournal::open(&dir.0, options()) {
+        Ok(_) => panic!("opened"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// A journal of a few sessions, closed; its entries by session.
+fn filled(dir: &TestDir) -> Vec<(SessionId, Vec<Entry>)> {
+    let journal = open(dir);
+    let mut random = random();
+    let logs: Vec<SessionLog> = (0..6).map(|at| log(&journal, &format!("s{at}"), 0)).collect();
+    for log in &logs {
+        log.append(vec![opened()], Urgency::Lazy, || ());
+    }
+    for at in 0..120 {
+        let text = "word ".repeat(random(900) as usize);
+        logs[at % logs.len()].append(vec![said(&text)], Urgency::Lazy, || ());
+    }
+    logs.iter().for_each(|log| block_on(log.until_durable(log.last())).unwrap());
+    let sessions = journal.list(&Listing::default()).unwrap();
+    let read = |session: SessionId| {
+        let entries = journal.read(&session, Seq(0)).unwrap();
+        (session, entries)
+    };
+    sessions.into_iter().map(|stored| read(stored.id)).collect()
+}
+
+#[test]
+fn nothing_of_a_removed_session_is_left_on_the_disk() {
+    let mut random = random();
+    let dir = TestDir::new();
+    let journal = open(&dir);
+    let sessions = 60;
+    let name = |session: u64| format!("secret{session:03}x");
+    let logs: Vec<SessionLog> =
+        (0..sessions).map(|session| log(&journal, &name(session), 0)).collect();
+    for log in &logs {
+        log.append(vec![opened()], Urgency::Lazy, || ());
+    }
+    for _ in 0..sessions * 20 {
+        let session = random(sessions);
+        let length = [20, 200, 1_000, 3_000, 9_000][random(5) as usize];
+        let text = name(session).repeat(length / 10);
+        logs[session as usize].append(vec![said(&text)], Urgency::Lazy, || ());
+    }
+    logs.iter().for_each(|log| block_on(log.until_durable(log.last())).unwrap());
+    let mut left: Vec<u64> = (0..sessions).collect();
+    while !left.is_empty() {
+        let session = left.swap_remove(random(left.len() as u64) as usize);
+        journal.remove(&[id(&name(session))]).unwrap();
+        let bytes = dir.bytes();
+        let found: BTreeSet<u64> = memchr::memmem::find_iter(&bytes, "secret")
+            .filter_map(|at| std::str::from_utf8(&bytes[at + 6..at + 9]).ok()?.parse().ok())
+            .collect();
+        assert_eq!(found, left.iter().copied().collect(), "after {session}");
+        assert_eq!(journal.count(), Ok(left.len()));
+    }
+}
+
+#[test]
+fn a_second_host_is_told_who_has_the_directory() {
+    let dir = TestDir::new();
+    let journal = open(&dir);
+    let error = SqliteJournal::open(&dir.0, options()).unwrap_err();
+    let holder = format!("pid {}, listening on 127.0.0.1:7700", std::process::id());
+    assert_eq!(error, JournalError::Held { dir: dir.0.clone(), holder });
+    journal.close();
+    let raw = Raw::new("a");
+    raw.append(&journal, 1);
+    assert_eq!(raw.next(), (1, Stage::Failed(JournalError::Closed)));
+    assert_eq!(journal.remove(&[id("a")]), Err(JournalError::Closed));
+    assert_eq!(journal.read(&id("a"), Seq(0)), Err(JournalError::Closed));
+    drop(SqliteJournal::open(&dir.0, options()).unwrap());
+}
+
+#[cfg(unix)]
+#[test]
+fn the_directory_is_for_this_user_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = TestDir::new();
+    let inner = TestDir(dir.0.join("of").join("the host"));
+    drop(open(&inner));
+    let mode = fs::metadata(&inner.0).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o700);
+    // The write-ahead log is gone with the host that is stopped.
+    let names: BTreeSet<_> =
+        fs::read_dir(&inner.0).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(names, ["callsheet.lock".into(), "journal.db".into()].into());
+}
+
+#[test]
+fn what_cannot_be_a_journal_is_refused_with_a_reason() {
+    let dir = TestDir::new();
+    fs::write(&dir.0, "a file").unwrap();
+    assert!(refused(&dir).ends_with(": it is no directory: name another data_dir"));
+    fs::remove_file(&dir.0).unwrap();
+
+    fs::create_dir(&dir.0).unwrap();
+    for text in ["x", "this is no database, but a text that is long enough to be taken for one"] {
+        fs::write(dir.database(), text).unwrap();
+        let error = refused(&dir);
+        assert!(error.contains("journal.db: it is no SQLite database: restore it"), "{error}");
+    }
+    fs::remove_file(dir.database()).unwrap();
+    fs::create_dir(dir.database()).unwrap();
+    let error = refused(&dir);
+    assert!(error.contains("journal.db: "), "{error}");
+    fs::remove_dir(dir.database()).unwrap();
+
+    let other = rusqlite::Connection::open(dir.database()).unwrap();
+    other.execute_batch("CREATE TABLE x(y)").unwrap();
+    let error = refused(&dir);
+    assert!(error.ends_with("another program's database: name another data_dir"), "{error}");
+    drop(other);
+    fs::remove_file(dir.database()).unwrap();
+
+    drop(open(&dir));
+    let connection = rusqlite::Connection::open(dir.database()).unwrap();
+    connection.pragma_update(None, "user_version", 7).unwrap();
+    let error = refused(&dir);
+    assert!(error.contains("it is of version 7, and this program reads version 1"), "{error}");
+    connection.pragma_update(None, "user_version", 1).unwrap();
+    drop(connection);
+    drop(open(&dir));
+
+    // Somebody looks into it with a tool that locks it.
+    let connection = rusqlite::Connection::open(dir.database()).unwrap();
+    let exclusive = |row: &rusqlite::Row<'_>| row.get::<_, String>(0);
+    connection.pragma_update_and_check(None, "locking_mode", "exclusive", exclusive).unwrap();
+    connection.execute_batch("BEGIN EXCLUSIVE").unwrap();
+    let error = refused(&dir);
+    assert!(error.ends_with("another program has locked it: end that program"), "{error}");
+    drop(connection);
+    drop(open(&dir));
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_is_refused_but_can_be_read() {
+    let outer = TestDir::new();
+    let dir = TestDir(outer.0.join("of a host?"));
+    let expected = filled(&dir);
+    let set = |readonly| {
+        for path in [dir.database(), dir.0.join("callsheet.lock"), dir.0.clone()] {
+            let mut permissions = fs::metadata(&path).unwrap().permissions();
+            permissions.set_readonly(readonly);
+            fs::set_permissions(&path, permissions).unwrap();
+        }
+    };
+    set(true);
+    // Nothing keeps the superuser from writing.
+    let writable = fs::write(dir.0.join("probe"), "").is_ok();
+    let opened = SqliteJournal::open(&dir.0, options()).map(drop);
+    let read = JournalReader::open(&dir.0).and_then(|reader| reader.read(&expected[0].0, Seq(0)));
+    set(false);
+    assert_eq!(read.unwrap(), expected[0].1);
+    if !writable {
+        let error = opened.unwrap_err().to_string();
+        assert!(error.contains("let this user write the directory"), "{error}");
+    }
+}
+
+#[test]
+fn what_a_crash_leaves_is_recovered() {
+    let dir = TestDir::new();
+    let journal = open(&dir);
+    let raw = Raw::new("a");
+    for seq in 1..=50 {
+        raw.append(&journal, seq);
+        assert_eq!(raw.next(), (seq, Stage::Durable));
+        if seq % 10 == 0 {
+            let copy = dir.copy();
+            let entries = open(&copy).read(&id("a"), Seq(0)).unwrap();
+            assert_eq!(entries.len() as u64, seq);
+        }
+    }
+}
+
+/// What is stored is read as it was, or there is an error.
+fn check_damaged(dir: &TestDir, expected: &[(SessionId, Vec<Entry>)]) -> Result<(), JournalError> {
+    let journal = SqliteJournal::open(&dir.0, options())?;
+    for (session, entries) in expected {
+        let read = journal.read(session, Seq(0))?;
+        assert_eq!(&read, entries);
+    }
+    journal.list(&Listing::default())?;
+    Ok(())
+}
+
+#[test]
+fn a_file_that_is_cut_off_is_noticed_when_it_is_opened() {
+    let dir = TestDir::new();
+    let expected = filled(&dir);
+    let whole = fs::read(dir.database()).unwrap();
+    let mut random = random();
+    let pages = (0..whole.len()).step_by(4_096).skip(1);
+    let places = pages.chain((0..40).map(|_| 1 + random(whole.len() as u64 - 1) as usize));
+    for length in places {
+        let copy = dir.copy();
+        fs::write(copy.database(), &whole[..length]).unwrap();
+        let error = refused(&copy);
+        let told = error.contains("damaged") || error.contains("is no SQLite database");
+        assert!(told && error.contains("restore it from a copy"), "at {length}: {error}");
+    }
+    check_damaged(&dir, &expected).unwrap();
+}
+
+#[test]
+fn a_file_that_is_cut_off_under_its_log_is_noticed_too() {
+    let dir = TestDir::new();
+    filled(&dir);
+    let journal = open(&dir);
+    let raw = Raw::new("new");
+    raw.append(&journal, 1);
+    assert_eq!(raw.next(), (1, Stage::Durable));
+    let copy = dir.copy();
+    let whole = fs::read(copy.database()).unwrap();
+    fs::write(copy.database(), &whole[..whole.len() - 3 * 4_096]).unwrap();
+    let error = refused(&copy);
+    assert!(error.contains("its end is cut off"), "{error}");
+    let error = JournalReader::open(&copy.0).unwrap_err().to_string();
+    assert!(error.contains("its end is cut off"), "{error}");
+    fs::write(copy.database(), &whole).unwrap();
+    assert_eq!(open(&copy).count(), Ok(7));
+}
+
+#[test]
+fn flipped_bytes_end_in_errors_and_never_in_a_panic() {
+    let dir = TestDir::new();
+    let expected = filled(&dir);
+    let whole = fs::read(dir.database()).unwrap();
+    let mut random = random();
+    let mut errors = 0;
+    for round in 0..150 {
+        let mut broken = whole.clone();
+        for _ in 0..=round % 20 {
+            let at = random(broken.len() as u64) as usize;
+            broken[at] ^= 1 << random(8);
+        }
+        let copy = TestDir::new();
+        fs::create_dir(&copy.0).unwrap();
+        fs::write(copy.database(), broken).unwrap();
+        let opened = SqliteJournal::open(&copy.0, options());
+        let Ok(journal) = opened else {
+            errors += 1;
+            continue;
+        };
+        let raw = Raw::new("new");
+        raw.append(&journal, 1);
+        let (_, stage) = raw.next();
+        assert!(matches!(stage, Stage::Durable | Stage::Failed(_)));
+        let all = expected.iter().all(|(session, _)| journal.read(session, Seq(0)).is_ok());
+        errors += usize::from(!all || journal.list(&Listing::default()).is_err());
+        drop(journal);
+        // What it finds is for people.
+        let _ = JournalReader::open(&copy.0).and_then(|reader| reader.check());
+    }
+    assert!(errors > 0, "some were noticed");
+}
+
+#[test]
+fn many_batches_have_one_transaction() {
+    let dir = TestDir::new();
+    let (groups, mut meeting) = gated();
+    let journal =
+        SqliteJournal::open(&dir.0, SqliteOptions { observer: groups.clone(), ..options() })
+            .unwrap();
+    let first = Raw::new("first");
+    first.append(&journal, 1);
+    meeting.arrived.recv().unwrap();
+    // The writer is busy.
+    let others: Vec<Raw> = (0..500).map(|at| Raw::new(&format!("s{at}"))).collect();
+    for seq in 1..=2 {
+        others.iter().for_each(|raw| raw.append(&journal, seq));
+    }
+    assert_eq!(journal.status().queued, 1_000);
+    drop(meeting.go_on.take());
+    for raw in &others {
+        assert_eq!([raw.next(), raw.next()], [(1, Stage::Durable), (2, Stage::Durable)]);
+    }
+    journal.close();
+    assert_eq!(groups.sizes(), [(1, 1), (1_000, 1_000)]);
+    assert!(groups.groups.lock().iter().all(|group| group.synced));
+}
+
+#[test]
+fn batches_that_nobody_waits_for_are_stored_with_the_next_urgent_one_or_on_their_own() {
+    let dir = TestDir::new();
+    let journal = open(&dir);
+    let raw = Raw::new("a");
+    journal.append(raw.batch(1, opened(), false));
+    assert_eq!(raw.next(), (1, Stage::Durable));
+    journal.append(raw.batch(2, said("x"), false));
+    journal.flush();
+    assert_eq!(raw.next(), (2, Stage::Durable));
+    journal.append(raw.batch(3, said("x"), false));
+    // What waits is stored before the end.
+    drop(journal);
+    assert_eq!(raw.next(), (3, Stage::Durable));
+    assert_eq!(open(&dir).read(&id("a"), Seq(0)).unwrap().len(), 3);
+}
+
+#[test]
+fn relaxed_batches_are_written_then_durable_in_order() {
+    let dir = TestDir::new();
+    let groups = Arc::new(Groups::default());
+    let relaxed =
+        SqliteOptions { durability: Durability::Relaxed, observer: groups.clone(), ..options() };
+    let journal = SqliteJournal::open(&dir.0, relaxed).unwrap();
+    let raw = Raw::new("a");
+    (1..=3).for_each(|seq| raw.append(&journal, seq));
+    let mut told: Vec<_> = (0..6).map(|_| raw.next()).collect();
+    let durable: Vec<u64> =
+        told.iter().filter(|(_, stage)| *stage == Stage::Durable).map(|(seq, _)| *seq).collect();
+    assert_eq!(durable, [1, 2, 3]);
+    told.retain(|(_, stage)| *stage == Stage::Written);
+    assert_eq!(told, [(1, Stage::Written), (2, Stage::Written), (3, Stage::Written)]);
+    assert!(groups.groups.lock().iter().all(|group| !group.synced));
+    // Nobody flushes.
+    raw.append(&journal, 4);
+    assert_eq!([raw.next(), raw.next()], [(4, Stage::Written), (4, Stage::Durable)]);
+    raw.append(&journal, 5);
+    drop(journal);
+    assert_eq!([raw.next(), raw.next()], [(5, Stage::Written), (5, Stage::Durable)]);
+}
+
+#[test]
+fn more_than_may_wait_fails_and_leaves_no_gap() {
+    let dir = TestDir::new();
+    let (groups, mut meeting) = gated();
+    let journal =
+        SqliteJournal::open(&dir.0, SqliteOptions { observer: groups, queue_max: 2, ..options() })
+            .unwrap();
+    let (raw, other) = (Raw::new("a"), Raw::new("b"));
+    raw.append(&journal, 1);
+    // Stored, and not told of yet.
+    meeting.arrived.recv().unwrap();
+    (2..=4).for_each(|seq| raw.append(&journal, seq));
+    // At once, before those that wait.
+    assert_eq!(raw.next(), (4, Stage::Failed(JournalError::Overloaded)));
+    drop(meeting.go_on.take());
+    for seq in 1..=3 {
+        assert_eq!(raw.next(), (seq, Stage::Durable));
+    }
+    raw.append(&journal, 5);
+    let why = "a record of session a before 5 was not stored".to_owned();
+    assert_eq!(raw.next(), (5, Stage::Failed(JournalError::Write(why))));
+    other.append(&journal, 1);
+    assert_eq!(other.next(), (1, Stage::Durable));
+    assert_eq!(journal.read(&id("a"), Seq(0)).unwrap().len(), 3);
+}
+
+#[test]
+fn a_batch_that_does_not_fit_fails_alone() {
+    let dir = TestDir::new();
+    let (groups, mut meeting) = gated();
+    let journal =
+        SqliteJournal::open(&dir.0, SqliteOptions { observer: groups, ..options() }).unwrap();
+    let (gap, large, good) = (Raw::new("gap"), Raw::new("large"), Raw::new("good"));
+    gap.append(&journal, 1);
+    meeting.arrived.recv().unwrap();
+    // All in one transaction: one leaves a gap, one cannot be stored at all.
+    gap.append(&journal, 3);
+    gap.append(&journal, 2);
+    let mut batch = large.batch(1, opened(), true);
+    let entry = Entry { time: u64::MAX, ..Entry::clone(&batch.entries[0]) };
+    batch.entries = vec![Arc::new(entry)];
+    journal.append(batch);
+    large.append(&journal, 2);
+    (1..=2).for_each(|seq| good.append(&journal, seq));
+    let unknown = Raw::new("unknown");
+    unknown.append(&journal, 4);
+    drop(meeting.go_on.take());
+    assert_eq!(gap.next(), (1, Stage::Durable));
+    let failed = |raw: &Raw, why: &str| {
+        let (_, stage) = raw.next();
+        let Stage::Failed(JournalError::Write(text)) = stage else { panic!("{stage:?}") };
+        assert!(text.contains(why), "{text}");
+    };
+    failed(&gap, "record 3 of session gap does not follow the last one, 1");
+    // With a new log it would do.
+    assert_eq!(gap.next(), (2, Stage::Durable));
+    failed(&large, "");
+    failed(&large, "a record of session large before 2 was not stored");
+    failed(&unknown, "there is no session unknown");
+    assert_eq!([good.next(), good.next()], [(1, Stage::Durable), (2, Stage::Durable)]);
+    assert_eq!(journal.count(), Ok(2));
+}
+
+#[test]
+fn a_session_that_was_removed_takes_nothing_more() {
+    let dir = TestDir::new();
+    let journal = open(&dir);
+    let raw = Raw::new("a");
+    raw.append(&journal, 1);
+    assert_eq!(raw.next(), (1, Stage::Durable));
+    journal.remove(&[id("a"), id("never")]).unwrap();
+    assert_eq!((journal.count(), journal.find(&id("a"))), (Ok(0), Ok(None)));
+    // Another one, which must not get what is meant for the first.
+    let other = Raw::new("a");
+    other.append(&journal, 1);
+    assert_eq!(other.next(), (1, Stage::Durable));
+    raw.append(&journal, 2);
+    let why = "session a has been removed".to_owned();
+    assert_eq!(raw.next(), (2, Stage::Failed(JournalError::Write(why))));
+    assert_eq!(journal.read(&id("a"), Seq(0)).unwrap().len(), 1);
+}
+
+#[test]
+fn many_threads_leave_order_and_no_gaps() {
+    let dir = TestDir::new();
+    let journal = open(&dir);
+    let logs: Vec<SessionLog> = (0..4).map(|at| log(&journal, &format!("s{at}"), 0)).collect();
+    for log in &logs {
+        log.append(vec![opened()], Urgency::Urgent, || ());
+    }
+    std::thread::scope(|scope| {
+        for thread in 0..8 {
+            let logs = &logs;
+            scope.spawn(move || {
+                for at in 0..100 {
+                    let urgency = if at % 3 == 0 { Urgency::Urgent } else { Urgency::Lazy };
+                    let records = vec![said("x"); 1 + at % 2];
+                    logs[(thread + at) % logs.len()].append(records, urgency, || ());
+                }
+            });
+        }
+    });
+    for log in &logs {
+        let last = log.last();
+        block_on(log.until_durable(last)).unwrap();
+    }
+    let stored = journal.list(&Listing::default()).unwrap();
+    for (stored, log) in stored.iter().zip(&logs) {
+        assert_eq!((stored.seq, log.last()), (Seq(301), Seq(301)));
+        let seqs: Vec<u64> =
+            journal.read(&stored.id, Seq(0)).unwrap().iter().map(|entry| entry.seq.0).collect();
+        assert_eq!(seqs, (1..=301).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_record_of_a_later_version_is_an_error_of_its_own() {
+    let dir = TestDir::new();
+    let journal = open(&dir);
+    let raw = Raw::new("a");
+    (1..=2).for_each(|seq| raw.append(&journal, seq));
+    drop(journal);
+    let connection = rusqlite::Connection::open(dir.database()).unwrap();
+    let later = r#"UPDATE records SET body = '{"v":9,"record":{}}' WHERE seq = 2"#;
+    connection.execute_batch(later).unwrap();
+    drop(connection);
+    let error = open(&dir).read(&id("a"), Seq(0)).unwrap_err();
+    assert!(matches!(error, JournalError::Unreadable(_)), "{error:?}");
+    assert!(error.to_string().contains("record 2 of session a: it is of version 9"), "{error}");
+}
+
+#[test]
+fn commands_read_a_live_journal_and_one_of_a_stopped_host() {
+    let dir = TestDir::new();
+    let error = JournalReader::open(&dir.0).unwrap_err().to_string();
+    assert!(error.contains("journal.db") && error.contains("data_dir of a host"), "{error}");
+    let journal = open(&dir);
+    let reader = JournalReader::open(&dir.0).unwrap();
+    let raw = Raw::new("a");
+    raw.append(&journal, 1);
+    assert_eq!(raw.next(), (1, Stage::Durable));
+    let check = |reader: &JournalReader| {
+        assert_eq!(reader.read(&id("a"), Seq(0)).unwrap()[0].record, opened());
+        assert_eq!(reader.find(&id("a")).unwrap().unwrap().seq, Seq(1));
+        assert_eq!(reader.list(&Listing::default()).unwrap().len(), 1);
+        assert_eq!((reader.count(), reader.check()), (Ok(1), Ok(Vec::new())));
+    };
+    check(&reader);
+    check(&JournalReader::open(&dir.0).unwrap());
+    drop(journal);
+    check(&reader);
+    check(&JournalReader::open(&dir.0).unwrap());
+}
+
+/// Not a test by itself: the process of the next one, which is killed.
+#[test]
+fn child() {
+    let Some(dir) = std::env::var_os("CALLSHEET_TEST_DIR") else { return };
+    let journal = SqliteJournal::open(dir.as_ref(), options()).unwrap();
+    let raw = Raw::new("a");
+    for seq in 1..=100 {
+        raw.append(&journal, seq);
+        assert_eq!(raw.next(), (seq, Stage::Durable));
+    }
+}
+
+#[cfg(all(unix, debug_assertions))]
+#[test]
+fn a_process_is_killed_where_it_is_told_to_be() {
+    use std::os::unix::process::ExitStatusExt;
+    for (told, stored) in [("30", 30), ("30-before", 29)] {
+        let dir = TestDir::new();
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child"])
+            .env("CALLSHEET_TEST_DIR", &dir.0)
+            .env("CALLSHEET_KILL_AT", told)
+            .output()
+            .unwrap();
+        assert_eq!(child.status.signal(), Some(9), "{child:?}");
+        let entries = open(&dir).read(&id("a"), Seq(0)).unwrap();
+        assert_eq!(entries.len(), stored);
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Operation {
+    Open(u8),
+    Append(u8, u8),
+    Remove(Vec<u8>),
+    Reopen,
+    List { after: Option<u8>, limit: usize, state: Option<SessionState>, before: Option<u64> },
+}
+
+fn operations() -> impl Strategy<Value = Vec<Operation>> {
+    let session = 0..6_u8;
+    let state =
+        prop_oneof![Just(None), Just(Some(SessionState::Idle)), Just(Some(SessionState::Running))];
+    let list = (prop::option::of(session.clone()), 0..4_usize, state, prop::option::of(0..60_u64));
+    let operation = prop_oneof![
+        3 => session.clone().prop_map(Operation::Open),
+        8 => (session.clone(), 0..4_u8).prop_map(|(at, kind)| Operation::Append(at, kind)),
+        1 => prop::collection::vec(session, 0..3).prop_map(Operation::Remove),
+        1 => Just(Operation::Reopen),
+        3 => list.prop_map(|(after, limit, state, before)| Operation::List {
+            after, limit, state, before
+        }),
+    ];
+    prop::collection::vec(operation, 1..60)
+}
+
+fn record(kind: u8) -> Record {
+    let run_id = RunId("run_0000000000000001".into());
+    match kind {
+        0 => Record::RunStarted {
+            run_id,
+            input: Content::from("x"),
+            overrides: Default::default(),
+            model: "m".to_owned(),
+            execution: Execution::Sequential,
+            request: None,
+        },
+        1 => Record::RunEnded {
+            run_id,
+            end: RunEnd::Answered,
+            text: "done".to_owned(),
+            error: None,
+            stats: Default::default(),
+            waiting: 0,
+        },
+        _ => Record::StopAsked { mode: StopMode::Now },
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(40))]
+
+    /// The engine in memory is so simple that it can be seen to be right.
+    #[test]
+    fn it_answers_as_the_engine_in_memory_does(operations in operations()) {
+        let dir = TestDir::new();
+        let mut journal = open(&dir);
+        let model = MemoryJournal::new();
+        let name = |at: u8| id(&format!("s{at}"));
+        for (time, operation) in (1..).zip(operations) {
+            let (at, kind) = match operation {
+                Operation::Open(at) => (at, None),
+                Operation::Append(at, kind) => (at, Some(kind)),
+                Operation::Remove(sessions) => {
+                    let sessions: Vec<_> = sessions.into_iter().map(name).collect();
+                    prop_assert_eq!(journal.remove(&sessions), model.remove(&sessions));
+                    continue;
+                }
+                Operation::Reopen => {
+                    drop(journal);
+                    journal = open(&dir);
+                    continue;
+                }
+                Operation::List { after, limit, state, before } => {
+                    let listing =
+                        Listing { after: after.map(name), limit, state, touched_before: before };
+                    prop_assert_eq!(journal.list(&listing), model.list(&listing));
+                    continue;
+                }
+            };
+            let last = model.find(&name(at)).unwrap().map_or(0, |stored| stored.seq.0);
+            if (last == 0) != kind.is_none() {
+                continue;
+            }
+            let raw = Raw::new(&format!("s{at}"));
+            let record = kind.map_or_else(opened, record);
+            let mut batch = raw.batch(last + 1, record, true);
+            let entry = Entry { time, ..Entry::clone(&batch.entries[0]) };
+            batch.entries = vec![Arc::new(entry)];
+            let same = Batch { entries: batch.entries.clone(), ..raw.batch(1, opened(), true) };
+            model.append(same);
+            journal.append(batch);
+            prop_assert_eq!(raw.next(), (last + 1, Stage::Durable));
+        }
+        prop_assert_eq!(journal.count(), model.count());
+        for at in 0..6 {
+            prop_assert_eq!(journal.find(&name(at)), model.find(&name(at)));
+            for after in [0, 2] {
+                let after = Seq(after);
+                prop_assert_eq!(journal.read(&name(at), after), model.read(&name(at), after));
+            }
+        }
+    }
+}

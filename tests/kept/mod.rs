@@ -1,0 +1,296 @@
+//! Hosts on a journal of their own, one after the other, with a scripted model that outlives them.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
+#![expect(dead_code, reason = "each test uses its part")]
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use callsheet::config::{BaseUrl, Config, ToolPattern};
+use callsheet::journal::{Breach, Entry, JournalError, JournalReader, Listing, verify};
+use callsheet::record::Seq;
+use callsheet::rehearsal::{Rehearsal, Script};
+use callsheet::runtime::{Host, HostError, HostSetup};
+use callsheet::server::{self, ServerHandle, ServerOptions};
+use callsheet::tool::{Calculator, SetVariable};
+use callsheet::types::SessionId;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use crate::client::{Answer, Reading, Seen, answer, post};
+use crate::support::tools::{Stage, registry};
+
+/// How long anything here may take before the test fails instead of hanging.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.expect("it takes too long")
+}
+
+/// Waits for a condition that nothing tells of.
+pub(crate) async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let waited = tokio::time::timeout(PATIENCE, async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    });
+    waited.await.unwrap_or_else(|_| panic!("it never came that {what}"));
+}
+
+/// A directory, deleted with what is in it, and a model.
+pub(crate) struct Kept {
+    pub(crate) dir: PathBuf,
+    pub(crate) model: Rehearsal,
+    pub(crate) stage: Stage,
+}
+
+impl Kept {
+    pub(crate) async fn new(script: Value) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("callsheet-kept-test-{}-{number}", std::process::id());
+        let dir = std::env::temp_dir().join(name);
+        let _ = std::fs::remove_dir_all(&dir);
+        let script: Script = serde_json::from_value(script).unwrap();
+        let model = Rehearsal::with_script(script).await.unwrap();
+        Self { dir, model, stage: Stage::new() }
+    }
+
+    /// What a host is set up with: `host` are lines of `[host]`, `rest` are other sections.
+    pub(crate) fn setup(&self, host: &str, rest: &str) -> HostSetup {
+        let dir = self.dir.display();
+        let text = format!("[host]\ndata_dir = \"{dir}\"\n{host}\n{rest}");
+        let mut config = Config::parse(&text, "test.toml", &|_| None).unwrap();
+        config.set_rehearsal(BaseUrl::parse(&self.model.base_url()).unwrap());
+        let mut tools = registry(&self.stage);
+        tools.register(Calculator).unwrap();
+        tools.register(SetVariable).unwrap();
+        for agent in config.agents.values_mut() {
+            agent.tools = tools.iter().map(|(name, _)| ToolPattern::new(name)).collect();
+        }
+        HostSetup { config, tools }
+    }
+
+    pub(crate) async fn start(&self, host: &str, rest: &str) -> Served {
+        let starting = tokio::time::timeout(PATIENCE, async {
+            loop {
+                match Served::start(self.setup(host, rest)).await {
+                    // The last host's actors are still ending.
+                    Err(HostError::Journal(JournalError::Held { .. })) => {
+                        tokio::time::sleep(Duration::from_millis(2)).await;
+                    }
+                    started => return started.unwrap(),
+                }
+            }
+        });
+        starting.await.expect("the last host lets go of the journal")
+    }
+
+    /// What is stored of a session.
+    pub(crate) fn entries(&self, session: &str) -> Vec<Entry> {
+        entries(&self.dir, session)
+    }
+
+    /// Every session keeps every promise.
+    #[track_caller]
+    pub(crate) fn verify(&self) {
+        for (id, breaches) in verified(&self.dir) {
+            assert!(breaches.is_empty(), "{id}: {breaches:?}");
+        }
+    }
+
+    /// The bytes of all files.
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        let files = std::fs::read_dir(&self.dir).unwrap();
+        files.flat_map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect()
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// What is stored of a session in a data directory.
+pub(crate) fn entries(dir: &Path, session: &str) -> Vec<Entry> {
+    JournalReader::open(dir).unwrap().read(&id(session), Seq(0)).unwrap()
+}
+
+/// Every session in a data directory, with the promises that it breaks.
+pub(crate) fn verified(dir: &Path) -> Vec<(SessionId, Vec<Breach>)> {
+    let journal = JournalReader::open(dir).unwrap();
+    assert_eq!(journal.check().unwrap(), Vec::<String>::new());
+    let all = journal.list(&Listing::default()).unwrap().into_iter().map(|stored| stored.id);
+    all.map(|id| {
+        let breaches = verify(&id, &journal.read(&id, Seq(0)).unwrap());
+        (id, breaches)
+    })
+    .collect()
+}
+
+pub(crate) fn id(text: &str) -> SessionId {
+    SessionId::parse(text).unwrap()
+}
+
+/// A host behind its API.
+pub(crate) struct Served {
+    pub(crate) host: Host,
+    server: ServerHandle,
+}
+
+impl Served {
+    pub(crate) async fn start(setup: HostSetup) -> Result<Self, HostError> {
+        let host = within(Host::start(setup)).await?;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let server = server::serve(listener, host.clone(), ServerOptions::default()).unwrap();
+        Ok(Self { host, server })
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.server.addr()
+    }
+
+    /// Sends a request and reads the whole answer.
+    pub(crate) async fn send(&self, request: &str) -> Answer {
+        let request = request.replacen("\r\n", "\r\nconnection: close\r\n", 1);
+        let mut reading = Reading::open(self.addr(), &request).await;
+        within(reading.read_rest()).await;
+        answer(&reading)
+    }
+
+    pub(crate) async fn get(&self, path: &str) -> Answer {
+        self.send(&format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await
+    }
+
+    pub(crate) async fn delete(&self, path: &str) -> Answer {
+        self.send(&format!("DELETE {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await
+    }
+
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
+        self.send(&post(path, "", &body.to_string())).await
+    }
+
+    /// A request with an `Idempotency-Key`.
+    pub(crate) async fn post_keyed(&self, path: &str, key: &str, body: &Value) -> Answer {
+        self.send(&post(path, &format!("idempotency-key: {key}\r\n"), &body.to_string())).await
+    }
+
+    pub(crate) async fn open(&self, session: &str) {
+        let opened = self.post("/v1/sessions", json!({"id": session})).await;
+        assert_eq!(opened.status, 201, "{opened:?}");
+    }
+
+    /// A run to its end; its report.
+    pub(crate) async fn run(&self, session: &str, input: &str) -> Value {
+        let body = json!({"input": input, "wait": true});
+        let answer = self.post(&format!("/v1/sessions/{session}/runs"), body).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()
+    }
+
+    /// Begins a run; its id.
+    pub(crate) async fn begin(&self, session: &str, body: Value) -> String {
+        let answer = self.post(&format!("/v1/sessions/{session}/runs"), body).await;
+        assert_eq!(answer.status, 202, "{answer:?}");
+        answer.json()["run_id"].as_str().unwrap().to_owned()
+    }
+
+    pub(crate) async fn snapshot(&self, session: &str) -> Value {
+        let answer = self.get(&format!("/v1/sessions/{session}")).await;
+        assert_eq!(answer.status, 200, "{answer:?}");
+        answer.json()
+    }
+
+    /// The snapshot, once it is as wanted.
+    pub(crate) async fn until_snapshot(
+        &self,
+        session: &str,
+        enough: impl Fn(&Value) -> bool,
+    ) -> Value {
+        let asking = tokio::time::timeout(PATIENCE, async {
+            loop {
+                let snapshot = self.snapshot(session).await;
+                if enough(&snapshot) {
+                    return snapshot;
+                }
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        });
+        match asking.await {
+            Ok(snapshot) => snapshot,
+            Err(_) => panic!("it never came to that: {}", self.snapshot(session).await),
+        }
+    }
+
+    /// Waits until no session is in memory.
+    pub(crate) async fn asleep(&self) {
+        until("all sleep", || self.host.counts().awake == 0).await;
+    }
+
+    /// Reads the session's events behind `after`.
+    pub(crate) async fn events(&self, session: &str, after: &str) -> Reading {
+        let path = format!("/v1/sessions/{session}/events?after={after}");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+        Reading::open(self.addr(), &request).await
+    }
+
+    /// The host stops as it is told to.
+    pub(crate) async fn shutdown(self) {
+        within(self.host.shutdown()).await;
+        self.server.shutdown().await;
+    }
+
+    /// The host ends at once, as in a crash; what was stored by then stays.
+    pub(crate) async fn crash(self) {
+        let Self { host, server } = self;
+        server.shutdown().await;
+        drop(host);
+    }
+}
+
+/// What a decision says about a question of a snapshot.
+pub(crate) fn decision(question: &Value, decision: &str) -> (String, Value) {
+    let tool_id = question["tool_id"].as_str().unwrap().to_owned();
+    (tool_id, json!({"decision": decision, "arguments_sha256": question["arguments_sha256"]}))
+}
+
+fn text(event: &Seen) -> Option<&str> {
+    let is_text = matches!(event.kind.as_str(), "thinking" | "content_delta");
+    event.data["text"].as_str().filter(|text| is_text && !text.is_empty())
+}
+
+/// What has an id, with texts put together and without those that are void by the end.
+pub(crate) fn whole(events: &[Seen]) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let mut turn = 0;
+    for event in events {
+        let Some(id) = &event.id else { continue };
+        if let Some(text) = text(event) {
+            let begin = format!("{}: ", event.kind);
+            match lines.last_mut() {
+                Some(line) if line.starts_with(&begin) => line.push_str(text),
+                Some(_) | None => lines.push(format!("{begin}{text}")),
+            }
+            continue;
+        }
+        if matches!(event.kind.as_str(), "thinking" | "attempt") {
+            if event.kind == "attempt" {
+                let is_text = |line: &String| {
+                    line.starts_with("thinking: ") || line.starts_with("content_delta: ")
+                };
+                let void: Vec<String> = lines.drain(turn..).collect();
+                lines.extend(void.into_iter().filter(|line| !is_text(line)));
+            }
+            turn = lines.len();
+        }
+        lines.push(format!("{id} {} {}", event.kind, event.data));
+    }
+    lines
+}
+
+/// How many runs have ended.
+pub(crate) fn ended(seen: &[Seen]) -> usize {
+    seen.iter().filter(|event| event.kind == "stream_end").count()
+}

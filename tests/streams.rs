@@ -1,0 +1,297 @@
+//! `GET /v1/sessions/{id}/events`: a session's events from wherever a client has read to.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
+
+mod client;
+
+use std::time::Duration;
+
+use callsheet::event::EventId;
+use callsheet::telemetry::Delivery;
+use callsheet::types::SessionId;
+use client::{Reading, Seen, Service};
+use futures::{FutureExt as _, StreamExt as _};
+use serde_json::{Value, json};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.expect("it takes too long")
+}
+
+async fn service(script: Value) -> Service {
+    let service = Service::start(script).await;
+    assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
+    service
+}
+
+/// Connects to the session's events; `after` is the query and `headers` are further lines.
+async fn events(service: &Service, after: &str, headers: &str) -> Reading {
+    let request =
+        format!("GET /v1/sessions/s/events{after} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n");
+    Reading::open(service.addr(), &request).await
+}
+
+fn ended(seen: &[Seen]) -> usize {
+    seen.iter().filter(|event| event.kind == "stream_end").count()
+}
+
+fn text(event: &Seen) -> Option<&str> {
+    let is_text = matches!(event.kind.as_str(), "thinking" | "content_delta");
+    event.data["text"].as_str().filter(|text| is_text && !text.is_empty())
+}
+
+/// What has an id, with texts put together and without those that are void by the end.
+fn whole(events: &[Seen]) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let mut turn = 0;
+    for event in events {
+        let Some(id) = &event.id else { continue };
+        if let Some(text) = text(event) {
+            let begin = format!("{}: ", event.kind);
+            match lines.last_mut() {
+                Some(line) if line.starts_with(&begin) => line.push_str(text),
+                Some(_) | None => lines.push(format!("{begin}{text}")),
+            }
+            continue;
+        }
+        if matches!(event.kind.as_str(), "thinking" | "attempt") {
+            if event.kind == "attempt" {
+                let is_text = |line: &String| {
+                    line.starts_with("thinking: ") || line.starts_with("content_delta: ")
+                };
+                let void: Vec<String> = lines.drain(turn..).collect();
+                lines.extend(void.into_iter().filter(|line| !is_text(line)));
+            }
+            turn = lines.len();
+        }
+        lines.push(format!("{id} {} {}", event.kind, event.data));
+    }
+    lines
+}
+
+/// A turn with thinking, text and two calls; one that breaks once; an answer; then others.
+fn long() -> Value {
+    json!({"responses": [
+        {"reasoning": ["Hm, ", "né."], "text": ["Let me ", "löok."], "calls": [
+            {"name": "calculator", "arguments": {"expression": "6 * 7"}},
+            {"name": "calculator", "arguments": {"expression": "1 + 1"}}]},
+        {"text": ["This ", "is lost."], "cut_after_chunks": 3},
+        {"reasoning": ["So."], "text": ["It is ", "42."]},
+        {"text": ["May I?"], "calls": [{"name": "calculator", "arguments": {"expression": "2"}}]},
+        {"text": ["Thank you."]},
+        {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]}
+    ]})
+}
+
+/// Three runs of that, the last one stopped; watched as they go.
+async fn three_runs(service: &Service) -> Vec<Seen> {
+    let mut live = events(service, "?after=0", "").await;
+    let runs = "/v1/sessions/s/runs";
+    assert_eq!(service.post(runs, json!({"input": "go"})).await.status, 202);
+    let asked = json!({"input": "ask", "queue": true, "approval": "before"});
+    assert_eq!(service.post(runs, asked).await.status, 202);
+    let seen = live.until_seen(|seen| seen.iter().any(|e| e.kind == "tool_approval")).await;
+    let asked = &seen.iter().find(|event| event.kind == "tool_approval").unwrap().data;
+    let path = format!("/v1/sessions/s/approvals/{}", asked["tool_id"].as_str().unwrap());
+    let sha = &asked["arguments_sha256"];
+    let approve = json!({"decision": "approve", "arguments_sha256": sha});
+    assert_eq!(service.post(&path, approve).await.status, 200);
+    live.until_seen(|seen| ended(seen) == 2).await;
+    assert_eq!(service.post(runs, json!({"input": "hold"})).await.status, 202);
+    service.model.gate_reached("middle").await;
+    let steer = json!({"input": "and more"});
+    assert_eq!(service.post("/v1/sessions/s/steer", steer).await.status, 202);
+    let stop = json!({"mode": "now"});
+    assert_eq!(service.post("/v1/sessions/s/stop", stop).await.status, 202);
+    live.until_seen(|seen| ended(seen) == 3).await
+}
+
+#[tokio::test]
+async fn from_every_event_on_the_rest_is_the_same() {
+    let service = service(long()).await;
+    let live = within(three_runs(&service)).await;
+    let all = whole(&live);
+    let kinds = |kind: &str| live.iter().filter(|event| event.kind == kind).count();
+    assert_eq!((kinds("tool_result"), kinds("attempt"), kinds("tool_approval")), (3, 1, 1));
+    let mut cuts = vec![(0, "0".to_owned())];
+    for (at, event) in live.iter().enumerate().take(live.len() - 1) {
+        if let Some(id) = &event.id {
+            cuts.push((at + 1, id.clone()));
+        }
+    }
+    for (at, id) in cuts {
+        let (seen, _) = live.split_at(at);
+        let left = 3 - ended(seen);
+        if left == 0 {
+            continue;
+        }
+        let mut reading = events(&service, &format!("?after={id}"), "").await;
+        let rest = within(reading.until_seen(|seen| ended(seen) == left)).await;
+        let both = [seen, &rest].concat();
+        assert_eq!(whole(&both), all, "after {id}");
+    }
+    for event in &live {
+        let is_state = ["tool_use", "tool_progress", "session_stats", "error"];
+        assert_eq!(event.id.is_none(), is_state.contains(&event.kind.as_str()), "{event:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_text_is_gone_on_with_in_its_middle() {
+    let service = service(json!({"responses": [{"text": ["Grüße ", "dich."]}]})).await;
+    let wait = json!({"input": "go", "wait": true});
+    assert_eq!(service.post("/v1/sessions/s/runs", wait).await.status, 200);
+    for (bytes, expect) in [(0, "Grüße dich."), (1, "rüße dich."), (2, "üße dich."), (8, "dich.")]
+    {
+        // The record of the attempt is the third, behind those of the session and of the run.
+        let header = format!("last-event-id: 3.{bytes}\r\n");
+        let mut reading = events(&service, "?after=0", &header).await;
+        let seen = within(reading.until_seen(|seen| ended(seen) == 1)).await;
+        let rest: String = seen.iter().filter_map(text).collect();
+        assert_eq!(rest, expect, "{seen:?}");
+        assert_eq!(seen[0].kind, "content_delta");
+    }
+}
+
+#[tokio::test]
+async fn a_place_that_is_none_is_refused() {
+    let service = service(json!({})).await;
+    for (query, header, code) in [
+        ("?after=x", "", "invalid_event_id"),
+        ("?after=", "", "invalid_event_id"),
+        ("?after=1.", "", "invalid_event_id"),
+        ("?after=-1", "", "invalid_event_id"),
+        ("?from=1", "", "invalid_request"),
+        ("?after=0", "last-event-id: abc\r\n", "invalid_event_id"),
+        ("?after=2", "", "unknown_event_id"),
+        ("?after=0", "last-event-id: 99.1\r\n", "unknown_event_id"),
+    ] {
+        let path = format!("/v1/sessions/s/events{query}");
+        let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n{header}\r\n");
+        let answer = service.send(&request).await;
+        assert_eq!(answer.error(), (400, code.to_owned()), "{query} {header}");
+    }
+    let nobody = service.get("/v1/sessions/t/events").await;
+    assert_eq!(nobody.error(), (404, "no_such_session".to_owned()));
+}
+
+#[tokio::test]
+async fn without_a_place_it_begins_now_with_the_calls_that_are_open() {
+    let script = json!({"responses": [
+        {"text": ["Before."], "calls": [
+            {"name": "calculator", "arguments": {"expression": "6 * 7"}}]},
+        {"text": ["After."]}]});
+    let service = service(script).await;
+    let mut first = events(&service, "?after=0", "").await;
+    let run = json!({"input": "go", "approval": "before"});
+    assert_eq!(service.post("/v1/sessions/s/runs", run).await.status, 202);
+    let asked = within(first.until_seen(|seen| {
+        seen.iter().any(|event| event.data["waiting_for"] == "approval")
+            && seen.iter().any(|event| event.kind == "tool_approval")
+    }))
+    .await;
+    let mut late = events(&service, "", "").await;
+    let seen = within(late.until_seen(|seen| !seen.is_empty())).await;
+    assert_eq!((seen[0].kind.as_str(), &seen[0].id), ("tool_use", &None));
+    assert_eq!(seen[0].data["waiting_for"], "approval");
+    let question = asked.iter().find(|event| event.kind == "tool_approval").unwrap();
+    let tool_id = question.data["tool_id"].as_str().unwrap();
+    let sha = &question.data["arguments_sha256"];
+    let reject = json!({"decision": "reject", "arguments_sha256": sha});
+    let decided = service.post(&format!("/v1/sessions/s/approvals/{tool_id}"), reject).await;
+    assert_eq!(decided.status, 200, "{decided:?}");
+    let seen = within(late.until_seen(|seen| ended(seen) == 1)).await;
+    let texts: String = seen.iter().filter_map(text).collect();
+    assert_eq!(texts, "After.");
+    // The stream goes on behind the run, until the session is closed.
+    assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
+    let closed = |seen: &[Seen]| seen.last().is_some_and(|event| event.kind == "error");
+    let last = within(late.until_seen(closed)).await.pop().unwrap();
+    assert_eq!((last.kind.as_str(), &last.data["code"]), ("error", &json!("session_closed")));
+}
+
+#[tokio::test]
+async fn many_who_come_in_the_middle_see_the_same() {
+    let held = json!({"responses": [
+        {"reasoning": ["Hm."], "text": ["Now ", "then."],
+         "holds": [{"at": {"chunk": 3}, "name": "middle"}]}]});
+    let service = service(held).await;
+    let mut live = service.watch("s", "go").await;
+    within(live.until("\"text\":\"Now \"")).await;
+    service.model.gate_reached("middle").await;
+    let mut readings = Vec::new();
+    for at in 0..50 {
+        let after = if at % 2 == 0 { "?after=0" } else { "?after=3.4" };
+        readings.push((at, events(&service, after, "").await));
+    }
+    for (at, reading) in &mut readings {
+        let text = if *at % 2 == 0 { "\"text\":\"Now \"" } else { "\"text\":\"ow \"" };
+        within(reading.until(text)).await;
+    }
+    service.model.release("middle");
+    let all = within(live.until_seen(|seen| ended(seen) == 1)).await;
+    for (at, mut reading) in readings {
+        let seen = within(reading.until_seen(|seen| ended(seen) == 1)).await;
+        if at % 2 == 0 {
+            assert_eq!(whole(&seen), whole(&all));
+        } else {
+            let texts: String = seen.iter().filter_map(text).collect();
+            assert_eq!(texts, "ow then.");
+        }
+    }
+    let page = service.get("/metrics").await.body;
+    assert!(page.contains("\ncallsheet_watchers "), "{page}");
+}
+
+#[tokio::test]
+async fn who_was_too_slow_reads_on_without_loss() {
+    let words: Vec<String> = (0..5000).map(|at| format!("w{at} ")).collect();
+    let service = service(json!({"responses": [{"text": words.clone()}]})).await;
+    let session = service.host.session(&SessionId::parse("s").unwrap());
+    let mut slow = Vec::new();
+    for _ in 0..1000 {
+        let mut watch = session.watch(EventId::default()).await.unwrap();
+        assert!(watch.next().now_or_never().is_none(), "nothing has happened");
+        slow.push(watch);
+    }
+    let wait = json!({"input": "go", "wait": true});
+    assert_eq!(within(service.post("/v1/sessions/s/runs", wait)).await.status, 200);
+    let mut watch = slow.swap_remove(500);
+    let (mut texts, mut last, mut resyncs) = (String::new(), EventId::default(), 0);
+    loop {
+        match within(watch.next()).await {
+            Some(Delivery::Event(published)) => {
+                last = published.id.unwrap_or(last);
+                texts.push_str(published.event.text().map_or("", |(_, text)| text));
+                if published.public().any(|event| event.kind == "stream_end") {
+                    break;
+                }
+            }
+            Some(Delivery::Lagged) => {
+                resyncs += 1;
+                watch = session.watch(last).await.unwrap();
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((texts, resyncs), (words.concat(), 1));
+    let page = service.get("/metrics").await.body;
+    assert!(page.contains("\ncallsheet_subscribers_lagged_total 1000\n"), "{page}");
+}
+
+#[tokio::test]
+async fn a_host_that_stops_closes_no_session() {
+    let service = service(json!({"responses": [{"text": ["Hello."]}]})).await;
+    let mut live = events(&service, "?after=0", "connection: close\r\n").await;
+    let wait = json!({"input": "go", "wait": true});
+    assert_eq!(service.post("/v1/sessions/s/runs", wait.clone()).await.status, 200);
+    within(live.until_seen(|seen| ended(seen) == 1)).await;
+    service.host.shutdown().await;
+    within(live.read_rest()).await;
+    let seen = live.seen();
+    assert_eq!(seen.last().unwrap().kind, "stream_end", "{seen:?}");
+    for (path, body) in [("runs", wait), ("steer", json!({"input": "and"}))] {
+        let refused = service.post(&format!("/v1/sessions/s/{path}"), body).await;
+        assert_eq!(refused.error(), (503, "shutting_down".to_owned()));
+    }
+}
