@@ -341,8 +341,8 @@ async fn a_call_that_waits_holds_back_only_what_must_come_after_it() {
     .await;
     api.stage.release("x");
     let mut run = api.world.session.start_run("go").await.unwrap();
-    until_event(&mut run.events, |event| event["waiting_for"] == "exclusive").await;
     let asked = question(&mut run.events).await;
+    until_event(&mut run.events, |event| event["waiting_for"] == "exclusive").await;
     // The only place of `max` is free for the call behind it.
     api.stage.seen("end q").await;
     assert_eq!(api.stage.log(), ["start q", "end q"]);

@@ -174,7 +174,8 @@ async fn there_must_be_a_run_something_to_say_and_room() {
     assert_eq!(ended(run.report).await.run_messages().len(), 3 + 16 + 1);
     assert_eq!(world.session.steer("x").await, Err(HostError::NoRun));
     world.session.close().await.expect("a close");
-    assert_eq!(world.session.steer("x").await, Err(HostError::SessionClosed));
+    let gone = HostError::NoSuchSession(world.session.id().clone());
+    assert_eq!(world.session.steer("x").await, Err(gone));
 }
 
 #[tokio::test]

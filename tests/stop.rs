@@ -179,5 +179,5 @@ async fn a_shutdown_answers_what_runs_and_ends_the_run_interrupted() {
     assert_eq!(report.run_end, RunEnd::Interrupted);
     assert_eq!(report.calls[0].status, ToolStatus::Cancelled);
     assert!(world.session.start_run("more").await.is_err());
-    assert_eq!(world.host.counts(), HostCounts::default());
+    assert_eq!(world.host.counts(), HostCounts { sessions: 1, ..HostCounts::default() });
 }

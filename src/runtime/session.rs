@@ -291,6 +291,7 @@ impl State {
     }
 
     fn interrupt(&mut self, now: bool) {
+        self.tell_queue(&HostError::ShuttingDown);
         if now {
             self.cancel(CancelReason::Shutdown);
         } else if let Some(run) = self.run.as_mut() {

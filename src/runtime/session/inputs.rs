@@ -130,6 +130,16 @@ impl State {
         }
     }
 
+    /// What waits will not be begun: whoever waits for it is told so now.
+    pub(super) fn tell_queue(&mut self, why: &HostError) {
+        for queued in &mut self.queue {
+            if let Some(report) = queued.run.report.take() {
+                // Whoever waited may be gone.
+                let _ = report.send(Err(why.clone()));
+            }
+        }
+    }
+
     /// What waits is begun and ended at once: its inputs stand in the history.
     fn interrupt_queue(&mut self) {
         while let Some(QueuedRun { run, .. }) = self.queue.pop_front() {
