@@ -140,8 +140,13 @@ impl Journal for Counted {
         self.sqlite.flush();
     }
 
-    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError> {
-        self.sqlite.read(session, after)
+    fn read_some(
+        &self,
+        session: &SessionId,
+        after: Seq,
+        limit: usize,
+    ) -> Result<Vec<Entry>, JournalError> {
+        self.sqlite.read_some(session, after, limit)
     }
 
     fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError> {

@@ -6,7 +6,8 @@ mod kept;
 mod support;
 
 use callsheet::record::Record;
-use kept::{Kept, Served, decision, ended, whole, within};
+use client::{ended, whole};
+use kept::{Kept, Served, decision, within};
 use serde_json::{Value, json};
 
 const MANUAL: &str = "[journal]\nresume = \"manual\"";

@@ -8,7 +8,7 @@ use std::time::Duration;
 use callsheet::event::EventId;
 use callsheet::telemetry::Delivery;
 use callsheet::types::SessionId;
-use client::{Reading, Seen, Service};
+use client::{Reading, Seen, Service, ended, text, whole};
 use futures::{FutureExt as _, StreamExt as _};
 use serde_json::{Value, json};
 
@@ -29,44 +29,6 @@ async fn events(service: &Service, after: &str, headers: &str) -> Reading {
     let request =
         format!("GET /v1/sessions/s/events{after} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n");
     Reading::open(service.addr(), &request).await
-}
-
-fn ended(seen: &[Seen]) -> usize {
-    seen.iter().filter(|event| event.kind == "stream_end").count()
-}
-
-fn text(event: &Seen) -> Option<&str> {
-    let is_text = matches!(event.kind.as_str(), "thinking" | "content_delta");
-    event.data["text"].as_str().filter(|text| is_text && !text.is_empty())
-}
-
-/// What has an id, with texts put together and without those that are void by the end.
-fn whole(events: &[Seen]) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    let mut turn = 0;
-    for event in events {
-        let Some(id) = &event.id else { continue };
-        if let Some(text) = text(event) {
-            let begin = format!("{}: ", event.kind);
-            match lines.last_mut() {
-                Some(line) if line.starts_with(&begin) => line.push_str(text),
-                Some(_) | None => lines.push(format!("{begin}{text}")),
-            }
-            continue;
-        }
-        if matches!(event.kind.as_str(), "thinking" | "attempt") {
-            if event.kind == "attempt" {
-                let is_text = |line: &String| {
-                    line.starts_with("thinking: ") || line.starts_with("content_delta: ")
-                };
-                let void: Vec<String> = lines.drain(turn..).collect();
-                lines.extend(void.into_iter().filter(|line| !is_text(line)));
-            }
-            turn = lines.len();
-        }
-        lines.push(format!("{id} {} {}", event.kind, event.data));
-    }
-    lines
 }
 
 /// A turn with thinking, text and two calls; one that breaks once; an answer; then others.

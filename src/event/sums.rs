@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::micros;
 use crate::types::{FinishReason, Usage};
 
 /// What there is to know of a turn that is over.
@@ -32,58 +33,30 @@ pub struct TurnSummary {
 #[serde(default, deny_unknown_fields)]
 pub struct TurnTimes {
     /// From begin to commit.
-    #[serde(
-        rename = "total_us",
-        with = "super::micros",
-        skip_serializing_if = "Duration::is_zero"
-    )]
+    #[serde(rename = "total_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub total: Duration,
     /// While an exchange with the model was open, waits between attempts included.
-    #[serde(
-        rename = "model_us",
-        with = "super::micros",
-        skip_serializing_if = "Duration::is_zero"
-    )]
+    #[serde(rename = "model_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub model: Duration,
     /// While at least one tool ran.
-    #[serde(
-        rename = "tools_us",
-        with = "super::micros",
-        skip_serializing_if = "Duration::is_zero"
-    )]
+    #[serde(rename = "tools_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub tools: Duration,
     /// While both.
-    #[serde(
-        rename = "overlap_us",
-        with = "super::micros",
-        skip_serializing_if = "Duration::is_zero"
-    )]
+    #[serde(rename = "overlap_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub overlap: Duration,
     /// While the turn waited for people and for nothing else.
-    #[serde(
-        rename = "people_us",
-        with = "super::micros",
-        skip_serializing_if = "Duration::is_zero"
-    )]
+    #[serde(rename = "people_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub people: Duration,
     /// While none of these, and no call waited for a place of its tool: our own doing.
-    #[serde(
-        rename = "overhead_us",
-        with = "super::micros",
-        skip_serializing_if = "Duration::is_zero"
-    )]
+    #[serde(rename = "overhead_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub overhead: Duration,
     /// All tools' running times added up.
-    #[serde(
-        rename = "tools_sum_us",
-        with = "super::micros",
-        skip_serializing_if = "Duration::is_zero"
-    )]
+    #[serde(rename = "tools_sum_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub tools_sum: Duration,
     /// The longest running time of one tool.
     #[serde(
         rename = "tools_longest_us",
-        with = "super::micros",
+        with = "micros",
         skip_serializing_if = "Duration::is_zero"
     )]
     pub tools_longest: Duration,

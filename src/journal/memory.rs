@@ -41,10 +41,6 @@ impl Journal for MemoryJournal {
 
     fn flush(&self) {}
 
-    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError> {
-        self.read_some(session, after, usize::MAX)
-    }
-
     fn read_some(
         &self,
         session: &SessionId,

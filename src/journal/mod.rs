@@ -43,13 +43,8 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// Somebody waits for what is queued: batches that are not urgent are stored now too.
     fn flush(&self);
 
-    /// A session's stored entries after `after`, in order; what is still queued is not among them.
-    ///
-    /// # Errors
-    /// When they cannot be read.
-    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError>;
-
-    /// The first `limit` of these entries, or fewer only where there are no more.
+    /// A session's stored entries after `after`, in order, at most so many; what is still queued is
+    /// not among them.
     ///
     /// # Errors
     /// When they cannot be read.
@@ -58,10 +53,14 @@ pub trait Journal: Send + Sync + fmt::Debug {
         session: &SessionId,
         after: Seq,
         limit: usize,
-    ) -> Result<Vec<Entry>, JournalError> {
-        let mut entries = self.read(session, after)?;
-        entries.truncate(limit);
-        Ok(entries)
+    ) -> Result<Vec<Entry>, JournalError>;
+
+    /// All of a session's stored entries after `after`.
+    ///
+    /// # Errors
+    /// When they cannot be read.
+    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError> {
+        self.read_some(session, after, usize::MAX)
     }
 
     /// A stored session by its id.

@@ -96,7 +96,6 @@ impl SessionHandle {
         }
         let log = Arc::clone(&taker.log);
         let shared = Arc::clone(&self.link.shared);
-        let is_new = id == new;
         let report = match report {
             Some(told) => ReportFuture::new(async move {
                 let (report, upto) = told.await.unwrap_or_else(|_| Err(shared.gone()))?;
@@ -106,7 +105,7 @@ impl SessionHandle {
             None => ReportFuture::new(past::report(self.clone(), id.clone())),
         };
         let log = Arc::clone(&taker.log);
-        Ok(StartedRun { run_id: id, seq, is_new, are_whole, events, report, log })
+        Ok(StartedRun { run_id: id, seq, are_whole, events, report, log })
     }
 
     /// Begins a run and waits for its end.
@@ -330,8 +329,6 @@ pub struct StartedRun {
     pub run_id: RunId,
     /// The place of its first record.
     pub seq: Seq,
-    /// Whether the request was new, and not one that was seen before.
-    pub is_new: bool,
     /// Whether `events` begin with the run's first, which those of a run that was asked for before
     /// do not: whoever wants them all has [`SessionHandle::watch_run`].
     pub are_whole: bool,

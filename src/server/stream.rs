@@ -174,7 +174,7 @@ mod tests {
     }
 
     fn feed() -> Feed {
-        Feed::new(Telemetry::new(&[]))
+        Feed::starting_at(Telemetry::new(&[]), EventId::default())
     }
 
     fn tell(feed: &Feed, event: crate::event::Published) {

@@ -103,14 +103,8 @@ pub struct Snapshot {
 }
 
 impl Feed {
-    /// The feed of a session that begins.
-    #[must_use]
-    pub fn new(telemetry: Telemetry) -> Self {
-        Self::starting_at(telemetry, EventId::default())
-    }
-
     /// The feed of a session that goes on behind its last durable record, which no attempt runs
-    /// behind.
+    /// behind; a new one's is 0.
     #[must_use]
     pub fn starting_at(telemetry: Telemetry, at: EventId) -> Self {
         let state = State {

@@ -229,3 +229,43 @@ fn unchunked(mut text: &str) -> String {
 pub(crate) fn answer(reading: &Reading) -> Answer {
     Answer::parse(&reading.bytes)
 }
+
+/// The text of an event that has some.
+pub(crate) fn text(event: &Seen) -> Option<&str> {
+    let is_text = matches!(event.kind.as_str(), "thinking" | "content_delta");
+    event.data["text"].as_str().filter(|text| is_text && !text.is_empty())
+}
+
+/// What has an id, with texts put together and without those that are void by the end.
+pub(crate) fn whole(events: &[Seen]) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    let mut turn = 0;
+    for event in events {
+        let Some(id) = &event.id else { continue };
+        if let Some(text) = text(event) {
+            let begin = format!("{}: ", event.kind);
+            match lines.last_mut() {
+                Some(line) if line.starts_with(&begin) => line.push_str(text),
+                Some(_) | None => lines.push(format!("{begin}{text}")),
+            }
+            continue;
+        }
+        if matches!(event.kind.as_str(), "thinking" | "attempt") {
+            if event.kind == "attempt" {
+                let is_text = |line: &String| {
+                    line.starts_with("thinking: ") || line.starts_with("content_delta: ")
+                };
+                let void: Vec<String> = lines.drain(turn..).collect();
+                lines.extend(void.into_iter().filter(|line| !is_text(line)));
+            }
+            turn = lines.len();
+        }
+        lines.push(format!("{id} {} {}", event.kind, event.data));
+    }
+    lines
+}
+
+/// How many runs have ended.
+pub(crate) fn ended(seen: &[Seen]) -> usize {
+    seen.iter().filter(|event| event.kind == "stream_end").count()
+}

@@ -18,7 +18,7 @@ use callsheet::types::SessionId;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::client::{Answer, Reading, Seen, answer, post};
+use crate::client::{Answer, Reading, answer, post};
 use crate::support::tools::{Stage, registry};
 
 /// How long anything here may take before the test fails instead of hanging.
@@ -254,43 +254,4 @@ impl Served {
 pub(crate) fn decision(question: &Value, decision: &str) -> (String, Value) {
     let tool_id = question["tool_id"].as_str().unwrap().to_owned();
     (tool_id, json!({"decision": decision, "arguments_sha256": question["arguments_sha256"]}))
-}
-
-fn text(event: &Seen) -> Option<&str> {
-    let is_text = matches!(event.kind.as_str(), "thinking" | "content_delta");
-    event.data["text"].as_str().filter(|text| is_text && !text.is_empty())
-}
-
-/// What has an id, with texts put together and without those that are void by the end.
-pub(crate) fn whole(events: &[Seen]) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    let mut turn = 0;
-    for event in events {
-        let Some(id) = &event.id else { continue };
-        if let Some(text) = text(event) {
-            let begin = format!("{}: ", event.kind);
-            match lines.last_mut() {
-                Some(line) if line.starts_with(&begin) => line.push_str(text),
-                Some(_) | None => lines.push(format!("{begin}{text}")),
-            }
-            continue;
-        }
-        if matches!(event.kind.as_str(), "thinking" | "attempt") {
-            if event.kind == "attempt" {
-                let is_text = |line: &String| {
-                    line.starts_with("thinking: ") || line.starts_with("content_delta: ")
-                };
-                let void: Vec<String> = lines.drain(turn..).collect();
-                lines.extend(void.into_iter().filter(|line| !is_text(line)));
-            }
-            turn = lines.len();
-        }
-        lines.push(format!("{id} {} {}", event.kind, event.data));
-    }
-    lines
-}
-
-/// How many runs have ended.
-pub(crate) fn ended(seen: &[Seen]) -> usize {
-    seen.iter().filter(|event| event.kind == "stream_end").count()
 }

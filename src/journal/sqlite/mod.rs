@@ -168,8 +168,13 @@ impl Journal for SqliteJournal {
         self.queue.flush();
     }
 
-    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError> {
-        self.readers.ask(|connection| query::read(connection, session, after))
+    fn read_some(
+        &self,
+        session: &SessionId,
+        after: Seq,
+        limit: usize,
+    ) -> Result<Vec<Entry>, JournalError> {
+        self.readers.ask(|connection| query::read(connection, session, after, limit))
     }
 
     fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError> {

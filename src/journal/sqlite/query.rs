@@ -58,13 +58,15 @@ pub(super) fn read(
     connection: &Connection,
     session: &SessionId,
     after: Seq,
+    limit: usize,
 ) -> Result<Vec<Entry>, Trouble> {
     let mut statement = connection.prepare_cached(
         "SELECT seq, time, body FROM records
-         WHERE session = (SELECT number FROM sessions WHERE id = ?1) AND seq > ?2 ORDER BY seq",
+         WHERE session = (SELECT number FROM sessions WHERE id = ?1) AND seq > ?2 ORDER BY seq LIMIT ?3",
     )?;
     let after = after.0.min(i64::MAX as u64);
-    let mut rows = statement.query((session.as_str(), after))?;
+    let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+    let mut rows = statement.query((session.as_str(), after, limit))?;
     let mut entries = Vec::new();
     let mut last = after;
     while let Some(row) = rows.next()? {

@@ -45,7 +45,7 @@ impl JournalReader {
     /// # Errors
     /// When they cannot be read.
     pub fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError> {
-        self.readers.ask(|connection| query::read(connection, session, after))
+        self.readers.ask(|connection| query::read(connection, session, after, usize::MAX))
     }
 
     /// A stored session by its id.

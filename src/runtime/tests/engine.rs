@@ -50,8 +50,13 @@ impl Journal for Engine {
 
     fn flush(&self) {}
 
-    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError> {
-        self.inner.read(session, after)
+    fn read_some(
+        &self,
+        session: &SessionId,
+        after: Seq,
+        limit: usize,
+    ) -> Result<Vec<Entry>, JournalError> {
+        self.inner.read_some(session, after, limit)
     }
 
     fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError> {

@@ -6,7 +6,7 @@ use super::*;
 use crate::event::samples;
 
 fn feed() -> Feed {
-    Feed::new(Telemetry::new(&[]))
+    Feed::starting_at(Telemetry::new(&[]), EventId::default())
 }
 
 fn text(text: impl ToString) -> Event {

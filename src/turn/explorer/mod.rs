@@ -6,6 +6,7 @@ mod approvals;
 mod budgets;
 mod caps;
 mod checks;
+mod crash;
 mod variables;
 mod walks;
 mod world;

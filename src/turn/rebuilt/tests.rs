@@ -53,21 +53,7 @@ fn committed(turn: u32) -> Record {
 }
 
 fn ended(result: &ToolResult) -> Record {
-    Record::CallEnded {
-        call: crate::event::CallLabel {
-            key: result.call.key,
-            provider_id: None,
-            name: result.call.name.clone(),
-        },
-        outcome: result.outcome.clone(),
-        notes: result.notes.clone(),
-        writes: WriteSet::default(),
-        started_ms: None,
-        wait_ms: 0,
-        duration_ms: 0,
-        early: false,
-        amended: false,
-    }
+    crate::turn::progress::ended(result, false, false)
 }
 
 /// What the records leave, as they are read from the journal.
