@@ -151,6 +151,15 @@ impl SessionLog {
         self.numbered.lock().closed = true;
     }
 
+    /// The same if all that was appended is durable. Returns whether it is.
+    #[must_use]
+    pub fn close_if_durable(&self) -> bool {
+        let mut numbered = self.numbered.lock();
+        let is_durable = self.durable() == numbered.last;
+        numbered.closed |= is_durable;
+        is_durable
+    }
+
     /// The last record's place; 0 before the first.
     #[must_use]
     pub fn last(&self) -> Seq {

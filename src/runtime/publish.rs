@@ -31,6 +31,11 @@ impl Publisher {
         self.feed.leave()
     }
 
+    /// It does not after all.
+    pub(super) fn stay(&self) {
+        self.feed.stay();
+    }
+
     /// The door for those who listen. It does not keep the subscribers' streams alive: they end
     /// with the session.
     pub(super) fn listeners(&self, journal: &Arc<dyn Journal>) -> Listeners {

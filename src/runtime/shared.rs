@@ -161,6 +161,23 @@ impl Shared {
         there
     }
 
+    /// Takes a session that is awake out of the index, if it leaves. Nobody finds it between.
+    pub(super) fn leave_index(
+        &self,
+        id: &SessionId,
+        actor: ActorId,
+        leaves: impl FnOnce() -> bool,
+    ) -> bool {
+        let mut index = self.index.lock();
+        let there =
+            matches!(index.get(id), Some(Place::Awake(live)) if live.actor.get_id() == actor);
+        let leaves = there && leaves();
+        if leaves {
+            index.remove(id);
+        }
+        leaves
+    }
+
     pub(super) fn release(&self, id: &SessionId) {
         self.index.lock().remove(id);
     }

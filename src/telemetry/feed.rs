@@ -227,6 +227,11 @@ impl Feed {
         state.left
     }
 
+    /// It does not leave after all.
+    pub fn stay(&self) {
+        self.state.lock().left = false;
+    }
+
     /// Whether nobody listens.
     #[must_use]
     pub fn is_idle(&self) -> bool {

@@ -27,22 +27,33 @@ impl State {
             && self.next.is_none()
             && self.lingering.is_empty()
             && matches!(self.close, Closing::No)
-            && !self.shared.is_closing()
-            && self.log.durable() == self.log.last();
+            && !self.shared.is_closing();
         let rests = match &self.run {
             None => self.queue.is_empty(),
             Some(run) => run.may_sleep(),
         };
         let rests = rests && !self.queue.iter().any(QueuedRun::is_awaited);
-        // Who listens is asked last: from then on nobody comes in.
-        if !is_quiet || !rests || !self.publisher.leave() {
+        if !is_quiet || !rests {
             return;
         }
-        if let Some(until) = self.answer_until() {
-            self.shared.alarms.lock().insert((until, self.id.clone()));
+        // One step for those who ask: whoever finds it can come in, and whoever cannot finds its
+        // successor.
+        let leaves = self.shared.leave_index(&self.id, myself.get_id(), || {
+            let leaves = self.publisher.leave();
+            if leaves && !self.log.close_if_durable() {
+                self.publisher.stay();
+                return false;
+            }
+            self.live.leaving.store(leaves, Ordering::Release);
+            leaves
+        });
+        if leaves {
+            if let Some(until) = self.answer_until() {
+                self.shared.alarms.lock().insert((until, self.id.clone()));
+            }
+            // The run goes on from its records.
+            myself.stop(None);
         }
-        // The run goes on from its records.
-        self.leave(myself);
     }
 
     /// A record could not be stored. What is in memory is no more than a guess; what is stored
