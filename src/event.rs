@@ -204,7 +204,8 @@ pub enum Event {
         /// Why it failed, if it did.
         error: Option<ProviderError>,
     },
-    /// Another attempt of the turn begins after a wait. What was shown of the turn is void.
+    /// Another attempt of the turn begins after a wait, or the host stopped in the middle of one
+    /// and goes on with what it has kept of it. What was shown of the turn is void.
     AttemptStarted {
         /// From 2.
         attempt: u32,

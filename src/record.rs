@@ -11,7 +11,7 @@ use serde_json::Value;
 
 pub use crate::message::ResponseMessage;
 pub use entry::{Entry, RECORD_VERSION, UnreadableRecord};
-pub use past::{Past, RunningText, TextPiece, behind};
+pub use past::{Past, RunningText, TextPiece, behind, shown_of};
 
 pub use crate::types::Seq;
 
@@ -89,6 +89,18 @@ pub enum ShownPiece {
     Thinking(usize),
     /// Thinking that the message does not keep.
     Dropped(String),
+}
+
+/// As much of a response as had come when a call of it began early: if the host stops then, that is
+/// what is kept of it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PartialResponse {
+    /// Its text, its thinking and the calls that are whole, the one that begins among them.
+    pub message: ResponseMessage,
+    /// What watchers were shown of it, as with [`Record::ResponseEnded`].
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub shown: Vec<ShownPiece>,
 }
 
 /// One fact that must survive.
@@ -173,6 +185,10 @@ pub enum Record {
         /// What it cost all the same.
         #[serde(default)]
         usage: Usage,
+        /// Whether it broke because the host stopped: what watchers were shown of it is void, and
+        /// what is kept is shown again.
+        #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+        host_stopped: bool,
     },
     /// The response's ending is known; its message is whole.
     ResponseEnded {
@@ -202,6 +218,9 @@ pub enum Record {
         call: ToolCall,
         /// Stays the same if the call is run again.
         idempotency_key: String,
+        /// The response so far, where that has not ended yet.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        so_far: Option<Box<PartialResponse>>,
     },
     /// A call's tool has answered, but what comes of that is not decided yet: earlier calls may
     /// still change what it has read, or people are asked.

@@ -233,8 +233,9 @@ impl<'a> Verifier<'a> {
             Record::ResponseEnded { turn, attempt, .. } => {
                 self.response_ended(*turn, *attempt, record);
             }
-            Record::CallIntended { call, idempotency_key } => {
+            Record::CallIntended { call, idempotency_key, so_far } => {
                 self.call_intended(call, idempotency_key, place >= self.own_from);
+                self.partial_response(call, so_far.as_deref());
             }
             Record::CallReported { key, writes, .. } => self.call_reported(*key, writes),
             Record::ApprovalAsked { asked } => self.approval_asked(asked),

@@ -30,6 +30,8 @@ pub struct Past {
     held: Option<Vec<Published>>,
     /// The turn's calls, as far as they are known.
     calls: Vec<ToolCall>,
+    /// The model that was asked last, and whether for a streamed answer.
+    asked: (String, bool),
     /// Whether it has taken in anything.
     is_begun: bool,
 }
@@ -76,6 +78,7 @@ impl Past {
             seq: Seq(0),
             held: None,
             calls: Vec::new(),
+            asked: (String::new(), true),
             is_begun: false,
         }
     }
@@ -89,6 +92,7 @@ impl Past {
             Record::RunStarted { .. }
                 | Record::AttemptStarted { .. }
                 | Record::AttemptFailed { kept: false, .. }
+                | Record::AttemptFailed { host_stopped: true, .. }
                 | Record::TurnCommitted { .. }
                 | Record::RunEnded { .. }
         ) {
@@ -98,7 +102,9 @@ impl Past {
         if let Some(event) = self.view(record) {
             self.show(entry, event, out);
         }
-        if let Record::AttemptStarted { .. } = record {
+        if let Record::AttemptStarted { .. }
+        | Record::AttemptFailed { kept: true, host_stopped: true, .. } = record
+        {
             self.held = Some(Vec::new());
         }
         if let Record::ResponseEnded { message, shown, .. } = record {
@@ -113,11 +119,13 @@ impl Past {
         } else if let Record::RunStarted { run_id, execution, .. } = record {
             self.run = run_id.clone();
             self.parallel = *execution != Execution::Sequential;
-        } else if let Record::AttemptStarted { turn, .. } = record {
+        } else if let Record::AttemptStarted { turn, model, streamed, .. } = record {
             self.turn = *turn;
+            self.asked = (model.clone(), *streamed);
             self.calls.clear();
-        } else if let Record::CallIntended { call, .. } = record {
+        } else if let Record::CallIntended { call, so_far, .. } = record {
             self.calls.push(call.clone());
+            self.calls.extend(so_far.iter().flat_map(|part| part.message.calls.iter().cloned()));
         } else if let Record::ResponseEnded { turn, message, .. } = record {
             self.turn = *turn;
             self.calls.extend(message.calls.iter().cloned());
@@ -151,6 +159,17 @@ impl Past {
                 rollback: false,
                 fallback: false,
             },
+            Record::AttemptFailed { kept: true, host_stopped: true, attempt, error, .. } => {
+                Event::AttemptStarted {
+                    attempt: *attempt,
+                    model: self.asked.0.clone(),
+                    streamed: self.asked.1,
+                    reason: error.message.clone(),
+                    wait: Duration::ZERO,
+                    rollback: false,
+                    fallback: false,
+                }
+            }
             Record::ApprovalAsked { asked } => Event::ApprovalAsked { asked: asked.clone() },
             Record::CallEnded { early, amended: false, .. } => Event::CallEnded {
                 result: Box::new(result(record)?),
@@ -357,6 +376,13 @@ fn layout<'a>(message: &'a ResponseMessage, shown: &'a [ShownPiece]) -> Vec<(boo
     }
     pieces.extend([(true, reasoning), (false, text)]);
     pieces
+}
+
+/// What watchers are shown of a response of which this much is kept, in its order.
+#[must_use]
+pub fn shown_of(message: &ResponseMessage, shown: &[ShownPiece]) -> Vec<TextPiece> {
+    let pieces = layout(message, shown).into_iter().filter(|(_, text)| !text.is_empty());
+    pieces.map(|(is_thinking, text)| TextPiece { is_thinking, text: text.to_owned() }).collect()
 }
 
 /// The first so many bytes of a text, which is left with the rest.

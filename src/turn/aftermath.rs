@@ -8,7 +8,7 @@ use super::effect::{CancelReason, Effect, TurnEnd};
 use super::layout::Layout;
 use super::{Bucket, State, Turn, asking, texts};
 use crate::event::{Event, ServiceCallStatus};
-use crate::record::{Ending, Record, ResponseMessage};
+use crate::record::{Ending, PartialResponse, Record, ResponseMessage};
 use crate::types::{ProviderError, RunError, ToolOutcome, ToolStatus};
 
 impl Turn {
@@ -160,6 +160,7 @@ impl Turn {
             error: error.clone(),
             kept: effects_started,
             usage: self.response.usage(),
+            host_stopped: false,
         });
         self.close_exchange(Some(error.clone()));
         if effects_started {
@@ -282,6 +283,16 @@ impl Turn {
             | Ending::Cancelled => message.drop_unfinished_reasoning(),
         }
         message
+    }
+
+    /// What would be kept of the response if no more of it came: calls whose arguments still come
+    /// would not.
+    pub(super) fn response_so_far(&self) -> PartialResponse {
+        let mut message = self.kept_message(Ending::BrokeKept);
+        let is_whole = |key| self.calls.iter().any(|c| c.key() == key && c.phase != Phase::Open);
+        message.calls.retain(|call| is_whole(call.key));
+        message.drop_parts_without_calls();
+        PartialResponse { shown: self.layout.of(&message), message }
     }
 
     pub(super) fn excess_error(&self) -> RunError {

@@ -150,7 +150,8 @@ impl Turn {
             let call = call.call.clone();
             let key = call.key;
             let idempotency_key = self.spec.idempotency_key(key);
-            self.record(Record::CallIntended { call, idempotency_key });
+            let so_far = early.then(|| Box::new(self.response_so_far()));
+            self.record(Record::CallIntended { call, idempotency_key, so_far });
             self.held.push_back((self.records, Held::Begin(key)));
         } else {
             self.run_call(index);

@@ -18,7 +18,7 @@ use super::committed::EndedCall;
 use super::effect::{CancelReason, TurnSpec};
 use super::{RUN_TIMEOUT, State, Turn, texts};
 use crate::event::Event;
-use crate::record::{Ending, Entry, Record, ResponseMessage, StopMode};
+use crate::record::{Ending, Entry, PartialResponse, Record, ResponseMessage, StopMode, shown_of};
 use crate::types::{
     ApprovalPhase, CallKey, FinishReason, Judgement, ProviderError, ProviderErrorKind, ToolCall,
     Usage,
@@ -30,7 +30,10 @@ struct Known {
     attempt: u32,
     /// The model that was asked last, by its name at its service.
     model: String,
-    intents: Vec<ToolCall>,
+    streamed: bool,
+    intents: BTreeSet<CallKey>,
+    /// What had come of the response when a call of it last began early.
+    so_far: Option<PartialResponse>,
     reports: BTreeMap<CallKey, Report>,
     /// Calls that have answered twice: what they had read at first was out of date.
     outdated: BTreeSet<CallKey>,
@@ -76,8 +79,10 @@ impl Turn {
         turn.asked = known.asked.iter().map(|(question, time)| (*question, since(time))).collect();
         match known.response.take() {
             Some(response) => turn.resume_judged(response, &known),
-            None if !known.intents.is_empty() => turn.resume_broken(&known),
-            None => turn.resume_asking(&known),
+            None => match known.so_far.take() {
+                Some(so_far) => turn.resume_broken(so_far, &known),
+                None => turn.resume_asking(&known),
+            },
         }
         match cancel.filter(|_| turn.state == State::Asking) {
             Some(why) => turn.handle_cancel(Duration::ZERO, why),
@@ -106,18 +111,23 @@ impl Turn {
         }
     }
 
-    /// A call with effects had started early, and the rest of the response is lost.
-    fn resume_broken(&mut self, known: &Known) {
-        let error = host_stopped();
-        let message =
-            ResponseMessage { calls: known.intents.clone(), ..ResponseMessage::default() };
-        self.record(Record::AttemptFailed {
-            turn: self.spec.number,
+    /// A call with effects had started early, and the rest of the response is lost. Watchers may
+    /// have seen more of it than is kept: what they saw is void, and what is kept is shown again.
+    fn resume_broken(&mut self, so_far: PartialResponse, known: &Known) {
+        let PartialResponse { message, shown } = so_far;
+        let error = self.record_host_stopped(known.attempt, true);
+        self.emit(Event::AttemptStarted {
             attempt: known.attempt,
-            error,
-            kept: true,
-            usage: Usage::default(),
+            model: known.model.clone(),
+            streamed: known.streamed,
+            reason: error.message,
+            wait: Duration::ZERO,
+            rollback: false,
+            fallback: false,
         });
+        for piece in shown_of(&message, &shown) {
+            self.emit(piece.into());
+        }
         self.record(Record::ResponseEnded {
             turn: self.spec.number,
             attempt: known.attempt,
@@ -126,7 +136,7 @@ impl Turn {
             finish_reason: None,
             usage: Usage::default(),
             dropped_calls: Vec::new(),
-            shown: Vec::new(),
+            shown,
         });
         self.emit(Event::ResponseEnded {
             names: message.calls.iter().map(|call| call.name.clone()).collect(),
@@ -143,6 +153,21 @@ impl Turn {
         self.resume_judged(response, known);
     }
 
+    /// The open attempt broke because the host stopped.
+    fn record_host_stopped(&mut self, attempt: u32, kept: bool) -> ProviderError {
+        let message = "the host stopped during the attempt";
+        let error = ProviderError::new(ProviderErrorKind::Transport, message);
+        self.record(Record::AttemptFailed {
+            turn: self.spec.number,
+            attempt,
+            error: error.clone(),
+            kept,
+            usage: Usage::default(),
+            host_stopped: true,
+        });
+        error
+    }
+
     /// Nothing that counts had happened: the model is asked again.
     fn resume_asking(&mut self, known: &Known) {
         let attempt = known.attempt;
@@ -150,14 +175,7 @@ impl Turn {
             self.ask();
             return;
         }
-        let error = host_stopped();
-        self.record(Record::AttemptFailed {
-            turn: self.spec.number,
-            attempt,
-            error: error.clone(),
-            kept: false,
-            usage: Usage::default(),
-        });
+        let error = self.record_host_stopped(attempt, false);
         let is_told = known.cancelled == Some(CancelReason::Budget);
         if is_told || self.is_out_of_tokens() {
             self.end_out_of_tokens(is_told);
@@ -217,8 +235,7 @@ impl Turn {
                 self.end_call(index, texts::rejected(ApprovalPhase::Before, &rejection));
                 continue;
             }
-            let intended = known.intents.iter().any(|intent| intent.key == call.key());
-            if !intended {
+            if !known.intents.contains(&call.key()) {
                 continue;
             }
             // It may have run: a cancel has to say so, and an identical call behind it must not
@@ -236,11 +253,17 @@ impl Turn {
 impl Known {
     fn fold(&mut self, entry: &Entry, usage: &mut Usage) {
         match &entry.record {
-            Record::AttemptStarted { attempt, model, .. } => {
+            Record::AttemptStarted { attempt, model, streamed, .. } => {
                 let (attempt, model, cancelled) = (*attempt, model.clone(), self.cancelled);
-                *self = Self { attempt, model, cancelled, ..Self::default() };
+                let streamed = *streamed;
+                *self = Self { attempt, model, streamed, cancelled, ..Self::default() };
             }
-            Record::CallIntended { call, .. } => self.intents.push(call.clone()),
+            Record::CallIntended { call, so_far, .. } => {
+                self.intents.insert(call.key);
+                if let Some(so_far) = so_far {
+                    self.so_far = Some((**so_far).clone());
+                }
+            }
             Record::CallReported { key, outcome, reads, writes } => {
                 let (outcome, reads, writes) = (outcome.clone(), reads.clone(), writes.clone());
                 if self.reports.insert(*key, Report { outcome, reads, writes }).is_some() {
@@ -298,9 +321,4 @@ impl Known {
     fn cancel(&mut self, why: CancelReason) {
         self.cancelled.get_or_insert(why);
     }
-}
-
-/// What an attempt failed with that was open when the host stopped.
-pub(super) fn host_stopped() -> ProviderError {
-    ProviderError::new(ProviderErrorKind::Transport, "the host stopped during the attempt")
 }

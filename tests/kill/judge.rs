@@ -139,7 +139,7 @@ fn shown(live: &[Seen], again: &[Seen], records: &Records) -> Vec<String> {
     breaches
 }
 
-/// Turns whose last attempt was open when the host was killed: its text is void.
+/// Turns whose last attempt was open when the host was killed, and left nothing: its text is void.
 fn lost_texts(records: &Records) -> BTreeSet<u64> {
     let mut lost = BTreeSet::new();
     for record in &records.0 {
@@ -149,7 +149,7 @@ fn lost_texts(records: &Records) -> BTreeSet<u64> {
                 lost.remove(&turn);
             }
             (Some("attempt_failed"), Some(turn))
-                if record["error"]["message"] == "the host stopped during the attempt" =>
+                if record["host_stopped"] == true && record["kept"] == false =>
             {
                 lost.insert(turn);
             }

@@ -61,13 +61,13 @@ fn described(record: &Record) -> (&'static str, Vec<String>) {
             ("run", lines)
         }
         Record::AttemptStarted { .. } => ("asked", asked(record)),
-        Record::AttemptFailed { turn, attempt, error, kept, usage } => {
+        Record::AttemptFailed { turn, attempt, error, kept, usage, host_stopped: _ } => {
             let becomes = if *kept { "what had come is kept" } else { "what had come is void" };
             let head = format!("{}: {becomes}, {}", place(*turn, *attempt), tokens(*usage));
             ("broke", vec![head, brief(&error.message)])
         }
         Record::ResponseEnded { .. } => ("response", response(record)),
-        Record::CallIntended { call, idempotency_key } => {
+        Record::CallIntended { call, idempotency_key, so_far: _ } => {
             ("intends", vec![called(call), format!("under the key {idempotency_key}")])
         }
         Record::CallReported { key, outcome, reads, writes } => {

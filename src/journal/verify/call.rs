@@ -3,7 +3,7 @@
 use super::turn::{OpenTurn, Response};
 use super::{Invariant, Verifier};
 use crate::event::ApprovalRequest;
-use crate::record::{Ending, Record};
+use crate::record::{Ending, PartialResponse, Record};
 use crate::types::{
     ApprovalPhase, CallKey, FailureKind, Judgement, ResultNotes, ToolCall, ToolOutcome, ToolStatus,
     Verdict, WriteSet,
@@ -99,6 +99,20 @@ impl<'a> Verifier<'a> {
         if forbidden {
             self.breach(Invariant::Approval, format!("nobody has let {of} run"));
         }
+    }
+
+    /// A call that begins before its response has ended keeps what there is of that.
+    pub(super) fn partial_response(&mut self, call: &ToolCall, so_far: Option<&PartialResponse>) {
+        let Some(turn) = &self.turn else { return };
+        let what = match so_far {
+            None if turn.response.is_none() => "it begins early, without the response so far",
+            Some(_) if turn.response.is_some() => "its response had ended before",
+            Some(part) if !part.message.calls.contains(call) => {
+                "the response so far does not hold it"
+            }
+            None | Some(_) => return,
+        };
+        self.breach(Invariant::Response, format!("{}: {what}", call.key));
     }
 
     pub(super) fn call_reported(&mut self, key: CallKey, writes: &'a WriteSet) {

@@ -111,7 +111,10 @@ fn response(text: &str, reasoning: &str, pieces: Vec<ShownPiece>, shown: u64) ->
 
 fn failed(kept: bool, shown: u64) -> (u64, Record) {
     let error = ProviderError::new(ProviderErrorKind::Transport, "it broke");
-    (shown, Record::AttemptFailed { turn: 1, attempt: 1, error, kept, usage: Usage::default() })
+    let usage = Usage::default();
+    let failed =
+        Record::AttemptFailed { turn: 1, attempt: 1, error, kept, usage, host_stopped: false };
+    (shown, failed)
 }
 
 #[test]
@@ -174,12 +177,39 @@ fn a_response_that_broke_and_is_kept_is_shown_as_far_as_it_is_known() {
         vec![
             run(),
             attempt(1, None, 0),
-            (4, Record::CallIntended { call: call(0), idempotency_key: "k".into() }),
+            (4, Record::CallIntended { call: call(0), idempotency_key: "k".into(), so_far: None }),
             ended(0, 9, false),
             failed(true, 9),
             response("lost", "", vec![], 9),
         ],
         &["1.0 stream_start", "2.0 thinking", "2.4 content_delta:lost", "4.9 tool_use+tool_result"],
+    );
+}
+
+#[test]
+fn what_is_kept_of_a_response_in_which_the_host_stopped_is_shown_anew() {
+    let (shown, mut stopped) = failed(true, 0);
+    if let Record::AttemptFailed { host_stopped, .. } = &mut stopped {
+        *host_stopped = true;
+    }
+    check(
+        vec![
+            run(),
+            attempt(1, None, 0),
+            (6, Record::CallIntended { call: call(0), idempotency_key: "k".into(), so_far: None }),
+            ended(0, 9, false),
+            (shown, stopped),
+            response("kept", "", vec![], 4),
+            ended(1, 0, false),
+        ],
+        &[
+            "1.0 stream_start",
+            "2.0 thinking",
+            "4.9 tool_use+tool_result",
+            "5.0 attempt",
+            "5.4 content_delta:kept",
+            "7.0 tool_result",
+        ],
     );
 }
 

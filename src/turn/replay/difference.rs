@@ -64,10 +64,11 @@ pub(super) fn timeless(record: &Record) -> Record {
         }
         // Which request brought it is nothing that is decided.
         Record::RunStarted { request, .. } | Record::InputQueued { request, .. } => *request = None,
+        // Where in the response the call stood is not known: the whole message is compared.
+        Record::CallIntended { so_far, .. } => *so_far = None,
         Record::SessionOpened { .. }
         | Record::SessionForked { .. }
         | Record::AttemptFailed { .. }
-        | Record::CallIntended { .. }
         | Record::CallReported { .. }
         | Record::ApprovalAsked { .. }
         | Record::ApprovalGiven { .. }

@@ -19,7 +19,7 @@ use crate::turn::call::{self, Call, Phase};
 use crate::turn::effect::{
     CancelReason, Decision, Effect, Place, ResponseEnd, ToolDone, TurnRecord, TurnSpec,
 };
-use crate::turn::{Held, State, Turn, resume};
+use crate::turn::{Held, State, Turn};
 use crate::types::{
     ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, ToolOutcome, VariablesUse,
     Verdict,

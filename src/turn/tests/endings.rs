@@ -264,3 +264,27 @@ fn a_resumed_turn_uses_what_is_known_and_answers_the_rest() {
         ("pure", OK, None, "noon"),
     ]);
 }
+
+#[test]
+fn what_had_come_when_an_effect_began_early_is_kept_if_the_host_stops() {
+    let mut driver = Driver::with(rules(PARALLEL));
+    driver.deltas([text("First. "), call(0, "pure", "{}"), call(1, "seal", "{}")]);
+    driver.deltas([text("Then"), call(2, "seal", "{\"n\":1}")]);
+    driver.deltas([text(" lost")]).started(&["pure#0", "seal#1"]).done(0, "noon");
+    let mut turn = resumed(spec(rules(PARALLEL)), &driver.log);
+    let (mut shown, mut kept) = (Vec::new(), None);
+    while let Some(effect) = turn.poll() {
+        match effect {
+            Effect::Emit(Event::AttemptStarted { attempt, .. }) => shown.push(attempt.to_string()),
+            Effect::Emit(Event::TextReceived { text }) => shown.push(text),
+            Effect::Record(Record::ResponseEnded { message, .. }) => kept = Some(message),
+            _ => {}
+        }
+    }
+    // What was shown is void, and what is kept is shown again.
+    assert_eq!(shown, ["1", "First. Then"]);
+    let kept = kept.unwrap();
+    let names: Vec<_> = kept.calls.iter().map(|call| call.name.as_str()).collect();
+    assert_eq!((kept.text.as_str(), names), ("First. Then", vec!["pure", "seal"]));
+    assert_eq!(kept.origin.unwrap().model, "m");
+}

@@ -7,7 +7,7 @@ impl Play<'_, '_> {
     pub(super) fn inputs(&self, record: &Record) -> Vec<Input> {
         let mut inputs = Vec::new();
         match record {
-            Record::AttemptFailed { error, .. } if *error == resume::host_stopped() => {}
+            Record::AttemptFailed { host_stopped: true, .. } => {}
             Record::AttemptFailed { error, .. } => inputs.push(self.broken(error)),
             Record::ResponseEnded { ending, .. } => {
                 let why = self.why().filter(|_| *ending == Ending::Cancelled);
