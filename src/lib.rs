@@ -56,7 +56,8 @@
 //!
 //! A wire is a dialect, one a file in [`wire`], all of one shape: how a service is asked, and how
 //! the JSON objects that it sends become [`wire::Delta`]s. What stands around the objects (cuts,
-//! framing, broken payloads, errors) is read in one place for all. A dialect decides nothing about
+//! framing, broken payloads, errors) is read in one place for all, and what is the payload before
+//! with another text in it is not even parsed. A dialect decides nothing about
 //! calls; [`turn::Accumulator`] puts the deltas together, and knows from them where a call begins
 //! and ends, or infers it where the wire does not say.
 //!

@@ -4,6 +4,8 @@
 //! text of a response is known when that has ended, and then stands between the events where it
 //! stood; that of an attempt which broke is void and not shown again.
 
+mod text;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -12,9 +14,8 @@ use serde_json::Value;
 use super::{Entry, Record, ResponseMessage, ShownPiece};
 use crate::event::{CallLabel, Event, EventId, Published};
 use crate::types::{Execution, RunId, Seq, SessionId, ToolCall, ToolResult};
-
-/// The largest piece in which text is shown again.
-const PIECE_BYTES_MAX: usize = 16 * 1024;
+use text::{Text, layout};
+pub use text::{TextPiece, shown_of};
 
 /// Folds a session's entries into what watchers were shown, from its beginning or that of a run.
 #[derive(Clone, Debug)]
@@ -34,15 +35,6 @@ pub struct Past {
     asked: (String, bool),
     /// Whether it has taken in anything.
     is_begun: bool,
-}
-
-/// A piece of what a model says, as it is shown.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TextPiece {
-    /// Whether it is thinking and not the answer.
-    pub is_thinking: bool,
-    /// What it says.
-    pub text: String,
 }
 
 /// The attempt that runs, as far as watchers were shown of it.
@@ -306,12 +298,6 @@ impl Past {
     }
 }
 
-impl From<TextPiece> for Event {
-    fn from(TextPiece { is_thinking, text }: TextPiece) -> Self {
-        if is_thinking { Self::ThinkingReceived { text } } else { Self::TextReceived { text } }
-    }
-}
-
 /// What of an event comes behind a place: all of it, or nothing, or the rest of a text.
 #[must_use]
 pub fn behind(after: EventId, mut published: Published) -> Option<Published> {
@@ -360,61 +346,6 @@ fn result(record: &Record) -> Option<ToolResult> {
         duration: Duration::from_millis(*duration_ms),
         writes: writes.clone(),
     })
-}
-
-/// What was shown of a response, in its order. What its layout does not tell is its reasoning and
-/// then its text.
-fn layout<'a>(message: &'a ResponseMessage, shown: &'a [ShownPiece]) -> Vec<(bool, &'a str)> {
-    let (mut text, mut reasoning) = (message.text.as_str(), message.reasoning.as_str());
-    let mut pieces = Vec::with_capacity(shown.len() + 2);
-    for piece in shown {
-        pieces.push(match piece {
-            ShownPiece::Text(bytes) => (false, take(&mut text, *bytes)),
-            ShownPiece::Thinking(bytes) => (true, take(&mut reasoning, *bytes)),
-            ShownPiece::Dropped(thinking) => (true, thinking.as_str()),
-        });
-    }
-    pieces.extend([(true, reasoning), (false, text)]);
-    pieces
-}
-
-/// What watchers are shown of a response of which this much is kept, in its order.
-#[must_use]
-pub fn shown_of(message: &ResponseMessage, shown: &[ShownPiece]) -> Vec<TextPiece> {
-    let pieces = layout(message, shown).into_iter().filter(|(_, text)| !text.is_empty());
-    pieces.map(|(is_thinking, text)| TextPiece { is_thinking, text: text.to_owned() }).collect()
-}
-
-/// The first so many bytes of a text, which is left with the rest.
-fn take<'a>(text: &mut &'a str, bytes: usize) -> &'a str {
-    let (head, rest) = text.split_at(text.floor_char_boundary(bytes));
-    *text = rest;
-    head
-}
-
-/// Text that is given out piece by piece.
-struct Text<'a> {
-    pieces: VecDeque<(bool, &'a str)>,
-    /// How many bytes were given out.
-    at: u64,
-}
-
-impl<'a> Text<'a> {
-    fn new(pieces: Vec<(bool, &'a str)>, at: u64) -> Self {
-        Self { pieces: pieces.into(), at }
-    }
-
-    /// The next piece up to so many bytes of the whole.
-    fn next(&mut self, upto: u64) -> Option<(bool, &'a str)> {
-        while self.pieces.front().is_some_and(|(_, text)| text.is_empty()) {
-            self.pieces.pop_front();
-        }
-        let room = usize::try_from(upto.saturating_sub(self.at)).unwrap_or(usize::MAX);
-        let (is_thinking, text) = self.pieces.front_mut()?;
-        let piece = take(text, room.min(PIECE_BYTES_MAX));
-        self.at += piece.len() as u64;
-        (!piece.is_empty()).then_some((*is_thinking, piece))
-    }
 }
 
 #[cfg(test)]

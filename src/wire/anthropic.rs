@@ -20,6 +20,7 @@ use super::error::{error_in, named_error, unkeyed_error};
 use super::fields::{Fields, Fill, fill};
 use super::loose::{JsonText, Scalar};
 use super::mend::value_of;
+use super::repeated::Repeats;
 use super::{Delta, Framing, ModelRequest};
 use crate::types::{FinishKind, FinishReason};
 
@@ -117,6 +118,11 @@ impl Piece<'_> {
 impl Dialect for Anthropic {
     const STREAM_FRAMING: Framing = Framing::Sse;
     const KEY_HEADER: KeyHeader = KeyHeader { name: "x-api-key", before: "" };
+    const REPEATS: Option<Repeats> = Some(Repeats {
+        said: &["text", "thinking", "partial_json"],
+        passed_over: &[],
+        put_together: &[],
+    });
     const HEADERS: &'static [(&'static str, &'static str)] = &[("anthropic-version", "2023-06-01")];
 
     fn url(base: &str, _model: &str, _stream: bool) -> String {

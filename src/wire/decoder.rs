@@ -9,6 +9,7 @@ use super::ollama::Ollama;
 use super::openai_chat::OpenaiChat;
 use super::openai_responses::OpenaiResponses;
 use super::payload;
+use super::repeated::Repeated;
 use super::sse::{SseDecoder, SseEvent};
 use super::{Delta, Framing, Problem, Wire};
 use crate::types::{ProviderError, ProviderErrorKind};
@@ -33,6 +34,7 @@ impl Default for DecoderLimits {
 pub struct Decoder {
     frames: Frames,
     dialect: AnyDialect,
+    repeated: Repeated,
     failed: Option<ProviderError>,
 }
 
@@ -64,16 +66,6 @@ impl AnyDialect {
         }
     }
 
-    fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
-        match self {
-            Self::OpenaiChat(dialect) => payload::read(dialect, event, text, out),
-            Self::OpenaiResponses(dialect) => payload::read(dialect, event, text, out),
-            Self::Anthropic(dialect) => payload::read(dialect, event, text, out),
-            Self::Gemini(dialect) => payload::read(dialect, event, text, out),
-            Self::Ollama(dialect) => payload::read(dialect, event, text, out),
-        }
-    }
-
     fn end(&mut self, out: &mut Vec<Delta>) {
         match self {
             Self::OpenaiChat(dialect) => dialect.end(out),
@@ -81,6 +73,25 @@ impl AnyDialect {
             Self::Anthropic(dialect) => dialect.end(out),
             Self::Gemini(dialect) => dialect.end(out),
             Self::Ollama(dialect) => dialect.end(out),
+        }
+    }
+}
+
+/// The dialect with what it has read before.
+struct Reading<'a> {
+    dialect: &'a mut AnyDialect,
+    repeated: &'a mut Repeated,
+}
+
+impl Reading<'_> {
+    fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
+        let repeated = &mut *self.repeated;
+        match self.dialect {
+            AnyDialect::OpenaiChat(of) => payload::read_next(of, repeated, event, text, out),
+            AnyDialect::OpenaiResponses(of) => payload::read_next(of, repeated, event, text, out),
+            AnyDialect::Anthropic(of) => payload::read_next(of, repeated, event, text, out),
+            AnyDialect::Gemini(of) => payload::read_next(of, repeated, event, text, out),
+            AnyDialect::Ollama(of) => payload::read_next(of, repeated, event, text, out),
         }
     }
 }
@@ -98,7 +109,7 @@ impl Decoder {
             }
         };
         let dialect = AnyDialect::new(wire);
-        Self { frames, dialect, failed: None }
+        Self { frames, dialect, repeated: Repeated::default(), failed: None }
     }
 
     /// Takes more bytes of the body and appends what they mean to `out`.
@@ -132,17 +143,17 @@ impl Decoder {
     }
 
     fn take(&mut self, mut bytes: &[u8], out: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        let dialect = &mut self.dialect;
+        let reading = &mut Reading { dialect: &mut self.dialect, repeated: &mut self.repeated };
         match &mut self.frames {
             Frames::Sse(sse) => sse
-                .push(bytes, &mut |event| take_event(dialect, &event, out))
+                .push(bytes, &mut |event| take_event(reading, &event, out))
                 .map_err(|error| too_large(&error)),
             Frames::Lines { line, bytes_max } => {
                 while let Some(end) = memchr(b'\n', bytes) {
                     let (head, rest) = bytes.split_at(end);
                     bytes = rest.get(1..).unwrap_or_default();
                     extend(line, head, *bytes_max, "a line")?;
-                    take_text(dialect, line, out);
+                    take_text(reading, line, out);
                     line.clear();
                 }
                 extend(line, bytes, *bytes_max, "a line")
@@ -152,13 +163,13 @@ impl Decoder {
     }
 
     fn take_end(&mut self, out: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        let dialect = &mut self.dialect;
+        let reading = &mut Reading { dialect: &mut self.dialect, repeated: &mut self.repeated };
         match &mut self.frames {
             Frames::Sse(sse) => sse
-                .finish(&mut |event| take_event(dialect, &event, out))
+                .finish(&mut |event| take_event(reading, &event, out))
                 .map_err(|error| too_large(&error)),
             Frames::Lines { line, .. } => {
-                take_text(dialect, &std::mem::take(line), out);
+                take_text(reading, &std::mem::take(line), out);
                 Ok(())
             }
             Frames::Whole { body, event_bytes_max, .. } => {
@@ -167,47 +178,47 @@ impl Decoder {
                 // Some services stream although a plain answer was asked for.
                 if [&b"data:"[..], b"event:", b":"].iter().any(|field| text.starts_with(field)) {
                     let mut sse = SseDecoder::new(*event_bytes_max);
-                    let mut sink = |event: SseEvent<'_>| take_event(dialect, &event, out);
+                    let mut sink = |event: SseEvent<'_>| take_event(reading, &event, out);
                     return sse
                         .push(text, &mut sink)
                         .and_then(|()| sse.finish(&mut sink))
                         .map_err(|error| too_large(&error));
                 }
-                take_body(dialect, text, out);
+                take_body(reading, text, out);
                 Ok(())
             }
         }
     }
 }
 
-fn take_event(dialect: &mut AnyDialect, event: &SseEvent<'_>, out: &mut Vec<Delta>) {
+fn take_event(reading: &mut Reading<'_>, event: &SseEvent<'_>, out: &mut Vec<Delta>) {
     if event.lossy {
         out.push(not_utf8(event.data));
     }
-    dialect.payload(event.name, event.data, out);
+    reading.payload(event.name, event.data, out);
 }
 
-fn take_text(dialect: &mut AnyDialect, bytes: &[u8], out: &mut Vec<Delta>) {
+fn take_text(reading: &mut Reading<'_>, bytes: &[u8], out: &mut Vec<Delta>) {
     let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
     match std::str::from_utf8(bytes) {
-        Ok(text) => dialect.payload("", text, out),
+        Ok(text) => reading.payload("", text, out),
         Err(_) => {
             let text = String::from_utf8_lossy(bytes);
             out.push(not_utf8(&text));
-            dialect.payload("", &text, out);
+            reading.payload("", &text, out);
         }
     }
 }
 
 /// Reads a whole body; an end without an error is the wire's sign that the response is over.
-fn take_body(dialect: &mut AnyDialect, bytes: &[u8], out: &mut Vec<Delta>) {
+fn take_body(reading: &mut Reading<'_>, bytes: &[u8], out: &mut Vec<Delta>) {
     if bytes.is_empty() {
         let error = ProviderError::new(ProviderErrorKind::Malformed, "the response body is empty");
         out.push(Delta::Error(error));
         return;
     }
     let before = out.len();
-    take_text(dialect, bytes, out);
+    take_text(reading, bytes, out);
     let added = out.get(before..).unwrap_or_default();
     if added.iter().all(|delta| matches!(delta, Delta::Problem(_))) {
         let error = ProviderError::new(

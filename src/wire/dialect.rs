@@ -1,5 +1,6 @@
 //! What a wire is: the one shape of the five dialects.
 
+use super::repeated::Repeats;
 use super::{Delta, Framing, ModelRequest};
 
 /// One wire: how a service is asked, and how its payloads are read.
@@ -16,6 +17,12 @@ pub(super) trait Dialect: Default {
     /// Headers that every request needs.
     const HEADERS: &'static [(&'static str, &'static str)] = &[];
 
+    /// What payloads that repeat have in common, where they may be read by that.
+    ///
+    /// A dialect that has one comes to the same state whether a payload is read in full or passed
+    /// to [`Self::repeated`], after one that was read in full and differs in these places alone.
+    const REPEATS: Option<Repeats> = None;
+
     /// The address that takes a request. `base` has no slash at its end, and may leave out the
     /// version where the service has only one.
     fn url(base: &str, model: &str, stream: bool) -> String;
@@ -29,6 +36,9 @@ pub(super) trait Dialect: Default {
     /// # Errors
     /// It is no JSON. Then nothing was read of it.
     fn object(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()>;
+
+    /// The payload before came again with another text, which is not empty, and means this.
+    fn repeated(&mut self, _delta: &Delta) {}
 
     /// The payload `[DONE]` came. It is a word of Chat Completions alone; on other wires relays say
     /// it after any end, so it proves nothing.

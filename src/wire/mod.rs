@@ -20,6 +20,7 @@ mod ollama;
 mod openai_chat;
 mod openai_responses;
 mod payload;
+mod repeated;
 mod request;
 mod sse;
 

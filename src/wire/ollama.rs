@@ -18,6 +18,7 @@ use super::dialect::{Dialect, KeyHeader};
 use super::error::{error_in, unkeyed_error};
 use super::fields::{Fields, Fill, List, Loose, fill};
 use super::loose::{Content, JsonText, Scalar, said_in};
+use super::repeated::Repeats;
 use super::{CallPiece, Delta, Framing, ModelRequest};
 use crate::types::{FinishKind, FinishReason, Usage};
 
@@ -101,6 +102,11 @@ struct Function<'a> {
 impl Dialect for Ollama {
     const STREAM_FRAMING: Framing = Framing::JsonLines;
     const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
+    const REPEATS: Option<Repeats> = Some(Repeats {
+        said: &["content", "thinking"],
+        passed_over: &["created_at"],
+        put_together: &[],
+    });
 
     fn url(base: &str, _model: &str, _stream: bool) -> String {
         if base.ends_with("/api") { format!("{base}/chat") } else { format!("{base}/api/chat") }

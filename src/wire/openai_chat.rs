@@ -22,6 +22,7 @@ use super::error::{error_in, error_of, provider_error, unkeyed_error};
 use super::fields::{Fields, Fill, FillEach, List, Loose, fill};
 use super::loose::{Content, JsonText, Scalar};
 use super::mend::value_of;
+use super::repeated::Repeats;
 use super::{CallKind, CallPiece, Delta, Framing, ModelRequest};
 use crate::types::{FinishKind, FinishReason};
 
@@ -176,6 +177,11 @@ struct Custom<'a> {
 impl Dialect for OpenaiChat {
     const STREAM_FRAMING: Framing = Framing::Sse;
     const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
+    const REPEATS: Option<Repeats> = Some(Repeats {
+        said: &["content", "arguments", "reasoning_content", "reasoning", "refusal"],
+        passed_over: &["obfuscation"],
+        put_together: &["reasoning_details"],
+    });
 
     fn url(base: &str, _model: &str, _stream: bool) -> String {
         format!("{base}/chat/completions")

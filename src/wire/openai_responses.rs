@@ -23,6 +23,7 @@ use super::fields::fill;
 use super::loose::Content;
 use super::mend::value_of;
 use super::openai_chat::usage::usage_of;
+use super::repeated::Repeats;
 use super::{CallKind, CallPiece, Delta, Framing, ModelRequest};
 use crate::types::{FinishKind, FinishReason, ProviderError};
 
@@ -42,6 +43,11 @@ pub(super) struct OpenaiResponses {
 impl Dialect for OpenaiResponses {
     const STREAM_FRAMING: Framing = Framing::Sse;
     const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
+    const REPEATS: Option<Repeats> = Some(Repeats {
+        said: &["delta"],
+        passed_over: &["sequence_number", "obfuscation"],
+        put_together: &[],
+    });
 
     fn url(base: &str, _model: &str, _stream: bool) -> String {
         format!("{base}/responses")
@@ -56,6 +62,12 @@ impl Dialect for OpenaiResponses {
         fill(text, &mut event)?;
         self.event(name, &mut event, text, out);
         Ok(())
+    }
+
+    fn repeated(&mut self, delta: &Delta) {
+        if let Delta::Text(text) | Delta::Refusal(text) | Delta::Reasoning(text) = delta {
+            self.items.said_more(text.len());
+        }
     }
 }
 

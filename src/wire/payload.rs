@@ -5,6 +5,7 @@ use serde_json::value::RawValue;
 use super::dialect::Dialect;
 use super::error::{malformed, named_error};
 use super::mend::{Mended, mend};
+use super::repeated::Repeated;
 use super::{Delta, Problem};
 use crate::types::excerpt;
 
@@ -14,6 +15,33 @@ use crate::types::excerpt;
 /// An error is one on every wire, and so is a payload that cannot be read, which may have held a
 /// part of a call. A list of payloads is read one by one.
 pub(super) fn read(dialect: &mut impl Dialect, event: &str, text: &str, out: &mut Vec<Delta>) {
+    read_in_full(dialect, event, text, out);
+}
+
+/// Reads the next payload of a stream; one that is the one before with another text is not parsed.
+pub(super) fn read_next<D: Dialect>(
+    dialect: &mut D,
+    repeated: &mut Repeated,
+    event: &str,
+    text: &str,
+    out: &mut Vec<Delta>,
+) {
+    let Some(repeats) = D::REPEATS else { return read(dialect, event, text, out) };
+    if let Some(delta) = repeated.read(event, text) {
+        dialect.repeated(&delta);
+        out.push(delta);
+        return;
+    }
+    let before = out.len();
+    if read_in_full(dialect, event, text, out) {
+        repeated.learn(event, text, out.get(before..).unwrap_or_default(), repeats);
+    } else {
+        repeated.forget();
+    }
+}
+
+/// Returns whether it was one object, which was read as it stands.
+fn read_in_full(dialect: &mut impl Dialect, event: &str, text: &str, out: &mut Vec<Delta>) -> bool {
     let mut text = text.trim();
     // Some proxies put the field's name before what has it already.
     while let Some(rest) = text.strip_prefix("data:") {
@@ -23,7 +51,7 @@ pub(super) fn read(dialect: &mut impl Dialect, event: &str, text: &str, out: &mu
         _ if text == "[DONE]" => dialect.done_word(out),
         _ if event == "error" => out.push(Delta::Error(named_error(text))),
         None => {}
-        Some(b'{') => object(dialect, event, text, out),
+        Some(b'{') => return object(dialect, event, text, out),
         Some(b'[') => match serde_json::from_str::<Vec<&RawValue>>(text) {
             Ok(items) => {
                 for item in items.iter().filter(|item| item.get().starts_with('{')) {
@@ -36,10 +64,12 @@ pub(super) fn read(dialect: &mut impl Dialect, event: &str, text: &str, out: &mu
             out.push(Delta::Problem(Problem { code: "not_json", detail: excerpt(text, 200) }));
         }
     }
+    false
 }
 
-fn object(dialect: &mut impl Dialect, event: &str, text: &str, out: &mut Vec<Delta>) {
-    let Err(error) = dialect.object(event, text, out) else { return };
+/// Returns whether nothing had to be mended.
+fn object(dialect: &mut impl Dialect, event: &str, text: &str, out: &mut Vec<Delta>) -> bool {
+    let Err(error) = dialect.object(event, text, out) else { return true };
     match mend(text) {
         Some(Mended::Text(mended)) => {
             if dialect.object(event, &mended, out).is_err() {
@@ -53,6 +83,7 @@ fn object(dialect: &mut impl Dialect, event: &str, text: &str, out: &mut Vec<Del
         }
         None => out.push(malformed(text, &error)),
     }
+    false
 }
 
 /// What the payloads of one whole response decode to, for the tests of the dialects.

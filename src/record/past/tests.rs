@@ -1,5 +1,6 @@
 //! The fold by itself, on entries that were written down and read again.
 
+use super::text::PIECE_BYTES_MAX;
 use super::*;
 use crate::record::{Ending, StopMode};
 use crate::types::{CallKey, ProviderError, ProviderErrorKind, ResultNotes, ToolOutcome, Usage};
