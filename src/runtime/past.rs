@@ -2,6 +2,7 @@
 //! other futures, and its end.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt as _;
 use tokio::sync::oneshot;
@@ -64,6 +65,7 @@ fn told(past: PastRun) -> RunReport {
         turns: stats.turns,
         calls,
         stats,
+        overhead: Duration::from_millis(stats.overhead_ms),
         messages: Messages { all: messages, first_of_run: first_message },
     }
 }

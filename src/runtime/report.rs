@@ -29,6 +29,10 @@ pub struct RunReport {
     pub calls: Vec<CallReport>,
     /// Its sums.
     pub stats: StatsReport,
+    /// The sums' `overhead_ms` as exactly as it is known; in whole milliseconds where the run was
+    /// read from the journal.
+    #[serde(skip)]
+    pub overhead: Duration,
     /// The session's messages; those of the run are shown.
     pub(super) messages: Messages,
 }
