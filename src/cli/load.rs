@@ -41,7 +41,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "NAME", requires = "base_url")]
     api_key_env: Option<String>,
     /// Use the offline rehearsal model, in a process of its own: text and calls, then text.
-    #[arg(long, conflicts_with_all = ["base_url", "model"])]
+    #[arg(long,
+        conflicts_with_all = ["base_url", "model", "api_key_env", "expect_calls", "expect_text"])]
     rehearsal: bool,
     #[command(flatten)]
     workload: WorkloadArgs,
@@ -78,10 +79,10 @@ pub(super) struct Args {
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
     max_time: Duration,
     /// How many calls each run has to make.
-    #[arg(long, value_name = "N", requires = "base_url")]
+    #[arg(long, value_name = "N")]
     expect_calls: Option<usize>,
     /// The text that each run has to end with.
-    #[arg(long, value_name = "TEXT", requires = "base_url")]
+    #[arg(long, value_name = "TEXT")]
     expect_text: Option<String>,
     /// Print one line of JSON.
     #[arg(long)]

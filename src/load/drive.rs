@@ -24,6 +24,7 @@ use super::work::{Seats, Work};
 use crate::config::{
     AgentConfig, Config, DEFAULT_AGENT, Durability, JournalEngine, ModelConfig, ToolPattern,
 };
+use crate::event::RunStats;
 use crate::journal::unix_ms;
 use crate::runtime::{Host, HostError, HostSetup, OpenSession, RunReport, SessionHandle};
 use crate::tool::Registry;
@@ -96,7 +97,7 @@ pub async fn run(
         biased;
         () = stop.cancelled() => Ok(Measured::default()),
         warm = timeout_at(deadline, load.warm_up(sessions..sessions + warm_up)) => match warm {
-            Err(_) => Ok(Measured::default()),
+            Err(_) => Ok(Measured { late: true, ..Measured::default() }),
             Ok(()) => load.measure(deadline, stop).await,
         },
     };
@@ -146,7 +147,8 @@ async fn start(
     let limits = &mut agent.limits;
     (limits.max_turns, limits.repeat_limit, limits.max_failed_turns) = (None, None, None);
     (limits.max_tool_calls_per_turn, limits.tool_timeout) = (None, None);
-    limits.run_timeout = Some(options.time_max);
+    // The load has an end of its own.
+    limits.run_timeout = None;
     config.models.clear();
     config.models.insert(MODEL.to_owned(), model);
     config.agents.clear();
@@ -248,9 +250,11 @@ impl Load {
             return self.wrong(wrong);
         }
         let worked = self.seats.worked(seat);
+        let RunStats { model, tools, overlap, .. } = report.exact;
+        let waited_for = (model + tools).saturating_sub(overlap);
         let times = RunTimes {
             latency,
-            overhead: report.overhead,
+            overhead: latency.saturating_sub(waited_for),
             first_tool: worked.map(|worked| worked.first - began),
             tools_ready: worked.map(|worked| worked.ready - began),
         };

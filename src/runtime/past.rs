@@ -2,7 +2,6 @@
 //! other futures, and its end.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures::StreamExt as _;
 use tokio::sync::oneshot;
@@ -65,7 +64,7 @@ fn told(past: PastRun) -> RunReport {
         turns: stats.turns,
         calls,
         stats,
-        overhead: Duration::from_millis(stats.overhead_ms),
+        exact: (&stats).into(),
         messages: Messages { all: messages, first_of_run: first_message },
     }
 }

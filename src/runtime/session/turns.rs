@@ -154,7 +154,7 @@ impl State {
                 turns: stats.turns,
                 calls,
                 stats: (&stats).into(),
-                overhead: stats.overhead,
+                exact: stats,
                 messages: Messages { all, first_of_run: first_message },
             };
             // Whoever waited may be gone.
