@@ -11,12 +11,14 @@
 //! and callgrind (the service is a process beside it):
 //!
 //! ```text
-//! cargo bench --bench load -- row WORKLOAD WHO SESSIONS RUNS [JOURNAL] [RENEW]
+//! cargo bench --bench load -- row WORKLOAD WHO SESSIONS RUNS PACE [JOURNAL] [RENEW]
 //! ```
 //!
-//! with `w1` or `fat`; `bare` or `callsheet`; and for the latter `memory`, `relaxed` or `strict`, and
-//! after how many runs a session is replaced by a new one. `cargo bench --bench load -- serve WORKLOAD`
-//! is the service alone; it says where it listens, and serves until its stdin ends.
+//! with `w1` or `fat`; `bare` or `callsheet`; milliseconds between events; and for the latter
+//! `memory`, `relaxed` or `strict`, and after how many runs a session is replaced by a new one. Such
+//! a row tells the memory of a run in flight too: `row w1 bare 10000 1 20` beside
+//! `row w1 callsheet 10000 1 20`. `cargo bench --bench load -- serve WORKLOAD PACE` is the service
+//! alone; it says where it listens, and serves until its stdin ends.
 #![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
 
 #[path = "load/bare.rs"]
@@ -27,6 +29,7 @@ mod service;
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::time::Duration;
 
 use callsheet::config::BaseUrl;
 use callsheet::load::{self, Counts, Expected, LoadJournal, LoadOptions};
@@ -44,6 +47,8 @@ const RENEW: u32 = 4;
 struct Row {
     cpu_us: f64,
     runs_per_s: f64,
+    /// What the peak has above the memory before the first run, for each session.
+    rss_kb: Option<f64>,
 }
 
 /// A row of the table.
@@ -63,20 +68,20 @@ fn main() {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words[..] {
         [] => table(),
-        ["serve", workload] => {
+        ["serve", workload, pace] => {
             // It ends with whoever has started it, however that ends.
             std::thread::spawn(|| {
                 let _ = std::io::stdin().read_to_end(&mut Vec::new());
                 std::process::exit(0);
             });
-            one_thread().block_on(service::serve(Workload::named(workload)));
+            one_thread().block_on(service::serve(Workload::named(workload), milliseconds(pace)));
         }
         ["bare", base_url, workload, sessions, runs] => {
             let row = bare_row(base_url, Workload::named(workload), sessions, runs);
             println!("{} {}", row.cpu_us, row.runs_per_s);
         }
-        ["row", workload, who, sessions, runs, ref rest @ ..] => {
-            let (service, workload) = (Service::start(workload), Workload::named(workload));
+        ["row", workload, who, sessions, runs, pace, ref rest @ ..] => {
+            let (service, workload) = (Service::start(workload, pace), Workload::named(workload));
             let row = match who {
                 "bare" => bare_row(&service.base_url, workload, sessions, runs),
                 _ => {
@@ -86,11 +91,19 @@ fn main() {
                     callsheet_row(&service.base_url, workload, sessions, runs, journal, renew)
                 }
             };
-            println!("{:.1} us of CPU a run, {:.0} runs/s", row.cpu_us, row.runs_per_s);
+            let Row { cpu_us, runs_per_s, rss_kb } = row;
+            let rss_kb = rss_kb.unwrap_or(f64::NAN);
+            println!(
+                "{cpu_us:.1} us of CPU a run, {runs_per_s:.0} runs/s, {rss_kb:.1} kB a session"
+            );
         }
         // Whatever other options cargo or criterion's users bring.
         _ => table(),
     }
+}
+
+fn milliseconds(text: &str) -> Duration {
+    Duration::from_millis(text.parse().unwrap())
 }
 
 fn one_thread() -> tokio::runtime::Runtime {
@@ -123,7 +136,12 @@ fn callsheet_row(
     let (counts, stop) = (Arc::new(Counts::default()), CancellationToken::new());
     let report = one_thread().block_on(load::run(options, counts, &stop)).unwrap();
     assert!(report.is_right(), "{report}");
-    Row { cpu_us: report.cpu_us_per_run.unwrap(), runs_per_s: report.runs_per_s.unwrap() }
+    print!("{report}");
+    Row {
+        cpu_us: report.cpu_us_per_run.unwrap(),
+        runs_per_s: report.runs_per_s.unwrap(),
+        rss_kb: report.rss_kb_per_session,
+    }
 }
 
 /// The service in its process, ended with this value.
@@ -133,9 +151,9 @@ struct Service {
 }
 
 impl Service {
-    fn start(workload: &str) -> Self {
+    fn start(workload: &str, pace: &str) -> Self {
         let mut command = itself();
-        command.args(["serve", workload]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        command.args(["serve", workload, pace]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let mut base_url = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut base_url).unwrap();
@@ -165,7 +183,8 @@ impl Case {
         let (sessions, runs) = (self.sessions.to_string(), self.runs.to_string());
         let said = output(itself().args(["bare", base_url, self.workload.name, &sessions, &runs]));
         let mut numbers = said.split_whitespace().map(|text| text.parse().unwrap());
-        Row { cpu_us: numbers.next().unwrap(), runs_per_s: numbers.next().unwrap() }
+        let mut next = || numbers.next().unwrap();
+        Row { cpu_us: next(), runs_per_s: next(), rss_kb: None }
     }
 
     fn callsheet(&self, base_url: &str) -> Row {
@@ -182,11 +201,11 @@ impl Case {
         }
         let report: Value = serde_json::from_str(&output(&mut command)).unwrap();
         let number = |name: &str| report[name].as_f64().unwrap();
-        Row { cpu_us: number("cpu_us_per_run"), runs_per_s: number("runs_per_s") }
+        Row { cpu_us: number("cpu_us_per_run"), runs_per_s: number("runs_per_s"), rss_kb: None }
     }
 
     fn measure(&self) {
-        let service = Service::start(self.workload.name);
+        let service = Service::start(self.workload.name, "0");
         let mut rounds: Vec<(Row, Row)> = (0..ROUNDS)
             .map(|_| (self.bare(&service.base_url), self.callsheet(&service.base_url)))
             .collect();

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use callsheet::load::cpu_time;
+use callsheet::load::{cpu_time, memory};
 use callsheet::types::Wire;
 use futures::future::join_all;
 use reqwest::Client;
@@ -176,6 +176,7 @@ async fn run(client: &Client, url: &str, tools: &Value) -> usize {
 
 /// So many runs in each of so many loops.
 pub(crate) async fn measure(base_url: &str, calls: usize, sessions: u32, runs: u32) -> Row {
+    callsheet::load::raise_open_files(sessions).unwrap();
     let client = callsheet::tls::client(|| Client::builder().no_proxy().tcp_nodelay(true)).unwrap();
     let url = Wire::OpenaiChat.url(base_url, "m", true);
     let tools = tools();
@@ -187,11 +188,18 @@ pub(crate) async fn measure(base_url: &str, calls: usize, sessions: u32, runs: u
         };
         join_all((0..sessions).map(|_| one())).await;
     };
-    // Opens the connections.
-    round(1).await;
+    // Opens connections, as the other's warm-up does.
+    join_all((0..sessions.min(256)).map(|_| run(&client, &url, &tools))).await;
+    let before = memory();
     let (cpu, began) = (cpu_time(), Instant::now());
     round(runs).await;
     let (cpu, time) = (cpu_time() - cpu, began.elapsed());
     let count = f64::from(sessions) * f64::from(runs);
-    Row { cpu_us: cpu.as_secs_f64() * 1e6 / count, runs_per_s: count / time.as_secs_f64() }
+    Row {
+        cpu_us: cpu.as_secs_f64() * 1e6 / count,
+        runs_per_s: count / time.as_secs_f64(),
+        rss_kb: before.zip(memory()).map(|(before, after)| {
+            after.peak_kb.saturating_sub(before.now_kb) as f64 / f64::from(sessions)
+        }),
+    }
 }

@@ -1,13 +1,18 @@
 //! A service that answers from memory, and what it answers.
 //!
 //! Events are as a real service writes them: the envelope's fields in each, about 300 bytes. The
-//! whole body is there at once, so that the client is never waited for.
+//! whole body is there at once, so that the client waits for nothing, unless a pace is asked for.
+
+use std::convert::Infallible;
+use std::time::Duration;
 
 use axum::Router;
-use axum::body::Bytes;
+use axum::body::{Body, Bytes};
 use axum::extract::DefaultBodyLimit;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::post;
+use callsheet::load::SESSIONS_MAX;
+use futures::stream;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
@@ -94,15 +99,39 @@ fn body(deltas: Vec<Value>, finish: &str) -> (Vec<u8>, usize) {
     (text.into_bytes(), events.len() + 1)
 }
 
+/// A body whole, or event after event with pauses between.
+#[derive(Clone)]
+struct Paced {
+    body: Bytes,
+    pace: Duration,
+}
+
+impl Paced {
+    fn body(&self) -> Body {
+        let Self { body, pace } = self.clone();
+        if pace.is_zero() {
+            return Body::from(body);
+        }
+        Body::from_stream(stream::unfold(body, move |mut rest| async move {
+            let end = memchr::memmem::find(&rest, b"\n\n")? + 2;
+            let event = rest.split_to(end);
+            tokio::time::sleep(pace).await;
+            Some((Ok::<_, Infallible>(event), rest))
+        }))
+    }
+}
+
 /// Serves until the process is ended, on one thread. Says on stdout where it listens.
-pub(crate) async fn serve(workload: Workload) {
+pub(crate) async fn serve(workload: Workload, pace: Duration) {
+    callsheet::load::raise_open_files(SESSIONS_MAX).unwrap();
     let (first, last, _) = workload.bodies();
-    let (first, last) = (Bytes::from(first), Bytes::from(last));
+    let paced = |body| Paced { body: Bytes::from(body), pace };
+    let (first, last) = (paced(first), paced(last));
     let answer = move |body: Bytes| {
         // Earlier runs of the session stand in the history as well.
         let role = b"\"role\":\"";
         let newest = memchr::memmem::rfind(&body, role).unwrap() + role.len();
-        let body = if body[newest..].starts_with(b"tool") { last.clone() } else { first.clone() };
+        let body = if body[newest..].starts_with(b"tool") { last.body() } else { first.body() };
         async move { ([(CONTENT_TYPE, "text/event-stream")], body) }
     };
     let server = Router::new()

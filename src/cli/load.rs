@@ -268,7 +268,9 @@ async fn draw(counts: &Counts, total: u64, is_terminal: bool) {
     loop {
         ticks.tick().await;
         let (right, wrong) = counts.ended();
-        out::to_stderr(&format!("\r{}\x1b[K", bar(right, wrong, total, began.elapsed())));
+        let bar = bar(right, wrong, total, began.elapsed());
+        let warms_up = if counts.has_begun() { "" } else { "  (warming up)" };
+        out::to_stderr(&format!("\r{bar}{warms_up}\x1b[K"));
     }
 }
 

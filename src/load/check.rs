@@ -138,6 +138,9 @@ mod tests {
     use crate::message::ResponseMessage;
     use crate::types::{CallKey, RunId};
 
+    /// A change that makes something wrong, and the kind of error it is.
+    type Case<'a, T> = (&'a dyn Fn(&mut Vec<T>), &'a str);
+
     fn reported(turn: u32, call_index: u32, i: i64) -> CallReport {
         CallReport {
             run_id: RunId("r".into()),
@@ -169,7 +172,7 @@ mod tests {
             change(&mut calls);
             check_calls(&calls).map_err(|wrong| wrong.kind)
         };
-        let cases: [(&dyn Fn(&mut Vec<CallReport>), &str); 6] = [
+        let cases: [Case<'_, CallReport>; 6] = [
             (&|calls| calls[1].result = "r7".into(), "wrong_result"),
             (&|calls| calls[1].status = ToolStatus::TimedOut, "tool_timeout"),
             (&|calls| calls.swap(0, 1), "wrong_order"),
@@ -222,7 +225,7 @@ mod tests {
             check_messages(&messages, "done").map_err(|wrong| wrong.kind)
         };
         assert_eq!(check(&|_| ()), Ok(2));
-        let cases: [(&dyn Fn(&mut Vec<Message>), &str); 8] = [
+        let cases: [Case<'_, Message>; 8] = [
             (&|all| drop(all.remove(3)), "call_unanswered"),
             (&|all| all.truncate(3), "call_unanswered"),
             (&|all| all.insert(3, answered("c0", "r5")), "wrong_order"),

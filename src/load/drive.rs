@@ -59,6 +59,12 @@ impl Counts {
         (self.right.load(Ordering::Relaxed), self.wrong.load(Ordering::Relaxed))
     }
 
+    /// Whether the warm-up is over.
+    #[must_use]
+    pub fn has_begun(&self) -> bool {
+        self.started.load(Ordering::Relaxed) > 0
+    }
+
     fn unfinished(&self) -> u64 {
         let (right, wrong) = self.ended();
         self.started.load(Ordering::Relaxed).saturating_sub(right + wrong)

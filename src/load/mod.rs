@@ -2,8 +2,8 @@
 //! service of the Chat Completions wire.
 //!
 //! The host is the one that `serve` runs: actors, context, events, metrics, journal. Its agent has
-//! one pure tool, `work` ([`work`]), so that whoever writes the service says what the tools do.
-//! Every answer is checked ([`check`]): a fast wrong answer is an error.
+//! one pure tool, `work`, so that whoever writes the service says what the tools do.
+//! Every answer is checked: a fast wrong answer is an error.
 //!
 //! What is measured is the whole process, so a service that runs beside it runs in a process of
 //! its own ([`Service`]). Starting the host, opening the sessions and a warm-up are not counted.
@@ -24,7 +24,7 @@ use std::io;
 
 pub use drive::{Counts, run};
 pub use options::{Expected, LoadJournal, LoadOptions, RUNS_MAX, SESSIONS_MAX};
-pub use process::{cpu_time, raise_open_files};
+pub use process::{Memory, cpu_time, memory, raise_open_files};
 pub use report::{LoadReport, Median, Quantiles};
 pub use service::{Service, Workload, serve};
 pub use tally::ErrorKind;

@@ -20,15 +20,18 @@ pub fn cpu_time() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or_default(), nanos)
 }
 
-/// What of it is in memory.
+/// What of a process is in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Memory {
-    pub(super) now_kb: u64,
-    pub(super) peak_kb: u64,
+pub struct Memory {
+    /// Now.
+    pub now_kb: u64,
+    /// At most so far.
+    pub peak_kb: u64,
 }
 
 /// What of the process is in memory; none where the system has no such file.
-pub(super) fn memory() -> Option<Memory> {
+#[must_use]
+pub fn memory() -> Option<Memory> {
     memory_in(&fs::read_to_string("/proc/self/status").ok()?)
 }
 
