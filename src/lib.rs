@@ -24,7 +24,7 @@
 //!
 //! Two kinds of code. **Machines** ([`wire`], [`turn`], [`context`] and the nouns below them) are
 //! pure: no async, no clock, no randomness, no I/O; values go in by `handle_*`, effects come out
-//! of `poll`, time is an argument. **Shells** ([`runtime`], [`server`], [`cli`]) move values and
+//! of `poll`, time is an argument. **Shells** ([`runtime`], [`server`], [`load`], [`cli`]) move values and
 //! decide nothing. Dependencies go down only:
 //!
 //! | layer | modules | know nothing about |
@@ -33,7 +33,7 @@
 //! | machines | [`wire`], [`context`], [`turn`] | HTTP, actors, clocks |
 //! | what tools are | [`tool`] | sessions, models, actors |
 //! | what is kept and told | [`journal`], [`telemetry`] | how a turn is decided |
-//! | shells | [`runtime`] (alone names the actor library), [`rehearsal`], [`server`], [`cli`] | |
+//! | shells | [`runtime`] (alone names the actor library), [`rehearsal`], [`server`], [`load`], [`cli`] | |
 //!
 //! `tests/architecture.rs` enforces the order, the purity, and that no file has more than 400
 //! lines without its tests.
@@ -107,6 +107,7 @@ pub mod config;
 pub mod context;
 pub mod event;
 pub mod journal;
+pub mod load;
 pub mod message;
 pub mod record;
 pub mod rehearsal;

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of the crate, lowest first. A module names only modules that stand before it.
-const ORDER: [&str; 17] = [
+const ORDER: [&str; 18] = [
     "types",
     "message",
     "tls",
@@ -22,6 +22,7 @@ const ORDER: [&str; 17] = [
     "runtime",
     "rehearsal",
     "server",
+    "load",
     "cli",
     "main",
 ];

@@ -6,6 +6,7 @@
 mod approve;
 pub mod decode;
 mod image;
+mod load;
 mod out;
 mod progress;
 mod replay;
@@ -50,6 +51,11 @@ enum Command {
     Sessions(sessions::Command),
     /// Runs a stored session again from its journal, and says where it would go another way now.
     Replay(Box<replay::Args>),
+    /// Puts many sessions at once on a service, checks every answer, and says what it cost.
+    Load(Box<load::Args>),
+    /// Serves the rehearsal model to a load.
+    #[command(name = load::SERVICE, hide = true)]
+    LoadService(load::ServiceArgs),
     /// Decodes one recorded response and prints what it says, as one JSON object.
     Decode {
         /// What the response is written in.
@@ -102,7 +108,7 @@ pub fn main() -> ExitCode {
 }
 
 fn execute(cli: Cli) -> Result<ExitCode, Failure> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
+    let runtime = threads(cli.command.as_ref())
         .enable_all()
         .build()
         .map_err(|error| Failure::failed(format!("start the runtime: {error}")))?;
@@ -113,12 +119,38 @@ fn execute(cli: Cli) -> Result<ExitCode, Failure> {
             Some(Command::Run(args)) => run::main(*args).await,
             Some(Command::Sessions(command)) => sessions::main(&command),
             Some(Command::Replay(args)) => replay::main(&args),
+            Some(Command::Load(args)) => load::main(*args).await,
+            Some(Command::LoadService(args)) => load::serve(args).await,
             Some(Command::Decode { wire, framing, file }) => decode(wire, framing, file),
         }
     });
     // A tool's thread that cannot be stopped must not keep the process.
     runtime.shutdown_timeout(LAST_WAIT);
     done
+}
+
+/// The runtime that a command asks for: where it wants one thread, that is this one.
+fn threads(command: Option<&Command>) -> tokio::runtime::Builder {
+    let wanted = match command {
+        Some(Command::Load(args)) => args.threads(),
+        Some(
+            Command::Serve(_)
+            | Command::Run(_)
+            | Command::Sessions(_)
+            | Command::Replay(_)
+            | Command::LoadService(_)
+            | Command::Decode { .. },
+        )
+        | None => None,
+    };
+    let mut builder = match wanted {
+        Some(1) => return tokio::runtime::Builder::new_current_thread(),
+        Some(_) | None => tokio::runtime::Builder::new_multi_thread(),
+    };
+    if let Some(wanted) = wanted {
+        builder.worker_threads(wanted);
+    }
+    builder
 }
 
 /// The wires by their words, which help and errors list.

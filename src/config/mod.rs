@@ -27,6 +27,7 @@ pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, MissingKey, ModelConfig};
 pub use overrides::{LimitOverrides, RunOverrides, TooHigh};
 pub use source::{ConfigError, ConfigErrors};
 pub use tools::{Approval, StartPolicy, ToolEffect, ToolOverride};
+pub use values::parse_duration;
 
 use source::{Origins, Source};
 use values::Parsed;

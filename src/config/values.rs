@@ -140,7 +140,11 @@ pub(super) fn check_name(name: &str) -> Parsed<()> {
     if fits { Ok(()) } else { Err(message.to_owned()) }
 }
 
-pub(super) fn parse_duration(text: &str) -> Parsed<Duration> {
+/// Parses a time such as `30s`, `5m`, `250ms` or `24h`.
+///
+/// # Errors
+/// Says what it is not.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("is a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not {text:?}");
     let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
     let (amount, unit) = text.split_at(digits);

@@ -64,6 +64,7 @@ fn told(past: PastRun) -> RunReport {
         turns: stats.turns,
         calls,
         stats,
+        exact: (&stats).into(),
         messages: Messages { all: messages, first_of_run: first_message },
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use crate::event::StatsReport;
+use crate::event::{RunStats, StatsReport};
 use crate::message::Message;
 use crate::types::{
     Judgement, ResultNotes, RunEnd, RunError, RunId, ToolResult, ToolStatus, Usage, Verdict,
@@ -29,6 +29,10 @@ pub struct RunReport {
     pub calls: Vec<CallReport>,
     /// Its sums.
     pub stats: StatsReport,
+    /// The same as exactly as it is known: times in whole milliseconds where the run was read from
+    /// the journal.
+    #[serde(skip)]
+    pub exact: RunStats,
     /// The session's messages; those of the run are shown.
     pub(super) messages: Messages,
 }

@@ -154,6 +154,7 @@ impl State {
                 turns: stats.turns,
                 calls,
                 stats: (&stats).into(),
+                exact: stats,
                 messages: Messages { all, first_of_run: first_message },
             };
             // Whoever waited may be gone.

@@ -1,0 +1,260 @@
+//! What a run costs: CPU of the client's process, beside a hand-written loop.
+//!
+//! W1 is four tool calls with about 64 bytes of arguments in pieces of 8 and 32 pieces of text, then
+//! a final answer of 32 pieces: two requests, 108 events, 33 KB, as fast as they are taken. The fat
+//! stream is eight calls of 4 KiB and 2,048 pieces of text. Three processes: the service, which
+//! answers from memory; the loop on `reqwest` and borrowed structs, one thread, a conversation for
+//! each run; and `callsheet load` with one thread, which checks every answer. They are measured in
+//! turn, a few rounds; shown is the round with the median ratio.
+//!
+//! `cargo bench --bench load` prints the table. One row, in one process in the foreground, for `perf`
+//! and callgrind (the service is a process beside it):
+//!
+//! ```text
+//! cargo bench --bench load -- row WORKLOAD WHO SESSIONS RUNS PACE [JOURNAL] [RENEW]
+//! ```
+//!
+//! with `w1` or `fat`; `bare` or `callsheet`; milliseconds between events; and for the latter
+//! `memory`, `relaxed` or `strict`, and after how many runs a session is replaced by a new one. Such
+//! a row tells the memory of a run in flight too: `row w1 bare 10000 1 20` beside
+//! `row w1 callsheet 10000 1 20`. `cargo bench --bench load -- serve WORKLOAD PACE` is the service
+//! alone; it says where it listens, and serves until its stdin ends.
+#![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
+
+#[path = "load/bare.rs"]
+mod bare;
+#[path = "load/service.rs"]
+mod service;
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use callsheet::config::BaseUrl;
+use callsheet::load::{self, Counts, Expected, LoadJournal, LoadOptions};
+use serde_json::Value;
+use service::{FAT, W1, Workload};
+use tokio_util::sync::CancellationToken;
+
+const ROUNDS: usize = 3;
+
+/// After how many runs a session is replaced where nothing else is said.
+const RENEW: u32 = 4;
+
+/// What was measured of one process.
+#[derive(Clone, Copy, Debug)]
+struct Row {
+    cpu_us: f64,
+    runs_per_s: f64,
+    /// What the peak has above the memory before the first run, for each session.
+    rss_kb: Option<f64>,
+}
+
+/// A row of the table.
+struct Case {
+    name: &'static str,
+    workload: Workload,
+    sessions: u32,
+    /// Of each session.
+    runs: u32,
+    journal: &'static str,
+    renew: u32,
+}
+
+fn main() {
+    let arguments: Vec<String> =
+        std::env::args().skip(1).filter(|text| text != "--bench").collect();
+    let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    match words[..] {
+        [] => table(),
+        ["serve", workload, pace] => {
+            // It ends with whoever has started it, however that ends.
+            std::thread::spawn(|| {
+                let _ = std::io::stdin().read_to_end(&mut Vec::new());
+                std::process::exit(0);
+            });
+            one_thread().block_on(service::serve(Workload::named(workload), milliseconds(pace)));
+        }
+        ["bare", base_url, workload, sessions, runs] => {
+            let row = bare_row(base_url, Workload::named(workload), sessions, runs);
+            println!("{} {}", row.cpu_us, row.runs_per_s);
+        }
+        ["row", workload, who, sessions, runs, pace, ref rest @ ..] => {
+            let (service, workload) = (Service::start(workload, pace), Workload::named(workload));
+            let row = match who {
+                "bare" => bare_row(&service.base_url, workload, sessions, runs),
+                _ => {
+                    let journal = rest.first().copied().unwrap_or("memory");
+                    let renew = rest.get(1).map_or(RENEW, |text| text.parse().unwrap());
+                    let (sessions, runs) = (sessions.parse().unwrap(), runs.parse().unwrap());
+                    callsheet_row(&service.base_url, workload, sessions, runs, journal, renew)
+                }
+            };
+            let Row { cpu_us, runs_per_s, rss_kb } = row;
+            let rss_kb = rss_kb.unwrap_or(f64::NAN);
+            println!(
+                "{cpu_us:.1} us of CPU a run, {runs_per_s:.0} runs/s, {rss_kb:.1} kB a session"
+            );
+        }
+        // Whatever other options cargo or criterion's users bring.
+        _ => table(),
+    }
+}
+
+fn milliseconds(text: &str) -> Duration {
+    Duration::from_millis(text.parse().unwrap())
+}
+
+fn one_thread() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
+}
+
+fn bare_row(base_url: &str, workload: Workload, sessions: &str, runs: &str) -> Row {
+    let (sessions, runs) = (sessions.parse().unwrap(), runs.parse().unwrap());
+    one_thread().block_on(bare::measure(base_url, workload.calls, sessions, runs))
+}
+
+/// The same that `callsheet load` does, in this process.
+fn callsheet_row(
+    base_url: &str,
+    workload: Workload,
+    sessions: u32,
+    runs: u32,
+    journal: &str,
+    renew: u32,
+) -> Row {
+    let journal = LoadJournal::WORDS.iter().find(|(word, _)| *word == journal).unwrap().1;
+    let options = LoadOptions {
+        sessions,
+        runs,
+        journal,
+        renew_after: Some(renew).filter(|renew| *renew > 0),
+        expected: Expected { calls: Some(workload.calls), text: None },
+        ..LoadOptions::new(BaseUrl::parse(base_url).unwrap(), "m")
+    };
+    let (counts, stop) = (Arc::new(Counts::default()), CancellationToken::new());
+    let report = one_thread().block_on(load::run(options, counts, &stop)).unwrap();
+    assert!(report.is_right(), "{report}");
+    print!("{report}");
+    Row {
+        cpu_us: report.cpu_us_per_run.unwrap(),
+        runs_per_s: report.runs_per_s.unwrap(),
+        rss_kb: report.rss_kb_per_session,
+    }
+}
+
+/// The service in its process, ended with this value.
+struct Service {
+    child: Child,
+    base_url: String,
+}
+
+impl Service {
+    fn start(workload: &str, pace: &str) -> Self {
+        let mut command = itself();
+        command.args(["serve", workload, pace]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut base_url = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut base_url).unwrap();
+        Self { child, base_url: base_url.trim().to_owned() }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn itself() -> Command {
+    Command::new(std::env::current_exe().unwrap())
+}
+
+fn output(command: &mut Command) -> String {
+    let output = command.stderr(Stdio::inherit()).output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+impl Case {
+    fn bare(&self, base_url: &str) -> Row {
+        let (sessions, runs) = (self.sessions.to_string(), self.runs.to_string());
+        let said = output(itself().args(["bare", base_url, self.workload.name, &sessions, &runs]));
+        let mut numbers = said.split_whitespace().map(|text| text.parse().unwrap());
+        let mut next = || numbers.next().unwrap();
+        Row { cpu_us: next(), runs_per_s: next(), rss_kb: None }
+    }
+
+    fn callsheet(&self, base_url: &str) -> Row {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_callsheet"));
+        command.args(["load", "--base-url", base_url, "--model", "m", "--threads", "1", "--json"]);
+        for (flag, value) in [
+            ("--sessions", self.sessions.to_string()),
+            ("--runs", self.runs.to_string()),
+            ("--renew-after", self.renew.to_string()),
+            ("--expect-calls", self.workload.calls.to_string()),
+            ("--journal", self.journal.to_owned()),
+        ] {
+            command.args([flag, &value]);
+        }
+        let report: Value = serde_json::from_str(&output(&mut command)).unwrap();
+        let number = |name: &str| report[name].as_f64().unwrap();
+        Row { cpu_us: number("cpu_us_per_run"), runs_per_s: number("runs_per_s"), rss_kb: None }
+    }
+
+    fn measure(&self) {
+        let service = Service::start(self.workload.name, "0");
+        let mut rounds: Vec<(Row, Row)> = (0..ROUNDS)
+            .map(|_| (self.bare(&service.base_url), self.callsheet(&service.base_url)))
+            .collect();
+        let ratio = |(bare, host): &(Row, Row)| host.cpu_us / bare.cpu_us;
+        rounds.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));
+        let median = rounds[ROUNDS / 2];
+        let (bare, host) = median;
+        println!(
+            "{:<30} {:>9.1} {:>9.1} {:>6.2} {:>9.0} {:>9.0}",
+            self.name,
+            bare.cpu_us,
+            host.cpu_us,
+            ratio(&median),
+            bare.runs_per_s,
+            host.runs_per_s
+        );
+        if self.workload.name == FAT.name {
+            let (first, last, events) = self.workload.bodies();
+            let megabytes = (first.len() + last.len()) as f64 / 1e6;
+            println!(
+                "  an event ({events}, {megabytes:.2} MB)    {:>9.3} {:>9.3}",
+                bare.cpu_us / events as f64,
+                host.cpu_us / events as f64
+            );
+        }
+    }
+}
+
+fn table() {
+    let (first, last, events) = W1.bodies();
+    println!("W1: {events} events, {} bytes; one thread each", first.len() + last.len());
+    println!(
+        "{:<30} {:>9} {:>9} {:>6} {:>9} {:>9}",
+        "CPU us a run", "bare", "callsheet", "ratio", "bare r/s", "runs/s"
+    );
+    let memory = |name, workload, sessions, runs| Case {
+        name,
+        workload,
+        sessions,
+        runs,
+        journal: "memory",
+        renew: RENEW,
+    };
+    for case in [
+        memory("W1, 1 session", W1, 1, 1500),
+        memory("W1, 256 sessions", W1, 256, 8),
+        Case { journal: "strict", ..memory("W1, 256 sessions, strict", W1, 256, 4) },
+        Case { renew: 1, ..memory("fat stream, 1 session", FAT, 1, 40) },
+    ] {
+        case.measure();
+    }
+}

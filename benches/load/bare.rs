@@ -1,0 +1,205 @@
+//! The cheapest honest loop: what a good engineer writes by hand who needs no host.
+//!
+//! One thread, `reqwest`, lines by memchr, events as borrowed structs, the history as JSON values,
+//! tools run where they stand. No actors, no events, no metrics, no limits, no second attempt.
+
+use std::borrow::Cow;
+
+use callsheet::load::{cpu_time, memory};
+use callsheet::types::Wire;
+use futures::future::join_all;
+use reqwest::Client;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+use crate::Row;
+
+#[derive(Deserialize)]
+struct Event<'a> {
+    #[serde(borrow)]
+    choices: Vec<Choice<'a>>,
+    usage: Option<Usage>,
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(borrow)]
+    delta: Delta<'a>,
+    #[serde(borrow)]
+    finish_reason: Option<Cow<'a, str>>,
+}
+
+#[derive(Deserialize)]
+struct Delta<'a> {
+    #[serde(borrow)]
+    content: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    tool_calls: Vec<CallDelta<'a>>,
+}
+
+#[derive(Deserialize)]
+struct CallDelta<'a> {
+    index: usize,
+    #[serde(borrow)]
+    id: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    function: Function<'a>,
+}
+
+#[derive(Deserialize)]
+struct Function<'a> {
+    #[serde(borrow)]
+    name: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    arguments: Option<Cow<'a, str>>,
+}
+
+#[derive(Deserialize)]
+struct Usage {
+    total_tokens: u64,
+}
+
+#[derive(Deserialize)]
+struct Input {
+    i: u64,
+}
+
+#[derive(Default)]
+struct Answer {
+    text: String,
+    calls: Vec<Call>,
+    finish: String,
+    tokens: u64,
+    is_done: bool,
+}
+
+#[derive(Default)]
+struct Call {
+    id: String,
+    name: String,
+    arguments: String,
+}
+
+impl Answer {
+    fn line(&mut self, line: &[u8]) {
+        let Some(data) = line.strip_prefix(b"data: ") else { return };
+        if data == b"[DONE]" {
+            self.is_done = true;
+            return;
+        }
+        let event: Event<'_> = serde_json::from_slice(data).unwrap();
+        self.tokens += event.usage.map_or(0, |usage| usage.total_tokens);
+        for Choice { delta, finish_reason } in event.choices {
+            self.text.push_str(delta.content.as_deref().unwrap_or_default());
+            for CallDelta { index, id, function } in delta.tool_calls {
+                if index == self.calls.len() {
+                    self.calls.push(Call::default());
+                }
+                let call = &mut self.calls[index];
+                call.id.push_str(id.as_deref().unwrap_or_default());
+                call.name.push_str(function.name.as_deref().unwrap_or_default());
+                call.arguments.push_str(function.arguments.as_deref().unwrap_or_default());
+            }
+            if let Some(finish) = finish_reason {
+                self.finish = finish.into_owned();
+            }
+        }
+    }
+}
+
+async fn ask(client: &Client, url: &str, tools: &Value, messages: &[Value]) -> Answer {
+    let body = json!({"model": "m", "messages": messages, "tools": tools, "stream": true,
+        "stream_options": {"include_usage": true}});
+    let request = client.post(url).header("content-type", "application/json");
+    let body = serde_json::to_vec(&body).unwrap();
+    let mut response = request.body(body).send().await.unwrap().error_for_status().unwrap();
+    let mut answer = Answer::default();
+    let mut rest: Vec<u8> = Vec::new();
+    while let Some(bytes) = response.chunk().await.unwrap() {
+        let mut bytes = &bytes[..];
+        while let Some(end) = memchr::memchr(b'\n', bytes) {
+            if rest.is_empty() {
+                answer.line(&bytes[..end]);
+            } else {
+                rest.extend_from_slice(&bytes[..end]);
+                answer.line(&rest);
+                rest.clear();
+            }
+            bytes = &bytes[end + 1..];
+        }
+        rest.extend_from_slice(bytes);
+    }
+    assert!(answer.is_done);
+    answer
+}
+
+fn tools() -> Value {
+    let parameters = json!({"type": "object", "required": ["i"], "properties": {
+        "ms": {"type": "integer", "description": "How long to work, in milliseconds."},
+        "i": {"type": "integer", "description": "The number to answer."},
+        "pad": {"type": "string", "description": "Makes the arguments longer."}}});
+    let function = json!({"name": "work", "parameters": parameters,
+        "description": "Works for a while and answers with a number."});
+    json!([{"type": "function", "function": function}])
+}
+
+/// A conversation of its own from the user's input to the final text.
+async fn run(client: &Client, url: &str, tools: &Value) -> usize {
+    let mut messages = vec![json!({"role": "user", "content": "Do the work."})];
+    let mut called = 0;
+    loop {
+        let answer = ask(client, url, tools, &messages).await;
+        assert!(answer.tokens > 0);
+        if answer.finish == "stop" {
+            assert!(!answer.text.is_empty());
+            return called;
+        }
+        let calls: Vec<Value> = answer
+            .calls
+            .iter()
+            .map(|call| {
+                json!({"id": call.id, "type": "function",
+                    "function": {"name": call.name, "arguments": call.arguments}})
+            })
+            .collect();
+        messages.push(json!({"role": "assistant", "content": answer.text, "tool_calls": calls}));
+        for call in &answer.calls {
+            assert_eq!(call.name, "work");
+            let input: Input = serde_json::from_str(&call.arguments).unwrap();
+            let content = format!("r{}", input.i);
+            messages.push(json!({"role": "tool", "tool_call_id": call.id, "content": content}));
+            called += 1;
+        }
+    }
+}
+
+/// So many runs in each of so many loops.
+pub(crate) async fn measure(base_url: &str, calls: usize, sessions: u32, runs: u32) -> Row {
+    callsheet::load::raise_open_files(sessions).unwrap();
+    let client = callsheet::tls::client(|| Client::builder().no_proxy().tcp_nodelay(true)).unwrap();
+    let url = Wire::OpenaiChat.url(base_url, "m", true);
+    let tools = tools();
+    let round = async |runs: u32| {
+        let one = async || {
+            for _ in 0..runs {
+                assert_eq!(run(&client, &url, &tools).await, calls);
+            }
+        };
+        join_all((0..sessions).map(|_| one())).await;
+    };
+    // Opens connections, as the other's warm-up does.
+    join_all((0..sessions.min(256)).map(|_| run(&client, &url, &tools))).await;
+    let before = memory();
+    let (cpu, began) = (cpu_time(), Instant::now());
+    round(runs).await;
+    let (cpu, time) = (cpu_time() - cpu, began.elapsed());
+    let count = f64::from(sessions) * f64::from(runs);
+    Row {
+        cpu_us: cpu.as_secs_f64() * 1e6 / count,
+        runs_per_s: count / time.as_secs_f64(),
+        rss_kb: before.zip(memory()).map(|(before, after)| {
+            after.peak_kb.saturating_sub(before.now_kb) as f64 / f64::from(sessions)
+        }),
+    }
+}

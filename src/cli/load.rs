@@ -1,0 +1,311 @@
+//! `callsheet load`: a load test through the whole host.
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::CancellationToken;
+
+use super::serve::Signals;
+use super::{Failure, out};
+use crate::config::{ApiKey, BaseUrl, REHEARSAL, parse_duration};
+use crate::load::{
+    self, Counts, Expected, LoadError, LoadJournal, LoadOptions, LoadReport, RUNS_MAX,
+    SESSIONS_MAX, Service, Workload,
+};
+use crate::telemetry::{self, LogFormat};
+use crate::types::Execution;
+
+/// The hidden command that serves the rehearsal model to a load.
+pub(super) const SERVICE: &str = "load-service";
+
+/// How often the bar is drawn.
+const DRAW_EVERY: Duration = Duration::from_millis(200);
+
+/// Characters of the bar.
+const BAR: u64 = 30;
+
+/// Flags of `callsheet load`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// The address of a service that speaks Chat Completions, such as http://127.0.0.1:8080/v1.
+    #[arg(long, value_name = "URL", requires = "model", required_unless_present = "rehearsal")]
+    base_url: Option<String>,
+    /// The model's name there.
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
+    /// The environment variable that holds the key for --base-url.
+    #[arg(long, value_name = "NAME", requires = "base_url")]
+    api_key_env: Option<String>,
+    /// Use the offline rehearsal model, in a process of its own: text and calls, then text.
+    #[arg(long,
+        conflicts_with_all = ["base_url", "model", "api_key_env", "expect_calls", "expect_text"])]
+    rehearsal: bool,
+    #[command(flatten)]
+    workload: WorkloadArgs,
+    /// How many sessions run at once.
+    #[arg(long, value_name = "S", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(SESSIONS_MAX)))]
+    sessions: u32,
+    /// How many runs each session has, one after the other.
+    #[arg(long, value_name = "N", default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(RUNS_MAX)))]
+    runs: u32,
+    /// After so many runs a session is deleted and a new one takes its place; 0: never.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    renew_after: u32,
+    /// How tool calls are run: sequential, parallel or parallel:N.
+    #[arg(long, default_value_t = Execution::Sequential)]
+    execution: Execution,
+    /// Whether tool calls may start while their response still comes.
+    #[arg(long, value_name = "true|false", default_value_t = true, action = clap::ArgAction::Set)]
+    early_start: bool,
+    /// Whether the model streams its answers.
+    #[arg(long, value_name = "true|false", default_value_t = true, action = clap::ArgAction::Set)]
+    stream: bool,
+    /// Where records go: strict, relaxed or memory.
+    #[arg(long, value_name = "JOURNAL", default_value = "memory", value_parser = parse_journal)]
+    journal: LoadJournal,
+    /// Where the strict or relaxed journal is kept; a temporary directory without it.
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Threads that run tasks [default: one for each processor]
+    #[arg(long, value_name = "T", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    /// When to end, whatever is left to do.
+    #[arg(long, value_name = "TIME", default_value = "10m", value_parser = parse_time)]
+    max_time: Duration,
+    /// How many calls each run has to make.
+    #[arg(long, value_name = "N")]
+    expect_calls: Option<usize>,
+    /// The text that each run has to end with.
+    #[arg(long, value_name = "TEXT")]
+    expect_text: Option<String>,
+    /// Print one line of JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// What the rehearsal model answers.
+#[derive(Debug, clap::Args)]
+pub(super) struct WorkloadArgs {
+    /// With --rehearsal: how many calls each run makes.
+    #[arg(long, value_name = "N", default_value_t = 4, conflicts_with = "base_url",
+        value_parser = clap::value_parser!(u32).range(0..=64))]
+    calls: u32,
+    /// With --rehearsal: how long each call works.
+    #[arg(long, value_name = "TIME", default_value = "0ms", conflicts_with = "base_url",
+        value_parser = parse_duration)]
+    work: Duration,
+    /// With --rehearsal: in how many pieces each answer comes, beside its calls.
+    #[arg(long, value_name = "N", default_value_t = 32, conflicts_with = "base_url",
+        value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    texts: u32,
+    /// With --rehearsal: the pause between two pieces of an answer.
+    #[arg(long, value_name = "TIME", default_value = "0ms", conflicts_with = "base_url",
+        value_parser = parse_duration)]
+    pace: Duration,
+}
+
+/// What the hidden command is told: how many sessions there will be, and the workload.
+#[derive(Debug, clap::Args)]
+pub(super) struct ServiceArgs {
+    sessions: u32,
+    calls: u32,
+    work_ms: u64,
+    texts: u32,
+    pace_ms: u64,
+}
+
+impl Args {
+    /// How many threads the runtime is to have.
+    pub(super) fn threads(&self) -> Option<usize> {
+        self.threads.map(usize::from)
+    }
+
+    fn options(&self, service: Option<&Service>) -> Result<LoadOptions, Failure> {
+        let (base_url, model) = match service {
+            Some(service) => (service.base_url().clone(), REHEARSAL),
+            None => {
+                let base_url = self.base_url.as_deref().unwrap_or_default();
+                let base_url = BaseUrl::parse(base_url)
+                    .map_err(|error| Failure::usage(format!("--base-url: {error}")))?;
+                (base_url, self.model.as_deref().unwrap_or_default())
+            }
+        };
+        let api_key = self.api_key_env.as_deref().map(|name| {
+            ApiKey::from_env(name, &|name| std::env::var(name).ok())
+                .map_err(|error| Failure::usage(format!("--api-key-env: {error}")))
+        });
+        let expected = match service {
+            Some(_) => self.workload.workload().expected(),
+            None => Expected { calls: self.expect_calls, text: self.expect_text.clone() },
+        };
+        Ok(LoadOptions {
+            api_key: api_key.transpose()?,
+            sessions: self.sessions,
+            runs: self.runs,
+            renew_after: Some(self.renew_after).filter(|after| *after > 0),
+            execution: self.execution,
+            early_start: self.early_start,
+            stream: self.stream,
+            journal: self.journal,
+            data_dir: self.data_dir.clone(),
+            time_max: self.max_time,
+            expected,
+            ..LoadOptions::new(base_url, model)
+        })
+    }
+}
+
+impl WorkloadArgs {
+    fn workload(&self) -> Workload {
+        let Self { calls, work, texts, pace } = *self;
+        Workload { calls, work, texts, pace }
+    }
+}
+
+impl ServiceArgs {
+    /// The hidden command's words on the command line.
+    fn words(sessions: u32, workload: &Workload) -> Vec<String> {
+        let Workload { calls, work, texts, pace } = workload;
+        let numbers = [sessions.to_string(), calls.to_string(), work.as_millis().to_string()];
+        let more = [texts.to_string(), pace.as_millis().to_string()];
+        [SERVICE.to_owned()].into_iter().chain(numbers).chain(more).collect()
+    }
+
+    fn workload(&self) -> Workload {
+        let Self { sessions: _, calls, work_ms, texts, pace_ms } = *self;
+        let ms = Duration::from_millis;
+        Workload { calls, work: ms(work_ms), texts, pace: ms(pace_ms) }
+    }
+}
+
+pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
+    if ["CALLSHEET_LOG", "RUST_LOG"].iter().any(|name| std::env::var_os(name).is_some()) {
+        telemetry::init(LogFormat::Text).map_err(Failure::usage)?;
+    }
+    if args.data_dir.is_some() && args.journal == LoadJournal::Memory {
+        let message = "--data-dir needs --journal strict or relaxed: in memory nothing is kept";
+        return Err(Failure::usage(message));
+    }
+    load::raise_open_files(args.sessions).map_err(failure)?;
+    let mut signals = Signals::new().map_err(Failure::failed)?;
+    let service = args.rehearsal.then(|| start_service(&args)).transpose()?;
+    let options = args.options(service.as_ref())?;
+    let total = u64::from(args.sessions) * u64::from(args.runs);
+    let (counts, stop) = (Arc::new(Counts::default()), CancellationToken::new());
+    let report = {
+        let running = load::run(options, Arc::clone(&counts), &stop);
+        let mut running = std::pin::pin!(running);
+        let mut bar = std::pin::pin!(draw(&counts, total, std::io::stderr().is_terminal()));
+        loop {
+            tokio::select! {
+                report = &mut running => break report,
+                () = signals.next() => {
+                    // Whoever asks twice means at once.
+                    if stop.is_cancelled() {
+                        return Ok(ExitCode::from(130));
+                    }
+                    stop.cancel();
+                }
+                () = &mut bar => {}
+            }
+        }
+    };
+    if std::io::stderr().is_terminal() {
+        out::to_stderr("\r\x1b[K");
+    }
+    drop(service);
+    let report = report.map_err(failure)?;
+    let text = if args.json {
+        let line = serde_json::to_string(&report).map_err(Failure::failed)?;
+        format!("{line}\n")
+    } else {
+        report.to_string()
+    };
+    out::to_stdout(&text).map_err(|error| out::broken(&error))?;
+    Ok(ExitCode::from(status(&report)))
+}
+
+/// The hidden command.
+pub(super) async fn serve(args: ServiceArgs) -> Result<ExitCode, Failure> {
+    load::raise_open_files(args.sessions).map_err(failure)?;
+    load::serve(args.workload()).await.map_err(Failure::failed)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn start_service(args: &Args) -> Result<Service, Failure> {
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::failed(format!("find this program: {error}")))?;
+    let words = ServiceArgs::words(args.sessions, &args.workload.workload());
+    Service::start(&program, &words).map_err(failure)
+}
+
+fn failure(error: LoadError) -> Failure {
+    match error {
+        LoadError::OpenFiles { .. } | LoadError::Directory(_) => Failure::usage(error),
+        LoadError::Host(error) => super::setup::not_started(error),
+        LoadError::Tool(_) | LoadError::Service(_) => Failure::failed(error),
+    }
+}
+
+fn status(report: &LoadReport) -> u8 {
+    if report.stopped { 130 } else { u8::from(!report.is_right()) }
+}
+
+/// Draws the bar for ever; where there is no terminal, nothing.
+async fn draw(counts: &Counts, total: u64, is_terminal: bool) {
+    if !is_terminal {
+        return std::future::pending().await;
+    }
+    let began = Instant::now();
+    let mut ticks = interval(DRAW_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    loop {
+        ticks.tick().await;
+        let (right, wrong) = counts.ended();
+        let bar = bar(right, wrong, total, began.elapsed());
+        let warms_up = if counts.has_begun() { "" } else { "  (warming up)" };
+        out::to_stderr(&format!("\r{bar}{warms_up}\x1b[K"));
+    }
+}
+
+fn bar(right: u64, wrong: u64, total: u64, time: Duration) -> String {
+    let ended = right + wrong;
+    let full = (ended * BAR).checked_div(total).unwrap_or_default().min(BAR);
+    let full_part = "█".repeat(usize::try_from(full).unwrap_or_default());
+    let rest = "·".repeat(usize::try_from(BAR - full).unwrap_or_default());
+    let errors = if wrong > 0 { format!("  {wrong} wrong") } else { String::new() };
+    format!("{full_part}{rest} {ended}/{total} runs  {:.0} s{errors}", time.as_secs_f64())
+}
+
+fn parse_time(text: &str) -> Result<Duration, String> {
+    let time = parse_duration(text)?;
+    if time.is_zero() { Err("is more than 0".to_owned()) } else { Ok(time) }
+}
+
+fn parse_journal(text: &str) -> Result<LoadJournal, String> {
+    let found = LoadJournal::WORDS.iter().find(|(word, _)| *word == text);
+    let none = || format!("is \"strict\", \"relaxed\" or \"memory\", not {text:?}");
+    found.map(|(_, journal)| *journal).ok_or_else(none)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bar_fills_and_tells_of_errors() {
+        let at = Duration::from_secs(3);
+        assert_eq!(bar(0, 0, 10, at), format!("{} 0/10 runs  3 s", "·".repeat(30)));
+        assert_eq!(
+            bar(4, 1, 10, at),
+            format!("{}{} 5/10 runs  3 s  1 wrong", "█".repeat(15), "·".repeat(15))
+        );
+        assert_eq!(bar(10, 0, 10, at), format!("{} 10/10 runs  3 s", "█".repeat(30)));
+    }
+}

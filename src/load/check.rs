@@ -1,0 +1,242 @@
+//! Whether a run's answer is right. Values in, a verdict out.
+
+use std::sync::Arc;
+
+use super::options::Expected;
+use super::work;
+use crate::message::Message;
+use crate::runtime::{CallReport, RunReport};
+use crate::types::{RunEnd, ToolCall, ToolStatus};
+
+/// What is wrong with an answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Wrong {
+    /// A word that is the same for all answers that are wrong in this way.
+    pub(super) kind: String,
+    /// What there was in this one.
+    pub(super) example: String,
+}
+
+fn wrong(kind: &str, example: impl Into<String>) -> Wrong {
+    Wrong { kind: kind.to_owned(), example: example.into() }
+}
+
+/// Checks a run from its end to its messages.
+///
+/// # Errors
+/// The first thing that is wrong.
+pub(super) fn check(report: &RunReport, expected: &Expected) -> Result<(), Wrong> {
+    check_end(report)?;
+    check_calls(&report.calls)?;
+    let called = check_messages(report.run_messages(), &report.text)?;
+    if called != report.calls.len() {
+        let example = format!("{} calls are reported, {called} are answered", report.calls.len());
+        return Err(wrong("call_unanswered", example));
+    }
+    if let Some(calls) = expected.calls.filter(|calls| *calls != called) {
+        return Err(wrong("wrong_number_of_calls", format!("{called} calls instead of {calls}")));
+    }
+    match &expected.text {
+        Some(text) if *text != report.text => {
+            Err(wrong("wrong_text", format!("{:?} instead of {text:?}", report.text)))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+fn check_end(report: &RunReport) -> Result<(), Wrong> {
+    if report.run_end != RunEnd::Answered {
+        let error = report.error.as_ref();
+        let kind = error.map_or(report.run_end.as_str(), |error| &error.code);
+        let example = error.map_or("the run has no error", |error| &error.message);
+        return Err(wrong(kind, format!("{}: {example}", report.run_end.as_str())));
+    }
+    if report.text.is_empty() {
+        return Err(wrong("empty_answer", "the run is answered without a text"));
+    }
+    Ok(())
+}
+
+/// Each call succeeded with the answer to its own arguments, and they stand in call order.
+fn check_calls(calls: &[CallReport]) -> Result<(), Wrong> {
+    let mut place = (0, 0);
+    for call in calls {
+        let CallReport { tool_id, tool_name, status, result, arguments, .. } = call;
+        if *status != ToolStatus::Ok {
+            let example = format!("{tool_id} of {tool_name}: {result}");
+            return Err(wrong(&format!("tool_{}", status.as_str()), example));
+        }
+        let right = work::answer(arguments);
+        if *result != right {
+            let example = format!("{tool_id} answered {result:?} instead of {right:?}");
+            return Err(wrong("wrong_result", example));
+        }
+        let is_next = call.call_index == place.1 && call.turn == place.0;
+        let is_first = call.call_index == 0 && call.turn > place.0;
+        if !is_next && !is_first {
+            let example = format!("{tool_id} stands where call {} is due", place.1);
+            return Err(wrong("wrong_order", example));
+        }
+        place = (call.turn, call.call_index + 1);
+    }
+    Ok(())
+}
+
+/// The calls of each message are answered right behind it, each once and in their order. Returns
+/// how many there are.
+fn check_messages(messages: &[Arc<Message>], text: &str) -> Result<usize, Wrong> {
+    let (mut called, mut open) = (0, [].iter());
+    for message in messages {
+        match &**message {
+            Message::User { .. } => unanswered(open.next())?,
+            Message::Assistant(said) => {
+                unanswered(open.next())?;
+                called += said.calls.len();
+                open = said.calls.iter();
+            }
+            Message::Tool { call_id, content, .. } => check_answer(open.next(), call_id, content)?,
+        }
+    }
+    unanswered(open.next())?;
+    match messages.last().map(|message| &**message) {
+        Some(Message::Assistant(said)) if said.text == text => Ok(called),
+        Some(_) | None => {
+            Err(wrong("history_without_answer", "the history does not end with the final text"))
+        }
+    }
+}
+
+fn unanswered(open: Option<&ToolCall>) -> Result<(), Wrong> {
+    match open {
+        None => Ok(()),
+        Some(call) => {
+            Err(wrong("call_unanswered", format!("{} has no answer in the history", call.key)))
+        }
+    }
+}
+
+fn check_answer(open: Option<&ToolCall>, call_id: &str, content: &str) -> Result<(), Wrong> {
+    let Some(call) = open else {
+        return Err(wrong("answer_without_call", format!("{call_id} is answered once too often")));
+    };
+    if call.id != call_id {
+        return Err(wrong("wrong_order", format!("{call_id} is answered instead of {}", call.id)));
+    }
+    let right = work::answer(&call.arguments);
+    if content != right {
+        let example = format!("{call_id} has {content:?} instead of {right:?} in the history");
+        return Err(wrong("wrong_result", example));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::message::ResponseMessage;
+    use crate::types::{CallKey, RunId};
+
+    /// A change that makes something wrong, and the kind of error it is.
+    type Case<'a, T> = (&'a dyn Fn(&mut Vec<T>), &'a str);
+
+    fn reported(turn: u32, call_index: u32, i: i64) -> CallReport {
+        CallReport {
+            run_id: RunId("r".into()),
+            turn,
+            call_index,
+            tool_id: format!("t{turn}a1c{call_index}"),
+            provider_id: None,
+            tool_name: "work".to_owned(),
+            arguments: json!({"i": i}),
+            status: ToolStatus::Ok,
+            result: format!("r{i}"),
+            metadata: Value::Null,
+            approval: None,
+            result_rejected: false,
+            reject_reason: None,
+            started_ms: None,
+            wait_ms: 0,
+            duration_ms: 0,
+            usage: None,
+        }
+    }
+
+    #[test]
+    fn every_call_has_the_answer_to_its_own_arguments_in_call_order() {
+        let right = || vec![reported(2, 0, 7), reported(2, 1, 8), reported(4, 0, 7)];
+        assert_eq!(check_calls(&right()), Ok(()));
+        let check = |change: &dyn Fn(&mut Vec<CallReport>)| {
+            let mut calls = right();
+            change(&mut calls);
+            check_calls(&calls).map_err(|wrong| wrong.kind)
+        };
+        let cases: [Case<'_, CallReport>; 6] = [
+            (&|calls| calls[1].result = "r7".into(), "wrong_result"),
+            (&|calls| calls[1].status = ToolStatus::TimedOut, "tool_timeout"),
+            (&|calls| calls.swap(0, 1), "wrong_order"),
+            (&|calls| drop(calls.remove(0)), "wrong_order"),
+            (&|calls| calls.push(reported(2, 2, 1)), "wrong_order"),
+            (&|calls| calls.push(reported(4, 2, 1)), "wrong_order"),
+        ];
+        for (change, kind) in cases {
+            assert_eq!(check(change), Err(kind.to_owned()));
+        }
+    }
+
+    fn said(text: &str, calls: &[i64]) -> Message {
+        let call = |(index, i): (u32, &i64)| ToolCall {
+            key: CallKey { turn: 1, attempt: 1, index },
+            id: format!("c{index}"),
+            provider_id: None,
+            name: "work".to_owned(),
+            arguments: json!({"i": i}),
+            raw: None,
+        };
+        let calls = (0..).zip(calls).map(call).collect();
+        Message::Assistant(ResponseMessage { text: text.into(), calls, ..Default::default() })
+    }
+
+    fn answered(id: &str, content: &str) -> Message {
+        Message::Tool {
+            call_id: id.to_owned(),
+            name: "work".to_owned(),
+            content: content.to_owned(),
+            metadata: json!({}),
+        }
+    }
+
+    #[test]
+    fn every_call_of_a_message_is_answered_right_behind_it() {
+        let right = || {
+            vec![
+                Message::User { content: "go".into() },
+                said("so", &[5, 6]),
+                answered("c0", "r5"),
+                answered("c1", "r6"),
+                said("done", &[]),
+            ]
+        };
+        let check = |change: &dyn Fn(&mut Vec<Message>)| {
+            let mut messages = right();
+            change(&mut messages);
+            let messages: Vec<_> = messages.into_iter().map(Arc::new).collect();
+            check_messages(&messages, "done").map_err(|wrong| wrong.kind)
+        };
+        assert_eq!(check(&|_| ()), Ok(2));
+        let cases: [Case<'_, Message>; 8] = [
+            (&|all| drop(all.remove(3)), "call_unanswered"),
+            (&|all| all.truncate(3), "call_unanswered"),
+            (&|all| all.insert(3, answered("c0", "r5")), "wrong_order"),
+            (&|all| all.insert(4, answered("c1", "r6")), "answer_without_call"),
+            (&|all| all.swap(2, 3), "wrong_order"),
+            (&|all| all[3] = answered("c1", "r5"), "wrong_result"),
+            (&|all| all[4] = said("other", &[]), "history_without_answer"),
+            (&|all| drop(all.pop()), "history_without_answer"),
+        ];
+        for (change, kind) in cases {
+            assert_eq!(check(change), Err(kind.to_owned()));
+        }
+    }
+}

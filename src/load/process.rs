@@ -1,0 +1,90 @@
+//! What this process has used, as its system tells.
+
+use std::fs;
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
+
+use super::LoadError;
+
+/// Files that a process has open beside its connections.
+const OTHER_FILES: u64 = 128;
+
+/// What the process has had of the processors: user and system, all threads, those that have
+/// ended too.
+#[must_use]
+pub fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    let nanos = u32::try_from(time.tv_nsec).unwrap_or_default();
+    Duration::new(u64::try_from(time.tv_sec).unwrap_or_default(), nanos)
+}
+
+/// What of a process is in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Memory {
+    /// Now.
+    pub now_kb: u64,
+    /// At most so far.
+    pub peak_kb: u64,
+}
+
+/// What of the process is in memory; none where the system has no such file.
+#[must_use]
+pub fn memory() -> Option<Memory> {
+    memory_in(&fs::read_to_string("/proc/self/status").ok()?)
+}
+
+fn memory_in(status: &str) -> Option<Memory> {
+    let kb = |name: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim().strip_suffix("kB")?.trim().parse().ok()
+    };
+    Some(Memory { now_kb: kb("VmRSS:")?, peak_kb: kb("VmHWM:")? })
+}
+
+/// Lets the process have a connection for each session, as far as it may raise its limit itself.
+///
+/// # Errors
+/// When it may not.
+pub fn raise_open_files(sessions: u32) -> Result<(), LoadError> {
+    let needed = u64::from(sessions) + OTHER_FILES;
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    // None is without a limit.
+    if current.is_none_or(|current| current >= needed) {
+        return Ok(());
+    }
+    let allowed = maximum.unwrap_or(needed);
+    if allowed < needed {
+        return Err(LoadError::OpenFiles { sessions, needed, allowed });
+    }
+    let raised = Rlimit { current: Some(needed), maximum };
+    setrlimit(Resource::Nofile, raised).map_err(|_| {
+        let allowed = current.unwrap_or_default();
+        LoadError::OpenFiles { sessions, needed, allowed }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_what_linux_tells() {
+        let status = "Name:\tx\nVmPeak:\t  9 kB\nVmHWM:\t   2048 kB\nVmRSS:\t   1024 kB\n";
+        assert_eq!(memory_in(status), Some(Memory { now_kb: 1024, peak_kb: 2048 }));
+        assert_eq!(memory_in("Name:\tx\n"), None);
+        assert!(cpu_time() > Duration::ZERO);
+    }
+
+    #[test]
+    fn more_files_than_may_be_is_an_error_that_says_what_to_do() {
+        let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+        let Some(allowed) = maximum.filter(|allowed| *allowed < u64::from(u32::MAX)) else {
+            return;
+        };
+        let error = raise_open_files(u32::MAX).unwrap_err().to_string();
+        assert!(error.contains(&format!("may have {allowed}: raise the limit (ulimit -n ")));
+        raise_open_files(1).unwrap();
+    }
+}

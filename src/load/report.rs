@@ -1,0 +1,196 @@
+//! What a load has come to: a table for people, one line of JSON for programs.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::time::Duration;
+
+use serde::Serialize;
+
+use super::histogram::Histogram;
+use super::options::LoadOptions;
+use super::process::Memory;
+use super::tally::{ErrorKind, Tally};
+use crate::types::harmless;
+
+/// What the process itself was seen to do.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Measured {
+    pub(super) cpu: Duration,
+    pub(super) time: Duration,
+    /// Before the first run.
+    pub(super) before: Option<Memory>,
+    pub(super) after: Option<Memory>,
+    pub(super) lag: Option<Duration>,
+    pub(super) stopped: bool,
+    /// Whether the time was over before the runs were.
+    pub(super) late: bool,
+}
+
+/// A distribution; null where nothing was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Quantiles {
+    /// The median.
+    pub p50: Option<f64>,
+    /// Nine of ten are at most this.
+    pub p90: Option<f64>,
+    /// Ninety-nine of a hundred are at most this.
+    pub p99: Option<f64>,
+    /// The most.
+    pub max: Option<f64>,
+}
+
+/// A median; null where nothing was measured.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Median {
+    /// The median.
+    pub p50: Option<f64>,
+}
+
+/// What a load has come to. As JSON: `null` where the system does not tell, or nothing was
+/// measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LoadReport {
+    /// Right runs in a second.
+    pub runs_per_s: Option<f64>,
+    /// User and system time of this process for each run that ended, start and warm-up excluded.
+    pub cpu_us_per_run: Option<f64>,
+    /// From asking for a run to its answer.
+    pub latency_ms: Quantiles,
+    /// From there to the start of its first tool.
+    pub first_tool_ms: Median,
+    /// From there to the end of the last tool of that turn.
+    pub tools_ready_ms: Median,
+    /// The part of a run in which neither the model nor a tool was waited for.
+    pub overhead_us: Median,
+    /// The most that was in memory, start included.
+    pub peak_rss_kb: Option<u64>,
+    /// Runs that were right.
+    pub ok: u64,
+    /// Runs that were not.
+    pub errors: u64,
+    /// Those by kind, with an example each.
+    pub errors_by_kind: BTreeMap<String, ErrorKind>,
+    /// Runs that had begun and were not over when the load was.
+    pub unfinished: u64,
+    /// Calls of the runs that were right.
+    pub tool_calls: u64,
+    /// How many sessions ran at once.
+    pub sessions: u32,
+    /// What the peak has above the memory before the first run, for each session.
+    pub rss_kb_per_session: Option<f64>,
+    /// How late the event loop was: 99 of 100 times at most this.
+    pub loop_lag_ms: Option<f64>,
+    /// How long the runs took, all together.
+    pub time_ms: f64,
+    /// Whether somebody has stopped it.
+    pub stopped: bool,
+    /// Whether the time was over before the runs were.
+    pub late: bool,
+}
+
+impl LoadReport {
+    pub(super) fn new(
+        options: &LoadOptions,
+        tally: &Tally,
+        unfinished: u64,
+        measured: &Measured,
+    ) -> Self {
+        let Measured { cpu, time, before, after, lag, stopped, late } = *measured;
+        let errors = tally.errors();
+        let per = |amount: f64, count: f64| (count > 0.0).then(|| rounded(amount / count));
+        let grown = before.zip(after).map(|(before, after)| {
+            after.peak_kb.saturating_sub(before.now_kb) as f64 / f64::from(options.sessions)
+        });
+        Self {
+            runs_per_s: per(tally.ok as f64, time.as_secs_f64()),
+            cpu_us_per_run: per(cpu.as_secs_f64() * 1e6, (tally.ok + errors) as f64),
+            latency_ms: Quantiles {
+                p50: tally.latency.percentile(50).map(ms),
+                p90: tally.latency.percentile(90).map(ms),
+                p99: tally.latency.percentile(99).map(ms),
+                max: tally.latency.max().map(ms),
+            },
+            first_tool_ms: median(&tally.first_tool, ms),
+            tools_ready_ms: median(&tally.tools_ready, ms),
+            overhead_us: median(&tally.overhead, |time| rounded(time.as_secs_f64() * 1e6)),
+            peak_rss_kb: after.map(|memory| memory.peak_kb),
+            ok: tally.ok,
+            errors,
+            errors_by_kind: tally.errors.clone(),
+            unfinished,
+            tool_calls: tally.calls,
+            sessions: options.sessions,
+            rss_kb_per_session: grown.map(rounded),
+            loop_lag_ms: lag.map(ms),
+            time_ms: ms(time),
+            stopped,
+            late,
+        }
+    }
+
+    /// Whether there were answers, and all were right.
+    #[must_use]
+    pub fn is_right(&self) -> bool {
+        self.ok > 0 && self.errors == 0
+    }
+}
+
+impl fmt::Display for LoadReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut row = |name: &str, value: String| writeln!(f, "{name:<26} {value}");
+        let Quantiles { p50, p90, p99, max } = self.latency_ms;
+        let ended = self.ok + self.errors;
+        row("runs", format!("{ended} ({} right, {} wrong)", self.ok, self.errors))?;
+        row("sessions at once", self.sessions.to_string())?;
+        row("runs/s", shown(self.runs_per_s, ""))?;
+        row("CPU per run", shown(self.cpu_us_per_run, " us"))?;
+        let all = [("p50", p50), ("p90", p90), ("p99", p99), ("max", max)];
+        let all = all.map(|(name, value)| format!("{name} {}", shown(value, "")));
+        row("run latency, ms", all.join("  "))?;
+        row("first tool start, p50", shown(self.first_tool_ms.p50, " ms"))?;
+        row("all tools ready, p50", shown(self.tools_ready_ms.p50, " ms"))?;
+        row("overhead per run, p50", shown(self.overhead_us.p50, " us"))?;
+        row("tool calls", self.tool_calls.to_string())?;
+        row("event-loop lag, p99", shown(self.loop_lag_ms, " ms"))?;
+        row("peak RSS", shown(self.peak_rss_kb.map(|kb| kb as f64), " kB"))?;
+        row("RSS per run in flight", shown(self.rss_kb_per_session, " kB"))?;
+        if self.unfinished > 0 {
+            row("unfinished", self.unfinished.to_string())?;
+        }
+        for (kind, ErrorKind { count, example }) in &self.errors_by_kind {
+            row(
+                &format!("error {}", harmless(kind)),
+                format!("{count}, such as: {}", harmless(example)),
+            )?;
+        }
+        match (self.stopped, self.late) {
+            (true, _) => row("stopped", "before all runs were done".to_owned()),
+            (false, true) => {
+                row("stopped", "the time was over before all runs were done".to_owned())
+            }
+            (false, false) => Ok(()),
+        }
+    }
+}
+
+fn median(times: &Histogram, unit: impl Fn(Duration) -> f64) -> Median {
+    Median { p50: times.percentile(50).map(unit) }
+}
+
+fn ms(time: Duration) -> f64 {
+    rounded(time.as_secs_f64() * 1e3)
+}
+
+/// To three decimals.
+fn rounded(value: f64) -> f64 {
+    (value * 1e3).round() / 1e3
+}
+
+/// A number with its unit, in as many digits as say something.
+fn shown(value: Option<f64>, unit: &str) -> String {
+    let Some(value) = value else { return "unknown".to_owned() };
+    let decimals = if value >= 100.0 { 0 } else { 2 };
+    let mut text = String::new();
+    let _ = write!(text, "{value:.decimals$}{unit}");
+    text
+}

@@ -1,0 +1,178 @@
+//! The built-in service of a load, in a process of its own: what it costs is not measured.
+
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::options::Expected;
+use super::{LoadError, work};
+use crate::config::BaseUrl;
+use crate::rehearsal::{Call, Rehearsal, RehearsalOptions, Response, Script};
+
+/// The longest line that the service's process says.
+const LINE_MAX: u64 = 4096;
+
+/// What the service answers to every run: text and calls, and then text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Workload {
+    /// How many calls the first answer makes.
+    pub calls: u32,
+    /// How long each works.
+    pub work: Duration,
+    /// In how many pieces each answer says its text.
+    pub texts: u32,
+    /// The pause before each piece but the first.
+    pub pace: Duration,
+}
+
+impl Default for Workload {
+    /// Four calls that take no time, twice 32 pieces of text, no pauses.
+    fn default() -> Self {
+        Self { calls: 4, work: Duration::ZERO, texts: 32, pace: Duration::ZERO }
+    }
+}
+
+impl Workload {
+    /// What a run is answered, if all is right.
+    #[must_use]
+    pub fn expected(&self) -> Expected {
+        Expected {
+            calls: Some(self.calls as usize),
+            text: Some(self.text("All of it is done").concat()),
+        }
+    }
+
+    fn script(&self) -> Script {
+        let ms = u64::try_from(self.work.as_millis()).unwrap_or(u64::MAX);
+        let calls = (0..self.calls).map(|i| {
+            // About 64 bytes.
+            let pad = format!("{i:0>34}");
+            Call::new(work::NAME, json!({"i": i, "ms": ms, "pad": pad}))
+        });
+        let of_turn = |turns: usize, response: Response| {
+            response.with(|response| {
+                response.repeat = true;
+                response.when.turns = Some(turns);
+            })
+        };
+        let done = Response { text: self.text("All of it is done"), ..Response::default() };
+        if self.calls == 0 {
+            return Script::of([of_turn(0, done)]).then_done();
+        }
+        let asking = Response {
+            text: self.text("Some work is to be done"),
+            calls: calls.collect(),
+            ..Response::default()
+        };
+        Script::of([of_turn(0, asking), of_turn(1, done)]).then_done()
+    }
+
+    fn text(&self, begin: &str) -> Vec<String> {
+        let words = begin.split_inclusive(' ').chain([" (offline rehearsal model)"]);
+        words.chain(std::iter::repeat(" la")).take(self.texts as usize).map(str::to_owned).collect()
+    }
+}
+
+/// The service in its process. It ends with this value, and with this process however that ends.
+#[derive(Debug)]
+pub struct Service {
+    child: Child,
+    base_url: BaseUrl,
+}
+
+impl Service {
+    /// Starts it: `program` with these arguments is to call [`serve`]. Blocks until it listens.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn start(program: &Path, arguments: &[String]) -> Result<Self, LoadError> {
+        let failed = |error: io::Error| LoadError::Service(error.to_string());
+        let mut child = Command::new(program)
+            .args(arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Ctrl-C is for this process, which ends that one when it is done.
+            .process_group(0)
+            .spawn()
+            .map_err(failed)?;
+        let mut line = String::new();
+        let said = child.stdout.take().map(|out| BufReader::new(out.take(LINE_MAX)));
+        let read = said.map_or(Ok(0), |mut said| said.read_line(&mut line));
+        let base_url = match read {
+            Ok(0) => Err("it ended before it said where it listens".to_owned()),
+            Ok(_) => BaseUrl::parse(line.trim_end()).map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        match base_url {
+            Ok(base_url) => Ok(Self { child, base_url }),
+            Err(error) => {
+                end(&mut child);
+                Err(LoadError::Service(error))
+            }
+        }
+    }
+
+    /// Where it listens.
+    #[must_use]
+    pub fn base_url(&self) -> &BaseUrl {
+        &self.base_url
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        end(&mut self.child);
+    }
+}
+
+/// By its handle; one that has ended already is no error.
+fn end(child: &mut Child) {
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+/// The service itself: says on stdout where it listens, and serves until stdin ends.
+///
+/// # Errors
+/// When it cannot listen, or nobody reads where.
+pub async fn serve(workload: Workload) -> io::Result<()> {
+    let options = RehearsalOptions {
+        script: workload.script(),
+        chunk_delay: workload.pace,
+        keep_requests: 0,
+        ..RehearsalOptions::default()
+    };
+    let rehearsal = Rehearsal::start(options).await?;
+    let mut stdout = io::stdout().lock();
+    writeln!(stdout, "{}", rehearsal.base_url()).and_then(|()| stdout.flush())?;
+    drop(stdout);
+    let until_stdin_ends = tokio::task::spawn_blocking(|| {
+        let mut rest = [0; 64];
+        while io::stdin().read(&mut rest).is_ok_and(|read| read > 0) {}
+    });
+    let _ = until_stdin_ends.await;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_expected_is_what_the_script_says() {
+        for calls in [0, 1, 4] {
+            let workload = Workload { calls, texts: 9, ..Workload::default() };
+            let script = workload.script();
+            let last = script.responses.last().unwrap();
+            let expected = workload.expected();
+            assert_eq!(expected.text, Some(last.text.concat()));
+            assert_eq!(last.text.len(), 9);
+            let called: usize = script.responses.iter().map(|said| said.calls.len()).sum();
+            assert_eq!(expected.calls, Some(called));
+        }
+    }
+}
