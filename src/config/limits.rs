@@ -38,6 +38,21 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// The names of those that can be reached.
+    pub const NAMES: [&str; 11] = [
+        "max_turns",
+        "max_failed_turns",
+        "max_tokens_per_run",
+        "max_tool_calls_per_run",
+        "repeat_limit",
+        "max_tool_calls_per_turn",
+        "tool_timeout",
+        "run_timeout",
+        "max_arguments_bytes",
+        "max_result_bytes",
+        "max_variables_bytes",
+    ];
+
     pub(super) fn read(section: &Section<'_, '_>) -> Self {
         let default = Self::default();
         let on_excess = |value: &_| values::word(value, &OnExcess::WORDS);

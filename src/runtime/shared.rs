@@ -209,6 +209,7 @@ impl Shared {
     pub(super) fn show_counts(&self) {
         let metrics = self.telemetry.metrics();
         let (awake, runs) = (self.gauges.awake.count(), self.gauges.runs.count());
+        metrics.host().limits(self.sessions_max, self.runs_max);
         metrics.runs_active(runs);
         metrics.queued_inputs(self.gauges.queued.count());
         metrics.calls_waiting(self.gauges.waiting.count());
@@ -222,9 +223,13 @@ impl Shared {
         metrics.sessions(SessionState::Hibernated, sessions.saturating_sub(awake));
     }
 
-    /// The same, and the journal's, which asks the disk.
+    /// The same, and those that ask the disk, the system or every session that is awake.
     pub(super) fn show_all(&self) {
         self.show_counts();
-        self.telemetry.metrics().journal().status(self.journal.status());
+        let metrics = self.telemetry.metrics();
+        let queues = self.all_awake().into_iter().map(|(_, live)| live.listeners.longest_queue());
+        metrics.host().watcher_queue(queues.max().unwrap_or(0));
+        metrics.host().look();
+        metrics.journal().status(self.journal.status());
     }
 }
