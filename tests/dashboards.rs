@@ -179,10 +179,10 @@ fn row(metric: &Metric) -> String {
     };
     let labels = metric.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>();
     let labels = if labels.is_empty() { "-".to_owned() } else { labels.join(", ") };
-    let unit = match metric.unit {
-        metrics::Unit::Seconds => "s",
-        metrics::Unit::Bytes => "bytes",
-        _ => "1",
+    let unit = match metric.unit.as_str() {
+        "seconds" => "s",
+        "count" => "1",
+        unit => unit,
     };
     let from = match metric.name.split('_').next().unwrap() {
         "gen" => "OpenTelemetry GenAI",

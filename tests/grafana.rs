@@ -1,6 +1,5 @@
 //! The dashboards are what Grafana's published types (npm's `@grafana/schema`) allow, by the
 //! TypeScript compiler; `tests/grafana/dashboard.ts` says what is checked beyond them.
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod panels;
 

@@ -200,6 +200,16 @@ impl Shared {
         awake.collect()
     }
 
+    /// How many events the slowest watcher of any session has not taken yet.
+    fn longest_watcher_queue(&self) -> usize {
+        let index = self.index.lock();
+        let queues = index.values().map(|place| match place {
+            Place::Awake(live) => live.listeners.longest_queue(),
+            Place::Leaving | Place::Waking(_) => 0,
+        });
+        queues.max().unwrap_or(0)
+    }
+
     /// Milliseconds since the host began.
     pub(super) fn clock_ms(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
@@ -227,8 +237,7 @@ impl Shared {
     pub(super) fn show_all(&self) {
         self.show_counts();
         let metrics = self.telemetry.metrics();
-        let queues = self.all_awake().into_iter().map(|(_, live)| live.listeners.longest_queue());
-        metrics.host().watcher_queue(queues.max().unwrap_or(0));
+        metrics.host().watcher_queue(self.longest_watcher_queue());
         metrics.host().look();
         metrics.journal().status(self.journal.status());
     }
