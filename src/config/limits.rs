@@ -134,3 +134,20 @@ impl OnExcess {
     const WORDS: [(&'static str, Self); 3] =
         [("answer", Self::Answer), ("truncate", Self::Truncate), ("fail", Self::Fail)];
 }
+
+#[cfg(test)]
+mod tests {
+    use super::Limits;
+    use crate::config::Config;
+
+    #[test]
+    fn the_names_are_those_of_the_configuration() {
+        for name in Limits::NAMES {
+            let is_read = ["1", "\"1s\""].iter().any(|value| {
+                let text = format!("[agents.default.limits]\n{name} = {value}\n");
+                Config::parse(&text, "test.toml", &|_| None).is_ok()
+            });
+            assert!(is_read, "{name}");
+        }
+    }
+}
