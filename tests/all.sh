@@ -15,7 +15,8 @@ if [ "${#missing[@]}" -gt 0 ]; then
   $as_root apt-get update -qq
   $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
-npm ci --prefix tests/grafana --ignore-scripts --no-audit --no-fund --silent
+# Where the registry is out of reach the test that needs the packages is skipped, but not in CI.
+npm ci --prefix tests/grafana --ignore-scripts --no-audit --no-fund --silent || [ "${CI:-}" != true ]
 
 cargo fmt --check
 cargo clippy --locked --all-targets -- -D warnings
