@@ -211,6 +211,8 @@ fn setup(kept: &Kept, backup: &Rehearsal) -> HostSetup {
         max_concurrent = 2
         [tools.waits]
         timeout = "20s"
+        [tools.late]
+        timeout = "20s"
         [tools.writes]
         approval = "before"
         "#
@@ -388,7 +390,8 @@ impl Prometheus {
         let ready = within(async {
             loop {
                 let asked = tokio::net::TcpStream::connect(self.addr).await;
-                if asked.is_ok() && self.query("up").await[0]["value"][1] == "1" {
+                let answers = asked.is_ok() && self.get("/-/ready").await.status == 200;
+                if answers && self.query("up").await[0]["value"][1] == "1" {
                     return;
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -460,22 +463,13 @@ impl Prometheus {
 
     async fn send_query(&self, query: &str) -> Answer {
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
-        let body = format!("query={encoded}");
-        self.send(&format!(
-            "POST /api/v1/query HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\
-             content-type: application/x-www-form-urlencoded\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        ))
-        .await
+        self.get(&format!("/api/v1/query?query={encoded}")).await
     }
 
     async fn get(&self, path: &str) -> Answer {
         let head = "host: localhost\r\nconnection: close";
-        self.send(&format!("GET {path} HTTP/1.1\r\n{head}\r\n\r\n")).await
-    }
-
-    async fn send(&self, request: &str) -> Answer {
-        let mut reading = Reading::open(self.addr, request).await;
+        let request = format!("GET {path} HTTP/1.1\r\n{head}\r\n\r\n");
+        let mut reading = Reading::open(self.addr, &request).await;
         within(reading.read_rest()).await;
         answer(&reading)
     }
