@@ -124,7 +124,7 @@ impl JournalObserver for Counter {
         self.fsyncs.fetch_add(u64::from(group.synced), Ordering::Relaxed);
     }
 
-    fn synced(&self) {
+    fn synced(&self, _: Duration) {
         self.fsyncs.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -146,7 +146,8 @@ async fn pure_calls_that_read_too_early_run_again_and_end_as_in_sequence() {
         assert_eq!(beside.told(), plain.told(), "{order:?}");
         assert_eq!(values(&beside.variables), json!({"x": 11}));
         assert_eq!([beside.starts("a"), beside.starts("b"), beside.starts("c")], [1, 2, 2]);
-        let counted = "\ncallsheet_variable_conflicts_total{resolution=\"rerun\"} 2\n";
+        let counted =
+            "\ncallsheet_variable_conflicts_total{tool=\"look\",resolution=\"rerun\"} 2\n";
         assert!(beside.page.contains(counted), "{}", beside.page);
         assert_eq!(beside.report.calls[1].metadata, json!({"conflict": true}));
     }

@@ -6,7 +6,7 @@ mod support;
 use callsheet::rehearsal::{Call, Response, Script};
 use serde_json::json;
 use support::tools::{Stage, registry};
-use support::{parallel, world};
+use support::{parallel, within, world};
 
 fn value(page: &str, series: &str) -> f64 {
     let line = page
@@ -40,4 +40,40 @@ async fn a_run_of_two_turns_is_counted() {
     }
     assert!(page.contains("gen_ai_client_operation_duration_seconds_bucket"));
     assert!(page.contains("gen_ai_execute_tool_duration_seconds_bucket"));
+}
+
+#[tokio::test]
+async fn a_host_tells_of_itself() {
+    let script = Script::of([Response::text("Done.")]);
+    let world = world(script, registry(&Stage::new()), |config| {
+        config.host.max_sessions = 70;
+        config.host.max_concurrent_runs = 7;
+    })
+    .await;
+    // A subscriber that takes nothing.
+    let _slow = world.session.start_run("go").await.expect("a run").events;
+    world.until_idle().await;
+    let page = || {
+        world.host.bring_metrics_up_to_date();
+        world.host.telemetry().render()
+    };
+    let version = concat!("callsheet_build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"}");
+    let shown = page();
+    for (series, expected) in
+        [("callsheet_sessions_max", 70.0), ("callsheet_runs_max", 7.0), (version, 1.0)]
+    {
+        assert_eq!(value(&shown, series), expected, "{series}");
+    }
+    for series in
+        ["callsheet_watcher_queue_events", "callsheet_tasks", "process_resident_memory_bytes"]
+    {
+        assert!(value(&shown, series) > 0.0, "{series}");
+    }
+    // The runtime has been looked at, sooner or later.
+    within(async {
+        while value(&page(), "callsheet_event_loop_lag_seconds_count") == 0.0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
 }

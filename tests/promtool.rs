@@ -1,7 +1,7 @@
-//! Prometheus's own checker finds nothing to object to: on the metrics page and in the rules.
+//! Prometheus's own checker finds nothing to object to: on the metrics page, in the rules and in the
+//! configuration; and the alerts do what `tests/alerts.yml` expects.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::fs;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -13,7 +13,6 @@ use callsheet::types::{
     CallKey, ProviderError, ProviderErrorKind, ResultNotes, RunEnd, RunError, RunId, SessionId,
     ToolCall, ToolOutcome, ToolResult, Usage,
 };
-use serde_json::{Value, json};
 
 #[test]
 fn promtool_finds_nothing_on_the_page() {
@@ -29,32 +28,18 @@ fn promtool_finds_nothing_on_the_page() {
 }
 
 #[test]
-fn promtool_finds_nothing_in_the_rules() {
-    promtool(&["check", "rules", concat!(env!("CARGO_MANIFEST_DIR"), "/dashboards/rules.yml")], "");
+fn promtool_finds_nothing_in_the_rules_and_the_configuration() {
+    promtool(&["check", "rules", &path("dashboards/callsheet.rules.yml")], "");
+    promtool(&["check", "config", &path("dashboards/prometheus.yml")], "");
 }
 
 #[test]
-fn promtool_understands_every_expression_of_the_dashboard() {
-    let dashboard = include_str!("../dashboards/callsheet-overview.json");
-    let dashboard: Value = serde_json::from_str(dashboard).unwrap();
-    let targets = dashboard["panels"].as_array().unwrap().iter();
-    let targets = targets.filter_map(|panel| panel["targets"].as_array()).flatten();
-    let rules: Vec<Value> = targets
-        .enumerate()
-        .map(|(number, target)| {
-            let expression = target["expr"].as_str().unwrap();
-            let expression = ["$__rate_interval", "$__range"]
-                .iter()
-                .fold(expression.to_owned(), |text, variable| text.replace(variable, "5m"));
-            json!({"record": format!("expression_{number}"), "expr": expression})
-        })
-        .collect();
-    assert!(rules.len() > 30, "{} expressions", rules.len());
-    // JSON is YAML, so this is a rules file.
-    let file = concat!(env!("CARGO_TARGET_TMPDIR"), "/dashboard-rules.yml");
-    let groups = json!({"groups": [{"name": "dashboard", "rules": rules}]});
-    fs::write(file, groups.to_string()).unwrap();
-    promtool(&["check", "rules", file], "");
+fn alerts_fire_where_they_should_and_nowhere_else() {
+    promtool(&["test", "rules", &path("tests/alerts.yml")], "");
+}
+
+fn path(file: &str) -> String {
+    format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))
 }
 
 /// Fails if promtool objects. Without promtool the check is skipped, but not where `CI` is true.

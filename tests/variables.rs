@@ -141,8 +141,11 @@ async fn variables(world: &World) -> Value {
 }
 
 fn conflicts(world: &World, resolution: &str) -> bool {
-    let line = format!("callsheet_variable_conflicts_total{{resolution=\"{resolution}\"}} 1\n");
-    world.host.telemetry().render().contains(&line)
+    let one = format!("resolution=\"{resolution}\"}} 1");
+    let page = world.host.telemetry().render();
+    let mut series =
+        page.lines().filter(|line| line.starts_with("callsheet_variable_conflicts_total{"));
+    series.any(|line| line.ends_with(&one))
 }
 
 #[tokio::test]

@@ -38,6 +38,21 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// The names of those that can be reached.
+    pub const NAMES: [&str; 11] = [
+        "max_turns",
+        "max_failed_turns",
+        "max_tokens_per_run",
+        "max_tool_calls_per_run",
+        "repeat_limit",
+        "max_tool_calls_per_turn",
+        "tool_timeout",
+        "run_timeout",
+        "max_arguments_bytes",
+        "max_result_bytes",
+        "max_variables_bytes",
+    ];
+
     pub(super) fn read(section: &Section<'_, '_>) -> Self {
         let default = Self::default();
         let on_excess = |value: &_| values::word(value, &OnExcess::WORDS);
@@ -118,4 +133,21 @@ pub enum OnExcess {
 impl OnExcess {
     const WORDS: [(&'static str, Self); 3] =
         [("answer", Self::Answer), ("truncate", Self::Truncate), ("fail", Self::Fail)];
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Limits;
+    use crate::config::Config;
+
+    #[test]
+    fn the_names_are_those_of_the_configuration() {
+        for name in Limits::NAMES {
+            let is_read = ["1", "\"1s\""].iter().any(|value| {
+                let text = format!("[agents.default.limits]\n{name} = {value}\n");
+                Config::parse(&text, "test.toml", &|_| None).is_ok()
+            });
+            assert!(is_read, "{name}");
+        }
+    }
 }

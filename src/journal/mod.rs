@@ -201,8 +201,10 @@ pub trait JournalObserver: Send + Sync + fmt::Debug {
     /// Batches were stored together.
     fn stored(&self, group: StoredGroup);
 
-    /// All that was stored without an fsync has got one, together.
-    fn synced(&self) {}
+    /// All that was stored without an fsync has got one, together, which took so long.
+    fn synced(&self, took: std::time::Duration) {
+        let _ = took;
+    }
 }
 
 /// Batches that were stored together.
@@ -214,6 +216,8 @@ pub struct StoredGroup {
     pub records: usize,
     /// How long the transaction took, with its fsync if it had one.
     pub took: std::time::Duration,
+    /// How long its commit alone took.
+    pub commit: std::time::Duration,
     /// Whether it is durable by now.
     pub synced: bool,
 }

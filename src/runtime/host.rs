@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
+use tokio::time::Instant;
 
 use super::gauge::Gauge;
 use super::live::{Link, Live};
@@ -14,10 +15,14 @@ use super::session::{self, Opening};
 use super::shared::{Place, Shared};
 use super::task::{self, Task};
 use super::upkeep;
+use crate::telemetry::Telemetry;
 use crate::types::SessionId;
 
 /// How often the metrics are brought up to date, at the least.
 const UPKEEP: Duration = Duration::from_secs(5);
+
+/// How often it is looked how late the runtime wakes a task.
+const LAG_PERIOD: Duration = Duration::from_millis(100);
 
 /// How often a session that died in the middle of a run is woken to go on with it.
 const REVIVALS_MAX: u32 = 3;
@@ -32,6 +37,7 @@ pub(super) struct State {
     /// How often sessions have died.
     deaths: HashMap<SessionId, u32>,
     _upkeep: Task,
+    _lag: Task,
 }
 
 impl Actor for HostActor {
@@ -51,12 +57,14 @@ impl Actor for HostActor {
         let upkeep = Task::spawn(&Gauge::default(), async move {
             loop {
                 tokio::time::sleep(period).await;
-                if myself.cast(HostMessage::KeepUp).is_err() {
+                if myself.cast(HostMessage::KeepUp { sent: Instant::now() }).is_err() {
                     return;
                 }
             }
         });
-        Ok(State { link, sessions: HashMap::new(), deaths: HashMap::new(), _upkeep: upkeep })
+        let lag = Task::spawn(&Gauge::default(), watch_lag(link.shared.telemetry.clone()));
+        let (sessions, deaths) = (HashMap::new(), HashMap::new());
+        Ok(State { link, sessions, deaths, _upkeep: upkeep, _lag: lag })
     }
 
     async fn handle(
@@ -67,7 +75,10 @@ impl Actor for HostActor {
     ) -> Result<(), ActorProcessingErr> {
         match message {
             HostMessage::Begin(opening) => state.begin(&myself, *opening).await,
-            HostMessage::KeepUp => upkeep::keep_up(&state.link),
+            HostMessage::KeepUp { sent } => {
+                state.link.shared.telemetry.metrics().host().mailbox_wait(sent.elapsed());
+                upkeep::keep_up(&state.link);
+            }
         }
         Ok(())
     }
@@ -92,6 +103,15 @@ impl Actor for HostActor {
             SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
         }
         Ok(())
+    }
+}
+
+/// Measures how late the runtime wakes whoever sleeps.
+async fn watch_lag(telemetry: Telemetry) {
+    loop {
+        let due = Instant::now() + LAG_PERIOD;
+        tokio::time::sleep_until(due).await;
+        telemetry.metrics().host().lag(due.elapsed());
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ractor::{ActorRef, RpcReplyPort};
+use tokio::time::Instant;
 
 use super::error::HostError;
 use super::gate::HeldPass;
@@ -32,7 +33,7 @@ pub(super) enum HostMessage {
     /// Begin a session whose place is reserved, a new one or one that was asleep.
     Begin(Box<Opening>),
     /// Bring the metrics up to date.
-    KeepUp,
+    KeepUp { sent: Instant },
 }
 
 /// To a session.

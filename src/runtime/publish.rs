@@ -113,6 +113,11 @@ impl Listeners {
         Some((feed, entering))
     }
 
+    /// How many events the slowest subscriber has not taken yet.
+    pub(super) fn longest_queue(&self) -> usize {
+        self.feed.upgrade().map_or(0, |feed| feed.longest_queue())
+    }
+
     /// The events from now on; none of a session that is gone.
     pub(super) fn subscribe(&self) -> Option<Subscription> {
         let (feed, _entering) = self.enter()?;

@@ -200,6 +200,16 @@ impl Shared {
         awake.collect()
     }
 
+    /// How many events the slowest watcher of any session has not taken yet.
+    fn longest_watcher_queue(&self) -> usize {
+        let index = self.index.lock();
+        let queues = index.values().map(|place| match place {
+            Place::Awake(live) => live.listeners.longest_queue(),
+            Place::Leaving | Place::Waking(_) => 0,
+        });
+        queues.max().unwrap_or(0)
+    }
+
     /// Milliseconds since the host began.
     pub(super) fn clock_ms(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
@@ -209,6 +219,7 @@ impl Shared {
     pub(super) fn show_counts(&self) {
         let metrics = self.telemetry.metrics();
         let (awake, runs) = (self.gauges.awake.count(), self.gauges.runs.count());
+        metrics.host().limits(self.sessions_max, self.runs_max);
         metrics.runs_active(runs);
         metrics.queued_inputs(self.gauges.queued.count());
         metrics.calls_waiting(self.gauges.waiting.count());
@@ -222,9 +233,12 @@ impl Shared {
         metrics.sessions(SessionState::Hibernated, sessions.saturating_sub(awake));
     }
 
-    /// The same, and the journal's, which asks the disk.
+    /// The same, and those that ask the disk, the system or every session that is awake.
     pub(super) fn show_all(&self) {
         self.show_counts();
-        self.telemetry.metrics().journal().status(self.journal.status());
+        let metrics = self.telemetry.metrics();
+        metrics.host().watcher_queue(self.longest_watcher_queue());
+        metrics.host().look();
+        metrics.journal().status(self.journal.status());
     }
 }

@@ -1,6 +1,7 @@
 //! Handles of metrics with labels, found without asking the recorder each time.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use ::metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
@@ -14,7 +15,7 @@ pub(super) type SharedRecorder = Arc<dyn Recorder + Send + Sync>;
 
 const METADATA: Metadata<'static> = Metadata::new("callsheet", Level::INFO, None);
 
-/// Distinct names of models, agents and limits that become labels; more are `other`.
+/// Distinct names of tools, models, agents and limits that become labels; more are `other`.
 const NAMES_MAX: usize = 64;
 
 impl Metric {
@@ -93,6 +94,13 @@ impl<H> Default for PerName<H> {
 }
 
 impl<H> PerName<H> {
+    /// With the names that are known from the start.
+    pub(super) fn known(names: &[&str], make: impl Fn(&str) -> H) -> Self {
+        let per_name = Self::default();
+        names.iter().for_each(|name| drop(per_name.handles(name, &make)));
+        per_name
+    }
+
     pub(super) fn handles(&self, name: &str, make: impl FnOnce(&str) -> H) -> Arc<H> {
         if let Some(known) = self.0.read().get(name) {
             return Arc::clone(known);
@@ -103,10 +111,13 @@ impl<H> PerName<H> {
     }
 }
 
-/// The handles of every tool that the host has, and of the names that are none.
+/// The handles of the tools that the host has, and of the names that are none. Of more than 64
+/// tools the first 64 that are called have their own, the rest share those of `other`.
 #[derive(Debug)]
 pub(super) struct PerTool {
-    tools: HashMap<String, OneTool>,
+    tools: HashMap<String, OnceLock<OneTool>>,
+    /// How many of them have their own.
+    named: AtomicUsize,
     other: OneTool,
 }
 
@@ -114,6 +125,8 @@ pub(super) struct PerTool {
 #[derive(Debug)]
 struct OneTool {
     statuses: Vec<ToolHandles>,
+    /// By whether the call was run again.
+    conflicts: PerValue<bool>,
     /// Registered when first needed: few tools have a cap.
     queue_wait: OnceLock<Histogram>,
 }
@@ -137,40 +150,75 @@ impl PerTool {
         ToolStatus::Unknown,
     ];
 
+    /// Few tools are there from the start, at 0.
     pub(super) fn new(recorder: &SharedRecorder, tools: &[String]) -> Self {
-        let handles = |tool: &str| {
-            let of_status = |status: ToolStatus| ToolHandles {
-                status,
-                results: names::TOOL_RESULTS
-                    .counter(recorder, &[("tool", tool), ("status", status.as_str())]),
-                duration: OnceLock::new(),
-            };
-            let statuses = Self::STATUSES.into_iter().map(of_status).collect();
-            OneTool { statuses, queue_wait: OnceLock::new() }
+        let per_tool = Self {
+            tools: tools.iter().map(|tool| (tool.clone(), OnceLock::new())).collect(),
+            named: AtomicUsize::new(0),
+            other: OneTool::new(recorder, OTHER),
         };
-        Self {
-            tools: tools.iter().map(|tool| (tool.clone(), handles(tool))).collect(),
-            other: handles(OTHER),
+        if per_tool.tools.len() <= NAMES_MAX {
+            for tool in per_tool.tools.keys() {
+                let _ = per_tool.named(recorder, tool);
+            }
         }
+        per_tool
     }
 
     /// The handles of a tool and a status, and the tool's name as a label.
-    pub(super) fn handles(&self, tool: &str, status: ToolStatus) -> Option<(&str, &ToolHandles)> {
-        let (name, tool) = self.named(tool);
+    pub(super) fn handles(
+        &self,
+        recorder: &SharedRecorder,
+        tool: &str,
+        status: ToolStatus,
+    ) -> Option<(&str, &ToolHandles)> {
+        let (name, tool) = self.named(recorder, tool);
         Some((name, tool.statuses.iter().find(|handles| handles.status == status)?))
     }
 
     /// How long calls of a tool waited for its places.
     pub(super) fn queue_wait(&self, recorder: &SharedRecorder, tool: &str) -> &Histogram {
-        let (name, tool) = self.named(tool);
+        let (name, tool) = self.named(recorder, tool);
         let register = || names::QUEUE_WAIT.histogram(recorder, &[("tool", name)]);
         tool.queue_wait.get_or_init(register)
     }
 
-    fn named(&self, tool: &str) -> (&str, &OneTool) {
-        match self.tools.get_key_value(tool) {
-            Some((name, tool)) => (name.as_str(), tool),
-            None => (OTHER, &self.other),
+    /// Counts a call of a tool that had read what an earlier one wrote meanwhile.
+    pub(super) fn conflict(&self, recorder: &SharedRecorder, tool: &str, rerun: bool) {
+        self.named(recorder, tool).1.conflicts.increment(rerun);
+    }
+
+    fn named(&self, recorder: &SharedRecorder, tool: &str) -> (&str, &OneTool) {
+        let Some((name, own)) = self.tools.get_key_value(tool) else {
+            return (OTHER, &self.other);
+        };
+        let claims_place = || self.named.fetch_add(1, Ordering::Relaxed) < NAMES_MAX;
+        if own.get().is_none()
+            && (self.named.load(Ordering::Relaxed) >= NAMES_MAX || !claims_place())
+        {
+            return (OTHER, &self.other);
+        }
+        (name, own.get_or_init(|| OneTool::new(recorder, name)))
+    }
+}
+
+impl OneTool {
+    fn new(recorder: &SharedRecorder, tool: &str) -> Self {
+        let of_status = |status: ToolStatus| ToolHandles {
+            status,
+            results: names::TOOL_RESULTS
+                .counter(recorder, &[("tool", tool), ("status", status.as_str())]),
+            duration: OnceLock::new(),
+        };
+        let word = |rerun: bool| if rerun { "rerun" } else { "writes_dropped" };
+        let conflict = |rerun: bool| {
+            let labels = [("tool", tool), ("resolution", word(rerun))];
+            (rerun, names::CONFLICTS.counter(recorder, &labels))
+        };
+        Self {
+            statuses: PerTool::STATUSES.into_iter().map(of_status).collect(),
+            conflicts: PerValue([true, false].map(conflict).into()),
+            queue_wait: OnceLock::new(),
         }
     }
 }

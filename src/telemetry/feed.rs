@@ -238,6 +238,14 @@ impl Feed {
         self.state.lock().is_idle()
     }
 
+    /// How many events wait in the fullest queue of a subscriber.
+    #[must_use]
+    pub fn longest_queue(&self) -> usize {
+        let state = self.state.lock();
+        let waiting = |queue: &mpsc::Sender<_>| queue.max_capacity() - queue.capacity();
+        state.subscribers.iter().map(|subscriber| waiting(&subscriber.queue)).max().unwrap_or(0)
+    }
+
     fn add(&self, state: &mut State, run: Option<RunId>, capacity: usize) -> Subscription {
         let (sender, receiver) = mpsc::channel(capacity.max(1));
         let end = Arc::new(OnceLock::new());

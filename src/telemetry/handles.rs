@@ -4,6 +4,7 @@ use ::metrics::Histogram;
 
 use super::families::SharedRecorder;
 use super::names;
+use crate::types::ProviderErrorKind;
 
 /// The handles of one model's good exchanges.
 pub(super) struct ModelHandles {
@@ -49,5 +50,19 @@ impl AgentHandles {
             duration: names::INVOKE_AGENT_DURATION.histogram(recorder, &labels),
             tool_calls: names::INVOKE_AGENT_TOOL_CALLS.histogram(recorder, &labels),
         }
+    }
+}
+
+/// The word for a kind of trouble.
+pub(super) fn error_word(kind: ProviderErrorKind) -> &'static str {
+    match kind {
+        ProviderErrorKind::Connect => "connect",
+        ProviderErrorKind::Timeout => "timeout",
+        ProviderErrorKind::Transport => "transport",
+        ProviderErrorKind::Status => "status",
+        ProviderErrorKind::InStream => "in_stream",
+        ProviderErrorKind::Malformed => "malformed",
+        ProviderErrorKind::TooLarge => "too_large",
+        ProviderErrorKind::Unavailable => "unavailable",
     }
 }

@@ -13,7 +13,7 @@ use crate::journal::{JournalObserver, JournalStatus, StoredGroup};
 pub struct JournalMeter {
     commit: Histogram,
     records: Histogram,
-    fsyncs: Counter,
+    fsync: Histogram,
     queued: Gauge,
     bytes: Gauge,
     failures: Counter,
@@ -26,7 +26,7 @@ impl JournalMeter {
         Self {
             commit: names::JOURNAL_COMMIT.histogram(recorder, &[]),
             records: names::JOURNAL_BATCH.histogram(recorder, &[]),
-            fsyncs: names::JOURNAL_FSYNCS.counter(recorder, &[]),
+            fsync: names::JOURNAL_FSYNC.histogram(recorder, &[]),
             queued: names::JOURNAL_QUEUED.gauge(recorder, &[]),
             bytes: names::JOURNAL_BYTES.gauge(recorder, &[]),
             failures: names::JOURNAL_FAILURES.counter(recorder, &[]),
@@ -57,11 +57,13 @@ impl JournalObserver for JournalMeter {
     fn stored(&self, group: StoredGroup) {
         self.commit.record(group.took);
         self.records.record(group.records as f64);
-        self.fsyncs.increment(u64::from(group.synced));
+        if group.synced {
+            self.fsync.record(group.commit);
+        }
     }
 
-    fn synced(&self) {
-        self.fsyncs.increment(1);
+    fn synced(&self, took: Duration) {
+        self.fsync.record(took);
     }
 }
 

@@ -11,7 +11,7 @@ use tracing::{Subscriber, debug, error, info, trace, warn};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-use super::metrics::error_word;
+use super::handles::error_word;
 use crate::event::{CallLabel, Event, Published, RunStats, TurnSummary};
 use crate::turn::BreakerChange;
 use crate::types::{FailureKind, ProviderError, RunEnd, RunError, ToolResult, excerpt};

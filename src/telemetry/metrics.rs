@@ -7,10 +7,12 @@ use std::time::Duration;
 use ::metrics::{Counter, Gauge, Histogram};
 
 use super::families::{PerName, PerTool, PerValue, SharedRecorder};
-use super::handles::{AgentHandles, ModelHandles};
+use super::handles::{AgentHandles, ModelHandles, error_word};
+use super::host::HostMeter;
 use super::journal::JournalMeter;
 use super::models::ModelMeter;
 use super::names;
+use crate::config::Limits;
 use crate::event::{Event, Oddity, RunStats, ServiceCallStatus, TurnSummary};
 use crate::types::{
     FailureKind, ProviderError, ProviderErrorKind, RunEnd, RunError, SessionState, ToolResult,
@@ -55,6 +57,7 @@ pub struct Metrics {
     threads_abandoned: Gauge,
     sessions: Vec<(SessionState, Gauge)>,
     journal: JournalMeter,
+    host: HostMeter,
 
     tools: PerTool,
     models: PerName<ModelHandles>,
@@ -64,8 +67,6 @@ pub struct Metrics {
     oddities: PerValue<Oddity>,
     runs: PerValue<RunEnd>,
     approvals: PerValue<Verdict>,
-    /// By whether the call was run again.
-    conflicts: PerValue<bool>,
 }
 
 const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 9] = [
@@ -90,6 +91,7 @@ impl Metrics {
     pub fn new(recorder: SharedRecorder, tools: &[String]) -> Self {
         names::ALL.iter().for_each(|metric| metric.describe(&recorder));
         let counter = |metric: names::Metric| metric.counter(&recorder, &[]);
+        let gauge = |metric: names::Metric| metric.gauge(&recorder, &[]);
         let histogram = |metric: names::Metric| metric.histogram(&recorder, &[]);
         let sessions = |state: SessionState| {
             (state, names::SESSIONS.gauge(&recorder, &[("state", state.as_str())]))
@@ -119,31 +121,27 @@ impl Metrics {
                 Verdict::as_str,
             ),
             approval_wait: histogram(names::APPROVAL_WAIT),
-            conflicts: PerValue::new(
-                &recorder,
-                names::CONFLICTS,
-                "resolution",
-                &[true, false],
-                |rerun| if rerun { "rerun" } else { "writes_dropped" },
-            ),
             panics: counter(names::TOOL_PANICS),
             late: counter(names::LATE_OUTCOMES),
             repairs: counter(names::HISTORY_REPAIRS),
             dropped: counter(names::CALLS_DROPPED),
             service_calls: counter(names::SERVICE_CALLS),
-            watchers: names::WATCHERS.gauge(&recorder, &[]),
+            watchers: gauge(names::WATCHERS),
             lagged: counter(names::SUBSCRIBERS_LAGGED),
             steers: counter(names::STEERS),
-            runs_active: names::RUNS_ACTIVE.gauge(&recorder, &[]),
-            queued_inputs: names::QUEUED_INPUTS.gauge(&recorder, &[]),
-            calls_waiting: names::CALLS_WAITING.gauge(&recorder, &[]),
-            threads_abandoned: names::THREADS_ABANDONED.gauge(&recorder, &[]),
+            runs_active: gauge(names::RUNS_ACTIVE),
+            queued_inputs: gauge(names::QUEUED_INPUTS),
+            calls_waiting: gauge(names::CALLS_WAITING),
+            threads_abandoned: gauge(names::THREADS_ABANDONED),
             sessions: SessionState::ALL.into_iter().map(sessions).collect(),
             journal: JournalMeter::new(&recorder),
+            host: HostMeter::new(&recorder),
             tools: PerTool::new(&recorder, tools),
             models: PerName::default(),
             agents: PerName::default(),
-            limits: PerName::default(),
+            limits: PerName::known(&Limits::NAMES, |limit| {
+                names::LIMITS_REACHED.counter(&recorder, &[("limit", limit)])
+            }),
             attempts: PerValue::new(
                 &recorder,
                 names::ATTEMPTS,
@@ -179,7 +177,9 @@ impl Metrics {
                 self.approvals.increment(*verdict);
                 self.approval_wait.record(*waited);
             }
-            Event::ConflictFound { rerun, .. } => self.conflicts.increment(*rerun),
+            Event::ConflictFound { call, rerun, .. } => {
+                self.tools.conflict(&self.recorder, &call.name, *rerun);
+            }
             Event::RunSteered { .. } => self.steers.increment(1),
             Event::CallDetected { latency, .. } => self.detection_latency.record(*latency),
             Event::ArgumentsOdd { oddity, .. } => self.oddities.increment(*oddity),
@@ -242,6 +242,12 @@ impl Metrics {
         &self.journal
     }
 
+    /// The metrics of the host as a process.
+    #[must_use]
+    pub fn host(&self) -> &HostMeter {
+        &self.host
+    }
+
     /// Sets how many open sessions are in a state.
     pub fn sessions(&self, state: SessionState, count: usize) {
         if let Some((_, gauge)) = self.sessions.iter().find(|(known, _)| *known == state) {
@@ -284,7 +290,7 @@ impl Metrics {
 
     fn call_ended(&self, result: &ToolResult) {
         let status = result.outcome.status;
-        let handles = self.tools.handles(&result.call.name, status);
+        let handles = self.tools.handles(&self.recorder, &result.call.name, status);
         if let Some((_, handles)) = handles {
             handles.results.increment(1);
         }
@@ -376,20 +382,6 @@ impl Metrics {
 impl fmt::Debug for Metrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Metrics").finish_non_exhaustive()
-    }
-}
-
-/// The word for a kind of trouble.
-pub(super) fn error_word(kind: ProviderErrorKind) -> &'static str {
-    match kind {
-        ProviderErrorKind::Connect => "connect",
-        ProviderErrorKind::Timeout => "timeout",
-        ProviderErrorKind::Transport => "transport",
-        ProviderErrorKind::Status => "status",
-        ProviderErrorKind::InStream => "in_stream",
-        ProviderErrorKind::Malformed => "malformed",
-        ProviderErrorKind::TooLarge => "too_large",
-        ProviderErrorKind::Unavailable => "unavailable",
     }
 }
 
@@ -643,7 +635,7 @@ mod tests {
         assert_eq!(value(&page, "callsheet_threads_abandoned"), 1.0);
         assert_eq!(value(&page, "callsheet_subscribers_lagged_total"), 4.0);
         for status in PerTool::STATUSES {
-            assert!(metrics.tools.handles("clock", status).is_some());
+            assert!(metrics.tools.handles(&metrics.recorder, "clock", status).is_some());
         }
     }
 
@@ -663,7 +655,50 @@ mod tests {
         let name = names::LIMITS_REACHED.name;
         let series = page.lines().filter(|line| line.starts_with(&format!("{name}{{"))).count();
         assert_eq!(series, 65);
-        assert_eq!(value(&page, &format!("{name}{{limit=\"other\"}}")), 936.0);
+        let own = 64 - Limits::NAMES.len();
+        let other = value(&page, &format!("{name}{{limit=\"other\"}}"));
+        assert_eq!(other, (1_000 - own) as f64);
+    }
+
+    #[test]
+    fn a_thousand_tools_do_not_explode_the_page() {
+        let called = |name: &str| Event::CallStarted {
+            call: crate::event::CallLabel { name: name.into(), ..samples::label() },
+            input_summary: String::new(),
+            early: false,
+            waited: Duration::ZERO,
+            queued: Some(Duration::ZERO),
+            of: 1,
+        };
+        let ended = |name: &str| {
+            let mut result = Box::new(samples::result());
+            result.call.name = name.into();
+            result.started = Some(Duration::ZERO);
+            Event::CallEnded { result, parallel: false, early: false }
+        };
+        let tools: Vec<String> = (0..1_000).map(|number| format!("tool_{number}")).collect();
+        // As many as the host has, and as many that it has not.
+        for known in [&tools[..], &tools[..2]] {
+            let telemetry = Telemetry::new(known);
+            for tool in tools.iter().chain(&tools) {
+                telemetry.metrics().record(&called(tool));
+                telemetry.metrics().record(&ended(tool));
+            }
+            let page = telemetry.render();
+            let tool_of = |line: &str| {
+                let (_, rest) = line.split_once("tool=\"").or(line.split_once("tool_name=\""))?;
+                rest.split('"').next().map(str::to_owned)
+            };
+            let shown: std::collections::BTreeSet<String> =
+                page.lines().filter_map(tool_of).collect();
+            assert_eq!(shown.len(), known.len().min(64) + 1, "{shown:?}");
+            let counted: f64 = page
+                .lines()
+                .filter(|line| line.starts_with("callsheet_tool_results_total{"))
+                .map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap())
+                .sum();
+            assert_eq!(counted, 2_000.0);
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod exporter;
 mod families;
 pub mod feed;
 mod handles;
+mod host;
 mod journal;
 pub mod logs;
 mod metrics;
@@ -19,6 +20,7 @@ pub use exporter::Telemetry;
 pub use feed::{
     Delivery, Entering, Feed, Progress, Recorded, Snapshot, Subscription, journal_failed,
 };
+pub use host::HostMeter;
 pub use logs::{LogFormat, init};
 pub use metrics::Metrics;
 pub use models::{ModelMeter, Shown};

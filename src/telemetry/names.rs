@@ -1,7 +1,8 @@
 //! Every metric: its name, kind, unit, labels and help, in one place.
 //!
 //! Names from the conventions of OpenTelemetry's GenAI group keep theirs with dots turned into
-//! underscores, in names and labels; our own begin with `callsheet_`. Labels are of low
+//! underscores, in names and labels, and those of Prometheus's client libraries begin with
+//! `process_`; our own begin with `callsheet_`. Labels are of low
 //! cardinality: never an id.
 
 use ::metrics::Unit;
@@ -163,7 +164,7 @@ metrics! {
         "Questions to people about tool calls that were settled, by what was decided.";
     APPROVAL_WAIT "callsheet_approval_wait_seconds" Kind::Histogram(LONG), Seconds, [],
         "How long tool calls waited for a person's decision.";
-    CONFLICTS "callsheet_variable_conflicts_total" Kind::Counter, Count, ["resolution"],
+    CONFLICTS "callsheet_variable_conflicts_total" Kind::Counter, Count, ["tool", "resolution"],
         "Tool calls that had read variables which an earlier call of the turn wrote meanwhile: rerun, or kept without their writes.";
     TOOL_PANICS "callsheet_tool_panics_total" Kind::Counter, Count, [],
         "Tool calls that ended in a panic of the tool.";
@@ -209,12 +210,16 @@ metrics! {
         "Threads of blocking tools that were given up and have not come back.";
     SESSIONS "callsheet_sessions" Kind::Gauge, Count, ["state"],
         "Open sessions by state.";
+    SESSIONS_MAX "callsheet_sessions_max" Kind::Gauge, Count, [],
+        "How many sessions there may be: max_sessions of the configuration.";
+    RUNS_MAX "callsheet_runs_max" Kind::Gauge, Count, [],
+        "How many runs may go on at once: max_concurrent_runs of the configuration.";
     JOURNAL_COMMIT "callsheet_journal_commit_seconds" Kind::Histogram(SHORT), Seconds, [],
         "Time of a transaction of the journal, with its fsync where it had one.";
     JOURNAL_BATCH "callsheet_journal_commit_records" Kind::Histogram(RECORDS), Count, [],
         "Records that were stored in one transaction.";
-    JOURNAL_FSYNCS "callsheet_journal_fsyncs_total" Kind::Counter, Count, [],
-        "Times that all transactions so far were made durable.";
+    JOURNAL_FSYNC "callsheet_journal_fsync_seconds" Kind::Histogram(SHORT), Seconds, [],
+        "Time of a step that made records durable: the commit of a transaction, or with relaxed durability the fsync of many.";
     JOURNAL_QUEUED "callsheet_journal_queued" Kind::Gauge, Count, [],
         "Batches of records that wait to be stored.";
     JOURNAL_BYTES "callsheet_journal_size_bytes" Kind::Gauge, Bytes, [],
@@ -229,6 +234,21 @@ metrics! {
         "Subscribers that listen to a session or to one of its runs.";
     SUBSCRIBERS_LAGGED "callsheet_subscribers_lagged_total" Kind::Counter, Count, [],
         "Subscribers that were too slow, were told to read again, and were let go.";
+    WATCHER_QUEUE "callsheet_watcher_queue_events" Kind::Gauge, Count, [],
+        "Events that wait in the fullest queue of a subscriber; it is let go when 1,024 do.";
+
+    HOST_MAILBOX_WAIT "callsheet_host_mailbox_wait_seconds" Kind::Histogram(SHORT), Seconds, [],
+        "How long a message to the supervisor of all sessions waited in its mailbox, looked at every few seconds.";
+    EVENT_LOOP_LAG "callsheet_event_loop_lag_seconds" Kind::Histogram(SHORT), Seconds, [],
+        "How late a task was woken that sleeps a tenth of a second again and again.";
+    TASKS "callsheet_tasks" Kind::Gauge, Count, [],
+        "Tasks of the async runtime that are alive, those of actors included.";
+    TASKS_QUEUED "callsheet_tasks_queued" Kind::Gauge, Count, [],
+        "Tasks that wait in the async runtime's common queue for a thread.";
+    MEMORY "process_resident_memory_bytes" Kind::Gauge, Bytes, [],
+        "Memory of the process that is in RAM.";
+    BUILD_INFO "callsheet_build_info" Kind::Gauge, Count, ["version"],
+        "Always 1; the label is the version of the host.";
 }
 
 #[cfg(test)]

@@ -117,7 +117,7 @@ impl Writer {
         }
         let began = Instant::now();
         match self.store.store(&jobs) {
-            Ok(placed) => self.stored(jobs, placed, began.elapsed()),
+            Ok((placed, commit)) => self.stored(jobs, placed, began.elapsed(), commit),
             Err(error) if jobs.len() > 1 && fault::is_of_one_batch(&error) => {
                 // It is rolled back. One bad batch does not fail its neighbours.
                 for job in jobs {
@@ -131,9 +131,9 @@ impl Writer {
         }
     }
 
-    fn stored(&mut self, jobs: Vec<Job>, placed: Vec<Placed>, took: Duration) {
+    fn stored(&mut self, jobs: Vec<Job>, placed: Vec<Placed>, took: Duration, commit: Duration) {
         let synced = self.durability == Durability::Strict;
-        let mut group = StoredGroup { batches: 0, records: 0, took, synced };
+        let mut group = StoredGroup { batches: 0, records: 0, took, commit, synced };
         for (job, placed) in jobs.iter().zip(&placed) {
             if let Placed::Stored { number, new } = placed {
                 job.slot.number.store(*number, Ordering::Release);
@@ -183,10 +183,11 @@ impl Writer {
         if self.unsynced.is_empty() {
             return;
         }
+        let began = Instant::now();
         let synced = self.log.sync_data();
         let unsynced = std::mem::take(&mut self.unsynced);
         let Err(error) = synced else {
-            self.observer.synced();
+            self.observer.synced(began.elapsed());
             for mut batch in unsynced {
                 queue::tell(&mut batch.tell, Stage::Durable);
             }

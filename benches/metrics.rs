@@ -1,0 +1,187 @@
+//! What metrics cost a run: the events of a run (four calls, then the answer) recorded to the
+//! metrics that a host has, beside the same with a recorder that does nothing, and beside the CPU
+//! that the whole run takes in a host, metrics included.
+//!
+//! The provider answers from memory on a thread of its own, whose CPU is not counted.
+#![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use axum::Router;
+use axum::body::Bytes;
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::post;
+use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
+use callsheet::event::Event;
+use callsheet::runtime::{Host, HostSetup, OpenSession};
+use callsheet::telemetry::{Delivery, Metrics, Telemetry};
+use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::types::RunEnd;
+use futures::StreamExt as _;
+use serde_json::{Value, json};
+use tokio::runtime::{Builder, Runtime};
+use tokio::time::Instant;
+
+const CALLS: u32 = 4;
+const TEXTS: usize = 32;
+const RUNS: usize = 500;
+const RECORDED_RUNS: usize = 20_000;
+
+/// Samples are moved into their buckets every five seconds; so often for a host that is busy.
+const UPKEEP_EVERY: usize = 1_000;
+
+/// The name of the provider's thread.
+const PROVIDER: &str = "provider";
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Work {
+    i: u32,
+}
+
+/// Answers at once: what is measured is everything around a tool.
+struct WorkTool;
+
+#[async_trait]
+impl Tool for WorkTool {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec::new::<Work>("work", "Works.").pure()
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let input: Work = context.input()?;
+        Ok(format!("r{}", input.i).into())
+    }
+}
+
+/// The two answers as a service streams them.
+fn answers() -> (Bytes, Bytes) {
+    let chunk = |delta: Value, finish: Option<&str>| {
+        let body = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
+            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
+        format!("data: {body}\n\n")
+    };
+    let text = || (0..TEXTS).map(|_| chunk(json!({"content": "words "}), None)).collect::<String>();
+    let mut calls = text();
+    for index in 0..CALLS {
+        let function = json!({"name": "work", "arguments": format!("{{\"i\":{index}}}")});
+        let call = json!({"index": index, "id": format!("call_{index}"), "type": "function",
+            "function": function});
+        calls += &chunk(json!({"tool_calls": [call]}), None);
+    }
+    let done = "data: [DONE]\n\n";
+    let end = |finish| chunk(json!({}), Some(finish)) + done;
+    (Bytes::from(calls + &end("tool_calls")), Bytes::from(text() + &end("stop")))
+}
+
+/// Starts a provider on a thread of its own; its address.
+fn provider() -> String {
+    let (calls, text) = answers();
+    let answer = move |body: Bytes| {
+        let answered = memchr::memmem::find(&body, b"\"role\":\"tool\"").is_some();
+        let body = if answered { text.clone() } else { calls.clone() };
+        async move { ([(CONTENT_TYPE, "text/event-stream")], body) }
+    };
+    let (address, told) = std::sync::mpsc::channel();
+    let serve = move || {
+        Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            address.send(listener.local_addr().unwrap()).unwrap();
+            let router = Router::new().route("/v1/chat/completions", post(answer));
+            axum::serve(listener, router).await.unwrap();
+        });
+    };
+    std::thread::Builder::new().name(PROVIDER.to_owned()).spawn(serve).unwrap();
+    format!("http://{}/v1", told.recv().unwrap())
+}
+
+async fn host(base_url: &str) -> Host {
+    let mut config = Config::default();
+    config.journal.engine = JournalEngine::Memory;
+    config.use_model("bench", ModelConfig::new(BaseUrl::parse(base_url).unwrap(), "m"));
+    config.agents.get_mut("default").unwrap().tools = vec![ToolPattern::new("*")];
+    let mut tools = Registry::new();
+    tools.register(WorkTool).unwrap();
+    Host::start(HostSetup { config, tools }).await.unwrap()
+}
+
+/// What happens in one run.
+async fn events(host: &Host) -> Vec<Event> {
+    let session = host.open_session(OpenSession::default()).await.unwrap();
+    let mut run = session.start_run("work").await.unwrap();
+    let mut events = Vec::new();
+    while let Some(Delivery::Event(published)) = run.events.next().await {
+        events.push(published.event.clone());
+        if matches!(published.event, Event::RunEnded { .. }) {
+            break;
+        }
+    }
+    events
+}
+
+/// The CPU of one run, the provider's left out.
+async fn cpu_of_a_run(host: &Host) -> Duration {
+    let mut spent = Duration::ZERO;
+    for number in 0..RUNS + RUNS / 10 {
+        let session = host.open_session(OpenSession::default()).await.unwrap();
+        let before = cpu_time();
+        assert_eq!(session.run("work").await.unwrap().run_end, RunEnd::Answered);
+        // The first ones warm up.
+        if number >= RUNS / 10 {
+            spent += cpu_time() - before;
+        }
+    }
+    spent / u32::try_from(RUNS).unwrap()
+}
+
+/// What this process has had of the processors, but for the provider.
+fn cpu_time() -> Duration {
+    let of_thread = |thread: std::fs::DirEntry| {
+        // A thread may have ended by now.
+        let read = |file| std::fs::read_to_string(thread.path().join(file)).ok();
+        let counted = read("comm")?.trim() != PROVIDER;
+        let nanos = read("schedstat")?.split(' ').next()?.parse::<u64>().ok()?;
+        counted.then_some(nanos)
+    };
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    Duration::from_nanos(threads.flatten().filter_map(of_thread).sum())
+}
+
+/// How long it takes to record the events of a run.
+fn recorded(metrics: &Metrics, events: &[Event], upkeep: impl Fn()) -> Duration {
+    let began = Instant::now();
+    for number in 0..RECORDED_RUNS {
+        events.iter().for_each(|event| metrics.record(event));
+        if number % UPKEEP_EVERY == 0 {
+            upkeep();
+        }
+    }
+    upkeep();
+    began.elapsed() / u32::try_from(RECORDED_RUNS).unwrap()
+}
+
+fn main() {
+    let base_url = provider();
+    let runtime = Runtime::new().unwrap();
+    let (events, cpu) = runtime.block_on(async {
+        let host = host(&base_url).await;
+        let measured = (events(&host).await, cpu_of_a_run(&host).await);
+        host.shutdown().await;
+        measured
+    });
+    let tools = ["work".to_owned()];
+    let telemetry = Telemetry::new(&tools);
+    let nothing = Metrics::new(Arc::new(::metrics::NoopRecorder), &tools);
+    // In turn, so that both meet the same weather; the best of each.
+    let rounds = (0..5).map(|_| {
+        let kept = recorded(telemetry.metrics(), &events, || telemetry.upkeep());
+        (kept, recorded(&nothing, &events, || {}))
+    });
+    let (kept, bare) =
+        rounds.reduce(|one, other| (one.0.min(other.0), one.1.min(other.1))).unwrap();
+    let share = |time: Duration| 100.0 * time.as_secs_f64() / cpu.as_secs_f64();
+    println!("{} events of a run, {cpu:.1?} of CPU with metrics", events.len());
+    println!("  recorded                       {kept:.2?}, {:.2} % of the run", share(kept));
+    println!("  with a recorder that does nothing {bare:.2?}, {:.2} %", share(bare));
+}
