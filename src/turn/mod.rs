@@ -92,6 +92,7 @@ pub use rebuilt::{
     Rebuilt, Requests, past_run,
 };
 pub use replay::{Difference, Replayed, replay};
+pub(crate) use resume::host_stopped;
 pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
 pub use seeded::SeededTurn;
 

@@ -301,6 +301,6 @@ impl Known {
 }
 
 /// What an attempt failed with that was open when the host stopped.
-pub(super) fn host_stopped() -> ProviderError {
+pub(crate) fn host_stopped() -> ProviderError {
     ProviderError::new(ProviderErrorKind::Transport, "the host stopped during the attempt")
 }
