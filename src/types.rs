@@ -7,6 +7,7 @@ mod call;
 mod content;
 mod parts;
 mod response;
+mod trace;
 mod variables;
 mod wire;
 
@@ -23,6 +24,7 @@ pub use call::{
 pub use content::{Content, ContentPart, Image, InvalidContent};
 pub use parts::{Origin, Part};
 pub use response::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
+pub use trace::{RunTrace, TRACEPARENT, TRACESTATE, TraceContext};
 pub use variables::{ReadSet, VariableName, VariablesUse, WriteSet};
 pub use wire::{UnknownWire, Wire};
 

@@ -205,7 +205,9 @@ impl Metrics {
                     self.detected.increment(u64::from(*detected));
                 }
             }
-            Event::AttemptEnded { model, streamed, duration, first_chunk, usage, error } => {
+            Event::AttemptEnded {
+                model, streamed, duration, first_chunk, usage, error, ..
+            } => {
                 let first_chunk = first_chunk.filter(|_| *streamed);
                 self.attempt_ended(model, *duration, first_chunk, *usage, error.as_ref());
             }
@@ -591,6 +593,7 @@ mod tests {
             duration: Duration::from_secs(2),
             first_chunk: Some(Duration::from_millis(200)),
             usage: Usage { input_tokens: 100, output_tokens: 7, ..Default::default() },
+            finish_reason: None,
             error,
         };
         let trouble = ProviderError::new(ProviderErrorKind::InStream, "broke");

@@ -14,6 +14,7 @@ pub mod logs;
 mod metrics;
 mod models;
 pub mod names;
+mod traces;
 
 pub use exporter::Telemetry;
 pub use feed::{
@@ -22,3 +23,4 @@ pub use feed::{
 pub use logs::{LogFormat, init};
 pub use metrics::Metrics;
 pub use models::{ModelMeter, Shown};
+pub use traces::{TracedRun, Traces};
