@@ -115,3 +115,16 @@ async fn a_run_that_waits_keeps_its_trace() {
     let sent: Vec<_> = requests.iter().map(|r| r.headers.get("traceparent").cloned()).collect();
     assert_eq!(sent, [None, Some(PARENT.to_owned())]);
 }
+
+/// A program that cannot export says so where the environment asks it to.
+#[cfg(not(feature = "otlp"))]
+#[test]
+fn a_binary_that_exports_nothing_says_so_once() {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_callsheet"));
+    command.args(["run", "--rehearsal", "What is 6 * 7?"]).env("CALLSHEET_LOG", "warn");
+    command.env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9");
+    let output = command.output().unwrap();
+    let errors = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{errors}");
+    assert_eq!(errors.matches("traces_not_exported").count(), 1, "{errors}");
+}

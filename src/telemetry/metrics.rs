@@ -20,7 +20,7 @@ use crate::types::{
 /// The metrics of one host. [`Metrics::record`] feeds what events tell; what no event tells (how
 /// many there are of something now) is set by its own method.
 pub struct Metrics {
-    recorder: SharedRecorder,
+    pub(super) recorder: SharedRecorder,
 
     calls_per_turn: Histogram,
     multi_call_turns: Counter,
@@ -89,6 +89,8 @@ impl Metrics {
     #[must_use]
     pub fn new(recorder: SharedRecorder, tools: &[String]) -> Self {
         names::ALL.iter().for_each(|metric| metric.describe(&recorder));
+        // On the page from the start, whether spans are made or not.
+        let _ = super::traces::counters(&recorder);
         let counter = |metric: names::Metric| metric.counter(&recorder, &[]);
         let histogram = |metric: names::Metric| metric.histogram(&recorder, &[]);
         let sessions = |state: SessionState| {

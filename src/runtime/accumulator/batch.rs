@@ -148,6 +148,9 @@ impl AccumulatorSetup {
                 {
                     pass.settle(error.as_ref());
                 }
+                if let Event::AttemptEnded { error: None, .. } = &event {
+                    self.publisher.trace_answer(of.turn.response());
+                }
                 self.publisher.publish_behind(&of.run, of.number, event, record);
             }
             Effect::Release(result) => {

@@ -327,6 +327,7 @@ impl State {
             resume,
             cancel: run.cancel,
         };
+        self.shared.telemetry.traces().asks(&self.id, &start.request);
         // An accumulator that is gone is replaced, and its successor given the turn again.
         let _ = run.actors.accumulator.cast(AccumulatorMessage::BeginTurn(Box::new(start)));
     }
