@@ -52,6 +52,7 @@ fn record() -> Record {
         input: Content::from("What a user says is this long. ".repeat(8).as_str()),
         overrides: Default::default(),
         request: None,
+        trace: None,
     }
 }
 

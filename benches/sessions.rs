@@ -197,6 +197,7 @@ async fn killed(dir: &Path) {
                 model: "rehearsal".to_owned(),
                 execution: Execution::Sequential,
                 request: None,
+                trace: None,
             });
         }
         log.append(records, Urgency::Lazy, || ());

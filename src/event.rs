@@ -20,8 +20,8 @@ pub use written::Written;
 use std::time::Duration;
 
 use crate::types::{
-    ApprovalPhase, CallKey, Content, Execution, ProviderError, RunEnd, RunError, ToolResult, Usage,
-    VariableName, Verdict,
+    ApprovalPhase, CallKey, Content, Execution, FinishReason, ProviderError, RunEnd, RunError,
+    ToolResult, Usage, VariableName, Verdict,
 };
 
 /// One observable fact.
@@ -201,6 +201,8 @@ pub enum Event {
         first_chunk: Option<Duration>,
         /// What it cost.
         usage: Usage,
+        /// The provider's reason for the end, if it gave one.
+        finish_reason: Option<FinishReason>,
         /// Why it failed, if it did.
         error: Option<ProviderError>,
     },

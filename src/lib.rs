@@ -73,6 +73,13 @@
 //! same from the journal ([`record::Past`]), then the text of the running attempt and the states of
 //! open calls from the feed, then what comes: [`runtime::SessionHandle::watch`].
 //!
+//! # Where a run stands in a trace
+//!
+//! A run may be asked for in somebody's trace ([`types::TraceContext`]); its requests and calls bring that along
+//! ([`types::RunTrace`]). Spans are made of the events that metrics and logs are made of, each when it is over
+//! ([`telemetry::Traces`], with the feature `otlp`); the ids that requests brought along are known before, for they
+//! follow from session, run and place.
+//!
 //! # What is true of every turn
 //!
 //! 1. Every tool call kept in the history has exactly one outcome, whatever happens: unknown

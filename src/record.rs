@@ -19,7 +19,8 @@ use crate::config::RunOverrides;
 use crate::event::{ApprovalRequest, CallLabel, StatsReport, TurnSummary};
 use crate::types::{
     ApprovalPhase, CallKey, Content, Execution, FinishReason, ProviderError, ReadSet, ResultNotes,
-    RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome, Usage, Verdict, WriteSet,
+    RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome, TraceContext, Usage, Verdict,
+    WriteSet,
 };
 
 /// How a response ended, and so what becomes of its calls (DESIGN's table, one row each).
@@ -137,6 +138,9 @@ pub enum Record {
         /// Which request brought it.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         request: Option<RequestKey>,
+        /// Where it stands in a trace of whoever asked for it.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        trace: Option<TraceContext>,
     },
     /// A run began with a user's input.
     RunStarted {
@@ -154,6 +158,9 @@ pub enum Record {
         /// Which request brought it; for one that waited, that stands with its `InputQueued`.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         request: Option<RequestKey>,
+        /// Where it stands in a trace of whoever asked for it.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        trace: Option<TraceContext>,
     },
     /// An HTTP exchange of a turn began.
     AttemptStarted {

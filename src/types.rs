@@ -7,6 +7,7 @@ mod call;
 mod content;
 mod parts;
 mod response;
+mod trace;
 mod variables;
 mod wire;
 
@@ -23,6 +24,7 @@ pub use call::{
 pub use content::{Content, ContentPart, Image, InvalidContent};
 pub use parts::{Origin, Part};
 pub use response::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
+pub use trace::{RunTrace, TRACEPARENT, TRACESTATE, TraceContext};
 pub use variables::{ReadSet, VariableName, VariablesUse, WriteSet};
 pub use wire::{UnknownWire, Wire};
 
@@ -275,4 +277,43 @@ pub fn one_line(text: &str, chars_max: usize) -> String {
 #[must_use]
 pub fn harmless(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
+}
+
+/// As much of a line as fits in so many columns of a terminal.
+#[must_use]
+pub fn fitting(line: &str, columns: usize) -> &str {
+    let mut used = 0;
+    for (at, c) in line.char_indices() {
+        used += columns_of(c);
+        if used > columns {
+            return line.get(..at).unwrap_or_default();
+        }
+    }
+    line
+}
+
+/// How many columns of a terminal a line takes.
+#[must_use]
+pub fn text_columns(line: &str) -> usize {
+    line.chars().map(columns_of).sum()
+}
+
+/// East Asian characters count as two columns.
+fn columns_of(c: char) -> usize {
+    if c >= '\u{1100}' && !('\u{2000}'..'\u{2e80}').contains(&c) { 2 } else { 1 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_cut_where_a_terminal_would_wrap_it() {
+        for (line, columns, fits) in [("abcdef", 3, "abc"), ("⠋ 東京", 5, "⠋ 東"), ("ab", 3, "ab")]
+        {
+            assert_eq!(fitting(line, columns), fits);
+            assert!(text_columns(fits) <= columns);
+        }
+        assert_eq!(text_columns("⠋ 東京"), 6);
+    }
 }

@@ -21,5 +21,8 @@ npm ci --prefix tests/grafana --ignore-scripts --no-audit --no-fund --silent || 
 cargo fmt --check
 cargo clippy --locked --all-targets -- -D warnings
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet
+# The feature changes the library and the binary; what it adds is seen from outside.
+cargo clippy --locked --features otlp --lib --bins --test otlp -- -D warnings
+cargo test --locked --features otlp --test otlp
 # CI, set, makes a missing corpus, Prometheus or Node a failure instead of a skipped test.
 cargo test --locked

@@ -496,7 +496,7 @@ async fn a_run_that_may_do_so_asks_nobody() {
     })
     .await;
     let overrides = RunOverrides { approval: Some(Approval::NEVER), ..RunOverrides::default() };
-    let request = RunRequest { input: "go".into(), overrides, request: None, queue: false };
+    let request = RunRequest { input: "go".into(), overrides, ..RunRequest::default() };
     let report = within(api.world.session.run(request)).await.unwrap();
     assert_eq!(result(&report, 0), (ToolStatus::Ok, "done a"));
     assert_eq!(report.calls[0].approval, None);

@@ -139,6 +139,7 @@ fn said(text: &str) -> Record {
         input: Content::from(text),
         overrides: Default::default(),
         request: None,
+        trace: None,
     }
 }
 
@@ -743,6 +744,7 @@ fn record(kind: u8) -> Record {
             model: "m".to_owned(),
             execution: Execution::Sequential,
             request: None,
+            trace: None,
         },
         1 => Record::RunEnded {
             run_id,

@@ -19,7 +19,7 @@ fn every_dependency_has_an_allowed_licence() {
     let host = Command::new("rustc").args(["--print", "host-tuple"]).output().unwrap();
     let host = String::from_utf8(host.stdout).unwrap();
     let metadata = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version", "1", "--locked", "--offline"])
+        .args(["metadata", "--format-version", "1", "--locked", "--offline", "--all-features"])
         .args(["--filter-platform", host.trim()])
         .current_dir(root)
         .output()

@@ -49,7 +49,7 @@ async fn limited(
 
 fn asking(overrides: Value) -> RunRequest {
     let overrides: RunOverrides = serde_json::from_value(overrides).expect("overrides");
-    RunRequest { input: "go".into(), overrides, request: None, queue: false }
+    RunRequest { input: "go".into(), overrides, ..RunRequest::default() }
 }
 
 /// One run, and `limit value maximum action` of every limit that was told.

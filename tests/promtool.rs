@@ -89,6 +89,7 @@ fn events() -> Vec<Event> {
         duration: second,
         first_chunk: Some(second),
         usage: Usage { input_tokens: 5, output_tokens: 6, ..Usage::default() },
+        finish_reason: None,
         error,
     };
     let run = |end, error| Event::RunEnded {

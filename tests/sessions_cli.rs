@@ -164,6 +164,15 @@ async fn a_session_is_shown_in_every_format() {
     assert_eq!(roles, ["user", "assistant"]);
     let log = said(&folder.run(&["show", "answered", "--format", "markdown"]));
     assert!(log.starts_with("# Session `answered`\n\n- agent: `default`\n"), "{log}");
+    let picture = said(&folder.run(&["show", "answered", "--format", "timeline"]));
+    let rows: Vec<&str> = picture.lines().collect();
+    assert_eq!(rows[0], "run_1: answered, 1 turn, 0 calls, 40 ms");
+    assert!(rows[2].starts_with("turn 1 m ═") && !picture.contains('\u{1b}'), "{picture}");
+    let mut wide = folder.command(&["show", "open", "--format", "timeline"]);
+    let picture = said(&wide.env("COLUMNS", "120").output().unwrap());
+    assert!(picture.starts_with("run_1: has not ended\n"), "{picture}");
+    let columns = picture.lines().map(|line| line.chars().count()).max();
+    assert_eq!(columns, Some(120), "{picture}");
     // Of a run that goes on only what is committed is a message.
     let open = folder.run(&["show", "open", "--format", "openai"]);
     let note = String::from_utf8(open.stderr).unwrap();

@@ -5,13 +5,26 @@
 //! lines.
 
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 
 use super::progress::Show;
-use crate::types::harmless;
+use crate::types::{fitting, harmless};
 
-/// Columns of a line that is drawn anew, where the environment does not say: a line that wraps
-/// would not be erased whole.
+/// Columns where nobody says how many there are.
 const COLUMNS: usize = 80;
+
+/// How many columns an output has: what the environment says, or else its terminal.
+pub(super) fn terminal_columns(output: impl AsFd) -> usize {
+    let said = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+    let measured = || rustix::termios::tcgetwinsize(output).ok().map(|size| size.ws_col.into());
+    said.or_else(measured).filter(|columns| *columns > 0).unwrap_or(COLUMNS)
+}
+
+/// Whether an output gets colours: a terminal does, unless `NO_COLOR` is set or it knows none.
+pub(super) fn is_coloured(is_terminal: bool) -> bool {
+    let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    is_terminal && set("NO_COLOR").is_none() && set("TERM").is_some_and(|term| term != "dumb")
+}
 
 /// Two outputs and what stands on them.
 #[derive(Debug)]
@@ -32,15 +45,21 @@ pub(super) struct Screen<O, E> {
 }
 
 impl<O: Write, E: Write> Screen<O, E> {
-    /// A screen on two outputs, each a terminal or not.
-    pub(super) fn new(out: O, out_is_terminal: bool, err: E, err_is_terminal: bool) -> Self {
-        let columns = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+    /// A screen on two outputs, each a terminal or not. Lines that are drawn anew have at most
+    /// `columns`: one that wraps would not be erased whole.
+    pub(super) fn new(
+        out: O,
+        out_is_terminal: bool,
+        err: E,
+        err_is_terminal: bool,
+        columns: usize,
+    ) -> Self {
         Self {
             out,
             err,
             streams: out_is_terminal,
             draws: err_is_terminal,
-            columns: columns.unwrap_or(COLUMNS).max(20),
+            columns: columns.max(20),
             drawn: Vec::new(),
             held: String::new(),
             line_open: false,
@@ -156,24 +175,12 @@ impl<O: Write, E: Write> Screen<O, E> {
     }
 }
 
-/// As much of a line as fits. East Asian characters count as two columns.
-fn fitting(line: &str, columns: usize) -> &str {
-    let mut used = 0;
-    for (at, c) in line.char_indices() {
-        used += if c >= '\u{1100}' && !('\u{2000}'..'\u{2e80}').contains(&c) { 2 } else { 1 };
-        if used > columns {
-            return line.get(..at).unwrap_or_default();
-        }
-    }
-    line
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn screen(out: bool, err: bool) -> Screen<Vec<u8>, Vec<u8>> {
-        Screen::new(Vec::new(), out, Vec::new(), err)
+        Screen::new(Vec::new(), out, Vec::new(), err, COLUMNS)
     }
 
     fn text(text: &str) -> Show {
@@ -239,12 +246,5 @@ mod tests {
         screen.show([line("✓ a")], &[]).expect("show");
         let (out, err) = written(screen);
         assert_eq!((out.as_str(), err.as_str()), ("So\n", "a\n\x1b[1A\r\x1b[Jmay it? ✓ a\n"));
-    }
-
-    #[test]
-    fn lines_that_are_drawn_anew_never_wrap() {
-        assert_eq!(fitting("abcdef", 3), "abc");
-        assert_eq!(fitting("⠋ 東京", 5), "⠋ 東");
-        assert_eq!(fitting("ab", 3), "ab");
     }
 }

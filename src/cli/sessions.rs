@@ -1,15 +1,15 @@
 //! What a journal holds: its sessions, the records of one, and whether they are whole.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, BufWriter, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
+use super::screen::{is_coloured, terminal_columns};
 use super::{Failure, out, setup};
-use crate::journal::{
-    JournalError, JournalReader, Listing, StoredSession, export, unfinished, verify,
-};
+use crate::journal::export::{self, Look};
+use crate::journal::{JournalError, JournalReader, Listing, StoredSession, unfinished, verify};
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState, harmless};
 
@@ -40,7 +40,8 @@ pub(super) enum Command {
         id: SessionId,
         #[command(flatten)]
         place: Place,
-        /// How: text for a terminal, jsonl (every record), openai (the messages) or markdown.
+        /// How: text for a terminal, jsonl (every record), openai (the messages), markdown, or
+        /// timeline (a picture of when what went on).
         #[arg(long, value_name = "FORMAT", default_value = "text")]
         format: Format,
     },
@@ -76,6 +77,8 @@ pub(super) enum Format {
     Openai,
     /// A log to be read.
     Markdown,
+    /// The turns of each run on a time axis.
+    Timeline,
 }
 
 /// A journal, and the directory that it is in.
@@ -214,6 +217,12 @@ fn show(opened: &Opened, id: &SessionId, format: Format) -> Result<(), Failure> 
         }
         Format::Markdown => {
             export::markdown(id, &entries).try_for_each(|piece| say(&mut written, &piece))?;
+        }
+        Format::Timeline => {
+            let coloured = is_coloured(io::stdout().is_terminal());
+            let columns = terminal_columns(io::stdout());
+            let look = Look { columns, coloured, turns_max: usize::MAX };
+            export::timeline(&entries, None, look).try_for_each(|run| say(&mut written, &run))?;
         }
     }
     end(written)

@@ -8,15 +8,20 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use super::approve::{Manner, Questions};
 use super::progress::{Progress, Show};
-use super::screen::Screen;
+use super::screen::{Screen, is_coloured, terminal_columns};
 use super::serve::Signals;
 use super::{Failure, out};
-use crate::record::StopMode;
+use crate::journal::export::{Look, timeline};
+use crate::record::{Record, Seq, StopMode};
 use crate::runtime::{RunReport, SessionHandle, StartedRun};
 use crate::telemetry::{Delivery, Subscription, journal_failed};
+use crate::types::RunId;
 
 /// How often open calls are drawn.
 const FRAME: Duration = Duration::from_millis(100);
+
+/// How many turns of a run are drawn behind it.
+const TURNS_MAX: usize = 12;
 
 /// Shows a run for people until it has ended, and asks them where a tool wants that.
 pub(super) async fn on_screen(
@@ -25,7 +30,7 @@ pub(super) async fn on_screen(
     manner: Manner,
     signals: &mut Signals,
 ) -> Result<RunReport, Failure> {
-    let StartedRun { mut events, report, .. } = run;
+    let StartedRun { mut events, report, run_id, seq, .. } = run;
     let mut view = View::new(manner);
     let mut frames = tokio::time::interval(FRAME);
     frames.set_missed_tick_behavior(MissedTickBehavior::Skip);
@@ -58,7 +63,24 @@ pub(super) async fn on_screen(
     view.questions.close();
     shown(view.show(), session).await?;
     shown(view.screen.finish(&report.text, view.complete), session).await?;
+    if io::stderr().is_terminal() {
+        out::to_stderr(&picture(session, &run_id, seq).await);
+    }
     Ok(report)
+}
+
+/// The run's turns on a time axis; nothing where there is nothing to compare.
+async fn picture(session: &SessionHandle, run: &RunId, seq: Seq) -> String {
+    // Whoever cannot be shown it has lost nothing but that.
+    let entries = session.records(Seq(seq.0.saturating_sub(1))).await.unwrap_or_default();
+    let exchange = |record: &Record| matches!(record, Record::AttemptStarted { .. });
+    if entries.iter().filter(|entry| exchange(&entry.record)).count() < 2 {
+        return String::new();
+    }
+    let stderr = io::stderr();
+    let coloured = is_coloured(stderr.is_terminal());
+    let look = Look { columns: terminal_columns(&stderr), coloured, turns_max: TURNS_MAX };
+    timeline(&entries, Some(run), look).collect()
 }
 
 /// What is seen of a run.
@@ -79,10 +101,11 @@ impl View {
     fn new(manner: Manner) -> Self {
         let (stdout, stderr) = (io::stdout(), io::stderr());
         let (out_is_terminal, err_is_terminal) = (stdout.is_terminal(), stderr.is_terminal());
+        let columns = terminal_columns(&stderr);
         // A dumb terminal cannot go back over what was drawn.
         let draws = err_is_terminal && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
         Self {
-            screen: Screen::new(stdout, out_is_terminal, stderr, draws),
+            screen: Screen::new(stdout, out_is_terminal, stderr, draws, columns),
             progress: Progress::default(),
             questions: Questions::new(manner),
             began: Instant::now(),

@@ -103,6 +103,7 @@ pub(crate) fn attempt_ended(error: Option<ProviderError>) -> Event {
         duration: Duration::from_millis(900),
         first_chunk: Some(Duration::from_millis(90)),
         usage: Usage { input_tokens: 10, output_tokens: 5, ..Usage::default() },
+        finish_reason: None,
         error,
     }
 }

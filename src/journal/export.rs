@@ -7,11 +7,13 @@ mod markdown;
 #[cfg(test)]
 mod tests;
 mod text;
+mod timeline;
 
 use serde_json::Value;
 
 pub use markdown::markdown;
 pub use text::text;
+pub use timeline::{Look, timeline};
 
 use super::Entry;
 use crate::config::Limits;

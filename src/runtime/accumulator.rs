@@ -22,7 +22,7 @@ use super::task::Task;
 use crate::event::EventId;
 use crate::journal::{Noted, SessionLog, unix_ms};
 use crate::turn::{ApprovalError, Effect, Place, Turn};
-use crate::types::{ApprovalPhase, CallKey, RunId};
+use crate::types::{ApprovalPhase, CallKey, RunId, RunTrace};
 use batch::TurnBatch;
 
 /// Owns the turn of a run, a new value for each turn.
@@ -56,6 +56,7 @@ struct Current {
     turn: Turn,
     number: u32,
     run: RunId,
+    trace: Option<Arc<RunTrace>>,
     request: Arc<ModelRequest>,
     idempotency_scope: String,
     /// The places of tools with a cap that calls have or wait for, until they start.
@@ -177,7 +178,7 @@ impl Actor for AccumulatorActor {
 
 impl Current {
     fn begin(start: TurnStart) -> Self {
-        let TurnStart { spec, run, request, resume, cancel } = start;
+        let TurnStart { spec, run, trace, request, resume, cancel } = start;
         let (number, idempotency_scope) = (spec.number, spec.idempotency_scope.clone());
         let turn = match resume {
             None => {
@@ -194,6 +195,7 @@ impl Current {
             turn,
             number,
             run,
+            trace,
             request,
             idempotency_scope,
             places: HashMap::new(),

@@ -85,7 +85,7 @@ impl SessionHandle {
         // Before the run begins, so that none of its events is missed.
         let (mut events, live) = self.enter(|live| live.listeners.subscribe_to(&new)).await?;
         let ask = |reply| {
-            let (id, request) = (new.clone(), request.clone());
+            let (id, request) = (new.clone(), Box::new(request.clone()));
             SessionMessage::StartRun { id, request, reply }
         };
         let (accepted, taker) = self.link.ask(&self.id, ask).await?;

@@ -25,7 +25,7 @@ use crate::turn::{
     ApprovalError, AttemptPlan, CancelReason, Decision, Place, ResponseEnd, ToolDone, TurnRecord,
     TurnSpec,
 };
-use crate::types::{CallKey, Content, RunId, ToolCall, ToolResult};
+use crate::types::{CallKey, Content, RunId, RunTrace, ToolCall, ToolResult, TraceContext};
 use crate::wire::Delta;
 
 /// To the actor that supervises the sessions.
@@ -39,7 +39,11 @@ pub(super) enum HostMessage {
 /// To a session.
 pub(super) enum SessionMessage {
     /// Begin a run with a user's input, or let it wait for the one that goes on.
-    StartRun { id: RunId, request: RunRequest, reply: RpcReplyPort<Result<RunAccepted, HostError>> },
+    StartRun {
+        id: RunId,
+        request: Box<RunRequest>,
+        reply: RpcReplyPort<Result<RunAccepted, HostError>>,
+    },
     /// Say something to the run that goes on.
     Steer {
         input: Content,
@@ -92,7 +96,13 @@ pub(super) type Told = Result<(RunReport, Seq), HostError>;
 /// To the reader of the model's responses.
 pub(super) enum StreamMessage {
     /// Begin an exchange; one that is open is dropped.
-    Request { turn: u32, plan: AttemptPlan, request: Arc<ModelRequest>, to: Accumulator },
+    Request {
+        turn: u32,
+        plan: AttemptPlan,
+        request: Arc<ModelRequest>,
+        trace: Option<TraceContext>,
+        to: Accumulator,
+    },
     /// Drop the exchange that is open, the wait before it included.
     Disconnect,
     /// The read loop died of a bug.
@@ -131,6 +141,7 @@ pub(super) type Accumulator = ActorRef<AccumulatorMessage>;
 pub(super) struct TurnStart {
     pub(super) spec: TurnSpec,
     pub(super) run: RunId,
+    pub(super) trace: Option<Arc<RunTrace>>,
     pub(super) request: Arc<ModelRequest>,
     /// What was recorded of the turn, if it began before its last accumulator died.
     pub(super) resume: Option<Vec<Arc<Entry>>>,
@@ -160,6 +171,8 @@ pub(super) struct ToolStart {
     /// What it may see of the session's variables.
     pub(super) variables: Variables,
     pub(super) idempotency_key: String,
+    /// What it brings along to whoever it asks.
+    pub(super) trace: Option<TraceContext>,
     /// Its place of its tool, if that has a cap.
     pub(super) place: Option<Reservation>,
     /// Who is told of its end.

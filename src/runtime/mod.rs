@@ -68,7 +68,7 @@ use crate::config::{Config, Resume};
 use crate::context::Seed;
 use crate::journal::Journal;
 use crate::record::Seq;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{Metrics, Telemetry, Traces};
 use crate::tool::Registry;
 use crate::types::SessionId;
 use agent::Agent;
@@ -173,7 +173,8 @@ impl Host {
         let names: Vec<String> = tools.iter().map(|(name, _)| name.to_owned()).collect();
         let gauges = Gauges::default();
         let caps = Caps::new(&tools, &gauges.waiting);
-        let telemetry = Telemetry::new(&names);
+        let traces = |metrics: &Metrics| Traces::from_env(&config.models, metrics);
+        let telemetry = Telemetry::with_traces(&names, traces);
         let journal = match journal {
             Some(journal) => journal,
             None => open_journal(&config, &telemetry).await?,
@@ -355,6 +356,7 @@ impl Host {
         let journal = Arc::clone(&shared.journal);
         // What is queued by then is stored.
         let _ = blocking(move || journal.close()).await;
+        shared.telemetry.traces().flush(END_MAX).await;
         shared.show_counts();
     }
 

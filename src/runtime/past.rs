@@ -19,6 +19,17 @@ use crate::telemetry::Delivery;
 use crate::turn::{ApprovalError, Decision, PastRun, Rebuilt, past_run};
 use crate::types::{CallKey, RunId, SessionId};
 
+impl SessionHandle {
+    /// The session's stored records after a place, in order.
+    ///
+    /// # Errors
+    /// When they cannot be read, or the host shuts down.
+    pub async fn records(&self, after: Seq) -> Result<Vec<Entry>, HostError> {
+        let (shared, id) = (Arc::clone(&self.link.shared), self.id().clone());
+        Ok(self.link.read(move || shared.journal.read(&id, after)).await??)
+    }
+}
+
 /// The report of a run that was begun by somebody else, once it is over.
 pub(super) async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostError> {
     loop {
@@ -76,8 +87,7 @@ pub(super) async fn decided(
     key: CallKey,
     decision: Decision,
 ) -> Result<(), HostError> {
-    let (shared, id) = (Arc::clone(&session.link.shared), session.id().clone());
-    let entries = session.link.read(move || shared.journal.read(&id, Seq(0))).await??;
+    let entries = session.records(Seq(0)).await?;
     let records = || entries.iter().map(|entry| &entry.record);
     let given = records().rev().find_map(|record| {
         let Record::ApprovalGiven { key: of, phase, verdict, .. } = record else { return None };

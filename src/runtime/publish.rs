@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 use crate::event::{Event, EventId, Published};
 use crate::journal::{Journal, JournalError, unix_ms};
 use crate::telemetry::{Entering, Feed, Recorded, Subscription, Telemetry, logs};
+use crate::turn::Accumulator;
 use crate::types::{RunId, Seq, SessionId};
 
 /// How many events a subscriber may be behind before it is let go. One that never reads costs
@@ -40,6 +41,11 @@ impl Publisher {
     /// with the session.
     pub(super) fn listeners(&self, journal: &Arc<dyn Journal>) -> Listeners {
         Listeners { feed: Arc::downgrade(&self.feed), journal: Arc::clone(journal) }
+    }
+
+    /// Says what the model has answered, for a trace that holds contents.
+    pub(super) fn trace_answer(&self, response: &Accumulator) {
+        self.telemetry.traces().answered(&self.session, response);
     }
 
     /// Tells everybody. Never waits for a subscriber.

@@ -2,7 +2,7 @@
 
 use crate::config::RunOverrides;
 use crate::record::RequestKey;
-use crate::types::Content;
+use crate::types::{Content, TraceContext};
 
 /// A user's input, and what the run changes about its agent.
 ///
@@ -15,6 +15,8 @@ pub struct RunRequest {
     pub overrides: RunOverrides,
     /// Which request of a client brings it: the same again has no second effect.
     pub request: Option<RequestKey>,
+    /// Where the run stands in somebody's trace: its requests and calls bring that along.
+    pub trace: Option<TraceContext>,
     /// Whether the input waits if another run goes on, instead of being refused.
     pub queue: bool,
 }

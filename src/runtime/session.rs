@@ -113,7 +113,7 @@ impl Actor for SessionActor {
         }
         match message {
             SessionMessage::StartRun { id, request, reply } => {
-                let accepted = Box::pin(state.start_run(&myself, id, request)).await;
+                let accepted = Box::pin(state.start_run(&myself, id, *request)).await;
                 // A caller that is gone has started its run all the same.
                 let _ = reply.send(accepted);
             }
@@ -208,7 +208,7 @@ impl State {
         if !matches!(self.close, Closing::No) {
             return Err(HostError::SessionClosed);
         }
-        let RunRequest { input, overrides, request, queue } = request;
+        let RunRequest { input, overrides, request, trace, queue } = request;
         if let Some(known) = self.known(request.as_ref())? {
             let Brought::Run(id) = &known.brought else { return Err(HostError::KeyReused) };
             return Ok(RunAccepted { id: id.clone(), seq: known.seq, report: None });
@@ -230,6 +230,7 @@ impl State {
             input,
             overrides,
             request: request.clone(),
+            trace,
             agent,
             report: Some(report),
         };

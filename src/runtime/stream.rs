@@ -14,6 +14,7 @@ use super::model::{Exchange, ModelRequest};
 use super::models::{Model, ModelChain};
 use super::task::Task;
 use crate::turn::{AttemptPlan, ResponseEnd};
+use crate::types::TraceContext;
 
 /// Makes one exchange at a time. The read loop is a task that is aborted with the actor, so that
 /// a disconnect is heard while the model is silent.
@@ -54,12 +55,13 @@ impl Actor for StreamActor {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            StreamMessage::Request { turn, plan, request, to } => {
+            StreamMessage::Request { turn, plan, request, trace, to } => {
                 let reader = Reader {
                     model: Arc::clone(state.setup.models.at(plan.model)),
                     session: state.setup.session,
                     turn,
                     attempt: plan.attempt,
+                    trace,
                     accumulator: to,
                 };
                 state.reading = Some(Task::spawn(&state.setup.gauges.tasks, async move {
@@ -91,6 +93,7 @@ struct Reader {
     session: ActorId,
     turn: u32,
     attempt: u32,
+    trace: Option<TraceContext>,
     accumulator: Accumulator,
 }
 
@@ -109,7 +112,7 @@ impl Reader {
             Ok(entered) => entered,
             Err(error) => return self.ended(ResponseEnd::Failed(error), None),
         };
-        let mut exchange = self.exchange(&plan, &request);
+        let mut exchange = self.exchange(&plan, &request).with_trace(self.trace.clone());
         drop(request);
         let end = loop {
             let batch = match exchange.next().await {

@@ -117,7 +117,7 @@ impl Actor for ToolSupervisor {
 
 impl State {
     async fn start(&mut self, myself: &ActorRef<SupervisorMessage>, start: ToolStart) {
-        let ToolStart { run, call, variables, idempotency_key, place, to } = start;
+        let ToolStart { run, call, variables, idempotency_key, trace, place, to } = start;
         let view = View::new(variables, self.setup.max_variables_bytes);
         let view: SharedView = Arc::new(Mutex::new(view));
         let key = call.key;
@@ -139,6 +139,7 @@ impl State {
                 self.progress(&run, key, &slot, &cancellation),
             )
             .with_effect(registered.spec.effect)
+            .with_trace(trace)
             .with_variables(Arc::clone(&view)),
             pool: registered.spec.blocking.then(|| self.setup.pool.clone()),
             slot: Arc::clone(&slot),

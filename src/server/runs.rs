@@ -16,7 +16,7 @@ use super::stream;
 use crate::config::{Approval, LimitOverrides, RunOverrides};
 use crate::record::StopMode;
 use crate::runtime::RunRequest;
-use crate::types::{Content, Execution};
+use crate::types::{Content, Execution, TRACEPARENT, TRACESTATE, TraceContext};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -57,7 +57,8 @@ pub(super) async fn start(
     } = start;
     let overrides =
         RunOverrides { execution, limits, model, tools, multi_tool_calls, stream, approval };
-    let run = session.start_run(RunRequest { input, overrides, request, queue }).await?;
+    let trace = trace(&headers);
+    let run = session.start_run(RunRequest { input, overrides, request, trace, queue }).await?;
     if accepts_events(&headers) {
         if run.are_whole {
             return Ok(stream::run(run.events, &state));
@@ -117,6 +118,14 @@ pub(super) async fn steer(
 fn input<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Content, D::Error> {
     Content::parse(&Value::deserialize(deserializer)?)
         .map_err(|error| D::Error::custom(format_args!("input: {error}")))
+}
+
+/// Where the client says that the run stands in its trace. More than one place is none.
+fn trace(headers: &HeaderMap) -> Option<TraceContext> {
+    let mut parents = headers.get_all(TRACEPARENT).iter();
+    let (parent, None) = (parents.next()?, parents.next()) else { return None };
+    let states = headers.get_all(TRACESTATE).iter().map(|state| state.to_str().unwrap_or("?"));
+    TraceContext::parse(parent.to_str().ok()?, states)
 }
 
 /// Whether the client asks for events by name; `*/*` asks for nothing in particular.

@@ -7,6 +7,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use super::logs;
 use super::metrics::Metrics;
 use super::names::{self, Kind};
+use super::traces::Traces;
 use crate::event::Published;
 
 /// The telemetry of one host. Cloning it is cheap, and all clones feed the same page.
@@ -19,19 +20,26 @@ pub struct Telemetry {
 struct Inner {
     page: PrometheusHandle,
     metrics: Metrics,
+    traces: Traces,
 }
 
 impl Telemetry {
     /// The content type of [`Telemetry::render`].
     pub const CONTENT_TYPE: &'static str = "text/plain; version=0.0.4; charset=utf-8";
 
-    /// Telemetry for a host that has these tools.
+    /// Telemetry for a host that has these tools, and traces nothing.
     #[must_use]
     pub fn new(tools: &[String]) -> Self {
+        Self::with_traces(tools, |_| Traces::default())
+    }
+
+    /// The same for a host whose spans `traces` makes.
+    #[must_use]
+    pub fn with_traces(tools: &[String], traces: impl FnOnce(&Metrics) -> Traces) -> Self {
         let recorder = builder().build_recorder();
         let page = recorder.handle();
         let metrics = Metrics::new(Arc::new(recorder), tools);
-        Self { inner: Arc::new(Inner { page, metrics }) }
+        Self { inner: Arc::new(Inner { page, traces: traces(&metrics), metrics }) }
     }
 
     /// Counts and logs an event. Never blocks; for a piece of text it is a match and a look at
@@ -39,12 +47,19 @@ impl Telemetry {
     pub fn observe(&self, published: &Published) {
         self.inner.metrics.record(&published.event);
         logs::log(published);
+        self.inner.traces.observe(published);
     }
 
     /// The metrics, for what no event tells.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         &self.inner.metrics
+    }
+
+    /// Its spans.
+    #[must_use]
+    pub fn traces(&self) -> &Traces {
+        &self.inner.traces
     }
 
     /// The page in Prometheus's text form.

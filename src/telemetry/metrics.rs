@@ -22,7 +22,7 @@ use crate::types::{
 /// The metrics of one host. [`Metrics::record`] feeds what events tell; what no event tells (how
 /// many there are of something now) is set by its own method.
 pub struct Metrics {
-    recorder: SharedRecorder,
+    pub(super) recorder: SharedRecorder,
 
     calls_per_turn: Histogram,
     multi_call_turns: Counter,
@@ -90,6 +90,8 @@ impl Metrics {
     #[must_use]
     pub fn new(recorder: SharedRecorder, tools: &[String]) -> Self {
         names::ALL.iter().for_each(|metric| metric.describe(&recorder));
+        // On the page from the start, whether spans are made or not.
+        let _ = super::traces::counters(&recorder);
         let counter = |metric: names::Metric| metric.counter(&recorder, &[]);
         let gauge = |metric: names::Metric| metric.gauge(&recorder, &[]);
         let histogram = |metric: names::Metric| metric.histogram(&recorder, &[]);
@@ -205,7 +207,9 @@ impl Metrics {
                     self.detected.increment(u64::from(*detected));
                 }
             }
-            Event::AttemptEnded { model, streamed, duration, first_chunk, usage, error } => {
+            Event::AttemptEnded {
+                model, streamed, duration, first_chunk, usage, error, ..
+            } => {
                 let first_chunk = first_chunk.filter(|_| *streamed);
                 self.attempt_ended(model, *duration, first_chunk, *usage, error.as_ref());
             }
@@ -583,6 +587,7 @@ mod tests {
             duration: Duration::from_secs(2),
             first_chunk: Some(Duration::from_millis(200)),
             usage: Usage { input_tokens: 100, output_tokens: 7, ..Default::default() },
+            finish_reason: None,
             error,
         };
         let trouble = ProviderError::new(ProviderErrorKind::InStream, "broke");

@@ -15,6 +15,7 @@ pub mod logs;
 mod metrics;
 mod models;
 pub mod names;
+mod traces;
 
 pub use exporter::Telemetry;
 pub use feed::{
@@ -24,3 +25,4 @@ pub use host::HostMeter;
 pub use logs::{LogFormat, init};
 pub use metrics::Metrics;
 pub use models::{ModelMeter, Shown};
+pub use traces::{TracedRun, Traces};

@@ -234,6 +234,8 @@ metrics! {
         "Subscribers that listen to a session or to one of its runs.";
     SUBSCRIBERS_LAGGED "callsheet_subscribers_lagged_total" Kind::Counter, Count, [],
         "Subscribers that were too slow, were told to read again, and were let go.";
+    SPANS "callsheet_spans_total" Kind::Counter, Count, ["result"],
+        "Spans of traces: exported, failed (the collector did not take them) or dropped (too many waited for it).";
     WATCHER_QUEUE "callsheet_watcher_queue_events" Kind::Gauge, Count, [],
         "Events that wait in the fullest queue of a subscriber; it is let go when 1,024 do.";
 

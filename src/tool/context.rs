@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::ToolError;
 use crate::config::ToolEffect;
 use crate::context::View;
-use crate::types::CallKey;
+use crate::types::{CallKey, TraceContext};
 
 /// Takes a call's progress texts; bounded by whoever made it.
 pub type ProgressSink = Arc<dyn Fn(String) + Send + Sync>;
@@ -23,6 +23,7 @@ pub struct ToolContext {
     arguments: Value,
     idempotency_key: String,
     effect: ToolEffect,
+    trace: Option<TraceContext>,
     cancellation: CancellationToken,
     progress: ProgressSink,
     view: SharedView,
@@ -42,7 +43,14 @@ impl ToolContext {
         progress: ProgressSink,
     ) -> Self {
         let (effect, view) = (ToolEffect::default(), SharedView::default());
-        Self { key, arguments, idempotency_key, effect, cancellation, progress, view }
+        let trace = None;
+        Self { key, arguments, idempotency_key, effect, trace, cancellation, progress, view }
+    }
+
+    /// The same as a part of somebody's trace.
+    #[must_use]
+    pub fn with_trace(self, trace: Option<TraceContext>) -> Self {
+        Self { trace, ..self }
     }
 
     /// The same with what the tool's spec says of effects; without it the call may have some.
@@ -110,6 +118,14 @@ impl ToolContext {
     #[must_use]
     pub fn effect(&self) -> ToolEffect {
         self.effect
+    }
+
+    /// Where the call stands in a trace, if it does: what it asks of others brings that along, over
+    /// HTTP as the headers [`TRACEPARENT`](crate::types::TRACEPARENT) and
+    /// [`TRACESTATE`](crate::types::TRACESTATE).
+    #[must_use]
+    pub fn trace(&self) -> Option<&TraceContext> {
+        self.trace.as_ref()
     }
 
     /// Waits until the call is to stop: its deadline passed or its run was stopped. The call's

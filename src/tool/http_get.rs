@@ -29,6 +29,7 @@ pub use resolver::Lookup;
 use self::resolver::{Admission, NoPublicAddress, Resolver};
 use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::config::ToolEffect;
+use crate::types::{TRACEPARENT, TRACESTATE};
 
 /// The longest URL, in bytes.
 const URL_BYTES_MAX: usize = 8 << 10;
@@ -106,18 +107,18 @@ impl HttpGet {
         Ok(Self { options, public, trusting })
     }
 
-    async fn get(&self, url: &str, key: Option<&str>) -> Result<String, GetError> {
+    async fn get(&self, url: &str, with: &HeaderMap) -> Result<String, GetError> {
         if url.len() > URL_BYTES_MAX {
             return Err(GetError::UrlTooLong(url.len()));
         }
         let mut url = Url::parse(url).map_err(|e| GetError::BadUrl(e.to_string()))?;
-        let mut hop = self.send(&url, key).await?;
+        let mut hop = self.send(&url, with).await?;
         for _ in 0..self.options.redirects_max {
             let Some(next) = redirect(&url, &hop)? else {
                 return answer::read(hop, self.options.body_bytes_max).await;
             };
             let redirected = |e| GetError::Redirected(answer::shorten(next.as_str()), Box::new(e));
-            hop = self.send(&next, key).await.map_err(redirected)?;
+            hop = self.send(&next, with).await.map_err(redirected)?;
             url = next;
         }
         match redirect(&url, &hop)? {
@@ -126,11 +127,8 @@ impl HttpGet {
         }
     }
 
-    async fn send(&self, url: &Url, key: Option<&str>) -> Result<Response, GetError> {
-        let mut request = self.client_for(url)?.get(url.clone());
-        if let Some(key) = key {
-            request = request.header(IDEMPOTENCY_KEY, key);
-        }
+    async fn send(&self, url: &Url, with: &HeaderMap) -> Result<Response, GetError> {
+        let request = self.client_for(url)?.get(url.clone()).headers(with.clone());
         request.send().await.map_err(GetError::from)
     }
 
@@ -188,12 +186,9 @@ impl Tool for HttpGet {
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let Input { url } = context.input()?;
         let limit = self.options.total_timeout;
-        let key = match context.effect() {
-            ToolEffect::Some => Some(context.idempotency_key()),
-            ToolEffect::None => None,
-        };
+        let with = brought_along(&context);
         let got = tokio::select! {
-            got = timeout(limit, self.get(&url, key)) => got.unwrap_or(Err(GetError::TimedOut(limit))),
+            got = timeout(limit, self.get(&url, &with)) => got.unwrap_or(Err(GetError::TimedOut(limit))),
             () = context.cancelled() => Err(GetError::Cancelled),
         };
         got.map(ToolOutput).map_err(ToolError::new)
@@ -267,6 +262,26 @@ fn redirect(url: &Url, response: &Response) -> Result<Option<Url>, GetError> {
         let bad = GetError::BadUrl(e.to_string());
         GetError::Redirected(answer::shorten(&location), Box::new(bad))
     })
+}
+
+/// What every request of a call brings along.
+fn brought_along(context: &ToolContext) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let mut put = |name, value: &str| {
+        // Neither keys nor traces have characters that no header may have.
+        headers.extend(HeaderValue::from_str(value).ok().map(|value| (name, value)));
+    };
+    match context.effect() {
+        ToolEffect::Some => put(IDEMPOTENCY_KEY, context.idempotency_key()),
+        ToolEffect::None => {}
+    }
+    if let Some(trace) = context.trace() {
+        put(HeaderName::from_static(TRACEPARENT), &trace.traceparent());
+        if let Some(state) = trace.tracestate() {
+            put(HeaderName::from_static(TRACESTATE), state);
+        }
+    }
+    headers
 }
 
 fn headers() -> HeaderMap {

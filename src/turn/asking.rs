@@ -82,6 +82,7 @@ impl Turn {
             duration,
             first_chunk: self.first_delta_at.map(|at| at.saturating_sub(self.asked_at)),
             usage: self.response.usage(),
+            finish_reason: self.response.finish().cloned(),
             error,
         });
     }

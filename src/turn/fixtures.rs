@@ -174,6 +174,7 @@ pub(super) fn rebuilt(records: &[Record], limits: &Limits) -> Rebuilt {
         model: "m".into(),
         execution: Execution::Sequential,
         request: None,
+        trace: None,
     };
     let all = [opened, started].into_iter().chain(records.iter().cloned());
     let all: Vec<_> = all.map(|record| (record, 0)).collect();

@@ -181,6 +181,12 @@ impl Turn {
         self.plan.attempt
     }
 
+    /// The response that comes, or came last.
+    #[must_use]
+    pub fn response(&self) -> &Accumulator {
+        &self.response
+    }
+
     /// The session's turn that this is.
     #[must_use]
     pub fn number(&self) -> u32 {

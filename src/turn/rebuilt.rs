@@ -22,7 +22,7 @@ use crate::config::{Limits, RunOverrides};
 use crate::context::{History, Variables};
 use crate::event::RunStats;
 use crate::record::{Entry, Seq, StopMode};
-use crate::types::{Content, RunId, ToolResult, Usage};
+use crate::types::{Content, RunId, ToolResult, TraceContext, Usage};
 
 /// A session, rebuilt.
 #[derive(Clone, Debug, PartialEq)]
@@ -60,6 +60,8 @@ pub struct QueuedRun {
     pub input: Content,
     /// What the run changes about its agent.
     pub overrides: RunOverrides,
+    /// Where it stands in somebody's trace.
+    pub trace: Option<TraceContext>,
     /// The record of it.
     pub seq: Seq,
 }
@@ -71,8 +73,12 @@ pub struct OpenRun {
     pub id: RunId,
     /// What it changes about its agent.
     pub overrides: RunOverrides,
+    /// Where it stands in somebody's trace.
+    pub trace: Option<TraceContext>,
     /// The record of its begin.
     pub seq: Seq,
+    /// When that was appended: Unix time in milliseconds.
+    pub began: u64,
     /// Told of every turn that is over.
     pub machine: Run,
     /// Its sums up to now; turns and duration are known when it ends.

@@ -36,7 +36,10 @@ impl Service {
             config.journal.engine = JournalEngine::Memory;
         }
         config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
-        let tools = builtin(&BuiltinOptions::default()).unwrap();
+        let http_get_allow = config.tools.get("http_get").map(|change| change.allow.clone());
+        let http_get_allow = http_get_allow.unwrap_or_default();
+        let options_of_tools = BuiltinOptions { http_get_allow, ..BuiltinOptions::default() };
+        let tools = builtin(&options_of_tools).unwrap();
         let host = Host::start(HostSetup { config, tools }).await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = server::serve(listener, host.clone(), options).unwrap();

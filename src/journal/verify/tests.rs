@@ -17,6 +17,7 @@ fn begun(execution: Execution) -> [Record; 2] {
             model: "m".into(),
             execution,
             request: None,
+            trace: None,
         },
     ]
 }

@@ -47,6 +47,7 @@ fn run() -> (u64, Record) {
         model: "m".into(),
         execution: Execution::Sequential,
         request: None,
+        trace: None,
     };
     (0, record)
 }

@@ -118,6 +118,7 @@ impl AccumulatorSetup {
             Effect::Request(plan) => {
                 let _ = self.stream.cast(StreamMessage::Request {
                     turn: of.number,
+                    trace: of.trace.as_ref().map(|t| t.of_attempt(of.number, plan.attempt)),
                     plan,
                     request: Arc::clone(&of.request),
                     to: myself.clone(),
@@ -130,6 +131,7 @@ impl AccumulatorSetup {
                 let start = ToolStart {
                     run: of.run.clone(),
                     idempotency_key: of.idempotency_key(call.key),
+                    trace: of.trace.as_ref().map(|trace| trace.of_call(call.key)),
                     place: of.places.remove(&call.key),
                     call,
                     variables,
@@ -145,6 +147,9 @@ impl AccumulatorSetup {
                     && let Some(pass) = of.pass.take()
                 {
                     pass.settle(error.as_ref());
+                }
+                if let Event::AttemptEnded { error: None, .. } = &event {
+                    self.publisher.trace_answer(of.turn.response());
                 }
                 self.publisher.publish_behind(&of.run, of.number, event, record);
             }

@@ -8,7 +8,9 @@ use tokio::time::{Instant, timeout_at};
 
 use super::trouble::Wishes;
 use super::{Inner, trouble};
-use crate::types::{ProviderError, ProviderErrorKind, one_line};
+use crate::types::{
+    ProviderError, ProviderErrorKind, TRACEPARENT, TRACESTATE, TraceContext, one_line,
+};
 use crate::wire::{Decoder, DecoderLimits, Delta, Framing, ModelRequest, http_error};
 
 /// How much of an error's body is read.
@@ -29,6 +31,7 @@ const TAIL_MAX: Duration = Duration::from_millis(100);
 pub(crate) struct Exchange {
     client: Arc<Inner>,
     streamed: bool,
+    trace: Option<TraceContext>,
     state: State,
 }
 
@@ -57,7 +60,12 @@ struct Reading {
 impl Exchange {
     pub(super) fn new(client: Arc<Inner>, request: &ModelRequest) -> Self {
         let body = client.wire.request_body(request);
-        Self { client, streamed: request.stream, state: State::Unsent { body } }
+        Self { client, streamed: request.stream, trace: None, state: State::Unsent { body } }
+    }
+
+    /// The same as a part of somebody's trace.
+    pub(crate) fn with_trace(self, trace: Option<TraceContext>) -> Self {
+        Self { trace, ..self }
     }
 
     /// The next batch of the response, never an empty one: what one chunk of the body decoded to.
@@ -93,7 +101,14 @@ impl Exchange {
     async fn send(&self, body: Vec<u8>) -> Result<Reading, ProviderError> {
         let patience = self.client.first_event_timeout;
         let deadline = Instant::now() + patience;
-        let sent = self.client.request(body, self.streamed).send();
+        let mut request = self.client.request(body, self.streamed);
+        if let Some(trace) = &self.trace {
+            request = request.header(TRACEPARENT, trace.traceparent());
+            if let Some(state) = trace.tracestate() {
+                request = request.header(TRACESTATE, state);
+            }
+        }
+        let sent = request.send();
         let response = timeout_at(deadline, sent)
             .await
             .map_err(|_| trouble::silence("no answer came", patience))?

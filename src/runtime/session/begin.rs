@@ -169,6 +169,7 @@ impl State {
                 input: waits.input,
                 overrides: waits.overrides,
                 request: None,
+                trace: waits.trace,
                 agent,
                 report: None,
             };

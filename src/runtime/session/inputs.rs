@@ -98,6 +98,7 @@ impl State {
             input: input.clone(),
             overrides: run.overrides.clone(),
             request: run.request.clone(),
+            trace: run.trace.clone(),
         };
         let (seq, _) = self.log.append(vec![record], Urgency::Lazy, || ());
         // Its key stands with that record.
@@ -154,6 +155,7 @@ impl State {
                 model: model.clone(),
                 execution,
                 request: None,
+                trace: run.trace.clone(),
             };
             let ended = Record::RunEnded {
                 run_id: run.id.clone(),

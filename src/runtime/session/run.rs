@@ -26,9 +26,9 @@ use crate::runtime::message::{
 use crate::runtime::report::CallReport;
 use crate::runtime::stream::{StreamActor, StreamSetup};
 use crate::runtime::supervisor::{SupervisorSetup, ToolSupervisor};
-use crate::telemetry::Recorded;
+use crate::telemetry::{Recorded, TracedRun};
 use crate::turn::{CancelReason, Continue, OpenRun, Run, TurnPlan, TurnSpec};
-use crate::types::{Content, RunId};
+use crate::types::{Content, RunId, RunTrace, TraceContext};
 
 /// A run that is accepted and has not begun.
 pub(super) struct NewRun {
@@ -40,6 +40,8 @@ pub(super) struct NewRun {
     pub(super) agent: Arc<Agent>,
     /// Which request brought it.
     pub(super) request: Option<RequestKey>,
+    /// Where it stands in somebody's trace.
+    pub(super) trace: Option<TraceContext>,
     /// Who is told of its end, if anybody waits.
     pub(super) report: Option<oneshot::Sender<Told>>,
 }
@@ -57,6 +59,8 @@ impl NewRun {
 /// The run that goes on.
 pub(super) struct ActiveRun {
     pub(super) id: RunId,
+    /// What its requests and calls bring along.
+    pub(super) trace: Option<Arc<RunTrace>>,
     pub(super) machine: Run,
     pub(super) actors: RunActors,
     /// Why it is to end; given to each turn that begins.
@@ -160,7 +164,7 @@ impl State {
     }
 
     pub(super) fn begin_run(&mut self, run: NewRun, actors: RunActors, place: Held) -> Seq {
-        let NewRun { id, input, overrides, request, agent: _, report } = run;
+        let NewRun { id, input, overrides, request, trace, agent: _, report } = run;
         let first_message = self.history.messages().len();
         let seeded = self.seeded_turn();
         let rules = Arc::clone(&self.run_agent.rules);
@@ -171,17 +175,20 @@ impl State {
             model: rules.models.first().origin.model.clone(),
             execution: rules.execution,
             request,
+            trace: trace.clone(),
         }];
         records.extend(seeded.iter().map(|seeded| seeded.response.clone()));
         let behind = records.len() as u64 - 1;
         let time = unix_ms();
         let (last, _) = self.log.append_at(time, records, Urgency::Lazy, || ());
         let seq = Seq(last.0 - behind);
+        let trace = self.trace(&id, trace, time, Duration::ZERO, Some(&input));
         self.history.begin_run(input);
         let mut machine = Run::new(self.run_agent.limits());
         let plan = if seeded.is_some() { machine.begin_with_calls() } else { machine.begin() };
         self.run = Some(Box::new(ActiveRun {
             id: id.clone(),
+            trace,
             machine,
             actors,
             cancel: None,
@@ -214,6 +221,28 @@ impl State {
         seq
     }
 
+    /// What the requests and calls of a run bring along, where it has gone on for so long.
+    fn trace(
+        &self,
+        id: &RunId,
+        given: Option<TraceContext>,
+        began: u64,
+        elapsed: Duration,
+        input: Option<&Content>,
+    ) -> Option<Arc<RunTrace>> {
+        let rules = &self.run_agent.rules;
+        self.shared.telemetry.traces().begin(TracedRun {
+            session: &self.id,
+            run: id,
+            agent: &self.run_agent.name,
+            model: &rules.models.first().origin.model,
+            given,
+            began,
+            elapsed,
+            input,
+        })
+    }
+
     /// Goes on with a run that the journal knows.
     pub(super) async fn resume_run(
         &mut self,
@@ -221,7 +250,7 @@ impl State {
         run: OpenRun,
         place: Held,
     ) {
-        let OpenRun { id, overrides, machine, stats, results, next, stops, .. } = run;
+        let OpenRun { id, overrides, trace, machine, stats, results, next, stops, .. } = run;
         self.run_agent = self.agent.as_it_was(&overrides);
         let Ok(actors) = self.spawn_actors(myself).await else { return };
         let report = |(usage, result)| CallReport::new(id.clone(), Some(usage), result);
@@ -229,10 +258,12 @@ impl State {
             Continue::Turn { plan, .. } => *plan,
             Continue::Step(_) => TurnPlan { last_request: false },
         };
+        let trace = self.trace(&id, trace, run.began, run.elapsed, None);
         let was_failed = self.shared.unwritten.lock().remove(&id).is_some();
         self.run = Some(Box::new(ActiveRun {
             calls: results.into_iter().map(report).collect(),
             id,
+            trace,
             machine,
             actors,
             cancel: (stops == Some(StopMode::Now)).then_some(CancelReason::Stop),
@@ -291,10 +322,12 @@ impl State {
         let start = TurnStart {
             spec: self.turn_spec(run),
             run: run.id.clone(),
+            trace: run.trace.clone(),
             request: Arc::new(self.run_agent.request(messages, run.plan.last_request)),
             resume,
             cancel: run.cancel,
         };
+        self.shared.telemetry.traces().asks(&self.id, &start.request);
         // An accumulator that is gone is replaced, and its successor given the turn again.
         let _ = run.actors.accumulator.cast(AccumulatorMessage::BeginTurn(Box::new(start)));
     }

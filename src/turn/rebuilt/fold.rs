@@ -118,19 +118,23 @@ impl<'a> Fold<'a> {
                 self.session.queue.clear();
                 self.session.opened = entry.time;
             }
-            Record::InputQueued { run_id, input, overrides, request } => {
+            Record::InputQueued { run_id, input, overrides, request, trace } => {
                 self.remember(request.as_ref(), entry.seq, Brought::Run(run_id.clone()));
                 self.session.queue.push(QueuedRun {
                     run_id: run_id.clone(),
                     input: input.clone(),
                     overrides: overrides.clone(),
+                    trace: trace.clone(),
                     seq: entry.seq,
                 });
                 self.pass(entry);
             }
-            Record::RunStarted { run_id, input, overrides, request, .. } => {
+            Record::RunStarted { run_id, input, overrides, request, trace, .. } => {
                 self.remember(request.as_ref(), entry.seq, Brought::Run(run_id.clone()));
-                self.begin_run(entry.seq, run_id, input, overrides)?;
+                self.begin_run(entry, run_id, input, overrides)?;
+                if let Some(run) = &mut self.run {
+                    run.open.trace.clone_from(trace);
+                }
             }
             Record::Steered { input, after_turn, request } => {
                 self.remember(request.as_ref(), entry.seq, Brought::Steered);
@@ -185,11 +189,12 @@ impl<'a> Fold<'a> {
 
     fn begin_run(
         &mut self,
-        seq: Seq,
+        entry: &Entry,
         id: &RunId,
         input: &Content,
         overrides: &RunOverrides,
     ) -> Result<(), String> {
+        let seq = entry.seq;
         if let Some(run) = &self.run {
             return Err(format!("run {} has not ended", run.open.id));
         }
@@ -204,7 +209,9 @@ impl<'a> Fold<'a> {
         let open = OpenRun {
             id: id.clone(),
             overrides: overrides.clone(),
+            trace: None,
             seq,
+            began: entry.time,
             machine,
             stats: RunStats::default(),
             results: Vec::new(),

@@ -23,9 +23,14 @@ use crate::turn::{
 };
 use crate::types::{
     ApprovalPhase, CallKey, Execution, FinishKind, Judgement, ProviderError, ProviderErrorKind,
-    SessionId, ToolCall, ToolOutcome, VariablesUse, Verdict, WriteSet,
+    SessionId, ToolCall, ToolOutcome, TraceContext, VariablesUse, Verdict, WriteSet,
 };
 use crate::wire::Delta;
+
+/// Where every run stands in somebody's trace.
+fn trace() -> Option<TraceContext> {
+    Some(TraceContext::new([7; 16], [8; 8], true))
+}
 
 /// A session as its actor lives it, with everything durable at once.
 #[derive(Clone)]
@@ -172,14 +177,18 @@ impl Live {
             model: "m".into(),
             execution: Execution::Sequential,
             request,
+            trace: trace(),
         };
+        let began = self.time + 1;
         let records = [started].into_iter().chain(seeded.iter().map(|s| s.response.clone()));
         self.append(records.collect());
         self.history.begin_run(input);
         let open = OpenRun {
             id,
             overrides,
+            trace: trace(),
             seq,
+            began,
             machine,
             stats: RunStats::default(),
             results: Vec::new(),

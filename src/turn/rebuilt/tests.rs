@@ -44,6 +44,7 @@ fn started(input: Content) -> Record {
         model: "m".into(),
         execution: crate::types::Execution::Sequential,
         request: None,
+        trace: None,
     }
 }
 
@@ -371,6 +372,7 @@ fn a_fork_remembers_no_request_and_no_queue() {
         input: "later".into(),
         overrides: RunOverrides::default(),
         request: request(),
+        trace: None,
     };
     let opened = Record::SessionOpened { agent: "default".into(), messages: Vec::new() };
     let mut records = vec![(opened, 5), (queued, 6)];

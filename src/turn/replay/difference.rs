@@ -62,8 +62,10 @@ pub(super) fn timeless(record: &Record) -> Record {
                 ..StatsReport::default()
             };
         }
-        // Which request brought it is nothing that is decided.
-        Record::RunStarted { request, .. } | Record::InputQueued { request, .. } => *request = None,
+        // Which request brought it, and in whose trace, is nothing that is decided.
+        Record::RunStarted { request, trace, .. } | Record::InputQueued { request, trace, .. } => {
+            (*request, *trace) = (None, None);
+        }
         // Where in the response the call stood is not known: the whole message is compared.
         Record::CallIntended { so_far, .. } => *so_far = None,
         Record::SessionOpened { .. }

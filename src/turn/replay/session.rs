@@ -118,6 +118,7 @@ impl<'t, 'a> Session<'t, 'a> {
                 model: rules.models.first().origin.model.clone(),
                 execution: rules.execution,
                 request: None,
+                trace: None,
             },
             None,
         )?;

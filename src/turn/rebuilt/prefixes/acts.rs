@@ -90,8 +90,10 @@ impl Live {
                     input: input.clone(),
                     overrides: overrides.clone(),
                     request,
+                    trace: trace(),
                 }]);
-                self.queue.push_back(QueuedRun { run_id, input, overrides, seq });
+                let trace = trace();
+                self.queue.push_back(QueuedRun { run_id, input, overrides, trace, seq });
             }
             Act::Steer => {
                 let (seq, after_turn) = (self.next_seq(), self.turn);

@@ -1,0 +1,306 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::types::{Seq, text_columns};
+
+/// When the run began: Unix time in milliseconds.
+const BEGAN: u64 = 1_700_000_000_000;
+
+/// Records at their times since the run began.
+fn entries(records: Vec<(u64, Value)>) -> Vec<Entry> {
+    let numbered = records.into_iter().zip(1..);
+    let entry = |((at, record), n)| {
+        let record = serde_json::from_value(record).unwrap();
+        Entry { seq: Seq(n), time: BEGAN + at, shown: 0, record }
+    };
+    numbered.map(entry).collect()
+}
+
+fn look(columns: usize) -> Look {
+    Look { columns, coloured: false, turns_max: 12 }
+}
+
+fn drawn(records: Vec<(u64, Value)>, look: Look) -> String {
+    let text: String = timeline(&entries(records), None, look).collect();
+    for line in text.lines() {
+        assert!(text_columns(line) <= look.columns, "{line:?} is too wide");
+        assert!(look.coloured || !line.contains(char::is_control), "{line:?}");
+    }
+    text
+}
+
+fn key(turn: u32, attempt: u32, index: u32) -> Value {
+    json!({"turn": turn, "attempt": attempt, "index": index})
+}
+
+fn began() -> (u64, Value) {
+    let run = json!({"type": "run_started", "run_id": "run_1", "input": "hi", "model": "m",
+        "execution": "sequential"});
+    (0, run)
+}
+
+fn asked(at: u64, turn: u32, attempt: u32, wait_ms: u64) -> (u64, Value) {
+    let asked = json!({"type": "attempt_started", "turn": turn, "attempt": attempt,
+        "model": "small-1", "streamed": true, "wait_ms": wait_ms});
+    (at, asked)
+}
+
+fn broke(at: u64, turn: u32, attempt: u32, message: &str) -> (u64, Value) {
+    let error = json!({"kind": "transport", "status": null, "code": null, "message": message,
+        "retry_after": null});
+    (
+        at,
+        json!({"type": "attempt_failed", "turn": turn, "attempt": attempt, "error": error,
+        "kept": false}),
+    )
+}
+
+/// The host was gone in the middle of the attempt.
+fn stopped(at: u64, turn: u32, attempt: u32) -> (u64, Value) {
+    let (at, mut failed) = broke(at, turn, attempt, "the host stopped during the attempt");
+    failed["host_stopped"] = true.into();
+    (at, failed)
+}
+
+fn response(at: u64, turn: u32, attempt: u32, ending: &str, names: &[&str]) -> (u64, Value) {
+    let calls: Vec<Value> = names
+        .iter()
+        .enumerate()
+        .map(|(index, name)| {
+            json!({"key": key(turn, attempt, index as u32), "id": format!("c{index}"),
+                "provider_id": null, "name": name, "arguments": {}})
+        })
+        .collect();
+    let record = json!({"type": "response_ended", "turn": turn, "attempt": attempt,
+        "ending": ending, "message": {"text": "", "calls": calls}, "finish_reason": null,
+        "usage": {"input_tokens": 1, "output_tokens": 1, "cached_tokens": 0,
+            "reasoning_tokens": 0}});
+    (at, record)
+}
+
+/// A call that waited, started and ran so long.
+fn ran(of: (u32, u32, u32), name: &str, times: [u64; 3], status: &str) -> (u64, Value) {
+    let (wait, started, took) = (times[0], times[1], times[2]);
+    let record = json!({"type": "call_ended", "outcome": {"status": status, "content": "x"},
+        "call": {"key": key(of.0, of.1, of.2), "provider_id": null, "name": name},
+        "started_ms": started, "wait_ms": wait, "duration_ms": took});
+    (started + took, record)
+}
+
+fn not_run(at: u64, of: (u32, u32, u32), name: &str, outcome: Value) -> (u64, Value) {
+    let record = json!({"type": "call_ended", "outcome": outcome,
+        "call": {"key": key(of.0, of.1, of.2), "provider_id": null, "name": name}});
+    (at, record)
+}
+
+fn ended(at: u64, end: &str, turns: u64, calls: u64) -> (u64, Value) {
+    let record = json!({"type": "run_ended", "run_id": "run_1", "end": end, "text": "",
+        "error": null, "stats": {"turns": turns, "tool_calls": calls, "input_tokens": 1,
+            "output_tokens": 1, "duration_ms": at, "model_ms": 0, "tools_ms": 0,
+            "overhead_ms": 0, "overlap_saved_ms": 0}});
+    (at, record)
+}
+
+/// The same three calls in the same response, as each way of running them has them.
+fn three(times: [[u64; 3]; 3], done: u64) -> Vec<(u64, Value)> {
+    let names = ["clock", "http_get", "calculator"];
+    let mut records = vec![began(), asked(2, 1, 1, 0), response(402, 1, 1, "well", &names)];
+    records.extend(
+        times
+            .iter()
+            .zip(0..)
+            .map(|(times, n)| ran((1, 1, n), names[n as usize], *times, "success")),
+    );
+    records.sort_by_key(|(at, _)| *at);
+    records.extend([asked(done, 2, 1, 0), response(done + 200, 2, 1, "well", &[])]);
+    records.push(ended(done + 203, "answered", 2, 3));
+    records
+}
+
+#[test]
+fn one_call_after_the_other() {
+    let times = [[302, 402, 200], [402, 602, 300], [582, 902, 100]];
+    for columns in [40, 80, 200] {
+        let text = drawn(three(times, 1_005), look(columns));
+        insta::assert_snapshot!(format!("sequential_{columns}"), text);
+    }
+}
+
+#[test]
+fn calls_beside_each_other() {
+    let times = [[302, 402, 200], [200, 402, 300], [80, 402, 100]];
+    insta::assert_snapshot!("parallel", drawn(three(times, 705), look(80)));
+}
+
+#[test]
+fn calls_that_start_while_the_response_comes() {
+    let times = [[0, 100, 200], [0, 200, 300], [0, 320, 100]];
+    insta::assert_snapshot!("early", drawn(three(times, 505), look(80)));
+}
+
+#[test]
+fn what_failed_was_refused_copied_or_never_ran() {
+    let names = ["a", "slow", "pay", "nothing", "a", "wire"];
+    let unknown = json!({"status": "error", "kind": "unknown_tool", "content": "no such tool"});
+    let refused = json!({"status": "refused", "kind": "rejected", "content": "no"});
+    let mut copied = not_run(350, (1, 2, 4), "a", json!({"status": "error", "content": "x"}));
+    copied.1["notes"] = json!({"duplicate_of": key(1, 2, 0)});
+    let ask = |at, index: u32, name: &str| {
+        let call = json!({"key": key(1, 2, index), "provider_id": null, "name": name});
+        let asked =
+            json!({"call": call, "phase": "before", "arguments": {}, "arguments_sha256": ""});
+        (at, json!({"type": "approval_asked", "asked": asked}))
+    };
+    let given = |at, index: u32, verdict: &str| {
+        let key = key(1, 2, index);
+        (at, json!({"type": "approval_given", "key": key, "phase": "before", "verdict": verdict}))
+    };
+    let records = vec![
+        began(),
+        asked(0, 1, 1, 0),
+        broke(80, 1, 1, "the stream broke"),
+        asked(80, 1, 2, 120),
+        response(300, 1, 2, "well", &names),
+        ask(301, 2, "pay"),
+        ask(301, 5, "wire"),
+        not_run(302, (1, 2, 3), "nothing", unknown),
+        ran((1, 2, 0), "a", [0, 300, 50], "error"),
+        copied,
+        ran((1, 2, 1), "slow", [0, 300, 400], "timeout"),
+        given(900, 2, "rejected"),
+        not_run(900, (1, 2, 2), "pay", refused),
+        given(1_000, 5, "approved"),
+        ran((1, 2, 5), "wire", [700, 1_000, 100], "success"),
+        asked(1_101, 2, 1, 0),
+        response(1_300, 2, 1, "length", &[]),
+        ended(1_301, "answered", 2, 6),
+    ];
+    insta::assert_snapshot!("failures_40", drawn(records.clone(), look(40)));
+    insta::assert_snapshot!("failures", drawn(records, look(80)));
+}
+
+#[test]
+fn a_run_that_was_stopped() {
+    let mut records = three([[0, 100, 300], [0, 200, 201], [0, 320, 81]], 405);
+    records.retain(|(at, record)| *at < 402 && record["type"] != "response_ended");
+    records.push(ran((1, 1, 0), "clock", [0, 100, 301], "cancelled"));
+    records.push(response(401, 1, 1, "cancelled", &["clock", "http_get"]));
+    let cancelled = json!({"status": "cancelled", "kind": "cancelled", "content": "x"});
+    records.push(not_run(402, (1, 1, 1), "http_get", cancelled));
+    records.push(ended(403, "stopped", 1, 2));
+    insta::assert_snapshot!("stopped", drawn(records, look(80)));
+}
+
+#[test]
+fn a_run_that_goes_on() {
+    let intended = |at, index: u32| {
+        let call = json!({"key": key(1, 1, index), "id": "c", "provider_id": null,
+            "name": "pay", "arguments": {}});
+        (at, json!({"type": "call_intended", "call": call, "idempotency_key": "k"}))
+    };
+    let records = vec![
+        began(),
+        asked(0, 1, 1, 0),
+        response(300, 1, 1, "well", &["clock", "pay", "wire"]),
+        ran((1, 1, 0), "clock", [0, 300, 150], "success"),
+        intended(451, 1),
+        (600, json!({"type": "steered", "input": "quick", "after_turn": 1})),
+    ];
+    insta::assert_snapshot!("open_tools", drawn(records.clone(), look(80)));
+    insta::assert_snapshot!("open_model", drawn(records[..2].to_vec(), look(80)));
+    assert_eq!(drawn(Vec::new(), look(80)), "", "no run, no picture");
+    assert!(drawn(records[..1].to_vec(), look(80)).starts_with("run_1: has not ended\n"));
+}
+
+/// The host was killed while the model streamed, and once more while people were asked for a day.
+#[test]
+fn time_in_which_nothing_went_on_is_left_out_and_told() {
+    let hour = 3_600_000;
+    let day = 24 * hour;
+    let call = json!({"key": key(1, 2, 0), "provider_id": null, "name": "pay"});
+    let asks = json!({"call": call, "phase": "before", "arguments": {}, "arguments_sha256": ""});
+    let mut pays = ran((1, 2, 0), "pay", [700, 1_000, 300], "success");
+    pays.0 = day + 2_300;
+    let records = vec![
+        began(),
+        asked(0, 1, 1, 0),
+        (400, json!({"type": "steered", "input": "quick", "after_turn": 1})),
+        stopped(hour, 1, 1),
+        asked(hour, 1, 2, 0),
+        response(hour + 500, 1, 2, "well", &["pay"]),
+        (hour + 501, json!({"type": "approval_asked", "asked": asks})),
+        (
+            day + 2_000,
+            json!({"type": "approval_given", "key": key(1, 2, 0), "phase": "before",
+            "verdict": "approved"}),
+        ),
+        pays,
+        asked(day + 2_310, 2, 1, 0),
+        response(day + 2_900, 2, 1, "well", &[]),
+        ended(day + 2_901, "answered", 2, 1),
+    ];
+    insta::assert_snapshot!("left_out", drawn(records, look(80)));
+}
+
+#[test]
+fn a_long_run_has_so_many_rows_and_no_more() {
+    let mut records = vec![began()];
+    for turn in 1..=100_u32 {
+        let at = u64::from(turn) * 1_000;
+        let names = vec!["a_tool_with_a_rather_long_name_東京"; 64];
+        records.extend([asked(at, turn, 1, 0), response(at + 200, turn, 1, "well", &names)]);
+        records.extend((0..64_u32).map(|n| {
+            let status = if n % 32 == 31 { "error" } else { "success" };
+            ran((turn, 1, n), names[0], [0, at + 200 + u64::from(n) * 10, 10], status)
+        }));
+    }
+    records.push(ended(101_000, "answered", 100, 6_400));
+    let last = Look { turns_max: 12, ..look(100) };
+    let text = drawn(records.clone(), last);
+    // A heading, what is left out, 12 turns of 18 rows below an axis, the legend.
+    assert_eq!(text.lines().count(), 2 + 12 * 19 + 1, "{text}");
+    insta::assert_snapshot!("long", text.lines().take(24).collect::<Vec<_>>().join("\n"));
+    let all = drawn(records, Look { turns_max: usize::MAX, ..look(100) });
+    assert_eq!(all.lines().filter(|line| line.starts_with("turn ")).count(), 100);
+}
+
+#[test]
+fn colours_change_no_sign() {
+    let records = three([[302, 402, 200], [402, 602, 300], [582, 902, 100]], 1_005);
+    let plain = drawn(records.clone(), look(80));
+    let coloured = drawn_coloured(records);
+    let mut bare = coloured.clone();
+    while let Some(at) = bare.find('\x1b') {
+        let end = at + bare[at..].find('m').unwrap();
+        bare.replace_range(at..=end, "");
+    }
+    assert_eq!(bare, plain);
+    assert!(coloured.contains("\x1b[32m█"), "{coloured:?}");
+}
+
+fn drawn_coloured(records: Vec<(u64, Value)>) -> String {
+    timeline(&entries(records), None, Look { coloured: true, ..look(80) }).collect()
+}
+
+#[test]
+fn names_cannot_reach_the_terminal() {
+    let mut records = vec![began(), asked(0, 1, 1, 0)];
+    records.push(response(100, 1, 1, "well", &["a\x1b[2J\u{9b}31m\nb"]));
+    let text = drawn(records, look(80));
+    assert!(text.contains("a[2J31mb"), "{text}");
+}
+
+#[test]
+fn a_time_is_told_as_short_as_is_useful() {
+    for (ms, expected) in [
+        (0, "0 ms"),
+        (999, "999 ms"),
+        (1_000, "1 s"),
+        (1_239, "1.23 s"),
+        (20_500, "20.5 s"),
+        (60_000, "1 m 0 s"),
+        (3_600_000 * 20 + 60_000 * 3, "20 h 3 m"),
+    ] {
+        assert_eq!(how_long(ms), expected);
+    }
+}

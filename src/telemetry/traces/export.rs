@@ -1,0 +1,235 @@
+//! Finished spans on their way to the collector: a bounded queue, a thread of the SDK's that sends
+//! batches, and counters for what became of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use ::metrics::Counter;
+use async_trait::async_trait;
+use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use opentelemetry_otlp::{SpanExporter as OtlpExporter, WithHttpConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{BatchSpanProcessor, SpanData, SpanExporter, SpanProcessor as _};
+use reqwest::redirect::Policy;
+use tokio::runtime::Handle;
+
+use crate::telemetry::Metrics;
+use crate::telemetry::traces::counters;
+use crate::tls;
+use crate::types::{excerpt, one_line};
+
+/// How many spans wait where the environment does not say; the SDK's own number.
+const QUEUE_MAX: usize = 2_048;
+
+/// How long a request may take where the environment does not say.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What decides which traces are exported.
+const SAMPLERS: [&str; 6] = [
+    "always_on",
+    "always_off",
+    "traceidratio",
+    "parentbased_always_on",
+    "parentbased_always_off",
+    "parentbased_traceidratio",
+];
+
+/// How much of a collector's answer is read.
+const ANSWER_BYTES_MAX: usize = 64 * 1024;
+
+/// Takes finished spans, and never waits for the collector.
+#[derive(Debug)]
+pub(super) struct Exports {
+    processor: BatchSpanProcessor,
+    counts: Arc<Counts>,
+    queue_max: usize,
+}
+
+/// What became of spans.
+struct Counts {
+    /// Spans that wait, or are being sent.
+    waiting: AtomicUsize,
+    exported: Counter,
+    failed: Counter,
+    dropped: Counter,
+    /// Whether the last batch was not taken: that is logged once.
+    failing: AtomicBool,
+}
+
+impl Exports {
+    /// A way to the collector that the environment names.
+    ///
+    /// # Errors
+    /// When the environment's variables make no exporter.
+    pub(super) fn from_env(metrics: &Metrics) -> Result<Self, String> {
+        // The SDK would pass over both in silence.
+        let protocols = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
+        if let Some(problem) = unknown(&protocols, &["http/protobuf"]) {
+            return Err(problem);
+        }
+        if let Some(problem) = unknown(&["OTEL_TRACES_SAMPLER"], &SAMPLERS) {
+            tracing::warn!(problem, "all_traces_sampled");
+        }
+        let client = Client::from_env().map_err(|error| error.to_string())?;
+        let exporter = OtlpExporter::builder().with_http().with_http_client(client).build();
+        let exporter = exporter.map_err(|error| error.to_string())?;
+        let [exported, failed, dropped] = counters(&metrics.recorder);
+        let counts = Arc::new(Counts {
+            waiting: AtomicUsize::new(0),
+            exported,
+            failed,
+            dropped,
+            failing: AtomicBool::new(false),
+        });
+        let counted = Counted { exporter, counts: Arc::clone(&counts) };
+        let mut processor = BatchSpanProcessor::builder(counted).build();
+        processor.set_resource(&resource());
+        let queue_max = number("OTEL_BSP_MAX_QUEUE_SIZE").unwrap_or(QUEUE_MAX);
+        Ok(Self { processor, counts, queue_max })
+    }
+
+    /// Hands a span to the thread that sends it, unless too many wait already.
+    pub(super) fn take(&self, span: SpanData) {
+        let more = |waiting| (waiting < self.queue_max).then_some(waiting + 1);
+        let waiting = &self.counts.waiting;
+        if waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok() {
+            self.processor.on_end(span);
+        } else {
+            self.counts.dropped.increment(1);
+        }
+    }
+
+    /// A span that is not even made counts as dropped.
+    pub(super) fn drop_one(&self) {
+        self.counts.dropped.increment(1);
+    }
+
+    /// Sends what waits, and then no more. Blocks for `limit` at most.
+    pub(super) fn shutdown(&self, limit: Duration) {
+        if let Err(error) = self.processor.shutdown_with_timeout(limit) {
+            let lost = self.counts.waiting.load(Ordering::Acquire);
+            tracing::warn!(%error, spans = lost, "traces_not_flushed");
+        }
+    }
+}
+
+impl std::fmt::Debug for Counts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Counts").field("waiting", &self.waiting).finish_non_exhaustive()
+    }
+}
+
+/// An exporter whose doings are counted.
+#[derive(Debug)]
+struct Counted {
+    exporter: OtlpExporter,
+    counts: Arc<Counts>,
+}
+
+impl SpanExporter for Counted {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let count = batch.len();
+        let exported = self.exporter.export(batch).await;
+        let counts = &self.counts;
+        counts.waiting.fetch_sub(count, Ordering::AcqRel);
+        match &exported {
+            Ok(()) => {
+                counts.exported.increment(count as u64);
+                if counts.failing.swap(false, Ordering::AcqRel) {
+                    tracing::info!("traces_exported_again");
+                }
+            }
+            Err(error) => {
+                counts.failed.increment(count as u64);
+                if !counts.failing.swap(true, Ordering::AcqRel) {
+                    let error = one_line(&error.to_string(), 200);
+                    tracing::warn!(error, spans = count, "trace_export_failed");
+                }
+            }
+        }
+        exported
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.exporter.shutdown_with_timeout(timeout)
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.exporter.set_resource(resource);
+    }
+}
+
+/// The host's own HTTP client for the exporter, whose thread is none of the runtime's.
+#[derive(Debug)]
+struct Client {
+    http: reqwest::Client,
+    runtime: Handle,
+}
+
+impl Client {
+    fn from_env() -> Result<Self, Box<dyn std::error::Error>> {
+        let timeout = number("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT")
+            .or_else(|| number("OTEL_EXPORTER_OTLP_TIMEOUT"));
+        let timeout = timeout.map_or(TIMEOUT, |ms| Duration::from_millis(ms as u64));
+        let http = tls::client(|| {
+            // A redirect would take the headers, and a key among them, to another place.
+            reqwest::Client::builder().timeout(timeout).redirect(Policy::none())
+        })?;
+        Ok(Self { http, runtime: Handle::try_current()? })
+    }
+}
+
+#[async_trait]
+impl HttpClient for Client {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        let (http, request) = (self.http.clone(), request.try_into()?);
+        self.runtime.spawn(send(http, request)).await?
+    }
+}
+
+async fn send(
+    http: reqwest::Client,
+    request: reqwest::Request,
+) -> Result<Response<Bytes>, HttpError> {
+    let mut answer = http.execute(request).await?;
+    let (status, headers) = (answer.status(), std::mem::take(answer.headers_mut()));
+    let mut body = Vec::new();
+    while let Some(chunk) = answer.chunk().await? {
+        if body.len() + chunk.len() > ANSWER_BYTES_MAX {
+            return Err("the collector's answer is too long".into());
+        }
+        body.extend_from_slice(&chunk);
+    }
+    let mut answer = Response::new(Bytes::from(body));
+    *answer.status_mut() = status;
+    *answer.headers_mut() = headers;
+    Ok(answer)
+}
+
+/// Who exports: what `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say, or else this program.
+fn resource() -> Resource {
+    let said = Resource::builder().build();
+    let key = opentelemetry::Key::from_static_str("service.name");
+    let is_known = said.get(&key).is_some_and(|name| !name.as_str().starts_with("unknown_service"));
+    if is_known { said } else { Resource::builder().with_service_name("callsheet").build() }
+}
+
+/// What is wrong with the first of these variables that is set.
+fn unknown(variables: &[&str], words: &[&str]) -> Option<String> {
+    let is_set = |name: &&str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
+    let (name, value) = variables.iter().find_map(|name| Some((name, is_set(name)?)))?;
+    let is_known = words.iter().any(|word| value.trim().eq_ignore_ascii_case(word));
+    let (value, words) = (excerpt(&value, 50), words.join(", "));
+    (!is_known).then(|| format!("{name} is {value:?} (known: {words})"))
+}
+
+fn number(variable: &str) -> Option<usize> {
+    let text = std::env::var(variable).ok().filter(|text| !text.trim().is_empty())?;
+    let number = text.trim().parse().ok();
+    if number.is_none() {
+        tracing::warn!(variable, value = excerpt(&text, 50), "no_number");
+    }
+    number
+}

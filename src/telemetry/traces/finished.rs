@@ -1,0 +1,123 @@
+//! A span that is over, as the exporter takes it.
+
+use std::time::SystemTime;
+
+use opentelemetry::trace::{
+    SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceId, TraceState,
+};
+use opentelemetry::{InstrumentationScope, KeyValue};
+use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
+use reqwest::Url;
+
+use crate::config::ModelConfig;
+use crate::telemetry::handles::error_word;
+use crate::types::{ProviderError, TraceContext, Wire, excerpt};
+
+/// Characters of an error's message on a span.
+const ERROR_CHARS_MAX: usize = 200;
+
+/// A span that is over.
+pub(super) struct Finished {
+    pub(super) name: String,
+    pub(super) kind: SpanKind,
+    pub(super) context: TraceContext,
+    pub(super) parent: Parent,
+    pub(super) start: SystemTime,
+    pub(super) end: SystemTime,
+    pub(super) attributes: Vec<KeyValue>,
+    /// `error.type`, and what there is to say of it.
+    pub(super) error: Option<(String, String)>,
+}
+
+/// What a span is below.
+pub(super) enum Parent {
+    None,
+    Ours(TraceContext),
+    Remote(TraceContext),
+}
+
+/// Where a model is.
+pub(super) struct Service {
+    provider: &'static str,
+    address: Option<String>,
+    port: Option<i64>,
+}
+
+impl Finished {
+    /// It as the exporter takes it.
+    pub(super) fn data(self, scope: &InstrumentationScope) -> SpanData {
+        let Self { name, kind, context: of, parent, start, end, mut attributes, error } = self;
+        let parent_id = match &parent {
+            Parent::Ours(parent) | Parent::Remote(parent) => SpanId::from_bytes(parent.span_id()),
+            Parent::None => SpanId::INVALID,
+        };
+        let status = match error {
+            Some((kind, message)) => {
+                attributes.push(text("error.type", kind));
+                Status::error(excerpt(&message, ERROR_CHARS_MAX))
+            }
+            None => Status::Unset,
+        };
+        SpanData {
+            span_context: context(&of, false),
+            parent_span_id: parent_id,
+            parent_span_is_remote: matches!(parent, Parent::Remote(_)),
+            span_kind: kind,
+            name: name.into(),
+            start_time: start,
+            end_time: end,
+            attributes,
+            dropped_attributes_count: 0,
+            events: SpanEvents::default(),
+            links: SpanLinks::default(),
+            status,
+            instrumentation_scope: scope.clone(),
+        }
+    }
+}
+
+impl Service {
+    /// The service of a configured model.
+    pub(super) fn of(model: &ModelConfig) -> Self {
+        let provider = match model.wire {
+            Wire::OpenaiChat | Wire::OpenaiResponses => "openai",
+            Wire::AnthropicMessages => "anthropic",
+            Wire::GeminiGenerate => "gcp.gemini",
+            Wire::OllamaChat => "ollama",
+        };
+        let url = Url::parse(model.base_url.as_str()).ok();
+        let address = url.as_ref().and_then(|url| url.host_str().map(str::to_owned));
+        let port = url.and_then(|url| url.port_or_known_default()).map(i64::from);
+        Self { provider, address, port }
+    }
+
+    pub(super) fn put_on(&self, attributes: &mut Vec<KeyValue>) {
+        attributes.push(text("gen_ai.provider.name", self.provider));
+        attributes.extend(self.address.clone().map(|host| text("server.address", host)));
+        attributes.extend(self.port.map(|port| KeyValue::new("server.port", port)));
+    }
+}
+
+/// A status where the service gave one, else our word for what broke.
+pub(super) fn attempt_error(error: &ProviderError) -> (String, String) {
+    let kind = match error.status {
+        Some(status) => status.to_string(),
+        None => error_word(error.kind).to_owned(),
+    };
+    (kind, error.message.clone())
+}
+
+pub(super) fn context(of: &TraceContext, is_remote: bool) -> SpanContext {
+    let flags = if of.is_sampled() { TraceFlags::SAMPLED } else { TraceFlags::default() };
+    let state = of.tracestate().and_then(|state| state.parse::<TraceState>().ok());
+    let (trace, span) = (TraceId::from_bytes(of.trace_id()), SpanId::from_bytes(of.span_id()));
+    SpanContext::new(trace, span, flags, is_remote, state.unwrap_or_default())
+}
+
+pub(super) fn text(key: &'static str, value: impl Into<String>) -> KeyValue {
+    KeyValue::new(key, value.into())
+}
+
+pub(super) fn count(key: &'static str, value: u64) -> KeyValue {
+    KeyValue::new(key, i64::try_from(value).unwrap_or(i64::MAX))
+}

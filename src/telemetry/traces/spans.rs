@@ -1,0 +1,359 @@
+//! From events to spans: `invoke_agent` for a run, and below it `chat` for each exchange with a
+//! model and `execute_tool` for each call that started.
+//!
+//! A span is made when it is over. Its times are those of the events, its id is the one that the
+//! exchange or the call brought along.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use opentelemetry::trace::{SpanKind, TraceContextExt as _, TraceId};
+use opentelemetry::{Array, Context, InstrumentationScope, KeyValue, StringValue, Value};
+use opentelemetry_sdk::trace::{Config, SamplingDecision, ShouldSample};
+use parking_lot::Mutex;
+
+use super::TracedRun;
+use super::contents;
+use super::export::Exports;
+use super::finished::{Finished, Parent, Service, attempt_error, context, count, text};
+use crate::config::ModelConfig;
+use crate::event::{Event, Published, RunStats};
+use crate::journal::unix_ms;
+use crate::telemetry::Metrics;
+use crate::turn::Accumulator;
+use crate::types::{
+    RunEnd, RunError, RunId, RunTrace, SessionId, ToolResult, ToolStatus, TraceContext,
+};
+use crate::wire::ModelRequest;
+
+/// Runs whose spans are made at once; further ones have none.
+const RUNS_MAX: usize = 100_000;
+
+/// The variable that says whether spans hold what was said.
+const CAPTURE: &str = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT";
+
+/// Makes the spans of one host.
+pub(super) struct Spans {
+    /// The run of each session that goes on.
+    runs: Mutex<HashMap<SessionId, OpenRun>>,
+    /// By the models' names at their services.
+    services: HashMap<String, Service>,
+    sampler: Box<dyn ShouldSample>,
+    captures: bool,
+    scope: InstrumentationScope,
+    exports: Exports,
+}
+
+/// A run that goes on.
+struct OpenRun {
+    id: RunId,
+    trace: Arc<RunTrace>,
+    /// What the run was asked for in.
+    parent: Option<TraceContext>,
+    agent: String,
+    model: String,
+    began: SystemTime,
+    /// When the run's clock, which stands still while no host runs, was at zero.
+    clock: SystemTime,
+    /// Which attempt of its turn runs.
+    attempt: u32,
+    input: Option<String>,
+    asked: Option<Arc<ModelRequest>>,
+    answer: Option<String>,
+}
+
+impl Spans {
+    /// As the environment says.
+    ///
+    /// # Errors
+    /// When its variables make no exporter.
+    pub(super) fn from_env(
+        models: &BTreeMap<String, ModelConfig>,
+        metrics: &Metrics,
+    ) -> Result<Self, String> {
+        let services = models.values().map(|model| (model.model.clone(), Service::of(model)));
+        let scope = InstrumentationScope::builder("callsheet");
+        Ok(Self {
+            runs: Mutex::default(),
+            services: services.collect(),
+            sampler: Config::default().sampler,
+            captures: contents::is_wanted(std::env::var(CAPTURE).ok().as_deref()),
+            scope: scope.with_version(env!("CARGO_PKG_VERSION")).build(),
+            exports: Exports::from_env(metrics)?,
+        })
+    }
+
+    /// Whether spans hold what was said.
+    pub(super) fn captures(&self) -> bool {
+        self.captures
+    }
+
+    pub(super) fn begin(&self, run: TracedRun<'_>) -> Arc<RunTrace> {
+        let TracedRun { session, run: id, agent, model, given, began, elapsed, input } = run;
+        let is_sampled = |trace_id| self.is_sampled(trace_id, given.as_ref(), agent);
+        let trace = RunTrace::with_spans(session, id, given.as_ref(), is_sampled);
+        let trace = Arc::new(trace);
+        if !trace.run().is_sampled() {
+            return trace;
+        }
+        let mut runs = self.runs.lock();
+        if runs.len() >= RUNS_MAX && !runs.contains_key(session) {
+            self.exports.drop_one();
+            return trace;
+        }
+        let ms = |ms| UNIX_EPOCH + Duration::from_millis(ms);
+        let began = ms(began);
+        let clock = if elapsed.is_zero() { began } else { ms(unix_ms()) - elapsed };
+        let known = runs.remove(session).filter(|known| known.id == *id);
+        let input = input.filter(|_| self.captures).map(contents::user);
+        let open = OpenRun {
+            id: id.clone(),
+            trace: Arc::clone(&trace),
+            parent: given,
+            agent: agent.to_owned(),
+            model: model.to_owned(),
+            began,
+            clock,
+            attempt: known.as_ref().map_or(1, |known| known.attempt),
+            input: input.or_else(|| known.and_then(|known| known.input)),
+            asked: None,
+            answer: None,
+        };
+        runs.insert(session.clone(), open);
+        trace
+    }
+
+    fn is_sampled(&self, trace_id: [u8; 16], given: Option<&TraceContext>, agent: &str) -> bool {
+        let parent =
+            given.map(|given| Context::new().with_remote_span_context(context(given, true)));
+        let sampled = self.sampler.should_sample(
+            parent.as_ref(),
+            TraceId::from_bytes(trace_id),
+            &format!("invoke_agent {agent}"),
+            &SpanKind::Internal,
+            &[],
+            &[],
+        );
+        sampled.decision == SamplingDecision::RecordAndSample
+    }
+
+    pub(super) fn asks(&self, session: &SessionId, request: &Arc<ModelRequest>) {
+        if let Some(run) = self.runs.lock().get_mut(session) {
+            run.asked = Some(Arc::clone(request));
+        }
+    }
+
+    pub(super) fn answered(&self, session: &SessionId, response: &Accumulator) {
+        let finish = response.finish().map(|finish| finish.raw.as_str());
+        if let Some(run) = self.runs.lock().get_mut(session) {
+            run.answer = Some(contents::output(response, finish));
+        }
+    }
+
+    pub(super) fn observe(&self, published: &Published) {
+        let Published { session, run: id, turn, event, .. } = published;
+        let is_told = matches!(
+            event,
+            Event::TurnStarted
+                | Event::AttemptStarted { .. }
+                | Event::AttemptEnded { .. }
+                | Event::CallEnded { .. }
+                | Event::RunEnded { .. }
+        );
+        if !is_told {
+            return;
+        }
+        let now = SystemTime::now();
+        let mut runs = self.runs.lock();
+        let Some(run) = runs.get_mut(session).filter(|run| run.id == *id) else { return };
+        if let Event::TurnStarted = event {
+            run.attempt = 1;
+        } else if let Event::AttemptStarted { attempt, .. } = event {
+            run.attempt = *attempt;
+        } else if let Event::AttemptEnded { .. } = event {
+            let span = self.chat(run, session, *turn, now, event);
+            self.exports.take(span.data(&self.scope));
+        } else if let Event::CallEnded { result, .. } = event {
+            if let Some(span) = self.execute_tool(run, session, now, result) {
+                self.exports.take(span.data(&self.scope));
+            }
+        } else if let Event::RunEnded { end, text, error, stats, .. } = event {
+            let span = self.invoke_agent(run, session, now, (*end, error.as_ref()), text, stats);
+            runs.remove(session);
+            drop(runs);
+            self.exports.take(span.data(&self.scope));
+        }
+    }
+
+    pub(super) fn shutdown(&self, limit: Duration) {
+        self.exports.shutdown(limit);
+    }
+
+    fn chat(
+        &self,
+        run: &mut OpenRun,
+        session: &SessionId,
+        turn: u32,
+        now: SystemTime,
+        event: &Event,
+    ) -> Finished {
+        let mut span = Finished {
+            name: "chat".to_owned(),
+            kind: SpanKind::Client,
+            context: run.trace.of_attempt(turn, run.attempt),
+            parent: Parent::Ours(run.trace.run().clone()),
+            start: now,
+            end: now,
+            attributes: vec![text("gen_ai.operation.name", "chat")],
+            error: None,
+        };
+        let answer = run.answer.take();
+        if let Event::AttemptEnded {
+            model,
+            streamed,
+            duration,
+            first_chunk,
+            usage,
+            finish_reason,
+            error,
+        } = event
+        {
+            span.name = format!("chat {model}");
+            span.start = (now - *duration).max(run.began);
+            let attributes = &mut span.attributes;
+            attributes.push(text("gen_ai.request.model", model));
+            attributes.push(text("gen_ai.conversation.id", session.as_str()));
+            self.put_service(attributes, model);
+            attributes.push(count("gen_ai.usage.input_tokens", usage.input_tokens));
+            attributes.push(count("gen_ai.usage.output_tokens", usage.output_tokens));
+            for (key, tokens) in [
+                ("gen_ai.usage.cache_read.input_tokens", usage.cached_tokens),
+                ("gen_ai.usage.reasoning.output_tokens", usage.reasoning_tokens),
+            ] {
+                attributes.extend((tokens > 0).then(|| count(key, tokens)));
+            }
+            if let Some(reason) = finish_reason {
+                let reasons = vec![StringValue::from(reason.raw.clone())];
+                let reasons = Value::Array(Array::String(reasons));
+                attributes.push(KeyValue::new("gen_ai.response.finish_reasons", reasons));
+            }
+            if let Some(first) = first_chunk {
+                let seconds = first.as_secs_f64();
+                attributes.push(KeyValue::new("gen_ai.response.time_to_first_chunk", seconds));
+            }
+            attributes.push(KeyValue::new("gen_ai.request.stream", *streamed));
+            attributes.push(count("callsheet.turn", u64::from(turn)));
+            attributes.push(count("callsheet.attempt", u64::from(run.attempt)));
+            span.error = error.as_ref().map(attempt_error);
+        }
+        if let Some(asked) = &run.asked {
+            span.attributes.push(text("gen_ai.input.messages", contents::input(asked)));
+            let system = contents::system(asked);
+            span.attributes.extend(system.map(|said| text("gen_ai.system_instructions", said)));
+        }
+        span.attributes.extend(answer.map(|answer| text("gen_ai.output.messages", answer)));
+        span
+    }
+
+    /// None of a call that never started, or whose result is that of another.
+    fn execute_tool(
+        &self,
+        run: &OpenRun,
+        session: &SessionId,
+        now: SystemTime,
+        result: &ToolResult,
+    ) -> Option<Finished> {
+        let ToolResult { call, outcome, notes, started, duration, .. } = result;
+        if notes.duplicate_of.is_some() || notes.reused {
+            return None;
+        }
+        let start = (run.clock + (*started)?).clamp(run.began, now.max(run.began));
+        let mut attributes = vec![
+            text("gen_ai.operation.name", "execute_tool"),
+            text("gen_ai.tool.name", &call.name),
+            text("gen_ai.tool.call.id", call.provider_id.as_ref().unwrap_or(&call.id)),
+            text("gen_ai.tool.type", "function"),
+            text("gen_ai.agent.name", &run.agent),
+            text("gen_ai.conversation.id", session.as_str()),
+            text("callsheet.tool_id", call.key.to_string()),
+        ];
+        if self.captures {
+            let arguments = contents::cut(&call.arguments.to_string());
+            attributes.push(text("gen_ai.tool.call.arguments", arguments));
+            attributes.push(text("gen_ai.tool.call.result", contents::cut(&outcome.content)));
+        }
+        let kind = || outcome.kind.map_or(outcome.status.as_str(), |kind| kind.as_str());
+        // What a tool says may be as private as its result.
+        let error = (outcome.status != ToolStatus::Ok).then(|| (kind().to_owned(), String::new()));
+        Some(Finished {
+            name: format!("execute_tool {}", call.name),
+            kind: SpanKind::Internal,
+            context: run.trace.of_call(call.key),
+            parent: Parent::Ours(run.trace.run().clone()),
+            start,
+            end: (start + *duration).min(now.max(start)),
+            attributes,
+            error,
+        })
+    }
+
+    fn invoke_agent(
+        &self,
+        run: &OpenRun,
+        session: &SessionId,
+        now: SystemTime,
+        (end, error): (RunEnd, Option<&RunError>),
+        answer: &str,
+        stats: &RunStats,
+    ) -> Finished {
+        let mut attributes = vec![
+            text("gen_ai.operation.name", "invoke_agent"),
+            text("gen_ai.agent.name", &run.agent),
+            text("gen_ai.conversation.id", session.as_str()),
+            text("gen_ai.request.model", &run.model),
+            count("gen_ai.usage.input_tokens", stats.usage.input_tokens),
+            count("gen_ai.usage.output_tokens", stats.usage.output_tokens),
+            text("callsheet.run_id", run.id.to_string()),
+            text("callsheet.run_end", end.as_str()),
+            count("callsheet.turns", u64::from(stats.turns)),
+            count("callsheet.tool_calls", u64::from(stats.tool_calls)),
+        ];
+        self.put_service(&mut attributes, &run.model);
+        if self.captures {
+            let input = run.input.clone();
+            attributes.extend(input.map(|input| text("gen_ai.input.messages", input)));
+            attributes.push(text("gen_ai.output.messages", contents::answer(answer)));
+        }
+        let failed = matches!(
+            end,
+            RunEnd::Failed | RunEnd::TimedOut | RunEnd::AllToolsFailed | RunEnd::LoopDetected
+        );
+        let error = match error {
+            Some(RunError { code, message, .. }) => Some((code.to_string(), message.clone())),
+            None => failed.then(|| (end.as_str().to_owned(), String::new())),
+        };
+        Finished {
+            name: format!("invoke_agent {}", run.agent),
+            kind: SpanKind::Internal,
+            context: run.trace.run().clone(),
+            parent: run.parent.clone().map_or(Parent::None, Parent::Remote),
+            start: run.began,
+            end: now.max(run.began),
+            attributes,
+            error,
+        }
+    }
+
+    fn put_service(&self, attributes: &mut Vec<KeyValue>, model: &str) {
+        if let Some(service) = self.services.get(model) {
+            service.put_on(attributes);
+        }
+    }
+}
+
+impl std::fmt::Debug for Spans {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Spans").field("exports", &self.exports).finish_non_exhaustive()
+    }
+}
