@@ -1,6 +1,6 @@
 //! What a wire is: the one shape of the five dialects.
 
-use super::repeated::Repeats;
+use super::repeated::{Piece, Repeats};
 use super::{Delta, Framing, ModelRequest};
 
 /// One wire: how a service is asked, and how its payloads are read.
@@ -37,8 +37,8 @@ pub(super) trait Dialect: Default {
     /// It is no JSON. Then nothing was read of it.
     fn object(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()>;
 
-    /// The payload before came again with another text, which is not empty, and means this.
-    fn repeated(&mut self, _delta: &Delta) {}
+    /// The payload before came again, and says the same piece with this text, which is not empty.
+    fn repeated(&mut self, _piece: &Piece, _text: &str) {}
 
     /// The payload `[DONE]` came. It is a word of Chat Completions alone; on other wires relays say
     /// it after any end, so it proves nothing.

@@ -126,6 +126,11 @@ pub(super) fn named_error(text: &str) -> ProviderError {
 
 /// The error in a payload that holds nothing of its wire, and may be one without the key.
 pub(super) fn unkeyed_error(text: &str) -> Option<Delta> {
+    // Without one of these words it is none, and most that ask have only counted tokens.
+    let words = ["error", "message", "detail", "msg", "base_resp", "\\"];
+    if !words.iter().any(|word| text.contains(word)) {
+        return None;
+    }
     value_of(text).as_ref().and_then(error_of).map(provider_error).map(Delta::Error)
 }
 

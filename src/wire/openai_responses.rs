@@ -23,7 +23,7 @@ use super::fields::fill;
 use super::loose::Content;
 use super::mend::value_of;
 use super::openai_chat::usage::usage_of;
-use super::repeated::Repeats;
+use super::repeated::{Piece, Repeats};
 use super::{CallKind, CallPiece, Delta, Framing, ModelRequest};
 use crate::types::{FinishKind, FinishReason, ProviderError};
 
@@ -64,9 +64,10 @@ impl Dialect for OpenaiResponses {
         Ok(())
     }
 
-    fn repeated(&mut self, delta: &Delta) {
-        if let Delta::Text(text) | Delta::Refusal(text) | Delta::Reasoning(text) = delta {
-            self.items.said_more(text.len());
+    fn repeated(&mut self, piece: &Piece, text: &str) {
+        match piece {
+            Piece::Text | Piece::Refusal | Piece::Reasoning => self.items.said_more(text.len()),
+            Piece::Arguments(_) => {}
         }
     }
 }

@@ -27,10 +27,9 @@ pub(super) fn read_next<D: Dialect>(
     out: &mut Vec<Delta>,
 ) {
     let Some(repeats) = D::REPEATS else { return read(dialect, event, text, out) };
-    if let Some(delta) = repeated.read(event, text) {
-        dialect.repeated(&delta);
-        out.push(delta);
-        return;
+    if let Some((piece, text)) = repeated.read(event, text) {
+        dialect.repeated(piece, &text);
+        return piece.say(&text, out);
     }
     let before = out.len();
     if read_in_full(dialect, event, text, out) {

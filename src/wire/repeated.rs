@@ -54,8 +54,9 @@ enum HoleKind {
     Number,
 }
 
+/// What repeats.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Piece {
+pub(super) enum Piece {
     Text,
     Reasoning,
     Refusal,
@@ -86,6 +87,14 @@ impl Piece {
         }
     }
 
+    /// Says it, together with what was said right before where that is one piece.
+    pub(super) fn say(&self, text: &str, out: &mut Vec<Delta>) {
+        match out.last_mut().and_then(|last| self.text_of(last)) {
+            Some(before) => before.push_str(text),
+            None => out.push(self.with(text.to_owned())),
+        }
+    }
+
     fn with(&self, text: String) -> Delta {
         match self {
             Self::Text => Delta::Text(text),
@@ -96,11 +105,27 @@ impl Piece {
             }
         }
     }
+
+    /// The text of a delta that this piece may be joined to: it means the same as the two.
+    fn text_of<'d>(&self, delta: &'d mut Delta) -> Option<&'d mut String> {
+        match (self, delta) {
+            (Self::Text, Delta::Text(text))
+            | (Self::Reasoning, Delta::Reasoning(text))
+            | (Self::Refusal, Delta::Refusal(text)) => Some(text),
+            (Self::Arguments(piece), Delta::Call(before)) => {
+                let CallPiece { index, id, name, arguments, kind, begins } = before;
+                let is_same = (*index, &*id, &*name, *kind, *begins)
+                    == (piece.index, &piece.id, &piece.name, piece.kind, piece.begins);
+                arguments.as_mut().filter(|_| is_same)
+            }
+            _ => None,
+        }
+    }
 }
 
 impl Repeated {
-    /// What the payload means, if it is the one before with another text.
-    pub(super) fn read(&self, event: &str, payload: &str) -> Option<Delta> {
+    /// What the payload says, if it is the one before with another text: which piece, and its text.
+    pub(super) fn read<'p>(&self, event: &str, payload: &'p str) -> Option<(&Piece, Cow<'p, str>)> {
         let piece = self.piece.as_ref()?;
         if event != self.event {
             return None;
@@ -125,7 +150,7 @@ impl Repeated {
         if rest != self.payload.get(from..)? {
             return None;
         }
-        Some(piece.with(text_of(said?)?.into_owned()))
+        Some((piece, text_of(said?)?))
     }
 
     /// The payload was read in full, as it stands, and came to these deltas.

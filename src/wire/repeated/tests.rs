@@ -13,8 +13,9 @@ use crate::wire::payload::{read, read_next};
 
 /// Reads payloads both ways, which must come to the same, and says how many were not parsed.
 fn both<D: Dialect + Debug + PartialEq>(payloads: &[(&str, String)]) -> usize {
-    let (mut in_full, mut in_short) = (D::default(), D::default());
-    let mut repeated = Repeated::default();
+    let (mut in_full, mut in_short, mut in_one) = (D::default(), D::default(), D::default());
+    let (mut repeated, mut repeated_in_one) = (Repeated::default(), Repeated::default());
+    let (mut apart, mut together) = (Vec::new(), Vec::new());
     let (mut all, mut known) = (Vec::new(), 0);
     for (event, payload) in payloads {
         let (mut expected, mut found) = (Vec::new(), Vec::new());
@@ -24,8 +25,24 @@ fn both<D: Dialect + Debug + PartialEq>(payloads: &[(&str, String)]) -> usize {
         all.push(payload);
         assert_eq!(found, expected, "{all:#?}");
         assert_eq!(in_short, in_full, "{all:#?}");
+        read_next(&mut in_one, &mut repeated_in_one, event, payload, &mut together);
+        apart.extend(expected);
     }
+    // Pieces of one read may be joined.
+    assert_eq!(joined(together), joined(apart), "{all:#?}");
     known
+}
+
+/// Deltas of which those are one that follow each other and say the same piece.
+fn joined(deltas: Vec<Delta>) -> Vec<Delta> {
+    let mut all = Vec::new();
+    for delta in deltas {
+        match Piece::of(&delta) {
+            Some((piece, text)) => piece.say(text, &mut all),
+            None => all.push(delta),
+        }
+    }
+    all
 }
 
 fn unnamed(payloads: impl IntoIterator<Item = Value>) -> Vec<(&'static str, String)> {
