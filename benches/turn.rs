@@ -180,7 +180,7 @@ fn call((index, bucket): (u32, &callsheet::turn::Bucket)) -> ToolCall {
         id: bucket.provider_id.clone().unwrap(),
         provider_id: bucket.provider_id.clone(),
         name: bucket.name.clone(),
-        arguments: value,
+        arguments: value.into(),
         raw: None,
     }
 }

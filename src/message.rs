@@ -180,7 +180,7 @@ mod tests {
             id: "c0".into(),
             provider_id: None,
             name: "add".into(),
-            arguments: json!({"a": 1}),
+            arguments: json!({"a": 1}).into(),
             raw: Some("\"{\\\"a\\\":1}\"".into()),
         };
         let message = Message::Assistant(ResponseMessage {

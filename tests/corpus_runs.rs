@@ -94,7 +94,7 @@ async fn every_recording_ends_a_run_in_a_named_state_with_a_valid_history() {
                 assert_eq!(call.tool_name, expected["name"].as_str().unwrap(), "{file}");
                 // `null` means no arguments.
                 if expected["arguments"].is_object() {
-                    assert_eq!(call.arguments, expected["arguments"], "{file}");
+                    assert_eq!(*call.arguments, expected["arguments"], "{file}");
                 }
             }
         }

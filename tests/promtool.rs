@@ -107,7 +107,7 @@ fn events() -> Vec<Event> {
             id: "call_0_0".into(),
             provider_id: None,
             name: "clock".into(),
-            arguments: serde_json::json!({}),
+            arguments: serde_json::json!({}).into(),
             raw: None,
         },
         outcome: ToolOutcome::ok("noon"),

@@ -214,7 +214,7 @@ mod tests {
             asked: Box::new(ApprovalRequest {
                 call: CallLabel { key, provider_id: None, name: "pay".to_owned() },
                 phase,
-                arguments: serde_json::json!({"amount": index}),
+                arguments: serde_json::json!({"amount": index}).into(),
                 arguments_sha256: "h".to_owned(),
                 output_summary: None,
             }),

@@ -282,7 +282,7 @@ mod tests {
             id: "c".to_owned(),
             provider_id: None,
             name: "clock".to_owned(),
-            arguments: json!({"zone": "Asia/Tokyo"}),
+            arguments: json!({"zone": "Asia/Tokyo"}).into(),
             raw: None,
         };
         let result = ToolResult {
@@ -319,7 +319,7 @@ mod tests {
         let mut asked = ApprovalRequest {
             call: label(0),
             phase: ApprovalPhase::Before,
-            arguments: json!({"text": format!("{}\u{9b}", "long ".repeat(100))}),
+            arguments: json!({"text": format!("{}\u{9b}", "long ".repeat(100))}).into(),
             arguments_sha256: String::new(),
             output_summary: None,
         };

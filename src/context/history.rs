@@ -242,7 +242,7 @@ mod tests {
             id: format!("call_{index}"),
             provider_id: None,
             name: "clock".into(),
-            arguments: serde_json::json!({}),
+            arguments: serde_json::json!({}).into(),
             raw: None,
         }
     }

@@ -74,7 +74,7 @@ mod tests {
             id: (*id).to_owned(),
             provider_id: None,
             name: "clock".into(),
-            arguments: json!({}),
+            arguments: json!({}).into(),
             raw: None,
         });
         let calls = calls.collect();

@@ -257,7 +257,7 @@ fn read_call(value: &Value, index: usize, path: &str) -> Result<ToolCall, Wrong>
         provider_id: Some(id.clone()),
         id,
         name,
-        arguments,
+        arguments: Arc::new(arguments),
         raw: None,
     })
 }

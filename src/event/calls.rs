@@ -1,5 +1,7 @@
 //! What events say of calls.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -76,7 +78,7 @@ pub struct ApprovalRequest {
     /// What they are asked.
     pub phase: ApprovalPhase,
     /// The arguments as they will be run, or were: a JSON object.
-    pub arguments: Value,
+    pub arguments: Arc<Value>,
     /// The SHA-256 of those arguments as compact JSON with sorted keys, in hex digits. A decision
     /// brings it back, so that it is about these very arguments.
     pub arguments_sha256: String,

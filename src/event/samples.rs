@@ -51,7 +51,7 @@ pub(crate) fn result() -> ToolResult {
             id: "call_x".into(),
             provider_id: Some("call_x".into()),
             name: "clock".into(),
-            arguments: serde_json::json!({"zone": "Asia/Tokyo"}),
+            arguments: serde_json::json!({"zone": "Asia/Tokyo"}).into(),
             raw: None,
         },
         outcome: ToolOutcome::ok("12:00"),

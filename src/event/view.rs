@@ -550,7 +550,7 @@ mod tests {
     fn a_failed_call_says_why() {
         let mut result = samples::result();
         result.call.provider_id = None;
-        result.call.arguments = json!({});
+        result.call.arguments = json!({}).into();
         result.call.raw = Some("{\"zone\": \"As".into());
         result.outcome = ToolOutcome::not_ok(
             ToolStatus::Failed,

@@ -149,7 +149,7 @@ mod tests {
             tool_id: format!("t{turn}a1c{call_index}"),
             provider_id: None,
             tool_name: "work".to_owned(),
-            arguments: json!({"i": i}),
+            arguments: json!({"i": i}).into(),
             status: ToolStatus::Ok,
             result: format!("r{i}"),
             metadata: Value::Null,
@@ -191,7 +191,7 @@ mod tests {
             id: format!("c{index}"),
             provider_id: None,
             name: "work".to_owned(),
-            arguments: json!({"i": i}),
+            arguments: json!({"i": i}).into(),
             raw: None,
         };
         let calls = (0..).zip(calls).map(call).collect();

@@ -101,7 +101,7 @@ mod tests {
             id: format!("c{index}"),
             provider_id: None,
             name: "add".into(),
-            arguments: json!({}),
+            arguments: json!({}).into(),
             raw: None,
         }
     }

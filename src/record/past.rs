@@ -7,9 +7,8 @@
 mod text;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
-
-use serde_json::Value;
 
 use super::{Entry, Record, ResponseMessage, ShownPiece};
 use crate::event::{CallLabel, Event, EventId, Published};
@@ -336,7 +335,7 @@ fn result(record: &Record) -> Option<ToolResult> {
             id: String::new(),
             provider_id: provider_id.clone(),
             name: name.clone(),
-            arguments: Value::Null,
+            arguments: Arc::default(),
             raw: None,
         },
         outcome: outcome.clone(),

@@ -92,7 +92,7 @@ pub struct CallReport {
     /// The tool's name.
     pub tool_name: String,
     /// The arguments as understood.
-    pub arguments: Value,
+    pub arguments: Arc<Value>,
     /// What became of it.
     pub status: ToolStatus,
     /// What the tool answered, whole.

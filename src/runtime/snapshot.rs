@@ -62,7 +62,7 @@ pub struct PendingApproval {
     /// What is asked.
     pub phase: ApprovalPhase,
     /// The arguments as they will be run, or were: a JSON object.
-    pub input: Value,
+    pub input: Arc<Value>,
     /// What a decision brings back, so that it is about these very arguments.
     pub arguments_sha256: String,
     /// The first 200 characters of the result, where there is one.

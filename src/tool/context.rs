@@ -20,7 +20,7 @@ pub type ProgressSink = Arc<dyn Fn(String) + Send + Sync>;
 #[derive(Clone)]
 pub struct ToolContext {
     key: CallKey,
-    arguments: Value,
+    arguments: Arc<Value>,
     idempotency_key: String,
     effect: ToolEffect,
     trace: Option<TraceContext>,
@@ -37,13 +37,13 @@ impl ToolContext {
     #[must_use]
     pub fn new(
         key: CallKey,
-        arguments: Value,
+        arguments: impl Into<Arc<Value>>,
         idempotency_key: String,
         cancellation: CancellationToken,
         progress: ProgressSink,
     ) -> Self {
         let (effect, view) = (ToolEffect::default(), SharedView::default());
-        let trace = None;
+        let (arguments, trace) = (arguments.into(), None);
         Self { key, arguments, idempotency_key, effect, trace, cancellation, progress, view }
     }
 
@@ -103,7 +103,7 @@ impl ToolContext {
     /// When they do not fit it, which the schema check makes impossible for the type that the
     /// tool's schema was derived from.
     pub fn input<Input: DeserializeOwned>(&self) -> Result<Input, ToolError> {
-        Input::deserialize(&self.arguments)
+        Input::deserialize(&*self.arguments)
             .map_err(|e| ToolError(format!("the arguments do not fit: {e}")))
     }
 

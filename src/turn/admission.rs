@@ -1,5 +1,7 @@
 //! Which calls run, and what the others are answered.
 
+use std::sync::Arc;
+
 use super::arguments::{Arguments, understand};
 use super::call::{Call, Phase, identity};
 use super::texts;
@@ -73,7 +75,7 @@ pub(super) fn take_arguments(call: &mut Call, raw: &str, oversize: bool) -> Opti
     } else {
         match understand(raw) {
             Arguments::Object { value, decoded_twice } => {
-                call.call.arguments = value;
+                call.call.arguments = Arc::new(value);
                 if decoded_twice {
                     call.call.raw = Some(raw.to_owned());
                     odd = Some(Oddity::DecodedTwice);

@@ -110,7 +110,7 @@ impl Call {
                 id: String::new(),
                 provider_id: None,
                 name: name.to_owned(),
-                arguments: Value::Object(serde_json::Map::new()),
+                arguments: Arc::new(Value::Object(serde_json::Map::new())),
                 raw: None,
             },
             tool,

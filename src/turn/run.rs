@@ -252,7 +252,7 @@ mod tests {
                 id: format!("c{index}"),
                 provider_id: None,
                 name: "clock".into(),
-                arguments: serde_json::json!({}),
+                arguments: serde_json::json!({}).into(),
                 raw: None,
             },
             outcome: ToolOutcome::ok("noon"),
@@ -300,7 +300,7 @@ mod tests {
     fn new_calls(number: u64, calls: u32) -> TurnRecord {
         let mut turn = turn("", calls);
         for result in &mut turn.results {
-            result.call.arguments = serde_json::json!({"n": number});
+            result.call.arguments = serde_json::json!({"n": number}).into();
         }
         turn
     }

@@ -76,7 +76,7 @@ mod tests {
             id: format!("c{index}"),
             provider_id: None,
             name: (*name).to_owned(),
-            arguments: serde_json::json!({"n": index}),
+            arguments: serde_json::json!({"n": index}).into(),
             raw: None,
         });
         ResponseMessage { calls: calls.collect(), ..ResponseMessage::default() }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -69,7 +70,7 @@ pub struct ToolCall {
     /// The tool's name.
     pub name: String,
     /// The arguments as understood: always a JSON object.
-    pub arguments: Value,
+    pub arguments: Arc<Value>,
     /// The text as it arrived, kept only when `arguments` is not simply its meaning
     /// (cut off, no object, encoded twice).
     #[serde(skip_serializing_if = "Option::is_none", default)]

@@ -66,7 +66,7 @@ mod tests {
         check(&"é".repeat(201), &format!("{}…", "é".repeat(199)));
 
         let mut result = samples::result();
-        result.call.arguments = json!({"text": "😀".repeat(100_000)});
+        result.call.arguments = json!({"text": "😀".repeat(100_000)}).into();
         let seen = input_summary(&result.call);
         assert_eq!(seen, format!("{{\"text\":\"{}…", "😀".repeat(190)));
     }

@@ -70,7 +70,7 @@ fn call(index: u32) -> ToolCall {
         id: format!("c{index}"),
         provider_id: None,
         name: "clock".into(),
-        arguments: serde_json::json!({"n": index}),
+        arguments: serde_json::json!({"n": index}).into(),
         raw: None,
     }
 }

@@ -70,7 +70,7 @@ impl Response {
             id: call.id.clone().unwrap_or_else(|| format!("call_{turn}_{index}")),
             provider_id: call.id.clone(),
             name: call.name.clone(),
-            arguments: call.arguments.clone().unwrap_or_else(|| json!({})),
+            arguments: Arc::new(call.arguments.clone().unwrap_or_else(|| json!({}))),
             raw: call.arguments.is_none().then(|| call.arguments_raw.clone()),
         });
         let mut message = ResponseMessage {

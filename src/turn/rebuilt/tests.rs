@@ -19,7 +19,7 @@ fn call(index: u32) -> ToolCall {
         id: format!("call_{index}"),
         provider_id: None,
         name: "clock".into(),
-        arguments: serde_json::json!({}),
+        arguments: serde_json::json!({}).into(),
         raw: None,
     }
 }

@@ -253,7 +253,7 @@ fn quoted(answer: &str, call: &ToolCall) -> Option<String> {
     let mark = " Received: ";
     let texts = answer.match_indices(mark).filter_map(|(at, _)| answer.get(at + mark.len()..));
     let means = |text: &&str| {
-        serde_json::from_str::<serde_json::Value>(text).is_ok_and(|value| value == call.arguments)
+        serde_json::from_str::<serde_json::Value>(text).is_ok_and(|value| value == *call.arguments)
     };
     texts.into_iter().find(means).map(str::to_owned)
 }

@@ -14,7 +14,7 @@ fn a_response_cut_at_its_length_runs_what_has_started_and_answers_the_rest() {
         ("pure", CANCELLED, NOT_STARTED, cut),
     ]);
     let arguments = &driver.commit.as_ref().unwrap().results[2].call.arguments;
-    assert_eq!(arguments, &serde_json::json!({}));
+    assert_eq!(**arguments, serde_json::json!({}));
 }
 
 #[test]

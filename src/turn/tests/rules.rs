@@ -92,7 +92,7 @@ fn a_double_encoded_object_is_decoded_once_more_and_told() {
     assert!(odd);
     driver.done(0, "");
     let call = driver.commit.as_ref().unwrap().results[0].call.clone();
-    assert_eq!(call.arguments, serde_json::json!({"n": 7}));
+    assert_eq!(call.arguments, serde_json::json!({"n": 7}).into());
 }
 
 #[test]

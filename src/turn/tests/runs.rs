@@ -31,7 +31,7 @@ impl Brief {
                 id: index.to_string(),
                 provider_id: None,
                 name: "pure".into(),
-                arguments: serde_json::json!({"n": what}),
+                arguments: serde_json::json!({"n": what}).into(),
                 raw: None,
             },
             outcome: if *ok {

@@ -279,7 +279,7 @@ mod tests {
             id: id.into(),
             provider_id: provider_id.map(str::to_owned),
             name: "add".into(),
-            arguments,
+            arguments: arguments.into(),
             raw: None,
         }
     }
@@ -438,7 +438,7 @@ mod tests {
         response.origin = None;
         response.calls.truncate(1);
         response.calls[0].name = "get weather".into();
-        response.calls[0].arguments = json!([1]);
+        response.calls[0].arguments = json!([1]).into();
         let contents = sent([user("a"), Message::Assistant(response)]);
         let call = &contents["contents"][1]["parts"][1]["functionCall"];
         let name = call["name"].as_str().unwrap();

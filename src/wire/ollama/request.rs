@@ -172,7 +172,7 @@ mod tests {
             id: id.into(),
             provider_id: None,
             name: "add".into(),
-            arguments,
+            arguments: arguments.into(),
             raw: None,
         }
     }

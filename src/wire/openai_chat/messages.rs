@@ -274,7 +274,7 @@ mod tests {
             id: id.into(),
             provider_id: None,
             name: "add".into(),
-            arguments: json!({"a": 1}),
+            arguments: json!({"a": 1}).into(),
             raw: None,
         }
     }

@@ -124,7 +124,10 @@ mod tests {
             Message::User { content: vec![text, ContentPart::Image(image)].into() },
             Message::Assistant(ResponseMessage {
                 reasoning: "not sent".into(),
-                calls: vec![call(0, "functions.add:0", json!({"a": 1})), call(1, "0", json!({}))],
+                calls: vec![
+                    call(0, "functions.add:0", json!({"a": 1}).into()),
+                    call(1, "0", json!({}).into()),
+                ],
                 ..ResponseMessage::default()
             }),
             result("functions.add:0", "3"),

@@ -139,7 +139,7 @@ mod tests {
             id: id.into(),
             provider_id: Some(id.into()),
             name: "add".into(),
-            arguments,
+            arguments: arguments.into(),
             raw: None,
         }
     }

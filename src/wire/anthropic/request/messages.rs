@@ -281,7 +281,7 @@ impl Serialize for Block<'_> {
                 map.serialize_entry("type", "tool_use")?;
                 map.serialize_entry("id", id)?;
                 map.serialize_entry("name", &tool_name(&call.name))?;
-                match &call.arguments {
+                match &*call.arguments {
                     object @ Value::Object(_) => map.serialize_entry("input", object)?,
                     Value::Null
                     | Value::Bool(_)

@@ -18,7 +18,7 @@ fn call(index: u32, id: &str, arguments: Value) -> ToolCall {
         id: id.into(),
         provider_id: Some(id.into()),
         name: "add".into(),
-        arguments,
+        arguments: arguments.into(),
         raw: None,
     }
 }
