@@ -148,7 +148,7 @@ impl Serialize for Calls<'_> {
             seq.serialize_element(&Call {
                 id: &call.id,
                 kind: "function",
-                function: Function { name: &call.name, arguments: call.arguments.to_string() },
+                function: Function { name: &call.name, arguments: call.arguments_text() },
             })?;
         }
         seq.end()

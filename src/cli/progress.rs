@@ -222,7 +222,7 @@ fn ended(result: &ToolResult) -> String {
         | ToolStatus::Unknown => "✗",
     };
     let name = part(&result.call.name);
-    let input = part(&result.call.arguments.to_string());
+    let input = part(&result.call.arguments_text());
     let output = part(&result.outcome.content);
     let copied = if result.notes.duplicate_of.is_some() { " (copied)" } else { "" };
     format!("{mark} {name} {input}  {}{copied}  {output}", time(result.duration))

@@ -100,7 +100,7 @@ pub(super) fn take_arguments(call: &mut Call, raw: &str, oversize: bool) -> Opti
         call.unfit = Some(texts::invalid_arguments(&what, raw));
         odd = Some(Oddity::Invalid);
     }
-    call.identity = identity(&call.call.name, &call.call.arguments);
+    call.identity = identity(&call.call);
     odd
 }
 

@@ -238,6 +238,6 @@ impl Decision {
 
 /// The SHA-256 of a call's arguments as they are run: compact JSON, keys sorted; in hex digits.
 fn arguments_sha256(call: &ToolCall) -> String {
-    let digest = Sha256::digest(call.arguments.to_string());
+    let digest = Sha256::digest(call.arguments_text());
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -138,7 +138,7 @@ impl Call {
     /// A call as the journal knows it, to be decided anew.
     pub(super) fn restored(call: ToolCall, tool: Option<Arc<ToolSpec>>) -> Self {
         let mut restored = Self::open(call.key, &call.name, tool);
-        restored.identity = identity(&call.name, &call.arguments);
+        restored.identity = identity(&call);
         restored.call = call;
         restored.phase = Phase::Sealed;
         restored.sealed_at = Some(Duration::ZERO);
@@ -168,7 +168,7 @@ impl Call {
     }
 
     pub(super) fn input_summary(&self) -> String {
-        excerpt(&self.call.arguments.to_string(), QUOTE_CHARS)
+        excerpt(&self.call.arguments_text(), QUOTE_CHARS)
     }
 
     pub(super) fn has_effects(&self) -> bool {
@@ -273,6 +273,6 @@ impl Call {
 }
 
 /// Name and canonical arguments: JSON objects keep their keys sorted here.
-pub(super) fn identity(name: &str, arguments: &Value) -> String {
-    format!("{name} {arguments}")
+pub(super) fn identity(call: &ToolCall) -> String {
+    [&call.name, " ", &call.arguments_text()].concat()
 }

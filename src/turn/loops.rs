@@ -61,7 +61,7 @@ impl Repeats {
 fn fingerprint(results: &[ToolResult]) -> u64 {
     let mut hasher = DefaultHasher::new();
     for ToolResult { call, outcome, .. } in results {
-        (&call.name, call.arguments.to_string()).hash(&mut hasher);
+        (&call.name, call.arguments_text()).hash(&mut hasher);
         (outcome.status, &outcome.content).hash(&mut hasher);
     }
     hasher.finish()

@@ -203,7 +203,7 @@ impl Turn {
                 restored.phase = Phase::Reported(report.clone());
             } else {
                 // What was wrong with it is found again, from the same bytes.
-                let raw = call.raw.clone().unwrap_or_else(|| call.arguments.to_string());
+                let raw = call.raw.clone().unwrap_or_else(|| call.arguments_text());
                 admission::take_arguments(&mut restored, &raw, false);
                 let opening = admission::by_rules(call.key.index, &self.spec.rules);
                 restored.excess = opening == Opening::KeepExcess;

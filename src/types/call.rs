@@ -77,6 +77,15 @@ pub struct ToolCall {
     pub raw: Option<String>,
 }
 
+impl ToolCall {
+    /// The arguments as JSON text, their keys sorted: the same text for the same arguments.
+    #[must_use]
+    pub fn arguments_text(&self) -> String {
+        // Much cheaper than to display the value, which writes it in many small pieces.
+        serde_json::to_string(&*self.arguments).unwrap_or_default()
+    }
+}
+
 /// What became of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ToolStatus {

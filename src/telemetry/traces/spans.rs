@@ -279,7 +279,7 @@ impl Spans {
             text("callsheet.tool_id", call.key.to_string()),
         ];
         if self.captures {
-            let arguments = contents::cut(&call.arguments.to_string());
+            let arguments = contents::cut(&call.arguments_text());
             attributes.push(text("gen_ai.tool.call.arguments", arguments));
             attributes.push(text("gen_ai.tool.call.result", contents::cut(&outcome.content)));
         }

@@ -94,7 +94,7 @@ impl World {
 
     /// What a decision about the call's arguments brings back.
     fn arguments_hash(&self, key: CallKey) -> String {
-        let hash = Sha256::digest(self.call(key).call.arguments.to_string());
+        let hash = Sha256::digest(self.call(key).call.arguments_text());
         hash.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 

@@ -157,7 +157,7 @@ impl Maker<'_, '_> {
         });
         let invalid = ended.filter(|outcome| outcome.kind == Some(FailureKind::InvalidArguments));
         let quoted = invalid.and_then(|outcome| quoted(&outcome.content, call));
-        let raw = call.raw.clone().or(quoted).unwrap_or_else(|| call.arguments.to_string());
+        let raw = call.raw.clone().or(quoted).unwrap_or_else(|| call.arguments_text());
         let oversize = call.raw.is_some()
             && invalid.is_some_and(|outcome| outcome.content.contains(" larger than allowed"));
         let mut deltas = vec![self.open(call.provider_id.clone(), &call.name, Some(raw))];

@@ -8,7 +8,6 @@ use std::borrow::Cow;
 
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
-use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::kept::{CallMembers, Field, FunctionMembers, ReasoningMembers};
@@ -232,8 +231,7 @@ struct Call<'a> {
 #[derive(Serialize)]
 struct Function<'a> {
     name: Cow<'a, str>,
-    #[serde(serialize_with = "as_text")]
-    arguments: &'a Value,
+    arguments: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     provider_specific_fields: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -246,8 +244,7 @@ impl<'a> Call<'a> {
             members;
         let function = {
             let FunctionMembers { provider_specific_fields, thought_signature } = function;
-            let ToolCall { name, arguments, .. } = call;
-            let name = ids::tool_name(name);
+            let (name, arguments) = (ids::tool_name(&call.name), call.arguments_text());
             Function { name, arguments, provider_specific_fields, thought_signature }
         };
         let kind = "function";
@@ -255,15 +252,11 @@ impl<'a> Call<'a> {
     }
 }
 
-fn as_text<S: Serializer>(value: &Value, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_str(value)
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::types::{CallKey, Image, Part};

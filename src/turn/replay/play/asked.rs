@@ -37,9 +37,9 @@ impl Play<'_, '_> {
                 let (turn, attempt) = (self.spec.number, plan.attempt);
                 self.steps = response::steps(self.tape, self.at, turn, attempt, bytes_max);
                 let reused = response::reused(self.tape, (self.from, self.at), turn, attempt);
-                let reused = reused.into_iter().map(|(call, outcome)| {
-                    (call::identity(&call.name, &call.arguments), outcome.clone())
-                });
+                let reused = reused
+                    .into_iter()
+                    .map(|(call, outcome)| (call::identity(call), outcome.clone()));
                 self.turn.reusable.extend(reused);
             }
             Effect::Disconnect => self.steps.clear(),

@@ -265,11 +265,11 @@ impl<'a> Call<'a> {
         if beside.is_custom() {
             let input = match call.raw.as_deref() {
                 Some(raw) => Cow::Borrowed(raw),
-                None => Cow::Owned(call.arguments.to_string()),
+                None => Cow::Owned(call.arguments_text()),
             };
             return Self { kind: "custom_tool_call", input: Some(input), ..plain };
         }
-        Self { arguments: Some(call.arguments.to_string()), ..plain }
+        Self { arguments: Some(call.arguments_text()), ..plain }
     }
 }
 
