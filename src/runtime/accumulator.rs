@@ -56,7 +56,8 @@ struct Current {
     turn: Turn,
     number: u32,
     run: RunId,
-    request: Arc<ModelRequest>,
+    /// Let go when the turn is over, so that the history is the session's alone again.
+    request: Option<Arc<ModelRequest>>,
     idempotency_scope: String,
     /// The places of tools with a cap that calls have or wait for, until they start.
     places: HashMap<CallKey, Reservation>,
@@ -194,7 +195,7 @@ impl Current {
             turn,
             number,
             run,
-            request,
+            request: Some(request),
             idempotency_scope,
             places: HashMap::new(),
             pass: None,
