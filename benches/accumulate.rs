@@ -5,6 +5,8 @@
 #![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
 
 mod bodies;
+#[path = "shared/report.rs"]
+mod report;
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -15,6 +17,7 @@ use callsheet::turn::{Accumulator, AccumulatorLimits};
 use callsheet::types::Wire;
 use callsheet::wire::{Decoder, DecoderLimits, Delta, Framing};
 use criterion::{BenchmarkId, Criterion, Throughput};
+use report::Report;
 use tokio::time::Instant;
 
 fn decoded(wire: Wire, framing: Framing, body: &[u8]) -> Vec<Delta> {
@@ -67,7 +70,8 @@ fn accumulated(deltas: &[Delta]) -> Accumulator {
     response
 }
 
-fn accumulate(criterion: &mut Criterion) {
+fn accumulate(criterion: &mut Criterion) -> Vec<[String; 4]> {
+    let mut rows = Vec::new();
     for (wire, framing) in WIRES {
         let deltas = decoded(wire, framing, &body(wire, 2000, 64));
         assert_eq!(accumulated(&deltas).text(), appended(&deltas).0);
@@ -82,12 +86,13 @@ fn accumulate(criterion: &mut Criterion) {
             |bencher, deltas| bencher.iter(|| accumulated(black_box(deltas))),
         );
         group.finish();
-        print_ratio(wire, framing, &deltas);
+        rows.push(ratio(wire, framing, &deltas));
     }
+    rows
 }
 
 /// The best of many passes each, taken in turns, so that both meet the same machine.
-fn print_ratio(wire: Wire, framing: Framing, deltas: &[Delta]) {
+fn ratio(wire: Wire, framing: Framing, deltas: &[Delta]) -> [String; 4] {
     let mut best = [Duration::MAX; 2];
     let mut time = |at: usize, pass: &mut dyn FnMut()| {
         let start = Instant::now();
@@ -112,20 +117,25 @@ fn print_ratio(wire: Wire, framing: Framing, deltas: &[Delta]) {
             }
         }
     });
-    println!(
-        "{wire}: {:.0} ns a delta, {:.2} times the bare baseline; {:.3} allocations a delta of text",
-        ours / deltas.len() as f64 * 1e9,
-        ours / bare,
-        allocated.count_total as f64 / texts as f64,
-    );
+    [
+        format!("`{wire}`"),
+        format!("{:.0} ns", ours / deltas.len() as f64 * 1e9),
+        format!("{:.2}", ours / bare),
+        format!("{:.3}", allocated.count_total as f64 / texts as f64),
+    ]
 }
 
 fn main() {
     let mut criterion = Criterion::default()
-        .sample_size(20)
-        .warm_up_time(Duration::from_millis(300))
-        .measurement_time(Duration::from_secs(1))
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(100))
+        .measurement_time(Duration::from_millis(400))
         .configure_from_args();
-    accumulate(&mut criterion);
+    let rows = accumulate(&mut criterion);
     criterion.final_summary();
+    let about = "Putting decoded deltas together, beside appending the same texts to strings; the \
+        best of many passes in turn. And how often decoding and accumulating a delta of text \
+        allocate.";
+    let head = ["wire", "a delta", "ratio", "allocations a delta of text"];
+    Report::new("accumulate").table(about, head, rows).print();
 }

@@ -7,25 +7,33 @@
 //! engine's, and how many transactions and fsyncs a run took; absolute times are those of the disk.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
+#[path = "shared/provider.rs"]
+mod provider;
+#[path = "shared/report.rs"]
+mod report;
+#[path = "shared/times.rs"]
+mod times;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use axum::Router;
 use axum::body::Bytes;
-use axum::http::header::CONTENT_TYPE;
-use axum::routing::post;
 use callsheet::config::{BaseUrl, Config, Durability, ModelConfig, ToolPattern};
 use callsheet::journal::{
     Journal, JournalObserver, MemoryJournal, SqliteJournal, SqliteOptions, StoredGroup,
 };
+use callsheet::load::cpu_time;
 use callsheet::runtime::{Host, HostSetup, OpenSession, SessionHandle};
 use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use callsheet::types::{Execution, RunEnd};
 use futures::future::join_all;
+use provider::{end, event, serve, stream};
+use report::Report;
 use serde_json::json;
+use times::median;
 use tokio::runtime::Runtime;
 use tokio::time::Instant;
 
@@ -75,40 +83,24 @@ impl Tool for WorkTool {
 
 /// The two answers as a service streams them.
 fn answers() -> (Bytes, Bytes) {
-    let chunk = |delta: serde_json::Value, finish: Option<&str>| {
-        let body = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
-            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
-        format!("data: {body}\n\n")
-    };
     let mut calls = String::new();
     for index in 0..CALLS {
         let function = json!({"name": "work", "arguments": format!("{{\"i\":{index}}}")});
         let call = json!({"index": index, "id": format!("call_{index}"), "type": "function",
             "function": function});
-        calls += &chunk(json!({"tool_calls": [call]}), None);
+        calls += &event(json!({"tool_calls": [call]}), None);
     }
-    calls += &chunk(json!({}), Some("tool_calls"));
     let mut text = String::new();
     for word in "All of the work is done and these are the results.".split_inclusive(' ') {
-        text += &chunk(json!({"content": word}), None);
+        text += &event(json!({"content": word}), None);
     }
-    text += &chunk(json!({}), Some("stop"));
-    let done = "data: [DONE]\n\n";
-    (Bytes::from(calls + done), Bytes::from(text + done))
+    (Bytes::from(calls + &end("tool_calls")), Bytes::from(text + &end("stop")))
 }
 
 async fn provider() -> String {
     let (calls, text) = answers();
-    let answer = move |body: Bytes| {
-        let answered = memchr::memmem::find(&body, b"\"role\":\"tool\"").is_some();
-        let body = if answered { text.clone() } else { calls.clone() };
-        async move { ([(CONTENT_TYPE, "text/event-stream")], body) }
-    };
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = Router::new().route("/v1/chat/completions", post(answer));
-    tokio::task::spawn(async move { axum::serve(listener, server).await });
-    format!("http://{address}/v1")
+    serve(move |_, is_answered| stream(if is_answered { text.clone() } else { calls.clone() }))
+        .await
 }
 
 /// Counts transactions.
@@ -186,36 +178,33 @@ impl World {
         self.counted.1 += after.1 - before.1;
     }
 
-    fn line(&mut self, first: Option<(Duration, Duration)>, count: usize) -> String {
+    /// Beside the memory engine's time and CPU.
+    fn row(&self, of: (Duration, Duration), calls: &str, count: usize) -> [String; 8] {
         let runs = (ROUNDS * count) as f64;
-        self.times.sort_unstable();
-        let (time, cpu) = (self.times[ROUNDS / 2], self.cpu);
-        let (of_time, of_cpu) = first.unwrap_or((time, cpu));
-        let cpu_ms = cpu.as_secs_f64() * 1e3 / runs;
-        format!(
-            "  {:<15} time {:>6.2}  CPU {:>5.2}  transactions {:>5.2}  fsyncs {:>5.2}   ({:.2?}, {cpu_ms:.2} ms of CPU a run)",
-            self.name,
-            time.as_secs_f64() / of_time.as_secs_f64(),
-            cpu.as_secs_f64() / of_cpu.as_secs_f64(),
-            self.counted.0 as f64 / runs,
-            self.counted.1 as f64 / runs,
-            time,
-        )
+        let (time, cpu) = self.sums();
+        [
+            count.to_string(),
+            calls.to_owned(),
+            self.name.to_owned(),
+            format!(
+                "{:.2} ({:.2} ms)",
+                time.as_secs_f64() / of.0.as_secs_f64(),
+                time.as_secs_f64() * 1e3
+            ),
+            format!("{:.2}", cpu.as_secs_f64() / of.1.as_secs_f64()),
+            format!("{:.2} ms", cpu.as_secs_f64() * 1e3 / runs),
+            format!("{:.2}", self.counted.0 as f64 / runs),
+            format!("{:.2}", self.counted.1 as f64 / runs),
+        ]
+    }
+
+    /// The median time of a round, and the CPU of all.
+    fn sums(&self) -> (Duration, Duration) {
+        (median(self.times.clone()), self.cpu)
     }
 }
 
-/// What the process has had of the processors.
-fn cpu_time() -> Duration {
-    let threads = std::fs::read_dir("/proc/self/task").unwrap();
-    let of_thread = |thread: std::fs::DirEntry| {
-        // A thread may have ended by now.
-        let text = std::fs::read_to_string(thread.path().join("schedstat")).ok()?;
-        text.split(' ').next()?.parse::<u64>().ok()
-    };
-    Duration::from_nanos(threads.flatten().filter_map(of_thread).sum())
-}
-
-async fn compare(base_url: &str, pure: bool, count: usize) {
+async fn compare(base_url: &str, pure: bool, count: usize) -> [[String; 8]; 3] {
     let mut worlds = [
         World::new("memory", None, base_url, pure).await,
         World::new("sqlite", Some(Durability::Strict), base_url, pure).await,
@@ -232,22 +221,37 @@ async fn compare(base_url: &str, pure: bool, count: usize) {
             world.round(count).await;
         }
     }
-    let calls = if pure { "pure calls" } else { "calls with effects" };
-    println!("\n{count} sessions at once, {calls}, beside the memory engine:");
-    let mut first = None;
-    for world in &mut worlds {
-        println!("{}", world.line(first, count));
-        first = first.or(Some((world.times[ROUNDS / 2], world.cpu)));
+    for world in &worlds {
         world.host.shutdown().await;
     }
+    let calls = if pure { "pure" } else { "with effects" };
+    let memory = worlds[0].sums();
+    worlds.map(|world| world.row(memory, calls, count))
 }
 
 fn main() {
     let runtime = Runtime::new().unwrap();
     let base_url = runtime.block_on(provider());
+    let mut rows = Vec::new();
     for pure in [false, true] {
         for count in [1, 64] {
-            runtime.block_on(compare(&base_url, pure, count));
+            rows.extend(runtime.block_on(compare(&base_url, pure, count)));
         }
     }
+    let about = format!(
+        "A run of two turns, {CALLS} calls one after the other and then the answer, beside the \
+         same with the memory engine: ratios of the median time of {ROUNDS} rounds and of their \
+         CPU. How long an fsync takes is the disk's business."
+    );
+    let head = [
+        "sessions at once",
+        "calls",
+        "journal",
+        "time",
+        "CPU",
+        "CPU a run",
+        "transactions a run",
+        "fsyncs a run",
+    ];
+    Report::new("cost").table(&about, head, rows).print();
 }

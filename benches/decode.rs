@@ -6,6 +6,8 @@
 
 mod bare;
 mod bodies;
+#[path = "shared/report.rs"]
+mod report;
 
 use std::hint::black_box;
 use std::time::Duration;
@@ -15,6 +17,7 @@ use callsheet::turn::{Accumulator, AccumulatorLimits};
 use callsheet::types::Wire;
 use callsheet::wire::{Decoder, DecoderLimits, Framing};
 use criterion::{BenchmarkId, Criterion, Throughput};
+use report::Report;
 use tokio::time::Instant;
 
 fn decode_and_accumulate(wire: Wire, framing: Framing, body: &[u8]) -> Accumulator {
@@ -33,7 +36,8 @@ fn decode_and_accumulate(wire: Wire, framing: Framing, body: &[u8]) -> Accumulat
     response
 }
 
-fn decode(criterion: &mut Criterion) {
+fn decode(criterion: &mut Criterion) -> Vec<[String; 5]> {
+    let mut rows = Vec::new();
     for (wire, framing) in WIRES {
         for (name, texts, calls) in [("text", 4000, 0), ("calls", 0, 64), ("both", 2000, 64)] {
             let body = body(wire, texts, calls);
@@ -51,13 +55,14 @@ fn decode(criterion: &mut Criterion) {
                 },
             );
             group.finish();
-            print_ratio(wire, framing, name, &body);
+            rows.push(ratio(wire, framing, name, &body));
         }
     }
+    rows
 }
 
 /// The best of many passes each, taken in turns, so that both meet the same machine.
-fn print_ratio(wire: Wire, framing: Framing, name: &str, body: &[u8]) {
+fn ratio(wire: Wire, framing: Framing, name: &str, body: &[u8]) -> [String; 5] {
     let mut best = [Duration::MAX; 2];
     let mut time = |at: usize, pass: &mut dyn FnMut()| {
         let start = Instant::now();
@@ -70,12 +75,13 @@ fn print_ratio(wire: Wire, framing: Framing, name: &str, body: &[u8]) {
     }
     let [bare, ours] = best.map(|time| time.as_secs_f64());
     let events = events(framing, body) as f64;
-    println!(
-        "{wire} {name}: {:.0} MB/s, {:.0} ns an event: {:.2} times the bare baseline",
-        body.len() as f64 / ours / 1e6,
-        ours / events * 1e9,
-        ours / bare,
-    );
+    [
+        format!("`{wire}`"),
+        name.to_owned(),
+        format!("{:.0}", body.len() as f64 / ours / 1e6),
+        format!("{:.0} ns", ours / events * 1e9),
+        format!("{:.2}", ours / bare),
+    ]
 }
 
 /// How many events a body holds.
@@ -86,10 +92,15 @@ fn events(framing: Framing, body: &[u8]) -> usize {
 
 fn main() {
     let mut criterion = Criterion::default()
-        .sample_size(20)
-        .warm_up_time(Duration::from_millis(300))
-        .measurement_time(Duration::from_secs(1))
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(100))
+        .measurement_time(Duration::from_millis(400))
         .configure_from_args();
-    decode(&mut criterion);
+    let rows = decode(&mut criterion);
     criterion.final_summary();
+    let about = "Decoding and accumulating a stream of text, of calls, and of both, beside memchr \
+        framing and one parse of the same events into borrowed structs; the best of many passes in \
+        turn.";
+    let head = ["wire", "stream", "MB/s", "an event", "ratio"];
+    Report::new("decode").table(about, head, rows).print();
 }

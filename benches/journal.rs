@@ -5,6 +5,11 @@
 //! the ratios; absolute times are those of the disk.
 #![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
 
+#[path = "shared/report.rs"]
+mod report;
+#[path = "shared/times.rs"]
+mod times;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,9 +22,14 @@ use callsheet::record::{Record, Seq};
 use callsheet::types::{Content, RunId, SessionId};
 use criterion::{Criterion, SamplingMode, Throughput};
 use futures::future::join_all;
+use report::Report;
 use rusqlite::Connection;
+use times::median;
 use tokio::runtime::Runtime;
 use tokio::time::Instant;
+
+/// How often the two are measured in turn.
+const PAIRS: usize = 60;
 
 /// A directory of its own, deleted with what is in it.
 struct BenchDir(PathBuf);
@@ -136,27 +146,22 @@ fn connect(file: &Path) -> Connection {
     connection
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times[times.len() / 2]
-}
-
 /// The two in turn, so that both meet the same weather.
-async fn ratio(sessions: &Sessions, bare: &mut Bare) -> String {
+async fn ratio(sessions: &Sessions, bare: &mut Bare) -> [String; 4] {
     let (mut with, mut without) = (Vec::new(), Vec::new());
-    for _ in 0..60 {
+    for _ in 0..PAIRS {
         with.push(sessions.round().await);
         without.push(bare.round());
     }
     let (with, without) = (median(with).as_secs_f64(), median(without).as_secs_f64());
     let count = sessions.logs.len();
     let second = |time: f64| count as f64 / time;
-    format!(
-        "{count} sessions: {:.2} ({:.0} durable appends a second, bare {:.0})",
-        with / without,
-        second(with),
-        second(without)
-    )
+    [
+        count.to_string(),
+        format!("{:.0}", second(with)),
+        format!("{:.0}", second(without)),
+        format!("{:.2}", with / without),
+    ]
 }
 
 fn main() {
@@ -164,7 +169,8 @@ fn main() {
     let mut criterion = Criterion::default().configure_from_args();
     let mut ratios = Vec::new();
     let mut group = criterion.benchmark_group("journal/append");
-    group.sampling_mode(SamplingMode::Flat).sample_size(20);
+    group.sampling_mode(SamplingMode::Flat).sample_size(10);
+    group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
     for count in [1, 64, 1_000] {
         let sessions = runtime.block_on(Sessions::open(Durability::Strict, count));
         let mut bare = Bare::open(count);
@@ -184,8 +190,11 @@ fn main() {
         ratios.push(runtime.block_on(ratio(&sessions, &mut bare)));
     }
     group.finish();
-    println!("\nThe journal beside bare SQLite, medians of 60 pairs in turn:");
-    for line in ratios {
-        println!("  {line}");
-    }
+    let about = format!(
+        "Sessions that each append a record and wait until it is durable, beside bare SQLite with \
+         the same rows in transactions of the same size; medians of {PAIRS} pairs in turn. How \
+         long an fsync takes is the disk's business."
+    );
+    let head = ["sessions", "durable appends a second", "bare", "ratio of the times"];
+    Report::new("journal").table(&about, head, ratios).print();
 }

@@ -23,6 +23,8 @@
 
 #[path = "load/bare.rs"]
 mod bare;
+#[path = "shared/report.rs"]
+mod report;
 #[path = "load/service.rs"]
 mod service;
 
@@ -33,6 +35,7 @@ use std::time::Duration;
 
 use callsheet::config::BaseUrl;
 use callsheet::load::{self, Counts, Expected, LoadJournal, LoadOptions};
+use report::Report;
 use serde_json::Value;
 use service::{FAT, W1, Workload};
 use tokio_util::sync::CancellationToken;
@@ -204,7 +207,7 @@ impl Case {
         Row { cpu_us: number("cpu_us_per_run"), runs_per_s: number("runs_per_s"), rss_kb: None }
     }
 
-    fn measure(&self) {
+    fn measure(&self) -> [String; 8] {
         let service = Service::start(self.workload.name, "0");
         let mut rounds: Vec<(Row, Row)> = (0..ROUNDS)
             .map(|_| (self.bare(&service.base_url), self.callsheet(&service.base_url)))
@@ -213,34 +216,22 @@ impl Case {
         rounds.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));
         let median = rounds[ROUNDS / 2];
         let (bare, host) = median;
-        println!(
-            "{:<30} {:>9.1} {:>9.1} {:>6.2} {:>9.0} {:>9.0}",
-            self.name,
-            bare.cpu_us,
-            host.cpu_us,
-            ratio(&median),
-            bare.runs_per_s,
-            host.runs_per_s
-        );
-        if self.workload.name == FAT.name {
-            let (first, last, events) = self.workload.bodies();
-            let megabytes = (first.len() + last.len()) as f64 / 1e6;
-            println!(
-                "  an event ({events}, {megabytes:.2} MB)    {:>9.3} {:>9.3}",
-                bare.cpu_us / events as f64,
-                host.cpu_us / events as f64
-            );
-        }
+        let (_, _, events) = self.workload.bodies();
+        let event = |row: Row| format!("{:.3}", row.cpu_us / events as f64);
+        [
+            self.name.to_owned(),
+            format!("{:.1}", bare.cpu_us),
+            format!("{:.1}", host.cpu_us),
+            format!("{:.2}", ratio(&median)),
+            event(bare),
+            event(host),
+            format!("{:.0}", bare.runs_per_s),
+            format!("{:.0}", host.runs_per_s),
+        ]
     }
 }
 
 fn table() {
-    let (first, last, events) = W1.bodies();
-    println!("W1: {events} events, {} bytes; one thread each", first.len() + last.len());
-    println!(
-        "{:<30} {:>9} {:>9} {:>6} {:>9} {:>9}",
-        "CPU us a run", "bare", "callsheet", "ratio", "bare r/s", "runs/s"
-    );
     let memory = |name, workload, sessions, runs| Case {
         name,
         workload,
@@ -249,12 +240,33 @@ fn table() {
         journal: "memory",
         renew: RENEW,
     };
-    for case in [
+    let rows = [
         memory("W1, 1 session", W1, 1, 1500),
         memory("W1, 256 sessions", W1, 256, 8),
-        Case { journal: "strict", ..memory("W1, 256 sessions, strict", W1, 256, 4) },
+        Case { journal: "strict", ..memory("W1, 256 sessions, strict journal", W1, 256, 4) },
         Case { renew: 1, ..memory("fat stream, 1 session", FAT, 1, 40) },
-    ] {
-        case.measure();
-    }
+    ]
+    .map(|case| case.measure());
+    let size = |workload: Workload| {
+        let (first, last, events) = workload.bodies();
+        format!("{events} events, {:.0} kB", (first.len() + last.len()) as f64 / 1e3)
+    };
+    let about = format!(
+        "CPU of the client's process, one thread, beside a hand-written loop on `reqwest` and \
+         borrowed structs; the median of {ROUNDS} rounds by ratio. W1 is a run of {}; the fat \
+         stream one of {}.",
+        size(W1),
+        size(FAT)
+    );
+    let head = [
+        "workload",
+        "loop, us a run",
+        "host, us a run",
+        "ratio",
+        "loop, us an event",
+        "host, us an event",
+        "loop, runs a second",
+        "host, runs a second",
+    ];
+    Report::new("load").table(&about, head, rows).print();
 }

@@ -5,6 +5,9 @@
 //! The provider answers from memory on a thread of its own, whose CPU is not counted.
 #![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
 
+#[path = "shared/report.rs"]
+mod report;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +23,7 @@ use callsheet::telemetry::{Delivery, Metrics, Telemetry};
 use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use callsheet::types::RunEnd;
 use futures::StreamExt as _;
+use report::Report;
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
@@ -181,7 +185,18 @@ fn main() {
     let (kept, bare) =
         rounds.reduce(|one, other| (one.0.min(other.0), one.1.min(other.1))).unwrap();
     let share = |time: Duration| 100.0 * time.as_secs_f64() / cpu.as_secs_f64();
-    println!("{} events of a run, {cpu:.1?} of CPU with metrics", events.len());
-    println!("  recorded                       {kept:.2?}, {:.2} % of the run", share(kept));
-    println!("  with a recorder that does nothing {bare:.2?}, {:.2} %", share(bare));
+    let row = |what: &str, time: Duration| {
+        [
+            what.to_owned(),
+            format!("{:.2} us", time.as_secs_f64() * 1e6),
+            format!("{:.2} %", share(time)),
+        ]
+    };
+    let rows = [row("recorded", kept), row("a recorder that does nothing", bare)];
+    let about = format!(
+        "What it takes to record the {} events of a run, beside the CPU of the whole run ({:.0} us).",
+        events.len(),
+        cpu.as_secs_f64() * 1e6
+    );
+    Report::new("metrics").table(&about, ["what", "time", "of the run"], rows).print();
 }

@@ -1,12 +1,19 @@
 //! Many sessions on one host, on SQLite in a temporary directory (`TMPDIR`): what one costs in
 //! memory awake and asleep, how long it takes to wake, to start a host that has them all, and to
-//! go on with runs that the last host left unfinished.
+//! go on with runs that the last host left unfinished. Beside each stands what the same costs
+//! without what is measured: bare SQLite, a bare task, a session that is awake, an empty host.
 //!
 //! `cargo bench --bench sessions`, or with another number of sessions behind `--`. Every part
 //! stops waiting after two minutes. The model is the built-in rehearsal server in the same process.
-#![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
+#![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
+
+#[path = "shared/report.rs"]
+mod report;
+#[path = "shared/times.rs"]
+mod times;
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,12 +21,18 @@ use callsheet::config::{BaseUrl, Config, Durability};
 use callsheet::journal::{
     Journal, JournalObserver, SessionLog, SqliteJournal, SqliteOptions, StoredGroup, Urgency,
 };
+use callsheet::load::memory;
 use callsheet::record::{Record, Seq};
 use callsheet::rehearsal::{Rehearsal, RehearsalOptions, Response, Script};
 use callsheet::runtime::{Host, HostSetup, OpenSession, SessionQuery};
 use callsheet::tool::Registry;
 use callsheet::types::{Content, Execution, RunEnd, RunId, SessionId};
 use futures::StreamExt;
+use futures::future::join_all;
+use report::Report;
+use rusqlite::Connection;
+use times::{median, quantile};
+use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 const SESSIONS: usize = 100_000;
@@ -58,14 +71,20 @@ impl JournalObserver for Nobody {
 }
 
 /// Resident memory in kilobytes.
-fn resident_kb() -> i64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+fn resident_kb() -> f64 {
+    memory().unwrap().now_kb as f64
 }
 
-fn line(what: &str, value: impl std::fmt::Display) {
-    println!("  {what:<58} {value}");
+/// What was measured, beside what, and the ratio.
+type Row = [String; 5];
+
+fn row(what: impl Into<String>, it: f64, beside: &str, bare: f64, unit: &str) -> Row {
+    let said = |number: f64| format!("{number:.2} {unit}");
+    [what.into(), said(it), beside.to_owned(), said(bare), format!("{:.2}", it / bare)]
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
 }
 
 async fn model() -> Rehearsal {
@@ -104,78 +123,162 @@ async fn until(what: &str, mut there: impl FnMut() -> bool) -> Duration {
     began.elapsed()
 }
 
-fn quantiles(mut times: Vec<Duration>) -> String {
-    times.sort_unstable();
-    let at = |part: f64| times[((times.len() - 1) as f64 * part) as usize];
-    format!("p50 {:.2?}, p99 {:.2?}, max {:.2?}", at(0.5), at(0.99), at(1.0))
+/// Two rows: the medians, and the 99th percentiles.
+fn rows(what: &str, mut it: Vec<Duration>, beside: &str, mut bare: Vec<Duration>) -> [Row; 2] {
+    let last = [quantile(&mut it, 0.99), quantile(&mut bare, 0.99)];
+    [("p50", [median(it), median(bare)]), ("p99", last)]
+        .map(|(name, [it, bare])| row(format!("{what}, {name}"), ms(it), beside, ms(bare), "ms"))
 }
 
-async fn many(count: usize) {
-    let (model, dir) = (model().await, BenchDir::new("many"));
+/// The rows that sessions are, in one table of bare SQLite.
+struct Bare {
+    connection: Connection,
+    _dir: BenchDir,
+}
+
+impl Bare {
+    /// Stores a row for each session, as many in a transaction as are opened at once. Says how
+    /// long it took.
+    fn fill(count: usize) -> (Self, Duration) {
+        let dir = BenchDir::new("bare");
+        let connection = Connection::open(dir.0.join("bare.db")).unwrap();
+        connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(())).unwrap();
+        connection.pragma_update(None, "synchronous", "full").unwrap();
+        let table = "CREATE TABLE sessions(id TEXT NOT NULL UNIQUE, body TEXT NOT NULL) STRICT";
+        connection.execute_batch(table).unwrap();
+        let mut bare = Self { connection, _dir: dir };
+        let began = Instant::now();
+        for first in (0..count).step_by(AT_ONCE) {
+            let transaction = bare.connection.transaction().unwrap();
+            let insert = "INSERT INTO sessions(id, body) VALUES (?1, ?2)";
+            let mut statement = transaction.prepare_cached(insert).unwrap();
+            for at in first..count.min(first + AT_ONCE) {
+                let body = r#"{"session_opened":{"agent":"default","messages":[]}}"#;
+                statement.execute((id(at).to_string(), body)).unwrap();
+            }
+            drop(statement);
+            transaction.commit().unwrap();
+        }
+        (bare, began.elapsed())
+    }
+
+    fn list(&self, limit: usize) -> Duration {
+        let began = Instant::now();
+        let list = "SELECT id, body FROM sessions ORDER BY id LIMIT ?1";
+        let mut statement = self.connection.prepare_cached(list).unwrap();
+        let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+        let rows: Vec<(String, String)> =
+            statement.query_map([limit], read).unwrap().map(Result::unwrap).collect();
+        assert_eq!(rows.len(), limit);
+        began.elapsed()
+    }
+}
+
+/// How much a task takes that waits for messages, in kilobytes.
+async fn task_kb(count: usize) -> f64 {
+    let before = resident_kb();
+    let mut senders = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (sender, mut receiver) = mpsc::channel::<String>(16);
+        tokio::task::spawn(async move { while receiver.recv().await.is_some() {} });
+        senders.push(sender);
+    }
+    tokio::task::yield_now().await;
+    (resident_kb() - before) / count as f64
+}
+
+/// The same in a process of its own, whose memory is as new as this one's.
+fn task_kb_elsewhere(count: usize) -> f64 {
+    let mut itself = Command::new(std::env::current_exe().unwrap());
+    let output = itself.args(["tasks", &count.to_string()]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
+}
+
+async fn many(count: usize) -> Vec<Row> {
+    let mut rows = Vec::new();
+    let task_kb = task_kb_elsewhere(count);
+    let (bare, filled) = Bare::fill(count);
+    let (model, dir, empty) = (model().await, BenchDir::new("many"), BenchDir::new("empty"));
+    // The first one makes the files.
+    host(&model, &empty.0).await.shutdown().await;
+    let began = Instant::now();
+    host(&model, &empty.0).await.shutdown().await;
+    let start_empty = began.elapsed();
     let host_ = host(&model, &dir.0).await;
     let before = resident_kb();
-    println!("\n{count} sessions on one host:");
     let began = Instant::now();
     let opened = futures::stream::iter(0..count).map(|at| {
         let open = OpenSession { id: Some(id(at).to_string()), ..OpenSession::default() };
         host_.open_session(open)
     });
     opened.buffer_unordered(AT_ONCE).for_each(async |session| drop(session.unwrap())).await;
-    let took = began.elapsed();
-    line("opened a second, each durable", format!("{:.0}", count as f64 / took.as_secs_f64()));
-    line("resident before", format!("{} MB", before / 1024));
-    let (now, awake) = (resident_kb(), host_.counts().awake);
-    let each = (now - before) as f64 / awake.max(1) as f64;
-    line(&format!("resident with {awake} awake"), format!("{} MB, {each:.2} kB each", now / 1024));
+    let each = |took: Duration| took.as_secs_f64() * 1e6 / count as f64;
+    let (it, beside) = (each(began.elapsed()), "a row of bare SQLite");
+    let what = format!("opened and durable, {AT_ONCE} at once");
+    rows.push(row(what, it, beside, each(filled), "us each"));
+    let awake = host_.counts().awake;
+    let each = (resident_kb() - before) / awake.max(1) as f64;
+    rows.push(row(format!("memory of one awake, of {awake}"), each, "a bare task", task_kb, "kB"));
     until("falling asleep", || host_.counts().awake == 0).await;
-    let now = resident_kb();
-    let each = (now - before) as f64 / count as f64;
-    line("resident with all asleep", format!("{} MB, {each:.2} kB each", now / 1024));
-    wake(&host_, count).await;
-    lists(&host_).await;
-    let began = Instant::now();
+    let each = (resident_kb() - before) / count as f64;
+    let asleep = "memory of one asleep (freed, and kept by the allocator)";
+    rows.push(row(asleep, each, "a bare task", task_kb, "kB"));
+    rows.extend(wake(&host_, count).await);
+    rows.extend(lists(&host_, &bare, count).await);
     host_.shutdown().await;
-    line("shut down", format!("{:.2?}", began.elapsed()));
     drop(host_);
     let began = Instant::now();
     let host_ = host(&model, &dir.0).await;
-    line("start of a host that has them", format!("{:.2?}", began.elapsed()));
     assert_eq!(host_.counts().sessions, count);
     host_.shutdown().await;
+    let took = ms(began.elapsed());
+    rows.push(row(
+        "a host that has them, started and shut down",
+        took,
+        "an empty one",
+        ms(start_empty),
+        "ms",
+    ));
+    rows
 }
 
-async fn wake(host: &Host, count: usize) {
+async fn wake(host: &Host, count: usize) -> Vec<Row> {
     let woken = WOKEN.min(count / 4);
-    let (mut snapshots, mut runs, mut awake) = (Vec::new(), Vec::new(), Vec::new());
-    for id in spread(woken, count, 0) {
-        let began = Instant::now();
-        host.session(&id).snapshot().await.unwrap();
-        snapshots.push(began.elapsed());
+    let [mut asleep, mut awake, mut asleep_run, mut awake_run] = [const { Vec::new() }; 4];
+    for times in [&mut asleep, &mut awake] {
+        for id in spread(woken, count, 0) {
+            let began = Instant::now();
+            host.session(&id).snapshot().await.unwrap();
+            times.push(began.elapsed());
+        }
     }
-    for id in spread(woken, count, 1) {
-        let began = Instant::now();
-        let report = host.session(&id).run("Are you there?").await.unwrap();
-        runs.push(began.elapsed());
-        assert_eq!(report.run_end, RunEnd::Answered);
+    for times in [&mut asleep_run, &mut awake_run] {
+        for id in spread(woken, count, 1) {
+            let began = Instant::now();
+            let report = host.session(&id).run("Are you there?").await.unwrap();
+            times.push(began.elapsed());
+            assert_eq!(report.run_end, RunEnd::Answered);
+        }
     }
-    for id in spread(woken, count, 1) {
-        let began = Instant::now();
-        host.session(&id).run("Still?").await.unwrap();
-        awake.push(began.elapsed());
-    }
-    line(&format!("{woken} woken by a snapshot"), quantiles(snapshots));
-    line(&format!("{woken} woken by a run, to its end"), quantiles(runs));
-    line("the same, awake", quantiles(awake));
+    let mut all = rows("a snapshot of one asleep", asleep, "of one awake", awake).to_vec();
+    all.extend(rows("a run of one asleep, durable", asleep_run, "of one awake", awake_run));
+    all
 }
 
-async fn lists(host: &Host) {
+async fn lists(host: &Host, bare: &Bare, count: usize) -> [Row; 2] {
     let page = SessionQuery { limit: 100, ..SessionQuery::default() };
     let began = Instant::now();
     assert_eq!(host.sessions(page).await.unwrap().len(), 100);
-    line("a list of 100", format!("{:.2?}", began.elapsed()));
+    let some = ms(began.elapsed());
     let began = Instant::now();
-    let all = host.sessions(SessionQuery::default()).await.unwrap().len();
-    line(&format!("a list of all {all}"), format!("{:.2?}", began.elapsed()));
+    assert_eq!(host.sessions(SessionQuery::default()).await.unwrap().len(), count);
+    let all = ms(began.elapsed());
+    let beside = "rows of bare SQLite";
+    [
+        row("a list of 100", some, beside, ms(bare.list(100)), "ms"),
+        row("a list of all", all, beside, ms(bare.list(count)), "ms"),
+    ]
 }
 
 /// A journal as a host leaves it that is killed.
@@ -210,22 +313,35 @@ async fn killed(dir: &Path) {
     done.await.unwrap();
 }
 
-async fn recover() {
-    let (model, dir) = (model().await, BenchDir::new("killed"));
+/// A host that goes on with unfinished runs, beside as many runs that begin at once on an empty one.
+async fn recover() -> [Row; 2] {
+    let (model, dir, empty) = (model().await, BenchDir::new("killed"), BenchDir::new("fresh"));
+    // The first one makes the files.
+    host(&model, &empty.0).await.shutdown().await;
+    let began = Instant::now();
+    let fresh = host(&model, &empty.0).await;
+    let started = began.elapsed();
+    let open = (0..UNFINISHED).map(|_| fresh.open_session(OpenSession::default()));
+    let sessions = join_all(open).await.into_iter().map(Result::unwrap).collect::<Vec<_>>();
+    let runs = sessions.iter().map(|session| session.run("Are you there?"));
+    assert!(join_all(runs).await.iter().all(Result::is_ok));
+    let ran = began.elapsed();
+    fresh.shutdown().await;
     killed(&dir.0).await;
-    println!(
-        "\n{RECOVERED} sessions, {UNFINISHED} of them in the middle of a run, when a host starts:"
-    );
     let began = Instant::now();
     let host = host(&model, &dir.0).await;
-    line("started", format!("{:.2?}", began.elapsed()));
+    let restarted = began.elapsed();
     let ended =
         || value(&host, "callsheet_runs_total").is_some_and(|runs| runs >= UNFINISHED as f64);
     until("recovery", ended).await;
-    line("all runs have ended", format!("{:.2?}", began.elapsed()));
-    let going = value(&host, "callsheet_recovery_seconds").unwrap_or_default();
-    line("all runs went on after", format!("{:.2?}", Duration::from_secs_f64(going)));
+    let recovered = began.elapsed();
     host.shutdown().await;
+    let what = format!("a host with {RECOVERED} sessions, {UNFINISHED} in the middle of a run");
+    let beside = format!("an empty one, and {UNFINISHED} new runs have ended");
+    [
+        row(format!("{what}, started"), ms(restarted), "an empty one", ms(started), "ms"),
+        row(format!("{what}, until these have ended"), ms(recovered), &beside, ms(ran), "ms"),
+    ]
 }
 
 /// The sum of a metric over its labels.
@@ -237,7 +353,18 @@ fn value(host: &Host, name: &str) -> Option<f64> {
 
 fn main() {
     let count = std::env::args().skip(1).find_map(|argument| argument.parse().ok());
+    let count = count.unwrap_or(SESSIONS);
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    runtime.block_on(many(count.unwrap_or(SESSIONS)));
-    runtime.block_on(recover());
+    if std::env::args().any(|argument| argument == "tasks") {
+        println!("{}", runtime.block_on(task_kb(count)));
+        return;
+    }
+    let mut rows = runtime.block_on(many(count));
+    rows.extend(runtime.block_on(recover()));
+    let about = format!(
+        "{count} sessions on one host, on SQLite. Times are the disk's business too; how they \
+         compare is ours."
+    );
+    let head = ["what", "host", "beside", "bare", "ratio"];
+    Report::new("sessions").table(&about, head, rows).print();
 }

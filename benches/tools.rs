@@ -6,21 +6,28 @@
 //! shared machine.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
+#[path = "shared/provider.rs"]
+mod provider;
+#[path = "shared/report.rs"]
+mod report;
+#[path = "shared/times.rs"]
+mod times;
+
 use std::hint::black_box;
 use std::thread;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use axum::Router;
 use axum::body::Bytes;
-use axum::http::header::CONTENT_TYPE;
-use axum::routing::post;
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
 use callsheet::runtime::{Host, HostSetup, OpenSession, RunReport};
 use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use callsheet::types::{Execution, RunEnd};
 use criterion::{Criterion, SamplingMode};
+use provider::{end, event, serve, stream};
+use report::Report;
 use serde_json::json;
+use times::median;
 use tokio::runtime::Runtime;
 use tokio::time::Instant;
 
@@ -71,36 +78,22 @@ fn calibrated() -> u64 {
 
 /// The answer that calls the tool, as a service streams it, and the answer after that.
 fn answers() -> (Bytes, Bytes) {
-    let chunk = |delta: serde_json::Value, finish: Option<&str>| {
-        let body = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
-            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
-        format!("data: {body}\n\n")
-    };
     let calls: String = (0..CALLS)
         .map(|index| {
             let function = json!({"name": "compute", "arguments": format!("{{\"seed\":{index}}}")});
             let call = json!({"index": index, "id": format!("call_{index}"), "type": "function",
                 "function": function});
-            chunk(json!({"tool_calls": [call]}), None)
+            event(json!({"tool_calls": [call]}), None)
         })
         .collect();
-    let calls = calls + &chunk(json!({}), Some("tool_calls")) + "data: [DONE]\n\n";
-    let text = chunk(json!({"content": "Done."}), Some("stop")) + "data: [DONE]\n\n";
-    (Bytes::from(calls), Bytes::from(text))
+    let text = event(json!({"content": "Done."}), None);
+    (Bytes::from(calls + &end("tool_calls")), Bytes::from(text + &end("stop")))
 }
 
 async fn provider() -> String {
     let (calls, text) = answers();
-    let answer = move |body: Bytes| {
-        let answered = memchr::memmem::find(&body, b"\"role\":\"tool\"").is_some();
-        let body = if answered { text.clone() } else { calls.clone() };
-        async move { ([(CONTENT_TYPE, "text/event-stream")], body) }
-    };
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = Router::new().route("/v1/chat/completions", post(answer));
-    tokio::task::spawn(async move { axum::serve(listener, server).await });
-    format!("http://{address}/v1")
+    serve(move |_, is_answered| stream(if is_answered { text.clone() } else { calls.clone() }))
+        .await
 }
 
 async fn host(base_url: &str, rounds: u64, execution: Execution) -> Host {
@@ -137,11 +130,6 @@ fn threads(rounds: u64) -> Duration {
     began.elapsed()
 }
 
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times[times.len() / 2]
-}
-
 fn main() {
     let runtime = Runtime::new().unwrap();
     let base_url = runtime.block_on(provider());
@@ -153,7 +141,7 @@ fn main() {
         .map(|(name, execution)| (name, runtime.block_on(host(&base_url, rounds, execution))));
     let mut group = criterion.benchmark_group("tools");
     group.sampling_mode(SamplingMode::Flat).sample_size(10);
-    group.measurement_time(Duration::from_secs(10));
+    group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(3));
     group.bench_function("threads", |bencher| {
         bencher.iter_custom(|runs| (0..runs).map(|_| threads(rounds)).sum());
     });
@@ -177,13 +165,19 @@ fn main() {
         sequential.push(runtime.block_on(hosted(&hosts[1].1)));
     }
     let bare = median(bare);
-    println!(
-        "\nTwo calls of {WORK:?} of work each, beside two plain threads, medians of {PAIRS} in turn:"
-    );
-    println!("  two threads: {bare:?}");
-    for (name, times) in [("parallel", parallel), ("sequential", sequential)] {
-        let took = median(times);
+    let row = |what: &str, took: Duration| {
         let ratio = took.as_secs_f64() / bare.as_secs_f64();
-        println!("  a run, {name}: {took:?}, ratio {ratio:.2}");
-    }
+        [what.to_owned(), format!("{:.1} ms", took.as_secs_f64() * 1e3), format!("{ratio:.2}")]
+    };
+    let rows = [
+        row("two threads", bare),
+        row("a run, in parallel", median(parallel)),
+        row("a run, in sequence", median(sequential)),
+    ];
+    let about = format!(
+        "A run whose two blocking tools each compute for about {} ms, beside two plain threads \
+         with the same work, medians of {PAIRS} in turn.",
+        WORK.as_millis()
+    );
+    Report::new("tools").table(&about, ["what", "time", "ratio"], rows).print();
 }

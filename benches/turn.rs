@@ -1,19 +1,26 @@
 //! A run of two turns (four calls, then the answer) through the host, beside the same run without
 //! actors: the same HTTP client, decoder, accumulator and tools in one plain loop.
 //!
-//! Sequential and parallel, 1 and 64 sessions at once, over loopback HTTP against a server that
-//! answers from memory. Prints the ratios; absolute times mean little on a shared machine.
+//! Sequential and parallel, 1, 64 and 1,000 sessions at once, over loopback HTTP against a server
+//! that answers from memory. Prints the ratios; absolute times mean little on a shared machine. And
+//! what one more call costs: a response of 64 calls beside one of a single call, by the host, and by
+//! the loop that runs each call as a tokio task of its own.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
+
+#[path = "shared/provider.rs"]
+mod provider;
+#[path = "shared/report.rs"]
+mod report;
+#[path = "shared/times.rs"]
+mod times;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use axum::Router;
 use axum::body::Bytes;
-use axum::http::header::CONTENT_TYPE;
-use axum::routing::post;
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
+use callsheet::load::{cpu_time, raise_open_files};
 use callsheet::message::{Message, ResponseMessage};
 use callsheet::runtime::model::{ModelClient, ModelRequest};
 use callsheet::runtime::{Host, HostSetup, OpenSession};
@@ -24,12 +31,23 @@ use callsheet::wire::ToolDefinition;
 use criterion::{Criterion, SamplingMode};
 use futures::StreamExt;
 use futures::future::join_all;
+use provider::{end, event, serve, stream};
+use report::Report;
 use serde_json::json;
+use times::median;
 use tokio::runtime::Runtime;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 const CALLS: u32 = 4;
+
+/// As many as a turn may have where nothing else is configured.
+const MANY: u32 = 64;
+
+const PARALLEL: Execution = Execution::Parallel { max: MANY };
+
+/// How many sessions at once, and how many pairs of rounds are measured.
+const SESSIONS: [(usize, usize); 3] = [(1, 200), (64, 40), (1_000, 7)];
 
 #[derive(serde::Deserialize, schemars::JsonSchema)]
 struct Work {
@@ -51,46 +69,30 @@ impl Tool for WorkTool {
     }
 }
 
-/// The two answers as a service streams them.
-fn answers() -> (Bytes, Bytes) {
-    let chunk = |delta: serde_json::Value, finish: Option<&str>| {
-        let body = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
-            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
-        format!("data: {body}\n\n")
-    };
-    let mut calls = String::new();
-    for index in 0..CALLS {
+/// An answer with so many calls, as a service streams it, and the answer after that.
+fn answers(calls: u32) -> (Bytes, Bytes) {
+    let mut asking = String::new();
+    for index in 0..calls {
         let function = json!({"name": "work", "arguments": ""});
         let head = json!({"index": index, "id": format!("call_{index}"), "type": "function",
             "function": function});
-        calls += &chunk(json!({"tool_calls": [head]}), None);
+        asking += &event(json!({"tool_calls": [head]}), None);
         for piece in ["{\"i\":".to_owned(), format!("{index}}}")] {
             let piece = json!({"index": index, "function": {"arguments": piece}});
-            calls += &chunk(json!({"tool_calls": [piece]}), None);
+            asking += &event(json!({"tool_calls": [piece]}), None);
         }
     }
-    calls += &chunk(json!({}), Some("tool_calls"));
     let mut text = String::new();
     for word in "All of the work is done and these are the results.".split_inclusive(' ') {
-        text += &chunk(json!({"content": word}), None);
+        text += &event(json!({"content": word}), None);
     }
-    text += &chunk(json!({}), Some("stop"));
-    let done = "data: [DONE]\n\n";
-    (Bytes::from(calls + done), Bytes::from(text + done))
+    (Bytes::from(asking + &end("tool_calls")), Bytes::from(text + &end("stop")))
 }
 
-async fn provider() -> String {
-    let (calls, text) = answers();
-    let answer = move |body: Bytes| {
-        let answered = memchr::memmem::find(&body, b"\"role\":\"tool\"").is_some();
-        let body = if answered { text.clone() } else { calls.clone() };
-        async move { ([(CONTENT_TYPE, "text/event-stream")], body) }
-    };
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = Router::new().route("/v1/chat/completions", post(answer));
-    tokio::task::spawn(async move { axum::serve(listener, server).await });
-    format!("http://{address}/v1")
+async fn provider(calls: u32) -> String {
+    let (asking, text) = answers(calls);
+    serve(move |_, is_answered| stream(if is_answered { text.clone() } else { asking.clone() }))
+        .await
 }
 
 fn registry() -> Registry {
@@ -102,35 +104,39 @@ fn registry() -> Registry {
 async fn host(base_url: &str, execution: Execution) -> Host {
     let mut config = Config::default();
     config.journal.engine = JournalEngine::Memory;
-    config.use_model("bench", ModelConfig::new(BaseUrl::parse(base_url).unwrap(), "m"));
+    let mut model = ModelConfig::new(BaseUrl::parse(base_url).unwrap(), "m");
+    // The loop has no such limit.
+    model.max_concurrent_requests = None;
+    config.use_model("bench", model);
     let agent = config.agents.get_mut("default").unwrap();
     agent.tools = vec![ToolPattern::new("*")];
     agent.execution = execution;
     Host::start(HostSetup { config, tools: registry() }).await.unwrap()
 }
 
-/// One run in each of so many new sessions, at once; how long the runs took.
-async fn hosted(host: &Host, sessions: usize) -> Duration {
+/// One run in each of so many new sessions, at once; how long the runs took, and their CPU.
+async fn hosted(host: &Host, sessions: usize) -> (Duration, Duration) {
     let open = (0..sessions).map(|_| host.open_session(OpenSession::default()));
     let sessions: Vec<_> = join_all(open).await.into_iter().map(Result::unwrap).collect();
-    let began = Instant::now();
+    let (began, cpu) = (Instant::now(), cpu_time());
     let reports = join_all(sessions.iter().map(|session| session.run("work"))).await;
-    let took = began.elapsed();
+    let took = (began.elapsed(), cpu_time() - cpu);
     assert!(reports.into_iter().all(|report| report.unwrap().run_end == RunEnd::Answered));
     join_all(sessions.iter().map(callsheet::runtime::SessionHandle::close)).await;
     took
 }
 
-/// The same without actors.
-async fn bare(client: &ModelClient, execution: Execution, sessions: usize) -> Duration {
-    let began = Instant::now();
-    let texts = join_all((0..sessions).map(|_| bare_run(client, execution))).await;
-    let took = began.elapsed();
-    assert!(texts.iter().all(|text| !text.is_empty()));
+/// The same without actors: a task for each session.
+async fn bare(client: &ModelClient, execution: Execution, sessions: usize) -> (Duration, Duration) {
+    let (began, cpu) = (Instant::now(), cpu_time());
+    let runs = (0..sessions).map(|_| tokio::spawn(bare_run(client.clone(), execution)));
+    let texts = join_all(runs).await;
+    let took = (began.elapsed(), cpu_time() - cpu);
+    assert!(texts.iter().all(|text| !text.as_ref().unwrap().is_empty()));
     took
 }
 
-async fn bare_run(client: &ModelClient, execution: Execution) -> String {
+async fn bare_run(client: ModelClient, execution: Execution) -> String {
     let spec = WorkTool.spec();
     let tools: Arc<[ToolDefinition]> = Arc::new([ToolDefinition {
         name: spec.name.clone(),
@@ -142,8 +148,8 @@ async fn bare_run(client: &ModelClient, execution: Execution) -> String {
         let mut request = ModelRequest::new("m", messages.clone().into());
         request.tools = Arc::clone(&tools);
         let mut response = Accumulator::new(AccumulatorLimits::default());
-        let mut stream = std::pin::pin!(client.stream(&request));
-        while let Some(batch) = stream.next().await {
+        let mut deltas = std::pin::pin!(client.stream(&request));
+        while let Some(batch) = deltas.next().await {
             for delta in batch.unwrap() {
                 response.push(&delta);
             }
@@ -157,11 +163,14 @@ async fn bare_run(client: &ModelClient, execution: Execution) -> String {
             Execution::Sequential => {
                 let mut results = Vec::new();
                 for call in &calls {
-                    results.push(run_tool(call).await);
+                    results.push(run_tool(call.clone()).await);
                 }
                 results
             }
-            Execution::Parallel { .. } => join_all(calls.iter().map(run_tool)).await,
+            Execution::Parallel { .. } => {
+                let tasks = calls.iter().map(|call| tokio::spawn(run_tool(call.clone())));
+                join_all(tasks).await.into_iter().map(Result::unwrap).collect()
+            }
         };
         let text = response.text().to_owned();
         messages.push(Arc::new(Message::Assistant(ResponseMessage {
@@ -185,44 +194,36 @@ fn call((index, bucket): (u32, &callsheet::turn::Bucket)) -> ToolCall {
     }
 }
 
-async fn run_tool(call: &ToolCall) -> Message {
+async fn run_tool(call: ToolCall) -> Message {
     let context = ToolContext::new(
         call.key,
-        call.arguments.clone(),
+        call.arguments,
         String::new(),
         CancellationToken::new(),
         Arc::new(|_| {}),
     );
     let ToolOutput(content) = WorkTool.run(context).await.unwrap();
-    let (call_id, name) = (call.id.clone(), call.name.clone());
-    Message::Tool { call_id, name, content, metadata: json!({}) }
-}
-
-fn median(mut times: Vec<Duration>) -> Duration {
-    times.sort_unstable();
-    times[times.len() / 2]
+    Message::Tool { call_id: call.id, name: call.name, content, metadata: json!({}) }
 }
 
 fn main() {
+    raise_open_files(4 * SESSIONS[SESSIONS.len() - 1].0 as u32).unwrap();
     let runtime = Runtime::new().unwrap();
-    let base_url = runtime.block_on(provider());
-    let config = ModelConfig::new(BaseUrl::parse(&base_url).unwrap(), "m");
-    let client = ModelClient::new(&config).unwrap();
+    let base_url = runtime.block_on(provider(CALLS));
+    let client = client(&base_url);
     let mut criterion = Criterion::default().configure_from_args();
     let mut ratios = Vec::new();
-    for (name, execution) in
-        [("sequential", Execution::Sequential), ("parallel", Execution::Parallel { max: 16 })]
-    {
+    for (name, execution) in [("sequential", Execution::Sequential), ("parallel", PARALLEL)] {
         let host = runtime.block_on(host(&base_url, execution));
         let mut group = criterion.benchmark_group(format!("turn/{name}"));
-        group.sampling_mode(SamplingMode::Flat).sample_size(20);
-        group.measurement_time(Duration::from_secs(5));
-        for sessions in [1, 64] {
+        group.sampling_mode(SamplingMode::Flat).sample_size(10);
+        group.warm_up_time(Duration::from_millis(300)).measurement_time(Duration::from_secs(1));
+        for (sessions, pairs) in SESSIONS {
             group.bench_function(format!("host/{sessions}"), |bencher| {
                 bencher.to_async(&runtime).iter_custom(async |runs| {
                     let mut took = Duration::ZERO;
                     for _ in 0..runs {
-                        took += hosted(&host, sessions).await;
+                        took += hosted(&host, sessions).await.0;
                     }
                     took
                 });
@@ -231,36 +232,102 @@ fn main() {
                 bencher.to_async(&runtime).iter_custom(async |runs| {
                     let mut took = Duration::ZERO;
                     for _ in 0..runs {
-                        took += bare(&client, execution, sessions).await;
+                        took += bare(&client, execution, sessions).await.0;
                     }
                     took
                 });
             });
-            ratios.push(runtime.block_on(ratio(&host, &client, name, execution, sessions)));
+            let measured = Pairs::measure(&host, &client, execution, sessions, pairs);
+            ratios.push(runtime.block_on(measured).row(name, sessions));
         }
         group.finish();
+        runtime.block_on(host.shutdown());
     }
-    println!("\nThe host beside the bare loop, medians of 100 pairs in turn:");
-    for line in ratios {
-        println!("  {line}");
+    let about = format!(
+        "A run of two turns with {CALLS} calls that take no time, each in a new session, through \
+         the host, beside the same client, decoder and tools in a task for each session and a \
+         plain loop (in parallel: a task for each call); medians of pairs in turn."
+    );
+    let head = ["execution", "sessions at once", "host", "bare", "ratio", "CPU ratio"];
+    let [one, many] = [1, MANY].map(|calls| runtime.block_on(of_calls(calls)));
+    Report::new("turn")
+        .table(&about, head, ratios)
+        .table(
+            &format!(
+                "What one more call of a turn costs, in parallel: a turn of {MANY} calls beside \
+                 one of a single call. By the host it is an actor; by the loop a bare tokio task."
+            ),
+            ["one more call", "host", "bare", "ratio"],
+            many.one_more(&one),
+        )
+        .print();
+}
+
+fn client(base_url: &str) -> ModelClient {
+    ModelClient::new(&ModelConfig::new(BaseUrl::parse(base_url).unwrap(), "m")).unwrap()
+}
+
+/// A run of so many calls.
+async fn of_calls(calls: u32) -> Pairs {
+    let base_url = provider(calls).await;
+    let host = host(&base_url, PARALLEL).await;
+    let pairs = Pairs::measure(&host, &client(&base_url), PARALLEL, 1, 200).await;
+    host.shutdown().await;
+    pairs
+}
+
+/// Medians of the host and the bare loop.
+struct Pairs {
+    time: [Duration; 2],
+    cpu: [Duration; 2],
+}
+
+impl Pairs {
+    /// The two in turn, so that both meet the same weather.
+    async fn measure(
+        host: &Host,
+        client: &ModelClient,
+        execution: Execution,
+        sessions: usize,
+        pairs: usize,
+    ) -> Self {
+        let mut times = [const { Vec::new() }; 2];
+        let mut cpu = [const { Vec::new() }; 2];
+        for _ in 0..pairs {
+            let with = hosted(host, sessions).await;
+            let without = bare(client, execution, sessions).await;
+            for (at, took) in [with, without].into_iter().enumerate() {
+                times[at].push(took.0);
+                cpu[at].push(took.1);
+            }
+        }
+        Self { time: times.map(median), cpu: cpu.map(median) }
+    }
+
+    fn row(&self, name: &str, sessions: usize) -> [String; 6] {
+        let [host, bare] = self.time.map(|time| format!("{:.2} ms", time.as_secs_f64() * 1e3));
+        let (time, cpu) = (ratio(self.time), ratio(self.cpu));
+        [
+            name.to_owned(),
+            sessions.to_string(),
+            host,
+            bare,
+            format!("{time:.2}"),
+            format!("{cpu:.2}"),
+        ]
+    }
+
+    /// What each call more than one costs.
+    fn one_more(&self, one: &Self) -> [[String; 4]; 2] {
+        let row = |name: &str, many: [Duration; 2], one: [Duration; 2]| {
+            let each = [0, 1].map(|at| many[at].saturating_sub(one[at]) / (MANY - 1));
+            let [host, bare] = each.map(|time| format!("{:.1} us", time.as_secs_f64() * 1e6));
+            [name.to_owned(), host, bare, format!("{:.2}", ratio(each))]
+        };
+        [row("time", self.time, one.time), row("CPU", self.cpu, one.cpu)]
     }
 }
 
-/// The two in turn, so that both meet the same weather.
-async fn ratio(
-    host: &Host,
-    client: &ModelClient,
-    name: &str,
-    execution: Execution,
-    sessions: usize,
-) -> String {
-    let (mut with, mut without) = (Vec::new(), Vec::new());
-    for _ in 0..100 {
-        with.push(hosted(host, sessions).await);
-        without.push(bare(client, execution, sessions).await);
-    }
-    let (with, without) = (median(with), median(without));
-    let ratio = with.as_secs_f64() / without.as_secs_f64();
-    let overhead = with.saturating_sub(without) / u32::try_from(sessions).unwrap();
-    format!("{name}, {sessions} sessions: {ratio:.2} ({overhead:?} more a run)")
+fn ratio([host, bare]: [Duration; 2]) -> f64 {
+    host.as_secs_f64() / bare.as_secs_f64()
 }

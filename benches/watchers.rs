@@ -1,21 +1,32 @@
-//! A thousand clients that watch one session over HTTP and never read, while a long run streams:
-//! how much memory they take, and how much longer the run is for them.
+//! What watchers cost the run that they watch, beside the same run without any.
 //!
-//! The sockets are real ones on loopback. What the kernel holds in their buffers is not counted.
+//! 1 and 100 that read every event, in the same process; and a thousand clients over HTTP that never
+//! read: how much memory they take, and how much longer the run is for them. The sockets are real ones on loopback. What the kernel holds in their buffers is not counted.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
+#[path = "shared/provider.rs"]
+mod provider;
+#[path = "shared/report.rs"]
+mod report;
+#[path = "shared/times.rs"]
+mod times;
+
+use std::convert::Infallible;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::http::header::CONTENT_TYPE;
-use axum::routing::post;
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig};
+use callsheet::load::{cpu_time, memory, raise_open_files};
 use callsheet::runtime::{Host, HostSetup, OpenSession, SessionHandle};
 use callsheet::server::{self, ServerOptions};
+use callsheet::telemetry::Delivery;
 use callsheet::tool::Registry;
 use callsheet::types::RunEnd;
+use futures::StreamExt as _;
+use provider::{end, event, serve, stream};
+use report::Report;
 use serde_json::json;
+use times::median;
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::Instant;
@@ -23,36 +34,43 @@ use tokio::time::Instant;
 const WATCHERS: usize = 1_000;
 const DELTAS: usize = 20_000;
 const RUNS: usize = 3;
+
+/// The answer that is read by all, as slowly as 100 of them can read it.
+const READ_DELTAS: usize = 2_000;
+const READ_PAUSE: Duration = Duration::from_millis(1);
+const READ_RUNS: usize = 7;
+
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An answer of so many deltas, a few to each piece that is written.
-async fn provider() -> String {
-    let chunk = |delta: serde_json::Value, finish: Option<&str>| {
-        let body = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
-            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
-        format!("data: {body}\n\n")
-    };
-    let delta = chunk(json!({"content": "Some words of text. "}), None);
-    let last = chunk(json!({}), Some("stop")) + "data: [DONE]\n\n";
+async fn provider(deltas: usize, pause: Duration) -> String {
+    let delta = event(json!({"content": "Some words of text. "}), None);
     let piece = Bytes::from(delta.repeat(8));
-    let answer = move || {
-        let pieces = std::iter::repeat_n(piece.clone(), DELTAS / 8);
-        let pieces = pieces.chain([Bytes::from(last.clone())]);
-        let body = Body::from_stream(futures::stream::iter(pieces.map(Ok::<_, std::io::Error>)));
-        async move { ([(CONTENT_TYPE, "text/event-stream")], body) }
-    };
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = Router::new().route("/v1/chat/completions", post(answer));
-    tokio::spawn(async move { axum::serve(listener, server).await });
-    format!("http://{address}/v1")
+    serve(move |_, _| {
+        let pieces = std::iter::repeat_n(piece.clone(), deltas / 8);
+        let pieces = pieces.chain([Bytes::from(end("stop"))]);
+        let paced = futures::stream::iter(pieces).then(move |piece| async move {
+            if !pause.is_zero() {
+                tokio::time::sleep(pause).await;
+            }
+            Ok::<_, Infallible>(piece)
+        });
+        stream(Body::from_stream(paced))
+    })
+    .await
+}
+
+async fn host(deltas: usize, pause: Duration) -> Host {
+    let mut config = Config::default();
+    config.journal.engine = JournalEngine::Memory;
+    let base_url = provider(deltas, pause).await;
+    config.use_model("bench", ModelConfig::new(BaseUrl::parse(&base_url).unwrap(), "m"));
+    Host::start(HostSetup { config, tools: Registry::new() }).await.unwrap()
 }
 
 /// Resident memory in kilobytes.
 fn resident_kb() -> i64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    memory().unwrap().now_kb as i64
 }
 
 fn watchers(host: &Host) -> f64 {
@@ -97,33 +115,91 @@ async fn watched(host: &Host, addr: std::net::SocketAddr, count: usize) -> (Dura
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
-    times.sort_unstable();
-    (times[RUNS / 2], before, most)
+    (median(times), before, most)
+}
+
+/// The medians of a few runs' times and CPU, each in a session of its own that so many watch who
+/// read every event.
+async fn read(host: &Host, count: usize) -> (Duration, Duration) {
+    let (mut times, mut cpu) = (Vec::new(), Vec::new());
+    for _ in 0..READ_RUNS {
+        let session = host.open_session(OpenSession::default()).await.unwrap();
+        let mut readers = Vec::new();
+        for _ in 0..count {
+            let mut watch = session.watch_from_now().await.unwrap();
+            readers.push(tokio::spawn(async move {
+                let mut seen = 0;
+                while let Some(Delivery::Event(published)) = watch.next().await {
+                    seen += usize::from(published.event.text().is_some());
+                }
+                seen
+            }));
+        }
+        let before = cpu_time();
+        times.push(run(&session).await);
+        session.close().await.unwrap();
+        for reader in readers {
+            assert_eq!(reader.await.unwrap(), READ_DELTAS, "none lagged");
+        }
+        cpu.push(cpu_time() - before);
+    }
+    (median(times), median(cpu))
+}
+
+async fn fan_out() -> Vec<[String; 6]> {
+    let host = host(READ_DELTAS, READ_PAUSE).await;
+    let (none, none_cpu) = read(&host, 0).await;
+    let mut rows = Vec::new();
+    for count in [1, 100] {
+        let (time, cpu) = read(&host, count).await;
+        let each = cpu.saturating_sub(none_cpu) / (count * READ_DELTAS) as u32;
+        let beside = |time: Duration, none: Duration| {
+            let (ms, none_ms) = (time.as_secs_f64() * 1e3, none.as_secs_f64() * 1e3);
+            (format!("{ms:.1} ms ({none_ms:.1} ms)"), format!("{:.2}", ms / none_ms))
+        };
+        let ((time, time_ratio), (cpu, cpu_ratio)) = (beside(time, none), beside(cpu, none_cpu));
+        let each = format!("{} ns", each.as_nanos());
+        rows.push([count.to_string(), time, time_ratio, cpu, cpu_ratio, each]);
+    }
+    host.shutdown().await;
+    rows
 }
 
 async fn compare() {
-    let mut config = Config::default();
-    config.journal.engine = JournalEngine::Memory;
-    let base_url = provider().await;
-    config.use_model("bench", ModelConfig::new(BaseUrl::parse(&base_url).unwrap(), "m"));
-    let host = Host::start(HostSetup { config, tools: Registry::new() }).await.unwrap();
+    let read = fan_out().await;
+    let host = host(DELTAS, Duration::ZERO).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = server::serve(listener, host.clone(), ServerOptions::default()).unwrap();
     let (none, ..) = watched(&host, server.addr(), 0).await;
     let (with, before, most) = watched(&host, server.addr(), WATCHERS).await;
-    let grown = (most - before).max(0);
-    println!("\nA run of {DELTAS} deltas, medians of {RUNS}:");
-    println!("  nobody watches: {none:.2?}");
-    println!(
-        "  {WATCHERS} clients watch and never read: {with:.2?}, ratio {:.2}; {} MB more resident, {:.1} kB each",
-        with.as_secs_f64() / none.as_secs_f64(),
-        grown / 1024,
-        grown as f64 / WATCHERS as f64
-    );
     server.shutdown().await;
     host.shutdown().await;
+    let grown = (most - before).max(0);
+    let ms = |time: Duration| format!("{:.1} ms", time.as_secs_f64() * 1e3);
+    let never = [
+        WATCHERS.to_string(),
+        format!("{} ({})", ms(with), ms(none)),
+        format!("{:.2}", with.as_secs_f64() / none.as_secs_f64()),
+        format!("{before} kB and {grown} kB more"),
+        format!("{:.1} kB", grown as f64 / WATCHERS as f64),
+    ];
+    let about = format!(
+        "A run of {READ_DELTAS} deltas, eight every {} ms, that so many read event by event in the \
+         same process, beside (in brackets) the same run that nobody watches; medians of \
+         {READ_RUNS}.",
+        READ_PAUSE.as_millis()
+    );
+    let head = ["watchers", "time", "ratio", "CPU", "ratio", "CPU for a delta and watcher"];
+    let unread = format!(
+        "A run of {DELTAS} deltas without a pause, watched by clients over HTTP that never read, \
+         beside (in brackets) the same run that nobody watches; medians of {RUNS}. Each is written \
+         to until it is too far behind, and then let go."
+    );
+    let unread_head = ["clients", "time", "ratio", "resident before", "for each client"];
+    Report::new("watchers").table(&about, head, read).table(&unread, unread_head, [never]).print();
 }
 
 fn main() {
+    raise_open_files(4 * WATCHERS as u32).unwrap();
     tokio::runtime::Runtime::new().unwrap().block_on(compare());
 }

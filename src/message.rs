@@ -3,6 +3,7 @@
 //! The form is `role`, `content`, `tool_calls: [{id, type, function: {name, arguments}}]`,
 //! `tool_call_id`; ours has `metadata` beside them, which no service is sent.
 
+mod list;
 mod pieces;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use serde_json::Value;
 
 use crate::types::{Content, Origin, Part, ToolCall};
 
+pub use list::MessageList;
 pub use pieces::Piece;
 
 /// One message of a history.

@@ -3,16 +3,18 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::pairing::paired;
+use super::pairing::{are_paired, paired};
 use super::seed::Seed;
-use crate::message::Message;
+use crate::message::{Message, MessageList};
 use crate::record::ResponseMessage;
 use crate::types::{CallKey, Content, ResultNotes, ToolCall, ToolOutcome, ToolResult, metadata};
 
 /// The messages of a session, in call order. Cloning shares them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    messages: Vec<Arc<Message>>,
+    messages: MessageList,
+    /// So many of them, from the first on, keep the pairing rule.
+    paired: usize,
     turns: u32,
     turns_with_calls: u32,
     held_ids: Arc<BTreeSet<String>>,
@@ -40,7 +42,8 @@ impl History {
                 history.count_calls(calls);
             }
         }
-        history.messages = seed.messages;
+        history.messages = seed.messages.into();
+        history.check_pairs();
         history
     }
 
@@ -100,14 +103,14 @@ impl History {
     /// Tells the model something of ours behind the last result, if nothing but what users said
     /// stands behind that. A blank line parts it from what the tool said.
     pub fn add_note(&mut self, note: &str) {
-        let is_said = |message: &&mut Arc<Message>| matches!(***message, Message::User { .. });
-        let Some(last) = self.messages.iter_mut().rev().find(|message| !is_said(message)) else {
+        let is_said = |message: &Arc<Message>| matches!(**message, Message::User { .. });
+        let Some(last) = self.messages.iter().rposition(|message| !is_said(message)) else {
             return;
         };
-        if !matches!(**last, Message::Tool { .. }) {
+        if !self.messages.get(last).is_some_and(|last| matches!(**last, Message::Tool { .. })) {
             return;
         }
-        if let Message::Tool { content, .. } = Arc::make_mut(last) {
+        if let Some(Message::Tool { content, .. }) = self.messages.get_mut(last) {
             content.push_str(if self.noted { "\n" } else { "\n\n" });
             content.push_str(note);
             self.noted = true;
@@ -116,7 +119,7 @@ impl History {
 
     /// The messages, in order.
     #[must_use]
-    pub fn messages(&self) -> &[Arc<Message>] {
+    pub fn messages(&self) -> &MessageList {
         &self.messages
     }
 
@@ -128,10 +131,14 @@ impl History {
     }
 
     /// The messages as a provider may be sent them, and how many repairs that took. It takes
-    /// none, unless we have a bug.
+    /// none, unless we have a bug. What was found paired when it was written is not read again.
     #[must_use]
-    pub fn request_messages(&self) -> (Vec<Arc<Message>>, u32) {
-        paired(&self.messages)
+    pub fn request_messages(&self) -> (MessageList, u32) {
+        let (known, rest) = self.split();
+        match paired(rest) {
+            (_, 0) => (self.messages.clone(), 0),
+            (rest, repairs) => (known.iter().cloned().chain(rest).collect(), repairs),
+        }
     }
 
     /// The session's last turn; 0 before the first.
@@ -152,6 +159,19 @@ impl History {
         Arc::clone(&self.held_ids)
     }
 
+    /// The messages that are known to be paired, and those behind them.
+    fn split(&self) -> (&[Arc<Message>], &[Arc<Message>]) {
+        self.messages.split_at_checked(self.paired).unwrap_or((&self.messages, &[]))
+    }
+
+    /// Reads what was written since the last time: no call of it is open, or the next time it is
+    /// read again.
+    fn check_pairs(&mut self) {
+        if are_paired(self.split().1) {
+            self.paired = self.messages.len();
+        }
+    }
+
     fn write<'a>(
         &mut self,
         turn: u32,
@@ -165,6 +185,7 @@ impl History {
         if let Some(message) = message.filter(|message| !message.is_blank()) {
             self.write_message(message, max_result_bytes, answer);
         }
+        self.check_pairs();
         self.deliver();
     }
 
@@ -175,17 +196,17 @@ impl History {
         answer: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
     ) {
         self.count_calls(&message.calls);
-        self.messages.push(Arc::new(Message::Assistant(message.clone())));
+        self.messages.push(Message::Assistant(message.clone()));
         for call in &message.calls {
             // A call without an outcome would be a bug of the turn; the check at request building
             // answers it and counts that.
             let Some((outcome, notes)) = answer(call.key) else { continue };
-            self.messages.push(Arc::new(Message::Tool {
+            self.messages.push(Message::Tool {
                 call_id: call.id.clone(),
                 name: call.name.clone(),
                 content: shorten(&outcome.content, max_result_bytes),
                 metadata: metadata(outcome, notes),
-            }));
+            });
         }
     }
 
@@ -205,7 +226,8 @@ impl History {
     }
 
     fn push_user(&mut self, content: Content) {
-        self.messages.push(Arc::new(Message::User { content }));
+        self.messages.push(Message::User { content });
+        self.check_pairs();
     }
 }
 
@@ -285,6 +307,46 @@ mod tests {
         let message = ResponseMessage { calls: calls.into(), ..ResponseMessage::default() };
         history.commit(1, Some(&message), &[], 10);
         assert_eq!(*history.held_ids(), BTreeSet::from(["call_4_3".to_owned()]));
+    }
+
+    #[test]
+    fn a_request_takes_no_more_of_a_long_history_than_of_a_short_one() {
+        let costs = [1, 1_000].map(|turns| {
+            let mut history = History::new();
+            history.begin_run("Go on.".into());
+            for turn in 1..=turns {
+                let call = call(turn);
+                let message =
+                    ResponseMessage { calls: vec![call.clone()], ..ResponseMessage::default() };
+                history.commit(turn, Some(&message), &[result(call, "noon")], 1024);
+                history.steer(turn, "And on.".into());
+            }
+            assert_eq!(history.split().1.len(), 0, "nothing is left to be read again");
+            let mut sent = None;
+            let allocated = allocation_counter::measure(|| {
+                sent = Some(history.request_messages());
+            });
+            let Some((sent, 0)) = sent else { panic!("{sent:?}") };
+            assert_eq!(sent.len() as u32, 1 + 3 * turns);
+            assert!(sent.iter().all(|message| Arc::strong_count(message) == 1));
+            allocated.count_total
+        });
+        assert_eq!(costs, [0, 0]);
+    }
+
+    #[test]
+    fn what_is_not_paired_is_read_until_it_is() {
+        let message =
+            ResponseMessage { calls: vec![call(0), call(1)], ..ResponseMessage::default() };
+        let mut history = History::new();
+        history.begin_run("Go on.".into());
+        history.commit(1, Some(&message), &[result(call(1), "noon")], 1024);
+        for after in 2..4 {
+            let (sent, repairs) = history.request_messages();
+            assert_eq!((sent.len(), repairs), (2 + after, 1));
+            history.steer(1, "And on.".into());
+        }
+        assert_eq!(history.split().0.len(), 1);
     }
 
     #[test]

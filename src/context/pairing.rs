@@ -6,12 +6,22 @@ use std::sync::Arc;
 use serde_json::json;
 
 use crate::message::{Message, ResponseMessage};
-use crate::types::ToolCall;
 
 /// The messages with the pairing rule made true, and how many repairs that took: an answer added
 /// for a call without one, an answer left out that answers no call or answers it again.
 #[must_use]
 pub fn paired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
+    debug_assert!(messages.iter().all(|message| is_unique(message)), "ids are unique in a message");
+    repaired(messages)
+}
+
+/// Whether the messages keep the pairing rule, whatever comes behind them.
+#[must_use]
+pub(super) fn are_paired(messages: &[Arc<Message>]) -> bool {
+    messages.iter().all(|message| is_unique(message)) && repaired(messages).1 == 0
+}
+
+fn repaired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
     let mut sent = Vec::with_capacity(messages.len());
     let mut repairs = 0;
     let mut open: Vec<(&str, &str)> = Vec::new();
@@ -30,7 +40,6 @@ pub fn paired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
             }
             Message::Assistant(ResponseMessage { calls, .. }) => {
                 repairs += answer(&mut open, &mut sent);
-                debug_assert!(are_unique(calls), "ids are unique within a message");
                 open.extend(calls.iter().map(|call| (call.id.as_str(), call.name.as_str())));
                 sent.push(Arc::clone(message));
             }
@@ -40,7 +49,9 @@ pub fn paired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
     (sent, repairs)
 }
 
-fn are_unique(calls: &[ToolCall]) -> bool {
+/// Whether the ids of a message's calls differ.
+fn is_unique(message: &Message) -> bool {
+    let Message::Assistant(ResponseMessage { calls, .. }) = message else { return true };
     let ids: BTreeSet<&str> = calls.iter().map(|call| call.id.as_str()).collect();
     ids.len() == calls.len()
 }
@@ -62,7 +73,7 @@ fn answer(open: &mut Vec<(&str, &str)>, sent: &mut Vec<Arc<Message>>) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::CallKey;
+    use crate::types::{CallKey, ToolCall};
 
     fn user() -> Arc<Message> {
         Arc::new(Message::User { content: "hi".into() })

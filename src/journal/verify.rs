@@ -282,7 +282,7 @@ impl<'a> Verifier<'a> {
                 return;
             }
         };
-        for message in history.messages() {
+        for message in history.messages().iter() {
             let Message::Assistant(ResponseMessage { calls, .. }) = message.as_ref() else {
                 continue;
             };

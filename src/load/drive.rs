@@ -38,6 +38,10 @@ const MODEL: &str = "load";
 /// How many runs the warm-up has at most: one in each of so many sessions.
 const WARM_UP_MAX: u32 = 256;
 
+/// After how long without a run a session falls asleep: those that others have taken the place of
+/// are not to fill the memory.
+const IDLE_AFTER: Duration = Duration::from_secs(5);
+
 /// How many sessions are opened at the same time.
 const OPENING_MAX: usize = 64;
 
@@ -123,9 +127,10 @@ async fn start(
 ) -> Result<Host, LoadError> {
     let mut config = Config::default();
     let all = options.sessions as usize;
-    config.host.max_sessions = all * 2 + WARM_UP_MAX as usize;
+    // Those that others have taken the place of may stay.
+    config.host.max_sessions = usize::MAX;
     config.host.max_concurrent_runs = all;
-    config.host.idle_after = None;
+    config.host.idle_after = Some(IDLE_AFTER);
     // Whoever ends the load before its time does not wait for what it has left.
     config.host.shutdown_grace = Duration::ZERO;
     match (options.journal, directory) {
@@ -242,7 +247,10 @@ impl Load {
         generation: u32,
         old: &SessionHandle,
     ) -> Result<SessionHandle, HostError> {
-        old.close().await?;
+        // To delete what is on a disk takes far longer than runs do: there the old one falls asleep.
+        if self.options.journal == LoadJournal::Memory {
+            old.close().await?;
+        }
         self.open(seat, generation).await
     }
 

@@ -57,7 +57,8 @@ struct Current {
     number: u32,
     run: RunId,
     trace: Option<Arc<RunTrace>>,
-    request: Arc<ModelRequest>,
+    /// Let go when the turn is over, so that the history is the session's alone again.
+    request: Option<Arc<ModelRequest>>,
     idempotency_scope: String,
     /// The places of tools with a cap that calls have or wait for, until they start.
     places: HashMap<CallKey, Reservation>,
@@ -196,7 +197,7 @@ impl Current {
             number,
             run,
             trace,
-            request,
+            request: Some(request),
             idempotency_scope,
             places: HashMap::new(),
             pass: None,

@@ -7,7 +7,7 @@ use super::error::HostError;
 use super::model::ModelRequest;
 use super::models::{Model, ModelChain};
 use crate::config::{AgentConfig, Config, Limits, RunOverrides, TooHigh, ToolPattern};
-use crate::message::Message;
+use crate::message::MessageList;
 use crate::tool::{Registered, Registry, ToolSpec};
 use crate::turn::TurnRules;
 use crate::wire::{ToolChoice, ToolDefinition};
@@ -61,7 +61,7 @@ impl Agent {
             system: Some(agent.system.clone()).filter(|system| !system.is_empty()),
             tools: definitions(&tools),
             parallel_tool_calls: (!agent.multi_tool_calls).then_some(false),
-            ..ModelRequest::new("", Arc::new([]))
+            ..ModelRequest::new("", MessageList::default())
         };
         let blank = models.first().adapt(blank, plans.first().streamed);
         let rules = TurnRules {
@@ -183,9 +183,9 @@ impl Agent {
     }
 
     /// What the model is asked in a turn.
-    pub(super) fn request(&self, messages: Vec<Arc<Message>>, last: bool) -> ModelRequest {
+    pub(super) fn request(&self, messages: MessageList, last: bool) -> ModelRequest {
         ModelRequest {
-            messages: messages.into(),
+            messages,
             tool_choice: if last { ToolChoice::None } else { ToolChoice::Auto },
             ..self.blank.clone()
         }

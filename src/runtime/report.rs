@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::event::{RunStats, StatsReport};
-use crate::message::Message;
+use crate::message::{Message, MessageList};
 use crate::types::{
     Judgement, ResultNotes, RunEnd, RunError, RunId, ToolResult, ToolStatus, Usage, Verdict,
 };
@@ -60,7 +60,7 @@ impl RunReport {
 /// A history, and where in it a run begins. The messages are shared with the session.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Messages {
-    pub(super) all: Vec<Arc<Message>>,
+    pub(super) all: MessageList,
     pub(super) first_of_run: usize,
 }
 

@@ -1,5 +1,6 @@
 //! From sealed calls to a committed turn: what is done after every event.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::admission::{self, Admission};
@@ -309,6 +310,10 @@ impl Turn {
         self.record(Record::TurnCommitted { turn: number, end, summary: summary.clone() });
         self.emit(Event::TurnEnded { summary });
         self.hold(Effect::Commit(Box::new(record)));
+        // The session adds to them now, and would copy them while they are shared.
+        if !self.spec.held_ids.is_empty() {
+            Arc::make_mut(&mut self.spec).held_ids = Arc::default();
+        }
     }
 
     fn summary(&self, record: &TurnRecord) -> TurnSummary {

@@ -7,7 +7,7 @@ use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::message::Message;
+use crate::message::MessageList;
 
 /// What a model is asked.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,7 +17,7 @@ pub struct ModelRequest {
     /// The system prompt.
     pub system: Option<String>,
     /// The history; on the wire it follows the system prompt.
-    pub messages: Arc<[Arc<Message>]>,
+    pub messages: MessageList,
     /// What the model may call.
     pub tools: Arc<[ToolDefinition]>,
     /// Whether it may call now; says nothing where there are no tools.
@@ -40,7 +40,7 @@ pub struct ModelRequest {
 impl ModelRequest {
     /// A request for a streamed answer, without tools and wishes.
     #[must_use]
-    pub fn new(model: impl Into<String>, messages: Arc<[Arc<Message>]>) -> Self {
+    pub fn new(model: impl Into<String>, messages: MessageList) -> Self {
         Self {
             model: model.into(),
             system: None,

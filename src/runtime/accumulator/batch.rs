@@ -116,11 +116,15 @@ impl AccumulatorSetup {
             }
             Effect::GiveUp(key) => drop(of.places.remove(&key)),
             Effect::Request(plan) => {
+                let Some(request) = &of.request else {
+                    debug_assert!(false, "a turn that is over asks for nothing");
+                    return;
+                };
                 let _ = self.stream.cast(StreamMessage::Request {
                     turn: of.number,
                     trace: of.trace.as_ref().map(|t| t.of_attempt(of.number, plan.attempt)),
                     plan,
-                    request: Arc::clone(&of.request),
+                    request: Arc::clone(request),
                     to: myself.clone(),
                 });
             }
@@ -158,6 +162,7 @@ impl AccumulatorSetup {
                 let _ = self.session.cast(SessionMessage::ResultReleased { epoch, result });
             }
             Effect::Commit(record) => {
+                of.request = None;
                 let epoch = self.epoch;
                 let _ = self.session.cast(SessionMessage::TurnCommitted { epoch, record });
             }

@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn a_response_goes_back_to_its_model_as_it_came() {
-        let response = response(&ModelRequest::new("m", Arc::new([])));
+        let response = response(&ModelRequest::new("m", [].into()));
         let names: Vec<_> = response.service_calls().iter().map(|c| c.name.as_str()).collect();
         assert_eq!((names, response.tool_calls().len()), (vec!["web_search"], 2));
         let message = response.message(3);
@@ -216,10 +216,8 @@ mod tests {
 
     #[test]
     fn calls_that_do_not_count_are_not_sent_back() {
-        let request = ModelRequest {
-            parallel_tool_calls: Some(false),
-            ..ModelRequest::new("m", Arc::new([]))
-        };
+        let request =
+            ModelRequest { parallel_tool_calls: Some(false), ..ModelRequest::new("m", [].into()) };
         let message = response(&request).message(1);
         assert_eq!(kinds(&message, "m"), ["thought hm", "raw {\"own\":1}", "call call_1_0"]);
     }

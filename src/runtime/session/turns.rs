@@ -145,7 +145,7 @@ impl State {
         self.hand_on(place);
         self.shared.show_counts();
         if let Some(report) = report.filter(|_| is_awaited) {
-            let all = self.history.messages().to_vec();
+            let all = self.history.messages().clone();
             let report_of_run = RunReport {
                 run_id: id,
                 run_end: end,

@@ -12,7 +12,7 @@ use crate::wire::Delta;
 
 fn request() -> ModelRequest {
     let hello = Arc::new(Message::User { content: "hello".into() });
-    ModelRequest::new("test-model", Arc::new([hello]))
+    ModelRequest::new("test-model", [hello].into())
 }
 
 fn client(provider: &Provider, change: impl FnOnce(&mut ModelConfig)) -> ModelClient {

@@ -60,7 +60,7 @@ fn asking(url: &str) -> ModelConfig {
 
 async fn ask(service: &Service) -> Result<String, ProviderError> {
     let hello = Arc::new(Message::User { content: "hello".into() });
-    let request = ModelRequest::new("test-model", Arc::new([hello]));
+    let request = ModelRequest::new("test-model", [hello].into());
     let client = ModelClient::new(&asking(&service.url)).unwrap();
     let answer = timeout(SOON / 4, client.complete(&request)).await.expect("it goes on");
     answer.map(|response| response.text)

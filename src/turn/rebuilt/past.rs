@@ -1,12 +1,10 @@
 //! What is told of a run that is over, from the journal.
 
-use std::sync::Arc;
-
 use super::RebuildError;
 use super::fold::Fold;
 use crate::config::{Limits, RunOverrides};
 use crate::event::StatsReport;
-use crate::message::Message;
+use crate::message::MessageList;
 use crate::record::{Entry, Record, Seq};
 use crate::types::{RunEnd, RunError, RunId, ToolResult, Usage};
 
@@ -30,7 +28,7 @@ pub struct PastRun {
     /// Where in the messages it begins.
     pub first_message: usize,
     /// The session's messages as the run left them.
-    pub messages: Vec<Arc<Message>>,
+    pub messages: MessageList,
 }
 
 /// The run with this id, if it has ended.
@@ -66,6 +64,6 @@ pub fn past_run(
         stats: *stats,
         calls: run.results,
         first_message: run.first_message,
-        messages: rebuilt.history.messages().to_vec(),
+        messages: rebuilt.history.messages().clone(),
     }))
 }

@@ -340,7 +340,7 @@ impl Live {
                     stats,
                     calls: run.open.results,
                     first_message: run.open.first_message,
-                    messages: self.history.messages().to_vec(),
+                    messages: self.history.messages().clone(),
                 });
                 self.check();
                 self.begin_next();

@@ -197,7 +197,7 @@ mod tests {
         })
     }
 
-    fn history() -> Arc<[Arc<Message>]> {
+    fn history() -> crate::message::MessageList {
         let image = |url| ContentPart::Image(Image::parse(url).unwrap());
         let parts = vec![
             ContentPart::Text("What are these?".into()),

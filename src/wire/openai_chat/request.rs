@@ -103,7 +103,7 @@ mod tests {
     use crate::types::{CallKey, ContentPart, Image, ToolCall};
     use crate::wire::ToolDefinition;
 
-    fn history() -> Arc<[Arc<Message>]> {
+    fn history() -> crate::message::MessageList {
         let call = |index, id: &str, arguments| ToolCall {
             key: CallKey { turn: 1, attempt: 1, index },
             id: id.into(),

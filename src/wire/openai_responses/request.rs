@@ -183,7 +183,7 @@ mod tests {
         ]
     }
 
-    fn history(message: ResponseMessage) -> Arc<[Arc<Message>]> {
+    fn history(message: ResponseMessage) -> crate::message::MessageList {
         [
             Message::User { content: "1 + 2?".into() },
             Message::Assistant(message),

@@ -1,0 +1,292 @@
+//! When tools start: the same turn asked for plain, streamed with `early_start = false`, and
+//! streamed with early start, in sequence and in parallel.
+//!
+//! A response of eight calls takes one second, whether it is streamed or not; the first call is
+//! whole after about a fifth of it. Two workloads: each call takes 100 ms, and the first one takes a
+//! second and the others nothing. Printed are the times from the request to the first start of a
+//! tool and to the last result, and the ratio of each to the plain turn's. Beside them stands the
+//! ideal: what the pauses and the tools alone add up to.
+#![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
+
+#[path = "shared/provider.rs"]
+mod provider;
+#[path = "shared/report.rs"]
+mod report;
+#[path = "shared/times.rs"]
+mod times;
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use axum::body::{Body, Bytes};
+use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
+use callsheet::runtime::{Host, HostSetup, OpenSession};
+use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::types::{Execution, RunEnd};
+use futures::stream;
+use parking_lot::Mutex;
+use provider::{Answer, end, event, serve};
+use report::Report;
+use serde_json::{Value, json};
+use times::median;
+use tokio::runtime::Runtime;
+use tokio::time::{Instant, sleep};
+
+const CALLS: usize = 8;
+
+/// How long a response takes.
+const RESPONSE: Duration = Duration::from_millis(1_000);
+
+/// A text, the calls, the end: each piece comes a pause after the one before.
+const PAUSES: u32 = CALLS as u32 + 1;
+
+/// The first call is whole when the second one opens.
+const FIRST_SEALED: Duration = RESPONSE.checked_div(PAUSES).unwrap().saturating_mul(2);
+
+const ROUNDS: usize = 5;
+
+const EXECUTIONS: [(&str, Execution); 2] =
+    [("sequential", Execution::Sequential), ("parallel", Execution::Parallel { max: 16 })];
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Work {
+    ms: u64,
+    /// Tells one call from another: the same again would not be run.
+    #[serde(rename = "i")]
+    _i: usize,
+}
+
+/// What was seen of a turn.
+#[derive(Clone, Default)]
+struct Marks(Arc<Mutex<Seen>>);
+
+#[derive(Default)]
+struct Seen {
+    asked: Option<Instant>,
+    first_start: Option<Instant>,
+    last_result: Option<Instant>,
+}
+
+struct WorkTool(Marks);
+
+#[async_trait]
+impl Tool for WorkTool {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec::new::<Work>("work", "Works for a while.").pure()
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        self.0.0.lock().first_start.get_or_insert_with(Instant::now);
+        let Work { ms, .. } = context.input()?;
+        sleep(Duration::from_millis(ms)).await;
+        self.0.0.lock().last_result = Some(Instant::now());
+        Ok("done".into())
+    }
+}
+
+/// How long each call works.
+#[derive(Clone, Copy)]
+struct Workload {
+    name: &'static str,
+    first_ms: u64,
+    other_ms: u64,
+}
+
+const WORKLOADS: [Workload; 2] = [
+    Workload { name: "8 calls of 100 ms", first_ms: 100, other_ms: 100 },
+    Workload { name: "the first call takes 1 s", first_ms: 1_000, other_ms: 0 },
+];
+
+impl Workload {
+    fn works(&self) -> impl Iterator<Item = u64> {
+        std::iter::once(self.first_ms).chain(std::iter::repeat_n(self.other_ms, CALLS - 1))
+    }
+
+    fn calls(&self) -> Vec<Value> {
+        let call = |(index, ms): (usize, u64)| {
+            json!({"index": index, "id": format!("call_{index}"), "type": "function",
+                "function": {"name": "work", "arguments": json!({"ms": ms, "i": index}).to_string()}})
+        };
+        self.works().enumerate().map(call).collect()
+    }
+
+    fn plain(&self) -> Bytes {
+        let message = json!({"role": "assistant", "content": "Well.", "tool_calls": self.calls()});
+        let body = json!({"id": "c", "object": "chat.completion", "created": 1, "model": "m",
+            "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]});
+        Bytes::from(body.to_string())
+    }
+
+    fn pieces(&self) -> Vec<Bytes> {
+        let mut pieces = vec![event(json!({"content": "Well."}), None)];
+        let calls = self.calls().into_iter();
+        pieces.extend(calls.map(|call| event(json!({"tool_calls": [call]}), None)));
+        pieces.push(end("tool_calls"));
+        pieces.into_iter().map(Bytes::from).collect()
+    }
+
+    /// When the last result would be there if nothing but pauses and tools took time.
+    fn ideal(&self, early: bool, execution: Execution) -> Duration {
+        let pause = RESPONSE / PAUSES;
+        // Each call is whole when the next piece comes.
+        let sealed = (2..).map(|piece| pause * piece);
+        let mut last = Duration::ZERO;
+        for (sealed, ms) in sealed.zip(self.works()) {
+            let mut start = if early { sealed } else { RESPONSE };
+            if execution == Execution::Sequential {
+                start = start.max(last);
+            }
+            last = last.max(start + Duration::from_millis(ms));
+        }
+        last
+    }
+}
+
+/// How the turn is asked for.
+#[derive(Clone, Copy)]
+struct Mode {
+    name: &'static str,
+    streamed: bool,
+    early: bool,
+}
+
+const MODES: [Mode; 3] = [
+    Mode { name: "plain", streamed: false, early: true },
+    Mode { name: "streamed, `early_start = false`", streamed: true, early: false },
+    Mode { name: "streamed, early start", streamed: true, early: true },
+];
+
+async fn provider(workload: Workload, marks: Marks) -> String {
+    let (plain, pieces) = (workload.plain(), workload.pieces());
+    let last = event(json!({"content": "Done."}), None) + &end("stop");
+    let last_plain = json!({"id": "c", "object": "chat.completion", "created": 1, "model": "m",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "Done."},
+            "finish_reason": "stop"}]});
+    let last_plain = last_plain.to_string();
+    serve(move |request, is_answered| -> Answer {
+        let streamed = memchr::memmem::find(request, b"\"stream\":true").is_some();
+        if is_answered {
+            return match streamed {
+                true => provider::stream(last.clone()),
+                false => ("application/json", last_plain.clone().into()),
+            };
+        }
+        marks.0.lock().asked = Some(Instant::now());
+        if streamed {
+            return provider::stream(paced(pieces.clone(), RESPONSE / PAUSES));
+        }
+        ("application/json", paced(vec![Bytes::new(), plain.clone()], RESPONSE))
+    })
+    .await
+}
+
+/// A body whose pieces come at their times, whatever it takes to send them.
+fn paced(pieces: Vec<Bytes>, pause: Duration) -> Body {
+    let began = Instant::now();
+    let pieces = stream::iter(pieces.into_iter().zip(0..));
+    Body::from_stream(stream::StreamExt::then(
+        pieces,
+        move |(piece, at): (Bytes, u32)| async move {
+            tokio::time::sleep_until(began + pause * at).await;
+            Ok::<_, Infallible>(piece)
+        },
+    ))
+}
+
+async fn host(base_url: &str, mode: Mode, execution: Execution, marks: &Marks) -> Host {
+    let mut config = Config::default();
+    config.journal.engine = JournalEngine::Memory;
+    let mut model = ModelConfig::new(BaseUrl::parse(base_url).unwrap(), "m");
+    model.stream = mode.streamed;
+    config.use_model("bench", model);
+    let agent = config.agents.get_mut("default").unwrap();
+    agent.tools = vec![ToolPattern::new("*")];
+    agent.execution = execution;
+    agent.early_start = mode.early;
+    let mut tools = Registry::new();
+    tools.register(WorkTool(marks.clone())).unwrap();
+    Host::start(HostSetup { config, tools }).await.unwrap()
+}
+
+/// From the request to the first start, and to the last result.
+async fn turn(host: &Host, marks: &Marks) -> (Duration, Duration) {
+    let session = host.open_session(OpenSession::default()).await.unwrap();
+    *marks.0.lock() = Seen::default();
+    let report = session.run("work").await.unwrap();
+    assert_eq!((report.run_end, report.calls.len()), (RunEnd::Answered, CALLS));
+    session.close().await.unwrap();
+    let Seen { asked, first_start, last_result } = std::mem::take(&mut *marks.0.lock());
+    let since = |at: Option<Instant>| at.unwrap() - asked.unwrap();
+    (since(first_start), since(last_result))
+}
+
+async fn compare(workload: Workload) -> Vec<[String; 7]> {
+    let marks = Marks::default();
+    let base_url = provider(workload, marks.clone()).await;
+    let mut rows = Vec::new();
+    for (execution_name, execution) in EXECUTIONS {
+        let mut hosts = Vec::new();
+        for mode in MODES {
+            hosts.push((host(&base_url, mode, execution, &marks).await, Vec::new(), Vec::new()));
+        }
+        // In turn, so that all meet the same weather.
+        for _ in 0..ROUNDS {
+            for (host, firsts, lasts) in &mut hosts {
+                let (first, last) = turn(host, &marks).await;
+                firsts.push(first);
+                lasts.push(last);
+            }
+        }
+        let mut plain = None;
+        for (mode, (host, firsts, lasts)) in MODES.into_iter().zip(hosts) {
+            host.shutdown().await;
+            let (first, last) = (median(firsts), median(lasts));
+            let (plain_first, plain_last) = *plain.get_or_insert((first, last));
+            let early = mode.streamed && mode.early;
+            let ideal_first = if early { FIRST_SEALED } else { RESPONSE };
+            let beside = |time: Duration, ideal: Duration| {
+                format!("{:.0} ms (ideal {:.0})", ms(time), ms(ideal))
+            };
+            let ratio = |time: Duration, plain: Duration| {
+                format!("{:.2}", time.as_secs_f64() / plain.as_secs_f64())
+            };
+            rows.push([
+                workload.name.to_owned(),
+                execution_name.to_owned(),
+                mode.name.to_owned(),
+                beside(first, ideal_first),
+                ratio(first, plain_first),
+                beside(last, workload.ideal(early, execution)),
+                ratio(last, plain_last),
+            ]);
+        }
+    }
+    rows
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+fn main() {
+    let runtime = Runtime::new().unwrap();
+    let rows = WORKLOADS.into_iter().flat_map(|workload| runtime.block_on(compare(workload)));
+    let about = format!(
+        "A response of {CALLS} calls that takes {:.0} ms, medians of {ROUNDS}: from the request \
+         to the first start of a tool and to the last result, and the ratios to the plain turn. \
+         Ideal is what pauses and tools alone add up to.",
+        ms(RESPONSE)
+    );
+    let head = [
+        "workload",
+        "execution",
+        "asked",
+        "to the first start",
+        "ratio",
+        "to all results",
+        "ratio",
+    ];
+    Report::new("early").table(&about, head, rows).print();
+}

@@ -1,0 +1,245 @@
+//! What a turn costs late in a session: the 10th, the 100th and the 1,000th of a run in which every
+//! turn makes one call.
+//!
+//! The time is that from the tool's return to the head of the next request at the service: the
+//! outcome is told and committed, and the next request is made and sent. Beside it stands the same
+//! exchange by the same client without a host, which grows with the history whoever keeps it, and of
+//! that the writing of the request's body; and for the CPU of a whole turn, that of the exchange.
+//! What is left of the turn beside these may not grow.
+#![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
+
+#[path = "shared/report.rs"]
+mod report;
+#[path = "shared/times.rs"]
+mod times;
+
+use std::hint::black_box;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use axum::Router;
+use axum::body::to_bytes;
+use axum::extract::Request;
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::post;
+use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
+use callsheet::load::cpu_time;
+use callsheet::message::Message;
+use callsheet::runtime::model::{ModelClient, ModelRequest};
+use callsheet::runtime::{Host, HostSetup, OpenSession};
+use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::types::{RunEnd, Wire};
+use callsheet::wire::ToolDefinition;
+use parking_lot::Mutex;
+use report::Report;
+use serde_json::json;
+use times::median;
+use tokio::runtime::Runtime;
+use tokio::time::Instant;
+
+const TURNS: [usize; 3] = [10, 100, 1_000];
+
+/// How many turns before and behind are measured with each of them.
+const AROUND: usize = 5;
+
+/// How many sessions are grown.
+const SESSIONS: usize = 12;
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Work {
+    i: usize,
+    pad: String,
+}
+
+/// When things happened in a run.
+#[derive(Clone, Default)]
+struct Marks {
+    /// A request's head was read, and what the process had had of the processors by then.
+    asked: Arc<Mutex<Vec<(Instant, Duration)>>>,
+    /// A tool returned.
+    returned: Arc<Mutex<Vec<Instant>>>,
+}
+
+struct WorkTool(Marks);
+
+#[async_trait]
+impl Tool for WorkTool {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec::new::<Work>("work", "Works.").pure()
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let Work { i, pad } = context.input()?;
+        let result = format!("result {i} for {pad}").into();
+        self.0.returned.lock().push(Instant::now());
+        Ok(result)
+    }
+}
+
+fn answer(turn: usize) -> String {
+    let event = |delta: serde_json::Value, finish: Option<&str>| {
+        let body = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
+            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
+        format!("data: {body}\n\n")
+    };
+    let done = "data: [DONE]\n\n";
+    if turn > TURNS[2] + AROUND {
+        return event(json!({"content": "Done."}), Some("stop")) + done;
+    }
+    let arguments = json!({"i": turn, "pad": "about this many bytes"}).to_string();
+    let call = json!({"index": 0, "id": format!("call_{turn:024}"), "type": "function",
+        "function": {"name": "work", "arguments": arguments}});
+    event(json!({"tool_calls": [call]}), None) + &event(json!({}), Some("tool_calls")) + done
+}
+
+/// Its answers follow from how many requests there were.
+async fn provider(marks: Marks) -> String {
+    let handle = move |request: Request| {
+        let turn = {
+            let mut asked = marks.asked.lock();
+            asked.push((Instant::now(), cpu_time()));
+            asked.len()
+        };
+        async move {
+            to_bytes(request.into_body(), usize::MAX).await.unwrap();
+            ([(CONTENT_TYPE, "text/event-stream")], answer(turn))
+        }
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = Router::new().route("/v1/chat/completions", post(handle));
+    tokio::task::spawn(async move { axum::serve(listener, server).await });
+    format!("http://{address}/v1")
+}
+
+async fn host(model: ModelConfig, marks: &Marks) -> Host {
+    let mut config = Config::default();
+    config.journal.engine = JournalEngine::Memory;
+    config.use_model("bench", model);
+    let agent = config.agents.get_mut("default").unwrap();
+    agent.tools = vec![ToolPattern::new("*")];
+    agent.limits.max_turns = None;
+    agent.limits.repeat_limit = None;
+    let mut tools = Registry::new();
+    tools.register(WorkTool(marks.clone())).unwrap();
+    Host::start(HostSetup { config, tools }).await.unwrap()
+}
+
+/// What was measured of one turn.
+#[derive(Default)]
+struct Measured {
+    bytes: usize,
+    to_request: Vec<Duration>,
+    bare_to_request: Vec<Duration>,
+    written: Vec<Duration>,
+    cpu: Vec<Duration>,
+    bare_cpu: Vec<Duration>,
+}
+
+impl Measured {
+    fn extend(&mut self, other: Self) {
+        self.bytes = other.bytes;
+        self.to_request.extend(other.to_request);
+        self.bare_to_request.extend(other.bare_to_request);
+        self.written.extend(other.written);
+        self.cpu.extend(other.cpu);
+        self.bare_cpu.extend(other.bare_cpu);
+    }
+}
+
+/// Grows a session, and then writes and makes the same requests without it.
+async fn grow(host: Host, client: ModelClient, marks: Marks) -> [Measured; 3] {
+    let session = host.open_session(OpenSession::default()).await.unwrap();
+    let report = session.run("Work, and work on.").await.unwrap();
+    assert_eq!(report.run_end, RunEnd::Answered, "{:?}", report.error);
+    session.close().await.unwrap();
+    let asked = std::mem::take(&mut *marks.asked.lock());
+    let returned = std::mem::take(&mut *marks.returned.lock());
+    let mut measured = std::array::from_fn(|_| Measured::default());
+    for (turn, measured) in TURNS.into_iter().zip(&mut measured) {
+        for turn in turn - AROUND..turn + AROUND {
+            measured.to_request.push(asked[turn].0 - returned[turn - 1]);
+        }
+        let cpu = asked[turn + AROUND].1 - asked[turn - AROUND].1;
+        measured.cpu.push(cpu / (2 * AROUND as u32));
+        let request = request(&report.all_messages()[..2 * turn - 1]);
+        let cpu = cpu_time();
+        for _ in 0..2 * AROUND {
+            let began = Instant::now();
+            client.complete(&request).await.unwrap();
+            let asked = marks.asked.lock().pop().unwrap();
+            measured.bare_to_request.push(asked.0 - began);
+        }
+        measured.bare_cpu.push((cpu_time() - cpu) / (2 * AROUND as u32));
+        for _ in 0..2 * AROUND {
+            let began = Instant::now();
+            measured.bytes = black_box(Wire::OpenaiChat.request_body(black_box(&request))).len();
+            measured.written.push(began.elapsed());
+        }
+    }
+    measured
+}
+
+/// The request of a turn that has these messages before it.
+fn request(messages: &[Arc<Message>]) -> ModelRequest {
+    let spec = WorkTool(Marks::default()).spec();
+    let tool = ToolDefinition {
+        name: spec.name.clone(),
+        description: spec.description.clone(),
+        schema: spec.input.as_value().clone(),
+    };
+    ModelRequest { tools: Arc::new([tool]), ..ModelRequest::new("m", messages.to_vec().into()) }
+}
+
+fn main() {
+    let (runtime, marks) = (Runtime::new().unwrap(), Marks::default());
+    let base_url = runtime.block_on(provider(marks.clone()));
+    let model = ModelConfig::new(BaseUrl::parse(&base_url).unwrap(), "m");
+    let client = ModelClient::new(&model).unwrap();
+    let host = runtime.block_on(host(model, &marks));
+    let mut measured: [Measured; 3] = std::array::from_fn(|_| Measured::default());
+    for _ in 0..SESSIONS {
+        // A task of a worker, as the host's are.
+        let growing = runtime.spawn(grow(host.clone(), client.clone(), marks.clone()));
+        for (all, one) in measured.iter_mut().zip(runtime.block_on(growing).unwrap()) {
+            all.extend(one);
+        }
+    }
+    runtime.block_on(host.shutdown());
+    let rows = TURNS.into_iter().zip(measured).map(|(turn, measured)| {
+        let Measured { bytes, to_request, bare_to_request, written, cpu, bare_cpu } = measured;
+        let [time, bare, written, cpu, bare_cpu] =
+            [to_request, bare_to_request, written, cpu, bare_cpu]
+                .map(|times| median(times).as_secs_f64() * 1e6);
+        let us = |number: f64| format!("{number:.0} us");
+        [
+            turn.to_string(),
+            format!("{:.1} kB", bytes as f64 / 1e3),
+            us(time),
+            format!("{} ({})", us(bare), us(written)),
+            format!("{} ({:.2})", us(time - bare), time / bare),
+            us(cpu),
+            us(bare_cpu),
+            format!("{} ({:.2})", us(cpu - bare_cpu), cpu / bare_cpu),
+        ]
+    });
+    let about = format!(
+        "A turn late in a session, medians of the {} turns around it in {SESSIONS} sessions: from \
+         the tool's return to the head of the next request at the service, and the CPU of the \
+         whole turn; beside the same exchange by the same client without a host. The service runs \
+         in the same process. The rest, and the ratio, may not grow.",
+        2 * AROUND
+    );
+    let head = [
+        "turn",
+        "request",
+        "to the next request",
+        "the exchange alone (writing its body)",
+        "rest (ratio)",
+        "CPU",
+        "of the exchange alone",
+        "rest (ratio)",
+    ];
+    Report::new("growth").table(&about, head, rows).print();
+}

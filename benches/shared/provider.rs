@@ -1,0 +1,50 @@
+//! A service of the Chat Completions wire in this process, which answers as a bench says.
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::DefaultBodyLimit;
+use axum::http::header::CONTENT_TYPE;
+use axum::routing::post;
+use serde_json::{Value, json};
+
+/// One event of a streamed answer.
+pub(crate) fn event(delta: Value, finish: Option<&str>) -> String {
+    let body = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
+        "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
+    format!("data: {body}\n\n")
+}
+
+/// The last event of a streamed answer, and what stands behind it.
+pub(crate) fn end(finish: &str) -> String {
+    event(json!({}), Some(finish)) + "data: [DONE]\n\n"
+}
+
+/// An answer as it is sent: its body, and the body's type.
+pub(crate) type Answer = (&'static str, Body);
+
+/// A streamed answer.
+pub(crate) fn stream(body: impl Into<Body>) -> Answer {
+    ("text/event-stream", body.into())
+}
+
+/// Serves on loopback, and says where. `answer` is given the request's body, and whether its
+/// newest message is the result of a call.
+pub(crate) async fn serve<F>(answer: F) -> String
+where
+    F: Fn(&[u8], bool) -> Answer + Clone + Send + Sync + 'static,
+{
+    let handle = move |request: Bytes| {
+        // Earlier turns stand in the history as well.
+        let role = b"\"role\":\"";
+        let newest = memchr::memmem::rfind(&request, role).map_or(0, |at| at + role.len());
+        let (kind, body) = answer(&request, request[newest..].starts_with(b"tool"));
+        async move { ([(CONTENT_TYPE, kind)], body) }
+    };
+    let server = Router::new()
+        .route("/v1/chat/completions", post(handle))
+        .layer(DefaultBodyLimit::max(64 << 20));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::task::spawn(async move { axum::serve(listener, server).await });
+    format!("http://{address}/v1")
+}

@@ -1,0 +1,86 @@
+//! Messages in their order, shared by those who read them.
+
+use std::ops::Deref;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::Message;
+
+/// Messages in order. Cloning shares them: a request holds a history's list, however long that is.
+/// To change a list that is shared copies it first, message by message as pointers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct MessageList(Arc<Vec<Arc<Message>>>);
+
+impl MessageList {
+    /// Puts a message behind the others.
+    pub fn push(&mut self, message: Message) {
+        Arc::make_mut(&mut self.0).push(Arc::new(message));
+    }
+
+    /// A message to be changed; none where there is none.
+    #[must_use]
+    pub fn get_mut(&mut self, place: usize) -> Option<&mut Message> {
+        Arc::make_mut(&mut self.0).get_mut(place).map(Arc::make_mut)
+    }
+}
+
+impl Deref for MessageList {
+    type Target = [Arc<Message>];
+
+    fn deref(&self) -> &[Arc<Message>] {
+        &self.0
+    }
+}
+
+impl From<Vec<Arc<Message>>> for MessageList {
+    fn from(messages: Vec<Arc<Message>>) -> Self {
+        Self(Arc::new(messages))
+    }
+}
+
+impl<const N: usize> From<[Arc<Message>; N]> for MessageList {
+    fn from(messages: [Arc<Message>; N]) -> Self {
+        Self::from(Vec::from(messages))
+    }
+}
+
+impl FromIterator<Arc<Message>> for MessageList {
+    fn from_iter<I: IntoIterator<Item = Arc<Message>>>(messages: I) -> Self {
+        Self::from(Vec::from_iter(messages))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(count: usize) -> MessageList {
+        (0..count).map(|at| Arc::new(Message::User { content: at.to_string().into() })).collect()
+    }
+
+    #[test]
+    fn a_copy_keeps_what_it_had() {
+        let mut list = said(2);
+        let before = list.clone();
+        list.push(Message::User { content: "2".into() });
+        assert!(matches!(list.get_mut(0), Some(Message::User { .. })));
+        assert_eq!((before, list), (said(2), said(3)));
+    }
+
+    #[test]
+    fn neither_sharing_nor_adding_costs_more_where_there_is_more() {
+        let costs = [10, 1_000].map(|count| {
+            let mut list = said(count);
+            // Room for the next ones is made now and then.
+            list.push(Message::User { content: "room".into() });
+            allocation_counter::measure(|| {
+                let shared = list.clone();
+                drop(shared);
+                list.push(Message::User { content: "more".into() });
+            })
+            .bytes_total
+        });
+        assert_eq!(costs[0], costs[1]);
+    }
+}
