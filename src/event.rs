@@ -71,7 +71,8 @@ pub enum Event {
         call: CallLabel,
         /// From the request to the seal.
         latency: Duration,
-        /// How many deltas of the response came before the seal.
+        /// How many deltas of the response came before the seal; pieces that were read at once are
+        /// one.
         stream_position: u64,
         /// Whether the response was streamed.
         streaming: bool,
