@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs every bench (or those that are named) and writes benches/RESULTS.md: what each prints last,
 # under the machine and the date. One that fails fails the command, and the file stays as it was.
-# Takes about a quarter of an hour on a quiet two-core machine, beside the build.
+# Takes about six minutes on a two-core machine, beside the build, which takes longer.
 #
 #   bash benches/all.sh [NAME...]        with names, prints to stdout and writes nothing
 set -euo pipefail
