@@ -15,6 +15,10 @@ if [ "${#missing[@]}" -gt 0 ]; then
   $as_root apt-get update -qq
   $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
 fi
+# Node trusts what the system trusts, so that a registry behind a proxy is within reach.
+if [ -f /etc/ssl/certs/ca-certificates.crt ]; then
+  export NODE_EXTRA_CA_CERTS="${NODE_EXTRA_CA_CERTS:-/etc/ssl/certs/ca-certificates.crt}"
+fi
 # Where the registry is out of reach the test that needs the packages is skipped, but not in CI.
 npm ci --prefix tests/grafana --ignore-scripts --no-audit --no-fund --silent || [ "${CI:-}" != true ]
 
