@@ -32,7 +32,7 @@ changes=$(git status --porcelain -- . ':!benches/RESULTS.md')
     echo "| processor | $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1), $(nproc) cores |"
     echo "| memory | $(awk '/^MemTotal/ { printf "%.0f GB", $2 / 1e6 }' /proc/meminfo) |"
     echo "| system | $(uname -sr) |"
-    echo "| compiler | $(rustc --version) |"
+    echo "| compiler | $(rustc --version)${CARGO_PROFILE_BENCH_LTO:+, link-time optimisation $CARGO_PROFILE_BENCH_LTO} |"
     echo "| load average before | $(cut -d ' ' -f 1 /proc/loadavg) |"
 } > "$work/results"
 
