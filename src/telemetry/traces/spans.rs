@@ -104,7 +104,8 @@ impl Spans {
         }
         let ms = |ms| UNIX_EPOCH + Duration::from_millis(ms);
         let began = ms(began);
-        let clock = if elapsed.is_zero() { began } else { ms(unix_ms()) - elapsed };
+        // Also of a run that was interrupted within its first millisecond.
+        let clock = (ms(unix_ms()) - elapsed).max(began);
         let known = runs.remove(session).filter(|known| known.id == *id);
         let input = input.filter(|_| self.captures).map(contents::user);
         let open = OpenRun {
