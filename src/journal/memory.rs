@@ -81,6 +81,10 @@ impl Journal for MemoryJournal {
         Ok(())
     }
 
+    fn is_in_memory(&self) -> bool {
+        true
+    }
+
     fn status(&self) -> JournalStatus {
         JournalStatus::default()
     }

@@ -88,6 +88,11 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// When they could not be deleted; some may be.
     fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError>;
 
+    /// Whether it finds and removes sessions without waiting for a disk.
+    fn is_in_memory(&self) -> bool {
+        false
+    }
+
     /// What there is to know of the engine now.
     fn status(&self) -> JournalStatus;
 

@@ -244,7 +244,7 @@ impl Host {
         };
         let opened = async {
             let (shared, of) = (Arc::clone(&link.shared), id.clone());
-            if link.read(move || shared.journal.find(&of)).await??.is_some() {
+            if link.look(move || shared.journal.find(&of)).await??.is_some() {
                 return Err(HostError::SessionExists);
             }
             let begun = link.host.cast(HostMessage::Begin(Box::new(opening)));

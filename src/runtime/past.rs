@@ -109,7 +109,7 @@ pub(super) async fn decided(
 pub(super) async fn delete(link: &Link, id: &SessionId) -> Result<(), HostError> {
     let (shared, of) = (Arc::clone(&link.shared), id.clone());
     let deleted = link
-        .read(move || {
+        .look(move || {
             let was_there = shared.journal.find(&of);
             shared.journal.remove(std::slice::from_ref(&of))?;
             // One that cannot even be found is counted as one.
