@@ -14,7 +14,7 @@
 //!                                                              │        ^              │
 //!                        Record ──> SessionLog ──> durable ────┤        └─ ToolFinished┘
 //!                                                              │
-//!   SessionActor <── Release, Commit(TurnRecord) ──────────────┘
+//!   SessionActor <── Commit(TurnRecord) ───────────────────────┘
 //!   owns History, Variables and Run; asks for the next turn, or ends the run
 //!
 //!   Emit(Event) ──> telemetry/: metrics, logs, the session's feed ──> server/: SSE, /metrics

@@ -9,6 +9,7 @@ use std::time::Duration;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::time::Instant;
 
+use super::agent::Agent;
 use super::caps::Caps;
 use super::gate::HeldPass;
 use super::gauge::{Gauges, Held};
@@ -25,13 +26,13 @@ use crate::turn::{ApprovalError, Effect, Place, Turn};
 use crate::types::{ApprovalPhase, CallKey, RunId, RunTrace};
 use batch::TurnBatch;
 
-/// Owns the turn of a run, a new value for each turn.
+/// Owns the turn of a run, a new value for each turn of every run.
 #[derive(Debug)]
 pub(super) struct AccumulatorActor;
 
 /// What an accumulator needs.
 pub(super) struct AccumulatorSetup {
-    /// Which of the run's sets of actors this is of.
+    /// Which of the session's sets of actors this is of.
     pub(super) epoch: u64,
     pub(super) session: ActorRef<SessionMessage>,
     pub(super) stream: ActorRef<StreamMessage>,
@@ -56,6 +57,8 @@ struct Current {
     turn: Turn,
     number: u32,
     run: RunId,
+    /// The agent as the run has it.
+    agent: Arc<Agent>,
     trace: Option<Arc<RunTrace>>,
     /// Let go when the turn is over, so that the history is the session's alone again.
     request: Option<Arc<ModelRequest>>,
@@ -179,7 +182,7 @@ impl Actor for AccumulatorActor {
 
 impl Current {
     fn begin(start: TurnStart) -> Self {
-        let TurnStart { spec, run, trace, request, resume, cancel } = start;
+        let TurnStart { spec, run, agent, trace, request, resume, cancel } = start;
         let (number, idempotency_scope) = (spec.number, spec.idempotency_scope.clone());
         let turn = match resume {
             None => {
@@ -196,6 +199,7 @@ impl Current {
             turn,
             number,
             run,
+            agent,
             trace,
             request: Some(request),
             idempotency_scope,
@@ -258,7 +262,6 @@ impl State {
                     Effect::Start(..)
                     | Effect::GiveUp(_)
                     | Effect::Abort(_)
-                    | Effect::Release(_)
                     | Effect::Commit(_) => batch.push(effect, &self.setup, current, myself),
                 }
             }

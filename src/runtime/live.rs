@@ -36,6 +36,8 @@ pub(super) struct Live {
 pub(super) struct LiveState {
     /// Whether a run goes on.
     pub(super) running: AtomicBool,
+    /// Whether it has the actors that runs need.
+    pub(super) has_actors: AtomicBool,
     /// Set before it leaves memory: what it had not taken by then is for its successor.
     pub(super) leaving: AtomicBool,
     /// When it was last asked for something, on the host's clock.

@@ -9,9 +9,11 @@ use std::time::Duration;
 use ractor::{ActorRef, RpcReplyPort};
 use tokio::time::Instant;
 
+use super::agent::Agent;
 use super::error::HostError;
 use super::gate::HeldPass;
 use super::model::ModelRequest;
+use super::models::Model;
 use super::places::Reservation;
 use super::report::RunReport;
 use super::request::RunRequest;
@@ -25,7 +27,7 @@ use crate::turn::{
     ApprovalError, AttemptPlan, CancelReason, Decision, Place, ResponseEnd, ToolDone, TurnRecord,
     TurnSpec,
 };
-use crate::types::{CallKey, Content, RunId, RunTrace, ToolCall, ToolResult, TraceContext};
+use crate::types::{CallKey, Content, RunId, RunTrace, ToolCall, TraceContext};
 use crate::wire::Delta;
 
 /// To the actor that supervises the sessions.
@@ -54,6 +56,8 @@ pub(super) enum SessionMessage {
     GoOn,
     /// The same, asked by somebody.
     Resume { reply: RpcReplyPort<Result<Seq, HostError>> },
+    /// Let the actors of runs go, if no run goes on.
+    Rest,
     /// Leave memory, if nothing has happened for so long.
     Hibernate { idle: Duration },
     /// A record could not be stored.
@@ -68,15 +72,13 @@ pub(super) enum SessionMessage {
     Close { reply: RpcReplyPort<Result<(), HostError>> },
     /// A turn is over. Counted only if it comes from the run's present actors.
     TurnCommitted { epoch: u64, record: Box<TurnRecord> },
-    /// The next result of the running turn, in call order.
-    ResultReleased { epoch: u64, result: Box<ToolResult> },
     /// What people are asked at present, and whether the turn waits for nothing else.
     QuestionsChanged { epoch: u64, questions: Vec<ApprovalRequest>, rests: bool },
     /// All that the records of a turn say has been told: it goes on.
     TurnKnown { epoch: u64 },
     /// Somebody has decided about a call.
     Decide { key: CallKey, decision: Decision, reply: DecisionReply },
-    /// Name the actors of the run: stream, accumulator, supervisor.
+    /// Name the actors of runs: stream, accumulator, supervisor.
     #[cfg(test)]
     NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 3]>> },
 }
@@ -99,6 +101,7 @@ pub(super) enum StreamMessage {
     Request {
         turn: u32,
         plan: AttemptPlan,
+        model: Arc<Model>,
         request: Arc<ModelRequest>,
         trace: Option<TraceContext>,
         to: Accumulator,
@@ -134,13 +137,15 @@ pub(super) enum AccumulatorMessage {
     Decide { key: CallKey, decision: Decision, reply: DecisionReply },
 }
 
-/// The accumulator of a run, for those who report to it.
+/// The accumulator of a session, for those who report to it.
 pub(super) type Accumulator = ActorRef<AccumulatorMessage>;
 
 /// What a turn begins with.
 pub(super) struct TurnStart {
     pub(super) spec: TurnSpec,
     pub(super) run: RunId,
+    /// The agent as the run has it.
+    pub(super) agent: Arc<Agent>,
     pub(super) trace: Option<Arc<RunTrace>>,
     pub(super) request: Arc<ModelRequest>,
     /// What was recorded of the turn, if it began before its last accumulator died.
@@ -152,7 +157,7 @@ pub(super) struct TurnStart {
 /// Tells whoever decided about a call what came of it.
 pub(super) type DecisionReply = RpcReplyPort<Result<(), ApprovalError>>;
 
-/// To the supervisor of a run's tool calls.
+/// To the supervisor of a session's tool calls.
 pub(super) enum SupervisorMessage {
     /// Run a call.
     StartTool(Box<ToolStart>),
@@ -160,13 +165,15 @@ pub(super) enum SupervisorMessage {
     AbortTool { key: CallKey },
     /// Kill a call that did not stop.
     KillTool { key: CallKey },
-    /// The run is over: end when no call is left.
+    /// Tell all calls to stop, and end when none is left.
     Finish,
 }
 
 /// What a call begins with.
 pub(super) struct ToolStart {
     pub(super) run: RunId,
+    /// Whose tool it is.
+    pub(super) agent: Arc<Agent>,
     pub(super) call: ToolCall,
     /// What it may see of the session's variables.
     pub(super) variables: Variables,
@@ -177,10 +184,4 @@ pub(super) struct ToolStart {
     pub(super) place: Option<Reservation>,
     /// Who is told of its end.
     pub(super) to: Accumulator,
-}
-
-/// To one call of a tool.
-pub(super) enum ToolMessage {
-    /// Run it.
-    Run,
 }

@@ -1,12 +1,11 @@
 //! The shells: the only folder that names ractor.
 //!
-//! A [`Host`] supervises sessions. A session owns its history and, for a run, three actors: the
+//! A [`Host`] supervises sessions. A session owns its history and, for its runs, three actors: the
 //! reader of the model's responses, the owner of the turn, and the supervisor of the tool calls
 //! with one actor per call. They move values and decide nothing; the machines in `turn` do.
 //!
-//! No actor awaits long work in its `handle`, so that a stop always gets through; the one
-//! exception is the actor of a call, whose `handle` is the tool. When one of a run's three actors
-//! dies, the session ends the other two and goes on from its records.
+//! No actor awaits long work, so that a stop always gets through, but that of a call: its start is
+//! the tool. When one of the three dies, the session ends the other two and goes on from records.
 
 mod accumulator;
 mod agent;
@@ -132,7 +131,8 @@ pub struct HostCounts {
     pub awake: usize,
     /// Runs that go on.
     pub runs: usize,
-    /// Actors of runs: readers, accumulators, supervisors and calls.
+    /// Actors of runs: readers, accumulators and supervisors, which stay with a session for some
+    /// seconds after a run, and calls.
     pub actors: usize,
     /// Tasks of runs: read loops and timers.
     pub tasks: usize,

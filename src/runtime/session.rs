@@ -34,7 +34,7 @@ use crate::turn::{Brought, CancelReason, OpenRun, Requests};
 use crate::types::{RunId, SessionId, SessionState, Usage};
 pub(super) use begin::{Beginning, Opening, spawn};
 use inputs::QueuedRun;
-use run::{ActiveRun, NewRun};
+use run::{ActiveRun, NewRun, RunActors};
 
 /// Runs a session.
 #[derive(Debug)]
@@ -55,6 +55,8 @@ pub(super) struct State {
     /// The session's last turn, committed or not.
     turn: u32,
     run: Option<Box<ActiveRun>>,
+    /// Those of the run, or those that wait for the next one.
+    actors: Option<RunActors>,
     /// The run that the last host, or the last life of this session, left unfinished: it goes on
     /// when it is told to.
     suspended: Option<Box<OpenRun>>,
@@ -64,9 +66,9 @@ pub(super) struct State {
     next: Option<(NewRun, Held)>,
     /// Which requests brought its inputs.
     requests: Requests,
-    /// Which set of actors a run has: each set has its own number, in all runs of the session.
+    /// Which set of actors it has: each has its own number.
     epoch: u64,
-    /// Supervisors of runs that are over, whose last tools still have their grace, with the
+    /// Supervisors that were let go, whose last tools still have their grace, with the
     /// accumulators that count what comes late.
     lingering: HashMap<ActorId, Accumulator>,
     /// What others know of it.
@@ -108,7 +110,7 @@ impl Actor for SessionActor {
         message: SessionMessage,
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
-        if !matches!(message, SessionMessage::Hibernate { .. }) {
+        if !matches!(message, SessionMessage::Rest | SessionMessage::Hibernate { .. }) {
             state.touch();
         }
         match message {
@@ -129,6 +131,12 @@ impl Actor for SessionActor {
             SessionMessage::Resume { reply } => {
                 let resumed = state.resume(&myself).await;
                 let _ = reply.send(resumed);
+            }
+            SessionMessage::Rest => {
+                if state.run.is_none() {
+                    state.let_actors_go();
+                }
+                return Ok(());
             }
             SessionMessage::Hibernate { idle } => {
                 state.hibernate(&myself, idle);
@@ -151,7 +159,6 @@ impl Actor for SessionActor {
                     state.commit(*record);
                 }
             }
-            SessionMessage::ResultReleased { epoch, result } => state.take_result(epoch, *result),
             SessionMessage::QuestionsChanged { epoch, questions, rests } => {
                 state.take_questions(epoch, questions, rests);
             }
@@ -162,7 +169,8 @@ impl Actor for SessionActor {
             }
             #[cfg(test)]
             SessionMessage::NameActors { reply } => {
-                let _ = reply.send(state.run.as_ref().map(|run| run.actors.cells()));
+                let actors = state.actors.as_ref().filter(|_| state.run.is_some());
+                let _ = reply.send(actors.map(RunActors::cells));
             }
         }
         state.begin_next(&myself).await;
@@ -254,8 +262,8 @@ impl State {
         place: Held,
     ) -> Result<Seq, HostError> {
         self.run_agent = Arc::clone(&run.agent);
-        let actors = self.spawn_actors(myself).await.map_err(|_| self.shared.gone())?;
-        let seq = self.begin_run(run, actors, place);
+        self.spawn_actors(myself).await.map_err(|_| self.shared.gone())?;
+        let seq = self.begin_run(run, place);
         self.live.running.store(true, Ordering::Release);
         self.shared.show_counts();
         Ok(seq)
@@ -314,8 +322,7 @@ impl State {
     fn cancel(&mut self, why: CancelReason) {
         let Some(run) = self.run.as_mut() else { return };
         let why = *run.cancel.get_or_insert(why);
-        // An accumulator that is gone has a successor which is told when it begins.
-        let _ = run.actors.accumulator.cast(AccumulatorMessage::Cancel { why });
+        self.tell_accumulator(AccumulatorMessage::Cancel { why });
     }
 
     /// Shows it to those who want to see it, once all is known that there is to see.
@@ -336,7 +343,7 @@ impl State {
             turn: self.turn,
             suspended: false,
             approvals: run.open.approvals.clone(),
-            results: run.open.results.clone(),
+            results: self.results_so_far(run),
         });
         let suspended = self.suspended.as_ref().map(|run| CurrentRun {
             run_id: run.id.clone(),

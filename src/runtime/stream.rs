@@ -11,7 +11,7 @@ use super::gate::{Entered, HeldPass};
 use super::gauge::{Gauges, Held};
 use super::message::{Accumulator, AccumulatorMessage, StreamMessage};
 use super::model::{Exchange, ModelRequest};
-use super::models::{Model, ModelChain};
+use super::models::Model;
 use super::task::Task;
 use crate::turn::{AttemptPlan, ResponseEnd};
 use crate::types::TraceContext;
@@ -23,7 +23,6 @@ pub(super) struct StreamActor;
 
 /// What a reader needs.
 pub(super) struct StreamSetup {
-    pub(super) models: Arc<ModelChain>,
     pub(super) session: ActorId,
     pub(super) gauges: Gauges,
 }
@@ -55,9 +54,9 @@ impl Actor for StreamActor {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         match message {
-            StreamMessage::Request { turn, plan, request, trace, to } => {
+            StreamMessage::Request { turn, plan, model, request, trace, to } => {
                 let reader = Reader {
-                    model: Arc::clone(state.setup.models.at(plan.model)),
+                    model,
                     session: state.setup.session,
                     turn,
                     attempt: plan.attempt,

@@ -1,6 +1,6 @@
-//! The supervisor of a run's tool calls: one linked actor per call.
+//! The supervisor of a session's tool calls: one linked actor per call.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -11,13 +11,13 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::blocking::BlockingPool;
 use super::gauge::{Gauges, Held};
-use super::message::{Accumulator, AccumulatorMessage, SupervisorMessage, ToolMessage, ToolStart};
+use super::message::{Accumulator, AccumulatorMessage, SupervisorMessage, ToolStart};
 use super::publish::Publisher;
 use super::task::Task;
 use super::tool::{Slot, ToolActor, Work, failed};
 use crate::context::View;
 use crate::event::Event;
-use crate::tool::{ProgressSink, Registered, SharedView, ToolContext};
+use crate::tool::{ProgressSink, SharedView, ToolContext};
 use crate::turn::ToolDone;
 use crate::types::{CallKey, FailureKind, RunId, ToolOutcome, VariablesUse, excerpt};
 
@@ -32,10 +32,7 @@ pub(super) struct ToolSupervisor;
 
 /// What a supervisor needs.
 pub(super) struct SupervisorSetup {
-    pub(super) tools: Arc<BTreeMap<String, Registered>>,
-    pub(super) cancel_grace: Duration,
-    pub(super) max_variables_bytes: usize,
-    /// A tool that keeps its context for longer than the run does not keep this alive.
+    /// A tool that keeps its context for longer than the session lives does not keep this alive.
     pub(super) publisher: Arc<Publisher>,
     pub(super) pool: BlockingPool,
     pub(super) gauges: Gauges,
@@ -60,8 +57,10 @@ struct Running {
     /// However the call ends, and if only with this supervisor: a thread that computes for it, or
     /// a task that the tool has left behind, is told.
     _over: DropGuard,
+    /// How long it has once it is told to stop.
+    grace: Duration,
     /// Kills the call when the grace has passed.
-    grace: Option<Task>,
+    end: Option<Task>,
     killed: bool,
 }
 
@@ -117,11 +116,11 @@ impl Actor for ToolSupervisor {
 
 impl State {
     async fn start(&mut self, myself: &ActorRef<SupervisorMessage>, start: ToolStart) {
-        let ToolStart { run, call, variables, idempotency_key, trace, place, to } = start;
-        let view = View::new(variables, self.setup.max_variables_bytes);
+        let ToolStart { run, agent, call, variables, idempotency_key, trace, place, to } = start;
+        let view = View::new(variables, agent.limits().max_variables_bytes);
         let view: SharedView = Arc::new(Mutex::new(view));
         let key = call.key;
-        let Some(registered) = self.setup.tools.get(&call.name) else {
+        let Some(registered) = agent.tools.get(&call.name) else {
             // The turn offers only tools of this very map.
             let outcome = failed(FailureKind::UnknownTool, "no tool has this name");
             report(&to, key, ToolDone { outcome, used: VariablesUse::default() });
@@ -156,12 +155,11 @@ impl State {
                     to,
                     _over: cancellation.clone().drop_guard(),
                     cancellation,
-                    grace: None,
+                    grace: agent.limits().cancel_grace,
+                    end: None,
                     killed: false,
                 };
                 self.running.insert(actor.get_id(), running);
-                // Fails only for an actor that is gone, which its supervisor hears of.
-                let _ = actor.cast(ToolMessage::Run);
             }
             Err(error) => {
                 let outcome = failed(FailureKind::Killed, &format!("not started: {error}"));
@@ -195,7 +193,6 @@ impl State {
     }
 
     fn abort(&mut self, myself: &ActorRef<SupervisorMessage>, key: CallKey) {
-        let grace = self.setup.cancel_grace;
         let Some(running) = self.running.values_mut().find(|running| running.key == key) else {
             return;
         };
@@ -203,8 +200,8 @@ impl State {
             return;
         }
         running.cancellation.cancel();
-        let supervisor = myself.clone();
-        running.grace = Some(Task::spawn(&self.setup.gauges.tasks, async move {
+        let (supervisor, grace) = (myself.clone(), running.grace);
+        running.end = Some(Task::spawn(&self.setup.gauges.tasks, async move {
             tokio::time::sleep(grace).await;
             let _ = supervisor.cast(SupervisorMessage::KillTool { key });
         }));

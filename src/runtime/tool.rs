@@ -7,7 +7,6 @@ use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
 use super::blocking::BlockingPool;
 use super::gauge::Held;
-use super::message::ToolMessage;
 use super::places::Reservation;
 use crate::tool::{Tool, ToolContext, ToolError, ToolOutput};
 use crate::types::{FailureKind, ToolOutcome, ToolStatus};
@@ -16,7 +15,7 @@ use crate::types::{FailureKind, ToolOutcome, ToolStatus};
 /// message that the actor could send.
 pub(super) type Slot = Arc<Mutex<Option<ToolOutcome>>>;
 
-/// Runs one call. Its `handle` is the tool, so that killing the actor drops the tool's future and
+/// Runs one call, as its start: it is told nothing. Killing the actor drops the tool's future, and
 /// a panic ends this call alone.
 #[derive(Debug)]
 pub(super) struct ToolActor;
@@ -35,49 +34,44 @@ pub(super) struct Work {
 }
 
 impl Actor for ToolActor {
-    type Msg = ToolMessage;
+    type Msg = ();
     type State = Option<Work>;
     type Arguments = Work;
 
     async fn pre_start(
         &self,
-        _: ActorRef<ToolMessage>,
+        _: ActorRef<()>,
         work: Work,
     ) -> Result<Option<Work>, ActorProcessingErr> {
         Ok(Some(work))
     }
 
-    async fn handle(
+    async fn post_start(
         &self,
-        myself: ActorRef<ToolMessage>,
-        message: ToolMessage,
+        myself: ActorRef<()>,
         state: &mut Option<Work>,
     ) -> Result<(), ActorProcessingErr> {
-        match message {
-            ToolMessage::Run => {
-                let Some(work) = state.take() else { return Ok(()) };
-                let Work { tool, context, pool, slot, place, held: _held } = work;
-                let run = async move {
-                    let _place = place;
-                    tool.run(context).await
-                };
-                let ran = match pool {
-                    None => run.await,
-                    Some(pool) => pool
-                        .run(run)
-                        .await
-                        .unwrap_or_else(|| Err(ToolError::new("the host is shutting down"))),
-                };
-                *slot.lock() = Some(outcome(ran));
-                myself.stop(None);
-            }
-        }
+        let Some(work) = state.take() else { return Ok(()) };
+        let Work { tool, context, pool, slot, place, held: _held } = work;
+        let run = async move {
+            let _place = place;
+            tool.run(context).await
+        };
+        let ran = match pool {
+            None => run.await,
+            Some(pool) => pool
+                .run(run)
+                .await
+                .unwrap_or_else(|| Err(ToolError::new("the host is shutting down"))),
+        };
+        *slot.lock() = Some(outcome(ran));
+        myself.stop(None);
         Ok(())
     }
 
     async fn handle_supervisor_evt(
         &self,
-        _: ActorRef<ToolMessage>,
+        _: ActorRef<()>,
         _: SupervisionEvent,
         _: &mut Option<Work>,
     ) -> Result<(), ActorProcessingErr> {

@@ -14,6 +14,10 @@ use crate::types::{SessionId, SessionState};
 /// How many sessions are woken at once whose runs have failed.
 const MENDED_MAX: usize = 16;
 
+/// How long the actors of a session's runs stay for the next run, at least: a chat's next input
+/// finds them, and sessions that idle are many.
+const ACTORS_KEPT_MS: u64 = 5_000;
+
 /// How often sessions are looked for that nobody wants any more, in milliseconds.
 const DELETE_PAUSE_MS: u64 = 60_000;
 
@@ -24,16 +28,7 @@ pub(super) fn keep_up(link: &Link) {
     let shared = &link.shared;
     shared.show_all();
     shared.telemetry.upkeep();
-    if let Some(idle) = shared.idle_after {
-        let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
-        let now = shared.clock_ms();
-        for (_, live) in shared.all_awake() {
-            if now.saturating_sub(live.state.touched_ms.load(Ordering::Relaxed)) >= idle_ms {
-                // One that is gone needs no telling.
-                let _ = live.actor.cast(SessionMessage::Hibernate { idle });
-            }
-        }
-    }
+    rest(shared);
     ring(link);
     mend(link);
     if let Some(kept) = shared.keep_idle
@@ -55,6 +50,24 @@ pub(super) fn keep_up(link: &Link) {
                 tracing::error!(%error, "sessions_not_deleted");
             }
         });
+    }
+}
+
+/// Lets sessions go to which nothing has happened for a while: first the actors of their runs, and
+/// then all that they have in memory. Those that are gone need no telling.
+fn rest(shared: &super::shared::Shared) {
+    let now = shared.clock_ms();
+    for (_, live) in shared.all_awake() {
+        let idle_ms = now.saturating_sub(live.state.touched_ms.load(Ordering::Relaxed));
+        match shared.idle_after {
+            Some(idle) if u128::from(idle_ms) >= idle.as_millis() => {
+                let _ = live.actor.cast(SessionMessage::Hibernate { idle });
+            }
+            _ if idle_ms >= ACTORS_KEPT_MS && live.state.has_actors.load(Ordering::Acquire) => {
+                let _ = live.actor.cast(SessionMessage::Rest);
+            }
+            _ => {}
+        }
     }
 }
 

@@ -168,7 +168,8 @@ impl Call {
     }
 
     pub(super) fn input_summary(&self) -> String {
-        excerpt(&self.call.arguments_text(), QUOTE_CHARS)
+        let arguments = self.identity.strip_prefix(&*self.call.name).unwrap_or_default();
+        excerpt(arguments.trim_start(), QUOTE_CHARS)
     }
 
     pub(super) fn has_effects(&self) -> bool {

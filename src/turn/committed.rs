@@ -42,6 +42,18 @@ impl TurnRecord {
     }
 }
 
+/// The results of a turn that is not over, from its records so far: in call order, up to the first
+/// call that has none.
+pub fn results_so_far<'a>(
+    records: impl IntoIterator<Item = &'a Record>,
+) -> impl Iterator<Item = ToolResult> {
+    let mut gathered = Gathered::default();
+    records.into_iter().for_each(|record| gathered.take_in(record));
+    let Gathered { response, mut ended } = gathered;
+    let calls = response.unwrap_or_default().0.calls.into_iter();
+    calls.map_while(move |call| Some(ended.remove(&call.key)?.result(call)))
+}
+
 impl Gathered {
     pub(super) fn take_in(&mut self, record: &Record) {
         match record {

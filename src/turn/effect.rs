@@ -43,8 +43,6 @@ pub enum Effect {
     Abort(CallKey),
     /// Tell everybody.
     Emit(Event),
-    /// The next result in call order.
-    Release(Box<ToolResult>),
     /// The turn is over: write it to the context. The last effect of a turn.
     Commit(Box<TurnRecord>),
 }

@@ -81,6 +81,7 @@ pub use breaker::{Breaker, BreakerChange, BreakerRules, BreakerState, NotAsked, 
 pub use bucket::Bucket;
 pub use budget::Budget;
 pub use change::{AccumulatorLimits, Change, Changes};
+pub use committed::results_so_far;
 pub use decoded::{decode_body, describe};
 pub use effect::{
     ApprovalError, AttemptPlan, CancelReason, Decision, Effect, ModelPlan, ModelPlans, Place,

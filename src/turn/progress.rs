@@ -263,12 +263,8 @@ impl Turn {
             return;
         }
         let now = self.clock.now();
-        while let Some((result, reorder_wait)) =
-            self.reassembly.next(&self.calls, now, self.spec.began)
-        {
-            let released = Event::ResultReleased { key: result.call.key, reorder_wait };
-            self.hold(Effect::Release(Box::new(result)));
-            self.hold(Effect::Emit(released));
+        while let Some((key, reorder_wait)) = self.reassembly.next(&self.calls, now) {
+            self.hold(Effect::Emit(Event::ResultReleased { key, reorder_wait }));
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::call::{Call, Phase};
-use crate::types::ToolResult;
+use crate::types::CallKey;
 
 /// How far the results of a turn have been made known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -13,20 +13,15 @@ pub(super) struct Reassembly {
 }
 
 impl Reassembly {
-    /// The next result in call order with the time that it waited, if every earlier call is
-    /// released and it has its outcome.
-    pub(super) fn next(
-        &mut self,
-        calls: &[Call],
-        now: Duration,
-        began: Duration,
-    ) -> Option<(ToolResult, Duration)> {
+    /// The next call in call order whose result may be known, with the time that it waited: every
+    /// earlier call is released and it has its outcome.
+    pub(super) fn next(&mut self, calls: &[Call], now: Duration) -> Option<(CallKey, Duration)> {
         while let Some(call) = calls.get(self.released) {
             match &call.phase {
                 Phase::Dropped => self.released += 1,
                 Phase::Ended { at, .. } => {
                     self.released += 1;
-                    return call.result(began).map(|result| (result, now.saturating_sub(*at)));
+                    return Some((call.key(), now.saturating_sub(*at)));
                 }
                 Phase::Open
                 | Phase::Sealed

@@ -123,6 +123,7 @@ impl AccumulatorSetup {
                 let _ = self.stream.cast(StreamMessage::Request {
                     turn: of.number,
                     trace: of.trace.as_ref().map(|t| t.of_attempt(of.number, plan.attempt)),
+                    model: Arc::clone(of.agent.models.at(plan.model)),
                     plan,
                     request: Arc::clone(request),
                     to: myself.clone(),
@@ -134,6 +135,7 @@ impl AccumulatorSetup {
             Effect::Start(call, variables) => {
                 let start = ToolStart {
                     run: of.run.clone(),
+                    agent: Arc::clone(&of.agent),
                     idempotency_key: of.idempotency_key(call.key),
                     trace: of.trace.as_ref().map(|trace| trace.of_call(call.key)),
                     place: of.places.remove(&call.key),
@@ -156,10 +158,6 @@ impl AccumulatorSetup {
                     self.publisher.trace_answer(of.turn.response());
                 }
                 self.publisher.publish_behind(&of.run, of.number, event, record);
-            }
-            Effect::Release(result) => {
-                let epoch = self.epoch;
-                let _ = self.session.cast(SessionMessage::ResultReleased { epoch, result });
             }
             Effect::Commit(record) => {
                 of.request = None;

@@ -119,6 +119,7 @@ impl State {
             usage: Usage::default(),
             turn: 0,
             run: None,
+            actors: None,
             suspended: None,
             queue: std::collections::VecDeque::new(),
             next: None,

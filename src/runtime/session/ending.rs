@@ -7,6 +7,7 @@ use std::time::Duration;
 use ractor::{ActorRef, RpcReplyPort};
 
 use super::inputs::QueuedRun;
+use super::run::RunActors;
 use super::{Closing, State};
 use crate::journal::JournalError;
 use crate::journal::Urgency;
@@ -26,6 +27,7 @@ impl State {
         let is_quiet = self.shared.clock_ms().saturating_sub(touched) >= idle_ms
             && self.next.is_none()
             && self.lingering.is_empty()
+            && self.actors.as_ref().is_none_or(RunActors::run_no_tool)
             && matches!(self.close, Closing::No)
             && !self.shared.is_closing();
         let rests = match &self.run {
@@ -64,10 +66,10 @@ impl State {
         let why = HostError::Journal(error);
         if let Some(run) = self.run.take() {
             self.shared.unwritten.lock().insert(run.id.clone(), self.id.clone());
-            for cell in run.actors.cells() {
-                cell.kill();
-            }
             run.tell(Err(why.clone()));
+        }
+        for cell in self.forget_actors().iter().flat_map(RunActors::cells) {
+            cell.kill();
         }
         self.forget_queue(&why);
         if let Some((next, _)) = self.next.take() {
@@ -108,6 +110,7 @@ impl State {
         if let Closing::Asked(waiting) = &mut self.close {
             let waiting = std::mem::take(waiting);
             self.close = Closing::Closed;
+            self.let_actors_go();
             self.log.append(vec![Record::SessionClosed], Urgency::Lazy, || ());
             self.log.close();
             self.shared.replace(&self.id, myself.get_id(), Some(Place::Leaving));

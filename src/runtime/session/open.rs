@@ -1,26 +1,26 @@
-//! What of the running turn is known before its commit: results that were released, and what
-//! people are asked.
+//! What of the running turn is known before its commit: results in call order, and what people
+//! are asked.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::State;
+use super::run::ActiveRun;
 use crate::event::ApprovalRequest;
 use crate::journal::unix_ms;
 use crate::record::{Record, Seq};
 use crate::runtime::message::{AccumulatorMessage, DecisionReply};
 use crate::runtime::report::CallReport;
 use crate::runtime::snapshot::PendingApproval;
-use crate::turn::{ApprovalError, Decision};
-use crate::types::{CallKey, ToolResult};
+use crate::turn::{ApprovalError, Decision, results_so_far};
+use crate::types::CallKey;
 
 /// The running turn, as its accumulator tells of it.
 #[derive(Debug, Default)]
 pub(super) struct OpenTurn {
     /// Whether it goes on from its records, and its accumulator has not told of it yet.
     pub(super) is_unknown: bool,
-    pub(super) results: Vec<CallReport>,
     pub(super) approvals: Vec<PendingApproval>,
     /// Since when people are all that it waits for.
     resting_since: Option<Instant>,
@@ -41,11 +41,14 @@ impl OpenTurn {
 }
 
 impl State {
-    pub(super) fn take_result(&mut self, epoch: u64, result: ToolResult) {
-        let Some(run) = self.run.as_ref().map(|run| run.id.clone()) else { return };
-        if let Some(open) = self.open_turn(epoch) {
-            open.results.push(CallReport::new(run, None, result));
-        }
+    /// The results of the running turn up to the first call that has none, as far as they are
+    /// durable.
+    pub(super) fn results_so_far(&self, run: &ActiveRun) -> Vec<CallReport> {
+        let durable = self.log.durable();
+        let entries = self.log.entries_since(run.turn_after);
+        let records = entries.iter().filter(|entry| entry.seq <= durable);
+        let results = results_so_far(records.map(|entry| &entry.record));
+        results.map(|result| CallReport::new(run.id.clone(), None, result)).collect()
     }
 
     pub(super) fn take_questions(
@@ -82,15 +85,11 @@ impl State {
 
     /// Hands a decision to the turn that it is about.
     pub(super) fn decide(&self, key: CallKey, decision: Decision, reply: DecisionReply) {
-        match self.run.as_ref().filter(|_| key.turn == self.turn) {
+        if self.run.is_some() && key.turn == self.turn {
             // An accumulator that is gone drops the reply: whoever decides asks again.
-            Some(run) => {
-                let decide = AccumulatorMessage::Decide { key, decision, reply };
-                let _ = run.actors.accumulator.cast(decide);
-            }
-            None => {
-                let _ = reply.send(Err(ApprovalError::NotAsked));
-            }
+            self.tell_accumulator(AccumulatorMessage::Decide { key, decision, reply });
+        } else {
+            let _ = reply.send(Err(ApprovalError::NotAsked));
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a session does when an actor of its run dies: the same as after a crash of the host.
+//! What a session does when an actor of its runs dies: the same as after a crash of the host.
 //!
 //! The other actors of the run are ended and waited for, so that nobody else writes to the log;
 //! then the turn goes on, with new actors, from its records.
@@ -10,6 +10,7 @@ use std::time::Duration;
 use ractor::{ActorId, ActorRef};
 
 use super::State;
+use super::run::RunActors;
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{Entry, Seq};
 use crate::runtime::message::SessionMessage;
@@ -24,18 +25,23 @@ const RECOVERIES_MAX: u32 = 3;
 const DIED: &str = "the run's actors died too often";
 
 impl State {
-    /// An actor is gone. If it was one of the run's, the run goes on without it.
+    /// An actor is gone. If it was one of those that runs need, the run goes on without it.
     pub(super) async fn recover(
         &mut self,
         myself: &ActorRef<SessionMessage>,
         gone: ActorId,
         why: &str,
     ) {
-        let Some(run) = self.run.as_mut() else { return };
-        let cells = run.actors.cells();
+        let Some(cells) = self.actors.as_ref().map(RunActors::cells) else { return };
         if !cells.iter().any(|cell| cell.get_id() == gone) {
             return;
         }
+        let Some(run) = self.run.as_mut() else {
+            // The next run has others.
+            cells.iter().for_each(ractor::ActorCell::kill);
+            self.forget_actors();
+            return;
+        };
         let waiting = run.recovering.get_or_insert_with(|| {
             tracing::error!(session = %self.id, run = %run.id, why, "run_actor_died");
             for cell in &cells {
@@ -49,14 +55,15 @@ impl State {
         }
         run.recovering = None;
         run.recoveries += 1;
-        if run.recoveries > RECOVERIES_MAX {
+        let is_too_often = run.recoveries > RECOVERIES_MAX;
+        self.forget_actors();
+        if is_too_often {
             self.give_up("internal_error", DIED);
             return;
         }
         match self.spawn_actors(myself).await {
-            Ok(actors) => {
+            Ok(()) => {
                 let Some(run) = self.run.as_mut() else { return };
-                run.actors = actors;
                 // The time that the turn has waited for people is no more known to it.
                 run.people += std::mem::take(&mut run.open).rested();
                 let entries = self.log.entries_since(run.turn_after);
@@ -112,8 +119,7 @@ impl State {
                     | Effect::Reserve { .. }
                     | Effect::GiveUp(_)
                     | Effect::Start(..)
-                    | Effect::Abort(_)
-                    | Effect::Release(_) => {}
+                    | Effect::Abort(_) => {}
                 }
             }
             let (count, time) = (batch.len() as u64, unix_ms());

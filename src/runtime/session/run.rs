@@ -62,7 +62,6 @@ pub(super) struct ActiveRun {
     /// What its requests and calls bring along.
     pub(super) trace: Option<Arc<RunTrace>>,
     pub(super) machine: Run,
-    pub(super) actors: RunActors,
     /// Why it is to end; given to each turn that begins.
     pub(super) cancel: Option<CancelReason>,
     pub(super) stops_after_turn: bool,
@@ -114,7 +113,7 @@ impl ActiveRun {
     }
 }
 
-/// The three actors of a run.
+/// The three actors that runs need. They stay for the next run, until the session rests.
 pub(super) struct RunActors {
     pub(super) stream: ActorRef<StreamMessage>,
     pub(super) accumulator: Accumulator,
@@ -125,23 +124,27 @@ impl RunActors {
     pub(super) fn cells(&self) -> [ActorCell; 3] {
         [self.stream.get_cell(), self.accumulator.get_cell(), self.supervisor.get_cell()]
     }
+
+    /// Whether every tool is back, late ones too.
+    pub(super) fn run_no_tool(&self) -> bool {
+        self.supervisor.get_children().is_empty()
+    }
 }
 
 impl State {
-    /// A new set of actors for a run.
+    /// Spawns the actors that runs need, where there are none.
     pub(super) async fn spawn_actors(
         &mut self,
         myself: &ActorRef<SessionMessage>,
-    ) -> Result<RunActors, SpawnErr> {
+    ) -> Result<(), SpawnErr> {
+        if self.actors.is_some() {
+            return Ok(());
+        }
         self.epoch += 1;
         let gauges = &self.shared.gauges;
-        let models = Arc::clone(&self.run_agent.models);
-        let setup = StreamSetup { models, session: myself.get_id(), gauges: gauges.clone() };
+        let setup = StreamSetup { session: myself.get_id(), gauges: gauges.clone() };
         let (stream, _) = Actor::spawn_linked(None, StreamActor, setup, myself.get_cell()).await?;
         let setup = SupervisorSetup {
-            tools: Arc::clone(&self.run_agent.tools),
-            cancel_grace: self.run_agent.limits().cancel_grace,
-            max_variables_bytes: self.run_agent.limits().max_variables_bytes,
             publisher: Arc::new(self.publisher.clone()),
             pool: self.shared.pool.clone(),
             gauges: gauges.clone(),
@@ -160,10 +163,31 @@ impl State {
         };
         let (accumulator, _) =
             Actor::spawn_linked(None, AccumulatorActor, setup, myself.get_cell()).await?;
-        Ok(RunActors { stream, accumulator, supervisor })
+        self.actors = Some(RunActors { stream, accumulator, supervisor });
+        self.live.has_actors.store(true, Ordering::Release);
+        Ok(())
     }
 
-    pub(super) fn begin_run(&mut self, run: NewRun, actors: RunActors, place: Held) -> Seq {
+    /// Ends the actors that runs need. Tools that still run are told to stop and have their grace:
+    /// the supervisor's end is heard, and then the accumulator is stopped.
+    pub(super) fn let_actors_go(&mut self) {
+        let Some(actors) = self.forget_actors() else { return };
+        actors.stream.stop(None);
+        match actors.supervisor.cast(SupervisorMessage::Finish) {
+            Ok(()) => {
+                self.lingering.insert(actors.supervisor.get_id(), actors.accumulator);
+            }
+            Err(_) => actors.accumulator.stop(None),
+        }
+    }
+
+    /// The next run has others.
+    pub(super) fn forget_actors(&mut self) -> Option<RunActors> {
+        self.live.has_actors.store(false, Ordering::Release);
+        self.actors.take()
+    }
+
+    pub(super) fn begin_run(&mut self, run: NewRun, place: Held) -> Seq {
         let NewRun { id, input, overrides, request, trace, agent: _, report } = run;
         let first_message = self.history.messages().len();
         let seeded = self.seeded_turn();
@@ -190,7 +214,6 @@ impl State {
             id: id.clone(),
             trace,
             machine,
-            actors,
             cancel: None,
             stops_after_turn: false,
             recoveries: 0,
@@ -252,7 +275,9 @@ impl State {
     ) {
         let OpenRun { id, overrides, trace, machine, stats, results, next, stops, .. } = run;
         self.run_agent = self.agent.as_it_was(&overrides);
-        let Ok(actors) = self.spawn_actors(myself).await else { return };
+        if self.spawn_actors(myself).await.is_err() {
+            return;
+        }
         let report = |(usage, result)| CallReport::new(id.clone(), Some(usage), result);
         let plan = match &next {
             Continue::Turn { plan, .. } => *plan,
@@ -265,7 +290,6 @@ impl State {
             id,
             trace,
             machine,
-            actors,
             cancel: (stops == Some(StopMode::Now)).then_some(CancelReason::Stop),
             stops_after_turn: stops == Some(StopMode::AfterTurn),
             recoveries: 0,
@@ -322,14 +346,21 @@ impl State {
         let start = TurnStart {
             spec: self.turn_spec(run),
             run: run.id.clone(),
+            agent: Arc::clone(&self.run_agent),
             trace: run.trace.clone(),
             request: Arc::new(self.run_agent.request(messages, run.plan.last_request)),
             resume,
             cancel: run.cancel,
         };
         self.shared.telemetry.traces().asks(&self.id, &start.request);
-        // An accumulator that is gone is replaced, and its successor given the turn again.
-        let _ = run.actors.accumulator.cast(AccumulatorMessage::BeginTurn(Box::new(start)));
+        self.tell_accumulator(AccumulatorMessage::BeginTurn(Box::new(start)));
+    }
+
+    /// An accumulator that is gone is replaced, and its successor given the turn as it is then.
+    pub(super) fn tell_accumulator(&self, message: AccumulatorMessage) {
+        if let Some(actors) = &self.actors {
+            let _ = actors.accumulator.cast(message);
+        }
     }
 
     pub(super) fn turn_spec(&self, run: &ActiveRun) -> TurnSpec {

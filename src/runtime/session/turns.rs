@@ -9,7 +9,6 @@ use super::run::ActiveRun;
 use crate::event::Event;
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{Record, Seq};
-use crate::runtime::message::SupervisorMessage;
 use crate::runtime::report::{CallReport, Messages, RunReport};
 use crate::telemetry::Recorded;
 use crate::turn::{LimitHit, Next, RunStep, TurnRecord};
@@ -131,16 +130,7 @@ impl State {
         self.log.forget_until(last);
         let Some(run) = self.run.take() else { return };
         let is_awaited = run.is_awaited();
-        let ActiveRun { id, actors, first_message, calls, report, place, .. } = *run;
-        actors.stream.stop(None);
-        // Tools that were told to stop have their grace; the supervisor's end is heard, and then
-        // the accumulator is stopped. The end of one that is gone has been heard.
-        match actors.supervisor.cast(SupervisorMessage::Finish) {
-            Ok(()) => {
-                self.lingering.insert(actors.supervisor.get_id(), actors.accumulator);
-            }
-            Err(_) => actors.accumulator.stop(None),
-        }
+        let ActiveRun { id, first_message, calls, report, place, .. } = *run;
         self.live.running.store(!self.queue.is_empty(), Ordering::Release);
         self.hand_on(place);
         self.shared.show_counts();

@@ -79,11 +79,20 @@ async fn session(host: &Host) -> SessionHandle {
     host.open_session(OpenSession::default()).await.unwrap()
 }
 
+/// Lets every session do without the actors of its runs, if none goes on.
+fn rest(host: &Host) {
+    for (_, live) in host.inner.link.shared.all_awake() {
+        // One that is gone has none.
+        let _ = live.actor.cast(SessionMessage::Rest);
+    }
+}
+
 /// Waits until nothing of any run is alive.
 async fn nothing_left(host: &Host) {
     let counted = host.clone();
     let waited = timeout(SOON, async move {
         loop {
+            rest(&counted);
             let HostCounts {
                 sessions: _,
                 awake: _,

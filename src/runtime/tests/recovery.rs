@@ -305,3 +305,87 @@ async fn deaths_at_any_time_repeat_no_effect_and_leave_no_call_open() {
     assert!(unknown < 200, "not every death came in the middle of a payment");
     nothing_left(&host).await;
 }
+
+#[tokio::test]
+async fn runs_of_a_session_share_their_actors_until_it_rests() {
+    let provider = Provider::new(|_, _| Reply::Stall(vec![text("so far")])).await;
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let session = session(&host).await;
+    let mut seen = Vec::new();
+    for rests in [false, true, false] {
+        let run = session.start_run("go").await.unwrap();
+        // While a run goes on, nobody lets them go.
+        rest(&host);
+        seen.push(actors(&session).await);
+        session.stop(StopMode::Now).await.unwrap();
+        timeout(SOON, run.report).await.unwrap().unwrap();
+        assert_eq!(host.counts().actors, 3);
+        if rests {
+            nothing_left(&host).await;
+        }
+    }
+    assert_eq!(seen[0], seen[1]);
+    assert!(seen[1].iter().zip(&seen[2]).all(|(one, other)| one != other));
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
+async fn one_of_them_dies_between_two_runs() {
+    for which in [STREAM, ACCUMULATOR, SUPERVISOR] {
+        let provider = Provider::new(|n, _| match n {
+            0 => Reply::Stall(vec![text("so far")]),
+            _ => Reply::Sse(says("found")),
+        })
+        .await;
+        let host = host(&provider, Registry::new(), |_| ()).await;
+        let session = session(&host).await;
+        let run = session.start_run("go").await.unwrap();
+        let victim = actors(&session).await[which].clone();
+        session.stop(StopMode::Now).await.unwrap();
+        timeout(SOON, run.report).await.unwrap().unwrap();
+        victim.kill();
+        let counted = host.clone();
+        until("the others are gone too", move || counted.counts().actors == 0).await;
+        let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
+        assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "found"));
+        nothing_left(&host).await;
+    }
+}
+
+#[tokio::test]
+async fn a_tool_of_a_run_that_is_over_keeps_its_grace_when_the_next_one_ends() {
+    let provider = Provider::new(|_, _| Reply::Sse(asks_for(&[("slow", "{}")]))).await;
+    let tidied = Arc::new(AtomicBool::new(false));
+    let slow = tool(spec("slow"), {
+        let tidied = Arc::clone(&tidied);
+        move |context| {
+            let tidied = Arc::clone(&tidied);
+            async move {
+                context.cancelled().await;
+                sleep(Duration::from_millis(200)).await;
+                tidied.store(true, Ordering::SeqCst);
+                Ok("late".into())
+            }
+        }
+    });
+    let host = host(&provider, registry([slow]), |_| ()).await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    let running = |count| {
+        let host = host.clone();
+        move || host.counts().tools_running == count
+    };
+    until("the call runs", running(1)).await;
+    session.stop(StopMode::Now).await.unwrap();
+    timeout(SOON, run.report).await.unwrap().unwrap();
+    // Its supervisor ends with it, and meanwhile another one serves the session.
+    rest(&host);
+    let run = session.start_run("again").await.unwrap();
+    until("the next call runs too", running(2)).await;
+    assert!(!tidied.load(Ordering::SeqCst));
+    session.stop(StopMode::Now).await.unwrap();
+    let report = timeout(SOON, run.report).await.unwrap().unwrap();
+    assert_eq!(report.calls.len(), 1);
+    nothing_left(&host).await;
+    assert!(tidied.load(Ordering::SeqCst));
+}

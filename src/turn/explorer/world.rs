@@ -360,15 +360,13 @@ impl World {
             Effect::Emit(Event::ApprovalAsked { asked }) => {
                 self.show((asked.call.key, asked.phase));
             }
-            Effect::Emit(_) => {}
-            Effect::Release(result) => {
+            Effect::Emit(Event::ResultReleased { key, .. }) => {
                 assert!(matches!(self.turn.state, State::Judged { .. } | State::Over));
-                let key = result.call.key;
                 assert!(self.released.last() < Some(&key), "released out of order, or twice");
                 assert!(self.ended.contains_key(&key), "released before it was told");
-                self.check_seen(&result);
                 self.released.push(key);
             }
+            Effect::Emit(_) => {}
             Effect::Commit(record) => {
                 self.committed = true;
                 self.check_commit(&record, scenario);

@@ -262,7 +262,7 @@ impl Live {
                     Effect::Abort(key) => run.running.retain(|call| call.key != key),
                     Effect::Commit(record) => run.committed = Some(record),
                     Effect::Reserve { .. } | Effect::GiveUp(_) => panic!("no tool has a cap"),
-                    Effect::Emit(_) | Effect::Release(_) => {}
+                    Effect::Emit(_) => {}
                 }
             }
             if batch.is_empty() {

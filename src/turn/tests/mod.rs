@@ -126,7 +126,6 @@ impl Driver {
                     Effect::GiveUp(key) => self.given_up.push(key.index),
                     Effect::Abort(key) => self.aborted.push(key.index),
                     Effect::Emit(event) => self.events.push(event),
-                    Effect::Release(_) => {}
                     Effect::Commit(record) => self.commit = Some(*record),
                 }
             }

@@ -46,7 +46,7 @@ impl Play<'_, '_> {
             Effect::Reserve { key, .. } => self.wanting.push(key),
             Effect::GiveUp(key) => self.wanting.retain(|wanting| *wanting != key),
             Effect::Commit(record) => self.committed = Some(record),
-            Effect::Start(..) | Effect::Abort(_) | Effect::Emit(_) | Effect::Release(_) => {}
+            Effect::Start(..) | Effect::Abort(_) | Effect::Emit(_) => {}
         }
         Ok(())
     }
