@@ -7,12 +7,12 @@
 //! # The way of the data
 //!
 //! ```text
-//!   HTTP body ──> StreamActor ──────── Vec<Delta> ────────> AccumulatorActor ──> ToolSupervisor
-//!                 runtime/stream.rs    one awaited call     owns the Turn         one linked
-//!                 wire/: bytes, SSE,   a chunk: that is     turn/: seals,         ToolActor a
-//!                 dialect              the backpressure     admission, schedule   call
-//!                                                              │        ^              │
-//!                        Record ──> SessionLog ──> durable ────┤        └─ ToolFinished┘
+//!   HTTP body ──> StreamActor ──────── Vec<Delta> ────────> AccumulatorActor ──> one linked
+//!                 runtime/stream.rs    one awaited call     owns the Turn         ToolActor
+//!                 wire/: bytes, SSE,   a chunk: that is     turn/: seals,         a call
+//!                 dialect              the backpressure     admission, schedule     │
+//!                                                              │        ^           │
+//!                        Record ──> SessionLog ──> durable ────┤        └─ its end ─┘
 //!                                                              │
 //!   SessionActor <── Commit(TurnRecord) ───────────────────────┘
 //!   owns History, Variables and Run; asks for the next turn, or ends the run

@@ -1,8 +1,9 @@
-//! The owner of the turn: hands the machine what happens, and performs what it asks for.
+//! The owner of the turn: hands the machine what happens, and performs what it asks for. The actors
+//! of tool calls are its children.
 
 mod batch;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,20 +11,21 @@ use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::time::Instant;
 
 use super::agent::Agent;
+use super::blocking::BlockingPool;
 use super::caps::Caps;
 use super::gate::HeldPass;
 use super::gauge::{Gauges, Held};
-use super::message::{
-    AccumulatorMessage, DecisionReply, SessionMessage, StreamMessage, SupervisorMessage, TurnStart,
-};
+use super::message::{AccumulatorMessage, DecisionReply, SessionMessage, StreamMessage, TurnStart};
 use super::model::ModelRequest;
 use super::places::Reservation;
 use super::publish::Publisher;
+use super::supervisor::{ToolOrder, ToolSupervisor};
 use super::task::Task;
+use super::tool::failed;
 use crate::event::EventId;
 use crate::journal::{Noted, SessionLog, unix_ms};
-use crate::turn::{ApprovalError, Effect, Place, Turn};
-use crate::types::{ApprovalPhase, CallKey, RunId, RunTrace};
+use crate::turn::{ApprovalError, Effect, Place, ToolDone, Turn};
+use crate::types::{ApprovalPhase, CallKey, FailureKind, RunId, RunTrace};
 use batch::TurnBatch;
 
 /// Owns the turn of a run, a new value for each turn of every run.
@@ -36,15 +38,18 @@ pub(super) struct AccumulatorSetup {
     pub(super) epoch: u64,
     pub(super) session: ActorRef<SessionMessage>,
     pub(super) stream: ActorRef<StreamMessage>,
-    pub(super) supervisor: ActorRef<SupervisorMessage>,
     pub(super) log: Arc<SessionLog>,
     pub(super) publisher: Publisher,
+    pub(super) pool: BlockingPool,
     pub(super) caps: Caps,
     pub(super) gauges: Gauges,
 }
 
 pub(super) struct State {
     setup: AccumulatorSetup,
+    tools: ToolSupervisor,
+    /// No other turn comes.
+    finishing: bool,
     current: Option<Current>,
     timer: Option<Timer>,
     /// Answers to decisions that wait until so many records of the turn are durable.
@@ -63,6 +68,8 @@ struct Current {
     /// Let go when the turn is over, so that the history is the session's alone again.
     request: Option<Arc<ModelRequest>>,
     idempotency_scope: String,
+    /// What is to be done about its calls.
+    orders: VecDeque<ToolOrder>,
     /// The places of tools with a cap that calls have or wait for, until they start.
     places: HashMap<CallKey, Reservation>,
     /// Of the exchange that is over and will be judged next.
@@ -95,7 +102,17 @@ impl Actor for AccumulatorActor {
         setup: AccumulatorSetup,
     ) -> Result<State, ActorProcessingErr> {
         let held = setup.gauges.actors.hold();
-        Ok(State { setup, current: None, timer: None, answers: Vec::new(), _held: held })
+        let AccumulatorSetup { publisher, pool, gauges, .. } = &setup;
+        let tools = ToolSupervisor::new(publisher.clone(), pool.clone(), gauges.clone());
+        Ok(State {
+            setup,
+            tools,
+            finishing: false,
+            current: None,
+            timer: None,
+            answers: Vec::new(),
+            _held: held,
+        })
     }
 
     async fn handle(
@@ -104,78 +121,34 @@ impl Actor for AccumulatorActor {
         message: AccumulatorMessage,
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
-        match message {
-            AccumulatorMessage::BeginTurn(start) => {
-                let goes_on = start.resume.is_some();
-                state.current = Some(Current::begin(*start));
-                state.settle(&myself);
-                if goes_on {
-                    let epoch = state.setup.epoch;
-                    let _ = state.setup.session.cast(SessionMessage::TurnKnown { epoch });
-                }
-                return Ok(());
-            }
-            AccumulatorMessage::DeltasReceived { turn, attempt, batch, reply } => {
-                if let Some((current, now)) = state.exchange(turn, attempt) {
-                    current.turn.handle_deltas(now, batch);
-                    state.settle(&myself);
-                }
-                // A reader that is gone reads no more.
-                let _ = reply.send(());
-                return Ok(());
-            }
-            AccumulatorMessage::RequestPlace { turn, attempt, place } => {
-                let Some((current, now)) = state.exchange(turn, attempt) else { return Ok(()) };
-                current.turn.handle_request_place(now, place);
-            }
-            AccumulatorMessage::ResponseEnded { turn, attempt, end, pass } => {
-                let Some((current, now)) = state.exchange(turn, attempt) else { return Ok(()) };
-                current.pass = pass;
-                current.turn.handle_response_end(now, end);
-            }
-            AccumulatorMessage::PlaceGranted { key } => {
-                let Some((current, now)) = state.now() else { return Ok(()) };
-                current.turn.handle_place(now, key, Place::Granted);
-            }
-            AccumulatorMessage::ToolFinished { key, done } => {
-                let Some((current, now)) = state.now() else { return Ok(()) };
-                current.turn.handle_outcome(now, key, done);
-            }
-            AccumulatorMessage::RecordsStored { turn, upto } => {
-                let Some((current, now)) = state.now() else { return Ok(()) };
-                if current.number != turn {
-                    return Ok(());
-                }
-                current.turn.handle_recorded(now, upto);
-                state.stored(upto);
-            }
-            AccumulatorMessage::TimerFired => {
-                state.timer = None;
-                let Some((current, now)) = state.now() else { return Ok(()) };
-                current.turn.handle_timeout(now);
-            }
-            AccumulatorMessage::Cancel { why } => {
-                let Some((current, now)) = state.now() else { return Ok(()) };
-                current.turn.handle_cancel(now, why);
-            }
-            AccumulatorMessage::Decide { key, decision, reply } => {
-                let Some((current, now)) = state.now() else { return Ok(()) };
-                let taken = current.turn.handle_approval(now, key, decision);
-                state.settle(&myself);
-                state.answer(reply, taken);
-                return Ok(());
-            }
-        }
-        state.settle(&myself);
+        state.take(message, &myself);
+        state.carry_out(&myself).await;
         Ok(())
     }
 
     async fn handle_supervisor_evt(
         &self,
-        _: ActorRef<AccumulatorMessage>,
-        _: SupervisionEvent,
-        _: &mut State,
+        myself: ActorRef<AccumulatorMessage>,
+        event: SupervisionEvent,
+        state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
+        let ended = match event {
+            SupervisionEvent::ActorTerminated(cell, _, _) => {
+                let killed = || failed(FailureKind::Killed, "the tool was killed");
+                state.tools.ended(cell.get_id(), killed)
+            }
+            SupervisionEvent::ActorFailed(cell, error) => {
+                let died = || failed(FailureKind::Panic, &format!("the tool panicked: {error}"));
+                state.tools.ended(cell.get_id(), died)
+            }
+            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {
+                return Ok(());
+            }
+        };
+        if let Some((key, done)) = ended {
+            state.tool_ended(key, done, &myself);
+        }
+        state.carry_out(&myself).await;
         Ok(())
     }
 }
@@ -203,6 +176,7 @@ impl Current {
             trace,
             request: Some(request),
             idempotency_scope,
+            orders: VecDeque::new(),
             places: HashMap::new(),
             pass: None,
             began,
@@ -219,6 +193,98 @@ impl Current {
 }
 
 impl State {
+    fn take(&mut self, message: AccumulatorMessage, myself: &ActorRef<AccumulatorMessage>) {
+        match message {
+            AccumulatorMessage::BeginTurn(start) => {
+                let goes_on = start.resume.is_some();
+                self.current = Some(Current::begin(*start));
+                self.settle(myself);
+                if goes_on {
+                    let epoch = self.setup.epoch;
+                    let _ = self.setup.session.cast(SessionMessage::TurnKnown { epoch });
+                }
+                return;
+            }
+            AccumulatorMessage::DeltasReceived { turn, attempt, batch, reply } => {
+                if let Some((current, now)) = self.exchange(turn, attempt) {
+                    current.turn.handle_deltas(now, batch);
+                    self.settle(myself);
+                }
+                // A reader that is gone reads no more.
+                let _ = reply.send(());
+                return;
+            }
+            AccumulatorMessage::RequestPlace { turn, attempt, place } => {
+                let Some((current, now)) = self.exchange(turn, attempt) else { return };
+                current.turn.handle_request_place(now, place);
+            }
+            AccumulatorMessage::ResponseEnded { turn, attempt, end, pass } => {
+                let Some((current, now)) = self.exchange(turn, attempt) else { return };
+                current.pass = pass;
+                current.turn.handle_response_end(now, end);
+            }
+            AccumulatorMessage::PlaceGranted { key } => {
+                let Some((current, now)) = self.now() else { return };
+                current.turn.handle_place(now, key, Place::Granted);
+            }
+            AccumulatorMessage::GraceOver { key } => return self.tools.kill(key),
+            AccumulatorMessage::RecordsStored { turn, upto } => {
+                let Some((current, now)) = self.now() else { return };
+                if current.number != turn {
+                    return;
+                }
+                current.turn.handle_recorded(now, upto);
+                self.stored(upto);
+            }
+            AccumulatorMessage::TimerFired => {
+                self.timer = None;
+                let Some((current, now)) = self.now() else { return };
+                current.turn.handle_timeout(now);
+            }
+            AccumulatorMessage::Cancel { why } => {
+                let Some((current, now)) = self.now() else { return };
+                current.turn.handle_cancel(now, why);
+            }
+            AccumulatorMessage::Decide { key, decision, reply } => {
+                let Some((current, now)) = self.now() else { return };
+                let taken = current.turn.handle_approval(now, key, decision);
+                self.settle(myself);
+                return self.answer(reply, taken);
+            }
+            AccumulatorMessage::Finish => {
+                self.finishing = true;
+                return self.tools.abort_all(myself);
+            }
+        }
+        self.settle(myself);
+    }
+
+    /// A call's actor is gone, in time or late.
+    fn tool_ended(&mut self, key: CallKey, done: ToolDone, myself: &ActorRef<AccumulatorMessage>) {
+        if let Some((current, now)) = self.now() {
+            current.turn.handle_outcome(now, key, done);
+            self.settle(myself);
+        }
+    }
+
+    /// Does what is to be done about calls, and ends if nothing is left to do.
+    async fn carry_out(&mut self, myself: &ActorRef<AccumulatorMessage>) {
+        while let Some(order) = self.current.as_mut().and_then(|of| of.orders.pop_front()) {
+            match order {
+                ToolOrder::Start(start) => {
+                    let ended = Box::pin(self.tools.start(*start, myself)).await;
+                    if let Some((key, done)) = ended {
+                        self.tool_ended(key, done, myself);
+                    }
+                }
+                ToolOrder::Abort(key) => self.tools.abort(key, myself),
+            }
+        }
+        if self.finishing && self.tools.is_done() {
+            myself.stop(None);
+        }
+    }
+
     fn now(&mut self) -> Option<(&mut Current, Duration)> {
         let current = self.current.as_mut()?;
         let now = current.began.elapsed();

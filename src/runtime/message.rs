@@ -14,20 +14,17 @@ use super::error::HostError;
 use super::gate::HeldPass;
 use super::model::ModelRequest;
 use super::models::Model;
-use super::places::Reservation;
 use super::report::RunReport;
 use super::request::RunRequest;
 use super::session::Opening;
 use super::snapshot::SessionSnapshot;
-use crate::context::Variables;
 use crate::event::ApprovalRequest;
 use crate::journal::JournalError;
 use crate::record::{Entry, RequestKey, Seq, StopMode};
 use crate::turn::{
-    ApprovalError, AttemptPlan, CancelReason, Decision, Place, ResponseEnd, ToolDone, TurnRecord,
-    TurnSpec,
+    ApprovalError, AttemptPlan, CancelReason, Decision, Place, ResponseEnd, TurnRecord, TurnSpec,
 };
-use crate::types::{CallKey, Content, RunId, RunTrace, ToolCall, TraceContext};
+use crate::types::{CallKey, Content, RunId, RunTrace, TraceContext};
 use crate::wire::Delta;
 
 /// To the actor that supervises the sessions.
@@ -78,9 +75,9 @@ pub(super) enum SessionMessage {
     TurnKnown { epoch: u64 },
     /// Somebody has decided about a call.
     Decide { key: CallKey, decision: Decision, reply: DecisionReply },
-    /// Name the actors of runs: stream, accumulator, supervisor.
+    /// Name the actors of runs: stream, accumulator.
     #[cfg(test)]
-    NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 3]>> },
+    NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 2]>> },
 }
 
 /// A run that has begun or waits, or one that was asked for before.
@@ -125,8 +122,10 @@ pub(super) enum AccumulatorMessage {
     ResponseEnded { turn: u32, attempt: u32, end: ResponseEnd, pass: Option<HeldPass> },
     /// The turn of a call that waited for a place of its tool has come.
     PlaceGranted { key: CallKey },
-    /// A tool's actor is gone.
-    ToolFinished { key: CallKey, done: ToolDone },
+    /// A call that was told to stop has had its grace.
+    GraceOver { key: CallKey },
+    /// Tell all calls to stop, and end when none is left.
+    Finish,
     /// So many of the turn's records are durable.
     RecordsStored { turn: u32, upto: u64 },
     /// The moment that the turn named has come.
@@ -156,32 +155,3 @@ pub(super) struct TurnStart {
 
 /// Tells whoever decided about a call what came of it.
 pub(super) type DecisionReply = RpcReplyPort<Result<(), ApprovalError>>;
-
-/// To the supervisor of a session's tool calls.
-pub(super) enum SupervisorMessage {
-    /// Run a call.
-    StartTool(Box<ToolStart>),
-    /// Tell a call to stop, and kill it after the grace.
-    AbortTool { key: CallKey },
-    /// Kill a call that did not stop.
-    KillTool { key: CallKey },
-    /// Tell all calls to stop, and end when none is left.
-    Finish,
-}
-
-/// What a call begins with.
-pub(super) struct ToolStart {
-    pub(super) run: RunId,
-    /// Whose tool it is.
-    pub(super) agent: Arc<Agent>,
-    pub(super) call: ToolCall,
-    /// What it may see of the session's variables.
-    pub(super) variables: Variables,
-    pub(super) idempotency_key: String,
-    /// What it brings along to whoever it asks.
-    pub(super) trace: Option<TraceContext>,
-    /// Its place of its tool, if that has a cap.
-    pub(super) place: Option<Reservation>,
-    /// Who is told of its end.
-    pub(super) to: Accumulator,
-}

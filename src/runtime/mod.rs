@@ -1,11 +1,11 @@
 //! The shells: the only folder that names ractor.
 //!
-//! A [`Host`] supervises sessions. A session owns its history and, for its runs, three actors: the
-//! reader of the model's responses, the owner of the turn, and the supervisor of the tool calls
-//! with one actor per call. They move values and decide nothing; the machines in `turn` do.
+//! A [`Host`] supervises sessions. A session owns its history and, for its runs, two actors: the
+//! reader of the model's responses, and the owner of the turn, which supervises the tool calls, one
+//! actor each. They move values and decide nothing; the machines in `turn` do.
 //!
 //! No actor awaits long work, so that a stop always gets through, but that of a call: its start is
-//! the tool. When one of the three dies, the session ends the other two and goes on from records.
+//! the tool. When one of the two dies, the session ends the other and goes on from its records.
 
 mod accumulator;
 mod agent;
@@ -131,8 +131,8 @@ pub struct HostCounts {
     pub awake: usize,
     /// Runs that go on.
     pub runs: usize,
-    /// Actors of runs: readers, accumulators and supervisors, which stay with a session for some
-    /// seconds after a run, and calls.
+    /// Actors of runs: readers and accumulators, which stay with a session for some seconds after a
+    /// run, and calls.
     pub actors: usize,
     /// Tasks of runs: read loops and timers.
     pub tasks: usize,

@@ -9,7 +9,7 @@ mod run;
 mod seeded;
 mod turns;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -22,7 +22,7 @@ use super::agent::Agent;
 use super::error::HostError;
 use super::gauge::Held;
 use super::live::{Link, LiveState};
-use super::message::{Accumulator, AccumulatorMessage, RunAccepted, SessionMessage};
+use super::message::{AccumulatorMessage, RunAccepted, SessionMessage};
 use super::publish::Publisher;
 use super::request::RunRequest;
 use super::shared::Shared;
@@ -68,9 +68,8 @@ pub(super) struct State {
     requests: Requests,
     /// Which set of actors it has: each has its own number.
     epoch: u64,
-    /// Supervisors that were let go, whose last tools still have their grace, with the
-    /// accumulators that count what comes late.
-    lingering: HashMap<ActorId, Accumulator>,
+    /// Accumulators that were let go, whose last tools still have their grace.
+    lingering: HashSet<ActorId>,
     /// What others know of it.
     live: Arc<LiveState>,
     close: Closing,
@@ -369,9 +368,7 @@ impl State {
 
     /// An actor of this session is gone: as it should, or too early.
     async fn ended(&mut self, myself: &ActorRef<SessionMessage>, cell: &ActorCell, why: String) {
-        if let Some(accumulator) = self.lingering.remove(&cell.get_id()) {
-            accumulator.stop(None);
-        } else {
+        if !self.lingering.remove(&cell.get_id()) {
             Box::pin(self.recover(myself, cell.get_id(), &why)).await;
         }
     }

@@ -6,43 +6,61 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use ractor::{Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
+use ractor::{Actor, ActorCell, ActorId};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use super::agent::Agent;
 use super::blocking::BlockingPool;
-use super::gauge::{Gauges, Held};
-use super::message::{Accumulator, AccumulatorMessage, SupervisorMessage, ToolStart};
+use super::gauge::Gauges;
+use super::message::{Accumulator, AccumulatorMessage};
+use super::places::Reservation;
 use super::publish::Publisher;
 use super::task::Task;
 use super::tool::{Slot, ToolActor, Work, failed};
-use crate::context::View;
+use crate::context::{Variables, View};
 use crate::event::Event;
 use crate::tool::{ProgressSink, SharedView, ToolContext};
 use crate::turn::ToolDone;
-use crate::types::{CallKey, FailureKind, RunId, ToolOutcome, VariablesUse, excerpt};
+use crate::types::{
+    CallKey, FailureKind, RunId, ToolCall, ToolOutcome, TraceContext, VariablesUse, excerpt,
+};
 
 /// How many progress texts one call may send; further ones are dropped.
 const PROGRESS_PER_CALL_MAX: u32 = 1000;
 /// How long one of them may be.
 const PROGRESS_CHARS_MAX: usize = 500;
 
-/// Starts calls, stops them, and alone reports what became of them.
-#[derive(Debug)]
-pub(super) struct ToolSupervisor;
-
-/// What a supervisor needs.
-pub(super) struct SupervisorSetup {
-    /// A tool that keeps its context for longer than the session lives does not keep this alive.
-    pub(super) publisher: Arc<Publisher>,
-    pub(super) pool: BlockingPool,
-    pub(super) gauges: Gauges,
+/// What is to be done about a call.
+pub(super) enum ToolOrder {
+    /// Run it.
+    Start(Box<ToolStart>),
+    /// Tell it to stop, and kill it after its grace.
+    Abort(CallKey),
 }
 
-pub(super) struct State {
-    setup: SupervisorSetup,
+/// What a call begins with.
+pub(super) struct ToolStart {
+    pub(super) run: RunId,
+    /// Whose tool it is.
+    pub(super) agent: Arc<Agent>,
+    pub(super) call: ToolCall,
+    /// What it may see of the session's variables.
+    pub(super) variables: Variables,
+    pub(super) idempotency_key: String,
+    /// What it brings along to whoever it asks.
+    pub(super) trace: Option<TraceContext>,
+    /// Its place of its tool, if that has a cap.
+    pub(super) place: Option<Reservation>,
+}
+
+/// Starts calls, stops them, and alone says what became of them. The accumulator has one: calls are
+/// linked to that actor, which hears of their ends.
+pub(super) struct ToolSupervisor {
+    /// A tool that keeps its context for longer than the session lives does not keep this alive.
+    publisher: Arc<Publisher>,
+    pool: BlockingPool,
+    gauges: Gauges,
     running: HashMap<ActorId, Running>,
-    finishing: bool,
-    _held: Held,
 }
 
 /// A call whose actor is alive.
@@ -52,10 +70,9 @@ struct Running {
     slot: Slot,
     /// What it does with variables, whatever becomes of its actor.
     view: SharedView,
-    to: Accumulator,
     cancellation: CancellationToken,
-    /// However the call ends, and if only with this supervisor: a thread that computes for it, or
-    /// a task that the tool has left behind, is told.
+    /// However the call ends, and if only with its supervisor: a thread that computes for it, or a
+    /// task that the tool has left behind, is told.
     _over: DropGuard,
     /// How long it has once it is told to stop.
     grace: Duration,
@@ -64,67 +81,24 @@ struct Running {
     killed: bool,
 }
 
-impl Actor for ToolSupervisor {
-    type Msg = SupervisorMessage;
-    type State = State;
-    type Arguments = SupervisorSetup;
-
-    async fn pre_start(
-        &self,
-        _: ActorRef<SupervisorMessage>,
-        setup: SupervisorSetup,
-    ) -> Result<State, ActorProcessingErr> {
-        let held = setup.gauges.actors.hold();
-        Ok(State { setup, running: HashMap::new(), finishing: false, _held: held })
+impl ToolSupervisor {
+    pub(super) fn new(publisher: Publisher, pool: BlockingPool, gauges: Gauges) -> Self {
+        Self { publisher: Arc::new(publisher), pool, gauges, running: HashMap::new() }
     }
 
-    async fn handle(
-        &self,
-        myself: ActorRef<SupervisorMessage>,
-        message: SupervisorMessage,
-        state: &mut State,
-    ) -> Result<(), ActorProcessingErr> {
-        match message {
-            SupervisorMessage::StartTool(start) => state.start(&myself, *start).await,
-            SupervisorMessage::AbortTool { key } => state.abort(&myself, key),
-            SupervisorMessage::KillTool { key } => state.kill(key),
-            SupervisorMessage::Finish => state.finish(&myself),
-        }
-        state.stop_if_done(&myself);
-        Ok(())
-    }
-
-    async fn handle_supervisor_evt(
-        &self,
-        myself: ActorRef<SupervisorMessage>,
-        event: SupervisionEvent,
-        state: &mut State,
-    ) -> Result<(), ActorProcessingErr> {
-        match event {
-            SupervisionEvent::ActorTerminated(cell, _, _) => {
-                state.ended(cell.get_id(), || failed(FailureKind::Killed, "the tool was killed"));
-            }
-            SupervisionEvent::ActorFailed(cell, error) => state.ended(cell.get_id(), || {
-                failed(FailureKind::Panic, &format!("the tool panicked: {error}"))
-            }),
-            SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
-        }
-        state.stop_if_done(&myself);
-        Ok(())
-    }
-}
-
-impl State {
-    async fn start(&mut self, myself: &ActorRef<SupervisorMessage>, start: ToolStart) {
-        let ToolStart { run, agent, call, variables, idempotency_key, trace, place, to } = start;
+    /// Starts a call. Returns what became of it if it could not start.
+    pub(super) async fn start(
+        &mut self,
+        start: ToolStart,
+        myself: &Accumulator,
+    ) -> Option<(CallKey, ToolDone)> {
+        let ToolStart { run, agent, call, variables, idempotency_key, trace, place } = start;
         let view = View::new(variables, agent.limits().max_variables_bytes);
         let view: SharedView = Arc::new(Mutex::new(view));
         let key = call.key;
         let Some(registered) = agent.tools.get(&call.name) else {
             // The turn offers only tools of this very map.
-            let outcome = failed(FailureKind::UnknownTool, "no tool has this name");
-            report(&to, key, ToolDone { outcome, used: VariablesUse::default() });
-            return;
+            return Some((key, not_started(FailureKind::UnknownTool, "no tool has this name")));
         };
         let cancellation = CancellationToken::new();
         let slot = Slot::default();
@@ -140,10 +114,10 @@ impl State {
             .with_effect(registered.spec.effect)
             .with_trace(trace)
             .with_variables(Arc::clone(&view)),
-            pool: registered.spec.blocking.then(|| self.setup.pool.clone()),
+            pool: registered.spec.blocking.then(|| self.pool.clone()),
             slot: Arc::clone(&slot),
             place,
-            held: [self.setup.gauges.actors.hold(), self.setup.gauges.tools.hold()],
+            held: [self.gauges.actors.hold(), self.gauges.tools.hold()],
         };
         match Actor::spawn_linked(None, ToolActor, work, myself.get_cell()).await {
             Ok((actor, _)) => {
@@ -152,7 +126,6 @@ impl State {
                     actor: actor.get_cell(),
                     slot,
                     view,
-                    to,
                     _over: cancellation.clone().drop_guard(),
                     cancellation,
                     grace: agent.limits().cancel_grace,
@@ -160,10 +133,10 @@ impl State {
                     killed: false,
                 };
                 self.running.insert(actor.get_id(), running);
+                None
             }
             Err(error) => {
-                let outcome = failed(FailureKind::Killed, &format!("not started: {error}"));
-                report(&to, key, ToolDone { outcome, used: VariablesUse::default() });
+                Some((key, not_started(FailureKind::Killed, &format!("not started: {error}"))))
             }
         }
     }
@@ -176,7 +149,7 @@ impl State {
         slot: &Slot,
         cancellation: &CancellationToken,
     ) -> ProgressSink {
-        let (publisher, run) = (Arc::downgrade(&self.setup.publisher), run.clone());
+        let (publisher, run) = (Arc::downgrade(&self.publisher), run.clone());
         let (slot, cancellation) = (Arc::downgrade(slot), cancellation.clone());
         let sent = AtomicU32::new(0);
         Arc::new(move |text| {
@@ -192,7 +165,8 @@ impl State {
         })
     }
 
-    fn abort(&mut self, myself: &ActorRef<SupervisorMessage>, key: CallKey) {
+    /// Tells a call to stop, and kills it after its grace.
+    pub(super) fn abort(&mut self, key: CallKey, myself: &Accumulator) {
         let Some(running) = self.running.values_mut().find(|running| running.key == key) else {
             return;
         };
@@ -200,45 +174,48 @@ impl State {
             return;
         }
         running.cancellation.cancel();
-        let (supervisor, grace) = (myself.clone(), running.grace);
-        running.end = Some(Task::spawn(&self.setup.gauges.tasks, async move {
+        let (accumulator, grace) = (myself.clone(), running.grace);
+        running.end = Some(Task::spawn(&self.gauges.tasks, async move {
             tokio::time::sleep(grace).await;
-            let _ = supervisor.cast(SupervisorMessage::KillTool { key });
+            let _ = accumulator.cast(AccumulatorMessage::GraceOver { key });
         }));
     }
 
-    fn kill(&mut self, key: CallKey) {
+    /// Kills a call that did not stop.
+    pub(super) fn kill(&mut self, key: CallKey) {
         if let Some(running) = self.running.values_mut().find(|running| running.key == key) {
             running.killed = true;
             running.actor.kill();
         }
     }
 
-    fn finish(&mut self, myself: &ActorRef<SupervisorMessage>) {
-        self.finishing = true;
+    /// Tells all calls to stop.
+    pub(super) fn abort_all(&mut self, myself: &Accumulator) {
         let keys: Vec<_> = self.running.values().map(|running| running.key).collect();
         for key in keys {
-            self.abort(myself, key);
+            self.abort(key, myself);
         }
     }
 
-    /// Reports a call whose actor is gone. An empty slot means that the actor died.
-    fn ended(&mut self, actor: ActorId, died: impl FnOnce() -> ToolOutcome) {
-        let Some(running) = self.running.remove(&actor) else { return };
+    /// What became of a call whose actor is gone. An empty slot means that the actor died.
+    pub(super) fn ended(
+        &mut self,
+        actor: ActorId,
+        died: impl FnOnce() -> ToolOutcome,
+    ) -> Option<(CallKey, ToolDone)> {
+        let running = self.running.remove(&actor)?;
         let outcome = running.slot.lock().take().unwrap_or_else(died);
         let used = running.view.lock().take();
-        report(&running.to, running.key, ToolDone { outcome, used });
+        Some((running.key, ToolDone { outcome, used }))
     }
 
-    /// A killed actor whose tool never awaits cannot be waited for.
-    fn stop_if_done(&self, myself: &ActorRef<SupervisorMessage>) {
-        if self.finishing && self.running.values().all(|running| running.killed) {
-            myself.stop(None);
-        }
+    /// Whether no call is left but such as were killed: one whose tool never awaits cannot be
+    /// waited for.
+    pub(super) fn is_done(&self) -> bool {
+        self.running.values().all(|running| running.killed)
     }
 }
 
-fn report(to: &Accumulator, key: CallKey, done: ToolDone) {
-    // An accumulator that is gone has a successor which answers the call from the journal.
-    let _ = to.cast(AccumulatorMessage::ToolFinished { key, done });
+fn not_started(kind: FailureKind, what: &str) -> ToolDone {
+    ToolDone { outcome: failed(kind, what), used: VariablesUse::default() }
 }

@@ -9,9 +9,8 @@ use super::{AccumulatorSetup, Current};
 use crate::event::Event;
 use crate::journal::{Appended, Noted, Urgency, unix_ms};
 use crate::record::Seq;
-use crate::runtime::message::{
-    AccumulatorMessage, SessionMessage, StreamMessage, SupervisorMessage, ToolStart,
-};
+use crate::runtime::message::{AccumulatorMessage, SessionMessage, StreamMessage};
+use crate::runtime::supervisor::{ToolOrder, ToolStart};
 use crate::telemetry::Recorded;
 use crate::turn::{Effect, Place};
 use crate::types::CallKey;
@@ -141,13 +140,10 @@ impl AccumulatorSetup {
                     place: of.places.remove(&call.key),
                     call,
                     variables,
-                    to: myself.clone(),
                 };
-                let _ = self.supervisor.cast(SupervisorMessage::StartTool(Box::new(start)));
+                of.orders.push_back(ToolOrder::Start(Box::new(start)));
             }
-            Effect::Abort(key) => {
-                let _ = self.supervisor.cast(SupervisorMessage::AbortTool { key });
-            }
+            Effect::Abort(key) => of.orders.push_back(ToolOrder::Abort(key)),
             Effect::Emit(event) => {
                 if let Event::AttemptEnded { error, .. } = &event
                     && let Some(pass) = of.pass.take()

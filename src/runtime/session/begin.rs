@@ -1,6 +1,6 @@
 //! How a session begins: opened, read from the journal, or as another future of another one.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
@@ -125,7 +125,7 @@ impl State {
             next: None,
             requests: Requests::default(),
             epoch: 0,
-            lingering: HashMap::new(),
+            lingering: HashSet::new(),
             live,
             close: Closing::No,
             looking: Vec::new(),

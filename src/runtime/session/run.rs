@@ -20,12 +20,10 @@ use crate::runtime::agent::Agent;
 use crate::runtime::gauge::Held;
 use crate::runtime::ids;
 use crate::runtime::message::{
-    Accumulator, AccumulatorMessage, SessionMessage, StreamMessage, SupervisorMessage, Told,
-    TurnStart,
+    Accumulator, AccumulatorMessage, SessionMessage, StreamMessage, Told, TurnStart,
 };
 use crate::runtime::report::CallReport;
 use crate::runtime::stream::{StreamActor, StreamSetup};
-use crate::runtime::supervisor::{SupervisorSetup, ToolSupervisor};
 use crate::telemetry::{Recorded, TracedRun};
 use crate::turn::{CancelReason, Continue, OpenRun, Run, TurnPlan, TurnSpec};
 use crate::types::{Content, RunId, RunTrace, TraceContext};
@@ -113,21 +111,20 @@ impl ActiveRun {
     }
 }
 
-/// The three actors that runs need. They stay for the next run, until the session rests.
+/// The two actors that runs need. They stay for the next run, until the session rests.
 pub(super) struct RunActors {
     pub(super) stream: ActorRef<StreamMessage>,
     pub(super) accumulator: Accumulator,
-    pub(super) supervisor: ActorRef<SupervisorMessage>,
 }
 
 impl RunActors {
-    pub(super) fn cells(&self) -> [ActorCell; 3] {
-        [self.stream.get_cell(), self.accumulator.get_cell(), self.supervisor.get_cell()]
+    pub(super) fn cells(&self) -> [ActorCell; 2] {
+        [self.stream.get_cell(), self.accumulator.get_cell()]
     }
 
     /// Whether every tool is back, late ones too.
     pub(super) fn run_no_tool(&self) -> bool {
-        self.supervisor.get_children().is_empty()
+        self.accumulator.get_children().is_empty()
     }
 }
 
@@ -144,40 +141,30 @@ impl State {
         let gauges = &self.shared.gauges;
         let setup = StreamSetup { session: myself.get_id(), gauges: gauges.clone() };
         let (stream, _) = Actor::spawn_linked(None, StreamActor, setup, myself.get_cell()).await?;
-        let setup = SupervisorSetup {
-            publisher: Arc::new(self.publisher.clone()),
-            pool: self.shared.pool.clone(),
-            gauges: gauges.clone(),
-        };
-        let (supervisor, _) =
-            Actor::spawn_linked(None, ToolSupervisor, setup, myself.get_cell()).await?;
         let setup = AccumulatorSetup {
             epoch: self.epoch,
             session: myself.clone(),
             stream: stream.clone(),
-            supervisor: supervisor.clone(),
             log: Arc::clone(&self.log),
             publisher: self.publisher.clone(),
+            pool: self.shared.pool.clone(),
             caps: self.shared.caps.clone(),
             gauges: gauges.clone(),
         };
         let (accumulator, _) =
             Actor::spawn_linked(None, AccumulatorActor, setup, myself.get_cell()).await?;
-        self.actors = Some(RunActors { stream, accumulator, supervisor });
+        self.actors = Some(RunActors { stream, accumulator });
         self.live.has_actors.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Ends the actors that runs need. Tools that still run are told to stop and have their grace:
-    /// the supervisor's end is heard, and then the accumulator is stopped.
+    /// Ends the actors that runs need. Tools that still run are told to stop and have their grace;
+    /// the accumulator ends with the last of them, which is heard.
     pub(super) fn let_actors_go(&mut self) {
-        let Some(actors) = self.forget_actors() else { return };
-        actors.stream.stop(None);
-        match actors.supervisor.cast(SupervisorMessage::Finish) {
-            Ok(()) => {
-                self.lingering.insert(actors.supervisor.get_id(), actors.accumulator);
-            }
-            Err(_) => actors.accumulator.stop(None),
+        let Some(RunActors { stream, accumulator }) = self.forget_actors() else { return };
+        stream.stop(None);
+        if accumulator.cast(AccumulatorMessage::Finish).is_ok() {
+            self.lingering.insert(accumulator.get_id());
         }
     }
 

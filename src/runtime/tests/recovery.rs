@@ -11,14 +11,13 @@ use crate::types::RunEnd;
 
 const STREAM: usize = 0;
 pub(super) const ACCUMULATOR: usize = 1;
-const SUPERVISOR: usize = 2;
 
-async fn named(session: &SessionHandle) -> Option<[ActorCell; 3]> {
+async fn named(session: &SessionHandle) -> Option<[ActorCell; 2]> {
     let name = |reply| SessionMessage::NameActors { reply };
     session.link.ask(session.id(), name).await.unwrap().0
 }
 
-pub(super) async fn actors(session: &SessionHandle) -> [ActorCell; 3] {
+pub(super) async fn actors(session: &SessionHandle) -> [ActorCell; 2] {
     named(session).await.expect("a run goes on")
 }
 
@@ -93,11 +92,6 @@ async fn the_accumulator_dies() {
     while_the_model_is_silent(ACCUMULATOR).await;
 }
 
-#[tokio::test]
-async fn the_supervisor_dies() {
-    while_the_model_is_silent(SUPERVISOR).await;
-}
-
 /// An actor dies while a call with effects runs: it is not run again, and is answered.
 async fn during_a_call_with_effects(which: usize) {
     let provider = Provider::calling(&[("pay", "{}"), ("echo", r#"{"n":1}"#)]).await;
@@ -128,13 +122,13 @@ async fn during_a_call_with_effects(which: usize) {
 }
 
 #[tokio::test]
-async fn the_accumulator_dies_during_a_call() {
-    during_a_call_with_effects(ACCUMULATOR).await;
+async fn the_reader_dies_during_a_call() {
+    during_a_call_with_effects(STREAM).await;
 }
 
 #[tokio::test]
-async fn the_supervisor_dies_during_a_call() {
-    during_a_call_with_effects(SUPERVISOR).await;
+async fn the_accumulator_dies_during_a_call() {
+    during_a_call_with_effects(ACCUMULATOR).await;
 }
 
 #[tokio::test]
@@ -163,7 +157,7 @@ async fn an_idempotent_call_is_run_again_under_the_same_key() {
         move || keys.lock().len() == 1
     })
     .await;
-    kill(&session, SUPERVISOR).await;
+    kill(&session, ACCUMULATOR).await;
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert_eq!(results(&report), BTreeMap::from([("put", ("success", "put"))]));
     let keys = keys.lock();
@@ -237,8 +231,8 @@ async fn the_death_of_a_calls_actor_ends_that_call_alone() {
         move || host.counts().tools_running == 1
     })
     .await;
-    let supervisor = actors(&session).await[SUPERVISOR].clone();
-    for call in supervisor.get_children() {
+    let accumulator = actors(&session).await[ACCUMULATOR].clone();
+    for call in accumulator.get_children() {
         call.kill();
     }
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
@@ -281,7 +275,7 @@ async fn deaths_at_any_time_repeat_no_effect_and_leave_no_call_open() {
                 let run = session.start_run("go").await.unwrap();
                 sleep(Duration::from_micros((worker * 25 + n) as u64 * 37 % 6000)).await;
                 if let Some(actors) = named(&session).await {
-                    actors[(worker + n) % 3].kill();
+                    actors[(worker + n) % 2].kill();
                 }
                 let report = timeout(SOON, run.report).await.unwrap().unwrap();
                 assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));
@@ -319,7 +313,7 @@ async fn runs_of_a_session_share_their_actors_until_it_rests() {
         seen.push(actors(&session).await);
         session.stop(StopMode::Now).await.unwrap();
         timeout(SOON, run.report).await.unwrap().unwrap();
-        assert_eq!(host.counts().actors, 3);
+        assert_eq!(host.counts().actors, 2);
         if rests {
             nothing_left(&host).await;
         }
@@ -331,7 +325,7 @@ async fn runs_of_a_session_share_their_actors_until_it_rests() {
 
 #[tokio::test]
 async fn one_of_them_dies_between_two_runs() {
-    for which in [STREAM, ACCUMULATOR, SUPERVISOR] {
+    for which in [STREAM, ACCUMULATOR] {
         let provider = Provider::new(|n, _| match n {
             0 => Reply::Stall(vec![text("so far")]),
             _ => Reply::Sse(says("found")),
@@ -345,7 +339,7 @@ async fn one_of_them_dies_between_two_runs() {
         timeout(SOON, run.report).await.unwrap().unwrap();
         victim.kill();
         let counted = host.clone();
-        until("the others are gone too", move || counted.counts().actors == 0).await;
+        until("the other is gone too", move || counted.counts().actors == 0).await;
         let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "found"));
         nothing_left(&host).await;
@@ -378,7 +372,7 @@ async fn a_tool_of_a_run_that_is_over_keeps_its_grace_when_the_next_one_ends() {
     until("the call runs", running(1)).await;
     session.stop(StopMode::Now).await.unwrap();
     timeout(SOON, run.report).await.unwrap().unwrap();
-    // Its supervisor ends with it, and meanwhile another one serves the session.
+    // Its accumulator ends with it, and meanwhile another one serves the session.
     rest(&host);
     let run = session.start_run("again").await.unwrap();
     until("the next call runs too", running(2)).await;
