@@ -13,12 +13,13 @@ use super::dialect::Dialect;
 use super::{ModelRequest, Wire};
 use crate::message::{Message, MessageList};
 
-/// How much more than what it repeats a body has at once.
+/// How much room a body has at once behind what it repeats.
 const ROOM_BYTES: usize = 4096;
 
 /// The last body of a session, of which the next one repeats what is the same.
 ///
-/// It stays in memory as long as this value does: as much as was sent, and room for more.
+/// While a session is awake that stays in memory with it: as much as was sent last, and at most as
+/// much again as room for more.
 #[derive(Debug, Default)]
 pub(crate) struct Written {
     last: Option<Last>,
@@ -40,8 +41,9 @@ struct Last {
 pub(super) struct Cut {
     /// The messages that have to be the very same.
     messages: usize,
-    /// What the list has been given so far.
+    /// The history's elements before it.
     elements: usize,
+    /// The body's bytes before it.
     bytes: usize,
 }
 
@@ -113,6 +115,7 @@ pub(super) struct Elements {
     begin: Cut,
     /// What can be repeated of this body.
     cut: Cut,
+    /// How many there are.
     elements: usize,
 }
 

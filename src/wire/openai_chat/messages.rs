@@ -39,12 +39,12 @@ pub(super) fn write(request: &ModelRequest, elements: &mut Elements) {
     while let Some((place, message)) = rest.next() {
         match message {
             Message::User { content } => {
-                let mut all = vec![content];
+                let mut more = Vec::new();
                 while let Some((_, Message::User { content })) = rest.peek() {
-                    all.push(content);
+                    more.push(content);
                     rest.next();
                 }
-                elements.put(&Said { role: "user", content: &*joined(&all) });
+                elements.put(&Said { role: "user", content: &*joined(content, &more) });
             }
             Message::Assistant(message) => {
                 ids.said_by = message.origin.as_deref();
@@ -90,13 +90,14 @@ struct Answer<'a> {
 }
 
 /// What users said in a row: one text where it is nothing else, which every service takes.
-fn joined<'a>(all: &[&'a Content]) -> Cow<'a, Content> {
-    if let [content] = all {
-        return Cow::Borrowed(content);
+fn joined<'a>(first: &'a Content, more: &[&'a Content]) -> Cow<'a, Content> {
+    if more.is_empty() {
+        return Cow::Borrowed(first);
     }
-    let parts = || all.iter().flat_map(|content| content.parts());
+    let all = || std::iter::once(first).chain(more.iter().copied());
+    let parts = || all().flat_map(|content| content.parts());
     if parts().all(|part| part.as_text().is_some()) {
-        let texts: Vec<Cow<'_, str>> = all.iter().map(|content| content.text()).collect();
+        let texts: Vec<Cow<'_, str>> = all().map(|content| content.text()).collect();
         return Cow::Owned(texts.join("\n\n").into());
     }
     Cow::Owned(parts().cloned().collect::<Vec<ContentPart>>().into())
