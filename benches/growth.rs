@@ -4,7 +4,8 @@
 //! The time is that from the tool's return to the head of the next request at the service: the
 //! outcome is told and committed, and the next request is made and sent. Beside it stands the same
 //! exchange by the same client without a host, which grows with the history whoever keeps it, and of
-//! that the writing of the request's body; and for the CPU of a whole turn, that of the exchange.
+//! that the writing of the request's body: all of it, where a session's next body repeats its last;
+//! and for the CPU of a whole turn, that of the exchange.
 //! What is left of the turn beside these may not grow.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
@@ -227,8 +228,9 @@ fn main() {
     let about = format!(
         "A turn late in a session, medians of the {} turns around it in {SESSIONS} sessions: from \
          the tool's return to the head of the next request at the service, and the CPU of the \
-         whole turn; beside the same exchange by the same client without a host. The service runs \
-         in the same process. The rest, and the ratio, may not grow.",
+         whole turn; beside the same exchange by the same client without a host, which writes the \
+         whole body, where a session repeats its last. The service runs in the same process. The \
+         rest, and the ratio, may not grow.",
         2 * AROUND
     );
     let head = [

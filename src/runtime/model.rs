@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::Stream;
 use reqwest::header::{
     ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue,
@@ -26,7 +27,7 @@ pub use response::{RequestedCall, Response};
 use crate::config::ModelConfig;
 use crate::tls;
 use crate::types::ProviderError;
-use crate::wire::{Delta, Framing, KeyHeader, Wire};
+use crate::wire::{Delta, Framing, KeyHeader, Wire, Written};
 
 /// Asks one model.
 ///
@@ -107,14 +108,20 @@ impl ModelClient {
         })
     }
 
-    /// An exchange that has not begun yet.
-    pub(super) fn exchange(&self, request: &ModelRequest) -> Exchange {
-        Exchange::new(Arc::clone(&self.inner), request)
+    fn exchange(&self, request: &ModelRequest) -> Exchange {
+        let body = self.inner.wire.request_body(request);
+        Exchange::new(Arc::clone(&self.inner), request.stream, body.into())
+    }
+
+    /// A session's next exchange, which has not begun yet.
+    pub(super) fn next_exchange(&self, request: &ModelRequest, written: &mut Written) -> Exchange {
+        let body = written.next(self.inner.wire, request);
+        Exchange::new(Arc::clone(&self.inner), request.stream, body)
     }
 }
 
 impl Inner {
-    fn request(&self, body: Vec<u8>, streamed: bool) -> reqwest::RequestBuilder {
+    fn request(&self, body: Bytes, streamed: bool) -> reqwest::RequestBuilder {
         let (url, accept) = match self.wire.framing(streamed) {
             Framing::Sse => (&self.streamed_url, "text/event-stream"),
             Framing::JsonLines => (&self.streamed_url, "application/x-ndjson"),

@@ -4,6 +4,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use futures::FutureExt as _;
+use parking_lot::Mutex;
 use ractor::rpc::CallResult;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 
@@ -15,6 +16,7 @@ use super::models::Model;
 use super::task::Task;
 use crate::turn::{AttemptPlan, ResponseEnd};
 use crate::types::TraceContext;
+use crate::wire::Written;
 
 /// Makes one exchange at a time. The read loop is a task that is aborted with the actor, so that
 /// a disconnect is heard while the model is silent.
@@ -30,6 +32,8 @@ pub(super) struct StreamSetup {
 pub(super) struct State {
     setup: StreamSetup,
     reading: Option<Task>,
+    /// The last body, for the read loop that writes the next one.
+    written: Arc<Mutex<Written>>,
     _held: Held,
 }
 
@@ -44,7 +48,7 @@ impl Actor for StreamActor {
         setup: StreamSetup,
     ) -> Result<State, ActorProcessingErr> {
         let held = setup.gauges.actors.hold();
-        Ok(State { setup, reading: None, _held: held })
+        Ok(State { setup, reading: None, written: Arc::default(), _held: held })
     }
 
     async fn handle(
@@ -62,6 +66,7 @@ impl Actor for StreamActor {
                     attempt: plan.attempt,
                     trace,
                     accumulator: to,
+                    written: Arc::clone(&state.written),
                 };
                 state.reading = Some(Task::spawn(&state.setup.gauges.tasks, async move {
                     let read = AssertUnwindSafe(reader.read(plan, request));
@@ -94,6 +99,7 @@ struct Reader {
     attempt: u32,
     trace: Option<TraceContext>,
     accumulator: Accumulator,
+    written: Arc<Mutex<Written>>,
 }
 
 impl Reader {
@@ -139,10 +145,11 @@ impl Reader {
 
     /// The turn's request is made for its first model, asked in that model's usual way.
     fn exchange(&self, plan: &AttemptPlan, request: &Arc<ModelRequest>) -> Exchange {
+        let mut written = self.written.lock();
         if plan.model == 0 && request.stream == plan.streamed {
-            return self.model.client.exchange(request);
+            return self.model.client.next_exchange(request, &mut written);
         }
         let request = self.model.adapt(ModelRequest::clone(request), plan.streamed);
-        self.model.client.exchange(&request)
+        self.model.client.next_exchange(&request, &mut written)
     }
 }

@@ -12,9 +12,11 @@ mod usage;
 
 use std::mem::take;
 
+use serde::Serialize;
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
+use super::body::Elements;
 use super::dialect::{Dialect, KeyHeader, has_version};
 use super::error::{error_in, named_error, unkeyed_error};
 use super::fields::{Fields, Fill, fill};
@@ -118,6 +120,7 @@ impl Piece<'_> {
 impl Dialect for Anthropic {
     const STREAM_FRAMING: Framing = Framing::Sse;
     const KEY_HEADER: KeyHeader = KeyHeader { name: "x-api-key", before: "" };
+    const HISTORY: &'static str = "messages";
     const REPEATS: Option<Repeats> = Some(Repeats {
         said: &["text", "thinking", "partial_json"],
         passed_over: &[],
@@ -129,8 +132,12 @@ impl Dialect for Anthropic {
         if has_version(base) { format!("{base}/messages") } else { format!("{base}/v1/messages") }
     }
 
-    fn request_body(request: &ModelRequest) -> Vec<u8> {
-        request::request_body(request)
+    fn head(request: &ModelRequest) -> impl Serialize {
+        request::Head(request)
+    }
+
+    fn history(request: &ModelRequest, elements: &mut Elements) {
+        request::write_messages(request, elements);
     }
 
     fn object(&mut self, name: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()> {

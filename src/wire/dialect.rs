@@ -1,5 +1,8 @@
 //! What a wire is: the one shape of the five dialects.
 
+use serde::Serialize;
+
+use super::body::Elements;
 use super::repeated::{Piece, Repeats};
 use super::{Delta, Framing, ModelRequest};
 
@@ -14,6 +17,9 @@ pub(super) trait Dialect: Default {
     /// The header in which the service wants its key.
     const KEY_HEADER: KeyHeader;
 
+    /// The member of a body that holds the history. It stands last.
+    const HISTORY: &'static str;
+
     /// Headers that every request needs.
     const HEADERS: &'static [(&'static str, &'static str)] = &[];
 
@@ -27,8 +33,12 @@ pub(super) trait Dialect: Default {
     /// version where the service has only one.
     fn url(base: &str, model: &str, stream: bool) -> String;
 
-    /// The body of a request.
-    fn request_body(request: &ModelRequest) -> Vec<u8>;
+    /// All other members of a body.
+    fn head(request: &ModelRequest) -> impl Serialize;
+
+    /// Writes the elements of the history, from where they stand, and says how far that is
+    /// settled.
+    fn history(request: &ModelRequest, elements: &mut Elements);
 
     /// Reads one JSON object: a payload of a stream, or a whole plain body. `event` is the event's
     /// name, where it has one; those named `error` are read by [`super::payload`].

@@ -15,10 +15,12 @@ mod usage;
 
 use std::mem::take;
 
+use serde::Serialize;
 use serde::de::MapAccess;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::body::Elements;
 use super::dialect::{Dialect, KeyHeader};
 use super::error::{error_in, unkeyed_error};
 use super::fields::{Fields, Fill, FillEach, List, fill};
@@ -163,13 +165,18 @@ impl<'de> Fields<'de> for Part<'de> {
 impl Dialect for Gemini {
     const STREAM_FRAMING: Framing = Framing::Sse;
     const KEY_HEADER: KeyHeader = KeyHeader { name: "x-goog-api-key", before: "" };
+    const HISTORY: &'static str = "contents";
 
     fn url(base: &str, model: &str, stream: bool) -> String {
         request::url(base, model, stream)
     }
 
-    fn request_body(request: &ModelRequest) -> Vec<u8> {
-        request::request_body(request)
+    fn head(request: &ModelRequest) -> impl Serialize {
+        request::Head(request)
+    }
+
+    fn history(request: &ModelRequest, elements: &mut Elements) {
+        contents::write(request, elements);
     }
 
     fn object(&mut self, _event: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()> {

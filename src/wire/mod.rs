@@ -6,6 +6,7 @@
 #![warn(clippy::indexing_slicing)]
 
 mod anthropic;
+mod body;
 mod decoder;
 mod delta;
 mod dialect;
@@ -28,6 +29,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use anthropic::Anthropic;
+use body::{Cut, Elements};
 use dialect::Dialect;
 use gemini::Gemini;
 use ollama::Ollama;
@@ -35,6 +37,7 @@ use openai_chat::OpenaiChat;
 use openai_responses::OpenaiResponses;
 
 pub use crate::types::Wire;
+pub(crate) use body::Written;
 pub use decoder::{Decoder, DecoderLimits};
 pub use delta::{CallKind, CallPiece, Delta, Keep, Problem};
 pub use dialect::KeyHeader;
@@ -99,7 +102,11 @@ impl Wire {
     /// The body of a request.
     #[must_use]
     pub fn request_body(self, request: &ModelRequest) -> Vec<u8> {
-        dialect_of!(self, D => D::request_body(request))
+        self.written_on(request, Elements::default()).0
+    }
+
+    fn written_on(self, request: &ModelRequest, elements: Elements) -> (Vec<u8>, Cut) {
+        dialect_of!(self, D => body::written_on::<D>(request, elements))
     }
 }
 

@@ -10,10 +10,11 @@ mod request;
 
 use std::mem::take;
 
-use serde::Deserialize;
 use serde::de::MapAccess;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::body::Elements;
 use super::dialect::{Dialect, KeyHeader};
 use super::error::{error_in, unkeyed_error};
 use super::fields::{Fields, Fill, List, Loose, fill};
@@ -102,6 +103,7 @@ struct Function<'a> {
 impl Dialect for Ollama {
     const STREAM_FRAMING: Framing = Framing::JsonLines;
     const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
+    const HISTORY: &'static str = "messages";
     const REPEATS: Option<Repeats> = Some(Repeats {
         said: &["content", "thinking"],
         passed_over: &["created_at"],
@@ -112,8 +114,12 @@ impl Dialect for Ollama {
         if base.ends_with("/api") { format!("{base}/chat") } else { format!("{base}/api/chat") }
     }
 
-    fn request_body(request: &ModelRequest) -> Vec<u8> {
-        request::request_body(request)
+    fn head(request: &ModelRequest) -> impl Serialize {
+        request::Head(request)
+    }
+
+    fn history(request: &ModelRequest, elements: &mut Elements) {
+        request::write_messages(request, elements);
     }
 
     fn object(&mut self, _event: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()> {

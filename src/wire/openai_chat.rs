@@ -13,10 +13,11 @@ pub(super) mod usage;
 use std::borrow::Cow;
 use std::mem::take;
 
-use serde::Deserialize;
 use serde::de::MapAccess;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use super::body::Elements;
 use super::dialect::{Dialect, KeyHeader};
 use super::error::{error_in, error_of, provider_error, unkeyed_error};
 use super::fields::{Fields, Fill, FillEach, List, Loose, fill};
@@ -177,6 +178,7 @@ struct Custom<'a> {
 impl Dialect for OpenaiChat {
     const STREAM_FRAMING: Framing = Framing::Sse;
     const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
+    const HISTORY: &'static str = "messages";
     const REPEATS: Option<Repeats> = Some(Repeats {
         said: &["content", "arguments", "reasoning_content", "reasoning", "refusal"],
         passed_over: &["obfuscation"],
@@ -187,8 +189,12 @@ impl Dialect for OpenaiChat {
         format!("{base}/chat/completions")
     }
 
-    fn request_body(request: &ModelRequest) -> Vec<u8> {
-        request::request_body(request)
+    fn head(request: &ModelRequest) -> impl Serialize {
+        request::Head(request)
+    }
+
+    fn history(request: &ModelRequest, elements: &mut Elements) {
+        messages::write(request, elements);
     }
 
     fn object(&mut self, _event: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()> {

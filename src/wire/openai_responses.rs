@@ -15,8 +15,10 @@ mod whole;
 
 use std::mem::take;
 
+use serde::Serialize;
 use serde_json::value::RawValue;
 
+use super::body::Elements;
 use super::dialect::{Dialect, KeyHeader};
 use super::error::{error_in, error_of, malformed, named_error, provider_error};
 use super::fields::fill;
@@ -43,6 +45,7 @@ pub(super) struct OpenaiResponses {
 impl Dialect for OpenaiResponses {
     const STREAM_FRAMING: Framing = Framing::Sse;
     const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
+    const HISTORY: &'static str = "input";
     const REPEATS: Option<Repeats> = Some(Repeats {
         said: &["delta"],
         passed_over: &["sequence_number", "obfuscation"],
@@ -53,8 +56,12 @@ impl Dialect for OpenaiResponses {
         format!("{base}/responses")
     }
 
-    fn request_body(request: &ModelRequest) -> Vec<u8> {
-        request::request_body(request)
+    fn head(request: &ModelRequest) -> impl Serialize {
+        request::Head(request)
+    }
+
+    fn history(request: &ModelRequest, elements: &mut Elements) {
+        request::write_input(request, elements);
     }
 
     fn object(&mut self, name: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()> {

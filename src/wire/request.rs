@@ -55,6 +55,34 @@ impl ModelRequest {
             omit_body: BTreeSet::new(),
         }
     }
+
+    /// Whether nothing but their messages tells them apart.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        let Self {
+            model,
+            system,
+            messages: _,
+            tools,
+            tool_choice,
+            parallel_tool_calls,
+            stream,
+            max_output_tokens,
+            temperature,
+            extra_body,
+            omit_body,
+        } = self;
+        *model == other.model
+            && *system == other.system
+            // Those that are shared are not read.
+            && *tools == other.tools
+            && *tool_choice == other.tool_choice
+            && *parallel_tool_calls == other.parallel_tool_calls
+            && *stream == other.stream
+            && *max_output_tokens == other.max_output_tokens
+            && *temperature == other.temperature
+            && *extra_body == other.extra_body
+            && *omit_body == other.omit_body
+    }
 }
 
 /// A tool as a model is told of it.

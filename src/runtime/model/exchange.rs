@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use reqwest::header::CONTENT_TYPE;
 use tokio::time::{Instant, timeout_at};
 
@@ -11,7 +12,7 @@ use super::{Inner, trouble};
 use crate::types::{
     ProviderError, ProviderErrorKind, TRACEPARENT, TRACESTATE, TraceContext, one_line,
 };
-use crate::wire::{Decoder, DecoderLimits, Delta, Framing, ModelRequest, http_error};
+use crate::wire::{Decoder, DecoderLimits, Delta, Framing, http_error};
 
 /// How much of an error's body is read.
 const ERROR_BODY_BYTES_MAX: usize = 64 * 1024;
@@ -37,7 +38,7 @@ pub(crate) struct Exchange {
 
 #[derive(Debug)]
 enum State {
-    Unsent { body: Vec<u8> },
+    Unsent { body: Bytes },
     Reading(Box<Reading>),
     Over,
 }
@@ -58,9 +59,8 @@ struct Reading {
 }
 
 impl Exchange {
-    pub(super) fn new(client: Arc<Inner>, request: &ModelRequest) -> Self {
-        let body = client.wire.request_body(request);
-        Self { client, streamed: request.stream, trace: None, state: State::Unsent { body } }
+    pub(super) fn new(client: Arc<Inner>, streamed: bool, body: Bytes) -> Self {
+        Self { client, streamed, trace: None, state: State::Unsent { body } }
     }
 
     /// The same as a part of somebody's trace.
@@ -98,7 +98,7 @@ impl Exchange {
         Some(batch)
     }
 
-    async fn send(&self, body: Vec<u8>) -> Result<Reading, ProviderError> {
+    async fn send(&self, body: Bytes) -> Result<Reading, ProviderError> {
         let patience = self.client.first_event_timeout;
         let deadline = Instant::now() + patience;
         let mut request = self.client.request(body, self.streamed);

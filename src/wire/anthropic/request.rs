@@ -11,23 +11,17 @@ use serde_json::{Value, json};
 use crate::wire::members::Members;
 use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
 
-use messages::turns;
+pub(in crate::wire) use messages::write as write_messages;
 
 /// The longest answer where nobody says one: this wire wants a number.
 const MAX_TOKENS: u64 = 8192;
 
-/// Writes the body of a request.
-pub(in crate::wire) fn request_body(request: &ModelRequest) -> Vec<u8> {
-    // Every key is a string and no writer can fail, so nothing here can.
-    serde_json::to_vec(&Body(request)).unwrap_or_default()
-}
-
 /// Members which the host relies on, so that `extra_body` cannot replace them.
 const OURS: [&str; 4] = ["model", "messages", "tools", "stream"];
 
-struct Body<'a>(&'a ModelRequest);
+pub(in crate::wire) struct Head<'a>(pub(in crate::wire) &'a ModelRequest);
 
-impl Serialize for Body<'_> {
+impl Serialize for Head<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let request = self.0;
         let mut body = Members::new(serializer.serialize_map(None)?, request, &OURS);
@@ -36,7 +30,6 @@ impl Serialize for Body<'_> {
         if let Some(system) = request.system.as_deref().filter(|text| !text.trim().is_empty()) {
             body.put("system", system)?;
         }
-        body.put("messages", &turns(request))?;
         if !request.tools.is_empty() {
             body.put("tools", &Tools(&request.tools))?;
             body.put("tool_choice", &choice(request))?;

@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 use crate::message::{Message, Piece, ResponseMessage};
 use crate::types::{self, ContentPart, Image, Origin, ToolCall, Wire};
 use crate::wire::ModelRequest;
+use crate::wire::body::Elements;
 use crate::wire::ids::tool_name;
 
 /// Stands for the signature of a call that the asked model did not make.
@@ -24,7 +25,7 @@ const PLACEHOLDER: &str = r#"{"thoughtSignature":"skip_thought_signature_validat
 const BEGINNING: &str = "(The conversation begins with the model.)";
 /// One content: what one side says.
 #[derive(Debug, Serialize)]
-pub(super) struct Content<'a> {
+struct Content<'a> {
     role: &'static str,
     parts: Vec<Part<'a>>,
 }
@@ -38,8 +39,13 @@ enum Part<'a> {
     Raw(&'a str),
 }
 
-/// The contents of a request.
-pub(super) fn contents(request: &ModelRequest) -> Vec<Content<'_>> {
+/// Writes the contents of a request. Only the last can change for what follows.
+pub(super) fn write(request: &ModelRequest, elements: &mut Elements) {
+    let contents = contents(request);
+    elements.put_all(&contents, contents.len().saturating_sub(1), request.messages.len());
+}
+
+fn contents(request: &ModelRequest) -> Vec<Content<'_>> {
     let asked = Origin { wire: Wire::GeminiGenerate, model: request.model.clone() };
     let mut contents = Vec::new();
     // The ids that were sent with the last calls: their results have the same.
@@ -315,7 +321,7 @@ mod tests {
             temperature: Some(0.5),
             ..ModelRequest::new("m", messages.into())
         };
-        serde_json::from_slice(&super::super::request::request_body(&request)).unwrap()
+        serde_json::from_slice(&Wire::GeminiGenerate.request_body(&request)).unwrap()
     }
 
     /// What the model said: thinking, text, two calls, and a part of the service's own.

@@ -4,7 +4,6 @@ use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
-use super::contents::contents;
 use super::schema::parameters;
 use crate::wire::dialect::has_version;
 use crate::wire::members::Members;
@@ -53,18 +52,12 @@ fn encoded(name: &str, with_slashes: bool) -> String {
     text
 }
 
-/// Writes the body of a request.
-pub(super) fn request_body(request: &ModelRequest) -> Vec<u8> {
-    // Every key is a string and no writer can fail, so nothing here can.
-    serde_json::to_vec(&Body(request)).unwrap_or_default()
-}
-
 /// Members which the host relies on, so that `extra_body` cannot replace them.
 const OURS: [&str; 2] = ["contents", "tools"];
 
-struct Body<'a>(&'a ModelRequest);
+pub(super) struct Head<'a>(pub(super) &'a ModelRequest);
 
-impl Serialize for Body<'_> {
+impl Serialize for Head<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         struct Config {
@@ -78,7 +71,6 @@ impl Serialize for Body<'_> {
         if let Some(text) = request.system.as_deref().filter(|text| !text.is_empty()) {
             body.put("systemInstruction", &System { parts: [Text { text }] })?;
         }
-        body.put("contents", &contents(request))?;
         if !request.tools.is_empty() {
             body.put("tools", &[Tools { declarations: Declarations(&request.tools) }])?;
             body.put("toolConfig", &Choice(&request.tool_choice))?;
@@ -154,6 +146,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::wire::Wire;
 
     #[test]
     fn the_address_of_every_base_and_model() {
@@ -195,7 +188,7 @@ mod tests {
     }
 
     fn sent(request: &ModelRequest) -> Value {
-        serde_json::from_slice(&request_body(request)).unwrap()
+        serde_json::from_slice(&Wire::GeminiGenerate.request_body(request)).unwrap()
     }
 
     #[test]

@@ -3,33 +3,26 @@
 //! The service knows no `tool_choice`: where no tool may be called none is listed, and that one has
 //! to be called cannot be said. Nor can an image be sent by its address, so that stands in the text.
 
-use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::message::{Message, ResponseMessage};
 use crate::types::{Content, ContentPart, Image, Origin, ToolCall, Wire};
+use crate::wire::body::Elements;
 use crate::wire::members::Members;
 use crate::wire::request::FunctionTools;
 use crate::wire::{ModelRequest, ToolChoice};
 
-/// Writes the body of a request.
-pub(in crate::wire) fn request_body(request: &ModelRequest) -> Vec<u8> {
-    // Every key is a string and no writer can fail, so nothing here can.
-    serde_json::to_vec(&Body(request)).unwrap_or_default()
-}
-
 /// Members which the host relies on, so that `extra_body` cannot replace them.
 const OURS: [&str; 4] = ["model", "messages", "tools", "stream"];
 
-struct Body<'a>(&'a ModelRequest);
+pub(in crate::wire) struct Head<'a>(pub(in crate::wire) &'a ModelRequest);
 
-impl Serialize for Body<'_> {
+impl Serialize for Head<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let request = self.0;
         let mut body = Members::new(serializer.serialize_map(None)?, request, &OURS);
         body.put("model", &request.model)?;
-        body.put("messages", &Messages(request))?;
         if !request.tools.is_empty() && request.tool_choice != ToolChoice::None {
             body.put("tools", &FunctionTools(&request.tools))?;
         }
@@ -51,36 +44,32 @@ struct Options {
     temperature: Option<f64>,
 }
 
-struct Messages<'a>(&'a ModelRequest);
-
-impl Serialize for Messages<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let asked = Origin { wire: Wire::OllamaChat, model: self.0.model.clone() };
-        let mut seq = serializer.serialize_seq(None)?;
-        if let Some(content) = self.0.system.as_deref().filter(|text| !text.is_empty()) {
-            seq.serialize_element(&Sent { content, ..Sent::by("system") })?;
-        }
-        for message in self.0.messages.iter() {
-            match &**message {
-                Message::User { content } => {
-                    let (text, images) = (text_of(content), images_of(content));
-                    seq.serialize_element(&Sent { content: &text, images, ..Sent::by("user") })?;
-                }
-                Message::Assistant(message) => {
-                    seq.serialize_element(&Sent::model(message, &asked))?;
-                }
-                Message::Tool { call_id, name, content, metadata: _ } => {
-                    seq.serialize_element(&Sent {
-                        content,
-                        tool_name: name,
-                        tool_call_id: call_id,
-                        ..Sent::by("tool")
-                    })?;
-                }
+/// Writes the messages of a request, system prompt first. None changes for what follows it.
+pub(in crate::wire) fn write_messages(request: &ModelRequest, elements: &mut Elements) {
+    let asked = Origin { wire: Wire::OllamaChat, model: request.model.clone() };
+    if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
+        && elements.is_empty()
+    {
+        elements.put(&Sent { content, ..Sent::by("system") });
+    }
+    for message in request.messages.iter().skip(elements.first_message()) {
+        match &**message {
+            Message::User { content } => {
+                let (text, images) = (text_of(content), images_of(content));
+                elements.put(&Sent { content: &text, images, ..Sent::by("user") });
+            }
+            Message::Assistant(message) => elements.put(&Sent::model(message, &asked)),
+            Message::Tool { call_id, name, content, metadata: _ } => {
+                elements.put(&Sent {
+                    content,
+                    tool_name: name,
+                    tool_call_id: call_id,
+                    ..Sent::by("tool")
+                });
             }
         }
-        seq.end()
     }
+    elements.settle(request.messages.len());
 }
 
 #[derive(Default, Serialize)]
@@ -223,7 +212,7 @@ mod tests {
     }
 
     fn sent(request: &ModelRequest) -> Value {
-        serde_json::from_slice(&request_body(request)).unwrap()
+        serde_json::from_slice(&Wire::OllamaChat.request_body(request)).unwrap()
     }
 
     fn with_tools() -> ModelRequest {

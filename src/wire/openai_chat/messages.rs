@@ -13,45 +13,58 @@ use serde_json::value::RawValue;
 use super::kept::{CallMembers, Field, FunctionMembers, ReasoningMembers};
 use crate::message::{Message, Piece, ResponseMessage};
 use crate::types::{Content, ContentPart, Origin, ToolCall, Wire};
+use crate::wire::body::Elements;
 use crate::wire::{ModelRequest, ids};
 
 /// The longest id that the services of this family take from each other.
 const ID_CHARS_MAX: usize = 40;
-/// The messages of a request, system prompt first.
-pub(super) struct Messages<'a>(pub(super) &'a ModelRequest);
 
-impl Serialize for Messages<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let asked = Origin { wire: Wire::OpenaiChat, model: self.0.model.clone() };
-        let mut seq = serializer.serialize_seq(None)?;
-        if let Some(content) = self.0.system.as_deref().filter(|text| !text.is_empty()) {
-            seq.serialize_element(&Said { role: "system", content })?;
-        }
-        let mut ids = Ids { asked: &asked, said_by: None };
-        let messages = self.0.messages.iter().map(|message| &**message);
-        let mut rest = messages.filter(|message| !is_silent(message)).peekable();
-        while let Some(message) = rest.next() {
-            match message {
-                Message::User { content } => {
-                    let mut all = vec![content];
-                    while let Some(Message::User { content }) = rest.peek() {
-                        all.push(content);
-                        rest.next();
-                    }
-                    seq.serialize_element(&Said { role: "user", content: &*joined(&all) })?;
+/// Writes the messages of a request, system prompt first.
+///
+/// What follows a message of the model, or a result, does not change it any more; what a user says
+/// joins that.
+pub(super) fn write(request: &ModelRequest, elements: &mut Elements) {
+    let asked = Origin { wire: Wire::OpenaiChat, model: request.model.clone() };
+    if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
+        && elements.is_empty()
+    {
+        elements.put(&Said { role: "system", content });
+    }
+    let first = elements.first_message();
+    elements.settle(first);
+    let before = request.messages.iter().take(first).map(|message| &**message);
+    let mut ids = Ids { asked: &asked, said_by: said_by(before) };
+    let new = request.messages.iter().map(|message| &**message).enumerate().skip(first);
+    let mut rest = new.filter(|(_, message)| !is_silent(message)).peekable();
+    while let Some((place, message)) = rest.next() {
+        match message {
+            Message::User { content } => {
+                let mut more = Vec::new();
+                while let Some((_, Message::User { content })) = rest.peek() {
+                    more.push(content);
+                    rest.next();
                 }
-                Message::Assistant(message) => {
-                    ids.said_by = message.origin.as_deref();
-                    seq.serialize_element(&Assistant::new(message, &ids))?;
-                }
-                Message::Tool { call_id, name: _, content, metadata: _ } => {
-                    let tool_call_id = ids.sent(call_id);
-                    seq.serialize_element(&Answer { role: "tool", tool_call_id, content })?;
-                }
+                elements.put(&Said { role: "user", content: &*joined(content, &more) });
+            }
+            Message::Assistant(message) => {
+                ids.said_by = message.origin.as_deref();
+                elements.put(&Assistant::new(message, &ids));
+                elements.settle(place + 1);
+            }
+            Message::Tool { call_id, name: _, content, metadata: _ } => {
+                elements.put(&Answer { role: "tool", tool_call_id: ids.sent(call_id), content });
+                elements.settle(place + 1);
             }
         }
-        seq.end()
     }
+}
+
+/// Who said the last message of a model that is sent.
+fn said_by<'a>(messages: impl DoubleEndedIterator<Item = &'a Message>) -> Option<&'a Origin> {
+    messages.rev().filter(|message| !is_silent(message)).find_map(|message| match message {
+        Message::Assistant(said) => Some(said.origin.as_deref()),
+        Message::User { .. } | Message::Tool { .. } => None,
+    })?
 }
 
 /// Whether a model answered with nothing: some services refuse a message of it that is empty
@@ -77,13 +90,14 @@ struct Answer<'a> {
 }
 
 /// What users said in a row: one text where it is nothing else, which every service takes.
-fn joined<'a>(all: &[&'a Content]) -> Cow<'a, Content> {
-    if let [content] = all {
-        return Cow::Borrowed(content);
+fn joined<'a>(first: &'a Content, more: &[&'a Content]) -> Cow<'a, Content> {
+    if more.is_empty() {
+        return Cow::Borrowed(first);
     }
-    let parts = || all.iter().flat_map(|content| content.parts());
+    let all = || std::iter::once(first).chain(more.iter().copied());
+    let parts = || all().flat_map(|content| content.parts());
     if parts().all(|part| part.as_text().is_some()) {
-        let texts: Vec<Cow<'_, str>> = all.iter().map(|content| content.text()).collect();
+        let texts: Vec<Cow<'_, str>> = all().map(|content| content.text()).collect();
         return Cow::Owned(texts.join("\n\n").into());
     }
     Cow::Owned(parts().cloned().collect::<Vec<ContentPart>>().into())
@@ -109,10 +123,9 @@ impl Ids<'_> {
 }
 
 /// A model's message.
-#[derive(Default)]
 struct Assistant<'a> {
-    text: String,
-    thinking: String,
+    text: &'a str,
+    thinking: &'a str,
     /// Where the thinking goes, if it is sent.
     field: Option<Field>,
     /// Sent in its place.
@@ -124,33 +137,36 @@ struct Assistant<'a> {
 
 impl<'a> Assistant<'a> {
     fn new(message: &'a ResponseMessage, ids: &Ids<'_>) -> Self {
-        let mut sent = Self::default();
+        let (mut field, mut details, mut opaque) = (None, None, None);
+        let mut calls = Vec::with_capacity(message.calls.len());
+        let mut thinking_bytes = 0;
         for piece in message.pieces(ids.asked) {
             match piece {
-                Piece::Text { text, members: _ } => sent.text.push_str(text),
                 Piece::Reasoning { text, members } => {
-                    sent.thinking.push_str(text);
+                    thinking_bytes += text.len();
                     let found: ReasoningMembers<'_> = read(members);
-                    sent.field = sent.field.or(found.field);
-                    sent.details = found.reasoning_details.or(sent.details);
-                    sent.opaque = found.reasoning_opaque.or(sent.opaque);
+                    field = field.or(found.field);
+                    details = found.reasoning_details.or(details);
+                    opaque = found.reasoning_opaque.or(opaque);
                 }
                 Piece::Call { call, members } => {
-                    sent.calls.push(Call::new(call, ids.sent(&call.id), read(members)));
+                    calls.push(Call::new(call, ids.sent(&call.id), read(members)));
                 }
-                // This dialect keeps none.
-                Piece::Raw(_) => {}
+                // All pieces of it are the text, and this dialect keeps nothing else.
+                Piece::Text { .. } | Piece::Raw(_) => {}
             }
         }
+        // Its pieces are the reasoning's first bytes.
+        let thinking = message.reasoning.get(..thinking_bytes).unwrap_or_default();
         // A model goes on thinking where its calls left it; what it thought before an answer is
         // over, and some services refuse it.
-        if sent.calls.is_empty() {
-            (sent.field, sent.details, sent.opaque) = (None, None, None);
+        if calls.is_empty() {
+            (field, details, opaque) = (None, None, None);
         }
-        if sent.thinking.is_empty() || sent.details.is_some() {
-            sent.field = None;
+        if thinking.is_empty() || details.is_some() {
+            field = None;
         }
-        sent
+        Self { text: &message.text, thinking, field, details, opaque, calls }
     }
 }
 
@@ -167,7 +183,7 @@ impl Serialize for Assistant<'_> {
         match field {
             Some(Field::Content) => map.serialize_entry("content", &Parts { thinking, text })?,
             Some(Field::ReasoningContent | Field::Reasoning | Field::ReasoningText) | None => {
-                let content = Some(text).filter(|text| !text.is_empty());
+                let content = Some(*text).filter(|text| !text.is_empty());
                 map.serialize_entry("content", &content)?;
             }
         }
@@ -303,8 +319,8 @@ mod tests {
     fn sent_to(model: &str, messages: Vec<Message>) -> Value {
         let messages: Vec<_> = messages.into_iter().map(Arc::new).collect();
         let request = ModelRequest::new(model, messages.into());
-        let text = serde_json::to_string(&Messages(&request)).unwrap();
-        serde_json::from_str(&text).unwrap()
+        let body = Wire::OpenaiChat.request_body(&request);
+        serde_json::from_slice::<Value>(&body).unwrap()["messages"].take()
     }
 
     fn user(text: &str) -> Message {

@@ -1,29 +1,21 @@
-//! A request's body in the Chat Completions form.
+//! What a request says beside its messages, in the Chat Completions form.
 
 use serde::{Serialize, Serializer};
 
-use super::messages::Messages;
 use crate::wire::members::Members;
 use crate::wire::request::FunctionTools;
 use crate::wire::{ModelRequest, ToolChoice};
 
-/// Writes the body of a request.
-pub(in crate::wire) fn request_body(request: &ModelRequest) -> Vec<u8> {
-    // Every key is a string and no writer can fail, so nothing here can.
-    serde_json::to_vec(&Body(request)).unwrap_or_default()
-}
-
 /// Members which the host relies on, so that `extra_body` cannot replace them.
 const OURS: [&str; 4] = ["model", "messages", "tools", "stream"];
 
-struct Body<'a>(&'a ModelRequest);
+pub(super) struct Head<'a>(pub(super) &'a ModelRequest);
 
-impl Serialize for Body<'_> {
+impl Serialize for Head<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let request = self.0;
         let mut body = Members::new(serializer.serialize_map(None)?, request, &OURS);
         body.put("model", &request.model)?;
-        body.put("messages", &Messages(request))?;
         if !request.tools.is_empty() {
             body.put("tools", &FunctionTools(&request.tools))?;
             body.put("tool_choice", &Choice(&request.tool_choice))?;
@@ -101,7 +93,7 @@ mod tests {
     use super::*;
     use crate::message::{Message, ResponseMessage};
     use crate::types::{CallKey, ContentPart, Image, ToolCall};
-    use crate::wire::ToolDefinition;
+    use crate::wire::{ToolDefinition, Wire};
 
     fn history() -> crate::message::MessageList {
         let call = |index, id: &str, arguments| ToolCall {
@@ -138,7 +130,7 @@ mod tests {
     }
 
     fn sent(request: &ModelRequest) -> Value {
-        serde_json::from_slice(&request_body(request)).unwrap()
+        serde_json::from_slice(&Wire::OpenaiChat.request_body(request)).unwrap()
     }
 
     fn with_tools() -> ModelRequest {
@@ -214,7 +206,7 @@ mod tests {
             extra_body: extra.as_object().unwrap().clone(),
             ..ModelRequest::new("m", [].into())
         };
-        let text = String::from_utf8(request_body(&request)).unwrap();
+        let text = String::from_utf8(Wire::OpenaiChat.request_body(&request)).unwrap();
         assert_eq!(text.matches("temperature").count(), 1);
         assert_eq!(
             sent(&request),

@@ -18,16 +18,9 @@ use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
+use crate::wire::body::Elements;
 use crate::wire::members::Members;
 use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
-
-use input::Input;
-
-/// Writes the body of a request.
-pub(in crate::wire) fn request_body(request: &ModelRequest) -> Vec<u8> {
-    // Every key is a string and no writer can fail, so nothing here can.
-    serde_json::to_vec(&Body(request)).unwrap_or_default()
-}
 
 /// Members which the host relies on, so that `extra_body` cannot replace them.
 const OURS: [&str; 4] = ["model", "input", "tools", "stream"];
@@ -40,9 +33,9 @@ const OUTPUT_TOKENS_MIN: u32 = 16;
 /// known here may well think.
 const WITHOUT_REASONING: [&str; 4] = ["gpt-3", "gpt-4", "chatgpt-4", "gpt-5-chat"];
 
-struct Body<'a>(&'a ModelRequest);
+pub(in crate::wire) struct Head<'a>(pub(in crate::wire) &'a ModelRequest);
 
-impl Serialize for Body<'_> {
+impl Serialize for Head<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let request = self.0;
         let mut body = Members::new(serializer.serialize_map(None)?, request, &OURS);
@@ -50,7 +43,6 @@ impl Serialize for Body<'_> {
         if let Some(system) = request.system.as_deref().filter(|text| !text.is_empty()) {
             body.put("instructions", system)?;
         }
-        body.put("input", &Input { request, stores: stores(request) })?;
         if !request.tools.is_empty() {
             body.put("tools", &Tools(&request.tools))?;
             body.put("tool_choice", &choice(&request.tool_choice))?;
@@ -71,6 +63,11 @@ impl Serialize for Body<'_> {
         }
         body.end()
     }
+}
+
+/// Writes the history as items.
+pub(in crate::wire) fn write_input(request: &ModelRequest, elements: &mut Elements) {
+    input::write(request, stores(request), elements);
 }
 
 /// Whether the service knows its items by their ids, because the configuration lets it store them.
@@ -195,7 +192,7 @@ mod tests {
     }
 
     fn sent(request: &ModelRequest) -> Value {
-        serde_json::from_slice(&request_body(request)).unwrap()
+        serde_json::from_slice(&Wire::OpenaiResponses.request_body(request)).unwrap()
     }
 
     /// The items between the user's and the outputs.
@@ -271,7 +268,7 @@ mod tests {
 
     #[test]
     fn reasoning_goes_back_byte_for_byte() {
-        let body = request_body(&with_tools());
+        let body = Wire::OpenaiResponses.request_body(&with_tools());
         assert!(String::from_utf8(body).unwrap().contains(THOUGHT));
     }
 

@@ -18,6 +18,7 @@ use serde_json::{Map, Value, json};
 use crate::message::{Message, Piece, ResponseMessage};
 use crate::types::{Content, ContentPart, Image, Origin, Part, ToolCall, Wire};
 use crate::wire::ModelRequest;
+use crate::wire::body::Elements;
 use crate::wire::ids::{cleaned, tool_name};
 use crate::wire::loose::Scalar;
 
@@ -29,7 +30,7 @@ const ID_CHARS_MAX: usize = 64;
 
 /// What one side says before the other does.
 #[derive(Debug, Serialize)]
-pub(super) struct Turn<'a> {
+struct Turn<'a> {
     role: Role,
     content: Vec<Block<'a>>,
 }
@@ -51,18 +52,32 @@ enum Block<'a> {
     Raw { json: &'a RawValue, is_thinking: bool },
 }
 
-/// The messages of a request.
-pub(super) fn turns(request: &ModelRequest) -> Vec<Turn<'_>> {
+/// Writes the messages of a request.
+pub(in crate::wire) fn write(request: &ModelRequest, elements: &mut Elements) {
+    let (turns, settled) = turns(request);
+    elements.put_all(&turns, settled, request.messages.len());
+}
+
+/// What is said, and how many turns of it stay as they are whatever follows: not the last, nor any
+/// behind the first call that the service ran itself, which goes only if its result comes.
+fn turns(request: &ModelRequest) -> (Vec<Turn<'_>>, usize) {
     let origin = Origin { wire: Wire::AnthropicMessages, model: request.model.clone() };
     let messages = &*request.messages;
     let mut history = Writer { turns: Vec::new(), ids: Ids::default() };
     let mut service_calls = ServiceCalls::of(messages, &origin);
+    let mut settled = usize::MAX;
     let last_said = messages.iter().rposition(|m| !matches!(**m, Message::Tool { .. }));
     for (place, message) in messages.iter().enumerate() {
         service_calls.may_go_on = last_said == Some(place);
         match message.as_ref() {
             Message::User { content } => history.user(content),
-            Message::Assistant(message) => history.assistant(message, &origin, &mut service_calls),
+            Message::Assistant(message) => {
+                let before = history.turns.len().saturating_sub(1);
+                history.assistant(message, &origin, &mut service_calls);
+                if !service_calls.called.is_empty() {
+                    settled = settled.min(before);
+                }
+            }
             Message::Tool { call_id, content, metadata, .. } => {
                 let is_error = metadata.get("error") == Some(&Value::Bool(true));
                 let id = history.ids.answered(call_id);
@@ -70,7 +85,9 @@ pub(super) fn turns(request: &ModelRequest) -> Vec<Turn<'_>> {
             }
         }
     }
-    history.finished()
+    let turns = history.finished();
+    let settled = settled.min(turns.len().saturating_sub(1));
+    (turns, settled)
 }
 
 struct Writer<'a> {

@@ -49,7 +49,7 @@ fn with_tools(request: ModelRequest) -> ModelRequest {
 }
 
 fn sent(request: &ModelRequest) -> Value {
-    serde_json::from_slice(&request_body(request)).unwrap()
+    serde_json::from_slice(&Wire::AnthropicMessages.request_body(request)).unwrap()
 }
 
 fn sent_messages(messages: impl IntoIterator<Item = Message>) -> Value {

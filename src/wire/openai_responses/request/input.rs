@@ -2,8 +2,7 @@
 
 use std::borrow::Cow;
 
-use serde::ser::SerializeSeq;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
@@ -11,55 +10,63 @@ use super::back::{Back, ID_CHARS_MAX, OwnItem, back};
 use crate::message::{Message, Piece, ResponseMessage};
 use crate::types::{Content, ContentPart, Origin, ToolCall, Wire};
 use crate::wire::ModelRequest;
+use crate::wire::body::Elements;
 use crate::wire::ids::{cleaned, tool_name};
 use crate::wire::loose::Scalar;
 
-/// The history as items.
-pub(super) struct Input<'a> {
-    pub(super) request: &'a ModelRequest,
-    /// The service knows items by their ids.
-    pub(super) stores: bool,
-}
-
-impl Serialize for Input<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let origin = Origin { wire: Wire::OpenaiResponses, model: self.request.model.clone() };
-        let mut seq = serializer.serialize_seq(None)?;
-        // Calls whose input was free text: their outputs have a type of their own.
-        let mut custom: Vec<&str> = Vec::new();
-        for message in self.request.messages.iter() {
-            match &**message {
-                Message::User { content } => seq.serialize_element(&UserMessage::of(content))?,
-                Message::Assistant(message) => {
-                    let pieces = message.pieces(&origin);
-                    let back = match message.is_from(&origin) {
-                        true => back(message, &pieces, self.stores),
-                        false => Back::Bare,
-                    };
-                    custom.extend(pieces.iter().filter_map(custom_id));
-                    assistant(&mut seq, message, &pieces, back)?;
-                }
-                Message::Tool { call_id, content, .. } => {
-                    let is_custom = custom.contains(&call_id.as_str());
-                    seq.serialize_element(&Output {
-                        kind: if is_custom {
-                            "custom_tool_call_output"
-                        } else {
-                            "function_call_output"
-                        },
-                        call_id: call_id_for(call_id),
-                        output: content,
-                    })?;
-                }
+/// Writes the history as items; `stores` if the service knows them by their ids. None changes for
+/// what follows it.
+pub(super) fn write(request: &ModelRequest, stores: bool, elements: &mut Elements) {
+    let origin = Origin { wire: Wire::OpenaiResponses, model: request.model.clone() };
+    let (first, messages) = (elements.first_message(), request.messages.iter());
+    let before = messages.clone().take(first).map(|message| &**message);
+    let mut custom = last_said(before).map(|said| custom_ids(&said.pieces(&origin)));
+    for message in messages.skip(first) {
+        match &**message {
+            Message::User { content } => elements.put(&UserMessage::of(content)),
+            Message::Assistant(message) => {
+                let pieces = message.pieces(&origin);
+                let back = match message.is_from(&origin) {
+                    true => back(message, &pieces, stores),
+                    false => Back::Bare,
+                };
+                custom = Some(custom_ids(&pieces));
+                assistant(elements, message, &pieces, back);
+            }
+            Message::Tool { call_id, content, .. } => {
+                let is_custom = custom.iter().flatten().any(|id| id == call_id);
+                elements.put(&Output {
+                    kind: if is_custom {
+                        "custom_tool_call_output"
+                    } else {
+                        "function_call_output"
+                    },
+                    call_id: call_id_for(call_id),
+                    output: content,
+                });
             }
         }
-        seq.end()
     }
+    elements.settle(request.messages.len());
+}
+
+fn last_said<'a>(
+    messages: impl DoubleEndedIterator<Item = &'a Message>,
+) -> Option<&'a ResponseMessage> {
+    messages.rev().find_map(|message| match message {
+        Message::Assistant(said) => Some(said),
+        Message::User { .. } | Message::Tool { .. } => None,
+    })
 }
 
 /// The same for a call and for its output. The service looks at nothing but the length.
 fn call_id_for(id: &str) -> Cow<'_, str> {
     cleaned(id, |_| true, ID_CHARS_MAX)
+}
+
+/// The calls of a message whose input was free text: their outputs have a type of their own.
+fn custom_ids<'a>(pieces: &[Piece<'a>]) -> Vec<&'a str> {
+    pieces.iter().filter_map(custom_id).collect()
 }
 
 fn custom_id<'a>(piece: &Piece<'a>) -> Option<&'a str> {
@@ -71,15 +78,10 @@ fn custom_id<'a>(piece: &Piece<'a>) -> Option<&'a str> {
     }
 }
 
-fn assistant<S: SerializeSeq>(
-    seq: &mut S,
-    message: &ResponseMessage,
-    pieces: &[Piece<'_>],
-    back: Back,
-) -> Result<(), S::Error> {
+fn assistant(elements: &mut Elements, message: &ResponseMessage, pieces: &[Piece<'_>], back: Back) {
     if back == Back::Bare && !message.text.is_empty() {
         // In one piece, as any other model's.
-        seq.serialize_element(&Said::new(&message.text))?;
+        elements.put(&Said::new(&message.text));
     }
     for piece in pieces {
         match *piece {
@@ -88,37 +90,36 @@ fn assistant<S: SerializeSeq>(
             Piece::Text { text, members } => {
                 let beside = members.map(Beside::of).unwrap_or_default();
                 match beside.id.as_text().filter(|_| back == Back::Whole) {
-                    Some(id) => seq.serialize_element(&SaidAsItem::new(text, id, &beside))?,
-                    None => seq.serialize_element(&Said {
-                        phase: beside.phase.as_text(),
-                        ..Said::new(text)
-                    })?,
+                    Some(id) => elements.put(&SaidAsItem::new(text, id, &beside)),
+                    None => {
+                        elements.put(&Said { phase: beside.phase.as_text(), ..Said::new(text) })
+                    }
                 }
             }
             Piece::Call { call, members } => {
                 let beside = members.map(Beside::of).unwrap_or_default();
-                seq.serialize_element(&Call::new(call, &beside, back))?;
+                elements.put(&Call::new(call, &beside, back));
             }
-            Piece::Raw(json) => raw(seq, json, back)?,
+            Piece::Raw(json) => raw(elements, json, back),
         }
     }
-    Ok(())
 }
 
-fn raw<S: SerializeSeq>(seq: &mut S, json: &str, back: Back) -> Result<(), S::Error> {
+fn raw(elements: &mut Elements, json: &str, back: Back) {
     let item = OwnItem::of(json);
     match back {
         // What cannot go although the message goes whole is a call that we cannot answer.
-        Back::Whole if item.can_go(true) => match serde_json::from_str::<&RawValue>(json) {
-            Ok(item) => seq.serialize_element(item),
-            Err(_) => Ok(()),
-        },
+        Back::Whole if item.can_go(true) => {
+            if let Ok(item) = serde_json::from_str::<&RawValue>(json) {
+                elements.put(item);
+            }
+        }
         Back::WithoutIds if item.is_reasoning() => {
             let mut item = serde_json::from_str::<Map<String, Value>>(json).unwrap_or_default();
             item.remove("id");
-            seq.serialize_element(&item)
+            elements.put(&item);
         }
-        Back::Whole | Back::WithoutIds | Back::Bare => Ok(()),
+        Back::Whole | Back::WithoutIds | Back::Bare => {}
     }
 }
 
