@@ -17,6 +17,7 @@ pub use sums::{RunStats, TurnSummary, TurnTimes};
 pub use view::{PublicEvent, StatsReport};
 pub use written::Written;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::types::{
@@ -82,7 +83,7 @@ pub enum Event {
         /// The call.
         call: CallLabel,
         /// The id under which the history knows it.
-        id: String,
+        id: Arc<str>,
         /// What is odd.
         oddity: Oddity,
         /// The first 200 characters as they came.
@@ -182,7 +183,7 @@ pub enum Event {
     /// A response's ending is known.
     ResponseEnded {
         /// Names of the calls that are kept, in call order.
-        names: Vec<String>,
+        names: Vec<Arc<str>>,
         /// How many calls the response opened.
         opened: u32,
         /// How many were sealed with valid arguments.

@@ -32,9 +32,9 @@ pub enum Message {
     /// What became of one call.
     Tool {
         /// The id of the call that is answered.
-        call_id: String,
+        call_id: Arc<str>,
         /// The tool's name.
-        name: String,
+        name: Arc<str>,
         /// What the model is told.
         content: String,
         /// What else there is to know of the result: a JSON object.

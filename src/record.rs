@@ -6,6 +6,8 @@
 mod entry;
 mod past;
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -213,7 +215,7 @@ pub enum Record {
         usage: Usage,
         /// Names of calls that were decoded but are not kept.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
-        dropped_calls: Vec<String>,
+        dropped_calls: Vec<Arc<str>>,
         /// What watchers were shown of it, in its order; empty where that is the message's
         /// reasoning and then its text.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]

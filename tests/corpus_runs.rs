@@ -91,7 +91,7 @@ async fn every_recording_ends_a_run_in_a_named_state_with_a_valid_history() {
         if whole && entry["ambiguous"] != true {
             assert_eq!(report.calls.len(), calls.len(), "{file}");
             for (call, expected) in report.calls.iter().zip(calls) {
-                assert_eq!(call.tool_name, expected["name"].as_str().unwrap(), "{file}");
+                assert_eq!(*call.tool_name, *expected["name"].as_str().unwrap(), "{file}");
                 // `null` means no arguments.
                 if expected["arguments"].is_object() {
                     assert_eq!(*call.arguments, expected["arguments"], "{file}");

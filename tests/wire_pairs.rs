@@ -67,7 +67,7 @@ async fn run(world: &World, input: &str, model: &str) -> RunReport {
 fn check_run(report: &RunReport, said: &str, pair: &str) {
     assert_eq!(report.run_end, RunEnd::Answered, "{pair}: {:?}", report.error);
     assert_eq!(report.text, format!("{said} is done."), "{pair}");
-    let calls: Vec<&str> = report.calls.iter().map(|call| call.tool_name.as_str()).collect();
+    let calls: Vec<&str> = report.calls.iter().map(|call| &*call.tool_name).collect();
     assert_eq!(calls, ["quick", "quick", "writes"], "{pair}");
 }
 

@@ -298,7 +298,7 @@ proptest! {
                 let found: Vec<_> = response
                     .calls()
                     .iter()
-                    .map(|call| (call.name.clone(), understand(&call.raw).object().cloned()))
+                    .map(|call| (call.name.to_string(), understand(&call.raw).object().cloned()))
                     .collect();
                 let expected: Vec<_> = said
                     .calls

@@ -212,7 +212,7 @@ mod tests {
         let key = CallKey { turn: 1, attempt: 1, index };
         Event::ApprovalAsked {
             asked: Box::new(ApprovalRequest {
-                call: CallLabel { key, provider_id: None, name: "pay".to_owned() },
+                call: CallLabel { key, provider_id: None, name: "pay".into() },
                 phase,
                 arguments: serde_json::json!({"amount": index}).into(),
                 arguments_sha256: "h".to_owned(),
@@ -224,7 +224,7 @@ mod tests {
     fn given(index: u32) -> Event {
         let key = CallKey { turn: 1, attempt: 1, index };
         Event::ApprovalGiven {
-            call: CallLabel { key, provider_id: None, name: "pay".to_owned() },
+            call: CallLabel { key, provider_id: None, name: "pay".into() },
             phase: ApprovalPhase::Before,
             verdict: Verdict::Expired,
             waited: std::time::Duration::ZERO,

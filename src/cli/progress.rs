@@ -261,7 +261,7 @@ mod tests {
 
     fn label(index: u32) -> CallLabel {
         let key = CallKey { turn: 1, attempt: 1, index };
-        CallLabel { key, provider_id: None, name: "clock".to_owned() }
+        CallLabel { key, provider_id: None, name: "clock".into() }
     }
 
     fn started(index: u32, input: &str) -> Event {
@@ -279,9 +279,9 @@ mod tests {
     fn finished(index: u32, outcome: ToolOutcome) -> Event {
         let call = ToolCall {
             key: label(index).key,
-            id: "c".to_owned(),
+            id: "c".into(),
             provider_id: None,
-            name: "clock".to_owned(),
+            name: "clock".into(),
             arguments: json!({"zone": "Asia/Tokyo"}).into(),
             raw: None,
         };
@@ -353,7 +353,7 @@ mod tests {
             attempt: 1,
             place: 0,
             provider_id: None,
-            name: "web_search".to_owned(),
+            name: "web_search".into(),
             input_summary: "{\"query\":\"a\u{9b}b\"}".to_owned(),
         };
         let shown = |status| {

@@ -215,7 +215,7 @@ impl History {
         // Others cannot meet one of ours, and the set is copied while the turn still shares it.
         let taken: Vec<_> = calls.iter().filter(|call| is_like_ours(&call.id)).collect();
         if !taken.is_empty() {
-            Arc::make_mut(&mut self.held_ids).extend(taken.iter().map(|call| call.id.clone()));
+            Arc::make_mut(&mut self.held_ids).extend(taken.iter().map(|call| call.id.to_string()));
         }
     }
 
@@ -261,7 +261,7 @@ mod tests {
     fn call(index: u32) -> ToolCall {
         ToolCall {
             key: CallKey { turn: 1, attempt: 1, index },
-            id: format!("call_{index}"),
+            id: format!("call_{index}").into(),
             provider_id: None,
             name: "clock".into(),
             arguments: serde_json::json!({}).into(),

@@ -24,10 +24,10 @@ pub(super) fn are_paired(messages: &[Arc<Message>]) -> bool {
 fn repaired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
     let mut sent = Vec::with_capacity(messages.len());
     let mut repairs = 0;
-    let mut open: Vec<(&str, &str)> = Vec::new();
+    let mut open: Vec<(&Arc<str>, &Arc<str>)> = Vec::new();
     for message in messages {
         match message.as_ref() {
-            Message::Tool { call_id, .. } => match open.iter().position(|(id, _)| id == call_id) {
+            Message::Tool { call_id, .. } => match open.iter().position(|(id, _)| *id == call_id) {
                 Some(place) => {
                     open.remove(place);
                     sent.push(Arc::clone(message));
@@ -40,7 +40,7 @@ fn repaired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
             }
             Message::Assistant(ResponseMessage { calls, .. }) => {
                 repairs += answer(&mut open, &mut sent);
-                open.extend(calls.iter().map(|call| (call.id.as_str(), call.name.as_str())));
+                open.extend(calls.iter().map(|call| (&call.id, &call.name)));
                 sent.push(Arc::clone(message));
             }
         }
@@ -52,17 +52,17 @@ fn repaired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
 /// Whether the ids of a message's calls differ.
 fn is_unique(message: &Message) -> bool {
     let Message::Assistant(ResponseMessage { calls, .. }) = message else { return true };
-    let ids: BTreeSet<&str> = calls.iter().map(|call| call.id.as_str()).collect();
+    let ids: BTreeSet<&str> = calls.iter().map(|call| &*call.id).collect();
     ids.len() == calls.len()
 }
 
-fn answer(open: &mut Vec<(&str, &str)>, sent: &mut Vec<Arc<Message>>) -> u32 {
+fn answer(open: &mut Vec<(&Arc<str>, &Arc<str>)>, sent: &mut Vec<Arc<Message>>) -> u32 {
     let mut repairs = 0;
     for (id, name) in open.drain(..) {
         repairs += 1;
         sent.push(Arc::new(Message::Tool {
-            call_id: id.to_owned(),
-            name: name.to_owned(),
+            call_id: Arc::clone(id),
+            name: Arc::clone(name),
             content: "Error: the result of this call was lost".to_owned(),
             metadata: json!({"error": true}),
         }));
@@ -82,7 +82,7 @@ mod tests {
     fn assistant(ids: &[&str]) -> Arc<Message> {
         let calls = ids.iter().zip(0..).map(|(id, index)| ToolCall {
             key: CallKey { turn: 1, attempt: 1, index },
-            id: (*id).to_owned(),
+            id: (*id).into(),
             provider_id: None,
             name: "clock".into(),
             arguments: json!({}).into(),
@@ -109,7 +109,7 @@ mod tests {
             .map(|message| match message.as_ref() {
                 Message::User { .. } => "user".to_owned(),
                 Message::Assistant { .. } => "assistant".to_owned(),
-                Message::Tool { call_id, .. } => call_id.clone(),
+                Message::Tool { call_id, .. } => call_id.to_string(),
             })
             .collect();
         assert_eq!((seen.join(" ").as_str(), count), (roles, repairs));

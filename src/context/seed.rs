@@ -104,8 +104,8 @@ struct AskedCall {
 impl Calls {
     fn of(message: usize, calls: &[ToolCall]) -> Self {
         let calls = calls.iter().map(|call| AskedCall {
-            id: call.id.clone(),
-            name: call.name.clone(),
+            id: call.id.to_string(),
+            name: call.name.to_string(),
             answered: false,
         });
         Self { message, calls: calls.collect() }
@@ -212,7 +212,7 @@ fn read_tool(fields: &Map<String, Value>, asked: &mut Calls) -> Result<Message, 
     let metadata = Value::Object(metadata(fields)?);
     let call_id = filled(fields, "tool_call_id", "")?;
     let name = asked.answer(&call_id)?;
-    Ok(Message::Tool { call_id, name, content, metadata })
+    Ok(Message::Tool { call_id: call_id.into(), name: name.into(), content, metadata })
 }
 
 fn read_calls(values: &[Value]) -> Result<Vec<ToolCall>, Wrong> {
@@ -254,9 +254,9 @@ fn read_call(value: &Value, index: usize, path: &str) -> Result<ToolCall, Wrong>
     Ok(ToolCall {
         // Turns of the session begin at 1; what was said before has no keys of its own.
         key: CallKey { turn: 0, attempt: 0, index: u32::try_from(index).unwrap_or(u32::MAX) },
-        provider_id: Some(id.clone()),
-        id,
-        name,
+        provider_id: Some(id.as_str().into()),
+        id: id.into(),
+        name: name.into(),
         arguments: Arc::new(arguments),
         raw: None,
     })
@@ -376,7 +376,7 @@ mod tests {
         let seed = Seed::parse(&[user(), asks(&["a", "b"])]).unwrap();
         assert_eq!(seed.messages.len(), 1);
         let open = seed.open.unwrap();
-        let calls: Vec<_> = open.calls.iter().map(|c| (c.id.as_str(), c.key.to_string())).collect();
+        let calls: Vec<_> = open.calls.iter().map(|c| (&*c.id, c.key.to_string())).collect();
         assert_eq!(calls, [("a", "t1a1c0".to_owned()), ("b", "t1a1c1".to_owned())]);
         assert_eq!(Seed::parse(&[]).unwrap(), Seed::default());
     }

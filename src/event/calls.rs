@@ -15,9 +15,9 @@ pub struct CallLabel {
     pub key: CallKey,
     /// What the provider called it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub provider_id: Option<String>,
+    pub provider_id: Option<Arc<str>>,
     /// The tool's name, as the model wrote it.
-    pub name: String,
+    pub name: Arc<str>,
 }
 
 /// A call that the service runs itself: shown, and nothing more.
@@ -30,9 +30,9 @@ pub struct ServiceCall {
     /// Its place among the response's calls of this kind, from 0.
     pub place: u32,
     /// What the provider called it.
-    pub provider_id: Option<String>,
+    pub provider_id: Option<Arc<str>>,
     /// The tool's name at the service.
-    pub name: String,
+    pub name: Arc<str>,
     /// The first 200 characters of its arguments, as far as they have come.
     pub input_summary: String,
 }

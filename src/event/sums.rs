@@ -1,5 +1,6 @@
 //! What turns and runs add up to.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -13,7 +14,7 @@ use crate::types::{FinishReason, Usage};
 pub struct TurnSummary {
     /// Names of the answered calls, in call order.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub tool_names: Vec<String>,
+    pub tool_names: Vec<Arc<str>>,
     /// How many calls were decoded but not kept.
     pub dropped_calls: u32,
     /// Why the response ended.

@@ -5,6 +5,7 @@ mod summary;
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
@@ -320,7 +321,7 @@ struct ToolResultView<'a> {
 #[derive(Serialize)]
 struct TurnEnd<'a> {
     tool_calls: usize,
-    tool_names: &'a [String],
+    tool_names: &'a [Arc<str>],
     dropped_calls: u32,
     finish_reason: Option<FinishKind>,
     usage: Usage,

@@ -105,18 +105,19 @@ impl SessionLog {
     pub fn append_at<N: Into<Noted>>(
         &self,
         time: u64,
-        records: Vec<N>,
+        records: impl IntoIterator<Item = N>,
         urgency: Urgency,
         acknowledge: impl FnOnce() + Send + 'static,
     ) -> (Seq, Appended) {
+        let mut records = records.into_iter().peekable();
         let mut numbered = self.numbered.lock();
-        if records.is_empty() {
+        if records.peek().is_none() {
             return (numbered.last, Appended::Durable);
         }
         if numbered.closed {
             return (numbered.last, Appended::Queued);
         }
-        let mut entries = Vec::with_capacity(records.len());
+        let mut entries = Vec::with_capacity(records.size_hint().0);
         for record in records {
             let Noted { record, shown } = record.into();
             numbered.last.0 += 1;

@@ -286,7 +286,7 @@ impl<'a> Verifier<'a> {
             let Message::Assistant(ResponseMessage { calls, .. }) = message.as_ref() else {
                 continue;
             };
-            let ids: BTreeSet<&str> = calls.iter().map(|call| call.id.as_str()).collect();
+            let ids: BTreeSet<&str> = calls.iter().map(|call| &*call.id).collect();
             if ids.len() < calls.len() {
                 // The check of the pairing takes for granted that there is none.
                 self.breach(Invariant::Pairing, "the history holds one id for two calls of a turn");

@@ -119,7 +119,7 @@ fn check_answer(open: Option<&ToolCall>, call_id: &str, content: &str) -> Result
     let Some(call) = open else {
         return Err(wrong("answer_without_call", format!("{call_id} is answered once too often")));
     };
-    if call.id != call_id {
+    if &*call.id != call_id {
         return Err(wrong("wrong_order", format!("{call_id} is answered instead of {}", call.id)));
     }
     let right = work::answer(&call.arguments);
@@ -148,7 +148,7 @@ mod tests {
             call_index,
             tool_id: format!("t{turn}a1c{call_index}"),
             provider_id: None,
-            tool_name: "work".to_owned(),
+            tool_name: "work".into(),
             arguments: json!({"i": i}).into(),
             status: ToolStatus::Ok,
             result: format!("r{i}"),
@@ -188,9 +188,9 @@ mod tests {
     fn said(text: &str, calls: &[i64]) -> Message {
         let call = |(index, i): (u32, &i64)| ToolCall {
             key: CallKey { turn: 1, attempt: 1, index },
-            id: format!("c{index}"),
+            id: format!("c{index}").into(),
             provider_id: None,
-            name: "work".to_owned(),
+            name: "work".into(),
             arguments: json!({"i": i}).into(),
             raw: None,
         };
@@ -200,8 +200,8 @@ mod tests {
 
     fn answered(id: &str, content: &str) -> Message {
         Message::Tool {
-            call_id: id.to_owned(),
-            name: "work".to_owned(),
+            call_id: id.into(),
+            name: "work".into(),
             content: content.to_owned(),
             metadata: json!({}),
         }

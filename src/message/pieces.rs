@@ -98,7 +98,7 @@ mod tests {
     fn call(index: u32) -> ToolCall {
         ToolCall {
             key: CallKey { turn: 1, attempt: 1, index },
-            id: format!("c{index}"),
+            id: format!("c{index}").into(),
             provider_id: None,
             name: "add".into(),
             arguments: json!({}).into(),

@@ -332,7 +332,7 @@ fn result(record: &Record) -> Option<ToolResult> {
     Some(ToolResult {
         call: ToolCall {
             key: *key,
-            id: String::new(),
+            id: Arc::default(),
             provider_id: provider_id.clone(),
             name: name.clone(),
             arguments: Arc::default(),

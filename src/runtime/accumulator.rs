@@ -51,6 +51,7 @@ pub(super) struct State {
     /// No other turn comes.
     finishing: bool,
     current: Option<Current>,
+    batch: TurnBatch,
     timer: Option<Timer>,
     /// Answers to decisions that wait until so many records of the turn are durable.
     answers: Vec<(u64, DecisionReply)>,
@@ -109,6 +110,7 @@ impl Actor for AccumulatorActor {
             tools,
             finishing: false,
             current: None,
+            batch: TurnBatch::default(),
             timer: None,
             answers: Vec::new(),
             _held: held,
@@ -303,10 +305,10 @@ impl State {
         // The exchange to begin, unless it is called off before anything more happens: a task
         // that is aborted right away may have sent its request by then.
         let mut request = None;
+        let batch = &mut self.batch;
         loop {
             // First, so that whoever hears of a question finds it in the snapshot.
             self.setup.tell_questions(current);
-            let mut batch = TurnBatch::default();
             while let Some(effect) = current.turn.poll() {
                 match effect {
                     Effect::Record(record) => {

@@ -88,9 +88,9 @@ pub struct CallReport {
     /// What clients know it by.
     pub tool_id: String,
     /// What the provider called it.
-    pub provider_id: Option<String>,
+    pub provider_id: Option<Arc<str>>,
     /// The tool's name.
-    pub tool_name: String,
+    pub tool_name: Arc<str>,
     /// The arguments as understood.
     pub arguments: Arc<Value>,
     /// What became of it.

@@ -58,7 +58,7 @@ pub struct PendingApproval {
     /// What clients know the call by.
     pub tool_id: String,
     /// The tool's name.
-    pub tool_name: String,
+    pub tool_name: Arc<str>,
     /// What is asked.
     pub phase: ApprovalPhase,
     /// The arguments as they will be run, or were: a JSON object.

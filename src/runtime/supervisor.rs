@@ -96,7 +96,7 @@ impl ToolSupervisor {
         let view = View::new(variables, agent.limits().max_variables_bytes);
         let view: SharedView = Arc::new(Mutex::new(view));
         let key = call.key;
-        let Some(registered) = agent.tools.get(&call.name) else {
+        let Some(registered) = agent.tools.get(&*call.name) else {
             // The turn offers only tools of this very map.
             return Some((key, not_started(FailureKind::UnknownTool, "no tool has this name")));
         };

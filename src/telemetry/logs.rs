@@ -120,7 +120,8 @@ fn call(of: &Published) {
         Event::ArgumentsOdd { call, id, oddity, raw } => {
             let arguments = excerpt(raw, SHOWN_CHARS);
             let oddity = oddity.as_str();
-            line!(warn, of, tool_name = call.name, id, oddity, arguments, "tool_arguments_odd");
+            let (tool_name, id) = (&*call.name, &**id);
+            line!(warn, of, tool_name, id, oddity, arguments, "tool_arguments_odd");
         }
         Event::CallStarted { call, input_summary, early, waited, queued, of: count } => {
             let CallLabel { key, name, .. } = call;
@@ -128,7 +129,7 @@ fn call(of: &Published) {
                 debug,
                 of,
                 tool_id = %key,
-                tool_name = name,
+                tool_name = &**name,
                 call = %format_args!("{} of {count}", key.index.saturating_add(1)),
                 early,
                 waited_ms = millis(*waited),
@@ -139,7 +140,7 @@ fn call(of: &Published) {
         }
         Event::CallEnded { result, parallel, early } => call_ended(of, result, *parallel, *early),
         Event::CallOpened { call } => {
-            line!(debug, of, tool_id = %call.key, tool_name = call.name, "tool_call_opened");
+            line!(debug, of, tool_id = %call.key, tool_name = &*call.name, "tool_call_opened");
         }
         Event::CallWaiting { call, waiting_for, .. } => {
             line!(debug, of, tool_id = %call.key, ?waiting_for, "tool_call_waiting");
@@ -148,7 +149,7 @@ fn call(of: &Published) {
             line!(debug, of, tool_id = %call.key, had_result, "tool_call_discarded");
         }
         Event::ServiceCallShown { call, status } => {
-            let (tool_name, status) = (call.name.as_str(), status.as_str());
+            let (tool_name, status) = (&*call.name, status.as_str());
             line!(debug, of, tool_id = call.tool_id(), tool_name, status, "service_tool_call");
             line!(
                 trace,
@@ -207,20 +208,20 @@ fn detected(of: &Published, tool_name: &str, latency: Duration, position: u64, s
 /// The lines about what stands between a call and its outcome.
 fn judged(of: &Published) {
     if let Event::ApprovalAsked { asked } = &of.event {
-        let (tool_id, tool_name) = (asked.call.key, asked.call.name.as_str());
+        let (tool_id, tool_name) = (asked.call.key, &*asked.call.name);
         line!(info, of, %tool_id, tool_name, phase = asked.phase.as_str(), "tool_approval_asked");
     } else if let Event::ApprovalGiven { call, phase, verdict, waited } = &of.event {
-        let (tool_id, tool_name, phase) = (call.key, call.name.as_str(), phase.as_str());
+        let (tool_id, tool_name, phase) = (call.key, &*call.name, phase.as_str());
         let (verdict, waited_ms) = (verdict.as_str(), millis(*waited));
         line!(info, of, %tool_id, tool_name, phase, verdict, waited_ms, "tool_approval_given");
     } else if let Event::ConflictFound { call, names, rerun } = &of.event {
-        let (tool_id, tool_name) = (call.key, call.name.as_str());
+        let (tool_id, tool_name) = (call.key, &*call.name);
         line!(warn, of, %tool_id, tool_name, ?names, rerun, "variable_conflict");
     }
 }
 
 fn call_ended(of: &Published, result: &ToolResult, is_parallel: bool, early: bool) {
-    let tool_name = result.call.name.as_str();
+    let tool_name = &*result.call.name;
     let tool_id = result.call.key;
     if early {
         let execution_latency_ms = millis(result.wait.saturating_add(result.duration));

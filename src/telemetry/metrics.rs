@@ -468,7 +468,7 @@ mod tests {
         };
         let turn = |names: &[&str], dropped_calls| Event::TurnEnded {
             summary: Box::new(TurnSummary {
-                tool_names: names.iter().map(|name| (*name).to_owned()).collect(),
+                tool_names: names.iter().map(|name| (*name).into()).collect(),
                 dropped_calls,
                 times,
                 ..Default::default()
@@ -527,7 +527,7 @@ mod tests {
     fn results_are_counted_by_tool_and_status_and_only_real_runs_take_time() {
         let ended = |name: &str, change: fn(&mut ToolResult)| {
             let mut result = samples::result();
-            result.call.name = name.to_owned();
+            result.call.name = name.into();
             change(&mut result);
             Event::CallEnded { result: Box::new(result), parallel: true, early: true }
         };

@@ -244,7 +244,10 @@ impl Turn {
     /// there is none or another call of the turn has it.
     pub(super) fn name_call(&mut self, index: usize) {
         let is_taken = |id: &str| {
-            self.calls.iter().enumerate().any(|(other, call)| other != index && call.call.id == id)
+            self.calls
+                .iter()
+                .enumerate()
+                .any(|(other, call)| other != index && &*call.call.id == id)
         };
         let provider_id = self.calls.get(index).and_then(|call| call.call.provider_id.clone());
         let id = provider_id.filter(|id| !is_taken(id)).unwrap_or_else(|| {
@@ -252,7 +255,7 @@ impl Turn {
             loop {
                 let id = format!("call_{n}_{index}");
                 if !is_taken(&id) && !self.spec.held_ids.contains(&id) {
-                    break id;
+                    break id.into();
                 }
                 n = n.wrapping_add(1);
             }

@@ -1,5 +1,7 @@
 //! One call while its pieces come.
 
+use std::sync::Arc;
+
 use crate::wire::{CallKind, CallPiece};
 
 /// One call while its pieces come: what the wire said of it, and what is known of its end.
@@ -8,9 +10,9 @@ pub struct Bucket {
     /// The wire's own index, if it sent one.
     pub wire_index: Option<u64>,
     /// The provider's id: the first that came.
-    pub provider_id: Option<String>,
+    pub provider_id: Option<Arc<str>>,
     /// The tool's name: the first that came.
-    pub name: String,
+    pub name: Arc<str>,
     /// The text of the arguments, everything that came.
     pub raw: String,
     /// What kind of call it is.
@@ -34,8 +36,8 @@ impl Bucket {
     pub(super) fn begin(piece: &CallPiece, arrival: usize) -> Self {
         Self {
             wire_index: piece.index,
-            provider_id: piece.id.clone(),
-            name: piece.name.clone().unwrap_or_default(),
+            provider_id: piece.id.as_deref().map(Arc::from),
+            name: piece.name.as_deref().unwrap_or_default().into(),
             raw: String::new(),
             kind: piece.kind,
             sealed: false,
@@ -50,10 +52,10 @@ impl Bucket {
     /// Takes id and name where they are still missing.
     pub(super) fn fill(&mut self, piece: &CallPiece) {
         if self.provider_id.is_none() {
-            self.provider_id.clone_from(&piece.id);
+            self.provider_id = piece.id.as_deref().map(Arc::from);
         }
         if let (true, Some(name)) = (self.name.is_empty(), &piece.name) {
-            self.name.clone_from(name);
+            self.name = name.as_str().into();
         }
         if self.wire_index.is_none() {
             self.wire_index = piece.index;
@@ -88,7 +90,7 @@ impl Bucket {
     /// whole calls without index and id, or all under the same one, are told apart that way.
     pub(super) fn is_followed_by(&mut self, piece: &CallPiece) -> bool {
         let other_id = match (&piece.id, &self.provider_id) {
-            (Some(new), Some(old)) => new != old,
+            (Some(new), Some(old)) => **new != **old,
             (Some(_) | None, None) | (None, Some(_)) => false,
         };
         let Some(name) = &piece.name else {
@@ -98,7 +100,7 @@ impl Bucket {
             return other_id;
         }
         let says_nothing_yet = self.raw.trim_ascii().is_empty();
-        if *name != self.name {
+        if **name != *self.name {
             return begins_value(piece) && (says_nothing_yet || self.is_closed());
         }
         match (&piece.id, &self.provider_id) {

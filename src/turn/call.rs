@@ -107,9 +107,9 @@ impl Call {
         Self {
             call: ToolCall {
                 key,
-                id: String::new(),
+                id: Arc::default(),
                 provider_id: None,
-                name: name.to_owned(),
+                name: name.into(),
                 arguments: Arc::new(Value::Object(serde_json::Map::new())),
                 raw: None,
             },

@@ -128,7 +128,7 @@ impl Calls {
 
     /// The bucket to which a piece would belong if it begins no call of its own.
     fn place_of(&self, piece: &CallPiece) -> Option<Place> {
-        let same_id = |bucket: &Bucket| bucket.provider_id == piece.id;
+        let same_id = |bucket: &Bucket| bucket.provider_id.as_deref() == piece.id.as_deref();
         let same_index = |bucket: &Bucket| bucket.wire_index == piece.index;
         match (piece.index, &piece.id) {
             (Some(_), None) => self.find(same_index),
@@ -207,7 +207,7 @@ impl Calls {
         changes: &mut Changes,
     ) -> Option<Problem> {
         let bucket = self.kept.get_mut(at)?;
-        let renamed = piece.name.as_ref().filter(|name| **name != bucket.name);
+        let renamed = piece.name.as_ref().filter(|name| ***name != *bucket.name);
         let problem = renamed.map(|name| Problem {
             code: "name_changed",
             detail: excerpt(&format!("{} -> {name}", bucket.name), 200),
@@ -389,7 +389,7 @@ mod tests {
     #[test]
     fn the_first_name_stands() {
         let (calls, _, problems) = run(&[('0', "a", "f", ""), ('0', "a", "g", "")]);
-        assert_eq!(calls.kept()[0].name, "f");
+        assert_eq!(&*calls.kept()[0].name, "f");
         assert_eq!(problems, [Problem { code: "name_changed", detail: "f -> g".into() }]);
     }
 

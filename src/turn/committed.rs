@@ -1,6 +1,7 @@
 //! A turn that is over, from its records.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::effect::TurnRecord;
@@ -11,7 +12,7 @@ use crate::types::{CallKey, ResultNotes, ToolCall, ToolOutcome, ToolResult, Writ
 /// What is gathered of a turn until its commit.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gathered {
-    response: Option<(ResponseMessage, Vec<String>)>,
+    response: Option<(ResponseMessage, Vec<Arc<str>>)>,
     ended: BTreeMap<CallKey, EndedCall>,
 }
 

@@ -279,7 +279,7 @@ mod tests {
             let found: Vec<_> = response
                 .calls()
                 .iter()
-                .map(|call| (call.name.clone(), call.raw.clone()))
+                .map(|call| (call.name.to_string(), call.raw.clone()))
                 .collect();
             let calls: Vec<_> =
                 said.calls.iter().map(|(name, pieces)| (name.clone(), pieces.concat())).collect();

@@ -32,7 +32,7 @@ pub enum Effect {
         /// Which call.
         key: CallKey,
         /// Its tool.
-        tool: String,
+        tool: Arc<str>,
     },
     /// The call that asked for a place will not start: it waits no more, or gives the place back.
     GiveUp(CallKey),
@@ -227,7 +227,7 @@ pub struct TurnRecord {
     /// One result for each call of the message, in call order.
     pub results: Vec<ToolResult>,
     /// Names of calls that were decoded but not kept.
-    pub dropped_calls: Vec<String>,
+    pub dropped_calls: Vec<Arc<str>>,
     /// Why the response ended.
     pub finish_reason: Option<FinishReason>,
     /// What the turn cost, all attempts together.

@@ -88,7 +88,7 @@ impl Turn {
             attempt: self.plan.attempt,
             index: u32::try_from(index).unwrap_or(u32::MAX),
         };
-        let tool = self.spec.rules.tools.get(&name).cloned();
+        let tool = self.spec.rules.tools.get(&*name).cloned();
         let mut call = Call::open(key, &name, tool);
         call.call.provider_id.clone_from(&bucket.provider_id);
         let opening = match self.state {

@@ -127,7 +127,7 @@ pub struct Turn {
     asked_at: Duration,
     first_delta_at: Option<Duration>,
     calls: Vec<Call>,
-    dropped: Vec<String>,
+    dropped: Vec<Arc<str>>,
     excess_told: bool,
     /// Results of pure calls of attempts that broke, by identity.
     reusable: BTreeMap<String, ToolOutcome>,
@@ -260,7 +260,7 @@ impl Turn {
                 }
             }
             None => self.emit(Event::OutcomeLate {
-                call: CallLabel { key, provider_id: None, name: String::new() },
+                call: CallLabel { key, provider_id: None, name: "".into() },
             }),
         }
     }

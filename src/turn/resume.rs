@@ -51,7 +51,7 @@ struct Response {
     ending: Ending,
     message: ResponseMessage,
     finish_reason: Option<FinishReason>,
-    dropped_calls: Vec<String>,
+    dropped_calls: Vec<Arc<str>>,
 }
 
 impl Turn {
@@ -187,7 +187,7 @@ impl Turn {
 
     fn restore_calls(&mut self, calls: &[ToolCall], known: &Known) {
         for call in calls {
-            let tool = self.spec.rules.tools.get(&call.name).cloned();
+            let tool = self.spec.rules.tools.get(&*call.name).cloned();
             let mut restored = Call::restored(call.clone(), tool);
             if let Some(ended) = known.outcomes.get(&call.key) {
                 restored.restore_end(ended);

@@ -249,7 +249,7 @@ mod tests {
         let results = (0..calls).map(|index| ToolResult {
             call: ToolCall {
                 key: CallKey { turn: 1, attempt: 1, index },
-                id: format!("c{index}"),
+                id: format!("c{index}").into(),
                 provider_id: None,
                 name: "clock".into(),
                 arguments: serde_json::json!({}).into(),

@@ -63,6 +63,8 @@ impl SeededTurn {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::config::{Limits, OnExcess};
     use crate::turn::fixtures::{entries, rules, spec};
@@ -73,9 +75,9 @@ mod tests {
     fn message(names: &[&str]) -> ResponseMessage {
         let calls = names.iter().zip(0..).map(|(name, index)| ToolCall {
             key: CallKey { turn: 1, attempt: 1, index },
-            id: format!("c{index}"),
+            id: format!("c{index}").into(),
             provider_id: None,
-            name: (*name).to_owned(),
+            name: (*name).into(),
             arguments: serde_json::json!({"n": index}).into(),
             raw: None,
         });
@@ -84,7 +86,7 @@ mod tests {
 
     /// What is started, what is dropped, how the turn ends once what runs is cancelled, what its
     /// calls were answered, and the action that the limit took.
-    type Seen = (Vec<String>, Vec<String>, bool, Vec<ToolStatus>, Option<&'static str>);
+    type Seen = (Vec<Arc<str>>, Vec<Arc<str>>, bool, Vec<ToolStatus>, Option<&'static str>);
 
     fn seen(names: &[&str], change: impl FnOnce(&mut TurnRules)) -> Seen {
         let mut rules = rules(Execution::Parallel { max: 8 });
@@ -115,8 +117,8 @@ mod tests {
         (started, record.dropped_calls, failed, statuses, seeded.limit.map(|hit| hit.action))
     }
 
-    fn texts(names: &[&str]) -> Vec<String> {
-        names.iter().map(|name| (*name).to_owned()).collect()
+    fn texts(names: &[&str]) -> Vec<Arc<str>> {
+        names.iter().map(|name| (*name).into()).collect()
     }
 
     fn limited(on_excess: OnExcess) -> impl FnOnce(&mut TurnRules) {

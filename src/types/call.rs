@@ -58,17 +58,17 @@ impl FromStr for CallKey {
 #[error("a tool_id is t, a turn, a, an attempt, c and an index, such as t1a1c0")]
 pub struct InvalidCallKey;
 
-/// A call that the model asked for, as we understood it.
+/// A call that the model asked for, as we understood it. Cloning shares its texts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ToolCall {
     /// Which call this is.
     pub key: CallKey,
     /// The id under which history and provider know the call.
-    pub id: String,
+    pub id: Arc<str>,
     /// What the provider called it, if anything; differs from `id` only when that was unusable.
-    pub provider_id: Option<String>,
+    pub provider_id: Option<Arc<str>>,
     /// The tool's name.
-    pub name: String,
+    pub name: Arc<str>,
     /// The arguments as understood: always a JSON object.
     pub arguments: Arc<Value>,
     /// The text as it arrived, kept only when `arguments` is not simply its meaning

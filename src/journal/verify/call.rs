@@ -323,7 +323,7 @@ impl<'a> Verifier<'a> {
         };
         match &known.outcome {
             None => self.breach(Invariant::Outcome, format!("{key} has no outcome")),
-            Some(outcome) if outcome.name != call.name => {
+            Some(outcome) if outcome.name != &*call.name => {
                 let what = format!("{key} is {:?}, and {:?} ended", call.name, outcome.name);
                 self.breach(Invariant::Outcome, what);
             }

@@ -67,7 +67,7 @@ fn attempt(attempt: u32, reason: Option<&str>, shown: u64) -> (u64, Record) {
 fn call(index: u32) -> ToolCall {
     ToolCall {
         key: CallKey { turn: 1, attempt: 1, index },
-        id: format!("c{index}"),
+        id: format!("c{index}").into(),
         provider_id: None,
         name: "clock".into(),
         arguments: serde_json::json!({"n": index}).into(),

@@ -15,7 +15,7 @@ use crate::telemetry::Recorded;
 use crate::turn::{Effect, Place};
 use crate::types::CallKey;
 
-/// What one poll loop asks for from its first record on.
+/// What one poll loop asks for from its first record on; its room serves the next one.
 #[derive(Default)]
 pub(super) struct TurnBatch {
     pub(super) records: Vec<Noted>,
@@ -46,7 +46,7 @@ impl AccumulatorSetup {
     /// turn goes on as if they were durable: because they are, or because it may.
     pub(super) fn store(
         &self,
-        batch: TurnBatch,
+        batch: &mut TurnBatch,
         current: &mut Current,
         myself: &ActorRef<AccumulatorMessage>,
     ) -> bool {
@@ -59,10 +59,10 @@ impl AccumulatorSetup {
         let waits = current.turn.waits_for_records() && !goes_on;
         let urgency = if waits { Urgency::Urgent } else { Urgency::Lazy };
         let time = unix_ms();
-        let (last, appended) = self.log.append_at(time, records, urgency, move || {
+        let (last, appended) = self.log.append_at(time, records.drain(..), urgency, move || {
             let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
         });
-        for (behind, shown, effect) in effects {
+        for (behind, shown, effect) in effects.drain(..) {
             let seq = Seq(last.0 - count + behind);
             self.perform(effect, Some(Recorded { seq, time, shown }), current, myself);
         }

@@ -67,9 +67,9 @@ impl Response {
     pub fn message(&self, turn: u32) -> ResponseMessage {
         let calls = self.tool_calls().iter().zip(0..).map(|(call, index)| ToolCall {
             key: CallKey { turn, attempt: 1, index },
-            id: call.id.clone().unwrap_or_else(|| format!("call_{turn}_{index}")),
-            provider_id: call.id.clone(),
-            name: call.name.clone(),
+            id: call.id.clone().unwrap_or_else(|| format!("call_{turn}_{index}")).into(),
+            provider_id: call.id.as_deref().map(Arc::from),
+            name: call.name.as_str().into(),
             arguments: Arc::new(call.arguments.clone().unwrap_or_else(|| json!({}))),
             raw: call.arguments.is_none().then(|| call.arguments_raw.clone()),
         });
@@ -101,8 +101,8 @@ pub struct RequestedCall {
 impl RequestedCall {
     fn new(bucket: &Bucket) -> Self {
         Self {
-            id: bucket.provider_id.clone(),
-            name: bucket.name.clone(),
+            id: bucket.provider_id.as_deref().map(str::to_owned),
+            name: bucket.name.to_string(),
             arguments: understand(&bucket.raw).object().cloned(),
             arguments_raw: bucket.raw.clone(),
         }

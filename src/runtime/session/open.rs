@@ -97,7 +97,7 @@ impl State {
     pub(super) fn answer_until(&self) -> Option<u64> {
         let tools = &self.run_agent.rules.tools;
         let until = |asked: &PendingApproval| {
-            let timeout = tools.get(&asked.tool_name)?.approval_timeout;
+            let timeout = tools.get(&*asked.tool_name)?.approval_timeout;
             asked.asked_at.checked_add(u64::try_from(timeout.as_millis()).ok()?)
         };
         self.run.as_ref()?.open.approvals.iter().filter_map(until).min()

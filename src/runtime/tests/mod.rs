@@ -173,5 +173,5 @@ fn registry(tools: impl IntoIterator<Item = Closure>) -> Registry {
 /// Results of a report by tool name: status word and text.
 fn results(report: &RunReport) -> BTreeMap<&str, (&'static str, &str)> {
     let calls = report.calls.iter();
-    calls.map(|c| (c.tool_name.as_str(), (c.status.as_str(), c.result.as_str()))).collect()
+    calls.map(|c| (&*c.tool_name, (c.status.as_str(), c.result.as_str()))).collect()
 }

@@ -283,7 +283,7 @@ async fn deaths_at_any_time_repeat_no_effect_and_leave_no_call_open() {
                 for call in &report.calls {
                     match call.status.as_str() {
                         "success" => {}
-                        "unknown" if call.tool_name == "pay" => unknown += 1,
+                        "unknown" if &*call.tool_name == "pay" => unknown += 1,
                         other => panic!("{} ended {other}", call.tool_name),
                     }
                 }

@@ -132,7 +132,7 @@ async fn a_record_that_was_changed_is_found_at_its_place() {
     let recorded = recorded(|_| ()).await;
     let (there, text) = tampered(&recorded, |record| {
         let Record::CallEnded { call, outcome, .. } = record else { return false };
-        let is_it = call.name == "nobody";
+        let is_it = &*call.name == "nobody";
         if is_it {
             *outcome = ToolOutcome::ok("fine");
         }
@@ -141,7 +141,7 @@ async fn a_record_that_was_changed_is_found_at_its_place() {
     assert!(there && text.contains("\n  differs:  outcome.content, "), "{text}");
     let (there, text) = tampered(&recorded, |record| {
         let Record::CallEnded { call, outcome, .. } = record else { return false };
-        let is_it = call.name == "count";
+        let is_it = &*call.name == "count";
         if is_it {
             outcome.content.push('0');
         }

@@ -94,7 +94,7 @@ impl World {
         let calls = &self.turn.calls;
         let place = calls.iter().position(|call| call.key() == key).unwrap();
         let rules = &scenario.spec.rules;
-        assert!(calls[place].call.name == tool && calls[place].has_cap());
+        assert!(&*calls[place].call.name == tool && calls[place].has_cap());
         // Whoever wants it no more has given it up by the end of the poll.
         let wanted = matches!(calls[place].phase, Phase::Queued { .. });
         assert!(!wanted || self.may_start(&calls[place], rules), "a place was asked for too early");

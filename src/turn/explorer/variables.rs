@@ -29,7 +29,7 @@ impl Begun {
 pub(super) fn work(call: &ToolCall, snapshot: &Variables) -> (String, VariablesUse) {
     let n = call.arguments.get("n").and_then(Value::as_i64).unwrap_or(0) + 1;
     let see = |name| snapshot.get(name).and_then(Value::as_i64).unwrap_or(0);
-    let (reads, writes): (&[&str], Vec<(&str, i64)>) = match call.name.as_str() {
+    let (reads, writes): (&[&str], Vec<(&str, i64)>) = match &*call.name {
         "get" | "get_asked" => (&["x"], vec![]),
         "put" | "set" => (&[], vec![("x", n)]),
         "set_y" => (&[], vec![("y", n)]),

@@ -16,7 +16,7 @@ use crate::types::{
 fn call(index: u32) -> ToolCall {
     ToolCall {
         key: CallKey { turn: 1, attempt: 1, index },
-        id: format!("call_{index}"),
+        id: format!("call_{index}").into(),
         provider_id: None,
         name: "clock".into(),
         arguments: serde_json::json!({}).into(),

@@ -160,7 +160,7 @@ impl Maker<'_, '_> {
         let raw = call.raw.clone().or(quoted).unwrap_or_else(|| call.arguments_text());
         let oversize = call.raw.is_some()
             && invalid.is_some_and(|outcome| outcome.content.contains(" larger than allowed"));
-        let mut deltas = vec![self.open(call.provider_id.clone(), &call.name, Some(raw))];
+        let mut deltas = vec![self.open(call.provider_id.as_deref(), &call.name, Some(raw))];
         // One piece that does not fit in.
         let rest = oversize.then(|| " ".repeat(self.bytes_max.saturating_add(1)));
         deltas.extend(rest.map(|rest| more(index, rest)));
@@ -187,10 +187,10 @@ impl Maker<'_, '_> {
         }
     }
 
-    fn open(&mut self, id: Option<String>, name: &str, arguments: Option<String>) -> Delta {
+    fn open(&mut self, id: Option<&str>, name: &str, arguments: Option<String>) -> Delta {
         let index = Some(u64::from(self.opened));
         self.opened += 1;
-        let name = Some(name.to_owned());
+        let (id, name) = (id.map(str::to_owned), Some(name.to_owned()));
         Delta::Call(CallPiece { index, id, name, arguments, begins: true, ..CallPiece::default() })
     }
 }

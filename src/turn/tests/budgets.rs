@@ -110,7 +110,7 @@ fn a_call_beyond_the_runs_ends_the_turn_as_it_opens() {
     driver.results(&[("pure", CANCELLED, NOT_STARTED, text)]);
     let limits = told("max_tool_calls_per_run", 6, 5);
     assert_eq!((driver.disconnects, driver.limits()), (1, limits));
-    assert_eq!(driver.commit.as_ref().unwrap().dropped_calls, ["effect"]);
+    assert_eq!(driver.commit.as_ref().unwrap().dropped_calls, ["effect".into()]);
 }
 
 #[test]

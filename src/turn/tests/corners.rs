@@ -144,7 +144,7 @@ fn ids_are_unique_whatever_the_order_of_the_seals() {
     let mut driver = Driver::with(rules(PARALLEL));
     driver.deltas([same(0), same(1), same(2), same(3)]).cancel();
     let results = &driver.commit.as_ref().unwrap().results;
-    let ids: Vec<_> = results.iter().map(|result| result.call.id.as_str()).collect();
+    let ids: Vec<_> = results.iter().map(|result| &*result.call.id).collect();
     assert_eq!(ids, ["call_0_1", "call_1_1", "x", "call_0_3"]);
 }
 

@@ -175,7 +175,7 @@ fn four_calls_where_three_may_run() {
     assert_eq!(answer.limits(), told(4, "answered"));
     let truncate = four_calls(OnExcess::Truncate, 3);
     assert_eq!(statuses(&truncate), [OK, OK, OK]);
-    assert_eq!(truncate.commit.as_ref().unwrap().dropped_calls, ["pure"]);
+    assert_eq!(truncate.commit.as_ref().unwrap().dropped_calls, ["pure".into()]);
     assert_eq!(truncate.limits(), told(4, "truncated"));
     let mut fail = four_calls(OnExcess::Fail, 3);
     fail.started(&[]);
@@ -198,7 +198,7 @@ fn without_multi_tool_calls_only_the_first_is_kept_and_the_rest_is_named() {
     let mut driver = Driver::with(TurnRules { multi_tool_calls: false, ..rules(PARALLEL) });
     driver.deltas([call(0, "pure", "{}"), call(1, "effect", "{}")]).well().done(0, "a");
     driver.results(&[("pure", OK, None, "a")]);
-    assert_eq!(driver.commit.as_ref().unwrap().dropped_calls, ["effect"]);
+    assert_eq!(driver.commit.as_ref().unwrap().dropped_calls, ["effect".into()]);
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn ids_are_the_providers_unless_they_are_missing_taken_or_repeated() {
     driver.deltas([piece(0, Some("x")), piece(1, None), piece(2, Some("x")), piece(3, None)]);
     driver.cancel();
     let record = driver.commit.as_ref().unwrap();
-    let ids: Vec<_> = record.results.iter().map(|result| result.call.id.as_str()).collect();
+    let ids: Vec<_> = record.results.iter().map(|result| &*result.call.id).collect();
     assert_eq!(ids, ["x", "call_4_1", "call_4_2", "call_5_3"]);
     assert_eq!(record.results[2].call.provider_id.as_deref(), Some("x"));
     // The driver's log has them too.
@@ -289,7 +289,7 @@ fn what_had_come_when_an_effect_began_early_is_kept_if_the_host_stops() {
     // What was shown is void, and what is kept is shown again.
     assert_eq!(shown, ["1", "First. Then"]);
     let kept = kept.unwrap();
-    let names: Vec<_> = kept.calls.iter().map(|call| call.name.as_str()).collect();
+    let names: Vec<_> = kept.calls.iter().map(|call| &*call.name).collect();
     assert_eq!((kept.text.as_str(), names), ("First. Then", vec!["pure", "seal"]));
     assert_eq!(kept.origin.unwrap().model, "m");
 }

@@ -152,7 +152,7 @@ fn a_call_that_the_service_runs_is_shown_and_nothing_more() {
         Event::TurnEnded { summary } => Some(summary.tool_names.clone()),
         _ => None,
     });
-    assert_eq!(names.unwrap(), ["pure"]);
+    assert_eq!(names.unwrap(), ["pure".into()]);
 }
 
 #[test]

@@ -333,7 +333,7 @@ fn a_result_that_waits_to_be_seen_waits_for_no_call_before_it() {
     driver.log.is_replayed = false;
     driver.done(1, "secret");
     driver.log.retain(
-        |record| !matches!(record, Record::CallIntended { call, .. } if call.name == "effect"),
+        |record| !matches!(record, Record::CallIntended { call, .. } if &*call.name == "effect"),
     );
     let kept = driver.log.len();
     driver.crash(kept).started(&["effect#0"]).judge(1, Approved).done(0, "");

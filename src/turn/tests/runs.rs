@@ -28,7 +28,7 @@ impl Brief {
         let results = self.calls.iter().zip(0..).map(|((what, ok), index)| ToolResult {
             call: ToolCall {
                 key: CallKey { turn: 1, attempt: 1, index },
-                id: index.to_string(),
+                id: index.to_string().into(),
                 provider_id: None,
                 name: "pure".into(),
                 arguments: serde_json::json!({"n": what}).into(),

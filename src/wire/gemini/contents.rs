@@ -64,7 +64,7 @@ fn contents(request: &ModelRequest) -> Vec<Content<'_>> {
             }
             Message::Tool { call_id, name, content, metadata } => {
                 let failed = metadata.get("error").is_some_and(|error| *error == true);
-                let id = sent_ids.iter().find(|id| **id == call_id).copied();
+                let id = sent_ids.iter().find(|id| **id == &**call_id).copied();
                 let result = Part::Result { name, id, content, failed };
                 add(&mut contents, "user", vec![result]);
             }
@@ -283,7 +283,7 @@ mod tests {
         ToolCall {
             key: CallKey { turn: 1, attempt: 1, index },
             id: id.into(),
-            provider_id: provider_id.map(str::to_owned),
+            provider_id: provider_id.map(Arc::from),
             name: "add".into(),
             arguments: arguments.into(),
             raw: None,

@@ -316,7 +316,7 @@ mod tests {
     fn names_that_a_model_made_up_are_sent_as_the_service_takes_them() {
         let mut message = said(parts());
         message.calls[0].name = "functions.add".into();
-        message.calls[1].name = "x".repeat(70);
+        message.calls[1].name = "x".repeat(70).into();
         let body = sent(&ModelRequest::new("m", history(message)));
         let items = body["input"].as_array().unwrap().iter();
         let names: Vec<_> = items.filter_map(|item| item["name"].as_str()).collect();

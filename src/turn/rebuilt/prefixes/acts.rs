@@ -29,7 +29,7 @@ fn response(seed: u64, turn: u32, last: bool) -> Vec<Delta> {
 
 fn answer(call: &ToolCall) -> ToolDone {
     let mut used = VariablesUse::default();
-    if call.name == "put" {
+    if &*call.name == "put" {
         used.writes = WriteSet([("x".into(), Arc::clone(&call.arguments))].into());
     }
     ToolDone { outcome: ToolOutcome::ok(format!("{} of {}", call.name, call.arguments)), used }

@@ -113,7 +113,7 @@ impl Live {
                     Record::CallReported { key, .. } => *key == call.key,
                     _ => false,
                 });
-                !judged || (!answered && call.name != "idempotent")
+                !judged || (!answered && &*call.name != "idempotent")
             }
             _ => false,
         });

@@ -34,7 +34,7 @@ pub(super) fn write(request: &ModelRequest, stores: bool, elements: &mut Element
                 assistant(elements, message, &pieces, back);
             }
             Message::Tool { call_id, content, .. } => {
-                let is_custom = custom.iter().flatten().any(|id| id == call_id);
+                let is_custom = custom.iter().flatten().any(|id| *id == &**call_id);
                 elements.put(&Output {
                     kind: if is_custom {
                         "custom_tool_call_output"
@@ -72,7 +72,7 @@ fn custom_ids<'a>(pieces: &[Piece<'a>]) -> Vec<&'a str> {
 fn custom_id<'a>(piece: &Piece<'a>) -> Option<&'a str> {
     match piece {
         Piece::Call { call, members: Some(members) } => {
-            Beside::of(members).is_custom().then_some(call.id.as_str())
+            Beside::of(members).is_custom().then_some(&*call.id)
         }
         Piece::Call { .. } | Piece::Text { .. } | Piece::Reasoning { .. } | Piece::Raw(_) => None,
     }
