@@ -78,7 +78,7 @@ pub(super) fn open(file: &Path, durability: Durability) -> Result<Connection, Jo
     connection.pragma_update(None, "cache_size", -32_768).map_err(failed)?;
     // The writer does that itself, when nobody waits.
     connection.pragma_update(None, "wal_autocheckpoint", 0).map_err(failed)?;
-    connection.set_prepared_statement_cache_capacity(32);
+    keep_plans(&connection).map_err(failed)?;
     if fresh {
         create_tables(&mut connection).map_err(failed)?;
     }
@@ -114,9 +114,18 @@ fn open_reading_with_log(file: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(file, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
+    keep_plans(&connection)?;
     // The first query opens the log.
     connection.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
     Ok(connection)
+}
+
+/// Has each statement planned once. Otherwise SQLite plans one anew whenever a value is bound that
+/// it could plan by (<https://www.sqlite.org/queryplanner-ng.html#qpstab>), which takes longer than
+/// our statements themselves.
+fn keep_plans(connection: &Connection) -> rusqlite::Result<()> {
+    connection.set_prepared_statement_cache_capacity(32);
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
 }
 
 /// The URI of a file that nobody changes.
