@@ -20,8 +20,9 @@ mod ollama;
 mod openai_chat;
 mod openai_responses;
 mod payload;
-mod repeated;
+mod piece;
 mod request;
+mod shapes;
 mod sse;
 
 use std::fmt;
@@ -35,7 +36,7 @@ use openai_chat::OpenaiChat;
 use openai_responses::OpenaiResponses;
 
 pub use crate::types::Wire;
-pub use decoder::{Decoder, DecoderLimits};
+pub use decoder::{Decoder, DecoderLimits, Shapes};
 pub use delta::{CallKind, CallPiece, Delta, Keep, Problem};
 pub use dialect::KeyHeader;
 pub use error::http_error;
