@@ -259,7 +259,22 @@ fn what_is_not_certain_is_read_in_full() {
     both::<OpenaiChat>(&payloads);
 }
 
+/// Any byte, and often one beside those that matter.
+fn odd_byte() -> impl Strategy<Value = u8> {
+    prop_oneof![
+        9 => prop::sample::select(&b"a!#[]\x7f\x80\xa2\xdc\x20\x21\xff"[..]),
+        1 => prop::sample::select(&b"\"\\\x1f\x00\n"[..]),
+        1 => any::<u8>(),
+    ]
+}
+
 proptest! {
+    #[test]
+    fn strings_end_where_their_quote_is(bytes in prop::collection::vec(odd_byte(), 0..40)) {
+        let is_odd = |byte: &u8| matches!(byte, b'"' | b'\\' | 0..b' ');
+        prop_assert_eq!(plain_bytes(&bytes), bytes.iter().position(is_odd));
+    }
+
     #[test]
     fn chat_streams_come_to_the_same(responses in streams(chat_payload())) {
         all_both::<OpenaiChat>(&responses);
