@@ -79,6 +79,9 @@ pub(super) struct Outline<'p> {
     spots: [Option<(Slot, Cow<'p, str>)>; SPOTS_MAX],
 }
 
+/// Longer payloads hold more than a piece.
+pub(super) const PAYLOAD_BYTES_MAX: usize = 2048;
+
 /// Members of a payload that may be another the next time.
 pub(super) const SPOTS_MAX: usize = 8;
 
@@ -109,7 +112,7 @@ impl<'p> Outline<'p> {
     pub(super) fn scalar(self, slot: Slot, value: &Scalar<'p>) -> Option<Self> {
         match value {
             Scalar::Nothing => Some(self),
-            Scalar::Text(text) => self.spot(slot, text.clone()),
+            Scalar::Text(text) => self.text(slot, text),
             Scalar::Number(_) => None,
         }
     }
@@ -118,7 +121,7 @@ impl<'p> Outline<'p> {
     pub(super) fn content(self, slot: Slot, value: &Content<'p>) -> Option<Self> {
         match value {
             Content::Nothing => Some(self),
-            Content::Text(text) => self.spot(slot, text.clone()),
+            Content::Text(text) => self.text(slot, text),
             Content::Part(_) | Content::List(_) => None,
         }
     }
@@ -128,8 +131,8 @@ impl<'p> Outline<'p> {
         match &value.0 {
             None => Some(self),
             // It may be what stands there instead of a text.
-            Some(Cow::Owned(text)) if serde_json::from_str::<IgnoredAny>(text).is_ok() => None,
-            Some(text) => self.spot(slot, text.clone()),
+            Some(Cow::Owned(text)) if is_short(text) && is_json(text) => None,
+            Some(text) => self.text(slot, text),
         }
     }
 
@@ -155,8 +158,20 @@ impl<'p> Outline<'p> {
         }
     }
 
+    fn text(self, slot: Slot, text: &Cow<'p, str>) -> Option<Self> {
+        is_short(text).then(|| self.spot(slot, text.clone())).flatten()
+    }
+
     fn spot(mut self, slot: Slot, text: Cow<'p, str>) -> Option<Self> {
         *self.spots.iter_mut().find(|spot| spot.is_none())? = Some((slot, text));
         Some(self)
     }
+}
+
+fn is_short(text: &str) -> bool {
+    text.len() <= PAYLOAD_BYTES_MAX
+}
+
+fn is_json(text: &str) -> bool {
+    serde_json::from_str::<IgnoredAny>(text).is_ok()
 }

@@ -11,10 +11,7 @@ use std::ops::Range;
 
 use memchr::memchr;
 
-use super::piece::{Outline, Piece, SPOTS_MAX, Said, Slot};
-
-/// Longer ones hold more than a piece.
-const PAYLOAD_BYTES_MAX: usize = 2048;
+use super::piece::{Outline, PAYLOAD_BYTES_MAX, Piece, SPOTS_MAX, Said, Slot};
 
 /// Kinds of pieces of one response: mostly one of text, of reasoning and of calls each.
 const SHAPES_MAX: usize = 6;
@@ -70,7 +67,8 @@ struct Place {
 }
 
 impl Known {
-    /// The piece that a payload holds, if its shape is known.
+    /// The piece that a payload holds, if its shape is known. Most have the shape of the one before
+    /// and all that is steady in it.
     pub(super) fn read<'p>(&'p mut self, event: &str, payload: &'p str) -> Option<Piece<'p>> {
         let mut shapes = self.shapes.iter().enumerate();
         let found = shapes.find_map(|(at, shape)| Some((at, shape.compare(event, payload)?)));
@@ -102,7 +100,7 @@ impl Known {
 
 impl Shape {
     fn of(event: &str, payload: &str, outline: &Outline<'_>) -> Option<Self> {
-        if payload.len() > PAYLOAD_BYTES_MAX {
+        if !is_short(event, payload) {
             return None;
         }
         let mut holes = Vec::with_capacity(SPOTS_MAX);
@@ -153,7 +151,8 @@ impl Shape {
 
     /// Takes a payload of this shape for its own.
     fn adopt(&mut self, event: &str, payload: &str) -> bool {
-        let Some((places, steady)) = self.places(event, payload) else { return false };
+        let found = is_short(event, payload).then(|| self.places(event, payload)).flatten();
+        let Some((places, steady)) = found else { return false };
         for (hole, Place { begin, end, .. }) in self.holes.iter_mut().zip(places) {
             (hole.begin, hole.end) = (begin, end);
         }
@@ -273,6 +272,11 @@ fn escaped_in(payload: &str, text: &str) -> Option<Range<usize>> {
         at = place.end + 1;
     }
     found
+}
+
+/// Whether a payload may be kept.
+fn is_short(event: &str, payload: &str) -> bool {
+    event.len() + payload.len() <= PAYLOAD_BYTES_MAX
 }
 
 /// Whether two names of events are equal. Most wires name none, and to compare nothing with nothing

@@ -166,6 +166,26 @@ fn numbers_are_read_as_they_stand() {
 }
 
 #[test]
+fn what_is_kept_is_bounded() {
+    let long = "x".repeat(PAYLOAD_BYTES_MAX);
+    let piece = |id: &str, text: &str| {
+        let mut chunk = chat(json!({"content": text}));
+        chunk["id"] = id.into();
+        chunk
+    };
+    // A long text is read by a shape, and none is made of it, nor of what says more besides.
+    let all = [piece("a", &long), piece("a", "b"), piece("a", &long), piece("b", &long)];
+    assert_eq!(both::<OpenaiChat>(&unnamed(all)), 1);
+    let mut known = Known::default();
+    for (at, number) in (0..40).zip((0..3).cycle()) {
+        let member = ["content", "refusal", "reasoning"][number];
+        let chunk = json!({"choices": [{"delta": {member: "a"}}], "other": at}).to_string();
+        read_next(&mut OpenaiChat::default(), &mut known, "", &chunk, &mut Vec::new());
+    }
+    assert_eq!(known.shapes.len(), 3 * SHAPES_OF_A_KIND_MAX);
+}
+
+#[test]
 fn a_shape_means_the_same_in_any_state() {
     // Thinking that a call follows is told of, and whether it is depends on what came before.
     let thought = chat(json!({"reasoning_content": "so"}));
