@@ -140,9 +140,7 @@ impl<'p> Outline<'p> {
     pub(super) fn number(self, slot: Slot, value: Number<'p>) -> Option<Self> {
         match value.raw() {
             None => Some(self),
-            Some(raw) if raw.bytes().all(|byte| byte.is_ascii_digit()) => {
-                self.spot(slot, Cow::Borrowed(raw))
-            }
+            Some(raw) if is_number(raw) => self.spot(slot, raw.into()),
             Some(_) => None,
         }
     }
@@ -150,11 +148,20 @@ impl<'p> Outline<'p> {
     /// A member that nobody reads, whatever it is.
     pub(super) fn unread(self, slot: Slot, value: Option<&'p RawValue>) -> Option<Self> {
         let raw = value.map(RawValue::get).unwrap_or_default();
-        match raw.as_bytes() {
-            [b'"', .., b'"'] => self.spot(slot, raw.get(1..raw.len() - 1)?.into()),
-            [b'0'..=b'9', ..] => self.spot(slot, raw.into()),
+        let inside = raw.strip_prefix('"').and_then(|raw| raw.strip_suffix('"'));
+        match inside {
+            Some(text) if !text.contains('\\') => self.spot(slot, text.into()),
+            None if !raw.is_empty() && is_number(raw) => self.spot(slot, raw.into()),
             // It stays as it is.
-            _ => Some(self),
+            Some(_) | None => Some(self),
+        }
+    }
+
+    /// As [`Self::unread`], where it mostly is a text.
+    pub(super) fn unread_text(self, slot: Slot, value: &Scalar<'p>) -> Option<Self> {
+        match value {
+            Scalar::Text(Cow::Borrowed(text)) => self.spot(slot, Cow::Borrowed(text)),
+            Scalar::Text(Cow::Owned(_)) | Scalar::Number(_) | Scalar::Nothing => Some(self),
         }
     }
 
@@ -174,4 +181,8 @@ fn is_short(text: &str) -> bool {
 
 fn is_json(text: &str) -> bool {
     serde_json::from_str::<IgnoredAny>(text).is_ok()
+}
+
+fn is_number(raw: &str) -> bool {
+    raw.bytes().all(|byte| byte.is_ascii_digit())
 }

@@ -18,7 +18,8 @@ pub(super) struct Chunk<'a> {
     pub(super) x_groq: Loose<Box<Groq<'a>>>,
     pub(super) error: Option<&'a RawValue>,
     /// What nobody reads, and what is another in each response.
-    pub(super) marks: [Option<&'a RawValue>; 2],
+    pub(super) id: Scalar<'a>,
+    pub(super) created: Option<&'a RawValue>,
     /// What nobody reads, and what is another in each payload.
     pub(super) noise: Option<&'a RawValue>,
 }
@@ -33,8 +34,8 @@ impl<'de> Fields<'de> for Chunk<'de> {
             "usage" => self.usage = map.next_value()?,
             "x_groq" => self.x_groq = map.next_value()?,
             "error" => self.error = map.next_value()?,
-            "id" => self.marks[0] = map.next_value()?,
-            "created" => self.marks[1] = map.next_value()?,
+            "id" => self.id = map.next_value()?,
+            "created" => self.created = map.next_value()?,
             "obfuscation" => self.noise = map.next_value()?,
             _ => return Ok(false),
         }
@@ -157,12 +158,12 @@ pub(super) struct Custom<'a> {
 impl<'a> Chunk<'a> {
     /// Where the piece stands, if there is nothing else in it that is read.
     pub(super) fn outline(&self) -> Option<Outline<'a>> {
-        let Self { choices, has_choices: _, usage, x_groq, error, marks, noise } = self;
+        let Self { choices, has_choices: _, usage, x_groq, error, id, created, noise } = self;
         let choice = choices.only()?;
         let is_more = usage.is_some() || x_groq.0.is_some() || error.is_some();
         let is_first = choice.index.as_number().unwrap_or(0) == 0;
         let outline = choice.outline().filter(|_| is_first && !is_more)?;
-        let marked = outline.unread(Slot::Mark, marks[0])?.unread(Slot::Mark, marks[1])?;
+        let marked = outline.unread_text(Slot::Mark, id)?.unread(Slot::Mark, *created)?;
         marked.unread(Slot::Noise, *noise)
     }
 }
