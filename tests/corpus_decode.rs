@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 
 use callsheet::turn::{Accumulator, AccumulatorLimits, describe, ended_well};
-use callsheet::wire::{Decoder, DecoderLimits, Framing, Wire};
+use callsheet::wire::{Decoder, DecoderLimits, Framing, Shapes, Wire};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -214,6 +214,32 @@ fn cut_at_every_byte() {
             state = uncut;
         }
         assert_eq!(state.finish(), whole, "{file} in blocks");
+    }
+}
+
+/// What is known of other responses changes nothing, in whatever order they come.
+#[test]
+fn with_the_shapes_of_other_responses() {
+    let mut recordings = recordings();
+    let mut shapes = Shapes::default();
+    recordings.sort_by_key(|recording| recording.wire.to_string());
+    let backwards = recordings.iter().rev();
+    for Recording { file, wire, framing, body, .. } in recordings.iter().chain(backwards) {
+        let whole = decode(*wire, *framing, [&body[..]]);
+        for pieces in [body.len().max(1), 7] {
+            let decoder =
+                Decoder::with_shapes(*wire, *framing, DecoderLimits::default(), shapes.clone());
+            let mut state = State { decoder, ..State::new(*wire, *framing) };
+            body.chunks(pieces).for_each(|piece| state.push(piece));
+            let State { mut decoder, mut response } = state;
+            let mut deltas = Vec::new();
+            decoder.finish(&mut deltas).unwrap();
+            deltas.iter().for_each(|delta| drop(response.push(delta)));
+            let well = ended_well(&response);
+            response.end(well);
+            assert!(response == whole, "{file} in pieces of {pieces}");
+            shapes = decoder.into_shapes();
+        }
     }
 }
 

@@ -27,7 +27,21 @@ pub use response::{RequestedCall, Response};
 use crate::config::ModelConfig;
 use crate::tls;
 use crate::types::ProviderError;
-use crate::wire::{Delta, Framing, KeyHeader, Wire, Written};
+use crate::wire::{Delta, Framing, KeyHeader, Shapes, Wire, Written};
+
+/// What a session's exchanges leave for its next ones.
+#[derive(Debug, Default)]
+pub(super) struct Carried {
+    written: Written,
+    shapes: Shapes,
+}
+
+impl Carried {
+    /// An exchange is over.
+    pub(super) fn take_from(&mut self, exchange: Exchange) {
+        self.shapes = exchange.into_shapes();
+    }
+}
 
 /// Asks one model.
 ///
@@ -114,9 +128,10 @@ impl ModelClient {
     }
 
     /// A session's next exchange, which has not begun yet.
-    pub(super) fn next_exchange(&self, request: &ModelRequest, written: &mut Written) -> Exchange {
-        let body = written.next(self.inner.wire, request);
-        Exchange::new(Arc::clone(&self.inner), request.stream, body)
+    pub(super) fn next_exchange(&self, request: &ModelRequest, carried: &mut Carried) -> Exchange {
+        let body = carried.written.next(self.inner.wire, request);
+        let shapes = std::mem::take(&mut carried.shapes);
+        Exchange::new(Arc::clone(&self.inner), request.stream, body).with_shapes(shapes)
     }
 }
 

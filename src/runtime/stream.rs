@@ -11,12 +11,11 @@ use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use super::gate::{Entered, HeldPass};
 use super::gauge::{Gauges, Held};
 use super::message::{Accumulator, AccumulatorMessage, StreamMessage};
-use super::model::{Exchange, ModelRequest};
+use super::model::{Carried, Exchange, ModelRequest};
 use super::models::Model;
 use super::task::Task;
 use crate::turn::{AttemptPlan, ResponseEnd};
 use crate::types::TraceContext;
-use crate::wire::Written;
 
 /// Makes one exchange at a time. The read loop is a task that is aborted with the actor, so that
 /// a disconnect is heard while the model is silent.
@@ -32,8 +31,8 @@ pub(super) struct StreamSetup {
 pub(super) struct State {
     setup: StreamSetup,
     reading: Option<Task>,
-    /// The last body, for the read loop that writes the next one.
-    written: Arc<Mutex<Written>>,
+    /// What its read loops leave for the next ones.
+    carried: Arc<Mutex<Carried>>,
     _held: Held,
 }
 
@@ -48,7 +47,7 @@ impl Actor for StreamActor {
         setup: StreamSetup,
     ) -> Result<State, ActorProcessingErr> {
         let held = setup.gauges.actors.hold();
-        Ok(State { setup, reading: None, written: Arc::default(), _held: held })
+        Ok(State { setup, reading: None, carried: Arc::default(), _held: held })
     }
 
     async fn handle(
@@ -66,7 +65,7 @@ impl Actor for StreamActor {
                     attempt: plan.attempt,
                     trace,
                     accumulator: to,
-                    written: Arc::clone(&state.written),
+                    carried: Arc::clone(&state.carried),
                 };
                 state.reading = Some(Task::spawn(&state.setup.gauges.tasks, async move {
                     let read = AssertUnwindSafe(reader.read(plan, request));
@@ -99,7 +98,7 @@ struct Reader {
     attempt: u32,
     trace: Option<TraceContext>,
     accumulator: Accumulator,
-    written: Arc<Mutex<Written>>,
+    carried: Arc<Mutex<Carried>>,
 }
 
 impl Reader {
@@ -132,8 +131,9 @@ impl Reader {
             // An accumulator that is gone takes this task with it.
             let Ok(CallResult::Success(())) = taken.await else { return };
         };
+        self.carried.lock().take_from(exchange);
         // The next request may be sent before this end is judged.
-        drop((exchange, seat));
+        drop(seat);
         self.ended(end, Some(pass));
     }
 
@@ -145,11 +145,11 @@ impl Reader {
 
     /// The turn's request is made for its first model, asked in that model's usual way.
     fn exchange(&self, plan: &AttemptPlan, request: &Arc<ModelRequest>) -> Exchange {
-        let mut written = self.written.lock();
+        let mut carried = self.carried.lock();
         if plan.model == 0 && request.stream == plan.streamed {
-            return self.model.client.next_exchange(request, &mut written);
+            return self.model.client.next_exchange(request, &mut carried);
         }
         let request = self.model.adapt(ModelRequest::clone(request), plan.streamed);
-        self.model.client.next_exchange(&request, &mut written)
+        self.model.client.next_exchange(&request, &mut carried)
     }
 }

@@ -20,9 +20,9 @@ use super::body::Elements;
 use super::dialect::{Dialect, KeyHeader, has_version};
 use super::error::{error_in, named_error, unkeyed_error};
 use super::fields::{Fields, Fill, fill};
-use super::loose::{JsonText, Scalar};
+use super::loose::{JsonText, Number, Scalar};
 use super::mend::value_of;
-use super::repeated::Repeats;
+use super::piece::{self, Outline, Said, Slot, say, say_call};
 use super::{Delta, Framing, ModelRequest};
 use crate::types::{FinishKind, FinishReason};
 
@@ -47,7 +47,7 @@ pub(super) struct Anthropic {
 #[derive(Default)]
 struct Event<'a> {
     kind: Scalar<'a>,
-    index: Scalar<'a>,
+    index: Number<'a>,
     delta: Piece<'a>,
     content_block: Option<&'a RawValue>,
     message: Option<&'a RawValue>,
@@ -121,11 +121,6 @@ impl Dialect for Anthropic {
     const STREAM_FRAMING: Framing = Framing::Sse;
     const KEY_HEADER: KeyHeader = KeyHeader { name: "x-api-key", before: "" };
     const HISTORY: &'static str = "messages";
-    const REPEATS: Option<Repeats> = Some(Repeats {
-        said: &["text", "thinking", "partial_json"],
-        passed_over: &[],
-        put_together: &[],
-    });
     const HEADERS: &'static [(&'static str, &'static str)] = &[("anthropic-version", "2023-06-01")];
 
     fn url(base: &str, _model: &str, _stream: bool) -> String {
@@ -140,24 +135,66 @@ impl Dialect for Anthropic {
         request::write_messages(request, elements);
     }
 
-    fn object(&mut self, name: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()> {
+    fn object<'p>(
+        &mut self,
+        name: &str,
+        text: &'p str,
+        out: &mut Vec<Delta>,
+    ) -> serde_json::Result<Option<Outline<'p>>> {
         let mut event = Event::default();
         fill(text, &mut event)?;
+        let outline = event.outline(name);
         self.event(name, &mut event, text, out);
-        Ok(())
+        Ok(outline)
     }
 
-    fn end(&mut self, out: &mut Vec<Delta>) {
-        self.close(out);
+    fn piece(&mut self, piece: &piece::Piece<'_>, out: &mut Vec<Delta>) {
+        match (piece.said, piece.said_text()) {
+            (Said::Arguments, _) => {
+                let text = piece.text.as_deref();
+                let call = text.and_then(|text| self.blocks.input(piece.index, text));
+                if let Some(call) = call {
+                    say_call(call, text, out);
+                }
+            }
+            (Said::Reasoning, Some(text)) => {
+                self.blocks.thought(piece.index);
+                say(Delta::Reasoning, text, out);
+            }
+            (_, Some(text)) => say(Delta::Text, text, out),
+            (_, None) => {}
+        }
+    }
+}
+
+impl<'a> Event<'a> {
+    /// What it is, by its own word or else by its name.
+    fn kind<'s>(&'s self, name: &'s str) -> &'s str {
+        self.kind.as_text().filter(|kind| !kind.is_empty()).unwrap_or(name)
+    }
+
+    /// Where the piece stands, if there is nothing else in it that is read.
+    fn outline(&self, name: &str) -> Option<Outline<'a>> {
+        if self.kind(name) != "content_block_delta" || self.error.is_some() {
+            return None;
+        }
+        let delta = &self.delta;
+        let outline = match delta.kind() {
+            "text_delta" => Outline::of(Said::Text).scalar(Slot::Text, &delta.text),
+            "thinking_delta" => Outline::of(Said::Reasoning).scalar(Slot::Text, &delta.thinking),
+            "input_json_delta" => {
+                Outline::of(Said::Arguments).json_text(Slot::Text, &delta.partial_json)
+            }
+            _ => None,
+        };
+        outline?.number(Slot::Index, self.index)
     }
 }
 
 impl Anthropic {
     fn event(&mut self, name: &str, event: &mut Event<'_>, text: &str, out: &mut Vec<Delta>) {
-        let kind = take(&mut event.kind);
-        let kind = kind.as_text().filter(|kind| !kind.is_empty()).unwrap_or(name);
-        let index = event.index.as_number();
-        match kind {
+        let index = event.index.value();
+        match event.kind(name) {
             "content_block_delta" => self.blocks.push(index, &event.delta, text, out),
             "content_block_start" => {
                 self.blocks.begin(index, event.content_block.map_or("{}", RawValue::get), out);

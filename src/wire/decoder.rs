@@ -9,7 +9,7 @@ use super::ollama::Ollama;
 use super::openai_chat::OpenaiChat;
 use super::openai_responses::OpenaiResponses;
 use super::payload;
-use super::repeated::Repeated;
+use super::shapes::Known;
 use super::sse::{SseDecoder, SseEvent};
 use super::{Delta, Framing, Problem, Wire};
 use crate::types::{ProviderError, ProviderErrorKind};
@@ -29,12 +29,20 @@ impl Default for DecoderLimits {
     }
 }
 
+/// What is known of how a service writes its payloads: kept from one response to the next, most of
+/// them need not be parsed. Without it the deltas are the same.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shapes {
+    wire: Option<Wire>,
+    known: Known,
+}
+
 /// Turns the bytes of one response into deltas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoder {
     frames: Frames,
     dialect: AnyDialect,
-    repeated: Repeated,
+    shapes: Shapes,
     failed: Option<ProviderError>,
 }
 
@@ -80,18 +88,18 @@ impl AnyDialect {
 /// The dialect with what it has read before.
 struct Reading<'a> {
     dialect: &'a mut AnyDialect,
-    repeated: &'a mut Repeated,
+    known: &'a mut Known,
 }
 
 impl Reading<'_> {
     fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
-        let repeated = &mut *self.repeated;
+        let known = &mut *self.known;
         match self.dialect {
-            AnyDialect::OpenaiChat(of) => payload::read_next(of, repeated, event, text, out),
-            AnyDialect::OpenaiResponses(of) => payload::read_next(of, repeated, event, text, out),
-            AnyDialect::Anthropic(of) => payload::read_next(of, repeated, event, text, out),
-            AnyDialect::Gemini(of) => payload::read_next(of, repeated, event, text, out),
-            AnyDialect::Ollama(of) => payload::read_next(of, repeated, event, text, out),
+            AnyDialect::OpenaiChat(of) => payload::read_next(of, known, event, text, out),
+            AnyDialect::OpenaiResponses(of) => payload::read_next(of, known, event, text, out),
+            AnyDialect::Anthropic(of) => payload::read_next(of, known, event, text, out),
+            AnyDialect::Gemini(of) => payload::read_next(of, known, event, text, out),
+            AnyDialect::Ollama(of) => payload::read_next(of, known, event, text, out),
         }
     }
 }
@@ -100,6 +108,18 @@ impl Decoder {
     /// A decoder for one response.
     #[must_use]
     pub fn new(wire: Wire, framing: Framing, limits: DecoderLimits) -> Self {
+        Self::with_shapes(wire, framing, limits, Shapes::default())
+    }
+
+    /// A decoder for one response, with the shapes of an earlier one. Those of another wire are
+    /// forgotten.
+    #[must_use]
+    pub fn with_shapes(
+        wire: Wire,
+        framing: Framing,
+        limits: DecoderLimits,
+        shapes: Shapes,
+    ) -> Self {
         let DecoderLimits { event_bytes_max, body_bytes_max } = limits;
         let frames = match framing {
             Framing::Sse => Frames::Sse(SseDecoder::new(event_bytes_max)),
@@ -109,7 +129,14 @@ impl Decoder {
             }
         };
         let dialect = AnyDialect::new(wire);
-        Self { frames, dialect, repeated: Repeated::default(), failed: None }
+        let known = if shapes.wire == Some(wire) { shapes.known } else { Known::default() };
+        Self { frames, dialect, shapes: Shapes { wire: Some(wire), known }, failed: None }
+    }
+
+    /// The shapes that are known now, for the next response.
+    #[must_use]
+    pub fn into_shapes(self) -> Shapes {
+        self.shapes
     }
 
     /// Takes more bytes of the body and appends what they mean to `out`.
@@ -143,7 +170,7 @@ impl Decoder {
     }
 
     fn take(&mut self, mut bytes: &[u8], out: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        let reading = &mut Reading { dialect: &mut self.dialect, repeated: &mut self.repeated };
+        let reading = &mut Reading { dialect: &mut self.dialect, known: &mut self.shapes.known };
         match &mut self.frames {
             Frames::Sse(sse) => sse
                 .push(bytes, &mut |event| take_event(reading, &event, out))
@@ -163,7 +190,7 @@ impl Decoder {
     }
 
     fn take_end(&mut self, out: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        let reading = &mut Reading { dialect: &mut self.dialect, repeated: &mut self.repeated };
+        let reading = &mut Reading { dialect: &mut self.dialect, known: &mut self.shapes.known };
         match &mut self.frames {
             Frames::Sse(sse) => sse
                 .finish(&mut |event| take_event(reading, &event, out))
@@ -217,18 +244,18 @@ fn take_body(reading: &mut Reading<'_>, bytes: &[u8], out: &mut Vec<Delta>) {
         out.push(Delta::Error(error));
         return;
     }
-    let before = out.len();
-    take_text(reading, bytes, out);
-    let added = out.get(before..).unwrap_or_default();
+    let mut added = Vec::new();
+    take_text(reading, bytes, &mut added);
     if added.iter().all(|delta| matches!(delta, Delta::Problem(_))) {
         let error = ProviderError::new(
             ProviderErrorKind::Malformed,
             "the response body is no answer of this wire",
         );
-        out.push(Delta::Error(error));
+        added.push(Delta::Error(error));
     } else if !added.iter().any(|delta| matches!(delta, Delta::Error(_))) {
-        out.push(Delta::Done);
+        added.push(Delta::Done);
     }
+    out.append(&mut added);
 }
 
 fn extend(

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::body::Elements;
-use super::repeated::{Piece, Repeats};
+use super::piece::{Outline, Piece};
 use super::{Delta, Framing, ModelRequest};
 
 /// One wire: how a service is asked, and how its payloads are read.
@@ -23,12 +23,6 @@ pub(super) trait Dialect: Default {
     /// Headers that every request needs.
     const HEADERS: &'static [(&'static str, &'static str)] = &[];
 
-    /// What payloads that repeat have in common, where they may be read by that.
-    ///
-    /// A dialect that has one comes to the same state whether a payload is read in full or passed
-    /// to [`Self::repeated`], after one that was read in full and differs in these places alone.
-    const REPEATS: Option<Repeats> = None;
-
     /// The address that takes a request. `base` has no slash at its end, and may leave out the
     /// version where the service has only one.
     fn url(base: &str, model: &str, stream: bool) -> String;
@@ -43,12 +37,21 @@ pub(super) trait Dialect: Default {
     /// Reads one JSON object: a payload of a stream, or a whole plain body. `event` is the event's
     /// name, where it has one; those named `error` are read by [`super::payload`].
     ///
+    /// Where all that it reads of an object is one piece, it may say where that stands. It says so
+    /// of the text alone, whatever has come before; see [`Self::piece`].
+    ///
     /// # Errors
     /// It is no JSON. Then nothing was read of it.
-    fn object(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()>;
+    fn object<'p>(
+        &mut self,
+        event: &str,
+        text: &'p str,
+        out: &mut Vec<Delta>,
+    ) -> serde_json::Result<Option<Outline<'p>>>;
 
-    /// The payload before came again, and says the same piece with this text, which is not empty.
-    fn repeated(&mut self, _piece: &Piece, _text: &str) {}
+    /// Reads an object that holds this piece and nothing else. It comes to the same as
+    /// [`Self::object`] on such an object, in any state.
+    fn piece(&mut self, _piece: &Piece<'_>, _out: &mut Vec<Delta>) {}
 
     /// The payload `[DONE]` came. It is a word of Chat Completions alone; on other wires relays say
     /// it after any end, so it proves nothing.

@@ -94,25 +94,25 @@ impl<'de, T: Fields<'de>> Visitor<'de> for Fill<'_, T> {
     }
 }
 
-/// Fills the objects of a list; one object alone is a list of one.
+/// Fills the objects of a list, and says whether there was one; one object alone is a list of one.
 pub(super) struct FillEach<'s, T>(pub(super) &'s mut List<T>);
 
 impl<'de, T: Fields<'de> + Default> DeserializeSeed<'de> for FillEach<'_, T> {
-    type Value = ();
+    type Value = bool;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
 impl<'de, T: Fields<'de> + Default> Visitor<'de> for FillEach<'_, T> {
-    type Value = ();
+    type Value = bool;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("any value")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<bool, A::Error> {
         loop {
             if self.0.first.is_none() {
                 match seq.next_element_seed(Fill(self.0.first.insert(T::default())))? {
@@ -120,7 +120,7 @@ impl<'de, T: Fields<'de> + Default> Visitor<'de> for FillEach<'_, T> {
                     Some(false) => self.0.first = None,
                     None => {
                         self.0.first = None;
-                        return Ok(());
+                        return Ok(true);
                     }
                 }
             } else {
@@ -128,17 +128,17 @@ impl<'de, T: Fields<'de> + Default> Visitor<'de> for FillEach<'_, T> {
                 match seq.next_element_seed(Fill(&mut next))? {
                     Some(true) if self.0.more.len() < LIST_ITEMS_MAX => self.0.more.push(next),
                     Some(_) => {}
-                    None => return Ok(()),
+                    None => return Ok(true),
                 }
             }
         }
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<(), A::Error> {
-        Fill(self.0.first.insert(T::default())).visit_map(map).map(drop)
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<bool, A::Error> {
+        Fill(self.0.first.insert(T::default())).visit_map(map)
     }
 
-    scalars_are!(());
+    scalars_are!(false);
 }
 
 /// An object of a known shape; anything else is nothing.
@@ -193,6 +193,11 @@ impl<T> List<T> {
 
     pub(super) fn is_empty(&self) -> bool {
         self.first.is_none()
+    }
+
+    /// The item, if there is one alone.
+    pub(super) fn only(&self) -> Option<&T> {
+        self.first.as_ref().filter(|_| self.more.is_empty())
     }
 }
 

@@ -25,6 +25,7 @@ use super::dialect::{Dialect, KeyHeader};
 use super::error::{error_in, unkeyed_error};
 use super::fields::{Fields, Fill, FillEach, List, fill};
 use super::loose::{JsonText, Scalar};
+use super::piece::Outline;
 use super::{Delta, Framing, Keep, ModelRequest};
 use crate::types::{FinishKind, FinishReason};
 
@@ -179,11 +180,17 @@ impl Dialect for Gemini {
         contents::write(request, elements);
     }
 
-    fn object(&mut self, _event: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()> {
+    // Each payload counts anew, so none has a piece alone.
+    fn object<'p>(
+        &mut self,
+        _event: &str,
+        text: &'p str,
+        out: &mut Vec<Delta>,
+    ) -> serde_json::Result<Option<Outline<'p>>> {
         let mut chunk = Chunk::default();
         fill(text, &mut chunk)?;
         self.chunk(chunk, text, out);
-        Ok(())
+        Ok(None)
     }
 
     fn end(&mut self, out: &mut Vec<Delta>) {

@@ -6,6 +6,7 @@ use std::fmt;
 
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
 
 use super::Delta;
 use super::mend::value_of;
@@ -26,6 +27,15 @@ impl Scalar<'_> {
             Self::Text(text) if !text.is_empty() => Some(text.into_owned()),
             Self::Number(number) => Some(number.to_string()),
             Self::Text(_) | Self::Nothing => None,
+        }
+    }
+
+    /// Whether [`Self::into_text`] would give nothing.
+    pub(super) fn says_nothing(&self) -> bool {
+        match self {
+            Self::Text(text) => text.is_empty(),
+            Self::Number(_) => false,
+            Self::Nothing => true,
         }
     }
 
@@ -103,6 +113,29 @@ impl<'de> Visitor<'de> for ScalarVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         skip_map(&mut map)?;
         Ok(Scalar::Nothing)
+    }
+}
+
+/// A whole number, also one that was sent as text or as `1.0`, and where it stands.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Number<'a>(Option<&'a RawValue>);
+
+impl<'a> Number<'a> {
+    /// The number; anything else is none.
+    pub(super) fn value(self) -> Option<u64> {
+        let raw = self.raw()?;
+        raw.parse().ok().or_else(|| serde_json::from_str::<Scalar<'_>>(raw).ok()?.as_number())
+    }
+
+    /// The JSON that stands in its place, if that is not null.
+    pub(super) fn raw(self) -> Option<&'a str> {
+        self.0.map(RawValue::get)
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Number<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Option::deserialize(deserializer).map(Self)
     }
 }
 
@@ -202,6 +235,15 @@ pub(super) struct Part<'a> {
 }
 
 impl Content<'_> {
+    /// Whether it is nothing, or a text that is empty.
+    pub(super) fn says_nothing(&self) -> bool {
+        match self {
+            Self::Nothing => true,
+            Self::Text(text) => text.is_empty(),
+            Self::Part(_) | Self::List(_) => false,
+        }
+    }
+
     /// Says what stands in it, in order: text as this kind of delta, and what is thinking or a
     /// refusal by its own name as that.
     pub(super) fn say(self, kind: fn(String) -> Delta, out: &mut Vec<Delta>) {

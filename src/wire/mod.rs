@@ -21,8 +21,9 @@ mod ollama;
 mod openai_chat;
 mod openai_responses;
 mod payload;
-mod repeated;
+mod piece;
 mod request;
+mod shapes;
 mod sse;
 
 use std::fmt;
@@ -38,7 +39,7 @@ use openai_responses::OpenaiResponses;
 
 pub use crate::types::Wire;
 pub(crate) use body::Written;
-pub use decoder::{Decoder, DecoderLimits};
+pub use decoder::{Decoder, DecoderLimits, Shapes};
 pub use delta::{CallKind, CallPiece, Delta, Keep, Problem};
 pub use dialect::KeyHeader;
 pub use error::http_error;

@@ -19,7 +19,7 @@ use super::dialect::{Dialect, KeyHeader};
 use super::error::{error_in, unkeyed_error};
 use super::fields::{Fields, Fill, List, Loose, fill};
 use super::loose::{Content, JsonText, Scalar, said_in};
-use super::repeated::Repeats;
+use super::piece::{Outline, Piece, Said, Slot, say};
 use super::{CallPiece, Delta, Framing, ModelRequest};
 use crate::types::{FinishKind, FinishReason, Usage};
 
@@ -40,6 +40,7 @@ struct Line<'a> {
     error: Option<&'a RawValue>,
     /// The HTTP status that stands beside some errors.
     status: Scalar<'a>,
+    created_at: Option<&'a RawValue>,
 }
 
 impl<'de> Fields<'de> for Line<'de> {
@@ -53,6 +54,7 @@ impl<'de> Fields<'de> for Line<'de> {
             "prompt_eval_count" => self.prompt_eval_count = map.next_value()?,
             "eval_count" => self.eval_count = map.next_value()?,
             "error" => self.error = map.next_value()?,
+            "created_at" => self.created_at = map.next_value()?,
             "StatusCode" | "status_code" => self.status = map.next_value()?,
             _ => return Ok(false),
         }
@@ -104,11 +106,6 @@ impl Dialect for Ollama {
     const STREAM_FRAMING: Framing = Framing::JsonLines;
     const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
     const HISTORY: &'static str = "messages";
-    const REPEATS: Option<Repeats> = Some(Repeats {
-        said: &["content", "thinking"],
-        passed_over: &["created_at"],
-        put_together: &[],
-    });
 
     fn url(base: &str, _model: &str, _stream: bool) -> String {
         if base.ends_with("/api") { format!("{base}/chat") } else { format!("{base}/api/chat") }
@@ -122,11 +119,46 @@ impl Dialect for Ollama {
         request::write_messages(request, elements);
     }
 
-    fn object(&mut self, _event: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()> {
+    fn object<'p>(
+        &mut self,
+        _event: &str,
+        text: &'p str,
+        out: &mut Vec<Delta>,
+    ) -> serde_json::Result<Option<Outline<'p>>> {
         let mut line = Line::default();
         fill(text, &mut line)?;
+        let outline = line.outline();
         self.line(line, text, out);
-        Ok(())
+        Ok(outline)
+    }
+
+    fn piece(&mut self, piece: &Piece<'_>, out: &mut Vec<Delta>) {
+        match piece.said_text() {
+            Some(text) if piece.said == Said::Reasoning => say(Delta::Reasoning, text, out),
+            Some(text) => say(Delta::Text, text, out),
+            None => {}
+        }
+    }
+}
+
+impl<'a> Line<'a> {
+    /// Where the piece stands, if there is nothing else in it that is read.
+    fn outline(&self) -> Option<Outline<'a>> {
+        let Message { content, thinking, tool_calls } = &self.message;
+        let counts = [self.prompt_eval_count, self.eval_count, self.error];
+        let is_more = !tool_calls.is_empty()
+            || !self.done_reason.says_nothing()
+            || counts.iter().any(Option::is_some)
+            || self.done.0.as_deref() == Some("true");
+        if is_more || !self.has_message {
+            return None;
+        }
+        let outline = match (content.says_nothing(), thinking.says_nothing()) {
+            (_, true) => Outline::of(Said::Text).content(Slot::Text, content)?,
+            (true, false) => Outline::of(Said::Reasoning).content(Slot::Text, thinking)?,
+            (false, false) => return None,
+        };
+        outline.unread(Slot::Noise, self.created_at)
     }
 }
 

@@ -7,27 +7,27 @@
 
 mod kept;
 mod messages;
+mod payload;
 mod request;
 pub(super) mod usage;
 
 use std::borrow::Cow;
 use std::mem::take;
 
-use serde::de::MapAccess;
-use serde::{Deserialize, Serialize};
-use serde_json::value::RawValue;
+use serde::Serialize;
 
 use super::body::Elements;
 use super::dialect::{Dialect, KeyHeader};
 use super::error::{error_in, error_of, provider_error, unkeyed_error};
-use super::fields::{Fields, Fill, FillEach, List, Loose, fill};
-use super::loose::{Content, JsonText, Scalar};
+use super::fields::{Loose, fill};
+use super::loose::Content;
 use super::mend::value_of;
-use super::repeated::Repeats;
+use super::piece::{Outline, Piece, Said, say, say_call};
 use super::{CallKind, CallPiece, Delta, Framing, ModelRequest};
 use crate::types::{FinishKind, FinishReason};
 
-use kept::{CallMembers, Field, FunctionMembers, Kept};
+use kept::{Field, Kept};
+use payload::{Body, Call, Choice, Chunk};
 use usage::usage_of;
 
 /// The dialect; all it remembers is whether the response comes in pieces, and what of it is to be
@@ -39,151 +39,10 @@ pub(super) struct OpenaiChat {
     kept: Kept,
 }
 
-#[derive(Default)]
-struct Chunk<'a> {
-    choices: List<Choice<'a>>,
-    usage: Option<&'a RawValue>,
-    x_groq: Loose<Box<Groq<'a>>>,
-    error: Option<&'a RawValue>,
-}
-
-impl<'de> Fields<'de> for Chunk<'de> {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
-        match key {
-            "choices" => {
-                self.choices = List::default();
-                map.next_value_seed(FillEach(&mut self.choices))?;
-            }
-            "usage" => self.usage = map.next_value()?,
-            "x_groq" => self.x_groq = map.next_value()?,
-            "error" => self.error = map.next_value()?,
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-}
-
-/// What one service puts into an object of its own.
-#[derive(Default, Deserialize)]
-struct Groq<'a> {
-    #[serde(borrow, default)]
-    usage: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    error: Option<&'a RawValue>,
-}
-
-#[derive(Default)]
-struct Choice<'a> {
-    index: Scalar<'a>,
-    delta: Body<'a>,
-    message: Option<Box<Body<'a>>>,
-    finish_reason: Scalar<'a>,
-    usage: Option<&'a RawValue>,
-    error: Option<&'a RawValue>,
-}
-
-impl<'de> Fields<'de> for Choice<'de> {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
-        match key {
-            "index" => self.index = map.next_value()?,
-            "delta" => drop(map.next_value_seed(Fill(&mut self.delta))?),
-            "message" => {
-                let message = self.message.insert(Box::default());
-                map.next_value_seed(Fill(&mut **message))?;
-            }
-            "finish_reason" => self.finish_reason = map.next_value()?,
-            "usage" => self.usage = map.next_value()?,
-            "error" => self.error = map.next_value()?,
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-}
-
-/// What a `delta` or a `message` holds.
-#[derive(Default)]
-struct Body<'a> {
-    content: Content<'a>,
-    reasoning_content: Content<'a>,
-    reasoning: Content<'a>,
-    reasoning_text: Content<'a>,
-    reasoning_details: Option<&'a RawValue>,
-    reasoning_opaque: Option<&'a RawValue>,
-    refusal: Content<'a>,
-    tool_calls: List<Box<Call<'a>>>,
-    function_call: Loose<Box<Function<'a>>>,
-}
-
-impl<'de> Fields<'de> for Body<'de> {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
-        match key {
-            "content" => self.content = map.next_value()?,
-            "reasoning_content" => self.reasoning_content = map.next_value()?,
-            "reasoning" => self.reasoning = map.next_value()?,
-            "reasoning_text" => self.reasoning_text = map.next_value()?,
-            "reasoning_details" => self.reasoning_details = map.next_value()?,
-            "reasoning_opaque" => self.reasoning_opaque = map.next_value()?,
-            "refusal" => self.refusal = map.next_value()?,
-            "tool_calls" => self.tool_calls = map.next_value()?,
-            "function_call" => self.function_call = map.next_value()?,
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-}
-
-#[derive(Default, Deserialize)]
-struct Call<'a> {
-    #[serde(borrow, default)]
-    index: Scalar<'a>,
-    #[serde(borrow, default)]
-    id: Scalar<'a>,
-    #[serde(borrow, default)]
-    function: Loose<Function<'a>>,
-    #[serde(borrow, default)]
-    custom: Loose<Custom<'a>>,
-    #[serde(borrow, default)]
-    extra_content: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    provider_specific_fields: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    thought_signature: Option<&'a RawValue>,
-    /// Name and arguments of a service that leaves out the `function` around them.
-    #[serde(borrow, default)]
-    name: Scalar<'a>,
-    #[serde(borrow, default)]
-    arguments: JsonText<'a>,
-}
-
-#[derive(Deserialize)]
-struct Function<'a> {
-    #[serde(borrow, default)]
-    name: Scalar<'a>,
-    #[serde(borrow, default)]
-    arguments: JsonText<'a>,
-    #[serde(borrow, default)]
-    provider_specific_fields: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    thought_signature: Option<&'a RawValue>,
-}
-
-#[derive(Deserialize)]
-struct Custom<'a> {
-    #[serde(borrow, default)]
-    name: Scalar<'a>,
-    #[serde(borrow, default)]
-    input: Scalar<'a>,
-}
-
 impl Dialect for OpenaiChat {
     const STREAM_FRAMING: Framing = Framing::Sse;
     const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
     const HISTORY: &'static str = "messages";
-    const REPEATS: Option<Repeats> = Some(Repeats {
-        said: &["content", "arguments", "reasoning_content", "reasoning", "refusal"],
-        passed_over: &["obfuscation"],
-        put_together: &["reasoning_details"],
-    });
 
     fn url(base: &str, _model: &str, _stream: bool) -> String {
         format!("{base}/chat/completions")
@@ -197,11 +56,39 @@ impl Dialect for OpenaiChat {
         messages::write(request, elements);
     }
 
-    fn object(&mut self, _event: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()> {
+    fn object<'p>(
+        &mut self,
+        _event: &str,
+        text: &'p str,
+        out: &mut Vec<Delta>,
+    ) -> serde_json::Result<Option<Outline<'p>>> {
         let mut chunk = Chunk::default();
         fill(text, &mut chunk)?;
+        let outline = chunk.outline();
         self.chunk(chunk, text, out);
-        Ok(())
+        Ok(outline)
+    }
+
+    fn piece(&mut self, piece: &Piece<'_>, out: &mut Vec<Delta>) {
+        let text = piece.said_text();
+        self.in_pieces |= text.is_some() || piece.said == Said::Arguments;
+        match (piece.said, text) {
+            (Said::Arguments, _) => {
+                let some =
+                    |text: Option<&str>| text.filter(|text| !text.is_empty()).map(Into::into);
+                let (index, id, name) = (piece.index, some(piece.id), some(piece.name));
+                self.kept.before_call(out);
+                let call = CallPiece { index, id, name, ..CallPiece::default() };
+                say_call(call, piece.text.as_deref(), out);
+            }
+            (Said::Text, Some(text)) => say(Delta::Text, text, out),
+            (Said::Refusal, Some(text)) => say(Delta::Refusal, text, out),
+            (Said::Reasoning, Some(text)) => self.think(Field::Reasoning, text, out),
+            (Said::ReasoningContent, Some(text)) => self.think(Field::ReasoningContent, text, out),
+            (Said::ReasoningText, Some(text)) => self.think(Field::ReasoningText, text, out),
+            // The latter two are not of this wire.
+            (_, None) | (Said::Summary | Said::Input, _) => {}
+        }
     }
 
     fn done_word(&mut self, out: &mut Vec<Delta>) {
@@ -217,7 +104,6 @@ impl Dialect for OpenaiChat {
 impl OpenaiChat {
     fn chunk(&mut self, mut chunk: Chunk<'_>, text: &str, out: &mut Vec<Delta>) {
         let before = out.len();
-        let has_choices = !chunk.choices.is_empty();
         let mut choice_usage = None;
         for choice in chunk.choices.items_mut() {
             if choice.index.as_number().unwrap_or(0) == 0 {
@@ -236,7 +122,7 @@ impl OpenaiChat {
             out.push(Delta::Error(error));
         } else if let Some(error) = groq.and_then(|groq| error_in(groq.error?.get())) {
             out.push(Delta::Error(error));
-        } else if !has_choices && says_nothing {
+        } else if says_nothing && !chunk.has_choices {
             // No answer, whatever was counted: perhaps an error without the key.
             out.extend(unkeyed_error(text));
         }
@@ -254,6 +140,11 @@ impl OpenaiChat {
             out.push(Delta::Finish(FinishReason { kind: finish_kind(&raw), raw }));
         }
         out.extend(choice.error.and_then(|raw| error_in(raw.get())).map(Delta::Error));
+    }
+
+    fn think(&mut self, field: Field, text: &str, out: &mut Vec<Delta>) {
+        self.kept.thought(field);
+        say(Delta::Reasoning, text, out);
     }
 
     /// Reads a `delta` or, with `whole`, a `message`.
@@ -299,24 +190,15 @@ impl OpenaiChat {
     }
 
     fn call(&mut self, call: Call<'_>, place: Option<u64>, out: &mut Vec<Delta>) {
+        let members = call.members();
         let mut piece = CallPiece {
-            index: call.index.as_number().or(place),
+            index: call.index.value().or(place),
             id: call.id.into_text(),
             ..CallPiece::default()
-        };
-        let mut members = CallMembers {
-            extra_content: call.extra_content,
-            provider_specific_fields: call.provider_specific_fields,
-            thought_signature: call.thought_signature,
-            function: FunctionMembers::default(),
         };
         if let Some(function) = call.function.0 {
             piece.name = function.name.into_text();
             piece.arguments = function.arguments.0.map(Cow::into_owned);
-            members.function = FunctionMembers {
-                provider_specific_fields: function.provider_specific_fields,
-                thought_signature: function.thought_signature,
-            };
         } else if let Some(custom) = call.custom.0 {
             piece.kind = CallKind::Custom;
             piece.name = custom.name.into_text();

@@ -25,7 +25,7 @@ use super::fields::fill;
 use super::loose::Content;
 use super::mend::value_of;
 use super::openai_chat::usage::usage_of;
-use super::repeated::{Piece, Repeats};
+use super::piece::{Outline, Piece, Said, say, say_call};
 use super::{CallKind, CallPiece, Delta, Framing, ModelRequest};
 use crate::types::{FinishKind, FinishReason, ProviderError};
 
@@ -46,11 +46,6 @@ impl Dialect for OpenaiResponses {
     const STREAM_FRAMING: Framing = Framing::Sse;
     const KEY_HEADER: KeyHeader = KeyHeader::BEARER;
     const HISTORY: &'static str = "input";
-    const REPEATS: Option<Repeats> = Some(Repeats {
-        said: &["delta"],
-        passed_over: &["sequence_number", "obfuscation"],
-        put_together: &[],
-    });
 
     fn url(base: &str, _model: &str, _stream: bool) -> String {
         format!("{base}/responses")
@@ -64,44 +59,62 @@ impl Dialect for OpenaiResponses {
         request::write_input(request, elements);
     }
 
-    fn object(&mut self, name: &str, text: &str, out: &mut Vec<Delta>) -> serde_json::Result<()> {
+    fn object<'p>(
+        &mut self,
+        name: &str,
+        text: &'p str,
+        out: &mut Vec<Delta>,
+    ) -> serde_json::Result<Option<Outline<'p>>> {
         let mut event = Event::default();
         fill(text, &mut event)?;
-        self.event(name, &mut event, text, out);
-        Ok(())
+        let Some(said) = said_by(event.word(name)) else {
+            self.event(name, &mut event, text, out);
+            return Ok(None);
+        };
+        let outline = event.outline(said);
+        let part = event.part_index.value();
+        let text = text_of(take(&mut event.delta));
+        let piece = self.hear(said, event.named(), part, text.as_deref());
+        out.extend(piece.map(|heard| heard.delta(text)));
+        Ok(outline)
     }
 
-    fn repeated(&mut self, piece: &Piece, text: &str) {
-        match piece {
-            Piece::Text | Piece::Refusal | Piece::Reasoning => self.items.said_more(text.len()),
-            Piece::Arguments(_) => {}
+    fn piece(&mut self, piece: &Piece<'_>, out: &mut Vec<Delta>) {
+        let (index, id) = (piece.index, piece.id);
+        let named = Named { index, id, ..Named::default() };
+        match self.hear(piece.said, named, piece.part, piece.said_text()) {
+            Some(Heard::Text(voice)) => {
+                let text = piece.said_text().unwrap_or_default();
+                match voice {
+                    Voice::Text => say(Delta::Text, text, out),
+                    Voice::Refusal => say(Delta::Refusal, text, out),
+                    Voice::Thinking | Voice::Summary => say(Delta::Reasoning, text, out),
+                }
+            }
+            Some(Heard::Call(call)) => say_call(call, piece.said_text(), out),
+            None => {}
+        }
+    }
+}
+
+/// What a piece is of.
+enum Heard {
+    Text(Voice),
+    Call(CallPiece),
+}
+
+impl Heard {
+    fn delta(self, text: Option<String>) -> Delta {
+        match self {
+            Self::Text(voice) => spoken(voice, text.unwrap_or_default()),
+            Self::Call(piece) => Delta::Call(CallPiece { arguments: text, ..piece }),
         }
     }
 }
 
 impl OpenaiResponses {
     fn event(&mut self, name: &str, event: &mut Event<'_>, text: &str, out: &mut Vec<Delta>) {
-        let kind = take(&mut event.kind);
-        let word = kind.as_text().filter(|word| !word.is_empty());
-        match word.unwrap_or(name) {
-            "response.output_text.delta" | "response.text.delta" => {
-                self.say(Voice::Text, event, out);
-            }
-            "response.refusal.delta" => self.say(Voice::Refusal, event, out),
-            "response.reasoning_text.delta"
-            | "response.reasoning_content.delta"
-            | "response.reasoning.delta" => {
-                self.say(Voice::Thinking, event, out);
-            }
-            "response.reasoning_summary_text.delta" | "response.reasoning_summary.delta" => {
-                self.say(Voice::Summary, event, out);
-            }
-            "response.function_call_arguments.delta" => {
-                self.say_arguments(Kind::Function, event, out);
-            }
-            "response.custom_tool_call_input.delta" => {
-                self.say_arguments(Kind::Custom, event, out);
-            }
+        match event.word(name) {
             "response.output_text.done" => self.said(Voice::Text, event, out),
             "response.refusal.done" => self.said(Voice::Refusal, event, out),
             "response.reasoning_text.done" => self.said(Voice::Thinking, event, out),
@@ -136,56 +149,77 @@ impl OpenaiResponses {
         }
     }
 
-    /// A piece of an item's text.
-    fn say(&mut self, voice: Voice, event: &mut Event<'_>, out: &mut Vec<Delta>) {
-        let place = self.place_of(voice_kind(voice), event);
-        let Some(item) = self.items.at(place) else { return };
+    /// A piece came. Returns what it is of, if it counts.
+    fn hear(
+        &mut self,
+        said: Said,
+        named: Named<'_>,
+        part: Option<u64>,
+        text: Option<&str>,
+    ) -> Option<Heard> {
+        let voice = match said {
+            Said::Arguments => return self.hear_arguments(Kind::Function, named),
+            Said::Input => return self.hear_arguments(Kind::Custom, named),
+            Said::Text => Voice::Text,
+            Said::Refusal => Voice::Refusal,
+            Said::Summary => Voice::Summary,
+            Said::Reasoning | Said::ReasoningContent | Said::ReasoningText => Voice::Thinking,
+        };
+        self.hear_text(voice, named, part, text)
+    }
+
+    /// A piece of an item's text came.
+    fn hear_text(
+        &mut self,
+        voice: Voice,
+        named: Named<'_>,
+        part: Option<u64>,
+        text: Option<&str>,
+    ) -> Option<Heard> {
+        let place = self.place_of(voice_kind(voice), named);
+        let item = self.items.at(place)?;
         // Some services give reasoning twice, as text and as its summary: the first counts.
         let other = item.spoke.is_some_and(|(before, _)| is_rival(before, voice));
-        if let Some(text) = text_of(take(&mut event.delta)).filter(|_| !other) {
-            item.piece_bytes += text.len();
-            item.spoke = Some((voice, event.part_index.as_number()));
-            item.has_text |= voice == Voice::Text;
-            out.push(spoken(voice, text));
-        }
+        let text = text.filter(|_| !other)?;
+        item.piece_bytes += text.len();
+        item.spoke = Some((voice, part));
+        item.has_text |= voice == Voice::Text;
+        Some(Heard::Text(voice))
+    }
+
+    fn hear_arguments(&mut self, kind: Kind, named: Named<'_>) -> Option<Heard> {
+        let place = self.place_of(kind, named);
+        let item = self.items.at(place)?;
+        let begins = !item.is_named && !item.has_arguments;
+        item.has_arguments = true;
+        let (index, kind) = (Some(item.index), call_kind(kind));
+        Some(Heard::Call(CallPiece { index, kind, begins, ..CallPiece::default() }))
     }
 
     /// A part of an item's text as a whole, which counts if it did not come in pieces.
     fn said(&mut self, voice: Voice, event: &mut Event<'_>, out: &mut Vec<Delta>) {
-        let place = self.place_of(voice_kind(voice), event);
+        let place = self.place_of(voice_kind(voice), event.named());
         let Some(item) = self.items.at(place) else { return };
-        let part = event.part_index.as_number();
+        let part = event.part_index.value();
         let whole = if voice == Voice::Refusal { &mut event.refusal } else { &mut event.text };
-        event.delta = take(whole);
+        let whole = take(whole);
         // Some services count the parts of pieces and of wholes in different ways.
         let repeats = take(&mut item.piece_bytes);
-        let repeats = matches!(&event.delta, Content::Text(whole) if whole.len() == repeats);
+        let repeats = matches!(&whole, Content::Text(whole) if whole.len() == repeats);
         let is_next = |last: Option<u64>| last.zip(part).is_some_and(|(last, part)| last < part);
         if item.spoke.is_none_or(|(_, last)| is_next(last) && !repeats) {
-            self.say(voice, event, out);
+            let text = text_of(whole);
+            let heard = self.hear_text(voice, event.named(), part, text.as_deref());
+            out.extend(heard.map(|heard| heard.delta(text)));
             if let Some(item) = self.items.at(place) {
                 item.piece_bytes = 0;
             }
         }
     }
 
-    fn say_arguments(&mut self, kind: Kind, event: &mut Event<'_>, out: &mut Vec<Delta>) {
-        let place = self.place_of(kind, event);
-        let Some(item) = self.items.at(place) else { return };
-        let begins = !item.is_named && !item.has_arguments;
-        item.has_arguments = true;
-        out.push(Delta::Call(CallPiece {
-            index: Some(item.index),
-            arguments: text_of(take(&mut event.delta)),
-            kind: call_kind(kind),
-            begins,
-            ..CallPiece::default()
-        }));
-    }
-
     /// The arguments of a call as a whole.
     fn seal(&mut self, kind: Kind, event: &Event<'_>, whole: Option<String>, out: &mut Vec<Delta>) {
-        let place = self.place_of(kind, event);
+        let place = self.place_of(kind, event.named());
         let Some(item) = self.items.at(place) else { return };
         let name = event.name.as_text().filter(|name| !name.is_empty());
         if let Some(name) = name.filter(|_| !item.is_named) {
@@ -206,9 +240,7 @@ impl OpenaiResponses {
     }
 
     /// The item that an event about a piece means; if none is known, there is one now.
-    fn place_of(&mut self, kind: Kind, event: &Event<'_>) -> usize {
-        let id = event.item_id.as_text();
-        let named = Named { index: event.output_index.as_number(), id, ..Named::default() };
+    fn place_of(&mut self, kind: Kind, named: Named<'_>) -> usize {
         self.items.find(kind, named).unwrap_or_else(|| self.items.add(kind, named))
     }
 
@@ -241,6 +273,23 @@ impl OpenaiResponses {
         out.push(Delta::Finish(FinishReason { kind, raw: status.to_owned() }));
         out.extend(body.usage.and_then(usage_of));
         out.push(Delta::Done);
+    }
+}
+
+/// What the pieces are of that come with events of this word.
+fn said_by(word: &str) -> Option<Said> {
+    match word {
+        "response.output_text.delta" | "response.text.delta" => Some(Said::Text),
+        "response.refusal.delta" => Some(Said::Refusal),
+        "response.reasoning_text.delta"
+        | "response.reasoning_content.delta"
+        | "response.reasoning.delta" => Some(Said::Reasoning),
+        "response.reasoning_summary_text.delta" | "response.reasoning_summary.delta" => {
+            Some(Said::Summary)
+        }
+        "response.function_call_arguments.delta" => Some(Said::Arguments),
+        "response.custom_tool_call_input.delta" => Some(Said::Input),
+        _ => None,
     }
 }
 

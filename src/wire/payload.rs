@@ -5,7 +5,8 @@ use serde_json::value::RawValue;
 use super::dialect::Dialect;
 use super::error::{malformed, named_error};
 use super::mend::{Mended, mend};
-use super::repeated::Repeated;
+use super::piece::Outline;
+use super::shapes::Known;
 use super::{Delta, Problem};
 use crate::types::excerpt;
 
@@ -18,29 +19,28 @@ pub(super) fn read(dialect: &mut impl Dialect, event: &str, text: &str, out: &mu
     read_in_full(dialect, event, text, out);
 }
 
-/// Reads the next payload of a stream; one that is the one before with another text is not parsed.
+/// Reads the next payload of a stream; one whose shape is known is not parsed.
 pub(super) fn read_next<D: Dialect>(
     dialect: &mut D,
-    repeated: &mut Repeated,
+    known: &mut Known,
     event: &str,
     text: &str,
     out: &mut Vec<Delta>,
 ) {
-    let Some(repeats) = D::REPEATS else { return read(dialect, event, text, out) };
-    if let Some((piece, text)) = repeated.read(event, text) {
-        dialect.repeated(piece, &text);
-        return piece.say(&text, out);
-    }
-    let before = out.len();
-    if read_in_full(dialect, event, text, out) {
-        repeated.learn(event, text, out.get(before..).unwrap_or_default(), repeats);
-    } else {
-        repeated.forget();
+    if let Some(piece) = known.read(event, text) {
+        dialect.piece(&piece, out);
+    } else if let Some(outline) = read_in_full(dialect, event, text, out) {
+        known.learn(event, text, &outline);
     }
 }
 
-/// Returns whether it was one object, which was read as it stands.
-fn read_in_full(dialect: &mut impl Dialect, event: &str, text: &str, out: &mut Vec<Delta>) -> bool {
+/// Returns where its piece stands, if it was one object which holds no more than that.
+fn read_in_full<'p>(
+    dialect: &mut impl Dialect,
+    event: &str,
+    text: &'p str,
+    out: &mut Vec<Delta>,
+) -> Option<Outline<'p>> {
     let mut text = text.trim();
     // Some proxies put the field's name before what has it already.
     while let Some(rest) = text.strip_prefix("data:") {
@@ -63,12 +63,20 @@ fn read_in_full(dialect: &mut impl Dialect, event: &str, text: &str, out: &mut V
             out.push(Delta::Problem(Problem { code: "not_json", detail: excerpt(text, 200) }));
         }
     }
-    false
+    None
 }
 
-/// Returns whether nothing had to be mended.
-fn object(dialect: &mut impl Dialect, event: &str, text: &str, out: &mut Vec<Delta>) -> bool {
-    let Err(error) = dialect.object(event, text, out) else { return true };
+/// As [`read_in_full`]; what had to be mended has no piece.
+fn object<'p>(
+    dialect: &mut impl Dialect,
+    event: &str,
+    text: &'p str,
+    out: &mut Vec<Delta>,
+) -> Option<Outline<'p>> {
+    let error = match dialect.object(event, text, out) {
+        Ok(outline) => return outline,
+        Err(error) => error,
+    };
     match mend(text) {
         Some(Mended::Text(mended)) => {
             if dialect.object(event, &mended, out).is_err() {
@@ -82,7 +90,7 @@ fn object(dialect: &mut impl Dialect, event: &str, text: &str, out: &mut Vec<Del
         }
         None => out.push(malformed(text, &error)),
     }
-    false
+    None
 }
 
 /// What the payloads of one whole response decode to, for the tests of the dialects.

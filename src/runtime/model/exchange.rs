@@ -12,7 +12,7 @@ use super::{Inner, trouble};
 use crate::types::{
     ProviderError, ProviderErrorKind, TRACEPARENT, TRACESTATE, TraceContext, one_line,
 };
-use crate::wire::{Decoder, DecoderLimits, Delta, Framing, http_error};
+use crate::wire::{Decoder, DecoderLimits, Delta, Framing, Shapes, http_error};
 
 /// How much of an error's body is read.
 const ERROR_BODY_BYTES_MAX: usize = 64 * 1024;
@@ -33,6 +33,7 @@ pub(crate) struct Exchange {
     client: Arc<Inner>,
     streamed: bool,
     trace: Option<TraceContext>,
+    shapes: Shapes,
     state: State,
 }
 
@@ -60,7 +61,18 @@ struct Reading {
 
 impl Exchange {
     pub(super) fn new(client: Arc<Inner>, streamed: bool, body: Bytes) -> Self {
-        Self { client, streamed, trace: None, state: State::Unsent { body } }
+        let shapes = Shapes::default();
+        Self { client, streamed, trace: None, shapes, state: State::Unsent { body } }
+    }
+
+    /// The same with the shapes of payloads that are known.
+    pub(super) fn with_shapes(self, shapes: Shapes) -> Self {
+        Self { shapes, ..self }
+    }
+
+    /// The shapes of payloads that are known now; none unless the response was read to its end.
+    pub(super) fn into_shapes(self) -> Shapes {
+        self.shapes
     }
 
     /// The same as a part of somebody's trace.
@@ -82,7 +94,11 @@ impl Exchange {
             State::Reading(reading) => reading,
             State::Over => return None,
         };
-        let mut batch = reading.next(&self.client, self.streamed).await?;
+        let next = reading.next(&self.client, self.streamed, &mut self.shapes).await;
+        let Some(mut batch) = next else {
+            self.shapes = reading.decoder.map(Decoder::into_shapes).unwrap_or_default();
+            return None;
+        };
         match &mut batch {
             Ok(deltas) => {
                 for error in deltas.iter_mut().filter_map(reported) {
@@ -128,6 +144,7 @@ impl Reading {
         &mut self,
         client: &Inner,
         streamed: bool,
+        shapes: &mut Shapes,
     ) -> Option<Result<Vec<Delta>, ProviderError>> {
         let mut batch = Vec::new();
         loop {
@@ -151,7 +168,8 @@ impl Reading {
                     }
                     let framing = framing(client, streamed, &self.response, &bytes);
                     self.whole = framing == Framing::Json;
-                    let decoder = Decoder::new(client.wire, framing, DecoderLimits::default());
+                    let (limits, shapes) = (DecoderLimits::default(), std::mem::take(shapes));
+                    let decoder = Decoder::with_shapes(client.wire, framing, limits, shapes);
                     self.decoder.insert(decoder)
                 }
             };

@@ -147,14 +147,19 @@ impl Blocks {
         match piece.kind() {
             "text_delta" => drop(say(&piece.text, Delta::Text, out)),
             "thinking_delta" => {
-                let said = say(&piece.thinking, Delta::Reasoning, out);
-                if let Some(State::Thinking { has_text, .. }) = self.open_mut(index) {
-                    *has_text |= said;
+                if say(&piece.thinking, Delta::Reasoning, out) {
+                    self.thought(index);
                 }
             }
             "input_json_delta" => {
                 if let Some(more) = &piece.partial_json.0 {
-                    self.push_input(index, more, out);
+                    let call = self.input(index, more);
+                    out.extend(call.map(|call| {
+                        Delta::Call(CallPiece {
+                            arguments: Some(more.clone().into_owned()),
+                            ..call
+                        })
+                    }));
                 }
             }
             "signature_delta" => {
@@ -229,12 +234,20 @@ impl Blocks {
         }
     }
 
-    fn push_input(&mut self, index: Option<u64>, more: &str, out: &mut Vec<Delta>) {
+    /// Text of the thinking in this block came.
+    pub(super) fn thought(&mut self, index: Option<u64>) {
+        if let Some(State::Thinking { has_text, .. }) = self.open_mut(index) {
+            *has_text = true;
+        }
+    }
+
+    /// More of a call's arguments came, which are of the call that is returned.
+    pub(super) fn input(&mut self, index: Option<u64>, more: &str) -> Option<CallPiece> {
         let mut piece = CallPiece { index, ..CallPiece::default() };
         if let Some(place) = self.place(index)
             && let Some(open) = self.open.get_mut(place)
         {
-            let State::Call { in_pieces, service, .. } = &mut open.state else { return };
+            let State::Call { in_pieces, service, .. } = &mut open.state else { return None };
             *in_pieces |= !more.trim_ascii().is_empty();
             piece.index = Some(open.index);
             if let Some(kept) = service {
@@ -242,10 +255,7 @@ impl Blocks {
                 kept.push_input(more);
             }
         }
-        if !more.is_empty() {
-            piece.arguments = Some(more.to_owned());
-            out.push(Delta::Call(piece));
-        }
+        (!more.is_empty()).then_some(piece)
     }
 
     fn ended(&mut self, index: u64, state: State, out: &mut Vec<Delta>) {

@@ -128,13 +128,6 @@ impl Items {
         found
     }
 
-    /// So many more bytes of text came for the item that was found last.
-    pub(super) fn said_more(&mut self, bytes: usize) {
-        if let Some(item) = self.known.get_mut(self.current) {
-            item.piece_bytes += bytes;
-        }
-    }
-
     /// The place of the item that an event means which tells of it as a whole: another item may
     /// come with an index that was in use.
     pub(super) fn find_whole(&mut self, kind: Kind, named: Named<'_>) -> Option<usize> {

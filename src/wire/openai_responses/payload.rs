@@ -6,16 +6,17 @@ use serde_json::{Map, Value};
 
 use super::items::{Kind, Named};
 use crate::wire::fields::{Fields, Fill};
-use crate::wire::loose::{Content, JsonText, Scalar};
+use crate::wire::loose::{Content, JsonText, Number, Scalar};
 use crate::wire::mend::value_of;
+use crate::wire::piece::{Outline, Said, Slot};
 
 #[derive(Default)]
 pub(super) struct Event<'a> {
     pub(super) kind: Scalar<'a>,
-    pub(super) output_index: Scalar<'a>,
+    pub(super) output_index: Number<'a>,
     pub(super) item_id: Scalar<'a>,
     /// Of a content or of a summary.
-    pub(super) part_index: Scalar<'a>,
+    pub(super) part_index: Number<'a>,
     pub(super) delta: Content<'a>,
     pub(super) text: Content<'a>,
     pub(super) refusal: Content<'a>,
@@ -28,6 +29,8 @@ pub(super) struct Event<'a> {
     /// Of a plain body.
     pub(super) output: Option<&'a RawValue>,
     pub(super) object: Scalar<'a>,
+    /// What nobody reads, and what is another in each payload.
+    pub(super) noise: [Option<&'a RawValue>; 2],
 }
 
 impl<'de> Fields<'de> for Event<'de> {
@@ -48,9 +51,33 @@ impl<'de> Fields<'de> for Event<'de> {
             "error" => self.error = map.next_value()?,
             "output" => self.output = map.next_value()?,
             "object" => self.object = map.next_value()?,
+            "sequence_number" => self.noise[0] = map.next_value()?,
+            "obfuscation" => self.noise[1] = map.next_value()?,
             _ => return Ok(false),
         }
         Ok(true)
+    }
+}
+
+impl<'a> Event<'a> {
+    /// Its type, or else its name.
+    pub(super) fn word<'s>(&'s self, name: &'s str) -> &'s str {
+        self.kind.as_text().filter(|word| !word.is_empty()).unwrap_or(name)
+    }
+
+    /// Which item it means.
+    pub(super) fn named(&self) -> Named<'_> {
+        let (index, id) = (self.output_index.value(), self.item_id.as_text());
+        Named { index, id, ..Named::default() }
+    }
+
+    /// Where the piece stands of an event that holds one.
+    pub(super) fn outline(&self, said: Said) -> Option<Outline<'a>> {
+        let outline = Outline::of(said).content(Slot::Text, &self.delta)?;
+        let outline = outline.number(Slot::Index, self.output_index)?;
+        let outline = outline.number(Slot::Part, self.part_index)?;
+        let outline = outline.scalar(Slot::Id, &self.item_id)?;
+        outline.unread(Slot::Noise, self.noise[0])?.unread(Slot::Noise, self.noise[1])
     }
 }
 

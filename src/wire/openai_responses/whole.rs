@@ -23,7 +23,7 @@ impl OpenaiResponses {
             return;
         }
         let id = body.id.as_text().or(event.item_id.as_text());
-        let (kind, named) = body.named(event.output_index.as_number(), id);
+        let (kind, named) = body.named(event.output_index.value(), id);
         let found = self.items.find_whole(kind, named);
         let known = found.and_then(|place| self.items.at(place)).map(|item| item.is_done);
         // What begins after the end of another with its index is not that one.
