@@ -222,7 +222,8 @@ impl State {
             }
             AccumulatorMessage::ResponseEnded { turn, attempt, end, pass } => {
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
-                current.pass = pass;
+                // A turn that is over judges nothing.
+                current.pass = pass.filter(|_| current.request.is_some());
                 current.turn.handle_response_end(now, end);
             }
             AccumulatorMessage::PlaceGranted { key } => {
