@@ -84,27 +84,14 @@ impl SessionHandle {
         let new = ids::run_id();
         // Before the run begins, so that none of its events is missed.
         let (mut events, live) = self.enter(|live| live.listeners.subscribe_to(&new)).await?;
-        let ask = |reply| {
-            let (id, request) = (new.clone(), Box::new(request.clone()));
-            SessionMessage::StartRun { id, request, reply }
-        };
-        let (accepted, taker) = self.link.ask(&self.id, ask).await?;
-        let RunAccepted { id, seq, report } = accepted?;
+        let (RunAccepted { id, seq, report }, taker) = self.accept(&new, &request).await?;
         let are_whole = Arc::ptr_eq(&live, &taker) && id == new;
         if !are_whole {
             events = self.subscribe_to(&id).await?;
         }
         let log = Arc::clone(&taker.log);
-        let shared = Arc::clone(&self.link.shared);
-        let report = match report {
-            Some(told) => ReportFuture::new(async move {
-                let (report, upto) = told.await.unwrap_or_else(|_| Err(shared.gone()))?;
-                log.until_durable(upto).await?;
-                Ok(report)
-            }),
-            None => ReportFuture::new(past::report(self.clone(), id.clone())),
-        };
-        let log = Arc::clone(&taker.log);
+        let told = past::told(self.clone(), id.clone(), report, Arc::clone(&log));
+        let report = ReportFuture::new(told);
         Ok(StartedRun { run_id: id, seq, are_whole, events, report, log })
     }
 
@@ -113,9 +100,24 @@ impl SessionHandle {
     /// # Errors
     /// As [`Self::start_run`], and when the session is closed meanwhile.
     pub async fn run(&self, request: impl Into<RunRequest>) -> Result<RunReport, HostError> {
-        let StartedRun { events, report, .. } = self.start_run(request).await?;
-        drop(events);
-        report.await
+        // Nobody hears its events for the sake of this.
+        let (accepted, taker) = self.accept(&ids::run_id(), &request.into()).await?;
+        let RunAccepted { id, seq: _, report } = accepted;
+        past::told(self.clone(), id, report, Arc::clone(&taker.log)).await
+    }
+
+    /// Has the session begin a run, or take it for the one of then. Says who has taken it.
+    async fn accept(
+        &self,
+        new: &RunId,
+        request: &RunRequest,
+    ) -> Result<(RunAccepted, Arc<Live>), HostError> {
+        let ask = |reply| {
+            let (id, request) = (new.clone(), Box::new(request.clone()));
+            SessionMessage::StartRun { id, request, reply }
+        };
+        let (accepted, taker) = self.link.ask(&self.id, ask).await?;
+        Ok((accepted?, taker))
     }
 
     /// Listens to the session's events from now on, until the session ends. One that is listened

@@ -9,11 +9,12 @@ use tokio::sync::oneshot;
 use super::error::HostError;
 use super::handle::SessionHandle;
 use super::live::Link;
-use super::message::HostMessage;
+use super::message::{HostMessage, Told};
 use super::publish::Publisher;
 use super::report::{CallReport, Messages, RunReport};
 use super::session::{Beginning, Opening};
 use crate::event::Event;
+use crate::journal::SessionLog;
 use crate::record::{Entry, Record, Seq};
 use crate::telemetry::Delivery;
 use crate::turn::{ApprovalError, Decision, PastRun, Rebuilt, past_run};
@@ -30,8 +31,22 @@ impl SessionHandle {
     }
 }
 
+/// The report of a run, once it is over and that is durable: as its session tells it, if the run
+/// is the caller's.
+pub(super) async fn told(
+    session: SessionHandle,
+    run: RunId,
+    told: Option<oneshot::Receiver<Told>>,
+    log: Arc<SessionLog>,
+) -> Result<RunReport, HostError> {
+    let Some(told) = told else { return report(session, run).await };
+    let (report, upto) = told.await.unwrap_or_else(|_| Err(session.link.shared.gone()))?;
+    log.until_durable(upto).await?;
+    Ok(report)
+}
+
 /// The report of a run that was begun by somebody else, once it is over.
-pub(super) async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostError> {
+async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostError> {
     loop {
         // Before the look, so that its end cannot fall between the two.
         let mut events = session.subscribe_to(&run).await?;
@@ -58,10 +73,10 @@ async fn ended(link: &Link, id: &SessionId, run: &RunId) -> Result<Option<RunRep
         };
         past_run(&entries, &run, &limits).map_err(|error| HostError::Rebuild(error.to_string()))
     });
-    Ok(past.await??.map(told))
+    Ok(past.await??.map(as_told))
 }
 
-fn told(past: PastRun) -> RunReport {
+fn as_told(past: PastRun) -> RunReport {
     let PastRun { id, seq: _, end, text, error, stats, calls, first_message, messages } = past;
     let calls = calls
         .into_iter()

@@ -272,8 +272,8 @@ impl Spans {
         let start = (run.clock + (*started)?).clamp(run.began, now.max(run.began));
         let mut attributes = vec![
             text("gen_ai.operation.name", "execute_tool"),
-            text("gen_ai.tool.name", &call.name),
-            text("gen_ai.tool.call.id", call.provider_id.as_ref().unwrap_or(&call.id)),
+            text("gen_ai.tool.name", &*call.name),
+            text("gen_ai.tool.call.id", &**call.provider_id.as_ref().unwrap_or(&call.id)),
             text("gen_ai.tool.type", "function"),
             text("gen_ai.agent.name", &run.agent),
             text("gen_ai.conversation.id", session.as_str()),
