@@ -88,9 +88,9 @@ pub struct CallReport {
     /// What clients know it by.
     pub tool_id: String,
     /// What the provider called it.
-    pub provider_id: Option<Arc<str>>,
+    pub provider_id: Option<String>,
     /// The tool's name.
-    pub tool_name: Arc<str>,
+    pub tool_name: String,
     /// The arguments as understood.
     pub arguments: Arc<Value>,
     /// What became of it.
@@ -126,8 +126,8 @@ impl CallReport {
             turn: call.key.turn,
             call_index: call.key.index,
             tool_id: call.key.to_string(),
-            provider_id: call.provider_id,
-            tool_name: call.name,
+            provider_id: call.provider_id.as_deref().map(str::to_owned),
+            tool_name: call.name.to_string(),
             arguments: call.arguments,
             status: outcome.status,
             result: outcome.content,

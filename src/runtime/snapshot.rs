@@ -58,7 +58,7 @@ pub struct PendingApproval {
     /// What clients know the call by.
     pub tool_id: String,
     /// The tool's name.
-    pub tool_name: Arc<str>,
+    pub tool_name: String,
     /// What is asked.
     pub phase: ApprovalPhase,
     /// The arguments as they will be run, or were: a JSON object.
@@ -76,7 +76,7 @@ impl PendingApproval {
         let ApprovalRequest { call, phase, arguments, arguments_sha256, output_summary } = asked;
         Self {
             tool_id: call.key.to_string(),
-            tool_name: call.name,
+            tool_name: call.name.to_string(),
             phase,
             input: arguments,
             arguments_sha256,
