@@ -241,9 +241,9 @@ fn table() {
         renew: RENEW,
     };
     let rows = [
-        memory("W1, 1 session", W1, 1, 1500),
-        memory("W1, 256 sessions", W1, 256, 8),
-        Case { journal: "strict", ..memory("W1, 256 sessions, strict journal", W1, 256, 4) },
+        memory("W1, 1 session", W1, 1, 5000),
+        memory("W1, 256 sessions", W1, 256, 24),
+        Case { journal: "strict", ..memory("W1, 256 sessions, strict journal", W1, 256, 12) },
         Case { renew: 1, ..memory("fat stream, 1 session", FAT, 1, 40) },
     ]
     .map(|case| case.measure());
