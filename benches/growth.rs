@@ -9,6 +9,8 @@
 //! What is left of the turn beside these may not grow.
 #![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
+#[path = "shared/chat.rs"]
+mod chat;
 #[path = "shared/report.rs"]
 mod report;
 #[path = "shared/times.rs"]
@@ -32,6 +34,7 @@ use callsheet::runtime::{Host, HostSetup, OpenSession};
 use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use callsheet::types::{RunEnd, Wire};
 use callsheet::wire::ToolDefinition;
+use chat::{end, event};
 use parking_lot::Mutex;
 use report::Report;
 use serde_json::json;
@@ -79,19 +82,13 @@ impl Tool for WorkTool {
 }
 
 fn answer(turn: usize) -> String {
-    let event = |delta: serde_json::Value, finish: Option<&str>| {
-        let body = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
-            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
-        format!("data: {body}\n\n")
-    };
-    let done = "data: [DONE]\n\n";
     if turn > TURNS[2] + AROUND {
-        return event(json!({"content": "Done."}), Some("stop")) + done;
+        return event(json!({"content": "Done."}), None) + &end("stop");
     }
     let arguments = json!({"i": turn, "pad": "about this many bytes"}).to_string();
     let call = json!({"index": 0, "id": format!("call_{turn:024}"), "type": "function",
         "function": {"name": "work", "arguments": arguments}});
-    event(json!({"tool_calls": [call]}), None) + &event(json!({}), Some("tool_calls")) + done
+    event(json!({"tool_calls": [call]}), None) + &end("tool_calls")
 }
 
 /// Its answers follow from how many requests there were.

@@ -3,8 +3,10 @@
 //! that the whole run takes in a host, metrics included.
 //!
 //! The provider answers from memory on a thread of its own, whose CPU is not counted.
-#![expect(clippy::unwrap_used, reason = "a bench that fails is wrong")]
+#![expect(clippy::unwrap_used, clippy::disallowed_methods, reason = "a bench that fails is wrong")]
 
+#[path = "shared/provider.rs"]
+mod provider;
 #[path = "shared/report.rs"]
 mod report;
 
@@ -12,10 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use axum::Router;
 use axum::body::Bytes;
-use axum::http::header::CONTENT_TYPE;
-use axum::routing::post;
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
 use callsheet::event::Event;
 use callsheet::runtime::{Host, HostSetup, OpenSession};
@@ -23,8 +22,9 @@ use callsheet::telemetry::{Delivery, Metrics, Telemetry};
 use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use callsheet::types::RunEnd;
 use futures::StreamExt as _;
+use provider::{end, event, serve, stream};
 use report::Report;
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::Instant;
 
@@ -61,43 +61,32 @@ impl Tool for WorkTool {
 
 /// The two answers as a service streams them.
 fn answers() -> (Bytes, Bytes) {
-    let chunk = |delta: Value, finish: Option<&str>| {
-        let body = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
-            "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
-        format!("data: {body}\n\n")
-    };
-    let text = || (0..TEXTS).map(|_| chunk(json!({"content": "words "}), None)).collect::<String>();
+    let text = || (0..TEXTS).map(|_| event(json!({"content": "words "}), None)).collect::<String>();
     let mut calls = text();
     for index in 0..CALLS {
         let function = json!({"name": "work", "arguments": format!("{{\"i\":{index}}}")});
         let call = json!({"index": index, "id": format!("call_{index}"), "type": "function",
             "function": function});
-        calls += &chunk(json!({"tool_calls": [call]}), None);
+        calls += &event(json!({"tool_calls": [call]}), None);
     }
-    let done = "data: [DONE]\n\n";
-    let end = |finish| chunk(json!({}), Some(finish)) + done;
     (Bytes::from(calls + &end("tool_calls")), Bytes::from(text() + &end("stop")))
 }
 
 /// Starts a provider on a thread of its own; its address.
 fn provider() -> String {
     let (calls, text) = answers();
-    let answer = move |body: Bytes| {
-        let answered = memchr::memmem::find(&body, b"\"role\":\"tool\"").is_some();
-        let body = if answered { text.clone() } else { calls.clone() };
-        async move { ([(CONTENT_TYPE, "text/event-stream")], body) }
-    };
     let (address, told) = std::sync::mpsc::channel();
-    let serve = move || {
+    let work = move || {
         Builder::new_current_thread().enable_all().build().unwrap().block_on(async {
-            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            address.send(listener.local_addr().unwrap()).unwrap();
-            let router = Router::new().route("/v1/chat/completions", post(answer));
-            axum::serve(listener, router).await.unwrap();
+            let answer = move |_: &[u8], answered| {
+                stream(if answered { text.clone() } else { calls.clone() })
+            };
+            address.send(serve(answer).await).unwrap();
+            std::future::pending::<()>().await;
         });
     };
-    std::thread::Builder::new().name(PROVIDER.to_owned()).spawn(serve).unwrap();
-    format!("http://{}/v1", told.recv().unwrap())
+    std::thread::Builder::new().name(PROVIDER.to_owned()).spawn(work).unwrap();
+    told.recv().unwrap()
 }
 
 async fn host(base_url: &str) -> Host {

@@ -1,23 +1,15 @@
 //! A service of the Chat Completions wire in this process, which answers as a bench says.
 
+#[path = "chat.rs"]
+mod chat;
+
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::extract::DefaultBodyLimit;
 use axum::http::header::CONTENT_TYPE;
 use axum::routing::post;
-use serde_json::{Value, json};
 
-/// One event of a streamed answer.
-pub(crate) fn event(delta: Value, finish: Option<&str>) -> String {
-    let body = json!({"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m",
-        "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
-    format!("data: {body}\n\n")
-}
-
-/// The last event of a streamed answer, and what stands behind it.
-pub(crate) fn end(finish: &str) -> String {
-    event(json!({}), Some(finish)) + "data: [DONE]\n\n"
-}
+pub(crate) use chat::{end, event};
 
 /// An answer as it is sent: its body, and the body's type.
 pub(crate) type Answer = (&'static str, Body);

@@ -44,6 +44,13 @@ pub(super) struct LiveState {
     pub(super) touched_ms: AtomicU64,
 }
 
+impl LiveState {
+    /// Whether it has actors for a run, and no run.
+    pub(super) fn may_rest(&self) -> bool {
+        self.has_actors.load(Ordering::Acquire) && !self.running.load(Ordering::Acquire)
+    }
+}
+
 /// A host's sessions, for those who ask them.
 #[derive(Clone, Debug)]
 pub(super) struct Link {

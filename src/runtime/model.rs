@@ -124,14 +124,14 @@ impl ModelClient {
 
     fn exchange(&self, request: &ModelRequest) -> Exchange {
         let body = self.inner.wire.request_body(request);
-        Exchange::new(Arc::clone(&self.inner), request.stream, body.into())
+        Exchange::new(Arc::clone(&self.inner), request.stream, body.into(), Shapes::default())
     }
 
     /// A session's next exchange, which has not begun yet.
     pub(super) fn next_exchange(&self, request: &ModelRequest, carried: &mut Carried) -> Exchange {
         let body = carried.written.next(self.inner.wire, request);
         let shapes = std::mem::take(&mut carried.shapes);
-        Exchange::new(Arc::clone(&self.inner), request.stream, body).with_shapes(shapes)
+        Exchange::new(Arc::clone(&self.inner), request.stream, body, shapes)
     }
 }
 

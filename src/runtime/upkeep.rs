@@ -63,7 +63,7 @@ fn rest(shared: &super::shared::Shared) {
             Some(idle) if u128::from(idle_ms) >= idle.as_millis() => {
                 let _ = live.actor.cast(SessionMessage::Hibernate { idle });
             }
-            _ if idle_ms >= ACTORS_KEPT_MS && live.state.has_actors.load(Ordering::Acquire) => {
+            _ if idle_ms >= ACTORS_KEPT_MS && live.state.may_rest() => {
                 let _ = live.actor.cast(SessionMessage::Rest);
             }
             _ => {}

@@ -60,14 +60,9 @@ struct Reading {
 }
 
 impl Exchange {
-    pub(super) fn new(client: Arc<Inner>, streamed: bool, body: Bytes) -> Self {
-        let shapes = Shapes::default();
+    /// `shapes` are those of payloads that are known.
+    pub(super) fn new(client: Arc<Inner>, streamed: bool, body: Bytes, shapes: Shapes) -> Self {
         Self { client, streamed, trace: None, shapes, state: State::Unsent { body } }
-    }
-
-    /// The same with the shapes of payloads that are known.
-    pub(super) fn with_shapes(self, shapes: Shapes) -> Self {
-        Self { shapes, ..self }
     }
 
     /// The shapes of payloads that are known now; none unless the response was read to its end.

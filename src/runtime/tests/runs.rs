@@ -184,6 +184,52 @@ async fn parallel_calls_run_beside_each_other() {
 }
 
 #[tokio::test]
+async fn a_running_turn_shows_results_in_call_order_up_to_the_first_that_is_open() {
+    let names = ["a", "b", "c"];
+    let provider = Provider::calling(&[("a", "{}"), ("b", "{}"), ("c", "{}")]).await;
+    let gates = names.map(|_| Arc::new(Semaphore::new(0)));
+    let tools = names.iter().zip(&gates).map(|(name, gate)| {
+        let gate = Arc::clone(gate);
+        tool(spec(name), move |_| {
+            let gate = Arc::clone(&gate);
+            async move {
+                gate.acquire().await.unwrap().forget();
+                Ok("done".into())
+            }
+        })
+    });
+    let host = host(&provider, registry(tools), |config| {
+        config.agents.get_mut("default").unwrap().execution = Execution::Parallel { max: 3 };
+    })
+    .await;
+    let session = session(&host).await;
+    let run = session.start_run("go").await.unwrap();
+    let running = |count| {
+        let host = host.clone();
+        until("so many run", move || host.counts().tools_running == count)
+    };
+    running(3).await;
+    for (next, left, shown) in [(1, 2, &[][..]), (0, 1, &names[..2])] {
+        gates[next].add_permits(1);
+        running(left).await;
+        let told = timeout(SOON, async {
+            loop {
+                let current = session.snapshot().await.unwrap().current_run.unwrap();
+                let told: Vec<_> = current.results.into_iter().map(|call| call.tool_name).collect();
+                if told.len() >= shown.len() {
+                    return told;
+                }
+                sleep(Duration::from_millis(1)).await;
+            }
+        });
+        assert_eq!(told.await.unwrap(), shown);
+    }
+    gates[2].add_permits(1);
+    assert_eq!(timeout(SOON, run.report).await.unwrap().unwrap().calls.len(), 3);
+    nothing_left(&host).await;
+}
+
+#[tokio::test]
 async fn a_broken_stream_is_asked_for_again() {
     let provider = Provider::new(|n, _| match n {
         0 => Reply::Break(vec![provider::text("half an ")]),
