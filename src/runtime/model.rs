@@ -18,7 +18,7 @@ use reqwest::header::{
     ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, InvalidHeaderValue,
 };
 use reqwest::redirect::Policy;
-use reqwest::{Client, Url};
+use reqwest::{Client, Method, Request, RequestBuilder, Url};
 
 pub use crate::wire::ModelRequest;
 pub(super) use exchange::Exchange;
@@ -54,12 +54,18 @@ pub struct ModelClient {
 #[derive(Debug)]
 struct Inner {
     http: Client,
-    streamed_url: Url,
-    plain_url: Url,
+    streamed: Target,
+    plain: Target,
     wire: Wire,
-    headers: HeaderMap,
     first_event_timeout: Duration,
     idle_timeout: Duration,
+}
+
+/// Where requests of a kind go, with all their headers.
+#[derive(Debug)]
+struct Target {
+    url: Url,
+    headers: HeaderMap,
 }
 
 impl ModelClient {
@@ -68,29 +74,25 @@ impl ModelClient {
     /// # Errors
     /// When address, key or headers cannot be put into a request.
     pub fn new(config: &ModelConfig) -> Result<Self, InvalidModel> {
-        let url = |stream| {
-            let url = config.wire.url(config.base_url.as_str(), &config.model, stream);
-            Url::parse(&url).map_err(|error| InvalidModel(error.to_string()))
-        };
-        let (streamed_url, plain_url) = (url(true)?, url(false)?);
-        let headers = headers(config)?;
-        let loopback = is_loopback(&plain_url);
+        let (streamed, plain) = (Target::new(config, true)?, Target::new(config, false)?);
+        let loopback = is_loopback(&plain.url);
         let http = tls::client(|| {
             let builder = Client::builder()
                 .connect_timeout(config.connect_timeout)
                 .tcp_nodelay(true)
                 // A redirected POST would take key and conversation to another place.
-                .redirect(Policy::none());
+                .redirect(Policy::none())
+                // An attempt is one exchange, and whether there is another is the turn's decision.
+                .retry(reqwest::retry::never().max_retries_per_request(0));
             if loopback { builder.no_proxy() } else { builder }
         })
         .map_err(|error| InvalidModel(trouble::describe(&error)))?;
         Ok(Self {
             inner: Arc::new(Inner {
                 http,
-                streamed_url,
-                plain_url,
+                streamed,
+                plain,
                 wire: config.wire,
-                headers,
                 first_event_timeout: config.first_event_timeout,
                 idle_timeout: config.idle_timeout,
             }),
@@ -136,18 +138,28 @@ impl ModelClient {
 }
 
 impl Inner {
-    fn request(&self, body: Bytes, streamed: bool) -> reqwest::RequestBuilder {
-        let (url, accept) = match self.wire.framing(streamed) {
-            Framing::Sse => (&self.streamed_url, "text/event-stream"),
-            Framing::JsonLines => (&self.streamed_url, "application/x-ndjson"),
-            Framing::Json | Framing::JsonArray => (&self.plain_url, "application/json"),
+    fn request(&self, body: Bytes, streamed: bool) -> RequestBuilder {
+        let Target { url, headers } = match self.wire.framing(streamed) {
+            Framing::Sse | Framing::JsonLines => &self.streamed,
+            Framing::Json | Framing::JsonArray => &self.plain,
         };
-        self.http
-            .post(url.clone())
-            .header(ACCEPT, accept)
-            .header(CONTENT_TYPE, "application/json")
-            .headers(self.headers.clone())
-            .body(body)
+        let mut request = Request::new(Method::POST, url.clone());
+        *request.headers_mut() = headers.clone();
+        *request.body_mut() = Some(body.into());
+        RequestBuilder::from_parts(self.http.clone(), request)
+    }
+}
+
+impl Target {
+    fn new(config: &ModelConfig, streamed: bool) -> Result<Self, InvalidModel> {
+        let url = config.wire.url(config.base_url.as_str(), &config.model, streamed);
+        let url = Url::parse(&url).map_err(|error| InvalidModel(error.to_string()))?;
+        let accept = match config.wire.framing(streamed) {
+            Framing::Sse => "text/event-stream",
+            Framing::JsonLines => "application/x-ndjson",
+            Framing::Json | Framing::JsonArray => "application/json",
+        };
+        Ok(Self { url, headers: headers(config, accept)? })
     }
 }
 
@@ -163,8 +175,10 @@ impl From<InvalidHeaderValue> for InvalidModel {
     }
 }
 
-fn headers(config: &ModelConfig) -> Result<HeaderMap, InvalidModel> {
+fn headers(config: &ModelConfig, accept: &'static str) -> Result<HeaderMap, InvalidModel> {
     let mut headers = HeaderMap::new();
+    headers.insert(ACCEPT, HeaderValue::from_static(accept));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     let agent = concat!("callsheet/", env!("CARGO_PKG_VERSION"));
     headers.insert(reqwest::header::USER_AGENT, HeaderValue::from_static(agent));
     for (name, value) in config.wire.headers() {

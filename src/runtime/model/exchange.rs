@@ -82,7 +82,7 @@ impl Exchange {
             State::Unsent { body } => match self.send(body).await {
                 Ok(reading) => Box::new(reading),
                 Err(mut error) => {
-                    trouble::place(&mut error, &self.client.plain_url);
+                    trouble::place(&mut error, &self.client.plain.url);
                     return Some(Err(error));
                 }
             },
@@ -98,10 +98,10 @@ impl Exchange {
             Ok(deltas) => {
                 for error in deltas.iter_mut().filter_map(reported) {
                     reading.wishes.put_on(error);
-                    trouble::place(error, &self.client.plain_url);
+                    trouble::place(error, &self.client.plain.url);
                 }
             }
-            Err(error) => trouble::place(error, &self.client.plain_url),
+            Err(error) => trouble::place(error, &self.client.plain.url),
         }
         if batch.is_ok() {
             self.state = State::Reading(reading);
