@@ -173,11 +173,9 @@ async fn bare_run(client: ModelClient, execution: Execution) -> String {
             }
         };
         let text = response.text().to_owned();
-        messages.push(Arc::new(Message::Assistant(ResponseMessage {
-            text,
-            calls,
-            ..ResponseMessage::default()
-        })));
+        messages.push(Arc::new(Message::Assistant(
+            ResponseMessage { text, calls, ..ResponseMessage::default() }.into(),
+        )));
         messages.extend(results.into_iter().map(Arc::new));
     }
 }
@@ -203,7 +201,12 @@ async fn run_tool(call: ToolCall) -> Message {
         Arc::new(|_| {}),
     );
     let ToolOutput(content) = WorkTool.run(context).await.unwrap();
-    Message::Tool { call_id: call.id, name: call.name, content, metadata: json!({}) }
+    Message::Tool {
+        call_id: call.id,
+        name: call.name,
+        content: content.into(),
+        metadata: json!({}),
+    }
 }
 
 fn main() {

@@ -206,7 +206,7 @@ pub enum Event {
         /// The provider's reason for the end, if it gave one.
         finish_reason: Option<FinishReason>,
         /// Why it failed, if it did.
-        error: Option<ProviderError>,
+        error: Option<Box<ProviderError>>,
     },
     /// Another attempt of the turn begins after a wait, or the host stopped in the middle of one
     /// and goes on with what it has kept of it. What was shown of the turn is void.
@@ -258,7 +258,7 @@ pub enum Event {
         /// What went wrong, if something did.
         error: Option<RunError>,
         /// Its sums.
-        stats: RunStats,
+        stats: Box<RunStats>,
     },
 }
 

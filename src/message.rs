@@ -28,7 +28,7 @@ pub enum Message {
         content: Content,
     },
     /// What the model said.
-    Assistant(ResponseMessage),
+    Assistant(Arc<ResponseMessage>),
     /// What became of one call.
     Tool {
         /// The id of the call that is answered.
@@ -36,7 +36,7 @@ pub enum Message {
         /// The tool's name.
         name: Arc<str>,
         /// What the model is told.
-        content: String,
+        content: Arc<str>,
         /// What else there is to know of the result: a JSON object.
         metadata: Value,
     },
@@ -100,7 +100,8 @@ impl Serialize for Message {
                 map.serialize_entry("role", "user")?;
                 map.serialize_entry("content", content)?;
             }
-            Self::Assistant(ResponseMessage { text, reasoning, calls, .. }) => {
+            Self::Assistant(message) => {
+                let ResponseMessage { text, reasoning, calls, .. } = &**message;
                 map.serialize_entry("role", "assistant")?;
                 let content = Some(text).filter(|text| !text.is_empty() || calls.is_empty());
                 map.serialize_entry("content", &content)?;
@@ -185,11 +186,14 @@ mod tests {
             arguments: json!({"a": 1}).into(),
             raw: Some("\"{\\\"a\\\":1}\"".into()),
         };
-        let message = Message::Assistant(ResponseMessage {
-            reasoning: "hm".into(),
-            calls: vec![call],
-            ..ResponseMessage::default()
-        });
+        let message = Message::Assistant(
+            ResponseMessage {
+                reasoning: "hm".into(),
+                calls: vec![call],
+                ..ResponseMessage::default()
+            }
+            .into(),
+        );
         let calls = json!([{"id": "c0", "type": "function",
             "function": {"name": "add", "arguments": "{\"a\":1}"}}]);
         check(
@@ -197,7 +201,7 @@ mod tests {
             json!({"role": "assistant", "content": null, "tool_calls": calls,
                 "metadata": {"reasoning": "hm"}}),
         );
-        let empty = Message::Assistant(ResponseMessage::default());
+        let empty = Message::Assistant(ResponseMessage::default().into());
         let form = json!({"role": "assistant", "content": ""});
         check(&empty, form);
     }

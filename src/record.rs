@@ -136,7 +136,7 @@ pub enum Record {
         input: Content,
         /// What the run changes about its agent.
         #[serde(skip_serializing_if = "RunOverrides::is_none", default)]
-        overrides: RunOverrides,
+        overrides: Box<RunOverrides>,
         /// Which request brought it.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         request: Option<RequestKey>,
@@ -152,7 +152,7 @@ pub enum Record {
         input: Content,
         /// What the run changes about its agent.
         #[serde(skip_serializing_if = "RunOverrides::is_none", default)]
-        overrides: RunOverrides,
+        overrides: Box<RunOverrides>,
         /// The name of the model that it asks first, at its service.
         model: String,
         /// How its calls are run.
@@ -208,7 +208,7 @@ pub enum Record {
         /// How it ended.
         ending: Ending,
         /// What is kept of it.
-        message: ResponseMessage,
+        message: Arc<ResponseMessage>,
         /// The provider's word, if it gave one.
         finish_reason: Option<FinishReason>,
         /// What it cost.

@@ -74,7 +74,7 @@ impl Played {
     /// The answers as the model was told them.
     fn told(&self) -> Vec<&str> {
         let told = self.report.run_messages().iter().filter_map(|message| match &**message {
-            Message::Tool { content, .. } => Some(content.as_str()),
+            Message::Tool { content, .. } => Some(&**content),
             Message::User { .. } | Message::Assistant { .. } => None,
         });
         told.collect()

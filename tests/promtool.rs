@@ -97,7 +97,7 @@ fn events() -> Vec<Event> {
         end,
         text: String::new(),
         error,
-        stats: RunStats::default(),
+        stats: Box::new(RunStats::default()),
     };
     let failed =
         RunError { code: "provider_error".into(), message: "it broke".into(), transient: true };
@@ -129,7 +129,7 @@ fn events() -> Vec<Event> {
         Event::ArgumentsOdd { call, id: "1".into(), oddity: Oddity::Invalid, raw: "[".into() },
         Event::CallEnded { result: Box::new(result), parallel: false, early: false },
         attempt(None),
-        attempt(Some(ProviderError::new(ProviderErrorKind::Timeout, "nothing came"))),
+        attempt(Some(Box::new(ProviderError::new(ProviderErrorKind::Timeout, "nothing came")))),
         Event::LimitReached {
             limit: "max_turns".into(),
             value: 11,

@@ -23,7 +23,7 @@ pub struct History {
     /// What users said while a turn goes on: it stands behind the turn.
     undelivered: Vec<Content>,
     /// Calls that the session was opened with and that nobody has answered: its first turn.
-    open: Option<ResponseMessage>,
+    open: Option<Arc<ResponseMessage>>,
 }
 
 impl History {
@@ -38,8 +38,8 @@ impl History {
     pub fn seeded(seed: Seed) -> Self {
         let mut history = Self { open: seed.open, ..Self::default() };
         for message in &seed.messages {
-            if let Message::Assistant(ResponseMessage { calls, .. }) = message.as_ref() {
-                history.count_calls(calls);
+            if let Message::Assistant(message) = message.as_ref() {
+                history.count_calls(&message.calls);
             }
         }
         history.messages = seed.messages.into();
@@ -60,7 +60,7 @@ impl History {
     /// first turn goes on from.
     #[must_use]
     pub fn open_calls(&self) -> Option<&ResponseMessage> {
-        self.open.as_ref()
+        self.open.as_deref()
     }
 
     /// A user said something while `after_turn` went on. It stands right behind that turn, which
@@ -90,7 +90,7 @@ impl History {
     pub fn commit(
         &mut self,
         turn: u32,
-        message: Option<&ResponseMessage>,
+        message: Option<&Arc<ResponseMessage>>,
         results: &[ToolResult],
         max_result_bytes: usize,
     ) {
@@ -111,8 +111,8 @@ impl History {
             return;
         }
         if let Some(Message::Tool { content, .. }) = self.messages.get_mut(last) {
-            content.push_str(if self.noted { "\n" } else { "\n\n" });
-            content.push_str(note);
+            let between = if self.noted { "\n" } else { "\n\n" };
+            *content = [&**content, between, note].concat().into();
             self.noted = true;
         }
     }
@@ -175,7 +175,7 @@ impl History {
     fn write<'a>(
         &mut self,
         turn: u32,
-        message: Option<&ResponseMessage>,
+        message: Option<&Arc<ResponseMessage>>,
         max_result_bytes: usize,
         answer: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
     ) {
@@ -191,12 +191,12 @@ impl History {
 
     fn write_message<'a>(
         &mut self,
-        message: &ResponseMessage,
+        message: &Arc<ResponseMessage>,
         max_result_bytes: usize,
         answer: impl Fn(CallKey) -> Option<(&'a ToolOutcome, &'a ResultNotes)>,
     ) {
         self.count_calls(&message.calls);
-        self.messages.push(Message::Assistant(message.clone()));
+        self.messages.push(Message::Assistant(Arc::clone(message)));
         for call in &message.calls {
             // A call without an outcome would be a bug of the turn; the check at request building
             // answers it and counts that.
@@ -240,16 +240,16 @@ fn is_like_ours(id: &str) -> bool {
 }
 
 /// The part of a result that the model is shown, and how much there was.
-fn shorten(content: &str, bytes_max: usize) -> String {
+fn shorten(content: &Arc<str>, bytes_max: usize) -> Arc<str> {
     if content.len() <= bytes_max {
-        return content.to_owned();
+        return Arc::clone(content);
     }
     let mut cut = bytes_max;
     while !content.is_char_boundary(cut) {
         cut -= 1;
     }
     let shown = content.get(..cut).unwrap_or_default();
-    format!("{shown}\n[the result is cut here: {cut} of {} bytes are shown]", content.len())
+    format!("{shown}\n[the result is cut here: {cut} of {} bytes are shown]", content.len()).into()
 }
 
 #[cfg(test)]
@@ -283,7 +283,8 @@ mod tests {
 
     #[test]
     fn notes_stand_behind_the_last_result_in_lines_of_their_own() {
-        let message = ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() };
+        let message =
+            Arc::new(ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() });
         let mut history = History::new();
         history.commit(1, Some(&message), &[result(call(0), "eight")], 1024);
         history.add_note("[callsheet: 1]");
@@ -294,8 +295,9 @@ mod tests {
 
     #[test]
     fn a_long_result_is_shown_in_part() {
-        assert_eq!(shorten("été", 5), "été");
-        assert_eq!(shorten("été", 4), "ét\n[the result is cut here: 3 of 5 bytes are shown]");
+        let shorten = |bytes_max| shorten(&"été".into(), bytes_max);
+        assert_eq!(&*shorten(5), "été");
+        assert_eq!(&*shorten(4), "ét\n[the result is cut here: 3 of 5 bytes are shown]");
     }
 
     #[test]
@@ -304,7 +306,8 @@ mod tests {
         let ids =
             ["call_4_3", "call_abc", "call_12", "call_1_", "call__1", "call_1_x", "toolu_1_2"];
         let calls = ids.map(|id| ToolCall { id: id.into(), ..call(0) });
-        let message = ResponseMessage { calls: calls.into(), ..ResponseMessage::default() };
+        let message =
+            Arc::new(ResponseMessage { calls: calls.into(), ..ResponseMessage::default() });
         history.commit(1, Some(&message), &[], 10);
         assert_eq!(*history.held_ids(), BTreeSet::from(["call_4_3".to_owned()]));
     }
@@ -316,8 +319,10 @@ mod tests {
             history.begin_run("Go on.".into());
             for turn in 1..=turns {
                 let call = call(turn);
-                let message =
-                    ResponseMessage { calls: vec![call.clone()], ..ResponseMessage::default() };
+                let message = Arc::new(ResponseMessage {
+                    calls: vec![call.clone()],
+                    ..ResponseMessage::default()
+                });
                 history.commit(turn, Some(&message), &[result(call, "noon")], 1024);
                 history.steer(turn, "And on.".into());
             }
@@ -336,8 +341,10 @@ mod tests {
 
     #[test]
     fn what_is_not_paired_is_read_until_it_is() {
-        let message =
-            ResponseMessage { calls: vec![call(0), call(1)], ..ResponseMessage::default() };
+        let message = Arc::new(ResponseMessage {
+            calls: vec![call(0), call(1)],
+            ..ResponseMessage::default()
+        });
         let mut history = History::new();
         history.begin_run("Go on.".into());
         history.commit(1, Some(&message), &[result(call(1), "noon")], 1024);
@@ -352,14 +359,15 @@ mod tests {
     #[test]
     fn a_turn_that_said_nothing_leaves_no_message() {
         let mut history = History::new();
-        history.commit(3, Some(&ResponseMessage::default()), &[], 10);
+        history.commit(3, Some(&Arc::default()), &[], 10);
         assert_eq!((history.messages().len(), history.turns()), (0, 3));
     }
 
     #[test]
     fn only_turns_with_calls_are_counted_as_such() {
-        let said = ResponseMessage { text: "noon".into(), ..ResponseMessage::default() };
-        let called = ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() };
+        let said = Arc::new(ResponseMessage { text: "noon".into(), ..ResponseMessage::default() });
+        let called =
+            Arc::new(ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() });
         let mut history = History::new();
         history.commit(1, Some(&said), &[], 10);
         history.commit(2, Some(&called), &[result(call(0), "")], 10);

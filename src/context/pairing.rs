@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use crate::message::{Message, ResponseMessage};
+use crate::message::Message;
 
 /// The messages with the pairing rule made true, and how many repairs that took: an answer added
 /// for a call without one, an answer left out that answers no call or answers it again.
@@ -38,9 +38,9 @@ fn repaired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
                 repairs += answer(&mut open, &mut sent);
                 sent.push(Arc::clone(message));
             }
-            Message::Assistant(ResponseMessage { calls, .. }) => {
+            Message::Assistant(response) => {
                 repairs += answer(&mut open, &mut sent);
-                open.extend(calls.iter().map(|call| (&call.id, &call.name)));
+                open.extend(response.calls.iter().map(|call| (&call.id, &call.name)));
                 sent.push(Arc::clone(message));
             }
         }
@@ -51,9 +51,9 @@ fn repaired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
 
 /// Whether the ids of a message's calls differ.
 fn is_unique(message: &Message) -> bool {
-    let Message::Assistant(ResponseMessage { calls, .. }) = message else { return true };
-    let ids: BTreeSet<&str> = calls.iter().map(|call| &*call.id).collect();
-    ids.len() == calls.len()
+    let Message::Assistant(message) = message else { return true };
+    let ids: BTreeSet<&str> = message.calls.iter().map(|call| &*call.id).collect();
+    ids.len() == message.calls.len()
 }
 
 fn answer(open: &mut Vec<(&Arc<str>, &Arc<str>)>, sent: &mut Vec<Arc<Message>>) -> u32 {
@@ -63,7 +63,7 @@ fn answer(open: &mut Vec<(&Arc<str>, &Arc<str>)>, sent: &mut Vec<Arc<Message>>) 
         sent.push(Arc::new(Message::Tool {
             call_id: Arc::clone(id),
             name: Arc::clone(name),
-            content: "Error: the result of this call was lost".to_owned(),
+            content: "Error: the result of this call was lost".into(),
             metadata: json!({"error": true}),
         }));
     }
@@ -73,6 +73,7 @@ fn answer(open: &mut Vec<(&Arc<str>, &Arc<str>)>, sent: &mut Vec<Arc<Message>>) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::message::ResponseMessage;
     use crate::types::{CallKey, ToolCall};
 
     fn user() -> Arc<Message> {
@@ -89,7 +90,7 @@ mod tests {
             raw: None,
         });
         let calls = calls.collect();
-        Arc::new(Message::Assistant(ResponseMessage { calls, ..ResponseMessage::default() }))
+        Arc::new(Message::Assistant(ResponseMessage { calls, ..ResponseMessage::default() }.into()))
     }
 
     fn tool(id: &str) -> Arc<Message> {

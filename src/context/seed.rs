@@ -20,7 +20,7 @@ const QUOTE_CHARS: usize = 64;
 pub struct Seed {
     pub(super) messages: Vec<Arc<Message>>,
     /// The last message, if it holds calls: they are the session's first turn.
-    pub(super) open: Option<ResponseMessage>,
+    pub(super) open: Option<Arc<ResponseMessage>>,
 }
 
 /// Messages that a session cannot be opened with: which, and why.
@@ -66,7 +66,7 @@ impl Seed {
         }
         let open = match messages.last().map(Arc::as_ref) {
             Some(Message::Assistant(message)) if !message.calls.is_empty() => {
-                Some(first_turn(message))
+                Some(Arc::new(first_turn(message)))
             }
             Some(_) | None => None,
         };
@@ -203,7 +203,9 @@ fn read_assistant(fields: &Map<String, Value>) -> Result<Message, Wrong> {
         return Err(wrong("", "it has neither content nor tool_calls"));
     }
     let reasoning = reasoning.to_owned();
-    Ok(Message::Assistant(ResponseMessage { text, reasoning, calls, ..ResponseMessage::default() }))
+    Ok(Message::Assistant(
+        ResponseMessage { text, reasoning, calls, ..ResponseMessage::default() }.into(),
+    ))
 }
 
 fn read_tool(fields: &Map<String, Value>, asked: &mut Calls) -> Result<Message, Wrong> {
@@ -212,7 +214,8 @@ fn read_tool(fields: &Map<String, Value>, asked: &mut Calls) -> Result<Message, 
     let metadata = Value::Object(metadata(fields)?);
     let call_id = filled(fields, "tool_call_id", "")?;
     let name = asked.answer(&call_id)?;
-    Ok(Message::Tool { call_id: call_id.into(), name: name.into(), content, metadata })
+    let (call_id, name, content) = (call_id.into(), name.into(), content.into());
+    Ok(Message::Tool { call_id, name, content, metadata })
 }
 
 fn read_calls(values: &[Value]) -> Result<Vec<ToolCall>, Wrong> {

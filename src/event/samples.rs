@@ -104,7 +104,7 @@ pub(crate) fn attempt_ended(error: Option<ProviderError>) -> Event {
         first_chunk: Some(Duration::from_millis(90)),
         usage: Usage { input_tokens: 10, output_tokens: 5, ..Usage::default() },
         finish_reason: None,
-        error,
+        error: error.map(Box::new),
     }
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn run_ended(end: RunEnd, error: Option<RunError>) -> Event {
         end,
         text: "It is noon.".into(),
         error,
-        stats: stats(),
+        stats: Box::new(stats()),
     }
 }
 

@@ -25,7 +25,7 @@ use std::fmt;
 use super::export::whole_history;
 use crate::context::{History, Seed};
 use crate::message::Message;
-use crate::record::{Entry, Record, ResponseMessage, Seq};
+use crate::record::{Entry, Record, Seq};
 use crate::types::{CallKey, Content, RunId, SessionId};
 use run::OpenRun;
 use turn::OpenTurn;
@@ -283,9 +283,8 @@ impl<'a> Verifier<'a> {
             }
         };
         for message in history.messages().iter() {
-            let Message::Assistant(ResponseMessage { calls, .. }) = message.as_ref() else {
-                continue;
-            };
+            let Message::Assistant(response) = message.as_ref() else { continue };
+            let calls = &response.calls;
             let ids: BTreeSet<&str> = calls.iter().map(|call| &*call.id).collect();
             if ids.len() < calls.len() {
                 // The check of the pairing takes for granted that there is none.

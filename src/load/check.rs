@@ -195,14 +195,16 @@ mod tests {
             raw: None,
         };
         let calls = (0..).zip(calls).map(call).collect();
-        Message::Assistant(ResponseMessage { text: text.into(), calls, ..Default::default() })
+        Message::Assistant(
+            ResponseMessage { text: text.into(), calls, ..Default::default() }.into(),
+        )
     }
 
     fn answered(id: &str, content: &str) -> Message {
         Message::Tool {
             call_id: id.into(),
             name: "work".into(),
-            content: content.to_owned(),
+            content: content.into(),
             metadata: json!({}),
         }
     }

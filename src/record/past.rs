@@ -182,7 +182,7 @@ impl Past {
                     end: *end,
                     text: text.clone(),
                     error: error.clone(),
-                    stats: stats.into(),
+                    stats: Box::new(stats.into()),
                 }
             }
             Record::SessionOpened { .. }

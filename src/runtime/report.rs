@@ -130,7 +130,7 @@ impl CallReport {
             tool_name: call.name.to_string(),
             arguments: call.arguments,
             status: outcome.status,
-            result: outcome.content,
+            result: outcome.content.to_string(),
             metadata,
             approval: approval(&notes),
             result_rejected: notes.after.as_ref().is_some_and(is_no),

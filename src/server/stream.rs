@@ -169,7 +169,7 @@ mod tests {
             end: RunEnd::Answered,
             text: "done".to_owned(),
             error: None,
-            stats: RunStats::default(),
+            stats: Box::new(RunStats::default()),
         })
     }
 

@@ -233,7 +233,7 @@ fn call_ended(of: &Published, result: &ToolResult, is_parallel: bool, early: boo
         line!(warn, of, %tool_id, tool_name, duration_ms, "tool_panicked");
     }
     line!(debug, of, %tool_id, tool_name, status, duration_ms, "tool_call_completed");
-    line!(trace, of, %tool_id, result = result.outcome.content, "tool_call_result");
+    line!(trace, of, %tool_id, result = &*result.outcome.content, "tool_call_result");
 }
 
 fn attempt_failed(of: &Published, model: &str, error: &ProviderError) {
@@ -664,7 +664,7 @@ mod tests {
                 end: RunEnd::Answered,
                 text: secret.into(),
                 error: None,
-                stats: samples::stats(),
+                stats: Box::new(samples::stats()),
             },
         ];
         assert!(!written(LogFormat::Text, "debug", &events).contains(secret));

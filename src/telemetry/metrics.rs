@@ -211,7 +211,7 @@ impl Metrics {
                 model, streamed, duration, first_chunk, usage, error, ..
             } => {
                 let first_chunk = first_chunk.filter(|_| *streamed);
-                self.attempt_ended(model, *duration, first_chunk, *usage, error.as_ref());
+                self.attempt_ended(model, *duration, first_chunk, *usage, error.as_deref());
             }
             Event::AttemptStarted { rollback, fallback, .. } => {
                 self.rollbacks.increment(u64::from(*rollback));
@@ -597,7 +597,7 @@ mod tests {
         let duration = "gen_ai_client_operation_duration_seconds_count";
         let tokens = "gen_ai_client_token_usage_sum";
         check(
-            &[ended(None), ended(Some(trouble)), ended(Some(unasked))],
+            &[ended(None), ended(Some(Box::new(trouble))), ended(Some(Box::new(unasked)))],
             &[
                 ("callsheet_attempts_total{outcome=\"ok\"}", 1.0),
                 ("callsheet_attempts_total{outcome=\"unavailable\"}", 1.0),

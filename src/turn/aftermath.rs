@@ -27,13 +27,13 @@ impl Turn {
             let maximum = self.calls.len() as u64;
             self.tell_too_many_calls(maximum.saturating_add(excess as u64), maximum, "truncated");
         }
-        let message = self.kept_message(ending);
+        let message = Arc::new(self.kept_message(ending));
         self.finish = self.response.finish().cloned();
         self.record(Record::ResponseEnded {
             turn: self.spec.number,
             attempt: self.plan.attempt,
             ending,
-            message: message.clone(),
+            message: Arc::clone(&message),
             finish_reason: self.finish.clone(),
             usage: self.response.usage(),
             dropped_calls: self.dropped.clone(),

@@ -83,7 +83,7 @@ impl Turn {
             first_chunk: self.first_delta_at.map(|at| at.saturating_sub(self.asked_at)),
             usage: self.response.usage(),
             finish_reason: self.response.finish().cloned(),
-            error,
+            error: error.map(Box::new),
         });
     }
 }

@@ -12,7 +12,7 @@ use crate::types::{CallKey, ResultNotes, ToolCall, ToolOutcome, ToolResult, Writ
 /// What is gathered of a turn until its commit.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gathered {
-    response: Option<(ResponseMessage, Vec<Arc<str>>)>,
+    response: Option<(Arc<ResponseMessage>, Vec<Arc<str>>)>,
     ended: BTreeMap<CallKey, EndedCall>,
 }
 
@@ -51,7 +51,7 @@ pub fn results_so_far<'a>(
     let mut gathered = Gathered::default();
     records.into_iter().for_each(|record| gathered.take_in(record));
     let Gathered { response, mut ended } = gathered;
-    let calls = response.unwrap_or_default().0.calls.into_iter();
+    let calls = response.unwrap_or_default().0.calls.clone().into_iter();
     calls.map_while(move |call| Some(ended.remove(&call.key)?.result(call)))
 }
 

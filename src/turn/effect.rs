@@ -223,7 +223,7 @@ pub struct TurnRecord {
     /// How it ended.
     pub end: TurnEnd,
     /// What the model said; none if nothing of it counts.
-    pub message: Option<ResponseMessage>,
+    pub message: Option<Arc<ResponseMessage>>,
     /// One result for each call of the message, in call order.
     pub results: Vec<ToolResult>,
     /// Names of calls that were decoded but not kept.

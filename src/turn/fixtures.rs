@@ -170,7 +170,7 @@ pub(super) fn rebuilt(records: &[Record], limits: &Limits) -> Rebuilt {
     let started = Record::RunStarted {
         run_id: RunId("run_1".into()),
         input: "go".into(),
-        overrides: RunOverrides::default(),
+        overrides: Box::new(RunOverrides::default()),
         model: "m".into(),
         execution: Execution::Sequential,
         request: None,

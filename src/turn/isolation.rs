@@ -150,9 +150,9 @@ impl Turn {
             let Report { mut outcome, reads: _, mut writes } = report;
             call.notes.writes_dropped = !writes.is_empty() && (full || !names.is_empty());
             if !names.is_empty() {
-                outcome.content.push_str(&texts::conflict(&names, call.notes.writes_dropped));
+                outcome.append(&texts::conflict(&names, call.notes.writes_dropped));
             } else if full {
-                outcome.content.push_str(&texts::variables_full(maximum));
+                outcome.append(&texts::variables_full(maximum));
             }
             if call.notes.writes_dropped {
                 writes = WriteSet::default();

@@ -161,7 +161,11 @@ enum State {
     /// An exchange is open, or the wait before it.
     Asking,
     /// The response's ending is known; its calls may still run.
-    Judged { ending: Ending, message: Option<ResponseMessage>, cancelled: Option<CancelReason> },
+    Judged {
+        ending: Ending,
+        message: Option<Arc<ResponseMessage>>,
+        cancelled: Option<CancelReason>,
+    },
     /// Everything is decided; the commit is out or waits for its record.
     Over,
 }

@@ -10,7 +10,7 @@ use super::schedule::{self, Gate, Step};
 use super::{Held, State, Turn};
 use crate::config::OnExcess;
 use crate::event::{CallLabel, Event, TurnSummary, WaitingFor};
-use crate::record::{Ending, Record};
+use crate::record::{Ending, Record, ResponseMessage};
 use crate::types::{CallKey, Execution, ToolOutcome, ToolResult, WriteSet};
 
 impl Turn {
@@ -287,7 +287,7 @@ impl Turn {
         self.commit(end, message);
     }
 
-    pub(super) fn commit(&mut self, end: TurnEnd, message: Option<crate::record::ResponseMessage>) {
+    pub(super) fn commit(&mut self, end: TurnEnd, message: Option<Arc<ResponseMessage>>) {
         let number = self.spec.number;
         let results: Vec<_> =
             self.calls.iter().filter_map(|call| call.result(self.spec.began)).collect();

@@ -49,7 +49,7 @@ struct Known {
 #[derive(Debug)]
 struct Response {
     ending: Ending,
-    message: ResponseMessage,
+    message: Arc<ResponseMessage>,
     finish_reason: Option<FinishReason>,
     dropped_calls: Vec<Arc<str>>,
 }
@@ -115,6 +115,7 @@ impl Turn {
     /// have seen more of it than is kept: what they saw is void, and what is kept is shown again.
     fn resume_broken(&mut self, so_far: PartialResponse, known: &Known) {
         let PartialResponse { message, shown } = so_far;
+        let message = Arc::new(message);
         let error = self.record_host_stopped(known.attempt, true);
         self.emit(Event::AttemptStarted {
             attempt: known.attempt,
@@ -132,7 +133,7 @@ impl Turn {
             turn: self.spec.number,
             attempt: known.attempt,
             ending: Ending::BrokeKept,
-            message: message.clone(),
+            message: Arc::clone(&message),
             finish_reason: None,
             usage: Usage::default(),
             dropped_calls: Vec::new(),

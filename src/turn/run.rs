@@ -265,7 +265,9 @@ mod tests {
         TurnRecord {
             number: 1,
             end: TurnEnd::Finished,
-            message: Some(ResponseMessage { text: text.into(), ..ResponseMessage::default() }),
+            message: Some(
+                ResponseMessage { text: text.into(), ..ResponseMessage::default() }.into(),
+            ),
             results: results.collect(),
             dropped_calls: Vec::new(),
             finish_reason: None,
@@ -506,7 +508,7 @@ mod tests {
             parts: vec![crate::types::Part::Raw { json: "{}".into() }],
             ..ResponseMessage::default()
         };
-        let raw = TurnRecord { message: Some(raw), ..turn("", 0) };
+        let raw = TurnRecord { message: Some(raw.into()), ..turn("", 0) };
         for said in [turn("so far", 0), turn("so far", 1), raw] {
             let mut run = run(3);
             assert_eq!(run.handle_turn(&paused(said), false), another(false));

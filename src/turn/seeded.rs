@@ -3,6 +3,8 @@
 //! It begins as one that is resumed right behind its response, so that every rule for calls is
 //! the usual one. What a response's calls are asked as they open is asked here.
 
+use std::sync::Arc;
+
 use super::LimitHit;
 use super::admission::{self, Opening};
 use super::effect::TurnRules;
@@ -51,7 +53,7 @@ impl SeededTurn {
             turn,
             attempt: 1,
             ending,
-            message: kept,
+            message: Arc::new(kept),
             finish_reason: None,
             usage: Usage::default(),
             dropped_calls,

@@ -1,5 +1,6 @@
 //! What the model is told of calls that did not simply run.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
@@ -165,7 +166,7 @@ fn refused(kind: FailureKind, message: &str) -> ToolOutcome {
     ToolOutcome::not_ok(ToolStatus::Refused, kind, content)
 }
 
-fn failed(kind: FailureKind, text: impl Into<String>) -> ToolOutcome {
+fn failed(kind: FailureKind, text: impl Into<Arc<str>>) -> ToolOutcome {
     ToolOutcome::not_ok(ToolStatus::Failed, kind, text)
 }
 

@@ -190,20 +190,25 @@ pub struct ToolOutcome {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub kind: Option<FailureKind>,
     /// What the model is told.
-    pub content: String,
+    pub content: Arc<str>,
 }
 
 impl ToolOutcome {
     /// A success with what the tool answered.
     #[must_use]
-    pub fn ok(content: impl Into<String>) -> Self {
+    pub fn ok(content: impl Into<Arc<str>>) -> Self {
         Self { status: ToolStatus::Ok, kind: None, content: content.into() }
     }
 
     /// Anything but a success.
     #[must_use]
-    pub fn not_ok(status: ToolStatus, kind: FailureKind, content: impl Into<String>) -> Self {
+    pub fn not_ok(status: ToolStatus, kind: FailureKind, content: impl Into<Arc<str>>) -> Self {
         Self { status, kind: Some(kind), content: content.into() }
+    }
+
+    /// Says more behind what it says.
+    pub(crate) fn append(&mut self, text: &str) {
+        self.content = [&*self.content, text].concat().into();
     }
 }
 

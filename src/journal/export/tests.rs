@@ -1,5 +1,7 @@
 #![expect(clippy::wildcard_enum_match_arm, reason = "a test changes some kinds of records")]
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::*;
@@ -68,13 +70,14 @@ fn nothing_that_was_said_breaks_the_layout_of_a_log() {
             *input = hostile.into();
         }
         Record::ResponseEnded { message, .. } => {
+            let message = Arc::make_mut(message);
             message.text = hostile.to_owned();
             message.reasoning = hostile.to_owned();
             for call in &mut message.calls {
                 call.raw = Some(hostile.to_owned());
             }
         }
-        Record::CallEnded { outcome, .. } => outcome.content = hostile.to_owned(),
+        Record::CallEnded { outcome, .. } => outcome.content = hostile.into(),
         Record::AttemptFailed { error, .. } => error.message = hostile.to_owned(),
         Record::ApprovalGiven { message, .. } => *message = Some(hostile.to_owned()),
         _ => {}

@@ -138,7 +138,7 @@ fn response(record: &Record) -> Vec<String> {
     let reason: String = reason.collect();
     let (place, ending) = (place(*turn, *attempt), word(ending));
     let mut lines = vec![format!("{place}: {ending}{reason}, {}", tokens(*usage))];
-    let ResponseMessage { text, reasoning, calls, .. } = message;
+    let ResponseMessage { text, reasoning, calls, .. } = &**message;
     if !reasoning.is_empty() {
         lines.push(format!("thinks {}", brief(reasoning)));
     }

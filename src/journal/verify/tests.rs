@@ -13,7 +13,7 @@ fn begun(execution: Execution) -> [Record; 2] {
         Record::RunStarted {
             run_id: RunId("run_1".into()),
             input: "go".into(),
-            overrides: crate::config::RunOverrides::default(),
+            overrides: Box::new(crate::config::RunOverrides::default()),
             model: "m".into(),
             execution,
             request: None,

@@ -43,7 +43,7 @@ fn run() -> (u64, Record) {
     let record = Record::RunStarted {
         run_id: RunId("run_1".into()),
         input: "go".into(),
-        overrides: crate::config::RunOverrides::default(),
+        overrides: Box::new(crate::config::RunOverrides::default()),
         model: "m".into(),
         execution: Execution::Sequential,
         request: None,
@@ -102,7 +102,7 @@ fn response(text: &str, reasoning: &str, pieces: Vec<ShownPiece>, shown: u64) ->
         turn: 1,
         attempt: 1,
         ending: Ending::Well,
-        message,
+        message: message.into(),
         finish_reason: None,
         usage: Usage::default(),
         dropped_calls: Vec::new(),

@@ -148,7 +148,7 @@ impl AccumulatorSetup {
                 if let Event::AttemptEnded { error, .. } = &event
                     && let Some(pass) = of.pass.take()
                 {
-                    pass.settle(error.as_ref());
+                    pass.settle(error.as_deref());
                 }
                 if let Event::AttemptEnded { error: None, .. } = &event {
                     self.publisher.trace_answer(of.turn.response());

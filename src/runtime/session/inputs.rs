@@ -96,7 +96,7 @@ impl State {
         let record = Record::InputQueued {
             run_id: run_id.clone(),
             input: input.clone(),
-            overrides: run.overrides.clone(),
+            overrides: Box::new(run.overrides.clone()),
             request: run.request.clone(),
             trace: run.trace.clone(),
         };
@@ -151,7 +151,7 @@ impl State {
             let started = Record::RunStarted {
                 run_id: run.id.clone(),
                 input: run.input.clone(),
-                overrides: run.overrides.clone(),
+                overrides: Box::new(run.overrides.clone()),
                 model: model.clone(),
                 execution,
                 request: None,
@@ -173,7 +173,13 @@ impl State {
             let first = Recorded { seq: Seq(last.0.saturating_sub(1)), time, shown: 0 };
             let last = Recorded { seq: last, time, shown: 0 };
             self.publisher.publish_recorded(&run.id, self.turn, event, first);
-            let event = Event::RunEnded { agent, end, text: String::new(), error: None, stats };
+            let event = Event::RunEnded {
+                agent,
+                end,
+                text: String::new(),
+                error: None,
+                stats: stats.into(),
+            };
             self.publisher.publish_recorded(&run.id, self.turn, event, last);
             run.tell(Err(HostError::ShuttingDown));
         }

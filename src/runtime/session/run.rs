@@ -182,7 +182,7 @@ impl State {
         let mut records = vec![Record::RunStarted {
             run_id: id.clone(),
             input: input.clone(),
-            overrides,
+            overrides: Box::new(overrides),
             model: rules.models.first().origin.model.clone(),
             execution: rules.execution,
             request,

@@ -122,7 +122,7 @@ impl State {
                 end,
                 text: text.clone(),
                 error: error.clone(),
-                stats,
+                stats: Box::new(stats),
             },
         ));
         let last = self.tell(told);

@@ -6,7 +6,7 @@ use super::provider::{Reply, says, text};
 use super::*;
 use crate::config::{Limits, RunOverrides};
 use crate::journal::{Entry, MemoryJournal};
-use crate::message::{Message, ResponseMessage};
+use crate::message::Message;
 use crate::record::Record;
 use crate::turn::Rebuilt;
 use crate::types::RunEnd;
@@ -41,8 +41,8 @@ impl Moment {
 fn contents(messages: &[Arc<Message>]) -> Vec<String> {
     let contents = messages.iter().map(|message| match message.as_ref() {
         Message::User { content } => content.text().into_owned(),
-        Message::Tool { content, .. } => content.clone(),
-        Message::Assistant(ResponseMessage { text, .. }) => text.clone(),
+        Message::Tool { content, .. } => content.to_string(),
+        Message::Assistant(message) => message.text.clone(),
     });
     contents.collect()
 }

@@ -231,7 +231,7 @@ async fn what_a_tool_answered_is_in_the_journal_and_with_a_no_nowhere_else() {
     let entries = super::engine::entries(&*journal, session.id());
     let reported = entries.iter().find_map(|Entry { record, .. }| {
         let Record::CallReported { outcome, .. } = record else { return None };
-        Some(outcome.content.as_str())
+        Some(&*outcome.content)
     });
     assert_eq!(reported, Some("secret"));
     assert!(session.snapshot().await.unwrap().variables.get("paid").is_none());

@@ -143,7 +143,7 @@ async fn a_record_that_was_changed_is_found_at_its_place() {
         let Record::CallEnded { call, outcome, .. } = record else { return false };
         let is_it = &*call.name == "count";
         if is_it {
-            outcome.content.push('0');
+            outcome.append("0");
         }
         is_it
     });

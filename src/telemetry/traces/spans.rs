@@ -246,7 +246,7 @@ impl Spans {
             attributes.push(KeyValue::new("gen_ai.request.stream", *streamed));
             attributes.push(count("callsheet.turn", u64::from(turn)));
             attributes.push(count("callsheet.attempt", u64::from(run.attempt)));
-            span.error = error.as_ref().map(attempt_error);
+            span.error = error.as_deref().map(attempt_error);
         }
         if let Some(asked) = &run.asked {
             span.attributes.push(text("gen_ai.input.messages", contents::input(asked)));

@@ -128,7 +128,7 @@ impl World {
             } else {
                 assert!(!notes.conflict || self.reruns.contains(&key) || self.crashes > 0);
                 assert!(!notes.writes_dropped, "{key} lost its writes");
-                assert_eq!(result.outcome.content, content, "{key} saw what it would not have");
+                assert_eq!(*result.outcome.content, *content, "{key} saw what it would not have");
                 assert_eq!(result.writes, used.writes);
             }
             variables.apply(&result.writes);
@@ -147,7 +147,7 @@ impl World {
         let malformed = outcome.kind == Some(FailureKind::Malformed);
         let marked = result.notes.conflict
             && outcome.status == reported.status
-            && outcome.content.starts_with(&reported.content);
+            && outcome.content.starts_with(&*reported.content);
         let unseen = !answered_by_its_tool(outcome) && self.is_reviewed(result.call.key);
         assert!(reported == outcome || malformed || marked || unseen, "a tool's answer was lost");
     }

@@ -123,7 +123,7 @@ impl<'a> Fold<'a> {
                 self.session.queue.push(QueuedRun {
                     run_id: run_id.clone(),
                     input: input.clone(),
-                    overrides: overrides.clone(),
+                    overrides: (**overrides).clone(),
                     trace: trace.clone(),
                     seq: entry.seq,
                 });

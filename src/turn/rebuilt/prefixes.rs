@@ -173,7 +173,7 @@ impl Live {
         let started = Record::RunStarted {
             run_id: id.clone(),
             input: input.clone(),
-            overrides: overrides.clone(),
+            overrides: Box::new(overrides.clone()),
             model: "m".into(),
             execution: Execution::Sequential,
             request,

@@ -40,7 +40,7 @@ fn started(input: Content) -> Record {
     Record::RunStarted {
         run_id: RunId("run_1".into()),
         input,
-        overrides: crate::config::RunOverrides::default(),
+        overrides: Box::new(crate::config::RunOverrides::default()),
         model: "m".into(),
         execution: crate::types::Execution::Sequential,
         request: None,
@@ -87,14 +87,14 @@ fn a_fold_gives_the_history_that_was_written_live() {
     let input = Content::from(vec![ContentPart::Text("time?".into()), image]);
     let mut live = History::new();
     live.begin_run(input.clone());
-    live.commit(1, Some(&message), &results, 10);
+    live.commit(1, Some(&Arc::new(message.clone())), &results, 10);
     let mut records = vec![
         started(input),
         Record::ResponseEnded {
             turn: 1,
             attempt: 1,
             ending: crate::record::Ending::Well,
-            message,
+            message: message.into(),
             finish_reason: None,
             usage: Usage::default(),
             dropped_calls: Vec::new(),
@@ -131,7 +131,7 @@ fn response(turn: u32, message: ResponseMessage) -> Record {
         turn,
         attempt: 1,
         ending: crate::record::Ending::Well,
-        message,
+        message: message.into(),
         finish_reason: None,
         usage: Usage::default(),
         dropped_calls: Vec::new(),
@@ -171,7 +171,7 @@ impl Both {
 
     fn hear_commit(&mut self) {
         let (turn, message) = self.committed.take().unwrap();
-        self.live.commit(turn, Some(&message), &[], 10);
+        self.live.commit(turn, Some(&Arc::new(message)), &[], 10);
     }
 
     fn end(&mut self) {
@@ -196,8 +196,8 @@ impl Both {
             .iter()
             .map(|message| match message.as_ref() {
                 Message::User { content } => content.text(),
-                Message::Tool { content, .. } => content.into(),
-                Message::Assistant(ResponseMessage { text, .. }) => text.into(),
+                Message::Tool { content, .. } => (&**content).into(),
+                Message::Assistant(message) => (&*message.text).into(),
             })
             .collect();
         assert_eq!(texts, expected);
@@ -294,7 +294,7 @@ fn the_first_input_stands_behind_the_answers_of_open_calls() {
     both.records.push(response(1, message.clone()));
     both.records.push(ended(&result));
     both.record_commit(1);
-    both.live.commit(1, Some(&message), &[result], 10);
+    both.live.commit(1, Some(&Arc::new(message)), &[result], 10);
     both.check(&["turn 1", "noon", "go", "more"]);
     assert_eq!((both.live.turns_with_calls(), both.live.held_ids().len()), (1, 1));
     assert_eq!((both.live.open_calls(), both.live.request_messages().1), (None, 0));
@@ -370,7 +370,7 @@ fn a_fork_remembers_no_request_and_no_queue() {
     let queued = Record::InputQueued {
         run_id: RunId("run_2".into()),
         input: "later".into(),
-        overrides: RunOverrides::default(),
+        overrides: Box::new(RunOverrides::default()),
         request: request(),
         trace: None,
     };

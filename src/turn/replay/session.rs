@@ -114,7 +114,7 @@ impl<'t, 'a> Session<'t, 'a> {
             Record::RunStarted {
                 run_id: id.clone(),
                 input: input.clone(),
-                overrides,
+                overrides: Box::new(overrides),
                 model: rules.models.first().origin.model.clone(),
                 execution: rules.execution,
                 request: None,
@@ -303,7 +303,7 @@ impl<'t, 'a> Session<'t, 'a> {
     fn take_input(&mut self, at: usize, run: Option<&mut ActiveRun>) {
         let Some(record) = self.tape.record(at) else { return };
         if let Record::InputQueued { run_id, input, overrides, .. } = record {
-            self.queue.push_back((run_id.clone(), input.clone(), overrides.clone()));
+            self.queue.push_back((run_id.clone(), input.clone(), (**overrides).clone()));
         } else if let Record::Steered { input, after_turn, .. } = record {
             self.done.history.steer(*after_turn, input.clone());
             self.told.history.steer(*after_turn, input.clone());

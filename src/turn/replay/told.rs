@@ -1,6 +1,7 @@
 //! What a session's records alone make of it: what a replay has to arrive at.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Replayed;
@@ -26,7 +27,7 @@ impl Told {
         turn: u32,
         bytes_max: usize,
     ) {
-        let mut message: Option<&ResponseMessage> = None;
+        let mut message: Option<&Arc<ResponseMessage>> = None;
         let mut ended: BTreeMap<CallKey, &Record> = BTreeMap::new();
         for (_, record) in tape.from(from).take_while(|(at, _)| *at < end) {
             if let Record::ResponseEnded { message: said, .. } = record {

@@ -191,7 +191,7 @@ fn a_failed_call_is_no_second_try_for_its_duplicate_after_a_crash() {
     let kept = driver.log.iter().position(first).unwrap() + 1;
     driver.crash(kept).started(&[]);
     let results = &driver.commit.as_ref().unwrap().results;
-    assert_eq!(results[1].outcome.content, "no");
+    assert_eq!(&*results[1].outcome.content, "no");
     assert_eq!(
         (results[1].started, results[1].notes.duplicate_of),
         (None, Some(results[0].call.key))

@@ -198,7 +198,7 @@ fn check(programs: &[Program], max: u32, order: &[u8]) {
     let mut values = Values::new();
     for (place, (program, result)) in programs.iter().zip(&in_sequence).enumerate() {
         let ran = run(program, place, &values);
-        assert_eq!(result.outcome.content, ran.answer.clone().unwrap_or_else(|text| text));
+        assert_eq!(*result.outcome.content, *ran.answer.clone().unwrap_or_else(|text| text));
         if ran.answer.is_ok() {
             values.extend(ran.writes);
         }

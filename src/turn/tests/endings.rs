@@ -291,5 +291,5 @@ fn what_had_come_when_an_effect_began_early_is_kept_if_the_host_stops() {
     let kept = kept.unwrap();
     let names: Vec<_> = kept.calls.iter().map(|call| &*call.name).collect();
     assert_eq!((kept.text.as_str(), names), ("First. Then", vec!["pure", "seal"]));
-    assert_eq!(kept.origin.unwrap().model, "m");
+    assert_eq!(kept.origin.as_ref().unwrap().model, "m");
 }

@@ -120,7 +120,7 @@ fn an_exchange_is_measured_from_the_moment_at_which_its_request_has_a_place() {
 fn a_message_is_of_the_model_that_said_it() {
     let said_by = |driver: &Driver| {
         let message = driver.commit.as_ref().unwrap().message.clone().unwrap();
-        message.origin.unwrap().model.clone()
+        message.origin.as_ref().unwrap().model.clone()
     };
     let answer = || [text("Here."), finish(FinishKind::Stop)];
     let mut first = Driver::with(two_models());

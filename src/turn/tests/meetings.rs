@@ -87,7 +87,7 @@ fn people_see_a_result_as_earlier_writes_leave_it_also_after_a_crash() {
     let notes = &driver.commit.as_ref().unwrap().results[1].notes;
     assert_eq!(notes.after.as_ref().map(|said| said.verdict), Some(Verdict::Approved));
     let result = &driver.commit.as_ref().unwrap().results[1];
-    assert_eq!((result.writes.0.len(), result.outcome.content.as_str()), (1, "second"));
+    assert_eq!((result.writes.0.len(), &*result.outcome.content), (1, "second"));
     // After another crash nobody is asked, whatever is known of the call.
     let records = driver.log.len();
     for kept in (0..=records).rev() {

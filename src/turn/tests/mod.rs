@@ -236,7 +236,7 @@ impl Driver {
             .iter()
             .map(|result| {
                 let outcome = &result.outcome;
-                (&*result.call.name, outcome.status, outcome.kind, outcome.content.as_str())
+                (&*result.call.name, outcome.status, outcome.kind, &*outcome.content)
             })
             .collect();
         assert_eq!(seen, expected);

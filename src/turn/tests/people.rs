@@ -112,7 +112,7 @@ fn what_is_rejected_does_not_run_or_is_not_seen_and_a_message_is_told() {
         ("both", REFUSED, REJECTED, NOT_RUN),
     ]);
     let kept = driver.log.iter().filter(|record| {
-        matches!(record, Record::CallReported { outcome, .. } if outcome.content == "secret")
+        matches!(record, Record::CallReported { outcome, .. } if &*outcome.content == "secret")
     });
     assert_eq!(kept.count(), 2);
 }
@@ -198,7 +198,7 @@ fn a_cancel_closes_every_question() {
     let mut driver = calls(PARALLEL, &["pure", "bump_reviewed"]);
     driver.report(1, ToolOutcome::ok("secret"), x(1)).cancel();
     let result = &driver.commit.as_ref().unwrap().results[1];
-    assert_eq!((result.outcome.content.as_str(), result.writes.is_empty()), (CUT_SHORT, true));
+    assert_eq!((&*result.outcome.content, result.writes.is_empty()), (CUT_SHORT, true));
 }
 
 #[test]

@@ -53,7 +53,7 @@ impl Brief {
             } else {
                 TurnEnd::Finished
             },
-            message: Some(ResponseMessage { text, ..ResponseMessage::default() }),
+            message: Some(ResponseMessage { text, ..ResponseMessage::default() }.into()),
             results: results.collect(),
             dropped_calls: Vec::new(),
             finish_reason: self

@@ -44,7 +44,7 @@ impl Driver {
     #[track_caller]
     fn told(&self, index: usize, content: &str, conflict: bool, dropped: bool) {
         let result = self.result(index);
-        assert_eq!(result.outcome.content, content);
+        assert_eq!(&*result.outcome.content, content);
         assert_eq!((result.notes.conflict, result.notes.writes_dropped), (conflict, dropped));
     }
 

@@ -52,7 +52,7 @@ fn turns(count: usize) -> MessageList {
         let origin = Some(Arc::new(Origin { wire: Wire::OpenaiChat, model: "m".into() }));
         let calls = vec![call(0, &id)];
         let said = ResponseMessage { calls, origin, ..ResponseMessage::default() };
-        [Message::Assistant(said), result(&id), user("And on.")]
+        [Message::Assistant(said.into()), result(&id), user("And on.")]
     };
     let all = std::iter::once(user("Go on.")).chain((0..count).flat_map(turn));
     all.map(Arc::new).collect()
@@ -111,13 +111,17 @@ fn said(wire: Wire) -> impl Strategy<Value = Message> {
     let text = select(vec!["", "ok ", "abc"]);
     (proptest::option::weighted(0.9, origin), ids, parts, text).prop_map(
         |(origin, ids, parts, text)| {
-            Message::Assistant(ResponseMessage {
-                text: text.into(),
-                reasoning: "hmm".into(),
-                calls: ids.iter().zip(0..).map(|(id, index)| call(index, id)).collect(),
-                origin: origin.map(|(wire, model)| Arc::new(Origin { wire, model: model.into() })),
-                parts,
-            })
+            Message::Assistant(
+                ResponseMessage {
+                    text: text.into(),
+                    reasoning: "hmm".into(),
+                    calls: ids.iter().zip(0..).map(|(id, index)| call(index, id)).collect(),
+                    origin: origin
+                        .map(|(wire, model)| Arc::new(Origin { wire, model: model.into() })),
+                    parts,
+                }
+                .into(),
+            )
         },
     )
 }
@@ -153,8 +157,8 @@ fn perform(change: Change, wire: &mut Wire, request: &mut ModelRequest) {
     match change {
         Change::Say(new) => new.into_iter().for_each(|message| messages.push(message)),
         Change::Note(place) => match messages.get_mut(place % messages.len().max(1)) {
-            Some(Message::Tool { content, .. }) => content.push_str(" (noted)"),
-            Some(Message::Assistant(said)) => said.text.push_str(" (noted)"),
+            Some(Message::Tool { content, .. }) => *content = format!("{content} (noted)").into(),
+            Some(Message::Assistant(said)) => Arc::make_mut(said).text.push_str(" (noted)"),
             Some(message @ Message::User { .. }) => *message = user("noted"),
             None => {}
         },

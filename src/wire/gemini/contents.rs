@@ -351,7 +351,7 @@ mod tests {
     fn history(response: ResponseMessage) -> [Message; 5] {
         [
             user("1 + 2?"),
-            Message::Assistant(response),
+            Message::Assistant(response.into()),
             result("call_0_0", r#"{"sum": 3}"#, json!({})),
             result("given", "no", json!({"error": true})),
             user("And now?"),
@@ -388,7 +388,7 @@ mod tests {
         let mut response = said();
         response.calls.remove(0);
         let contents =
-            sent([user("a"), Message::Assistant(response), result("given", "x", json!({}))]);
+            sent([user("a"), Message::Assistant(response.into()), result("given", "x", json!({}))]);
         let parts = contents["contents"][1]["parts"].as_array().unwrap();
         let call = parts.iter().find(|part| part.get("functionCall").is_some()).unwrap();
         assert_eq!(call["thoughtSignature"], "skip_thought_signature_validator");
@@ -401,7 +401,9 @@ mod tests {
     #[test]
     fn users_and_the_model_take_turns() {
         let said = |text: &str| {
-            Message::Assistant(ResponseMessage { text: text.into(), ..ResponseMessage::default() })
+            Message::Assistant(
+                ResponseMessage { text: text.into(), ..ResponseMessage::default() }.into(),
+            )
         };
         let contents =
             sent([said("hi"), user("a"), user("b"), said(""), user(""), said("x"), said("y")]);
@@ -445,7 +447,7 @@ mod tests {
         response.calls.truncate(1);
         response.calls[0].name = "get weather".into();
         response.calls[0].arguments = json!([1]).into();
-        let contents = sent([user("a"), Message::Assistant(response)]);
+        let contents = sent([user("a"), Message::Assistant(response.into())]);
         let call = &contents["contents"][1]["parts"][1]["functionCall"];
         let name = call["name"].as_str().unwrap();
         assert!(name.starts_with("get_weather_"), "{name}");

@@ -177,13 +177,16 @@ mod tests {
 
     fn said(wire: Wire, text: &str, calls: Vec<ToolCall>) -> Message {
         let origin = Origin { wire, model: "m".into() };
-        Message::Assistant(ResponseMessage {
-            text: text.into(),
-            reasoning: "hm".into(),
-            calls,
-            origin: Some(Arc::new(origin)),
-            ..ResponseMessage::default()
-        })
+        Message::Assistant(
+            ResponseMessage {
+                text: text.into(),
+                reasoning: "hm".into(),
+                calls,
+                origin: Some(Arc::new(origin)),
+                ..ResponseMessage::default()
+            }
+            .into(),
+        )
     }
 
     fn history() -> crate::message::MessageList {

@@ -332,7 +332,7 @@ mod tests {
         let mut message = said(vec![]);
         message.calls[0].name = "multi_tool_use.parallel".into();
         for model in ["m", "other"] {
-            let sent = sent_to(model, vec![Message::Assistant(message.clone())]);
+            let sent = sent_to(model, vec![Message::Assistant(message.clone().into())]);
             let name = &sent[0]["tool_calls"][0]["function"]["name"];
             assert_eq!(name, "multi_tool_use_parallel_41c06c9e");
             assert_eq!(sent[0]["tool_calls"][1]["function"]["name"], "add");
@@ -354,15 +354,15 @@ mod tests {
             ),
         ] {
             let message = said(vec![thought(2, &json!({ "field": field })), text.clone()]);
-            let own = sent_to("m", vec![Message::Assistant(message.clone())]);
+            let own = sent_to("m", vec![Message::Assistant(message.clone().into())]);
             assert_eq!(
                 (&own[0]["content"], own[0].get(member).is_some()),
                 (&content, member != "none")
             );
-            let other = sent_to("other", vec![Message::Assistant(message.clone())]);
+            let other = sent_to("other", vec![Message::Assistant(message.clone().into())]);
             assert_eq!((&other[0]["content"], other[0].get(member)), (&json!("ok"), None));
             let answer = ResponseMessage { calls: vec![], ..message };
-            let answer = sent_to("m", vec![Message::Assistant(answer)]);
+            let answer = sent_to("m", vec![Message::Assistant(answer.into())]);
             assert_eq!(answer, json!([{"role": "assistant", "content": "ok"}]));
         }
     }
@@ -374,14 +374,14 @@ mod tests {
             thought(2, &json!({"field": "reasoning"})),
             thought(0, &json!({"field": "reasoning", "reasoning_details": details})),
         ];
-        let sent = sent_to("m", vec![Message::Assistant(said(parts))]);
+        let sent = sent_to("m", vec![Message::Assistant(said(parts).into())]);
         assert_eq!((&sent[0]["reasoning_details"], sent[0].get("reasoning")), (&details, None));
     }
 
     #[test]
     fn an_answer_of_nothing_is_not_sent() {
         let silent = ResponseMessage { reasoning: "hm".into(), ..ResponseMessage::default() };
-        let messages = vec![user("a"), Message::Assistant(silent), user("b")];
+        let messages = vec![user("a"), Message::Assistant(silent.into()), user("b")];
         assert_eq!(sent_to("m", messages), json!([{"role": "user", "content": "a\n\nb"}]));
     }
 
@@ -392,12 +392,12 @@ mod tests {
             thought(0, &json!({"field": "reasoning_text", "reasoning_opaque": "x"})),
         ];
         let message = said(parts);
-        let sent = sent_to("m", vec![Message::Assistant(message.clone())]);
+        let sent = sent_to("m", vec![Message::Assistant(message.clone().into())]);
         assert_eq!(
             (&sent[0]["reasoning_text"], &sent[0]["reasoning_opaque"]),
             (&json!("hm"), &json!("x"))
         );
-        let other = sent_to("other", vec![Message::Assistant(message)]);
+        let other = sent_to("other", vec![Message::Assistant(message.into())]);
         assert_eq!(other[0].get("reasoning_opaque"), None);
     }
 
@@ -406,7 +406,7 @@ mod tests {
         let named = |name: &str| {
             let calls = vec![ToolCall { name: name.into(), ..call(0, "c0") }];
             let message = ResponseMessage { calls, ..ResponseMessage::default() };
-            let sent = sent_to("m", vec![Message::Assistant(message), result("c0")]);
+            let sent = sent_to("m", vec![Message::Assistant(message.into()), result("c0")]);
             sent[0]["tool_calls"][0]["function"]["name"].as_str().unwrap().to_owned()
         };
         for fits in ["add", "A-b_9", &"n".repeat(64)] {
@@ -435,7 +435,7 @@ mod tests {
         ];
         let history = vec![
             user("1 + 2?"),
-            Message::Assistant(said(parts)),
+            Message::Assistant(said(parts).into()),
             result("c0"),
             result("c1"),
             user("And?"),
@@ -459,7 +459,7 @@ mod tests {
         ] {
             let calls = vec![call(0, id)];
             let message = ResponseMessage { calls, origin: from, ..ResponseMessage::default() };
-            let sent = sent_to("m", vec![Message::Assistant(message), result(id)]);
+            let sent = sent_to("m", vec![Message::Assistant(message.into()), result(id)]);
             let expected = if is_kept { id.to_owned() } else { ids::of_nine(id) };
             assert_eq!(sent[0]["tool_calls"][0]["id"], expected);
             assert_eq!(sent[1]["tool_call_id"], expected);

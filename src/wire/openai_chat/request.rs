@@ -114,14 +114,17 @@ mod tests {
         let image = Image::parse("data:image/png;base64,AAAA").unwrap();
         [
             Message::User { content: vec![text, ContentPart::Image(image)].into() },
-            Message::Assistant(ResponseMessage {
-                reasoning: "not sent".into(),
-                calls: vec![
-                    call(0, "functions.add:0", json!({"a": 1}).into()),
-                    call(1, "0", json!({}).into()),
-                ],
-                ..ResponseMessage::default()
-            }),
+            Message::Assistant(
+                ResponseMessage {
+                    reasoning: "not sent".into(),
+                    calls: vec![
+                        call(0, "functions.add:0", json!({"a": 1}).into()),
+                        call(1, "0", json!({}).into()),
+                    ],
+                    ..ResponseMessage::default()
+                }
+                .into(),
+            ),
             result("functions.add:0", "3"),
             result("0", "7"),
         ]

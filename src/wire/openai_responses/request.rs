@@ -183,7 +183,7 @@ mod tests {
     fn history(message: ResponseMessage) -> crate::message::MessageList {
         [
             Message::User { content: "1 + 2?".into() },
-            Message::Assistant(message),
+            Message::Assistant(message.into()),
             result("call_1", "3"),
             result("call_2", "bad"),
         ]
@@ -241,10 +241,13 @@ mod tests {
         let messages = [
             Message::User { content: Content::parse(&content).unwrap() },
             Message::User { content: "Well?".into() },
-            Message::Assistant(ResponseMessage {
-                calls: vec![call(0, &long, json!({})), call(1, "functions.add:0", json!({}))],
-                ..ResponseMessage::default()
-            }),
+            Message::Assistant(
+                ResponseMessage {
+                    calls: vec![call(0, &long, json!({})), call(1, "functions.add:0", json!({}))],
+                    ..ResponseMessage::default()
+                }
+                .into(),
+            ),
             result(&long, "3"),
             result("functions.add:0", "3"),
         ];

@@ -88,7 +88,7 @@ impl Live {
                 self.append(vec![Record::InputQueued {
                     run_id: run_id.clone(),
                     input: input.clone(),
-                    overrides: overrides.clone(),
+                    overrides: Box::new(overrides.clone()),
                     request,
                     trace: trace(),
                 }]);

@@ -95,15 +95,23 @@ fn streamed_with_tools_and_wishes() {
 
 #[test]
 fn a_message_goes_back_whole_to_the_model_that_said_it() {
-    let history =
-        [user("look"), Message::Assistant(rich()), result("toolu:1", "3", json!({})), user("and?")];
+    let history = [
+        user("look"),
+        Message::Assistant(rich().into()),
+        result("toolu:1", "3", json!({})),
+        user("and?"),
+    ];
     insta::assert_json_snapshot!(sent_messages(history));
 }
 
 #[test]
 fn another_model_gets_its_text_and_its_calls() {
-    let history =
-        [user("look"), Message::Assistant(rich()), result("toolu:1", "3", json!({})), user("and?")];
+    let history = [
+        user("look"),
+        Message::Assistant(rich().into()),
+        result("toolu:1", "3", json!({})),
+        user("and?"),
+    ];
     insta::assert_json_snapshot!(
         sent(&ModelRequest { model: "n".into(), ..asking(history) })["messages"]
     );
@@ -114,7 +122,7 @@ fn strange_ids_and_cut_off_arguments() {
     let error = json!({"error": true, "kind": "cut_off_arguments"});
     let of_chat = |calls: [ToolCall; 2]| {
         let origin = from(Wire::OpenaiChat, "x");
-        Message::Assistant(ResponseMessage { origin, ..said(" ", calls) })
+        Message::Assistant(ResponseMessage { origin, ..said(" ", calls) }.into())
     };
     let turn = |a: Value| {
         [
@@ -134,7 +142,7 @@ fn ids_of_this_wire_stay_unless_they_repeat_or_another_model_made_them() {
         let origin = from(Wire::AnthropicMessages, model);
         let message = ResponseMessage { origin, ..said("", calls) };
         [
-            Message::Assistant(message),
+            Message::Assistant(message.into()),
             result("f:0", "a", json!({})),
             result("1", "b", json!({})),
             user("go on"),
@@ -163,12 +171,12 @@ fn users_are_merged_and_images_sent() {
         ]
     };
     let history = [
-        Message::Assistant(said("Hello.", [])),
+        Message::Assistant(said("Hello.", []).into()),
         Message::User { content: Content::from(parts("https://example.com/a.png")) },
         user(""),
         Message::User { content: Content::from(parts("data:image/png;base64,AAAA")) },
-        Message::Assistant(said("A.", [])),
-        Message::Assistant(said("B. \n", [])),
+        Message::Assistant(said("A.", []).into()),
+        Message::Assistant(said("B. \n", []).into()),
     ];
     insta::assert_json_snapshot!(sent_messages(history));
 }
@@ -177,7 +185,7 @@ fn users_are_merged_and_images_sent() {
 fn a_user_who_says_nothing_says_so_in_words() {
     let nothing = json!([{"role": "user", "content": [{"type": "text", "text": "(nothing)"}]}]);
     assert_eq!(sent_messages([user(" ")]), nothing);
-    let history = [user("a"), Message::Assistant(said("b", [])), user("")];
+    let history = [user("a"), Message::Assistant(said("b", []).into()), user("")];
     assert_eq!(sent_messages(history)[2], nothing[0]);
 }
 
@@ -194,7 +202,7 @@ fn thinking_alone_is_not_sent() {
     };
     let text = |text: &str| json!({"type": "text", "text": text});
     assert_eq!(
-        sent_messages([user("a"), Message::Assistant(thought), user("b")]),
+        sent_messages([user("a"), Message::Assistant(thought.into()), user("b")]),
         json!([{"role": "user", "content": [text("a"), text("b")]}])
     );
 }
@@ -208,7 +216,7 @@ fn a_call_that_the_service_may_still_run_goes_back_without_a_result() {
         }],
         ..ResponseMessage::default()
     };
-    let ours = || Message::Assistant(paused(from(Wire::AnthropicMessages, "m")));
+    let ours = || Message::Assistant(paused(from(Wire::AnthropicMessages, "m")).into());
     let count = |messages: Vec<Message>| sent_messages(messages).as_array().unwrap().len();
     assert_eq!(count(vec![user("a"), ours()]), 2);
     assert_eq!(count(vec![user("a"), ours(), user("b")]), 1);

@@ -54,7 +54,7 @@ fn last_said<'a>(
     messages: impl DoubleEndedIterator<Item = &'a Message>,
 ) -> Option<&'a ResponseMessage> {
     messages.rev().find_map(|message| match message {
-        Message::Assistant(said) => Some(said),
+        Message::Assistant(said) => Some(&**said),
         Message::User { .. } | Message::Tool { .. } => None,
     })
 }
