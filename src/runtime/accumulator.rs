@@ -371,11 +371,9 @@ impl State {
         let Some(current) = &self.current else { return };
         // A moment that no clock can show does not come.
         let at = current.turn.poll_timeout().and_then(|timeout| current.began.checked_add(timeout));
-        let Some(at) = at else {
-            self.timer = None;
-            return;
-        };
-        // One that fires earlier than needed is armed again then.
+        let Some(at) = at else { return };
+        // One that fires earlier than needed is armed again then, if at all: that is cheaper than to
+        // set one for each call.
         if self.timer.as_ref().is_some_and(|timer| timer.at <= at) {
             return;
         }

@@ -71,6 +71,9 @@ impl Dialect for OpenaiChat {
 
     fn piece(&mut self, piece: &Piece<'_>, out: &mut Vec<Delta>) {
         let text = piece.said_text();
+        if piece.said == Said::Finish {
+            return text.into_iter().for_each(|raw| self.finish(raw.to_owned(), out));
+        }
         self.in_pieces |= text.is_some() || piece.said == Said::Arguments;
         match (piece.said, text) {
             (Said::Arguments, _) => {
@@ -86,8 +89,8 @@ impl Dialect for OpenaiChat {
             (Said::Reasoning, Some(text)) => self.think(Field::Reasoning, text, out),
             (Said::ReasoningContent, Some(text)) => self.think(Field::ReasoningContent, text, out),
             (Said::ReasoningText, Some(text)) => self.think(Field::ReasoningText, text, out),
-            // The latter two are not of this wire.
-            (_, None) | (Said::Summary | Said::Input, _) => {}
+            // The latter two are not of this wire, and the end is told above.
+            (_, None) | (Said::Summary | Said::Input | Said::Finish, _) => {}
         }
     }
 
@@ -136,10 +139,14 @@ impl OpenaiChat {
             self.body(message, true, out);
         }
         if let Some(raw) = take(&mut choice.finish_reason).into_text() {
-            self.kept.finish(out);
-            out.push(Delta::Finish(FinishReason { kind: finish_kind(&raw), raw }));
+            self.finish(raw, out);
         }
         out.extend(choice.error.and_then(|raw| error_in(raw.get())).map(Delta::Error));
+    }
+
+    fn finish(&mut self, raw: String, out: &mut Vec<Delta>) {
+        self.kept.finish(out);
+        out.push(Delta::Finish(FinishReason { kind: finish_kind(&raw), raw }));
     }
 
     fn think(&mut self, field: Field, text: &str, out: &mut Vec<Delta>) {

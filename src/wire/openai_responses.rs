@@ -164,6 +164,8 @@ impl OpenaiResponses {
             Said::Refusal => Voice::Refusal,
             Said::Summary => Voice::Summary,
             Said::Reasoning | Said::ReasoningContent | Said::ReasoningText => Voice::Thinking,
+            // Not of this wire.
+            Said::Finish => return None,
         };
         self.hear_text(voice, named, part, text)
     }

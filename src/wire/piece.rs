@@ -37,6 +37,8 @@ pub(super) enum Said {
     Arguments,
     /// Of the input of a call whose input is free text.
     Input,
+    /// Why the response ended.
+    Finish,
 }
 
 impl Piece<'_> {

@@ -172,14 +172,30 @@ impl<'a> Choice<'a> {
     fn outline(&self) -> Option<Outline<'a>> {
         let Self { index: _, delta, message, finish_reason, usage, error } = self;
         let is_more = message.is_some() || usage.is_some() || error.is_some();
-        if is_more || !finish_reason.says_nothing() {
+        if is_more {
             return None;
         }
-        delta.outline()
+        if finish_reason.says_nothing() {
+            return delta.outline();
+        }
+        let ends = Outline::of(Said::Finish).scalar(Slot::Text, finish_reason)?;
+        delta.says_nothing().then_some(ends)
     }
 }
 
 impl<'a> Body<'a> {
+    /// Whether nothing stands in it.
+    fn says_nothing(&self) -> bool {
+        let Self { content, reasoning_content, reasoning, reasoning_text, .. } = self;
+        let Self { reasoning_details, reasoning_opaque, refusal, .. } = self;
+        let texts = [content, reasoning_content, reasoning, reasoning_text, refusal];
+        texts.into_iter().all(Content::says_nothing)
+            && reasoning_details.is_none()
+            && reasoning_opaque.is_none()
+            && self.tool_calls.is_empty()
+            && self.function_call.0.is_none()
+    }
+
     fn outline(&self) -> Option<Outline<'a>> {
         let is_more = self.reasoning_details.is_some()
             || self.reasoning_opaque.is_some()

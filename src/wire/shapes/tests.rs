@@ -118,6 +118,9 @@ fn response(id: &str, calls: u64) -> Payloads {
         all.extend(["{\"a", "\":1}"].map(|text| arguments(call, text)));
         all.push(chat(json!({"content": " and"})));
     }
+    let mut end = chat(json!({}));
+    end["choices"][0]["finish_reason"] = if calls > 1 { "tool_calls" } else { "stop" }.into();
+    all.push(end);
     for payload in &mut all {
         payload["id"] = id.into();
         payload["created"] = id.len().into();
@@ -127,12 +130,12 @@ fn response(id: &str, calls: u64) -> Payloads {
 
 #[test]
 fn shapes_outlive_calls_and_responses() {
-    // Parsed are the opening, and the first text, call and arguments.
+    // Parsed are the opening, the first text, call and arguments, and the end.
     let first = response("a", 20);
-    assert_eq!(both::<OpenaiChat>(&first), first.len() - 4);
+    assert_eq!(both::<OpenaiChat>(&first), first.len() - 5);
     let all = [first, response("other", 1), response("", 3)];
     let payloads: usize = all.iter().map(Vec::len).sum();
-    assert_eq!(all_both::<OpenaiChat>(&all), payloads - 4);
+    assert_eq!(all_both::<OpenaiChat>(&all), payloads - 5);
 }
 
 #[test]

@@ -29,6 +29,18 @@ fn index() -> impl Strategy<Value = Value> {
     ]
 }
 
+/// What stands beside a reason for the end.
+fn finished() -> impl Strategy<Value = Value> {
+    prop::sample::select(vec![
+        json!({}),
+        json!({"content": ""}),
+        json!({"content": null, "refusal": null}),
+        json!({"reasoning": "", "tool_calls": []}),
+        json!({"tool_calls": [null]}),
+        json!({"reasoning_opaque": "x"}),
+    ])
+}
+
 pub(super) fn chat_payload() -> impl Strategy<Value = Value> {
     let member = prop::sample::select(
         &["content", "reasoning", "reasoning_content", "reasoning_text", "refusal"][..],
@@ -62,6 +74,11 @@ pub(super) fn chat_payload() -> impl Strategy<Value = Value> {
         1 => text().prop_map(|text| {
             let mut chunk = chat(json!({"content": text}));
             chunk["choices"][0]["finish_reason"] = "stop".into();
+            chunk
+        }),
+        2 => (finished(), text()).prop_map(|(delta, reason)| {
+            let mut chunk = chat(delta);
+            chunk["choices"][0]["finish_reason"] = reason.into();
             chunk
         }),
         1 => (text(), text()).prop_map(|(text, pad)| {
