@@ -206,7 +206,7 @@ pub trait JournalObserver: Send + Sync + fmt::Debug {
     /// Batches were stored together.
     fn stored(&self, group: StoredGroup);
 
-    /// All that was stored without an fsync has got one, together, which took so long.
+    /// All that was stored has got its fsync, together, which took so long.
     fn synced(&self, took: std::time::Duration) {
         let _ = took;
     }
@@ -219,12 +219,8 @@ pub struct StoredGroup {
     pub batches: usize,
     /// How many records.
     pub records: usize,
-    /// How long the transaction took, with its fsync if it had one.
+    /// How long the transaction took.
     pub took: std::time::Duration,
-    /// How long its commit alone took.
-    pub commit: std::time::Duration,
-    /// Whether it is durable by now.
-    pub synced: bool,
 }
 
 impl fmt::Debug for Batch {

@@ -170,13 +170,13 @@ async fn start(
 }
 
 impl Load {
-    /// One run in each of some sessions that are deleted again: connections are open then, and
+    /// One run in each of some sessions that are needed no more: connections are open then, and
     /// what is made once is made. What is wrong with it will show again.
     async fn warm_up(&self, seats: std::ops::Range<u32>) {
         let run = async |seat| {
             if let Ok(session) = self.open(seat, 0).await {
                 let _ = session.run(INPUT).await;
-                let _ = session.close().await;
+                let _ = self.let_go(&session).await;
             }
         };
         let count = seats.len();
@@ -247,11 +247,17 @@ impl Load {
         generation: u32,
         old: &SessionHandle,
     ) -> Result<SessionHandle, HostError> {
-        // To delete what is on a disk takes far longer than runs do: there the old one falls asleep.
-        if self.options.journal == LoadJournal::Memory {
-            old.close().await?;
-        }
+        self.let_go(old).await?;
         self.open(seat, generation).await
+    }
+
+    /// Deletes a session that is needed no more, unless it is on a disk: that takes far longer than
+    /// runs do. There it falls asleep.
+    async fn let_go(&self, session: &SessionHandle) -> Result<(), HostError> {
+        match self.options.journal {
+            LoadJournal::Memory => session.close().await,
+            LoadJournal::Strict | LoadJournal::Relaxed => Ok(()),
+        }
     }
 
     fn ended(&self, seat: u32, began: Instant, ended: Result<RunReport, HostError>) {

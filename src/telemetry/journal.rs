@@ -57,9 +57,6 @@ impl JournalObserver for JournalMeter {
     fn stored(&self, group: StoredGroup) {
         self.commit.record(group.took);
         self.records.record(group.records as f64);
-        if group.synced {
-            self.fsync.record(group.commit);
-        }
     }
 
     fn synced(&self, took: Duration) {

@@ -215,11 +215,11 @@ metrics! {
     RUNS_MAX "callsheet_runs_max" Kind::Gauge, Count, [],
         "How many runs may go on at once: max_concurrent_runs of the configuration.";
     JOURNAL_COMMIT "callsheet_journal_commit_seconds" Kind::Histogram(SHORT), Seconds, [],
-        "Time of a transaction of the journal, with its fsync where it had one.";
+        "Time of a transaction of the journal, without its fsync.";
     JOURNAL_BATCH "callsheet_journal_commit_records" Kind::Histogram(RECORDS), Count, [],
         "Records that were stored in one transaction.";
     JOURNAL_FSYNC "callsheet_journal_fsync_seconds" Kind::Histogram(SHORT), Seconds, [],
-        "Time of a step that made records durable: the commit of a transaction, or with relaxed durability the fsync of many.";
+        "Time of an fsync of the journal: one for each transaction, or with relaxed durability one for many.";
     JOURNAL_QUEUED "callsheet_journal_queued" Kind::Gauge, Count, [],
         "Batches of records that wait to be stored.";
     JOURNAL_BYTES "callsheet_journal_size_bytes" Kind::Gauge, Bytes, [],

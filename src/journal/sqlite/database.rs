@@ -12,7 +12,6 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension};
 use super::super::JournalError;
 use super::fault::{self, RESTORE};
 use super::{dir, pages};
-use crate::config::Durability;
 
 /// Says in the file that it is a journal of this program: `CSHJ`.
 const APPLICATION_ID: i32 = 0x4353_484a;
@@ -50,7 +49,7 @@ const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
 /// Opens the database for its writer, makes the tables where there are none, and looks whether it
 /// can be used.
-pub(super) fn open(file: &Path, durability: Durability) -> Result<Connection, JournalError> {
+pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     check_beginning(file)?;
     let failed = |error| fault::of_opening(file, &error);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
@@ -85,9 +84,8 @@ pub(super) fn open(file: &Path, durability: Durability) -> Result<Connection, Jo
     check_ends(&connection).map_err(failed)?;
     connection.set_db_config(keep_log, false).map_err(failed)?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
-    if durability == Durability::Relaxed {
-        connection.pragma_update(None, "synchronous", "normal").map_err(failed)?;
-    }
+    // From now on the writer syncs the log.
+    connection.pragma_update(None, "synchronous", "normal").map_err(failed)?;
     Ok(connection)
 }
 

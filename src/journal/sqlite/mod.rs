@@ -88,7 +88,7 @@ impl SqliteJournal {
         let held = dir::Held::take(dir, &holder)?;
         let file = dir::database(dir);
         let failed = |error: &rusqlite::Error| fault::of_opening(&file, error);
-        let connection = database::open(&file, durability)?;
+        let connection = database::open(&file)?;
         if let Some(pages) = pages_max {
             connection
                 .pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))

@@ -1,10 +1,8 @@
 //! One transaction.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
-use tokio::time::Instant;
 
 use super::super::JournalError;
 use super::kill::Kill;
@@ -36,8 +34,8 @@ impl Store {
         Ok(Self { connection, next_number, kill: Kill::from_env() })
     }
 
-    /// Stores batches in one transaction: those that fit, or none. Tells how long the commit took.
-    pub(super) fn store(&mut self, jobs: &[Job]) -> rusqlite::Result<(Vec<Placed>, Duration)> {
+    /// Stores batches in one transaction: those that fit, or none.
+    pub(super) fn store(&mut self, jobs: &[Job]) -> rusqlite::Result<Vec<Placed>> {
         let behavior = TransactionBehavior::Immediate;
         let transaction = self.connection.transaction_with_behavior(behavior)?;
         let mut records = 0;
@@ -50,11 +48,9 @@ impl Store {
             placed.push(place);
         }
         self.kill.before_commit(records);
-        let began = Instant::now();
         transaction.commit()?;
-        let commit = began.elapsed();
         self.kill.after_commit(records);
-        Ok((placed, commit))
+        Ok(placed)
     }
 
     /// Deletes sessions; how many of them there were.

@@ -117,7 +117,7 @@ impl Writer {
         }
         let began = Instant::now();
         match self.store.store(&jobs) {
-            Ok((placed, commit)) => self.stored(jobs, placed, began.elapsed(), commit),
+            Ok(placed) => self.stored(jobs, placed, began.elapsed()),
             Err(error) if jobs.len() > 1 && fault::is_of_one_batch(&error) => {
                 // It is rolled back. One bad batch does not fail its neighbours.
                 for job in jobs {
@@ -131,9 +131,8 @@ impl Writer {
         }
     }
 
-    fn stored(&mut self, jobs: Vec<Job>, placed: Vec<Placed>, took: Duration, commit: Duration) {
-        let synced = self.durability == Durability::Strict;
-        let mut group = StoredGroup { batches: 0, records: 0, took, commit, synced };
+    fn stored(&mut self, jobs: Vec<Job>, placed: Vec<Placed>, took: Duration) {
+        let mut group = StoredGroup { batches: 0, records: 0, took };
         for (job, placed) in jobs.iter().zip(&placed) {
             if let Placed::Stored { number, new } = placed {
                 job.slot.number.store(*number, Ordering::Release);
@@ -148,9 +147,10 @@ impl Writer {
         }
         for (mut job, placed) in jobs.into_iter().zip(placed) {
             match placed {
-                Placed::Stored { .. } if synced => job.tell(Stage::Durable),
                 Placed::Stored { .. } => {
-                    job.tell(Stage::Written);
+                    if self.durability == Durability::Relaxed {
+                        job.tell(Stage::Written);
+                    }
                     self.unsynced_since.get_or_insert_with(Instant::now);
                     let first = job.rows.first().map_or(0, |row| row.seq);
                     let Job { slot, tell, .. } = job;
@@ -158,6 +158,9 @@ impl Writer {
                 }
                 Placed::Refused(error) => self.fail(job, &error),
             }
+        }
+        if self.durability == Durability::Strict {
+            self.sync();
         }
     }
 
@@ -210,7 +213,7 @@ impl Writer {
                 let removed = self.store.remove(&sessions);
                 let removed = removed.map_err(|error| fault::of_writing(&error))?;
                 self.sessions.fetch_sub(removed, Ordering::AcqRel);
-                Ok(())
+                self.log.sync_data().map_err(|error| JournalError::Write(error.to_string()))
             }
             Task::EmptyLog => self.empty_log(),
             Task::Vacuum => {
