@@ -314,7 +314,7 @@ mod tests {
     }
 
     fn finish(kind: FinishKind) -> Delta {
-        Delta::Finish(FinishReason { kind, raw: format!("{kind:?}") })
+        Delta::Finish(FinishReason { kind, raw: format!("{kind:?}").into() })
     }
 
     fn call(index: u64) -> Delta {

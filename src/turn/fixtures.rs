@@ -128,7 +128,7 @@ pub(super) fn usage(tokens: u64) -> Delta {
 }
 
 pub(super) fn finish(kind: FinishKind) -> Delta {
-    Delta::Finish(FinishReason { kind, raw: format!("{kind:?}") })
+    Delta::Finish(FinishReason { kind, raw: format!("{kind:?}").into() })
 }
 
 /// The records as they are read from the journal: behind the record `after`, each appended at its

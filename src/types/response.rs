@@ -1,5 +1,6 @@
 //! What a service says about a response: why it ended, what it cost, what went wrong.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -30,7 +31,7 @@ pub struct FinishReason {
     /// Our kind.
     pub kind: FinishKind,
     /// The provider's word, unchanged.
-    pub raw: String,
+    pub raw: Arc<str>,
 }
 
 /// Token counts of one response (or a sum of them).

@@ -287,7 +287,7 @@ impl Anthropic {
         let Some(raw) = word else { return };
         let kind = finish_kind(&raw);
         self.finish = Some(kind);
-        out.push(Delta::Finish(FinishReason { kind, raw }));
+        out.push(Delta::Finish(FinishReason { kind, raw: raw.into() }));
     }
 }
 

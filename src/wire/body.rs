@@ -14,7 +14,7 @@ use super::{ModelRequest, Wire};
 use crate::message::{Message, MessageList};
 
 /// How much room a body has at once behind what it repeats.
-const ROOM_BYTES: usize = 4096;
+const ROOM_BYTES: usize = 1024;
 
 /// The last body of a session, of which the next one repeats what is the same.
 ///

@@ -14,6 +14,7 @@ mod schema;
 mod usage;
 
 use std::mem::take;
+use std::sync::Arc;
 
 use serde::Serialize;
 use serde::de::MapAccess;
@@ -218,7 +219,7 @@ impl Gemini {
             // The prompt was refused: there is no answer, and so no word for its end.
             out.push(Delta::Finish(FinishReason {
                 kind: FinishKind::ContentFilter,
-                raw: String::new(),
+                raw: Arc::default(),
             }));
         }
         if let Some(raw) = chunk.usage.filter(|raw| raw.get() != self.last_usage) {
@@ -240,7 +241,7 @@ impl Gemini {
         if let Some(raw) = take(&mut candidate.finish_reason).into_text() {
             self.finished = true;
             self.ended_well = raw.eq_ignore_ascii_case("STOP");
-            out.push(Delta::Finish(FinishReason { kind: self.finish_kind(&raw), raw }));
+            out.push(Delta::Finish(FinishReason { kind: self.finish_kind(&raw), raw: raw.into() }));
         }
     }
 

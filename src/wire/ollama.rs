@@ -171,7 +171,7 @@ impl Ollama {
             self.call(take(&mut **call), out);
         }
         if let Some(raw) = take(&mut line.done_reason).into_text() {
-            out.push(Delta::Finish(FinishReason { kind: finish_kind(&raw), raw }));
+            out.push(Delta::Finish(FinishReason { kind: finish_kind(&raw), raw: raw.into() }));
         }
         out.extend(usage(line.prompt_eval_count, line.eval_count));
         if let Some(mut error) = line.error.and_then(|raw| error_in(raw.get())) {

@@ -72,7 +72,7 @@ impl Dialect for OpenaiChat {
     fn piece(&mut self, piece: &Piece<'_>, out: &mut Vec<Delta>) {
         let text = piece.said_text();
         if piece.said == Said::Finish {
-            return text.into_iter().for_each(|raw| self.finish(raw.to_owned(), out));
+            return text.into_iter().for_each(|raw| self.finish(raw, out));
         }
         self.in_pieces |= text.is_some() || piece.said == Said::Arguments;
         match (piece.said, text) {
@@ -139,14 +139,14 @@ impl OpenaiChat {
             self.body(message, true, out);
         }
         if let Some(raw) = take(&mut choice.finish_reason).into_text() {
-            self.finish(raw, out);
+            self.finish(&raw, out);
         }
         out.extend(choice.error.and_then(|raw| error_in(raw.get())).map(Delta::Error));
     }
 
-    fn finish(&mut self, raw: String, out: &mut Vec<Delta>) {
+    fn finish(&mut self, raw: &str, out: &mut Vec<Delta>) {
         self.kept.finish(out);
-        out.push(Delta::Finish(FinishReason { kind: finish_kind(&raw), raw }));
+        out.push(Delta::Finish(FinishReason { kind: finish_kind(raw), raw: raw.into() }));
     }
 
     fn think(&mut self, field: Field, text: &str, out: &mut Vec<Delta>) {

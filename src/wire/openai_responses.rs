@@ -272,7 +272,7 @@ impl OpenaiResponses {
         let reason = body.incomplete_details.reason.as_text().unwrap_or_default();
         let kind = finish_kind(status, reason, has_calls);
         out.extend(error.map(Delta::Error));
-        out.push(Delta::Finish(FinishReason { kind, raw: status.to_owned() }));
+        out.push(Delta::Finish(FinishReason { kind, raw: status.into() }));
         out.extend(body.usage.and_then(usage_of));
         out.push(Delta::Done);
     }

@@ -8,6 +8,9 @@ use serde_json::value::RawValue;
 use super::loose::{Content, JsonText, Number, Scalar};
 use super::{CallPiece, Delta};
 
+/// How much room a text has at once behind what came together.
+const ROOM_BYTES: usize = 128;
+
 /// What a payload says, where that is one piece.
 ///
 /// The members are those of the wire, as they stand in the payload: what they mean, and what has
@@ -54,9 +57,17 @@ pub(super) fn say(kind: impl Fn(String) -> Delta, text: &str, out: &mut Vec<Delt
     match (kind(String::new()), out.last_mut()) {
         (Delta::Text(_), Some(Delta::Text(before)))
         | (Delta::Reasoning(_), Some(Delta::Reasoning(before)))
-        | (Delta::Refusal(_), Some(Delta::Refusal(before))) => before.push_str(text),
+        | (Delta::Refusal(_), Some(Delta::Refusal(before))) => add(before, text),
         _ => out.push(kind(text.to_owned())),
     }
+}
+
+/// Where two pieces came together, more mostly follow.
+fn add(before: &mut String, text: &str) {
+    if before.capacity() - before.len() < text.len() {
+        before.reserve(text.len().max(ROOM_BYTES));
+    }
+    before.push_str(text);
 }
 
 /// Adds to the arguments of a call, or to its piece that was said right before.
@@ -67,7 +78,7 @@ pub(super) fn say_call(piece: CallPiece, text: Option<&str>, out: &mut Vec<Delta
             && [id, name].iter().all(|said| said.is_none())
             && [&piece.id, &piece.name].iter().all(|said| said.is_none());
         if let Some(before) = arguments.as_mut().filter(|_| is_same) {
-            return before.push_str(text);
+            return add(before, text);
         }
     }
     out.push(Delta::Call(CallPiece { arguments: text.map(str::to_owned), ..piece }));

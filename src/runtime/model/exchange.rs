@@ -1,11 +1,12 @@
 //! One exchange with a model: a request, and its response as it comes.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use reqwest::header::CONTENT_TYPE;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use super::trouble::Wishes;
 use super::{Inner, trouble};
@@ -54,6 +55,9 @@ struct Reading {
     /// nothing but comments is as silent as one that sends nothing.
     deadline: Instant,
     patience: Duration,
+    /// Wakes at the deadline or before. One for all chunks: to set one for each costs more than it
+    /// does to be woken too early now and then.
+    alarm: Pin<Box<Sleep>>,
     /// The wire has said that the response is over, or the service that it has failed.
     done: bool,
     wishes: Wishes,
@@ -130,7 +134,8 @@ impl Exchange {
         trouble::check_encoding(response.headers())?;
         let wishes = Wishes::read(response.headers(), SystemTime::now());
         let (decoder, whole, done) = (None, false, false);
-        Ok(Reading { response, decoder, whole, deadline, patience, done, wishes })
+        let alarm = Box::pin(sleep_until(deadline));
+        Ok(Reading { response, decoder, whole, deadline, patience, alarm, done, wishes })
     }
 }
 
@@ -143,15 +148,14 @@ impl Reading {
     ) -> Option<Result<Vec<Delta>, ProviderError>> {
         let mut batch = Vec::new();
         loop {
-            let read = timeout_at(self.deadline, self.response.chunk()).await;
-            let chunk = match read {
+            let chunk = match self.chunk().await {
                 // What comes after the wire's last word does not change the response.
-                Err(_) | Ok(Err(_) | Ok(None)) if self.done => return None,
-                Err(_) => {
+                None | Some(Err(_) | Ok(None)) if self.done => return None,
+                None => {
                     return Some(Err(trouble::silence("the response was silent", self.patience)));
                 }
-                Ok(Err(error)) => return Some(Err(trouble::transport(error))),
-                Ok(Ok(chunk)) => chunk,
+                Some(Err(error)) => return Some(Err(trouble::transport(error))),
+                Some(Ok(chunk)) => chunk,
             };
             let ended = chunk.is_none();
             let bytes = chunk.unwrap_or_default();
@@ -192,6 +196,26 @@ impl Reading {
             if ended {
                 return None;
             }
+        }
+    }
+}
+
+impl Reading {
+    /// The next chunk of the body, `Ok(None)` behind the last one; none by the deadline.
+    async fn chunk(&mut self) -> Option<reqwest::Result<Option<Bytes>>> {
+        loop {
+            if self.alarm.deadline() > self.deadline {
+                self.alarm.as_mut().reset(self.deadline);
+            }
+            tokio::select! {
+                biased;
+                read = self.response.chunk() => return Some(read),
+                () = &mut self.alarm => {}
+            }
+            if self.deadline <= Instant::now() {
+                return None;
+            }
+            self.alarm.as_mut().reset(self.deadline);
         }
     }
 }

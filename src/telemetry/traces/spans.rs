@@ -146,7 +146,7 @@ impl Spans {
     }
 
     pub(super) fn answered(&self, session: &SessionId, response: &Accumulator) {
-        let finish = response.finish().map(|finish| finish.raw.as_str());
+        let finish = response.finish().map(|finish| &*finish.raw);
         if let Some(run) = self.runs.lock().get_mut(session) {
             run.answer = Some(contents::output(response, finish));
         }
