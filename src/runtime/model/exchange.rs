@@ -198,9 +198,7 @@ impl Reading {
             }
         }
     }
-}
 
-impl Reading {
     /// The next chunk of the body, `Ok(None)` behind the last one; none by the deadline.
     async fn chunk(&mut self) -> Option<reqwest::Result<Option<Bytes>>> {
         loop {
