@@ -252,11 +252,14 @@ impl Load {
     }
 
     /// Deletes a session that is needed no more, unless it is on a disk: that takes far longer than
-    /// runs do. There it falls asleep.
+    /// runs do. There it falls asleep, so that only as many as run are in memory.
     async fn let_go(&self, session: &SessionHandle) -> Result<(), HostError> {
         match self.options.journal {
             LoadJournal::Memory => session.close().await,
-            LoadJournal::Strict | LoadJournal::Relaxed => Ok(()),
+            LoadJournal::Strict | LoadJournal::Relaxed => {
+                session.hibernate();
+                Ok(())
+            }
         }
     }
 

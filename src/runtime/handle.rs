@@ -9,7 +9,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ractor::rpc::CallResult;
-use serde::Serialize;
 
 use super::error::HostError;
 use super::ids;
@@ -312,6 +311,15 @@ impl SessionHandle {
         }
     }
 
+    /// Lets the session leave memory now, as it does by itself when it has idled for long. One that
+    /// has a run, or that somebody listens to, stays; whatever it is asked wakes it.
+    pub fn hibernate(&self) {
+        if let Some(live) = self.link.shared.awake(&self.id) {
+            // One that is gone sleeps.
+            let _ = live.actor.cast(SessionMessage::Hibernate { idle: Duration::ZERO });
+        }
+    }
+
     async fn stored(&self, seq: Seq, live: &Live) -> Result<Seq, HostError> {
         live.log.until_durable(seq).await?;
         Ok(seq)
@@ -378,21 +386,4 @@ impl Future for ReportFuture {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         self.report.as_mut().poll(context)
     }
-}
-
-/// A session in a list.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct SessionSummary {
-    /// Its id.
-    pub id: SessionId,
-    /// Its agent's name.
-    pub agent: String,
-    /// What it is doing.
-    pub state: SessionState,
-    /// The place of its last record.
-    pub seq: Seq,
-    /// When it was opened: Unix time in milliseconds.
-    pub opened: u64,
-    /// When its last record was appended: Unix time in milliseconds.
-    pub touched: u64,
 }

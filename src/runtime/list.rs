@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use serde::Serialize;
+
 use super::error::HostError;
-use super::handle::SessionSummary;
 use super::live::Link;
 use super::shared::Shared;
 use crate::journal::{JournalError, Listing, StoredSession};
+use crate::record::Seq;
 use crate::types::{SessionId, SessionState};
 
 /// How many sessions are read from the journal at once.
@@ -22,6 +24,23 @@ pub struct SessionQuery {
     pub limit: usize,
     /// Those in this state.
     pub state: Option<SessionState>,
+}
+
+/// A session in a list.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct SessionSummary {
+    /// Its id.
+    pub id: SessionId,
+    /// Its agent's name.
+    pub agent: String,
+    /// What it is doing.
+    pub state: SessionState,
+    /// The place of its last record.
+    pub seq: Seq,
+    /// When it was opened: Unix time in milliseconds.
+    pub opened: u64,
+    /// When its last record was appended: Unix time in milliseconds.
+    pub touched: u64,
 }
 
 pub(super) async fn sessions(

@@ -15,11 +15,11 @@ const ROUNDS: usize = 8;
 
 /// Lets every session fall asleep as soon as it can, for as long as the task is held.
 fn sleepy(host: &Host) -> tokio::task::JoinHandle<()> {
-    let shared = Arc::clone(&host.inner.link.shared);
+    let host = host.clone();
     spawn(async move {
         loop {
-            for (_, live) in shared.all_awake() {
-                let _ = live.actor.cast(SessionMessage::Hibernate { idle: Duration::ZERO });
+            for (id, _) in host.inner.link.shared.all_awake() {
+                host.session(&id).hibernate();
             }
             // Faster than that it would only fill the sessions' mailboxes.
             sleep(Duration::from_millis(1)).await;
@@ -97,4 +97,28 @@ async fn sessions_are_deleted_and_opened_again_on_the_edge_of_sleep() {
     assert_eq!(host.counts().sessions, 0);
     nothing_left(&host).await;
     until("nobody is awake", || host.counts().awake == 0).await;
+}
+
+#[tokio::test]
+async fn a_session_sleeps_when_it_is_told_to_unless_it_is_needed() {
+    let provider = Provider::new(|_, _| Reply::Sse(says("well"))).await;
+    let host = host(&provider, Registry::new(), |_| ()).await;
+    let session = session(&host).await;
+    let listens = session.subscribe().await.unwrap();
+    session.run("go").await.unwrap();
+    session.hibernate();
+    // Answered behind that: it is still there.
+    session.snapshot().await.unwrap();
+    assert_eq!(session.state(), SessionState::Idle);
+    drop(listens);
+    session.hibernate();
+    until("it sleeps", || session.state() == SessionState::Hibernated).await;
+    assert_eq!(host.counts().awake, 0);
+    // Of one that sleeps that changes nothing, and a run wakes it.
+    session.hibernate();
+    assert_eq!(session.run("again").await.unwrap().text, "well");
+    assert_eq!(session.snapshot().await.unwrap().history.len(), 4);
+    session.hibernate();
+    until("it sleeps again", || host.counts().awake == 0).await;
+    nothing_left(&host).await;
 }
