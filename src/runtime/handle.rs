@@ -321,8 +321,8 @@ impl SessionHandle {
     }
 
     async fn stored(&self, seq: Seq, live: &Live) -> Result<Seq, HostError> {
-        live.log.until_durable(seq).await?;
-        Ok(seq)
+        let stored = live.log.until_durable(seq).await;
+        stored.map(|()| seq).map_err(|error| self.link.shared.not_stored(error))
     }
 }
 

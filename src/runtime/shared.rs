@@ -17,7 +17,7 @@ use super::error::HostError;
 use super::gauge::{Gauges, Held};
 use super::live::Live;
 use super::models::Model;
-use crate::journal::Journal;
+use crate::journal::{Journal, JournalError};
 use crate::telemetry::Telemetry;
 use crate::types::{RunId, SessionId, SessionState};
 
@@ -80,6 +80,14 @@ impl Shared {
     /// Why a session that was there is gone.
     pub(super) fn gone(&self) -> HostError {
         if self.is_closing() { HostError::ShuttingDown } else { HostError::SessionClosed }
+    }
+
+    /// Why a record is not durable: what comes while the host shuts down may find the journal closed.
+    pub(super) fn not_stored(&self, error: JournalError) -> HostError {
+        if error == JournalError::Closed && self.is_closing() {
+            return HostError::ShuttingDown;
+        }
+        HostError::Journal(error)
     }
 
     pub(super) fn place_for_a_run(&self) -> Result<Held, HostError> {
