@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use allocation_counter::measure;
 use bodies::{READ_BYTES, WIRES, body};
-use callsheet::turn::{Accumulator, AccumulatorLimits};
+use callsheet::response::{ResponseAssembler, ResponseLimits};
 use callsheet::types::Wire;
 use callsheet::wire::{Decoder, DecoderLimits, Delta, Framing};
 use criterion::{BenchmarkId, Criterion, Throughput};
@@ -61,8 +61,8 @@ fn appended(deltas: &[Delta]) -> (String, Vec<String>) {
     (text, calls)
 }
 
-fn accumulated(deltas: &[Delta]) -> Accumulator {
-    let mut response = Accumulator::new(AccumulatorLimits::default());
+fn accumulated(deltas: &[Delta]) -> ResponseAssembler {
+    let mut response = ResponseAssembler::new(ResponseLimits::default());
     for delta in deltas {
         black_box(response.push(delta));
     }
@@ -108,7 +108,7 @@ fn ratio(wire: Wire, framing: Framing, deltas: &[Delta]) -> [String; 4] {
     let body = body(wire, texts, 0);
     let allocated = measure(|| {
         let mut decoder = Decoder::new(wire, framing, DecoderLimits::default());
-        let mut response = Accumulator::new(AccumulatorLimits::default());
+        let mut response = ResponseAssembler::new(ResponseLimits::default());
         let mut deltas = Vec::new();
         for read in body.chunks(READ_BYTES) {
             decoder.push(read, &mut deltas).unwrap();

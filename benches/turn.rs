@@ -22,10 +22,10 @@ use axum::body::Bytes;
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
 use callsheet::load::{cpu_time, raise_open_files};
 use callsheet::message::{Message, ResponseMessage};
+use callsheet::response::{Arguments, ResponseAssembler, ResponseLimits, understand};
 use callsheet::runtime::model::{ModelClient, ModelRequest};
 use callsheet::runtime::{Host, HostSetup, OpenSession};
 use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
-use callsheet::turn::{Accumulator, AccumulatorLimits, Arguments, understand};
 use callsheet::types::{CallKey, Execution, RunEnd, ToolCall};
 use callsheet::wire::ToolDefinition;
 use criterion::{Criterion, SamplingMode};
@@ -147,7 +147,7 @@ async fn bare_run(client: ModelClient, execution: Execution) -> String {
     loop {
         let mut request = ModelRequest::new("m", messages.clone().into());
         request.tools = Arc::clone(&tools);
-        let mut response = Accumulator::new(AccumulatorLimits::default());
+        let mut response = ResponseAssembler::new(ResponseLimits::default());
         let mut deltas = std::pin::pin!(client.stream(&request));
         while let Some(batch) = deltas.next().await {
             for delta in batch.unwrap() {
@@ -180,7 +180,7 @@ async fn bare_run(client: ModelClient, execution: Execution) -> String {
     }
 }
 
-fn call((index, bucket): (u32, &callsheet::turn::Bucket)) -> ToolCall {
+fn call((index, bucket): (u32, &callsheet::response::PartialCall)) -> ToolCall {
     let Arguments::Object { value, .. } = understand(&bucket.raw) else { panic!("an object") };
     ToolCall {
         key: CallKey { turn: 1, attempt: 1, index },

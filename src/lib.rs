@@ -22,7 +22,7 @@
 //!
 //! # Machines and shells
 //!
-//! Two kinds of code. **Machines** ([`wire`], [`turn`], [`context`] and the nouns below them) are
+//! Two kinds of code. **Machines** ([`wire`], [`response`], [`turn`], [`context`] and the nouns below them) are
 //! pure: no async, no clock, no randomness, no I/O; values go in by `handle_*`, effects come out
 //! of `poll`, time is an argument. **Shells** ([`runtime`], [`server`], [`load`], [`cli`]) move values and
 //! decide nothing. Dependencies go down only:
@@ -30,7 +30,7 @@
 //! | layer | modules | know nothing about |
 //! | --- | --- | --- |
 //! | nouns | [`types`], [`message`], [`event`], [`record`], [`config`] | how anything is done |
-//! | machines | [`wire`], [`context`], [`turn`] | HTTP, actors, clocks |
+//! | machines | [`wire`], [`response`], [`context`], [`turn`] | HTTP, actors, clocks |
 //! | what tools are | [`tool`] | sessions, models, actors |
 //! | what is kept and told | [`journal`], [`telemetry`] | how a turn is decided |
 //! | shells | [`runtime`] (alone names the actor library), [`rehearsal`], [`server`], [`load`], [`cli`] | |
@@ -58,7 +58,7 @@
 //! the JSON objects that it sends become [`wire::Delta`]s. What stands around the objects (cuts,
 //! framing, broken payloads, errors) is read in one place for all, and what is the payload before
 //! with another text in it is not even parsed. A dialect decides nothing about
-//! calls; [`turn::Accumulator`] puts the deltas together, and knows from them where a call begins
+//! calls; [`response::ResponseAssembler`] puts the deltas together, and knows from them where a call begins
 //! and ends, or infers it where the wire does not say.
 //!
 //! A [`message::ResponseMessage`] knows who said it, and keeps the parts which that service wants
@@ -107,7 +107,7 @@
 //! - To host agents: [`runtime::Host`], [`runtime::SessionHandle`].
 //! - To write a tool: [`tool::Tool`].
 //! - To ask a model without a host: [`runtime::model::ModelClient`].
-//! - To decode a recorded response: [`turn::decode_body`].
+//! - To decode a recorded response: [`response::decode_body`].
 
 pub mod cli;
 pub mod config;
@@ -118,6 +118,7 @@ pub mod load;
 pub mod message;
 pub mod record;
 pub mod rehearsal;
+pub mod response;
 pub mod runtime;
 pub mod server;
 pub mod telemetry;

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of the crate, lowest first. A module names only modules that stand before it.
-const ORDER: [&str; 18] = [
+const ORDER: [&str; 19] = [
     "types",
     "message",
     "tls",
@@ -16,6 +16,7 @@ const ORDER: [&str; 18] = [
     "wire",
     "context",
     "tool",
+    "response",
     "turn",
     "journal",
     "telemetry",
@@ -28,7 +29,8 @@ const ORDER: [&str; 18] = [
 ];
 
 /// Pure code: values in, values out.
-const MACHINES: [&str; 7] = ["types", "message", "event", "record", "wire", "context", "turn"];
+const MACHINES: [&str; 8] =
+    ["types", "message", "event", "record", "wire", "context", "response", "turn"];
 
 /// What a machine does not know.
 const SHELL_CRATES: [&str; 7] =

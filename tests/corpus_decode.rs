@@ -8,7 +8,7 @@
 
 use std::path::PathBuf;
 
-use callsheet::turn::{Accumulator, AccumulatorLimits, describe, ended_well};
+use callsheet::response::{ResponseAssembler, ResponseLimits, describe, ended_well};
 use callsheet::wire::{Decoder, DecoderLimits, Framing, Shapes, Wire};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -56,14 +56,14 @@ fn recordings() -> Vec<Recording> {
 #[derive(Clone, PartialEq)]
 struct State {
     decoder: Decoder,
-    response: Accumulator,
+    response: ResponseAssembler,
 }
 
 impl State {
     fn new(wire: Wire, framing: Framing) -> Self {
         Self {
             decoder: Decoder::new(wire, framing, DecoderLimits::default()),
-            response: Accumulator::new(AccumulatorLimits::default()),
+            response: ResponseAssembler::new(ResponseLimits::default()),
         }
     }
 
@@ -73,7 +73,7 @@ impl State {
         deltas.iter().for_each(|delta| drop(self.response.push(delta)));
     }
 
-    fn finish(mut self) -> Accumulator {
+    fn finish(mut self) -> ResponseAssembler {
         let mut deltas = Vec::new();
         self.decoder.finish(&mut deltas).unwrap();
         deltas.iter().for_each(|delta| drop(self.response.push(delta)));
@@ -87,7 +87,7 @@ fn decode<'a>(
     wire: Wire,
     framing: Framing,
     pieces: impl IntoIterator<Item = &'a [u8]>,
-) -> Accumulator {
+) -> ResponseAssembler {
     let mut state = State::new(wire, framing);
     pieces.into_iter().for_each(|piece| state.push(piece));
     state.finish()
@@ -137,7 +137,7 @@ fn found_calls(found: &Value, expected: &[Value]) -> Vec<Value> {
 }
 
 #[track_caller]
-fn compare(recording: &Recording, response: &Accumulator, how: &str) {
+fn compare(recording: &Recording, response: &ResponseAssembler, how: &str) {
     let Recording { file, expected, .. } = recording;
     let found = describe(response);
     for key in ["text", "reasoning", "refusal"] {

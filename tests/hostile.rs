@@ -2,7 +2,7 @@
 //! is too much is an error that says so.
 
 use allocation_counter::measure;
-use callsheet::turn::{Accumulator, AccumulatorLimits, describe, ended_well};
+use callsheet::response::{ResponseAssembler, ResponseLimits, describe, ended_well};
 use callsheet::types::{CALLS_MAX, ProviderErrorKind, Wire};
 use callsheet::wire::{Decoder, DecoderLimits, Delta};
 use serde_json::{Value, json};
@@ -109,7 +109,7 @@ fn keepsake(wire: Wire, index: usize, bytes: usize) -> Option<Vec<Value>> {
 
 /// What came of a response, and the most memory that reading it held at once.
 struct Read {
-    response: Accumulator,
+    response: ResponseAssembler,
     peak: u64,
 }
 
@@ -121,7 +121,7 @@ impl Read {
 
 /// Reads a response in reads of a socket's size until it ends, or until it is given up.
 fn read(wire: Wire, mut events: impl Iterator<Item = String>) -> Read {
-    let mut response = Accumulator::new(AccumulatorLimits::default());
+    let mut response = ResponseAssembler::new(ResponseLimits::default());
     let mut pending = String::with_capacity(4 * READ_BYTES);
     let allocated = measure(|| {
         let mut decoder = Decoder::new(wire, wire.framing(true), DecoderLimits::default());

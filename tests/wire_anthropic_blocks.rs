@@ -2,14 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 
-use callsheet::turn::{Accumulator, AccumulatorLimits, decode_body, describe};
+use callsheet::response::{ResponseAssembler, ResponseLimits, decode_body, describe};
 use callsheet::types::{Part, Wire};
 use callsheet::wire::{CallKind, DecoderLimits, Framing};
 use serde_json::{Value, json};
 
-fn response(payloads: &[&str]) -> Accumulator {
+fn response(payloads: &[&str]) -> ResponseAssembler {
     let lines: Vec<String> = payloads.iter().map(|payload| payload.replace('\n', " ")).collect();
-    let limits = (DecoderLimits::default(), AccumulatorLimits::default());
+    let limits = (DecoderLimits::default(), ResponseLimits::default());
     let wire = Wire::AnthropicMessages;
     decode_body(wire, Framing::JsonLines, limits, lines.join("\n").as_bytes())
 }
@@ -37,7 +37,7 @@ fn finish(word: &str) -> String {
 
 const END: &str = r#"{"type":"message_stop"}"#;
 
-fn of(payloads: &[String]) -> Accumulator {
+fn of(payloads: &[String]) -> ResponseAssembler {
     response(&payloads.iter().map(String::as_str).collect::<Vec<_>>())
 }
 

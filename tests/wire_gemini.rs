@@ -5,8 +5,8 @@ mod support;
 
 use callsheet::config::Config;
 use callsheet::rehearsal::{At, Call, Response, Script};
+use callsheet::response::{ResponseLimits, decode_body, describe};
 use callsheet::runtime::{OpenSession, RunReport};
-use callsheet::turn::{AccumulatorLimits, decode_body, describe};
 use callsheet::types::{Execution, RunEnd, ToolStatus, Wire};
 use callsheet::wire::{DecoderLimits, Framing};
 use serde_json::{Value, json};
@@ -266,7 +266,7 @@ async fn a_history_from_elsewhere_is_taken() {
 /// What `callsheet decode` shows of a stream of these payloads.
 fn decoded(payloads: &[Value]) -> Value {
     let body: String = payloads.iter().map(|payload| format!("data: {payload}\n\n")).collect();
-    let limits = (DecoderLimits::default(), AccumulatorLimits::default());
+    let limits = (DecoderLimits::default(), ResponseLimits::default());
     describe(&decode_body(Wire::GeminiGenerate, Framing::Sse, limits, body.as_bytes()))
 }
 

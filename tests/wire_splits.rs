@@ -2,7 +2,7 @@
 //! on whatever wire: what is put together is what was said, as if it had come at once.
 #![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 
-use callsheet::turn::{Accumulator, AccumulatorLimits, ended_well, understand};
+use callsheet::response::{ResponseAssembler, ResponseLimits, ended_well, understand};
 use callsheet::types::Wire;
 use callsheet::wire::{Decoder, DecoderLimits, Framing};
 use proptest::prelude::*;
@@ -261,12 +261,12 @@ fn body(framing: Framing, events: &[Value], sent: &Sent) -> Vec<u8> {
     }
 }
 
-fn read(wire: Wire, framing: Framing, body: &[u8], cuts: &[Index]) -> Accumulator {
+fn read(wire: Wire, framing: Framing, body: &[u8], cuts: &[Index]) -> ResponseAssembler {
     let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(body.len() + 1)).collect();
     cuts.extend([0, body.len()]);
     cuts.sort_unstable();
     let mut decoder = Decoder::new(wire, framing, DecoderLimits::default());
-    let mut response = Accumulator::new(AccumulatorLimits::default());
+    let mut response = ResponseAssembler::new(ResponseLimits::default());
     let mut deltas = Vec::new();
     for cut in cuts.windows(2) {
         decoder.push(&body[cut[0]..cut[1]], &mut deltas).unwrap();

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use ractor::ActorId;
 
+use super::fair_semaphore::{FairSemaphore, Reservation};
 use super::gauge::Gauge;
-use super::places::{Places, Reservation};
 use crate::tool::Registry;
-use crate::turn::Place;
+use crate::turn::PermitReply;
 
 /// The tools of a host that have a cap. Clones have the same places.
 #[derive(Clone, Debug)]
 pub(super) struct Caps {
-    tools: Arc<BTreeMap<String, Arc<Places>>>,
+    tools: Arc<BTreeMap<String, Arc<FairSemaphore>>>,
 }
 
 impl Caps {
@@ -21,7 +21,7 @@ impl Caps {
     pub(super) fn new(tools: &Registry, waiting: &Gauge) -> Self {
         let caps = tools.iter().filter_map(|(name, tool)| {
             let max = tool.spec.max_concurrent?;
-            Some((name.to_owned(), Places::new(max, waiting.clone())))
+            Some((name.to_owned(), FairSemaphore::new(max, waiting.clone())))
         });
         Self { tools: Arc::new(caps.collect()) }
     }
@@ -33,8 +33,8 @@ impl Caps {
         tool: &str,
         session: ActorId,
         granted: impl FnOnce() + Send + 'static,
-    ) -> (Place, Option<Reservation>) {
-        let Some(places) = self.tools.get(tool) else { return (Place::Granted, None) };
+    ) -> (PermitReply, Option<Reservation>) {
+        let Some(places) = self.tools.get(tool) else { return (PermitReply::Granted, None) };
         let (place, reservation) = places.reserve(session, granted);
         (place, Some(reservation))
     }
@@ -71,10 +71,10 @@ mod tests {
         let caps = Caps::new(&tools, &Gauge::default());
         let take = |tool| caps.reserve(tool, ActorId::Local(1), || ());
         let (place, one) = take("one");
-        assert!(place == Place::Granted && one.is_some());
-        assert_eq!(take("one").0, Place::Waiting);
-        assert_eq!(take("other").0, Place::Granted);
+        assert!(place == PermitReply::Granted && one.is_some());
+        assert_eq!(take("one").0, PermitReply::Waiting);
+        assert_eq!(take("other").0, PermitReply::Granted);
         let (place, none) = take("free");
-        assert!(place == Place::Granted && none.is_none());
+        assert!(place == PermitReply::Granted && none.is_none());
     }
 }

@@ -12,12 +12,12 @@ use ractor::rpc::CallResult;
 
 use super::error::HostError;
 use super::ids;
-use super::live::{Link, Live, TRIES};
 use super::message::{RunAccepted, SessionMessage};
-use super::past;
 use super::report::RunReport;
 use super::request::RunRequest;
 use super::snapshot::SessionSnapshot;
+use super::stored_sessions;
+use super::wake::{Link, Live, TRIES};
 use super::watch::Watch;
 use crate::event::EventId;
 use crate::journal::SessionLog;
@@ -89,7 +89,7 @@ impl SessionHandle {
             events = self.subscribe_to(&id).await?;
         }
         let log = Arc::clone(&taker.log);
-        let told = past::told(self.clone(), id.clone(), report, Arc::clone(&log));
+        let told = stored_sessions::told(self.clone(), id.clone(), report, Arc::clone(&log));
         let report = ReportFuture::new(told);
         Ok(StartedRun { run_id: id, seq, are_whole, events, report, log })
     }
@@ -102,7 +102,7 @@ impl SessionHandle {
         // Nobody hears its events for the sake of this.
         let (accepted, taker) = self.accept(&ids::run_id(), &request.into()).await?;
         let RunAccepted { id, seq: _, report } = accepted;
-        past::told(self.clone(), id, report, Arc::clone(&taker.log)).await
+        stored_sessions::told(self.clone(), id, report, Arc::clone(&taker.log)).await
     }
 
     /// Has the session begin a run, or take it for the one of then. Says who has taken it.
@@ -239,7 +239,7 @@ impl SessionHandle {
             match live.actor.call(ask, None).await {
                 Ok(CallResult::Success(Err(ApprovalError::NotAsked))) => {
                     // It may have been about a turn that is over.
-                    return past::decided(self, key, decision).await;
+                    return stored_sessions::decided(self, key, decision).await;
                 }
                 Ok(CallResult::Success(taken)) => {
                     taken?;
@@ -299,7 +299,7 @@ impl SessionHandle {
         loop {
             let asleep = shared.take_sleeping(vec![self.id.clone()]);
             if !asleep.is_empty() {
-                return past::delete(&self.link, &self.id).await;
+                return stored_sessions::delete(&self.link, &self.id).await;
             }
             let close = |reply| SessionMessage::Close { reply };
             match self.link.ask(&self.id, close).await {

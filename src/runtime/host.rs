@@ -9,12 +9,12 @@ use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::time::Instant;
 
 use super::gauge::Gauge;
-use super::live::{Link, Live};
+use super::maintenance;
 use super::message::{HostMessage, SessionMessage};
 use super::session::{self, Opening};
-use super::shared::{Place, Shared};
+use super::shared::{SessionSlot, Shared};
 use super::task::{self, Task};
-use super::upkeep;
+use super::wake::{Link, Live};
 use crate::telemetry::Telemetry;
 use crate::types::SessionId;
 
@@ -77,7 +77,7 @@ impl Actor for HostActor {
             HostMessage::Begin(opening) => state.begin(&myself, *opening).await,
             HostMessage::KeepUp { sent } => {
                 state.link.shared.telemetry.metrics().host().mailbox_wait(sent.elapsed());
-                upkeep::keep_up(&state.link);
+                maintenance::keep_up(&state.link);
             }
         }
         Ok(())
@@ -137,7 +137,7 @@ impl State {
         let Some((id, live)) = self.sessions.remove(&actor) else { return };
         let shared = &self.link.shared;
         // One that is closed or asleep has left the index before.
-        if shared.replace(&id, actor, Some(Place::Waking(Vec::new()))) {
+        if shared.replace(&id, actor, Some(SessionSlot::Waking(Vec::new()))) {
             self.revive(id, live);
         }
         self.link.shared.show_counts();

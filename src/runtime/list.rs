@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use serde::Serialize;
 
 use super::error::HostError;
-use super::live::Link;
 use super::shared::Shared;
+use super::wake::Link;
 use crate::journal::{JournalError, Listing, StoredSession};
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState};

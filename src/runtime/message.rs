@@ -11,8 +11,8 @@ use tokio::time::Instant;
 
 use super::agent::Agent;
 use super::error::HostError;
-use super::gate::HeldPass;
 use super::model::ModelRequest;
+use super::model_limiter::BreakerPermitGuard;
 use super::models::Model;
 use super::report::RunReport;
 use super::request::RunRequest;
@@ -21,8 +21,9 @@ use super::snapshot::SessionSnapshot;
 use crate::event::ApprovalRequest;
 use crate::journal::JournalError;
 use crate::record::{Entry, RequestKey, Seq, StopMode};
+use crate::response::ResponseEnd;
 use crate::turn::{
-    ApprovalError, AttemptPlan, CancelReason, Decision, Place, ResponseEnd, TurnRecord, TurnSpec,
+    ApprovalError, AttemptPlan, CancelReason, Decision, PermitReply, TurnRecord, TurnSpec,
 };
 use crate::types::{CallKey, Content, RunId, RunTrace, TraceContext};
 use crate::wire::Delta;
@@ -101,7 +102,7 @@ pub(super) enum StreamMessage {
         model: Arc<Model>,
         request: Arc<ModelRequest>,
         trace: Option<TraceContext>,
-        to: Accumulator,
+        to: AccumulatorRef,
     },
     /// Drop the exchange that is open, the wait before it included.
     Disconnect,
@@ -116,10 +117,10 @@ pub(super) enum AccumulatorMessage {
     /// A chunk of the response was decoded. The next is read after the reply.
     DeltasReceived { turn: u32, attempt: u32, batch: Vec<Delta>, reply: RpcReplyPort<()> },
     /// The request of an exchange waits for a place at its model, or has waited and has it.
-    RequestPlace { turn: u32, attempt: u32, place: Place },
+    RequestPlace { turn: u32, attempt: u32, place: PermitReply },
     /// An exchange is over. Its model's breaker wants to know how it is judged; there is none to
     /// know if nobody was asked.
-    ResponseEnded { turn: u32, attempt: u32, end: ResponseEnd, pass: Option<HeldPass> },
+    ResponseEnded { turn: u32, attempt: u32, end: ResponseEnd, pass: Option<BreakerPermitGuard> },
     /// The turn of a call that waited for a place of its tool has come.
     PlaceGranted { key: CallKey },
     /// A call that was told to stop has had its grace.
@@ -137,7 +138,7 @@ pub(super) enum AccumulatorMessage {
 }
 
 /// The accumulator of a session, for those who report to it.
-pub(super) type Accumulator = ActorRef<AccumulatorMessage>;
+pub(super) type AccumulatorRef = ActorRef<AccumulatorMessage>;
 
 /// What a turn begins with.
 pub(super) struct TurnStart {

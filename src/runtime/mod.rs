@@ -12,18 +12,17 @@ mod agent;
 mod blocking;
 mod caps;
 mod error;
-mod gate;
+mod fair_semaphore;
 mod gauge;
 mod handle;
 mod host;
 mod ids;
 mod list;
-mod live;
+mod maintenance;
 mod message;
 pub mod model;
+mod model_limiter;
 mod models;
-mod past;
-mod places;
 mod publish;
 mod recovery;
 mod report;
@@ -32,13 +31,14 @@ mod rules;
 mod session;
 mod shared;
 mod snapshot;
+mod stored_sessions;
 mod stream;
 mod supervisor;
 mod task;
 #[cfg(test)]
 mod tests;
 mod tool;
-mod upkeep;
+mod wake;
 mod watch;
 
 use std::sync::Arc;
@@ -54,9 +54,9 @@ pub use crate::event::StatsReport;
 pub use crate::turn::BreakerState;
 pub use crate::types::SessionState;
 pub use error::HostError;
-pub use gate::ModelStatus;
 pub use handle::{ReportFuture, SessionHandle, StartedRun};
 pub use list::{SessionQuery, SessionSummary};
+pub use model_limiter::ModelStatus;
 pub use report::{CallReport, RunReport};
 pub use request::RunRequest;
 pub use rules::AgentRules;
@@ -75,13 +75,13 @@ use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
 use caps::Caps;
 use gauge::Gauges;
 use host::HostActor;
-use live::Link;
 use message::{HostMessage, SessionMessage};
 use models::Model;
 use publish::Publisher;
 use recovery::{READS_MAX, blocking, open_journal, recover, unfinished};
 use session::{Beginning, Opening};
 use shared::Shared;
+use wake::Link;
 
 /// How long a cancelled run, and then the host itself, may take to end.
 const END_MAX: Duration = Duration::from_secs(5);
@@ -281,7 +281,7 @@ impl Host {
         at: Seq,
         id: Option<String>,
     ) -> Result<SessionHandle, HostError> {
-        past::fork(from, at, session_id(id)?).await
+        stored_sessions::fork(from, at, session_id(id)?).await
     }
 
     /// Sessions by id, awake or asleep.

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use super::error::HostError;
-use super::gate::{Gate, ModelStatus};
 use super::model::{ModelClient, ModelRequest};
+use super::model_limiter::{ModelLimiter, ModelStatus};
 use crate::config::{Config, ModelConfig};
 use crate::telemetry::Telemetry;
 use crate::turn::{ModelPlan, ModelPlans};
@@ -19,7 +19,7 @@ pub(super) struct Model {
     /// Its name in the configuration.
     pub(super) name: String,
     pub(super) client: ModelClient,
-    pub(super) gate: Arc<Gate>,
+    pub(super) gate: Arc<ModelLimiter>,
     plan: ModelPlan,
     max_output_tokens: Option<u32>,
     temperature: Option<f64>,
@@ -35,14 +35,14 @@ impl Model {
         telemetry: &Telemetry,
     ) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
         let models = config.models.iter().map(|(name, model)| {
-            let gate = Gate::new(model, telemetry.metrics().model(name));
+            let gate = ModelLimiter::new(model, telemetry.metrics().model(name));
             let model = Self::new(name, model, gate)?;
             Ok((name.clone(), Arc::new(model)))
         });
         models.collect()
     }
 
-    fn new(name: &str, config: &ModelConfig, gate: Arc<Gate>) -> Result<Self, HostError> {
+    fn new(name: &str, config: &ModelConfig, gate: Arc<ModelLimiter>) -> Result<Self, HostError> {
         let client =
             ModelClient::new(config).map_err(|e| HostError::Config(format!("{name}: {e}")))?;
         Ok(Self {

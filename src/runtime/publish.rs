@@ -4,8 +4,8 @@ use std::sync::{Arc, Weak};
 
 use crate::event::{Event, EventId, Published};
 use crate::journal::{Journal, JournalError, unix_ms};
+use crate::response::ResponseAssembler;
 use crate::telemetry::{Entering, Feed, Recorded, Subscription, Telemetry, logs};
-use crate::turn::Accumulator;
 use crate::types::{RunId, Seq, SessionId};
 
 /// How many events a subscriber may be behind before it is let go. One that never reads costs
@@ -44,7 +44,7 @@ impl Publisher {
     }
 
     /// Says what the model has answered, for a trace that holds contents.
-    pub(super) fn trace_answer(&self, response: &Accumulator) {
+    pub(super) fn trace_answer(&self, response: &ResponseAssembler) {
         self.telemetry.traces().answered(&self.session, response);
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::error::HostError;
-use super::live::Link;
+use super::wake::Link;
 use crate::config::{Config, JournalEngine};
 use crate::journal::{Journal, JournalError, Listing, MemoryJournal, SqliteJournal, SqliteOptions};
 use crate::telemetry::Telemetry;

@@ -15,8 +15,8 @@ use super::blocking::BlockingPool;
 use super::caps::Caps;
 use super::error::HostError;
 use super::gauge::{Gauges, Held};
-use super::live::Live;
 use super::models::Model;
+use super::wake::Live;
 use crate::journal::{Journal, JournalError};
 use crate::telemetry::Telemetry;
 use crate::types::{RunId, SessionId, SessionState};
@@ -47,7 +47,7 @@ pub(super) struct Shared {
     /// How many sessions there are, awake or not.
     pub(super) sessions: AtomicUsize,
     /// Those that are awake or about to be. Held for short sections, never over an await.
-    pub(super) index: Mutex<BTreeMap<SessionId, Place>>,
+    pub(super) index: Mutex<BTreeMap<SessionId, SessionSlot>>,
     /// How many sessions are read from the journal at once.
     pub(super) reads: Semaphore,
     /// Runs that were told to have failed because the journal could not be written; they end so
@@ -63,7 +63,7 @@ pub(super) type Waiter = oneshot::Sender<Result<Arc<Live>, HostError>>;
 
 /// A session's place in the index.
 #[derive(Debug)]
-pub(super) enum Place {
+pub(super) enum SessionSlot {
     /// It is being deleted.
     Leaving,
     /// It is about to begin, or to be read from the journal.
@@ -121,7 +121,7 @@ impl Shared {
             return Err(HostError::SessionExists);
         }
         self.count_session()?;
-        index.insert(id.clone(), Place::Waking(vec![waiter]));
+        index.insert(id.clone(), SessionSlot::Waking(vec![waiter]));
         Ok(())
     }
 
@@ -129,13 +129,13 @@ impl Shared {
     pub(super) fn take_sleeping(&self, ids: Vec<SessionId>) -> Vec<SessionId> {
         let mut index = self.index.lock();
         let sleeping: Vec<_> = ids.into_iter().filter(|id| !index.contains_key(id)).collect();
-        index.extend(sleeping.iter().map(|id| (id.clone(), Place::Leaving)));
+        index.extend(sleeping.iter().map(|id| (id.clone(), SessionSlot::Leaving)));
         sleeping
     }
 
     /// A session is awake.
     pub(super) fn enter(&self, id: &SessionId, live: &Arc<Live>) {
-        let before = self.index.lock().insert(id.clone(), Place::Awake(Arc::clone(live)));
+        let before = self.index.lock().insert(id.clone(), SessionSlot::Awake(Arc::clone(live)));
         self.answer(before, &Ok(Arc::clone(live)));
     }
 
@@ -145,8 +145,8 @@ impl Shared {
         self.answer(before, &Err(error));
     }
 
-    fn answer(&self, place: Option<Place>, woken: &Result<Arc<Live>, HostError>) {
-        if let Some(Place::Waking(waiting)) = place {
+    fn answer(&self, place: Option<SessionSlot>, woken: &Result<Arc<Live>, HostError>) {
+        if let Some(SessionSlot::Waking(waiting)) = place {
             for waiter in waiting {
                 // Whoever waited may be gone.
                 let _ = waiter.send(woken.clone());
@@ -156,10 +156,15 @@ impl Shared {
 
     /// Sets a session's place, unless it is out or another actor has it by now. Returns whether it
     /// was there.
-    pub(super) fn replace(&self, id: &SessionId, actor: ActorId, place: Option<Place>) -> bool {
+    pub(super) fn replace(
+        &self,
+        id: &SessionId,
+        actor: ActorId,
+        place: Option<SessionSlot>,
+    ) -> bool {
         let mut index = self.index.lock();
         let there =
-            matches!(index.get(id), Some(Place::Awake(live)) if live.actor.get_id() == actor);
+            matches!(index.get(id), Some(SessionSlot::Awake(live)) if live.actor.get_id() == actor);
         if there {
             match place {
                 Some(place) => index.insert(id.clone(), place),
@@ -178,7 +183,7 @@ impl Shared {
     ) -> bool {
         let mut index = self.index.lock();
         let there =
-            matches!(index.get(id), Some(Place::Awake(live)) if live.actor.get_id() == actor);
+            matches!(index.get(id), Some(SessionSlot::Awake(live)) if live.actor.get_id() == actor);
         let leaves = there && leaves();
         if leaves {
             index.remove(id);
@@ -193,8 +198,8 @@ impl Shared {
     /// The session's actor, if it is awake.
     pub(super) fn awake(&self, id: &SessionId) -> Option<Arc<Live>> {
         match self.index.lock().get(id)? {
-            Place::Awake(live) => Some(Arc::clone(live)),
-            Place::Leaving | Place::Waking(_) => None,
+            SessionSlot::Awake(live) => Some(Arc::clone(live)),
+            SessionSlot::Leaving | SessionSlot::Waking(_) => None,
         }
     }
 
@@ -202,8 +207,8 @@ impl Shared {
     pub(super) fn all_awake(&self) -> Vec<(SessionId, Arc<Live>)> {
         let index = self.index.lock();
         let awake = index.iter().filter_map(|(id, place)| match place {
-            Place::Awake(live) => Some((id.clone(), Arc::clone(live))),
-            Place::Leaving | Place::Waking(_) => None,
+            SessionSlot::Awake(live) => Some((id.clone(), Arc::clone(live))),
+            SessionSlot::Leaving | SessionSlot::Waking(_) => None,
         });
         awake.collect()
     }
@@ -212,8 +217,8 @@ impl Shared {
     fn longest_watcher_queue(&self) -> usize {
         let index = self.index.lock();
         let queues = index.values().map(|place| match place {
-            Place::Awake(live) => live.listeners.longest_queue(),
-            Place::Leaving | Place::Waking(_) => 0,
+            SessionSlot::Awake(live) => live.listeners.longest_queue(),
+            SessionSlot::Leaving | SessionSlot::Waking(_) => 0,
         });
         queues.max().unwrap_or(0)
     }

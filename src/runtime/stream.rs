@@ -8,13 +8,14 @@ use parking_lot::Mutex;
 use ractor::rpc::CallResult;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 
-use super::gate::{Entered, HeldPass};
 use super::gauge::{Gauges, Held};
-use super::message::{Accumulator, AccumulatorMessage, StreamMessage};
+use super::message::{AccumulatorMessage, AccumulatorRef, StreamMessage};
 use super::model::{Carried, Exchange, ModelRequest};
+use super::model_limiter::{BreakerPermitGuard, Entered};
 use super::models::Model;
 use super::task::Task;
-use crate::turn::{AttemptPlan, ResponseEnd};
+use crate::response::ResponseEnd;
+use crate::turn::AttemptPlan;
 use crate::types::TraceContext;
 
 /// Makes one exchange at a time. The read loop is a task that is aborted with the actor, so that
@@ -97,7 +98,7 @@ struct Reader {
     turn: u32,
     attempt: u32,
     trace: Option<TraceContext>,
-    accumulator: Accumulator,
+    accumulator: AccumulatorRef,
     carried: Arc<Mutex<Carried>>,
 }
 
@@ -137,7 +138,7 @@ impl Reader {
         self.ended(end, Some(pass));
     }
 
-    fn ended(&self, end: ResponseEnd, pass: Option<HeldPass>) {
+    fn ended(&self, end: ResponseEnd, pass: Option<BreakerPermitGuard>) {
         let (turn, attempt) = (self.turn, self.attempt);
         let ended = AccumulatorMessage::ResponseEnded { turn, attempt, end, pass };
         let _ = self.accumulator.cast(ended);

@@ -11,9 +11,9 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::agent::Agent;
 use super::blocking::BlockingPool;
+use super::fair_semaphore::Reservation;
 use super::gauge::Gauges;
-use super::message::{Accumulator, AccumulatorMessage};
-use super::places::Reservation;
+use super::message::{AccumulatorMessage, AccumulatorRef};
 use super::publish::Publisher;
 use super::task::Task;
 use super::tool::{Slot, ToolActor, Work, failed};
@@ -90,7 +90,7 @@ impl ToolSupervisor {
     pub(super) async fn start(
         &mut self,
         start: ToolStart,
-        myself: &Accumulator,
+        myself: &AccumulatorRef,
     ) -> Option<(CallKey, ToolDone)> {
         let ToolStart { run, agent, call, variables, idempotency_key, trace, place } = start;
         let view = View::new(variables, agent.limits().max_variables_bytes);
@@ -166,7 +166,7 @@ impl ToolSupervisor {
     }
 
     /// Tells a call to stop, and kills it after its grace.
-    pub(super) fn abort(&mut self, key: CallKey, myself: &Accumulator) {
+    pub(super) fn abort(&mut self, key: CallKey, myself: &AccumulatorRef) {
         let Some(running) = self.running.values_mut().find(|running| running.key == key) else {
             return;
         };
@@ -190,7 +190,7 @@ impl ToolSupervisor {
     }
 
     /// Tells all calls to stop.
-    pub(super) fn abort_all(&mut self, myself: &Accumulator) {
+    pub(super) fn abort_all(&mut self, myself: &AccumulatorRef) {
         let keys: Vec<_> = self.running.values().map(|running| running.key).collect();
         for key in keys {
             self.abort(key, myself);

@@ -6,8 +6,8 @@ use parking_lot::Mutex;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
 use super::blocking::BlockingPool;
+use super::fair_semaphore::Reservation;
 use super::gauge::Held;
-use super::places::Reservation;
 use crate::tool::{Tool, ToolContext, ToolError, ToolOutput};
 use crate::types::{FailureKind, ToolOutcome, ToolStatus};
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::arguments::{Arguments, understand};
 use super::call::{Call, Phase, identity};
-use super::texts;
+use super::model_messages;
 use crate::config::OnExcess;
 use crate::event::Oddity;
+use crate::response::{Arguments, understand};
 use crate::turn::effect::{TurnRules, TurnSpec};
 use crate::types::{CallKey, ToolOutcome};
 
@@ -70,7 +70,7 @@ pub(super) fn take_arguments(call: &mut Call, raw: &str, oversize: bool) -> Opti
     let mut odd = None;
     if oversize {
         call.call.raw = Some(raw.to_owned());
-        call.unfit = Some(texts::invalid_arguments("they are larger than allowed", raw));
+        call.unfit = Some(model_messages::invalid_arguments("they are larger than allowed", raw));
         odd = Some(Oddity::Invalid);
     } else {
         match understand(raw) {
@@ -83,12 +83,13 @@ pub(super) fn take_arguments(call: &mut Call, raw: &str, oversize: bool) -> Opti
             }
             Arguments::CutOff => {
                 call.call.raw = Some(raw.to_owned());
-                call.unfit = Some(texts::cut_off_arguments(raw));
+                call.unfit = Some(model_messages::cut_off_arguments(raw));
                 odd = Some(Oddity::CutOff);
             }
             Arguments::NotAnObject { found } => {
                 call.call.raw = Some(raw.to_owned());
-                call.unfit = Some(texts::invalid_arguments(&format!("they are {found}"), raw));
+                call.unfit =
+                    Some(model_messages::invalid_arguments(&format!("they are {found}"), raw));
                 odd = Some(Oddity::Invalid);
             }
         }
@@ -97,7 +98,7 @@ pub(super) fn take_arguments(call: &mut Call, raw: &str, oversize: bool) -> Opti
         && let Some(tool) = &call.tool
         && let Some(what) = tool.input.first_mismatch(&call.call.arguments)
     {
-        call.unfit = Some(texts::invalid_arguments(&what, raw));
+        call.unfit = Some(model_messages::invalid_arguments(&what, raw));
         odd = Some(Oddity::Invalid);
     }
     call.identity = identity(&call.call);
@@ -119,11 +120,11 @@ pub(super) enum Admission {
 pub(super) fn admit(call: &Call, earlier: &[Call], spec: &TurnSpec) -> Admission {
     if call.excess {
         let maximum = spec.rules.limits.max_tool_calls_per_turn.unwrap_or_default();
-        return Admission::Answer(texts::over_limit(maximum));
+        return Admission::Answer(model_messages::over_limit(maximum));
     }
     let Some(tool) = &call.tool else {
         let known = spec.rules.tools.keys();
-        return Admission::Answer(texts::unknown_tool(&call.call.name, known));
+        return Admission::Answer(model_messages::unknown_tool(&call.call.name, known));
     };
     if let Some(answer) = &call.unfit {
         return Admission::Answer(answer.clone());

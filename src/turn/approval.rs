@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 
 use super::call::{Call, Phase, QUOTE_CHARS};
 use super::effect::{ApprovalError, Decision};
-use super::{State, Turn, texts};
+use super::{State, Turn, model_messages};
 use crate::event::{ApprovalRequest, Event, WaitingFor};
 use crate::record::{Ending, Record};
 use crate::types::{
@@ -99,7 +99,7 @@ impl Turn {
         if !reviews {
             self.end_call_with(index, outcome, writes);
         } else if self.is_cancelled() {
-            self.end_call(index, texts::unreviewed());
+            self.end_call(index, model_messages::unreviewed());
         } else {
             if !call.is_undecided() {
                 self.record_report(index, &outcome, &ReadSet::default(), &writes);
@@ -179,7 +179,7 @@ impl Turn {
     fn settle_question(&mut self, index: usize, phase: ApprovalPhase, judgement: Judgement) {
         let Some(call) = self.calls.get_mut(index) else { return };
         let approved = judgement.verdict == Verdict::Approved;
-        let refused = (!approved).then(|| texts::rejected(phase, &judgement));
+        let refused = (!approved).then(|| model_messages::rejected(phase, &judgement));
         let note = match phase {
             ApprovalPhase::Before => &mut call.notes.before,
             ApprovalPhase::After => &mut call.notes.after,

@@ -6,7 +6,7 @@
 //! is, and how that fares decides. A request that was let through before the last of these changes
 //! is of the past, and says nothing when it ends.
 //!
-//! It weighs the service, not the request: [`Sign`].
+//! It weighs the service, not the request: [`ServiceSignal`].
 
 use std::time::Duration;
 
@@ -46,16 +46,16 @@ struct Open {
 }
 
 /// A request was let through. However it ends, that has to be said: by
-/// [`Breaker::handle_end`], or [`Sign::None`] if nobody knows.
+/// [`Breaker::handle_end`], or [`ServiceSignal::None`] if nobody knows.
 #[derive(Debug, PartialEq, Eq, Hash)]
 #[must_use]
-pub struct Pass {
+pub struct BreakerPermit {
     epoch: u64,
 }
 
 /// A request is not let through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct NotAsked {
+pub struct BreakerRefusal {
     /// How many failures in a row there are.
     pub failures: u32,
     /// When it may be let through; none while another one is finding out.
@@ -64,7 +64,7 @@ pub struct NotAsked {
 
 /// What the end of a request says of the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Sign {
+pub enum ServiceSignal {
     /// It works: it answered, or refused what was wrong with the request.
     Works,
     /// It failed: no connection, silence, a broken or unreadable response, a status that says so.
@@ -119,11 +119,11 @@ impl Breaker {
     ///
     /// # Errors
     /// When it would not.
-    pub fn check(&self, now: Duration) -> Result<(), NotAsked> {
+    pub fn check(&self, now: Duration) -> Result<(), BreakerRefusal> {
         let Some(open) = self.open else { return Ok(()) };
         let wait = open.until.checked_sub(now).filter(|wait| !wait.is_zero());
         if wait.is_some() || open.probing {
-            return Err(NotAsked { failures: self.failures, wait });
+            return Err(BreakerRefusal { failures: self.failures, wait });
         }
         Ok(())
     }
@@ -132,28 +132,33 @@ impl Breaker {
     ///
     /// # Errors
     /// When the request is not let through. Nothing has changed then.
-    pub fn handle_request(&mut self, now: Duration) -> Result<Pass, NotAsked> {
+    pub fn handle_request(&mut self, now: Duration) -> Result<BreakerPermit, BreakerRefusal> {
         self.check(now)?;
         if let Some(open) = &mut self.open {
             open.probing = true;
             self.epoch += 1;
         }
-        Ok(Pass { epoch: self.epoch })
+        Ok(BreakerPermit { epoch: self.epoch })
     }
 
     /// A request that was let through is over.
-    pub fn handle_end(&mut self, now: Duration, pass: Pass, sign: Sign) -> Option<BreakerChange> {
+    pub fn handle_end(
+        &mut self,
+        now: Duration,
+        pass: BreakerPermit,
+        sign: ServiceSignal,
+    ) -> Option<BreakerChange> {
         if pass.epoch != self.epoch {
             return None;
         }
         match sign {
-            Sign::None => {
+            ServiceSignal::None => {
                 if let Some(open) = &mut self.open {
                     open.probing = false;
                 }
                 None
             }
-            Sign::Works => {
+            ServiceSignal::Works => {
                 self.failures = 0;
                 let was_open = self.open.take().is_some();
                 was_open.then(|| {
@@ -161,7 +166,7 @@ impl Breaker {
                     BreakerChange::Closed
                 })
             }
-            Sign::Failed => {
+            ServiceSignal::Failed => {
                 self.failures = self.failures.saturating_add(1);
                 let time = match self.open {
                     None if self.rules.failures.is_some_and(|max| self.failures >= max) => {
@@ -181,7 +186,7 @@ impl Breaker {
     }
 }
 
-impl Sign {
+impl ServiceSignal {
     /// What the outcome of an exchange says of the service. An error within a response counts as
     /// the status that it stands for, and one that stands for none as a failure.
     #[must_use]
@@ -228,7 +233,7 @@ impl BreakerState {
     }
 }
 
-impl NotAsked {
+impl BreakerRefusal {
     /// What a turn is told instead of a response.
     #[must_use]
     pub fn into_error(self) -> ProviderError {
@@ -276,7 +281,7 @@ mod tests {
     }
 
     /// A request from its beginning to its end at one moment.
-    fn end(breaker: &mut Breaker, now: u64, sign: Sign) -> Option<BreakerChange> {
+    fn end(breaker: &mut Breaker, now: u64, sign: ServiceSignal) -> Option<BreakerChange> {
         let pass = breaker.handle_request(seconds(now)).expect("it is let through");
         breaker.handle_end(seconds(now), pass, sign)
     }
@@ -285,25 +290,25 @@ mod tests {
         Some(BreakerChange::Opened { failures, time: seconds(time) })
     }
 
-    fn not_asked(failures: u32, wait: Option<u64>) -> Result<Pass, NotAsked> {
-        Err(NotAsked { failures, wait: wait.map(seconds) })
+    fn not_asked(failures: u32, wait: Option<u64>) -> Result<BreakerPermit, BreakerRefusal> {
+        Err(BreakerRefusal { failures, wait: wait.map(seconds) })
     }
 
     #[test]
     fn only_failures_in_a_row_open_it() {
         let mut breaker = breaker(3);
         for _ in 0..2 {
-            assert_eq!(end(&mut breaker, 0, Sign::Failed), None);
-            assert_eq!(end(&mut breaker, 0, Sign::Failed), None);
+            assert_eq!(end(&mut breaker, 0, ServiceSignal::Failed), None);
+            assert_eq!(end(&mut breaker, 0, ServiceSignal::Failed), None);
             // This changes nothing, and the next begins the count anew.
-            assert_eq!(end(&mut breaker, 0, Sign::None), None);
-            assert_eq!(end(&mut breaker, 0, Sign::Works), None);
+            assert_eq!(end(&mut breaker, 0, ServiceSignal::None), None);
+            assert_eq!(end(&mut breaker, 0, ServiceSignal::Works), None);
         }
-        assert_eq!(end(&mut breaker, 1, Sign::Failed), None);
-        assert_eq!(end(&mut breaker, 2, Sign::Failed), None);
-        assert_eq!(end(&mut breaker, 3, Sign::None), None);
+        assert_eq!(end(&mut breaker, 1, ServiceSignal::Failed), None);
+        assert_eq!(end(&mut breaker, 2, ServiceSignal::Failed), None);
+        assert_eq!(end(&mut breaker, 3, ServiceSignal::None), None);
         assert_eq!(breaker.state(seconds(3)), BreakerState::Closed);
-        assert_eq!(end(&mut breaker, 4, Sign::Failed), opened(3, 30));
+        assert_eq!(end(&mut breaker, 4, ServiceSignal::Failed), opened(3, 30));
         assert_eq!(breaker.state(seconds(33)), BreakerState::Open);
         assert_eq!(breaker.handle_request(seconds(10)), not_asked(3, Some(24)));
         assert_eq!(breaker.state(seconds(34)), BreakerState::HalfOpen);
@@ -312,26 +317,30 @@ mod tests {
     #[test]
     fn one_request_at_a_time_finds_out_and_its_success_closes_it() {
         let mut breaker = breaker(1);
-        end(&mut breaker, 0, Sign::Failed);
+        end(&mut breaker, 0, ServiceSignal::Failed);
         let probe = breaker.handle_request(seconds(30)).unwrap();
         assert_eq!(breaker.handle_request(seconds(31)), not_asked(1, None));
         assert_eq!(breaker.state(seconds(31)), BreakerState::HalfOpen);
         // Whoever leaves, or is told to ask less often, lets the next one try.
-        assert_eq!(breaker.handle_end(seconds(32), probe, Sign::None), None);
+        assert_eq!(breaker.handle_end(seconds(32), probe, ServiceSignal::None), None);
         let probe = breaker.handle_request(seconds(32)).unwrap();
-        let change = breaker.handle_end(seconds(33), probe, Sign::Works);
+        let change = breaker.handle_end(seconds(33), probe, ServiceSignal::Works);
         assert_eq!(change, Some(BreakerChange::Closed));
         assert_eq!(breaker.state(seconds(33)), BreakerState::Closed);
-        assert_eq!(end(&mut breaker, 34, Sign::Failed), opened(1, 30), "as long as at first");
+        assert_eq!(
+            end(&mut breaker, 34, ServiceSignal::Failed),
+            opened(1, 30),
+            "as long as at first"
+        );
     }
 
     #[test]
     fn each_vain_try_doubles_the_time_up_to_eightfold() {
         let mut breaker = breaker(2);
-        end(&mut breaker, 0, Sign::Failed);
+        end(&mut breaker, 0, ServiceSignal::Failed);
         let mut now = 0;
         for (failures, time) in [(2, 30), (3, 60), (4, 120), (5, 240), (6, 240), (7, 240)] {
-            assert_eq!(end(&mut breaker, now, Sign::Failed), opened(failures, time));
+            assert_eq!(end(&mut breaker, now, ServiceSignal::Failed), opened(failures, time));
             now += time;
             assert_eq!(breaker.handle_request(seconds(now - 1)), not_asked(failures, Some(1)));
         }
@@ -342,14 +351,14 @@ mod tests {
         let mut breaker = breaker(1);
         let [one, two, three, four] =
             [0; 4].map(|now| breaker.handle_request(seconds(now)).unwrap());
-        assert_eq!(breaker.handle_end(seconds(1), one, Sign::Failed), opened(1, 30));
-        assert_eq!(breaker.handle_end(seconds(2), two, Sign::Failed), None);
-        assert_eq!(breaker.handle_end(seconds(3), three, Sign::Works), None);
+        assert_eq!(breaker.handle_end(seconds(1), one, ServiceSignal::Failed), opened(1, 30));
+        assert_eq!(breaker.handle_end(seconds(2), two, ServiceSignal::Failed), None);
+        assert_eq!(breaker.handle_end(seconds(3), three, ServiceSignal::Works), None);
         assert_eq!(breaker.handle_request(seconds(3)), not_asked(1, Some(28)));
         let probe = breaker.handle_request(seconds(31)).unwrap();
-        assert_eq!(breaker.handle_end(seconds(32), four, Sign::None), None);
+        assert_eq!(breaker.handle_end(seconds(32), four, ServiceSignal::None), None);
         assert_eq!(breaker.handle_request(seconds(32)), not_asked(1, None), "it is still tried");
-        breaker.handle_end(seconds(33), probe, Sign::Failed);
+        breaker.handle_end(seconds(33), probe, ServiceSignal::Failed);
         assert_eq!(breaker.state(seconds(34)), BreakerState::Open);
     }
 
@@ -357,7 +366,7 @@ mod tests {
     fn without_a_number_it_never_opens() {
         let mut breaker = Breaker::new(BreakerRules { failures: None, open_for: OPEN_FOR });
         for _ in 0..1000 {
-            assert_eq!(end(&mut breaker, 0, Sign::Failed), None);
+            assert_eq!(end(&mut breaker, 0, ServiceSignal::Failed), None);
         }
         assert_eq!(breaker.check(seconds(0)), Ok(()));
     }
@@ -366,30 +375,33 @@ mod tests {
     fn the_service_is_weighed_and_not_the_request() {
         use ProviderErrorKind as Kind;
         let of = |kind, status| {
-            Sign::of(Some(&ProviderError { status, ..ProviderError::new(kind, "it broke") }))
+            ServiceSignal::of(Some(&ProviderError {
+                status,
+                ..ProviderError::new(kind, "it broke")
+            }))
         };
-        assert_eq!(Sign::of(None), Sign::Works);
+        assert_eq!(ServiceSignal::of(None), ServiceSignal::Works);
         for kind in [Kind::Connect, Kind::Timeout, Kind::Transport, Kind::Malformed, Kind::InStream]
         {
-            assert_eq!(of(kind, None), Sign::Failed, "{kind:?}");
+            assert_eq!(of(kind, None), ServiceSignal::Failed, "{kind:?}");
         }
         for kind in [Kind::TooLarge, Kind::Unavailable] {
-            assert_eq!(of(kind, None), Sign::None, "{kind:?}");
+            assert_eq!(of(kind, None), ServiceSignal::None, "{kind:?}");
         }
         for kind in [Kind::Status, Kind::InStream] {
             for status in [408, 500, 502, 503, 504, 529] {
-                assert_eq!(of(kind, Some(status)), Sign::Failed, "{status}");
+                assert_eq!(of(kind, Some(status)), ServiceSignal::Failed, "{status}");
             }
             for status in [307, 400, 401, 404, 409, 413, 422] {
-                assert_eq!(of(kind, Some(status)), Sign::Works, "{status}");
+                assert_eq!(of(kind, Some(status)), ServiceSignal::Works, "{status}");
             }
-            assert_eq!(of(kind, Some(429)), Sign::None);
+            assert_eq!(of(kind, Some(429)), ServiceSignal::None);
         }
     }
 
     #[test]
     fn it_says_why_nobody_is_asked_and_until_when() {
-        let said = |failures, wait| NotAsked { failures, wait }.into_error().message;
+        let said = |failures, wait| BreakerRefusal { failures, wait }.into_error().message;
         let before = "the model is not asked: its last";
         let wait = Some(Duration::from_millis(11_001));
         assert_eq!(said(5, wait), format!("{before} 5 requests failed; it is tried again in 12s"));
@@ -397,7 +409,7 @@ mod tests {
         assert_eq!(said(1, wait), format!("{before} request failed; it is tried again in 5ms"));
         let trying = format!("{before} 7 requests failed; another session is trying it again");
         assert_eq!(said(7, None), trying);
-        let error = NotAsked { failures: 5, wait }.into_error();
+        let error = BreakerRefusal { failures: 5, wait }.into_error();
         assert_eq!((error.retry_after, error.is_transient()), (wait, true));
     }
 
@@ -427,18 +439,20 @@ mod tests {
             true
         }
 
-        fn end(&mut self, now: u64, ended: usize, sign: Sign, max: u32) {
+        fn end(&mut self, now: u64, ended: usize, sign: ServiceSignal, max: u32) {
             match self {
                 Self::Closed { failures, open } if open.contains(&ended) => match sign {
-                    Sign::None => {}
-                    Sign::Works => *failures = 0,
-                    Sign::Failed if *failures + 1 < max => *failures += 1,
-                    Sign::Failed => *self = Self::Open { since: now, time: 30, failures: max },
+                    ServiceSignal::None => {}
+                    ServiceSignal::Works => *failures = 0,
+                    ServiceSignal::Failed if *failures + 1 < max => *failures += 1,
+                    ServiceSignal::Failed => {
+                        *self = Self::Open { since: now, time: 30, failures: max }
+                    }
                 },
                 Self::HalfOpen { time, failures, probe } if *probe == Some(ended) => match sign {
-                    Sign::None => *probe = None,
-                    Sign::Works => *self = Self::Closed { failures: 0, open: Vec::new() },
-                    Sign::Failed => {
+                    ServiceSignal::None => *probe = None,
+                    ServiceSignal::Works => *self = Self::Closed { failures: 0, open: Vec::new() },
+                    ServiceSignal::Failed => {
                         let (time, failures) = ((*time * 2).min(240), *failures + 1);
                         *self = Self::Open { since: now, time, failures };
                     }
@@ -471,9 +485,9 @@ mod tests {
                 now += passed;
                 model.pass_time(now);
                 let sign = match action {
-                    0 | 1 => Sign::Failed,
-                    2 => Sign::Works,
-                    3 => Sign::None,
+                    0 | 1 => ServiceSignal::Failed,
+                    2 => ServiceSignal::Works,
+                    3 => ServiceSignal::None,
                     _ => {
                         let pass = breaker.handle_request(seconds(now));
                         prop_assert_eq!(pass.is_ok(), model.request(request), "{:?}", model);

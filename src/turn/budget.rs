@@ -4,10 +4,12 @@
 //! as by a stop as soon as it is known to take more.
 
 use super::call::Call;
-use super::effect::{CancelReason, Effect, ResponseEnd, TurnEnd};
+use super::effect::{CancelReason, Effect, TurnEnd};
 use super::run::LimitHit;
-use super::{State, Turn, ending};
+use super::{State, Turn};
 use crate::record::Ending;
+use crate::response::ResponseEnd;
+use crate::response::judge;
 
 /// The limit of a run's tokens, by its name in the configuration.
 pub(super) const MAX_TOKENS: &str = "max_tokens_per_run";
@@ -81,7 +83,7 @@ impl Turn {
         if self.state != State::Asking || used <= left {
             return false;
         }
-        let is_cut = match ending::judge(&self.response, ResponseEnd::Closed) {
+        let is_cut = match judge(&self.response, ResponseEnd::Closed) {
             Ok(Ending::Refused) => false,
             Ok(
                 Ending::Well

@@ -11,10 +11,11 @@ use crate::event::{Event, TurnTimes};
 use crate::record::{Record, ResponseMessage};
 
 pub use crate::record::{CancelReason, TurnEnd};
+
 use crate::tool::ToolSpec;
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, Judgement, Origin, ProviderError,
-    ToolCall, ToolOutcome, ToolResult, Usage, VariablesUse, Verdict,
+    ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, Judgement, Origin, ToolCall,
+    ToolOutcome, ToolResult, Usage, VariablesUse, Verdict,
 };
 
 /// What the shell has to do for a turn.
@@ -60,18 +61,9 @@ pub struct AttemptPlan {
     pub wait: Duration,
 }
 
-/// How an exchange with the model ended, as its reader saw it.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum ResponseEnd {
-    /// The body came to its end. Whether that was a good end is the turn's judgement.
-    Closed,
-    /// It failed: no connection, a status, a broken or stalled stream, unreadable bytes.
-    Failed(ProviderError),
-}
-
 /// What the host says of a place of a call's tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum PermitReply {
     /// The call has it.
     Granted,
     /// All are taken; `Granted` follows when its turn has come.

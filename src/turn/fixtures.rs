@@ -11,8 +11,9 @@ use super::{Budget, ModelPlan, ModelPlans, Rebuilt, TurnRules, TurnSpec};
 use crate::config::{Limits, RunOverrides};
 use crate::context::Variables;
 use crate::record::{Entry, Record, Seq};
+pub(super) use crate::response::fixtures::{call, finish, text};
 use crate::tool::{Approval, InputSchema, ToolSpec};
-use crate::types::{Execution, FinishKind, FinishReason, Origin, RunId, SessionId, Usage, Wire};
+use crate::types::{Execution, Origin, RunId, SessionId, Usage, Wire};
 use crate::wire::{CallPiece, Delta};
 
 /// People are asked whether it may run, and whether its result may be seen.
@@ -97,17 +98,6 @@ pub(super) fn spec(rules: TurnRules) -> TurnSpec {
     }
 }
 
-/// A whole call in one piece.
-pub(super) fn call(index: u64, name: &str, arguments: &str) -> Delta {
-    Delta::Call(CallPiece {
-        index: Some(index),
-        id: Some(format!("id{index}")),
-        name: Some(name.to_owned()),
-        arguments: Some(arguments.to_owned()),
-        ..CallPiece::default()
-    })
-}
-
 /// More arguments of a call.
 pub(super) fn more(index: u64, arguments: &str) -> Delta {
     Delta::Call(CallPiece {
@@ -117,18 +107,10 @@ pub(super) fn more(index: u64, arguments: &str) -> Delta {
     })
 }
 
-pub(super) fn text(text: &str) -> Delta {
-    Delta::Text(text.to_owned())
-}
-
 /// What the response has cost so far.
 pub(super) fn usage(tokens: u64) -> Delta {
     let usage = Usage { output_tokens: tokens, ..Usage::default() };
     Delta::Usage { usage, raw: "{}".into() }
-}
-
-pub(super) fn finish(kind: FinishKind) -> Delta {
-    Delta::Finish(FinishReason { kind, raw: format!("{kind:?}").into() })
 }
 
 /// The records as they are read from the journal: behind the record `after`, each appended at its

@@ -10,8 +10,8 @@
 use std::collections::BTreeMap;
 
 use super::call::{Phase, Report};
-use super::schedule::Gate;
-use super::{State, Turn, texts};
+use super::schedule::StartGate;
+use super::{State, Turn, model_messages};
 use crate::context::Variables;
 use crate::event::Event;
 use crate::record::Record;
@@ -130,7 +130,7 @@ impl Turn {
 
     fn decide(&mut self, index: usize, report: Report) {
         let names = self.visible.conflicts(&report.reads);
-        let rerun = !names.is_empty() && self.gate() == Gate::Open;
+        let rerun = !names.is_empty() && self.gate() == StartGate::Open;
         let maximum = self.spec.rules.limits.max_variables_bytes;
         let bytes = self.bytes_with(&report.writes);
         let full = bytes > maximum;
@@ -150,9 +150,9 @@ impl Turn {
             let Report { mut outcome, reads: _, mut writes } = report;
             call.notes.writes_dropped = !writes.is_empty() && (full || !names.is_empty());
             if !names.is_empty() {
-                outcome.append(&texts::conflict(&names, call.notes.writes_dropped));
+                outcome.append(&model_messages::conflict(&names, call.notes.writes_dropped));
             } else if full {
-                outcome.append(&texts::variables_full(maximum));
+                outcome.append(&model_messages::variables_full(maximum));
             }
             if call.notes.writes_dropped {
                 writes = WriteSet::default();
@@ -180,7 +180,7 @@ impl Turn {
         let Some(outcome) = first.outcome().cloned() else { return };
         let mut used = first.reads.0.keys().chain(first.writes.0.keys());
         let differs = !first.has_effects() && self.visible.is_written_behind(of.index, &mut used);
-        if !differs || self.gate() != Gate::Open {
+        if !differs || self.gate() != StartGate::Open {
             self.end_as_copy(index, of, outcome);
             return;
         }

@@ -6,105 +6,90 @@
 //!
 //! | file | rule |
 //! | --- | --- |
-//! | `accumulator` | which piece belongs to which call; seals |
-//! | `arguments` | what the bytes of a call's arguments mean |
-//! | `intake` | deltas to calls that open, are sealed, or turn out malformed |
+//! | `deltas` | deltas to calls that open, are sealed, or turn out malformed |
 //! | `admission` | which calls run, what the others are answered |
 //! | `schedule` | which sealed calls may start now |
 //! | `isolation` | what calls see of each other's writes; conflicts |
 //! | `approval` | people in the loop |
-//! | `layout` | in which order text and thinking were shown |
-//! | `ending` | how a response ended |
-//! | `aftermath` | what each ending leaves of the calls |
-//! | `progress` | what is done after every event: admit, start, release, commit |
+//! | `response_end` | what each ending leaves of the calls |
+//! | `step` | what is done after every event: admit, start, release, commit |
 //! | `budget` | what a run may use up, and how a turn ends that uses up more |
-//! | `asking` | the exchanges with a model, begun and counted |
+//! | `attempt_start` | the exchanges with a model, begun and counted |
 //! | `attempts` | whether, when and how a model is asked once more, and which |
 //! | `breaker` | when a model is not asked at all, because its service fails |
 //! | `reassembly` | outcomes in any order, released in call order |
-//! | `texts` | what the model is told of calls that did not simply run |
+//! | `model_messages` | what the model is told of calls that did not simply run |
 //! | `resume` | a turn from its records |
 //! | `committed` | a turn that is over, from its records |
 //! | `rebuilt` | a session from its records |
 //! | `replay` | a session once more from its records, compared with them |
-//! | `seeded` | a turn of calls that nobody asked a model for |
+//! | `initial_calls` | a turn of calls that nobody asked a model for |
 //! | `loops` | turns that repeat themselves |
 //! | `run` | turn after turn, and why that ended |
 #![warn(clippy::indexing_slicing)]
 
-mod accumulator;
 mod admission;
-mod aftermath;
 mod approval;
-mod arguments;
-mod asking;
+mod attempt_start;
 mod attempts;
 mod breaker;
-mod bucket;
 mod budget;
 mod call;
-mod calls;
-mod change;
 mod clock;
 mod committed;
-mod decoded;
+mod deltas;
 mod effect;
-mod ending;
 #[cfg(test)]
 pub(crate) mod explorer;
 #[cfg(test)]
 mod fixtures;
-mod intake;
+mod initial_calls;
 mod isolation;
-mod layout;
 mod loops;
-mod parts;
-mod progress;
+mod model_messages;
 mod reassembly;
 mod rebuilt;
 mod replay;
+mod response_end;
 mod resume;
 mod run;
 mod schedule;
-mod seeded;
+mod step;
 #[cfg(test)]
 mod tests;
-mod texts;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use accumulator::Accumulator;
-pub use arguments::{Arguments, understand};
-pub use breaker::{Breaker, BreakerChange, BreakerRules, BreakerState, NotAsked, Pass, Sign};
-pub use bucket::Bucket;
-pub use budget::Budget;
-pub use change::{AccumulatorLimits, Change, Changes};
-pub use committed::results_so_far;
-pub use decoded::{decode_body, describe};
-pub use effect::{
-    ApprovalError, AttemptPlan, CancelReason, Decision, Effect, ModelPlan, ModelPlans, Place,
-    ResponseEnd, ToolDone, TurnEnd, TurnRecord, TurnRules, TurnSpec,
+pub use breaker::{
+    Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState,
+    ServiceSignal,
 };
-pub use ending::ended_well;
+pub use budget::Budget;
+pub use committed::results_so_far;
+pub use effect::{
+    ApprovalError, AttemptPlan, CancelReason, Decision, Effect, ModelPlan, ModelPlans, PermitReply,
+    ToolDone, TurnEnd, TurnRecord, TurnRules, TurnSpec,
+};
+pub use initial_calls::SeededTurn;
 pub use rebuilt::{
     Brought, Continue, KnownRequest, OpenRun, PastRun, QueuedRun, REQUESTS_MAX, RebuildError,
     Rebuilt, Requests, past_run,
 };
 pub use replay::{Difference, Replayed, replay};
 pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
-pub use seeded::SeededTurn;
 
 use crate::event::{CallLabel, Event};
 use crate::record::{Ending, ResponseMessage};
+
+use crate::response::{DisplayOrder, ResponseAssembler, ResponseEnd, judge};
 use crate::types::{ApprovalPhase, CallKey, FinishReason, Judgement, ToolOutcome, Usage};
 use crate::wire::Delta;
 use attempts::Attempts;
 use call::{Call, Phase};
 use clock::Clock;
 use isolation::Visible;
-use layout::Layout;
 use reassembly::Reassembly;
 
 /// The limit of a run's time, by its name in the configuration.
@@ -121,8 +106,8 @@ pub struct Turn {
     state: State,
     attempts: Attempts,
     plan: AttemptPlan,
-    response: Accumulator,
-    layout: Layout,
+    response: ResponseAssembler,
+    layout: DisplayOrder,
     deltas_seen: u64,
     asked_at: Duration,
     first_delta_at: Option<Duration>,
@@ -188,7 +173,7 @@ impl Turn {
 
     /// The response that comes, or came last.
     #[must_use]
-    pub fn response(&self) -> &Accumulator {
+    pub fn response(&self) -> &ResponseAssembler {
         &self.response
     }
 
@@ -225,7 +210,7 @@ impl Turn {
         }
         // Whatever has no name by now is no call.
         self.response.end(false);
-        match ending::judge(&self.response, end) {
+        match judge(&self.response, end) {
             Ok(ending) => {
                 if ending == Ending::Well {
                     let changes = self.response.end(true);
@@ -240,7 +225,7 @@ impl Turn {
 
     /// The host has a place of its tool for a call that asked for one, or has none yet. For a call
     /// that waits no more this says nothing: it has given the place back.
-    pub fn handle_place(&mut self, now: Duration, key: CallKey, place: Place) {
+    pub fn handle_place(&mut self, now: Duration, key: CallKey, place: PermitReply) {
         self.clock.advance(now);
         let Some(index) = self.position(key) else { return };
         let Some(&Phase::Queued { since }) = self.calls.get(index).map(|call| &call.phase) else {
@@ -383,7 +368,7 @@ impl Turn {
     fn end_timed_out(&mut self, index: usize, deadline: Duration) {
         let Some(call) = self.calls.get(index) else { return };
         let timeout = deadline.saturating_sub(call.started_at.unwrap_or(deadline));
-        let outcome = texts::timed_out(call, timeout);
+        let outcome = model_messages::timed_out(call, timeout);
         self.outbox.push_back(Effect::Abort(call.key()));
         self.end_call(index, outcome);
         self.tell_time("tool_timeout", timeout, "timed_out");
@@ -409,8 +394,8 @@ impl Turn {
             state: State::Asking,
             plan: attempts.last(),
             attempts,
-            response: asking::accumulator(&rules),
-            layout: Layout::default(),
+            response: attempt_start::accumulator(&rules),
+            layout: DisplayOrder::default(),
             deltas_seen: 0,
             asked_at: Duration::ZERO,
             first_delta_at: None,

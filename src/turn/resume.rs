@@ -16,7 +16,7 @@ use super::budget::{MAX_CALLS, MAX_TOKENS};
 use super::call::{Call, Phase, Report};
 use super::committed::EndedCall;
 use super::effect::{CancelReason, TurnSpec};
-use super::{RUN_TIMEOUT, State, Turn, texts};
+use super::{RUN_TIMEOUT, State, Turn, model_messages};
 use crate::event::Event;
 use crate::record::{Ending, Entry, PartialResponse, Record, ResponseMessage, StopMode, shown_of};
 use crate::types::{
@@ -233,7 +233,7 @@ impl Turn {
                 continue;
             }
             if let Some(rejection) = call.notes.rejection().cloned() {
-                self.end_call(index, texts::rejected(ApprovalPhase::Before, &rejection));
+                self.end_call(index, model_messages::rejected(ApprovalPhase::Before, &rejection));
                 continue;
             }
             if !known.intents.contains(&call.key()) {
@@ -245,7 +245,7 @@ impl Turn {
             if call.tool.as_ref().is_some_and(|tool| tool.idempotent) {
                 self.take_ticket(index);
             } else {
-                self.end_call(index, texts::host_stopped());
+                self.end_call(index, model_messages::host_stopped());
             }
         }
     }

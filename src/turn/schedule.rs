@@ -12,7 +12,7 @@ use crate::types::Execution;
 
 /// What the response allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Gate {
+pub(super) enum StartGate {
     /// It is still coming: only calls whose tool may start early.
     Early,
     /// It is still coming, and nothing starts before its end.
@@ -33,7 +33,7 @@ pub(super) enum Step {
 }
 
 /// The first thing to be done, in call order; none when nothing changed.
-pub(super) fn next_step(calls: &[Call], execution: Execution, gate: Gate) -> Option<Step> {
+pub(super) fn next_step(calls: &[Call], execution: Execution, gate: StartGate) -> Option<Step> {
     let places = match execution {
         Execution::Sequential => 1,
         Execution::Parallel { max } => max as usize,
@@ -91,10 +91,10 @@ pub(super) fn next_step(calls: &[Call], execution: Execution, gate: Gate) -> Opt
     None
 }
 
-fn may_pass(call: &Call, gate: Gate) -> bool {
+fn may_pass(call: &Call, gate: StartGate) -> bool {
     match gate {
-        Gate::Open => true,
-        Gate::Shut => false,
-        Gate::Early => call.tool.as_ref().is_some_and(|tool| tool.may_start_early()),
+        StartGate::Open => true,
+        StartGate::Shut => false,
+        StartGate::Early => call.tool.as_ref().is_some_and(|tool| tool.may_start_early()),
     }
 }

@@ -1,7 +1,7 @@
 //! What must hold of any bytes: used by the fuzz targets, and by a test over their seeds.
 
-use callsheet::turn::{
-    Accumulator, AccumulatorLimits, Arguments, describe, ended_well, understand,
+use callsheet::response::{
+    Arguments, ResponseAssembler, ResponseLimits, describe, ended_well, understand,
 };
 use callsheet::types::{CALLS_MAX, Wire};
 use callsheet::wire::{Decoder, DecoderLimits, Delta, Framing, SseDecoder, SseEvent};
@@ -11,9 +11,9 @@ const FRAMINGS: [Framing; 4] =
     [Framing::Sse, Framing::JsonLines, Framing::Json, Framing::JsonArray];
 
 /// Small, so that hostile bytes reach them.
-const LIMITS: (DecoderLimits, AccumulatorLimits) = (
+const LIMITS: (DecoderLimits, ResponseLimits) = (
     DecoderLimits { event_bytes_max: 1 << 16, body_bytes_max: 1 << 18 },
-    AccumulatorLimits { arguments_bytes_max: 1 << 12, calls_max: 64, text_bytes_max: 1 << 16 },
+    ResponseLimits { arguments_bytes_max: 1 << 12, calls_max: 64, text_bytes_max: 1 << 16 },
 );
 
 /// Any cut of a body gives the same events, and none is longer than allowed.
@@ -74,9 +74,9 @@ pub(crate) fn arguments(raw: &[u8]) {
     }
 }
 
-fn decode(wire: Wire, framing: Framing, pieces: &[&[u8]]) -> Accumulator {
+fn decode(wire: Wire, framing: Framing, pieces: &[&[u8]]) -> ResponseAssembler {
     let mut decoder = Decoder::new(wire, framing, LIMITS.0);
-    let mut response = Accumulator::new(LIMITS.1);
+    let mut response = ResponseAssembler::new(LIMITS.1);
     let mut deltas = Vec::new();
     let mut result = Ok(());
     for piece in pieces {
@@ -94,7 +94,7 @@ fn decode(wire: Wire, framing: Framing, pieces: &[&[u8]]) -> Accumulator {
     response
 }
 
-fn check(response: &Accumulator) {
+fn check(response: &ResponseAssembler) {
     let limits = LIMITS.1;
     for text in [response.text(), response.reasoning(), response.refusal()] {
         assert!(text.len() <= limits.text_bytes_max);

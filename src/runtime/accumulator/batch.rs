@@ -12,7 +12,7 @@ use crate::record::Seq;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage, StreamMessage};
 use crate::runtime::supervisor::{ToolOrder, ToolStart};
 use crate::telemetry::Recorded;
-use crate::turn::{Effect, Place};
+use crate::turn::{Effect, PermitReply};
 use crate::types::CallKey;
 
 /// What one poll loop asks for from its first record on; its room serves the next one.
@@ -76,7 +76,7 @@ impl AccumulatorSetup {
         tool: &str,
         of: &mut Current,
         myself: &ActorRef<AccumulatorMessage>,
-    ) -> Place {
+    ) -> PermitReply {
         let accumulator = myself.clone();
         let (place, reservation) = self.caps.reserve(tool, self.session.get_id(), move || {
             let _ = accumulator.cast(AccumulatorMessage::PlaceGranted { key });

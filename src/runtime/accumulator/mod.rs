@@ -13,18 +13,18 @@ use tokio::time::Instant;
 use super::agent::Agent;
 use super::blocking::BlockingPool;
 use super::caps::Caps;
-use super::gate::HeldPass;
+use super::fair_semaphore::Reservation;
 use super::gauge::{Gauges, Held};
 use super::message::{AccumulatorMessage, DecisionReply, SessionMessage, StreamMessage, TurnStart};
 use super::model::ModelRequest;
-use super::places::Reservation;
+use super::model_limiter::BreakerPermitGuard;
 use super::publish::Publisher;
 use super::supervisor::{ToolOrder, ToolSupervisor};
 use super::task::Task;
 use super::tool::failed;
 use crate::event::EventId;
 use crate::journal::{Noted, SessionLog, unix_ms};
-use crate::turn::{ApprovalError, Effect, Place, ToolDone, Turn};
+use crate::turn::{ApprovalError, Effect, PermitReply, ToolDone, Turn};
 use crate::types::{ApprovalPhase, CallKey, FailureKind, RunId, RunTrace};
 use batch::TurnBatch;
 
@@ -74,7 +74,7 @@ struct Current {
     /// The places of tools with a cap that calls have or wait for, until they start.
     places: HashMap<CallKey, Reservation>,
     /// Of the exchange that is over and will be judged next.
-    pass: Option<HeldPass>,
+    pass: Option<BreakerPermitGuard>,
     began: Instant,
     /// How many records the turn has asked for.
     records: u64,
@@ -228,7 +228,7 @@ impl State {
             }
             AccumulatorMessage::PlaceGranted { key } => {
                 let Some((current, now)) = self.now() else { return };
-                current.turn.handle_place(now, key, Place::Granted);
+                current.turn.handle_place(now, key, PermitReply::Granted);
             }
             AccumulatorMessage::GraceOver { key } => return self.tools.kill(key),
             AccumulatorMessage::RecordsStored { turn, upto } => {

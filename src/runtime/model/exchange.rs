@@ -8,8 +8,8 @@ use bytes::Bytes;
 use reqwest::header::CONTENT_TYPE;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
-use super::trouble::Wishes;
-use super::{Inner, trouble};
+use super::error::Wishes;
+use super::{Inner, error};
 use crate::types::{
     ProviderError, ProviderErrorKind, TRACEPARENT, TRACESTATE, TraceContext, one_line,
 };
@@ -86,7 +86,7 @@ impl Exchange {
             State::Unsent { body } => match self.send(body).await {
                 Ok(reading) => Box::new(reading),
                 Err(mut error) => {
-                    trouble::place(&mut error, &self.client.plain.url);
+                    error::place(&mut error, &self.client.plain.url);
                     return Some(Err(error));
                 }
             },
@@ -102,10 +102,10 @@ impl Exchange {
             Ok(deltas) => {
                 for error in deltas.iter_mut().filter_map(reported) {
                     reading.wishes.put_on(error);
-                    trouble::place(error, &self.client.plain.url);
+                    error::place(error, &self.client.plain.url);
                 }
             }
-            Err(error) => trouble::place(error, &self.client.plain.url),
+            Err(error) => error::place(error, &self.client.plain.url),
         }
         if batch.is_ok() {
             self.state = State::Reading(reading);
@@ -126,12 +126,12 @@ impl Exchange {
         let sent = request.send();
         let response = timeout_at(deadline, sent)
             .await
-            .map_err(|_| trouble::silence("no answer came", patience))?
-            .map_err(trouble::transport)?;
+            .map_err(|_| error::silence("no answer came", patience))?
+            .map_err(error::transport)?;
         if !response.status().is_success() {
             return Err(refusal(response, deadline).await);
         }
-        trouble::check_encoding(response.headers())?;
+        error::check_encoding(response.headers())?;
         let wishes = Wishes::read(response.headers(), SystemTime::now());
         let (decoder, whole, done) = (None, false, false);
         let alarm = Box::pin(sleep_until(deadline));
@@ -152,9 +152,9 @@ impl Reading {
                 // What comes after the wire's last word does not change the response.
                 None | Some(Err(_) | Ok(None)) if self.done => return None,
                 None => {
-                    return Some(Err(trouble::silence("the response was silent", self.patience)));
+                    return Some(Err(error::silence("the response was silent", self.patience)));
                 }
-                Some(Err(error)) => return Some(Err(trouble::transport(error))),
+                Some(Err(error)) => return Some(Err(error::transport(error))),
                 Some(Ok(chunk)) => chunk,
             };
             let ended = chunk.is_none();
@@ -268,8 +268,8 @@ async fn refusal(mut response: reqwest::Response, deadline: Instant) -> Provider
     let status = response.status().as_u16();
     let wishes = Wishes::read(response.headers(), SystemTime::now());
     let deadline = deadline.min(Instant::now() + ERROR_BODY_WAIT_MAX);
-    let readable = trouble::check_encoding(response.headers()).is_ok();
-    let hint = trouble::hint(status, response.headers(), wishes.retry_after);
+    let readable = error::check_encoding(response.headers()).is_ok();
+    let hint = error::hint(status, response.headers(), wishes.retry_after);
     let mut body = Vec::new();
     while readable
         && body.len() < ERROR_BODY_BYTES_MAX

@@ -4,9 +4,9 @@
 //! for its pieces. It makes one exchange at a time and repeats none; whether to try again is the
 //! turn's decision. Caps and breakers are the host's, so that alone it has neither.
 
+mod error;
 mod exchange;
 mod response;
-mod trouble;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -86,7 +86,7 @@ impl ModelClient {
                 .retry(reqwest::retry::never().max_retries_per_request(0));
             if loopback { builder.no_proxy() } else { builder }
         })
-        .map_err(|error| InvalidModel(trouble::describe(&error)))?;
+        .map_err(|error| InvalidModel(error::describe(&error)))?;
         Ok(Self {
             inner: Arc::new(Inner {
                 http,

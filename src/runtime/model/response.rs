@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::message::ResponseMessage;
-use crate::turn::{Accumulator, AccumulatorLimits, Bucket, understand};
+use crate::response::{PartialCall, ResponseAssembler, ResponseLimits, understand};
 use crate::types::{
     CallKey, FinishReason, Origin, Part, ProviderError, ProviderErrorKind, ToolCall, Usage,
 };
@@ -99,7 +99,7 @@ pub struct RequestedCall {
 }
 
 impl RequestedCall {
-    fn new(bucket: &Bucket) -> Self {
+    fn new(bucket: &PartialCall) -> Self {
         Self {
             id: bucket.provider_id.as_deref().map(str::to_owned),
             name: bucket.name.to_string(),
@@ -112,7 +112,7 @@ impl RequestedCall {
 /// Puts a response together.
 #[derive(Debug)]
 pub(super) struct Collector {
-    accumulator: Accumulator,
+    accumulator: ResponseAssembler,
     origin: Origin,
     one_call: bool,
 }
@@ -120,7 +120,7 @@ pub(super) struct Collector {
 impl Collector {
     pub(super) fn new(wire: Wire, request: &ModelRequest) -> Self {
         Self {
-            accumulator: Accumulator::new(AccumulatorLimits::default()),
+            accumulator: ResponseAssembler::new(ResponseLimits::default()),
             origin: Origin { wire, model: request.model.clone() },
             one_call: request.parallel_tool_calls == Some(false),
         }

@@ -15,9 +15,9 @@ use crate::journal::{SessionLog, Urgency};
 use crate::record::{Entry, Record, Seq, StopMode};
 use crate::runtime::agent::Agent;
 use crate::runtime::error::HostError;
-use crate::runtime::live::{Link, Live, LiveState};
 use crate::runtime::message::SessionMessage;
 use crate::runtime::publish::Publisher;
+use crate::runtime::wake::{Link, Live, LiveState};
 use crate::turn::{Continue, Rebuilt, Requests};
 use crate::types::{SessionId, Usage};
 
@@ -221,7 +221,7 @@ impl State {
             return;
         }
         self.shared.held.lock().remove(&self.id);
-        // Places of runs that were accepted once are not refused.
+        // FairSemaphore of runs that were accepted once are not refused.
         let place = self.shared.gauges.runs.hold();
         match self.suspended.take() {
             Some(run) => Box::pin(self.resume_run(myself, *run, place)).await,

@@ -14,8 +14,8 @@ use crate::journal::Urgency;
 use crate::record::{Record, StopMode};
 use crate::runtime::error::HostError;
 use crate::runtime::message::SessionMessage;
-use crate::runtime::past;
-use crate::runtime::shared::Place;
+use crate::runtime::shared::SessionSlot;
+use crate::runtime::stored_sessions;
 use crate::runtime::task;
 
 impl State {
@@ -113,10 +113,10 @@ impl State {
             self.let_actors_go();
             self.log.append(vec![Record::SessionClosed], Urgency::Lazy, || ());
             self.log.close();
-            self.shared.replace(&self.id, myself.get_id(), Some(Place::Leaving));
+            self.shared.replace(&self.id, myself.get_id(), Some(SessionSlot::Leaving));
             let (link, id) = (self.link.clone(), self.id.clone());
             task::detach(async move {
-                let deleted = past::delete(&link, &id).await;
+                let deleted = stored_sessions::delete(&link, &id).await;
                 for reply in waiting {
                     let _ = reply.send(deleted.clone());
                 }

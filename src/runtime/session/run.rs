@@ -20,7 +20,7 @@ use crate::runtime::agent::Agent;
 use crate::runtime::gauge::Held;
 use crate::runtime::ids;
 use crate::runtime::message::{
-    Accumulator, AccumulatorMessage, SessionMessage, StreamMessage, Told, TurnStart,
+    AccumulatorMessage, AccumulatorRef, SessionMessage, StreamMessage, Told, TurnStart,
 };
 use crate::runtime::report::CallReport;
 use crate::runtime::stream::{StreamActor, StreamSetup};
@@ -114,7 +114,7 @@ impl ActiveRun {
 /// The two actors that runs need. They stay for the next run, until the session rests.
 pub(super) struct RunActors {
     pub(super) stream: ActorRef<StreamMessage>,
-    pub(super) accumulator: Accumulator,
+    pub(super) accumulator: AccumulatorRef,
 }
 
 impl RunActors {

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::message::Message;
-use crate::turn::{Accumulator, understand};
+use crate::response::{ResponseAssembler, understand};
 use crate::types::{Content, excerpt};
 use crate::wire::ModelRequest;
 
@@ -47,7 +47,7 @@ pub(super) fn user(content: &Content) -> String {
 }
 
 /// What a model answered.
-pub(super) fn output(response: &Accumulator, finish_reason: Option<&str>) -> String {
+pub(super) fn output(response: &ResponseAssembler, finish_reason: Option<&str>) -> String {
     let mut parts = Vec::new();
     if !response.text().is_empty() {
         parts.push(text(response.text()));

@@ -24,7 +24,7 @@ use super::families::SharedRecorder;
 use super::{Metrics, names};
 use crate::config::ModelConfig;
 use crate::event::Published;
-use crate::turn::Accumulator;
+use crate::response::ResponseAssembler;
 use crate::types::{Content, RunId, RunTrace, SessionId, TraceContext};
 use crate::wire::ModelRequest;
 
@@ -116,7 +116,7 @@ impl Traces {
 
     /// The session's run was answered this; its `AttemptEnded` comes next. Kept only where
     /// contents are wanted.
-    pub fn answered(&self, session: &SessionId, response: &Accumulator) {
+    pub fn answered(&self, session: &SessionId, response: &ResponseAssembler) {
         #[cfg(feature = "otlp")]
         if let Some(spans) = self.capturing() {
             spans.answered(session, response);

@@ -20,8 +20,8 @@ use super::finished::{Finished, Parent, Service, attempt_error, context, count, 
 use crate::config::ModelConfig;
 use crate::event::{Event, Published, RunStats};
 use crate::journal::unix_ms;
+use crate::response::ResponseAssembler;
 use crate::telemetry::Metrics;
-use crate::turn::Accumulator;
 use crate::types::{
     RunEnd, RunError, RunId, RunTrace, SessionId, ToolResult, ToolStatus, TraceContext,
 };
@@ -145,7 +145,7 @@ impl Spans {
         }
     }
 
-    pub(super) fn answered(&self, session: &SessionId, response: &Accumulator) {
+    pub(super) fn answered(&self, session: &SessionId, response: &ResponseAssembler) {
         let finish = response.finish().map(|finish| &*finish.raw);
         if let Some(run) = self.runs.lock().get_mut(session) {
             run.answer = Some(contents::output(response, finish));

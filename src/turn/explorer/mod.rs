@@ -19,13 +19,14 @@ use std::time::Duration;
 use super::call::{Call, Phase};
 use super::fixtures::{call, finish, model, more, rules, spec, text, usage};
 use super::{
-    AttemptPlan, CancelReason, Effect, ModelPlans, Place, ResponseEnd, State, ToolDone, Turn,
-    TurnEnd, TurnRecord, TurnRules, TurnSpec,
+    AttemptPlan, CancelReason, Effect, ModelPlans, PermitReply, State, ToolDone, Turn, TurnEnd,
+    TurnRecord, TurnRules, TurnSpec,
 };
 use crate::config::OnExcess;
 use crate::context::History;
 use crate::event::Event;
 use crate::record::{Ending, Record};
+use crate::response::ResponseEnd;
 use crate::types::{
     CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, RunError,
     ToolOutcome, ToolResult, ToolStatus, VariablesUse,

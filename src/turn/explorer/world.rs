@@ -56,7 +56,7 @@ pub(super) enum Action {
     Deliver,
     Close,
     Break,
-    Place(CallKey, Place),
+    PermitReply(CallKey, PermitReply),
     Outcome(CallKey, ToolStatus),
     Recorded,
     Timeout,
@@ -127,9 +127,9 @@ impl World {
         }
         for key in &self.waiting {
             if self.has_place(*key) {
-                actions.push(Action::Place(*key, Place::Granted));
+                actions.push(Action::PermitReply(*key, PermitReply::Granted));
             } else {
-                actions.push(Action::Place(*key, Place::Waiting));
+                actions.push(Action::PermitReply(*key, PermitReply::Waiting));
             }
         }
         if self.durable < self.log.len() as u64 {
@@ -193,8 +193,8 @@ impl World {
                 self.reported.insert(key, outcome.clone());
                 self.turn.handle_outcome(now, key, ToolDone { outcome, used });
             }
-            Action::Place(key, place) => {
-                if place == Place::Granted {
+            Action::PermitReply(key, place) => {
+                if place == PermitReply::Granted {
                     self.waiting.remove(&key);
                     self.granted.insert(key);
                 }
@@ -266,7 +266,7 @@ impl World {
         }
         let keys: Vec<_> = self.turn.calls.iter().map(Call::key).collect();
         for key in keys.iter().filter(|key| !self.waiting.contains(key)) {
-            self.turn.handle_place(self.now, *key, Place::Granted);
+            self.turn.handle_place(self.now, *key, PermitReply::Granted);
             assert_eq!(self.turn.poll(), None, "a place that nobody waits for did something");
         }
         let asking = self.turn.state == State::Asking;

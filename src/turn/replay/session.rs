@@ -14,8 +14,8 @@ use crate::context::{History, Seed};
 use crate::event::StatsReport;
 use crate::record::{Record, StopMode};
 use crate::turn::effect::{TurnRecord, TurnRules, TurnSpec};
+use crate::turn::initial_calls::SeededTurn;
 use crate::turn::run::{LimitHit, Next, Run, RunStep, TurnPlan};
-use crate::turn::seeded::SeededTurn;
 use crate::types::{Content, RunEnd, RunId, SessionId, Usage};
 
 type RulesOf<'t> = &'t dyn Fn(&str, &RunOverrides) -> std::result::Result<Arc<TurnRules>, String>;

@@ -15,11 +15,11 @@ fn a_call_of_a_capped_tool_asks_for_a_place_and_starts_when_it_has_one() {
     let mut driver = Driver::with(rules(PARALLEL));
     driver.deltas([call(0, "capped", "{}"), call(1, "pure", "{}")]);
     assert_eq!((&driver.reserved[..], driver.count(waits)), (&[0][..], 0));
-    driver.well().place(0, Place::Waiting).started(&["pure#1"]);
-    driver.place(0, Place::Waiting);
+    driver.well().place(0, PermitReply::Waiting).started(&["pure#1"]);
+    driver.place(0, PermitReply::Waiting);
     assert_eq!(driver.count(waits), 1, "a wait is told once");
     driver.now = Duration::from_secs(7);
-    driver.place(0, Place::Granted).started(&["pure#1", "capped#0"]);
+    driver.place(0, PermitReply::Granted).started(&["pure#1", "capped#0"]);
     let queued = Some(Duration::from_secs(7));
     let started =
         |event: &Event| matches!(event, Event::CallStarted { queued: q, .. } if *q == queued);
@@ -39,9 +39,9 @@ fn no_intent_is_recorded_before_there_is_a_place() {
         let intended = |record: &&Record| matches!(record, Record::CallIntended { .. });
         driver.log.iter().filter(intended).count()
     };
-    driver.deltas([call(0, "capped_effect", "{}")]).well().place(0, Place::Waiting);
+    driver.deltas([call(0, "capped_effect", "{}")]).well().place(0, PermitReply::Waiting);
     assert_eq!((intents(&driver), &driver.started[..]), (0, &[][..]));
-    driver.place(0, Place::Granted).started(&["capped_effect#0"]);
+    driver.place(0, PermitReply::Granted).started(&["capped_effect#0"]);
     assert_eq!(intents(&driver), 1);
 }
 
@@ -49,11 +49,11 @@ fn no_intent_is_recorded_before_there_is_a_place() {
 fn a_call_that_waits_for_its_place_holds_one_of_max_and_is_a_barrier() {
     let mut driver = Driver::with(rules(Execution::Parallel { max: 1 }));
     driver.deltas([call(0, "capped", "{}"), call(1, "pure", "{}")]).well().started(&[]);
-    driver.place(0, Place::Granted).started(&["capped#0"]);
+    driver.place(0, PermitReply::Granted).started(&["capped#0"]);
     driver.done(0, "").started(&["capped#0", "pure#1"]);
     let mut driver = Driver::with(rules(PARALLEL));
     driver.deltas([call(0, "capped", "{}"), call(1, "exclusive", "{}")]).well().started(&[]);
-    driver.place(0, Place::Granted).done(0, "").started(&["capped#0", "exclusive#1"]);
+    driver.place(0, PermitReply::Granted).done(0, "").started(&["capped#0", "exclusive#1"]);
 }
 
 #[test]
@@ -63,13 +63,13 @@ fn a_stop_ends_the_wait_and_gives_back_a_place_that_was_not_used() {
     assert_eq!(driver.given_up, [0]);
     driver.results(&[("capped", CANCELLED, NOT_STARTED, NEVER)]);
     // The grant was on its way.
-    driver.place(0, Place::Granted).started(&[]);
+    driver.place(0, PermitReply::Granted).started(&[]);
 
     // It had its place, and its intent was being recorded.
     let mut driver = Driver::with(rules(PARALLEL));
     driver.deltas([call(0, "capped_effect", "{}")]).well();
     let key = crate::types::CallKey { turn: 1, attempt: 1, index: 0 };
-    driver.turn.handle_place(Duration::ZERO, key, Place::Granted);
+    driver.turn.handle_place(Duration::ZERO, key, PermitReply::Granted);
     driver.turn.handle_cancel(Duration::ZERO, CancelReason::Stop);
     driver.pump();
     assert_eq!((&driver.given_up[..], &driver.started[..]), (&[0][..], &[][..]));
@@ -77,7 +77,7 @@ fn a_stop_ends_the_wait_and_gives_back_a_place_that_was_not_used() {
 
     // One that runs has handed its place on to its tool.
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([call(0, "capped_effect", "{}")]).well().place(0, Place::Granted).cancel();
+    driver.deltas([call(0, "capped_effect", "{}")]).well().place(0, PermitReply::Granted).cancel();
     assert_eq!((&driver.given_up[..], &driver.aborted[..]), (&[][..], &[0][..]));
     driver.results(&[("capped_effect", CANCELLED, Some(FailureKind::Cancelled), PERHAPS)]);
 }
@@ -106,14 +106,14 @@ fn other_endings_leave_no_call_waiting() {
 fn a_call_that_runs_again_after_a_crash_asks_again_and_may_have_happened() {
     let begin = || {
         let mut driver = Driver::with(rules(PARALLEL));
-        driver.deltas([call(0, "capped_seal", "{}")]).well().place(0, Place::Granted);
+        driver.deltas([call(0, "capped_seal", "{}")]).well().place(0, PermitReply::Granted);
         let kept = driver.log.len();
         driver.reserved.clear();
         driver.crash(kept).started(&[]);
         assert_eq!(driver.reserved, [0]);
         driver
     };
-    begin().place(0, Place::Granted).started(&["capped_seal#0"]);
+    begin().place(0, PermitReply::Granted).started(&["capped_seal#0"]);
     let mut stopped = begin();
     stopped.cancel();
     assert_eq!(stopped.given_up, [0]);

@@ -96,12 +96,12 @@ fn an_exchange_is_measured_from_the_moment_at_which_its_request_has_a_place() {
     };
     let waiting = || {
         let mut driver = Driver::with(two_models());
-        driver.turn.handle_request_place(Duration::from_secs(1), Place::Waiting);
+        driver.turn.handle_request_place(Duration::from_secs(1), PermitReply::Waiting);
         driver.now = Duration::from_secs(9);
         driver
     };
     let mut driver = waiting();
-    driver.turn.handle_request_place(driver.now, Place::Granted);
+    driver.turn.handle_request_place(driver.now, PermitReply::Granted);
     driver.now = Duration::from_secs(12);
     driver.deltas([text("Here."), finish(FinishKind::Stop)]).close().ended(&TurnEnd::Finished);
     assert_eq!(durations(&driver), [3]);

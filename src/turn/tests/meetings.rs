@@ -38,11 +38,11 @@ fn a_call_that_runs_again_is_approved_already_and_asks_for_its_place_again() {
     assert_eq!(driver.reserved, [0; 0], "nothing is reserved for a call that may not run");
     approve(&mut driver, 1);
     assert_eq!(driver.reserved, [1]);
-    driver.place(1, Place::Granted);
+    driver.place(1, PermitReply::Granted);
     driver.used(1, "old", false);
     driver.used(0, "written", true);
     assert_eq!((asked(&driver), &driver.reserved[..]), (1, &[1, 1][..]));
-    driver.place(1, Place::Granted);
+    driver.place(1, PermitReply::Granted);
     driver.used(1, "new", false);
     driver.results(&[("effect", OK, None, "written"), ("capped", OK, None, "new")]);
     assert_eq!(driver.given_up, [0; 0]);
@@ -56,7 +56,7 @@ fn the_runs_time_goes_on_where_an_approved_call_waits_for_its_place() {
     driver.deltas([call(0, "capped", "{}")]).well();
     driver.now = Duration::from_secs(3600);
     approve(&mut driver, 0);
-    driver.place(0, Place::Waiting);
+    driver.place(0, PermitReply::Waiting);
     let waits = |event: &Event| {
         matches!(event, Event::CallWaiting { waiting_for: WaitingFor::Capacity, .. })
     };
@@ -108,7 +108,7 @@ fn people_see_a_result_as_earlier_writes_leave_it_also_after_a_crash() {
 fn a_stop_keeps_what_was_to_run_again_and_says_only_what_is_true_of_it() {
     let mut driver = Driver::with(rules(PARALLEL));
     driver.deltas([call(0, "effect", "{}"), call(1, "capped", "{}")]).well();
-    driver.place(1, Place::Granted);
+    driver.place(1, PermitReply::Granted);
     driver.used(1, "old", false);
     driver.used(0, "written", true);
     assert_eq!(driver.reserved, [1, 1], "it is to run again");

@@ -20,13 +20,13 @@ use std::time::Duration;
 
 use super::fixtures::{call, entries, finish, more, rules, spec, text};
 use super::{
-    CancelReason, Effect, Place, ResponseEnd, ToolDone, Turn, TurnEnd, TurnRecord, TurnRules,
-    TurnSpec,
+    CancelReason, Effect, PermitReply, ToolDone, Turn, TurnEnd, TurnRecord, TurnRules, TurnSpec,
 };
 use crate::config::OnExcess;
 use crate::context::Variables;
 use crate::event::Event;
 use crate::record::{Record, StopMode};
+use crate::response::ResponseEnd;
 use crate::types::{
     CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome,
     ToolStatus, VariablesUse, WriteSet,
@@ -168,7 +168,7 @@ impl Driver {
         self.outcome(index, ToolOutcome::ok(content))
     }
 
-    fn place(&mut self, index: u32, place: Place) -> &mut Self {
+    fn place(&mut self, index: u32, place: PermitReply) -> &mut Self {
         self.turn.handle_place(self.now, self.key(index), place);
         self.pump();
         self

@@ -15,11 +15,11 @@ use serde_json::json;
 use super::*;
 use crate::context::Seed;
 use crate::record::{Record, RequestKey};
+use crate::response::ResponseEnd;
 use crate::turn::fixtures::{call, finish, rules, spec, text, usage};
 use crate::turn::run::{LimitHit, Next};
 use crate::turn::{
-    CancelReason, Decision, Effect, ResponseEnd, SeededTurn, ToolDone, Turn, TurnRecord, TurnRules,
-    TurnSpec,
+    CancelReason, Decision, Effect, SeededTurn, ToolDone, Turn, TurnRecord, TurnRules, TurnSpec,
 };
 use crate::types::{
     ApprovalPhase, CallKey, Execution, FinishKind, Judgement, ProviderError, ProviderErrorKind,

@@ -19,7 +19,7 @@ impl Play<'_, '_> {
                 self.turn.handle_recorded(Duration::ZERO, stored);
             } else if let Some(free) = free {
                 let key = self.wanting.remove(free);
-                self.turn.handle_place(Duration::ZERO, key, Place::Granted);
+                self.turn.handle_place(Duration::ZERO, key, PermitReply::Granted);
             } else {
                 return Ok(());
             }

@@ -15,9 +15,10 @@ use super::difference::{Mismatch, same};
 use super::response::{self, Step};
 use super::tape::{Tape, call_of};
 use crate::record::{Ending, Record};
+use crate::response::ResponseEnd;
 use crate::turn::call::{self, Call, Phase};
 use crate::turn::effect::{
-    CancelReason, Decision, Effect, Place, ResponseEnd, ToolDone, TurnRecord, TurnSpec,
+    CancelReason, Decision, Effect, PermitReply, ToolDone, TurnRecord, TurnSpec,
 };
 use crate::turn::{Held, State, Turn};
 use crate::types::{
@@ -306,7 +307,7 @@ impl<'t, 'a> Play<'t, 'a> {
         self.stored = self.asked;
         self.turn.handle_recorded(Duration::ZERO, self.asked);
         for key in std::mem::take(&mut self.wanting) {
-            self.turn.handle_place(Duration::ZERO, key, Place::Granted);
+            self.turn.handle_place(Duration::ZERO, key, PermitReply::Granted);
         }
     }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::error::HostError;
-use super::live::Link;
 use super::message::SessionMessage;
 use super::task;
+use super::wake::Link;
 use crate::journal::{JournalError, Listing, unix_ms};
 use crate::types::{SessionId, SessionState};
 

@@ -1,20 +1,20 @@
 //! The deltas of one response, put together.
 
-use super::bucket::Bucket;
 use super::calls::Calls;
-use super::change::{AccumulatorLimits, Change, Changes};
-use super::parts::Parts;
+use super::change::{CallChange, CallChanges, ResponseLimits};
+use super::content_parts::ContentParts;
+use super::partial_call::PartialCall;
 use crate::types::{FinishReason, Part, ProviderError, ProviderErrorKind, Usage};
 use crate::wire::{CallKind, CallPiece, Delta, Problem};
 
 /// One response, as far as it has come.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Accumulator {
-    limits: AccumulatorLimits,
+pub struct ResponseAssembler {
+    limits: ResponseLimits,
     calls: Calls,
     /// Calls that the service runs itself.
     service_calls: Calls,
-    parts: Parts,
+    parts: ContentParts,
     text: String,
     reasoning: String,
     refusal: String,
@@ -31,15 +31,15 @@ pub struct Accumulator {
 /// Problems of one response that are kept.
 const PROBLEMS_MAX: usize = 64;
 
-impl Accumulator {
+impl ResponseAssembler {
     /// An empty response.
     #[must_use]
-    pub fn new(limits: AccumulatorLimits) -> Self {
+    pub fn new(limits: ResponseLimits) -> Self {
         Self {
             limits,
             calls: Calls::default(),
             service_calls: Calls::default(),
-            parts: Parts::default(),
+            parts: ContentParts::default(),
             text: String::new(),
             reasoning: String::new(),
             refusal: String::new(),
@@ -54,11 +54,11 @@ impl Accumulator {
     }
 
     /// Adds one delta, and says what it did to the calls.
-    pub fn push(&mut self, delta: &Delta) -> Changes {
+    pub fn push(&mut self, delta: &Delta) -> CallChanges {
         // After the limit nothing more is taken, or the text would have a gap.
         let full = self.error.as_ref().is_some_and(|e| e.kind == ProviderErrorKind::TooLarge);
         let bytes_max = if full { 0 } else { self.limits.text_bytes_max };
-        let mut changes = Changes::new();
+        let mut changes = CallChanges::new();
         let fits = match delta {
             Delta::Text(piece) => {
                 let fits = append(&mut self.text, piece, bytes_max);
@@ -120,8 +120,8 @@ impl Accumulator {
 
     /// Says that nothing more will come. What is open is sealed if the response ended well, and
     /// stays open otherwise.
-    pub fn end(&mut self, well: bool) -> Changes {
-        let mut changes = Changes::new();
+    pub fn end(&mut self, well: bool) -> CallChanges {
+        let mut changes = CallChanges::new();
         if let Some(problem) = self.calls.end() {
             self.note(problem);
         }
@@ -134,7 +134,7 @@ impl Accumulator {
 
     /// The calls with a name, in the order in which they were opened.
     #[must_use]
-    pub fn calls(&self) -> &[Bucket] {
+    pub fn calls(&self) -> &[PartialCall] {
         self.calls.kept()
     }
 
@@ -146,7 +146,7 @@ impl Accumulator {
 
     /// The calls that the service runs itself, in the order in which they were opened.
     #[must_use]
-    pub fn service_calls(&self) -> &[Bucket] {
+    pub fn service_calls(&self) -> &[PartialCall] {
         self.service_calls.kept()
     }
 
@@ -231,7 +231,7 @@ impl Accumulator {
             && self.calls.excess() == 0
     }
 
-    fn push_call(&mut self, piece: &CallPiece, changes: &mut Changes) {
+    fn push_call(&mut self, piece: &CallPiece, changes: &mut CallChanges) {
         let arrival = self.calls.kept().len() + self.service_calls.kept().len();
         let limits = &self.limits;
         let problem = match piece.kind {
@@ -252,7 +252,7 @@ impl Accumulator {
     }
 
     /// One index is one call's at a time, so the newest of ours and of the service's is meant.
-    fn seal(&mut self, index: u64, arguments: Option<&str>, changes: &mut Changes) {
+    fn seal(&mut self, index: u64, arguments: Option<&str>, changes: &mut CallChanges) {
         let arrival = |calls: &Calls, at: usize| calls.kept().get(at).map(|call| call.arrival);
         let ours = self.calls.at_index(index);
         let theirs = self.service_calls.at_index(index);
@@ -281,13 +281,15 @@ impl Accumulator {
 
 /// Adds what is done to the service's calls to the changes, under names of their own. What comes
 /// after the seal of such a call is nothing to us.
-fn of_service<T>(changes: &mut Changes, change: impl FnOnce(&mut Changes) -> T) -> T {
-    let mut found = Changes::new();
+fn of_service<T>(changes: &mut CallChanges, change: impl FnOnce(&mut CallChanges) -> T) -> T {
+    let mut found = CallChanges::new();
     let done = change(&mut found);
     changes.extend(found.into_iter().filter_map(|change| match change {
-        Change::Opened(at) => Some(Change::ServiceOpened(at)),
-        Change::Sealed(at) => Some(Change::ServiceSealed(at)),
-        Change::Disturbed(_) | Change::ServiceOpened(_) | Change::ServiceSealed(_) => None,
+        CallChange::Opened(at) => Some(CallChange::ServiceOpened(at)),
+        CallChange::Sealed(at) => Some(CallChange::ServiceSealed(at)),
+        CallChange::Disturbed(_) | CallChange::ServiceOpened(_) | CallChange::ServiceSealed(_) => {
+            None
+        }
     }));
     done
 }
@@ -306,9 +308,9 @@ mod tests {
     use crate::types::FinishKind;
     use crate::wire::CallPiece;
 
-    fn response(deltas: &[Delta]) -> Accumulator {
-        let limits = AccumulatorLimits { text_bytes_max: 4, ..AccumulatorLimits::default() };
-        let mut response = Accumulator::new(limits);
+    fn response(deltas: &[Delta]) -> ResponseAssembler {
+        let limits = ResponseLimits { text_bytes_max: 4, ..ResponseLimits::default() };
+        let mut response = ResponseAssembler::new(limits);
         deltas.iter().for_each(|delta| drop(response.push(delta)));
         response
     }
@@ -340,14 +342,17 @@ mod tests {
         let mut ended = response(&[whole, call(1)]);
         assert_eq!(ended.end(false), []);
         assert_eq!(ended.calls().iter().map(|c| c.sealed).collect::<Vec<_>>(), [true, false]);
-        assert_eq!(ended.end(true), [Change::Sealed(1)]);
+        assert_eq!(ended.end(true), [CallChange::Sealed(1)]);
         assert_eq!(ended.end(true), []);
     }
 
     #[test]
     fn the_wire_may_seal_a_call_itself() {
         let mut sealed = response(&[call(7)]);
-        assert_eq!(sealed.push(&Delta::Seal { index: 7, arguments: None }), [Change::Sealed(0)]);
+        assert_eq!(
+            sealed.push(&Delta::Seal { index: 7, arguments: None }),
+            [CallChange::Sealed(0)]
+        );
         assert_eq!(sealed.push(&Delta::Seal { index: 7, arguments: None }), []);
         assert_eq!(sealed.push(&Delta::Seal { index: 8, arguments: None }), []);
     }
@@ -361,19 +366,19 @@ mod tests {
             Delta::Call(CallPiece { index, name, arguments, kind, begins, ..CallPiece::default() })
         };
         let seal = |index| Delta::Seal { index, arguments: None };
-        let mut response = Accumulator::new(AccumulatorLimits::default());
+        let mut response = ResponseAssembler::new(ResponseLimits::default());
         for (delta, changes) in [
-            (piece(0, true, ""), vec![Change::ServiceOpened(0)]),
+            (piece(0, true, ""), vec![CallChange::ServiceOpened(0)]),
             (piece(0, false, "{}"), vec![]),
-            (seal(0), vec![Change::ServiceSealed(0)]),
+            (seal(0), vec![CallChange::ServiceSealed(0)]),
             (piece(0, false, "x"), vec![]),
-            (call(1), vec![Change::Opened(0)]),
-            (piece(2, true, ""), vec![Change::ServiceOpened(1)]),
+            (call(1), vec![CallChange::Opened(0)]),
+            (piece(2, true, ""), vec![CallChange::ServiceOpened(1)]),
         ] {
             assert_eq!(response.push(&delta), changes, "{delta:?}");
         }
         assert_eq!(response.end(false), []);
-        assert_eq!(response.end(true), [Change::Sealed(0), Change::ServiceSealed(1)]);
+        assert_eq!(response.end(true), [CallChange::Sealed(0), CallChange::ServiceSealed(1)]);
         assert_eq!((response.calls().len(), response.service_calls().len()), (1, 2));
     }
 

@@ -8,16 +8,16 @@ const PIECES_MAX: usize = 1024;
 
 /// The order of a response's text and thinking, as far as it has come.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Layout {
+pub(crate) struct DisplayOrder {
     /// Each with whether it is thinking, and its bytes.
     pieces: Vec<(bool, usize)>,
     /// There were too many.
     is_full: bool,
 }
 
-impl Layout {
+impl DisplayOrder {
     /// More was shown.
-    pub(super) fn push(&mut self, is_thinking: bool, bytes: usize) {
+    pub(crate) fn push(&mut self, is_thinking: bool, bytes: usize) {
         if bytes == 0 || self.is_full {
             return;
         }
@@ -30,7 +30,7 @@ impl Layout {
     }
 
     /// The order for the record of this message; empty where it is thinking and then text.
-    pub(super) fn of(&self, message: &ResponseMessage) -> Vec<ShownPiece> {
+    pub(crate) fn of(&self, message: &ResponseMessage) -> Vec<ShownPiece> {
         let kinds = self.pieces.iter().map(|(is_thinking, _)| *is_thinking);
         let mut sorted = kinds.clone().collect::<Vec<_>>();
         sorted.sort_by_key(|is_thinking| !is_thinking);
@@ -53,8 +53,8 @@ impl Layout {
 mod tests {
     use super::*;
 
-    fn layout(pieces: &[(bool, usize)]) -> Layout {
-        let mut layout = Layout::default();
+    fn layout(pieces: &[(bool, usize)]) -> DisplayOrder {
+        let mut layout = DisplayOrder::default();
         pieces.iter().for_each(|(is_thinking, bytes)| layout.push(*is_thinking, *bytes));
         layout
     }

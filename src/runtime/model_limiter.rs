@@ -10,19 +10,20 @@ use ractor::ActorId;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
+use super::fair_semaphore::{FairSemaphore, Reservation};
 use super::gauge::{Gauge, Held};
-use super::places::{Places, Reservation};
 use crate::config::ModelConfig;
 use crate::telemetry::{ModelMeter, Shown};
 use crate::turn::{
-    Breaker, BreakerChange, BreakerRules, BreakerState, NotAsked, Pass, Place, Sign,
+    Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState, PermitReply,
+    ServiceSignal,
 };
 use crate::types::ProviderError;
 
 /// What all sessions of a host pass before they ask one configured model.
 #[derive(Debug)]
-pub(super) struct Gate {
-    places: Arc<Places>,
+pub(super) struct ModelLimiter {
+    places: Arc<FairSemaphore>,
     waiting: Gauge,
     in_flight: Gauge,
     /// Held for short sections, never over an await.
@@ -50,7 +51,7 @@ pub struct ModelStatus {
 #[derive(Debug)]
 pub(super) struct Entered {
     pub(super) seat: Seat,
-    pub(super) pass: HeldPass,
+    pub(super) pass: BreakerPermitGuard,
 }
 
 /// A place at a model, for as long as the exchange lasts. Dropped, it is given to the next.
@@ -63,19 +64,19 @@ pub(super) struct Seat {
 
 /// The breaker wants to know how the exchange fares. Dropped, it is told that nobody knows.
 #[derive(Debug)]
-pub(super) struct HeldPass {
-    gate: Arc<Gate>,
-    pass: Option<Pass>,
+pub(super) struct BreakerPermitGuard {
+    gate: Arc<ModelLimiter>,
+    pass: Option<BreakerPermit>,
 }
 
-impl Gate {
+impl ModelLimiter {
     pub(super) fn new(config: &ModelConfig, meter: ModelMeter) -> Arc<Self> {
         let waiting = Gauge::default();
         let max = config.max_concurrent_requests.unwrap_or(NonZeroU32::MAX);
         let rules =
             BreakerRules { failures: config.breaker_failures, open_for: config.breaker_open_for };
         Arc::new(Self {
-            places: Places::new(max, waiting.clone()),
+            places: FairSemaphore::new(max, waiting.clone()),
             waiting,
             in_flight: Gauge::default(),
             breaker: Mutex::new(Breaker::new(rules)),
@@ -93,7 +94,7 @@ impl Gate {
     pub(super) async fn enter(
         self: &Arc<Self>,
         session: ActorId,
-        tell: impl Fn(Place),
+        tell: impl Fn(PermitReply),
     ) -> Result<Entered, ProviderError> {
         self.check()?;
         let began = Instant::now();
@@ -102,7 +103,7 @@ impl Gate {
             // One who is gone gives the place back.
             let _ = grant.send(());
         });
-        let waits = place == Place::Waiting;
+        let waits = place == PermitReply::Waiting;
         if waits {
             tell(place);
             let _shown = self.meter.request_waiting();
@@ -110,7 +111,7 @@ impl Gate {
         }
         let pass = self.admit()?;
         if waits {
-            tell(Place::Granted);
+            tell(PermitReply::Granted);
         }
         self.meter.queue_wait(if waits { began.elapsed() } else { Duration::ZERO });
         let seat = Seat {
@@ -136,18 +137,18 @@ impl Gate {
     }
 
     fn check(&self) -> Result<(), ProviderError> {
-        self.breaker.lock().check(self.now()).map_err(NotAsked::into_error)
+        self.breaker.lock().check(self.now()).map_err(BreakerRefusal::into_error)
     }
 
-    fn admit(self: &Arc<Self>) -> Result<HeldPass, ProviderError> {
+    fn admit(self: &Arc<Self>) -> Result<BreakerPermitGuard, ProviderError> {
         let mut breaker = self.breaker.lock();
         let now = self.now();
-        let pass = breaker.handle_request(now).map_err(NotAsked::into_error)?;
+        let pass = breaker.handle_request(now).map_err(BreakerRefusal::into_error)?;
         self.meter.breaker(breaker.state(now));
-        Ok(HeldPass { gate: Arc::clone(self), pass: Some(pass) })
+        Ok(BreakerPermitGuard { gate: Arc::clone(self), pass: Some(pass) })
     }
 
-    fn ended(&self, pass: Pass, sign: Sign) {
+    fn ended(&self, pass: BreakerPermit, sign: ServiceSignal) {
         let mut breaker = self.breaker.lock();
         let now = self.now();
         let change = breaker.handle_end(now, pass, sign);
@@ -185,22 +186,22 @@ impl Gate {
     }
 }
 
-impl HeldPass {
+impl BreakerPermitGuard {
     /// The exchange was judged: it went well, or this was wrong with it.
     pub(super) fn settle(mut self, error: Option<&ProviderError>) {
-        self.end(Sign::of(error));
+        self.end(ServiceSignal::of(error));
     }
 
-    fn end(&mut self, sign: Sign) {
+    fn end(&mut self, sign: ServiceSignal) {
         if let Some(pass) = self.pass.take() {
             self.gate.ended(pass, sign);
         }
     }
 }
 
-impl Drop for HeldPass {
+impl Drop for BreakerPermitGuard {
     fn drop(&mut self) {
-        self.end(Sign::None);
+        self.end(ServiceSignal::None);
     }
 }
 
@@ -218,14 +219,14 @@ mod tests {
 
     const OPEN_FOR: Duration = Duration::from_secs(30);
 
-    fn gate(places: u32, failures: u32) -> Arc<Gate> {
+    fn gate(places: u32, failures: u32) -> Arc<ModelLimiter> {
         let config = ModelConfig {
             max_concurrent_requests: NonZeroU32::new(places),
             breaker_failures: Some(failures),
             breaker_open_for: OPEN_FOR,
             ..ModelConfig::new(BaseUrl::parse("http://127.0.0.1:1/v1").unwrap(), "m")
         };
-        Gate::new(&config, Telemetry::new(&[]).metrics().model("main"))
+        ModelLimiter::new(&config, Telemetry::new(&[]).metrics().model("main"))
     }
 
     fn failure() -> ProviderError {
@@ -233,17 +234,17 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(gate: &Gate, breaker: BreakerState, in_flight: usize, waiting: usize) {
+    fn check(gate: &ModelLimiter, breaker: BreakerState, in_flight: usize, waiting: usize) {
         let name = "main".to_owned();
         assert_eq!(gate.status("main"), ModelStatus { name, breaker, in_flight, waiting });
     }
 
-    async fn enter(gate: &Arc<Gate>, session: u64) -> Result<Entered, ProviderError> {
+    async fn enter(gate: &Arc<ModelLimiter>, session: u64) -> Result<Entered, ProviderError> {
         gate.enter(ActorId::Local(session), |_| ()).await
     }
 
     /// Whether a request is not let through, and when it may be.
-    async fn refused(gate: &Arc<Gate>) -> Option<Duration> {
+    async fn refused(gate: &Arc<ModelLimiter>) -> Option<Duration> {
         let error = enter(gate, 9).await.expect_err("it is not let through");
         assert_eq!(error.kind, ProviderErrorKind::Unavailable);
         error.retry_after
@@ -259,7 +260,7 @@ mod tests {
         let mut next = Box::pin(gate.enter(ActorId::Local(4), |place| told.lock().push(place)));
         assert!(poll!(&mut gone).is_pending() && poll!(&mut late).is_pending());
         assert!(poll!(&mut next).is_pending());
-        assert_eq!(*told.lock(), [Place::Waiting]);
+        assert_eq!(*told.lock(), [PermitReply::Waiting]);
         check(&gate, BreakerState::Closed, 1, 3);
         drop(gone);
         check(&gate, BreakerState::Closed, 1, 2);
@@ -267,7 +268,7 @@ mod tests {
         // Its turn has come, but it goes before it knows.
         drop(late);
         let Poll::Ready(Ok(entered)) = poll!(next) else { panic!("it has the place") };
-        assert_eq!(*told.lock(), [Place::Waiting, Place::Granted]);
+        assert_eq!(*told.lock(), [PermitReply::Waiting, PermitReply::Granted]);
         check(&gate, BreakerState::Closed, 1, 0);
         drop(entered);
         check(&gate, BreakerState::Closed, 0, 0);

@@ -11,7 +11,7 @@ use super::error::HostError;
 use super::message::{HostMessage, SessionMessage};
 use super::publish::{Listeners, Publisher};
 use super::session::{Beginning, Opening};
-use super::shared::{Place, Shared};
+use super::shared::{SessionSlot, Shared};
 use super::task;
 use crate::journal::SessionLog;
 use crate::record::{Record, Seq};
@@ -65,9 +65,9 @@ impl Link {
             let waiting = {
                 let mut index = self.shared.index.lock();
                 match index.get_mut(id) {
-                    Some(Place::Awake(live)) => return Ok(Arc::clone(live)),
-                    Some(Place::Leaving) => return Err(HostError::NoSuchSession(id.clone())),
-                    Some(Place::Waking(waiting)) => {
+                    Some(SessionSlot::Awake(live)) => return Ok(Arc::clone(live)),
+                    Some(SessionSlot::Leaving) => return Err(HostError::NoSuchSession(id.clone())),
+                    Some(SessionSlot::Waking(waiting)) => {
                         let (waiter, waited) = oneshot::channel();
                         waiting.push(waiter);
                         waited
@@ -75,7 +75,7 @@ impl Link {
                     None if self.shared.is_closing() => return Err(HostError::ShuttingDown),
                     None => {
                         let (waiter, waited) = oneshot::channel();
-                        index.insert(id.clone(), Place::Waking(vec![waiter]));
+                        index.insert(id.clone(), SessionSlot::Waking(vec![waiter]));
                         self.wake(id);
                         waited
                     }
@@ -135,8 +135,7 @@ impl Link {
     /// somebody asks for it.
     pub(super) fn go_on_waking(&self, id: &SessionId, now: bool) {
         let mut index = self.shared.index.lock();
-        let is_wanted =
-            matches!(index.get(id), Some(Place::Waking(waiting)) if now || !waiting.is_empty());
+        let is_wanted = matches!(index.get(id), Some(SessionSlot::Waking(waiting)) if now || !waiting.is_empty());
         if is_wanted {
             self.wake(id);
         } else {

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use super::admission::{self, Admission};
 use super::call::{Call, Phase};
-use super::effect::{Effect, Place, TurnEnd, TurnRecord};
-use super::schedule::{self, Gate, Step};
+use super::effect::{Effect, PermitReply, TurnEnd, TurnRecord};
+use super::schedule::{self, StartGate, Step};
 use super::{Held, State, Turn};
 use crate::config::OnExcess;
 use crate::event::{CallLabel, Event, TurnSummary, WaitingFor};
@@ -88,17 +88,17 @@ impl Turn {
         self.emit(event);
     }
 
-    pub(super) fn gate(&self) -> Gate {
+    pub(super) fn gate(&self) -> StartGate {
         match &self.state {
             State::Asking
                 if !self.spec.rules.early_start
                     || self.spec.rules.limits.on_excess == OnExcess::Fail =>
             {
-                Gate::Shut
+                StartGate::Shut
             }
-            State::Asking => Gate::Early,
-            State::Judged { ending: Ending::Well, cancelled: None, .. } => Gate::Open,
-            State::Judged { .. } | State::Over => Gate::Shut,
+            State::Asking => StartGate::Early,
+            State::Judged { ending: Ending::Well, cancelled: None, .. } => StartGate::Open,
+            State::Judged { .. } | State::Over => StartGate::Shut,
         }
     }
 
@@ -118,10 +118,10 @@ impl Turn {
     }
 
     /// The host has answered a call that asks for a place of its tool.
-    pub(super) fn take_place(&mut self, index: usize, since: Duration, place: Place) {
+    pub(super) fn take_place(&mut self, index: usize, since: Duration, place: PermitReply) {
         match place {
-            Place::Waiting => self.tell_waiting(index, WaitingFor::Capacity),
-            Place::Granted => {
+            PermitReply::Waiting => self.tell_waiting(index, WaitingFor::Capacity),
+            PermitReply::Granted => {
                 let waited = self.now().saturating_sub(since);
                 let Some(call) = self.calls.get_mut(index) else { return };
                 call.queue_wait = Some(waited);

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use super::admission;
 use super::call::Phase;
 use super::effect::{CancelReason, Effect, TurnEnd};
-use super::layout::Layout;
-use super::{Bucket, State, Turn, asking, texts};
+use super::{State, Turn, attempt_start, model_messages};
 use crate::event::{Event, ServiceCallStatus};
 use crate::record::{Ending, PartialResponse, Record, ResponseMessage};
+use crate::response::DisplayOrder;
+use crate::response::PartialCall;
 use crate::types::{ProviderError, RunError, ToolOutcome, ToolStatus};
 
 impl Turn {
@@ -57,9 +58,9 @@ impl Turn {
         let maximum = self.spec.rules.limits.max_tool_calls_per_turn.unwrap_or_default();
         match ending {
             Ending::Well | Ending::Refused => {}
-            Ending::Length => self.answer_where_unstarted(&texts::cut_off_response()),
-            Ending::BrokeKept => self.answer_where_unstarted(&texts::broken_response()),
-            Ending::Excess => self.answer_where_unstarted(&texts::over_limit(maximum)),
+            Ending::Length => self.answer_where_unstarted(&model_messages::cut_off_response()),
+            Ending::BrokeKept => self.answer_where_unstarted(&model_messages::broken_response()),
+            Ending::Excess => self.answer_where_unstarted(&model_messages::over_limit(maximum)),
             Ending::Cancelled => self.cancel_calls(),
         }
     }
@@ -95,7 +96,7 @@ impl Turn {
             let Some(call) = self.calls.get(index) else { return };
             match call.phase {
                 Phase::Running { .. } => {
-                    let outcome = texts::cancelled(call);
+                    let outcome = model_messages::cancelled(call);
                     self.outbox.push_back(Effect::Abort(call.key()));
                     self.end_call(index, outcome);
                 }
@@ -107,17 +108,17 @@ impl Turn {
                 }
                 // It was resumed, and may have run before.
                 Phase::Queued { .. } | Phase::Intended if call.started_at.is_some() => {
-                    let outcome = texts::cancelled(call);
+                    let outcome = model_messages::cancelled(call);
                     self.end_call(index, outcome);
                 }
                 // It ran, but nobody has said that its result may be seen.
-                Phase::Reviewed { .. } => self.end_call(index, texts::unreviewed()),
+                Phase::Reviewed { .. } => self.end_call(index, model_messages::unreviewed()),
                 Phase::Open
                 | Phase::Sealed
                 | Phase::Ready
                 | Phase::Asked { .. }
                 | Phase::Queued { .. }
-                | Phase::Intended => self.end_call(index, texts::never_started()),
+                | Phase::Intended => self.end_call(index, model_messages::never_started()),
                 // Decided as soon as every earlier call is, which they are now; and a duplicate
                 // with the call it waits for.
                 Phase::Reported(_) | Phase::Duplicate { .. } => {}
@@ -187,7 +188,7 @@ impl Turn {
     }
 
     /// Says that calls count no more which the service runs, or ran, itself.
-    fn discard_service_calls(&mut self, which: impl Fn(&Bucket) -> bool) {
+    fn discard_service_calls(&mut self, which: impl Fn(&PartialCall) -> bool) {
         for at in 0..self.response.service_calls().len() {
             if self.response.service_calls().get(at).is_some_and(&which) {
                 self.show_service_call(at, ServiceCallStatus::Discarded);
@@ -217,8 +218,8 @@ impl Turn {
         self.dropped.clear();
         self.excess_told = false;
         self.deltas_seen = 0;
-        self.response = asking::accumulator(&self.spec.rules);
-        self.layout = Layout::default();
+        self.response = attempt_start::accumulator(&self.spec.rules);
+        self.layout = DisplayOrder::default();
     }
 
     /// A call that was never sealed keeps what came of its arguments.

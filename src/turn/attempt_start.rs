@@ -2,20 +2,21 @@
 
 use std::time::Duration;
 
-use super::effect::{AttemptPlan, Effect, Place, TurnRules};
-use super::{Accumulator, AccumulatorLimits, Turn};
+use super::Turn;
+use super::effect::{AttemptPlan, Effect, PermitReply, TurnRules};
 use crate::event::Event;
 use crate::record::Record;
+use crate::response::{ResponseAssembler, ResponseLimits};
 use crate::types::ProviderError;
 
 impl Turn {
     /// The host has a place at its model for the request of the open attempt, or has none yet.
     /// What is measured of the exchange begins when the request is sent.
-    pub fn handle_request_place(&mut self, now: Duration, place: Place) {
+    pub fn handle_request_place(&mut self, now: Duration, place: PermitReply) {
         self.clock.advance(now);
         self.asked_at = match place {
-            Place::Granted => self.now(),
-            Place::Waiting => Duration::MAX,
+            PermitReply::Granted => self.now(),
+            PermitReply::Waiting => Duration::MAX,
         };
     }
 
@@ -89,9 +90,9 @@ impl Turn {
 }
 
 /// Takes in one response, as much of it as may be kept.
-pub(super) fn accumulator(rules: &TurnRules) -> Accumulator {
-    Accumulator::new(AccumulatorLimits {
+pub(super) fn accumulator(rules: &TurnRules) -> ResponseAssembler {
+    ResponseAssembler::new(ResponseLimits {
         arguments_bytes_max: rules.limits.max_arguments_bytes,
-        ..AccumulatorLimits::default()
+        ..ResponseLimits::default()
     })
 }

@@ -10,15 +10,15 @@
 //! its first ones: several calls may be announced before the arguments of any. That text parses is
 //! no proof that it is whole: some services send placeholders first.
 
-use super::bucket::Bucket;
-use super::change::{AccumulatorLimits, Change, Changes};
+use super::change::{CallChange, CallChanges, ResponseLimits};
+use super::partial_call::PartialCall;
 use crate::types::excerpt;
 use crate::wire::{CallPiece, Problem};
 
 /// The calls of one response.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Calls {
-    kept: Vec<Bucket>,
+    kept: Vec<PartialCall>,
     /// The newest call, while it is none that is kept: one that lacks its name, or one too many.
     tail: Option<Tail>,
     excess: usize,
@@ -28,8 +28,8 @@ pub(super) struct Calls {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Tail {
-    Nameless(Bucket),
-    Excess(Bucket),
+    Nameless(PartialCall),
+    Excess(PartialCall),
 }
 
 /// Where a piece belongs.
@@ -41,7 +41,7 @@ enum Place {
 
 impl Calls {
     /// The calls with a name, in the order in which they were opened.
-    pub(super) fn kept(&self) -> &[Bucket] {
+    pub(super) fn kept(&self) -> &[PartialCall] {
         &self.kept
     }
 
@@ -55,8 +55,8 @@ impl Calls {
         &mut self,
         piece: &CallPiece,
         arrival: usize,
-        limits: &AccumulatorLimits,
-        changes: &mut Changes,
+        limits: &ResponseLimits,
+        changes: &mut CallChanges,
     ) -> Option<Problem> {
         let inferred = self.place_of(piece).filter(|_| !piece.begins);
         let place = inferred.filter(|place| {
@@ -75,7 +75,7 @@ impl Calls {
 
     /// The newest call with this index that is open, or else the newest with it.
     pub(super) fn at_index(&self, index: u64) -> Option<usize> {
-        let with_index = |call: &Bucket| call.wire_index == Some(index);
+        let with_index = |call: &PartialCall| call.wire_index == Some(index);
         let open = self.kept.iter().rposition(|call| with_index(call) && !call.sealed);
         open.or_else(|| self.kept.iter().rposition(with_index))
     }
@@ -85,14 +85,14 @@ impl Calls {
         &mut self,
         at: usize,
         arguments: Option<&str>,
-        limits: &AccumulatorLimits,
-        changes: &mut Changes,
+        limits: &ResponseLimits,
+        changes: &mut CallChanges,
     ) {
         let Some(call) = self.kept.get_mut(at) else { return };
         if let Some(whole) = arguments.filter(|whole| *whole != call.raw) {
             if call.sealed {
                 call.disturbed = true;
-                changes.push(Change::Disturbed(at));
+                changes.push(CallChange::Disturbed(at));
             }
             call.replace(whole, limits.arguments_bytes_max);
         }
@@ -100,18 +100,18 @@ impl Calls {
     }
 
     /// Seals what is open.
-    pub(super) fn seal_all(&mut self, changes: &mut Changes) {
+    pub(super) fn seal_all(&mut self, changes: &mut CallChanges) {
         self.seal_before(self.kept.len(), true, changes);
     }
 
     /// Seals what is open before a place; without `blank` not those that have no arguments.
-    fn seal_before(&mut self, end: usize, blank: bool, changes: &mut Changes) {
+    fn seal_before(&mut self, end: usize, blank: bool, changes: &mut CallChanges) {
         for at in self.sealed_up_to..end {
-            if blank || self.kept.get(at).is_some_and(Bucket::has_arguments) {
+            if blank || self.kept.get(at).is_some_and(PartialCall::has_arguments) {
                 self.seal(at, changes);
             }
         }
-        let is_open = |call: &Bucket| !call.sealed;
+        let is_open = |call: &PartialCall| !call.sealed;
         let open = self.kept.iter().skip(self.sealed_up_to).position(is_open);
         self.sealed_up_to = open.map_or(self.kept.len(), |place| self.sealed_up_to + place);
     }
@@ -128,8 +128,8 @@ impl Calls {
 
     /// The bucket to which a piece would belong if it begins no call of its own.
     fn place_of(&self, piece: &CallPiece) -> Option<Place> {
-        let same_id = |bucket: &Bucket| bucket.provider_id.as_deref() == piece.id.as_deref();
-        let same_index = |bucket: &Bucket| bucket.wire_index == piece.index;
+        let same_id = |bucket: &PartialCall| bucket.provider_id.as_deref() == piece.id.as_deref();
+        let same_index = |bucket: &PartialCall| bucket.wire_index == piece.index;
         match (piece.index, &piece.id) {
             (Some(_), None) => self.find(same_index),
             (Some(_), Some(_)) => self
@@ -144,7 +144,7 @@ impl Calls {
         }
     }
 
-    fn find(&self, wanted: impl Fn(&Bucket) -> bool) -> Option<Place> {
+    fn find(&self, wanted: impl Fn(&PartialCall) -> bool) -> Option<Place> {
         match &self.tail {
             Some(Tail::Nameless(bucket) | Tail::Excess(bucket)) if wanted(bucket) => {
                 Some(Place::Tail)
@@ -155,7 +155,7 @@ impl Calls {
         }
     }
 
-    fn bucket_mut(&mut self, place: Place) -> Option<&mut Bucket> {
+    fn bucket_mut(&mut self, place: Place) -> Option<&mut PartialCall> {
         match place {
             Place::Call(at) => self.kept.get_mut(at),
             Place::Tail => match &mut self.tail {
@@ -169,11 +169,11 @@ impl Calls {
         &mut self,
         piece: &CallPiece,
         arrival: usize,
-        limits: &AccumulatorLimits,
-        changes: &mut Changes,
+        limits: &ResponseLimits,
+        changes: &mut CallChanges,
     ) -> Option<Problem> {
         let problem = self.end();
-        let mut bucket = Bucket::begin(piece, arrival);
+        let mut bucket = PartialCall::begin(piece, arrival);
         bucket.append(piece, limits.arguments_bytes_max);
         if bucket.name.is_empty() {
             self.tail = Some(Tail::Nameless(bucket));
@@ -184,14 +184,14 @@ impl Calls {
     }
 
     /// Takes a call that has its name among the calls, or counts it as one too many.
-    fn keep(&mut self, bucket: Bucket, limits: &AccumulatorLimits, changes: &mut Changes) {
+    fn keep(&mut self, bucket: PartialCall, limits: &ResponseLimits, changes: &mut CallChanges) {
         if !bucket.has_own_seal {
             // Looking at all of them again for each of a great many calls would take its time.
             let blank = bucket.has_arguments() || self.kept.len() >= limits.calls_max;
             self.seal_before(self.kept.len(), blank, changes);
         }
         if self.kept.len() < limits.calls_max {
-            changes.push(Change::Opened(self.kept.len()));
+            changes.push(CallChange::Opened(self.kept.len()));
             self.kept.push(bucket);
         } else {
             self.excess += 1;
@@ -203,8 +203,8 @@ impl Calls {
         &mut self,
         at: usize,
         piece: &CallPiece,
-        limits: &AccumulatorLimits,
-        changes: &mut Changes,
+        limits: &ResponseLimits,
+        changes: &mut CallChanges,
     ) -> Option<Problem> {
         let bucket = self.kept.get_mut(at)?;
         let renamed = piece.name.as_ref().filter(|name| ***name != *bucket.name);
@@ -215,7 +215,7 @@ impl Calls {
         bucket.fill(piece);
         if bucket.sealed && piece.has_arguments() {
             bucket.disturbed = true;
-            changes.push(Change::Disturbed(at));
+            changes.push(CallChange::Disturbed(at));
         }
         bucket.append(piece, limits.arguments_bytes_max);
         if !bucket.has_own_seal && at > self.sealed_up_to && piece.has_arguments() {
@@ -227,8 +227,8 @@ impl Calls {
     fn continue_tail(
         &mut self,
         piece: &CallPiece,
-        limits: &AccumulatorLimits,
-        changes: &mut Changes,
+        limits: &ResponseLimits,
+        changes: &mut CallChanges,
     ) {
         match self.tail.take() {
             Some(Tail::Nameless(mut bucket)) => {
@@ -249,28 +249,28 @@ impl Calls {
         }
     }
 
-    fn seal(&mut self, at: usize, changes: &mut Changes) {
+    fn seal(&mut self, at: usize, changes: &mut CallChanges) {
         if let Some(call) = self.kept.get_mut(at).filter(|call| !call.sealed) {
             call.sealed = true;
-            changes.push(Change::Sealed(at));
+            changes.push(CallChange::Sealed(at));
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Change::{Disturbed, Opened, Sealed};
+    use super::CallChange::{Disturbed, Opened, Sealed};
     use super::*;
 
-    const LIMITS: AccumulatorLimits =
-        AccumulatorLimits { arguments_bytes_max: 64, calls_max: 3, text_bytes_max: 64 };
+    const LIMITS: ResponseLimits =
+        ResponseLimits { arguments_bytes_max: 64, calls_max: 3, text_bytes_max: 64 };
 
     /// Index (`-` for none), id, name and arguments; empty where there is none.
     type Piece = (char, &'static str, &'static str, &'static str);
 
-    fn run(pieces: &[Piece]) -> (Calls, Changes, Vec<Problem>) {
+    fn run(pieces: &[Piece]) -> (Calls, CallChanges, Vec<Problem>) {
         let mut calls = Calls::default();
-        let mut changes = Changes::new();
+        let mut changes = CallChanges::new();
         let mut problems = Vec::new();
         let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         for (index, id, name, arguments) in pieces {
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check_changes(pieces: &[Piece], expected: &[Change]) {
+    fn check_changes(pieces: &[Piece], expected: &[CallChange]) {
         assert_eq!(run(pieces).1, expected);
     }
 

@@ -8,11 +8,11 @@ use tokio::sync::oneshot;
 
 use super::error::HostError;
 use super::handle::SessionHandle;
-use super::live::Link;
 use super::message::{HostMessage, Told};
 use super::publish::Publisher;
 use super::report::{CallReport, Messages, RunReport};
 use super::session::{Beginning, Opening};
+use super::wake::Link;
 use crate::event::Event;
 use crate::journal::SessionLog;
 use crate::record::{Entry, Record, Seq};

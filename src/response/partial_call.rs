@@ -6,7 +6,7 @@ use crate::wire::{CallKind, CallPiece};
 
 /// One call while its pieces come: what the wire said of it, and what is known of its end.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Bucket {
+pub struct PartialCall {
     /// The wire's own index, if it sent one.
     pub wire_index: Option<u64>,
     /// The provider's id: the first that came.
@@ -31,7 +31,7 @@ pub struct Bucket {
     outline: Outline,
 }
 
-impl Bucket {
+impl PartialCall {
     /// A bucket for the call that a piece begins; its arguments are not yet taken.
     pub(super) fn begin(piece: &CallPiece, arrival: usize) -> Self {
         Self {

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::admission::{self, Opening};
 use super::call::{Call, Phase, QUOTE_CHARS};
-use super::{Change, Effect, State, Turn, texts};
+use super::{Effect, State, Turn, model_messages};
 use crate::event::{Event, Oddity, ServiceCall, ServiceCallStatus};
 use crate::record::{Ending, Record};
+use crate::response::CallChange;
 use crate::types::{CallKey, ProviderError, ProviderErrorKind, excerpt};
 use crate::wire::Delta;
 
@@ -50,16 +51,16 @@ impl Turn {
         true
     }
 
-    pub(super) fn handle_changes(&mut self, changes: impl IntoIterator<Item = Change>) {
+    pub(super) fn handle_changes(&mut self, changes: impl IntoIterator<Item = CallChange>) {
         for change in changes {
             match change {
-                Change::Opened(index) => self.handle_opened(index),
-                Change::Sealed(index) => self.handle_sealed(index),
-                Change::Disturbed(index) => self.handle_disturbed(index),
-                Change::ServiceOpened(at) => {
+                CallChange::Opened(index) => self.handle_opened(index),
+                CallChange::Sealed(index) => self.handle_sealed(index),
+                CallChange::Disturbed(index) => self.handle_disturbed(index),
+                CallChange::ServiceOpened(at) => {
                     self.show_service_call(at, ServiceCallStatus::Running);
                 }
-                Change::ServiceSealed(at) => {
+                CallChange::ServiceSealed(at) => {
                     self.show_service_call(at, ServiceCallStatus::Finished);
                 }
             }
@@ -182,12 +183,12 @@ impl Turn {
             self.discard(index);
         }
         if let Some(call) = self.calls.get_mut(index) {
-            call.unfit = Some(texts::malformed());
+            call.unfit = Some(model_messages::malformed());
             // What it is answered is its own.
             call.notes.duplicate_of = None;
             call.notes.reused = false;
         }
-        self.end_call(index, texts::malformed());
+        self.end_call(index, model_messages::malformed());
         self.readmit_duplicates_of(key);
     }
 
@@ -195,7 +196,7 @@ impl Turn {
     fn record_ended_again(&mut self, index: usize) {
         let Some(call) = self.calls.get(index) else { return };
         if let Some(result) = call.result(self.spec.began) {
-            let record = super::progress::ended(&result, call.early, true);
+            let record = super::step::ended(&result, call.early, true);
             self.record(record);
         }
     }

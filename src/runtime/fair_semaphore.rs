@@ -1,4 +1,4 @@
-//! Places of which there are only so many in the whole host, and whose turn it is.
+//! FairSemaphore of which there are only so many in the whole host, and whose turn it is.
 //!
 //! While all are taken, whoever asks waits: the sessions take turns, and those of one session come
 //! in the order in which they asked. So a session of which many wait does not hold up another's
@@ -13,18 +13,18 @@ use parking_lot::Mutex;
 use ractor::ActorId;
 
 use super::gauge::{Gauge, Held};
-use crate::turn::Place;
+use crate::turn::PermitReply;
 
 /// So many places of one kind.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(super) struct FairSemaphore {
     max: NonZeroU32,
     /// Held for short sections, never over an await, and not while anybody is told.
     queue: Mutex<Queue>,
     waiting: Gauge,
 }
 
-impl Places {
+impl FairSemaphore {
     /// Nobody has one yet; `waiting` counts who waits.
     pub(super) fn new(max: NonZeroU32, waiting: Gauge) -> Arc<Self> {
         Arc::new(Self { max, queue: Mutex::default(), waiting })
@@ -36,16 +36,16 @@ impl Places {
         self: &Arc<Self>,
         session: ActorId,
         granted: impl FnOnce() + Send + 'static,
-    ) -> (Place, Reservation) {
+    ) -> (PermitReply, Reservation) {
         let mut queue = self.queue.lock();
         let number = queue.next_number();
         let place = if queue.taken < self.max.get() {
             queue.taken += 1;
-            Place::Granted
+            PermitReply::Granted
         } else {
             let waiting = Waiting { granted: Box::new(granted), _held: self.waiting.hold() };
             queue.enter(session, number, waiting);
-            Place::Waiting
+            PermitReply::Waiting
         };
         (place, Reservation { places: Arc::clone(self), session, number })
     }
@@ -54,7 +54,7 @@ impl Places {
 /// A place, or a place in the line. Dropped, it is given up.
 #[derive(Debug)]
 pub(super) struct Reservation {
-    places: Arc<Places>,
+    places: Arc<FairSemaphore>,
     session: ActorId,
     number: u64,
 }
@@ -156,13 +156,13 @@ mod tests {
 
     use super::*;
 
-    fn places(max: u32) -> Arc<Places> {
-        Places::new(NonZeroU32::new(max).unwrap(), Gauge::default())
+    fn places(max: u32) -> Arc<FairSemaphore> {
+        FairSemaphore::new(NonZeroU32::new(max).unwrap(), Gauge::default())
     }
 
     /// Calls by name, and in which order they were granted their places.
     struct Calls {
-        places: Arc<Places>,
+        places: Arc<FairSemaphore>,
         granted: Arc<Mutex<Vec<&'static str>>>,
         held: HashMap<&'static str, Reservation>,
     }
@@ -179,7 +179,7 @@ mod tests {
                 let session = ActorId::Local(u64::from(call.as_bytes()[0]));
                 let (place, reservation) =
                     self.places.reserve(session, move || granted.lock().push(call));
-                if place == Place::Granted {
+                if place == PermitReply::Granted {
                     self.granted.lock().push(call);
                 }
                 self.held.insert(call, reservation);
@@ -263,9 +263,9 @@ mod tests {
                         let (place, reservation) =
                             places.reserve(session, move || tell.send(()).unwrap_or(()));
                         // Some go before their turn has come.
-                        if place == Place::Waiting && round % 3 > 0 {
+                        if place == PermitReply::Waiting && round % 3 > 0 {
                             told.recv_timeout(Duration::from_secs(20)).unwrap();
-                        } else if place == Place::Waiting {
+                        } else if place == PermitReply::Waiting {
                             continue;
                         }
                         use std::sync::atomic::Ordering::SeqCst;
@@ -330,7 +330,7 @@ mod tests {
                     let order = Arc::clone(&granted);
                     let tell = move || order.lock().push(call);
                     let (place, own) = places.reserve(ActorId::Local(session), tell);
-                    if place == Place::Granted {
+                    if place == PermitReply::Granted {
                         granted.lock().push(call);
                     }
                     held.push((call, own));

@@ -4,7 +4,7 @@ use crate::types::CALLS_MAX;
 
 /// How much one response may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct AccumulatorLimits {
+pub struct ResponseLimits {
     /// Bytes of one call's arguments; more is not kept.
     pub arguments_bytes_max: usize,
     /// Calls that are kept at all; more are only counted.
@@ -13,15 +13,15 @@ pub struct AccumulatorLimits {
     pub text_bytes_max: usize,
 }
 
-impl Default for AccumulatorLimits {
+impl Default for ResponseLimits {
     fn default() -> Self {
         Self { arguments_bytes_max: 1 << 20, calls_max: CALLS_MAX, text_bytes_max: 16 << 20 }
     }
 }
 
-/// What a delta did to the calls; the numbers are indexes into [`Accumulator::calls`](super::Accumulator::calls).
+/// What a delta did to the calls; the numbers are indexes into [`ResponseAssembler::calls`](super::ResponseAssembler::calls).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Change {
+pub enum CallChange {
     /// A call with a name was opened.
     Opened(usize),
     /// A call's arguments are whole.
@@ -29,11 +29,11 @@ pub enum Change {
     /// More bytes came for a call that was sealed already.
     Disturbed(usize),
     /// A call that the service runs itself was opened: an index into
-    /// [`Accumulator::service_calls`](super::Accumulator::service_calls).
+    /// [`ResponseAssembler::service_calls`](super::ResponseAssembler::service_calls).
     ServiceOpened(usize),
     /// All of such a call has come.
     ServiceSealed(usize),
 }
 
-/// Changes in the order in which they happened; mostly none, which allocates nothing.
-pub type Changes = Vec<Change>;
+/// CallChanges in the order in which they happened; mostly none, which allocates nothing.
+pub type CallChanges = Vec<CallChange>;

@@ -10,7 +10,7 @@ const PARTS_MAX: usize = 4096;
 
 /// The parts of one response, as far as it has come.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Parts {
+pub(super) struct ContentParts {
     parts: Vec<Part>,
     /// Whether the service wants anything back.
     wanted: bool,
@@ -22,7 +22,7 @@ pub(super) struct Parts {
     given_up: bool,
 }
 
-impl Parts {
+impl ContentParts {
     /// What the service wants back, in order; empty where it wants nothing.
     pub(super) fn wanted(&self) -> &[Part] {
         if self.wanted && !self.given_up { &self.parts } else { &[] }
@@ -135,13 +135,13 @@ mod tests {
         Keep::Reasoning { members: members.map(Into::into) }
     }
 
-    fn keep(parts: &mut Parts, keep: &Keep) {
+    fn keep(parts: &mut ContentParts, keep: &Keep) {
         assert!(parts.keep(keep, |index| usize::try_from(index).ok(), 100));
     }
 
     #[test]
     fn parts_keep_their_order_and_what_belongs_to_them() {
-        let mut parts = Parts::default();
+        let mut parts = ContentParts::default();
         parts.reasoning(2);
         parts.reasoning(1);
         keep(&mut parts, &thought(Some("{1}")));
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn where_nothing_is_wanted_back_there_are_no_parts() {
-        let mut parts = Parts::default();
+        let mut parts = ContentParts::default();
         parts.text(4);
         keep(&mut parts, &text(None));
         parts.call(0);
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn what_is_kept_has_a_limit() {
-        let mut parts = Parts::default();
+        let mut parts = ContentParts::default();
         let long = Keep::Part("x".repeat(60).into());
         keep(&mut parts, &long);
         assert!(!parts.keep(&long, |_| None, 100));

@@ -1,16 +1,27 @@
 //! How a response ended: the one place that reads its finish.
 
-use super::accumulator::Accumulator;
-use super::arguments::{Arguments, understand};
-use super::effect::ResponseEnd;
 use crate::record::Ending;
+use crate::response::ResponseAssembler;
+use crate::response::{Arguments, understand};
 use crate::types::{FinishKind, ProviderError, ProviderErrorKind};
+
+/// How an exchange with the model ended, as its reader saw it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum ResponseEnd {
+    /// The body ended. [`Turn`](crate::turn::Turn) decides whether that was a good end.
+    Closed,
+    /// The exchange failed: no connection, a status, a broken or stalled stream, unreadable bytes.
+    Failed(ProviderError),
+}
 
 /// Judges a response that is over.
 ///
 /// # Errors
 /// It broke: why, as the next attempt is told.
-pub(super) fn judge(response: &Accumulator, end: ResponseEnd) -> Result<Ending, ProviderError> {
+pub(crate) fn judge(
+    response: &ResponseAssembler,
+    end: ResponseEnd,
+) -> Result<Ending, ProviderError> {
     // What breaks after the finish reason cannot have taken anything away.
     if let (ResponseEnd::Failed(error), None) = (end, response.finish()) {
         return Err(error);
@@ -56,7 +67,7 @@ pub(super) fn judge(response: &Accumulator, end: ResponseEnd) -> Result<Ending, 
 
 /// Whether a response that was read to its end ended well.
 #[must_use]
-pub fn ended_well(response: &Accumulator) -> bool {
+pub fn ended_well(response: &ResponseAssembler) -> bool {
     judge(response, ResponseEnd::Closed) == Ok(Ending::Well)
 }
 
@@ -64,19 +75,19 @@ fn malformed(message: &str) -> ProviderError {
     ProviderError::new(ProviderErrorKind::Malformed, message)
 }
 
-fn has_nameless_calls(response: &Accumulator) -> bool {
+fn has_nameless_calls(response: &ResponseAssembler) -> bool {
     response.problems().iter().any(|problem| problem.code == "call_without_name")
 }
 
-fn all_whole(response: &Accumulator) -> bool {
+fn all_whole(response: &ResponseAssembler) -> bool {
     response.calls().iter().all(|call| matches!(understand(&call.raw), Arguments::Object { .. }))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::turn::AccumulatorLimits;
-    use crate::turn::fixtures::{call, finish, text};
+    use crate::response::ResponseLimits;
+    use crate::response::fixtures::{call, finish, text};
     use crate::wire::{Delta, Keep};
 
     #[test]
@@ -104,7 +115,7 @@ mod tests {
             (vec![Delta::Done], None),
             (vec![], None),
         ] {
-            let mut response = Accumulator::new(AccumulatorLimits::default());
+            let mut response = ResponseAssembler::new(ResponseLimits::default());
             deltas.iter().for_each(|delta| drop(response.push(delta)));
             assert_eq!(judge(&response, ResponseEnd::Closed).ok(), ending, "{deltas:?}");
         }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Accumulator, AccumulatorLimits, Bucket, ended_well, understand};
+use super::{PartialCall, ResponseAssembler, ResponseLimits, ended_well, understand};
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 use crate::wire::{CallKind, Decoder, DecoderLimits, Delta, Framing, Problem, Wire};
 
@@ -13,9 +13,9 @@ use crate::wire::{CallKind, Decoder, DecoderLimits, Delta, Framing, Problem, Wir
 pub fn decode_body(
     wire: Wire,
     framing: Framing,
-    limits: (DecoderLimits, AccumulatorLimits),
+    limits: (DecoderLimits, ResponseLimits),
     body: &[u8],
-) -> Accumulator {
+) -> ResponseAssembler {
     let mut decoder = Decoder::new(wire, framing, limits.0);
     let mut deltas = Vec::new();
     let result = decoder.push(body, &mut deltas).and_then(|()| decoder.finish(&mut deltas));
@@ -25,7 +25,7 @@ pub fn decode_body(
         let detail = excerpt(&String::from_utf8_lossy(body), 200);
         deltas.push(Delta::Problem(Problem { code: "nothing_decoded", detail }));
     }
-    let mut response = Accumulator::new(limits.1);
+    let mut response = ResponseAssembler::new(limits.1);
     for delta in &deltas {
         response.push(delta);
     }
@@ -39,8 +39,9 @@ pub fn decode_body(
 
 /// Describes a response as one JSON object, in the form of `callsheet decode`.
 #[must_use]
-pub fn describe(response: &Accumulator) -> Value {
-    let mut calls: Vec<&Bucket> = response.calls().iter().chain(response.service_calls()).collect();
+pub fn describe(response: &ResponseAssembler) -> Value {
+    let mut calls: Vec<&PartialCall> =
+        response.calls().iter().chain(response.service_calls()).collect();
     calls.sort_by_key(|call| call.arrival);
     let calls: Vec<Value> =
         (0_u64..).zip(calls).map(|(place, call)| describe_call(place, call)).collect();
@@ -57,7 +58,7 @@ pub fn describe(response: &Accumulator) -> Value {
     })
 }
 
-fn describe_call(place: u64, call: &Bucket) -> Value {
+fn describe_call(place: u64, call: &PartialCall) -> Value {
     let arguments = understand(&call.raw);
     let object = arguments.object().filter(|_| !call.oversize);
     // Free text is whole in any form.
@@ -89,7 +90,7 @@ mod tests {
     use super::*;
 
     fn decode(framing: Framing, body: &str) -> Value {
-        let limits = (DecoderLimits::default(), AccumulatorLimits::default());
+        let limits = (DecoderLimits::default(), ResponseLimits::default());
         describe(&decode_body(Wire::OpenaiChat, framing, limits, body.as_bytes()))
     }
 
@@ -180,7 +181,7 @@ mod tests {
     #[test]
     fn a_file_of_another_kind_is_odd() {
         let decode = |body: &str| {
-            let limits = (DecoderLimits::default(), AccumulatorLimits::default());
+            let limits = (DecoderLimits::default(), ResponseLimits::default());
             let said =
                 describe(&decode_body(Wire::OpenaiChat, Framing::Sse, limits, body.as_bytes()));
             said["problems"].clone()
@@ -195,7 +196,7 @@ mod tests {
     fn limits_are_errors_of_the_response() {
         let limits = (
             DecoderLimits { event_bytes_max: 100, body_bytes_max: 100 },
-            AccumulatorLimits::default(),
+            ResponseLimits::default(),
         );
         for framing in [Framing::Sse, Framing::JsonLines, Framing::Json, Framing::JsonArray] {
             let body = format!("data: {}", "a".repeat(1000));
@@ -267,7 +268,7 @@ mod tests {
             cuts.sort_unstable();
             let limits = DecoderLimits::default();
             let mut decoder = Decoder::new(Wire::OpenaiChat, Framing::Sse, limits);
-            let mut response = Accumulator::new(AccumulatorLimits::default());
+            let mut response = ResponseAssembler::new(ResponseLimits::default());
             let mut deltas = Vec::new();
             for cut in cuts.windows(2) {
                 decoder.push(&body.as_bytes()[cut[0]..cut[1]], &mut deltas).unwrap();
@@ -288,7 +289,7 @@ mod tests {
 
         #[test]
         fn no_bytes_panic(body in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let limits = (DecoderLimits::default(), AccumulatorLimits::default());
+            let limits = (DecoderLimits::default(), ResponseLimits::default());
             for framing in [Framing::Sse, Framing::JsonLines, Framing::Json, Framing::JsonArray] {
                 let found = describe(&decode_body(Wire::OpenaiChat, framing, limits, &body));
                 prop_assert_eq!(found["tool_calls"].as_array().map(Vec::len), Some(0));

@@ -1,0 +1,23 @@
+//! Deltas for the tests of the machines.
+
+use crate::types::{FinishKind, FinishReason};
+use crate::wire::{CallPiece, Delta};
+
+/// A whole call in one piece.
+pub(crate) fn call(index: u64, name: &str, arguments: &str) -> Delta {
+    Delta::Call(CallPiece {
+        index: Some(index),
+        id: Some(format!("id{index}")),
+        name: Some(name.to_owned()),
+        arguments: Some(arguments.to_owned()),
+        ..CallPiece::default()
+    })
+}
+
+pub(crate) fn text(text: &str) -> Delta {
+    Delta::Text(text.to_owned())
+}
+
+pub(crate) fn finish(kind: FinishKind) -> Delta {
+    Delta::Finish(FinishReason { kind, raw: format!("{kind:?}").into() })
+}
