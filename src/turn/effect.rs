@@ -14,7 +14,7 @@ pub use crate::record::{CancelReason, TurnEnd};
 
 use crate::tool::ToolSpec;
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, Judgement, Origin, ToolCall,
+    ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, Judgement, ModelOrigin, ToolCall,
     ToolOutcome, ToolResult, Usage, VariablesUse, Verdict,
 };
 
@@ -131,7 +131,7 @@ pub struct TurnRules {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ModelPlan {
     /// Its wire, and its name at its service.
-    pub origin: Arc<Origin>,
+    pub origin: Arc<ModelOrigin>,
     /// Whether to ask for streamed answers.
     pub streamed: bool,
     /// How many attempts a turn has with it.
