@@ -25,7 +25,7 @@ use callsheet::message::{Message, ResponseMessage};
 use callsheet::response::{ParsedArguments, ResponseAssembler, ResponseLimits, parse_arguments};
 use callsheet::runtime::model::{ModelClient, ModelRequest};
 use callsheet::runtime::{Host, HostSetup, OpenSession};
-use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{CallKey, Execution, RunEnd, ToolCall};
 use callsheet::wire::ToolDefinition;
 use criterion::{Criterion, SamplingMode};
@@ -95,8 +95,8 @@ async fn provider(calls: u32) -> String {
         .await
 }
 
-fn registry() -> Registry {
-    let mut registry = Registry::new();
+fn registry() -> ToolRegistry {
+    let mut registry = ToolRegistry::new();
     registry.register(WorkTool).unwrap();
     registry
 }
