@@ -9,7 +9,7 @@ use super::body::JsonBody;
 use super::error::ApiError;
 use super::sessions::PathSession;
 use crate::runtime::HostError;
-use crate::turn::{ApprovalError, ApprovalDecision};
+use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{ApprovalPhase, CallKey, Judgement, Verdict};
 
 /// Characters of what is said with a decision; the model reads it after a rejection.
