@@ -8,7 +8,7 @@
 
 use std::path::PathBuf;
 
-use callsheet::response::{ResponseAssembler, ResponseLimits, describe, ended_well};
+use callsheet::response::{ResponseAssembler, ResponseLimits, describe_response, ended_well};
 use callsheet::wire::{Decoder, DecoderLimits, Framing, PayloadTemplates, Wire};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -93,7 +93,7 @@ fn decode<'a>(
     state.finish()
 }
 
-/// What a recording should decode to, in the words of `describe`.
+/// What a recording should decode to, in the words of `describe_response`.
 ///
 /// Two things are written otherwise here than in the manifest, on purpose. A call without an
 /// index is shown with its place in the order of arrival. And arguments that say nothing (empty,
@@ -139,7 +139,7 @@ fn found_calls(found: &Value, expected: &[Value]) -> Vec<Value> {
 #[track_caller]
 fn compare(recording: &Recording, response: &ResponseAssembler, how: &str) {
     let Recording { file, expected, .. } = recording;
-    let found = describe(response);
+    let found = describe_response(response);
     for key in ["text", "reasoning", "refusal"] {
         let text = found[key].as_str().unwrap();
         let chars = expected[format!("{key}_len")].as_u64().unwrap_or(0);

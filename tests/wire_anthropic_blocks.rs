@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 
-use callsheet::response::{ResponseAssembler, ResponseLimits, decode_body, describe};
+use callsheet::response::{ResponseAssembler, ResponseLimits, decode_body, describe_response};
 use callsheet::types::{MessagePart, Wire};
 use callsheet::wire::{CallKind, DecoderLimits, Framing};
 use serde_json::{Value, json};
@@ -44,7 +44,7 @@ fn of(payloads: &[String]) -> ResponseAssembler {
 /// Index, id, name, raw arguments and completeness of each call.
 #[track_caller]
 fn check_calls(payloads: &[String], expected: Value) {
-    let said = describe(&of(payloads));
+    let said = describe_response(&of(payloads));
     let calls = said["tool_calls"].as_array().unwrap().iter();
     let found: Vec<_> = calls
         .map(|c| json!([c["index"], c["id"], c["name"], c["arguments_raw"], c["complete"]]))
@@ -258,11 +258,11 @@ fn a_plain_body_gives_the_same_as_its_stream() {
     }
     streamed.push(finish("tool_use"));
     streamed.push(r#"{"type":"message_delta","usage":{"output_tokens":2}}"#.to_owned());
-    assert_eq!(describe(&whole), describe(&of(&streamed)));
+    assert_eq!(describe_response(&whole), describe_response(&of(&streamed)));
     assert_eq!(whole.parts(), of(&streamed).parts());
     let in_opening = format!(r#"{{"type":"message_start","message":{body}}}"#);
     let from_opening = response(&[&in_opening, END]);
-    assert_eq!(describe(&whole), describe(&from_opening));
+    assert_eq!(describe_response(&whole), describe_response(&from_opening));
     assert_eq!(response(&[r#"{"content":"hi","stop_reason":"end_turn"}"#]).text(), "hi");
 }
 

@@ -1,6 +1,6 @@
 //! The deltas of one response, put together.
 
-use super::calls::Calls;
+use super::call_assembler::CallAssembler;
 use super::change::{CallChange, CallChanges, ResponseLimits};
 use super::content_parts::ContentParts;
 use super::partial_call::PartialCall;
@@ -11,9 +11,9 @@ use crate::wire::{CallDelta, CallKind, Delta, Problem};
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ResponseAssembler {
     limits: ResponseLimits,
-    calls: Calls,
+    calls: CallAssembler,
     /// Calls that the service runs itself.
-    service_calls: Calls,
+    service_calls: CallAssembler,
     parts: ContentParts,
     text: String,
     reasoning: String,
@@ -37,8 +37,8 @@ impl ResponseAssembler {
     pub fn new(limits: ResponseLimits) -> Self {
         Self {
             limits,
-            calls: Calls::default(),
-            service_calls: Calls::default(),
+            calls: CallAssembler::default(),
+            service_calls: CallAssembler::default(),
             parts: ContentParts::default(),
             text: String::new(),
             reasoning: String::new(),
@@ -253,7 +253,8 @@ impl ResponseAssembler {
 
     /// One index is one call's at a time, so the newest of ours and of the service's is meant.
     fn seal(&mut self, index: u64, arguments: Option<&str>, changes: &mut CallChanges) {
-        let arrival = |calls: &Calls, at: usize| calls.kept().get(at).map(|call| call.arrival);
+        let arrival =
+            |calls: &CallAssembler, at: usize| calls.kept().get(at).map(|call| call.arrival);
         let ours = self.calls.at_index(index);
         let theirs = self.service_calls.at_index(index);
         let newest_is_ours = ours.and_then(|at| arrival(&self.calls, at))
@@ -287,9 +288,9 @@ fn of_service<T>(changes: &mut CallChanges, change: impl FnOnce(&mut CallChanges
     changes.extend(found.into_iter().filter_map(|change| match change {
         CallChange::Opened(at) => Some(CallChange::ServiceOpened(at)),
         CallChange::Sealed(at) => Some(CallChange::ServiceSealed(at)),
-        CallChange::Disturbed(_) | CallChange::ServiceOpened(_) | CallChange::ServiceSealed(_) => {
-            None
-        }
+        CallChange::ChangedAfterSeal(_)
+        | CallChange::ServiceOpened(_)
+        | CallChange::ServiceSealed(_) => None,
     }));
     done
 }

@@ -20,7 +20,7 @@ pub struct PartialCall {
     /// The arguments are whole.
     pub sealed: bool,
     /// Bytes came after the seal, so the call is malformed.
-    pub disturbed: bool,
+    pub changed_after_seal: bool,
     /// The arguments are longer than is allowed, and `raw` is only their beginning.
     pub oversize: bool,
     /// How many calls of any kind were opened before it.
@@ -28,7 +28,7 @@ pub struct PartialCall {
     /// The wire itself says where it ends.
     pub(super) has_own_seal: bool,
     /// How far `raw` has been looked at for its end. Looked at only when it matters.
-    outline: Outline,
+    end_scanner: JsonEndScanner,
 }
 
 impl PartialCall {
@@ -41,11 +41,11 @@ impl PartialCall {
             raw: String::new(),
             kind: piece.kind,
             sealed: false,
-            disturbed: false,
+            changed_after_seal: false,
             oversize: false,
             arrival,
             has_own_seal: piece.begins,
-            outline: Outline::default(),
+            end_scanner: JsonEndScanner::default(),
         }
     }
 
@@ -118,8 +118,8 @@ impl PartialCall {
     }
 
     fn is_closed(&mut self) -> bool {
-        self.outline.follow(&self.raw);
-        self.outline.is_closed()
+        self.end_scanner.follow(&self.raw);
+        self.end_scanner.is_closed()
     }
 }
 
@@ -130,7 +130,7 @@ fn begins_value(piece: &CallDelta) -> bool {
 /// Where brackets and quotes stand in JSON text, so that its end is found without parsing it
 /// again for every piece.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Outline {
+struct JsonEndScanner {
     seen: usize,
     depth: usize,
     begun: bool,
@@ -138,7 +138,7 @@ struct Outline {
     escaped: bool,
 }
 
-impl Outline {
+impl JsonEndScanner {
     fn follow(&mut self, text: &str) {
         for byte in text.as_bytes().iter().skip(self.seen) {
             match byte {
@@ -182,10 +182,10 @@ mod tests {
             (r#""{}"#, false),
         ] {
             for cut in 0..=text.len() {
-                let mut outline = Outline::default();
-                outline.follow(&text[..cut]);
-                outline.follow(text);
-                assert_eq!(outline.is_closed(), closed, "{text} cut at {cut}");
+                let mut end_scanner = JsonEndScanner::default();
+                end_scanner.follow(&text[..cut]);
+                end_scanner.follow(text);
+                assert_eq!(end_scanner.is_closed(), closed, "{text} cut at {cut}");
             }
         }
     }

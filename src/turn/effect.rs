@@ -28,15 +28,15 @@ pub enum Effect {
     /// Drop the exchange that is open, the wait before it included.
     Disconnect,
     /// Ask the host for a place of the call's tool, which has a cap, and answer by
-    /// [`handle_place`](super::Turn::handle_place).
-    Reserve {
+    /// [`handle_tool_permit`](super::Turn::handle_tool_permit).
+    RequestToolPermit {
         /// Which call.
         key: CallKey,
         /// Its tool.
         tool: Arc<str>,
     },
     /// The call that asked for a place will not start: it waits no more, or gives the place back.
-    GiveUp(CallKey),
+    ReleaseToolPermit(CallKey),
     /// Hand the call to its tool, with what it may see of the variables, and with its place if it
     /// has asked for one.
     Start(ToolCall, Variables),
@@ -72,7 +72,7 @@ pub enum PermitReply {
 
 /// What a supervisor reports of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ToolDone {
+pub struct ToolCompletion {
     /// What became of it.
     pub outcome: ToolOutcome,
     /// What it did with the session's variables.
@@ -81,7 +81,7 @@ pub struct ToolDone {
 
 /// What somebody decides about a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Decision {
+pub struct ApprovalDecision {
     /// What was asked; none: whatever is asked at present.
     pub phase: Option<ApprovalPhase>,
     /// The verdict, and what is said with it.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use crate::message::ResponseMessage;
-use crate::response::{PartialCall, ResponseAssembler, ResponseLimits, understand};
+use crate::response::{PartialCall, ResponseAssembler, ResponseLimits, parse_arguments};
 use crate::types::{
     CallKey, FinishReason, MessagePart, ModelOrigin, ProviderError, ProviderErrorKind, ToolCall,
     Usage,
@@ -104,7 +104,7 @@ impl RequestedCall {
         Self {
             id: bucket.provider_id.as_deref().map(str::to_owned),
             name: bucket.name.to_string(),
-            arguments: understand(&bucket.raw).object().cloned(),
+            arguments: parse_arguments(&bucket.raw).object().cloned(),
             arguments_raw: bucket.raw.clone(),
         }
     }

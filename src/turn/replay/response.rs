@@ -218,7 +218,12 @@ pub(super) fn more(index: u32, arguments: String) -> Delta {
 }
 
 /// Every call of a response that was whole before it ended, and then said more.
-pub(super) fn disturbed(tape: &Tape<'_>, from: usize, turn: u32, attempt: u32) -> BTreeSet<u32> {
+pub(super) fn changed_after_seal(
+    tape: &Tape<'_>,
+    from: usize,
+    turn: u32,
+    attempt: u32,
+) -> BTreeSet<u32> {
     let changed = tape.of_turn(from).filter_map(|(_, record)| {
         let Record::CallEnded { call, notes, .. } = record else { return None };
         let is_of_it = (call.key.turn, call.key.attempt) == (turn, attempt);

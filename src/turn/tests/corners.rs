@@ -229,12 +229,12 @@ fn a_question_about_a_call_that_is_void_is_asked_again_in_the_next_attempt() {
     let mut driver = Driver::with(rules);
     let response = vec![call(0, "asks", "{}"), call(1, "pure", "{}")];
     driver.turn.handle_deltas(driver.now, response);
-    assert_eq!(driver.turn.questions().count(), 1);
+    assert_eq!(driver.turn.pending_approvals().count(), 1);
     driver.broken();
     let told = |event: &Event| matches!(event, Event::ApprovalAsked { .. });
-    assert_eq!((driver.count(told), driver.turn.questions().count()), (1, 0));
+    assert_eq!((driver.count(told), driver.turn.pending_approvals().count()), (1, 0));
     driver.deltas([call(0, "asks", "{}"), call(1, "pure", "{}")]);
-    assert_eq!((driver.count(told), driver.turn.questions().count()), (2, 1));
+    assert_eq!((driver.count(told), driver.turn.pending_approvals().count()), (2, 1));
 }
 
 /// A turn that goes on from its records, a second later.
