@@ -27,7 +27,7 @@ use callsheet::journal::{
 };
 use callsheet::load::cpu_time;
 use callsheet::runtime::{Host, HostSetup, OpenSession, SessionHandle};
-use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{Execution, RunEnd};
 use futures::future::join_all;
 use provider::{end, event, serve, stream};
@@ -139,7 +139,7 @@ impl World {
         let agent = config.agents.get_mut("default").unwrap();
         agent.tools = vec![ToolPattern::new("*")];
         agent.execution = Execution::Sequential;
-        let mut tools = Registry::new();
+        let mut tools = ToolRegistry::new();
         tools.register(WorkTool { is_pure: pure }).unwrap();
         let counter = Arc::new(Counter::default());
         let dir = kept.map(|_| BenchDir::new(&format!("{name}-{pure}")));

@@ -23,7 +23,7 @@ use async_trait::async_trait;
 use axum::body::{Body, Bytes};
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
 use callsheet::runtime::{Host, HostSetup, OpenSession};
-use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{Execution, RunEnd};
 use futures::stream;
 use parking_lot::Mutex;
@@ -205,7 +205,7 @@ async fn host(base_url: &str, mode: Mode, execution: Execution, marks: &Marks) -
     agent.tools = vec![ToolPattern::new("*")];
     agent.execution = execution;
     agent.early_start = mode.early;
-    let mut tools = Registry::new();
+    let mut tools = ToolRegistry::new();
     tools.register(WorkTool(marks.clone())).unwrap();
     Host::start(HostSetup { config, tools }).await.unwrap()
 }

@@ -31,7 +31,7 @@ use callsheet::load::cpu_time;
 use callsheet::message::Message;
 use callsheet::runtime::model::{ModelClient, ModelRequest};
 use callsheet::runtime::{Host, HostSetup, OpenSession};
-use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{RunEnd, Wire};
 use callsheet::wire::ToolDefinition;
 use chat::{end, event};
@@ -119,7 +119,7 @@ async fn host(model: ModelConfig, marks: &Marks) -> Host {
     agent.tools = vec![ToolPattern::new("*")];
     agent.limits.max_turns = None;
     agent.limits.repeat_limit = None;
-    let mut tools = Registry::new();
+    let mut tools = ToolRegistry::new();
     tools.register(WorkTool(marks.clone())).unwrap();
     Host::start(HostSetup { config, tools }).await.unwrap()
 }

@@ -19,7 +19,7 @@ use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern
 use callsheet::event::Event;
 use callsheet::runtime::{Host, HostSetup, OpenSession};
 use callsheet::telemetry::{Delivery, Metrics, Telemetry};
-use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::RunEnd;
 use futures::StreamExt as _;
 use provider::{end, event, serve, stream};
@@ -94,7 +94,7 @@ async fn host(base_url: &str) -> Host {
     config.journal.engine = JournalEngine::Memory;
     config.use_model("bench", ModelConfig::new(BaseUrl::parse(base_url).unwrap(), "m"));
     config.agents.get_mut("default").unwrap().tools = vec![ToolPattern::new("*")];
-    let mut tools = Registry::new();
+    let mut tools = ToolRegistry::new();
     tools.register(WorkTool).unwrap();
     Host::start(HostSetup { config, tools }).await.unwrap()
 }

@@ -25,7 +25,7 @@ use callsheet::load::memory;
 use callsheet::record::{Record, Seq};
 use callsheet::rehearsal::{Rehearsal, RehearsalOptions, Response, Script};
 use callsheet::runtime::{Host, HostSetup, OpenSession, SessionQuery};
-use callsheet::tool::Registry;
+use callsheet::tool::ToolRegistry;
 use callsheet::types::{Content, Execution, RunEnd, RunId, SessionId};
 use futures::StreamExt;
 use futures::future::join_all;
@@ -100,7 +100,7 @@ async fn host(model: &Rehearsal, dir: &Path) -> Host {
     config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
     config.host.data_dir = dir.to_owned();
     config.host.idle_after = Some(IDLE);
-    Host::start(HostSetup { config, tools: Registry::new() }).await.unwrap()
+    Host::start(HostSetup { config, tools: ToolRegistry::new() }).await.unwrap()
 }
 
 fn id(at: usize) -> SessionId {

@@ -31,7 +31,7 @@ use callsheet::response::{ResponseAssembler, ResponseLimits};
 use callsheet::runtime::model::{ModelClient, ModelRequest};
 use callsheet::runtime::{Host, HostSetup, OpenSession, SessionHandle};
 use callsheet::telemetry::Delivery;
-use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::RunEnd;
 use futures::StreamExt as _;
 use futures::future::join_all;
@@ -141,7 +141,7 @@ async fn host(model: ModelConfig, marks: &Marks) -> Host {
     config.use_model("bench", model);
     let agent = config.agents.get_mut("default").unwrap();
     agent.tools = vec![ToolPattern::new("*")];
-    let mut tools = Registry::new();
+    let mut tools = ToolRegistry::new();
     tools.register(WaitTool(marks.clone())).unwrap();
     Host::start(HostSetup { config, tools }).await.unwrap()
 }

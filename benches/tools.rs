@@ -21,7 +21,7 @@ use async_trait::async_trait;
 use axum::body::Bytes;
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
 use callsheet::runtime::{Host, HostSetup, OpenSession, RunReport};
-use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{Execution, RunEnd};
 use criterion::{Criterion, SamplingMode};
 use provider::{end, event, serve, stream};
@@ -103,7 +103,7 @@ async fn host(base_url: &str, rounds: u64, execution: Execution) -> Host {
     let agent = config.agents.get_mut("default").unwrap();
     agent.tools = vec![ToolPattern::new("*")];
     agent.execution = execution;
-    let mut tools = Registry::new();
+    let mut tools = ToolRegistry::new();
     tools.register(Compute { rounds }).unwrap();
     Host::start(HostSetup { config, tools }).await.unwrap()
 }

@@ -22,10 +22,10 @@ use axum::body::Bytes;
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
 use callsheet::load::{cpu_time, raise_open_files};
 use callsheet::message::{Message, ResponseMessage};
-use callsheet::response::{Arguments, ResponseAssembler, ResponseLimits, understand};
+use callsheet::response::{ParsedArguments, ResponseAssembler, ResponseLimits, parse_arguments};
 use callsheet::runtime::model::{ModelClient, ModelRequest};
 use callsheet::runtime::{Host, HostSetup, OpenSession};
-use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{CallKey, Execution, RunEnd, ToolCall};
 use callsheet::wire::ToolDefinition;
 use criterion::{Criterion, SamplingMode};
@@ -95,8 +95,8 @@ async fn provider(calls: u32) -> String {
         .await
 }
 
-fn registry() -> Registry {
-    let mut registry = Registry::new();
+fn registry() -> ToolRegistry {
+    let mut registry = ToolRegistry::new();
     registry.register(WorkTool).unwrap();
     registry
 }
@@ -181,7 +181,9 @@ async fn bare_run(client: ModelClient, execution: Execution) -> String {
 }
 
 fn call((index, bucket): (u32, &callsheet::response::PartialCall)) -> ToolCall {
-    let Arguments::Object { value, .. } = understand(&bucket.raw) else { panic!("an object") };
+    let ParsedArguments::Object { value, .. } = parse_arguments(&bucket.raw) else {
+        panic!("an object")
+    };
     ToolCall {
         key: CallKey { turn: 1, attempt: 1, index },
         id: bucket.provider_id.clone().unwrap(),

@@ -20,7 +20,7 @@ use callsheet::load::{cpu_time, memory, raise_open_files};
 use callsheet::runtime::{Host, HostSetup, OpenSession, SessionHandle};
 use callsheet::server::{self, ServerOptions};
 use callsheet::telemetry::Delivery;
-use callsheet::tool::Registry;
+use callsheet::tool::ToolRegistry;
 use callsheet::types::RunEnd;
 use futures::StreamExt as _;
 use provider::{end, event, serve, stream};
@@ -68,7 +68,7 @@ async fn host(deltas: usize, pause: Duration) -> Host {
     config.journal.engine = JournalEngine::Memory;
     let base_url = provider(deltas, pause).await;
     config.use_model("bench", ModelConfig::new(BaseUrl::parse(&base_url).unwrap(), "m"));
-    Host::start(HostSetup { config, tools: Registry::new() }).await.unwrap()
+    Host::start(HostSetup { config, tools: ToolRegistry::new() }).await.unwrap()
 }
 
 /// Resident memory in kilobytes.

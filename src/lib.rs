@@ -63,7 +63,7 @@
 //!
 //! A [`message::ResponseMessage`] knows who said it, and keeps the parts which that service wants
 //! back: signatures of thinking, calls that the service ran itself. The model that said it gets all
-//! of it back in its order ([`message::Piece`]); any other gets text and calls, under ids and names
+//! of it back in its order ([`message::RequestPart`]); any other gets text and calls, under ids and names
 //! that its service takes.
 //!
 //! # What watchers see

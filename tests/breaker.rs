@@ -11,7 +11,7 @@ use callsheet::record::StopMode;
 use callsheet::rehearsal::{At, Rehearsal, Response, Script};
 use callsheet::runtime::{BreakerState, ModelStatus, OpenSession, RunReport, SessionHandle};
 use callsheet::server::{self, ServerOptions};
-use callsheet::tool::Registry;
+use callsheet::tool::ToolRegistry;
 use callsheet::types::RunEnd;
 use client::Service;
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ async fn breaking(
     responses: impl IntoIterator<Item = Response>,
     change: impl FnOnce(&mut Config),
 ) -> World {
-    world(Script::of(responses).then_done(), Registry::new(), |config| {
+    world(Script::of(responses).then_done(), ToolRegistry::new(), |config| {
         let model = config.models.get_mut("rehearsal").unwrap();
         model.breaker_failures = Some(failures);
         model.breaker_open_for = open_for;

@@ -8,7 +8,9 @@ use std::path::PathBuf;
 
 use async_trait::async_trait;
 use callsheet::rehearsal::{Response, Script};
-use callsheet::tool::{InputSchema, Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::tool::{
+    InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec,
+};
 use callsheet::types::RunEnd;
 use callsheet::types::Wire;
 use serde_json::{Value, json};
@@ -41,8 +43,8 @@ fn corpus() -> Option<PathBuf> {
     None
 }
 
-fn registry(names: &BTreeSet<String>) -> Registry {
-    let mut registry = Registry::new();
+fn registry(names: &BTreeSet<String>) -> ToolRegistry {
+    let mut registry = ToolRegistry::new();
     for (index, name) in names.iter().enumerate() {
         let schema = InputSchema::parse(json!({"type": "object"})).unwrap();
         let spec = ToolSpec::with_schema(name, "A recorded tool.", schema);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use callsheet::config::Config;
 use callsheet::record::StopMode;
 use callsheet::rehearsal::{At, Call, Finish, Response, Script};
-use callsheet::tool::Registry;
+use callsheet::tool::ToolRegistry;
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::{Value, json};
 use support::tools::{Stage, registry};
@@ -430,7 +430,7 @@ async fn without_multi_tool_calls_only_the_first_is_kept() {
 
 #[tokio::test]
 async fn without_tools_nothing_is_offered() {
-    let world = world(Script::of([Response::text("Hi.")]), Registry::new(), |_| {}).await;
+    let world = world(Script::of([Response::text("Hi.")]), ToolRegistry::new(), |_| {}).await;
     assert_eq!(world.run("go").await.text, "Hi.");
     let body = world.requests()[0].body.clone();
     assert!(body.get("tools").is_none() && body.get("tool_choice").is_none());

@@ -7,7 +7,7 @@ mod support;
 use callsheet::config::{BaseUrl, Config, ModelConfig, StartPolicy, ToolOverride};
 use callsheet::rehearsal::{At, Call, Rehearsal, Response, Script};
 use callsheet::runtime::RunReport;
-use callsheet::tool::Registry;
+use callsheet::tool::ToolRegistry;
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::{Value, json};
 use support::tools::{Stage, registry};
@@ -22,7 +22,7 @@ struct Two {
 async fn two(
     first: impl IntoIterator<Item = Response>,
     second: impl IntoIterator<Item = Response>,
-    tools: Registry,
+    tools: ToolRegistry,
     change: impl FnOnce(&mut Config),
 ) -> Two {
     let backup = Rehearsal::with_script(Script::of(second)).await.expect("a second provider");
@@ -42,7 +42,7 @@ fn model<'c>(config: &'c mut Config, name: &str) -> &'c mut ModelConfig {
     config.models.get_mut(name).expect("a configured model")
 }
 
-fn no_tools() -> Registry {
+fn no_tools() -> ToolRegistry {
     registry(&Stage::new())
 }
 

@@ -10,7 +10,7 @@ use callsheet::context::Variables;
 use callsheet::message::Message;
 use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::RunReport;
-use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::RunEnd;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -50,8 +50,8 @@ impl Tool for Staged {
     }
 }
 
-fn registry(stage: &Stage) -> Registry {
-    let mut registry = Registry::new();
+fn registry(stage: &Stage) -> ToolRegistry {
+    let mut registry = ToolRegistry::new();
     for spec in
         [ToolSpec::new::<Input>("look", "Pure.").pure(), ToolSpec::new::<Input>("act", "Not.")]
     {

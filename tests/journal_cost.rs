@@ -15,7 +15,7 @@ use callsheet::journal::{
 use callsheet::record::{Record, Seq};
 use callsheet::rehearsal::{Call, Rehearsal, Response, Script};
 use callsheet::runtime::{Host, HostSetup, OpenSession};
-use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::{Execution, RunEnd, SessionId};
 use futures::future::join_all;
 use parking_lot::{Condvar, Mutex};
@@ -225,7 +225,7 @@ async fn world(name: &str, is_pure: bool, execution: Execution, script: Vec<Resp
     let agent = config.agents.get_mut("default").unwrap();
     agent.tools = vec![ToolPattern::new("*")];
     agent.execution = execution;
-    let mut tools = Registry::new();
+    let mut tools = ToolRegistry::new();
     tools.register(WorkTool { is_pure }).unwrap();
     let journal = Counted::new(name);
     let shared = Arc::clone(&journal) as Arc<dyn Journal>;

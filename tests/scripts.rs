@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use callsheet::rehearsal::{SCRIPT_NAMES, Script};
-use callsheet::tool::{InputSchema, Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::tool::{
+    InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec,
+};
 use callsheet::types::RunEnd;
 use parking_lot::Mutex;
 use serde_json::json;
@@ -33,7 +35,7 @@ impl Tool for Noted {
 async fn check(name: &str, ran: &[&str], told: &[&str]) {
     for max in [1, 4] {
         let notes = Arc::new(Mutex::new(Vec::new()));
-        let mut registry = Registry::new();
+        let mut registry = ToolRegistry::new();
         for tool in ["get_weather", "get_news", "get_time"] {
             registry.register(Noted(tool, Arc::clone(&notes))).expect("a tool");
         }

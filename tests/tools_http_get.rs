@@ -15,7 +15,7 @@ use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Redirect};
 use axum::routing::get;
 use callsheet::config::ToolEffect;
-use callsheet::tool::{HttpGet, HttpGetOptions, Lookup, Tool, ToolContext};
+use callsheet::tool::{DnsLookup, HttpGet, HttpGetOptions, Tool, ToolContext};
 use callsheet::types::CallKey;
 use futures::{StreamExt, stream};
 use tokio::net::TcpListener;
@@ -71,7 +71,7 @@ fn options(allow: &[&str]) -> HttpGetOptions {
 }
 
 /// A lookup that finds the same addresses for each name.
-fn found(addresses: &[&str]) -> Lookup {
+fn found(addresses: &[&str]) -> DnsLookup {
     let found: Vec<IpAddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
     Arc::new(move |_| Box::pin(std::future::ready(Ok(found.clone()))))
 }
@@ -138,7 +138,7 @@ async fn names_are_checked_at_the_address_they_lead_to() {
     for addresses in
         [&["127.0.0.1"][..], &["::ffff:127.0.0.1"], &["127.0.0.1", "::1", "169.254.169.254"]]
     {
-        let tool = HttpGet::with_lookup(options(&[]), found(addresses)).unwrap();
+        let tool = HttpGet::with_dns_lookup(options(&[]), found(addresses)).unwrap();
         let error = run(&tool, &url).await.unwrap_err();
         assert_eq!(
             error,
@@ -153,7 +153,7 @@ async fn a_rule_for_a_name_counts_for_that_name_and_port() {
     let server = Server::hello().await;
     let port = server.address.port();
     let rule = format!("intranet.example:{port}");
-    let tool = HttpGet::with_lookup(options(&[&rule]), found(&["127.0.0.1"])).unwrap();
+    let tool = HttpGet::with_dns_lookup(options(&[&rule]), found(&["127.0.0.1"])).unwrap();
     assert!(run(&tool, &format!("http://intranet.example:{port}/")).await.is_ok());
     assert!(run(&tool, &format!("http://other.example:{port}/")).await.is_err());
     let other_port = Server::hello().await;
@@ -169,12 +169,12 @@ async fn only_admitted_addresses_are_connected_to_and_each_request_looks_up_once
     // The first answer is allowed and the next would not be: what was checked is connected to.
     let lookups = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&lookups);
-    let rebinding: Lookup = Arc::new(move |_| {
+    let rebinding: DnsLookup = Arc::new(move |_| {
         let first = counter.fetch_add(1, Ordering::SeqCst) == 0;
         let answer: IpAddr = if first { "127.0.0.1" } else { "127.9.9.9" }.parse().unwrap();
         Box::pin(std::future::ready(Ok(vec!["10.255.255.1".parse().unwrap(), answer])))
     });
-    let tool = HttpGet::with_lookup(options(&["127.0.0.1/32"]), rebinding).unwrap();
+    let tool = HttpGet::with_dns_lookup(options(&["127.0.0.1/32"]), rebinding).unwrap();
     assert!(run(&tool, &url).await.is_ok());
     assert_eq!(lookups.load(Ordering::SeqCst), 1);
     assert!(run(&tool, &url).await.unwrap_err().contains("has no public address"));
@@ -196,7 +196,7 @@ async fn every_redirect_is_checked() {
         .route("/bad", get(to("http://[/".to_owned())));
     let server = Server::start(routes).await;
     let rule = server.address.to_string();
-    let tool = HttpGet::with_lookup(options(&[&rule]), found(&["127.0.0.1"])).unwrap();
+    let tool = HttpGet::with_dns_lookup(options(&[&rule]), found(&["127.0.0.1"])).unwrap();
     for (path, expect) in [
         ("/port", "127.0.0.1 is a loopback address"),
         ("/again", "127.0.0.1 is a loopback address"),
@@ -359,9 +359,9 @@ async fn failures_of_the_transport_are_told() {
     let tls = format!("https://{}/", server.address);
     let error = fetch(&["127.0.0.1"], &tls).await.unwrap_err();
     assert!(error.starts_with("failed to connect: "), "{error}");
-    let nowhere: Lookup =
+    let nowhere: DnsLookup =
         Arc::new(|_| Box::pin(std::future::ready(Err(std::io::Error::other("no such host")))));
-    let tool = HttpGet::with_lookup(options(&[]), nowhere).unwrap();
+    let tool = HttpGet::with_dns_lookup(options(&[]), nowhere).unwrap();
     let error = run(&tool, "http://nowhere.example/").await.unwrap_err();
     assert_eq!(error, "failed to connect: no such host");
     for (url, expect) in

@@ -13,7 +13,7 @@ use callsheet::record::StopMode;
 use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::server::{self, ServerOptions};
 use callsheet::tool::{
-    BuiltinOptions, Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, builtin,
+    BuiltinOptions, Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec, builtin,
 };
 use callsheet::types::{RunEnd, ToolStatus};
 use client::{Reading, answer};
@@ -118,7 +118,7 @@ async fn scripted(
     change: impl FnOnce(&mut Config),
 ) -> (World, Gates) {
     let gates = Gates { write: Arc::new(Semaphore::new(0)), read: Arc::new(Semaphore::new(0)) };
-    let mut tools: Registry = builtin(&BuiltinOptions::default()).unwrap();
+    let mut tools: ToolRegistry = builtin(&BuiltinOptions::default()).unwrap();
     for (name, deed) in [
         ("write_late", Deed::WriteLate),
         ("peek", Deed::Peek),

@@ -1,4 +1,4 @@
-//! Questions about calls, answered in the terminal or by a flag.
+//! ApprovalPrompts about calls, answered in the terminal or by a flag.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal as _};
@@ -10,12 +10,12 @@ use super::out;
 use super::progress::question;
 use crate::event::{ApprovalRequest, Event};
 use crate::runtime::SessionHandle;
-use crate::turn::Decision;
+use crate::turn::ApprovalDecision;
 use crate::types::{ApprovalPhase, CallKey, Judgement, Verdict};
 
 /// How questions are answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Manner {
+pub(super) enum ApprovalMode {
     /// With a yes.
     Approve,
     /// By whoever sits at the terminal.
@@ -24,7 +24,7 @@ pub(super) enum Manner {
     Reject(&'static str),
 }
 
-impl Manner {
+impl ApprovalMode {
     pub(super) fn of(approve: bool, json: bool) -> Self {
         if approve {
             Self::Approve
@@ -42,18 +42,18 @@ impl Manner {
 
 /// The questions of a run, one after the other.
 #[derive(Debug)]
-pub(super) struct Questions {
-    manner: Manner,
+pub(super) struct ApprovalPrompts {
+    manner: ApprovalMode,
     open: VecDeque<ApprovalRequest>,
     /// Whether the run is stopped, and nothing is asked any more.
     closed: bool,
     /// The question on the screen, which may be void by now.
     asking: Option<(CallKey, ApprovalPhase)>,
-    lines: Option<Lines>,
+    lines: Option<StdinLines>,
 }
 
-impl Questions {
-    pub(super) fn new(manner: Manner) -> Self {
+impl ApprovalPrompts {
+    pub(super) fn new(manner: ApprovalMode) -> Self {
         Self { manner, open: VecDeque::new(), closed: false, asking: None, lines: None }
     }
 
@@ -81,9 +81,9 @@ impl Questions {
     /// Answers what needs nobody.
     pub(super) async fn settle(&mut self, session: &SessionHandle) {
         let judgement = match self.manner {
-            Manner::Ask => return,
-            Manner::Approve => Judgement { verdict: Verdict::Approved, message: None },
-            Manner::Reject(why) => no(Some(why.to_owned())),
+            ApprovalMode::Ask => return,
+            ApprovalMode::Approve => Judgement { verdict: Verdict::Approved, message: None },
+            ApprovalMode::Reject(why) => no(Some(why.to_owned())),
         };
         while let Some(asked) = self.open.pop_front() {
             decide(session, asked, judgement.clone()).await;
@@ -92,12 +92,12 @@ impl Questions {
 
     /// The next question for the screen, whose answer is waited for from now on.
     pub(super) fn next(&mut self) -> Option<String> {
-        if self.manner != Manner::Ask {
+        if self.manner != ApprovalMode::Ask {
             return None;
         }
         let asked = self.open.front()?;
         self.asking = Some((asked.call.key, asked.phase));
-        self.lines.get_or_insert_with(Lines::new).ask();
+        self.lines.get_or_insert_with(StdinLines::new).ask();
         Some(question(asked) + " [y/N] ")
     }
 
@@ -122,7 +122,7 @@ impl Questions {
         self.asking = None;
         let Some(line) = line else {
             out::to_stderr("\n");
-            self.manner = Manner::Reject("nobody can be asked: standard input has ended");
+            self.manner = ApprovalMode::Reject("nobody can be asked: standard input has ended");
             return;
         };
         if let Some(asked) = self.open.pop_front() {
@@ -147,7 +147,7 @@ impl Questions {
 
 async fn decide(session: &SessionHandle, asked: ApprovalRequest, judgement: Judgement) {
     let ApprovalRequest { call, phase, arguments_sha256, .. } = asked;
-    let decision = Decision { phase: Some(phase), judgement, arguments_sha256 };
+    let decision = ApprovalDecision { phase: Some(phase), judgement, arguments_sha256 };
     if let Err(error) = session.decide(call.key, decision).await {
         out::error(&error.to_string());
     }
@@ -170,14 +170,14 @@ fn no(message: Option<String>) -> Judgement {
 /// Standard input, read on a thread of its own that the process does not wait for. A line is read
 /// only when one is asked for.
 #[derive(Debug)]
-struct Lines {
+struct StdinLines {
     wanted: SyncSender<()>,
     read: Receiver<Option<String>>,
     /// Whether a line was asked for and has not come.
     waits: bool,
 }
 
-impl Lines {
+impl StdinLines {
     fn new() -> Self {
         let (wanted, wants) = sync_channel(1);
         let (send, read) = channel(1);
@@ -248,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_question_that_is_settled_elsewhere_is_asked_no_more() {
-        let mut questions = Questions::new(Manner::Ask);
+        let mut questions = ApprovalPrompts::new(ApprovalMode::Ask);
         questions.note(&asked(0, ApprovalPhase::Before));
         questions.note(&asked(1, ApprovalPhase::Before));
         questions.note(&given(1));

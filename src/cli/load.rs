@@ -10,7 +10,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::serve::Signals;
-use super::{Failure, out};
+use super::{CommandError, out};
 use crate::config::{ApiKey, BaseUrl, REHEARSAL, parse_duration};
 use crate::load::{
     self, Counts, Expected, LoadError, LoadJournal, LoadOptions, LoadReport, RUNS_MAX,
@@ -126,19 +126,19 @@ impl Args {
         self.threads.map(usize::from)
     }
 
-    fn options(&self, service: Option<&Service>) -> Result<LoadOptions, Failure> {
+    fn options(&self, service: Option<&Service>) -> Result<LoadOptions, CommandError> {
         let (base_url, model) = match service {
             Some(service) => (service.base_url().clone(), REHEARSAL),
             None => {
                 let base_url = self.base_url.as_deref().unwrap_or_default();
                 let base_url = BaseUrl::parse(base_url)
-                    .map_err(|error| Failure::usage(format!("--base-url: {error}")))?;
+                    .map_err(|error| CommandError::usage(format!("--base-url: {error}")))?;
                 (base_url, self.model.as_deref().unwrap_or_default())
             }
         };
         let api_key = self.api_key_env.as_deref().map(|name| {
             ApiKey::from_env(name, &|name| std::env::var(name).ok())
-                .map_err(|error| Failure::usage(format!("--api-key-env: {error}")))
+                .map_err(|error| CommandError::usage(format!("--api-key-env: {error}")))
         });
         let expected = match service {
             Some(_) => self.workload.workload().expected(),
@@ -184,16 +184,16 @@ impl ServiceArgs {
     }
 }
 
-pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
+pub(super) async fn main(args: Args) -> Result<ExitCode, CommandError> {
     if ["CALLSHEET_LOG", "RUST_LOG"].iter().any(|name| std::env::var_os(name).is_some()) {
-        telemetry::init(LogFormat::Text).map_err(Failure::usage)?;
+        telemetry::init(LogFormat::Text).map_err(CommandError::usage)?;
     }
     if args.data_dir.is_some() && args.journal == LoadJournal::Memory {
         let message = "--data-dir needs --journal strict or relaxed: in memory nothing is kept";
-        return Err(Failure::usage(message));
+        return Err(CommandError::usage(message));
     }
     load::raise_open_files(args.sessions).map_err(failure)?;
-    let mut signals = Signals::new().map_err(Failure::failed)?;
+    let mut signals = Signals::new().map_err(CommandError::failed)?;
     let service = args.rehearsal.then(|| start_service(&args)).transpose()?;
     let options = args.options(service.as_ref())?;
     let total = u64::from(args.sessions) * u64::from(args.runs);
@@ -222,7 +222,7 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
     drop(service);
     let report = report.map_err(failure)?;
     let text = if args.json {
-        let line = serde_json::to_string(&report).map_err(Failure::failed)?;
+        let line = serde_json::to_string(&report).map_err(CommandError::failed)?;
         format!("{line}\n")
     } else {
         report.to_string()
@@ -232,24 +232,24 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
 }
 
 /// The hidden command.
-pub(super) async fn serve(args: ServiceArgs) -> Result<ExitCode, Failure> {
+pub(super) async fn serve(args: ServiceArgs) -> Result<ExitCode, CommandError> {
     load::raise_open_files(args.sessions).map_err(failure)?;
-    load::serve(args.workload()).await.map_err(Failure::failed)?;
+    load::serve(args.workload()).await.map_err(CommandError::failed)?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn start_service(args: &Args) -> Result<Service, Failure> {
+fn start_service(args: &Args) -> Result<Service, CommandError> {
     let program = std::env::current_exe()
-        .map_err(|error| Failure::failed(format!("find this program: {error}")))?;
+        .map_err(|error| CommandError::failed(format!("find this program: {error}")))?;
     let words = ServiceArgs::words(args.sessions, &args.workload.workload());
     Service::start(&program, &words).map_err(failure)
 }
 
-fn failure(error: LoadError) -> Failure {
+fn failure(error: LoadError) -> CommandError {
     match error {
-        LoadError::OpenFiles { .. } | LoadError::Directory(_) => Failure::usage(error),
+        LoadError::OpenFiles { .. } | LoadError::Directory(_) => CommandError::usage(error),
         LoadError::Host(error) => super::setup::not_started(error),
-        LoadError::Tool(_) | LoadError::Service(_) => Failure::failed(error),
+        LoadError::Tool(_) | LoadError::Service(_) => CommandError::failed(error),
     }
 }
 

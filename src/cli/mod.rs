@@ -37,20 +37,20 @@ struct Cli {
     #[command(subcommand)]
     command: Option<Command>,
     #[command(flatten)]
-    serve: serve::Args,
+    serve: serve::ServeArgs,
 }
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
     /// Runs the host: the HTTP API and the metrics.
-    Serve(Box<serve::Args>),
+    Serve(Box<serve::ServeArgs>),
     /// Takes one prompt to its final answer, in the terminal.
-    Run(Box<run::Args>),
+    Run(Box<run::RunArgs>),
     /// Shows and checks what a journal holds, of a host that runs or of one that was stopped.
     #[command(subcommand)]
-    Sessions(sessions::Command),
+    Sessions(sessions::SessionsCommand),
     /// Runs a stored session again from its journal, and says where it would go another way now.
-    Replay(Box<replay::Args>),
+    Replay(Box<replay::ReplayArgs>),
     /// Puts many sessions at once on a service, checks every answer, and says what it cost.
     Load(Box<load::Args>),
     /// Serves the rehearsal model to a load.
@@ -71,13 +71,13 @@ enum Command {
 
 /// Why a command did not do what it was asked to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Failure {
+struct CommandError {
     status: u8,
     /// Empty where everything has been said.
     message: String,
 }
 
-impl Failure {
+impl CommandError {
     /// Bad usage or configuration.
     fn usage(error: impl std::fmt::Display) -> Self {
         Self { status: 2, message: error.to_string() }
@@ -98,7 +98,7 @@ pub fn main() -> ExitCode {
     };
     match execute(cli) {
         Ok(status) => status,
-        Err(Failure { status, message }) => {
+        Err(CommandError { status, message }) => {
             for line in message.lines() {
                 out::error(line);
             }
@@ -107,11 +107,11 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn execute(cli: Cli) -> Result<ExitCode, Failure> {
+fn execute(cli: Cli) -> Result<ExitCode, CommandError> {
     let runtime = threads(cli.command.as_ref())
         .enable_all()
         .build()
-        .map_err(|error| Failure::failed(format!("start the runtime: {error}")))?;
+        .map_err(|error| CommandError::failed(format!("start the runtime: {error}")))?;
     let done = runtime.block_on(async {
         match cli.command {
             None => serve::main(cli.serve).await,
@@ -163,8 +163,8 @@ fn decode(
     wire: Wire,
     framing: Option<Framing>,
     file: Option<PathBuf>,
-) -> Result<ExitCode, Failure> {
-    let decoded = decode::run(wire, framing, file).map_err(Failure::usage)?;
+) -> Result<ExitCode, CommandError> {
+    let decoded = decode::run(wire, framing, file).map_err(CommandError::usage)?;
     out::to_stdout(&format!("{decoded}\n")).map_err(|error| out::broken(&error))?;
     Ok(ExitCode::SUCCESS)
 }

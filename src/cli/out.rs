@@ -2,7 +2,7 @@
 
 use std::io::{self, Write as _};
 
-use super::Failure;
+use super::CommandError;
 
 /// Writes to stdout at once.
 pub(super) fn to_stdout(text: &str) -> io::Result<()> {
@@ -23,9 +23,9 @@ pub(super) fn error(line: &str) {
 }
 
 /// What is left to say when the output cannot be written: nothing, if its reader has gone.
-pub(super) fn broken(error: &io::Error) -> Failure {
+pub(super) fn broken(error: &io::Error) -> CommandError {
     if error.kind() == io::ErrorKind::BrokenPipe {
-        return Failure { status: 1, message: String::new() };
+        return CommandError { status: 1, message: String::new() };
     }
-    Failure::failed(format!("write the output: {error}"))
+    CommandError::failed(format!("write the output: {error}"))
 }

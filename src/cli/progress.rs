@@ -16,7 +16,7 @@ const FRAMES: [&str; 8] = ["⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧
 
 /// Something to show for good.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Show {
+pub(super) enum ScreenItem {
     /// A piece of the answer.
     Text(String),
     /// A line about the run.
@@ -25,21 +25,21 @@ pub(super) enum Show {
 
 /// The calls that are open, and how they are doing.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
-    open: Vec<OpenCall>,
+pub(super) struct RunProgress {
+    open: Vec<CallProgress>,
 }
 
 #[derive(Debug)]
-struct OpenCall {
+struct CallProgress {
     key: CallKey,
     name: String,
     input: String,
-    doing: Doing,
+    doing: CallActivity,
     note: String,
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Doing {
+enum CallActivity {
     /// Its arguments are still coming.
     Arriving,
     Waiting(WaitingFor),
@@ -48,21 +48,21 @@ enum Doing {
     },
 }
 
-impl Progress {
+impl RunProgress {
     /// Takes an event that came at `now`, and says what is to be shown of it.
-    pub(super) fn handle(&mut self, now: Duration, event: &Event) -> Option<Show> {
+    pub(super) fn handle(&mut self, now: Duration, event: &Event) -> Option<ScreenItem> {
         match event {
-            Event::TextReceived { text } => Some(Show::Text(text.clone())),
+            Event::TextReceived { text } => Some(ScreenItem::Text(text.clone())),
             Event::CallOpened { call } => {
-                self.update(call, "", Doing::Arriving);
+                self.update(call, "", CallActivity::Arriving);
                 None
             }
             Event::CallWaiting { call, waiting_for, input_summary } => {
-                self.update(call, input_summary, Doing::Waiting(*waiting_for));
+                self.update(call, input_summary, CallActivity::Waiting(*waiting_for));
                 None
             }
             Event::CallStarted { call, input_summary, early: _, waited: _, queued: _, of: _ } => {
-                self.update(call, input_summary, Doing::Running { since: now });
+                self.update(call, input_summary, CallActivity::Running { since: now });
                 None
             }
             Event::CallProgressed { key, text } => {
@@ -74,36 +74,41 @@ impl Progress {
             // Whoever is to answer sees the question itself.
             Event::ApprovalAsked { asked } => {
                 let input = asked.arguments.to_string();
-                self.update(&asked.call, &input, Doing::Waiting(WaitingFor::Approval));
+                self.update(&asked.call, &input, CallActivity::Waiting(WaitingFor::Approval));
                 None
             }
             Event::ApprovalGiven { call, phase, verdict, waited: _ } => {
-                Some(Show::Line(given(&call.name, *phase, *verdict)))
+                Some(ScreenItem::Line(given(&call.name, *phase, *verdict)))
             }
             Event::ConflictFound { call, names, rerun } => {
-                Some(Show::Line(conflict(&call.name, names, *rerun)))
+                Some(ScreenItem::Line(conflict(&call.name, names, *rerun)))
             }
             Event::CallDiscarded { call, had_result: _ } => {
                 self.close(call.key);
-                Some(Show::Line(format!("- {} discarded", part(&call.name))))
+                Some(ScreenItem::Line(format!("- {} discarded", part(&call.name))))
             }
             Event::CallEnded { result, parallel: _, early: _ } => {
                 self.close(result.call.key);
-                Some(Show::Line(ended(result)))
+                Some(ScreenItem::Line(ended(result)))
             }
-            Event::ServiceCallShown { call, status } => service_line(call, *status).map(Show::Line),
+            Event::ServiceCallShown { call, status } => {
+                service_line(call, *status).map(ScreenItem::Line)
+            }
             Event::AttemptStarted { attempt, reason, model, .. } => {
                 // What the broken attempt opened is void, whether it was told of each or not.
                 self.open.clear();
-                Some(Show::Line(format!("! attempt {attempt} with {model}: {}", clean(reason))))
+                Some(ScreenItem::Line(format!(
+                    "! attempt {attempt} with {model}: {}",
+                    clean(reason)
+                )))
             }
             Event::LimitReached { limit, value, maximum, action } => {
                 let action = clean(action);
-                Some(Show::Line(format!("! {limit}: {value} of at most {maximum}: {action}")))
+                Some(ScreenItem::Line(format!("! {limit}: {value} of at most {maximum}: {action}")))
             }
             Event::RunEnded { end, stats, .. } => {
                 self.open.clear();
-                Some(Show::Line(sums(*end, stats)))
+                Some(ScreenItem::Line(sums(*end, stats)))
             }
             Event::RunStarted { .. }
             | Event::InputQueued { .. }
@@ -128,14 +133,14 @@ impl Progress {
         self.open.iter().map(|open| open.line(now, spinner)).collect()
     }
 
-    fn update(&mut self, call: &CallLabel, input: &str, doing: Doing) {
+    fn update(&mut self, call: &CallLabel, input: &str, doing: CallActivity) {
         let known = self.open.iter_mut().find(|open| open.key == call.key);
         match known {
             Some(open) => {
                 open.input = part(input);
                 open.doing = doing;
             }
-            None => self.open.push(OpenCall {
+            None => self.open.push(CallProgress {
                 key: call.key,
                 name: part(&call.name),
                 input: part(input),
@@ -150,19 +155,19 @@ impl Progress {
     }
 }
 
-impl OpenCall {
+impl CallProgress {
     fn line(&self, now: Duration, spinner: &str) -> String {
         let Self { name, input, note, doing, key: _ } = self;
         let doing = match doing {
-            Doing::Arriving => "…".to_owned(),
-            Doing::Waiting(what) => match what {
+            CallActivity::Arriving => "…".to_owned(),
+            CallActivity::Waiting(what) => match what {
                 WaitingFor::Finish => "waits for the end of the response".to_owned(),
                 WaitingFor::Ticket => "waits for its turn".to_owned(),
                 WaitingFor::Exclusive => "waits for an exclusive call".to_owned(),
                 WaitingFor::Capacity => "waits for a free place".to_owned(),
                 WaitingFor::Approval => "waits for a person".to_owned(),
             },
-            Doing::Running { since } => time(now.saturating_sub(*since)),
+            CallActivity::Running { since } => time(now.saturating_sub(*since)),
         };
         let gap = if note.is_empty() { "" } else { "  " };
         format!("{spinner} {name} {input}  {doing}{gap}{note}")
@@ -300,7 +305,7 @@ mod tests {
     #[test]
     fn a_call_is_shown_from_its_opening_to_its_outcome() {
         let at = Duration::from_millis;
-        let mut progress = Progress::default();
+        let mut progress = RunProgress::default();
         assert_eq!(progress.handle(at(0), &Event::CallOpened { call: label(0) }), None);
         assert_eq!(progress.live(at(0)), ["⠋ clock   …"]);
         assert_eq!(progress.handle(at(100), &started(0, "{\"zone\":1}")), None);
@@ -310,7 +315,7 @@ mod tests {
         assert_eq!(progress.live(at(1400)), ["⠦ clock {\"zone\":1}  1.3 s  half way"]);
         let line = "✓ clock {\"zone\":\"Asia/Tokyo\"}  1.5 s  noon".to_owned();
         let ended = progress.handle(at(1600), &finished(0, ToolOutcome::ok("noon")));
-        assert_eq!(ended, Some(Show::Line(line)));
+        assert_eq!(ended, Some(ScreenItem::Line(line)));
         assert!(progress.live(at(1600)).is_empty());
     }
 
@@ -329,8 +334,8 @@ mod tests {
         asked.output_summary = Some("no\non".to_owned());
         let text = question(&asked);
         assert!(text.ends_with("answered: no on\n  may the model see this?"), "{text}");
-        let shown = |event: &Event| match Progress::default().handle(Duration::ZERO, event) {
-            Some(Show::Line(line)) => line,
+        let shown = |event: &Event| match RunProgress::default().handle(Duration::ZERO, event) {
+            Some(ScreenItem::Line(line)) => line,
             other => panic!("{other:?}"),
         };
         let (call, waited) = (label(0), Duration::ZERO);
@@ -358,18 +363,18 @@ mod tests {
         };
         let shown = |status| {
             let event = Event::ServiceCallShown { call: Box::new(call.clone()), status };
-            Progress::default().handle(Duration::ZERO, &event)
+            RunProgress::default().handle(Duration::ZERO, &event)
         };
         assert_eq!(shown(ServiceCallStatus::Running), None);
         let line = "· web_search {\"query\":\"a b\"}  run by the service".to_owned();
-        assert_eq!(shown(ServiceCallStatus::Finished), Some(Show::Line(line)));
+        assert_eq!(shown(ServiceCallStatus::Finished), Some(ScreenItem::Line(line)));
         let line = "- web_search discarded (the service's)".to_owned();
-        assert_eq!(shown(ServiceCallStatus::Discarded), Some(Show::Line(line)));
+        assert_eq!(shown(ServiceCallStatus::Discarded), Some(ScreenItem::Line(line)));
     }
 
     #[test]
     fn another_attempt_clears_what_was_open() {
-        let mut progress = Progress::default();
+        let mut progress = RunProgress::default();
         progress.handle(Duration::ZERO, &started(0, "{}"));
         progress.handle(Duration::ZERO, &started(1, "{}"));
         assert_eq!(progress.live(Duration::ZERO).len(), 2);
@@ -383,7 +388,7 @@ mod tests {
             fallback: false,
         };
         let shown = progress.handle(Duration::ZERO, &attempt);
-        assert_eq!(shown, Some(Show::Line("! attempt 2 with m: it broke".to_owned())));
+        assert_eq!(shown, Some(ScreenItem::Line("! attempt 2 with m: it broke".to_owned())));
         assert!(progress.live(Duration::ZERO).is_empty());
     }
 
@@ -394,8 +399,8 @@ mod tests {
             FailureKind::ToolError,
             "\u{1b}[2Jgone\r\n\u{9b}31m",
         );
-        let Some(Show::Line(line)) =
-            Progress::default().handle(Duration::ZERO, &finished(0, outcome))
+        let Some(ScreenItem::Line(line)) =
+            RunProgress::default().handle(Duration::ZERO, &finished(0, outcome))
         else {
             panic!("a call that ended is shown");
         };

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use super::setup::{self, Loaded, ModelArgs};
-use super::{Failure, out};
+use super::setup::{self, LoadedConfig, ModelArgs};
+use super::{CommandError, out};
 use crate::journal::JournalReader;
 use crate::record::Seq;
 use crate::runtime::AgentRules;
@@ -13,7 +13,7 @@ use crate::types::SessionId;
 
 /// Flags of `callsheet replay`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct ReplayArgs {
     /// The session.
     #[arg(value_name = "ID")]
     session: String,
@@ -24,17 +24,17 @@ pub(super) struct Args {
     model: ModelArgs,
 }
 
-pub(super) fn main(args: &Args) -> Result<ExitCode, Failure> {
-    let session = SessionId::parse(&args.session).map_err(Failure::usage)?;
-    let Loaded { config, .. } = args.model.load()?;
+pub(super) fn main(args: &ReplayArgs) -> Result<ExitCode, CommandError> {
+    let session = SessionId::parse(&args.session).map_err(CommandError::usage)?;
+    let LoadedConfig { config, .. } = args.model.load()?;
     let tools = setup::tools(&config)?;
     let dir = args.data_dir.as_ref().unwrap_or(&config.host.data_dir);
-    let rules = AgentRules::new(&config, tools).map_err(Failure::usage)?;
-    let journal = JournalReader::open(dir).map_err(Failure::usage)?;
-    let entries = journal.read(&session, Seq(0)).map_err(Failure::failed)?;
+    let rules = AgentRules::new(&config, tools).map_err(CommandError::usage)?;
+    let journal = JournalReader::open(dir).map_err(CommandError::usage)?;
+    let entries = journal.read(&session, Seq(0)).map_err(CommandError::failed)?;
     if entries.is_empty() {
         let place = journal.file().display();
-        return Err(Failure::failed(format!("there is no session {session} in {place}")));
+        return Err(CommandError::failed(format!("there is no session {session} in {place}")));
     }
     let replayed = replay(&session, &entries, |agent, overrides| {
         rules.of(agent, overrides).map_err(|error| error.to_string())

@@ -3,20 +3,20 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::approve::Manner;
+use super::approve::ApprovalMode;
 use super::serve::Signals;
-use super::setup::{self, Loaded, ModelArgs};
-use super::{Failure, image, out, watch};
+use super::setup::{self, LoadedConfig, ModelArgs};
+use super::{CommandError, image, out, watch};
 use crate::config::{Config, DEFAULT_AGENT, JournalEngine, REHEARSAL, ToolPattern};
 use crate::journal::JournalReader;
 use crate::runtime::{Host, HostSetup, OpenSession, RunRequest};
 use crate::telemetry::{self, LogFormat};
-use crate::tool::Registry;
+use crate::tool::ToolRegistry;
 use crate::types::{Execution, RunEnd, SessionId};
 
 /// Flags of `callsheet run`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct RunArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// Which agent answers; the only one, or the one that is called default.
@@ -56,15 +56,15 @@ pub(super) struct Args {
     prompt: String,
 }
 
-pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
+pub(super) async fn main(args: RunArgs) -> Result<ExitCode, CommandError> {
     if ["CALLSHEET_LOG", "RUST_LOG"].iter().any(|name| std::env::var_os(name).is_some()) {
-        telemetry::init(LogFormat::Text).map_err(Failure::usage)?;
+        telemetry::init(LogFormat::Text).map_err(CommandError::usage)?;
     }
     if args.prompt.trim().is_empty() {
-        return Err(Failure::usage("the prompt is empty"));
+        return Err(CommandError::usage("the prompt is empty"));
     }
-    let input = image::with_images(&args.prompt, &args.images).map_err(Failure::usage)?;
-    let Loaded { mut config, .. } = args.model.load()?;
+    let input = image::with_images(&args.prompt, &args.images).map_err(CommandError::usage)?;
+    let LoadedConfig { mut config, .. } = args.model.load()?;
     let known = match &args.session {
         Some(id) => stored_agent(&mut config, id, args.data_dir.as_deref())?,
         None => {
@@ -75,11 +75,13 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
     };
     let agent = choose_agent(&config, args.agent.as_deref().or(known.as_deref()))?;
     if let Some(known) = known.as_ref().filter(|known| **known != agent) {
-        return Err(Failure::usage(format!("--agent: the session is one of the agent {known:?}")));
+        return Err(CommandError::usage(format!(
+            "--agent: the session is one of the agent {known:?}"
+        )));
     }
     let tools = setup::tools(&config)?;
     apply(&args, &mut config, &agent, &tools)?;
-    let mut signals = Signals::new().map_err(Failure::failed)?;
+    let mut signals = Signals::new().map_err(CommandError::failed)?;
     // Only the agent that answers decides whether the offline model is needed.
     config.agents.retain(|name, _| *name == agent);
     let rehearsal = setup::rehearse(&mut config).await?;
@@ -94,13 +96,13 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
         (Some(id), Some(_)) => host.session(&session_id(id)?),
         (id, _) => {
             let open = OpenSession { agent: Some(agent), id: id.clone(), messages: Vec::new() };
-            host.open_session(open).await.map_err(Failure::failed)?
+            host.open_session(open).await.map_err(CommandError::failed)?
         }
     };
     // A run that an earlier process left unfinished goes on first.
     let request = RunRequest { queue: args.session.is_some(), ..input.into() };
-    let run = session.start_run(request).await.map_err(Failure::failed)?;
-    let manner = Manner::of(args.approve, args.json);
+    let run = session.start_run(request).await.map_err(CommandError::failed)?;
+    let manner = ApprovalMode::of(args.approve, args.json);
     let watched = if args.json {
         watch::as_json(&session, run, manner, &mut signals).await
     } else {
@@ -124,14 +126,14 @@ fn stored_agent(
     config: &mut Config,
     id: &str,
     data_dir: Option<&Path>,
-) -> Result<Option<String>, Failure> {
+) -> Result<Option<String>, CommandError> {
     if let Some(dir) = data_dir {
         config.host.data_dir = dir.to_owned();
     }
     let id = session_id(id)?;
     if config.journal.engine == JournalEngine::Memory {
         let message = "--session: the configuration keeps the journal in memory";
-        return Err(Failure::usage(message));
+        return Err(CommandError::usage(message));
     }
     if !config.host.data_dir.exists() {
         return Ok(None);
@@ -141,33 +143,40 @@ fn stored_agent(
         Ok(stored) => Ok(stored.map(|stored| stored.agent)),
         // A directory without a journal is one that the host fills.
         Err(_) if !config.host.data_dir.join("journal.db").exists() => Ok(None),
-        Err(error) => Err(Failure::usage(error)),
+        Err(error) => Err(CommandError::usage(error)),
     }
 }
 
-fn session_id(text: &str) -> Result<SessionId, Failure> {
-    SessionId::parse(text).map_err(|error| Failure::usage(format!("--session: {error}")))
+fn session_id(text: &str) -> Result<SessionId, CommandError> {
+    SessionId::parse(text).map_err(|error| CommandError::usage(format!("--session: {error}")))
 }
 
-fn choose_agent(config: &Config, asked: Option<&str>) -> Result<String, Failure> {
+fn choose_agent(config: &Config, asked: Option<&str>) -> Result<String, CommandError> {
     let known = || config.agents.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
     if let Some(name) = asked {
         return if config.agents.contains_key(name) {
             Ok(name.to_owned())
         } else {
             let known = known();
-            Err(Failure::usage(format!("--agent: no agent is called {name:?} (known: {known})")))
+            Err(CommandError::usage(format!(
+                "--agent: no agent is called {name:?} (known: {known})"
+            )))
         };
     }
     let mut names = config.agents.keys();
     match (names.next(), names.next()) {
         (Some(only), None) => Ok(only.clone()),
         (_, _) if config.agents.contains_key(DEFAULT_AGENT) => Ok(DEFAULT_AGENT.to_owned()),
-        (_, _) => Err(Failure::usage(format!("say which agent with --agent ({})", known()))),
+        (_, _) => Err(CommandError::usage(format!("say which agent with --agent ({})", known()))),
     }
 }
 
-fn apply(args: &Args, config: &mut Config, name: &str, tools: &Registry) -> Result<(), Failure> {
+fn apply(
+    args: &RunArgs,
+    config: &mut Config,
+    name: &str,
+    tools: &ToolRegistry,
+) -> Result<(), CommandError> {
     if let Some(stream) = args.stream {
         config.set_stream(stream);
     }
@@ -185,7 +194,10 @@ fn apply(args: &Args, config: &mut Config, name: &str, tools: &Registry) -> Resu
 }
 
 /// The patterns of `--tools`; an empty list means no tools.
-fn named_tools(patterns: &[String], tools: &Registry) -> Result<Vec<ToolPattern>, Failure> {
+fn named_tools(
+    patterns: &[String],
+    tools: &ToolRegistry,
+) -> Result<Vec<ToolPattern>, CommandError> {
     let named = patterns.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
     named
         .map(|text| {
@@ -195,7 +207,9 @@ fn named_tools(patterns: &[String], tools: &Registry) -> Result<Vec<ToolPattern>
             }
             let known: Vec<&str> = tools.iter().map(|(name, _)| name).collect();
             let known = known.join(", ");
-            Err(Failure::usage(format!("--tools: no tool is called {text:?} (known: {known})")))
+            Err(CommandError::usage(format!(
+                "--tools: no tool is called {text:?} (known: {known})"
+            )))
         })
         .collect()
 }
@@ -246,7 +260,7 @@ mod tests {
         assert_eq!(choose_agent(&two, Some("reader")), Ok("reader".to_owned()));
         assert_eq!(choose_agent(&with_default, None), Ok("default".to_owned()));
         let error = choose_agent(&two, None).expect_err("refuse");
-        assert_eq!(error, Failure::usage("say which agent with --agent (reader, writer)"));
+        assert_eq!(error, CommandError::usage("say which agent with --agent (reader, writer)"));
         let error = choose_agent(&one, Some("x")).expect_err("refuse");
         assert_eq!((error.status, error.message.contains("writer")), (2, true));
     }

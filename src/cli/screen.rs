@@ -7,7 +7,7 @@
 use std::io::{self, Write};
 use std::os::fd::AsFd;
 
-use super::progress::Show;
+use super::progress::ScreenItem;
 use crate::types::{fitting, harmless};
 
 /// Columns where nobody says how many there are.
@@ -36,7 +36,7 @@ pub(super) struct Screen<O, E> {
     /// Whether open calls are drawn.
     draws: bool,
     columns: usize,
-    /// Lines of open calls on the terminal, the cursor below them.
+    /// StdinLines of open calls on the terminal, the cursor below them.
     drawn: Vec<String>,
     /// Text that waits for the end of its line, because open calls stand below.
     held: String,
@@ -45,7 +45,7 @@ pub(super) struct Screen<O, E> {
 }
 
 impl<O: Write, E: Write> Screen<O, E> {
-    /// A screen on two outputs, each a terminal or not. Lines that are drawn anew have at most
+    /// A screen on two outputs, each a terminal or not. StdinLines that are drawn anew have at most
     /// `columns`: one that wraps would not be erased whole.
     pub(super) fn new(
         out: O,
@@ -77,7 +77,7 @@ impl<O: Write, E: Write> Screen<O, E> {
     /// When stdout cannot be written.
     pub(super) fn show(
         &mut self,
-        shows: impl IntoIterator<Item = Show>,
+        shows: impl IntoIterator<Item = ScreenItem>,
         live: &[String],
     ) -> io::Result<()> {
         let live = if self.draws { live } else { &[] };
@@ -88,9 +88,9 @@ impl<O: Write, E: Write> Screen<O, E> {
         self.erase();
         for show in shows {
             match show {
-                Show::Text(text) if self.streams => self.held.push_str(&harmless(&text)),
-                Show::Text(_) => {}
-                Show::Line(line) => {
+                ScreenItem::Text(text) if self.streams => self.held.push_str(&harmless(&text)),
+                ScreenItem::Text(_) => {}
+                ScreenItem::Line(line) => {
                     self.end_line()?;
                     self.say(&format!("{line}\n"));
                 }
@@ -183,12 +183,12 @@ mod tests {
         Screen::new(Vec::new(), out, Vec::new(), err, COLUMNS)
     }
 
-    fn text(text: &str) -> Show {
-        Show::Text(text.to_owned())
+    fn text(text: &str) -> ScreenItem {
+        ScreenItem::Text(text.to_owned())
     }
 
-    fn line(text: &str) -> Show {
-        Show::Line(text.to_owned())
+    fn line(text: &str) -> ScreenItem {
+        ScreenItem::Line(text.to_owned())
     }
 
     fn written(screen: Screen<Vec<u8>, Vec<u8>>) -> (String, String) {

@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::setup::{self, Loaded, ModelArgs};
-use super::{Failure, out};
+use super::setup::{self, LoadedConfig, ModelArgs};
+use super::{CommandError, out};
 use crate::config::{Config, JournalEngine, parse_listen};
 use crate::runtime::{Host, HostSetup};
 use crate::server::{self, ServerOptions};
@@ -17,7 +17,7 @@ use crate::telemetry::{self, LogFormat};
 
 /// Flags of `callsheet serve`.
 #[derive(Debug, clap::Args)]
-pub(super) struct Args {
+pub(super) struct ServeArgs {
     #[command(flatten)]
     model: ModelArgs,
     /// Where to listen [default: 127.0.0.1:7700]
@@ -34,10 +34,10 @@ pub(super) struct Args {
     check: bool,
 }
 
-pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
-    let Loaded { mut config, file } = args.model.load()?;
+pub(super) async fn main(args: ServeArgs) -> Result<ExitCode, CommandError> {
+    let LoadedConfig { mut config, file } = args.model.load()?;
     if let Some(listen) = args.listen {
-        config.set_listen(listen).map_err(Failure::usage)?;
+        config.set_listen(listen).map_err(CommandError::usage)?;
     }
     if let Some(dir) = args.data_dir {
         config.host.data_dir = dir;
@@ -50,18 +50,18 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, Failure> {
         out::to_stdout(&said).map_err(|error| out::broken(&error))?;
         return Ok(ExitCode::SUCCESS);
     }
-    telemetry::init(args.log_format).map_err(Failure::usage)?;
+    telemetry::init(args.log_format).map_err(CommandError::usage)?;
     let listen = config.host.listen;
     let listener = TcpListener::bind(listen)
         .await
-        .map_err(|error| Failure::usage(format!("listen on {listen}: {}", plain(&error))))?;
+        .map_err(|error| CommandError::usage(format!("listen on {listen}: {}", plain(&error))))?;
     // Before the banner: whoever reads it may send a signal.
-    let mut signals = Signals::new().map_err(Failure::failed)?;
+    let mut signals = Signals::new().map_err(CommandError::failed)?;
     let rehearsal = setup::rehearse(&mut config).await?;
     let options = ServerOptions::from(&config.host);
     let shown = config.clone();
     let host = Host::start(HostSetup { config, tools }).await.map_err(setup::not_started)?;
-    let server = server::serve(listener, host.clone(), options).map_err(Failure::failed)?;
+    let server = server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;
     out::to_stderr(&banner(&shown, server.addr(), &source));
 
     signals.next().await;

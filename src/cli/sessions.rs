@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::screen::{is_coloured, terminal_columns};
-use super::{Failure, out, setup};
+use super::{CommandError, out, setup};
 use crate::journal::export::{self, Look};
 use crate::journal::{JournalError, JournalReader, Listing, StoredSession, unfinished, verify};
 use crate::record::Seq;
@@ -18,11 +18,11 @@ const PAGE: usize = 1_000;
 
 /// What is asked of a journal.
 #[derive(Debug, clap::Subcommand)]
-pub(super) enum Command {
+pub(super) enum SessionsCommand {
     /// Lists the stored sessions.
     List {
         #[command(flatten)]
-        place: Place,
+        place: JournalLocation,
         /// At most so many; 0 is no limit.
         #[arg(long, value_name = "N", default_value_t = 0)]
         limit: usize,
@@ -34,16 +34,16 @@ pub(super) enum Command {
         json: bool,
     },
     /// Shows the records of a session.
-    Show {
+    ScreenItem {
         /// The session.
         #[arg(value_name = "ID", value_parser = SessionId::parse)]
         id: SessionId,
         #[command(flatten)]
-        place: Place,
+        place: JournalLocation,
         /// How: text for a terminal, jsonl (every record), openai (the messages), markdown, or
         /// timeline (a picture of when what went on).
         #[arg(long, value_name = "FORMAT", default_value = "text")]
-        format: Format,
+        format: RecordFormat,
     },
     /// Checks that every record is there and that they agree with each other.
     Verify {
@@ -51,13 +51,13 @@ pub(super) enum Command {
         #[arg(value_name = "ID", value_parser = SessionId::parse)]
         id: Option<SessionId>,
         #[command(flatten)]
-        place: Place,
+        place: JournalLocation,
     },
 }
 
 /// Where the journal is.
 #[derive(Debug, clap::Args)]
-pub(super) struct Place {
+pub(super) struct JournalLocation {
     /// The data directory; else that of the configuration.
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
@@ -68,7 +68,7 @@ pub(super) struct Place {
 
 /// How records are shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Format {
+pub(super) enum RecordFormat {
     /// A line or a few for each record.
     Text,
     /// Each record as a JSON object in a line.
@@ -82,44 +82,44 @@ pub(super) enum Format {
 }
 
 /// A journal, and the directory that it is in.
-struct Opened {
+struct OpenJournal {
     reader: JournalReader,
     dir: PathBuf,
 }
 
 /// Does what is asked of a journal.
-pub(super) fn main(command: &Command) -> Result<ExitCode, Failure> {
+pub(super) fn main(command: &SessionsCommand) -> Result<ExitCode, CommandError> {
     match command {
-        Command::List { place, limit, state, json } => {
+        SessionsCommand::List { place, limit, state, json } => {
             list(&place.open()?, *limit, *state, *json)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Show { id, place, format } => {
+        SessionsCommand::ScreenItem { id, place, format } => {
             show(&place.open()?, id, *format)?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Verify { id, place } => check(&place.open()?, id.as_ref()),
+        SessionsCommand::Verify { id, place } => check(&place.open()?, id.as_ref()),
     }
 }
 
-impl Place {
-    fn open(&self) -> Result<Opened, Failure> {
+impl JournalLocation {
+    fn open(&self) -> Result<OpenJournal, CommandError> {
         let dir = match &self.data_dir {
             Some(dir) => dir.clone(),
             None => setup::load(self.config.as_deref())?.config.host.data_dir,
         };
-        let reader = JournalReader::open(&dir).map_err(Failure::usage)?;
-        Ok(Opened { reader, dir })
+        let reader = JournalReader::open(&dir).map_err(CommandError::usage)?;
+        Ok(OpenJournal { reader, dir })
     }
 }
 
-impl Opened {
-    fn session(&self, id: &SessionId) -> Result<StoredSession, Failure> {
-        let found = self.reader.find(id).map_err(Failure::usage)?;
+impl OpenJournal {
+    fn session(&self, id: &SessionId) -> Result<StoredSession, CommandError> {
+        let found = self.reader.find(id).map_err(CommandError::usage)?;
         found.ok_or_else(|| {
             let dir = self.dir.display();
             let hint = "callsheet sessions list says which there are";
-            Failure::usage(format!("{dir} holds no session {id} ({hint})"))
+            CommandError::usage(format!("{dir} holds no session {id} ({hint})"))
         })
     }
 
@@ -151,18 +151,18 @@ impl Opened {
 }
 
 fn list(
-    opened: &Opened,
+    opened: &OpenJournal,
     limit: usize,
     state: Option<SessionState>,
     json: bool,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     let mut written = stdout();
     let (mut count, mut id_columns, mut agent_columns) = (0, 2, 5);
     for page in opened.pages(limit, state) {
-        let page = page.map_err(Failure::usage)?;
+        let page = page.map_err(CommandError::usage)?;
         if json {
             for session in &page {
-                let line = serde_json::to_string(session).map_err(Failure::failed)?;
+                let line = serde_json::to_string(session).map_err(CommandError::failed)?;
                 say(&mut written, &format!("{line}\n"))?;
             }
             continue;
@@ -194,31 +194,31 @@ fn list(
     end(written)
 }
 
-fn show(opened: &Opened, id: &SessionId, format: Format) -> Result<(), Failure> {
+fn show(opened: &OpenJournal, id: &SessionId, format: RecordFormat) -> Result<(), CommandError> {
     opened.session(id)?;
-    let entries = opened.reader.read(id, Seq(0)).map_err(Failure::usage)?;
+    let entries = opened.reader.read(id, Seq(0)).map_err(CommandError::usage)?;
     let mut written = stdout();
     match format {
-        Format::Text => {
+        RecordFormat::Text => {
             export::text(&entries).try_for_each(|rows| say(&mut written, &rows))?;
         }
-        Format::Jsonl => {
+        RecordFormat::Jsonl => {
             entries.iter().try_for_each(|entry| say(&mut written, &export::jsonl(entry)))?;
         }
-        Format::Openai => {
+        RecordFormat::Openai => {
             if let Some(run) = unfinished(&entries) {
                 let only = "only what is committed is shown";
                 out::error(&format!("session {id} has an open run, {run}: {only}"));
             }
             let messages = export::openai(&entries);
             let messages =
-                messages.map_err(|error| Failure::usage(format!("session {id}: {error}")))?;
+                messages.map_err(|error| CommandError::usage(format!("session {id}: {error}")))?;
             say(&mut written, &messages)?;
         }
-        Format::Markdown => {
+        RecordFormat::Markdown => {
             export::markdown(id, &entries).try_for_each(|piece| say(&mut written, &piece))?;
         }
-        Format::Timeline => {
+        RecordFormat::Timeline => {
             let coloured = is_coloured(io::stdout().is_terminal());
             let columns = terminal_columns(io::stdout());
             let look = Look { columns, coloured, turns_max: usize::MAX };
@@ -230,16 +230,16 @@ fn show(opened: &Opened, id: &SessionId, format: Format) -> Result<(), Failure> 
 
 /// What a check has seen so far.
 #[derive(Default)]
-struct Seen {
+struct VerifySummary {
     sessions: usize,
     records: usize,
     breaches: usize,
     unfinished: usize,
 }
 
-fn check(opened: &Opened, id: Option<&SessionId>) -> Result<ExitCode, Failure> {
+fn check(opened: &OpenJournal, id: Option<&SessionId>) -> Result<ExitCode, CommandError> {
     let mut written = stdout();
-    let mut seen = Seen::default();
+    let mut seen = VerifySummary::default();
     match id {
         Some(id) => {
             opened.session(id)?;
@@ -260,7 +260,7 @@ fn check(opened: &Opened, id: Option<&SessionId>) -> Result<ExitCode, Failure> {
             }
         }
     }
-    let Seen { sessions, records, breaches, unfinished } = seen;
+    let VerifySummary { sessions, records, breaches, unfinished } = seen;
     let (sessions, records) = (counted(sessions, "session"), counted(records, "record"));
     let found = match breaches {
         0 => "nothing is broken".to_owned(),
@@ -279,11 +279,11 @@ fn check(opened: &Opened, id: Option<&SessionId>) -> Result<ExitCode, Failure> {
 
 /// One session in memory at a time.
 fn check_session(
-    opened: &Opened,
+    opened: &OpenJournal,
     id: &SessionId,
-    seen: &mut Seen,
+    seen: &mut VerifySummary,
     written: &mut impl Write,
-) -> Result<(), Failure> {
+) -> Result<(), CommandError> {
     seen.sessions += 1;
     let entries = match opened.reader.read(id, Seq(0)) {
         Ok(entries) => entries,
@@ -297,7 +297,11 @@ fn check_session(
     Ok(())
 }
 
-fn breach(seen: &mut Seen, written: &mut impl Write, what: &str) -> Result<(), Failure> {
+fn breach(
+    seen: &mut VerifySummary,
+    written: &mut impl Write,
+    what: &str,
+) -> Result<(), CommandError> {
     seen.breaches += 1;
     let line: String = what.chars().filter(|c| !c.is_control()).collect();
     say(written, &format!("{line}\n"))
@@ -307,11 +311,11 @@ fn stdout() -> BufWriter<io::StdoutLock<'static>> {
     BufWriter::new(io::stdout().lock())
 }
 
-fn say(written: &mut impl Write, text: &str) -> Result<(), Failure> {
+fn say(written: &mut impl Write, text: &str) -> Result<(), CommandError> {
     written.write_all(text.as_bytes()).map_err(|error| out::broken(&error))
 }
 
-fn end(mut written: impl Write) -> Result<(), Failure> {
+fn end(mut written: impl Write) -> Result<(), CommandError> {
     written.flush().map_err(|error| out::broken(&error))
 }
 

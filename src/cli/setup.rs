@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::Failure;
+use super::CommandError;
 use crate::config::{ApiKey, BaseUrl, Config, ModelConfig, REHEARSAL, Wire};
 use crate::rehearsal::{Rehearsal, RehearsalOptions};
 use crate::runtime::HostError;
-use crate::tool::{BuiltinError, BuiltinOptions, Registry, builtin};
+use crate::tool::{BuiltinError, BuiltinOptions, ToolRegistry, builtin};
 
 /// The file that is read where no other is named, if it is there.
 const FILE: &str = "callsheet.toml";
@@ -39,20 +39,20 @@ pub(super) struct ModelArgs {
 
 /// The configuration as flags, file and environment say.
 #[derive(Debug)]
-pub(super) struct Loaded {
+pub(super) struct LoadedConfig {
     pub(super) config: Config,
     /// The file that was read, if one was.
     pub(super) file: Option<PathBuf>,
 }
 
 impl ModelArgs {
-    pub(super) fn load(&self) -> Result<Loaded, Failure> {
+    pub(super) fn load(&self) -> Result<LoadedConfig, CommandError> {
         let mut loaded = load(self.config.as_deref())?;
         self.choose_model(&mut loaded.config)?;
         Ok(loaded)
     }
 
-    fn choose_model(&self, config: &mut Config) -> Result<(), Failure> {
+    fn choose_model(&self, config: &mut Config) -> Result<(), CommandError> {
         let asks_rehearsal = self.rehearsal || self.model.as_deref() == Some(REHEARSAL);
         if asks_rehearsal && self.base_url.is_none() {
             config.use_rehearsal(self.wire.unwrap_or(Wire::OpenaiChat));
@@ -61,13 +61,13 @@ impl ModelArgs {
         if self.wire.is_some() && self.base_url.is_none() {
             let message =
                 "--wire needs --base-url or --rehearsal: a configured model has its own wire";
-            return Err(Failure::usage(message));
+            return Err(CommandError::usage(message));
         }
         let Some(model) = &self.model else { return Ok(()) };
         let Some(base_url) = &self.base_url else {
             let Some(known) = config.models.get(model).cloned() else {
                 let hint = "give --base-url for one that no file describes";
-                return Err(Failure::usage(format!(
+                return Err(CommandError::usage(format!(
                     "--model: no model is called {model:?} ({hint})"
                 )));
             };
@@ -75,14 +75,14 @@ impl ModelArgs {
             return Ok(());
         };
         let base_url = BaseUrl::parse(base_url)
-            .map_err(|error| Failure::usage(format!("--base-url: {error}")))?;
+            .map_err(|error| CommandError::usage(format!("--base-url: {error}")))?;
         let mut described = ModelConfig::new(base_url, model);
         if let Some(wire) = self.wire {
             described.wire = wire;
         }
         if let Some(name) = &self.api_key_env {
             let key = ApiKey::from_env(name, &env)
-                .map_err(|error| Failure::usage(format!("--api-key-env: {error}")))?;
+                .map_err(|error| CommandError::usage(format!("--api-key-env: {error}")))?;
             described.api_key = Some(key);
         }
         config.use_model(FLAGS_MODEL, described);
@@ -92,27 +92,27 @@ impl ModelArgs {
 
 /// A host that cannot start because of its journal was told wrongly where that is, or somebody has
 /// to look at it.
-pub(super) fn not_started(error: HostError) -> Failure {
+pub(super) fn not_started(error: HostError) -> CommandError {
     if let HostError::Journal(error) = error {
-        return Failure::usage(error);
+        return CommandError::usage(error);
     }
-    Failure::failed(error)
+    CommandError::failed(error)
 }
 
 /// The configuration in this file, or in ./callsheet.toml if that is there.
-pub(super) fn load(file: Option<&Path>) -> Result<Loaded, Failure> {
+pub(super) fn load(file: Option<&Path>) -> Result<LoadedConfig, CommandError> {
     let file = match file {
         Some(file) => Some(file.to_owned()),
         None => Some(PathBuf::from(FILE)).filter(|file| file.exists()),
     };
     let text = file.as_deref().map_or_else(|| Ok(String::new()), read)?;
     let name = file.as_deref().unwrap_or(Path::new(FILE)).display().to_string();
-    let config = Config::parse(&text, &name, &env).map_err(Failure::usage)?;
-    Ok(Loaded { config, file })
+    let config = Config::parse(&text, &name, &env).map_err(CommandError::usage)?;
+    Ok(LoadedConfig { config, file })
 }
 
 /// The tools that the configuration asks for.
-pub(super) fn tools(config: &Config) -> Result<Registry, Failure> {
+pub(super) fn tools(config: &Config) -> Result<ToolRegistry, CommandError> {
     let options = BuiltinOptions {
         read_file_root: config.tools.get("read_file").and_then(|change| change.root.clone()),
         http_get_allow: config
@@ -124,32 +124,32 @@ pub(super) fn tools(config: &Config) -> Result<Registry, Failure> {
     let registry = builtin(&options).map_err(|error| {
         if let BuiltinError::ReadFileRoot { root, source } = &error {
             let message = format!("open {}: {source}", root.display());
-            return Failure::usage(config.tool_error("read_file", "root", message));
+            return CommandError::usage(config.tool_error("read_file", "root", message));
         }
-        Failure::usage(error)
+        CommandError::usage(error)
     })?;
     let names: Vec<&str> = registry.iter().map(|(name, _)| name).collect();
-    config.check_tools(&names).map_err(Failure::usage)?;
+    config.check_tools(&names).map_err(CommandError::usage)?;
     Ok(registry)
 }
 
 /// Starts the offline model if an agent talks to it, and tells the configuration where it is.
-pub(super) async fn rehearse(config: &mut Config) -> Result<Option<Rehearsal>, Failure> {
+pub(super) async fn rehearse(config: &mut Config) -> Result<Option<Rehearsal>, CommandError> {
     if !config.needs_rehearsal() {
         return Ok(None);
     }
     let rehearsal = Rehearsal::start(RehearsalOptions::watchable())
         .await
-        .map_err(|error| Failure::failed(format!("start the rehearsal model: {error}")))?;
-    config.set_rehearsal(BaseUrl::parse(&rehearsal.base_url()).map_err(Failure::failed)?);
+        .map_err(|error| CommandError::failed(format!("start the rehearsal model: {error}")))?;
+    config.set_rehearsal(BaseUrl::parse(&rehearsal.base_url()).map_err(CommandError::failed)?);
     Ok(Some(rehearsal))
 }
 
-fn read(file: &Path) -> Result<String, Failure> {
+fn read(file: &Path) -> Result<String, CommandError> {
     let bytes = std::fs::read(file)
-        .map_err(|error| Failure::usage(format!("read {}: {error}", file.display())))?;
+        .map_err(|error| CommandError::usage(format!("read {}: {error}", file.display())))?;
     String::from_utf8(bytes)
-        .map_err(|_| Failure::usage(format!("read {}: it is no UTF-8 text", file.display())))
+        .map_err(|_| CommandError::usage(format!("read {}: it is no UTF-8 text", file.display())))
 }
 
 /// A variable of the environment. One that is no UTF-8 counts as not set.

@@ -6,11 +6,11 @@ use std::time::Duration;
 use futures::{FutureExt as _, StreamExt as _};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::approve::{Manner, Questions};
-use super::progress::{Progress, Show};
+use super::approve::{ApprovalMode, ApprovalPrompts};
+use super::progress::{RunProgress, ScreenItem};
 use super::screen::{Screen, is_coloured, terminal_columns};
 use super::serve::Signals;
-use super::{Failure, out};
+use super::{CommandError, out};
 use crate::journal::export::{Look, timeline};
 use crate::record::{Record, Seq, StopMode};
 use crate::runtime::{RunReport, SessionHandle, StartedRun};
@@ -27,11 +27,11 @@ const TURNS_MAX: usize = 12;
 pub(super) async fn on_screen(
     session: &SessionHandle,
     run: StartedRun,
-    manner: Manner,
+    manner: ApprovalMode,
     signals: &mut Signals,
-) -> Result<RunReport, Failure> {
+) -> Result<RunReport, CommandError> {
     let StartedRun { mut events, report, run_id, seq, .. } = run;
-    let mut view = View::new(manner);
+    let mut view = RunView::new(manner);
     let mut frames = tokio::time::interval(FRAME);
     frames.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut stopping = false;
@@ -43,7 +43,7 @@ pub(super) async fn on_screen(
                 view.take(delivery);
                 view.drain(&mut events);
             }
-            report = &mut report => break report.map_err(Failure::failed)?,
+            report = &mut report => break report.map_err(CommandError::failed)?,
             () = signals.next() => {
                 view.questions.close();
                 stop(session, &mut stopping).await;
@@ -84,21 +84,21 @@ async fn picture(session: &SessionHandle, run: &RunId, seq: Seq) -> String {
 }
 
 /// What is seen of a run.
-struct View {
+struct RunView {
     screen: Screen<Stdout, Stderr>,
-    progress: Progress,
-    questions: Questions,
+    progress: RunProgress,
+    questions: ApprovalPrompts,
     began: Instant,
     /// What is to be shown as soon as no question stands below.
-    shows: Vec<Show>,
+    shows: Vec<ScreenItem>,
     /// Whether no event was left out.
     complete: bool,
     /// Whether more can come.
     listening: bool,
 }
 
-impl View {
-    fn new(manner: Manner) -> Self {
+impl RunView {
+    fn new(manner: ApprovalMode) -> Self {
         let (stdout, stderr) = (io::stdout(), io::stderr());
         let (out_is_terminal, err_is_terminal) = (stdout.is_terminal(), stderr.is_terminal());
         let columns = terminal_columns(&stderr);
@@ -106,8 +106,8 @@ impl View {
         let draws = err_is_terminal && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
         Self {
             screen: Screen::new(stdout, out_is_terminal, stderr, draws, columns),
-            progress: Progress::default(),
-            questions: Questions::new(manner),
+            progress: RunProgress::default(),
+            questions: ApprovalPrompts::new(manner),
             began: Instant::now(),
             shows: Vec::new(),
             complete: true,
@@ -153,11 +153,11 @@ impl View {
 pub(super) async fn as_json(
     session: &SessionHandle,
     run: StartedRun,
-    manner: Manner,
+    manner: ApprovalMode,
     signals: &mut Signals,
-) -> Result<RunReport, Failure> {
+) -> Result<RunReport, CommandError> {
     let StartedRun { mut events, report, .. } = run;
-    let mut questions = Questions::new(manner);
+    let mut questions = ApprovalPrompts::new(manner);
     let mut listening = true;
     let mut stopping = false;
     tokio::pin!(report);
@@ -173,7 +173,7 @@ pub(super) async fn as_json(
                 }
                 None => listening = false,
             },
-            report = &mut report => break report.map_err(Failure::failed)?,
+            report = &mut report => break report.map_err(CommandError::failed)?,
             () = signals.next() => stop(session, &mut stopping).await,
         }
         questions.settle(session).await;
@@ -194,7 +194,7 @@ fn lines(delivery: &Delivery) -> String {
 }
 
 /// Nobody reads on: the run is stopped, so that no tool works for nothing.
-async fn shown(written: io::Result<()>, session: &SessionHandle) -> Result<(), Failure> {
+async fn shown(written: io::Result<()>, session: &SessionHandle) -> Result<(), CommandError> {
     if let Err(error) = written {
         let _ = session.stop(StopMode::Now).await;
         return Err(out::broken(&error));

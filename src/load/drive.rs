@@ -27,7 +27,7 @@ use crate::config::{
 use crate::event::RunStats;
 use crate::journal::unix_ms;
 use crate::runtime::{Host, HostError, HostSetup, OpenSession, RunReport, SessionHandle};
-use crate::tool::Registry;
+use crate::tool::ToolRegistry;
 
 /// What every run is asked. A service that is scripted may look for it.
 const INPUT: &str = "Do the work.";
@@ -164,7 +164,7 @@ async fn start(
     config.models.insert(MODEL.to_owned(), model);
     config.agents.clear();
     config.agents.insert(DEFAULT_AGENT.to_owned(), agent);
-    let mut tools = Registry::new();
+    let mut tools = ToolRegistry::new();
     tools.register(Work(Arc::clone(seats)))?;
     Ok(Host::start(HostSetup { config, tools }).await?)
 }

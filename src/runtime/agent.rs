@@ -8,7 +8,7 @@ use super::model::ModelRequest;
 use super::models::{Model, ModelChain};
 use crate::config::{AgentConfig, Config, Limits, RunOverrides, TooHigh, ToolPattern};
 use crate::message::MessageList;
-use crate::tool::{Registered, Registry, ToolSpec};
+use crate::tool::{RegisteredTool, ToolRegistry, ToolSpec};
 use crate::turn::TurnRules;
 use crate::wire::{ToolChoice, ToolDefinition};
 
@@ -18,10 +18,10 @@ pub(super) struct Agent {
     pub(super) name: String,
     pub(super) models: Arc<ModelChain>,
     pub(super) rules: Arc<TurnRules>,
-    pub(super) tools: Arc<BTreeMap<String, Registered>>,
+    pub(super) tools: Arc<BTreeMap<String, RegisteredTool>>,
     /// Every model and every tool of the host, for runs that may ask for more.
     configured: Arc<BTreeMap<String, Arc<Model>>>,
-    registry: Arc<Registry>,
+    registry: Arc<ToolRegistry>,
     allow_overrides: bool,
     /// A request to the first model, without messages.
     blank: ModelRequest,
@@ -31,7 +31,7 @@ impl Agent {
     /// The agents of a configuration.
     pub(super) fn all(
         config: &Config,
-        registry: Registry,
+        registry: ToolRegistry,
         configured: &Arc<BTreeMap<String, Arc<Model>>>,
     ) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
         let registry = Arc::new(registry);
@@ -53,7 +53,7 @@ impl Agent {
         agent: &AgentConfig,
         models: ModelChain,
         configured: &Arc<BTreeMap<String, Arc<Model>>>,
-        registry: &Arc<Registry>,
+        registry: &Arc<ToolRegistry>,
     ) -> Self {
         let tools = chosen(registry.iter(), &agent.tools);
         let plans = models.plans(None);
@@ -159,7 +159,7 @@ impl Agent {
         Ok(self.models.led_by(model))
     }
 
-    fn subset(&self, names: &[String]) -> Result<BTreeMap<String, Registered>, HostError> {
+    fn subset(&self, names: &[String]) -> Result<BTreeMap<String, RegisteredTool>, HostError> {
         let patterns: Vec<_> = names.iter().map(ToolPattern::new).collect();
         for pattern in &patterns {
             let is_own = self.tools.keys().any(|name| pattern.matches(name));
@@ -193,16 +193,16 @@ impl Agent {
 }
 
 fn chosen<'a>(
-    tools: impl Iterator<Item = (&'a str, &'a Registered)>,
+    tools: impl Iterator<Item = (&'a str, &'a RegisteredTool)>,
     patterns: &[ToolPattern],
-) -> BTreeMap<String, Registered> {
+) -> BTreeMap<String, RegisteredTool> {
     tools
         .filter(|(name, _)| patterns.iter().any(|pattern| pattern.matches(name)))
         .map(|(name, tool)| (name.to_owned(), tool.clone()))
         .collect()
 }
 
-fn definitions(tools: &BTreeMap<String, Registered>) -> Arc<[ToolDefinition]> {
+fn definitions(tools: &BTreeMap<String, RegisteredTool>) -> Arc<[ToolDefinition]> {
     let definitions = tools.values().map(|tool| ToolDefinition {
         name: tool.spec.name.clone(),
         description: tool.spec.description.clone(),
@@ -211,6 +211,6 @@ fn definitions(tools: &BTreeMap<String, Registered>) -> Arc<[ToolDefinition]> {
     definitions.collect()
 }
 
-fn specs(tools: &BTreeMap<String, Registered>) -> BTreeMap<String, Arc<ToolSpec>> {
+fn specs(tools: &BTreeMap<String, RegisteredTool>) -> BTreeMap<String, Arc<ToolSpec>> {
     tools.iter().map(|(name, tool)| (name.clone(), Arc::clone(&tool.spec))).collect()
 }

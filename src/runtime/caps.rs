@@ -7,7 +7,7 @@ use ractor::ActorId;
 
 use super::fair_semaphore::{FairSemaphore, Reservation};
 use super::gauge::Gauge;
-use crate::tool::Registry;
+use crate::tool::ToolRegistry;
 use crate::turn::PermitReply;
 
 /// The tools of a host that have a cap. Clones have the same places.
@@ -18,7 +18,7 @@ pub(super) struct Caps {
 
 impl Caps {
     /// The caps of these tools; `waiting` counts the calls that wait.
-    pub(super) fn new(tools: &Registry, waiting: &Gauge) -> Self {
+    pub(super) fn new(tools: &ToolRegistry, waiting: &Gauge) -> Self {
         let caps = tools.iter().filter_map(|(name, tool)| {
             let max = tool.spec.max_concurrent?;
             Some((name.to_owned(), FairSemaphore::new(max, waiting.clone())))
@@ -64,7 +64,7 @@ mod tests {
 
     #[test]
     fn each_tool_with_a_cap_has_its_own_places_and_the_others_need_none() {
-        let mut tools = Registry::new();
+        let mut tools = ToolRegistry::new();
         for tool in [Capped("one", Some(1)), Capped("other", Some(1)), Capped("free", None)] {
             tools.register(tool).unwrap();
         }

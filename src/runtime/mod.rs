@@ -68,7 +68,7 @@ use crate::context::Seed;
 use crate::journal::Journal;
 use crate::record::Seq;
 use crate::telemetry::{Metrics, Telemetry, Traces};
-use crate::tool::Registry;
+use crate::tool::ToolRegistry;
 use crate::types::SessionId;
 use agent::Agent;
 use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
@@ -106,7 +106,7 @@ pub struct HostSetup {
     /// What it is told.
     pub config: Config,
     /// The tools that its agents may be given.
-    pub tools: Registry,
+    pub tools: ToolRegistry,
 }
 
 /// What a session is opened with.
@@ -169,7 +169,7 @@ impl Host {
     ) -> Result<Self, HostError> {
         let HostSetup { config, mut tools } = setup;
         let began = Instant::now();
-        tools.apply(&config.tools);
+        tools.apply_overrides(&config.tools);
         let names: Vec<String> = tools.iter().map(|(name, _)| name.to_owned()).collect();
         let gauges = Gauges::default();
         let caps = Caps::new(&tools, &gauges.waiting);

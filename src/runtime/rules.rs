@@ -8,7 +8,7 @@ use super::error::HostError;
 use super::models::Model;
 use crate::config::{Config, RunOverrides};
 use crate::telemetry::Telemetry;
-use crate::tool::Registry;
+use crate::tool::ToolRegistry;
 use crate::turn::TurnRules;
 
 /// What the runs of a configuration's agents go by.
@@ -22,8 +22,8 @@ impl AgentRules {
     ///
     /// # Errors
     /// When a configured model could not be asked.
-    pub fn new(config: &Config, mut tools: Registry) -> Result<Self, HostError> {
-        tools.apply(&config.tools);
+    pub fn new(config: &Config, mut tools: ToolRegistry) -> Result<Self, HostError> {
+        tools.apply_overrides(&config.tools);
         let models = Arc::new(Model::all(config, &Telemetry::new(&[]))?);
         Ok(Self { agents: Agent::all(config, tools, &models)? })
     }

@@ -19,8 +19,8 @@ use super::task::Task;
 use super::tool::{Slot, ToolActor, Work, failed};
 use crate::context::{Variables, View};
 use crate::event::Event;
-use crate::tool::{ProgressSink, SharedView, ToolContext};
-use crate::turn::ToolDone;
+use crate::tool::{ProgressCallback, SharedVariableView, ToolContext};
+use crate::turn::ToolCompletion;
 use crate::types::{
     CallKey, FailureKind, RunId, ToolCall, ToolOutcome, TraceContext, VariablesUse, excerpt,
 };
@@ -69,7 +69,7 @@ struct Running {
     actor: ActorCell,
     slot: Slot,
     /// What it does with variables, whatever becomes of its actor.
-    view: SharedView,
+    view: SharedVariableView,
     cancellation: CancellationToken,
     /// However the call ends, and if only with its supervisor: a thread that computes for it, or a
     /// task that the tool has left behind, is told.
@@ -91,10 +91,10 @@ impl ToolSupervisor {
         &mut self,
         start: ToolStart,
         myself: &AccumulatorRef,
-    ) -> Option<(CallKey, ToolDone)> {
+    ) -> Option<(CallKey, ToolCompletion)> {
         let ToolStart { run, agent, call, variables, idempotency_key, trace, place } = start;
         let view = View::new(variables, agent.limits().max_variables_bytes);
-        let view: SharedView = Arc::new(Mutex::new(view));
+        let view: SharedVariableView = Arc::new(Mutex::new(view));
         let key = call.key;
         let Some(registered) = agent.tools.get(&*call.name) else {
             // The turn offers only tools of this very map.
@@ -148,7 +148,7 @@ impl ToolSupervisor {
         key: CallKey,
         slot: &Slot,
         cancellation: &CancellationToken,
-    ) -> ProgressSink {
+    ) -> ProgressCallback {
         let (publisher, run) = (Arc::downgrade(&self.publisher), run.clone());
         let (slot, cancellation) = (Arc::downgrade(slot), cancellation.clone());
         let sent = AtomicU32::new(0);
@@ -202,11 +202,11 @@ impl ToolSupervisor {
         &mut self,
         actor: ActorId,
         died: impl FnOnce() -> ToolOutcome,
-    ) -> Option<(CallKey, ToolDone)> {
+    ) -> Option<(CallKey, ToolCompletion)> {
         let running = self.running.remove(&actor)?;
         let outcome = running.slot.lock().take().unwrap_or_else(died);
         let used = running.view.lock().take();
-        Some((running.key, ToolDone { outcome, used }))
+        Some((running.key, ToolCompletion { outcome, used }))
     }
 
     /// Whether no call is left but such as were killed: one whose tool never awaits cannot be
@@ -216,6 +216,6 @@ impl ToolSupervisor {
     }
 }
 
-fn not_started(kind: FailureKind, what: &str) -> ToolDone {
-    ToolDone { outcome: failed(kind, what), used: VariablesUse::default() }
+fn not_started(kind: FailureKind, what: &str) -> ToolCompletion {
+    ToolCompletion { outcome: failed(kind, what), used: VariablesUse::default() }
 }

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use super::body::JsonBody;
 use super::error::ApiError;
-use super::sessions::KnownSession;
+use super::sessions::PathSession;
 use crate::runtime::HostError;
-use crate::turn::{ApprovalError, Decision};
+use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{ApprovalPhase, CallKey, Judgement, Verdict};
 
 /// Characters of what is said with a decision; the model reads it after a rejection.
@@ -17,8 +17,8 @@ const MESSAGE_CHARS_MAX: usize = 4000;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Decide {
-    decision: Choice,
+pub(super) struct ApprovalDecisionRequest {
+    decision: ApprovalChoice,
     message: Option<String>,
     arguments_sha256: Option<String>,
     /// Needed only where a call was asked about twice, before and after.
@@ -28,26 +28,26 @@ pub(super) struct Decide {
 /// The words of the API for what people can decide.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Choice {
+enum ApprovalChoice {
     Approve,
     Reject,
 }
 
 /// A decision that counts, or did before.
 #[derive(Debug, Serialize)]
-struct Decided {
+struct ApprovalDecisionResponse {
     tool_id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     phase: Option<ApprovalPhase>,
-    decision: Choice,
+    decision: ApprovalChoice,
 }
 
 pub(super) async fn decide(
-    KnownSession(session): KnownSession,
+    PathSession(session): PathSession,
     path: Result<Path<(String, String)>, PathRejection>,
-    JsonBody(body): JsonBody<Decide>,
+    JsonBody(body): JsonBody<ApprovalDecisionRequest>,
 ) -> Result<Response, ApiError> {
-    let Decide { decision, message, arguments_sha256, phase } = body;
+    let ApprovalDecisionRequest { decision, message, arguments_sha256, phase } = body;
     // What cannot be a call's name is the name of no call that waits.
     let key: CallKey = path
         .ok()
@@ -64,10 +64,10 @@ pub(super) async fn decide(
         return Err(ApiError::bad_request("invalid_request", message));
     }
     let verdict = match decision {
-        Choice::Approve => Verdict::Approved,
-        Choice::Reject => Verdict::Rejected,
+        ApprovalChoice::Approve => Verdict::Approved,
+        ApprovalChoice::Reject => Verdict::Rejected,
     };
     let judgement = Judgement { verdict, message };
-    session.decide(key, Decision { phase, judgement, arguments_sha256 }).await?;
-    Ok(Json(Decided { tool_id: key.to_string(), phase, decision }).into_response())
+    session.decide(key, ApprovalDecision { phase, judgement, arguments_sha256 }).await?;
+    Ok(Json(ApprovalDecisionResponse { tool_id: key.to_string(), phase, decision }).into_response())
 }

@@ -118,13 +118,13 @@ async fn read(body: Body, headers: &HeaderMap, max: usize) -> Result<Vec<u8>, Ap
 
 /// A JSON object, and no array with the values of its fields, which serde would take as well.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Object<T>(pub(super) T);
+pub(super) struct StrictObject<T>(pub(super) T);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for StrictObject<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OfFields<T>(PhantomData<T>);
+        struct ObjectVisitor<T>(PhantomData<T>);
 
-        impl<'de, T: Deserialize<'de>> Visitor<'de> for OfFields<T> {
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
             type Value = T;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -136,13 +136,13 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
             }
         }
 
-        deserializer.deserialize_map(OfFields(PhantomData)).map(Self)
+        deserializer.deserialize_map(ObjectVisitor(PhantomData)).map(Self)
     }
 }
 
 /// What the bytes mean; serde names unknown and missing keys and where they stand.
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    serde_json::from_slice(bytes).map(|Object(body)| body).map_err(|error| {
+    serde_json::from_slice(bytes).map(|StrictObject(body)| body).map_err(|error| {
         let misfit = |why: String| {
             ApiError::bad_request("invalid_request", format!("the body does not fit: {why}"))
         };
@@ -182,12 +182,12 @@ mod tests {
         #[expect(dead_code, reason = "only read by serde")]
         input: String,
         #[expect(dead_code, reason = "only read by serde")]
-        inner: Option<Object<Inner>>,
+        inner: Option<StrictObject<SampleInner>>,
     }
 
     #[derive(Debug, serde::Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Inner {
+    struct SampleInner {
         #[expect(dead_code, reason = "only read by serde")]
         mode: crate::record::StopMode,
     }

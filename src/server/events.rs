@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::AppState;
 use super::body::StrictQuery;
 use super::error::ApiError;
-use super::sessions::KnownSession;
+use super::sessions::PathSession;
 use super::stream;
 use crate::event::EventId;
 use crate::types::excerpt;
@@ -18,7 +18,7 @@ const LAST_EVENT_ID: &str = "last-event-id";
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Behind {
+pub(super) struct WatchQuery {
     after: Option<String>,
 }
 
@@ -26,9 +26,9 @@ pub(super) struct Behind {
 /// come from now on. A client that connects again with the address it began with means the first.
 pub(super) async fn watch(
     State(state): State<AppState>,
-    KnownSession(session): KnownSession,
+    PathSession(session): PathSession,
     headers: HeaderMap,
-    StrictQuery(Behind { after }): StrictQuery<Behind>,
+    StrictQuery(WatchQuery { after }): StrictQuery<WatchQuery>,
 ) -> Result<Response, ApiError> {
     let after = match headers.get(LAST_EVENT_ID) {
         Some(value) => Some(event_id("Last-Event-ID", &String::from_utf8_lossy(value.as_bytes()))?),

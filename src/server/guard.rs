@@ -23,14 +23,14 @@ const OPEN_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 
 /// The rules of one server.
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(super) struct RequestGuard {
     allowed_hosts: Vec<String>,
     token: Option<ApiKey>,
 }
 
 /// Lets a request pass or answers it.
 pub(super) async fn check(
-    State(guard): State<Arc<Guard>>,
+    State(guard): State<Arc<RequestGuard>>,
     ConnectInfo(LocalAddress(local)): ConnectInfo<LocalAddress>,
     request: Request,
     next: Next,
@@ -41,7 +41,7 @@ pub(super) async fn check(
     }
 }
 
-impl Guard {
+impl RequestGuard {
     pub(super) fn new(options: &ServerOptions) -> Self {
         let allowed_hosts =
             options.allowed_hosts.iter().map(|host| host.to_ascii_lowercase()).collect();
@@ -170,18 +170,22 @@ fn equal_in_constant_time(given: &[u8], expected: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn guard(token: bool) -> Guard {
+    fn guard(token: bool) -> RequestGuard {
         let env = |_: &str| Some("token-1".to_owned());
         let options = ServerOptions {
             allowed_hosts: vec!["Host.Example".to_owned(), "other.example:8443".to_owned()],
             token: token.then(|| ApiKey::from_env("TOKEN", &env).expect("read the token")),
             ..ServerOptions::default()
         };
-        Guard::new(&options)
+        RequestGuard::new(&options)
     }
 
     /// What becomes of a request for `uri` with these headers: `None` if it passes.
-    fn check(guard: &Guard, uri: &str, headers: &[(&str, &str)]) -> Option<(u16, &'static str)> {
+    fn check(
+        guard: &RequestGuard,
+        uri: &str,
+        headers: &[(&str, &str)],
+    ) -> Option<(u16, &'static str)> {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             let name: header::HeaderName = name.parse().expect("parse a name");

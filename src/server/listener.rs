@@ -9,9 +9,9 @@ use tokio::net::{TcpListener, TcpStream};
 
 /// A listener whose connections send small writes at once: an event is worth its own packet.
 #[derive(Debug)]
-pub(super) struct Incoming(pub(super) TcpListener);
+pub(super) struct NoDelayListener(pub(super) TcpListener);
 
-impl Listener for Incoming {
+impl Listener for NoDelayListener {
     type Io = TcpStream;
     type Addr = SocketAddr;
 
@@ -33,8 +33,8 @@ impl Listener for Incoming {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LocalAddress(pub(super) Option<SocketAddr>);
 
-impl Connected<IncomingStream<'_, Incoming>> for LocalAddress {
-    fn connect_info(stream: IncomingStream<'_, Incoming>) -> Self {
+impl Connected<IncomingStream<'_, NoDelayListener>> for LocalAddress {
+    fn connect_info(stream: IncomingStream<'_, NoDelayListener>) -> Self {
         Self(stream.io().local_addr().ok())
     }
 }

@@ -29,8 +29,8 @@ use crate::config::{ApiKey, HostConfig};
 use crate::runtime::Host;
 
 use error::ApiError;
-use guard::Guard;
-use listener::{Incoming, LocalAddress};
+use guard::RequestGuard;
+use listener::{LocalAddress, NoDelayListener};
 
 /// How a server treats its clients.
 #[derive(Clone, Debug)]
@@ -74,14 +74,14 @@ impl From<&HostConfig> for ServerOptions {
 
 /// What every handler sees.
 #[derive(Debug)]
-struct Shared {
+struct ServerState {
     host: Host,
     options: ServerOptions,
     /// Cancelled when streams have to end.
     closing: CancellationToken,
 }
 
-type AppState = Arc<Shared>;
+type AppState = Arc<ServerState>;
 
 /// Serves a host's API on a listener until [`ServerHandle::shutdown`].
 ///
@@ -95,10 +95,10 @@ pub fn serve(
     let addr = listener.local_addr()?;
     let closing = CancellationToken::new();
     let close_timeout = options.close_timeout;
-    let guard = Guard::new(&options);
-    let shared = Arc::new(Shared { host, options, closing: closing.clone() });
+    let guard = RequestGuard::new(&options);
+    let shared = Arc::new(ServerState { host, options, closing: closing.clone() });
     let service = router(shared, guard).into_make_service_with_connect_info::<LocalAddress>();
-    let serving = axum::serve(Incoming(listener), service)
+    let serving = axum::serve(NoDelayListener(listener), service)
         .with_graceful_shutdown(closing.clone().cancelled_owned());
     #[expect(
         clippy::disallowed_methods,
@@ -140,7 +140,7 @@ impl Drop for ServerHandle {
     }
 }
 
-fn router(shared: AppState, guard: Guard) -> Router {
+fn router(shared: AppState, guard: RequestGuard) -> Router {
     Router::new()
         .route("/", get(ops::page))
         .route("/healthz", get(ops::healthz))

@@ -9,9 +9,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
 use super::AppState;
-use super::body::{JsonBody, KeyedBody, Object};
+use super::body::{JsonBody, KeyedBody, StrictObject};
 use super::error::ApiError;
-use super::sessions::KnownSession;
+use super::sessions::PathSession;
 use super::stream;
 use crate::config::{Approval, LimitOverrides, RunOverrides};
 use crate::record::StopMode;
@@ -20,7 +20,7 @@ use crate::types::{Content, Execution, TRACEPARENT, TRACESTATE, TraceContext};
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Start {
+pub(super) struct StartRunRequest {
     #[serde(deserialize_with = "input")]
     input: Content,
     #[serde(default)]
@@ -29,7 +29,7 @@ pub(super) struct Start {
     queue: bool,
     execution: Option<Execution>,
     #[serde(default)]
-    limits: Object<LimitOverrides>,
+    limits: StrictObject<LimitOverrides>,
     model: Option<String>,
     tools: Option<Vec<String>>,
     multi_tool_calls: Option<bool>,
@@ -39,16 +39,16 @@ pub(super) struct Start {
 
 pub(super) async fn start(
     State(state): State<AppState>,
-    KnownSession(session): KnownSession,
+    PathSession(session): PathSession,
     headers: HeaderMap,
-    KeyedBody(start, request): KeyedBody<Start>,
+    KeyedBody(start, request): KeyedBody<StartRunRequest>,
 ) -> Result<Response, ApiError> {
-    let Start {
+    let StartRunRequest {
         input,
         wait,
         queue,
         execution,
-        limits: Object(limits),
+        limits: StrictObject(limits),
         model,
         tools,
         multi_tool_calls,
@@ -79,13 +79,13 @@ pub(super) async fn start(
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Stop {
+pub(super) struct StopRunRequest {
     mode: StopMode,
 }
 
 pub(super) async fn stop(
-    KnownSession(session): KnownSession,
-    JsonBody(Stop { mode }): JsonBody<Stop>,
+    PathSession(session): PathSession,
+    JsonBody(StopRunRequest { mode }): JsonBody<StopRunRequest>,
 ) -> Result<Response, ApiError> {
     session.stop(mode).await?;
     let body = json!({"id": session.id(), "mode": mode});
@@ -94,21 +94,21 @@ pub(super) async fn stop(
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Steer {
+pub(super) struct SteerRunRequest {
     #[serde(deserialize_with = "input")]
     input: Content,
 }
 
 /// Lets a run go on that was interrupted and waits for that.
-pub(super) async fn resume(KnownSession(session): KnownSession) -> Result<Response, ApiError> {
+pub(super) async fn resume(PathSession(session): PathSession) -> Result<Response, ApiError> {
     let seq = session.resume().await?;
     let body = json!({"id": session.id(), "seq": seq});
     Ok((StatusCode::ACCEPTED, Json(body)).into_response())
 }
 
 pub(super) async fn steer(
-    KnownSession(session): KnownSession,
-    KeyedBody(Steer { input }, request): KeyedBody<Steer>,
+    PathSession(session): PathSession,
+    KeyedBody(SteerRunRequest { input }, request): KeyedBody<SteerRunRequest>,
 ) -> Result<Response, ApiError> {
     let seq = session.steer_by(input, request).await?;
     Ok((StatusCode::ACCEPTED, Json(json!({"seq": seq}))).into_response())

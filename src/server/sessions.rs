@@ -22,7 +22,7 @@ const PAGE_MAX: usize = 1000;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Open {
+pub(super) struct OpenSessionRequest {
     agent: Option<String>,
     id: Option<String>,
     #[serde(default)]
@@ -31,7 +31,7 @@ pub(super) struct Open {
 
 pub(super) async fn open(
     State(state): State<AppState>,
-    JsonBody(Open { agent, id, messages }): JsonBody<Open>,
+    JsonBody(OpenSessionRequest { agent, id, messages }): JsonBody<OpenSessionRequest>,
 ) -> Result<Response, ApiError> {
     let session = state.host.open_session(OpenSession { agent, id, messages }).await?;
     created(&session).await
@@ -39,14 +39,14 @@ pub(super) async fn open(
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct List {
+pub(super) struct ListSessionsQuery {
     state: Option<SessionState>,
     limit: Option<usize>,
     after: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
-struct Page {
+struct SessionPage {
     sessions: Vec<SessionSummary>,
     /// What `after` is for the next page; null on the last one.
     next: Option<SessionId>,
@@ -54,7 +54,7 @@ struct Page {
 
 pub(super) async fn list(
     State(shared): State<AppState>,
-    StrictQuery(List { state, limit, after }): StrictQuery<List>,
+    StrictQuery(ListSessionsQuery { state, limit, after }): StrictQuery<ListSessionsQuery>,
 ) -> Result<Response, ApiError> {
     let limit = limit.unwrap_or(PAGE);
     if !(1..=PAGE_MAX).contains(&limit) {
@@ -69,21 +69,21 @@ pub(super) async fn list(
     let more = sessions.len() > limit;
     sessions.truncate(limit);
     let next = sessions.last().filter(|_| more).map(|session| session.id.clone());
-    Ok(Json(Page { sessions, next }).into_response())
+    Ok(Json(SessionPage { sessions, next }).into_response())
 }
 
-pub(super) async fn snapshot(KnownSession(session): KnownSession) -> Result<Response, ApiError> {
+pub(super) async fn snapshot(PathSession(session): PathSession) -> Result<Response, ApiError> {
     Ok(Json(session.stored_snapshot().await?).into_response())
 }
 
-pub(super) async fn close(KnownSession(session): KnownSession) -> Result<Response, ApiError> {
+pub(super) async fn close(PathSession(session): PathSession) -> Result<Response, ApiError> {
     session.delete().await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Fork {
+pub(super) struct ForkSessionRequest {
     at: Seq,
     id: Option<String>,
 }
@@ -91,8 +91,8 @@ pub(super) struct Fork {
 /// A new session that begins with the first records of this one.
 pub(super) async fn fork(
     State(state): State<AppState>,
-    KnownSession(from): KnownSession,
-    JsonBody(Fork { at, id }): JsonBody<Fork>,
+    PathSession(from): PathSession,
+    JsonBody(ForkSessionRequest { at, id }): JsonBody<ForkSessionRequest>,
 ) -> Result<Response, ApiError> {
     let session = state.host.fork(&from, at, id).await?;
     created(&session).await
@@ -112,9 +112,9 @@ async fn created(session: &SessionHandle) -> Result<Response, ApiError> {
 
 /// The session that the path names.
 #[derive(Debug)]
-pub(super) struct KnownSession(pub(super) SessionHandle);
+pub(super) struct PathSession(pub(super) SessionHandle);
 
-impl FromRequestParts<AppState> for KnownSession {
+impl FromRequestParts<AppState> for PathSession {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {

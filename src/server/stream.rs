@@ -25,20 +25,20 @@ const CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
 
 /// Answers with a run's events until its last one, or until the server or its host stops.
 pub(super) fn run(events: Subscription, state: &AppState) -> Response {
-    let shown = Shown { last: events.began(), ends_with_run: true };
-    respond(writes(events, shown, Stop::of(state)))
+    let shown = StreamPosition { last: events.began(), ends_with_run: true };
+    respond(writes(events, shown, StreamSettings::of(state)))
 }
 
 /// The same of a run that was asked for before.
 pub(super) fn past_run(events: Watch, state: &AppState) -> Response {
-    let shown = Shown { last: events.began(), ends_with_run: true };
-    respond(writes(events, shown, Stop::of(state)))
+    let shown = StreamPosition { last: events.began(), ends_with_run: true };
+    respond(writes(events, shown, StreamSettings::of(state)))
 }
 
 /// Answers with a session's events until it ends, or until the server or its host stops.
 pub(super) fn session(events: Watch, state: &AppState) -> Response {
-    let shown = Shown { last: events.began(), ends_with_run: false };
-    respond(writes(events, shown, Stop::of(state)))
+    let shown = StreamPosition { last: events.began(), ends_with_run: false };
+    respond(writes(events, shown, StreamSettings::of(state)))
 }
 
 fn respond(writes: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
@@ -53,14 +53,14 @@ fn respond(writes: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'stati
 
 /// When a stream falls silent or ends without an event.
 #[derive(Clone)]
-struct Stop {
+struct StreamSettings {
     keep_alive: Duration,
     closing: CancellationToken,
     /// Its sessions end, and are not closed.
     host: Option<Host>,
 }
 
-impl Stop {
+impl StreamSettings {
     fn of(state: &AppState) -> Self {
         let host = Some(state.host.clone());
         Self { keep_alive: state.options.keep_alive, closing: state.closing.clone(), host }
@@ -73,7 +73,7 @@ impl Stop {
 }
 
 /// How far a client has been shown the events.
-struct Shown {
+struct StreamPosition {
     /// Where it reads again.
     last: EventId,
     ends_with_run: bool,
@@ -82,8 +82,8 @@ struct Shown {
 /// One item a write.
 fn writes(
     events: impl Stream<Item = Delivery> + Unpin + Send + 'static,
-    shown: Shown,
-    stop: Stop,
+    shown: StreamPosition,
+    stop: StreamSettings,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static {
     futures::stream::unfold(Some((events, shown)), move |state| {
         let stop = stop.clone();
@@ -112,7 +112,7 @@ fn writes(
     })
 }
 
-impl Shown {
+impl StreamPosition {
     /// Adds what a client is shown of a delivery, or of there being none any more; whether it was
     /// the last.
     fn append(&mut self, text: &mut String, delivery: Option<&Delivery>) -> bool {
@@ -184,8 +184,8 @@ mod tests {
     fn start(feed: &Feed) -> (impl Stream<Item = String> + Unpin + use<>, CancellationToken) {
         let closing = CancellationToken::new();
         let writes = {
-            let shown = Shown { last: EventId::default(), ends_with_run: true };
-            let stop = Stop { keep_alive: ALIVE, closing: closing.clone(), host: None };
+            let shown = StreamPosition { last: EventId::default(), ends_with_run: true };
+            let stop = StreamSettings { keep_alive: ALIVE, closing: closing.clone(), host: None };
             writes(feed.subscribe(8), shown, stop)
         };
         let texts = writes.map(|bytes| {

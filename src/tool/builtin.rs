@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::{
     Calculator, Clock, GetVariable, HttpGet, HttpGetOptions, InvalidAllowRule, READ_BYTES_MAX,
-    ReadFile, Registry, RegistryError, SetVariable,
+    ReadFile, RegistryError, SetVariable, ToolRegistry,
 };
 
 /// What the configuration says of the built-in tools.
@@ -24,8 +24,8 @@ pub struct BuiltinOptions {
 ///
 /// # Errors
 /// When the directory cannot be opened, a rule is none, or no HTTP client can be made.
-pub fn builtin(options: &BuiltinOptions) -> Result<Registry, BuiltinError> {
-    let mut registry = Registry::new();
+pub fn builtin(options: &BuiltinOptions) -> Result<ToolRegistry, BuiltinError> {
+    let mut registry = ToolRegistry::new();
     registry.register(Calculator)?;
     registry.register(Clock::new())?;
     registry.register(GetVariable)?;

@@ -133,7 +133,7 @@ impl Default for Clock {
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Input {
+struct ClockInput {
     /// A time zone by its IANA name, for example `Asia/Tokyo`, `Europe/Berlin` or `UTC`.
     zone: String,
 }
@@ -141,12 +141,15 @@ struct Input {
 #[async_trait]
 impl Tool for Clock {
     fn spec(&self) -> ToolSpec {
-        ToolSpec::new::<Input>("clock", "Tells the current date, time and weekday in a time zone.")
-            .pure()
+        ToolSpec::new::<ClockInput>(
+            "clock",
+            "Tells the current date, time and weekday in a time zone.",
+        )
+        .pure()
     }
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
-        let Input { zone } = context.input()?;
+        let ClockInput { zone } = context.input()?;
         self.tell(&zone, Timestamp::now()).map(ToolOutput).map_err(ToolError::new)
     }
 }

@@ -14,7 +14,7 @@ use crate::context::View;
 use crate::types::{CallKey, TraceContext};
 
 /// Takes a call's progress texts; bounded by whoever made it.
-pub type ProgressSink = Arc<dyn Fn(String) + Send + Sync>;
+pub type ProgressCallback = Arc<dyn Fn(String) + Send + Sync>;
 
 /// One call's view of the world: its arguments, its names, the sign to stop.
 #[derive(Clone)]
@@ -25,12 +25,12 @@ pub struct ToolContext {
     effect: ToolEffect,
     trace: Option<TraceContext>,
     cancellation: CancellationToken,
-    progress: ProgressSink,
-    view: SharedView,
+    progress: ProgressCallback,
+    view: SharedVariableView,
 }
 
 /// A call's view of the session's variables, shared with whoever takes what the call wrote.
-pub type SharedView = Arc<Mutex<View>>;
+pub type SharedVariableView = Arc<Mutex<View>>;
 
 impl ToolContext {
     /// A context as the runtime makes it (and as a test of a tool may).
@@ -40,9 +40,9 @@ impl ToolContext {
         arguments: impl Into<Arc<Value>>,
         idempotency_key: String,
         cancellation: CancellationToken,
-        progress: ProgressSink,
+        progress: ProgressCallback,
     ) -> Self {
-        let (effect, view) = (ToolEffect::default(), SharedView::default());
+        let (effect, view) = (ToolEffect::default(), SharedVariableView::default());
         let (arguments, trace) = (arguments.into(), None);
         Self { key, arguments, idempotency_key, effect, trace, cancellation, progress, view }
     }
@@ -61,7 +61,7 @@ impl ToolContext {
 
     /// The same with a view of variables; without one there are none, and none can be written.
     #[must_use]
-    pub fn with_variables(self, view: SharedView) -> Self {
+    pub fn with_variables(self, view: SharedVariableView) -> Self {
         Self { view, ..self }
     }
 

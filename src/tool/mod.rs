@@ -24,13 +24,13 @@
 //!         Ok(format!("{} words", input.text.split_whitespace().count()).into())
 //!     }
 //! }
-//! # let mut registry = callsheet::tool::Registry::new();
+//! # let mut registry = callsheet::tool::ToolRegistry::new();
 //! # registry.register(CountWords)?;
 //! # assert!(registry.tool("count_words").is_some());
 //! # Ok::<(), callsheet::tool::RegistryError>(())
 //! ```
 //!
-//! [`Registry::register`] adds it to a host's tools, for example to the [`builtin`] ones.
+//! [`ToolRegistry::register`] adds it to a host's tools, for example to the [`builtin`] ones.
 
 mod builtin;
 mod calculator;
@@ -53,10 +53,10 @@ pub use crate::config::{Approval, StartPolicy, ToolEffect};
 pub use builtin::{BuiltinError, BuiltinOptions, builtin};
 pub use calculator::Calculator;
 pub use clock::Clock;
-pub use context::{ProgressSink, SharedView, ToolContext};
-pub use http_get::{AllowRule, HttpGet, HttpGetOptions, InvalidAllowRule, Lookup};
+pub use context::{ProgressCallback, SharedVariableView, ToolContext};
+pub use http_get::{AllowRule, DnsLookup, HttpGet, HttpGetOptions, InvalidAllowRule};
 pub use read_file::{READ_BYTES_MAX, ReadFile};
-pub use registry::{Registered, Registry, RegistryError};
+pub use registry::{RegisteredTool, RegistryError, ToolRegistry};
 pub use schema::{InputSchema, InvalidSchema};
 pub use variables::{GetVariable, SetVariable};
 

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use super::{Registry, ToolSpec};
+use super::{ToolRegistry, ToolSpec};
 use crate::config::ToolOverride;
 
-impl Registry {
+impl ToolRegistry {
     /// Changes the specs of registered tools as `[tools.NAME]` says. Names without a tool are
     /// passed over: [`Config::check_tools`](crate::config::Config::check_tools) finds them.
-    pub fn apply(&mut self, overrides: &BTreeMap<String, ToolOverride>) {
+    pub fn apply_overrides(&mut self, overrides: &BTreeMap<String, ToolOverride>) {
         for (name, change) in overrides {
-            self.adjust(name, |spec| change_spec(spec, change));
+            self.update_spec(name, |spec| change_spec(spec, change));
         }
     }
 }
@@ -39,10 +39,10 @@ mod tests {
     use crate::config::{Approval, StartPolicy, ToolEffect};
     use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput};
 
-    struct Plain;
+    struct NoOpTool;
 
     #[async_trait]
-    impl Tool for Plain {
+    impl Tool for NoOpTool {
         fn spec(&self) -> ToolSpec {
             ToolSpec::with_schema("plain", "does nothing", InputSchema::of::<()>())
         }
@@ -54,11 +54,11 @@ mod tests {
 
     #[test]
     fn what_is_set_changes_and_the_rest_stays() {
-        let mut registry = Registry::new();
-        registry.register(Plain).expect("register");
+        let mut registry = ToolRegistry::new();
+        registry.register(NoOpTool).expect("register");
         let author = registry.tool("plain").expect("find").spec.as_ref().clone();
         let nothing = BTreeMap::from([("plain".to_owned(), ToolOverride::default())]);
-        registry.apply(&nothing);
+        registry.apply_overrides(&nothing);
         assert_eq!(*registry.tool("plain").expect("find").spec, author);
         let change = ToolOverride {
             effect: Some(ToolEffect::None),
@@ -73,7 +73,7 @@ mod tests {
             max_concurrent: NonZeroU32::new(4),
             ..ToolOverride::default()
         };
-        registry.apply(&BTreeMap::from([("plain".to_owned(), change)]));
+        registry.apply_overrides(&BTreeMap::from([("plain".to_owned(), change)]));
         let expected = author
             .pure()
             .start_on_seal()

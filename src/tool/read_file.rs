@@ -85,7 +85,7 @@ impl ReadFile {
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Input {
+struct ReadFileInput {
     /// The file's path, relative to the directory that files are read from.
     path: String,
 }
@@ -93,13 +93,13 @@ struct Input {
 #[async_trait]
 impl Tool for ReadFile {
     fn spec(&self) -> ToolSpec {
-        ToolSpec::new::<Input>("read_file", "Reads a UTF-8 text file and answers its text.")
+        ToolSpec::new::<ReadFileInput>("read_file", "Reads a UTF-8 text file and answers its text.")
             .pure()
             .blocking()
     }
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
-        let Input { path } = context.input()?;
+        let ReadFileInput { path } = context.input()?;
         self.read(&path)
             .map(ToolOutput)
             .map_err(|e| ToolError(format!("cannot read {:?}: {e}", shorten(&path))))

@@ -8,14 +8,14 @@ use super::{Tool, ToolSpec};
 
 /// A registered tool with its spec as overridden by the configuration.
 #[derive(Clone)]
-pub struct Registered {
+pub struct RegisteredTool {
     /// What the schedule and the model are told.
     pub spec: Arc<ToolSpec>,
     /// What runs.
     pub tool: Arc<dyn Tool>,
 }
 
-impl fmt::Debug for Registered {
+impl fmt::Debug for RegisteredTool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.spec.fmt(f)
     }
@@ -23,11 +23,11 @@ impl fmt::Debug for Registered {
 
 /// The tools that a host has. Fixed once the host runs.
 #[derive(Clone, Debug, Default)]
-pub struct Registry {
-    tools: BTreeMap<String, Registered>,
+pub struct ToolRegistry {
+    tools: BTreeMap<String, RegisteredTool>,
 }
 
-impl Registry {
+impl ToolRegistry {
     /// A registry without tools.
     #[must_use]
     pub fn new() -> Self {
@@ -49,24 +49,24 @@ impl Registry {
         if self.tools.contains_key(&name) {
             return Err(RegistryError::Taken(name));
         }
-        self.tools.insert(name, Registered { spec: Arc::new(spec), tool: Arc::new(tool) });
+        self.tools.insert(name, RegisteredTool { spec: Arc::new(spec), tool: Arc::new(tool) });
         Ok(())
     }
 
     /// A tool by its name.
     #[must_use]
-    pub fn tool(&self, name: &str) -> Option<&Registered> {
+    pub fn tool(&self, name: &str) -> Option<&RegisteredTool> {
         self.tools.get(name)
     }
 
     /// All tools, by name.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, &Registered)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &RegisteredTool)> {
         self.tools.iter().map(|(name, tool)| (name.as_str(), tool))
     }
 
     /// Changes the spec of a registered tool; used for the `[tools.NAME]` overrides.
     /// Returns whether there is such a tool.
-    pub fn adjust(&mut self, name: &str, change: impl FnOnce(&mut ToolSpec)) -> bool {
+    pub fn update_spec(&mut self, name: &str, change: impl FnOnce(&mut ToolSpec)) -> bool {
         let Some(entry) = self.tools.get_mut(name) else { return false };
         change(Arc::make_mut(&mut entry.spec));
         true

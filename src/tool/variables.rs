@@ -16,7 +16,7 @@ pub struct SetVariable;
 pub struct GetVariable;
 
 #[derive(Deserialize, JsonSchema)]
-struct Assignment {
+struct SetVariableInput {
     /// The variable's name, of 1 to 128 bytes.
     name: String,
     /// Any JSON value.
@@ -24,7 +24,7 @@ struct Assignment {
 }
 
 #[derive(Deserialize, JsonSchema)]
-struct Named {
+struct GetVariableInput {
     /// The variable's name.
     name: String,
 }
@@ -34,11 +34,11 @@ impl Tool for SetVariable {
     fn spec(&self) -> ToolSpec {
         let description = "Keeps a value under a name, for later calls and turns of this session.";
         // An identical call behind another write is no duplicate.
-        ToolSpec::new::<Assignment>("set_variable", description).pure().repeatable()
+        ToolSpec::new::<SetVariableInput>("set_variable", description).pure().repeatable()
     }
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
-        let Assignment { name, value } = context.input()?;
+        let SetVariableInput { name, value } = context.input()?;
         context.set(&name, value)?;
         Ok(format!("{name:?} is set").into())
     }
@@ -48,11 +48,11 @@ impl Tool for SetVariable {
 impl Tool for GetVariable {
     fn spec(&self) -> ToolSpec {
         let description = "Tells the value, as JSON, that this session keeps under a name.";
-        ToolSpec::new::<Named>("get_variable", description).pure().repeatable()
+        ToolSpec::new::<GetVariableInput>("get_variable", description).pure().repeatable()
     }
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
-        let Named { name } = context.input()?;
+        let GetVariableInput { name } = context.input()?;
         let told = match context.get(&name) {
             Some(value) => value.to_string(),
             None => format!("there is no variable {name:?}"),

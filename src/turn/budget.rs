@@ -3,13 +3,13 @@
 //! A run meters its turns, calls and tokens; a turn is told what is left as it begins, and ends
 //! as by a stop as soon as it is known to take more.
 
-use super::call::Call;
+use super::call::TurnCall;
 use super::effect::{CancelReason, Effect, TurnEnd};
 use super::run::LimitHit;
-use super::{State, Turn};
+use super::{Turn, TurnStage};
 use crate::record::Ending;
-use crate::response::ResponseEnd;
-use crate::response::judge;
+use crate::response::ExchangeEnd;
+use crate::response::classify_ending;
 
 /// The limit of a run's tokens, by its name in the configuration.
 pub(super) const MAX_TOKENS: &str = "max_tokens_per_run";
@@ -80,10 +80,10 @@ impl Turn {
     pub(super) fn end_if_over_tokens(&mut self) -> bool {
         let Some(left) = self.spec.budget.tokens_left else { return false };
         let used = self.tokens_used();
-        if self.state != State::Asking || used <= left {
+        if self.stage != TurnStage::AwaitingResponse || used <= left {
             return false;
         }
-        let is_cut = match judge(&self.response, ResponseEnd::Closed) {
+        let is_cut = match classify_ending(&self.response, ExchangeEnd::Closed) {
             Ok(Ending::Refused) => false,
             Ok(
                 Ending::Well
@@ -91,7 +91,7 @@ impl Turn {
                 | Ending::BrokeKept
                 | Ending::Excess
                 | Ending::Cancelled,
-            ) => self.calls.iter().any(Call::is_kept),
+            ) => self.calls.iter().any(TurnCall::is_kept),
             Err(_) => true,
         };
         if is_cut {
@@ -121,7 +121,7 @@ impl Turn {
         if let Some(left) = self.spec.budget.tokens_left.filter(|_| !is_told) {
             self.tell_tokens(self.tokens_used(), left);
         }
-        self.state = State::Over;
+        self.stage = TurnStage::Finished;
         self.commit(TurnEnd::Cancelled(CancelReason::Budget), None);
     }
 

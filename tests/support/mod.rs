@@ -14,7 +14,7 @@ use callsheet::config::{BaseUrl, Config, JournalEngine};
 use callsheet::rehearsal::{ReceivedRequest, Rehearsal, Script};
 use callsheet::runtime::{Host, HostCounts, HostSetup, OpenSession, RunReport, SessionHandle};
 use callsheet::telemetry::{Delivery, Subscription};
-use callsheet::tool::Registry;
+use callsheet::tool::ToolRegistry;
 use callsheet::types::{Execution, Wire};
 use futures::StreamExt;
 use serde_json::Value;
@@ -31,7 +31,7 @@ pub(crate) struct World {
 /// A host whose only agent has all of `tools` and asks the scripted provider.
 pub(crate) async fn world(
     script: Script,
-    tools: Registry,
+    tools: ToolRegistry,
     change: impl FnOnce(&mut Config),
 ) -> World {
     let model = Rehearsal::with_script(script).await.unwrap();
@@ -50,7 +50,7 @@ pub(crate) async fn world(
 pub(crate) async fn world_of(
     wire: Wire,
     script: Script,
-    tools: Registry,
+    tools: ToolRegistry,
     change: impl FnOnce(&mut Config),
 ) -> World {
     let over_the_wire = |config: &mut Config| {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use callsheet::tool::{Registry, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use parking_lot::{Condvar, Mutex};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -129,8 +129,8 @@ impl Tool for Staged {
 
 /// Tools that take `{id}`: `quick`, `waits`, `panics`, `fails`, `hangs` are pure; `writes` (quick)
 /// and `slow_write` (waits) have effects.
-pub(crate) fn registry(stage: &Stage) -> Registry {
-    let mut registry = Registry::new();
+pub(crate) fn registry(stage: &Stage) -> ToolRegistry {
+    let mut registry = ToolRegistry::new();
     let pure = |name: &str| ToolSpec::new::<Input>(name, "For a test.").pure();
     let tools = [
         (pure("quick"), Manner::Quick),
@@ -149,7 +149,7 @@ pub(crate) fn registry(stage: &Stage) -> Registry {
 }
 
 /// The same, and `blocks`, which is pure and has a thread of its own.
-pub(crate) fn registry_with_blocks(stage: &Stage) -> Registry {
+pub(crate) fn registry_with_blocks(stage: &Stage) -> ToolRegistry {
     let mut registry = registry(stage);
     let spec = ToolSpec::new::<Input>("blocks", "For a test.").pure().blocking();
     let tool = Staged { spec, manner: Manner::Blocks, stage: stage.clone() };

@@ -92,7 +92,7 @@ async fn cut_off_at_the_death(stopped: bool) -> RunEnd {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
     let armed = Armed::default();
     let trap = trap(&armed);
-    let setup = setup(&provider, Registry::new(), |config| {
+    let setup = setup(&provider, ToolRegistry::new(), |config| {
         let limits = &mut config.agents.get_mut("default").unwrap().limits;
         limits.run_timeout = Some(Duration::from_secs(60));
     });
@@ -127,7 +127,7 @@ async fn a_turn_that_failed_at_the_death_is_not_asked_again() {
     let provider = Provider::new(|_, _| refused()).await.behind(Arc::clone(&gate));
     let armed = Armed::default();
     let trap = trap(&armed);
-    let setup = setup(&provider, Registry::new(), |_| ());
+    let setup = setup(&provider, ToolRegistry::new(), |_| ());
     let host = Host::start_on(setup, Arc::clone(&trap) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();

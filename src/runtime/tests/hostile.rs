@@ -138,7 +138,7 @@ async fn stopped_in_time(url: &str, service: &mut Service) {
     let mut config = Config::default();
     config.journal.engine = JournalEngine::Memory;
     config.use_model("test", asking(url));
-    let host = Host::start(HostSetup { config, tools: Registry::new() }).await.unwrap();
+    let host = Host::start(HostSetup { config, tools: ToolRegistry::new() }).await.unwrap();
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     timeout(SOON, service.connected.recv()).await.expect("it connects").unwrap();

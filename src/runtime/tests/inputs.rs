@@ -62,7 +62,7 @@ async fn said_at(choose: impl FnOnce(&Moment, Box<dyn FnOnce() + Send>)) {
     let provider = answering().await;
     let moment = Arc::new(Moment::default());
     let journal = moment.engine();
-    let setup = setup(&provider, Registry::new(), |_| ());
+    let setup = setup(&provider, ToolRegistry::new(), |_| ());
     let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let steer = {
@@ -102,7 +102,7 @@ async fn a_death_neither_loses_nor_doubles_it() {
         })
         .await;
         let journal = Arc::new(MemoryJournal::new());
-        let setup = setup(&provider, Registry::new(), |_| ());
+        let setup = setup(&provider, ToolRegistry::new(), |_| ());
         let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
         let session = session(&host).await;
         let run = session.start_run("go").await.unwrap();
@@ -125,7 +125,7 @@ async fn a_death_neither_loses_nor_doubles_it() {
 async fn at_any_time() {
     let provider = Provider::new(|n, _| Reply::Sse(says(&format!("answer {n}")))).await;
     let journal = Arc::new(MemoryJournal::new());
-    let setup = setup(&provider, Registry::new(), |_| ());
+    let setup = setup(&provider, ToolRegistry::new(), |_| ());
     let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let (mut taken, mut late) = (0, 0);
@@ -161,7 +161,7 @@ async fn what_waits_is_in_the_records_in_its_turn() {
     })
     .await;
     let journal = Arc::new(MemoryJournal::new());
-    let setup = setup(&provider, Registry::new(), |_| ());
+    let setup = setup(&provider, ToolRegistry::new(), |_| ());
     let host = Host::start_on(setup, Arc::clone(&journal) as Arc<dyn Journal>).await.unwrap();
     let session = session(&host).await;
     let first = session.start_run("go").await.unwrap();

@@ -12,7 +12,7 @@ fn named(id: &str) -> OpenSession {
 #[tokio::test]
 async fn sessions_are_opened_by_name_and_closed() {
     let provider = Provider::saying("fine").await;
-    let host = host(&provider, Registry::new(), |config| config.host.max_sessions = 2).await;
+    let host = host(&provider, ToolRegistry::new(), |config| config.host.max_sessions = 2).await;
     let session = host.open_session(named("b")).await.unwrap();
     assert_eq!((session.id().as_str(), session.agent().await.unwrap().as_str()), ("b", "default"));
     assert_eq!(host.open_session(named("b")).await.unwrap_err(), HostError::SessionExists);
@@ -45,7 +45,8 @@ async fn sessions_are_opened_by_name_and_closed() {
 #[tokio::test]
 async fn a_session_has_one_run_and_a_host_so_many() {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
-    let host = host(&provider, Registry::new(), |config| config.host.max_concurrent_runs = 1).await;
+    let host =
+        host(&provider, ToolRegistry::new(), |config| config.host.max_concurrent_runs = 1).await;
     let (first, second) = (session(&host).await, session(&host).await);
     let run = first.start_run("go").await.unwrap();
     assert_eq!(first.start_run("go").await.unwrap_err(), HostError::RunInProgress);
@@ -60,7 +61,7 @@ async fn a_session_has_one_run_and_a_host_so_many() {
 #[tokio::test]
 async fn closing_a_session_stops_its_run() {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     session.close().await.unwrap();
@@ -138,7 +139,7 @@ async fn a_shutdown_answers_what_outlasts_its_grace() {
 #[tokio::test]
 async fn a_host_that_is_dropped_ends() {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     until("the stream is open", || provider.open() == 1).await;
@@ -162,7 +163,7 @@ async fn dies(host: &Host, session: &SessionHandle) {
 #[tokio::test]
 async fn a_session_that_dies_goes_on_from_its_records() {
     let provider = Provider::saying("fine").await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = host.open_session(named("one")).await.unwrap();
     session.run("go").await.unwrap();
     dies(&host, &session).await;
@@ -180,7 +181,7 @@ async fn a_session_that_dies_in_the_middle_of_a_run_goes_on_with_it() {
         _ => Reply::Sse(says("found")),
     })
     .await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = host.open_session(named("one")).await.unwrap();
     let run = session.start_run("go").await.unwrap();
     until("the stream is open", || provider.open() == 1).await;
@@ -196,7 +197,7 @@ async fn a_session_that_dies_in_the_middle_of_a_run_goes_on_with_it() {
 async fn every_run_that_was_accepted_beside_a_shutdown_has_its_report() {
     for round in 0..20 {
         let provider = Provider::saying("fine").await;
-        let host = host(&provider, Registry::new(), |_| ()).await;
+        let host = host(&provider, ToolRegistry::new(), |_| ()).await;
         let starters = (0..20).map(|n| {
             let host = host.clone();
             spawn(async move {

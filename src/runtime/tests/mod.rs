@@ -58,11 +58,11 @@ fn until(what: &str, is_so: impl Fn() -> bool) -> impl Future<Output = ()> {
 }
 
 /// A host whose agent talks to a provider, with tools, and a changed configuration.
-async fn host(provider: &Provider, tools: Registry, change: impl FnOnce(&mut Config)) -> Host {
+async fn host(provider: &Provider, tools: ToolRegistry, change: impl FnOnce(&mut Config)) -> Host {
     Host::start(setup(provider, tools, change)).await.unwrap()
 }
 
-fn setup(provider: &Provider, tools: Registry, change: impl FnOnce(&mut Config)) -> HostSetup {
+fn setup(provider: &Provider, tools: ToolRegistry, change: impl FnOnce(&mut Config)) -> HostSetup {
     let mut config = Config::default();
     config.journal.engine = JournalEngine::Memory;
     config.use_model("test", model(provider));
@@ -162,8 +162,8 @@ fn echo(name: &str) -> Closure {
     tool(spec(name), |context| async move { Ok(context.arguments().to_string().into()) })
 }
 
-fn registry(tools: impl IntoIterator<Item = Closure>) -> Registry {
-    let mut registry = Registry::new();
+fn registry(tools: impl IntoIterator<Item = Closure>) -> ToolRegistry {
+    let mut registry = ToolRegistry::new();
     for tool in tools {
         registry.register(tool).unwrap();
     }

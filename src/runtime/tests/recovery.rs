@@ -40,7 +40,7 @@ async fn while_the_model_is_silent(which: usize) {
         _ => Reply::Sse(says("found")),
     })
     .await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     until("the stream is open", || provider.open() == 1).await;
@@ -59,7 +59,7 @@ async fn a_turn_that_had_fallen_back_goes_on_with_that_model() {
         _ => Reply::Sse(says("found")),
     })
     .await;
-    let host = host(&main, Registry::new(), |config| {
+    let host = host(&main, ToolRegistry::new(), |config| {
         let backup = ModelConfig { model: "backup-model".into(), ..model(&backup) };
         config.models.insert("backup".into(), backup);
         config.agents.get_mut("default").unwrap().fallback_models = vec!["backup".into()];
@@ -208,7 +208,7 @@ async fn an_actor_that_dies_too_often_fails_the_run_with_every_call_answered() {
 #[tokio::test]
 async fn a_stop_that_comes_with_the_death_is_not_lost() {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     until("the stream is open", || provider.open() == 1).await;
@@ -303,7 +303,7 @@ async fn deaths_at_any_time_repeat_no_effect_and_leave_no_call_open() {
 #[tokio::test]
 async fn runs_of_a_session_share_their_actors_until_it_rests() {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("so far")])).await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     let mut seen = Vec::new();
     for rests in [false, true, false] {
@@ -331,7 +331,7 @@ async fn one_of_them_dies_between_two_runs() {
             _ => Reply::Sse(says("found")),
         })
         .await;
-        let host = host(&provider, Registry::new(), |_| ()).await;
+        let host = host(&provider, ToolRegistry::new(), |_| ()).await;
         let session = session(&host).await;
         let run = session.start_run("go").await.unwrap();
         let victim = actors(&session).await[which].clone();

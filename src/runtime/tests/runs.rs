@@ -22,7 +22,7 @@ fn name(event: &Event) -> String {
 #[tokio::test]
 async fn a_run_without_tools_gives_its_answer_and_its_events() {
     let provider = Provider::saying("good day to you").await;
-    let host = host(&provider, Registry::new(), |config| {
+    let host = host(&provider, ToolRegistry::new(), |config| {
         config.agents.get_mut("default").unwrap().system = "Be kind.".into();
     })
     .await;
@@ -74,7 +74,7 @@ async fn each_message_is_of_the_model_that_said_it() {
         None => Reply::Silence,
     })
     .await;
-    let host = host(&provider, Registry::new(), |config| {
+    let host = host(&provider, ToolRegistry::new(), |config| {
         let plain = model(&provider);
         for name in ["broken", "other"] {
             let model = ModelConfig { model: format!("{name}-model"), ..plain.clone() };
@@ -108,7 +108,7 @@ async fn each_message_is_of_the_model_that_said_it() {
 #[tokio::test]
 async fn a_second_run_sends_the_first_one_along() {
     let provider = Provider::new(|n, _| Reply::Sse(says(["one", "two"][n]))).await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     session.run("first").await.unwrap();
     let report = session.run("second").await.unwrap();
@@ -236,7 +236,7 @@ async fn a_broken_stream_is_asked_for_again() {
         _ => Reply::Sse(says("answer")),
     })
     .await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let report = session(&host).await.run("go").await.unwrap();
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "answer"));
     assert_eq!(provider.count(), 2);

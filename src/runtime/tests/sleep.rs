@@ -30,7 +30,7 @@ fn sleepy(host: &Host) -> tokio::task::JoinHandle<()> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn nothing_is_lost_or_doubled_on_the_edge_of_sleep() {
     let provider = Provider::new(|_, _| Reply::Sse(says("well"))).await;
-    let host = host(&provider, Registry::new(), |config| {
+    let host = host(&provider, ToolRegistry::new(), |config| {
         config.host.max_queued_inputs = CLIENTS * ROUNDS;
     })
     .await;
@@ -76,7 +76,7 @@ async fn nothing_is_lost_or_doubled_on_the_edge_of_sleep() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn sessions_are_deleted_and_opened_again_on_the_edge_of_sleep() {
     let provider = Provider::new(|_, _| Reply::Sse(says("well"))).await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let lulling = sleepy(&host);
     let clients = (0..CLIENTS).map(|client| {
         let host = host.clone();
@@ -102,7 +102,7 @@ async fn sessions_are_deleted_and_opened_again_on_the_edge_of_sleep() {
 #[tokio::test]
 async fn a_session_sleeps_when_it_is_told_to_unless_it_is_needed() {
     let provider = Provider::new(|_, _| Reply::Sse(says("well"))).await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     let listens = session.subscribe().await.unwrap();
     session.run("go").await.unwrap();

@@ -10,7 +10,7 @@ use crate::types::RunEnd;
 #[tokio::test]
 async fn a_stop_closes_the_stream() {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("one "), text("moment")])).await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     until("the stream is open", || provider.open() == 1).await;
@@ -26,7 +26,7 @@ async fn a_stop_closes_the_stream() {
 #[tokio::test]
 async fn a_stop_is_heard_while_no_answer_comes() {
     let provider = Provider::new(|_, _| Reply::Silence).await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     until("the provider was asked", || provider.open() == 1).await;
@@ -45,7 +45,7 @@ async fn a_stop_ends_the_wait_between_attempts() {
         retry_after: Some("60"),
     })
     .await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     let mut events = session.subscribe().await.unwrap();
     let run = session.start_run("go").await.unwrap();
@@ -113,7 +113,7 @@ async fn a_stop_answers_every_call() {
 #[tokio::test]
 async fn run_timeout_ends_the_run() {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
-    let host = host(&provider, Registry::new(), |config| {
+    let host = host(&provider, ToolRegistry::new(), |config| {
         let limits = &mut config.agents.get_mut("default").unwrap().limits;
         limits.run_timeout = Some(Duration::from_millis(50));
     })
@@ -166,7 +166,7 @@ async fn a_thousand_stopped_runs_leave_nothing() {
 #[tokio::test]
 async fn a_dropped_report_stops_nothing() {
     let provider = Provider::saying("fine").await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     drop(session.start_run("go").await.unwrap());
     nothing_left(&host).await;
@@ -177,7 +177,7 @@ async fn a_dropped_report_stops_nothing() {
 async fn a_slow_subscriber_delays_nothing() {
     let words: &'static str = Box::leak("word ".repeat(6000).into_boxed_str());
     let provider = Provider::saying(words).await;
-    let host = host(&provider, Registry::new(), |_| ()).await;
+    let host = host(&provider, ToolRegistry::new(), |_| ()).await;
     let session = session(&host).await;
     let _never_read = session.subscribe();
     let report = timeout(SOON, session.run("go")).await.unwrap().unwrap();

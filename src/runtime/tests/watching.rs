@@ -289,7 +289,7 @@ async fn nothing_leaves_before_it_is_durable_and_nothing_after_a_failure() {
     let provider = Provider::saying("Hello you.").await;
     let (engine, waiting) = late();
     let journal = Arc::clone(&engine) as Arc<dyn Journal>;
-    let setup = setup(&provider, Registry::new(), |_| ());
+    let setup = setup(&provider, ToolRegistry::new(), |_| ());
     let host = Host::start_on(setup, journal).await.unwrap();
     let opening = spawn({
         let host = host.clone();

@@ -50,9 +50,9 @@ const FUNCTIONS: &[&str] = &[
 
 /// An expression that fend may evaluate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Expression(String);
+pub(super) struct FendExpression(String);
 
-impl Expression {
+impl FendExpression {
     /// Reads what a model has written.
     pub(super) fn read(written: &str) -> Result<Self, UnreadableExpression> {
         let plain = normalise(written)?;
@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     fn check(written: &str, expect: &str) {
-        assert_eq!(Expression::read(written).unwrap().as_str(), expect, "{written}");
+        assert_eq!(FendExpression::read(written).unwrap().as_str(), expect, "{written}");
     }
 
     #[test]
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn knows_its_words() {
         let words = |text| {
-            let expression = Expression::read(text).unwrap();
+            let expression = FendExpression::read(text).unwrap();
             (expression.converts(), expression.rounds())
         };
         assert_eq!(words("1 km to m"), (true, false));

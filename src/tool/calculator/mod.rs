@@ -17,7 +17,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use self::expression::{Expression, UnreadableExpression};
+use self::expression::{FendExpression, UnreadableExpression};
 use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 
 /// The longest result, in bytes; a number is never cut.
@@ -44,7 +44,7 @@ pub struct Calculator;
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Input {
+struct CalculatorInput {
     /// The expression, for example `17% of 2,350`, `sqrt(2) * 10^3`, `5 feet 3 inches to cm`,
     /// `100 °F to °C` or `1/3 to 5 dp`. A point separates decimals, a comma thousands.
     expression: String,
@@ -53,7 +53,7 @@ struct Input {
 #[async_trait]
 impl Tool for Calculator {
     fn spec(&self) -> ToolSpec {
-        ToolSpec::new::<Input>(
+        ToolSpec::new::<CalculatorInput>(
             "calculator",
             "Computes an arithmetic expression exactly: + - * / ^ % ! mod, functions such as \
              sqrt, ln, log, sin (of radians, or `30 degrees`), round, abs, and units.",
@@ -64,7 +64,7 @@ impl Tool for Calculator {
     }
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
-        let Input { expression } = context.input()?;
+        let CalculatorInput { expression } = context.input()?;
         let deadline = Instant::now() + COMPUTING_TIME_MAX;
         let expired = move || Instant::now() >= deadline || context.is_cancelled();
         compute(&expression, expired).map(ToolOutput).map_err(ToolError::new)
@@ -95,8 +95,8 @@ fn compute(
     written: &str,
     expired: impl Fn() -> bool + Send + Sync + 'static,
 ) -> Result<String, ComputeError> {
-    let expression = Arc::new(Expression::read(written)?);
-    let watch = Arc::new(Watch { expired, steps: AtomicU32::new(0) });
+    let expression = Arc::new(FendExpression::read(written)?);
+    let watch = Arc::new(InterruptCheck { expired, steps: AtomicU32::new(0) });
     let (read, watched) = (Arc::clone(&expression), Arc::clone(&watch));
     let evaluation = thread::Builder::new()
         .name("calculator".to_owned())
@@ -123,7 +123,7 @@ fn compute(
 /// expression itself says what to convert to. fend by itself looks for the period of each
 /// fraction, which takes long for compound interest, and tells all of a thousand decimals.
 fn evaluate_readably(
-    expression: &Expression,
+    expression: &FendExpression,
     interrupt: &impl Interrupt,
 ) -> Result<String, String> {
     let text = expression.as_str();
@@ -152,7 +152,7 @@ fn evaluate(expression: &str, interrupt: &impl Interrupt) -> Result<String, Stri
 
 /// Whether fend's way over floating point numbers shows: it rounds by them, exact to fifteen
 /// digits, and turns what is larger than 2^64 into 2^64.
-fn is_beyond_precision(expression: &Expression, told: &str) -> bool {
+fn is_beyond_precision(expression: &FendExpression, told: &str) -> bool {
     let numbers = told.split(|c: char| !c.is_ascii_digit() && c != '.');
     let digits_max = numbers.map(|number| number.split('.').next().unwrap_or("").len()).max();
     let saturated = told.starts_with("approx.") && told.contains("18446744073709551616");
@@ -160,12 +160,12 @@ fn is_beyond_precision(expression: &Expression, told: &str) -> bool {
 }
 
 /// Tells fend when to give up.
-struct Watch<F> {
+struct InterruptCheck<F> {
     expired: F,
     steps: AtomicU32,
 }
 
-impl<F: Fn() -> bool + Sync> Interrupt for Watch<F> {
+impl<F: Fn() -> bool + Sync> Interrupt for InterruptCheck<F> {
     fn should_interrupt(&self) -> bool {
         self.steps.fetch_add(1, Ordering::Relaxed).is_multiple_of(STEPS_PER_LOOK)
             && (self.expired)()

@@ -24,9 +24,9 @@ use serde::Deserialize;
 use tokio::time::timeout;
 
 pub use allow::{AllowRule, InvalidAllowRule};
-pub use resolver::Lookup;
+pub use resolver::DnsLookup;
 
-use self::resolver::{Admission, NoPublicAddress, Resolver};
+use self::resolver::{AddressPolicy, NoPublicAddress, Resolver};
 use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::config::ToolEffect;
 use crate::types::{TRACEPARENT, TRACESTATE};
@@ -80,14 +80,17 @@ impl HttpGet {
     /// # Errors
     /// When no HTTP client can be made.
     pub fn new(options: HttpGetOptions) -> Result<Self, reqwest::Error> {
-        Self::with_lookup(options, resolver::system())
+        Self::with_dns_lookup(options, resolver::system())
     }
 
     /// Makes the tool; names are looked up by `lookup`, whose answers are checked just the same.
     ///
     /// # Errors
     /// When no HTTP client can be made.
-    pub fn with_lookup(options: HttpGetOptions, lookup: Lookup) -> Result<Self, reqwest::Error> {
+    pub fn with_dns_lookup(
+        options: HttpGetOptions,
+        lookup: DnsLookup,
+    ) -> Result<Self, reqwest::Error> {
         let client = |admission| {
             let resolver = Arc::new(Resolver::new(Arc::clone(&lookup), admission));
             crate::tls::client(|| {
@@ -102,8 +105,8 @@ impl HttpGet {
                     .pool_max_idle_per_host(0)
             })
         };
-        let public = client(Admission::PublicOr(options.allow.clone()))?;
-        let trusting = client(Admission::All)?;
+        let public = client(AddressPolicy::PublicOr(options.allow.clone()))?;
+        let trusting = client(AddressPolicy::All)?;
         Ok(Self { options, public, trusting })
     }
 
@@ -167,7 +170,7 @@ impl fmt::Debug for HttpGet {
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct Input {
+struct HttpGetInput {
     /// The URL, beginning with `http://` or `https://`.
     url: String,
 }
@@ -175,7 +178,7 @@ struct Input {
 #[async_trait]
 impl Tool for HttpGet {
     fn spec(&self) -> ToolSpec {
-        ToolSpec::new::<Input>(
+        ToolSpec::new::<HttpGetInput>(
             "http_get",
             "Fetches a text document (a web page, JSON, plain text) by HTTP GET from the public \
              internet and answers its status, content type and body.",
@@ -184,7 +187,7 @@ impl Tool for HttpGet {
     }
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
-        let Input { url } = context.input()?;
+        let HttpGetInput { url } = context.input()?;
         let limit = self.options.total_timeout;
         let with = brought_along(&context);
         let got = tokio::select! {

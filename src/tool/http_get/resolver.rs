@@ -11,10 +11,11 @@ use super::AllowRule;
 use super::address::special;
 
 /// Finds the addresses of a host name.
-pub type Lookup = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
+pub type DnsLookup =
+    Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
 
 /// Asks the system, as other programs do.
-pub(super) fn system() -> Lookup {
+pub(super) fn system() -> DnsLookup {
     Arc::new(|host| {
         Box::pin(async move {
             let found = tokio::net::lookup_host((host, 0)).await?;
@@ -25,14 +26,14 @@ pub(super) fn system() -> Lookup {
 
 /// Which addresses of a name may be connected to.
 #[derive(Clone, Debug)]
-pub(super) enum Admission {
+pub(super) enum AddressPolicy {
     /// Public ones and those that the rules allow.
     PublicOr(Vec<AllowRule>),
     /// All.
     All,
 }
 
-impl Admission {
+impl AddressPolicy {
     fn admits(&self, address: IpAddr) -> bool {
         match self {
             Self::PublicOr(rules) => {
@@ -45,12 +46,12 @@ impl Admission {
 
 /// The resolver of a client: what it does not hand on is never connected to.
 pub(super) struct Resolver {
-    lookup: Lookup,
-    admission: Arc<Admission>,
+    lookup: DnsLookup,
+    admission: Arc<AddressPolicy>,
 }
 
 impl Resolver {
-    pub(super) fn new(lookup: Lookup, admission: Admission) -> Self {
+    pub(super) fn new(lookup: DnsLookup, admission: AddressPolicy) -> Self {
         Self { lookup, admission: Arc::new(admission) }
     }
 }
@@ -86,9 +87,9 @@ pub(super) struct NoPublicAddress {
 mod tests {
     use super::*;
 
-    async fn resolved(found: &[&str], admission: Admission) -> Result<Vec<String>, String> {
+    async fn resolved(found: &[&str], admission: AddressPolicy) -> Result<Vec<String>, String> {
         let found: Vec<IpAddr> = found.iter().map(|address| address.parse().unwrap()).collect();
-        let lookup: Lookup = Arc::new(move |_| Box::pin(std::future::ready(Ok(found.clone()))));
+        let lookup: DnsLookup = Arc::new(move |_| Box::pin(std::future::ready(Ok(found.clone()))));
         let resolver = Resolver::new(lookup, admission);
         match resolver.resolve("host.example".parse().unwrap()).await {
             Ok(addresses) => Ok(addresses.map(|address| address.to_string()).collect()),
@@ -98,7 +99,7 @@ mod tests {
 
     #[tokio::test]
     async fn hands_on_only_public_addresses() {
-        let public = || Admission::PublicOr(Vec::new());
+        let public = || AddressPolicy::PublicOr(Vec::new());
         let mixed = ["127.0.0.1", "1.1.1.1", "::1", "10.0.0.1", "2606:4700::1", "::ffff:10.0.0.1"];
         let expect = vec!["1.1.1.1:0".to_owned(), "[2606:4700::1]:0".to_owned()];
         assert_eq!(resolved(&mixed, public()).await, Ok(expect));
@@ -111,9 +112,9 @@ mod tests {
     async fn hands_on_allowed_addresses() {
         let rules = vec!["10.0.0.0/8".parse().unwrap(), "host.example:80".parse().unwrap()];
         let found = ["10.0.0.1", "192.168.0.1"];
-        let handed_on = resolved(&found, Admission::PublicOr(rules)).await;
+        let handed_on = resolved(&found, AddressPolicy::PublicOr(rules)).await;
         assert_eq!(handed_on, Ok(vec!["10.0.0.1:0".to_owned()]));
-        let all = resolved(&found, Admission::All).await;
+        let all = resolved(&found, AddressPolicy::All).await;
         assert_eq!(all, Ok(vec!["10.0.0.1:0".to_owned(), "192.168.0.1:0".to_owned()]));
     }
 
