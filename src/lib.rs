@@ -128,7 +128,11 @@ pub mod turn;
 pub mod types;
 pub mod wire;
 
-/// The README's examples, compiled and run as tests.
+/// The examples of the README and of `docs/tools.md`, compiled and run as tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod documents {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/tools.md")]
+    struct Tools;
+}
