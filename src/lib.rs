@@ -63,7 +63,7 @@
 //!
 //! A [`message::ResponseMessage`] knows who said it, and keeps the parts which that service wants
 //! back: signatures of thinking, calls that the service ran itself. The model that said it gets all
-//! of it back in its order ([`message::Piece`]); any other gets text and calls, under ids and names
+//! of it back in its order ([`message::RequestPart`]); any other gets text and calls, under ids and names
 //! that its service takes.
 //!
 //! # What watchers see
@@ -129,7 +129,11 @@ pub mod turn;
 pub mod types;
 pub mod wire;
 
-/// The README's examples, compiled and run as tests.
+/// The examples of the README and of `docs/tools.md`, compiled and run as tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod documents {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/tools.md")]
+    struct Tools;
+}

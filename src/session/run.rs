@@ -500,7 +500,7 @@ mod tests {
     #[test]
     fn a_paused_response_takes_another_turn() {
         let raw = ResponseMessage {
-            parts: vec![crate::types::Part::Raw { json: "{}".into() }],
+            parts: vec![crate::types::MessagePart::Raw { json: "{}".into() }],
             ..ResponseMessage::default()
         };
         let raw = TurnRecord { message: Some(raw.into()), ..turn("", 0) };

@@ -3,12 +3,12 @@
 //! The run counts calls and tokens over its turns (`session::run`). Each turn receives the rest as
 //! its [`Budget`] and ends as by a stop as soon as its response exceeds it.
 
-use super::call::Call;
+use super::call::TurnCall;
 use super::effect::{CancelReason, Effect, TurnEnd};
-use super::{State, Turn};
+use super::{Turn, TurnStage};
 use crate::record::Ending;
-use crate::response::ResponseEnd;
-use crate::response::judge;
+use crate::response::ExchangeEnd;
+use crate::response::classify_ending;
 
 /// The configuration's name of the limit of a run's tokens.
 pub(crate) const MAX_TOKENS: &str = "max_tokens_per_run";
@@ -45,10 +45,10 @@ impl Turn {
     pub(super) fn end_if_over_tokens(&mut self) -> bool {
         let Some(left) = self.spec.budget.tokens_left else { return false };
         let used = self.tokens_used();
-        if self.state != State::Asking || used <= left {
+        if self.stage != TurnStage::AwaitingResponse || used <= left {
             return false;
         }
-        let is_cut = match judge(&self.response, ResponseEnd::Closed) {
+        let is_cut = match classify_ending(&self.response, ExchangeEnd::Closed) {
             Ok(Ending::Refused) => false,
             Ok(
                 Ending::Well
@@ -56,7 +56,7 @@ impl Turn {
                 | Ending::BrokeKept
                 | Ending::Excess
                 | Ending::Cancelled,
-            ) => self.calls.iter().any(Call::is_kept),
+            ) => self.calls.iter().any(TurnCall::is_kept),
             Err(_) => true,
         };
         if is_cut {
@@ -87,7 +87,7 @@ impl Turn {
         if let Some(left) = self.spec.budget.tokens_left.filter(|_| !is_recorded) {
             self.record_token_limit(self.tokens_used(), left);
         }
-        self.state = State::Over;
+        self.stage = TurnStage::Finished;
         self.commit(TurnEnd::Cancelled(CancelReason::Budget), None);
     }
 

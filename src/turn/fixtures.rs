@@ -13,8 +13,8 @@ use crate::context::{History, Variables};
 use crate::record::{Entry, Record, Seq};
 pub(crate) use crate::response::fixtures::{call, finish, text};
 use crate::tool::{Approval, InputSchema, ToolSpec};
-use crate::types::{Execution, Origin, SessionId, Usage, Wire};
-use crate::wire::{CallPiece, Delta};
+use crate::types::{Execution, ModelOrigin, SessionId, Usage, Wire};
+use crate::wire::{CallDelta, Delta};
 
 /// People are asked whether it may run, and whether its result may be seen.
 const BOTH: Approval = Approval { before: true, after: true };
@@ -78,7 +78,7 @@ pub(crate) fn rules(execution: Execution) -> TurnRules {
 
 /// A model that streams.
 pub(crate) fn model(name: &str, max_attempts: u32) -> ModelPlan {
-    let origin = Arc::new(Origin { wire: Wire::OpenaiChat, model: name.into() });
+    let origin = Arc::new(ModelOrigin { wire: Wire::OpenaiChat, model: name.into() });
     ModelPlan { origin, streamed: true, max_attempts }
 }
 
@@ -100,10 +100,10 @@ pub(crate) fn spec(rules: TurnRules) -> TurnSpec {
 
 /// More arguments of a call.
 pub(crate) fn more(index: u64, arguments: &str) -> Delta {
-    Delta::Call(CallPiece {
+    Delta::Call(CallDelta {
         index: Some(index),
         arguments: Some(arguments.to_owned()),
-        ..CallPiece::default()
+        ..CallDelta::default()
     })
 }
 

@@ -12,7 +12,7 @@ use crate::event::StatsReport;
 use crate::record::{Record, StopMode};
 use crate::session::run::{FollowUp, Run, RunNext, TurnPlan};
 use crate::turn::replay::{Difference, Mismatch, Play, Played, Tape, gives_up, is_input, same};
-use crate::turn::{LimitHit, SeededTurn, TurnRecord, TurnRules, TurnSpec};
+use crate::turn::{InitialCallsTurn, LimitHit, TurnRecord, TurnRules, TurnSpec};
 use crate::types::{Content, RunEnd, RunId, SessionId, Usage};
 
 type RulesOf<'t> = &'t dyn Fn(&str, &RunOverrides) -> std::result::Result<Arc<TurnRules>, String>;
@@ -121,7 +121,7 @@ impl<'t, 'a> Session<'t, 'a> {
         )?;
         self.done.runs += 1;
         let seeded = self.done.history.open_calls();
-        let seeded = seeded.map(|calls| SeededTurn::new(self.done.turns + 1, calls, &rules));
+        let seeded = seeded.map(|calls| InitialCallsTurn::new(self.done.turns + 1, calls, &rules));
         self.done.history.begin_run(input.clone());
         self.told.history.begin_run(input);
         let machine = Run::new(&rules.limits);
@@ -145,7 +145,7 @@ impl<'t, 'a> Session<'t, 'a> {
     }
 
     /// Turn after turn, up to the end of the run or of the recording.
-    fn turns(&mut self, mut run: ActiveRun, mut seeded: Option<SeededTurn>) -> Result<Tail> {
+    fn turns(&mut self, mut run: ActiveRun, mut seeded: Option<InitialCallsTurn>) -> Result<Tail> {
         let mut plan = match seeded {
             Some(_) => run.machine.begin_with_calls(),
             None => run.machine.begin(),
@@ -194,11 +194,11 @@ impl<'t, 'a> Session<'t, 'a> {
         &mut self,
         run: &mut ActiveRun,
         plan: TurnPlan,
-        seeded: Option<SeededTurn>,
+        seeded: Option<InitialCallsTurn>,
     ) -> Result<Played> {
         self.done.turns += 1;
         let mut response = None;
-        if let Some(SeededTurn { response: said, limit }) = seeded {
+        if let Some(InitialCallsTurn { response: said, limit }) = seeded {
             if self.expect(said.clone(), Some(run))? == Tail::Over {
                 return Ok(Played::Unfinished);
             }

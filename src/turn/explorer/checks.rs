@@ -96,7 +96,7 @@ impl World {
         let rules = &scenario.spec.rules;
         assert!(&*calls[place].call.name == tool && calls[place].has_cap());
         // Whoever wants it no more has given it up by the end of the poll.
-        let wanted = matches!(calls[place].phase, Phase::Queued { .. });
+        let wanted = matches!(calls[place].phase, CallPhase::AwaitingPermit { .. });
         assert!(!wanted || self.may_start(&calls[place], rules), "a place was asked for too early");
         assert!(!self.running.contains(&key) && !self.granted.contains(&key));
         assert!(self.waiting.insert(key), "a place was asked for twice");
@@ -106,7 +106,8 @@ impl World {
     /// The ticket was taken in call order, and a place of `max` with it.
     fn check_tickets(&self, place: usize, rules: &TurnRules) {
         for earlier in &self.turn.calls[..place] {
-            let waits = matches!(earlier.phase, Phase::Open | Phase::Sealed | Phase::Ready);
+            let waits =
+                matches!(earlier.phase, CallPhase::Open | CallPhase::Sealed | CallPhase::Ready);
             assert!(!waits, "a ticket was taken out of order");
         }
         let places = match rules.execution {
@@ -163,14 +164,14 @@ impl World {
         }
     }
 
-    pub(super) fn may_start(&self, call: &Call, rules: &TurnRules) -> bool {
-        let (ending, cancelled) = match &self.turn.state {
-            State::Asking => {
+    pub(super) fn may_start(&self, call: &TurnCall, rules: &TurnRules) -> bool {
+        let (ending, cancelled) = match &self.turn.stage {
+            TurnStage::AwaitingResponse => {
                 let early = rules.early_start && rules.limits.on_excess != OnExcess::Fail;
                 return early && call.tool.as_ref().unwrap().may_start_early();
             }
-            State::Judged { ending, cancelled, .. } => (*ending, cancelled.is_some()),
-            State::Over => return false,
+            TurnStage::ResponseEnded { ending, cancelled, .. } => (*ending, cancelled.is_some()),
+            TurnStage::Finished => return false,
         };
         let again = self.crashes > 0 && call.tool.as_ref().unwrap().idempotent;
         match ending {

@@ -78,7 +78,7 @@ impl World {
             return;
         }
         assert_eq!(outcome.status, ToolStatus::Ok, "{key} failed, and wrote");
-        assert_ne!(self.turn.state, State::Asking, "{key} may be void, and wrote");
+        assert_ne!(self.turn.stage, TurnStage::AwaitingResponse, "{key} may be void, and wrote");
         assert_eq!(self.ended_without_gap().0, key.index, "{key} wrote out of order");
     }
 

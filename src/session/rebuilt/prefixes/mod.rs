@@ -15,12 +15,12 @@ use serde_json::json;
 use super::*;
 use crate::context::Seed;
 use crate::record::{Record, RequestKey};
-use crate::response::ResponseEnd;
+use crate::response::ExchangeEnd;
 use crate::session::RunNext;
 use crate::turn::fixtures::{call, finish, rules, spec, text, usage};
 use crate::turn::{
-    CancelReason, Decision, Effect, LimitHit, SeededTurn, ToolDone, Turn, TurnRecord, TurnRules,
-    TurnSpec,
+    ApprovalDecision, CancelReason, Effect, InitialCallsTurn, LimitHit, ToolCompletion, Turn,
+    TurnRecord, TurnRules, TurnSpec,
 };
 use crate::types::{
     ApprovalPhase, CallKey, Execution, FinishKind, Judgement, ProviderError, ProviderErrorKind,
@@ -168,7 +168,7 @@ impl Live {
         let mut machine = Run::new(&limits);
         let calls = self.history.open_calls();
         let seeded = calls.map(|calls| {
-            SeededTurn::new(self.turn + 1, calls, &rules(Execution::Parallel { max: 2 }))
+            InitialCallsTurn::new(self.turn + 1, calls, &rules(Execution::Parallel { max: 2 }))
         });
         let plan = if seeded.is_some() { machine.begin_with_calls() } else { machine.begin() };
         let started = Record::RunStarted {
@@ -262,7 +262,9 @@ impl Live {
                     Effect::Start(call, _) => run.running.push(call),
                     Effect::Abort(key) => run.running.retain(|call| call.key != key),
                     Effect::Commit(record) => run.committed = Some(record),
-                    Effect::Reserve { .. } | Effect::GiveUp(_) => panic!("no tool has a cap"),
+                    Effect::RequestToolPermit { .. } | Effect::ReleaseToolPermit(_) => {
+                        panic!("no tool has a cap")
+                    }
                     Effect::Emit(_) => {}
                 }
             }
