@@ -124,6 +124,7 @@ pub mod server;
 pub mod telemetry;
 pub mod tls;
 pub mod tool;
+pub mod transcript;
 pub mod turn;
 pub mod types;
 pub mod wire;
