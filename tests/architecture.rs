@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of the crate, lowest first. A module names only modules that stand before it.
-const ORDER: [&str; 20] = [
+const ORDER: [&str; 21] = [
     "types",
     "message",
     "tls",
@@ -19,6 +19,7 @@ const ORDER: [&str; 20] = [
     "tool",
     "response",
     "turn",
+    "session",
     "journal",
     "telemetry",
     "runtime",
@@ -30,8 +31,9 @@ const ORDER: [&str; 20] = [
 ];
 
 /// Pure code: values in, values out.
-const MACHINES: [&str; 9] =
-    ["types", "message", "event", "record", "transcript", "wire", "context", "response", "turn"];
+const MACHINES: [&str; 10] = [
+    "types", "message", "event", "record", "transcript", "wire", "context", "response", "turn", "session",
+];
 
 /// What a machine does not know.
 const SHELL_CRATES: [&str; 7] =
@@ -186,8 +188,12 @@ fn the_top_level_is_fixed() {
         "src",
         "tests",
         "benches",
+        "examples",
+        "docs",
         "dashboards",
         "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
         "LICENSE-MIT",
         "LICENSE-APACHE",
         "clippy.toml",

@@ -11,7 +11,6 @@ mod meetings;
 mod messages;
 mod people;
 mod rules;
-mod runs;
 mod variables;
 
 use std::collections::BTreeSet;

@@ -88,7 +88,7 @@ impl Live {
                 let (run_id, overrides) = self.new_run();
                 let seq = self.next_seq();
                 let input: Content = "later".into();
-                let request = Some(self.request(seq, Brought::Run(run_id.clone())));
+                let request = Some(self.request(seq, RequestEffect::Run(run_id.clone())));
                 self.append(vec![Record::InputQueued {
                     run_id: run_id.clone(),
                     input: input.clone(),
@@ -102,7 +102,7 @@ impl Live {
             Act::Steer => {
                 let (seq, after_turn) = (self.next_seq(), self.turn);
                 let input: Content = format!("steer {}", seq.0).as_str().into();
-                let request = Some(self.request(seq, Brought::Steered));
+                let request = Some(self.request(seq, RequestEffect::Steered));
                 self.append(vec![Record::Steered { input: input.clone(), after_turn, request }]);
                 self.history.steer(after_turn, input);
             }

@@ -5,17 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Replayed;
-use super::difference::{Difference, Mismatch, same};
-use super::play::{Play, Played, gives_up};
-use super::tape::{Tape, is_input};
 use super::told::Told;
 use crate::config::RunOverrides;
 use crate::context::{History, Seed};
 use crate::event::StatsReport;
 use crate::record::{Record, StopMode};
-use crate::turn::effect::{TurnRecord, TurnRules, TurnSpec};
-use crate::turn::initial_calls::InitialCallsTurn;
-use crate::turn::run::{LimitHit, Next, Run, RunStep, TurnPlan};
+use crate::session::run::{FollowUp, Run, RunNext, TurnPlan};
+use crate::turn::replay::{Difference, Mismatch, Play, Played, Tape, gives_up, is_input, same};
+use crate::turn::{InitialCallsTurn, LimitHit, TurnRecord, TurnRules, TurnSpec};
 use crate::types::{Content, RunEnd, RunId, SessionId, Usage};
 
 type RulesOf<'t> = &'t dyn Fn(&str, &RunOverrides) -> std::result::Result<Arc<TurnRules>, String>;
@@ -174,8 +171,8 @@ impl<'t, 'a> Session<'t, 'a> {
                 return Ok(Tail::GoesOn);
             }
             match step.next {
-                Next::Turn(next) => plan = next,
-                Next::End { end, text, error } => {
+                RunNext::Turn(next) => plan = next,
+                RunNext::End { end, text, error } => {
                     let stats = StatsReport {
                         turns: run.machine.turns(),
                         tool_calls: u32::try_from(run.calls).unwrap_or(u32::MAX),
@@ -248,7 +245,7 @@ impl<'t, 'a> Session<'t, 'a> {
     }
 
     /// The turn whose records begin at `from` is over.
-    fn commit(&mut self, run: &mut ActiveRun, record: &TurnRecord, from: usize) -> RunStep {
+    fn commit(&mut self, run: &mut ActiveRun, record: &TurnRecord, from: usize) -> FollowUp {
         let stops_later = self.take_inputs_before_the_commit(run, record.number);
         let bytes_max = run.rules.limits.max_result_bytes;
         let steered = self.done.history.undelivered() > 0;

@@ -55,7 +55,7 @@ fn committed(turn: u32) -> Record {
 }
 
 fn ended(result: &ToolResult) -> Record {
-    crate::turn::step::ended(result, false, false)
+    crate::turn::ended(result, false, false)
 }
 
 /// What the records leave, as they are read from the journal.
