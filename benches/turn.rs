@@ -22,7 +22,7 @@ use axum::body::Bytes;
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
 use callsheet::load::{cpu_time, raise_open_files};
 use callsheet::message::{Message, ResponseMessage};
-use callsheet::response::{Arguments, ResponseAssembler, ResponseLimits, understand};
+use callsheet::response::{ParsedArguments, ResponseAssembler, ResponseLimits, parse_arguments};
 use callsheet::runtime::model::{ModelClient, ModelRequest};
 use callsheet::runtime::{Host, HostSetup, OpenSession};
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
@@ -181,7 +181,9 @@ async fn bare_run(client: ModelClient, execution: Execution) -> String {
 }
 
 fn call((index, bucket): (u32, &callsheet::response::PartialCall)) -> ToolCall {
-    let Arguments::Object { value, .. } = understand(&bucket.raw) else { panic!("an object") };
+    let ParsedArguments::Object { value, .. } = parse_arguments(&bucket.raw) else {
+        panic!("an object")
+    };
     ToolCall {
         key: CallKey { turn: 1, attempt: 1, index },
         id: bucket.provider_id.clone().unwrap(),

@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of the crate, lowest first. A module names only modules that stand before it.
-const ORDER: [&str; 19] = [
+const ORDER: [&str; 20] = [
     "types",
     "message",
     "tls",
@@ -18,6 +18,7 @@ const ORDER: [&str; 19] = [
     "tool",
     "response",
     "turn",
+    "session",
     "journal",
     "telemetry",
     "runtime",
@@ -29,8 +30,8 @@ const ORDER: [&str; 19] = [
 ];
 
 /// Pure code: values in, values out.
-const MACHINES: [&str; 8] =
-    ["types", "message", "event", "record", "wire", "context", "response", "turn"];
+const MACHINES: [&str; 9] =
+    ["types", "message", "event", "record", "wire", "context", "response", "turn", "session"];
 
 /// What a machine does not know.
 const SHELL_CRATES: [&str; 7] =
@@ -185,8 +186,12 @@ fn the_top_level_is_fixed() {
         "src",
         "tests",
         "benches",
+        "examples",
+        "docs",
         "dashboards",
         "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
         "LICENSE-MIT",
         "LICENSE-APACHE",
         "clippy.toml",

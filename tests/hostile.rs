@@ -2,7 +2,7 @@
 //! is too much is an error that says so.
 
 use allocation_counter::measure;
-use callsheet::response::{ResponseAssembler, ResponseLimits, describe, ended_well};
+use callsheet::response::{ResponseAssembler, ResponseLimits, describe_response, ended_well};
 use callsheet::types::{CALLS_MAX, ProviderErrorKind, Wire};
 use callsheet::wire::{Decoder, DecoderLimits, Delta};
 use serde_json::{Value, json};
@@ -159,7 +159,7 @@ fn check(wire: Wire, what: &str, events: impl Iterator<Item = String>, peak_max:
     let read = read(wire, events);
     assert!(read.peak <= peak_max, "{wire}, {what}: {} bytes at once", read.peak);
     // Whatever it is, it can be shown.
-    assert!(describe(&read.response).is_object());
+    assert!(describe_response(&read.response).is_object());
     read
 }
 
@@ -233,7 +233,7 @@ fn endless_arguments_are_cut_and_said_to_be() {
         let [call] = read.response.calls() else { panic!("{wire}: one call") };
         assert!(call.raw.len() <= 1 << 20, "{wire}");
         assert!(call.oversize || read.error().is_some(), "{wire}: it is said");
-        assert_eq!(describe(&read.response)["tool_calls"][0]["complete"], false, "{wire}");
+        assert_eq!(describe_response(&read.response)["tool_calls"][0]["complete"], false, "{wire}");
     });
 }
 

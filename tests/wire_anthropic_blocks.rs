@@ -2,8 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 
-use callsheet::response::{ResponseAssembler, ResponseLimits, decode_body, describe};
-use callsheet::types::{Part, Wire};
+use callsheet::response::{ResponseAssembler, ResponseLimits, decode_body, describe_response};
+use callsheet::types::{MessagePart, Wire};
 use callsheet::wire::{CallKind, DecoderLimits, Framing};
 use serde_json::{Value, json};
 
@@ -44,7 +44,7 @@ fn of(payloads: &[String]) -> ResponseAssembler {
 /// Index, id, name, raw arguments and completeness of each call.
 #[track_caller]
 fn check_calls(payloads: &[String], expected: Value) {
-    let said = describe(&of(payloads));
+    let said = describe_response(&of(payloads));
     let calls = said["tool_calls"].as_array().unwrap().iter();
     let found: Vec<_> = calls
         .map(|c| json!([c["index"], c["id"], c["name"], c["arguments_raw"], c["complete"]]))
@@ -151,10 +151,10 @@ fn what_a_block_of_text_or_thinking_wants_back() {
     assert_eq!(
         said.parts(),
         [
-            Part::Reasoning { bytes: 2, members: Some(r#"{"signature":"s1"}"#.into()) },
-            Part::Text { bytes: 1, members: Some(cited.into()) },
-            Part::Text { bytes: 2, members: None },
-            Part::Text { bytes: 1, members: None },
+            MessagePart::Reasoning { bytes: 2, members: Some(r#"{"signature":"s1"}"#.into()) },
+            MessagePart::Text { bytes: 1, members: Some(cited.into()) },
+            MessagePart::Text { bytes: 2, members: None },
+            MessagePart::Text { bytes: 1, members: None },
         ]
     );
 }
@@ -171,7 +171,7 @@ fn thinking_without_a_signature_is_whole_if_something_follows() {
         &thinking(0)[..],
         &[stop(0), start(1, r#"{"type":"text","text":"a"}"#), finish("end_turn")],
     ];
-    let unsigned = Part::Reasoning { bytes: 2, members: Some("{}".into()) };
+    let unsigned = MessagePart::Reasoning { bytes: 2, members: Some("{}".into()) };
     assert_eq!(of(&followed.concat()).parts()[0], unsigned);
     let cut = [&thinking(0)[..], &[stop(0), finish("max_tokens"), END.to_owned()]].concat();
     assert_eq!(of(&cut).parts(), []);
@@ -213,8 +213,10 @@ fn what_the_service_runs_itself_is_shown_and_kept_whole_in_its_place() {
         .parts()
         .iter()
         .filter_map(|part| match part {
-            Part::Raw { json } => serde_json::from_str(json).ok(),
-            Part::Text { .. } | Part::Reasoning { .. } | Part::Call { .. } => None,
+            MessagePart::Raw { json } => serde_json::from_str(json).ok(),
+            MessagePart::Text { .. } | MessagePart::Reasoning { .. } | MessagePart::Call { .. } => {
+                None
+            }
         })
         .collect();
     assert_eq!(
@@ -256,11 +258,11 @@ fn a_plain_body_gives_the_same_as_its_stream() {
     }
     streamed.push(finish("tool_use"));
     streamed.push(r#"{"type":"message_delta","usage":{"output_tokens":2}}"#.to_owned());
-    assert_eq!(describe(&whole), describe(&of(&streamed)));
+    assert_eq!(describe_response(&whole), describe_response(&of(&streamed)));
     assert_eq!(whole.parts(), of(&streamed).parts());
     let in_opening = format!(r#"{{"type":"message_start","message":{body}}}"#);
     let from_opening = response(&[&in_opening, END]);
-    assert_eq!(describe(&whole), describe(&from_opening));
+    assert_eq!(describe_response(&whole), describe_response(&from_opening));
     assert_eq!(response(&[r#"{"content":"hi","stop_reason":"end_turn"}"#]).text(), "hi");
 }
 

@@ -5,7 +5,7 @@ mod support;
 
 use callsheet::config::Config;
 use callsheet::rehearsal::{At, Call, Response, Script};
-use callsheet::response::{ResponseLimits, decode_body, describe};
+use callsheet::response::{ResponseLimits, decode_body, describe_response};
 use callsheet::runtime::{OpenSession, RunReport};
 use callsheet::types::{Execution, RunEnd, ToolStatus, Wire};
 use callsheet::wire::{DecoderLimits, Framing};
@@ -267,7 +267,7 @@ async fn a_history_from_elsewhere_is_taken() {
 fn decoded(payloads: &[Value]) -> Value {
     let body: String = payloads.iter().map(|payload| format!("data: {payload}\n\n")).collect();
     let limits = (DecoderLimits::default(), ResponseLimits::default());
-    describe(&decode_body(Wire::GeminiGenerate, Framing::Sse, limits, body.as_bytes()))
+    describe_response(&decode_body(Wire::GeminiGenerate, Framing::Sse, limits, body.as_bytes()))
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod support;
 
 use callsheet::config::Config;
 use callsheet::rehearsal::{At, Call, Finish, Response, Script};
-use callsheet::response::{ResponseLimits, decode_body, describe};
+use callsheet::response::{ResponseLimits, decode_body, describe_response};
 use callsheet::runtime::RunReport;
 use callsheet::types::{RunEnd, Wire};
 use callsheet::wire::{DecoderLimits, Framing};
@@ -253,7 +253,7 @@ fn a_response_says_the_same_whatever_of_its_repetitions_is_left_out() {
         let body: String = events.map(|event| format!("{event}\n")).collect();
         let limits = (DecoderLimits::default(), ResponseLimits::default());
         let found = decode_body(Wire::OpenaiResponses, Framing::JsonLines, limits, body.as_bytes());
-        let found = describe(&found);
+        let found = describe_response(&found);
         assert_eq!(found["text"], "Hi.", "{body}");
         let expected = json!([{"index": 1, "id": "c", "name": "n", "arguments": {"id": "a"},
             "arguments_raw": arguments, "complete": true, "kind": "function"}]);

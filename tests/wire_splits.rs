@@ -2,7 +2,7 @@
 //! on whatever wire: what is put together is what was said, as if it had come at once.
 #![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 
-use callsheet::response::{ResponseAssembler, ResponseLimits, ended_well, understand};
+use callsheet::response::{ResponseAssembler, ResponseLimits, ended_well, parse_arguments};
 use callsheet::types::Wire;
 use callsheet::wire::{Decoder, DecoderLimits, Framing};
 use proptest::prelude::*;
@@ -298,7 +298,7 @@ proptest! {
                 let found: Vec<_> = response
                     .calls()
                     .iter()
-                    .map(|call| (call.name.to_string(), understand(&call.raw).object().cloned()))
+                    .map(|call| (call.name.to_string(), parse_arguments(&call.raw).object().cloned()))
                     .collect();
                 let expected: Vec<_> = said
                     .calls
@@ -306,7 +306,7 @@ proptest! {
                     .map(|(name, arguments)| (name.clone(), Some(json!(arguments))))
                     .collect();
                 prop_assert_eq!(found, expected, "{}", how);
-                prop_assert!(response.calls().iter().all(|call| call.sealed && !call.disturbed));
+                prop_assert!(response.calls().iter().all(|call| call.sealed && !call.changed_after_seal));
                 // Any other cut gives the very same.
                 prop_assert!(read(wire, framing, &body, &[]) == response, "{}", how);
             }

@@ -10,7 +10,7 @@ use super::output;
 use super::progress::question;
 use crate::event::{ApprovalRequest, Event};
 use crate::runtime::SessionHandle;
-use crate::turn::Decision;
+use crate::turn::ApprovalDecision;
 use crate::types::{ApprovalPhase, CallKey, Judgement, Verdict};
 
 /// How questions are answered.
@@ -147,7 +147,7 @@ impl ApprovalPrompts {
 
 async fn decide(session: &SessionHandle, asked: ApprovalRequest, judgement: Judgement) {
     let ApprovalRequest { call, phase, arguments_sha256, .. } = asked;
-    let decision = Decision { phase: Some(phase), judgement, arguments_sha256 };
+    let decision = ApprovalDecision { phase: Some(phase), judgement, arguments_sha256 };
     if let Err(error) = session.decide(call.key, decision).await {
         output::error(&error.to_string());
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::response::{ResponseLimits, decode_body, describe};
+use crate::response::{ResponseLimits, decode_body, describe_response};
 use crate::wire::{DecoderLimits, Framing, Wire};
 
 /// Why a response could not be decoded at all.
@@ -48,7 +48,7 @@ pub fn run(
         .or_else(|| file.as_deref().and_then(framing_of_name))
         .unwrap_or_else(|| framing_of_body(&body));
     let limits = (DecoderLimits::default(), ResponseLimits::default());
-    Ok(describe(&decode_body(wire, framing, limits, &body)))
+    Ok(describe_response(&decode_body(wire, framing, limits, &body)))
 }
 
 fn framing_of_name(path: &Path) -> Option<Framing> {

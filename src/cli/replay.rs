@@ -8,7 +8,8 @@ use super::{CommandError, output};
 use crate::journal::JournalReader;
 use crate::record::Seq;
 use crate::runtime::AgentRules;
-use crate::turn::{Difference, Replayed, replay};
+use crate::session::{Replayed, replay};
+use crate::turn::Difference;
 use crate::types::SessionId;
 
 /// Flags of `callsheet replay`.

@@ -8,7 +8,7 @@ use crate::wire::replace_lone_surrogates;
 
 /// What the text of a call's arguments means.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Arguments {
+pub enum ParsedArguments {
     /// A JSON object, or something that stands for an empty one.
     Object {
         /// Always a JSON object.
@@ -25,7 +25,7 @@ pub enum Arguments {
     },
 }
 
-impl Arguments {
+impl ParsedArguments {
     /// The object, if there is one.
     #[must_use]
     pub fn object(&self) -> Option<&Value> {
@@ -42,36 +42,36 @@ impl Arguments {
 /// decoded once more. Anything after the value makes it no JSON. Nesting is limited by the
 /// parser, so that no text can exhaust the stack.
 #[must_use]
-pub fn understand(raw: &str) -> Arguments {
+pub fn parse_arguments(raw: &str) -> ParsedArguments {
     if raw.trim().is_empty() {
-        return Arguments::Object { value: empty(), decoded_twice: false };
+        return ParsedArguments::Object { value: empty(), decoded_twice: false };
     }
     match serde_json::from_str(raw) {
         Ok(Value::Object(map)) => {
-            Arguments::Object { value: Value::Object(map), decoded_twice: false }
+            ParsedArguments::Object { value: Value::Object(map), decoded_twice: false }
         }
-        Ok(Value::Null) => Arguments::Object { value: empty(), decoded_twice: false },
+        Ok(Value::Null) => ParsedArguments::Object { value: empty(), decoded_twice: false },
         Ok(Value::String(inner)) => decode_again(&inner),
         Ok(Value::Array(_)) => not_an_object("a JSON array"),
         Ok(Value::Number(_)) => not_an_object("a JSON number"),
         Ok(Value::Bool(_)) => not_an_object("a JSON boolean"),
-        Err(error) if error.is_eof() => Arguments::CutOff,
+        Err(error) if error.is_eof() => ParsedArguments::CutOff,
         Err(error) => match replace_lone_surrogates(raw) {
-            Cow::Owned(mended) => understand(&mended),
+            Cow::Owned(mended) => parse_arguments(&mended),
             Cow::Borrowed(_) => not_an_object(&format!("not JSON ({error})")),
         },
     }
 }
 
-fn decode_again(inner: &str) -> Arguments {
+fn decode_again(inner: &str) -> ParsedArguments {
     if inner.trim().is_empty() {
-        return Arguments::Object { value: empty(), decoded_twice: true };
+        return ParsedArguments::Object { value: empty(), decoded_twice: true };
     }
     match serde_json::from_str(&replace_lone_surrogates(inner)) {
         Ok(Value::Object(map)) => {
-            Arguments::Object { value: Value::Object(map), decoded_twice: true }
+            ParsedArguments::Object { value: Value::Object(map), decoded_twice: true }
         }
-        Ok(Value::Null) => Arguments::Object { value: empty(), decoded_twice: true },
+        Ok(Value::Null) => ParsedArguments::Object { value: empty(), decoded_twice: true },
         Ok(Value::Array(_) | Value::Number(_) | Value::Bool(_) | Value::String(_)) | Err(_) => {
             not_an_object("a JSON string that holds no object")
         }
@@ -82,8 +82,8 @@ fn empty() -> Value {
     Value::Object(serde_json::Map::new())
 }
 
-fn not_an_object(found: &str) -> Arguments {
-    Arguments::NotAnObject { found: found.to_owned() }
+fn not_an_object(found: &str) -> ParsedArguments {
+    ParsedArguments::NotAnObject { found: found.to_owned() }
 }
 
 #[cfg(test)]
@@ -94,7 +94,11 @@ mod tests {
 
     #[track_caller]
     fn check(raw: &str, value: Value, decoded_twice: bool) {
-        assert_eq!(understand(raw), Arguments::Object { value, decoded_twice }, "{raw:?}");
+        assert_eq!(
+            parse_arguments(raw),
+            ParsedArguments::Object { value, decoded_twice },
+            "{raw:?}"
+        );
     }
 
     #[test]
@@ -124,16 +128,16 @@ mod tests {
     fn a_string_is_decoded_once_more_but_not_twice() {
         check(r#""{\"a\":1}""#, json!({"a": 1}), true);
         let thrice = serde_json::to_string(r#""{\"a\":1}""#).unwrap();
-        assert!(matches!(understand(&thrice), Arguments::NotAnObject { .. }));
+        assert!(matches!(parse_arguments(&thrice), ParsedArguments::NotAnObject { .. }));
     }
 
     #[test]
     fn a_cut_is_told_from_an_error() {
         for raw in ["{", r#"{"a"#, r#"{"a":"#, r#"{"a": tru"#, r#"{"a":"\u12"#, "[1,", r#""{}"#] {
-            assert_eq!(understand(raw), Arguments::CutOff, "{raw:?}");
+            assert_eq!(parse_arguments(raw), ParsedArguments::CutOff, "{raw:?}");
         }
         for raw in ["{}}", "{} {}", "{a:1}", "{'a':1}", "[1]", "7", "true", r#""x""#, "print(1)"] {
-            assert!(matches!(understand(raw), Arguments::NotAnObject { .. }), "{raw:?}");
+            assert!(matches!(parse_arguments(raw), ParsedArguments::NotAnObject { .. }), "{raw:?}");
         }
     }
 
@@ -141,15 +145,20 @@ mod tests {
     fn every_cut_of_an_object_is_a_cut() {
         let whole = r#"{"a":"x\n\"ü","b":[1.5e3,true,null,{"c":{}}]}"#;
         for cut in (1..whole.len()).filter(|cut| whole.is_char_boundary(*cut)) {
-            assert_eq!(understand(&whole[..cut]), Arguments::CutOff, "{}", &whole[..cut]);
+            assert_eq!(
+                parse_arguments(&whole[..cut]),
+                ParsedArguments::CutOff,
+                "{}",
+                &whole[..cut]
+            );
         }
     }
 
     #[test]
     fn deep_nesting_is_refused_without_a_stack_overflow() {
         let deep = format!("{}{}", "[".repeat(200_000), "]".repeat(200_000));
-        assert!(matches!(understand(&deep), Arguments::NotAnObject { .. }));
+        assert!(matches!(parse_arguments(&deep), ParsedArguments::NotAnObject { .. }));
         let deep = r#"{"a":"#.repeat(200_000);
-        assert!(matches!(understand(&deep), Arguments::NotAnObject { .. }));
+        assert!(matches!(parse_arguments(&deep), ParsedArguments::NotAnObject { .. }));
     }
 }

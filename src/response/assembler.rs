@@ -1,19 +1,19 @@
 //! The deltas of one response, put together.
 
-use super::calls::Calls;
+use super::call_assembler::CallAssembler;
 use super::change::{CallChange, CallChanges, ResponseLimits};
 use super::content_parts::ContentParts;
 use super::partial_call::PartialCall;
-use crate::types::{FinishReason, Part, ProviderError, ProviderErrorKind, Usage};
-use crate::wire::{CallKind, CallPiece, Delta, Problem};
+use crate::types::{FinishReason, MessagePart, ProviderError, ProviderErrorKind, Usage};
+use crate::wire::{CallDelta, CallKind, Delta, Problem};
 
 /// One response, as far as it has come.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ResponseAssembler {
     limits: ResponseLimits,
-    calls: Calls,
+    calls: CallAssembler,
     /// Calls that the service runs itself.
-    service_calls: Calls,
+    service_calls: CallAssembler,
     parts: ContentParts,
     text: String,
     reasoning: String,
@@ -37,8 +37,8 @@ impl ResponseAssembler {
     pub fn new(limits: ResponseLimits) -> Self {
         Self {
             limits,
-            calls: Calls::default(),
-            service_calls: Calls::default(),
+            calls: CallAssembler::default(),
+            service_calls: CallAssembler::default(),
             parts: ContentParts::default(),
             text: String::new(),
             reasoning: String::new(),
@@ -79,7 +79,7 @@ impl ResponseAssembler {
                 self.seal(*index, arguments.as_deref(), &mut changes);
                 true
             }
-            Delta::Keep(keep) => {
+            Delta::Metadata(keep) => {
                 let call = |index| self.calls.at_index(index);
                 self.parts.keep(keep, call, bytes_max)
             }
@@ -153,7 +153,7 @@ impl ResponseAssembler {
     /// The order of what has come, and what the service wants back with it; empty where it wants
     /// nothing back. A call's index is its place in [`Self::calls`].
     #[must_use]
-    pub fn parts(&self) -> &[Part] {
+    pub fn parts(&self) -> &[MessagePart] {
         self.parts.wanted()
     }
 
@@ -231,7 +231,7 @@ impl ResponseAssembler {
             && self.calls.excess() == 0
     }
 
-    fn push_call(&mut self, piece: &CallPiece, changes: &mut CallChanges) {
+    fn push_call(&mut self, piece: &CallDelta, changes: &mut CallChanges) {
         let arrival = self.calls.kept().len() + self.service_calls.kept().len();
         let limits = &self.limits;
         let problem = match piece.kind {
@@ -253,7 +253,8 @@ impl ResponseAssembler {
 
     /// One index is one call's at a time, so the newest of ours and of the service's is meant.
     fn seal(&mut self, index: u64, arguments: Option<&str>, changes: &mut CallChanges) {
-        let arrival = |calls: &Calls, at: usize| calls.kept().get(at).map(|call| call.arrival);
+        let arrival =
+            |calls: &CallAssembler, at: usize| calls.kept().get(at).map(|call| call.arrival);
         let ours = self.calls.at_index(index);
         let theirs = self.service_calls.at_index(index);
         let newest_is_ours = ours.and_then(|at| arrival(&self.calls, at))
@@ -287,9 +288,9 @@ fn of_service<T>(changes: &mut CallChanges, change: impl FnOnce(&mut CallChanges
     changes.extend(found.into_iter().filter_map(|change| match change {
         CallChange::Opened(at) => Some(CallChange::ServiceOpened(at)),
         CallChange::Sealed(at) => Some(CallChange::ServiceSealed(at)),
-        CallChange::Disturbed(_) | CallChange::ServiceOpened(_) | CallChange::ServiceSealed(_) => {
-            None
-        }
+        CallChange::ChangedAfterSeal(_)
+        | CallChange::ServiceOpened(_)
+        | CallChange::ServiceSealed(_) => None,
     }));
     done
 }
@@ -306,7 +307,7 @@ fn append(text: &mut String, piece: &str, bytes_max: usize) -> bool {
 mod tests {
     use super::*;
     use crate::types::FinishKind;
-    use crate::wire::CallPiece;
+    use crate::wire::CallDelta;
 
     fn response(deltas: &[Delta]) -> ResponseAssembler {
         let limits = ResponseLimits { text_bytes_max: 4, ..ResponseLimits::default() };
@@ -320,10 +321,10 @@ mod tests {
     }
 
     fn call(index: u64) -> Delta {
-        Delta::Call(CallPiece {
+        Delta::Call(CallDelta {
             index: Some(index),
             name: Some("f".into()),
-            ..CallPiece::default()
+            ..CallDelta::default()
         })
     }
 
@@ -333,11 +334,11 @@ mod tests {
 
     #[test]
     fn only_a_good_end_seals_what_is_open() {
-        let whole = Delta::Call(CallPiece {
+        let whole = Delta::Call(CallDelta {
             index: Some(0),
             name: Some("f".into()),
             arguments: Some("{}".into()),
-            ..CallPiece::default()
+            ..CallDelta::default()
         });
         let mut ended = response(&[whole, call(1)]);
         assert_eq!(ended.end(false), []);
@@ -363,7 +364,7 @@ mod tests {
             let name = begins.then(|| "search".to_owned());
             let (kind, arguments) = (CallKind::ServerToolUse, Some(arguments.to_owned()));
             let index = Some(index);
-            Delta::Call(CallPiece { index, name, arguments, kind, begins, ..CallPiece::default() })
+            Delta::Call(CallDelta { index, name, arguments, kind, begins, ..CallDelta::default() })
         };
         let seal = |index| Delta::Seal { index, arguments: None };
         let mut response = ResponseAssembler::new(ResponseLimits::default());

@@ -27,7 +27,7 @@ pub enum CallChange {
     /// A call's arguments are whole.
     Sealed(usize),
     /// More bytes came for a call that was sealed already.
-    Disturbed(usize),
+    ChangedAfterSeal(usize),
     /// A call that the service runs itself was opened: an index into
     /// [`ResponseAssembler::service_calls`](super::ResponseAssembler::service_calls).
     ServiceOpened(usize),

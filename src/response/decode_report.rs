@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{PartialCall, ResponseAssembler, ResponseLimits, ended_well, understand};
+use super::{PartialCall, ResponseAssembler, ResponseLimits, ended_well, parse_arguments};
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 use crate::wire::{CallKind, Decoder, DecoderLimits, Delta, Framing, Problem, Wire};
 
@@ -39,7 +39,7 @@ pub fn decode_body(
 
 /// Describes a response as one JSON object, in the form of `callsheet decode`.
 #[must_use]
-pub fn describe(response: &ResponseAssembler) -> Value {
+pub fn describe_response(response: &ResponseAssembler) -> Value {
     let mut calls: Vec<&PartialCall> =
         response.calls().iter().chain(response.service_calls()).collect();
     calls.sort_by_key(|call| call.arrival);
@@ -59,7 +59,7 @@ pub fn describe(response: &ResponseAssembler) -> Value {
 }
 
 fn describe_call(place: u64, call: &PartialCall) -> Value {
-    let arguments = understand(&call.raw);
+    let arguments = parse_arguments(&call.raw);
     let object = arguments.object().filter(|_| !call.oversize);
     // Free text is whole in any form.
     let is_readable = match call.kind {
@@ -72,7 +72,7 @@ fn describe_call(place: u64, call: &PartialCall) -> Value {
         "name": call.name,
         "arguments": object,
         "arguments_raw": call.raw,
-        "complete": call.sealed && !call.disturbed && is_readable,
+        "complete": call.sealed && !call.changed_after_seal && is_readable,
         "kind": call.kind,
     })
 }
@@ -91,7 +91,7 @@ mod tests {
 
     fn decode(framing: Framing, body: &str) -> Value {
         let limits = (DecoderLimits::default(), ResponseLimits::default());
-        describe(&decode_body(Wire::OpenaiChat, framing, limits, body.as_bytes()))
+        describe_response(&decode_body(Wire::OpenaiChat, framing, limits, body.as_bytes()))
     }
 
     #[track_caller]
@@ -182,8 +182,12 @@ mod tests {
     fn a_file_of_another_kind_is_odd() {
         let decode = |body: &str| {
             let limits = (DecoderLimits::default(), ResponseLimits::default());
-            let said =
-                describe(&decode_body(Wire::OpenaiChat, Framing::Sse, limits, body.as_bytes()));
+            let said = describe_response(&decode_body(
+                Wire::OpenaiChat,
+                Framing::Sse,
+                limits,
+                body.as_bytes(),
+            ));
             said["problems"].clone()
         };
         let odd = json!([{"code": "nothing_decoded", "detail": "<html>\n"}]);
@@ -291,7 +295,7 @@ mod tests {
         fn no_bytes_panic(body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let limits = (DecoderLimits::default(), ResponseLimits::default());
             for framing in [Framing::Sse, Framing::JsonLines, Framing::Json, Framing::JsonArray] {
-                let found = describe(&decode_body(Wire::OpenaiChat, framing, limits, &body));
+                let found = describe_response(&decode_body(Wire::OpenaiChat, framing, limits, &body));
                 prop_assert_eq!(found["tool_calls"].as_array().map(Vec::len), Some(0));
             }
         }

@@ -15,21 +15,21 @@
 
 mod arguments;
 mod assembler;
-mod calls;
+mod call_assembler;
 mod change;
 mod content_parts;
 mod decode_report;
 mod display_order;
+mod finish_reason;
 #[cfg(test)]
 pub(crate) mod fixtures;
 mod partial_call;
-mod response_end;
 
-pub use arguments::{Arguments, understand};
+pub use arguments::{ParsedArguments, parse_arguments};
 pub use assembler::ResponseAssembler;
 pub use change::{CallChange, CallChanges, ResponseLimits};
-pub use decode_report::{decode_body, describe};
+pub use decode_report::{decode_body, describe_response};
 pub(crate) use display_order::DisplayOrder;
+pub(crate) use finish_reason::classify_ending;
+pub use finish_reason::{ExchangeEnd, ended_well};
 pub use partial_call::PartialCall;
-pub(crate) use response_end::judge;
-pub use response_end::{ResponseEnd, ended_well};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::wire::{CallKind, CallPiece};
+use crate::wire::{CallDelta, CallKind};
 
 /// One call while its pieces come: what the wire said of it, and what is known of its end.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -20,7 +20,7 @@ pub struct PartialCall {
     /// The arguments are whole.
     pub sealed: bool,
     /// Bytes came after the seal, so the call is malformed.
-    pub disturbed: bool,
+    pub changed_after_seal: bool,
     /// The arguments are longer than is allowed, and `raw` is only their beginning.
     pub oversize: bool,
     /// How many calls of any kind were opened before it.
@@ -28,12 +28,12 @@ pub struct PartialCall {
     /// The wire itself says where it ends.
     pub(super) has_own_seal: bool,
     /// How far `raw` has been looked at for its end. Looked at only when it matters.
-    outline: Outline,
+    end_scanner: JsonEndScanner,
 }
 
 impl PartialCall {
     /// A bucket for the call that a piece begins; its arguments are not yet taken.
-    pub(super) fn begin(piece: &CallPiece, arrival: usize) -> Self {
+    pub(super) fn begin(piece: &CallDelta, arrival: usize) -> Self {
         Self {
             wire_index: piece.index,
             provider_id: piece.id.as_deref().map(Arc::from),
@@ -41,16 +41,16 @@ impl PartialCall {
             raw: String::new(),
             kind: piece.kind,
             sealed: false,
-            disturbed: false,
+            changed_after_seal: false,
             oversize: false,
             arrival,
             has_own_seal: piece.begins,
-            outline: Outline::default(),
+            end_scanner: JsonEndScanner::default(),
         }
     }
 
     /// Takes id and name where they are still missing.
-    pub(super) fn fill(&mut self, piece: &CallPiece) {
+    pub(super) fn fill(&mut self, piece: &CallDelta) {
         if self.provider_id.is_none() {
             self.provider_id = piece.id.as_deref().map(Arc::from);
         }
@@ -66,7 +66,7 @@ impl PartialCall {
     }
 
     /// Appends a piece of the arguments as far as it is allowed.
-    pub(super) fn append(&mut self, piece: &CallPiece, bytes_max: usize) {
+    pub(super) fn append(&mut self, piece: &CallDelta, bytes_max: usize) {
         let Some(text) = &piece.arguments else { return };
         if self.oversize || self.raw.len() + text.len() > bytes_max {
             self.oversize = true;
@@ -88,7 +88,7 @@ impl PartialCall {
     /// A new id together with a name does. So does a name with an object of its own after an
     /// object that is closed, because no text continues a closed object: services that send
     /// whole calls without index and id, or all under the same one, are told apart that way.
-    pub(super) fn is_followed_by(&mut self, piece: &CallPiece) -> bool {
+    pub(super) fn is_followed_by(&mut self, piece: &CallDelta) -> bool {
         let other_id = match (&piece.id, &self.provider_id) {
             (Some(new), Some(old)) => **new != **old,
             (Some(_) | None, None) | (None, Some(_)) => false,
@@ -118,19 +118,19 @@ impl PartialCall {
     }
 
     fn is_closed(&mut self) -> bool {
-        self.outline.follow(&self.raw);
-        self.outline.is_closed()
+        self.end_scanner.follow(&self.raw);
+        self.end_scanner.is_closed()
     }
 }
 
-fn begins_value(piece: &CallPiece) -> bool {
+fn begins_value(piece: &CallDelta) -> bool {
     piece.arguments.as_deref().is_some_and(|text| text.trim_ascii_start().starts_with(['{', '"']))
 }
 
 /// Where brackets and quotes stand in JSON text, so that its end is found without parsing it
 /// again for every piece.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-struct Outline {
+struct JsonEndScanner {
     seen: usize,
     depth: usize,
     begun: bool,
@@ -138,7 +138,7 @@ struct Outline {
     escaped: bool,
 }
 
-impl Outline {
+impl JsonEndScanner {
     fn follow(&mut self, text: &str) {
         for byte in text.as_bytes().iter().skip(self.seen) {
             match byte {
@@ -182,10 +182,10 @@ mod tests {
             (r#""{}"#, false),
         ] {
             for cut in 0..=text.len() {
-                let mut outline = Outline::default();
-                outline.follow(&text[..cut]);
-                outline.follow(text);
-                assert_eq!(outline.is_closed(), closed, "{text} cut at {cut}");
+                let mut end_scanner = JsonEndScanner::default();
+                end_scanner.follow(&text[..cut]);
+                end_scanner.follow(text);
+                assert_eq!(end_scanner.is_closed(), closed, "{text} cut at {cut}");
             }
         }
     }

@@ -23,7 +23,7 @@ use crate::event::EventId;
 use crate::journal::SessionLog;
 use crate::record::{RequestKey, Seq, StopMode};
 use crate::telemetry::Subscription;
-use crate::turn::{ApprovalError, Decision};
+use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{CallKey, Content, RunId, SessionId, SessionState};
 
 /// How often a decision is handed in whose taker dies.
@@ -231,7 +231,7 @@ impl SessionHandle {
     /// # Errors
     /// When nothing is asked about the call, the decision is about other arguments, it was decided
     /// otherwise before, or the session is closed.
-    pub async fn decide(&self, key: CallKey, decision: Decision) -> Result<(), HostError> {
+    pub async fn decide(&self, key: CallKey, decision: ApprovalDecision) -> Result<(), HostError> {
         for _ in 0..DECIDE_TRIES {
             let live = self.link.live(&self.id).await?;
             let decision = decision.clone();

@@ -21,9 +21,9 @@ use super::snapshot::SessionSnapshot;
 use crate::event::ApprovalRequest;
 use crate::journal::JournalError;
 use crate::record::{Entry, RequestKey, Seq, StopMode};
-use crate::response::ResponseEnd;
+use crate::response::ExchangeEnd;
 use crate::turn::{
-    ApprovalError, AttemptPlan, CancelReason, Decision, PermitReply, TurnRecord, TurnSpec,
+    ApprovalDecision, ApprovalError, AttemptPlan, CancelReason, PermitReply, TurnRecord, TurnSpec,
 };
 use crate::types::{CallKey, Content, RunId, RunTrace, TraceContext};
 use crate::wire::Delta;
@@ -75,7 +75,7 @@ pub(super) enum SessionMessage {
     /// All that the records of a turn say has been told: it goes on.
     TurnKnown { epoch: u64 },
     /// Somebody has decided about a call.
-    Decide { key: CallKey, decision: Decision, reply: DecisionReply },
+    Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
     /// Name the actors of runs: stream, accumulator.
     #[cfg(test)]
     NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 2]>> },
@@ -120,7 +120,7 @@ pub(super) enum AccumulatorMessage {
     RequestPlace { turn: u32, attempt: u32, place: PermitReply },
     /// An exchange is over. Its model's breaker wants to know how it is judged; there is none to
     /// know if nobody was asked.
-    ResponseEnded { turn: u32, attempt: u32, end: ResponseEnd, pass: Option<BreakerPermitGuard> },
+    ResponseEnded { turn: u32, attempt: u32, end: ExchangeEnd, pass: Option<BreakerPermitGuard> },
     /// The turn of a call that waited for a place of its tool has come.
     PlaceGranted { key: CallKey },
     /// A call that was told to stop has had its grace.
@@ -134,7 +134,7 @@ pub(super) enum AccumulatorMessage {
     /// End the turn.
     Cancel { why: CancelReason },
     /// Somebody has decided about a call.
-    Decide { key: CallKey, decision: Decision, reply: DecisionReply },
+    Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
 }
 
 /// The accumulator of a session, for those who report to it.

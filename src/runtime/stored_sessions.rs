@@ -16,8 +16,9 @@ use super::wake::Link;
 use crate::event::Event;
 use crate::journal::SessionLog;
 use crate::record::{Entry, Record, Seq};
+use crate::session::{PastRun, Rebuilt, past_run};
 use crate::telemetry::Delivery;
-use crate::turn::{ApprovalError, Decision, PastRun, Rebuilt, past_run};
+use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{CallKey, RunId, SessionId};
 
 impl SessionHandle {
@@ -100,7 +101,7 @@ fn as_told(past: PastRun) -> RunReport {
 pub(super) async fn decided(
     session: &SessionHandle,
     key: CallKey,
-    decision: Decision,
+    decision: ApprovalDecision,
 ) -> Result<(), HostError> {
     let entries = session.records(Seq(0)).await?;
     let records = || entries.iter().map(|entry| &entry.record);
@@ -114,10 +115,10 @@ pub(super) async fn decided(
         let Record::ResponseEnded { message, .. } = record else { return None };
         message.calls.iter().find(|call| call.key == key)
     });
-    if call.is_some_and(|call| !decision.is_about(call)) {
+    if call.is_some_and(|call| !decision.matches_arguments(call)) {
         return Err(ApprovalError::Stale.into());
     }
-    Ok(decision.repeats(given)?)
+    Ok(decision.check_repeat(given)?)
 }
 
 /// Deletes a session whose place was taken for that.

@@ -14,7 +14,7 @@ use super::model::{Carried, Exchange, ModelRequest};
 use super::model_limiter::{BreakerPermitGuard, Entered};
 use super::models::Model;
 use super::task::Task;
-use crate::response::ResponseEnd;
+use crate::response::ExchangeEnd;
 use crate::turn::AttemptPlan;
 use crate::types::TraceContext;
 
@@ -115,15 +115,15 @@ impl Reader {
         };
         let Entered { seat, pass } = match self.model.gate.enter(self.session, tell).await {
             Ok(entered) => entered,
-            Err(error) => return self.ended(ResponseEnd::Failed(error), None),
+            Err(error) => return self.ended(ExchangeEnd::Failed(error), None),
         };
         let mut exchange = self.exchange(&plan, &request).with_trace(self.trace.clone());
         drop(request);
         let end = loop {
             let batch = match exchange.next().await {
                 Some(Ok(batch)) => batch,
-                Some(Err(error)) => break ResponseEnd::Failed(error),
-                None => break ResponseEnd::Closed,
+                Some(Err(error)) => break ExchangeEnd::Failed(error),
+                None => break ExchangeEnd::Closed,
             };
             let taken = self.accumulator.call(
                 |reply| AccumulatorMessage::DeltasReceived { turn, attempt, batch, reply },
@@ -138,7 +138,7 @@ impl Reader {
         self.ended(end, Some(pass));
     }
 
-    fn ended(&self, end: ResponseEnd, pass: Option<BreakerPermitGuard>) {
+    fn ended(&self, end: ExchangeEnd, pass: Option<BreakerPermitGuard>) {
         let (turn, attempt) = (self.turn, self.attempt);
         let ended = AccumulatorMessage::ResponseEnded { turn, attempt, end, pass };
         let _ = self.accumulator.cast(ended);

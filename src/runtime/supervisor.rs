@@ -20,7 +20,7 @@ use super::tool::{Slot, ToolActor, Work, failed};
 use crate::context::{Variables, View};
 use crate::event::Event;
 use crate::tool::{ProgressCallback, SharedVariableView, ToolContext};
-use crate::turn::ToolDone;
+use crate::turn::ToolCompletion;
 use crate::types::{
     CallKey, FailureKind, RunId, ToolCall, ToolOutcome, TraceContext, VariablesUse, excerpt,
 };
@@ -91,7 +91,7 @@ impl ToolSupervisor {
         &mut self,
         start: ToolStart,
         myself: &AccumulatorRef,
-    ) -> Option<(CallKey, ToolDone)> {
+    ) -> Option<(CallKey, ToolCompletion)> {
         let ToolStart { run, agent, call, variables, idempotency_key, trace, place } = start;
         let view = View::new(variables, agent.limits().max_variables_bytes);
         let view: SharedVariableView = Arc::new(Mutex::new(view));
@@ -202,11 +202,11 @@ impl ToolSupervisor {
         &mut self,
         actor: ActorId,
         died: impl FnOnce() -> ToolOutcome,
-    ) -> Option<(CallKey, ToolDone)> {
+    ) -> Option<(CallKey, ToolCompletion)> {
         let running = self.running.remove(&actor)?;
         let outcome = running.slot.lock().take().unwrap_or_else(died);
         let used = running.view.lock().take();
-        Some((running.key, ToolDone { outcome, used }))
+        Some((running.key, ToolCompletion { outcome, used }))
     }
 
     /// Whether no call is left but such as were killed: one whose tool never awaits cannot be
@@ -216,6 +216,6 @@ impl ToolSupervisor {
     }
 }
 
-fn not_started(kind: FailureKind, what: &str) -> ToolDone {
-    ToolDone { outcome: failed(kind, what), used: VariablesUse::default() }
+fn not_started(kind: FailureKind, what: &str) -> ToolCompletion {
+    ToolCompletion { outcome: failed(kind, what), used: VariablesUse::default() }
 }

@@ -9,7 +9,7 @@ use super::error::ApiError;
 use super::extract::JsonBody;
 use super::sessions::PathSession;
 use crate::runtime::HostError;
-use crate::turn::{ApprovalError, Decision};
+use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{ApprovalPhase, CallKey, Judgement, Verdict};
 
 /// Maximum length of a decision's message, which the model reads after a rejection.
@@ -68,6 +68,6 @@ pub(super) async fn decide(
         ApprovalChoice::Reject => Verdict::Rejected,
     };
     let judgement = Judgement { verdict, message };
-    session.decide(key, Decision { phase, judgement, arguments_sha256 }).await?;
+    session.decide(key, ApprovalDecision { phase, judgement, arguments_sha256 }).await?;
     Ok(Json(ApprovalDecisionResponse { tool_id: key.to_string(), phase, decision }).into_response())
 }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
-use super::call::{Call, Phase, QUOTE_CHARS};
-use super::effect::{ApprovalError, Decision};
-use super::{State, Turn, model_messages};
+use super::call::{CallPhase, QUOTE_CHARS, TurnCall};
+use super::effect::{ApprovalDecision, ApprovalError};
+use super::{Turn, TurnStage, model_messages};
 use crate::event::{ApprovalRequest, Event, WaitingFor};
 use crate::record::{Ending, Record};
 use crate::types::{
@@ -28,11 +28,11 @@ impl Turn {
     pub(super) fn take_decision(
         &mut self,
         key: CallKey,
-        decision: Decision,
+        decision: ApprovalDecision,
     ) -> Result<(), ApprovalError> {
         let index = self.position(key);
         let call = index.and_then(|index| self.calls.get(index));
-        let question = call.and_then(Call::question);
+        let question = call.and_then(TurnCall::question);
         let judged = |phase| self.judgements.get(&(key, phase));
         let (before, after) = (judged(ApprovalPhase::Before), judged(ApprovalPhase::After));
         let known = match (decision.phase, question) {
@@ -49,11 +49,11 @@ impl Turn {
         if known.is_none() && asked.is_none() {
             return Err(ApprovalError::NotAsked);
         }
-        if call.is_some_and(|call| !decision.is_about(&call.call)) {
+        if call.is_some_and(|call| !decision.matches_arguments(&call.call)) {
             return Err(ApprovalError::Stale);
         }
         if let Some(known) = known {
-            return decision.repeats(known.verdict);
+            return decision.check_repeat(known.verdict);
         }
         let Some(((index, _), question)) = asked else { return Err(ApprovalError::NotAsked) };
         self.judge(index, question, decision.judgement);
@@ -61,13 +61,13 @@ impl Turn {
     }
 
     /// What people are asked at present, in call order: which calls, and what about them.
-    pub fn questions(&self) -> impl Iterator<Item = (CallKey, ApprovalPhase)> {
+    pub fn pending_approvals(&self) -> impl Iterator<Item = (CallKey, ApprovalPhase)> {
         self.calls.iter().filter_map(|call| Some((call.key(), call.question()?)))
     }
 
     /// A question as people are shown it; none where it is not asked at present.
     #[must_use]
-    pub fn question(&self, key: CallKey) -> Option<ApprovalRequest> {
+    pub fn pending_approval(&self, key: CallKey) -> Option<ApprovalRequest> {
         let call = self.calls.get(self.position(key)?)?;
         Some(request(call, call.question()?))
     }
@@ -75,7 +75,7 @@ impl Turn {
     /// Whether people are all that the turn waits for. Its clock stands still then, and so does
     /// the run's.
     #[must_use]
-    pub fn rests(&self) -> bool {
+    pub fn waits_only_for_people(&self) -> bool {
         self.clock.is_people()
     }
 
@@ -83,7 +83,7 @@ impl Turn {
     pub(super) fn ask_before(&mut self, index: usize) {
         let until = self.answer_until(index, ApprovalPhase::Before);
         let Some(call) = self.calls.get_mut(index) else { return };
-        call.phase = Phase::Asked { until };
+        call.phase = CallPhase::AwaitingApproval { until };
         if self.asked.contains_key(&(call.key(), ApprovalPhase::Before)) {
             call.waiting_for = Some(WaitingFor::Approval);
         }
@@ -105,7 +105,7 @@ impl Turn {
                 self.record_report(index, &outcome, &ReadSet::default(), &writes);
             }
             let until = self.answer_until(index, ApprovalPhase::After);
-            self.set_phase(index, Phase::Reviewed { outcome, writes, until });
+            self.set_phase(index, CallPhase::AwaitingReview { outcome, writes, until });
             match known {
                 // It was said before a crash.
                 Some(judgement) => self.settle_question(index, ApprovalPhase::After, judgement),
@@ -119,8 +119,8 @@ impl Turn {
         let now = self.now();
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
-            let (Phase::Asked { until: Some(until) } | Phase::Reviewed { until: Some(until), .. }) =
-                call.phase
+            let (CallPhase::AwaitingApproval { until: Some(until) }
+            | CallPhase::AwaitingReview { until: Some(until), .. }) = call.phase
             else {
                 continue;
             };
@@ -133,9 +133,9 @@ impl Turn {
 
     /// Whether people are all that the turn waits for: then its clocks stand still.
     pub(super) fn waits_for_people(&self) -> bool {
-        matches!(self.state, State::Judged { .. })
+        matches!(self.stage, TurnStage::ResponseEnded { .. })
             && self.calls.iter().any(|call| call.question().is_some())
-            && !self.calls.iter().any(Call::has_place)
+            && !self.calls.iter().any(TurnCall::has_place)
     }
 
     fn answer_until(&self, index: usize, phase: ApprovalPhase) -> Option<Duration> {
@@ -190,23 +190,23 @@ impl Turn {
             return;
         }
         call.waiting_for = None;
-        let asked = std::mem::replace(&mut call.phase, Phase::Ready);
-        if let Phase::Reviewed { outcome, writes, until: _ } = asked {
+        let asked = std::mem::replace(&mut call.phase, CallPhase::Ready);
+        if let CallPhase::AwaitingReview { outcome, writes, until: _ } = asked {
             self.end_call_with(index, outcome, writes);
         }
     }
 
     fn is_cancelled(&self) -> bool {
         matches!(
-            self.state,
-            State::Judged { cancelled: Some(_), .. }
-                | State::Judged { ending: Ending::Cancelled, .. }
+            self.stage,
+            TurnStage::ResponseEnded { cancelled: Some(_), .. }
+                | TurnStage::ResponseEnded { ending: Ending::Cancelled, .. }
         )
     }
 }
 
-fn request(call: &Call, phase: ApprovalPhase) -> ApprovalRequest {
-    let output_summary = if let Phase::Reviewed { outcome, .. } = &call.phase {
+fn request(call: &TurnCall, phase: ApprovalPhase) -> ApprovalRequest {
+    let output_summary = if let CallPhase::AwaitingReview { outcome, .. } = &call.phase {
         Some(excerpt(&outcome.content, QUOTE_CHARS))
     } else {
         None
@@ -220,10 +220,10 @@ fn request(call: &Call, phase: ApprovalPhase) -> ApprovalRequest {
     }
 }
 
-impl Decision {
+impl ApprovalDecision {
     /// Whether it is about these very arguments.
     #[must_use]
-    pub fn is_about(&self, call: &ToolCall) -> bool {
+    pub fn matches_arguments(&self, call: &ToolCall) -> bool {
         self.arguments_sha256.eq_ignore_ascii_case(&arguments_sha256(call))
     }
 
@@ -231,7 +231,7 @@ impl Decision {
     ///
     /// # Errors
     /// When that was another one.
-    pub fn repeats(&self, first: Verdict) -> Result<(), ApprovalError> {
+    pub fn check_repeat(&self, first: Verdict) -> Result<(), ApprovalError> {
         if first == self.judgement.verdict { Ok(()) } else { Err(ApprovalError::Decided(first)) }
     }
 }

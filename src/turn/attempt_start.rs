@@ -12,7 +12,7 @@ use crate::types::ProviderError;
 impl Turn {
     /// The host has a place at its model for the request of the open attempt, or has none yet.
     /// What is measured of the exchange begins when the request is sent.
-    pub fn handle_request_place(&mut self, now: Duration, place: PermitReply) {
+    pub fn handle_model_permit(&mut self, now: Duration, place: PermitReply) {
         self.clock.advance(now);
         self.asked_at = match place {
             PermitReply::Granted => self.now(),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::committed::EndedCall;
-use super::isolation::Writers;
+use super::isolation::LastWriters;
 use crate::event::{CallLabel, WaitingFor};
 use crate::tool::ToolSpec;
 use crate::types::{
@@ -19,7 +19,7 @@ pub(super) const QUOTE_CHARS: usize = 200;
 
 /// Where a call stands.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Phase {
+pub(super) enum CallPhase {
     /// Its arguments are still coming.
     Open,
     /// Its arguments are whole; it is not yet decided whether it runs.
@@ -29,17 +29,17 @@ pub(super) enum Phase {
     /// It gets a copy of that call's outcome.
     Duplicate { of: CallKey },
     /// It has its ticket and a place of `max`, and asks for one of its tool, which has a cap.
-    Queued { since: Duration },
+    AwaitingPermit { since: Duration },
     /// It has its ticket and its places; its intent is being recorded.
     Intended,
     /// People are asked whether it may run.
-    Asked { until: Option<Duration> },
+    AwaitingApproval { until: Option<Duration> },
     /// Its tool runs.
     Running { deadline: Option<Duration> },
     /// Its tool has answered; what earlier calls wrote may still change what comes of it.
-    Reported(Report),
+    Reported(ReportedOutcome),
     /// People are asked whether the model may see what its tool answered.
-    Reviewed { outcome: ToolOutcome, writes: WriteSet, until: Option<Duration> },
+    AwaitingReview { outcome: ToolOutcome, writes: WriteSet, until: Option<Duration> },
     /// Its outcome is decided.
     Ended { outcome: ToolOutcome, at: Duration },
     /// It leaves the history; nothing is owed for it.
@@ -48,7 +48,7 @@ pub(super) enum Phase {
 
 /// What a tool has answered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Report {
+pub(super) struct ReportedOutcome {
     pub(super) outcome: ToolOutcome,
     pub(super) reads: ReadSet,
     pub(super) writes: WriteSet,
@@ -65,11 +65,11 @@ pub(super) struct RecordedTimes {
 
 /// A call of the response.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Call {
+pub(super) struct TurnCall {
     pub(super) call: ToolCall,
     /// The tool, if there is one of that name.
     pub(super) tool: Option<Arc<ToolSpec>>,
-    pub(super) phase: Phase,
+    pub(super) phase: CallPhase,
     /// One call too many: it is answered, not run.
     pub(super) excess: bool,
     /// What is wrong with its arguments, if anything: the answer it gets.
@@ -89,20 +89,20 @@ pub(super) struct Call {
     /// The times that were recorded with its outcome, if that was before the turn was resumed.
     pub(super) recorded: Option<RecordedTimes>,
     /// Which calls had written what, in the snapshot that it began with.
-    pub(super) snapshot: Writers,
+    pub(super) snapshot: LastWriters,
     /// What it has read, if it ended.
     pub(super) reads: ReadSet,
     /// What it writes, if it ended.
     pub(super) writes: WriteSet,
     /// What its tool had answered, when it has to run again.
-    pub(super) outdated: Option<Report>,
+    pub(super) outdated: Option<ReportedOutcome>,
     /// How long it waited for a place of its tool, if that has a cap.
     pub(super) queue_wait: Option<Duration>,
     /// Whether it started before the response had ended.
     pub(super) early: bool,
 }
 
-impl Call {
+impl TurnCall {
     pub(super) fn open(key: CallKey, name: &str, tool: Option<Arc<ToolSpec>>) -> Self {
         Self {
             call: ToolCall {
@@ -114,7 +114,7 @@ impl Call {
                 raw: None,
             },
             tool,
-            phase: Phase::Open,
+            phase: CallPhase::Open,
             excess: false,
             unfit: None,
             identity: String::new(),
@@ -126,7 +126,7 @@ impl Call {
             asked_at: None,
             asked_before: Duration::ZERO,
             recorded: None,
-            snapshot: Writers::default(),
+            snapshot: LastWriters::default(),
             reads: ReadSet::default(),
             writes: WriteSet::default(),
             outdated: None,
@@ -140,7 +140,7 @@ impl Call {
         let mut restored = Self::open(call.key, &call.name, tool);
         restored.identity = identity(&call);
         restored.call = call;
-        restored.phase = Phase::Sealed;
+        restored.phase = CallPhase::Sealed;
         restored.sealed_at = Some(Duration::ZERO);
         restored
     }
@@ -152,7 +152,7 @@ impl Call {
         self.recorded = Some(RecordedTimes { started, wait, duration });
         self.notes = notes;
         self.writes = writes;
-        self.phase = Phase::Ended { outcome, at: Duration::ZERO };
+        self.phase = CallPhase::Ended { outcome, at: Duration::ZERO };
     }
 
     pub(super) fn key(&self) -> CallKey {
@@ -191,38 +191,41 @@ impl Call {
 
     /// Whether its tool was, or is about to be, told to run.
     pub(super) fn has_started(&self) -> bool {
-        self.started_at.is_some() || self.phase == Phase::Intended
+        self.started_at.is_some() || self.phase == CallPhase::Intended
     }
 
     /// Whether it has a place of `max`.
     pub(super) fn has_place(&self) -> bool {
-        matches!(self.phase, Phase::Queued { .. } | Phase::Intended | Phase::Running { .. })
+        matches!(
+            self.phase,
+            CallPhase::AwaitingPermit { .. } | CallPhase::Intended | CallPhase::Running { .. }
+        )
     }
 
     pub(super) fn is_running(&self) -> bool {
-        matches!(self.phase, Phase::Running { .. })
+        matches!(self.phase, CallPhase::Running { .. })
     }
 
     /// Whether its tool has answered, and it is not decided yet what comes of that.
     pub(super) fn is_undecided(&self) -> bool {
-        matches!(self.phase, Phase::Reported(_) | Phase::Reviewed { .. })
+        matches!(self.phase, CallPhase::Reported(_) | CallPhase::AwaitingReview { .. })
     }
 
     /// What people are asked about it at present.
     pub(super) fn question(&self) -> Option<ApprovalPhase> {
         match self.phase {
-            Phase::Asked { .. } => Some(ApprovalPhase::Before),
-            Phase::Reviewed { .. } => Some(ApprovalPhase::After),
-            Phase::Open
-            | Phase::Sealed
-            | Phase::Ready
-            | Phase::Duplicate { .. }
-            | Phase::Queued { .. }
-            | Phase::Intended
-            | Phase::Running { .. }
-            | Phase::Reported(_)
-            | Phase::Ended { .. }
-            | Phase::Dropped => None,
+            CallPhase::AwaitingApproval { .. } => Some(ApprovalPhase::Before),
+            CallPhase::AwaitingReview { .. } => Some(ApprovalPhase::After),
+            CallPhase::Open
+            | CallPhase::Sealed
+            | CallPhase::Ready
+            | CallPhase::Duplicate { .. }
+            | CallPhase::AwaitingPermit { .. }
+            | CallPhase::Intended
+            | CallPhase::Running { .. }
+            | CallPhase::Reported(_)
+            | CallPhase::Ended { .. }
+            | CallPhase::Dropped => None,
         }
     }
 
@@ -232,11 +235,11 @@ impl Call {
     }
 
     pub(super) fn is_kept(&self) -> bool {
-        self.phase != Phase::Dropped
+        self.phase != CallPhase::Dropped
     }
 
     pub(super) fn outcome(&self) -> Option<&ToolOutcome> {
-        let Phase::Ended { outcome, .. } = &self.phase else { return None };
+        let CallPhase::Ended { outcome, .. } = &self.phase else { return None };
         Some(outcome)
     }
 
@@ -248,7 +251,7 @@ impl Call {
 
     /// The outcome with its times, once there is one. `began`: the turn's begin since the run's.
     pub(super) fn result(&self, began: Duration) -> Option<ToolResult> {
-        let Phase::Ended { outcome, at } = &self.phase else { return None };
+        let CallPhase::Ended { outcome, at } = &self.phase else { return None };
         let RecordedTimes { started, wait, duration } =
             self.recorded.unwrap_or_else(|| self.times(began, *at));
         Some(ToolResult {

@@ -6,7 +6,7 @@ use crate::event::TurnTimes;
 
 /// Adds up what the turn's time was spent on. Fed with `now` whenever something changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Clock {
+pub(super) struct TurnClock {
     now: Duration,
     model_open: bool,
     running: u32,
@@ -17,7 +17,7 @@ pub(super) struct Clock {
     times: TurnTimes,
 }
 
-impl Clock {
+impl TurnClock {
     /// Time has passed. It never runs backwards: an older `now` adds nothing.
     pub(super) fn advance(&mut self, now: Duration) {
         let passed = now.saturating_sub(self.now);
@@ -109,7 +109,7 @@ mod tests {
     #[test]
     fn time_is_split_by_what_was_going_on() {
         let ms = Duration::from_millis;
-        let mut clock = Clock::default();
+        let mut clock = TurnClock::default();
         clock.model_asked();
         clock.advance(ms(10));
         clock.tool_started();

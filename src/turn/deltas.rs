@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::admission::{self, Opening};
-use super::call::{Call, Phase, QUOTE_CHARS};
-use super::{Effect, State, Turn, model_messages};
+use super::admission::{self, CallRetention};
+use super::call::{CallPhase, QUOTE_CHARS, TurnCall};
+use super::{Effect, Turn, TurnStage, model_messages};
 use crate::event::{Event, Oddity, ServiceCall, ServiceCallStatus};
 use crate::record::{Ending, Record};
 use crate::response::CallChange;
@@ -30,7 +30,7 @@ impl Turn {
             }
             Delta::Call(_)
             | Delta::Seal { .. }
-            | Delta::Keep(_)
+            | Delta::Metadata(_)
             | Delta::Finish(_)
             | Delta::Usage { .. }
             | Delta::Error(_)
@@ -44,7 +44,7 @@ impl Turn {
     fn close_if_too_large(&mut self) -> bool {
         let too_large = |error: &&ProviderError| error.kind == ProviderErrorKind::TooLarge;
         let Some(error) = self.response.error().filter(too_large).cloned() else { return false };
-        if self.state == State::Asking {
+        if self.stage == TurnStage::AwaitingResponse {
             self.outbox.push_back(Effect::Disconnect);
             self.handle_broken(error);
         }
@@ -56,7 +56,7 @@ impl Turn {
             match change {
                 CallChange::Opened(index) => self.handle_opened(index),
                 CallChange::Sealed(index) => self.handle_sealed(index),
-                CallChange::Disturbed(index) => self.handle_disturbed(index),
+                CallChange::ChangedAfterSeal(index) => self.handle_disturbed(index),
                 CallChange::ServiceOpened(at) => {
                     self.show_service_call(at, ServiceCallStatus::Running);
                 }
@@ -90,31 +90,31 @@ impl Turn {
             index: u32::try_from(index).unwrap_or(u32::MAX),
         };
         let tool = self.spec.rules.tools.get(&*name).cloned();
-        let mut call = Call::open(key, &name, tool);
+        let mut call = TurnCall::open(key, &name, tool);
         call.call.provider_id.clone_from(&bucket.provider_id);
-        let opening = match self.state {
+        let opening = match self.stage {
             // Nothing more is kept of a response whose ending is known.
-            State::Judged { .. } | State::Over => Opening::Drop,
-            State::Asking => admission::at_opening(key.index, &self.spec),
+            TurnStage::ResponseEnded { .. } | TurnStage::Finished => CallRetention::Drop,
+            TurnStage::AwaitingResponse => admission::at_opening(key.index, &self.spec),
         };
         match opening {
-            Opening::Keep => self.emit(Event::CallOpened { call: call.label() }),
-            Opening::KeepExcess => {
+            CallRetention::Keep => self.emit(Event::CallOpened { call: call.label() }),
+            CallRetention::KeepExcess => {
                 call.excess = true;
                 self.emit(Event::CallOpened { call: call.label() });
                 self.tell_excess("answered");
             }
-            Opening::Drop => {
-                call.phase = Phase::Dropped;
+            CallRetention::Drop => {
+                call.phase = CallPhase::Dropped;
                 self.dropped.push(name);
             }
-            Opening::DropExcess => {
-                call.phase = Phase::Dropped;
+            CallRetention::DropExcess => {
+                call.phase = CallPhase::Dropped;
                 self.dropped.push(name);
                 self.tell_excess("truncated");
             }
-            Opening::Fail => {
-                call.phase = Phase::Dropped;
+            CallRetention::Fail => {
+                call.phase = CallPhase::Dropped;
                 self.dropped.push(name);
                 self.tell_excess("failed");
                 self.outbox.push_back(Effect::Disconnect);
@@ -122,8 +122,8 @@ impl Turn {
                 self.conclude(Ending::Excess, None);
                 return;
             }
-            Opening::OverBudget => {
-                call.phase = Phase::Dropped;
+            CallRetention::OverBudget => {
+                call.phase = CallPhase::Dropped;
                 self.dropped.push(name);
                 self.calls.push(call);
                 self.end_over_calls();
@@ -141,12 +141,12 @@ impl Turn {
         };
         call.sealed_at = Some(self.clock.now());
         let odd = admission::take_arguments(call, &bucket.raw, bucket.oversize);
-        if call.phase == Phase::Dropped {
+        if call.phase == CallPhase::Dropped {
             // Not kept, but counted as one that was decoded.
             return;
         }
         call.call.provider_id.clone_from(&bucket.provider_id);
-        call.phase = Phase::Sealed;
+        call.phase = CallPhase::Sealed;
         let detected = call.unfit.is_none().then(|| call.label());
         self.name_call(index);
         if let Some(oddity) = odd {
@@ -225,8 +225,8 @@ impl Turn {
     /// Duplicates that waited for a call which turned out malformed are decided anew.
     fn readmit_duplicates_of(&mut self, key: CallKey) {
         for call in &mut self.calls {
-            if call.phase == (Phase::Duplicate { of: key }) {
-                call.phase = Phase::Sealed;
+            if call.phase == (CallPhase::Duplicate { of: key }) {
+                call.phase = CallPhase::Sealed;
             }
         }
     }

@@ -14,7 +14,7 @@ pub use crate::record::{CancelReason, TurnEnd};
 
 use crate::tool::ToolSpec;
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, Judgement, Origin, ToolCall,
+    ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, Judgement, ModelOrigin, ToolCall,
     ToolOutcome, ToolResult, Usage, VariablesUse, Verdict,
 };
 
@@ -28,15 +28,15 @@ pub enum Effect {
     /// Drop the exchange that is open, the wait before it included.
     Disconnect,
     /// Ask the host for a place of the call's tool, which has a cap, and answer by
-    /// [`handle_place`](super::Turn::handle_place).
-    Reserve {
+    /// [`handle_tool_permit`](super::Turn::handle_tool_permit).
+    RequestToolPermit {
         /// Which call.
         key: CallKey,
         /// Its tool.
         tool: Arc<str>,
     },
     /// The call that asked for a place will not start: it waits no more, or gives the place back.
-    GiveUp(CallKey),
+    ReleaseToolPermit(CallKey),
     /// Hand the call to its tool, with what it may see of the variables, and with its place if it
     /// has asked for one.
     Start(ToolCall, Variables),
@@ -72,7 +72,7 @@ pub enum PermitReply {
 
 /// What a supervisor reports of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct ToolDone {
+pub struct ToolCompletion {
     /// What became of it.
     pub outcome: ToolOutcome,
     /// What it did with the session's variables.
@@ -81,7 +81,7 @@ pub struct ToolDone {
 
 /// What somebody decides about a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Decision {
+pub struct ApprovalDecision {
     /// What was asked; none: whatever is asked at present.
     pub phase: Option<ApprovalPhase>,
     /// The verdict, and what is said with it.
@@ -129,7 +129,7 @@ pub struct TurnRules {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ModelPlan {
     /// Its wire, and its name at its service.
-    pub origin: Arc<Origin>,
+    pub origin: Arc<ModelOrigin>,
     /// Whether to ask for streamed answers.
     pub streamed: bool,
     /// How many attempts a turn has with it.

@@ -6,21 +6,21 @@
 use std::sync::Arc;
 
 use super::LimitHit;
-use super::admission::{self, Opening};
+use super::admission::{self, CallRetention};
 use super::effect::TurnRules;
 use crate::record::{Ending, Record, ResponseMessage};
 use crate::types::Usage;
 
 /// What such a turn begins with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SeededTurn {
+pub struct InitialCallsTurn {
     /// The record of a response that ended well, for [`Turn::resume`](super::Turn::resume).
     pub response: Record,
     /// The limit that the calls go beyond, which is to be told.
     pub limit: Option<LimitHit>,
 }
 
-impl SeededTurn {
+impl InitialCallsTurn {
     /// The session's turn `turn` with the calls of this message.
     #[must_use]
     pub fn new(turn: u32, message: &ResponseMessage, rules: &TurnRules) -> Self {
@@ -28,17 +28,19 @@ impl SeededTurn {
         let (mut dropped_calls, mut ending, mut excess) = (Vec::new(), Ending::Well, None);
         for call in &message.calls {
             match admission::by_rules(call.key.index, rules) {
-                Opening::Keep => kept.calls.push(call.clone()),
-                Opening::KeepExcess => {
+                CallRetention::Keep => kept.calls.push(call.clone()),
+                CallRetention::KeepExcess => {
                     kept.calls.push(call.clone());
                     excess.get_or_insert("answered");
                 }
-                Opening::Drop | Opening::OverBudget => dropped_calls.push(call.name.clone()),
-                Opening::DropExcess => {
+                CallRetention::Drop | CallRetention::OverBudget => {
+                    dropped_calls.push(call.name.clone())
+                }
+                CallRetention::DropExcess => {
                     dropped_calls.push(call.name.clone());
                     excess.get_or_insert("truncated");
                 }
-                Opening::Fail => {
+                CallRetention::Fail => {
                     dropped_calls.push(call.name.clone());
                     excess.get_or_insert("failed");
                     ending = Ending::Excess;
@@ -70,7 +72,7 @@ mod tests {
     use super::*;
     use crate::config::{Limits, OnExcess};
     use crate::turn::fixtures::{entries, rules, spec};
-    use crate::turn::{Effect, Run, Turn, TurnEnd, TurnSpec};
+    use crate::turn::{Budget, Effect, Turn, TurnEnd, TurnSpec};
     use crate::types::{CallKey, Execution, ToolCall, ToolStatus};
     use std::time::Duration;
 
@@ -93,8 +95,9 @@ mod tests {
     fn seen(names: &[&str], change: impl FnOnce(&mut TurnRules)) -> Seen {
         let mut rules = rules(Execution::Parallel { max: 8 });
         change(&mut rules);
-        let seeded = SeededTurn::new(1, &message(names), &rules);
-        let budget = Run::new(&rules.limits).budget();
+        let seeded = InitialCallsTurn::new(1, &message(names), &rules);
+        let tokens_left = rules.limits.max_tokens_per_run;
+        let budget = Budget { tokens_left, calls_left: rules.limits.max_tool_calls_per_run };
         let spec = TurnSpec { budget, ..spec(rules) };
         let mut turn = Turn::resume(spec, &entries(0, &[(seeded.response, 0)]), 0, None);
         let (mut started, mut committed) = (Vec::new(), None);

@@ -9,9 +9,9 @@
 
 use std::collections::BTreeMap;
 
-use super::call::{Phase, Report};
+use super::call::{CallPhase, ReportedOutcome};
 use super::schedule::StartGate;
-use super::{State, Turn, model_messages};
+use super::{Turn, TurnStage, model_messages};
 use crate::context::Variables;
 use crate::event::Event;
 use crate::record::Record;
@@ -20,21 +20,21 @@ use crate::types::{
 };
 
 /// Which call of the turn, by its place, was the last to write each name.
-pub(super) type Writers = BTreeMap<VariableName, u32>;
+pub(super) type LastWriters = BTreeMap<VariableName, u32>;
 
 /// The variables as the calls that have ended leave them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Visible {
+pub(super) struct VisibleVariables {
     pub(super) variables: Variables,
-    writers: Writers,
+    writers: LastWriters,
 }
 
-impl Visible {
+impl VisibleVariables {
     pub(super) fn new(variables: Variables) -> Self {
-        Self { variables, writers: Writers::new() }
+        Self { variables, writers: LastWriters::new() }
     }
 
-    pub(super) fn writers(&self) -> &Writers {
+    pub(super) fn writers(&self) -> &LastWriters {
         &self.writers
     }
 
@@ -79,7 +79,7 @@ impl Turn {
             return;
         }
         self.record_report(index, &outcome, &reads, &writes);
-        self.set_phase(index, Phase::Reported(Report { outcome, reads, writes }));
+        self.set_phase(index, CallPhase::Reported(ReportedOutcome { outcome, reads, writes }));
     }
 
     /// Journals what a tool answered before it is decided what comes of that.
@@ -90,45 +90,45 @@ impl Turn {
         reads: &ReadSet,
         writes: &WriteSet,
     ) {
-        let Some(key) = self.calls.get(index).map(super::Call::key) else { return };
+        let Some(key) = self.calls.get(index).map(super::TurnCall::key) else { return };
         let (outcome, reads, writes) = (outcome.clone(), reads.clone(), writes.clone());
         self.record(Record::CallReported { key, outcome, reads, writes });
     }
 
     /// Decides on reported calls, each when every earlier call has its outcome.
     pub(super) fn decide_in_order(&mut self) {
-        if !matches!(self.state, State::Judged { .. }) {
+        if !matches!(self.stage, TurnStage::ResponseEnded { .. }) {
             return;
         }
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get_mut(index) else { return };
             match &mut call.phase {
-                Phase::Ended { .. } | Phase::Dropped => continue,
-                Phase::Reported(report) => {
+                CallPhase::Ended { .. } | CallPhase::Dropped => continue,
+                CallPhase::Reported(report) => {
                     let report = report.clone();
                     self.decide(index, report);
                 }
-                Phase::Duplicate { of } => {
+                CallPhase::Duplicate { of } => {
                     let of = *of;
                     self.decide_duplicate(index, of);
                 }
-                Phase::Open
-                | Phase::Sealed
-                | Phase::Ready
-                | Phase::Queued { .. }
-                | Phase::Intended
-                | Phase::Asked { .. }
-                | Phase::Running { .. }
-                | Phase::Reviewed { .. } => return,
+                CallPhase::Open
+                | CallPhase::Sealed
+                | CallPhase::Ready
+                | CallPhase::AwaitingPermit { .. }
+                | CallPhase::Intended
+                | CallPhase::AwaitingApproval { .. }
+                | CallPhase::Running { .. }
+                | CallPhase::AwaitingReview { .. } => return,
             }
-            let ended = |call: &super::Call| matches!(call.phase, Phase::Ended { .. });
+            let ended = |call: &super::TurnCall| matches!(call.phase, CallPhase::Ended { .. });
             if !self.calls.get(index).is_some_and(ended) {
                 return;
             }
         }
     }
 
-    fn decide(&mut self, index: usize, report: Report) {
+    fn decide(&mut self, index: usize, report: ReportedOutcome) {
         let names = self.visible.conflicts(&report.reads);
         let rerun = !names.is_empty() && self.gate() == StartGate::Open;
         let maximum = self.spec.rules.limits.max_variables_bytes;
@@ -145,9 +145,9 @@ impl Turn {
         if rerun {
             call.outdated = Some(report);
             call.waiting_for = None;
-            call.phase = Phase::Ready;
+            call.phase = CallPhase::Ready;
         } else {
-            let Report { mut outcome, reads: _, mut writes } = report;
+            let ReportedOutcome { mut outcome, reads: _, mut writes } = report;
             call.notes.writes_dropped = !writes.is_empty() && (full || !names.is_empty());
             if !names.is_empty() {
                 outcome.append(&model_messages::conflict(&names, call.notes.writes_dropped));
@@ -184,11 +184,11 @@ impl Turn {
             self.end_as_copy(index, of, outcome);
             return;
         }
-        self.set_phase(index, Phase::Ready);
-        let Some(key) = self.calls.get(index).map(super::Call::key) else { return };
+        self.set_phase(index, CallPhase::Ready);
+        let Some(key) = self.calls.get(index).map(super::TurnCall::key) else { return };
         for call in &mut self.calls {
-            if call.phase == (Phase::Duplicate { of }) {
-                call.phase = Phase::Duplicate { of: key };
+            if call.phase == (CallPhase::Duplicate { of }) {
+                call.phase = CallPhase::Duplicate { of: key };
             }
         }
     }

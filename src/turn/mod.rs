@@ -1,4 +1,4 @@
-//! One turn, and the run around it. Machines: no async, no clock, no I/O.
+//! One turn. Machines: no async, no clock, no I/O.
 //!
 //! [`Turn`] is one model response and the calls in it, over as many attempts as it takes. Values
 //! go in by `handle_*`, effects come out of [`Turn::poll`]; time is an argument. Each rule has
@@ -21,11 +21,8 @@
 //! | `model_messages` | what the model is told of calls that did not simply run |
 //! | `resume` | a turn from its records |
 //! | `committed` | a turn that is over, from its records |
-//! | `rebuilt` | a session from its records |
-//! | `replay` | a session once more from its records, compared with them |
+//! | `replay` | a turn once more from its records, compared with them |
 //! | `initial_calls` | a turn of calls that nobody asked a model for |
-//! | `loops` | turns that repeat themselves |
-//! | `run` | turn after turn, and why that ended |
 #![warn(clippy::indexing_slicing)]
 
 mod admission;
@@ -36,23 +33,20 @@ mod breaker;
 mod budget;
 mod call;
 mod clock;
-mod committed;
+pub(crate) mod committed;
 mod deltas;
 mod effect;
 #[cfg(test)]
 pub(crate) mod explorer;
 #[cfg(test)]
-mod fixtures;
+pub(crate) mod fixtures;
 mod initial_calls;
 mod isolation;
-mod loops;
 mod model_messages;
 mod reassembly;
-mod rebuilt;
-mod replay;
+pub(crate) mod replay;
 mod response_end;
 mod resume;
-mod run;
 mod schedule;
 mod step;
 #[cfg(test)]
@@ -66,31 +60,29 @@ pub use breaker::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState,
     ServiceSignal,
 };
-pub use budget::Budget;
+pub use budget::{Budget, LimitHit};
+pub(crate) use budget::{MAX_CALLS, MAX_TOKENS};
 pub use committed::results_so_far;
 pub use effect::{
-    ApprovalError, AttemptPlan, CancelReason, Decision, Effect, ModelPlan, ModelPlans, PermitReply,
-    ToolDone, TurnEnd, TurnRecord, TurnRules, TurnSpec,
+    ApprovalDecision, ApprovalError, AttemptPlan, CancelReason, Effect, ModelPlan, ModelPlans,
+    PermitReply, ToolCompletion, TurnEnd, TurnRecord, TurnRules, TurnSpec,
 };
-pub use initial_calls::SeededTurn;
-pub use rebuilt::{
-    Brought, Continue, KnownRequest, OpenRun, PastRun, QueuedRun, REQUESTS_MAX, RebuildError,
-    Rebuilt, Requests, past_run,
-};
-pub use replay::{Difference, Replayed, replay};
-pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
+pub use initial_calls::InitialCallsTurn;
+pub use replay::Difference;
 
 use crate::event::{CallLabel, Event};
 use crate::record::{Ending, ResponseMessage};
 
-use crate::response::{DisplayOrder, ResponseAssembler, ResponseEnd, judge};
+use crate::response::{DisplayOrder, ExchangeEnd, ResponseAssembler, classify_ending};
 use crate::types::{ApprovalPhase, CallKey, FinishReason, Judgement, ToolOutcome, Usage};
 use crate::wire::Delta;
 use attempts::Attempts;
-use call::{Call, Phase};
-use clock::Clock;
-use isolation::Visible;
+use call::{CallPhase, TurnCall};
+use clock::TurnClock;
+use isolation::VisibleVariables;
 use reassembly::Reassembly;
+#[cfg(test)]
+pub(crate) use step::ended;
 
 /// The limit of a run's time, by its name in the configuration.
 const RUN_TIMEOUT: &str = "run_timeout";
@@ -103,7 +95,7 @@ const RUN_TIMEOUT: &str = "run_timeout";
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Turn {
     spec: Arc<TurnSpec>,
-    state: State,
+    stage: TurnStage,
     attempts: Attempts,
     plan: AttemptPlan,
     response: ResponseAssembler,
@@ -111,7 +103,7 @@ pub struct Turn {
     deltas_seen: u64,
     asked_at: Duration,
     first_delta_at: Option<Duration>,
-    calls: Vec<Call>,
+    calls: Vec<TurnCall>,
     dropped: Vec<Arc<str>>,
     excess_told: bool,
     /// Results of pure calls of attempts that broke, by identity.
@@ -120,21 +112,21 @@ pub struct Turn {
     judgements: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
     /// What they had been asked before the turn was resumed, and how long before.
     asked: BTreeMap<(CallKey, ApprovalPhase), Duration>,
-    visible: Visible,
+    visible: VisibleVariables,
     finish: Option<FinishReason>,
     usage: Usage,
     reassembly: Reassembly,
-    clock: Clock,
+    clock: TurnClock,
     outbox: VecDeque<Effect>,
     /// Effects that wait until so many records are durable; the numbers never fall.
-    held: VecDeque<(u64, Held)>,
+    held: VecDeque<(u64, DeferredEffect)>,
     records: u64,
 }
 
 /// What waits until a record is durable.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::large_enum_variant, reason = "nearly all are of the large kind")]
-enum Held {
+enum DeferredEffect {
     Perform(Effect),
     /// The intent of this call has to be durable.
     Begin(CallKey),
@@ -142,17 +134,17 @@ enum Held {
 
 /// How far the turn has come.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum State {
+enum TurnStage {
     /// An exchange is open, or the wait before it.
-    Asking,
+    AwaitingResponse,
     /// The response's ending is known; its calls may still run.
-    Judged {
+    ResponseEnded {
         ending: Ending,
         message: Option<Arc<ResponseMessage>>,
         cancelled: Option<CancelReason>,
     },
     /// Everything is decided; the commit is out or waits for its record.
-    Over,
+    Finished,
 }
 
 impl Turn {
@@ -189,7 +181,7 @@ impl Turn {
         let (attempt, mut changed) = (self.attempt(), false);
         for delta in batch {
             // Some limits close the response in the middle of a batch.
-            if self.state != State::Asking || self.attempt() != attempt {
+            if self.stage != TurnStage::AwaitingResponse || self.attempt() != attempt {
                 break;
             }
             changed |= self.handle_delta(delta);
@@ -198,19 +190,19 @@ impl Turn {
         changed |= self.end_if_over_tokens();
         // Most batches are text, and text decides nothing.
         if changed {
-            self.settle();
+            self.advance();
         }
     }
 
     /// The exchange is over.
-    pub fn handle_response_end(&mut self, now: Duration, end: ResponseEnd) {
+    pub fn handle_response_end(&mut self, now: Duration, end: ExchangeEnd) {
         self.clock.advance(now);
-        if self.state != State::Asking {
+        if self.stage != TurnStage::AwaitingResponse {
             return;
         }
         // Whatever has no name by now is no call.
         self.response.end(false);
-        match judge(&self.response, end) {
+        match classify_ending(&self.response, end) {
             Ok(ending) => {
                 if ending == Ending::Well {
                     let changes = self.response.end(true);
@@ -220,31 +212,33 @@ impl Turn {
             }
             Err(error) => self.handle_broken(error),
         }
-        self.settle();
+        self.advance();
     }
 
     /// The host has a place of its tool for a call that asked for one, or has none yet. For a call
     /// that waits no more this says nothing: it has given the place back.
-    pub fn handle_place(&mut self, now: Duration, key: CallKey, place: PermitReply) {
+    pub fn handle_tool_permit(&mut self, now: Duration, key: CallKey, place: PermitReply) {
         self.clock.advance(now);
         let Some(index) = self.position(key) else { return };
-        let Some(&Phase::Queued { since }) = self.calls.get(index).map(|call| &call.phase) else {
+        let Some(&CallPhase::AwaitingPermit { since }) =
+            self.calls.get(index).map(|call| &call.phase)
+        else {
             return;
         };
         self.take_place(index, since, place);
-        self.settle();
+        self.advance();
     }
 
     /// A tool's actor has ended.
-    pub fn handle_outcome(&mut self, now: Duration, key: CallKey, done: ToolDone) {
+    pub fn handle_outcome(&mut self, now: Duration, key: CallKey, done: ToolCompletion) {
         self.clock.advance(now);
         match self.position(key) {
-            Some(index) if self.calls.get(index).is_some_and(Call::is_running) => {
+            Some(index) if self.calls.get(index).is_some_and(TurnCall::is_running) => {
                 self.take_report(index, done.outcome, done.used);
-                self.settle();
+                self.advance();
             }
             Some(index) => {
-                if let Some(label) = self.calls.get(index).map(Call::label) {
+                if let Some(label) = self.calls.get(index).map(TurnCall::label) {
                     self.emit(Event::OutcomeLate { call: label });
                 }
             }
@@ -260,15 +254,15 @@ impl Turn {
         self.clock.advance(now);
         while let Some((_, held)) = self.held.pop_front_if(|(needs, _)| *needs <= upto) {
             match held {
-                Held::Perform(effect) => self.outbox.push_back(effect),
-                Held::Begin(key) => {
+                DeferredEffect::Perform(effect) => self.outbox.push_back(effect),
+                DeferredEffect::Begin(key) => {
                     if let Some(index) = self.position(key) {
                         self.start_intended(index);
                     }
                 }
             }
         }
-        self.settle();
+        self.advance();
     }
 
     /// Somebody has decided about a call that waits for people.
@@ -280,11 +274,11 @@ impl Turn {
         &mut self,
         now: Duration,
         key: CallKey,
-        decision: Decision,
+        decision: ApprovalDecision,
     ) -> Result<(), ApprovalError> {
         self.clock.advance(now);
         let taken = self.take_decision(key, decision);
-        self.settle();
+        self.advance();
         taken
     }
 
@@ -293,7 +287,7 @@ impl Turn {
         self.clock.advance(now);
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { continue };
-            let Phase::Running { deadline: Some(deadline) } = call.phase else { continue };
+            let CallPhase::Running { deadline: Some(deadline) } = call.phase else { continue };
             if deadline <= now {
                 self.end_timed_out(index, deadline);
             }
@@ -302,24 +296,24 @@ impl Turn {
         if self.run_deadline().is_some_and(|deadline| deadline <= now) {
             self.end_out_of_time();
         }
-        self.settle();
+        self.advance();
     }
 
     /// The turn is to end now. What has finished keeps its outcome; the rest is answered.
     pub fn handle_cancel(&mut self, now: Duration, why: CancelReason) {
         self.clock.advance(now);
-        match &mut self.state {
-            State::Asking => {
+        match &mut self.stage {
+            TurnStage::AwaitingResponse => {
                 self.outbox.push_back(Effect::Disconnect);
                 self.conclude(Ending::Cancelled, Some(why));
             }
-            State::Judged { cancelled, .. } => {
+            TurnStage::ResponseEnded { cancelled, .. } => {
                 cancelled.get_or_insert(why);
                 self.cancel_calls();
             }
-            State::Over => {}
+            TurnStage::Finished => {}
         }
-        self.settle();
+        self.advance();
     }
 
     /// Whether something waits until records are stored: a start, a result or the commit.
@@ -334,7 +328,9 @@ impl Turn {
     #[must_use]
     pub fn may_commit_early(&self) -> bool {
         let mut held = self.held.iter();
-        let is_commit = |held: &(u64, Held)| matches!(held.1, Held::Perform(Effect::Commit(_)));
+        let is_commit = |held: &(u64, DeferredEffect)| {
+            matches!(held.1, DeferredEffect::Perform(Effect::Commit(_)))
+        };
         self.calls.is_empty() && held.next().is_some_and(is_commit) && held.next().is_none()
     }
 
@@ -347,17 +343,19 @@ impl Turn {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
         let deadlines = self.calls.iter().filter_map(|call| match call.phase {
-            Phase::Running { deadline } => deadline,
-            Phase::Asked { until } | Phase::Reviewed { until, .. } => until,
-            Phase::Open
-            | Phase::Sealed
-            | Phase::Ready
-            | Phase::Duplicate { .. }
-            | Phase::Queued { .. }
-            | Phase::Intended
-            | Phase::Reported(_)
-            | Phase::Ended { .. }
-            | Phase::Dropped => None,
+            CallPhase::Running { deadline } => deadline,
+            CallPhase::AwaitingApproval { until } | CallPhase::AwaitingReview { until, .. } => {
+                until
+            }
+            CallPhase::Open
+            | CallPhase::Sealed
+            | CallPhase::Ready
+            | CallPhase::Duplicate { .. }
+            | CallPhase::AwaitingPermit { .. }
+            | CallPhase::Intended
+            | CallPhase::Reported(_)
+            | CallPhase::Ended { .. }
+            | CallPhase::Dropped => None,
         });
         deadlines.chain(self.run_deadline()).min()
     }
@@ -383,7 +381,7 @@ impl Turn {
 
     /// When the run's time is over; none while its clock stands still.
     fn run_deadline(&self) -> Option<Duration> {
-        let counts = self.state != State::Over && !self.clock.is_people();
+        let counts = self.stage != TurnStage::Finished && !self.clock.is_people();
         let left = self.spec.run_time_left.filter(|_| counts)?;
         left.checked_add(self.clock.times().people)
     }
@@ -391,7 +389,7 @@ impl Turn {
     fn blank(spec: TurnSpec, attempts: Attempts) -> Self {
         let rules = Arc::clone(&spec.rules);
         Self {
-            state: State::Asking,
+            stage: TurnStage::AwaitingResponse,
             plan: attempts.last(),
             attempts,
             response: attempt_start::accumulator(&rules),
@@ -405,11 +403,11 @@ impl Turn {
             reusable: BTreeMap::new(),
             judgements: BTreeMap::new(),
             asked: BTreeMap::new(),
-            visible: Visible::new(spec.variables.clone()),
+            visible: VisibleVariables::new(spec.variables.clone()),
             finish: None,
             usage: Usage::default(),
             reassembly: Reassembly::default(),
-            clock: Clock::default(),
+            clock: TurnClock::default(),
             outbox: VecDeque::new(),
             held: VecDeque::new(),
             records: 0,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::call::{Call, QUOTE_CHARS};
+use super::call::{QUOTE_CHARS, TurnCall};
 use crate::types::{
     ApprovalPhase, FailureKind, Judgement, ToolOutcome, ToolStatus, VariableName, Verdict, excerpt,
 };
@@ -84,7 +84,7 @@ pub(super) fn never_started() -> ToolOutcome {
 }
 
 /// The run was ended while the call ran.
-pub(super) fn cancelled(call: &Call) -> ToolOutcome {
+pub(super) fn cancelled(call: &TurnCall) -> ToolOutcome {
     let text = if call.has_effects() {
         "Error: cancelled while running: it may or may not have happened"
     } else {
@@ -94,7 +94,7 @@ pub(super) fn cancelled(call: &Call) -> ToolOutcome {
 }
 
 /// The deadline passed.
-pub(super) fn timed_out(call: &Call, timeout: Duration) -> ToolOutcome {
+pub(super) fn timed_out(call: &TurnCall, timeout: Duration) -> ToolOutcome {
     let mut text = format!("Error: Execution timeout after {}", seconds(timeout));
     if call.has_effects() {
         text.push_str(": it may or may not have happened");

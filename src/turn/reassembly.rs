@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::call::{Call, Phase};
+use super::call::{CallPhase, TurnCall};
 use crate::types::CallKey;
 
 /// How far the results of a turn have been made known.
@@ -15,31 +15,35 @@ pub(super) struct Reassembly {
 impl Reassembly {
     /// The next call in call order whose result may be known, with the time that it waited: every
     /// earlier call is released and it has its outcome.
-    pub(super) fn next(&mut self, calls: &[Call], now: Duration) -> Option<(CallKey, Duration)> {
+    pub(super) fn next(
+        &mut self,
+        calls: &[TurnCall],
+        now: Duration,
+    ) -> Option<(CallKey, Duration)> {
         while let Some(call) = calls.get(self.released) {
             match &call.phase {
-                Phase::Dropped => self.released += 1,
-                Phase::Ended { at, .. } => {
+                CallPhase::Dropped => self.released += 1,
+                CallPhase::Ended { at, .. } => {
                     self.released += 1;
                     return Some((call.key(), now.saturating_sub(*at)));
                 }
-                Phase::Open
-                | Phase::Sealed
-                | Phase::Ready
-                | Phase::Duplicate { .. }
-                | Phase::Queued { .. }
-                | Phase::Intended
-                | Phase::Asked { .. }
-                | Phase::Running { .. }
-                | Phase::Reported(_)
-                | Phase::Reviewed { .. } => return None,
+                CallPhase::Open
+                | CallPhase::Sealed
+                | CallPhase::Ready
+                | CallPhase::Duplicate { .. }
+                | CallPhase::AwaitingPermit { .. }
+                | CallPhase::Intended
+                | CallPhase::AwaitingApproval { .. }
+                | CallPhase::Running { .. }
+                | CallPhase::Reported(_)
+                | CallPhase::AwaitingReview { .. } => return None,
             }
         }
         None
     }
 
     /// Whether nothing is left to release.
-    pub(super) fn is_done(&self, calls: &[Call]) -> bool {
-        calls.iter().skip(self.released).all(|call| call.phase == Phase::Dropped)
+    pub(super) fn is_done(&self, calls: &[TurnCall]) -> bool {
+        calls.iter().skip(self.released).all(|call| call.phase == CallPhase::Dropped)
     }
 }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use super::admission;
-use super::call::Phase;
+use super::call::CallPhase;
 use super::effect::{CancelReason, Effect, TurnEnd};
-use super::{State, Turn, attempt_start, model_messages};
+use super::{Turn, TurnStage, attempt_start, model_messages};
 use crate::event::{Event, ServiceCallStatus};
 use crate::record::{Ending, PartialResponse, Record, ResponseMessage};
 use crate::response::DisplayOrder;
@@ -48,8 +48,11 @@ impl Turn {
             stopped: ending == Ending::Cancelled,
         };
         self.emit(event);
-        self.state =
-            State::Judged { ending, message: Some(message).filter(|m| !m.is_blank()), cancelled };
+        self.stage = TurnStage::ResponseEnded {
+            ending,
+            message: Some(message).filter(|m| !m.is_blank()),
+            cancelled,
+        };
         self.answer_unstarted(ending);
     }
 
@@ -70,22 +73,22 @@ impl Turn {
             let Some(call) = self.calls.get(index) else { return };
             match call.phase {
                 // It was resumed, and runs again.
-                Phase::Queued { .. } if call.started_at.is_some() => {}
-                Phase::Open
-                | Phase::Sealed
-                | Phase::Ready
-                | Phase::Asked { .. }
-                | Phase::Queued { .. } => {
+                CallPhase::AwaitingPermit { .. } if call.started_at.is_some() => {}
+                CallPhase::Open
+                | CallPhase::Sealed
+                | CallPhase::Ready
+                | CallPhase::AwaitingApproval { .. }
+                | CallPhase::AwaitingPermit { .. } => {
                     self.end_call(index, outcome.clone());
                 }
                 // A duplicate is answered with the call it waits for.
-                Phase::Duplicate { .. }
-                | Phase::Intended
-                | Phase::Running { .. }
-                | Phase::Reported(_)
-                | Phase::Reviewed { .. }
-                | Phase::Ended { .. }
-                | Phase::Dropped => {}
+                CallPhase::Duplicate { .. }
+                | CallPhase::Intended
+                | CallPhase::Running { .. }
+                | CallPhase::Reported(_)
+                | CallPhase::AwaitingReview { .. }
+                | CallPhase::Ended { .. }
+                | CallPhase::Dropped => {}
             }
         }
     }
@@ -95,34 +98,40 @@ impl Turn {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
             match call.phase {
-                Phase::Running { .. } => {
+                CallPhase::Running { .. } => {
                     let outcome = model_messages::cancelled(call);
                     self.outbox.push_back(Effect::Abort(call.key()));
                     self.end_call(index, outcome);
                 }
                 // It would have run again; what its tool answered is all there is, and it is
                 // decided once more what comes of that.
-                Phase::Ready | Phase::Queued { .. } if let Some(report) = call.outdated.clone() => {
+                CallPhase::Ready | CallPhase::AwaitingPermit { .. }
+                    if let Some(report) = call.outdated.clone() =>
+                {
                     self.give_up_place(index);
-                    self.set_phase(index, Phase::Reported(report));
+                    self.set_phase(index, CallPhase::Reported(report));
                 }
                 // It was resumed, and may have run before.
-                Phase::Queued { .. } | Phase::Intended if call.started_at.is_some() => {
+                CallPhase::AwaitingPermit { .. } | CallPhase::Intended
+                    if call.started_at.is_some() =>
+                {
                     let outcome = model_messages::cancelled(call);
                     self.end_call(index, outcome);
                 }
                 // It ran, but nobody has said that its result may be seen.
-                Phase::Reviewed { .. } => self.end_call(index, model_messages::unreviewed()),
-                Phase::Open
-                | Phase::Sealed
-                | Phase::Ready
-                | Phase::Asked { .. }
-                | Phase::Queued { .. }
-                | Phase::Intended => self.end_call(index, model_messages::never_started()),
+                CallPhase::AwaitingReview { .. } => {
+                    self.end_call(index, model_messages::unreviewed())
+                }
+                CallPhase::Open
+                | CallPhase::Sealed
+                | CallPhase::Ready
+                | CallPhase::AwaitingApproval { .. }
+                | CallPhase::AwaitingPermit { .. }
+                | CallPhase::Intended => self.end_call(index, model_messages::never_started()),
                 // Decided as soon as every earlier call is, which they are now; and a duplicate
                 // with the call it waits for.
-                Phase::Reported(_) | Phase::Duplicate { .. } => {}
-                Phase::Ended { .. } | Phase::Dropped => {}
+                CallPhase::Reported(_) | CallPhase::Duplicate { .. } => {}
+                CallPhase::Ended { .. } | CallPhase::Dropped => {}
             }
         }
     }
@@ -147,7 +156,7 @@ impl Turn {
             self.outbox.push_back(Effect::Abort(label.key));
         }
         self.stop_clock(index);
-        self.set_phase(index, Phase::Dropped);
+        self.set_phase(index, CallPhase::Dropped);
         self.emit(Event::CallDiscarded { call: label, had_result });
     }
 
@@ -178,7 +187,7 @@ impl Turn {
 
     /// Ends the turn with the error of its last attempt.
     pub(super) fn fail(&mut self, error: ProviderError) {
-        self.state = State::Over;
+        self.stage = TurnStage::Finished;
         let error = RunError {
             code: "provider_error".to_owned(),
             transient: error.is_transient(),
@@ -229,7 +238,7 @@ impl Turn {
         else {
             return;
         };
-        if call.phase != Phase::Open {
+        if call.phase != CallPhase::Open {
             return;
         }
         call.call.provider_id.clone_from(&bucket.provider_id);
@@ -293,7 +302,8 @@ impl Turn {
     /// would not.
     pub(super) fn response_so_far(&self) -> PartialResponse {
         let mut message = self.kept_message(Ending::BrokeKept);
-        let is_whole = |key| self.calls.iter().any(|c| c.key() == key && c.phase != Phase::Open);
+        let is_whole =
+            |key| self.calls.iter().any(|c| c.key() == key && c.phase != CallPhase::Open);
         message.calls.retain(|call| is_whole(call.key));
         message.drop_parts_without_calls();
         PartialResponse { shown: self.layout.of(&message), message }

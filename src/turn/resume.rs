@@ -10,13 +10,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::admission::{self, Opening};
+use super::admission::{self, CallRetention};
 use super::attempts::Attempts;
 use super::budget::{MAX_CALLS, MAX_TOKENS};
-use super::call::{Call, Phase, Report};
+use super::call::{CallPhase, ReportedOutcome, TurnCall};
 use super::committed::EndedCall;
 use super::effect::{CancelReason, TurnSpec};
-use super::{RUN_TIMEOUT, State, Turn, model_messages};
+use super::{RUN_TIMEOUT, Turn, TurnStage, model_messages};
 use crate::event::Event;
 use crate::record::{Ending, Entry, PartialResponse, Record, ResponseMessage, StopMode, shown_of};
 use crate::types::{
@@ -34,7 +34,7 @@ struct Known {
     intents: BTreeSet<CallKey>,
     /// What had come of the response when a call of it last began early.
     so_far: Option<PartialResponse>,
-    reports: BTreeMap<CallKey, Report>,
+    reports: BTreeMap<CallKey, ReportedOutcome>,
     /// Calls that have answered twice: what they had read at first was out of date.
     outdated: BTreeSet<CallKey>,
     /// When people were asked: Unix time in milliseconds.
@@ -84,13 +84,13 @@ impl Turn {
                 None => turn.resume_asking(&known),
             },
         }
-        match cancel.filter(|_| turn.state == State::Asking) {
+        match cancel.filter(|_| turn.stage == TurnStage::AwaitingResponse) {
             Some(why) => turn.handle_cancel(Duration::ZERO, why),
-            None => turn.settle(),
+            None => turn.advance(),
         }
         // Their time may have passed while nobody was there.
         turn.expire_questions();
-        turn.settle();
+        turn.advance();
         turn
     }
 
@@ -102,7 +102,7 @@ impl Turn {
         self.restore_calls(&message.calls, known);
         let message = Some(message).filter(|message| !message.is_blank());
         let cancelled = known.cancelled;
-        self.state = State::Judged { ending, message, cancelled };
+        self.stage = TurnStage::ResponseEnded { ending, message, cancelled };
         self.judgements.clone_from(&known.judgements);
         self.resume_open(known);
         self.answer_unstarted(ending);
@@ -189,7 +189,7 @@ impl Turn {
     fn restore_calls(&mut self, calls: &[ToolCall], known: &Known) {
         for call in calls {
             let tool = self.spec.rules.tools.get(&*call.name).cloned();
-            let mut restored = Call::restored(call.clone(), tool);
+            let mut restored = TurnCall::restored(call.clone(), tool);
             if let Some(ended) = known.outcomes.get(&call.key) {
                 restored.restore_end(ended);
                 if let Some(report) = known.reports.get(&call.key) {
@@ -201,13 +201,13 @@ impl Turn {
                 restored.started_at = Some(Duration::ZERO);
                 restored.answered_at = Some(Duration::ZERO);
                 restored.notes.conflict = known.outdated.contains(&call.key);
-                restored.phase = Phase::Reported(report.clone());
+                restored.phase = CallPhase::Reported(report.clone());
             } else {
                 // What was wrong with it is found again, from the same bytes.
                 let raw = call.raw.clone().unwrap_or_else(|| call.arguments_text());
                 admission::take_arguments(&mut restored, &raw, false);
                 let opening = admission::by_rules(call.key.index, &self.spec.rules);
-                restored.excess = opening == Opening::KeepExcess;
+                restored.excess = opening == CallRetention::KeepExcess;
             }
             if let Some(said) = known.judgements.get(&(call.key, ApprovalPhase::Before)) {
                 restored.notes.before = Some(said.clone());
@@ -221,7 +221,7 @@ impl Turn {
     fn resume_open(&mut self, known: &Known) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get_mut(index) else { return };
-            if let Phase::Reported(Report { outcome, reads, writes }) = &call.phase
+            if let CallPhase::Reported(ReportedOutcome { outcome, reads, writes }) = &call.phase
                 && reads.0.is_empty()
                 && writes.is_empty()
             {
@@ -267,7 +267,7 @@ impl Known {
             }
             Record::CallReported { key, outcome, reads, writes } => {
                 let (outcome, reads, writes) = (outcome.clone(), reads.clone(), writes.clone());
-                if self.reports.insert(*key, Report { outcome, reads, writes }).is_some() {
+                if self.reports.insert(*key, ReportedOutcome { outcome, reads, writes }).is_some() {
                     self.outdated.insert(*key);
                 }
             }

@@ -6,7 +6,7 @@
 //! tool. One that waits for people has no place of `max`. One that waits for its tool counts as one
 //! that runs: later calls may overtake it, where they may run beside it at all.
 
-use super::call::{Call, Phase};
+use super::call::{CallPhase, TurnCall};
 use crate::event::WaitingFor;
 use crate::types::Execution;
 
@@ -33,7 +33,7 @@ pub(super) enum Step {
 }
 
 /// The first thing to be done, in call order; none when nothing changed.
-pub(super) fn next_step(calls: &[Call], execution: Execution, gate: StartGate) -> Option<Step> {
+pub(super) fn next_step(calls: &[TurnCall], execution: Execution, gate: StartGate) -> Option<Step> {
     let places = match execution {
         Execution::Sequential => 1,
         Execution::Parallel { max } => max as usize,
@@ -44,21 +44,21 @@ pub(super) fn next_step(calls: &[Call], execution: Execution, gate: StartGate) -
     let mut tickets_stopped = false;
     for (index, call) in calls.iter().enumerate() {
         match call.phase {
-            Phase::Dropped | Phase::Ended { .. } => continue,
-            Phase::Open | Phase::Sealed => {
+            CallPhase::Dropped | CallPhase::Ended { .. } => continue,
+            CallPhase::Open | CallPhase::Sealed => {
                 tickets_stopped = true;
                 continue;
             }
             // One that waits for people, or for what earlier calls write, has its ticket; so has
             // a duplicate, which may have to run itself.
-            Phase::Queued { .. }
-            | Phase::Duplicate { .. }
-            | Phase::Intended
-            | Phase::Asked { .. }
-            | Phase::Running { .. }
-            | Phase::Reported(_)
-            | Phase::Reviewed { .. } => {}
-            Phase::Ready => {
+            CallPhase::AwaitingPermit { .. }
+            | CallPhase::Duplicate { .. }
+            | CallPhase::Intended
+            | CallPhase::AwaitingApproval { .. }
+            | CallPhase::Running { .. }
+            | CallPhase::Reported(_)
+            | CallPhase::AwaitingReview { .. } => {}
+            CallPhase::Ready => {
                 let closed = !may_pass(call, gate);
                 let obstacle = if tickets_stopped {
                     Some(WaitingFor::Ticket)
@@ -91,7 +91,7 @@ pub(super) fn next_step(calls: &[Call], execution: Execution, gate: StartGate) -
     None
 }
 
-fn may_pass(call: &Call, gate: StartGate) -> bool {
+fn may_pass(call: &TurnCall, gate: StartGate) -> bool {
     match gate {
         StartGate::Open => true,
         StartGate::Shut => false,

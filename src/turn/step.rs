@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::admission::{self, Admission};
-use super::call::{Call, Phase};
+use super::admission::{self, CallAdmission};
+use super::call::{CallPhase, TurnCall};
 use super::effect::{Effect, PermitReply, TurnEnd, TurnRecord};
 use super::schedule::{self, StartGate, Step};
-use super::{Held, State, Turn};
+use super::{DeferredEffect, Turn, TurnStage};
 use crate::config::OnExcess;
 use crate::event::{CallLabel, Event, TurnSummary, WaitingFor};
 use crate::record::{Ending, Record, ResponseMessage};
@@ -15,7 +15,7 @@ use crate::types::{CallKey, Execution, ToolOutcome, ToolResult, WriteSet};
 
 impl Turn {
     /// Decides everything that can be decided now.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn advance(&mut self) {
         self.admit_in_order();
         self.decide_in_order();
         self.start_what_may();
@@ -30,32 +30,32 @@ impl Turn {
             let Some((earlier, rest)) = self.calls.split_at_checked(index) else { return };
             let Some(call) = rest.first() else { return };
             match call.phase {
-                Phase::Open => return,
-                Phase::Sealed => {}
-                Phase::Ready
-                | Phase::Duplicate { .. }
-                | Phase::Queued { .. }
-                | Phase::Intended
-                | Phase::Asked { .. }
-                | Phase::Running { .. }
-                | Phase::Reported(_)
-                | Phase::Reviewed { .. }
-                | Phase::Ended { .. }
-                | Phase::Dropped => continue,
+                CallPhase::Open => return,
+                CallPhase::Sealed => {}
+                CallPhase::Ready
+                | CallPhase::Duplicate { .. }
+                | CallPhase::AwaitingPermit { .. }
+                | CallPhase::Intended
+                | CallPhase::AwaitingApproval { .. }
+                | CallPhase::Running { .. }
+                | CallPhase::Reported(_)
+                | CallPhase::AwaitingReview { .. }
+                | CallPhase::Ended { .. }
+                | CallPhase::Dropped => continue,
             }
             let admission = admission::admit(call, earlier, &self.spec);
             let kept = self.reusable.get(&call.identity).cloned();
             match admission {
-                Admission::Answer(outcome) => self.end_call(index, outcome),
-                Admission::Run if kept.is_some() && !call.has_effects() => {
+                CallAdmission::Answer(outcome) => self.end_call(index, outcome),
+                CallAdmission::Run if kept.is_some() && !call.has_effects() => {
                     if let Some(call) = self.calls.get_mut(index) {
                         call.notes.reused = true;
                     }
                     self.end_call(index, kept.unwrap_or_else(|| ToolOutcome::ok("")));
                 }
-                Admission::Run => self.set_phase(index, Phase::Ready),
-                Admission::Copy(of) => {
-                    self.set_phase(index, Phase::Duplicate { of });
+                CallAdmission::Run => self.set_phase(index, CallPhase::Ready),
+                CallAdmission::Copy(of) => {
+                    self.set_phase(index, CallPhase::Duplicate { of });
                     self.copy_outcome_of(of);
                 }
             }
@@ -89,16 +89,18 @@ impl Turn {
     }
 
     pub(super) fn gate(&self) -> StartGate {
-        match &self.state {
-            State::Asking
+        match &self.stage {
+            TurnStage::AwaitingResponse
                 if !self.spec.rules.early_start
                     || self.spec.rules.limits.on_excess == OnExcess::Fail =>
             {
                 StartGate::Shut
             }
-            State::Asking => StartGate::Early,
-            State::Judged { ending: Ending::Well, cancelled: None, .. } => StartGate::Open,
-            State::Judged { .. } | State::Over => StartGate::Shut,
+            TurnStage::AwaitingResponse => StartGate::Early,
+            TurnStage::ResponseEnded { ending: Ending::Well, cancelled: None, .. } => {
+                StartGate::Open
+            }
+            TurnStage::ResponseEnded { .. } | TurnStage::Finished => StartGate::Shut,
         }
     }
 
@@ -111,10 +113,10 @@ impl Turn {
             self.start(index);
             return;
         }
-        call.phase = Phase::Queued { since };
+        call.phase = CallPhase::AwaitingPermit { since };
         let (key, tool) = (call.key(), call.call.name.clone());
         self.clock.call_queued();
-        self.outbox.push_back(Effect::Reserve { key, tool });
+        self.outbox.push_back(Effect::RequestToolPermit { key, tool });
     }
 
     /// The host has answered a call that asks for a place of its tool.
@@ -134,26 +136,26 @@ impl Turn {
     /// A call that is not going to start needs no place of its tool.
     pub(super) fn give_up_place(&mut self, index: usize) {
         let Some(call) = self.calls.get(index).filter(|call| call.has_reserved()) else { return };
-        if matches!(call.phase, Phase::Queued { .. }) {
+        if matches!(call.phase, CallPhase::AwaitingPermit { .. }) {
             self.clock.call_dequeued();
         }
-        self.outbox.push_back(Effect::GiveUp(call.key()));
+        self.outbox.push_back(Effect::ReleaseToolPermit(call.key()));
     }
 
     /// Starts a call that has its ticket and its places. One with effects first has its intent
     /// recorded.
     fn start(&mut self, index: usize) {
-        let early = self.state == State::Asking;
+        let early = self.stage == TurnStage::AwaitingResponse;
         let Some(call) = self.calls.get_mut(index) else { return };
         call.early = early;
         if call.has_effects() {
-            call.phase = Phase::Intended;
+            call.phase = CallPhase::Intended;
             let call = call.call.clone();
             let key = call.key;
             let idempotency_key = self.spec.idempotency_key(key);
             let so_far = early.then(|| Box::new(self.response_so_far()));
             self.record(Record::CallIntended { call, idempotency_key, so_far });
-            self.held.push_back((self.records, Held::Begin(key)));
+            self.held.push_back((self.records, DeferredEffect::Begin(key)));
         } else {
             self.run_call(index);
         }
@@ -161,7 +163,7 @@ impl Turn {
 
     /// The intent of a call is durable. It may have been answered meanwhile.
     pub(super) fn start_intended(&mut self, index: usize) {
-        if self.calls.get(index).is_some_and(|call| call.phase == Phase::Intended) {
+        if self.calls.get(index).is_some_and(|call| call.phase == CallPhase::Intended) {
             self.run_call(index);
         }
     }
@@ -175,7 +177,7 @@ impl Turn {
         let timeout = call.tool.as_ref().and_then(|tool| tool.timeout).or(default_timeout);
         // A timeout beyond what can be counted is none.
         let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
-        call.phase = Phase::Running { deadline };
+        call.phase = CallPhase::Running { deadline };
         call.started_at = Some(now);
         call.answered_at = None;
         call.outdated = None;
@@ -206,7 +208,7 @@ impl Turn {
         let parallel = self.spec.rules.execution != Execution::Sequential;
         self.give_up_place(index);
         let Some(call) = self.calls.get_mut(index) else { return };
-        call.phase = Phase::Ended { outcome: outcome.clone(), at: now };
+        call.phase = CallPhase::Ended { outcome: outcome.clone(), at: now };
         call.writes = writes.clone();
         let key = call.key();
         self.visible.accept(key.index, &writes);
@@ -226,7 +228,7 @@ impl Turn {
     /// A tool that ran has answered, or is given up.
     pub(super) fn stop_clock(&mut self, index: usize) {
         let now = self.clock.now();
-        let runs = |call: &&mut Call| call.is_running() && call.answered_at.is_none();
+        let runs = |call: &&mut TurnCall| call.is_running() && call.answered_at.is_none();
         if let Some(call) = self.calls.get_mut(index).filter(runs) {
             call.answered_at = Some(now);
             self.clock.tool_ended(now.saturating_sub(call.started_at.unwrap_or(now)));
@@ -238,12 +240,15 @@ impl Turn {
         let of = self.position(key).and_then(|index| self.calls.get(index));
         // What was done with variables may be out of date by the place of the duplicate: such a
         // copy is made in call order.
-        let settled = |call: &&Call| {
+        let settled = |call: &&TurnCall| {
             call.unfit.is_none() && call.reads.0.is_empty() && call.writes.is_empty()
         };
-        let Some(outcome) = of.filter(settled).and_then(Call::outcome).cloned() else { return };
+        let Some(outcome) = of.filter(settled).and_then(TurnCall::outcome).cloned() else { return };
         for index in 0..self.calls.len() {
-            if self.calls.get(index).is_some_and(|call| call.phase == Phase::Duplicate { of: key })
+            if self
+                .calls
+                .get(index)
+                .is_some_and(|call| call.phase == CallPhase::Duplicate { of: key })
             {
                 self.end_as_copy(index, key, outcome.clone());
             }
@@ -259,7 +264,7 @@ impl Turn {
 
     /// Makes results known in call order, once the ending is.
     fn release_in_order(&mut self) {
-        if !matches!(self.state, State::Judged { .. }) {
+        if !matches!(self.stage, TurnStage::ResponseEnded { .. }) {
             return;
         }
         let now = self.clock.now();
@@ -270,12 +275,14 @@ impl Turn {
 
     /// Commits the turn when nothing of it is left open.
     fn finish(&mut self) {
-        let State::Judged { ending, message, cancelled } = &mut self.state else { return };
+        let TurnStage::ResponseEnded { ending, message, cancelled } = &mut self.stage else {
+            return;
+        };
         if !self.reassembly.is_done(&self.calls) {
             return;
         }
         let (ending, message, cancelled) = (*ending, message.take(), *cancelled);
-        self.state = State::Over;
+        self.stage = TurnStage::Finished;
         let end = match (ending, cancelled) {
             (_, Some(why)) => TurnEnd::Cancelled(why),
             (Ending::Refused, None) => TurnEnd::Refused,
@@ -323,7 +330,7 @@ impl Turn {
         }
     }
 
-    pub(super) fn set_phase(&mut self, index: usize, phase: Phase) {
+    pub(super) fn set_phase(&mut self, index: usize, phase: CallPhase) {
         if let Some(call) = self.calls.get_mut(index) {
             call.phase = phase;
         }
@@ -344,7 +351,7 @@ impl Turn {
 
     /// Puts an effect behind every record so far, durable ones.
     pub(super) fn hold(&mut self, effect: Effect) {
-        self.held.push_back((self.records, Held::Perform(effect)));
+        self.held.push_back((self.records, DeferredEffect::Perform(effect)));
     }
 
     /// Since the turn began.
@@ -354,7 +361,7 @@ impl Turn {
 }
 
 /// The record of a call that has its outcome.
-pub(super) fn ended(result: &ToolResult, early: bool, amended: bool) -> Record {
+pub(crate) fn ended(result: &ToolResult, early: bool, amended: bool) -> Record {
     let ToolResult { call, outcome, notes, started, wait, duration, writes } = result;
     Record::CallEnded {
         call: CallLabel {

@@ -1,7 +1,8 @@
 //! What must hold of any bytes: used by the fuzz targets, and by a test over their seeds.
 
 use callsheet::response::{
-    Arguments, ResponseAssembler, ResponseLimits, describe, ended_well, understand,
+    ParsedArguments, ResponseAssembler, ResponseLimits, describe_response, ended_well,
+    parse_arguments,
 };
 use callsheet::types::{CALLS_MAX, Wire};
 use callsheet::wire::{Decoder, DecoderLimits, Delta, Framing, SseDecoder, SseEvent};
@@ -46,7 +47,12 @@ pub(crate) fn dialect(wire: Wire, body: &[u8]) {
     for framing in FRAMINGS {
         let whole = decode(wire, framing, &[body]);
         let cut = decode(wire, framing, &cuts(body));
-        assert!(whole == cut, "a cut matters: {} {}", describe(&whole), describe(&cut));
+        assert!(
+            whole == cut,
+            "a cut matters: {} {}",
+            describe_response(&whole),
+            describe_response(&cut)
+        );
         check(&whole);
     }
 }
@@ -55,20 +61,23 @@ pub(crate) fn dialect(wire: Wire, body: &[u8]) {
 /// object.
 pub(crate) fn arguments(raw: &[u8]) {
     let Ok(raw) = std::str::from_utf8(raw) else { return };
-    match understand(raw) {
-        Arguments::Object { value, decoded_twice: _ } => {
+    match parse_arguments(raw) {
+        ParsedArguments::Object { value, decoded_twice: _ } => {
             assert!(value.is_object());
-            let again = understand(&value.to_string());
+            let again = parse_arguments(&value.to_string());
             assert_eq!(again.object(), Some(&value));
             if raw.trim_start().starts_with('{') {
                 let end = raw.trim_end().len() - 1;
                 for cut in (1..=end).filter(|cut| raw.is_char_boundary(*cut)) {
                     let cut = &raw[..cut];
-                    assert!(cut.trim().is_empty() || understand(cut).object().is_none(), "{cut:?}");
+                    assert!(
+                        cut.trim().is_empty() || parse_arguments(cut).object().is_none(),
+                        "{cut:?}"
+                    );
                 }
             }
         }
-        Arguments::CutOff | Arguments::NotAnObject { .. } => {
+        ParsedArguments::CutOff | ParsedArguments::NotAnObject { .. } => {
             assert!(!serde_json::from_str::<Value>(raw).is_ok_and(|value| value.is_object()));
         }
     }
@@ -103,7 +112,7 @@ fn check(response: &ResponseAssembler) {
     for call in response.calls() {
         assert!(!call.name.is_empty() && call.raw.len() <= limits.arguments_bytes_max);
     }
-    let described = describe(response);
+    let described = describe_response(response);
     for call in described["tool_calls"].as_array().into_iter().flatten() {
         let is_function = call["kind"] == "function";
         assert!(call["complete"] != true || !is_function || call["arguments"].is_object());

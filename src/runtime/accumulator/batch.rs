@@ -90,13 +90,13 @@ impl AccumulatorSetup {
     /// Tells the session what people are asked, if that has changed.
     pub(super) fn tell_questions(&self, current: &mut Current) {
         let Current { turn, told: (known, rested), .. } = current;
-        let rests = turn.rests();
-        if *rested == rests && turn.questions().eq(known.iter().copied()) {
+        let rests = turn.waits_only_for_people();
+        if *rested == rests && turn.pending_approvals().eq(known.iter().copied()) {
             return;
         }
-        *known = turn.questions().collect();
+        *known = turn.pending_approvals().collect();
         *rested = rests;
-        let questions = known.iter().filter_map(|(key, _)| turn.question(*key)).collect();
+        let questions = known.iter().filter_map(|(key, _)| turn.pending_approval(*key)).collect();
         let epoch = self.epoch;
         let _ = self.session.cast(SessionMessage::QuestionsChanged { epoch, questions, rests });
     }
@@ -110,10 +110,10 @@ impl AccumulatorSetup {
         myself: &ActorRef<AccumulatorMessage>,
     ) {
         match effect {
-            Effect::Record(_) | Effect::Reserve { .. } => {
+            Effect::Record(_) | Effect::RequestToolPermit { .. } => {
                 debug_assert!(false, "these are answered where they are polled");
             }
-            Effect::GiveUp(key) => drop(of.places.remove(&key)),
+            Effect::ReleaseToolPermit(key) => drop(of.places.remove(&key)),
             Effect::Request(plan) => {
                 let Some(request) = &of.request else {
                     debug_assert!(false, "a turn that is over asks for nothing");

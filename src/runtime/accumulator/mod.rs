@@ -24,7 +24,7 @@ use super::task::Task;
 use super::tool::failed;
 use crate::event::EventId;
 use crate::journal::{Noted, SessionLog, unix_ms};
-use crate::turn::{ApprovalError, Effect, PermitReply, ToolDone, Turn};
+use crate::turn::{ApprovalError, Effect, PermitReply, ToolCompletion, Turn};
 use crate::types::{ApprovalPhase, CallKey, FailureKind, RunId, RunTrace};
 use batch::TurnBatch;
 
@@ -218,7 +218,7 @@ impl State {
             }
             AccumulatorMessage::RequestPlace { turn, attempt, place } => {
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
-                current.turn.handle_request_place(now, place);
+                current.turn.handle_model_permit(now, place);
             }
             AccumulatorMessage::ResponseEnded { turn, attempt, end, pass } => {
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
@@ -228,7 +228,7 @@ impl State {
             }
             AccumulatorMessage::PlaceGranted { key } => {
                 let Some((current, now)) = self.now() else { return };
-                current.turn.handle_place(now, key, PermitReply::Granted);
+                current.turn.handle_tool_permit(now, key, PermitReply::Granted);
             }
             AccumulatorMessage::GraceOver { key } => return self.tools.kill(key),
             AccumulatorMessage::RecordsStored { turn, upto } => {
@@ -263,7 +263,12 @@ impl State {
     }
 
     /// A call's actor is gone, in time or late.
-    fn tool_ended(&mut self, key: CallKey, done: ToolDone, myself: &ActorRef<AccumulatorMessage>) {
+    fn tool_ended(
+        &mut self,
+        key: CallKey,
+        done: ToolCompletion,
+        myself: &ActorRef<AccumulatorMessage>,
+    ) {
         if let Some((current, now)) = self.now() {
             current.turn.handle_outcome(now, key, done);
             self.settle(myself);
@@ -316,9 +321,9 @@ impl State {
                         batch.records.push(Noted { record, shown: current.shown.bytes });
                     }
                     Effect::Request(_) => request = Some(effect),
-                    Effect::Reserve { key, tool } => {
+                    Effect::RequestToolPermit { key, tool } => {
                         let place = self.setup.reserve(key, &tool, current, myself);
-                        current.turn.handle_place(current.began.elapsed(), key, place);
+                        current.turn.handle_tool_permit(current.began.elapsed(), key, place);
                     }
                     Effect::Emit(ref event) => {
                         current.shown = current.shown.after(event, None);
@@ -329,7 +334,7 @@ impl State {
                         batch.push(effect, &self.setup, current, myself);
                     }
                     Effect::Start(..)
-                    | Effect::GiveUp(_)
+                    | Effect::ReleaseToolPermit(_)
                     | Effect::Abort(_)
                     | Effect::Commit(_) => batch.push(effect, &self.setup, current, myself),
                 }

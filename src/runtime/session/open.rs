@@ -13,7 +13,7 @@ use crate::record::{Record, Seq};
 use crate::runtime::message::{AccumulatorMessage, DecisionReply};
 use crate::runtime::report::CallReport;
 use crate::runtime::snapshot::PendingApproval;
-use crate::turn::{ApprovalError, Decision, results_so_far};
+use crate::turn::{ApprovalDecision, ApprovalError, results_so_far};
 use crate::types::CallKey;
 
 /// The running turn, as its accumulator tells of it.
@@ -84,7 +84,7 @@ impl State {
     }
 
     /// Hands a decision to the turn that it is about.
-    pub(super) fn decide(&self, key: CallKey, decision: Decision, reply: DecisionReply) {
+    pub(super) fn decide(&self, key: CallKey, decision: ApprovalDecision, reply: DecisionReply) {
         if self.run.is_some() && key.turn == self.turn {
             // An accumulator that is gone drops the reply: whoever decides asks again.
             self.tell_accumulator(AccumulatorMessage::Decide { key, decision, reply });

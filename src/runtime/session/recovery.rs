@@ -116,8 +116,8 @@ impl State {
                     Effect::Commit(record) => committed = Some(*record),
                     Effect::Request(_)
                     | Effect::Disconnect
-                    | Effect::Reserve { .. }
-                    | Effect::GiveUp(_)
+                    | Effect::RequestToolPermit { .. }
+                    | Effect::ReleaseToolPermit(_)
                     | Effect::Start(..)
                     | Effect::Abort(_) => {}
                 }

@@ -4,18 +4,19 @@ use super::State;
 use crate::event::{CallLabel, Event};
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{Record, Seq};
+use crate::session::TurnPlan;
 use crate::telemetry::Recorded;
-use crate::turn::{SeededTurn, TurnPlan};
+use crate::turn::InitialCallsTurn;
 
 impl State {
     /// What the next run begins with instead of a request, if there is something.
-    pub(super) fn seeded_turn(&self) -> Option<SeededTurn> {
+    pub(super) fn seeded_turn(&self) -> Option<InitialCallsTurn> {
         let calls = self.history.open_calls()?;
-        Some(SeededTurn::new(self.turn + 1, calls, &self.run_agent.rules))
+        Some(InitialCallsTurn::new(self.turn + 1, calls, &self.run_agent.rules))
     }
 
     /// Begins the turn of a run that was begun before it could be recorded.
-    pub(super) fn record_seeded_turn(&mut self, plan: TurnPlan, seeded: SeededTurn) {
+    pub(super) fn record_seeded_turn(&mut self, plan: TurnPlan, seeded: InitialCallsTurn) {
         let (last, time) = (self.log.last(), unix_ms());
         self.log.append_at(time, vec![seeded.response.clone()], Urgency::Lazy, || ());
         self.begin_seeded_turn(plan, seeded, Recorded { seq: last, time, shown: 0 });
@@ -25,7 +26,7 @@ impl State {
     pub(super) fn begin_seeded_turn(
         &mut self,
         plan: TurnPlan,
-        seeded: SeededTurn,
+        seeded: InitialCallsTurn,
         after: Recorded,
     ) {
         self.turn += 1;

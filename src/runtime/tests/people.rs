@@ -9,7 +9,7 @@ use crate::event::{ApprovalRequest, Event};
 use crate::journal::Entry;
 use crate::record::Record;
 use crate::telemetry::{Delivery, Subscription};
-use crate::turn::Decision;
+use crate::turn::ApprovalDecision;
 use crate::types::{Execution, Judgement, RunEnd, Verdict};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
@@ -59,7 +59,7 @@ fn questions(events: &mut Subscription) -> usize {
 async fn decide(session: &SessionHandle, asked: &ApprovalRequest, verdict: Verdict) {
     let judgement = Judgement { verdict, message: None };
     let arguments_sha256 = asked.arguments_sha256.clone();
-    let decision = Decision { phase: Some(asked.phase), judgement, arguments_sha256 };
+    let decision = ApprovalDecision { phase: Some(asked.phase), judgement, arguments_sha256 };
     session.decide(asked.call.key, decision).await.expect("it counts");
 }
 

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use crate::message::Message;
-use crate::response::{ResponseAssembler, understand};
+use crate::response::{ResponseAssembler, parse_arguments};
 use crate::types::{Content, excerpt};
 use crate::wire::ModelRequest;
 
@@ -53,7 +53,7 @@ pub(super) fn output(response: &ResponseAssembler, finish_reason: Option<&str>) 
         parts.push(text(response.text()));
     }
     parts.extend(response.calls().iter().map(|call| {
-        let understood = understand(&call.raw).object().cloned();
+        let understood = parse_arguments(&call.raw).object().cloned();
         let arguments = understood.unwrap_or_else(|| cut(&call.raw).into());
         json!({"type": "tool_call", "id": call.provider_id, "name": call.name,
             "arguments": arguments})

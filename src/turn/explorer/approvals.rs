@@ -4,14 +4,14 @@
 use sha2::{Digest, Sha256};
 
 use super::*;
-use crate::turn::{ApprovalError, Decision};
+use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{ApprovalPhase, Judgement, Verdict};
 
 /// What is asked about which call.
 pub(super) type Question = (CallKey, ApprovalPhase);
 
-fn decision(phase: ApprovalPhase, verdict: Verdict, arguments_sha256: String) -> Decision {
-    Decision {
+fn decision(phase: ApprovalPhase, verdict: Verdict, arguments_sha256: String) -> ApprovalDecision {
+    ApprovalDecision {
         phase: Some(phase),
         judgement: Judgement { verdict, message: None },
         arguments_sha256,
@@ -19,7 +19,7 @@ fn decision(phase: ApprovalPhase, verdict: Verdict, arguments_sha256: String) ->
 }
 
 impl World {
-    fn call(&self, key: CallKey) -> &Call {
+    fn call(&self, key: CallKey) -> &TurnCall {
         self.turn.calls.iter().find(|call| call.key() == key).unwrap()
     }
 
@@ -71,8 +71,8 @@ impl World {
             let is_open = !self.ended.contains_key(&key)
                 && self.said((key, phase), &self.log).is_none()
                 && matches!(
-                    &self.turn.state,
-                    State::Judged { ending: Ending::Well, cancelled: None, .. }
+                    &self.turn.stage,
+                    TurnStage::ResponseEnded { ending: Ending::Well, cancelled: None, .. }
                 );
             if for_long {
                 assert_ne!(call.question(), Some(phase), "a question outlived its time");
@@ -81,7 +81,9 @@ impl World {
                 let timeout = call.tool.as_ref().unwrap().approval_timeout;
                 let passed = self.began - self.asked_at((key, phase)).unwrap();
                 let left = timeout.checked_sub(Duration::from_millis(passed));
-                let (Phase::Asked { until } | Phase::Reviewed { until, .. }) = &call.phase else {
+                let (CallPhase::AwaitingApproval { until }
+                | CallPhase::AwaitingReview { until, .. }) = &call.phase
+                else {
                     panic!("nothing is asked");
                 };
                 assert_eq!(*until, left, "people have another time");
@@ -118,14 +120,14 @@ impl World {
         }
         assert!(tool.approval.before && self.may_start(call, rules), "asked where none may start");
         assert!(!self.begun.contains(&key) || self.crashes > 0, "asked about a call that ran");
-        if let State::Judged { ending, .. } = &self.turn.state {
+        if let TurnStage::ResponseEnded { ending, .. } = &self.turn.stage {
             assert_eq!(*ending, Ending::Well, "asked about a call that will not run");
         }
         for earlier in &self.turn.calls[..place] {
             let unended = earlier.is_kept() && earlier.outcome().is_none();
             let has_ticket = match earlier.phase {
-                Phase::Open | Phase::Sealed => false,
-                Phase::Ready => self.may_start(earlier, rules),
+                CallPhase::Open | CallPhase::Sealed => false,
+                CallPhase::Ready => self.may_start(earlier, rules),
                 _ => true,
             };
             let must_end = rules.execution == Execution::Sequential
@@ -143,7 +145,7 @@ impl World {
         );
         let call = self.turn.calls.iter().find(|call| call.key() == question.0);
         // A cancel or a break may have come in the same moment.
-        if call.and_then(Call::question) == Some(question.1) {
+        if call.and_then(TurnCall::question) == Some(question.1) {
             assert!(self.questions.insert(question), "a question was told twice");
         }
     }
@@ -178,7 +180,7 @@ impl World {
 
     /// Whether only people can bring the turn on.
     fn waits_for_people(&self) -> bool {
-        matches!(self.turn.state, State::Judged { .. })
+        matches!(self.turn.stage, TurnStage::ResponseEnded { .. })
             && self.turn.calls.iter().any(|call| call.question().is_some())
             && self.running.is_empty()
             && !self.turn.calls.iter().any(is_begun)
@@ -194,14 +196,14 @@ impl World {
 
     /// After everything that happens: who waits, for what, and until when.
     pub(super) fn check_questions(&mut self, scenario: &Scenario) {
-        let stopped = matches!(&self.turn.state, State::Judged { cancelled: Some(_), .. });
+        let stopped =
+            matches!(&self.turn.stage, TurnStage::ResponseEnded { cancelled: Some(_), .. });
         for call in &self.turn.calls {
             assert!(call.question().is_none() || !stopped, "a question is open after the cancel");
-            let over =
-                matches!(&self.turn.state, State::Judged { ending, .. } if *ending != Ending::Well);
+            let over = matches!(&self.turn.stage, TurnStage::ResponseEnded { ending, .. } if *ending != Ending::Well);
             let asked_before = call.question() == Some(ApprovalPhase::Before);
             assert!(!asked_before || !over, "a question about a call that will not run");
-            if call.phase == Phase::Ready
+            if call.phase == CallPhase::Ready
                 && call.waiting_for == Some(crate::event::WaitingFor::Capacity)
                 && let Execution::Parallel { max } = scenario.spec.rules.execution
             {
@@ -242,7 +244,7 @@ impl World {
     fn check_unchanged(
         &mut self,
         key: CallKey,
-        decision: Decision,
+        decision: ApprovalDecision,
         expected: Result<(), ApprovalError>,
     ) {
         let before = self.turn.clone();
@@ -252,19 +254,21 @@ impl World {
 
     fn check_clock(&self, scenario: &Scenario) {
         let of_calls = self.turn.calls.iter().filter_map(|call| match call.phase {
-            Phase::Running { deadline } => deadline,
-            Phase::Asked { until } | Phase::Reviewed { until, .. } => until,
+            CallPhase::Running { deadline } => deadline,
+            CallPhase::AwaitingApproval { until } | CallPhase::AwaitingReview { until, .. } => {
+                until
+            }
             _ => None,
         });
-        let counts = self.turn.state != State::Over && !self.waits_for_people();
+        let counts = self.turn.stage != TurnStage::Finished && !self.waits_for_people();
         let of_run = scenario.spec.run_time_left.filter(|_| counts).map(|left| left + self.people);
         assert_eq!(self.turn.poll_timeout(), of_calls.chain(of_run).min(), "another deadline");
     }
 }
 
 /// Whether it has its place of `max`, and its tool was not told to run.
-fn is_begun(call: &Call) -> bool {
-    matches!(call.phase, Phase::Queued { .. } | Phase::Intended)
+fn is_begun(call: &TurnCall) -> bool {
+    matches!(call.phase, CallPhase::AwaitingPermit { .. } | CallPhase::Intended)
 }
 
 const MIXES: [&[&str]; 7] = [

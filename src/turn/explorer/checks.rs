@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::Limits;
-use crate::turn::fixtures::rebuilt;
+use crate::turn::fixtures::committed;
 
 /// Whether it is what a tool said.
 pub(super) fn answered_by_its_tool(outcome: &ToolOutcome) -> bool {
@@ -96,7 +96,7 @@ impl World {
         let rules = &scenario.spec.rules;
         assert!(&*calls[place].call.name == tool && calls[place].has_cap());
         // Whoever wants it no more has given it up by the end of the poll.
-        let wanted = matches!(calls[place].phase, Phase::Queued { .. });
+        let wanted = matches!(calls[place].phase, CallPhase::AwaitingPermit { .. });
         assert!(!wanted || self.may_start(&calls[place], rules), "a place was asked for too early");
         assert!(!self.running.contains(&key) && !self.granted.contains(&key));
         assert!(self.waiting.insert(key), "a place was asked for twice");
@@ -106,7 +106,8 @@ impl World {
     /// The ticket was taken in call order, and a place of `max` with it.
     fn check_tickets(&self, place: usize, rules: &TurnRules) {
         for earlier in &self.turn.calls[..place] {
-            let waits = matches!(earlier.phase, Phase::Open | Phase::Sealed | Phase::Ready);
+            let waits =
+                matches!(earlier.phase, CallPhase::Open | CallPhase::Sealed | CallPhase::Ready);
             assert!(!waits, "a ticket was taken out of order");
         }
         let places = match rules.execution {
@@ -163,14 +164,14 @@ impl World {
         }
     }
 
-    pub(super) fn may_start(&self, call: &Call, rules: &TurnRules) -> bool {
-        let (ending, cancelled) = match &self.turn.state {
-            State::Asking => {
+    pub(super) fn may_start(&self, call: &TurnCall, rules: &TurnRules) -> bool {
+        let (ending, cancelled) = match &self.turn.stage {
+            TurnStage::AwaitingResponse => {
                 let early = rules.early_start && rules.limits.on_excess != OnExcess::Fail;
                 return early && call.tool.as_ref().unwrap().may_start_early();
             }
-            State::Judged { ending, cancelled, .. } => (*ending, cancelled.is_some()),
-            State::Over => return false,
+            TurnStage::ResponseEnded { ending, cancelled, .. } => (*ending, cancelled.is_some()),
+            TurnStage::Finished => return false,
         };
         let again = self.crashes > 0 && call.tool.as_ref().unwrap().idempotent;
         match ending {
@@ -223,7 +224,7 @@ impl World {
         live.commit(record.number, record.message.as_ref(), &record.results, 1 << 20);
         assert_eq!(live.request_messages().1, 0, "the history is not paired");
         let limits = Limits { max_result_bytes: 1 << 20, ..Limits::default() };
-        assert_eq!(rebuilt(&self.log, &limits).history, live, "the journal says something else");
+        assert_eq!(committed(&self.log, &limits).0, live, "the journal says something else");
         let ids: HashSet<_> = record.results.iter().map(|result| &result.call.id).collect();
         assert_eq!(ids.len(), record.results.len(), "an id was used twice");
         assert!(record.results.iter().all(|r| r.call.arguments.is_object()));

@@ -1,7 +1,7 @@
 //! What a crash of the host leaves of the world.
 
 use super::*;
-use crate::turn::Held;
+use crate::turn::DeferredEffect;
 use crate::turn::fixtures::entries;
 
 /// Longer than people are ever waited for, in milliseconds.
@@ -48,8 +48,8 @@ impl World {
     fn is_recorded_as_over(&mut self) -> bool {
         let Some(record) = TurnRecord::from_records(&self.log) else { return false };
         let told = self.turn.held.iter().find_map(|(_, held)| match held {
-            Held::Perform(Effect::Commit(record)) => Some(record.as_ref()),
-            Held::Perform(_) | Held::Begin(_) => None,
+            DeferredEffect::Perform(Effect::Commit(record)) => Some(record.as_ref()),
+            DeferredEffect::Perform(_) | DeferredEffect::Begin(_) => None,
         });
         assert_eq!(Some(&record), told, "the journal has another turn");
         self.committed = true;

@@ -16,17 +16,17 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::call::{Call, Phase};
+use super::call::{CallPhase, TurnCall};
 use super::fixtures::{call, finish, model, more, rules, spec, text, usage};
 use super::{
-    AttemptPlan, CancelReason, Effect, ModelPlans, PermitReply, State, ToolDone, Turn, TurnEnd,
-    TurnRecord, TurnRules, TurnSpec,
+    AttemptPlan, CancelReason, Effect, ModelPlans, PermitReply, ToolCompletion, Turn, TurnEnd,
+    TurnRecord, TurnRules, TurnSpec, TurnStage,
 };
 use crate::config::OnExcess;
 use crate::context::History;
 use crate::event::Event;
 use crate::record::{Ending, Record};
-use crate::response::ResponseEnd;
+use crate::response::ExchangeEnd;
 use crate::types::{
     CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, RunError,
     ToolOutcome, ToolResult, ToolStatus, VariablesUse,

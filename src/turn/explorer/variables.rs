@@ -7,7 +7,7 @@ use super::checks::answered_by_its_tool;
 use super::*;
 use crate::config::Limits;
 use crate::context::Variables;
-use crate::turn::fixtures::rebuilt;
+use crate::turn::fixtures::committed;
 use crate::types::{ToolCall, WriteSet};
 
 /// What a started call may see.
@@ -78,7 +78,7 @@ impl World {
             return;
         }
         assert_eq!(outcome.status, ToolStatus::Ok, "{key} failed, and wrote");
-        assert_ne!(self.turn.state, State::Asking, "{key} may be void, and wrote");
+        assert_ne!(self.turn.stage, TurnStage::AwaitingResponse, "{key} may be void, and wrote");
         assert_eq!(self.ended_without_gap().0, key.index, "{key} wrote out of order");
     }
 
@@ -134,7 +134,7 @@ impl World {
             variables.apply(&result.writes);
         }
         assert_eq!(
-            rebuilt(&self.log, &Limits::default()).variables,
+            committed(&self.log, &Limits::default()).1,
             variables,
             "the journal says something else"
         );

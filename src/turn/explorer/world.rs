@@ -173,13 +173,13 @@ impl World {
             }
             Action::Close => {
                 self.delivered = None;
-                self.turn.handle_response_end(now, ResponseEnd::Closed);
+                self.turn.handle_response_end(now, ExchangeEnd::Closed);
             }
             Action::Break => {
                 self.delivered = None;
                 self.breaks += 1;
                 let error = ProviderError::new(ProviderErrorKind::Transport, "cut");
-                self.turn.handle_response_end(now, ResponseEnd::Failed(error));
+                self.turn.handle_response_end(now, ExchangeEnd::Failed(error));
             }
             Action::Outcome(key, status) => {
                 self.running.remove(&key);
@@ -191,14 +191,14 @@ impl World {
                     ToolOutcome::not_ok(status, FailureKind::ToolError, "no")
                 };
                 self.reported.insert(key, outcome.clone());
-                self.turn.handle_outcome(now, key, ToolDone { outcome, used });
+                self.turn.handle_outcome(now, key, ToolCompletion { outcome, used });
             }
             Action::PermitReply(key, place) => {
                 if place == PermitReply::Granted {
                     self.waiting.remove(&key);
                     self.granted.insert(key);
                 }
-                self.turn.handle_place(now, key, place);
+                self.turn.handle_tool_permit(now, key, place);
             }
             Action::Recorded => self.make_durable(),
             Action::Timeout => {
@@ -207,7 +207,7 @@ impl World {
             }
             Action::Cancel => {
                 self.cancelled = true;
-                self.cancel_counts = self.turn.state != State::Over;
+                self.cancel_counts = self.turn.stage != TurnStage::Finished;
                 self.turn.handle_cancel(now, CancelReason::Stop);
             }
             Action::Decide(question, verdict) => self.decide(question, verdict),
@@ -237,7 +237,7 @@ impl World {
     /// Everything that could be decided was, and the turn counts what runs as we do.
     pub(super) fn check_settled(&mut self) {
         let before = (self.turn.records, self.turn.held.len());
-        self.turn.settle();
+        self.turn.advance();
         assert_eq!(self.turn.poll(), None, "something was left undecided");
         assert_eq!((self.turn.records, self.turn.held.len()), before, "a result was left");
         assert_eq!(self.turn.clock.running(), self.running.len(), "what runs is miscounted");
@@ -246,11 +246,11 @@ impl World {
 
     /// What comes too late changes nothing, and is counted.
     pub(super) fn check_late(&mut self) {
-        let asking = self.turn.state == State::Asking;
+        let asking = self.turn.stage == TurnStage::AwaitingResponse;
         let before = (self.turn.records, self.turn.held.len(), asking);
         if !asking {
             self.turn.handle_deltas(self.now, vec![text("late"), call(9, "pure", "{}")]);
-            self.turn.handle_response_end(self.now, ResponseEnd::Closed);
+            self.turn.handle_response_end(self.now, ExchangeEnd::Closed);
             assert_eq!(self.turn.poll(), None, "a response that had ended went on");
         }
         for key in self.begun.difference(&self.running) {
@@ -258,18 +258,18 @@ impl World {
             self.turn.handle_outcome(
                 self.now,
                 *key,
-                ToolDone { outcome, used: VariablesUse::default() },
+                ToolCompletion { outcome, used: VariablesUse::default() },
             );
             let counted = matches!(self.turn.poll(), Some(Effect::Emit(Event::OutcomeLate { .. })));
             assert!(counted, "a late outcome counted");
             assert_eq!(self.turn.poll(), None, "a late outcome did something");
         }
-        let keys: Vec<_> = self.turn.calls.iter().map(Call::key).collect();
+        let keys: Vec<_> = self.turn.calls.iter().map(TurnCall::key).collect();
         for key in keys.iter().filter(|key| !self.waiting.contains(key)) {
-            self.turn.handle_place(self.now, *key, PermitReply::Granted);
+            self.turn.handle_tool_permit(self.now, *key, PermitReply::Granted);
             assert_eq!(self.turn.poll(), None, "a place that nobody waits for did something");
         }
-        let asking = self.turn.state == State::Asking;
+        let asking = self.turn.stage == TurnStage::AwaitingResponse;
         let after = (self.turn.records, self.turn.held.len(), asking);
         assert_eq!(before, after, "something late was recorded");
     }
@@ -327,8 +327,8 @@ impl World {
             Effect::Disconnect => {
                 assert!(self.delivered.take().is_some(), "no exchange to disconnect");
             }
-            Effect::Reserve { key, tool } => self.check_reserve(key, &tool, scenario),
-            Effect::GiveUp(key) => {
+            Effect::RequestToolPermit { key, tool } => self.check_reserve(key, &tool, scenario),
+            Effect::ReleaseToolPermit(key) => {
                 let had = self.waiting.remove(&key) || self.granted.remove(&key);
                 assert!(had, "a place was given up that was not asked for");
             }
@@ -361,7 +361,10 @@ impl World {
                 self.show((asked.call.key, asked.phase));
             }
             Effect::Emit(Event::ResultReleased { key, .. }) => {
-                assert!(matches!(self.turn.state, State::Judged { .. } | State::Over));
+                assert!(matches!(
+                    self.turn.stage,
+                    TurnStage::ResponseEnded { .. } | TurnStage::Finished
+                ));
                 assert!(self.released.last() < Some(&key), "released out of order, or twice");
                 assert!(self.ended.contains_key(&key), "released before it was told");
                 self.released.push(key);

@@ -95,7 +95,7 @@ fn failed_attempts_are_paid_for_and_there_is_no_other_when_nothing_is_left() {
     driver.deltas([usage(100)]);
     let mut error = ProviderError::new(ProviderErrorKind::InStream, "denied");
     error.status = Some(401);
-    driver.turn.handle_response_end(driver.now, ResponseEnd::Failed(error));
+    driver.turn.handle_response_end(driver.now, ExchangeEnd::Failed(error));
     driver.pump();
     assert!(matches!(driver.commit.as_ref().unwrap().end, TurnEnd::Failed(_)));
 }

@@ -69,7 +69,7 @@ fn a_stop_ends_the_wait_and_gives_back_a_place_that_was_not_used() {
     let mut driver = Driver::with(rules(PARALLEL));
     driver.deltas([call(0, "capped_effect", "{}")]).well();
     let key = crate::types::CallKey { turn: 1, attempt: 1, index: 0 };
-    driver.turn.handle_place(Duration::ZERO, key, PermitReply::Granted);
+    driver.turn.handle_tool_permit(Duration::ZERO, key, PermitReply::Granted);
     driver.turn.handle_cancel(Duration::ZERO, CancelReason::Stop);
     driver.pump();
     assert_eq!((&driver.given_up[..], &driver.started[..]), (&[0][..], &[][..]));
@@ -97,9 +97,9 @@ fn other_endings_leave_no_call_waiting() {
     let mut broken = Driver::with(rules(PARALLEL));
     broken.deltas(two()).broken();
     assert_eq!((&broken.given_up[..], broken.requests.len()), (&[0][..], 2));
-    let mut disturbed = Driver::with(rules(PARALLEL));
-    disturbed.deltas(two()).deltas([more(0, " x")]);
-    assert_eq!(disturbed.given_up, [0]);
+    let mut changed_after_seal = Driver::with(rules(PARALLEL));
+    changed_after_seal.deltas(two()).deltas([more(0, " x")]);
+    assert_eq!(changed_after_seal.given_up, [0]);
 }
 
 #[test]

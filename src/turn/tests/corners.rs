@@ -133,13 +133,13 @@ fn an_answer_quotes_a_part_of_what_does_not_fit() {
 #[test]
 fn ids_are_unique_whatever_the_order_of_the_seals() {
     let same = |index| {
-        let piece = CallPiece {
+        let piece = CallDelta {
             index: Some(index),
             id: Some(if index == 0 { "call_0_1" } else { "x" }.into()),
             name: Some("repeatable".into()),
-            ..CallPiece::default()
+            ..CallDelta::default()
         };
-        Delta::Call(CallPiece { id: piece.id.clone().filter(|_| index != 1), ..piece })
+        Delta::Call(CallDelta { id: piece.id.clone().filter(|_| index != 1), ..piece })
     };
     let mut driver = Driver::with(rules(PARALLEL));
     driver.deltas([same(0), same(1), same(2), same(3)]).cancel();
@@ -229,12 +229,12 @@ fn a_question_about_a_call_that_is_void_is_asked_again_in_the_next_attempt() {
     let mut driver = Driver::with(rules);
     let response = vec![call(0, "asks", "{}"), call(1, "pure", "{}")];
     driver.turn.handle_deltas(driver.now, response);
-    assert_eq!(driver.turn.questions().count(), 1);
+    assert_eq!(driver.turn.pending_approvals().count(), 1);
     driver.broken();
     let told = |event: &Event| matches!(event, Event::ApprovalAsked { .. });
-    assert_eq!((driver.count(told), driver.turn.questions().count()), (1, 0));
+    assert_eq!((driver.count(told), driver.turn.pending_approvals().count()), (1, 0));
     driver.deltas([call(0, "asks", "{}"), call(1, "pure", "{}")]);
-    assert_eq!((driver.count(told), driver.turn.questions().count()), (2, 1));
+    assert_eq!((driver.count(told), driver.turn.pending_approvals().count()), (2, 1));
 }
 
 /// A turn that goes on from its records, a second later.

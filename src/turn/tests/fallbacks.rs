@@ -15,7 +15,7 @@ fn two_models() -> TurnRules {
 
 fn denied(driver: &mut Driver) {
     let denied = ProviderError::new(ProviderErrorKind::Status, "no such key");
-    let end = ResponseEnd::Failed(ProviderError { status: Some(401), ..denied });
+    let end = ExchangeEnd::Failed(ProviderError { status: Some(401), ..denied });
     driver.turn.handle_response_end(driver.now, end);
     driver.pump();
 }
@@ -62,7 +62,7 @@ fn the_next_model_begins_when_the_attempts_with_the_first_are_used_up() {
 fn not_asked(driver: &mut Driver, seconds: u64) {
     let unavailable = ProviderError::new(ProviderErrorKind::Unavailable, "it is not asked");
     let retry_after = Some(Duration::from_secs(seconds));
-    let end = ResponseEnd::Failed(ProviderError { retry_after, ..unavailable });
+    let end = ExchangeEnd::Failed(ProviderError { retry_after, ..unavailable });
     driver.turn.handle_response_end(driver.now, end);
     driver.pump();
 }
@@ -96,12 +96,12 @@ fn an_exchange_is_measured_from_the_moment_at_which_its_request_has_a_place() {
     };
     let waiting = || {
         let mut driver = Driver::with(two_models());
-        driver.turn.handle_request_place(Duration::from_secs(1), PermitReply::Waiting);
+        driver.turn.handle_model_permit(Duration::from_secs(1), PermitReply::Waiting);
         driver.now = Duration::from_secs(9);
         driver
     };
     let mut driver = waiting();
-    driver.turn.handle_request_place(driver.now, PermitReply::Granted);
+    driver.turn.handle_model_permit(driver.now, PermitReply::Granted);
     driver.now = Duration::from_secs(12);
     driver.deltas([text("Here."), finish(FinishKind::Stop)]).close().ended(&TurnEnd::Finished);
     assert_eq!(durations(&driver), [3]);

@@ -4,7 +4,7 @@ use super::*;
 use crate::config::Approval;
 use crate::event::WaitingFor;
 use crate::tool::ToolSpec;
-use crate::turn::Decision;
+use crate::turn::ApprovalDecision;
 use crate::types::{ApprovalPhase, Judgement, Verdict};
 
 const STALE: &str = "\n[callsheet: an earlier call of the same response changed variables after \
@@ -19,10 +19,10 @@ fn asking(tool: &str, approval: Approval) -> TurnRules {
 }
 
 fn approve(driver: &mut Driver, index: u32) {
-    let asked = driver.turn.question(key(index)).expect("people are asked");
+    let asked = driver.turn.pending_approval(key(index)).expect("people are asked");
     let judgement = Judgement { verdict: Verdict::Approved, message: None };
     let arguments_sha256 = asked.arguments_sha256;
-    let decision = Decision { phase: Some(asked.phase), judgement, arguments_sha256 };
+    let decision = ApprovalDecision { phase: Some(asked.phase), judgement, arguments_sha256 };
     driver.turn.handle_approval(driver.now, key(index), decision).expect("it counts");
     driver.pump();
 }
@@ -78,11 +78,17 @@ fn people_see_a_result_as_earlier_writes_leave_it_also_after_a_crash() {
     driver.deltas([call(0, "barrier", "{}"), call(1, "effect", "{}")]).well();
     driver.used(0, "first", true);
     driver.used(1, "second", true);
-    assert_eq!(driver.turn.question(key(1)).unwrap().output_summary.as_deref(), Some("second"));
+    assert_eq!(
+        driver.turn.pending_approval(key(1)).unwrap().output_summary.as_deref(),
+        Some("second")
+    );
     let records = driver.log.len();
     driver.crash(records).started(&[]);
     assert_eq!(asked(&driver), 1);
-    assert_eq!(driver.turn.question(key(1)).unwrap().output_summary.as_deref(), Some("second"));
+    assert_eq!(
+        driver.turn.pending_approval(key(1)).unwrap().output_summary.as_deref(),
+        Some("second")
+    );
     approve(&mut driver, 1);
     let notes = &driver.commit.as_ref().unwrap().results[1].notes;
     assert_eq!(notes.after.as_ref().map(|said| said.verdict), Some(Verdict::Approved));

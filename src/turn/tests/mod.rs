@@ -11,7 +11,6 @@ mod meetings;
 mod messages;
 mod people;
 mod rules;
-mod runs;
 mod variables;
 
 use std::collections::BTreeSet;
@@ -20,18 +19,19 @@ use std::time::Duration;
 
 use super::fixtures::{call, entries, finish, more, rules, spec, text};
 use super::{
-    CancelReason, Effect, PermitReply, ToolDone, Turn, TurnEnd, TurnRecord, TurnRules, TurnSpec,
+    CancelReason, Effect, PermitReply, ToolCompletion, Turn, TurnEnd, TurnRecord, TurnRules,
+    TurnSpec,
 };
 use crate::config::OnExcess;
 use crate::context::Variables;
 use crate::event::Event;
 use crate::record::{Record, StopMode};
-use crate::response::ResponseEnd;
+use crate::response::ExchangeEnd;
 use crate::types::{
     CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome,
     ToolStatus, VariablesUse, WriteSet,
 };
-use crate::wire::{CallPiece, Delta};
+use crate::wire::{CallDelta, Delta};
 
 /// A turn whose records are durable at once, and what it asked for.
 struct Driver {
@@ -122,8 +122,8 @@ impl Driver {
                         self.snapshots.push(variables);
                         self.started.push(format!("{}#{}", call.name, call.key.index));
                     }
-                    Effect::Reserve { key, .. } => self.reserved.push(key.index),
-                    Effect::GiveUp(key) => self.given_up.push(key.index),
+                    Effect::RequestToolPermit { key, .. } => self.reserved.push(key.index),
+                    Effect::ReleaseToolPermit(key) => self.given_up.push(key.index),
                     Effect::Abort(key) => self.aborted.push(key.index),
                     Effect::Emit(event) => self.events.push(event),
                     Effect::Commit(record) => self.commit = Some(*record),
@@ -148,7 +148,7 @@ impl Driver {
     }
 
     fn close(&mut self) -> &mut Self {
-        self.turn.handle_response_end(self.now, ResponseEnd::Closed);
+        self.turn.handle_response_end(self.now, ExchangeEnd::Closed);
         self.pump();
         self
     }
@@ -159,7 +159,7 @@ impl Driver {
 
     fn broken(&mut self) -> &mut Self {
         let error = ProviderError::new(ProviderErrorKind::Transport, "cut");
-        self.turn.handle_response_end(self.now, ResponseEnd::Failed(error));
+        self.turn.handle_response_end(self.now, ExchangeEnd::Failed(error));
         self.pump();
         self
     }
@@ -169,7 +169,7 @@ impl Driver {
     }
 
     fn place(&mut self, index: u32, place: PermitReply) -> &mut Self {
-        self.turn.handle_place(self.now, self.key(index), place);
+        self.turn.handle_tool_permit(self.now, self.key(index), place);
         self.pump();
         self
     }
@@ -179,7 +179,7 @@ impl Driver {
     }
 
     fn report(&mut self, index: u32, outcome: ToolOutcome, used: VariablesUse) -> &mut Self {
-        self.turn.handle_outcome(self.now, self.key(index), ToolDone { outcome, used });
+        self.turn.handle_outcome(self.now, self.key(index), ToolCompletion { outcome, used });
         self.pump();
         self
     }

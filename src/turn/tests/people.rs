@@ -5,8 +5,8 @@ use sha2::{Digest, Sha256};
 use super::*;
 use crate::config::Limits;
 use crate::event::ApprovalRequest;
-use crate::turn::fixtures::rebuilt;
-use crate::turn::{ApprovalError, Decision};
+use crate::turn::fixtures::committed;
+use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{ApprovalPhase, Judgement, Verdict, WriteSet};
 
 use ApprovalPhase::{After, Before};
@@ -24,7 +24,7 @@ const CUT_SHORT: &str = r#"{"status":"rejected","message":"it ran, but the run w
 impl Driver {
     /// Decides about whatever is asked about a call at present.
     pub(super) fn judge(&mut self, index: u32, verdict: Verdict) -> &mut Self {
-        let asked = self.turn.question(self.key(index)).map(|asked| asked.phase);
+        let asked = self.turn.pending_approval(self.key(index)).map(|asked| asked.phase);
         assert_eq!(self.decide(index, asked, verdict, None), Ok(()));
         self
     }
@@ -38,7 +38,7 @@ impl Driver {
     ) -> Result<(), ApprovalError> {
         let arguments = &self.turn.calls[index as usize].call.arguments;
         let hash = Sha256::digest(arguments.to_string());
-        let decision = Decision {
+        let decision = ApprovalDecision {
             phase,
             judgement: Judgement { verdict, message: message.map(Into::into) },
             arguments_sha256: hash.iter().map(|byte| format!("{byte:02X}")).collect(),
@@ -49,10 +49,10 @@ impl Driver {
     }
 
     fn asked(&self) -> Vec<(u32, ApprovalPhase)> {
-        self.questions().map(|asked| (asked.call.key.index, asked.phase)).collect()
+        self.pending_approvals().map(|asked| (asked.call.key.index, asked.phase)).collect()
     }
 
-    fn questions(&self) -> impl Iterator<Item = &ApprovalRequest> {
+    fn pending_approvals(&self) -> impl Iterator<Item = &ApprovalRequest> {
         self.events.iter().filter_map(|event| match event {
             Event::ApprovalAsked { asked } => Some(&**asked),
             _ => None,
@@ -88,7 +88,8 @@ fn a_call_runs_when_it_is_let_and_its_result_is_told_when_it_is_let() {
     driver.started(&[]).judge(0, Approved).started(&["both#0"]).done(0, "secret");
     assert_eq!(driver.asked(), [(0, Before), (0, After)]);
     assert!(driver.commit.is_none());
-    let shown: Vec<_> = driver.questions().map(|asked| asked.output_summary.as_deref()).collect();
+    let shown: Vec<_> =
+        driver.pending_approvals().map(|asked| asked.output_summary.as_deref()).collect();
     assert_eq!(shown, [None, Some("secret")]);
     driver.judge(0, Approved).results(&[("both", OK, None, "secret")]);
     let notes = &driver.commit.as_ref().unwrap().results[0].notes;
@@ -120,7 +121,7 @@ fn what_is_rejected_does_not_run_or_is_not_seen_and_a_message_is_told() {
 #[test]
 fn the_first_decision_stands_and_only_one_about_these_arguments_counts() {
     let mut driver = calls(PARALLEL, &["asked", "pure"]);
-    let stale = |phase, hash: &str| Decision {
+    let stale = |phase, hash: &str| ApprovalDecision {
         phase,
         judgement: Judgement { verdict: Approved, message: None },
         arguments_sha256: hash.into(),
@@ -211,13 +212,10 @@ fn a_rejected_result_leaves_variables_as_they_were() {
     );
     driver.judge(0, Rejected).started(&["bump_reviewed#0", "get#1"]);
     driver.results(&[("bump_reviewed", REFUSED, REJECTED, UNSEEN), ("get", OK, None, "none")]);
-    assert_eq!(rebuilt(&driver.log, &Limits::default()).variables, Variables::default());
+    assert_eq!(committed(&driver.log, &Limits::default()).1, Variables::default());
     let mut driver = calls(PARALLEL, &["bump_reviewed"]);
     driver.report(0, ToolOutcome::ok("seen"), x(1)).judge(0, Approved);
-    assert_eq!(
-        rebuilt(&driver.log, &Limits::default()).variables.get("x"),
-        Some(&serde_json::json!(1))
-    );
+    assert_eq!(committed(&driver.log, &Limits::default()).1.get("x"), Some(&serde_json::json!(1)));
 }
 
 #[test]
@@ -227,16 +225,13 @@ fn people_see_a_conflicting_effect_as_the_model_would() {
     assert_eq!(driver.asked(), [(1, Before)]);
     driver.report(0, ToolOutcome::ok(""), VariablesUse { reads: [].into(), ..x(1) });
     assert_eq!(driver.asked(), [(1, Before), (1, After)]);
-    let shown = driver.questions().last().unwrap().output_summary.clone().unwrap();
+    let shown = driver.pending_approvals().last().unwrap().output_summary.clone().unwrap();
     assert!(shown.starts_with("secret\n[callsheet: an earlier call"), "{shown}");
     driver.judge(1, Approved);
     let result = &driver.commit.as_ref().unwrap().results[1];
     assert!(result.outcome.content.ends_with("What this call wrote to variables was dropped.]"));
     assert!(result.notes.conflict && result.notes.writes_dropped && result.writes.is_empty());
-    assert_eq!(
-        rebuilt(&driver.log, &Limits::default()).variables.get("x"),
-        Some(&serde_json::json!(1))
-    );
+    assert_eq!(committed(&driver.log, &Limits::default()).1.get("x"), Some(&serde_json::json!(1)));
 }
 
 #[test]
@@ -285,10 +280,10 @@ fn a_question_is_told_right_behind_its_record_and_is_gone_if_its_call_is_void() 
             ] if recorded == asked
         )
     });
-    assert_eq!((told.count(), turn.questions().count()), (1, 1));
+    assert_eq!((told.count(), turn.pending_approvals().count()), (1, 1));
     let error = ProviderError::new(ProviderErrorKind::Transport, "cut");
-    turn.handle_response_end(Duration::ZERO, ResponseEnd::Failed(error));
-    assert_eq!(turn.questions().count(), 0);
+    turn.handle_response_end(Duration::ZERO, ExchangeEnd::Failed(error));
+    assert_eq!(turn.pending_approvals().count(), 0);
 }
 
 /// A turn that goes on so many seconds after its last record, which had the time 0.
@@ -305,9 +300,9 @@ fn the_time_to_decide_counts_on_while_no_host_runs() {
     let day = 24 * 60 * 60;
     let mut driver = calls(PARALLEL, &["asked", "reviewed"]);
     driver.done(1, "secret");
-    let questions: Vec<_> = driver.turn.questions().collect();
+    let questions: Vec<_> = driver.turn.pending_approvals().collect();
     after_seconds(&mut driver, day - 10);
-    assert_eq!((driver.asked(), driver.turn.questions().collect()), (vec![], questions));
+    assert_eq!((driver.asked(), driver.turn.pending_approvals().collect()), (vec![], questions));
     assert_eq!(driver.turn.poll_timeout(), Some(Duration::from_secs(10)));
     driver.at(9);
     assert!(driver.commit.is_none());

@@ -19,7 +19,7 @@ impl Play<'_, '_> {
                 self.turn.handle_recorded(Duration::ZERO, stored);
             } else if let Some(free) = free {
                 let key = self.wanting.remove(free);
-                self.turn.handle_place(Duration::ZERO, key, PermitReply::Granted);
+                self.turn.handle_tool_permit(Duration::ZERO, key, PermitReply::Granted);
             } else {
                 return Ok(());
             }
@@ -43,8 +43,8 @@ impl Play<'_, '_> {
                 self.turn.reusable.extend(reused);
             }
             Effect::Disconnect => self.steps.clear(),
-            Effect::Reserve { key, .. } => self.wanting.push(key),
-            Effect::GiveUp(key) => self.wanting.retain(|wanting| *wanting != key),
+            Effect::RequestToolPermit { key, .. } => self.wanting.push(key),
+            Effect::ReleaseToolPermit(key) => self.wanting.retain(|wanting| *wanting != key),
             Effect::Commit(record) => self.committed = Some(record),
             Effect::Start(..) | Effect::Abort(_) | Effect::Emit(_) => {}
         }
@@ -92,7 +92,7 @@ impl Play<'_, '_> {
         else {
             return false;
         };
-        if let Phase::Ended { outcome, .. } = &mut ended.phase {
+        if let CallPhase::Ended { outcome, .. } = &mut ended.phase {
             outcome.clone_from(then);
         }
         true
@@ -101,8 +101,8 @@ impl Play<'_, '_> {
     /// How many records are durable: all, up to the intent of a call that had not begun yet.
     fn storable(&self) -> u64 {
         let waits = self.turn.held.iter().find_map(|(needs, held)| match held {
-            Held::Begin(key) if !self.may_begin(*key) => Some(*needs),
-            Held::Begin(_) | Held::Perform(_) => None,
+            DeferredEffect::Begin(key) if !self.may_begin(*key) => Some(*needs),
+            DeferredEffect::Begin(_) | DeferredEffect::Perform(_) => None,
         });
         waits.map_or(self.asked, |needs| needs.saturating_sub(1))
     }

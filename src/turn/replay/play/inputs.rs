@@ -12,26 +12,26 @@ impl Play<'_, '_> {
             Record::ResponseEnded { ending, .. } => {
                 let why = self.why().filter(|_| *ending == Ending::Cancelled);
                 inputs.extend(why.map(Input::Cancel));
-                inputs.push(Input::End(ResponseEnd::Closed));
+                inputs.push(Input::End(ExchangeEnd::Closed));
             }
             Record::LimitReached { limit, .. } if limit == "run_timeout" => {
                 inputs.push(Input::OutOfTime);
             }
             Record::LimitReached { .. } => {
                 inputs.extend((1..=self.steps.len()).map(Input::Response));
-                inputs.push(Input::End(ResponseEnd::Closed));
+                inputs.push(Input::End(ExchangeEnd::Closed));
             }
             Record::CallReported { key, outcome, reads, writes } => {
                 let used = VariablesUse {
                     reads: reads.0.keys().cloned().collect(),
                     writes: writes.clone(),
                 };
-                let done = ToolDone { outcome: outcome.clone(), used };
+                let done = ToolCompletion { outcome: outcome.clone(), used };
                 inputs.extend(self.answered(*key, done));
                 inputs.extend(self.opened(*key));
             }
             Record::CallEnded { call, outcome, notes, .. } => {
-                if notes.arguments_changed && !self.disturbed.contains(&call.key) {
+                if notes.arguments_changed && !self.changed_after_seal.contains(&call.key) {
                     inputs.push(Input::Disturb(call.key));
                 }
                 inputs.extend(self.ended(call.key, outcome));
@@ -67,7 +67,7 @@ impl Play<'_, '_> {
     }
 
     fn broken(&self, error: &ProviderError) -> Input {
-        Input::End(ResponseEnd::Failed(error.clone()))
+        Input::End(ExchangeEnd::Failed(error.clone()))
     }
 
     /// Why the turn is cancelled from outside, if it is and was not yet.
@@ -82,7 +82,7 @@ impl Play<'_, '_> {
         place.filter(|_| is_open).map(|place| Input::Response(place + 1))
     }
 
-    fn answered(&self, key: CallKey, done: ToolDone) -> Option<Input> {
+    fn answered(&self, key: CallKey, done: ToolCompletion) -> Option<Input> {
         // Only the machine itself gives any other answer.
         let is_a_tools = match done.outcome.kind {
             None
@@ -105,20 +105,20 @@ impl Play<'_, '_> {
                 | FailureKind::ApprovalExpired,
             ) => false,
         };
-        let runs = self.call(key).is_some_and(Call::is_running);
+        let runs = self.call(key).is_some_and(TurnCall::is_running);
         (runs && is_a_tools).then_some(Input::Outcome(key, done))
     }
 
     fn ended(&self, key: CallKey, outcome: &ToolOutcome) -> Option<Input> {
-        let runs = self.call(key).is_some_and(Call::is_running);
+        let runs = self.call(key).is_some_and(TurnCall::is_running);
         if runs && outcome.kind == Some(FailureKind::Timeout) {
             return Some(Input::TimedOut(self.tape.timed_out(self.at)));
         }
         let used = VariablesUse::default();
-        self.answered(key, ToolDone { outcome: outcome.clone(), used })
+        self.answered(key, ToolCompletion { outcome: outcome.clone(), used })
     }
 
-    pub(super) fn call(&self, key: CallKey) -> Option<&Call> {
+    pub(super) fn call(&self, key: CallKey) -> Option<&TurnCall> {
         self.turn.calls.get(self.turn.position(key)?)
     }
 }

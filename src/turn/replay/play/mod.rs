@@ -15,12 +15,12 @@ use super::difference::{Mismatch, same};
 use super::response::{self, Step};
 use super::tape::{Tape, call_of};
 use crate::record::{Ending, Record};
-use crate::response::ResponseEnd;
-use crate::turn::call::{self, Call, Phase};
+use crate::response::ExchangeEnd;
+use crate::turn::call::{self, CallPhase, TurnCall};
 use crate::turn::effect::{
-    CancelReason, Decision, Effect, PermitReply, ToolDone, TurnRecord, TurnSpec,
+    ApprovalDecision, CancelReason, Effect, PermitReply, ToolCompletion, TurnRecord, TurnSpec,
 };
-use crate::turn::{Held, State, Turn};
+use crate::turn::{DeferredEffect, Turn, TurnStage};
 use crate::types::{
     ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, ToolOutcome, VariablesUse,
     Verdict,
@@ -29,7 +29,7 @@ use crate::wire::Delta;
 
 /// How a turn's part of the recording came to its end.
 #[derive(Debug)]
-pub(super) enum Played {
+pub(crate) enum Played {
     /// The turn is over.
     Committed(Box<TurnRecord>),
     /// The run was ended over it.
@@ -40,7 +40,7 @@ pub(super) enum Played {
 
 /// A turn that is played.
 #[derive(Clone, Debug)]
-pub(super) struct Play<'t, 'a> {
+pub(crate) struct Play<'t, 'a> {
     tape: &'t Tape<'a>,
     /// The next record.
     at: usize,
@@ -57,7 +57,7 @@ pub(super) struct Play<'t, 'a> {
     wanting: Vec<CallKey>,
     /// What is still to come of the response.
     steps: Vec<Step>,
-    disturbed: Vec<CallKey>,
+    changed_after_seal: Vec<CallKey>,
     cancelled: bool,
     /// Where the host was last thought to have stopped.
     resumed_at: Option<usize>,
@@ -70,9 +70,9 @@ pub(super) struct Play<'t, 'a> {
 enum Input {
     /// So many more steps of the response.
     Response(usize),
-    End(ResponseEnd),
+    End(ExchangeEnd),
     Disturb(CallKey),
-    Outcome(CallKey, ToolDone),
+    Outcome(CallKey, ToolCompletion),
     TimedOut(Vec<CallKey>),
     Judge(CallKey, ApprovalPhase, Judgement),
     OutOfTime,
@@ -86,7 +86,7 @@ enum Input {
 impl<'t, 'a> Play<'t, 'a> {
     /// A turn whose first record is at `from`: one that asks a model, or one of calls that nobody
     /// asked for, whose response is there.
-    pub(super) fn new(
+    pub(crate) fn new(
         tape: &'t Tape<'a>,
         from: usize,
         spec: TurnSpec,
@@ -110,7 +110,7 @@ impl<'t, 'a> Play<'t, 'a> {
             stored: 0,
             wanting: Vec::new(),
             steps: Vec::new(),
-            disturbed: Vec::new(),
+            changed_after_seal: Vec::new(),
             cancelled: false,
             resumed_at: None,
             committed: None,
@@ -122,7 +122,7 @@ impl<'t, 'a> Play<'t, 'a> {
     ///
     /// # Errors
     /// At the first record that the machine does not ask for.
-    pub(super) fn run(mut self) -> Result<(usize, Played), Mismatch> {
+    pub(crate) fn run(mut self) -> Result<(usize, Played), Mismatch> {
         if let Err(mismatch) = self.drain() {
             self = self.crashed(mismatch)?;
         }
@@ -236,7 +236,7 @@ impl<'t, 'a> Play<'t, 'a> {
             if let Some(gap) = step.gap {
                 self.turn.handle_deltas(Duration::ZERO, std::mem::take(&mut batch));
                 let at = usize::try_from(gap).unwrap_or(usize::MAX);
-                self.turn.set_phase(at, Phase::Dropped);
+                self.turn.set_phase(at, CallPhase::Dropped);
             }
         }
         self.turn.handle_deltas(Duration::ZERO, batch);
@@ -244,27 +244,27 @@ impl<'t, 'a> Play<'t, 'a> {
 
     /// All that is known of the response.
     fn feed_whole(&mut self) {
-        if self.turn.state != State::Asking {
+        if self.turn.stage != TurnStage::AwaitingResponse {
             return;
         }
         while !self.steps.is_empty() {
             self.feed_steps(1);
         }
         let (turn, attempt) = (self.spec.number, self.turn.attempt());
-        for index in response::disturbed(self.tape, self.at, turn, attempt) {
+        for index in response::changed_after_seal(self.tape, self.at, turn, attempt) {
             self.disturb(CallKey { turn, attempt, index });
         }
     }
 
     /// More bytes come for a call that was whole.
     fn disturb(&mut self, key: CallKey) {
-        if key.attempt != self.turn.attempt() || self.disturbed.contains(&key) {
+        if key.attempt != self.turn.attempt() || self.changed_after_seal.contains(&key) {
             return;
         }
         if let Some(Input::Response(steps)) = self.opened(key) {
             self.feed_steps(steps);
         }
-        self.disturbed.push(key);
+        self.changed_after_seal.push(key);
         self.turn.handle_deltas(Duration::ZERO, vec![response::more(key.index, "?".to_owned())]);
     }
 
@@ -272,7 +272,7 @@ impl<'t, 'a> Play<'t, 'a> {
         for key in keys {
             let Some(index) = self.turn.position(*key) else { continue };
             let phase = self.turn.calls.get(index).map(|call| &call.phase);
-            if let Some(Phase::Running { deadline: Some(deadline) }) = phase {
+            if let Some(CallPhase::Running { deadline: Some(deadline) }) = phase {
                 let deadline = *deadline;
                 self.turn.end_timed_out(index, deadline);
             }
@@ -281,24 +281,24 @@ impl<'t, 'a> Play<'t, 'a> {
             self.cancelled = true;
             self.turn.end_out_of_time();
         }
-        self.turn.settle();
+        self.turn.advance();
     }
 
     fn judge(&mut self, key: CallKey, phase: ApprovalPhase, judgement: Judgement) {
         if judgement.verdict == Verdict::Expired {
             let index = self.turn.position(key);
             let call = index.and_then(|index| self.turn.calls.get(index));
-            if call.and_then(Call::question) == Some(phase)
+            if call.and_then(TurnCall::question) == Some(phase)
                 && let Some(index) = index
             {
                 self.turn.judge(index, phase, judgement);
-                self.turn.settle();
+                self.turn.advance();
             }
             return;
         }
-        let Some(asked) = self.turn.question(key) else { return };
+        let Some(asked) = self.turn.pending_approval(key) else { return };
         let arguments_sha256 = asked.arguments_sha256;
-        let decision = Decision { phase: Some(phase), judgement, arguments_sha256 };
+        let decision = ApprovalDecision { phase: Some(phase), judgement, arguments_sha256 };
         // A decision that does not count leads to no record.
         let _ = self.turn.handle_approval(Duration::ZERO, key, decision);
     }
@@ -307,7 +307,7 @@ impl<'t, 'a> Play<'t, 'a> {
         self.stored = self.asked;
         self.turn.handle_recorded(Duration::ZERO, self.asked);
         for key in std::mem::take(&mut self.wanting) {
-            self.turn.handle_place(Duration::ZERO, key, PermitReply::Granted);
+            self.turn.handle_tool_permit(Duration::ZERO, key, PermitReply::Granted);
         }
     }
 
@@ -328,23 +328,24 @@ impl<'t, 'a> Play<'t, 'a> {
 
     /// What the machine waits for, for people.
     fn state(&self) -> String {
-        let asked = self.turn.questions().map(|(key, _)| format!("people are asked about {key}"));
+        let asked =
+            self.turn.pending_approvals().map(|(key, _)| format!("people are asked about {key}"));
         let runs = self.turn.calls.iter().filter(|call| call.is_running());
         let runs = runs.map(|call| format!("{} of {} runs", call.key(), call.call.name));
         let waits: Vec<_> = asked.chain(runs).collect();
         if !waits.is_empty() {
             return waits.join(", ");
         }
-        match self.turn.state {
-            State::Asking => "the model is asked".to_owned(),
-            State::Judged { .. } => "nothing runs".to_owned(),
-            State::Over => "the turn is over".to_owned(),
+        match self.turn.stage {
+            TurnStage::AwaitingResponse => "the model is asked".to_owned(),
+            TurnStage::ResponseEnded { .. } => "nothing runs".to_owned(),
+            TurnStage::Finished => "the turn is over".to_owned(),
         }
     }
 }
 
 /// Whether the run was ended because its actors died too often, which no machine decides.
-pub(super) fn gives_up(record: &Record) -> bool {
+pub(crate) fn gives_up(record: &Record) -> bool {
     let Record::RunEnded { error: Some(error), .. } = record else { return false };
     error.code == "internal_error" || error.code == "journal_failed"
 }

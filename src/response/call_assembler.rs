@@ -13,33 +13,33 @@
 use super::change::{CallChange, CallChanges, ResponseLimits};
 use super::partial_call::PartialCall;
 use crate::types::excerpt;
-use crate::wire::{CallPiece, Problem};
+use crate::wire::{CallDelta, Problem};
 
 /// The calls of one response.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct Calls {
+pub(super) struct CallAssembler {
     kept: Vec<PartialCall>,
     /// The newest call, while it is none that is kept: one that lacks its name, or one too many.
-    tail: Option<Tail>,
+    tail: Option<PendingCall>,
     excess: usize,
     /// All before this place are sealed.
     sealed_up_to: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-enum Tail {
+enum PendingCall {
     Nameless(PartialCall),
     Excess(PartialCall),
 }
 
 /// Where a piece belongs.
 #[derive(Clone, Copy)]
-enum Place {
-    Tail,
+enum CallSlot {
+    PendingCall,
     Call(usize),
 }
 
-impl Calls {
+impl CallAssembler {
     /// The calls with a name, in the order in which they were opened.
     pub(super) fn kept(&self) -> &[PartialCall] {
         &self.kept
@@ -53,7 +53,7 @@ impl Calls {
     /// Takes one piece of a call; `arrival` is for the call that it begins, if it does.
     pub(super) fn push(
         &mut self,
-        piece: &CallPiece,
+        piece: &CallDelta,
         arrival: usize,
         limits: &ResponseLimits,
         changes: &mut CallChanges,
@@ -65,8 +65,8 @@ impl Calls {
         match place {
             None if piece.says_nothing() => None,
             None => self.open(piece, arrival, limits, changes),
-            Some(Place::Call(at)) => self.continue_call(at, piece, limits, changes),
-            Some(Place::Tail) => {
+            Some(CallSlot::Call(at)) => self.continue_call(at, piece, limits, changes),
+            Some(CallSlot::PendingCall) => {
                 self.continue_tail(piece, limits, changes);
                 None
             }
@@ -91,8 +91,8 @@ impl Calls {
         let Some(call) = self.kept.get_mut(at) else { return };
         if let Some(whole) = arguments.filter(|whole| *whole != call.raw) {
             if call.sealed {
-                call.disturbed = true;
-                changes.push(CallChange::Disturbed(at));
+                call.changed_after_seal = true;
+                changes.push(CallChange::ChangedAfterSeal(at));
             }
             call.replace(whole, limits.arguments_bytes_max);
         }
@@ -119,15 +119,15 @@ impl Calls {
     /// Says that no piece will come for the newest call: without a name it is none.
     pub(super) fn end(&mut self) -> Option<Problem> {
         match self.tail.take() {
-            Some(Tail::Nameless(bucket)) => {
+            Some(PendingCall::Nameless(bucket)) => {
                 Some(Problem { code: "call_without_name", detail: excerpt(&bucket.raw, 200) })
             }
-            Some(Tail::Excess(_)) | None => None,
+            Some(PendingCall::Excess(_)) | None => None,
         }
     }
 
     /// The bucket to which a piece would belong if it begins no call of its own.
-    fn place_of(&self, piece: &CallPiece) -> Option<Place> {
+    fn place_of(&self, piece: &CallDelta) -> Option<CallSlot> {
         let same_id = |bucket: &PartialCall| bucket.provider_id.as_deref() == piece.id.as_deref();
         let same_index = |bucket: &PartialCall| bucket.wire_index == piece.index;
         match (piece.index, &piece.id) {
@@ -144,22 +144,22 @@ impl Calls {
         }
     }
 
-    fn find(&self, wanted: impl Fn(&PartialCall) -> bool) -> Option<Place> {
+    fn find(&self, wanted: impl Fn(&PartialCall) -> bool) -> Option<CallSlot> {
         match &self.tail {
-            Some(Tail::Nameless(bucket) | Tail::Excess(bucket)) if wanted(bucket) => {
-                Some(Place::Tail)
+            Some(PendingCall::Nameless(bucket) | PendingCall::Excess(bucket)) if wanted(bucket) => {
+                Some(CallSlot::PendingCall)
             }
-            Some(Tail::Nameless(_) | Tail::Excess(_)) | None => {
-                self.kept.iter().rposition(wanted).map(Place::Call)
+            Some(PendingCall::Nameless(_) | PendingCall::Excess(_)) | None => {
+                self.kept.iter().rposition(wanted).map(CallSlot::Call)
             }
         }
     }
 
-    fn bucket_mut(&mut self, place: Place) -> Option<&mut PartialCall> {
+    fn bucket_mut(&mut self, place: CallSlot) -> Option<&mut PartialCall> {
         match place {
-            Place::Call(at) => self.kept.get_mut(at),
-            Place::Tail => match &mut self.tail {
-                Some(Tail::Nameless(bucket) | Tail::Excess(bucket)) => Some(bucket),
+            CallSlot::Call(at) => self.kept.get_mut(at),
+            CallSlot::PendingCall => match &mut self.tail {
+                Some(PendingCall::Nameless(bucket) | PendingCall::Excess(bucket)) => Some(bucket),
                 None => None,
             },
         }
@@ -167,7 +167,7 @@ impl Calls {
 
     fn open(
         &mut self,
-        piece: &CallPiece,
+        piece: &CallDelta,
         arrival: usize,
         limits: &ResponseLimits,
         changes: &mut CallChanges,
@@ -176,7 +176,7 @@ impl Calls {
         let mut bucket = PartialCall::begin(piece, arrival);
         bucket.append(piece, limits.arguments_bytes_max);
         if bucket.name.is_empty() {
-            self.tail = Some(Tail::Nameless(bucket));
+            self.tail = Some(PendingCall::Nameless(bucket));
         } else {
             self.keep(bucket, limits, changes);
         }
@@ -195,14 +195,14 @@ impl Calls {
             self.kept.push(bucket);
         } else {
             self.excess += 1;
-            self.tail = Some(Tail::Excess(bucket));
+            self.tail = Some(PendingCall::Excess(bucket));
         }
     }
 
     fn continue_call(
         &mut self,
         at: usize,
-        piece: &CallPiece,
+        piece: &CallDelta,
         limits: &ResponseLimits,
         changes: &mut CallChanges,
     ) -> Option<Problem> {
@@ -214,8 +214,8 @@ impl Calls {
         });
         bucket.fill(piece);
         if bucket.sealed && piece.has_arguments() {
-            bucket.disturbed = true;
-            changes.push(CallChange::Disturbed(at));
+            bucket.changed_after_seal = true;
+            changes.push(CallChange::ChangedAfterSeal(at));
         }
         bucket.append(piece, limits.arguments_bytes_max);
         if !bucket.has_own_seal && at > self.sealed_up_to && piece.has_arguments() {
@@ -226,24 +226,24 @@ impl Calls {
 
     fn continue_tail(
         &mut self,
-        piece: &CallPiece,
+        piece: &CallDelta,
         limits: &ResponseLimits,
         changes: &mut CallChanges,
     ) {
         match self.tail.take() {
-            Some(Tail::Nameless(mut bucket)) => {
+            Some(PendingCall::Nameless(mut bucket)) => {
                 bucket.fill(piece);
                 bucket.append(piece, limits.arguments_bytes_max);
                 if bucket.name.is_empty() {
-                    self.tail = Some(Tail::Nameless(bucket));
+                    self.tail = Some(PendingCall::Nameless(bucket));
                 } else {
                     self.keep(bucket, limits, changes);
                 }
             }
-            Some(Tail::Excess(mut bucket)) => {
+            Some(PendingCall::Excess(mut bucket)) => {
                 bucket.fill(piece);
                 bucket.append(piece, limits.arguments_bytes_max);
-                self.tail = Some(Tail::Excess(bucket));
+                self.tail = Some(PendingCall::Excess(bucket));
             }
             None => {}
         }
@@ -259,27 +259,27 @@ impl Calls {
 
 #[cfg(test)]
 mod tests {
-    use super::CallChange::{Disturbed, Opened, Sealed};
+    use super::CallChange::{ChangedAfterSeal, Opened, Sealed};
     use super::*;
 
     const LIMITS: ResponseLimits =
         ResponseLimits { arguments_bytes_max: 64, calls_max: 3, text_bytes_max: 64 };
 
     /// Index (`-` for none), id, name and arguments; empty where there is none.
-    type Piece = (char, &'static str, &'static str, &'static str);
+    type PieceSpec = (char, &'static str, &'static str, &'static str);
 
-    fn run(pieces: &[Piece]) -> (Calls, CallChanges, Vec<Problem>) {
-        let mut calls = Calls::default();
+    fn run(pieces: &[PieceSpec]) -> (CallAssembler, CallChanges, Vec<Problem>) {
+        let mut calls = CallAssembler::default();
         let mut changes = CallChanges::new();
         let mut problems = Vec::new();
         let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         for (index, id, name, arguments) in pieces {
-            let piece = CallPiece {
+            let piece = CallDelta {
                 index: index.to_digit(10).map(u64::from),
                 id: some(id),
                 name: some(name),
                 arguments: some(arguments),
-                ..CallPiece::default()
+                ..CallDelta::default()
             };
             problems.extend(calls.push(&piece, 0, &LIMITS, &mut changes));
         }
@@ -289,7 +289,7 @@ mod tests {
 
     /// The calls that the pieces make: id, name and arguments of each. No problem is met.
     #[track_caller]
-    fn check(pieces: &[Piece], expected: &[(&str, &str, &str)]) {
+    fn check(pieces: &[PieceSpec], expected: &[(&str, &str, &str)]) {
         let (calls, _, problems) = run(pieces);
         let found: Vec<_> = calls
             .kept()
@@ -298,11 +298,11 @@ mod tests {
             .collect();
         assert_eq!(found, expected);
         assert_eq!(problems, []);
-        assert!(calls.kept().iter().all(|call| !call.disturbed));
+        assert!(calls.kept().iter().all(|call| !call.changed_after_seal));
     }
 
     #[track_caller]
-    fn check_changes(pieces: &[Piece], expected: &[CallChange]) {
+    fn check_changes(pieces: &[PieceSpec], expected: &[CallChange]) {
         assert_eq!(run(pieces).1, expected);
     }
 
@@ -422,8 +422,8 @@ mod tests {
         check(&pieces, &[("a", "f", "{ "), ("b", "f", "{")]);
         let pieces = [&pieces[..], &[('0', "", "", "}")]].concat();
         let (calls, changes, _) = run(&pieces);
-        assert_eq!(changes, [Opened(0), Sealed(0), Opened(1), Disturbed(0)]);
-        assert!(calls.kept()[0].disturbed && !calls.kept()[1].disturbed);
+        assert_eq!(changes, [Opened(0), Sealed(0), Opened(1), ChangedAfterSeal(0)]);
+        assert!(calls.kept()[0].changed_after_seal && !calls.kept()[1].changed_after_seal);
         assert_eq!(calls.kept()[0].raw, "{ }");
     }
 

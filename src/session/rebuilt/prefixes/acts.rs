@@ -27,12 +27,15 @@ fn response(seed: u64, turn: u32, last: bool) -> Vec<Delta> {
     deltas
 }
 
-fn answer(call: &ToolCall) -> ToolDone {
+fn answer(call: &ToolCall) -> ToolCompletion {
     let mut used = VariablesUse::default();
     if &*call.name == "put" {
         used.writes = WriteSet([("x".into(), Arc::clone(&call.arguments))].into());
     }
-    ToolDone { outcome: ToolOutcome::ok(format!("{} of {}", call.name, call.arguments)), used }
+    ToolCompletion {
+        outcome: ToolOutcome::ok(format!("{} of {}", call.name, call.arguments)),
+        used,
+    }
 }
 
 impl Live {
@@ -51,7 +54,8 @@ impl Live {
             acts.extend(run.exchange.map(|_| Act::Deliver));
             acts.extend((0..run.running.len()).map(Act::Answer));
             acts.extend(
-                turn.questions().map(|(key, phase)| Act::Decide(key, phase, Verdict::Approved)),
+                turn.pending_approvals()
+                    .map(|(key, phase)| Act::Decide(key, phase, Verdict::Approved)),
             );
         } else {
             acts.push(Act::Begin);
@@ -66,7 +70,7 @@ impl Live {
             acts.push(Act::Stop(StopMode::AfterTurn));
         }
         acts.extend(run.exchange.map(|_| Act::Break));
-        let questions = run.turn.iter().flat_map(Turn::questions);
+        let questions = run.turn.iter().flat_map(Turn::pending_approvals);
         acts.extend(questions.map(|(key, phase)| Act::Decide(key, phase, Verdict::Rejected)));
         acts
     }
@@ -84,7 +88,7 @@ impl Live {
                 let (run_id, overrides) = self.new_run();
                 let seq = self.next_seq();
                 let input: Content = "later".into();
-                let request = Some(self.request(seq, Brought::Run(run_id.clone())));
+                let request = Some(self.request(seq, RequestEffect::Run(run_id.clone())));
                 self.append(vec![Record::InputQueued {
                     run_id: run_id.clone(),
                     input: input.clone(),
@@ -98,7 +102,7 @@ impl Live {
             Act::Steer => {
                 let (seq, after_turn) = (self.next_seq(), self.turn);
                 let input: Content = format!("steer {}", seq.0).as_str().into();
-                let request = Some(self.request(seq, Brought::Steered));
+                let request = Some(self.request(seq, RequestEffect::Steered));
                 self.append(vec![Record::Steered { input: input.clone(), after_turn, request }]);
                 self.history.steer(after_turn, input);
             }
@@ -139,23 +143,23 @@ impl Live {
                     }
                     None => {
                         run.exchange = None;
-                        turn.handle_response_end(now, ResponseEnd::Closed);
+                        turn.handle_response_end(now, ExchangeEnd::Closed);
                     }
                 }
             }
             Act::Break => {
                 run.exchange = None;
                 let error = ProviderError::new(ProviderErrorKind::Transport, "cut");
-                turn.handle_response_end(now, ResponseEnd::Failed(error));
+                turn.handle_response_end(now, ExchangeEnd::Failed(error));
             }
             Act::Answer(place) => {
                 let call = run.running.remove(place);
                 turn.handle_outcome(now, call.key, answer(&call));
             }
             Act::Decide(key, phase, verdict) => {
-                let arguments_sha256 = turn.question(key).unwrap().arguments_sha256;
+                let arguments_sha256 = turn.pending_approval(key).unwrap().arguments_sha256;
                 let judgement = Judgement { verdict, message: None };
-                let decision = Decision { phase: Some(phase), judgement, arguments_sha256 };
+                let decision = ApprovalDecision { phase: Some(phase), judgement, arguments_sha256 };
                 turn.handle_approval(now, key, decision).unwrap();
             }
             Act::Start | Act::Enqueue | Act::Begin | Act::Hear | Act::Steer | Act::Stop(_) => {}

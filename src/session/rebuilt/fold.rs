@@ -6,14 +6,14 @@
 
 use std::time::Duration;
 
-use super::{Brought, Continue, OpenRun, QueuedRun, RebuildError, Rebuilt, Requests};
+use super::{Continue, IdempotencyKeys, OpenRun, QueuedRun, RebuildError, Rebuilt, RequestEffect};
 use crate::config::{Limits, RunOverrides};
 use crate::context::{History, Seed, Variables};
 use crate::event::{RunStats, TurnSummary};
 use crate::record::{Entry, Record, RequestKey, Seq, StopMode, TurnEnd};
+use crate::session::run::{FollowUp, Run, RunNext, TurnPlan};
 use crate::turn::TurnRecord;
 use crate::turn::committed::Gathered;
-use crate::turn::run::{Next, Run, RunStep, TurnPlan};
 use crate::types::{Content, RunId, Usage};
 
 /// A session up to a record.
@@ -38,7 +38,7 @@ enum Stage<'a> {
     /// A turn is committed, and whether the session had heard of it is not known.
     Committed(Box<Committed>),
     /// Some of the limits that the turn brought are recorded: this is left to do.
-    Told(RunStep),
+    Told(FollowUp),
 }
 
 /// A turn of which something is recorded.
@@ -81,7 +81,7 @@ impl<'a> Fold<'a> {
             usage: Usage::default(),
             turn: 0,
             queue: Vec::new(),
-            requests: Requests::default(),
+            requests: IdempotencyKeys::default(),
             run: None,
         };
         Ok(Self { rest, limits, session, run: None })
@@ -114,12 +114,12 @@ impl<'a> Fold<'a> {
             Record::SessionOpened { .. } => return Err("the session was opened before".to_owned()),
             // What was asked of the other session, and what waits in it, is its own business.
             Record::SessionForked { .. } => {
-                self.session.requests = Requests::default();
+                self.session.requests = IdempotencyKeys::default();
                 self.session.queue.clear();
                 self.session.opened = entry.time;
             }
             Record::InputQueued { run_id, input, overrides, request, trace } => {
-                self.remember(request.as_ref(), entry.seq, Brought::Run(run_id.clone()));
+                self.remember(request.as_ref(), entry.seq, RequestEffect::Run(run_id.clone()));
                 self.session.queue.push(QueuedRun {
                     run_id: run_id.clone(),
                     input: input.clone(),
@@ -130,14 +130,14 @@ impl<'a> Fold<'a> {
                 self.pass(entry);
             }
             Record::RunStarted { run_id, input, overrides, request, trace, .. } => {
-                self.remember(request.as_ref(), entry.seq, Brought::Run(run_id.clone()));
+                self.remember(request.as_ref(), entry.seq, RequestEffect::Run(run_id.clone()));
                 self.begin_run(entry, run_id, input, overrides)?;
                 if let Some(run) = &mut self.run {
                     run.open.trace.clone_from(trace);
                 }
             }
             Record::Steered { input, after_turn, request } => {
-                self.remember(request.as_ref(), entry.seq, Brought::Steered);
+                self.remember(request.as_ref(), entry.seq, RequestEffect::Steered);
                 self.steer(input, *after_turn)?;
                 self.pass(entry);
             }
@@ -169,7 +169,7 @@ impl<'a> Fold<'a> {
         Ok(None)
     }
 
-    fn remember(&mut self, request: Option<&RequestKey>, seq: Seq, brought: Brought) {
+    fn remember(&mut self, request: Option<&RequestKey>, seq: Seq, brought: RequestEffect) {
         if let Some(request) = request {
             self.session.requests.remember(request.clone(), seq, brought);
         }
@@ -342,19 +342,19 @@ impl Running<'_> {
 
     /// The next turn has begun, so the session had heard of the last commit.
     fn begin_turn(&mut self) {
-        self.decide(|step| step.limits.is_empty() && matches!(step.next, Next::Turn(_)));
+        self.decide(|step| step.limits.is_empty() && matches!(step.next, RunNext::Turn(_)));
         let Stage::Told(step) = &self.stage else { return };
         let plan = match step.next {
-            Next::Turn(plan) => plan,
+            RunNext::Turn(plan) => plan,
             // By the limits of today it would have been over.
-            Next::End { .. } => self.open.machine.begin(),
+            RunNext::End { .. } => self.open.machine.begin(),
         };
         self.stage = Stage::Turn { plan, open: None };
     }
 
     /// Decides what comes of a commit. Where a stop may have come before or after that, `fits`
     /// says which of them the records show.
-    fn decide(&mut self, fits: impl Fn(&RunStep) -> bool) {
+    fn decide(&mut self, fits: impl Fn(&FollowUp) -> bool) {
         let Stage::Committed(committed) = &self.stage else { return };
         let Committed { record, steered, stopped } = committed.as_ref();
         let machine = &mut self.open.machine;
@@ -378,7 +378,7 @@ impl Running<'_> {
                 let entries = open.map(|turn| turn.entries).unwrap_or_default();
                 Continue::Turn { plan, entries: entries.into_iter().cloned().collect() }
             }
-            Stage::Told(RunStep { limits, next: Next::Turn(plan) }) if limits.is_empty() => {
+            Stage::Told(FollowUp { limits, next: RunNext::Turn(plan) }) if limits.is_empty() => {
                 Continue::Turn { plan, entries: Vec::new() }
             }
             Stage::Told(step) => Continue::Step(step),

@@ -15,11 +15,12 @@ use serde_json::json;
 use super::*;
 use crate::context::Seed;
 use crate::record::{Record, RequestKey};
-use crate::response::ResponseEnd;
+use crate::response::ExchangeEnd;
+use crate::session::RunNext;
 use crate::turn::fixtures::{call, finish, rules, spec, text, usage};
-use crate::turn::run::{LimitHit, Next};
 use crate::turn::{
-    CancelReason, Decision, Effect, SeededTurn, ToolDone, Turn, TurnRecord, TurnRules, TurnSpec,
+    ApprovalDecision, CancelReason, Effect, InitialCallsTurn, LimitHit, ToolCompletion, Turn,
+    TurnRecord, TurnRules, TurnSpec,
 };
 use crate::types::{
     ApprovalPhase, CallKey, Execution, FinishKind, Judgement, ProviderError, ProviderErrorKind,
@@ -43,7 +44,7 @@ struct Live {
     usage: Usage,
     turn: u32,
     queue: VecDeque<QueuedRun>,
-    requests: Requests,
+    requests: IdempotencyKeys,
     run: Option<LiveRun>,
     past: Vec<PastRun>,
     runs: u32,
@@ -117,7 +118,7 @@ impl Live {
             usage: Usage::default(),
             turn: 0,
             queue: VecDeque::new(),
-            requests: Requests::default(),
+            requests: IdempotencyKeys::default(),
             run: None,
             past: Vec::new(),
             runs: 0,
@@ -138,7 +139,7 @@ impl Live {
         Seq(self.entries.len() as u64)
     }
 
-    fn request(&mut self, seq: Seq, brought: Brought) -> RequestKey {
+    fn request(&mut self, seq: Seq, brought: RequestEffect) -> RequestKey {
         let request = RequestKey { key: format!("k{}", seq.0), digest: "d".into() };
         self.requests.remember(request.clone(), seq, brought);
         request
@@ -160,14 +161,14 @@ impl Live {
 
     fn begin_run(&mut self, id: RunId, overrides: RunOverrides, queued: Option<Content>) {
         let seq = self.next_seq();
-        let request = queued.is_none().then(|| self.request(seq, Brought::Run(id.clone())));
+        let request = queued.is_none().then(|| self.request(seq, RequestEffect::Run(id.clone())));
         let input = queued.unwrap_or_else(|| "now".into());
         let limits = limits(&overrides);
         let first_message = self.history.messages().len();
         let mut machine = Run::new(&limits);
         let calls = self.history.open_calls();
         let seeded = calls.map(|calls| {
-            SeededTurn::new(self.turn + 1, calls, &rules(Execution::Parallel { max: 2 }))
+            InitialCallsTurn::new(self.turn + 1, calls, &rules(Execution::Parallel { max: 2 }))
         });
         let plan = if seeded.is_some() { machine.begin_with_calls() } else { machine.begin() };
         let started = Record::RunStarted {
@@ -261,7 +262,9 @@ impl Live {
                     Effect::Start(call, _) => run.running.push(call),
                     Effect::Abort(key) => run.running.retain(|call| call.key != key),
                     Effect::Commit(record) => run.committed = Some(record),
-                    Effect::Reserve { .. } | Effect::GiveUp(_) => panic!("no tool has a cap"),
+                    Effect::RequestToolPermit { .. } | Effect::ReleaseToolPermit(_) => {
+                        panic!("no tool has a cap")
+                    }
                     Effect::Emit(_) => {}
                 }
             }
@@ -285,7 +288,7 @@ impl Live {
     }
 
     /// The session hears of a commit, and knows what comes of it.
-    fn hear(&mut self) -> Option<RunStep> {
+    fn hear(&mut self) -> Option<FollowUp> {
         let run = self.run.as_mut()?;
         let record = run.committed.take()?;
         let steered = self.history.undelivered() > 0;
@@ -302,8 +305,8 @@ impl Live {
     }
 
     /// Records what comes of a turn as one batch, and does it.
-    fn follow(&mut self, step: RunStep) {
-        let RunStep { limits, next } = step;
+    fn follow(&mut self, step: FollowUp) {
+        let FollowUp { limits, next } = step;
         let mut records = Vec::new();
         for LimitHit { limit, value, maximum, action, note } in limits {
             note.iter().for_each(|note| self.history.add_note(note));
@@ -312,11 +315,11 @@ impl Live {
         }
         let run = self.run.take().unwrap();
         match next {
-            Next::Turn(plan) => {
+            RunNext::Turn(plan) => {
                 self.append(records);
                 self.go_on_with(run.open, plan);
             }
-            Next::End { end, text, error } => {
+            RunNext::End { end, text, error } => {
                 self.history.end_run();
                 let mut stats = run.open.stats;
                 stats.turns = run.open.machine.turns();

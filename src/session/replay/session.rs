@@ -5,17 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Replayed;
-use super::difference::{Difference, Mismatch, same};
-use super::play::{Play, Played, gives_up};
-use super::tape::{Tape, is_input};
 use super::told::Told;
 use crate::config::RunOverrides;
 use crate::context::{History, Seed};
 use crate::event::StatsReport;
 use crate::record::{Record, StopMode};
-use crate::turn::effect::{TurnRecord, TurnRules, TurnSpec};
-use crate::turn::initial_calls::SeededTurn;
-use crate::turn::run::{LimitHit, Next, Run, RunStep, TurnPlan};
+use crate::session::run::{FollowUp, Run, RunNext, TurnPlan};
+use crate::turn::replay::{Difference, Mismatch, Play, Played, Tape, gives_up, is_input, same};
+use crate::turn::{InitialCallsTurn, LimitHit, TurnRecord, TurnRules, TurnSpec};
 use crate::types::{Content, RunEnd, RunId, SessionId, Usage};
 
 type RulesOf<'t> = &'t dyn Fn(&str, &RunOverrides) -> std::result::Result<Arc<TurnRules>, String>;
@@ -124,7 +121,7 @@ impl<'t, 'a> Session<'t, 'a> {
         )?;
         self.done.runs += 1;
         let seeded = self.done.history.open_calls();
-        let seeded = seeded.map(|calls| SeededTurn::new(self.done.turns + 1, calls, &rules));
+        let seeded = seeded.map(|calls| InitialCallsTurn::new(self.done.turns + 1, calls, &rules));
         self.done.history.begin_run(input.clone());
         self.told.history.begin_run(input);
         let machine = Run::new(&rules.limits);
@@ -148,7 +145,7 @@ impl<'t, 'a> Session<'t, 'a> {
     }
 
     /// Turn after turn, up to the end of the run or of the recording.
-    fn turns(&mut self, mut run: ActiveRun, mut seeded: Option<SeededTurn>) -> Result<Tail> {
+    fn turns(&mut self, mut run: ActiveRun, mut seeded: Option<InitialCallsTurn>) -> Result<Tail> {
         let mut plan = match seeded {
             Some(_) => run.machine.begin_with_calls(),
             None => run.machine.begin(),
@@ -174,8 +171,8 @@ impl<'t, 'a> Session<'t, 'a> {
                 return Ok(Tail::GoesOn);
             }
             match step.next {
-                Next::Turn(next) => plan = next,
-                Next::End { end, text, error } => {
+                RunNext::Turn(next) => plan = next,
+                RunNext::End { end, text, error } => {
                     let stats = StatsReport {
                         turns: run.machine.turns(),
                         tool_calls: u32::try_from(run.calls).unwrap_or(u32::MAX),
@@ -197,11 +194,11 @@ impl<'t, 'a> Session<'t, 'a> {
         &mut self,
         run: &mut ActiveRun,
         plan: TurnPlan,
-        seeded: Option<SeededTurn>,
+        seeded: Option<InitialCallsTurn>,
     ) -> Result<Played> {
         self.done.turns += 1;
         let mut response = None;
-        if let Some(SeededTurn { response: said, limit }) = seeded {
+        if let Some(InitialCallsTurn { response: said, limit }) = seeded {
             if self.expect(said.clone(), Some(run))? == Tail::Over {
                 return Ok(Played::Unfinished);
             }
@@ -248,7 +245,7 @@ impl<'t, 'a> Session<'t, 'a> {
     }
 
     /// The turn whose records begin at `from` is over.
-    fn commit(&mut self, run: &mut ActiveRun, record: &TurnRecord, from: usize) -> RunStep {
+    fn commit(&mut self, run: &mut ActiveRun, record: &TurnRecord, from: usize) -> FollowUp {
         let stops_later = self.take_inputs_before_the_commit(run, record.number);
         let bytes_max = run.rules.limits.max_result_bytes;
         let steered = self.done.history.undelivered() > 0;

@@ -2,15 +2,19 @@
 //! said.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::*;
 use crate::config::Limits;
 use crate::event::TurnTimes;
-use crate::record::ResponseMessage;
-use crate::turn::{Next, Run};
-use crate::types::{CallKey, FinishReason, ResultNotes, RunEnd, ToolCall, ToolResult, Usage};
+use crate::record::{ResponseMessage, TurnEnd};
+use crate::session::{Run, RunNext};
+use crate::turn::{CancelReason, TurnRecord};
+use crate::types::{
+    CallKey, FailureKind, FinishKind, FinishReason, ResultNotes, RunEnd, ToolCall, ToolOutcome,
+    ToolResult, ToolStatus, Usage,
+};
 
 /// A turn as a run may be told of it.
 #[derive(Clone, Debug)]
@@ -37,7 +41,7 @@ impl Brief {
             outcome: if *ok {
                 ToolOutcome::ok("yes")
             } else {
-                ToolOutcome::not_ok(FAILED, FailureKind::ToolError, "no")
+                ToolOutcome::not_ok(ToolStatus::Failed, FailureKind::ToolError, "no")
             },
             notes: ResultNotes::default(),
             started: None,
@@ -118,7 +122,7 @@ proptest! {
                 prop_assert!(hit.note.is_none() || !record.results.is_empty());
             }
             match step.next {
-                Next::Turn(plan) => {
+                RunNext::Turn(plan) => {
                     requests += 1;
                     last_requests += u32::from(plan.last_request);
                     let left = run.budget().tokens_left;
@@ -129,7 +133,7 @@ proptest! {
                         prop_assert!(limits.max_failed_turns.is_none_or(|max| failed < max));
                     }
                 }
-                Next::End { end, .. } => {
+                RunNext::End { end, .. } => {
                     ended = Some((end, step.limits, record));
                     break;
                 }

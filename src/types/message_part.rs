@@ -8,7 +8,7 @@ use super::Wire;
 
 /// Who said a message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Origin {
+pub struct ModelOrigin {
     /// The wire over which it came.
     pub wire: Wire,
     /// The model's name at its service.
@@ -23,7 +23,7 @@ pub struct Origin {
 /// reads, and they go back only to the model that they came from. Cloning shares them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "part", rename_all = "snake_case")]
-pub enum Part {
+pub enum MessagePart {
     /// The next so many bytes of the message's text.
     Text {
         /// How many.

@@ -1,12 +1,12 @@
 //! A model's message piece by piece, as its own service wants it back, or as any other takes it.
 
 use super::ResponseMessage;
-use crate::types::{Origin, Part, ToolCall};
+use crate::types::{MessagePart, ModelOrigin, ToolCall};
 
 /// One piece of a model's message. `members` and `Raw` are JSON text that the asked wire's dialect
 /// wrote itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Piece<'a> {
+pub enum RequestPart<'a> {
     /// Text.
     Text {
         /// Not empty, unless there are members.
@@ -35,7 +35,7 @@ pub enum Piece<'a> {
 impl ResponseMessage {
     /// Whether it came from this model.
     #[must_use]
-    pub fn is_from(&self, asked: &Origin) -> bool {
+    pub fn is_from(&self, asked: &ModelOrigin) -> bool {
         self.origin.as_deref() == Some(asked)
     }
 
@@ -44,37 +44,37 @@ impl ResponseMessage {
     /// For the model that it came from, its parts in the order in which they came, with all that
     /// belongs to them. For any other its text and its calls.
     #[must_use]
-    pub fn pieces(&self, asked: &Origin) -> Vec<Piece<'_>> {
+    pub fn request_parts(&self, asked: &ModelOrigin) -> Vec<RequestPart<'_>> {
         let mut pieces = Vec::with_capacity(self.parts.len().max(1 + self.calls.len()));
         let (mut text, mut reasoning) = (self.text.as_str(), self.reasoning.as_str());
         let mut given = 0;
         for part in self.parts.iter().filter(|_| self.is_from(asked)) {
             let piece = match part {
-                Part::Text { bytes, members } => {
-                    Piece::Text { text: take(&mut text, *bytes), members: members.as_deref() }
+                MessagePart::Text { bytes, members } => {
+                    RequestPart::Text { text: take(&mut text, *bytes), members: members.as_deref() }
                 }
-                Part::Reasoning { bytes, members } => {
+                MessagePart::Reasoning { bytes, members } => {
                     let text = take(&mut reasoning, *bytes);
-                    Piece::Reasoning { text, members: members.as_deref() }
+                    RequestPart::Reasoning { text, members: members.as_deref() }
                 }
-                Part::Call { index, members } => {
+                MessagePart::Call { index, members } => {
                     let calls = self.calls.get(given..).unwrap_or_default();
                     let Some(call) = calls.first().filter(|call| call.key.index == *index) else {
                         // It did not stay in the history.
                         continue;
                     };
                     given += 1;
-                    Piece::Call { call, members: members.as_deref() }
+                    RequestPart::Call { call, members: members.as_deref() }
                 }
-                Part::Raw { json } => Piece::Raw(json),
+                MessagePart::Raw { json } => RequestPart::Raw(json),
             };
             pieces.push(piece);
         }
         if !text.is_empty() {
-            pieces.push(Piece::Text { text, members: None });
+            pieces.push(RequestPart::Text { text, members: None });
         }
         let rest = self.calls.get(given..).unwrap_or_default();
-        pieces.extend(rest.iter().map(|call| Piece::Call { call, members: None }));
+        pieces.extend(rest.iter().map(|call| RequestPart::Call { call, members: None }));
         pieces
     }
 }
@@ -106,8 +106,8 @@ mod tests {
         }
     }
 
-    fn origin(model: &str) -> Origin {
-        Origin { wire: Wire::OpenaiChat, model: model.into() }
+    fn origin(model: &str) -> ModelOrigin {
+        ModelOrigin { wire: Wire::OpenaiChat, model: model.into() }
     }
 
     fn message() -> ResponseMessage {
@@ -117,11 +117,11 @@ mod tests {
             calls: vec![call(0), call(2)],
             origin: Some(Arc::new(origin("m"))),
             parts: vec![
-                Part::Reasoning { bytes: 2, members: Some("{\"s\":1}".into()) },
-                Part::Text { bytes: 3, members: None },
-                Part::Call { index: 0, members: Some("{\"t\":2}".into()) },
-                Part::Raw { json: "{}".into() },
-                Part::Call { index: 1, members: None },
+                MessagePart::Reasoning { bytes: 2, members: Some("{\"s\":1}".into()) },
+                MessagePart::Text { bytes: 3, members: None },
+                MessagePart::Call { index: 0, members: Some("{\"t\":2}".into()) },
+                MessagePart::Raw { json: "{}".into() },
+                MessagePart::Call { index: 1, members: None },
             ],
         }
     }
@@ -130,14 +130,14 @@ mod tests {
     fn its_own_model_gets_every_part_in_order_and_what_no_part_tells_of_last() {
         let (message, [first, last]) = (message(), [call(0), call(2)]);
         assert_eq!(
-            message.pieces(&origin("m")),
+            message.request_parts(&origin("m")),
             [
-                Piece::Reasoning { text: "hm", members: Some("{\"s\":1}") },
-                Piece::Text { text: "abc", members: None },
-                Piece::Call { call: &first, members: Some("{\"t\":2}") },
-                Piece::Raw("{}"),
-                Piece::Text { text: " no", members: None },
-                Piece::Call { call: &last, members: None },
+                RequestPart::Reasoning { text: "hm", members: Some("{\"s\":1}") },
+                RequestPart::Text { text: "abc", members: None },
+                RequestPart::Call { call: &first, members: Some("{\"t\":2}") },
+                RequestPart::Raw("{}"),
+                RequestPart::Text { text: " no", members: None },
+                RequestPart::Call { call: &last, members: None },
             ]
         );
     }
@@ -146,11 +146,11 @@ mod tests {
     fn another_model_gets_text_and_calls() {
         let (message, [first, last]) = (message(), [call(0), call(2)]);
         assert_eq!(
-            message.pieces(&origin("other")),
+            message.request_parts(&origin("other")),
             [
-                Piece::Text { text: "abc no", members: None },
-                Piece::Call { call: &first, members: None },
-                Piece::Call { call: &last, members: None },
+                RequestPart::Text { text: "abc no", members: None },
+                RequestPart::Call { call: &first, members: None },
+                RequestPart::Call { call: &last, members: None },
             ]
         );
     }

@@ -2,12 +2,12 @@
 
 use crate::record::Ending;
 use crate::response::ResponseAssembler;
-use crate::response::{Arguments, understand};
+use crate::response::{ParsedArguments, parse_arguments};
 use crate::types::{FinishKind, ProviderError, ProviderErrorKind};
 
 /// How an exchange with the model ended, as its reader saw it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum ResponseEnd {
+pub enum ExchangeEnd {
     /// The body ended. [`Turn`](crate::turn::Turn) decides whether that was a good end.
     Closed,
     /// The exchange failed: no connection, a status, a broken or stalled stream, unreadable bytes.
@@ -18,12 +18,12 @@ pub enum ResponseEnd {
 ///
 /// # Errors
 /// It broke: why, as the next attempt is told.
-pub(crate) fn judge(
+pub(crate) fn classify_ending(
     response: &ResponseAssembler,
-    end: ResponseEnd,
+    end: ExchangeEnd,
 ) -> Result<Ending, ProviderError> {
     // What breaks after the finish reason cannot have taken anything away.
-    if let (ResponseEnd::Failed(error), None) = (end, response.finish()) {
+    if let (ExchangeEnd::Failed(error), None) = (end, response.finish()) {
         return Err(error);
     }
     if let Some(error) = response.spoiled_by() {
@@ -68,7 +68,7 @@ pub(crate) fn judge(
 /// Whether a response that was read to its end ended well.
 #[must_use]
 pub fn ended_well(response: &ResponseAssembler) -> bool {
-    judge(response, ResponseEnd::Closed) == Ok(Ending::Well)
+    classify_ending(response, ExchangeEnd::Closed) == Ok(Ending::Well)
 }
 
 fn malformed(message: &str) -> ProviderError {
@@ -80,7 +80,10 @@ fn has_nameless_calls(response: &ResponseAssembler) -> bool {
 }
 
 fn all_whole(response: &ResponseAssembler) -> bool {
-    response.calls().iter().all(|call| matches!(understand(&call.raw), Arguments::Object { .. }))
+    response
+        .calls()
+        .iter()
+        .all(|call| matches!(parse_arguments(&call.raw), ParsedArguments::Object { .. }))
 }
 
 #[cfg(test)]
@@ -88,7 +91,7 @@ mod tests {
     use super::*;
     use crate::response::ResponseLimits;
     use crate::response::fixtures::{call, finish, text};
-    use crate::wire::{Delta, Keep};
+    use crate::wire::{Delta, ProviderMetadata};
 
     #[test]
     fn a_response_ends_by_its_reason_or_else_by_the_wires_sign() {
@@ -111,13 +114,16 @@ mod tests {
             (vec![text("a"), Delta::Done], Some(Ending::Well)),
             (vec![call(0, "pure", "{}"), Delta::Done], Some(Ending::Well)),
             (vec![call(0, "pure", "{"), Delta::Done], None),
-            (vec![Delta::Keep(Keep::Part("{}".into())), Delta::Done], Some(Ending::Well)),
+            (
+                vec![Delta::Metadata(ProviderMetadata::Part("{}".into())), Delta::Done],
+                Some(Ending::Well),
+            ),
             (vec![Delta::Done], None),
             (vec![], None),
         ] {
             let mut response = ResponseAssembler::new(ResponseLimits::default());
             deltas.iter().for_each(|delta| drop(response.push(delta)));
-            assert_eq!(judge(&response, ResponseEnd::Closed).ok(), ending, "{deltas:?}");
+            assert_eq!(classify_ending(&response, ExchangeEnd::Closed).ok(), ending, "{deltas:?}");
         }
     }
 }

@@ -61,7 +61,7 @@ impl Live {
         if !stopped_between {
             assert_eq!(rebuilt.turn, if turn.is_some() { live.turn } else { live.turn - 1 });
             open.next = match step {
-                Some(RunStep { limits, next: Next::Turn(plan) }) if limits.is_empty() => {
+                Some(FollowUp { limits, next: RunNext::Turn(plan) }) if limits.is_empty() => {
                     Continue::Turn { plan, entries: Vec::new() }
                 }
                 Some(step) => Continue::Step(step),

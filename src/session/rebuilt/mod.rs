@@ -8,16 +8,15 @@ mod fold;
 mod past;
 #[cfg(test)]
 mod prefixes;
-mod requests;
 #[cfg(test)]
 mod tests;
 
 use std::time::Duration;
 
 pub use past::{PastRun, past_run};
-pub use requests::{Brought, KnownRequest, REQUESTS_MAX, Requests};
 
-use super::run::{Run, RunStep, TurnPlan};
+use super::idempotency::{IdempotencyKeys, RequestEffect};
+use super::run::{FollowUp, Run, TurnPlan};
 use crate::config::{Limits, RunOverrides};
 use crate::context::{History, Variables};
 use crate::event::RunStats;
@@ -46,7 +45,7 @@ pub struct Rebuilt {
     /// Runs that wait and have not begun, in their order.
     pub queue: Vec<QueuedRun>,
     /// Which requests brought its inputs.
-    pub requests: Requests,
+    pub requests: IdempotencyKeys,
     /// The run that has not ended.
     pub run: Option<OpenRun>,
 }
@@ -113,7 +112,7 @@ pub enum Continue {
     },
     /// With what follows from a turn that is committed: limits to be told, or the run's end. It
     /// is not recorded yet, and is done as after a turn that has just been committed.
-    Step(RunStep),
+    Step(FollowUp),
 }
 
 /// A record that contradicts those before it.

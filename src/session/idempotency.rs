@@ -6,39 +6,39 @@ use crate::record::{RequestKey, Seq};
 use crate::types::RunId;
 
 /// How many requests a session remembers: the last ones.
-pub const REQUESTS_MAX: usize = 1000;
+pub const IDEMPOTENCY_KEYS_MAX: usize = 1000;
 
-/// The requests that brought a session its inputs, by their keys; the last [`REQUESTS_MAX`].
+/// The requests that brought a session its inputs, by their keys; the last [`IDEMPOTENCY_KEYS_MAX`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Requests {
-    known: HashMap<String, KnownRequest>,
+pub struct IdempotencyKeys {
+    known: HashMap<String, SeenRequest>,
     order: VecDeque<String>,
 }
 
 /// What a request did when it first came.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KnownRequest {
+pub struct SeenRequest {
     /// The SHA-256 of what was asked, in hex digits.
     pub digest: String,
     /// The record of the input.
     pub seq: Seq,
     /// What it brought.
-    pub brought: Brought,
+    pub brought: RequestEffect,
 }
 
 /// What a request brought.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Brought {
+pub enum RequestEffect {
     /// A run, at once or behind the one that went on.
     Run(RunId),
     /// An input for the run that went on.
     Steered,
 }
 
-impl Requests {
+impl IdempotencyKeys {
     /// What the request with this key did, if it is known.
     #[must_use]
-    pub fn get(&self, key: &str) -> Option<&KnownRequest> {
+    pub fn get(&self, key: &str) -> Option<&SeenRequest> {
         self.known.get(key)
     }
 
@@ -55,14 +55,14 @@ impl Requests {
     }
 
     /// Remembers a request, and forgets the oldest one where there are too many.
-    pub fn remember(&mut self, request: RequestKey, seq: Seq, brought: Brought) {
+    pub fn remember(&mut self, request: RequestKey, seq: Seq, brought: RequestEffect) {
         let RequestKey { key, digest } = request;
-        let known = KnownRequest { digest, seq, brought };
+        let known = SeenRequest { digest, seq, brought };
         if self.known.insert(key.clone(), known).is_some() {
             return;
         }
         self.order.push_back(key);
-        if self.order.len() > REQUESTS_MAX
+        if self.order.len() > IDEMPOTENCY_KEYS_MAX
             && let Some(oldest) = self.order.pop_front()
         {
             self.known.remove(&oldest);
@@ -76,14 +76,15 @@ mod tests {
 
     #[test]
     fn the_last_ones_are_remembered() {
-        let mut requests = Requests::default();
-        for n in 0..=REQUESTS_MAX as u64 {
+        let mut requests = IdempotencyKeys::default();
+        for n in 0..=IDEMPOTENCY_KEYS_MAX as u64 {
             let request = RequestKey { key: format!("k{n}"), digest: format!("d{n}") };
-            requests.remember(request, Seq(n), Brought::Steered);
+            requests.remember(request, Seq(n), RequestEffect::Steered);
         }
-        assert_eq!((requests.len(), requests.is_empty()), (REQUESTS_MAX, false));
+        assert_eq!((requests.len(), requests.is_empty()), (IDEMPOTENCY_KEYS_MAX, false));
         assert_eq!(requests.get("k0"), None);
-        let first = KnownRequest { digest: "d1".into(), seq: Seq(1), brought: Brought::Steered };
+        let first =
+            SeenRequest { digest: "d1".into(), seq: Seq(1), brought: RequestEffect::Steered };
         assert_eq!(requests.get("k1"), Some(&first));
     }
 }

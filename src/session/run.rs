@@ -1,85 +1,72 @@
-//! Turn after turn: how many there may be, and why a run ended.
+//! The run machine: counts turns, calls and tokens, and decides after each turn what follows.
 
-use super::budget::{Budget, MAX_CALLS, MAX_TOKENS, Meter};
-use super::effect::{CancelReason, TurnEnd, TurnRecord};
-use super::loops::{Repeated, Repeats};
+use super::loop_detection::{LoopDetector, LoopVerdict};
+use super::meter::Meter;
 use crate::config::Limits;
+use crate::turn::{Budget, CancelReason, LimitHit, MAX_CALLS, MAX_TOKENS, TurnEnd, TurnRecord};
 use crate::types::{RunEnd, RunError, ToolStatus};
 
-/// What a run says when turn after turn failed.
+/// The final text of a run that ended because turn after turn failed.
 const ALL_FAILED: &str = "All tool calls failed. Please check the error messages and try again.";
 
-/// A run: from one user input to its end. Told of every turn that is over, it says what is next.
+/// A run, from one user input to its end. [`handle_turn`](Self::handle_turn) decides after each
+/// committed turn whether another turn follows or the run ends.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Run {
-    /// Turns that were begun, last requests not counted; none while calls run that nobody asked
-    /// the model for.
+    /// Turns that have begun, without requests for a final answer and without a turn of initial
+    /// calls.
     turns: Meter,
-    /// Calls that are in the history.
+    /// Calls in the history.
     calls: Meter,
     /// Tokens of all attempts.
     tokens: Meter,
-    repeats: Repeats,
+    loops: LoopDetector,
     max_failed_turns: Option<u32>,
-    /// Whether it began with calls that nobody asked the model for.
-    seeded: bool,
+    /// The run began with a turn of initial calls.
+    has_initial_calls: bool,
+    /// IdempotencyKeys for a final answer that were made.
     last_requests: u32,
-    /// Turns up to now, without a gap, in which every call failed.
+    /// Consecutive turns in which every call failed.
     failed_turns: u32,
     stop_after_turn: bool,
-    /// Set while the last request is made: what the run ends with, whatever comes of it.
-    last_request: Option<RunEnd>,
+    /// The run end that follows the request for a final answer, while that request is open.
+    end_after_last_request: Option<RunEnd>,
 }
 
 /// The next turn of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TurnPlan {
-    /// Whether the model is asked for a final answer without calls.
+    /// The model is asked for a final answer without calls.
     pub last_request: bool,
 }
 
-/// What comes after a turn.
+/// The consequences of a committed turn.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct RunStep {
-    /// The limits that were reached or half used up, which are to be told.
+pub struct FollowUp {
+    /// Limits that were reached or half used, in the order in which they are recorded.
     pub limits: Vec<LimitHit>,
-    /// What is next.
-    pub next: Next,
+    /// Another turn, or the end of the run.
+    pub next: RunNext,
 }
 
-/// Another turn, or none.
+/// Another turn, or the end of the run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Next {
+pub enum RunNext {
     /// Another turn.
     Turn(TurnPlan),
-    /// The run is over.
+    /// The run ends.
     End {
-        /// Why.
+        /// Why the run ends.
         end: RunEnd,
-        /// The final answer, or what there is of it.
+        /// The final answer, or as much of it as there is.
         text: String,
-        /// What went wrong, if something did.
+        /// The error, if the run failed.
         error: Option<RunError>,
     },
 }
 
-/// A limit of the run that was reached, or half used up.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct LimitHit {
-    /// The configuration's name of it.
-    pub limit: &'static str,
-    /// What was used of it.
-    pub value: u64,
-    /// What is allowed.
-    pub maximum: u64,
-    /// What is done about it.
-    pub action: &'static str,
-    /// What the model is told of it, behind the turn's last result.
-    pub note: Option<String>,
-}
-
 impl Run {
-    /// A run that has not begun.
+    /// Creates a run that has not begun.
     #[must_use]
     pub fn new(limits: &Limits) -> Self {
         Self {
@@ -90,13 +77,13 @@ impl Run {
                 limits.max_tool_calls_per_run.map(u64::from),
             ),
             tokens: Meter::new(MAX_TOKENS, "tokens", limits.max_tokens_per_run),
-            repeats: Repeats::new(limits.repeat_limit),
+            loops: LoopDetector::new(limits.repeat_limit),
             max_failed_turns: limits.max_failed_turns,
-            seeded: false,
+            has_initial_calls: false,
             last_requests: 0,
             failed_turns: 0,
             stop_after_turn: false,
-            last_request: None,
+            end_after_last_request: None,
         }
     }
 
@@ -106,29 +93,29 @@ impl Run {
         TurnPlan { last_request: false }
     }
 
-    /// Begins with calls that the session was opened with. The model is asked once they are
-    /// answered; their turn counts for no limit.
+    /// Begins a turn of the calls that the session was opened with. The model is asked once they
+    /// are answered. This turn counts towards no limit.
     pub fn begin_with_calls(&mut self) -> TurnPlan {
-        self.seeded = true;
+        self.has_initial_calls = true;
         TurnPlan { last_request: false }
     }
 
-    /// Asks the run to end when the turn that runs is over.
+    /// Ends the run after the current turn.
     pub fn handle_stop_after_turn(&mut self) {
         self.stop_after_turn = true;
     }
 
-    /// What the next turn may use up.
+    /// Returns the budget that is left for the next turn.
     #[must_use]
     pub fn budget(&self) -> Budget {
         let calls_left = self.calls.left().map(|left| u32::try_from(left).unwrap_or(u32::MAX));
         Budget { tokens_left: self.tokens.left(), calls_left }
     }
 
-    /// A turn is over and in the history: what is next? `steered` says that a user's input came
-    /// while it went on and stands behind it, so that the model has to be asked once more. After a
-    /// response that its service interrupted it is asked once more too, with nothing said to it.
-    pub fn handle_turn(&mut self, turn: &TurnRecord, steered: bool) -> RunStep {
+    /// Decides what follows a committed turn. `steered` means that a user's input arrived during
+    /// the turn and stands behind it in the history, so the model has to be asked again. The model
+    /// is also asked again after a response that its service paused.
+    pub fn handle_turn(&mut self, turn: &TurnRecord, steered: bool) -> FollowUp {
         self.tokens.add(turn.usage.total());
         if self.turns.used() > 0 {
             self.calls.add(turn.results.len() as u64);
@@ -138,55 +125,63 @@ impl Run {
             TurnEnd::Cancelled(CancelReason::Stop) => end(RunEnd::Stopped, text),
             TurnEnd::Cancelled(CancelReason::RunTimeout) => end(RunEnd::TimedOut, text),
             TurnEnd::Cancelled(CancelReason::Shutdown) => end(RunEnd::Interrupted, text),
-            // The turn has told of it.
+            // The turn has recorded the limit.
             TurnEnd::Cancelled(CancelReason::Budget) => end(RunEnd::Budget, text),
             TurnEnd::Refused => end(RunEnd::Refused, text),
             TurnEnd::Failed(error) => {
                 let error = Some(error.clone());
-                RunStep { limits: Vec::new(), next: Next::End { end: RunEnd::Failed, text, error } }
+                FollowUp {
+                    limits: Vec::new(),
+                    next: RunNext::End { end: RunEnd::Failed, text, error },
+                }
             }
-            TurnEnd::Finished => self.after_finished(turn, text, steered),
+            TurnEnd::Finished => self.follow_up_finished(turn, text, steered),
         }
     }
 
-    /// Turns that were begun, last requests and the turn of the session's own calls included.
+    /// Returns the number of turns that have begun, with requests for a final answer and the turn
+    /// of initial calls.
     #[must_use]
     pub fn turns(&self) -> u32 {
         let turns = u32::try_from(self.turns.used()).unwrap_or(u32::MAX);
-        turns.saturating_add(u32::from(self.seeded)).saturating_add(self.last_requests)
+        turns.saturating_add(u32::from(self.has_initial_calls)).saturating_add(self.last_requests)
     }
 
-    fn after_finished(&mut self, turn: &TurnRecord, text: String, steered: bool) -> RunStep {
-        match self.last_request {
-            // It was asked for because the text was empty, not because a limit was reached.
-            Some(RunEnd::Answered) if steered => self.last_request = None,
-            Some(known) => return self.answered(known, text),
+    fn follow_up_finished(&mut self, turn: &TurnRecord, text: String, steered: bool) -> FollowUp {
+        match self.end_after_last_request {
+            // The final answer was requested because the text was empty, not because of a limit.
+            Some(RunEnd::Answered) if steered => self.end_after_last_request = None,
+            Some(end) => return self.answered(end, text),
             None => {}
         }
-        let goes_on = steered || turn.is_paused() || !turn.results.is_empty();
-        if !goes_on && !text.is_empty() {
+        let needs_turn = steered || turn.is_paused() || !turn.results.is_empty();
+        if !needs_turn && !text.is_empty() {
             return self.answered(RunEnd::Answered, text);
         }
         if self.stop_after_turn {
             return end(RunEnd::Stopped, text);
         }
         if let Some(hit) = self.tokens.used_up("ended") {
-            return RunStep { limits: vec![hit], ..end(RunEnd::Budget, text) };
+            return FollowUp { limits: vec![hit], ..end(RunEnd::Budget, text) };
         }
         if self.turns.used() == 0 {
-            return RunStep { limits: Vec::new(), next: Next::Turn(self.begin()) };
+            return FollowUp { limits: Vec::new(), next: RunNext::Turn(self.begin()) };
         }
-        if goes_on { self.next_turn(turn, text) } else { self.ask_last(RunEnd::Answered) }
+        if needs_turn {
+            self.next_turn(turn, text)
+        } else {
+            self.request_final_answer(RunEnd::Answered)
+        }
     }
 
-    /// An answer stands whatever it cost.
-    fn answered(&self, why: RunEnd, text: String) -> RunStep {
+    /// Ends the run with an answer. The answer is kept even where the tokens are used up.
+    fn answered(&self, why: RunEnd, text: String) -> FollowUp {
         let limits = self.tokens.used_up("answer_kept").into_iter().collect();
-        RunStep { limits, ..end(why, text) }
+        FollowUp { limits, ..end(why, text) }
     }
 
-    /// After a turn with calls, one to which a user's input came, or one that is only paused.
-    fn next_turn(&mut self, turn: &TurnRecord, text: String) -> RunStep {
+    /// Follows up a turn with calls, a turn that a user's input steered, or a paused turn.
+    fn next_turn(&mut self, turn: &TurnRecord, text: String) -> FollowUp {
         let results = &turn.results;
         let all_failed =
             !results.is_empty() && results.iter().all(|r| r.outcome.status != ToolStatus::Ok);
@@ -200,38 +195,38 @@ impl Run {
                 note: None,
             };
             let step = end(RunEnd::AllToolsFailed, ALL_FAILED.to_owned());
-            return RunStep { limits: vec![hit], ..step };
+            return FollowUp { limits: vec![hit], ..step };
         }
         let mut limits = Vec::new();
-        match self.repeats.turn(results) {
-            Repeated::No => {}
-            Repeated::Told(hit) => limits.push(hit),
-            Repeated::Ended(hit) => {
-                return RunStep { limits: vec![hit], ..end(RunEnd::LoopDetected, text) };
+        match self.loops.handle_turn(results) {
+            LoopVerdict::NoLoop => {}
+            LoopVerdict::Warn(hit) => limits.push(hit),
+            LoopVerdict::End(hit) => {
+                return FollowUp { limits: vec![hit], ..end(RunEnd::LoopDetected, text) };
             }
         }
         if let Some(hit) = self.turns.used_up("final_answer") {
             limits.push(hit);
-            return RunStep { limits, ..self.ask_last(RunEnd::MaxTurns) };
+            return FollowUp { limits, ..self.request_final_answer(RunEnd::MaxTurns) };
         }
-        // Told before the next turn is counted as begun, and where there is a result to tell it with.
+        // Checked before the next turn is counted. A note needs a result to stand behind.
         if !results.is_empty() {
             let meters = [&mut self.turns, &mut self.calls, &mut self.tokens];
             limits.extend(meters.into_iter().filter_map(Meter::half_used));
         }
         self.turns.add(1);
-        RunStep { limits, next: Next::Turn(TurnPlan { last_request: false }) }
+        FollowUp { limits, next: RunNext::Turn(TurnPlan { last_request: false }) }
     }
 
-    fn ask_last(&mut self, end: RunEnd) -> RunStep {
-        self.last_request = Some(end);
+    fn request_final_answer(&mut self, end: RunEnd) -> FollowUp {
+        self.end_after_last_request = Some(end);
         self.last_requests += 1;
-        RunStep { limits: Vec::new(), next: Next::Turn(TurnPlan { last_request: true }) }
+        FollowUp { limits: Vec::new(), next: RunNext::Turn(TurnPlan { last_request: true }) }
     }
 }
 
-fn end(end: RunEnd, text: String) -> RunStep {
-    RunStep { limits: Vec::new(), next: Next::End { end, text, error: None } }
+fn end(end: RunEnd, text: String) -> FollowUp {
+    FollowUp { limits: Vec::new(), next: RunNext::End { end, text, error: None } }
 }
 
 #[cfg(test)]
@@ -282,12 +277,12 @@ mod tests {
         run
     }
 
-    fn ended(why: RunEnd, text: &str) -> RunStep {
+    fn ended(why: RunEnd, text: &str) -> FollowUp {
         end(why, text.into())
     }
 
-    fn another(last_request: bool) -> RunStep {
-        RunStep { limits: Vec::new(), next: Next::Turn(TurnPlan { last_request }) }
+    fn another(last_request: bool) -> FollowUp {
+        FollowUp { limits: Vec::new(), next: RunNext::Turn(TurnPlan { last_request }) }
     }
 
     fn hit(limit: &'static str, value: u64, maximum: u64, action: &'static str) -> LimitHit {
@@ -298,7 +293,7 @@ mod tests {
         LimitHit { note: Some(note.to_owned()), ..hit }
     }
 
-    /// A turn with calls that no other turn made.
+    /// A turn with calls that differ from those of other numbers.
     fn new_calls(number: u64, calls: u32) -> TurnRecord {
         let mut turn = turn("", calls);
         for result in &mut turn.results {
@@ -332,10 +327,10 @@ mod tests {
         assert_eq!(run.handle_turn(&turn("", 1), false), another(false));
         let half = hit("max_turns", 2, 3, "half_used");
         let half = noted(half, "[callsheet: 1 of 3 turns is left]");
-        let next = RunStep { limits: vec![half], ..another(false) };
+        let next = FollowUp { limits: vec![half], ..another(false) };
         assert_eq!(run.handle_turn(&new_calls(1, 1), false), next);
         let limits = vec![hit("max_turns", 3, 3, "final_answer")];
-        assert_eq!(run.handle_turn(&turn("", 1), false), RunStep { limits, ..another(true) });
+        assert_eq!(run.handle_turn(&turn("", 1), false), FollowUp { limits, ..another(true) });
         assert_eq!(run.handle_turn(&turn("so far", 0), false), ended(RunEnd::MaxTurns, "so far"));
         assert_eq!(run.turns(), 4);
     }
@@ -348,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_in_which_every_call_failed_end_the_run_if_nothing_comes_between() {
+    fn consecutive_failed_turns_end_the_run() {
         let mut run = run(20);
         let mixed = TurnRecord {
             results: [failed(1).results, turn("", 1).results].concat(),
@@ -358,7 +353,7 @@ mod tests {
             assert_eq!(run.handle_turn(&turn, false), another(false));
         }
         let limits = vec![hit("max_failed_turns", 3, 3, "ended")];
-        let over = RunStep { limits, ..ended(RunEnd::AllToolsFailed, ALL_FAILED) };
+        let over = FollowUp { limits, ..ended(RunEnd::AllToolsFailed, ALL_FAILED) };
         assert_eq!(run.handle_turn(&failed(1), false), over);
         let mut at_once = Run::new(&Limits { max_failed_turns: Some(1), ..Limits::default() });
         at_once.begin();
@@ -388,16 +383,16 @@ mod tests {
         assert_eq!(run.budget(), Budget { tokens_left: Some(51), calls_left: None });
         let half = hit(MAX_TOKENS, 60, 100, "half_used");
         let half = noted(half, "[callsheet: 40 of 100 tokens are left]");
-        let next = RunStep { limits: vec![half], ..another(false) };
+        let next = FollowUp { limits: vec![half], ..another(false) };
         assert_eq!(run.handle_turn(&costing(new_calls(2, 1), 11), false), next);
         let mut answered = run.clone();
         let over = |value, action| vec![hit(MAX_TOKENS, value, 100, action)];
-        let step = RunStep { limits: over(100, "ended"), ..ended(RunEnd::Budget, "so far") };
+        let step = FollowUp { limits: over(100, "ended"), ..ended(RunEnd::Budget, "so far") };
         assert_eq!(run.handle_turn(&costing(turn("so far", 1), 40), false), step);
-        let step = RunStep { limits: over(101, "answer_kept"), ..ended(RunEnd::Answered, "noon") };
+        let step = FollowUp { limits: over(101, "answer_kept"), ..ended(RunEnd::Answered, "noon") };
         assert_eq!(answered.handle_turn(&costing(turn("noon", 0), 41), false), step);
         // There is nothing to ask for an answer with.
-        let step = RunStep { limits: over(100, "ended"), ..ended(RunEnd::Budget, "") };
+        let step = FollowUp { limits: over(100, "ended"), ..ended(RunEnd::Budget, "") };
         assert_eq!(begun().handle_turn(&costing(turn("", 0), 100), false), step);
         let cancelled = TurnEnd::Cancelled(CancelReason::Budget);
         let cut = costing(TurnRecord { end: cancelled, ..turn("part", 1) }, 120);
@@ -412,13 +407,13 @@ mod tests {
         let mut all_at_once = run.clone();
         let half = hit(MAX_CALLS, 4, 5, "half_used");
         let half = noted(half, "[callsheet: 1 of 5 tool calls is left]");
-        let next = RunStep { limits: vec![half], ..another(false) };
+        let next = FollowUp { limits: vec![half], ..another(false) };
         assert_eq!(run.handle_turn(&new_calls(2, 2), false), next);
         assert_eq!(run.handle_turn(&new_calls(3, 1), false), another(false));
         assert_eq!(run.budget(), Budget { tokens_left: None, calls_left: Some(0) });
         let none = hit(MAX_CALLS, 5, 5, "told");
         let none = noted(none, "[callsheet: 0 of 5 tool calls are left]");
-        let next = RunStep { limits: vec![none], ..another(false) };
+        let next = FollowUp { limits: vec![none], ..another(false) };
         assert_eq!(all_at_once.handle_turn(&new_calls(2, 3), false), next);
     }
 
@@ -436,7 +431,7 @@ mod tests {
                  after {end} the run is ended]"
             );
             let limits = vec![noted(hit("repeat_limit", count, count, "told"), &note)];
-            RunStep { limits, ..another(false) }
+            FollowUp { limits, ..another(false) }
         };
         let mut run = begun(Some(2));
         assert_eq!(run.handle_turn(&turn("", 2), false), another(false));
@@ -449,7 +444,7 @@ mod tests {
         assert_eq!(run.handle_turn(&turn("", 2), false), told(2, 4));
         assert_eq!(run.handle_turn(&turn("", 2), false), another(false));
         let limits = vec![hit("repeat_limit", 4, 2, "ended")];
-        let over = RunStep { limits, ..ended(RunEnd::LoopDetected, "again") };
+        let over = FollowUp { limits, ..ended(RunEnd::LoopDetected, "again") };
         assert_eq!(run.handle_turn(&turn("again", 2), false), over);
         let mut never = begun(None);
         for _ in 0..20 {
@@ -459,7 +454,7 @@ mod tests {
         let mut at_once = begun(Some(1));
         assert_eq!(at_once.handle_turn(&turn("", 1), false), another(false));
         let limits = vec![hit("repeat_limit", 2, 1, "ended")];
-        let over = RunStep { limits, ..ended(RunEnd::LoopDetected, "") };
+        let over = FollowUp { limits, ..ended(RunEnd::LoopDetected, "") };
         assert_eq!(at_once.handle_turn(&turn("", 1), false), over);
     }
 
@@ -487,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_meanwhile_takes_another_turn() {
+    fn steering_takes_another_turn() {
         for said in [turn("noon", 0), turn("", 0), turn("wait", 1)] {
             let mut run = run(3);
             assert_eq!(run.handle_turn(&said, true), another(false));
@@ -496,7 +491,7 @@ mod tests {
         }
     }
 
-    /// A turn whose service goes on when it is sent back what it has said.
+    /// A turn that its service paused.
     fn paused(turn: TurnRecord) -> TurnRecord {
         let reason = FinishReason { kind: FinishKind::Pause, raw: "pause_turn".into() };
         TurnRecord { finish_reason: Some(reason), ..turn }
@@ -505,7 +500,7 @@ mod tests {
     #[test]
     fn a_paused_response_takes_another_turn() {
         let raw = ResponseMessage {
-            parts: vec![crate::types::Part::Raw { json: "{}".into() }],
+            parts: vec![crate::types::MessagePart::Raw { json: "{}".into() }],
             ..ResponseMessage::default()
         };
         let raw = TurnRecord { message: Some(raw.into()), ..turn("", 0) };
@@ -518,18 +513,18 @@ mod tests {
     }
 
     #[test]
-    fn a_paused_response_that_said_nothing_is_an_empty_one() {
+    fn a_paused_response_without_text_is_an_empty_answer() {
         for said in [turn("", 0), TurnRecord { message: None, ..turn("", 0) }] {
             assert_eq!(run(3).handle_turn(&paused(said), false), another(true));
         }
     }
 
     #[test]
-    fn a_paused_response_gives_no_more_than_a_turn_with_calls() {
+    fn a_paused_response_keeps_to_the_limits_of_a_turn_with_calls() {
         let part = || paused(turn("part", 0));
         let mut out_of_turns = run(1);
         let limits = vec![hit("max_turns", 1, 1, "final_answer")];
-        assert_eq!(out_of_turns.handle_turn(&part(), false), RunStep { limits, ..another(true) });
+        assert_eq!(out_of_turns.handle_turn(&part(), false), FollowUp { limits, ..another(true) });
         assert_eq!(out_of_turns.handle_turn(&part(), false), ended(RunEnd::MaxTurns, "part"));
         let mut stopped = run(5);
         stopped.handle_stop_after_turn();
@@ -538,22 +533,22 @@ mod tests {
         let mut over_budget = Run::new(&limits);
         over_budget.begin();
         let limits = vec![hit(MAX_TOKENS, 100, 100, "ended")];
-        let over = RunStep { limits, ..ended(RunEnd::Budget, "part") };
+        let over = FollowUp { limits, ..ended(RunEnd::Budget, "part") };
         assert_eq!(over_budget.handle_turn(&costing(part(), 100), false), over);
     }
 
     #[test]
-    fn what_was_said_meanwhile_gives_no_more_turns_than_there_are() {
+    fn steering_does_not_raise_max_turns() {
         let mut run = run(1);
         let limits = vec![hit("max_turns", 1, 1, "final_answer")];
-        let last = RunStep { limits, ..another(true) };
+        let last = FollowUp { limits, ..another(true) };
         assert_eq!(run.handle_turn(&turn("noon", 0), true), last);
         assert_eq!(run.handle_turn(&turn("one", 0), true), ended(RunEnd::MaxTurns, "one"));
         assert_eq!(run.turns(), 2);
     }
 
     #[test]
-    fn a_last_request_after_an_empty_answer_is_not_the_last_if_more_was_said() {
+    fn steering_during_the_request_after_an_empty_answer_takes_another_turn() {
         let mut run = run(3);
         assert_eq!(run.handle_turn(&turn("", 0), false), another(true));
         assert_eq!(run.handle_turn(&turn("noon", 0), true), another(false));
@@ -563,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_wins_over_what_was_said_meanwhile() {
+    fn a_stop_wins_over_steering() {
         for said in [turn("noon", 0), turn("", 0), turn("", 1)] {
             let text = said.message.as_ref().unwrap().text.clone();
             let mut stopped = run(5);
@@ -583,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_between_turns_that_failed_begins_the_count_anew() {
+    fn an_answer_between_failed_turns_resets_their_count() {
         let mut run = run(9);
         for (turn, steered) in [(failed(1), false), (failed(1), false), (turn("noon", 0), true)] {
             assert_eq!(run.handle_turn(&turn, steered), another(false));
@@ -592,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn the_turn_of_the_sessions_own_calls_counts_for_no_limit() {
+    fn the_turn_of_initial_calls_counts_towards_no_limit() {
         let limits = Limits { max_turns: Some(1), max_failed_turns: Some(1), ..Limits::default() };
         let mut run = Run::new(&limits);
         assert_eq!(run.begin_with_calls(), TurnPlan { last_request: false });

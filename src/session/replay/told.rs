@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Replayed;
-use super::difference::Difference;
-use super::tape::Tape;
 use crate::context::{History, Variables};
 use crate::record::{Record, ResponseMessage};
+use crate::turn::replay::{Difference, Tape};
 use crate::types::{CallKey, ToolResult};
 
 /// History and variables from the records.

@@ -10,7 +10,8 @@ use crate::message::Message;
 use crate::record::{Record, ResponseMessage};
 use crate::turn::fixtures::entries;
 use crate::types::{
-    CallKey, ContentPart, Image, Origin, Part, ResultNotes, ToolCall, ToolOutcome, Wire, WriteSet,
+    CallKey, ContentPart, Image, MessagePart, ModelOrigin, ResultNotes, ToolCall, ToolOutcome,
+    Wire, WriteSet,
 };
 
 fn call(index: u32) -> ToolCall {
@@ -54,7 +55,7 @@ fn committed(turn: u32) -> Record {
 }
 
 fn ended(result: &ToolResult) -> Record {
-    crate::turn::step::ended(result, false, false)
+    crate::turn::ended(result, false, false)
 }
 
 /// What the records leave, as they are read from the journal.
@@ -73,13 +74,13 @@ fn a_fold_gives_the_history_that_was_written_live() {
         text: "look".into(),
         reasoning: "hm".into(),
         calls: vec![call(0), call(1)],
-        origin: Some(Arc::new(Origin { wire: Wire::OpenaiChat, model: "m".into() })),
+        origin: Some(Arc::new(ModelOrigin { wire: Wire::OpenaiChat, model: "m".into() })),
         parts: vec![
-            Part::Reasoning { bytes: 2, members: Some("{\"signature\":\"x\"}".into()) },
-            Part::Text { bytes: 4, members: None },
-            Part::Raw { json: "{\"type\":\"own\"}".into() },
-            Part::Call { index: 0, members: None },
-            Part::Call { index: 1, members: Some("{}".into()) },
+            MessagePart::Reasoning { bytes: 2, members: Some("{\"signature\":\"x\"}".into()) },
+            MessagePart::Text { bytes: 4, members: None },
+            MessagePart::Raw { json: "{\"type\":\"own\"}".into() },
+            MessagePart::Call { index: 0, members: None },
+            MessagePart::Call { index: 1, members: Some("{}".into()) },
         ],
     };
     let results = [result(call(0), "noon"), result(call(1), "eight")];
