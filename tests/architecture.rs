@@ -32,7 +32,16 @@ const ORDER: [&str; 21] = [
 
 /// Pure code: values in, values out.
 const MACHINES: [&str; 10] = [
-    "types", "message", "event", "record", "transcript", "wire", "context", "response", "turn", "session",
+    "types",
+    "message",
+    "event",
+    "record",
+    "transcript",
+    "wire",
+    "context",
+    "response",
+    "turn",
+    "session",
 ];
 
 /// What a machine does not know.
