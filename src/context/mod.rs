@@ -4,10 +4,10 @@
 
 mod history;
 mod pairing;
-mod seed;
+mod initial_history;
 mod variables;
 
 pub use history::History;
 pub use pairing::paired;
-pub use seed::{SEED_MESSAGES_MAX, Seed, SeedError};
-pub use variables::{VARIABLE_NAME_BYTES_MAX, VariableError, Variables, View};
+pub use initial_history::{INITIAL_MESSAGES_MAX, InitialHistory, InitialHistoryError};
+pub use variables::{VARIABLE_NAME_BYTES_MAX, VariableError, Variables, VariablesTransaction};

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use super::error::HostError;
 use super::wake::Link;
 use crate::config::{Config, JournalEngine};
-use crate::journal::{Journal, JournalError, Listing, MemoryJournal, SqliteJournal, SqliteOptions};
+use crate::journal::{Journal, JournalError, StoredSessionFilter, MemoryJournal, SqliteJournal, SqliteOptions};
 use crate::telemetry::Telemetry;
 use crate::types::{SessionId, SessionState};
 
@@ -46,7 +46,7 @@ pub(super) async fn open_journal(
 pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>), JournalError> {
     let mut found = Vec::new();
     let mut listing =
-        Listing { state: Some(SessionState::Running), limit: PAGE, ..Listing::default() };
+        StoredSessionFilter { state: Some(SessionState::Running), limit: PAGE, ..StoredSessionFilter::default() };
     loop {
         let page = journal.list(&listing)?;
         let is_last = page.len() < PAGE;

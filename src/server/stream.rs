@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::AppState;
 use crate::event::{Event, EventId};
 use crate::runtime::{Host, Watch};
-use crate::telemetry::{Delivery, Subscription, journal_failed};
+use crate::telemetry::{FeedItem, Subscription, journal_failed};
 
 /// How much is joined before it is written.
 const WRITE_BYTES_MAX: usize = 64 * 1024;
@@ -67,7 +67,7 @@ impl StreamSettings {
     }
 
     /// Whether this is the end of a session that goes on when the host begins again.
-    fn is_end(&self, next: Option<&Delivery>) -> bool {
+    fn is_end(&self, next: Option<&FeedItem>) -> bool {
         next.is_none() && self.host.as_ref().is_some_and(|host| !host.is_ready())
     }
 }
@@ -81,7 +81,7 @@ struct StreamPosition {
 
 /// One item a write.
 fn writes(
-    events: impl Stream<Item = Delivery> + Unpin + Send + 'static,
+    events: impl Stream<Item = FeedItem> + Unpin + Send + 'static,
     shown: StreamPosition,
     stop: StreamSettings,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static {
@@ -115,19 +115,19 @@ fn writes(
 impl StreamPosition {
     /// Adds what a client is shown of a delivery, or of there being none any more; whether it was
     /// the last.
-    fn append(&mut self, text: &mut String, delivery: Option<&Delivery>) -> bool {
+    fn append(&mut self, text: &mut String, delivery: Option<&FeedItem>) -> bool {
         match delivery {
-            Some(Delivery::Event(published)) => {
+            Some(FeedItem::Event(published)) => {
                 self.last = published.id.unwrap_or(self.last);
                 text.push_str(published.stream_text());
                 self.ends_with_run && matches!(published.event, Event::RunEnded { .. })
             }
-            Some(Delivery::Lagged) => {
+            Some(FeedItem::Lagged) => {
                 let json = format!("{{\"type\":\"resync\",\"id\":\"{}\"}}", self.last);
                 append_event(text, "resync", &json);
                 true
             }
-            Some(Delivery::Failed(error)) => {
+            Some(FeedItem::Failed(error)) => {
                 let event = journal_failed(error);
                 append_event(text, event.kind, &event.json);
                 true
@@ -159,11 +159,11 @@ mod tests {
 
     const ALIVE: Duration = Duration::from_secs(15);
 
-    fn text(text: &str) -> crate::event::Published {
+    fn text(text: &str) -> crate::event::PublishedEvent {
         published(Event::TextReceived { text: text.to_owned() })
     }
 
-    fn end() -> crate::event::Published {
+    fn end() -> crate::event::PublishedEvent {
         published(Event::RunEnded {
             agent: "default".to_owned(),
             end: RunEnd::Answered,
@@ -177,7 +177,7 @@ mod tests {
         Feed::starting_at(Telemetry::new(&[]), EventId::default())
     }
 
-    fn tell(feed: &Feed, event: crate::event::Published) {
+    fn tell(feed: &Feed, event: crate::event::PublishedEvent) {
         feed.publish(event, None);
     }
 

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::ToolError;
 use crate::config::ToolEffect;
-use crate::context::View;
+use crate::context::VariablesTransaction;
 use crate::types::{CallKey, TraceContext};
 
 /// Takes a call's progress texts; bounded by whoever made it.
@@ -30,7 +30,7 @@ pub struct ToolContext {
 }
 
 /// A call's view of the session's variables, shared with whoever takes what the call wrote.
-pub type SharedVariableView = Arc<Mutex<View>>;
+pub type SharedVariableView = Arc<Mutex<VariablesTransaction>>;
 
 impl ToolContext {
     /// A context as the runtime makes it (and as a test of a tool may).

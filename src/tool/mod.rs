@@ -49,7 +49,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use schemars::JsonSchema;
 
-pub use crate::config::{Approval, StartPolicy, ToolEffect};
+pub use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
 pub use builtin::{BuiltinError, BuiltinOptions, builtin};
 pub use calculator::Calculator;
 pub use clock::Clock;
@@ -123,7 +123,7 @@ pub struct ToolSpec {
     /// How long one call may run; the agent's `tool_timeout` where it is none.
     pub timeout: Option<Duration>,
     /// When people are asked about its calls.
-    pub approval: Approval,
+    pub approval: ApprovalPolicy,
     /// How long they have to answer; then it counts as a no.
     pub approval_timeout: Duration,
     /// How many of its calls may run at once in the whole host; none: any number.
@@ -155,7 +155,7 @@ impl ToolSpec {
             repeatable: false,
             blocking: false,
             timeout: None,
-            approval: Approval::NEVER,
+            approval: ApprovalPolicy::NEVER,
             approval_timeout: APPROVAL_TIMEOUT,
             max_concurrent: None,
         }
@@ -212,7 +212,7 @@ impl ToolSpec {
 
     /// People are asked about each call, within [`Self::approval_timeout`].
     #[must_use]
-    pub fn approval(mut self, approval: Approval) -> Self {
+    pub fn approval(mut self, approval: ApprovalPolicy) -> Self {
         self.approval = approval;
         self
     }

@@ -71,7 +71,7 @@ pub use initial_calls::InitialCallsTurn;
 pub use replay::Difference;
 
 use crate::event::{CallLabel, Event};
-use crate::record::{Ending, ResponseMessage};
+use crate::record::{ResponseDisposition, ResponseMessage};
 
 use crate::response::{DisplayOrder, ExchangeEnd, ResponseAssembler, classify_ending};
 use crate::types::{ApprovalPhase, CallKey, FinishReason, Judgement, ToolOutcome, Usage};
@@ -139,7 +139,7 @@ enum TurnStage {
     AwaitingResponse,
     /// The response's ending is known; its calls may still run.
     ResponseEnded {
-        ending: Ending,
+        ending: ResponseDisposition,
         message: Option<Arc<ResponseMessage>>,
         cancelled: Option<CancelReason>,
     },
@@ -204,7 +204,7 @@ impl Turn {
         self.response.end(false);
         match classify_ending(&self.response, end) {
             Ok(ending) => {
-                if ending == Ending::Well {
+                if ending == ResponseDisposition::Well {
                     let changes = self.response.end(true);
                     self.handle_changes(changes);
                 }
@@ -305,7 +305,7 @@ impl Turn {
         match &mut self.stage {
             TurnStage::AwaitingResponse => {
                 self.outbox.push_back(Effect::Disconnect);
-                self.conclude(Ending::Cancelled, Some(why));
+                self.conclude(ResponseDisposition::Cancelled, Some(why));
             }
             TurnStage::ResponseEnded { cancelled, .. } => {
                 cancelled.get_or_insert(why);

@@ -10,7 +10,7 @@ use super::schedule::{self, StartGate, Step};
 use super::{DeferredEffect, Turn, TurnStage};
 use crate::config::OnExcess;
 use crate::event::{CallLabel, Event, TurnSummary, WaitingFor};
-use crate::record::{Ending, Record, ResponseMessage};
+use crate::record::{ResponseDisposition, Record, ResponseMessage};
 use crate::types::{CallKey, Execution, ToolOutcome, ToolResult, WriteSet};
 
 impl Turn {
@@ -97,7 +97,7 @@ impl Turn {
                 StartGate::Shut
             }
             TurnStage::AwaitingResponse => StartGate::Early,
-            TurnStage::ResponseEnded { ending: Ending::Well, cancelled: None, .. } => {
+            TurnStage::ResponseEnded { ending: ResponseDisposition::Well, cancelled: None, .. } => {
                 StartGate::Open
             }
             TurnStage::ResponseEnded { .. } | TurnStage::Finished => StartGate::Shut,
@@ -285,11 +285,11 @@ impl Turn {
         self.stage = TurnStage::Finished;
         let end = match (ending, cancelled) {
             (_, Some(why)) => TurnEnd::Cancelled(why),
-            (Ending::Refused, None) => TurnEnd::Refused,
-            (Ending::Excess, None) => TurnEnd::Failed(self.excess_error()),
+            (ResponseDisposition::Refused, None) => TurnEnd::Refused,
+            (ResponseDisposition::Excess, None) => TurnEnd::Failed(self.excess_error()),
             // A turn that was recovered after its run had been cancelled.
-            (Ending::Cancelled, None) => TurnEnd::Cancelled(super::CancelReason::Shutdown),
-            (Ending::Well | Ending::Length | Ending::BrokeKept, None) => TurnEnd::Finished,
+            (ResponseDisposition::Cancelled, None) => TurnEnd::Cancelled(super::CancelReason::Shutdown),
+            (ResponseDisposition::Well | ResponseDisposition::Length | ResponseDisposition::BrokeKept, None) => TurnEnd::Finished,
         };
         self.commit(end, message);
     }

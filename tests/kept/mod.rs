@@ -77,7 +77,7 @@ impl Kept {
             loop {
                 match Served::start(self.setup(host, rest)).await {
                     // The last host's actors are still ending.
-                    Err(HostError::Journal(JournalError::Held { .. })) => {
+                    Err(HostError::Journal(JournalError::Locked { .. })) => {
                         tokio::time::sleep(Duration::from_millis(2)).await;
                     }
                     started => return started.unwrap(),

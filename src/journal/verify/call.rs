@@ -3,7 +3,7 @@
 use super::turn::{OpenTurn, Response};
 use super::{Invariant, Verifier};
 use crate::event::ApprovalRequest;
-use crate::record::{Ending, PartialResponse, Record};
+use crate::record::{ResponseDisposition, PartialResponse, Record};
 use crate::types::{
     ApprovalPhase, CallKey, FailureKind, Judgement, ResultNotes, ToolCall, ToolOutcome, ToolStatus,
     Verdict, WriteSet,
@@ -288,8 +288,8 @@ impl<'a> Verifier<'a> {
         };
         // After a refusal only effects stay; after a crash within a response only what was
         // intended is known of it.
-        let drops = matches!(response.ending, Ending::Refused | Ending::BrokeKept);
-        let refused = response.ending == Ending::Refused;
+        let drops = matches!(response.ending, ResponseDisposition::Refused | ResponseDisposition::BrokeKept);
+        let refused = response.ending == ResponseDisposition::Refused;
         let lost = turn.calls.iter().filter(|(key, _)| !drops && !keeps(response, **key));
         let mut wrong: Vec<_> =
             lost.map(|(key, _)| (Invariant::Outcome, format!("{key} is not kept"))).collect();
@@ -305,7 +305,7 @@ impl<'a> Verifier<'a> {
                 wrong.push((Invariant::Intent, what));
             }
         }
-        if response.ending == Ending::BrokeKept {
+        if response.ending == ResponseDisposition::BrokeKept {
             let intended = turn.calls.iter().filter(|(_, known)| known.intent.is_some());
             let lost = intended.filter(|(key, _)| !keeps(response, **key));
             wrong.extend(lost.map(|(key, _)| (Invariant::Response, format!("{key} is lost"))));

@@ -23,9 +23,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::export::whole_history;
-use crate::context::{History, Seed};
+use crate::context::{History, InitialHistory};
 use crate::message::Message;
-use crate::record::{Entry, Record, Seq};
+use crate::record::{JournalEntry, Record, Seq};
 use crate::types::{CallKey, Content, RunId, SessionId};
 use run::OpenRun;
 use turn::OpenTurn;
@@ -106,7 +106,7 @@ impl fmt::Display for Breach {
 /// What is wrong with a session's records, in their order. A run that has not ended is no breach:
 /// see [`unfinished`].
 #[must_use]
-pub fn verify(session: &SessionId, entries: &[Entry]) -> Vec<Breach> {
+pub fn verify(session: &SessionId, entries: &[JournalEntry]) -> Vec<Breach> {
     let fork = entries.iter().rposition(|e| matches!(e.record, Record::SessionForked { .. }));
     let mut verifier = Verifier {
         session,
@@ -134,7 +134,7 @@ pub fn verify(session: &SessionId, entries: &[Entry]) -> Vec<Breach> {
 
 /// The run that goes on at the end of these records, if one does.
 #[must_use]
-pub fn unfinished(entries: &[Entry]) -> Option<&RunId> {
+pub fn unfinished(entries: &[JournalEntry]) -> Option<&RunId> {
     for entry in entries.iter().rev() {
         match &entry.record {
             Record::RunStarted { run_id, .. } => return Some(run_id),
@@ -187,7 +187,7 @@ impl<'a> Verifier<'a> {
         self.breaches.push(Breach { seq: self.seq, invariant, what: what.into() });
     }
 
-    fn place(&mut self, place: usize, entry: &Entry, last_time: &mut u64) {
+    fn place(&mut self, place: usize, entry: &JournalEntry, last_time: &mut u64) {
         self.seq = entry.seq;
         let expected = place as u64 + 1;
         if entry.seq.0 != expected {
@@ -215,9 +215,9 @@ impl<'a> Verifier<'a> {
 
     fn record(&mut self, place: usize, record: &'a Record) {
         match record {
-            Record::SessionOpened { messages, .. } => match Seed::parse(messages) {
+            Record::SessionOpened { messages, .. } => match InitialHistory::parse(messages) {
                 Ok(seed) => {
-                    self.opens_with_calls = History::seeded(seed).open_calls().is_some();
+                    self.opens_with_calls = History::from_initial(seed).open_calls().is_some();
                 }
                 Err(error) => self.breach(Invariant::Pairing, error.to_string()),
             },
@@ -270,7 +270,7 @@ impl<'a> Verifier<'a> {
     }
 
     /// The history that these records fold to can be sent without repairs.
-    fn history(&mut self, entries: &[Entry]) {
+    fn history(&mut self, entries: &[JournalEntry]) {
         let history = match whole_history(entries) {
             Ok(history) => history,
             Err(error) => {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::call::CallRecords;
 use super::{Invariant, Verifier};
 use crate::event::TurnSummary;
-use crate::record::{Ending, Record, ResponseMessage, TurnEnd};
+use crate::record::{ResponseDisposition, Record, ResponseMessage, TurnEnd};
 use crate::types::{CallKey, Execution, FinishReason, Usage};
 
 /// The turn that goes on.
@@ -22,7 +22,7 @@ pub(super) struct OpenTurn<'a> {
 }
 
 pub(super) struct Response<'a> {
-    pub(super) ending: Ending,
+    pub(super) ending: ResponseDisposition,
     pub(super) message: &'a ResponseMessage,
     finish_reason: Option<&'a FinishReason>,
     dropped_calls: usize,
@@ -134,7 +134,7 @@ impl<'a> Verifier<'a> {
         }
         let Some(turn) = self.attempt_of(number, attempt) else { return };
         let broke = turn.failed.is_some();
-        let fits = turn.failed == (*ending == Ending::BrokeKept).then_some(true);
+        let fits = turn.failed == (*ending == ResponseDisposition::BrokeKept).then_some(true);
         turn.usage += *usage;
         let again = turn
             .response
@@ -232,9 +232,9 @@ fn end_fits(end: &TurnEnd, turn: &OpenTurn<'_>) -> bool {
     };
     cancelled
         || match response.ending {
-            Ending::Well | Ending::Length | Ending::BrokeKept => *end == TurnEnd::Finished,
-            Ending::Refused => *end == TurnEnd::Refused,
-            Ending::Excess => matches!(end, TurnEnd::Failed(_)),
-            Ending::Cancelled => false,
+            ResponseDisposition::Well | ResponseDisposition::Length | ResponseDisposition::BrokeKept => *end == TurnEnd::Finished,
+            ResponseDisposition::Refused => *end == TurnEnd::Refused,
+            ResponseDisposition::Excess => matches!(end, TurnEnd::Failed(_)),
+            ResponseDisposition::Cancelled => false,
         }
 }

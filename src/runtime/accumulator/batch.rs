@@ -7,18 +7,18 @@ use ractor::ActorRef;
 
 use super::{AccumulatorSetup, Current};
 use crate::event::Event;
-use crate::journal::{Appended, Noted, Urgency, unix_ms};
+use crate::journal::{AppendStatus, PendingRecord, Urgency, unix_ms};
 use crate::record::Seq;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage, StreamMessage};
 use crate::runtime::supervisor::{ToolOrder, ToolStart};
-use crate::telemetry::Recorded;
+use crate::telemetry::RecordPosition;
 use crate::turn::{Effect, PermitReply};
 use crate::types::CallKey;
 
 /// What one poll loop asks for from its first record on; its room serves the next one.
 #[derive(Default)]
 pub(super) struct TurnBatch {
-    pub(super) records: Vec<Noted>,
+    pub(super) records: Vec<PendingRecord>,
     /// Each with the number of records before it, and how much had been shown by the last of them.
     effects: Vec<(u64, u64, Effect)>,
 }
@@ -34,7 +34,7 @@ impl TurnBatch {
     ) {
         match self.records.last() {
             None => setup.perform(effect, None, current, myself),
-            Some(Noted { shown, .. }) => {
+            Some(PendingRecord { shown, .. }) => {
                 self.effects.push((self.records.len() as u64, *shown, effect));
             }
         }
@@ -64,9 +64,9 @@ impl AccumulatorSetup {
         });
         for (behind, shown, effect) in effects.drain(..) {
             let seq = Seq(last.0 - count + behind);
-            self.perform(effect, Some(Recorded { seq, time, shown }), current, myself);
+            self.perform(effect, Some(RecordPosition { seq, time, shown }), current, myself);
         }
-        goes_on || appended == Appended::Durable
+        goes_on || appended == AppendStatus::Durable
     }
 
     /// Asks for a place of a tool. One that is granted later is told to the accumulator.
@@ -105,7 +105,7 @@ impl AccumulatorSetup {
     pub(super) fn perform(
         &self,
         effect: Effect,
-        record: Option<Recorded>,
+        record: Option<RecordPosition>,
         of: &mut Current,
         myself: &ActorRef<AccumulatorMessage>,
     ) {

@@ -23,7 +23,7 @@ use super::supervisor::{ToolOrder, ToolSupervisor};
 use super::task::Task;
 use super::tool::failed;
 use crate::event::EventId;
-use crate::journal::{Noted, SessionLog, unix_ms};
+use crate::journal::{PendingRecord, SessionLog, unix_ms};
 use crate::turn::{ApprovalError, Effect, PermitReply, ToolCompletion, Turn};
 use crate::types::{ApprovalPhase, CallKey, FailureKind, RunId, RunTrace};
 use batch::TurnBatch;
@@ -318,7 +318,7 @@ impl State {
             while let Some(effect) = current.turn.poll() {
                 match effect {
                     Effect::Record(record) => {
-                        batch.records.push(Noted { record, shown: current.shown.bytes });
+                        batch.records.push(PendingRecord { record, shown: current.shown.bytes });
                     }
                     Effect::Request(_) => request = Some(effect),
                     Effect::RequestToolPermit { key, tool } => {

@@ -13,7 +13,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::*;
-use crate::context::Seed;
+use crate::context::InitialHistory;
 use crate::record::{Record, RequestKey};
 use crate::response::ExchangeEnd;
 use crate::session::RunNext;
@@ -37,7 +37,7 @@ fn trace() -> Option<TraceContext> {
 #[derive(Clone)]
 struct Live {
     seed: u64,
-    entries: Vec<Entry>,
+    entries: Vec<JournalEntry>,
     time: u64,
     history: History,
     variables: Variables,
@@ -113,7 +113,7 @@ impl Live {
             seed,
             entries: Vec::new(),
             time: 1,
-            history: History::seeded(Seed::parse(&messages).unwrap()),
+            history: History::from_initial(InitialHistory::parse(&messages).unwrap()),
             variables: Variables::default(),
             usage: Usage::default(),
             turn: 0,
@@ -133,8 +133,8 @@ impl Live {
         for record in records {
             self.time += 1;
             let seq = Seq(self.entries.len() as u64 + 1);
-            let body = Entry { seq, time: self.time, shown: 0, record }.body();
-            self.entries.push(Entry::read(&session, seq, self.time, &body).unwrap());
+            let body = JournalEntry { seq, time: self.time, shown: 0, record }.body();
+            self.entries.push(JournalEntry::read(&session, seq, self.time, &body).unwrap());
         }
         Seq(self.entries.len() as u64)
     }
