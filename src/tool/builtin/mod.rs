@@ -1,29 +1,46 @@
-//! The tools that every host has.
+//! The built-in tools.
+//!
+//! | file | tool |
+//! | --- | --- |
+//! | `calculator/` | `calculator`: evaluates an arithmetic expression with fend |
+//! | `clock.rs` | `clock`: the current time in a time zone |
+//! | `http_get/` | `http_get`: fetches a text document from the public internet |
+//! | `read_file.rs` | `read_file`: reads a text file below a configured directory |
+//! | `variables.rs` | `get_variable`, `set_variable`: variables of the session |
+
+mod calculator;
+mod clock;
+mod http_get;
+mod read_file;
+mod variables;
 
 use std::io;
 use std::path::PathBuf;
 
-use super::{
-    Calculator, Clock, GetVariable, HttpGet, HttpGetOptions, InvalidAllowRule, READ_BYTES_MAX,
-    ReadFile, RegistryError, SetVariable, ToolRegistry,
-};
+use super::{RegistryError, ToolRegistry};
+pub use calculator::Calculator;
+pub use clock::Clock;
+pub use http_get::{AllowRule, DnsLookup, HttpGet, HttpGetOptions, InvalidAllowRule};
+pub use read_file::{READ_BYTES_MAX, ReadFile};
+pub use variables::{GetVariable, SetVariable};
 
-/// What the configuration says of the built-in tools.
+/// Configuration of the built-in tools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BuiltinOptions {
-    /// `read_file.root`: the directory beneath which files are read; without it there is no
-    /// `read_file`.
+    /// `read_file.root`: the directory whose files can be read. Without it `read_file` is not
+    /// registered.
     pub read_file_root: Option<PathBuf>,
-    /// `http_get.allow`: hosts, hosts with ports and networks that are allowed although they are
+    /// `http_get.allow`: hosts, hosts with ports and networks that may be reached although they are
     /// not public.
     pub http_get_allow: Vec<String>,
 }
 
-/// A registry with `calculator`, `clock`, `get_variable`, `http_get`, `set_variable` and, where it
-/// has a root, `read_file`.
+/// Makes a registry with `calculator`, `clock`, `get_variable`, `http_get`, `set_variable` and, if
+/// it has a root, `read_file`.
 ///
 /// # Errors
-/// When the directory cannot be opened, a rule is none, or no HTTP client can be made.
+/// When the directory cannot be opened, an allow rule is invalid, or the HTTP client cannot be
+/// built.
 pub fn builtin(options: &BuiltinOptions) -> Result<ToolRegistry, BuiltinError> {
     let mut registry = ToolRegistry::new();
     registry.register(Calculator)?;
@@ -41,25 +58,25 @@ pub fn builtin(options: &BuiltinOptions) -> Result<ToolRegistry, BuiltinError> {
     Ok(registry)
 }
 
-/// Why the built-in tools cannot be had as configured.
+/// The reason why the built-in tools cannot be made as configured.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuiltinError {
-    /// `read_file.root` is no directory that can be opened.
+    /// `read_file.root` cannot be opened as a directory.
     #[error("open read_file.root {}: {source}", .root.display())]
     ReadFileRoot {
         /// The directory as configured.
         root: PathBuf,
-        /// What opening it gave.
+        /// The error of opening it.
         source: io::Error,
     },
-    /// `http_get.allow` has an entry that is none.
+    /// An entry of `http_get.allow` is invalid.
     #[error("read http_get.allow: {0}")]
     HttpGetAllow(#[from] InvalidAllowRule),
-    /// No HTTP client can be made.
-    #[error("make the client of http_get: {0}")]
+    /// The HTTP client of `http_get` cannot be built.
+    #[error("build the HTTP client of http_get: {0}")]
     HttpGetClient(#[from] reqwest::Error),
-    /// Two tools have one name.
+    /// A tool cannot be registered.
     #[error(transparent)]
     Register(#[from] RegistryError),
 }
@@ -80,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn read_file_needs_a_root() {
+    fn read_file_is_registered_only_with_a_root() {
         let mut options = BuiltinOptions::default();
         let all = ["calculator", "clock", "get_variable", "http_get", "read_file", "set_variable"];
         let without: Vec<&str> = all.into_iter().filter(|name| *name != "read_file").collect();
@@ -90,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn tools_have_their_manners_and_arguments() {
+    fn built_in_tools_have_the_expected_specs() {
         let read_file_root = Some(std::env::temp_dir());
         let options = BuiltinOptions { read_file_root, ..BuiltinOptions::default() };
         let registry = builtin(&options).unwrap();
@@ -107,14 +124,14 @@ mod tests {
             assert_eq!(spec.idempotent, idempotent, "{name}");
             assert!(!spec.exclusive && !spec.repeatable, "{name}");
             assert_eq!(spec.input.as_value()["required"], json!([argument]));
-            assert!(spec.input.first_mismatch(&json!({ argument: "x" })).is_none());
-            assert!(spec.input.first_mismatch(&json!({})).is_some());
-            assert!(spec.input.first_mismatch(&json!({ argument: 1 })).is_some());
+            assert!(spec.input.first_violation(&json!({ argument: "x" })).is_none());
+            assert!(spec.input.first_violation(&json!({})).is_some());
+            assert!(spec.input.first_violation(&json!({ argument: 1 })).is_some());
         }
     }
 
     #[tokio::test]
-    async fn tools_run_with_their_arguments() {
+    async fn built_in_tools_run_with_their_arguments() {
         let root = std::env::temp_dir().join(format!("callsheet-builtin-{}", std::process::id()));
         std::fs::create_dir_all(&root).unwrap();
         std::fs::write(root.join("note.txt"), "a note").unwrap();
@@ -143,13 +160,13 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_wrong_with_the_options() {
+    fn errors_name_the_invalid_option() {
         let missing = PathBuf::from("/nowhere/at/all");
         let options = BuiltinOptions { read_file_root: Some(missing), ..Default::default() };
         let error = builtin(&options).unwrap_err().to_string();
         assert!(error.starts_with("open read_file.root /nowhere/at/all: "), "{error}");
         let options = BuiltinOptions { http_get_allow: vec!["*".to_owned()], ..Default::default() };
         let error = builtin(&options).unwrap_err().to_string();
-        assert!(error.starts_with("read http_get.allow: \"*\" is no "), "{error}");
+        assert!(error.starts_with("read http_get.allow: \"*\" is not a "), "{error}");
     }
 }

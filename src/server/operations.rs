@@ -1,4 +1,4 @@
-//! What operators and newcomers ask for: health, metrics, and a page that says what is here.
+//! Health checks, metrics, and the start page that lists the API.
 
 use axum::Json;
 use axum::extract::{ConnectInfo, State};
@@ -6,22 +6,24 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
 
-use super::AppState;
 use super::error::ApiError;
 use super::listener::LocalAddress;
+use super::state::AppState;
 use crate::runtime::ModelStatus;
 use crate::telemetry::Telemetry;
 
-/// Where a newcomer would find the host, as it stands in the page until somebody asks.
-const PLACE: &str = "127.0.0.1:7700";
+/// The start page. Lists every route of the API.
+pub(super) const PAGE: &str = include_str!("page.html");
+
+/// The address in `page.html`, which is replaced by the server's own.
+const EXAMPLE_ADDRESS: &str = "127.0.0.1:7700";
 
 pub(super) async fn page(
     ConnectInfo(LocalAddress(local)): ConnectInfo<LocalAddress>,
 ) -> impl IntoResponse {
-    let page = include_str!("page.html");
     let page = match local {
-        Some(local) => page.replace(PLACE, &local.to_string()),
-        None => page.to_owned(),
+        Some(local) => PAGE.replace(EXAMPLE_ADDRESS, &local.to_string()),
+        None => PAGE.to_owned(),
     };
     let headers = [
         (header::CONTENT_TYPE, "text/html; charset=utf-8"),
@@ -35,8 +37,8 @@ pub(super) async fn healthz() -> impl IntoResponse {
     Json(json!({"status": "ok"}))
 }
 
-/// A host whose models do not answer is ready all the same: it is not the host that is broken, and
-/// another one would not fare better.
+/// Reports whether the host accepts runs, and the state of its models. A failing model does not make
+/// the host unready: another host would have the same problem.
 pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, ApiError> {
     if state.host.is_ready() {
         let models = state.host.models().into_iter().map(|model| {
@@ -47,7 +49,7 @@ pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, Ap
         let models: Map<String, Value> = models.collect();
         return Ok(Json(json!({"status": "ready", "models": models})).into_response());
     }
-    let message = "the host takes no runs";
+    let message = "the host does not accept runs: it is starting or shutting down";
     Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message))
 }
 

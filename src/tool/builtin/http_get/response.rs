@@ -1,39 +1,40 @@
-//! What the model is told of a response: its status, its type and its text.
+//! The text that the model reads of an HTTP response: status, content type and body.
 
 use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
 use reqwest::{Response, StatusCode};
 
 use super::GetError;
+use crate::types::excerpt;
 
-/// How much of a header or URL is told, in characters.
+/// Maximum length of a quoted header or URL.
 const QUOTED_CHARS_MAX: usize = 200;
 
-/// Reads a response: any status is an answer. A body that is no text is left unread.
+/// Reads a response with any status. Does not read a body that is not text.
 pub(super) async fn read(mut response: Response, bytes_max: usize) -> Result<String, GetError> {
     let head = head(&response);
-    // Asked before reading: later it would be what is left.
+    // Must be read before the body: afterwards it is the length of the unread rest.
     let size = response.content_length();
     if let Some(why) = unreadable(&response) {
         let size = size.map_or("of unknown size".to_owned(), |bytes| format!("{bytes} bytes"));
-        return Ok(format!("{head}\n[the body is not shown: {why}, {size}]"));
+        return Ok(format!("{head}\n[the body is left out: {why}, {size}]"));
     }
     let mut body = Vec::new();
-    let mut whole = true;
+    let mut complete = true;
     while let Some(chunk) = response.chunk().await? {
-        let room = bytes_max - body.len();
-        whole = chunk.len() <= room;
-        body.extend_from_slice(chunk.get(..room).unwrap_or(&chunk));
-        if !whole {
+        let remaining = bytes_max - body.len();
+        complete = chunk.len() <= remaining;
+        body.extend_from_slice(chunk.get(..remaining).unwrap_or(&chunk));
+        if !complete {
             break;
         }
     }
-    Ok(format!("{head}\n{}", text(&body, whole, size)))
+    Ok(format!("{head}\n{}", text(&body, complete, size)))
 }
 
-/// The status line, the type, and the URL, which redirects may have changed.
+/// Returns the status line, the content type and the URL, which redirects may have changed.
 fn head(response: &Response) -> String {
     let status = status_line(response.status());
-    let content_type = header(response, &CONTENT_TYPE).unwrap_or_else(|| "not told".to_owned());
+    let content_type = header(response, &CONTENT_TYPE).unwrap_or_else(|| "missing".to_owned());
     let url = shorten(response.url().as_str());
     format!("HTTP {status}\nurl: {url}\ncontent-type: {content_type}\n")
 }
@@ -45,7 +46,7 @@ fn status_line(status: StatusCode) -> String {
     }
 }
 
-/// Why the body cannot be shown as text, if it cannot.
+/// Returns the reason why the body cannot be read as text, if there is one.
 fn unreadable(response: &Response) -> Option<String> {
     let encoding = header(response, &CONTENT_ENCODING);
     if let Some(encoding) = encoding.filter(|coding| !coding.eq_ignore_ascii_case("identity")) {
@@ -74,35 +75,35 @@ fn is_text(content_type: &str) -> bool {
         || TEXTS.contains(&essence.as_str())
 }
 
-/// The body as text, with a note on what is missing or was no UTF-8.
-fn text(body: &[u8], whole: bool, size: Option<u64>) -> String {
-    let bytes = if whole { body } else { without_torn_character(body) };
+/// Returns the body as text, with notes about a cut and about invalid UTF-8.
+fn text(body: &[u8], complete: bool, size: Option<u64>) -> String {
+    let bytes = if complete { body } else { without_partial_character(body) };
     if memchr::memchr(0, bytes).is_some() {
-        return format!("[the body is not shown: it is no text, {} bytes or more]", body.len());
+        return format!("[the body is left out: it is not text, {} bytes or more]", body.len());
     }
     let mut text = String::from_utf8_lossy(bytes).into_owned();
     if text.is_empty() {
         text.push_str("[the body is empty]");
     }
     if std::str::from_utf8(bytes).is_err() {
-        text.push_str("\n[what is no UTF-8 in the body is shown as \u{fffd}]");
+        text.push_str("\n[invalid UTF-8 in the body is replaced by \u{fffd}]");
     }
-    if !whole {
+    if !complete {
         let of = size.map_or("more".to_owned(), |size| size.to_string());
         text.push_str(&format!("\n[cut: these are the first {} of {of} bytes]", bytes.len()));
     }
     text
 }
 
-/// The bytes without a last character of which a cut has left only the beginning.
-fn without_torn_character(bytes: &[u8]) -> &[u8] {
-    let torn = bytes.utf8_chunks().last().map_or(0, |chunk| {
-        // A beginning that could go on differs from bytes that are simply wrong.
-        let rest = chunk.invalid();
-        let unfinished = std::str::from_utf8(rest).is_err_and(|e| e.error_len().is_none());
-        if unfinished { rest.len() } else { 0 }
+/// Removes the bytes of a last character that the cut left incomplete.
+fn without_partial_character(bytes: &[u8]) -> &[u8] {
+    let partial = bytes.utf8_chunks().last().map_or(0, |chunk| {
+        // `error_len` is `None` only for the beginning of a valid character.
+        let invalid = chunk.invalid();
+        let is_partial = std::str::from_utf8(invalid).is_err_and(|e| e.error_len().is_none());
+        if is_partial { invalid.len() } else { 0 }
     });
-    bytes.get(..bytes.len() - torn).unwrap_or(bytes)
+    bytes.get(..bytes.len() - partial).unwrap_or(bytes)
 }
 
 fn header(response: &Response, name: &HeaderName) -> Option<String> {
@@ -110,12 +111,9 @@ fn header(response: &Response, name: &HeaderName) -> Option<String> {
     Some(shorten(&String::from_utf8_lossy(value.as_bytes())))
 }
 
-/// The start of something that somebody else wrote.
+/// Shortens a text from outside, to quote it.
 pub(super) fn shorten(text: &str) -> String {
-    match text.char_indices().nth(QUOTED_CHARS_MAX) {
-        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
-        None => text.to_owned(),
-    }
+    excerpt(text, QUOTED_CHARS_MAX)
 }
 
 #[cfg(test)]
@@ -123,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn knows_text_by_its_type() {
+    fn text_is_recognised_by_its_content_type() {
         for content_type in [
             "text/html; charset=utf-8",
             "TEXT/Plain",
@@ -139,12 +137,12 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_missing_of_a_body() {
+    fn body_text_notes_cuts_and_invalid_bytes() {
         assert_eq!(text(b"", true, None), "[the body is empty]");
         assert_eq!(text(b"hello", true, Some(5)), "hello");
         assert_eq!(
             text(b"caf\xe9 noir", true, None),
-            "caf\u{fffd} noir\n[what is no UTF-8 in the body is shown as \u{fffd}]"
+            "caf\u{fffd} noir\n[invalid UTF-8 in the body is replaced by \u{fffd}]"
         );
         assert_eq!(
             text("día"[..].as_bytes(), false, Some(9)),
@@ -156,13 +154,7 @@ mod tests {
         );
         assert_eq!(
             text(b"a\0b", true, None),
-            "[the body is not shown: it is no text, 3 bytes or more]"
+            "[the body is left out: it is not text, 3 bytes or more]"
         );
-    }
-
-    #[test]
-    fn bounds_what_others_wrote() {
-        assert_eq!(shorten("short"), "short");
-        assert_eq!(shorten(&"é".repeat(201)), format!("{}…", "é".repeat(200)));
     }
 }

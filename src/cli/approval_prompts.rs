@@ -6,7 +6,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 
 use tokio::sync::mpsc::{Receiver, channel};
 
-use super::out;
+use super::output;
 use super::progress::question;
 use crate::event::{ApprovalRequest, Event};
 use crate::runtime::SessionHandle;
@@ -121,7 +121,7 @@ impl ApprovalPrompts {
         }
         self.asking = None;
         let Some(line) = line else {
-            out::to_stderr("\n");
+            output::to_stderr("\n");
             self.manner = ApprovalMode::Reject("nobody can be asked: standard input has ended");
             return;
         };
@@ -140,7 +140,7 @@ impl ApprovalPrompts {
     /// The question on the screen is void.
     fn end(&mut self) {
         if self.asking.take().is_some() {
-            out::to_stderr("(no answer is needed any more)\n");
+            output::to_stderr("(no answer is needed any more)\n");
         }
     }
 }
@@ -149,7 +149,7 @@ async fn decide(session: &SessionHandle, asked: ApprovalRequest, judgement: Judg
     let ApprovalRequest { call, phase, arguments_sha256, .. } = asked;
     let decision = ApprovalDecision { phase: Some(phase), judgement, arguments_sha256 };
     if let Err(error) = session.decide(call.key, decision).await {
-        out::error(&error.to_string());
+        output::error(&error.to_string());
     }
 }
 

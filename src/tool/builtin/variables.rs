@@ -1,17 +1,17 @@
-//! `set_variable {name, value}` and `get_variable {name}`: the variables of the session.
+//! `set_variable {name, value}` and `get_variable {name}`: variables of the session.
 
 use async_trait::async_trait;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use crate::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 
-/// Writes a variable. Pure: nobody outside the session notices.
+/// Writes a variable of the session. Pure: it has no effects outside the session.
 #[derive(Clone, Copy, Debug)]
 pub struct SetVariable;
 
-/// Reads a variable. Pure.
+/// Reads a variable of the session. Pure.
 #[derive(Clone, Copy, Debug)]
 pub struct GetVariable;
 
@@ -32,8 +32,8 @@ struct GetVariableInput {
 #[async_trait]
 impl Tool for SetVariable {
     fn spec(&self) -> ToolSpec {
-        let description = "Keeps a value under a name, for later calls and turns of this session.";
-        // An identical call behind another write is no duplicate.
+        let description = "Stores a value under a name for later calls and turns of this session.";
+        // An identical call after another write of the variable is not a duplicate.
         ToolSpec::new::<SetVariableInput>("set_variable", description).pure().repeatable()
     }
 
@@ -47,17 +47,17 @@ impl Tool for SetVariable {
 #[async_trait]
 impl Tool for GetVariable {
     fn spec(&self) -> ToolSpec {
-        let description = "Tells the value, as JSON, that this session keeps under a name.";
+        let description = "Returns the JSON value that this session stores under a name.";
         ToolSpec::new::<GetVariableInput>("get_variable", description).pure().repeatable()
     }
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let GetVariableInput { name } = context.input()?;
-        let told = match context.get(&name) {
+        let text = match context.get(&name) {
             Some(value) => value.to_string(),
             None => format!("there is no variable {name:?}"),
         };
-        Ok(told.into())
+        Ok(text.into())
     }
 }
 
@@ -74,8 +74,8 @@ mod tests {
     use crate::types::CallKey;
 
     #[tokio::test]
-    async fn what_is_set_is_read_and_what_is_not_is_said_to_be_missing() {
-        let view = Arc::new(Mutex::new(VariablesTransaction::new(Variables::default(), 30)));
+    async fn get_variable_returns_what_set_variable_wrote() {
+        let view = Arc::new(Mutex::new(View::new(Variables::default(), 30)));
         let run = async |tool: &dyn Tool, arguments: Value| {
             let key = CallKey { turn: 1, attempt: 1, index: 0 };
             let token = CancellationToken::new();

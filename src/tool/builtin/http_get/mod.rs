@@ -1,15 +1,16 @@
-//! `http_get {url}`: a page from the public internet.
+//! `http_get {url}`: fetches a text document from the public internet.
 //!
-//! The model chooses the URL, so the host must not be talked into reading what only it can reach:
-//! its own ports, its neighbours, the metadata of its cloud. Each hop is checked at the address
-//! that is connected to: a literal address before the request, a name in the resolver, which hands
-//! on only allowed addresses, and the connection is made to one of these. Redirects are followed
-//! here, one checked hop after the other. No proxy is used, for it would resolve names itself.
+//! The model chooses the URL, so the tool must prevent requests to targets that only the host can
+//! reach: its own ports, its local network, its cloud's metadata service (server-side request
+//! forgery). Every hop is checked at the address that is connected to: a literal address before the
+//! request; a host name in the resolver, which returns only allowed addresses. Redirects are
+//! followed here, so that each hop is checked. Proxies are not used, because a proxy would resolve
+//! names itself.
 
-mod address;
-mod allow;
-mod answer;
+mod allow_rule;
 mod resolver;
+mod response;
+mod special_addresses;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -23,32 +24,32 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::time::timeout;
 
-pub use allow::{AllowRule, InvalidAllowRule};
+pub use allow_rule::{AllowRule, InvalidAllowRule};
 pub use resolver::DnsLookup;
 
 use self::resolver::{AddressPolicy, NoPublicAddress, Resolver};
-use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::config::ToolEffect;
+use crate::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use crate::types::{TRACEPARENT, TRACESTATE};
 
-/// The longest URL, in bytes.
+/// Maximum length of a URL.
 const URL_BYTES_MAX: usize = 8 << 10;
 
-/// By what a server knows a call that it has answered already.
+/// The header by which a server recognises a repeated call.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
 
-/// What `http_get` may do.
+/// Limits of `http_get` and its allowed private targets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HttpGetOptions {
-    /// What is allowed although it is not public.
+    /// Targets that may be reached although they are not public.
     pub allow: Vec<AllowRule>,
-    /// How much of a body is read; the rest is left unread.
+    /// Maximum number of body bytes that are read; the rest is cut.
     pub body_bytes_max: usize,
-    /// How many redirects are followed.
+    /// Maximum number of redirects that are followed.
     pub redirects_max: usize,
-    /// How long finding and reaching a host may take, TLS included.
+    /// Time limit of DNS lookup, connect and TLS handshake.
     pub connect_timeout: Duration,
-    /// How long a call may take, with all its redirects.
+    /// Time limit of a call with all its redirects.
     pub total_timeout: Duration,
 }
 
@@ -64,35 +65,36 @@ impl Default for HttpGetOptions {
     }
 }
 
-/// Fetches text by HTTP. It has effects (a server notices), and may be repeated: every request of a
-/// call brings the call's `Idempotency-Key`, unless the configuration says that it has no effects.
+/// Fetches text by HTTP. Has effects, because the server sees the request, and is idempotent: every
+/// request of a call carries the call's `Idempotency-Key`, unless the configuration declares that
+/// the tool has no effects.
 pub struct HttpGet {
     options: HttpGetOptions,
-    /// For all hosts: reaches public and allowed addresses only.
-    public: Client,
-    /// For hosts that are allowed by name: reaches whatever addresses they have.
-    trusting: Client,
+    /// The client for all other hosts; connects only to public and allowed addresses.
+    restricted: Client,
+    /// The client for hosts that are allowed by name; connects to any address.
+    unrestricted: Client,
 }
 
 impl HttpGet {
-    /// Makes the tool; names are looked up by the system.
+    /// Makes the tool with the system's DNS lookup.
     ///
     /// # Errors
-    /// When no HTTP client can be made.
+    /// When the HTTP client cannot be built.
     pub fn new(options: HttpGetOptions) -> Result<Self, reqwest::Error> {
-        Self::with_dns_lookup(options, resolver::system())
+        Self::with_dns_lookup(options, resolver::system_lookup())
     }
 
-    /// Makes the tool; names are looked up by `lookup`, whose answers are checked just the same.
+    /// Makes the tool with another DNS lookup. The addresses that it returns are checked as well.
     ///
     /// # Errors
-    /// When no HTTP client can be made.
+    /// When the HTTP client cannot be built.
     pub fn with_dns_lookup(
         options: HttpGetOptions,
         lookup: DnsLookup,
     ) -> Result<Self, reqwest::Error> {
-        let client = |admission| {
-            let resolver = Arc::new(Resolver::new(Arc::clone(&lookup), admission));
+        let client = |policy| {
+            let resolver = Arc::new(Resolver::new(Arc::clone(&lookup), policy));
             crate::tls::client(|| {
                 Client::builder()
                     .no_proxy()
@@ -100,65 +102,69 @@ impl HttpGet {
                     .dns_resolver(Arc::clone(&resolver))
                     .connect_timeout(options.connect_timeout)
                     .user_agent(concat!("callsheet/", env!("CARGO_PKG_VERSION")))
-                    .default_headers(headers())
-                    // A connection serves one request: none is left behind by a call.
+                    .default_headers(accept_headers())
+                    // No connection stays open after the call.
                     .pool_max_idle_per_host(0)
             })
         };
-        let public = client(AddressPolicy::PublicOr(options.allow.clone()))?;
-        let trusting = client(AddressPolicy::All)?;
-        Ok(Self { options, public, trusting })
+        let restricted = client(AddressPolicy::PublicOrAllowed(options.allow.clone()))?;
+        let unrestricted = client(AddressPolicy::Any)?;
+        Ok(Self { options, restricted, unrestricted })
     }
 
-    async fn get(&self, url: &str, with: &HeaderMap) -> Result<String, GetError> {
+    async fn get(&self, url: &str, headers: &HeaderMap) -> Result<String, GetError> {
         if url.len() > URL_BYTES_MAX {
             return Err(GetError::UrlTooLong(url.len()));
         }
-        let mut url = Url::parse(url).map_err(|e| GetError::BadUrl(e.to_string()))?;
-        let mut hop = self.send(&url, with).await?;
+        let mut url = Url::parse(url).map_err(|e| GetError::InvalidUrl(e.to_string()))?;
+        let mut response = self.send(&url, headers).await?;
         for _ in 0..self.options.redirects_max {
-            let Some(next) = redirect(&url, &hop)? else {
-                return answer::read(hop, self.options.body_bytes_max).await;
+            let Some(next) = redirect(&url, &response)? else {
+                return response::read(response, self.options.body_bytes_max).await;
             };
-            let redirected = |e| GetError::Redirected(answer::shorten(next.as_str()), Box::new(e));
-            hop = self.send(&next, with).await.map_err(redirected)?;
+            let redirected =
+                |e| GetError::Redirected(response::shorten(next.as_str()), Box::new(e));
+            response = self.send(&next, headers).await.map_err(redirected)?;
             url = next;
         }
-        match redirect(&url, &hop)? {
+        match redirect(&url, &response)? {
             Some(_) => Err(GetError::TooManyRedirects(self.options.redirects_max)),
-            None => answer::read(hop, self.options.body_bytes_max).await,
+            None => response::read(response, self.options.body_bytes_max).await,
         }
     }
 
-    async fn send(&self, url: &Url, with: &HeaderMap) -> Result<Response, GetError> {
-        let request = self.client_for(url)?.get(url.clone()).headers(with.clone());
+    async fn send(&self, url: &Url, headers: &HeaderMap) -> Result<Response, GetError> {
+        let request = self.client_for(url)?.get(url.clone()).headers(headers.clone());
         request.send().await.map_err(GetError::from)
     }
 
-    /// The client that may reach the URL's host, unless it is refused already.
+    /// Chooses the client for the URL's host. Refuses URLs that must not be fetched, and literal
+    /// addresses that are not allowed.
     fn client_for(&self, url: &Url) -> Result<&Client, GetError> {
         if !matches!(url.scheme(), "http" | "https") {
-            return Err(GetError::Scheme(answer::shorten(url.scheme())));
+            return Err(GetError::Scheme(response::shorten(url.scheme())));
         }
         if !url.username().is_empty() || url.password().is_some() {
             return Err(GetError::Credentials);
         }
-        let host = url.host_str().ok_or_else(|| GetError::BadUrl("it has no host".to_owned()))?;
+        let host =
+            url.host_str().ok_or_else(|| GetError::InvalidUrl("it has no host".to_owned()))?;
         if self.options.allow.iter().any(|rule| rule.allows_host(url)) {
-            return Ok(&self.trusting);
+            return Ok(&self.unrestricted);
         }
-        // A literal address is never resolved. The URL parser has brought all its spellings
-        // (2130706433, 0x7f.1) to one.
+        // A literal address is never resolved. The URL parser has normalised its spelling
+        // (2130706433 and 0x7f.1 are 127.0.0.1).
         let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
-        match literal.ok().and_then(|address| Some((address, self.refusal(address)?))) {
-            Some((address, what)) => Err(GetError::Refused { address, what }),
-            None => Ok(&self.public),
+        match literal.ok().and_then(|address| Some((address, self.forbidden_kind(address)?))) {
+            Some((address, kind)) => Err(GetError::ForbiddenAddress { address, kind }),
+            None => Ok(&self.restricted),
         }
     }
 
-    fn refusal(&self, address: IpAddr) -> Option<&'static str> {
+    /// Returns the kind of an address that must not be reached.
+    fn forbidden_kind(&self, address: IpAddr) -> Option<&'static str> {
         let allowed = self.options.allow.iter().any(|rule| rule.allows_address(address));
-        address::special(address).filter(|_| !allowed)
+        special_addresses::special_kind(address).filter(|_| !allowed)
     }
 }
 
@@ -171,7 +177,7 @@ impl fmt::Debug for HttpGet {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct HttpGetInput {
-    /// The URL, beginning with `http://` or `https://`.
+    /// The URL; it starts with `http://` or `https://`.
     url: String,
 }
 
@@ -181,7 +187,7 @@ impl Tool for HttpGet {
         ToolSpec::new::<HttpGetInput>(
             "http_get",
             "Fetches a text document (a web page, JSON, plain text) by HTTP GET from the public \
-             internet and answers its status, content type and body.",
+             internet and returns its status, content type and body.",
         )
         .idempotent()
     }
@@ -189,35 +195,35 @@ impl Tool for HttpGet {
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let HttpGetInput { url } = context.input()?;
         let limit = self.options.total_timeout;
-        let with = brought_along(&context);
-        let got = tokio::select! {
-            got = timeout(limit, self.get(&url, &with)) => got.unwrap_or(Err(GetError::TimedOut(limit))),
+        let headers = call_headers(&context);
+        let fetched = tokio::select! {
+            fetched = timeout(limit, self.get(&url, &headers)) => fetched.unwrap_or(Err(GetError::TimedOut(limit))),
             () = context.cancelled() => Err(GetError::Cancelled),
         };
-        got.map(ToolOutput).map_err(ToolError::new)
+        fetched.map(ToolOutput).map_err(ToolError::new)
     }
 }
 
-/// Why nothing was fetched.
+/// The reason why nothing was fetched.
 #[derive(Debug, thiserror::Error)]
 enum GetError {
-    #[error("the URL has {0} bytes; at most {URL_BYTES_MAX} are taken")]
+    #[error("the URL has {0} bytes; at most {URL_BYTES_MAX} are allowed")]
     UrlTooLong(usize),
-    #[error("no valid URL: {0}")]
-    BadUrl(String),
+    #[error("invalid URL: {0}")]
+    InvalidUrl(String),
     #[error("only http and https URLs can be fetched, not {0:?}")]
     Scheme(String),
-    #[error("a URL must not hold a user name or password")]
+    #[error("the URL must not contain a user name or password")]
     Credentials,
-    #[error("refused: {address} is {what}, and only public addresses are fetched from")]
-    Refused { address: IpAddr, what: &'static str },
+    #[error("refused: {address} is {kind}, and only public addresses can be fetched")]
+    ForbiddenAddress { address: IpAddr, kind: &'static str },
     #[error("refused: {0}")]
     NoPublicAddress(NoPublicAddress),
     #[error("redirected to {0}: {1}")]
     Redirected(String, Box<Self>),
     #[error("redirected more than {0} times")]
     TooManyRedirects(usize),
-    #[error("not fetched within {} s", .0.as_secs_f64())]
+    #[error("the request did not finish within {} s", .0.as_secs_f64())]
     TimedOut(Duration),
     #[error("cancelled")]
     Cancelled,
@@ -226,9 +232,9 @@ enum GetError {
 }
 
 impl From<reqwest::Error> for GetError {
-    /// Tells the last cause, which says most, and what was being done.
+    /// Reports the root cause and the operation that failed.
     fn from(error: reqwest::Error) -> Self {
-        let doing = match (error.is_timeout(), error.is_connect(), error.is_body()) {
+        let operation = match (error.is_timeout(), error.is_connect(), error.is_body()) {
             (true, _, _) => "timed out",
             (false, true, _) => "failed to connect",
             (false, false, true) => "failed to read the body",
@@ -242,15 +248,15 @@ impl From<reqwest::Error> for GetError {
             let Some(source) = deepest.source() else { break };
             deepest = source;
         }
-        // reqwest's own text would only repeat the URL.
+        // The message of `reqwest::Error` itself only repeats the URL.
         match deepest.is::<reqwest::Error>() {
-            true => Self::Transport(doing.to_owned()),
-            false => Self::Transport(format!("{doing}: {deepest}")),
+            true => Self::Transport(operation.to_owned()),
+            false => Self::Transport(format!("{operation}: {deepest}")),
         }
     }
 }
 
-/// Where the response sends us, if it does.
+/// Returns the target of a redirect, if the response is one.
 fn redirect(url: &Url, response: &Response) -> Result<Option<Url>, GetError> {
     let redirects = matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308);
     let Some(location) = response.headers().get(LOCATION).filter(|_| redirects) else {
@@ -262,36 +268,36 @@ fn redirect(url: &Url, response: &Response) -> Result<Option<Url>, GetError> {
     }
     let next = url.join(&location);
     next.map(Some).map_err(|e| {
-        let bad = GetError::BadUrl(e.to_string());
-        GetError::Redirected(answer::shorten(&location), Box::new(bad))
+        let invalid = GetError::InvalidUrl(e.to_string());
+        GetError::Redirected(response::shorten(&location), Box::new(invalid))
     })
 }
 
-/// What every request of a call brings along.
-fn brought_along(context: &ToolContext) -> HeaderMap {
+/// Returns the headers that are sent with every request of a call: idempotency key and trace.
+fn call_headers(context: &ToolContext) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    let mut put = |name, value: &str| {
-        // Neither keys nor traces have characters that no header may have.
+    let mut insert = |name, value: &str| {
+        // Keys and trace headers contain only characters that are valid in a header.
         headers.extend(HeaderValue::from_str(value).ok().map(|value| (name, value)));
     };
     match context.effect() {
-        ToolEffect::Some => put(IDEMPOTENCY_KEY, context.idempotency_key()),
+        ToolEffect::Some => insert(IDEMPOTENCY_KEY, context.idempotency_key()),
         ToolEffect::None => {}
     }
     if let Some(trace) = context.trace() {
-        put(HeaderName::from_static(TRACEPARENT), &trace.traceparent());
+        insert(HeaderName::from_static(TRACEPARENT), &trace.traceparent());
         if let Some(state) = trace.tracestate() {
-            put(HeaderName::from_static(TRACESTATE), state);
+            insert(HeaderName::from_static(TRACESTATE), state);
         }
     }
     headers
 }
 
-fn headers() -> HeaderMap {
+fn accept_headers() -> HeaderMap {
     let mut headers = HeaderMap::new();
     let text = "text/*, application/json, application/xml;q=0.9, */*;q=0.5";
     headers.insert(ACCEPT, HeaderValue::from_static(text));
-    // A small compressed body may be a very large one.
+    // A small compressed body could expand to a very large one.
     headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     headers
 }
@@ -305,7 +311,7 @@ mod tests {
         HttpGet::new(HttpGetOptions { allow, ..HttpGetOptions::default() }).unwrap()
     }
 
-    /// Whether a URL is refused before anything is sent, and why.
+    /// Returns the error of a URL that is refused before any request.
     fn refused(tool: &HttpGet, url: &str) -> Option<String> {
         let url = Url::parse(url).unwrap_or_else(|e| panic!("{url}: {e}"));
         tool.client_for(&url).err().map(|e| e.to_string())
@@ -342,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_web_urls_are_fetched() {
+    fn only_http_urls_without_credentials_are_allowed() {
         let tool = tool(&[]);
         for (url, expect) in [
             ("file:///etc/passwd", "not \"file\""),
@@ -357,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_allow_what_they_name_and_no_more() {
+    fn allow_rules_allow_only_what_they_match() {
         let tool = tool(&["127.0.0.1:8080", "10.0.0.0/8", "intranet:80"]);
         assert_eq!(refused(&tool, "http://127.0.0.1:8080/"), None);
         assert!(refused(&tool, "http://127.0.0.1:8081/").is_some());
@@ -367,7 +373,7 @@ mod tests {
         assert!(refused(&tool, "http://11.1.2.3:9/").is_none());
         assert!(refused(&tool, "http://172.16.0.1/").is_some());
         let client = |url: &str| tool.client_for(&Url::parse(url).unwrap()).unwrap() as *const _;
-        assert!(std::ptr::eq(client("http://intranet/"), &raw const tool.trusting));
-        assert!(std::ptr::eq(client("http://intranet:81/"), &raw const tool.public));
+        assert!(std::ptr::eq(client("http://intranet/"), &raw const tool.unrestricted));
+        assert!(std::ptr::eq(client("http://intranet:81/"), &raw const tool.restricted));
     }
 }

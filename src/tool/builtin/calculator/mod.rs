@@ -1,8 +1,8 @@
 //! `calculator {expression}`: arithmetic with exact numbers, units and functions.
 //!
-//! The language is fend's, without what a calculator has no use for: no variables, functions of
-//! one's own, strings, dates, dice or currencies. What is left cannot loop, only take long, and
-//! that is bounded.
+//! Evaluates with the `fend-core` library. Variables, user-defined functions, strings, dates, dice
+//! and currencies are refused. The remaining language cannot loop, but an evaluation can take very
+//! long, so its time is limited.
 
 mod expression;
 
@@ -17,28 +17,28 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use self::expression::{FendExpression, UnreadableExpression};
-use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use self::expression::{FendExpression, InvalidExpression};
+use crate::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 
-/// The longest result, in bytes; a number is never cut.
+/// Maximum length of a result. A longer result is an error, because a cut number would be wrong.
 const RESULT_BYTES_MAX: usize = 4096;
 
-/// How long one evaluation may compute.
+/// Time limit of one evaluation.
 const COMPUTING_TIME_MAX: Duration = Duration::from_secs(2);
 
-/// When the call is given up although its evaluation still runs: fend does not look up while it
-/// reduces a fraction of two numbers with a hundred thousand digits.
+/// Time limit of the call, in case the evaluation does not stop at its own limit: fend does not
+/// check for an interrupt while it reduces a fraction of two very long numbers.
 const CALL_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// How many of fend's steps lie between two looks at the clock.
-const STEPS_PER_LOOK: u32 = 64;
+/// Number of fend's interrupt checks between two reads of the clock.
+const CHECKS_PER_CLOCK_READ: u32 = 64;
 
-/// The stack of an evaluation. fend's parser descends once per bracket and sign, and a level costs
-/// 28 kB without optimisation: the longest expression may need 14 MB, and an overflow would end
-/// the whole process. Only what is touched is ever committed.
+/// Stack size of an evaluation. fend's parser recurses once per bracket and sign, and each level uses
+/// 28 kB in a debug build: the longest expression may need 14 MB, and a stack overflow would abort
+/// the process. Untouched pages are never committed.
 const STACK_BYTES: usize = 64 << 20;
 
-/// Computes an expression. Pure.
+/// Evaluates an arithmetic expression. Pure.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Calculator;
 
@@ -46,7 +46,7 @@ pub struct Calculator;
 #[serde(deny_unknown_fields)]
 struct CalculatorInput {
     /// The expression, for example `17% of 2,350`, `sqrt(2) * 10^3`, `5 feet 3 inches to cm`,
-    /// `100 °F to °C` or `1/3 to 5 dp`. A point separates decimals, a comma thousands.
+    /// `100 °F to °C` or `1/3 to 5 dp`. The decimal separator is a point; commas separate thousands.
     expression: String,
 }
 
@@ -67,17 +67,17 @@ impl Tool for Calculator {
         let CalculatorInput { expression } = context.input()?;
         let deadline = Instant::now() + COMPUTING_TIME_MAX;
         let expired = move || Instant::now() >= deadline || context.is_cancelled();
-        compute(&expression, expired).map(ToolOutput).map_err(ToolError::new)
+        evaluate_in_thread(&expression, expired).map(ToolOutput).map_err(ToolError::new)
     }
 }
 
-/// Why an expression has no result.
+/// The reason why an expression has no result.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-enum ComputeError {
+enum EvaluationError {
     #[error(transparent)]
-    Unreadable(#[from] UnreadableExpression),
-    #[error("computing took longer than {} s and was given up", COMPUTING_TIME_MAX.as_secs())]
-    TooSlow,
+    InvalidExpression(#[from] InvalidExpression),
+    #[error("the evaluation took longer than {} s and was stopped", COMPUTING_TIME_MAX.as_secs())]
+    TimedOut,
     #[error(
         "the result has {0} bytes, more than {RESULT_BYTES_MAX}; ask for fewer digits, for \
          example with `to 10 sf`"
@@ -85,62 +85,63 @@ enum ComputeError {
     ResultTooLong(usize),
     #[error("the result is too large for these functions, which are precise to 15 digits")]
     Imprecise,
-    #[error("cannot compute {expression:?}: {reason}")]
-    Invalid { expression: String, reason: String },
+    #[error("cannot evaluate {expression:?}: {reason}")]
+    Rejected { expression: String, reason: String },
     #[error("the evaluation failed: {0}")]
     Evaluator(String),
 }
 
-fn compute(
-    written: &str,
+/// Evaluates an expression on a thread of its own, which has a large stack.
+fn evaluate_in_thread(
+    source: &str,
     expired: impl Fn() -> bool + Send + Sync + 'static,
-) -> Result<String, ComputeError> {
-    let expression = Arc::new(FendExpression::read(written)?);
-    let watch = Arc::new(InterruptCheck { expired, steps: AtomicU32::new(0) });
-    let (read, watched) = (Arc::clone(&expression), Arc::clone(&watch));
+) -> Result<String, EvaluationError> {
+    let expression = Arc::new(FendExpression::parse(source)?);
+    let interrupt = Arc::new(InterruptCheck { expired, checks: AtomicU32::new(0) });
+    let (parsed, interrupted) = (Arc::clone(&expression), Arc::clone(&interrupt));
     let evaluation = thread::Builder::new()
         .name("calculator".to_owned())
         .stack_size(STACK_BYTES)
-        .spawn(move || evaluate_readably(&read, watched.as_ref()))
-        .map_err(|e| ComputeError::Evaluator(format!("no thread: {e}")))?;
+        .spawn(move || evaluate_with_rounding(&parsed, interrupted.as_ref()))
+        .map_err(|e| EvaluationError::Evaluator(format!("start a thread: {e}")))?;
     let result = evaluation
         .join()
-        .map_err(|_| ComputeError::Evaluator("the evaluator panicked".to_owned()))?;
-    let text = result.map_err(|reason| match (watch.expired)() {
-        true => ComputeError::TooSlow,
-        false => ComputeError::Invalid { expression: written.trim().to_owned(), reason },
+        .map_err(|_| EvaluationError::Evaluator("the evaluator panicked".to_owned()))?;
+    let text = result.map_err(|reason| match (interrupt.expired)() {
+        true => EvaluationError::TimedOut,
+        false => EvaluationError::Rejected { expression: source.trim().to_owned(), reason },
     })?;
     if is_beyond_precision(&expression, &text) {
-        return Err(ComputeError::Imprecise);
+        return Err(EvaluationError::Imprecise);
     }
     match text.len() <= RESULT_BYTES_MAX {
         true => Ok(text),
-        false => Err(ComputeError::ResultTooLong(text.len())),
+        false => Err(EvaluationError::ResultTooLong(text.len())),
     }
 }
 
-/// Evaluates to ten decimals, or to fifteen digits what would be nothing then, unless the
-/// expression itself says what to convert to. fend by itself looks for the period of each
-/// fraction, which takes long for compound interest, and tells all of a thousand decimals.
-fn evaluate_readably(
+/// Evaluates to ten decimal places, or to fifteen significant digits if that would give zero. An
+/// expression with its own conversion is evaluated as it is. Without a conversion fend would search
+/// for the period of each fraction, which is slow, and return up to a thousand decimals.
+fn evaluate_with_rounding(
     expression: &FendExpression,
     interrupt: &impl Interrupt,
 ) -> Result<String, String> {
     let text = expression.as_str();
-    if expression.converts() {
+    if expression.has_conversion() {
         return evaluate(text, interrupt);
     }
     match evaluate(&format!("{text} to 10 dp"), interrupt) {
-        Ok(told) if told == "approx. 0" || told == "approx. -0" => {
+        Ok(result) if result == "approx. 0" || result == "approx. -0" => {
             evaluate(&format!("{text} to 15 sf"), interrupt)
         }
-        Ok(told) => Ok(told),
-        // Not a number: `2 ≠ 3`.
+        Ok(result) => Ok(result),
+        // The result cannot be rounded because it is not a number, as in `2 ≠ 3`.
         Err(_) => evaluate(text, interrupt),
     }
 }
 
-/// Runs fend in a context of its own, which has no clock, no chance and no exchange rates.
+/// Runs fend in a new context without a clock, random numbers and exchange rates.
 fn evaluate(expression: &str, interrupt: &impl Interrupt) -> Result<String, String> {
     let mut context = fend_core::Context::new();
     let result = fend_core::evaluate_with_interrupt(expression, &mut context, interrupt)?;
@@ -150,24 +151,24 @@ fn evaluate(expression: &str, interrupt: &impl Interrupt) -> Result<String, Stri
     Ok(result.get_main_result().to_owned())
 }
 
-/// Whether fend's way over floating point numbers shows: it rounds by them, exact to fifteen
-/// digits, and turns what is larger than 2^64 into 2^64.
-fn is_beyond_precision(expression: &FendExpression, told: &str) -> bool {
-    let numbers = told.split(|c: char| !c.is_ascii_digit() && c != '.');
+/// Returns true if floating point has made the result imprecise. fend rounds with floating point
+/// numbers, which are exact to fifteen digits, and turns values above 2^64 into 2^64.
+fn is_beyond_precision(expression: &FendExpression, result: &str) -> bool {
+    let numbers = result.split(|c: char| !c.is_ascii_digit() && c != '.');
     let digits_max = numbers.map(|number| number.split('.').next().unwrap_or("").len()).max();
-    let saturated = told.starts_with("approx.") && told.contains("18446744073709551616");
-    saturated || (expression.rounds() && digits_max.unwrap_or(0) > 15)
+    let saturated = result.starts_with("approx.") && result.contains("18446744073709551616");
+    saturated || (expression.has_rounding() && digits_max.unwrap_or(0) > 15)
 }
 
-/// Tells fend when to give up.
+/// Interrupts fend when the evaluation's time limit has passed or its call is cancelled.
 struct InterruptCheck<F> {
     expired: F,
-    steps: AtomicU32,
+    checks: AtomicU32,
 }
 
 impl<F: Fn() -> bool + Sync> Interrupt for InterruptCheck<F> {
     fn should_interrupt(&self) -> bool {
-        self.steps.fetch_add(1, Ordering::Relaxed).is_multiple_of(STEPS_PER_LOOK)
+        self.checks.fetch_add(1, Ordering::Relaxed).is_multiple_of(CHECKS_PER_CLOCK_READ)
             && (self.expired)()
     }
 }
@@ -177,24 +178,25 @@ mod tests {
     use super::expression::EXPRESSION_CHARS_MAX;
     use super::*;
 
-    fn computed(expression: &str) -> Result<String, String> {
+    fn evaluated(expression: &str) -> Result<String, String> {
         let deadline = Duration::from_millis(500);
         let begun = Instant::now();
-        compute(expression, move || begun.elapsed() >= deadline).map_err(|e| e.to_string())
+        evaluate_in_thread(expression, move || begun.elapsed() >= deadline)
+            .map_err(|e| e.to_string())
     }
 
     fn check(expression: &str, expect: &str) {
-        assert_eq!(computed(expression).as_deref(), Ok(expect), "{expression}");
+        assert_eq!(evaluated(expression).as_deref(), Ok(expect), "{expression}");
     }
 
     #[track_caller]
     fn check_error(expression: &str, expect: &str) {
-        let error = computed(expression).expect_err(expression);
+        let error = evaluated(expression).expect_err(expression);
         assert!(error.contains(expect), "{expression:?}: {error}");
     }
 
     #[test]
-    fn computes_exactly() {
+    fn evaluates_exactly() {
         check("17 % of 2,350", "399.5");
         check("17% of 2350", "399.5");
         check("0.1 + 0.2", "0.3");
@@ -219,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn tells_long_numbers_shortly() {
+    fn rounds_long_decimals() {
         check("50000*(1+0.07/12)^(12*30)", "approx. 405824.8737679804");
         check("1.00583^360", "approx. 8.1068199223");
         check("1.07^30", "approx. 7.6122550427");
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_binds_tighter_than_a_power() {
+    fn a_function_call_binds_tighter_than_a_power() {
         check("sin(1)^2 + cos(1)^2", "approx. 1");
         check("round(2.4)^2", "4");
         check("2 ln(e)^3", "approx. 2");
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_would_be_imprecise() {
+    fn refuses_imprecise_results() {
         for expression in ["floor(1e25/7)", "round(9007199254740993.5)", "sinh(50)", "(1+i)^1000"] {
             check_error(expression, "precise to 15 digits");
         }
@@ -250,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_would_be_misread() {
+    fn refuses_ambiguous_notation() {
         check_error("1,5 + 1", "write a point");
         check_error("1.000,5", "write a point");
         check_error("1,2345", "write a point");
@@ -263,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn has_no_functions_strings_dates_or_rates() {
+    fn refuses_function_definitions_strings_dates_and_currencies() {
         for (expression, sign) in [
             ("f = x: f x", "'='"),
             ("(x => x x) (x => x x)", "'='"),
@@ -287,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn gives_up_on_what_takes_too_long() {
+    fn stops_evaluations_that_take_too_long() {
         for hostile in
             ["9^9^9^9", "100000!", "3!!!!!", "fib 10^9", "1e999999999", "pi to 1000000000 dp"]
         {
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn bounds_expression_and_result() {
+    fn limits_the_length_of_expression_and_result() {
         check_error(&"1".repeat(501), "501 characters");
         check_error("2^20000", "the result has 6021 bytes");
     }
@@ -307,14 +309,14 @@ mod tests {
     fn survives_the_deepest_nesting() {
         for deep in ["(", ")", "-", "+", "-(", "abs(", "ln(", "2^", "sqrt ", "1+", "not ", "m "] {
             let times = (EXPRESSION_CHARS_MAX - 1) / deep.len();
-            // What comes out does not matter, only that it comes.
-            let _ = computed(&format!("{}1", deep.repeat(times)));
+            // Only the absence of a stack overflow matters, not the result.
+            let _ = evaluated(&format!("{}1", deep.repeat(times)));
         }
         check(&format!("{}1{}", "(".repeat(240), ")".repeat(240)), "1");
     }
 
     #[test]
     fn stops_when_the_call_is_cancelled() {
-        assert_eq!(compute("9^9^9^9", || true), Err(ComputeError::TooSlow));
+        assert_eq!(evaluate_in_thread("9^9^9^9", || true), Err(EvaluationError::TimedOut));
     }
 }

@@ -1,6 +1,6 @@
-//! Event streams: a session, or one of its runs, as Server-Sent Events.
+//! Event streams: the events of a session or of one run as Server-Sent Events.
 //!
-//! Closing a stream is not stopping the run. Events that are ready are joined into one write.
+//! All events that are ready are joined into one write. Closing a stream does not stop the run.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -11,34 +11,34 @@ use axum::response::Response;
 use futures::{FutureExt as _, Stream, StreamExt as _};
 use tokio_util::sync::CancellationToken;
 
-use super::AppState;
+use super::state::AppState;
 use crate::event::{Event, EventId};
 use crate::runtime::{Host, Watch};
 use crate::telemetry::{FeedItem, Subscription, journal_failed};
 
-/// How much is joined before it is written.
+/// Size at which joined events are written.
 const WRITE_BYTES_MAX: usize = 64 * 1024;
 
-/// What a client is told whose session ends before it should.
-const CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
-                      \"message\":\"the session is closed\",\"transient\":false}";
+/// The last event of a stream whose session was closed.
+const SESSION_CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
+                              \"message\":\"the session is closed\",\"transient\":false}";
 
-/// Answers with a run's events until its last one, or until the server or its host stops.
+/// Streams the events of a new run, until the run ends or the server shuts down.
 pub(super) fn run(events: Subscription, state: &AppState) -> Response {
-    let shown = StreamPosition { last: events.began(), ends_with_run: true };
-    respond(writes(events, shown, StreamSettings::of(state)))
+    let position = StreamPosition { last: events.began(), ends_with_run: true };
+    respond(writes(events, position, StreamSettings::new(state)))
 }
 
-/// The same of a run that was asked for before.
+/// Streams the events of a run that an earlier request with the same `Idempotency-Key` started.
 pub(super) fn past_run(events: Watch, state: &AppState) -> Response {
-    let shown = StreamPosition { last: events.began(), ends_with_run: true };
-    respond(writes(events, shown, StreamSettings::of(state)))
+    let position = StreamPosition { last: events.began(), ends_with_run: true };
+    respond(writes(events, position, StreamSettings::new(state)))
 }
 
-/// Answers with a session's events until it ends, or until the server or its host stops.
+/// Streams the events of a session, until it is closed or the server shuts down.
 pub(super) fn session(events: Watch, state: &AppState) -> Response {
-    let shown = StreamPosition { last: events.began(), ends_with_run: false };
-    respond(writes(events, shown, StreamSettings::of(state)))
+    let position = StreamPosition { last: events.began(), ends_with_run: false };
+    respond(writes(events, position, StreamSettings::new(state)))
 }
 
 fn respond(writes: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
@@ -46,76 +46,77 @@ fn respond(writes: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'stati
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    // nginx would collect events before it passes them on.
+    // Without this header nginx buffers events.
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
 
-/// When a stream falls silent or ends without an event.
+/// Settings of a stream: its keep-alive interval, and the signals that end it without an event.
 #[derive(Clone)]
 struct StreamSettings {
     keep_alive: Duration,
     closing: CancellationToken,
-    /// Its sessions end, and are not closed.
+    /// The host. When it shuts down, its subscriptions end although the sessions are not closed.
     host: Option<Host>,
 }
 
 impl StreamSettings {
-    fn of(state: &AppState) -> Self {
+    fn new(state: &AppState) -> Self {
         let host = Some(state.host.clone());
         Self { keep_alive: state.options.keep_alive, closing: state.closing.clone(), host }
     }
 
-    /// Whether this is the end of a session that goes on when the host begins again.
-    fn is_end(&self, next: Option<&FeedItem>) -> bool {
+    /// Returns true if the events ended because the host shuts down. The session is not closed then.
+    fn is_host_shutdown(&self, next: Option<&Delivery>) -> bool {
         next.is_none() && self.host.as_ref().is_some_and(|host| !host.is_ready())
     }
 }
 
-/// How far a client has been shown the events.
+/// The position of a client in the events.
 struct StreamPosition {
-    /// Where it reads again.
+    /// Id of the last event that was written; a client reconnects with it.
     last: EventId,
     ends_with_run: bool,
 }
 
-/// One item a write.
+/// Turns events into writes. All events that are ready go into one write.
 fn writes(
-    events: impl Stream<Item = FeedItem> + Unpin + Send + 'static,
-    shown: StreamPosition,
-    stop: StreamSettings,
+    events: impl Stream<Item = Delivery> + Unpin + Send + 'static,
+    position: StreamPosition,
+    settings: StreamSettings,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static {
-    futures::stream::unfold(Some((events, shown)), move |state| {
-        let stop = stop.clone();
+    futures::stream::unfold(Some((events, position)), move |state| {
+        let settings = settings.clone();
         async move {
-            let (mut events, mut shown) = state?;
+            let (mut events, mut position) = state?;
             let first = tokio::select! {
-                // What is ready is still written when the server closes.
+                // Events that are ready are still written when the server shuts down.
                 biased;
                 first = events.next() => first,
-                () = stop.closing.cancelled() => return None,
-                () = tokio::time::sleep(stop.keep_alive) => {
-                    return Some((Ok(Bytes::from_static(b": alive\n\n")), Some((events, shown))));
+                () = settings.closing.cancelled() => return None,
+                () = tokio::time::sleep(settings.keep_alive) => {
+                    let comment = Bytes::from_static(b": alive\n\n");
+                    return Some((Ok(comment), Some((events, position))));
                 }
             };
-            if stop.is_end(first.as_ref()) {
+            if settings.is_host_shutdown(first.as_ref()) {
                 return None;
             }
             let mut text = String::new();
-            let mut ended = shown.append(&mut text, first.as_ref());
-            while !ended && text.len() < WRITE_BYTES_MAX && !stop.closing.is_cancelled() {
+            let mut ended = position.append(&mut text, first.as_ref());
+            while !ended && text.len() < WRITE_BYTES_MAX && !settings.closing.is_cancelled() {
                 let Some(next) = events.next().now_or_never() else { break };
-                ended = stop.is_end(next.as_ref()) || shown.append(&mut text, next.as_ref());
+                ended = settings.is_host_shutdown(next.as_ref())
+                    || position.append(&mut text, next.as_ref());
             }
-            Some((Ok(Bytes::from(text)), (!ended).then_some((events, shown))))
+            Some((Ok(Bytes::from(text)), (!ended).then_some((events, position))))
         }
     })
 }
 
 impl StreamPosition {
-    /// Adds what a client is shown of a delivery, or of there being none any more; whether it was
-    /// the last.
-    fn append(&mut self, text: &mut String, delivery: Option<&FeedItem>) -> bool {
+    /// Appends the text of a delivery, or of the end of the session. Returns true if it is the last.
+    fn append(&mut self, text: &mut String, delivery: Option<&Delivery>) -> bool {
         match delivery {
             Some(FeedItem::Event(published)) => {
                 self.last = published.id.unwrap_or(self.last);
@@ -132,9 +133,8 @@ impl StreamPosition {
                 append_event(text, event.kind, &event.json);
                 true
             }
-            // The session is gone.
             None => {
-                append_event(text, "error", CLOSED);
+                append_event(text, "error", SESSION_CLOSED);
                 true
             }
         }
@@ -157,7 +157,7 @@ mod tests {
     use crate::telemetry::{Feed, Telemetry};
     use crate::types::RunEnd;
 
-    const ALIVE: Duration = Duration::from_secs(15);
+    const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
     fn text(text: &str) -> crate::event::PublishedEvent {
         published(Event::TextReceived { text: text.to_owned() })
@@ -177,16 +177,17 @@ mod tests {
         Feed::starting_at(Telemetry::new(&[]), EventId::default())
     }
 
-    fn tell(feed: &Feed, event: crate::event::PublishedEvent) {
+    fn publish(feed: &Feed, event: crate::event::Published) {
         feed.publish(event, None);
     }
 
     fn start(feed: &Feed) -> (impl Stream<Item = String> + Unpin + use<>, CancellationToken) {
         let closing = CancellationToken::new();
         let writes = {
-            let shown = StreamPosition { last: EventId::default(), ends_with_run: true };
-            let stop = StreamSettings { keep_alive: ALIVE, closing: closing.clone(), host: None };
-            writes(feed.subscribe(8), shown, stop)
+            let position = StreamPosition { last: EventId::default(), ends_with_run: true };
+            let settings =
+                StreamSettings { keep_alive: KEEP_ALIVE, closing: closing.clone(), host: None };
+            writes(feed.subscribe(8), position, settings)
         };
         let texts = writes.map(|bytes| {
             let Ok(bytes) = bytes;
@@ -196,11 +197,11 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_ready_is_one_write() {
+    async fn ready_events_are_joined_into_one_write() {
         let feed = feed();
         let (mut writes, _closing) = start(&feed);
-        tell(&feed, text("a"));
-        tell(&feed, text("b"));
+        publish(&feed, text("a"));
+        publish(&feed, text("b"));
         let write = writes.next().await.expect("a write");
         let kinds: Vec<&str> = write.lines().filter(|line| line.starts_with("event")).collect();
         assert_eq!(kinds, ["event: content_delta", "event: content_delta"]);
@@ -214,16 +215,16 @@ mod tests {
         assert_eq!(texts[0]["text"], "a");
         assert_eq!(texts[1]["text"], "b");
         assert_eq!(texts[0]["session_id"], "s1");
-        tell(&feed, text("c"));
+        publish(&feed, text("c"));
         assert!(writes.next().await.expect("a write").contains("\"text\":\"c\""));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_stream_ends_with_the_run_and_not_with_later_events() {
+    async fn the_stream_ends_with_its_run() {
         let feed = feed();
         let (mut writes, _closing) = start(&feed);
-        tell(&feed, end());
-        tell(&feed, text("of the next run"));
+        publish(&feed, end());
+        publish(&feed, text("of the next run"));
         let write = writes.next().await.expect("a write");
         assert!(write.contains("event: session_stats\n"), "{write}");
         assert!(write.contains("event: stream_end\n") && !write.contains("next run"), "{write}");
@@ -231,10 +232,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_session_that_ends_before_the_run_is_told_of() {
+    async fn closing_the_session_ends_the_stream_with_an_error() {
         let feed = feed();
         let (mut writes, _closing) = start(&feed);
-        tell(&feed, text("a"));
+        publish(&feed, text("a"));
         drop(feed);
         let write = writes.next().await.expect("a write");
         let (_, error) = write.split_once("event: error\ndata: ").expect("an error");
@@ -248,22 +249,22 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_is_broken_by_comments() {
+    async fn a_silent_stream_sends_comments() {
         let feed = feed();
         let (mut writes, _closing) = start(&feed);
         let began = Instant::now();
         assert_eq!(writes.next().await.as_deref(), Some(": alive\n\n"));
-        assert_eq!(began.elapsed(), ALIVE);
+        assert_eq!(began.elapsed(), KEEP_ALIVE);
         assert_eq!(writes.next().await.as_deref(), Some(": alive\n\n"));
-        assert_eq!(began.elapsed(), ALIVE * 2);
+        assert_eq!(began.elapsed(), KEEP_ALIVE * 2);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_slow_reader_is_told_to_read_again() {
+    async fn a_slow_reader_gets_resync() {
         let feed = feed();
         let (mut writes, _closing) = start(&feed);
         for _ in 0..9 {
-            tell(&feed, text("a"));
+            publish(&feed, text("a"));
         }
         let write = writes.next().await.expect("a write");
         assert_eq!(write.matches("event: content_delta\n").count(), 8);
@@ -275,10 +276,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn closing_ends_the_stream_after_what_is_ready() {
+    async fn server_shutdown_ends_the_stream_after_ready_events() {
         let feed = feed();
         let (mut writes, closing) = start(&feed);
-        tell(&feed, text("a"));
+        publish(&feed, text("a"));
         closing.cancel();
         assert!(writes.next().await.expect("a write").contains("content_delta"));
         assert_eq!(writes.next().await, None);

@@ -7,11 +7,13 @@ use jiff::Timestamp;
 use jiff::tz::{TimeZone, TimeZoneDatabase};
 use schemars::JsonSchema;
 use serde::Deserialize;
+use strsim::levenshtein;
 
-use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use crate::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use crate::types::excerpt;
 
-/// Places that people name although the database has no zone of that name.
-const PLACES: &[(&str, &str)] = &[
+/// Names of places that the IANA database has no zone for.
+const PLACE_ALIASES: &[(&str, &str)] = &[
     ("beijing", "Asia/Shanghai"),
     ("china", "Asia/Shanghai"),
     ("guangzhou", "Asia/Shanghai"),
@@ -48,49 +50,50 @@ const PLACES: &[(&str, &str)] = &[
     ("rio_de_janeiro", "America/Sao_Paulo"),
 ];
 
-/// The longest name that is looked up; the longest in the database has 32 bytes.
+/// Maximum length of a zone name; the longest in the database has 32 bytes.
 const NAME_CHARS_MAX: usize = 64;
 
-/// How many zones an error suggests.
+/// Maximum number of zones that an error suggests.
 const SUGGESTIONS_MAX: usize = 3;
 
-/// Tells the time. Pure; the zones are those of the IANA database that is compiled in.
+/// Returns the current time in a zone. Pure. The IANA time zone database is compiled in.
 #[derive(Clone, Debug)]
 pub struct Clock {
     zones: TimeZoneDatabase,
 }
 
 impl Clock {
-    /// A clock with all zones.
+    /// Makes a clock with all zones of the database.
     #[must_use]
     pub fn new() -> Self {
         Self { zones: TimeZoneDatabase::bundled() }
     }
 
-    fn tell(&self, name: &str, now: Timestamp) -> Result<String, UnknownZone> {
+    fn format_time(&self, name: &str, now: Timestamp) -> Result<String, UnknownZone> {
         let zone = self.find(name, now)?;
-        let told = now.to_zoned(zone);
-        let zone_name = told.time_zone().iana_name().unwrap_or(name);
-        Ok(told.strftime(&format!("%Y-%m-%dT%H:%M:%S%:z ({zone_name}, %A)")).to_string())
+        let local = now.to_zoned(zone);
+        let zone_name = local.time_zone().iana_name().unwrap_or(name);
+        Ok(local.strftime(&format!("%Y-%m-%dT%H:%M:%S%:z ({zone_name}, %A)")).to_string())
     }
 
-    /// The zone of that name, or of the city of that name.
+    /// Finds a zone by its IANA name, by an alias, or by its city.
     fn find(&self, name: &str, now: Timestamp) -> Result<TimeZone, UnknownZone> {
         if name.chars().count() > NAME_CHARS_MAX {
-            let start = name.chars().take(NAME_CHARS_MAX).collect::<String>() + "…";
-            return Err(UnknownZone { name: start, suggestions: Vec::new() });
+            let name = excerpt(name, NAME_CHARS_MAX);
+            return Err(UnknownZone { name, suggestions: Vec::new() });
         }
-        let wanted = name.trim().replace(' ', "_");
-        if let Ok(zone) = self.zones.get(&wanted) {
+        let zone_name = name.trim().replace(' ', "_");
+        if let Ok(zone) = self.zones.get(&zone_name) {
             return Ok(zone);
         }
-        let place = wanted.to_lowercase();
-        if let Some((_, zone)) = PLACES.iter().find(|(known, _)| *known == place) {
+        let place = zone_name.to_lowercase();
+        if let Some((_, zone)) = PLACE_ALIASES.iter().find(|(alias, _)| *alias == place) {
             return self.zones.get(zone).map_err(|_| self.unknown(name, &place));
         }
         let cities = self.cities().filter(|zone| city(zone).to_lowercase() == place);
         let found: Vec<TimeZone> = cities.filter_map(|zone| self.zones.get(&zone).ok()).collect();
-        // Old names of one city keep the same time; two cities of the same name do not.
+        // Old names of one city have the same offset. Different cities with the same name do not;
+        // such a name is ambiguous.
         match found.split_first() {
             Some((first, others))
                 if others.iter().all(|zone| zone.to_offset(now) == first.to_offset(now)) =>
@@ -101,8 +104,8 @@ impl Clock {
         }
     }
 
-    /// The zones that are named after a place. `Etc/GMT+8` is eight hours *behind*, so those are
-    /// only found by their whole name.
+    /// Iterates over the zones that are named after a place. Leaves out the `Etc/` zones, whose
+    /// signs are inverted (`Etc/GMT+8` is UTC-8): they need their full name.
     fn cities(&self) -> impl Iterator<Item = String> {
         let names: BTreeSet<String> =
             self.zones.available().map(|zone| zone.as_str().to_owned()).collect();
@@ -110,13 +113,14 @@ impl Clock {
     }
 
     fn unknown(&self, name: &str, place: &str) -> UnknownZone {
-        let near_max = (city(place).chars().count() / 3).max(1);
+        let distance_max = (city(place).chars().count() / 3).max(1);
         let mut ranked: Vec<(usize, String)> = self
             .cities()
             .filter_map(|zone| {
-                let whole = zone.to_lowercase();
-                let near = distance(place, &whole).min(distance(city(place), city(&whole)));
-                (near <= near_max).then_some((near, zone))
+                let lower = zone.to_lowercase();
+                let distance =
+                    levenshtein(place, &lower).min(levenshtein(city(place), city(&lower)));
+                (distance <= distance_max).then_some((distance, zone))
             })
             .collect();
         ranked.sort();
@@ -134,7 +138,7 @@ impl Default for Clock {
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ClockInput {
-    /// A time zone by its IANA name, for example `Asia/Tokyo`, `Europe/Berlin` or `UTC`.
+    /// IANA name of the time zone, for example `Asia/Tokyo`, `Europe/Berlin` or `UTC`.
     zone: String,
 }
 
@@ -143,18 +147,18 @@ impl Tool for Clock {
     fn spec(&self) -> ToolSpec {
         ToolSpec::new::<ClockInput>(
             "clock",
-            "Tells the current date, time and weekday in a time zone.",
+            "Returns the current date, time and weekday in a time zone.",
         )
         .pure()
     }
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let ClockInput { zone } = context.input()?;
-        self.tell(&zone, Timestamp::now()).map(ToolOutput).map_err(ToolError::new)
+        self.format_time(&zone, Timestamp::now()).map(ToolOutput).map_err(ToolError::new)
     }
 }
 
-/// No zone has the name, or several have.
+/// No zone has this name, or the name is ambiguous.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct UnknownZone {
     name: String,
@@ -166,50 +170,31 @@ impl std::fmt::Display for UnknownZone {
         write!(f, "unknown time zone {:?}; ", self.name)?;
         match self.suggestions.as_slice() {
             [] => f.write_str("give an IANA name such as \"Asia/Tokyo\" or \"UTC\""),
-            near => write!(f, "did you mean {}?", near.join(", ")),
+            names => write!(f, "did you mean {}?", names.join(", ")),
         }
     }
 }
 
-/// The last part of a zone's name.
+/// Returns the last part of a zone's name.
 fn city(zone: &str) -> &str {
     zone.rsplit('/').next().unwrap_or(zone)
-}
-
-/// How many letters must be changed, added or left out to make one word of the other.
-fn distance(one: &str, other: &str) -> usize {
-    let mut row: Vec<usize> = (0..=other.chars().count()).collect();
-    for (above, letter) in one.chars().enumerate() {
-        let mut diagonal = above;
-        let mut left = above + 1;
-        for (cell, wanted) in row.iter_mut().skip(1).zip(other.chars()) {
-            let changed = diagonal + usize::from(letter != wanted);
-            diagonal = *cell;
-            left = changed.min(*cell + 1).min(left + 1);
-            *cell = left;
-        }
-        if let Some(first) = row.first_mut() {
-            *first = above + 1;
-        }
-    }
-    row.last().copied().unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn told(zone: &str) -> Result<String, String> {
+    fn time_in(zone: &str) -> Result<String, String> {
         let now = "2026-11-21T14:05:12.5Z".parse().unwrap();
-        Clock::new().tell(zone, now).map_err(|e| e.to_string())
+        Clock::new().format_time(zone, now).map_err(|e| e.to_string())
     }
 
     fn check(zone: &str, expect: &str) {
-        assert_eq!(told(zone).as_deref(), Ok(expect), "{zone}");
+        assert_eq!(time_in(zone).as_deref(), Ok(expect), "{zone}");
     }
 
     #[test]
-    fn tells_the_time_in_a_zone() {
+    fn formats_the_time_in_a_zone() {
         check("Asia/Tokyo", "2026-11-21T23:05:12+09:00 (Asia/Tokyo, Saturday)");
         check("Pacific/Kiritimati", "2026-11-22T04:05:12+14:00 (Pacific/Kiritimati, Sunday)");
         check("America/St_Johns", "2026-11-21T10:35:12-03:30 (America/St_Johns, Saturday)");
@@ -218,28 +203,28 @@ mod tests {
     }
 
     #[test]
-    fn accepts_cities_and_any_case() {
+    fn accepts_cities_aliases_and_any_case() {
         let tokyo = "2026-11-21T23:05:12+09:00 (Asia/Tokyo, Saturday)";
         for name in ["asia/tokyo", "Tokyo", " tokyo ", "TOKYO", "东京", "Kyoto"] {
             check(name, tokyo);
         }
         check("new york", "2026-11-21T09:05:12-05:00 (America/New_York, Saturday)");
         check("Beijing", "2026-11-21T22:05:12+08:00 (Asia/Shanghai, Saturday)");
-        check("Buenos Aires", &told("America/Argentina/Buenos_Aires").unwrap());
+        check("Buenos Aires", &time_in("America/Argentina/Buenos_Aires").unwrap());
     }
 
     #[test]
-    fn every_place_has_a_zone() {
+    fn every_alias_is_lower_case_and_names_a_zone() {
         let clock = Clock::new();
-        for (place, zone) in PLACES {
+        for (place, zone) in PLACE_ALIASES {
             assert!(clock.zones.get(zone).is_ok(), "{place}: {zone}");
             assert_eq!(*place, place.to_lowercase());
         }
     }
 
     #[test]
-    fn names_the_unknown_zone_and_suggests_near_ones() {
-        let error = |zone| told(zone).unwrap_err();
+    fn error_suggests_zones_with_similar_names() {
+        let error = |zone| time_in(zone).unwrap_err();
         assert_eq!(error("Tokio"), "unknown time zone \"Tokio\"; did you mean Asia/Tokyo?");
         assert_eq!(
             error("Asia/Tokio"),
@@ -251,14 +236,5 @@ mod tests {
             assert_eq!(error(zone), format!("unknown time zone {zone:?}; {expect}"));
         }
         assert!(error(&"x".repeat(100_000)).len() < 200);
-    }
-
-    #[test]
-    fn counts_changed_letters() {
-        for (one, other, expect) in
-            [("", "", 0), ("", "abc", 3), ("abc", "", 3), ("kitten", "sitting", 3), ("ab", "ba", 2)]
-        {
-            assert_eq!(distance(one, other), expect, "{one} {other}");
-        }
     }
 }

@@ -1,12 +1,11 @@
-//! What the configuration allows although it is not public: `http_get.allow`.
+//! Rules of `http_get.allow`: hosts and networks that may be reached although they are not public.
 
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
 
+use ipnet::IpNet;
 use reqwest::Url;
-
-use super::address::Network;
 
 /// One entry of `http_get.allow`: `host`, `host:port` or a network such as `10.0.0.0/8`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -14,29 +13,29 @@ pub struct AllowRule(Rule);
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Rule {
-    /// A host as a URL names it, whatever its addresses; on one port or on all.
+    /// A host name, whatever its addresses, on one port or on all ports.
     Host { host: String, port: Option<u16> },
-    /// Addresses, whatever the name of their host.
-    Network(Network),
+    /// A network, whatever the host names of its addresses.
+    Network(IpNet),
 }
 
 impl AllowRule {
-    /// Whether the host that the URL names may have any address.
+    /// Returns true if the rule allows the URL's host and port, whatever the host's addresses.
     pub(super) fn allows_host(&self, url: &Url) -> bool {
         match &self.0 {
             Rule::Host { host, port } => {
-                let named = url.host_str().is_some_and(|named| plain(named) == host);
-                named && port.is_none_or(|port| url.port_or_known_default() == Some(port))
+                let matches = url.host_str().is_some_and(|named| without_final_dot(named) == host);
+                matches && port.is_none_or(|port| url.port_or_known_default() == Some(port))
             }
             Rule::Network(_) => false,
         }
     }
 
-    /// Whether any host may have this address.
+    /// Returns true if the rule allows this address, whatever the host name.
     pub(super) fn allows_address(&self, address: IpAddr) -> bool {
         match &self.0 {
             Rule::Host { .. } => false,
-            Rule::Network(network) => network.contains(address),
+            Rule::Network(network) => network.contains(&address.to_canonical()),
         }
     }
 }
@@ -47,20 +46,19 @@ impl FromStr for AllowRule {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let invalid = |why| InvalidAllowRule { text: text.to_owned(), why };
         if text.contains("://") {
-            return Err(invalid("give the host alone, without a scheme"));
+            return Err(invalid("give only the host, without a scheme"));
         }
-        if let Some((address, prefix)) = text.split_once('/') {
-            let address = address.parse().map_err(|_| invalid("before \"/\" stands no address"))?;
-            let prefix = prefix.parse().map_err(|_| {
-                invalid("after \"/\" stands no number of bits; a path has no place here")
-            })?;
-            let network = Network::new(address, prefix);
-            let network = network
-                .ok_or_else(|| invalid("the address has bits beyond the prefix, as 10.0.0.1/8"))?;
+        if text.contains('/') {
+            let network: IpNet = text
+                .parse()
+                .map_err(|_| invalid("\"/\" must separate an address and a number of bits"))?;
+            if network != network.trunc() {
+                return Err(invalid("the address has bits beyond the prefix, such as 10.0.0.1/8"));
+            }
             return Ok(Self(Rule::Network(network)));
         }
         let (host, port) = split_port(text).map_err(invalid)?;
-        let host = normalise(host).ok_or_else(|| invalid("it is no host name or address"))?;
+        let host = normalise(host).ok_or_else(|| invalid("it is not a host name or address"))?;
         Ok(Self(Rule::Host { host, port }))
     }
 }
@@ -75,27 +73,27 @@ impl fmt::Display for AllowRule {
     }
 }
 
-/// An entry of `http_get.allow` that is none.
+/// An entry of `http_get.allow` is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no \"host\", \"host:port\" or \"10.0.0.0/8\": {why}")]
+#[error("{text:?} is not a \"host\", a \"host:port\" or a network such as \"10.0.0.0/8\": {why}")]
 pub struct InvalidAllowRule {
     text: String,
     why: &'static str,
 }
 
 fn split_port(text: &str) -> Result<(&str, Option<u16>), &'static str> {
-    // A bare IPv6 address has colons of its own.
+    // A bare IPv6 address contains colons that do not separate a port.
     let (host, port) = match text.rsplit_once(':') {
         Some((host, port)) if host.ends_with(']') || !host.contains(':') => (host, port),
         Some(_) | None => return Ok((text, None)),
     };
     match port.parse() {
         Ok(port) if port != 0 => Ok((host, Some(port))),
-        Ok(_) | Err(_) => Err("after \":\" stands no port"),
+        Ok(_) | Err(_) => Err("after \":\" must follow a port from 1 to 65535"),
     }
 }
 
-/// A host as the URL parser writes it, so that the two compare.
+/// Returns a host in the URL parser's normal form, so that it can be compared with a URL's host.
 fn normalise(host: &str) -> Option<String> {
     if host.is_empty()
         || host.contains(['*', '@', '?', '#', '\\', '%'])
@@ -103,16 +101,16 @@ fn normalise(host: &str) -> Option<String> {
     {
         return None;
     }
-    let bare_v6 = host.contains(':') && !host.starts_with('[');
-    let url = match bare_v6 {
+    let is_bare_v6 = host.contains(':') && !host.starts_with('[');
+    let url = match is_bare_v6 {
         true => Url::parse(&format!("http://[{host}]/")),
         false => Url::parse(&format!("http://{host}/")),
     };
-    url.ok()?.host_str().map(|host| plain(host).to_owned())
+    url.ok()?.host_str().map(|host| without_final_dot(host).to_owned())
 }
 
-/// A name without the dot that marks it as complete.
-fn plain(host: &str) -> &str {
+/// Removes the final dot, which marks a DNS name as absolute.
+fn without_final_dot(host: &str) -> &str {
     host.strip_suffix('.').unwrap_or(host)
 }
 
@@ -129,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_say_themselves() {
+    fn rules_are_normalised() {
         for (text, expect) in [
             ("Intranet.Example", "intranet.example"),
             ("intranet.", "intranet"),
@@ -147,25 +145,25 @@ mod tests {
     }
 
     #[test]
-    fn says_what_is_wrong() {
+    fn errors_give_the_reason() {
         for (text, why) in [
-            ("", "no host name"),
-            ("*", "no host name"),
-            ("*.example.com", "no host name"),
-            ("a b", "no host name"),
-            ("user@host", "no host name"),
+            ("", "not a host name"),
+            ("*", "not a host name"),
+            ("*.example.com", "not a host name"),
+            ("a b", "not a host name"),
+            ("user@host", "not a host name"),
             ("http://host", "without a scheme"),
-            ("host:", "no port"),
-            ("host:0", "no port"),
-            ("host:65536", "no port"),
-            ("host:http", "no port"),
-            ("[::1", "no host name"),
-            ("1.2.3.4.5", "no host name"),
+            ("host:", "must follow a port"),
+            ("host:0", "must follow a port"),
+            ("host:65536", "must follow a port"),
+            ("host:http", "must follow a port"),
+            ("[::1", "not a host name"),
+            ("1.2.3.4.5", "not a host name"),
             ("10.0.0.1/8", "bits beyond"),
-            ("10.0.0.0/33", "bits beyond"),
-            ("10.0.0.0/8:80", "no number of bits"),
-            ("host/8", "no address"),
-            ("host/path", "no address"),
+            ("10.0.0.0/33", "number of bits"),
+            ("10.0.0.0/8:80", "number of bits"),
+            ("host/8", "must separate an address"),
+            ("host/path", "must separate an address"),
         ] {
             let error = text.parse::<AllowRule>().unwrap_err().to_string();
             assert!(error.contains(why) && error.contains(&format!("{text:?}")), "{error}");
@@ -173,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_allowed_by_its_name_and_port() {
+    fn a_host_rule_matches_name_and_port() {
         let any = rule("intranet");
         assert!(any.allows_host(&url("http://INTRANET./x")));
         assert!(any.allows_host(&url("https://intranet:8443/")));
@@ -190,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_is_allowed_by_address() {
+    fn a_network_rule_matches_addresses() {
         let ten = rule("10.0.0.0/8");
         assert!(ten.allows_address("10.1.2.3".parse().unwrap()));
         assert!(ten.allows_address("::ffff:10.1.2.3".parse().unwrap()));
