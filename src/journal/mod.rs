@@ -18,7 +18,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-pub use crate::record::Entry;
+pub use crate::record::JournalEntry;
 pub use crate::transcript::{Breach, Invariant};
 pub use error::JournalError;
 pub use log::{PendingRecord, SessionLog, Urgency};

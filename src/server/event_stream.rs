@@ -67,7 +67,7 @@ impl StreamSettings {
     }
 
     /// Returns true if the events ended because the host shuts down. The session is not closed then.
-    fn is_host_shutdown(&self, next: Option<&Delivery>) -> bool {
+    fn is_host_shutdown(&self, next: Option<&FeedItem>) -> bool {
         next.is_none() && self.host.as_ref().is_some_and(|host| !host.is_ready())
     }
 }
@@ -81,7 +81,7 @@ struct StreamPosition {
 
 /// Turns events into writes. All events that are ready go into one write.
 fn writes(
-    events: impl Stream<Item = Delivery> + Unpin + Send + 'static,
+    events: impl Stream<Item = FeedItem> + Unpin + Send + 'static,
     position: StreamPosition,
     settings: StreamSettings,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static {
@@ -116,7 +116,7 @@ fn writes(
 
 impl StreamPosition {
     /// Appends the text of a delivery, or of the end of the session. Returns true if it is the last.
-    fn append(&mut self, text: &mut String, delivery: Option<&Delivery>) -> bool {
+    fn append(&mut self, text: &mut String, delivery: Option<&FeedItem>) -> bool {
         match delivery {
             Some(FeedItem::Event(published)) => {
                 self.last = published.id.unwrap_or(self.last);
@@ -177,7 +177,7 @@ mod tests {
         Feed::starting_at(Telemetry::new(&[]), EventId::default())
     }
 
-    fn publish(feed: &Feed, event: crate::event::Published) {
+    fn publish(feed: &Feed, event: crate::event::PublishedEvent) {
         feed.publish(event, None);
     }
 

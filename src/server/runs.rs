@@ -13,7 +13,7 @@ use super::event_stream;
 use super::extract::{JsonBody, KeyedBody, StrictObject};
 use super::sessions::PathSession;
 use super::state::AppState;
-use crate::config::{Approval, LimitOverrides, RunOverrides};
+use crate::config::{ApprovalPolicy, LimitOverrides, RunOverrides};
 use crate::record::StopMode;
 use crate::runtime::RunRequest;
 use crate::types::{Content, Execution, TRACEPARENT, TRACESTATE, TraceContext};

@@ -31,7 +31,7 @@ pub struct ToolContext {
 
 /// A call's view of the session's variables. The runtime keeps the other reference and collects
 /// the call's writes from it.
-pub type SharedVariableView = Arc<Mutex<View>>;
+pub type SharedVariableView = Arc<Mutex<VariablesTransaction>>;
 
 impl ToolContext {
     /// Makes a context. The runtime calls this for each call; tests of tools may too.
