@@ -4,7 +4,7 @@
 //! as by a stop as soon as it is known to take more.
 
 use super::call::TurnCall;
-use super::effect::{CancelReason, Effect, TurnEnd};
+use super::effect::{CancelReason, TurnAction, TurnEnd};
 use super::run::LimitHit;
 use super::{Turn, TurnStage};
 use crate::record::Ending;
@@ -126,7 +126,7 @@ impl Turn {
     }
 
     fn cut_off_over_budget(&mut self) {
-        self.outbox.push_back(Effect::Disconnect);
+        self.effects.perform(TurnAction::Disconnect);
         self.conclude(Ending::Cancelled, Some(CancelReason::Budget));
     }
 
