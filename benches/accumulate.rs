@@ -50,7 +50,7 @@ fn appended(deltas: &[Delta]) -> (String, Vec<String>) {
             Delta::Seal { .. }
             | Delta::Reasoning(_)
             | Delta::Refusal(_)
-            | Delta::Keep(_)
+            | Delta::Metadata(_)
             | Delta::Finish(_)
             | Delta::Usage { .. }
             | Delta::Error(_)

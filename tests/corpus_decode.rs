@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 
 use callsheet::response::{ResponseAssembler, ResponseLimits, describe_response, ended_well};
-use callsheet::wire::{Decoder, DecoderLimits, Framing, Shapes, Wire};
+use callsheet::wire::{Decoder, DecoderLimits, Framing, PayloadTemplates, Wire};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -221,14 +221,14 @@ fn cut_at_every_byte() {
 #[test]
 fn with_the_shapes_of_other_responses() {
     let mut recordings = recordings();
-    let mut shapes = Shapes::default();
+    let mut shapes = PayloadTemplates::default();
     recordings.sort_by_key(|recording| recording.wire.to_string());
     let backwards = recordings.iter().rev();
     for Recording { file, wire, framing, body, .. } in recordings.iter().chain(backwards) {
         let whole = decode(*wire, *framing, [&body[..]]);
         for pieces in [body.len().max(1), 7] {
             let decoder =
-                Decoder::with_shapes(*wire, *framing, DecoderLimits::default(), shapes.clone());
+                Decoder::with_templates(*wire, *framing, DecoderLimits::default(), shapes.clone());
             let mut state = State { decoder, ..State::new(*wire, *framing) };
             body.chunks(pieces).for_each(|piece| state.push(piece));
             let State { mut decoder, mut response } = state;
@@ -238,7 +238,7 @@ fn with_the_shapes_of_other_responses() {
             let well = ended_well(&response);
             response.end(well);
             assert!(response == whole, "{file} in pieces of {pieces}");
-            shapes = decoder.into_shapes();
+            shapes = decoder.into_templates();
         }
     }
 }

@@ -7,7 +7,7 @@ mod support;
 
 use callsheet::config::{Config, RunOverrides};
 use callsheet::record::{Entry, Record, Seq};
-use callsheet::turn::{Continue, Next, Rebuilt};
+use callsheet::session::{Continue, Rebuilt, RunNext};
 use callsheet::types::RunEnd;
 use kept::{Kept, Served, decision};
 use serde_json::{Value, json};
@@ -95,8 +95,8 @@ async fn at_every_record_it_begins_with_what_stands_up_to_there() {
             // One whose last turn is over ends as it would have.
             let expected = match &run.next {
                 Continue::Step(step) => match &step.next {
-                    Next::End { end, .. } => *end,
-                    Next::Turn(_) => RunEnd::Stopped,
+                    RunNext::End { end, .. } => *end,
+                    RunNext::Turn(_) => RunEnd::Stopped,
                 },
                 Continue::Turn { .. } => RunEnd::Stopped,
             };

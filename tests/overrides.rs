@@ -57,13 +57,13 @@ async fn a_run_that_asks_for_more_is_not_begun_unless_it_may() {
     for (overrides, message) in [
         (
             json!({"execution": "parallel:5"}),
-            "begin a run: execution: parallel:5 is more than this agent may have (parallel:4)",
+            "execution: parallel:5 is more than this agent may have (parallel:4)",
         ),
         (
             json!({"limits": {"max_turns": 0}}),
-            "begin a run: limits.max_turns: no limit is more than this agent may have (10)",
+            "limits.max_turns: no limit is more than this agent may have (10)",
         ),
-        (json!({"tools": ["nope"]}), "begin a run: tools: no tool is called \"nope\""),
+        (json!({"tools": ["nope"]}), "tools: no tool is called \"nope\""),
     ] {
         let (world, _) = calling_twice().await;
         let refused = world.session.start_run(asking(overrides)).await.expect_err("too much");
@@ -147,12 +147,11 @@ async fn a_run_may_ask_another_agents_model_only_with_leave() {
     let start = |model: &str| world.session.start_run(asking(json!({"model": model})));
     let refused = start("other").await.expect_err("too much");
     assert_eq!(refused.code(), "limit_too_high");
-    let message = "begin a run: model: other is more than this agent may have (rehearsal, backup)";
+    let message = "model: other is more than this agent may have (rehearsal, backup)";
     assert_eq!(refused.to_string(), message);
     let unknown = start("nobody").await.expect_err("it is not there");
     assert_eq!(unknown.code(), "unknown_model");
-    let message =
-        "begin a run: model: no model is called \"nobody\" (known: backup, other, rehearsal)";
+    let message = "model: no model is called \"nobody\" (known: backup, other, rehearsal)";
     assert_eq!(unknown.to_string(), message);
     assert_eq!(asked(&world), []);
 

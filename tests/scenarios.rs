@@ -1,4 +1,4 @@
-//! The configurations that the README shows under "Limits", read from there and tried.
+//! The configurations in the section "Limits" of docs/configuration.md, read from there and tried.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod support;
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use support::tools::{Stage, registry};
 use support::{World, results, within, world};
 
-/// The configuration of the README's "Limits" whose first line is this comment.
+/// The configuration of the section "Limits" of docs/configuration.md whose first line is this comment.
 fn shown(title: &str) -> Config {
-    let readme = include_str!("../README.md");
-    let (_, limits) = readme.split_once("\n## Limits\n").expect("the section");
+    let page = include_str!("../docs/configuration.md");
+    let (_, limits) = page.split_once("\n## Limits\n").expect("the section");
     let limits = limits.split("\n## ").next().expect("its end");
     let block = limits
         .split("```toml\n")
@@ -22,7 +22,7 @@ fn shown(title: &str) -> Config {
         .filter_map(|block| block.split_once("```").map(|(text, _)| text))
         .find(|block| block.lines().next().is_some_and(|line| line == format!("# {title}")))
         .expect("the configuration");
-    Config::parse(block, "README.md", &|_| None).expect("a configuration")
+    Config::parse(block, "docs/configuration.md", &|_| None).expect("a configuration")
 }
 
 /// An agent as configured there, with the tools of the stage.

@@ -206,7 +206,7 @@ async fn what_is_no_history_opens_nothing() {
     assert!(matches!(refused, HostError::InvalidMessages(_)));
     assert_eq!(
         refused.to_string(),
-        "open a session: messages[0]: it answers \"a\", and no call right before it has that id"
+        "messages[0]: it answers \"a\", and no call right before it has that id"
     );
     world.host.open_session(open(vec![user("hi")])).await.expect("the id is free");
 }

@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 
 use callsheet::response::{ResponseAssembler, ResponseLimits, decode_body, describe_response};
-use callsheet::types::{Part, Wire};
+use callsheet::types::{MessagePart, Wire};
 use callsheet::wire::{CallKind, DecoderLimits, Framing};
 use serde_json::{Value, json};
 
@@ -151,10 +151,10 @@ fn what_a_block_of_text_or_thinking_wants_back() {
     assert_eq!(
         said.parts(),
         [
-            Part::Reasoning { bytes: 2, members: Some(r#"{"signature":"s1"}"#.into()) },
-            Part::Text { bytes: 1, members: Some(cited.into()) },
-            Part::Text { bytes: 2, members: None },
-            Part::Text { bytes: 1, members: None },
+            MessagePart::Reasoning { bytes: 2, members: Some(r#"{"signature":"s1"}"#.into()) },
+            MessagePart::Text { bytes: 1, members: Some(cited.into()) },
+            MessagePart::Text { bytes: 2, members: None },
+            MessagePart::Text { bytes: 1, members: None },
         ]
     );
 }
@@ -171,7 +171,7 @@ fn thinking_without_a_signature_is_whole_if_something_follows() {
         &thinking(0)[..],
         &[stop(0), start(1, r#"{"type":"text","text":"a"}"#), finish("end_turn")],
     ];
-    let unsigned = Part::Reasoning { bytes: 2, members: Some("{}".into()) };
+    let unsigned = MessagePart::Reasoning { bytes: 2, members: Some("{}".into()) };
     assert_eq!(of(&followed.concat()).parts()[0], unsigned);
     let cut = [&thinking(0)[..], &[stop(0), finish("max_tokens"), END.to_owned()]].concat();
     assert_eq!(of(&cut).parts(), []);
@@ -213,8 +213,10 @@ fn what_the_service_runs_itself_is_shown_and_kept_whole_in_its_place() {
         .parts()
         .iter()
         .filter_map(|part| match part {
-            Part::Raw { json } => serde_json::from_str(json).ok(),
-            Part::Text { .. } | Part::Reasoning { .. } | Part::Call { .. } => None,
+            MessagePart::Raw { json } => serde_json::from_str(json).ok(),
+            MessagePart::Text { .. } | MessagePart::Reasoning { .. } | MessagePart::Call { .. } => {
+                None
+            }
         })
         .collect();
     assert_eq!(

@@ -10,7 +10,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
 use super::serve::Signals;
-use super::{CommandError, out};
+use super::{CommandError, output};
 use crate::config::{ApiKey, BaseUrl, REHEARSAL, parse_duration};
 use crate::load::{
     self, Counts, Expected, LoadError, LoadJournal, LoadOptions, LoadReport, RUNS_MAX,
@@ -217,7 +217,7 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, CommandError> {
         }
     };
     if std::io::stderr().is_terminal() {
-        out::to_stderr("\r\x1b[K");
+        output::to_stderr("\r\x1b[K");
     }
     drop(service);
     let report = report.map_err(failure)?;
@@ -227,7 +227,7 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, CommandError> {
     } else {
         report.to_string()
     };
-    out::to_stdout(&text).map_err(|error| out::broken(&error))?;
+    output::to_stdout(&text).map_err(|error| output::broken(&error))?;
     Ok(ExitCode::from(status(&report)))
 }
 
@@ -270,7 +270,7 @@ async fn draw(counts: &Counts, total: u64, is_terminal: bool) {
         let (right, wrong) = counts.ended();
         let bar = bar(right, wrong, total, began.elapsed());
         let warms_up = if counts.has_begun() { "" } else { "  (warming up)" };
-        out::to_stderr(&format!("\r{bar}{warms_up}\x1b[K"));
+        output::to_stderr(&format!("\r{bar}{warms_up}\x1b[K"));
     }
 }
 

@@ -3,11 +3,11 @@
 //! Whatever goes wrong is one line on stderr and an exit status: 1 when a run failed or a
 //! journal is broken, 2 for bad usage or configuration.
 
-mod approve;
+mod approval_prompts;
 pub mod decode;
-mod image;
+mod images;
 mod load;
-mod out;
+mod output;
 mod progress;
 mod replay;
 mod run;
@@ -100,7 +100,7 @@ pub fn main() -> ExitCode {
         Ok(status) => status,
         Err(CommandError { status, message }) => {
             for line in message.lines() {
-                out::error(line);
+                output::error(line);
             }
             ExitCode::from(status)
         }
@@ -165,7 +165,7 @@ fn decode(
     file: Option<PathBuf>,
 ) -> Result<ExitCode, CommandError> {
     let decoded = decode::run(wire, framing, file).map_err(CommandError::usage)?;
-    out::to_stdout(&format!("{decoded}\n")).map_err(|error| out::broken(&error))?;
+    output::to_stdout(&format!("{decoded}\n")).map_err(|error| output::broken(&error))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -174,10 +174,10 @@ fn refuse(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         // Whoever closed stdout wants no help.
-        let _ = out::to_stdout(&text);
+        let _ = output::to_stdout(&text);
         return ExitCode::SUCCESS;
     }
-    out::error(&format!("{} (try --help)", one_line(&text)));
+    output::error(&format!("{} (try --help)", one_line(&text)));
     ExitCode::from(2)
 }
 

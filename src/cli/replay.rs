@@ -4,11 +4,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use super::setup::{self, LoadedConfig, ModelArgs};
-use super::{CommandError, out};
+use super::{CommandError, output};
 use crate::journal::JournalReader;
 use crate::record::Seq;
 use crate::runtime::AgentRules;
-use crate::turn::{Difference, Replayed, replay};
+use crate::session::{Replayed, replay};
+use crate::turn::Difference;
 use crate::types::SessionId;
 
 /// Flags of `callsheet replay`.
@@ -43,7 +44,7 @@ pub(super) fn main(args: &ReplayArgs) -> Result<ExitCode, CommandError> {
         Ok(replayed) => (equal(&session, &replayed), ExitCode::SUCCESS),
         Err(difference) => (different(&session, &difference), ExitCode::FAILURE),
     };
-    out::to_stdout(&text).map_err(|error| out::broken(&error))?;
+    output::to_stdout(&text).map_err(|error| output::broken(&error))?;
     Ok(status)
 }
 

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::approve::ApprovalMode;
+use super::approval_prompts::ApprovalMode;
 use super::serve::Signals;
 use super::setup::{self, LoadedConfig, ModelArgs};
-use super::{CommandError, image, out, watch};
+use super::{CommandError, images, output, watch};
 use crate::config::{Config, DEFAULT_AGENT, JournalEngine, REHEARSAL, ToolPattern};
 use crate::journal::JournalReader;
 use crate::runtime::{Host, HostSetup, OpenSession, RunRequest};
@@ -63,7 +63,7 @@ pub(super) async fn main(args: RunArgs) -> Result<ExitCode, CommandError> {
     if args.prompt.trim().is_empty() {
         return Err(CommandError::usage("the prompt is empty"));
     }
-    let input = image::with_images(&args.prompt, &args.images).map_err(CommandError::usage)?;
+    let input = images::with_images(&args.prompt, &args.images).map_err(CommandError::usage)?;
     let LoadedConfig { mut config, .. } = args.model.load()?;
     let known = match &args.session {
         Some(id) => stored_agent(&mut config, id, args.data_dir.as_deref())?,
@@ -89,7 +89,7 @@ pub(super) async fn main(args: RunArgs) -> Result<ExitCode, CommandError> {
         let is_first = config.agents.values().all(|agent| agent.model == REHEARSAL);
         let when = if is_first { "" } else { "where other models fail, " };
         let line = format!("callsheet: {when}the offline rehearsal model answers, no real one\n");
-        out::to_stderr(&line);
+        output::to_stderr(&line);
     }
     let host = Host::start(HostSetup { config, tools }).await.map_err(setup::not_started)?;
     let session = match (&args.session, known) {
@@ -116,7 +116,7 @@ pub(super) async fn main(args: RunArgs) -> Result<ExitCode, CommandError> {
     if !args.json
         && let Some(error) = &report.error
     {
-        out::error(&error.message);
+        output::error(&error.message);
     }
     Ok(ExitCode::from(status(report.run_end)))
 }

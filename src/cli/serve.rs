@@ -9,7 +9,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::setup::{self, LoadedConfig, ModelArgs};
-use super::{CommandError, out};
+use super::{CommandError, output};
 use crate::config::{Config, JournalEngine, parse_listen};
 use crate::runtime::{Host, HostSetup};
 use crate::server::{self, ServerOptions};
@@ -47,7 +47,7 @@ pub(super) async fn main(args: ServeArgs) -> Result<ExitCode, CommandError> {
     if args.check {
         let (models, agents) = (config.models.len(), config.agents.len());
         let said = format!("{source}: fine (models: {models}, agents: {agents})\n");
-        out::to_stdout(&said).map_err(|error| out::broken(&error))?;
+        output::to_stdout(&said).map_err(|error| output::broken(&error))?;
         return Ok(ExitCode::SUCCESS);
     }
     telemetry::init(args.log_format).map_err(CommandError::usage)?;
@@ -62,11 +62,11 @@ pub(super) async fn main(args: ServeArgs) -> Result<ExitCode, CommandError> {
     let shown = config.clone();
     let host = Host::start(HostSetup { config, tools }).await.map_err(setup::not_started)?;
     let server = server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;
-    out::to_stderr(&banner(&shown, server.addr(), &source));
+    output::to_stderr(&banner(&shown, server.addr(), &source));
 
     signals.next().await;
     let grace = shown.host.shutdown_grace.as_secs_f64();
-    out::to_stderr(&format!("callsheet: stopping; running tools have {grace} s\n"));
+    output::to_stderr(&format!("callsheet: stopping; running tools have {grace} s\n"));
     tokio::select! {
         () = host.shutdown() => {}
         // Whoever asks twice means at once.

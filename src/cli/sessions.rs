@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::screen::{is_coloured, terminal_columns};
-use super::{CommandError, out, setup};
+use super::{CommandError, output, setup};
 use crate::journal::export::{self, Look};
 use crate::journal::{JournalError, JournalReader, Listing, StoredSession, unfinished, verify};
 use crate::record::Seq;
@@ -208,7 +208,7 @@ fn show(opened: &OpenJournal, id: &SessionId, format: RecordFormat) -> Result<()
         RecordFormat::Openai => {
             if let Some(run) = unfinished(&entries) {
                 let only = "only what is committed is shown";
-                out::error(&format!("session {id} has an open run, {run}: {only}"));
+                output::error(&format!("session {id} has an open run, {run}: {only}"));
             }
             let messages = export::openai(&entries);
             let messages =
@@ -312,11 +312,11 @@ fn stdout() -> BufWriter<io::StdoutLock<'static>> {
 }
 
 fn say(written: &mut impl Write, text: &str) -> Result<(), CommandError> {
-    written.write_all(text.as_bytes()).map_err(|error| out::broken(&error))
+    written.write_all(text.as_bytes()).map_err(|error| output::broken(&error))
 }
 
 fn end(mut written: impl Write) -> Result<(), CommandError> {
-    written.flush().map_err(|error| out::broken(&error))
+    written.flush().map_err(|error| output::broken(&error))
 }
 
 /// How many bytes the database and its write-ahead log take.

@@ -6,11 +6,11 @@ use std::time::Duration;
 use futures::{FutureExt as _, StreamExt as _};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::approve::{ApprovalMode, ApprovalPrompts};
+use super::approval_prompts::{ApprovalMode, ApprovalPrompts};
 use super::progress::{RunProgress, ScreenItem};
 use super::screen::{Screen, is_coloured, terminal_columns};
 use super::serve::Signals;
-use super::{CommandError, out};
+use super::{CommandError, output};
 use crate::journal::export::{Look, timeline};
 use crate::record::{Record, Seq, StopMode};
 use crate::runtime::{RunReport, SessionHandle, StartedRun};
@@ -64,7 +64,7 @@ pub(super) async fn on_screen(
     shown(view.show(), session).await?;
     shown(view.screen.finish(&report.text, view.complete), session).await?;
     if io::stderr().is_terminal() {
-        out::to_stderr(&picture(session, &run_id, seq).await);
+        output::to_stderr(&picture(session, &run_id, seq).await);
     }
     Ok(report)
 }
@@ -169,7 +169,7 @@ pub(super) async fn as_json(
                     if let Delivery::Event(event) = &delivery {
                         questions.note(&event.event);
                     }
-                    shown(out::to_stdout(&lines(&delivery)), session).await?;
+                    shown(output::to_stdout(&lines(&delivery)), session).await?;
                 }
                 None => listening = false,
             },
@@ -180,7 +180,7 @@ pub(super) async fn as_json(
     };
     // What was published before the report may still be on its way to us.
     while let Some(Some(delivery)) = events.next().now_or_never() {
-        shown(out::to_stdout(&lines(&delivery)), session).await?;
+        shown(output::to_stdout(&lines(&delivery)), session).await?;
     }
     Ok(report)
 }
@@ -197,7 +197,7 @@ fn lines(delivery: &Delivery) -> String {
 async fn shown(written: io::Result<()>, session: &SessionHandle) -> Result<(), CommandError> {
     if let Err(error) = written {
         let _ = session.stop(StopMode::Now).await;
-        return Err(out::broken(&error));
+        return Err(output::broken(&error));
     }
     Ok(())
 }
@@ -209,6 +209,6 @@ async fn stop(session: &SessionHandle, stopping: &mut bool) {
     }
     *stopping = true;
     if let Err(error) = session.stop(StopMode::Now).await {
-        out::error(&format!("stop the run: {error}"));
+        output::error(&format!("stop the run: {error}"));
     }
 }

@@ -6,8 +6,6 @@
 
 mod error;
 pub mod export;
-#[cfg(test)]
-mod fixtures;
 mod log;
 mod memory;
 mod sqlite;
@@ -21,11 +19,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 
 pub use crate::record::Entry;
+pub use crate::transcript::{Breach, Invariant};
 pub use error::JournalError;
 pub use log::{Noted, SessionLog, Urgency};
 pub use memory::MemoryJournal;
 pub use sqlite::{JournalReader, SqliteJournal, SqliteOptions};
-pub use verify::{Breach, Invariant, unfinished, verify};
+pub use verify::{unfinished, verify};
 
 use crate::record::{Record, Seq};
 use crate::types::{SessionId, SessionState};

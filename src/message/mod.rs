@@ -4,7 +4,7 @@
 //! `tool_call_id`; ours has `metadata` beside them, which no service is sent.
 
 mod list;
-mod pieces;
+mod request_parts;
 
 use std::sync::Arc;
 
@@ -12,10 +12,10 @@ use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Deserialize, Serialize, Serializer};
 use serde_json::Value;
 
-use crate::types::{Content, Origin, Part, ToolCall};
+use crate::types::{Content, MessagePart, ModelOrigin, ToolCall};
 
 pub use list::MessageList;
-pub use pieces::Piece;
+pub use request_parts::RequestPart;
 
 /// One message of a history.
 ///
@@ -55,11 +55,11 @@ pub struct ResponseMessage {
     pub calls: Vec<ToolCall>,
     /// Who said it; none for a message that a session was opened with.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub origin: Option<Arc<Origin>>,
+    pub origin: Option<Arc<ModelOrigin>>,
     /// The order of its parts, and what the service wants back with them; empty where it wants
     /// nothing but text and calls.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub parts: Vec<Part>,
+    pub parts: Vec<MessagePart>,
 }
 
 impl ResponseMessage {
@@ -67,7 +67,7 @@ impl ResponseMessage {
     /// the service's own.
     #[must_use]
     pub fn is_blank(&self) -> bool {
-        let is_raw = |part: &Part| matches!(part, Part::Raw { .. });
+        let is_raw = |part: &MessagePart| matches!(part, MessagePart::Raw { .. });
         self.text.is_empty() && self.calls.is_empty() && !self.parts.iter().any(is_raw)
     }
 
@@ -75,8 +75,10 @@ impl ResponseMessage {
     pub(crate) fn drop_parts_without_calls(&mut self) {
         let calls = &self.calls;
         self.parts.retain(|part| match part {
-            Part::Call { index, .. } => calls.iter().any(|call| call.key.index == *index),
-            Part::Text { .. } | Part::Reasoning { .. } | Part::Raw { .. } => true,
+            MessagePart::Call { index, .. } => calls.iter().any(|call| call.key.index == *index),
+            MessagePart::Text { .. } | MessagePart::Reasoning { .. } | MessagePart::Raw { .. } => {
+                true
+            }
         });
     }
 
@@ -84,9 +86,9 @@ impl ResponseMessage {
     /// response was cut off, its service has not said yet what it wants back with that reasoning,
     /// and would refuse it alone. The text stays.
     pub(crate) fn drop_unfinished_reasoning(&mut self) {
-        let is_reasoning = |part: &Part| matches!(part, Part::Reasoning { .. });
+        let is_reasoning = |part: &MessagePart| matches!(part, MessagePart::Reasoning { .. });
         let Some(last) = self.parts.iter().rposition(is_reasoning) else { return };
-        if matches!(self.parts.get(last), Some(Part::Reasoning { members: None, .. })) {
+        if matches!(self.parts.get(last), Some(MessagePart::Reasoning { members: None, .. })) {
             self.parts.remove(last);
         }
     }

@@ -4,8 +4,8 @@ use super::call_assembler::CallAssembler;
 use super::change::{CallChange, CallChanges, ResponseLimits};
 use super::content_parts::ContentParts;
 use super::partial_call::PartialCall;
-use crate::types::{FinishReason, Part, ProviderError, ProviderErrorKind, Usage};
-use crate::wire::{CallKind, CallPiece, Delta, Problem};
+use crate::types::{FinishReason, MessagePart, ProviderError, ProviderErrorKind, Usage};
+use crate::wire::{CallDelta, CallKind, Delta, Problem};
 
 /// One response, as far as it has come.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -79,7 +79,7 @@ impl ResponseAssembler {
                 self.seal(*index, arguments.as_deref(), &mut changes);
                 true
             }
-            Delta::Keep(keep) => {
+            Delta::Metadata(keep) => {
                 let call = |index| self.calls.at_index(index);
                 self.parts.keep(keep, call, bytes_max)
             }
@@ -153,7 +153,7 @@ impl ResponseAssembler {
     /// The order of what has come, and what the service wants back with it; empty where it wants
     /// nothing back. A call's index is its place in [`Self::calls`].
     #[must_use]
-    pub fn parts(&self) -> &[Part] {
+    pub fn parts(&self) -> &[MessagePart] {
         self.parts.wanted()
     }
 
@@ -231,7 +231,7 @@ impl ResponseAssembler {
             && self.calls.excess() == 0
     }
 
-    fn push_call(&mut self, piece: &CallPiece, changes: &mut CallChanges) {
+    fn push_call(&mut self, piece: &CallDelta, changes: &mut CallChanges) {
         let arrival = self.calls.kept().len() + self.service_calls.kept().len();
         let limits = &self.limits;
         let problem = match piece.kind {
@@ -307,7 +307,7 @@ fn append(text: &mut String, piece: &str, bytes_max: usize) -> bool {
 mod tests {
     use super::*;
     use crate::types::FinishKind;
-    use crate::wire::CallPiece;
+    use crate::wire::CallDelta;
 
     fn response(deltas: &[Delta]) -> ResponseAssembler {
         let limits = ResponseLimits { text_bytes_max: 4, ..ResponseLimits::default() };
@@ -321,10 +321,10 @@ mod tests {
     }
 
     fn call(index: u64) -> Delta {
-        Delta::Call(CallPiece {
+        Delta::Call(CallDelta {
             index: Some(index),
             name: Some("f".into()),
-            ..CallPiece::default()
+            ..CallDelta::default()
         })
     }
 
@@ -334,11 +334,11 @@ mod tests {
 
     #[test]
     fn only_a_good_end_seals_what_is_open() {
-        let whole = Delta::Call(CallPiece {
+        let whole = Delta::Call(CallDelta {
             index: Some(0),
             name: Some("f".into()),
             arguments: Some("{}".into()),
-            ..CallPiece::default()
+            ..CallDelta::default()
         });
         let mut ended = response(&[whole, call(1)]);
         assert_eq!(ended.end(false), []);
@@ -364,7 +364,7 @@ mod tests {
             let name = begins.then(|| "search".to_owned());
             let (kind, arguments) = (CallKind::ServerToolUse, Some(arguments.to_owned()));
             let index = Some(index);
-            Delta::Call(CallPiece { index, name, arguments, kind, begins, ..CallPiece::default() })
+            Delta::Call(CallDelta { index, name, arguments, kind, begins, ..CallDelta::default() })
         };
         let seal = |index| Delta::Seal { index, arguments: None };
         let mut response = ResponseAssembler::new(ResponseLimits::default());

@@ -13,7 +13,7 @@
 use super::change::{CallChange, CallChanges, ResponseLimits};
 use super::partial_call::PartialCall;
 use crate::types::excerpt;
-use crate::wire::{CallPiece, Problem};
+use crate::wire::{CallDelta, Problem};
 
 /// The calls of one response.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -53,7 +53,7 @@ impl CallAssembler {
     /// Takes one piece of a call; `arrival` is for the call that it begins, if it does.
     pub(super) fn push(
         &mut self,
-        piece: &CallPiece,
+        piece: &CallDelta,
         arrival: usize,
         limits: &ResponseLimits,
         changes: &mut CallChanges,
@@ -127,7 +127,7 @@ impl CallAssembler {
     }
 
     /// The bucket to which a piece would belong if it begins no call of its own.
-    fn place_of(&self, piece: &CallPiece) -> Option<CallSlot> {
+    fn place_of(&self, piece: &CallDelta) -> Option<CallSlot> {
         let same_id = |bucket: &PartialCall| bucket.provider_id.as_deref() == piece.id.as_deref();
         let same_index = |bucket: &PartialCall| bucket.wire_index == piece.index;
         match (piece.index, &piece.id) {
@@ -167,7 +167,7 @@ impl CallAssembler {
 
     fn open(
         &mut self,
-        piece: &CallPiece,
+        piece: &CallDelta,
         arrival: usize,
         limits: &ResponseLimits,
         changes: &mut CallChanges,
@@ -202,7 +202,7 @@ impl CallAssembler {
     fn continue_call(
         &mut self,
         at: usize,
-        piece: &CallPiece,
+        piece: &CallDelta,
         limits: &ResponseLimits,
         changes: &mut CallChanges,
     ) -> Option<Problem> {
@@ -226,7 +226,7 @@ impl CallAssembler {
 
     fn continue_tail(
         &mut self,
-        piece: &CallPiece,
+        piece: &CallDelta,
         limits: &ResponseLimits,
         changes: &mut CallChanges,
     ) {
@@ -274,12 +274,12 @@ mod tests {
         let mut problems = Vec::new();
         let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
         for (index, id, name, arguments) in pieces {
-            let piece = CallPiece {
+            let piece = CallDelta {
                 index: index.to_digit(10).map(u64::from),
                 id: some(id),
                 name: some(name),
                 arguments: some(arguments),
-                ..CallPiece::default()
+                ..CallDelta::default()
             };
             problems.extend(calls.push(&piece, 0, &LIMITS, &mut changes));
         }

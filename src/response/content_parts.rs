@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::types::Part;
-use crate::wire::Keep;
+use crate::types::MessagePart;
+use crate::wire::ProviderMetadata;
 
 /// Parts of one response that are told apart. Beyond that, what belongs to them is given up.
 const PARTS_MAX: usize = 4096;
@@ -11,7 +11,7 @@ const PARTS_MAX: usize = 4096;
 /// The parts of one response, as far as it has come.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct ContentParts {
-    parts: Vec<Part>,
+    parts: Vec<MessagePart>,
     /// Whether the service wants anything back.
     wanted: bool,
     /// The last part is closed: what follows is another.
@@ -24,47 +24,47 @@ pub(super) struct ContentParts {
 
 impl ContentParts {
     /// What the service wants back, in order; empty where it wants nothing.
-    pub(super) fn wanted(&self) -> &[Part] {
+    pub(super) fn wanted(&self) -> &[MessagePart] {
         if self.wanted && !self.given_up { &self.parts } else { &[] }
     }
 
     /// More text came.
     pub(super) fn text(&mut self, more: usize) {
         match self.parts.last_mut() {
-            Some(Part::Text { bytes, .. }) if !self.closed => *bytes += more,
-            Some(_) | None => self.push(Part::Text { bytes: more, members: None }),
+            Some(MessagePart::Text { bytes, .. }) if !self.closed => *bytes += more,
+            Some(_) | None => self.push(MessagePart::Text { bytes: more, members: None }),
         }
     }
 
     /// More reasoning came.
     pub(super) fn reasoning(&mut self, more: usize) {
         match self.parts.last_mut() {
-            Some(Part::Reasoning { bytes, .. }) if !self.closed => *bytes += more,
-            Some(_) | None => self.push(Part::Reasoning { bytes: more, members: None }),
+            Some(MessagePart::Reasoning { bytes, .. }) if !self.closed => *bytes += more,
+            Some(_) | None => self.push(MessagePart::Reasoning { bytes: more, members: None }),
         }
     }
 
     /// A call was opened.
     pub(super) fn call(&mut self, index: usize) {
         let index = u32::try_from(index).unwrap_or(u32::MAX);
-        self.push(Part::Call { index, members: None });
+        self.push(MessagePart::Call { index, members: None });
     }
 
     /// Takes what the service wants back, and says whether there was room for it. `call_at` finds
     /// the place of a call by the wire's index.
     pub(super) fn keep(
         &mut self,
-        keep: &Keep,
+        keep: &ProviderMetadata,
         call_at: impl Fn(u64) -> Option<usize>,
         bytes_max: usize,
     ) -> bool {
         let more = match keep {
-            Keep::Text { members } | Keep::Reasoning { members } => {
+            ProviderMetadata::Text { members } | ProviderMetadata::Reasoning { members } => {
                 members.as_ref().map_or(0, |members| members.len())
             }
-            Keep::Call { members: json, .. }
-            | Keep::LastCall { members: json }
-            | Keep::Part(json) => json.len(),
+            ProviderMetadata::Call { members: json, .. }
+            | ProviderMetadata::LastCall { members: json }
+            | ProviderMetadata::Part(json) => json.len(),
         };
         if self.kept_bytes.saturating_add(more) > bytes_max {
             return false;
@@ -72,26 +72,34 @@ impl ContentParts {
         self.kept_bytes += more;
         self.wanted |= more > 0;
         match keep {
-            Keep::Text { members } => match (self.parts.last_mut(), shared(members)) {
-                (Some(Part::Text { members: old, .. }), new) if !self.closed => *old = new,
+            ProviderMetadata::Text { members } => match (self.parts.last_mut(), shared(members)) {
+                (Some(MessagePart::Text { members: old, .. }), new) if !self.closed => *old = new,
                 (Some(_) | None, None) => {}
-                (Some(_) | None, members) => self.push(Part::Text { bytes: 0, members }),
+                (Some(_) | None, members) => self.push(MessagePart::Text { bytes: 0, members }),
             },
-            Keep::Reasoning { members } => match (self.parts.last_mut(), shared(members)) {
-                (Some(Part::Reasoning { members: old, .. }), new) if !self.closed => *old = new,
-                (Some(_) | None, None) => {}
-                (Some(_) | None, members) => self.push(Part::Reasoning { bytes: 0, members }),
-            },
-            Keep::Call { index, members } => {
+            ProviderMetadata::Reasoning { members } => {
+                match (self.parts.last_mut(), shared(members)) {
+                    (Some(MessagePart::Reasoning { members: old, .. }), new) if !self.closed => {
+                        *old = new
+                    }
+                    (Some(_) | None, None) => {}
+                    (Some(_) | None, members) => {
+                        self.push(MessagePart::Reasoning { bytes: 0, members })
+                    }
+                }
+            }
+            ProviderMetadata::Call { index, members } => {
                 let at = call_at(*index).and_then(|at| u32::try_from(at).ok());
                 self.keep_with_call(|index| Some(index) == at, members);
                 return true;
             }
-            Keep::LastCall { members } => {
+            ProviderMetadata::LastCall { members } => {
                 self.keep_with_call(|_| true, members);
                 return true;
             }
-            Keep::Part(json) => self.push(Part::Raw { json: Arc::from(&**json) }),
+            ProviderMetadata::Part(json) => {
+                self.push(MessagePart::Raw { json: Arc::from(&**json) })
+            }
         }
         self.closed = true;
         true
@@ -99,7 +107,7 @@ impl ContentParts {
 
     fn keep_with_call(&mut self, is_it: impl Fn(u32) -> bool, kept: &str) {
         for part in self.parts.iter_mut().rev() {
-            if let Part::Call { index, members } = part
+            if let MessagePart::Call { index, members } = part
                 && is_it(*index)
             {
                 *members = Some(kept.into());
@@ -108,7 +116,7 @@ impl ContentParts {
         }
     }
 
-    fn push(&mut self, part: Part) {
+    fn push(&mut self, part: MessagePart) {
         self.closed = false;
         if self.parts.len() < PARTS_MAX {
             self.parts.push(part);
@@ -127,15 +135,15 @@ fn shared(members: &Option<Box<str>>) -> Option<Arc<str>> {
 mod tests {
     use super::*;
 
-    fn text(members: Option<&str>) -> Keep {
-        Keep::Text { members: members.map(Into::into) }
+    fn text(members: Option<&str>) -> ProviderMetadata {
+        ProviderMetadata::Text { members: members.map(Into::into) }
     }
 
-    fn thought(members: Option<&str>) -> Keep {
-        Keep::Reasoning { members: members.map(Into::into) }
+    fn thought(members: Option<&str>) -> ProviderMetadata {
+        ProviderMetadata::Reasoning { members: members.map(Into::into) }
     }
 
-    fn keep(parts: &mut ContentParts, keep: &Keep) {
+    fn keep(parts: &mut ContentParts, keep: &ProviderMetadata) {
         assert!(parts.keep(keep, |index| usize::try_from(index).ok(), 100));
     }
 
@@ -151,20 +159,20 @@ mod tests {
         parts.text(5);
         keep(&mut parts, &text(Some("{3}")));
         parts.call(0);
-        keep(&mut parts, &Keep::Part("{4}".into()));
+        keep(&mut parts, &ProviderMetadata::Part("{4}".into()));
         parts.call(1);
-        keep(&mut parts, &Keep::Call { index: 0, members: "{5}".into() });
-        keep(&mut parts, &Keep::LastCall { members: "{6}".into() });
+        keep(&mut parts, &ProviderMetadata::Call { index: 0, members: "{5}".into() });
+        keep(&mut parts, &ProviderMetadata::LastCall { members: "{6}".into() });
         let reasoning =
-            |bytes, members: &str| Part::Reasoning { bytes, members: Some(members.into()) };
+            |bytes, members: &str| MessagePart::Reasoning { bytes, members: Some(members.into()) };
         let expected = [
             reasoning(3, "{1}"),
             reasoning(0, "{2}"),
-            Part::Text { bytes: 4, members: None },
-            Part::Text { bytes: 5, members: Some("{3}".into()) },
-            Part::Call { index: 0, members: Some("{5}".into()) },
-            Part::Raw { json: "{4}".into() },
-            Part::Call { index: 1, members: Some("{6}".into()) },
+            MessagePart::Text { bytes: 4, members: None },
+            MessagePart::Text { bytes: 5, members: Some("{3}".into()) },
+            MessagePart::Call { index: 0, members: Some("{5}".into()) },
+            MessagePart::Raw { json: "{4}".into() },
+            MessagePart::Call { index: 1, members: Some("{6}".into()) },
         ];
         assert_eq!(parts.wanted(), expected);
     }
@@ -181,7 +189,7 @@ mod tests {
     #[test]
     fn what_is_kept_has_a_limit() {
         let mut parts = ContentParts::default();
-        let long = Keep::Part("x".repeat(60).into());
+        let long = ProviderMetadata::Part("x".repeat(60).into());
         keep(&mut parts, &long);
         assert!(!parts.keep(&long, |_| None, 100));
         for _ in 0..2 * PARTS_MAX {

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
     use crate::response::ResponseLimits;
     use crate::response::fixtures::{call, finish, text};
-    use crate::wire::{Delta, Keep};
+    use crate::wire::{Delta, ProviderMetadata};
 
     #[test]
     fn a_response_ends_by_its_reason_or_else_by_the_wires_sign() {
@@ -114,7 +114,10 @@ mod tests {
             (vec![text("a"), Delta::Done], Some(Ending::Well)),
             (vec![call(0, "pure", "{}"), Delta::Done], Some(Ending::Well)),
             (vec![call(0, "pure", "{"), Delta::Done], None),
-            (vec![Delta::Keep(Keep::Part("{}".into())), Delta::Done], Some(Ending::Well)),
+            (
+                vec![Delta::Metadata(ProviderMetadata::Part("{}".into())), Delta::Done],
+                Some(Ending::Well),
+            ),
             (vec![Delta::Done], None),
             (vec![], None),
         ] {

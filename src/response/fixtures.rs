@@ -1,16 +1,16 @@
 //! Deltas for the tests of the machines.
 
 use crate::types::{FinishKind, FinishReason};
-use crate::wire::{CallPiece, Delta};
+use crate::wire::{CallDelta, Delta};
 
 /// A whole call in one piece.
 pub(crate) fn call(index: u64, name: &str, arguments: &str) -> Delta {
-    Delta::Call(CallPiece {
+    Delta::Call(CallDelta {
         index: Some(index),
         id: Some(format!("id{index}")),
         name: Some(name.to_owned()),
         arguments: Some(arguments.to_owned()),
-        ..CallPiece::default()
+        ..CallDelta::default()
     })
 }
 

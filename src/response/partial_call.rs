@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::wire::{CallKind, CallPiece};
+use crate::wire::{CallDelta, CallKind};
 
 /// One call while its pieces come: what the wire said of it, and what is known of its end.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -33,7 +33,7 @@ pub struct PartialCall {
 
 impl PartialCall {
     /// A bucket for the call that a piece begins; its arguments are not yet taken.
-    pub(super) fn begin(piece: &CallPiece, arrival: usize) -> Self {
+    pub(super) fn begin(piece: &CallDelta, arrival: usize) -> Self {
         Self {
             wire_index: piece.index,
             provider_id: piece.id.as_deref().map(Arc::from),
@@ -50,7 +50,7 @@ impl PartialCall {
     }
 
     /// Takes id and name where they are still missing.
-    pub(super) fn fill(&mut self, piece: &CallPiece) {
+    pub(super) fn fill(&mut self, piece: &CallDelta) {
         if self.provider_id.is_none() {
             self.provider_id = piece.id.as_deref().map(Arc::from);
         }
@@ -66,7 +66,7 @@ impl PartialCall {
     }
 
     /// Appends a piece of the arguments as far as it is allowed.
-    pub(super) fn append(&mut self, piece: &CallPiece, bytes_max: usize) {
+    pub(super) fn append(&mut self, piece: &CallDelta, bytes_max: usize) {
         let Some(text) = &piece.arguments else { return };
         if self.oversize || self.raw.len() + text.len() > bytes_max {
             self.oversize = true;
@@ -88,7 +88,7 @@ impl PartialCall {
     /// A new id together with a name does. So does a name with an object of its own after an
     /// object that is closed, because no text continues a closed object: services that send
     /// whole calls without index and id, or all under the same one, are told apart that way.
-    pub(super) fn is_followed_by(&mut self, piece: &CallPiece) -> bool {
+    pub(super) fn is_followed_by(&mut self, piece: &CallDelta) -> bool {
         let other_id = match (&piece.id, &self.provider_id) {
             (Some(new), Some(old)) => **new != **old,
             (Some(_) | None, None) | (None, Some(_)) => false,
@@ -123,7 +123,7 @@ impl PartialCall {
     }
 }
 
-fn begins_value(piece: &CallPiece) -> bool {
+fn begins_value(piece: &CallDelta) -> bool {
     piece.arguments.as_deref().is_some_and(|text| text.trim_ascii_start().starts_with(['{', '"']))
 }
 

@@ -11,7 +11,7 @@ use super::model_limiter::{ModelLimiter, ModelStatus};
 use crate::config::{Config, ModelConfig};
 use crate::telemetry::Telemetry;
 use crate::turn::{ModelPlan, ModelPlans};
-use crate::types::Origin;
+use crate::types::ModelOrigin;
 
 /// A configured model.
 #[derive(Debug)]
@@ -50,7 +50,7 @@ impl Model {
             client,
             gate,
             plan: ModelPlan {
-                origin: Arc::new(Origin { wire: config.wire, model: config.model.clone() }),
+                origin: Arc::new(ModelOrigin { wire: config.wire, model: config.model.clone() }),
                 streamed: config.stream,
                 max_attempts: config.max_attempts,
             },

@@ -16,8 +16,9 @@ use super::wake::Link;
 use crate::event::Event;
 use crate::journal::SessionLog;
 use crate::record::{Entry, Record, Seq};
+use crate::session::{PastRun, Rebuilt, past_run};
 use crate::telemetry::Delivery;
-use crate::turn::{ApprovalDecision, ApprovalError, PastRun, Rebuilt, past_run};
+use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{CallKey, RunId, SessionId};
 
 impl SessionHandle {

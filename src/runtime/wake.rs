@@ -15,7 +15,7 @@ use super::shared::{SessionSlot, Shared};
 use super::task;
 use crate::journal::SessionLog;
 use crate::record::{Record, Seq};
-use crate::turn::Rebuilt;
+use crate::session::Rebuilt;
 use crate::types::SessionId;
 
 /// How often a request is handed in whose session falls asleep before it takes it.

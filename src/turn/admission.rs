@@ -96,7 +96,7 @@ pub(super) fn take_arguments(call: &mut TurnCall, raw: &str, oversize: bool) -> 
     }
     if call.unfit.is_none()
         && let Some(tool) = &call.tool
-        && let Some(what) = tool.input.first_mismatch(&call.call.arguments)
+        && let Some(what) = tool.input.first_violation(&call.call.arguments)
     {
         call.unfit = Some(model_messages::invalid_arguments(&what, raw));
         odd = Some(Oddity::Invalid);

@@ -31,7 +31,7 @@ impl Turn {
             }
             Delta::Call(_)
             | Delta::Seal { .. }
-            | Delta::Keep(_)
+            | Delta::Metadata(_)
             | Delta::Finish(_)
             | Delta::Usage { .. }
             | Delta::Error(_)

@@ -14,7 +14,7 @@ pub use crate::record::{CancelReason, TurnEnd};
 
 use crate::tool::ToolSpec;
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, Judgement, Origin, ToolCall,
+    ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, Judgement, ModelOrigin, ToolCall,
     ToolOutcome, ToolResult, Usage, VariablesUse, Verdict,
 };
 
@@ -179,18 +179,16 @@ pub struct ApprovalDecision {
 #[non_exhaustive]
 pub enum ApprovalError {
     /// No such call waits for this.
-    #[error("nothing is asked about this call")]
+    #[error("this call does not wait for an approval")]
     NotAsked,
     /// The call has other arguments than those that were decided about.
-    #[error("the decision is about other arguments than those of the call")]
+    #[error("arguments_sha256 does not match the arguments of the call")]
     Stale,
     /// It was decided otherwise before.
-    #[error("it was decided before: {}", .0.as_str())]
+    #[error("the call is already decided: {}", .0.as_str())]
     Decided(Verdict),
     /// The call was asked about before it ran too, and the decision does not say what it is about.
-    #[error(
-        "it was asked about before it ran and is asked about its result: say which with \"phase\""
-    )]
+    #[error("the call waits for its second approval: send \"phase\": \"before\" or \"after\"")]
     WhichPhase,
 }
 
@@ -215,7 +213,7 @@ pub struct TurnRules {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ModelPlan {
     /// Its wire, and its name at its service.
-    pub origin: Arc<Origin>,
+    pub origin: Arc<ModelOrigin>,
     /// Whether to ask for streamed answers.
     pub streamed: bool,
     /// How many attempts a turn has with it.

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use crate::config::{Limits, OnExcess};
     use crate::turn::fixtures::{entries, rules, spec};
-    use crate::turn::{Effect, Run, Turn, TurnAction, TurnEnd, TurnSpec};
+    use crate::turn::{Budget, Effect, Turn, TurnAction, TurnEnd, TurnSpec};
     use crate::types::{CallKey, Execution, ToolCall, ToolStatus};
     use std::time::Duration;
 
@@ -96,7 +96,8 @@ mod tests {
         let mut rules = rules(Execution::Parallel { max: 8 });
         change(&mut rules);
         let seeded = InitialCallsTurn::new(1, &message(names), &rules);
-        let budget = Run::new(&rules.limits).budget();
+        let tokens_left = rules.limits.max_tokens_per_run;
+        let budget = Budget { tokens_left, calls_left: rules.limits.max_tool_calls_per_run };
         let spec = TurnSpec { budget, ..spec(rules) };
         let mut turn = Turn::resume(spec, &entries(0, &[(seeded.response, 0)]), 0, None);
         let (mut started, mut committed) = (Vec::new(), None);

@@ -1,4 +1,4 @@
-//! One turn, and the run around it. Machines: no async, no clock, no I/O.
+//! One turn. Machines: no async, no clock, no I/O.
 //!
 //! [`Turn`] is one model response and the calls in it, over as many attempts as it takes. Values
 //! go in by `handle_*`, effects come out of [`Turn::poll`]; time is an argument. Each rule has
@@ -21,11 +21,8 @@
 //! | `model_messages` | what the model is told of calls that did not simply run |
 //! | `resume` | a turn from its records |
 //! | `committed` | a turn that is over, from its records |
-//! | `rebuilt` | a session from its records |
-//! | `replay` | a session once more from its records, compared with them |
+//! | `replay` | a turn once more from its records, compared with them |
 //! | `initial_calls` | a turn of calls that nobody asked a model for |
-//! | `loops` | turns that repeat themselves |
-//! | `run` | turn after turn, and why that ended |
 #![warn(clippy::indexing_slicing)]
 
 mod admission;
@@ -36,23 +33,20 @@ mod breaker;
 mod budget;
 mod call;
 mod clock;
-mod committed;
+pub(crate) mod committed;
 mod deltas;
 mod effect;
 #[cfg(test)]
 pub(crate) mod explorer;
 #[cfg(test)]
-mod fixtures;
+pub(crate) mod fixtures;
 mod initial_calls;
 mod isolation;
-mod loops;
 mod model_messages;
 mod reassembly;
-mod rebuilt;
-mod replay;
+pub(crate) mod replay;
 mod response_end;
 mod resume;
-mod run;
 mod schedule;
 mod step;
 #[cfg(test)]
@@ -66,19 +60,15 @@ pub use breaker::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState,
     ServiceSignal,
 };
-pub use budget::Budget;
+pub use budget::{Budget, LimitHit};
+pub(crate) use budget::{MAX_CALLS, MAX_TOKENS};
 pub use committed::results_so_far;
 pub use effect::{
     ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, ModelPlan,
     ModelPlans, PermitReply, ToolCompletion, TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec,
 };
 pub use initial_calls::InitialCallsTurn;
-pub use rebuilt::{
-    Brought, Continue, KnownRequest, OpenRun, PastRun, QueuedRun, REQUESTS_MAX, RebuildError,
-    Rebuilt, Requests, past_run,
-};
-pub use replay::{Difference, Replayed, replay};
-pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
+pub use replay::Difference;
 
 use crate::event::{CallLabel, Event};
 use crate::record::{Ending, ResponseMessage};
@@ -92,6 +82,8 @@ use clock::TurnClock;
 use effect::{DeferredEffect, EffectQueue};
 use isolation::VisibleVariables;
 use reassembly::Reassembly;
+#[cfg(test)]
+pub(crate) use step::ended;
 
 /// The limit of a run's time, by its name in the configuration.
 const RUN_TIMEOUT: &str = "run_timeout";

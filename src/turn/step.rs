@@ -363,7 +363,7 @@ impl Turn {
 }
 
 /// The record of a call that has its outcome.
-pub(super) fn ended(result: &ToolResult, early: bool, amended: bool) -> Record {
+pub(crate) fn ended(result: &ToolResult, early: bool, amended: bool) -> Record {
     let ToolResult { call, outcome, notes, started, wait, duration, writes } = result;
     Record::CallEnded {
         call: CallLabel {

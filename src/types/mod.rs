@@ -5,7 +5,7 @@
 mod approval;
 mod call;
 mod content;
-mod parts;
+mod message_part;
 mod response;
 mod trace;
 mod variables;
@@ -22,7 +22,7 @@ pub use call::{
     ToolResult, ToolStatus, metadata,
 };
 pub use content::{Content, ContentPart, Image, InvalidContent};
-pub use parts::{Origin, Part};
+pub use message_part::{MessagePart, ModelOrigin};
 pub use response::{FinishKind, FinishReason, ProviderError, ProviderErrorKind, Usage};
 pub use trace::{RunTrace, TRACEPARENT, TRACESTATE, TraceContext};
 pub use variables::{ReadSet, VariableName, VariablesUse, WriteSet};

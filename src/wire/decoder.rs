@@ -32,7 +32,7 @@ impl Default for DecoderLimits {
 /// What is known of how a service writes its payloads: kept from one response to the next, most of
 /// them need not be parsed. Without it the deltas are the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Shapes {
+pub struct PayloadTemplates {
     wire: Option<Wire>,
     known: Known,
 }
@@ -42,7 +42,7 @@ pub struct Shapes {
 pub struct Decoder {
     frames: Frames,
     dialect: AnyDialect,
-    shapes: Shapes,
+    shapes: PayloadTemplates,
     failed: Option<ProviderError>,
 }
 
@@ -108,17 +108,17 @@ impl Decoder {
     /// A decoder for one response.
     #[must_use]
     pub fn new(wire: Wire, framing: Framing, limits: DecoderLimits) -> Self {
-        Self::with_shapes(wire, framing, limits, Shapes::default())
+        Self::with_templates(wire, framing, limits, PayloadTemplates::default())
     }
 
     /// A decoder for one response, with the shapes of an earlier one. Those of another wire are
     /// forgotten.
     #[must_use]
-    pub fn with_shapes(
+    pub fn with_templates(
         wire: Wire,
         framing: Framing,
         limits: DecoderLimits,
-        shapes: Shapes,
+        shapes: PayloadTemplates,
     ) -> Self {
         let DecoderLimits { event_bytes_max, body_bytes_max } = limits;
         let frames = match framing {
@@ -130,12 +130,12 @@ impl Decoder {
         };
         let dialect = AnyDialect::new(wire);
         let known = if shapes.wire == Some(wire) { shapes.known } else { Known::default() };
-        Self { frames, dialect, shapes: Shapes { wire: Some(wire), known }, failed: None }
+        Self { frames, dialect, shapes: PayloadTemplates { wire: Some(wire), known }, failed: None }
     }
 
     /// The shapes that are known now, for the next response.
     #[must_use]
-    pub fn into_shapes(self) -> Shapes {
+    pub fn into_templates(self) -> PayloadTemplates {
         self.shapes
     }
 

@@ -14,7 +14,7 @@ pub enum Delta {
     /// A piece of a refusal.
     Refusal(String),
     /// A piece of a tool call.
-    Call(CallPiece),
+    Call(CallDelta),
     /// The wire says that this call's arguments are whole (wires with explicit seals).
     Seal {
         /// The wire's own index of the call.
@@ -24,7 +24,7 @@ pub enum Delta {
         arguments: Option<String>,
     },
     /// Something that the service wants back with the next request.
-    Keep(Keep),
+    Metadata(ProviderMetadata),
     /// Why the response ended; the last one stands.
     Finish(FinishReason),
     /// Token counts; the last ones stand.
@@ -46,7 +46,7 @@ pub enum Delta {
 ///
 /// Members are the text of one JSON object; only the dialect that wrote them reads them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Keep {
+pub enum ProviderMetadata {
     /// Ends the text before it, which has these members.
     Text {
         /// None where only the end matters.
@@ -75,7 +75,7 @@ pub enum Keep {
 
 /// A piece of a tool call, as the wire said it: nothing is inferred here.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct CallPiece {
+pub struct CallDelta {
     /// The wire's index, if it sent a usable one.
     pub index: Option<u64>,
     /// The provider's id, if it sent one that is not empty.
@@ -91,7 +91,7 @@ pub struct CallPiece {
     pub begins: bool,
 }
 
-impl CallPiece {
+impl CallDelta {
     /// Whether the piece holds more of the arguments than blanks.
     #[must_use]
     pub fn has_arguments(&self) -> bool {

@@ -67,11 +67,11 @@ pub struct KeyHeader {
     /// The header's name, in lower case.
     pub name: &'static str,
     /// What stands before the key.
-    pub before: &'static str,
+    pub prefix: &'static str,
 }
 
 impl KeyHeader {
-    pub(super) const BEARER: Self = Self { name: "authorization", before: "Bearer " };
+    pub(super) const BEARER: Self = Self { name: "authorization", prefix: "Bearer " };
 }
 
 /// Whether an address names a version in its path, such as `v1`, `v1beta` or `v1alpha2`.

@@ -38,9 +38,9 @@ use openai_chat::OpenaiChat;
 use openai_responses::OpenaiResponses;
 
 pub use crate::types::Wire;
-pub(crate) use body::Written;
-pub use decoder::{Decoder, DecoderLimits, Shapes};
-pub use delta::{CallKind, CallPiece, Delta, Keep, Problem};
+pub(crate) use body::RequestCache;
+pub use decoder::{Decoder, DecoderLimits, PayloadTemplates};
+pub use delta::{CallDelta, CallKind, Delta, Problem, ProviderMetadata};
 pub use dialect::KeyHeader;
 pub use error::http_error;
 pub(crate) use mend::replace_lone_surrogates;
@@ -136,7 +136,7 @@ impl fmt::Display for Framing {
 }
 
 impl FromStr for Framing {
-    type Err = UnknownWord;
+    type Err = UnknownFraming;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
@@ -144,7 +144,10 @@ impl FromStr for Framing {
             "json-lines" => Ok(Self::JsonLines),
             "json" => Ok(Self::Json),
             "json-array" => Ok(Self::JsonArray),
-            _ => Err(UnknownWord { what: "framing", allowed: "sse, json-lines, json, json-array" }),
+            _ => Err(UnknownFraming {
+                what: "framing",
+                allowed: "sse, json-lines, json, json-array",
+            }),
         }
     }
 }
@@ -152,7 +155,7 @@ impl FromStr for Framing {
 /// The word names no wire, or no framing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown {what}; it is one of: {allowed}")]
-pub struct UnknownWord {
+pub struct UnknownFraming {
     what: &'static str,
     allowed: &'static str,
 }

@@ -6,7 +6,7 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::loose::{Content, JsonText, Number, Scalar};
-use super::{CallPiece, Delta};
+use super::{CallDelta, Delta};
 
 /// How much room a text has at once behind what came together.
 const ROOM_BYTES: usize = 128;
@@ -71,9 +71,9 @@ fn add(before: &mut String, text: &str) {
 }
 
 /// Adds to the arguments of a call, or to its piece that was said right before.
-pub(super) fn say_call(piece: CallPiece, text: Option<&str>, out: &mut Vec<Delta>) {
+pub(super) fn say_call(piece: CallDelta, text: Option<&str>, out: &mut Vec<Delta>) {
     if let (Some(Delta::Call(before)), Some(text)) = (out.last_mut(), text) {
-        let CallPiece { index, id, name, arguments, kind, begins } = before;
+        let CallDelta { index, id, name, arguments, kind, begins } = before;
         let is_same = (*index, *kind, *begins) == (piece.index, piece.kind, piece.begins)
             && [id, name].iter().all(|said| said.is_none())
             && [&piece.id, &piece.name].iter().all(|said| said.is_none());
@@ -81,7 +81,7 @@ pub(super) fn say_call(piece: CallPiece, text: Option<&str>, out: &mut Vec<Delta
             return add(before, text);
         }
     }
-    out.push(Delta::Call(CallPiece { arguments: text.map(str::to_owned), ..piece }));
+    out.push(Delta::Call(CallDelta { arguments: text.map(str::to_owned), ..piece }));
 }
 
 /// Where in a payload the members of its piece stand.

@@ -18,7 +18,7 @@ pub use timeline::{Look, timeline};
 use super::Entry;
 use crate::config::Limits;
 use crate::context::History;
-use crate::turn::{RebuildError, Rebuilt};
+use crate::session::{RebuildError, Rebuilt};
 use crate::types::{Content, ContentPart, Usage};
 
 /// An entry as one JSON object in a line: `seq, time, type` and the record's own fields.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::*;
-use crate::journal::fixtures::{entries, rich, session};
 use crate::record::Record;
+use crate::transcript::fixtures::{entries, rich, session};
 
 fn rich_entries() -> Vec<Entry> {
     entries(rich())

@@ -3,7 +3,10 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::journal::fixtures::{entries, rich, session};
+use crate::record::Record;
+use crate::transcript::TIME_FALL_MAX_MS;
+use crate::transcript::fixtures::{entries, rich, session};
+use crate::types::Seq;
 
 fn seen(entries: &[Entry]) -> Vec<Invariant> {
     verify(&session(), entries).into_iter().map(|breach| breach.invariant).collect()

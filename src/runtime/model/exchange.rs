@@ -13,7 +13,7 @@ use super::{Inner, error};
 use crate::types::{
     ProviderError, ProviderErrorKind, TRACEPARENT, TRACESTATE, TraceContext, one_line,
 };
-use crate::wire::{Decoder, DecoderLimits, Delta, Framing, Shapes, http_error};
+use crate::wire::{Decoder, DecoderLimits, Delta, Framing, PayloadTemplates, http_error};
 
 /// How much of an error's body is read.
 const ERROR_BODY_BYTES_MAX: usize = 64 * 1024;
@@ -34,7 +34,7 @@ pub(crate) struct Exchange {
     client: Arc<Inner>,
     streamed: bool,
     trace: Option<TraceContext>,
-    shapes: Shapes,
+    shapes: PayloadTemplates,
     state: State,
 }
 
@@ -65,12 +65,17 @@ struct Reading {
 
 impl Exchange {
     /// `shapes` are those of payloads that are known.
-    pub(super) fn new(client: Arc<Inner>, streamed: bool, body: Bytes, shapes: Shapes) -> Self {
+    pub(super) fn new(
+        client: Arc<Inner>,
+        streamed: bool,
+        body: Bytes,
+        shapes: PayloadTemplates,
+    ) -> Self {
         Self { client, streamed, trace: None, shapes, state: State::Unsent { body } }
     }
 
     /// The shapes of payloads that are known now; none unless the response was read to its end.
-    pub(super) fn into_shapes(self) -> Shapes {
+    pub(super) fn into_templates(self) -> PayloadTemplates {
         self.shapes
     }
 
@@ -95,7 +100,7 @@ impl Exchange {
         };
         let next = reading.next(&self.client, self.streamed, &mut self.shapes).await;
         let Some(mut batch) = next else {
-            self.shapes = reading.decoder.map(Decoder::into_shapes).unwrap_or_default();
+            self.shapes = reading.decoder.map(Decoder::into_templates).unwrap_or_default();
             return None;
         };
         match &mut batch {
@@ -144,7 +149,7 @@ impl Reading {
         &mut self,
         client: &Inner,
         streamed: bool,
-        shapes: &mut Shapes,
+        shapes: &mut PayloadTemplates,
     ) -> Option<Result<Vec<Delta>, ProviderError>> {
         let mut batch = Vec::new();
         loop {
@@ -168,7 +173,7 @@ impl Reading {
                     let framing = framing(client, streamed, &self.response, &bytes);
                     self.whole = framing == Framing::Json;
                     let (limits, shapes) = (DecoderLimits::default(), std::mem::take(shapes));
-                    let decoder = Decoder::with_shapes(client.wire, framing, limits, shapes);
+                    let decoder = Decoder::with_templates(client.wire, framing, limits, shapes);
                     self.decoder.insert(decoder)
                 }
             };

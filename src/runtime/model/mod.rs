@@ -27,19 +27,19 @@ pub use response::{RequestedCall, Response};
 use crate::config::ModelConfig;
 use crate::tls;
 use crate::types::ProviderError;
-use crate::wire::{Delta, Framing, KeyHeader, Shapes, Wire, Written};
+use crate::wire::{Delta, Framing, KeyHeader, PayloadTemplates, RequestCache, Wire};
 
 /// What a session's exchanges leave for its next ones.
 #[derive(Debug, Default)]
 pub(super) struct Carried {
-    written: Written,
-    shapes: Shapes,
+    written: RequestCache,
+    shapes: PayloadTemplates,
 }
 
 impl Carried {
     /// An exchange is over.
     pub(super) fn take_from(&mut self, exchange: Exchange) {
-        self.shapes = exchange.into_shapes();
+        self.shapes = exchange.into_templates();
     }
 }
 
@@ -126,7 +126,12 @@ impl ModelClient {
 
     fn exchange(&self, request: &ModelRequest) -> Exchange {
         let body = self.inner.wire.request_body(request);
-        Exchange::new(Arc::clone(&self.inner), request.stream, body.into(), Shapes::default())
+        Exchange::new(
+            Arc::clone(&self.inner),
+            request.stream,
+            body.into(),
+            PayloadTemplates::default(),
+        )
     }
 
     /// A session's next exchange, which has not begun yet.
@@ -185,8 +190,8 @@ fn headers(config: &ModelConfig, accept: &'static str) -> Result<HeaderMap, Inva
         headers.insert(*name, HeaderValue::from_static(value));
     }
     if let Some(key) = &config.api_key {
-        let KeyHeader { name, before } = config.wire.key_header();
-        let mut value = HeaderValue::from_str(&format!("{before}{}", key.reveal()))?;
+        let KeyHeader { name, prefix } = config.wire.key_header();
+        let mut value = HeaderValue::from_str(&format!("{prefix}{}", key.reveal()))?;
         value.set_sensitive(true);
         headers.insert(name, value);
     }

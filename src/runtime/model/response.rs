@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 use crate::message::ResponseMessage;
 use crate::response::{PartialCall, ResponseAssembler, ResponseLimits, parse_arguments};
 use crate::types::{
-    CallKey, FinishReason, Origin, Part, ProviderError, ProviderErrorKind, ToolCall, Usage,
+    CallKey, FinishReason, MessagePart, ModelOrigin, ProviderError, ProviderErrorKind, ToolCall,
+    Usage,
 };
 use crate::wire::{Delta, ModelRequest, Wire};
 
@@ -27,8 +28,8 @@ pub struct Response {
     pub usage: Usage,
     calls: Vec<RequestedCall>,
     service_calls: Vec<RequestedCall>,
-    origin: Option<Arc<Origin>>,
-    parts: Vec<Part>,
+    origin: Option<Arc<ModelOrigin>>,
+    parts: Vec<MessagePart>,
     /// Whether the request left the model a single call.
     one_call: bool,
 }
@@ -113,7 +114,7 @@ impl RequestedCall {
 #[derive(Debug)]
 pub(super) struct Collector {
     accumulator: ResponseAssembler,
-    origin: Origin,
+    origin: ModelOrigin,
     one_call: bool,
 }
 
@@ -121,7 +122,7 @@ impl Collector {
     pub(super) fn new(wire: Wire, request: &ModelRequest) -> Self {
         Self {
             accumulator: ResponseAssembler::new(ResponseLimits::default()),
-            origin: Origin { wire, model: request.model.clone() },
+            origin: ModelOrigin { wire, model: request.model.clone() },
             one_call: request.parallel_tool_calls == Some(false),
         }
     }
@@ -161,12 +162,12 @@ impl Collector {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::Piece;
+    use crate::message::RequestPart;
     use crate::types::{FinishKind, FinishReason};
-    use crate::wire::{CallKind, CallPiece, Keep};
+    use crate::wire::{CallDelta, CallKind, ProviderMetadata};
 
     fn call(index: u64, id: Option<&str>, name: &str, kind: CallKind) -> Delta {
-        Delta::Call(CallPiece {
+        Delta::Call(CallDelta {
             index: Some(index),
             id: id.map(str::to_owned),
             name: Some(name.to_owned()),
@@ -181,9 +182,9 @@ mod tests {
         let reason = FinishReason { kind: FinishKind::ToolCalls, raw: "tool_calls".into() };
         let deltas = vec![
             Delta::Reasoning("hm".into()),
-            Delta::Keep(Keep::Reasoning { members: Some("{\"s\":1}".into()) }),
+            Delta::Metadata(ProviderMetadata::Reasoning { members: Some("{\"s\":1}".into()) }),
             call(0, Some("srv"), "web_search", CallKind::ServerToolUse),
-            Delta::Keep(Keep::Part("{\"own\":1}".into())),
+            Delta::Metadata(ProviderMetadata::Part("{\"own\":1}".into())),
             call(1, None, "clock", CallKind::Function),
             call(2, Some("b"), "clock", CallKind::Function),
             Delta::Finish(reason),
@@ -193,12 +194,12 @@ mod tests {
     }
 
     fn kinds(message: &ResponseMessage, model: &str) -> Vec<String> {
-        let asked = Origin { wire: Wire::OpenaiChat, model: model.to_owned() };
-        let pieces = message.pieces(&asked).into_iter().map(|piece| match piece {
-            Piece::Text { text, .. } => format!("text {text}"),
-            Piece::Reasoning { text, .. } => format!("thought {text}"),
-            Piece::Call { call, .. } => format!("call {}", call.id),
-            Piece::Raw(json) => format!("raw {json}"),
+        let asked = ModelOrigin { wire: Wire::OpenaiChat, model: model.to_owned() };
+        let pieces = message.request_parts(&asked).into_iter().map(|piece| match piece {
+            RequestPart::Text { text, .. } => format!("text {text}"),
+            RequestPart::Reasoning { text, .. } => format!("thought {text}"),
+            RequestPart::Call { call, .. } => format!("call {}", call.id),
+            RequestPart::Raw(json) => format!("raw {json}"),
         });
         pieces.collect()
     }

@@ -18,7 +18,7 @@ use crate::runtime::error::HostError;
 use crate::runtime::message::SessionMessage;
 use crate::runtime::publish::Publisher;
 use crate::runtime::wake::{Link, Live, LiveState};
-use crate::turn::{Continue, Rebuilt, Requests};
+use crate::session::{Continue, IdempotencyKeys, Rebuilt};
 use crate::types::{SessionId, Usage};
 
 /// What a session begins with.
@@ -123,7 +123,7 @@ impl State {
             suspended: None,
             queue: std::collections::VecDeque::new(),
             next: None,
-            requests: Requests::default(),
+            requests: IdempotencyKeys::default(),
             epoch: 0,
             lingering: HashSet::new(),
             live,

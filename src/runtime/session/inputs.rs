@@ -15,8 +15,8 @@ use crate::runtime::gauge::Held;
 use crate::runtime::message::SessionMessage;
 use crate::runtime::shared::Shared;
 use crate::runtime::snapshot::QueuedInput;
+use crate::session::{RequestEffect, SeenRequest};
 use crate::telemetry::Recorded;
-use crate::turn::{Brought, KnownRequest};
 use crate::types::{Content, RunEnd};
 
 /// A run that waits for the one before it to end.
@@ -44,7 +44,7 @@ impl State {
     pub(super) fn known(
         &self,
         request: Option<&RequestKey>,
-    ) -> Result<Option<KnownRequest>, HostError> {
+    ) -> Result<Option<SeenRequest>, HostError> {
         let Some(request) = request else { return Ok(None) };
         match self.requests.get(&request.key) {
             Some(known) if known.digest == request.digest => Ok(Some(known.clone())),
@@ -64,7 +64,7 @@ impl State {
             return Err(HostError::SessionClosed);
         }
         if let Some(known) = self.known(request.as_ref())? {
-            let is_it = known.brought == Brought::Steered;
+            let is_it = known.brought == RequestEffect::Steered;
             return if is_it { Ok(known.seq) } else { Err(HostError::KeyReused) };
         }
         if input.is_blank() {
@@ -81,7 +81,7 @@ impl State {
         self.publisher.publish(&run.id, self.turn, Event::RunSteered { input: input.clone() });
         self.history.steer(after_turn, input);
         if let Some(request) = request {
-            self.requests.remember(request, seq, Brought::Steered);
+            self.requests.remember(request, seq, RequestEffect::Steered);
         }
         Ok(seq)
     }

@@ -30,7 +30,8 @@ use super::wake::{Link, LiveState};
 use crate::context::{History, Variables};
 use crate::journal::{SessionLog, Urgency};
 use crate::record::{Record, Seq, StopMode};
-use crate::turn::{Brought, CancelReason, OpenRun, Requests};
+use crate::session::{IdempotencyKeys, OpenRun, RequestEffect};
+use crate::turn::CancelReason;
 use crate::types::{RunId, SessionId, SessionState, Usage};
 pub(super) use begin::{Beginning, Opening, spawn};
 use inputs::QueuedRun;
@@ -65,7 +66,7 @@ pub(super) struct State {
     /// The run that begins next, with the place of the one that has just ended.
     next: Option<(NewRun, Held)>,
     /// Which requests brought its inputs.
-    requests: Requests,
+    requests: IdempotencyKeys,
     /// Which set of actors it has: each has its own number.
     epoch: u64,
     /// Accumulators that were let go, whose last tools still have their grace.
@@ -217,7 +218,7 @@ impl State {
         }
         let RunRequest { input, overrides, request, trace, queue } = request;
         if let Some(known) = self.known(request.as_ref())? {
-            let Brought::Run(id) = &known.brought else { return Err(HostError::KeyReused) };
+            let RequestEffect::Run(id) = &known.brought else { return Err(HostError::KeyReused) };
             return Ok(RunAccepted { id: id.clone(), seq: known.seq, report: None });
         }
         if self.suspended.is_some() {
@@ -231,7 +232,7 @@ impl State {
         }
         let agent = self.agent.with(&overrides)?;
         let (report, receiver) = oneshot::channel();
-        let brought = Brought::Run(id.clone());
+        let brought = RequestEffect::Run(id.clone());
         let run = NewRun {
             id: id.clone(),
             input,
@@ -342,14 +343,14 @@ impl State {
             turn: self.turn,
             suspended: false,
             approvals: run.open.approvals.clone(),
-            results: self.results_so_far(run),
+            results: self.results_so_far(&run.id, run.turn_after),
         });
         let suspended = self.suspended.as_ref().map(|run| CurrentRun {
             run_id: run.id.clone(),
             turn: self.turn,
             suspended: true,
-            approvals: Vec::new(),
-            results: Vec::new(),
+            approvals: self.recorded_approvals(run.turn_after),
+            results: self.results_so_far(&run.id, run.turn_after),
         });
         let current_run = current_run.or(suspended);
         let state = if current_run.is_some() { SessionState::Running } else { SessionState::Idle };

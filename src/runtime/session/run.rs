@@ -24,8 +24,9 @@ use crate::runtime::message::{
 };
 use crate::runtime::report::CallReport;
 use crate::runtime::stream::{StreamActor, StreamSetup};
+use crate::session::{Continue, OpenRun, Run, TurnPlan};
 use crate::telemetry::{Recorded, TracedRun};
-use crate::turn::{CancelReason, Continue, OpenRun, Run, TurnPlan, TurnSpec};
+use crate::turn::{CancelReason, TurnSpec};
 use crate::types::{Content, RunId, RunTrace, TraceContext};
 
 /// A run that is accepted and has not begun.

@@ -4,8 +4,9 @@ use super::State;
 use crate::event::{CallLabel, Event};
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{Record, Seq};
+use crate::session::TurnPlan;
 use crate::telemetry::Recorded;
-use crate::turn::{InitialCallsTurn, TurnPlan};
+use crate::turn::InitialCallsTurn;
 
 impl State {
     /// What the next run begins with instead of a request, if there is something.

@@ -8,7 +8,7 @@ use crate::config::{Limits, RunOverrides};
 use crate::journal::{Entry, MemoryJournal};
 use crate::message::Message;
 use crate::record::Record;
-use crate::turn::Rebuilt;
+use crate::session::Rebuilt;
 use crate::types::RunEnd;
 
 /// An engine that does something right before the turn's commit is recorded or right behind, in

@@ -6,7 +6,8 @@ use super::*;
 use crate::config::{OnExcess, RunOverrides};
 use crate::journal::Listing;
 use crate::record::{Entry, Record, Seq};
-use crate::turn::{Difference, Replayed, TurnRules, replay};
+use crate::session::{Replayed, replay};
+use crate::turn::{Difference, TurnRules};
 use crate::types::{Execution, ToolOutcome};
 
 /// What the host's runs go by.

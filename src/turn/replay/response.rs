@@ -6,10 +6,10 @@ use super::tape::{Kept, Tape, message};
 use crate::record::{Ending, Record, ResponseMessage};
 use crate::turn::budget::MAX_CALLS;
 use crate::types::{
-    CALLS_MAX, FailureKind, FinishKind, FinishReason, Part, ProviderError, ToolCall, ToolOutcome,
-    Usage,
+    CALLS_MAX, FailureKind, FinishKind, FinishReason, MessagePart, ProviderError, ToolCall,
+    ToolOutcome, Usage,
 };
-use crate::wire::{CallPiece, Delta, Keep};
+use crate::wire::{CallDelta, Delta, ProviderMetadata};
 
 /// Piece by piece what is to be fed.
 #[derive(Clone, Debug)]
@@ -96,27 +96,37 @@ impl Maker<'_, '_> {
         let mut calls = message.calls.iter();
         for part in &message.parts {
             match part {
-                Part::Text { bytes, members } => {
+                MessagePart::Text { bytes, members } => {
                     let piece = Delta::Text(take(&mut text, *bytes));
                     let members = members.as_deref().map(Box::from);
                     // One without a byte is nothing but its members.
                     let piece = Some(piece).filter(|_| *bytes > 0 || members.is_none());
-                    self.say(piece.into_iter().chain([Delta::Keep(Keep::Text { members })]));
+                    self.say(
+                        piece
+                            .into_iter()
+                            .chain([Delta::Metadata(ProviderMetadata::Text { members })]),
+                    );
                 }
-                Part::Reasoning { bytes, members } => {
+                MessagePart::Reasoning { bytes, members } => {
                     let piece = Delta::Reasoning(take(&mut reasoning, *bytes));
                     let members = members.as_deref().map(Box::from);
                     let piece = Some(piece).filter(|_| *bytes > 0 || members.is_none());
-                    self.say(piece.into_iter().chain([Delta::Keep(Keep::Reasoning { members })]));
+                    self.say(
+                        piece
+                            .into_iter()
+                            .chain([Delta::Metadata(ProviderMetadata::Reasoning { members })]),
+                    );
                 }
-                Part::Raw { json } => self.say([Delta::Keep(Keep::Part((&**json).into()))]),
-                Part::Call { index, members } => {
+                MessagePart::Raw { json } => {
+                    self.say([Delta::Metadata(ProviderMetadata::Part((&**json).into()))])
+                }
+                MessagePart::Call { index, members } => {
                     if let Some(call) = calls.next() {
                         self.call(call);
                     }
                     if let Some(members) = members.as_deref() {
                         let (index, members) = (u64::from(*index), members.into());
-                        self.say([Delta::Keep(Keep::Call { index, members })]);
+                        self.say([Delta::Metadata(ProviderMetadata::Call { index, members })]);
                     }
                 }
             }
@@ -191,7 +201,7 @@ impl Maker<'_, '_> {
         let index = Some(u64::from(self.opened));
         self.opened += 1;
         let (id, name) = (id.map(str::to_owned), Some(name.to_owned()));
-        Delta::Call(CallPiece { index, id, name, arguments, begins: true, ..CallPiece::default() })
+        Delta::Call(CallDelta { index, id, name, arguments, begins: true, ..CallDelta::default() })
     }
 }
 
@@ -204,7 +214,7 @@ impl Step {
 /// More bytes of a call.
 pub(super) fn more(index: u32, arguments: String) -> Delta {
     let index = Some(u64::from(index));
-    Delta::Call(CallPiece { index, arguments: Some(arguments), ..CallPiece::default() })
+    Delta::Call(CallDelta { index, arguments: Some(arguments), ..CallDelta::default() })
 }
 
 /// Every call of a response that was whole before it ended, and then said more.

@@ -133,13 +133,13 @@ fn an_answer_quotes_a_part_of_what_does_not_fit() {
 #[test]
 fn ids_are_unique_whatever_the_order_of_the_seals() {
     let same = |index| {
-        let piece = CallPiece {
+        let piece = CallDelta {
             index: Some(index),
             id: Some(if index == 0 { "call_0_1" } else { "x" }.into()),
             name: Some("repeatable".into()),
-            ..CallPiece::default()
+            ..CallDelta::default()
         };
-        Delta::Call(CallPiece { id: piece.id.clone().filter(|_| index != 1), ..piece })
+        Delta::Call(CallDelta { id: piece.id.clone().filter(|_| index != 1), ..piece })
     };
     let mut driver = Driver::with(rules(PARALLEL));
     driver.deltas([same(0), same(1), same(2), same(3)]).cancel();

@@ -94,7 +94,7 @@ fn what_breaks_after_the_finish_reason_takes_nothing_away() {
 fn a_call_without_a_name_and_nothing_else_is_a_malformed_response() {
     let nameless = || {
         let arguments = Some("{}".to_owned());
-        Delta::Call(CallPiece { index: Some(0), arguments, ..CallPiece::default() })
+        Delta::Call(CallDelta { index: Some(0), arguments, ..CallDelta::default() })
     };
     let mut driver = Driver::with(rules(PARALLEL));
     driver.deltas([nameless()]).well();
@@ -212,12 +212,12 @@ fn in_a_last_request_calls_are_dropped() {
 #[test]
 fn ids_are_the_providers_unless_they_are_missing_taken_or_repeated() {
     let piece = |index, id: Option<&str>| {
-        Delta::Call(CallPiece {
+        Delta::Call(CallDelta {
             index: Some(index),
             id: id.map(str::to_owned),
             name: Some("repeatable".into()),
             arguments: Some("{}".into()),
-            ..CallPiece::default()
+            ..CallDelta::default()
         })
     };
     let held_ids = Arc::new(BTreeSet::from(["call_4_3".to_owned()]));

@@ -2,16 +2,16 @@
 
 use super::*;
 use crate::event::ServiceCallStatus;
-use crate::message::{Piece, ResponseMessage};
-use crate::types::{Origin, Part, Wire};
-use crate::wire::{CallKind, Keep};
+use crate::message::{RequestPart, ResponseMessage};
+use crate::types::{MessagePart, ModelOrigin, Wire};
+use crate::wire::{CallKind, ProviderMetadata};
 
 fn thought(text: &str) -> Delta {
     Delta::Reasoning(text.into())
 }
 
 fn signed(members: &str) -> Delta {
-    Delta::Keep(Keep::Reasoning { members: Some(members.into()) })
+    Delta::Metadata(ProviderMetadata::Reasoning { members: Some(members.into()) })
 }
 
 fn message(driver: &Driver) -> &ResponseMessage {
@@ -20,12 +20,16 @@ fn message(driver: &Driver) -> &ResponseMessage {
 
 /// The message as its own model is sent it: kinds and texts.
 fn sent_back(message: &ResponseMessage) -> Vec<String> {
-    let own = Origin { wire: Wire::OpenaiChat, model: "m".into() };
-    let pieces = message.pieces(&own).into_iter().map(|piece| match piece {
-        Piece::Text { text, .. } => format!("text {text}"),
-        Piece::Reasoning { text, members } => format!("thought {text} {}", members.unwrap_or("-")),
-        Piece::Call { call, members } => format!("call {} {}", call.name, members.unwrap_or("-")),
-        Piece::Raw(json) => format!("raw {json}"),
+    let own = ModelOrigin { wire: Wire::OpenaiChat, model: "m".into() };
+    let pieces = message.request_parts(&own).into_iter().map(|piece| match piece {
+        RequestPart::Text { text, .. } => format!("text {text}"),
+        RequestPart::Reasoning { text, members } => {
+            format!("thought {text} {}", members.unwrap_or("-"))
+        }
+        RequestPart::Call { call, members } => {
+            format!("call {} {}", call.name, members.unwrap_or("-"))
+        }
+        RequestPart::Raw(json) => format!("raw {json}"),
     });
     pieces.collect()
 }
@@ -65,7 +69,11 @@ fn a_response_that_broke_or_was_cut_sends_back_no_reasoning_without_its_signatur
 #[test]
 fn reasoning_that_alone_was_cut_leaves_no_part() {
     let mut driver = Driver::with(rules(PARALLEL));
-    driver.deltas([call(0, "seal", "{}"), seal(0), Delta::Keep(Keep::Part("{1}".into()))]);
+    driver.deltas([
+        call(0, "seal", "{}"),
+        seal(0),
+        Delta::Metadata(ProviderMetadata::Part("{1}".into())),
+    ]);
     driver.deltas([thought("hm")]);
     driver.broken().done(0, "sent");
     assert_eq!(sent_back(message(&driver)), ["call seal -", "raw {1}"]);
@@ -74,8 +82,9 @@ fn reasoning_that_alone_was_cut_leaves_no_part() {
 #[test]
 fn parts_of_calls_that_are_dropped_vanish_with_them() {
     let deltas = || {
-        let with =
-            |index, members: &str| Delta::Keep(Keep::Call { index, members: members.into() });
+        let with = |index, members: &str| {
+            Delta::Metadata(ProviderMetadata::Call { index, members: members.into() })
+        };
         [
             call(0, "seal", "{}"),
             with(0, "{0}"),
@@ -87,7 +96,7 @@ fn parts_of_calls_that_are_dropped_vanish_with_them() {
     };
     let only_first = |driver: &Driver| {
         assert_eq!(sent_back(message(driver)), ["call seal {0}"]);
-        let kept = [Part::Call { index: 0, members: Some("{0}".into()) }];
+        let kept = [MessagePart::Call { index: 0, members: Some("{0}".into()) }];
         assert_eq!(message(driver).parts, kept);
     };
     let mut refused = Driver::with(rules(PARALLEL));
@@ -109,7 +118,7 @@ fn search(index: u64, begins: bool, arguments: &str) -> Delta {
     let id = begins.then(|| format!("srv{index}"));
     let name = begins.then(|| "web_search".to_owned());
     let (kind, arguments) = (CallKind::ServerToolUse, Some(arguments.to_owned()));
-    Delta::Call(CallPiece { index: Some(index), id, name, arguments, kind, begins })
+    Delta::Call(CallDelta { index: Some(index), id, name, arguments, kind, begins })
 }
 
 fn seal(index: u64) -> Delta {
@@ -134,7 +143,7 @@ fn a_call_that_the_service_runs_is_shown_and_nothing_more() {
     rules.limits.on_excess = OnExcess::Fail;
     let mut driver = Driver::with(rules);
     driver.deltas([search(0, true, ""), search(0, false, "{\"q\":1}"), seal(0)]);
-    driver.deltas([Delta::Keep(Keep::Part("{0}".into())), call(1, "pure", "{}")]);
+    driver.deltas([Delta::Metadata(ProviderMetadata::Part("{0}".into())), call(1, "pure", "{}")]);
     driver.deltas([search(2, true, "{}"), seal(2), seal(2)]).well().done(0, "noon");
     let of = |place: u32, status, input| (format!("t1a1s{place}"), status, input);
     let expected = [

@@ -11,7 +11,6 @@ mod meetings;
 mod messages;
 mod people;
 mod rules;
-mod runs;
 mod variables;
 
 use std::collections::BTreeSet;
@@ -32,7 +31,7 @@ use crate::types::{
     CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, ToolOutcome,
     ToolStatus, VariablesUse, WriteSet,
 };
-use crate::wire::{CallPiece, Delta};
+use crate::wire::{CallDelta, Delta};
 
 /// A turn whose records are durable at once, and what it asked for.
 struct Driver {

@@ -13,7 +13,7 @@ use super::{Piece, without_halves};
 use crate::wire::fields::{Fields, fill};
 use crate::wire::loose::Scalar;
 use crate::wire::mend::value_of;
-use crate::wire::{CallKind, CallPiece, Delta, Keep};
+use crate::wire::{CallDelta, CallKind, Delta, ProviderMetadata};
 
 /// Blocks that may be open at once; a service has one.
 const OPEN_MAX: usize = 64;
@@ -155,7 +155,7 @@ impl Blocks {
                 if let Some(more) = &piece.partial_json.0 {
                     let call = self.input(index, more);
                     out.extend(call.map(|call| {
-                        Delta::Call(CallPiece {
+                        Delta::Call(CallDelta {
                             arguments: Some(more.clone().into_owned()),
                             ..call
                         })
@@ -230,7 +230,7 @@ impl Blocks {
         }
         // Thinking that something follows was whole. A service that signs none may want it back.
         if std::mem::take(&mut self.unsigned) {
-            out.push(Delta::Keep(Keep::Reasoning { members: Some("{}".into()) }));
+            out.push(Delta::Metadata(ProviderMetadata::Reasoning { members: Some("{}".into()) }));
         }
     }
 
@@ -242,8 +242,8 @@ impl Blocks {
     }
 
     /// More of a call's arguments came, which are of the call that is returned.
-    pub(super) fn input(&mut self, index: Option<u64>, more: &str) -> Option<CallPiece> {
-        let mut piece = CallPiece { index, ..CallPiece::default() };
+    pub(super) fn input(&mut self, index: Option<u64>, more: &str) -> Option<CallDelta> {
+        let mut piece = CallDelta { index, ..CallDelta::default() };
         if let Some(place) = self.place(index)
             && let Some(open) = self.open.get_mut(place)
         {
@@ -263,21 +263,25 @@ impl Blocks {
             State::Text { citations } => {
                 let members = format!("{{\"citations\":[{citations}]}}");
                 let members = Some(members.into()).filter(|_| !citations.is_empty());
-                out.push(Delta::Keep(Keep::Text { members }));
+                out.push(Delta::Metadata(ProviderMetadata::Text { members }));
             }
             State::Thinking { signature, has_text } if signature.is_empty() => {
                 self.unsigned = has_text;
             }
             State::Thinking { signature, .. } => {
-                out.push(Delta::Keep(Keep::Reasoning { members: signed(&signature) }));
+                out.push(Delta::Metadata(ProviderMetadata::Reasoning {
+                    members: signed(&signature),
+                }));
             }
             State::Call { input, in_pieces, service } => {
                 let arguments = input.filter(|_| !in_pieces).map(String::from);
                 out.push(Delta::Seal { index, arguments });
-                out.extend(service.and_then(Kept::whole).map(Keep::Part).map(Delta::Keep));
+                out.extend(
+                    service.and_then(Kept::whole).map(ProviderMetadata::Part).map(Delta::Metadata),
+                );
             }
             State::Other(kept) => {
-                out.extend(kept.whole().map(Keep::Part).map(Delta::Keep));
+                out.extend(kept.whole().map(ProviderMetadata::Part).map(Delta::Metadata));
             }
         }
     }
@@ -302,7 +306,7 @@ fn begin_call(
 ) -> State {
     let is_ours = kind != CallKind::ServerToolUse;
     let input = block.input.map(RawValue::get).filter(|input| *input != "null").map(text_of);
-    out.push(Delta::Call(CallPiece {
+    out.push(Delta::Call(CallDelta {
         index: Some(index),
         id: block.id.into_text(),
         name: block.name.into_text(),
@@ -314,7 +318,7 @@ fn begin_call(
         && block.has_more
         && let Some(members) = more_members(raw)
     {
-        out.push(Delta::Keep(Keep::Call { index, members }));
+        out.push(Delta::Metadata(ProviderMetadata::Call { index, members }));
     }
     State::Call { input, in_pieces: false, service: (!is_ours).then(|| Kept::new(raw)) }
 }
@@ -322,15 +326,15 @@ fn begin_call(
 /// A block that will not end: what its opening says of arguments is all there is.
 fn broke_off(index: u64, state: State, out: &mut Vec<Delta>) {
     match state {
-        State::Text { .. } => out.push(Delta::Keep(Keep::Text { members: None })),
+        State::Text { .. } => out.push(Delta::Metadata(ProviderMetadata::Text { members: None })),
         State::Thinking { signature, .. } => {
             // The signature is the last that comes.
-            out.push(Delta::Keep(Keep::Reasoning { members: signed(&signature) }));
+            out.push(Delta::Metadata(ProviderMetadata::Reasoning { members: signed(&signature) }));
         }
         State::Call { input: Some(input), in_pieces: false, service } => {
             let kind = if service.is_some() { CallKind::ServerToolUse } else { CallKind::Function };
             let arguments = Some(input.into());
-            let piece = CallPiece { index: Some(index), arguments, kind, ..CallPiece::default() };
+            let piece = CallDelta { index: Some(index), arguments, kind, ..CallDelta::default() };
             out.push(Delta::Call(piece));
         }
         State::Call { .. } | State::Other(_) => {}

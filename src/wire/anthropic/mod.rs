@@ -119,7 +119,7 @@ impl Piece<'_> {
 
 impl Dialect for Anthropic {
     const STREAM_FRAMING: Framing = Framing::Sse;
-    const KEY_HEADER: KeyHeader = KeyHeader { name: "x-api-key", before: "" };
+    const KEY_HEADER: KeyHeader = KeyHeader { name: "x-api-key", prefix: "" };
     const HISTORY: &'static str = "messages";
     const HEADERS: &'static [(&'static str, &'static str)] = &[("anthropic-version", "2023-06-01")];
 

@@ -1,6 +1,6 @@
 use super::*;
 use crate::types::{ProviderError, ProviderErrorKind};
-use crate::wire::{CallPiece, Keep};
+use crate::wire::{CallDelta, ProviderMetadata};
 use serde_json::json;
 
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
@@ -40,18 +40,18 @@ const CALL: &str = r#"{"type":"tool_use","id":"a","name":"f","input":{}}"#;
 fn a_call_opens_grows_and_is_sealed_where_its_block_ends() {
     let payloads = [start(1, CALL), input(1, ""), input(1, r#"{"x""#), input(1, ":1}"), stop(1)];
     let piece = |arguments: &str| {
-        Delta::Call(CallPiece {
+        Delta::Call(CallDelta {
             index: Some(1),
             arguments: Some(arguments.into()),
-            ..CallPiece::default()
+            ..CallDelta::default()
         })
     };
-    let opening = CallPiece {
+    let opening = CallDelta {
         index: Some(1),
         id: Some("a".into()),
         name: Some("f".into()),
         begins: true,
-        ..CallPiece::default()
+        ..CallDelta::default()
     };
     let seal = Delta::Seal { index: 1, arguments: None };
     let expected = [Delta::Call(opening), piece(r#"{"x""#), piece(":1}"), seal];
@@ -63,11 +63,11 @@ fn what_else_a_call_says_goes_back_with_it() {
     let kept = |beside: &str| {
         let call = format!(r#"{{"type":"tool_use","id":"a","name":"f","input":{{}},{beside}}}"#);
         let found = deltas(&[&start(2, &call)]);
-        found.into_iter().find(|delta| matches!(delta, Delta::Keep(_)))
+        found.into_iter().find(|delta| matches!(delta, Delta::Metadata(_)))
     };
     for beside in [r#""caller":{"tool_id":"t","type":"code_execution"}"#, r#""more":1"#] {
-        let keep = Keep::Call { index: 2, members: format!("{{{beside}}}").into() };
-        assert_eq!(kept(beside), Some(Delta::Keep(keep)));
+        let keep = ProviderMetadata::Call { index: 2, members: format!("{{{beside}}}").into() };
+        assert_eq!(kept(beside), Some(Delta::Metadata(keep)));
     }
     // What says nothing does not go back: not every relay takes it.
     assert_eq!(kept(r#""caller":{"type":"direct"},"more":null"#), None);
@@ -220,7 +220,7 @@ fn what_is_held_has_a_limit() {
     let mut dialect = Anthropic::default();
     let mut out = Vec::new();
     said.iter().for_each(|payload| crate::wire::payload::read(&mut dialect, "", payload, &mut out));
-    assert!(!out.iter().any(|delta| matches!(delta, Delta::Keep(_))));
+    assert!(!out.iter().any(|delta| matches!(delta, Delta::Metadata(_))));
 }
 
 #[test]

@@ -21,7 +21,7 @@ const ROOM_BYTES: usize = 1024;
 /// While a session is awake that stays in memory with it: as much as was sent last, and at most as
 /// much again as room for more.
 #[derive(Debug, Default)]
-pub(crate) struct Written {
+pub(crate) struct RequestCache {
     last: Option<Last>,
 }
 
@@ -47,7 +47,7 @@ pub(super) struct Cut {
     bytes: usize,
 }
 
-impl Written {
+impl RequestCache {
     /// The body of the next request: the same bytes as [`Wire::request_body`] gives. Where nobody
     /// holds the last body any more, it is the one that is written on.
     pub(crate) fn next(&mut self, wire: Wire, request: &ModelRequest) -> Bytes {

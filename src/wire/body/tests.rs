@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::message::ResponseMessage;
-use crate::types::{CallKey, Content, ContentPart, Image, Origin, Part, ToolCall};
+use crate::types::{CallKey, Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall};
 use crate::wire::{ToolChoice, ToolDefinition};
 
 const WIRES: [Wire; 5] = [
@@ -49,7 +49,7 @@ fn request(messages: MessageList) -> ModelRequest {
 fn turns(count: usize) -> MessageList {
     let turn = |at: usize| {
         let id = format!("c{at}");
-        let origin = Some(Arc::new(Origin { wire: Wire::OpenaiChat, model: "m".into() }));
+        let origin = Some(Arc::new(ModelOrigin { wire: Wire::OpenaiChat, model: "m".into() }));
         let calls = vec![call(0, &id)];
         let said = ResponseMessage { calls, origin, ..ResponseMessage::default() };
         [Message::Assistant(said.into()), result(&id), user("And on.")]
@@ -77,8 +77,8 @@ enum Change {
     Reread,
 }
 
-fn part() -> impl Strategy<Value = Part> {
-    let raw = |value: Value| Part::Raw { json: value.to_string().into() };
+fn part() -> impl Strategy<Value = MessagePart> {
+    let raw = |value: Value| MessagePart::Raw { json: value.to_string().into() };
     let members = || {
         select(vec![
             None,
@@ -88,9 +88,10 @@ fn part() -> impl Strategy<Value = Part> {
         .prop_map(|members| members.map(|members| members.to_string().into()))
     };
     prop_oneof![
-        (0_usize..3, members()).prop_map(|(bytes, members)| Part::Text { bytes, members }),
-        (0_usize..3, members()).prop_map(|(bytes, members)| Part::Reasoning { bytes, members }),
-        (0_u32..2, members()).prop_map(|(index, members)| Part::Call { index, members }),
+        (0_usize..3, members()).prop_map(|(bytes, members)| MessagePart::Text { bytes, members }),
+        (0_usize..3, members())
+            .prop_map(|(bytes, members)| MessagePart::Reasoning { bytes, members }),
+        (0_u32..2, members()).prop_map(|(index, members)| MessagePart::Call { index, members }),
         select(vec![
             raw(json!({"type": "server_tool_use", "id": "s", "name": "web_search"})),
             raw(json!({"type": "web_search_tool_result", "tool_use_id": "s"})),
@@ -117,7 +118,7 @@ fn said(wire: Wire) -> impl Strategy<Value = Message> {
                     reasoning: "hmm".into(),
                     calls: ids.iter().zip(0..).map(|(id, index)| call(index, id)).collect(),
                     origin: origin
-                        .map(|(wire, model)| Arc::new(Origin { wire, model: model.into() })),
+                        .map(|(wire, model)| Arc::new(ModelOrigin { wire, model: model.into() })),
                     parts,
                 }
                 .into(),
@@ -189,7 +190,7 @@ proptest! {
         }),
     ) {
         let (mut wire, mut request) = (wire, request(MessageList::default()));
-        let (mut written, mut held) = (Written::default(), Vec::new());
+        let (mut written, mut held) = (RequestCache::default(), Vec::new());
         for (change, holds) in changes {
             perform(change, &mut wire, &mut request);
             let body = written.next(wire, &request);
@@ -211,7 +212,7 @@ proptest! {
 fn what_a_history_had_is_repeated_on_every_wire() {
     for (wire, settled) in WIRES.into_iter().zip([30, 31, 31, 31, 31]) {
         let mut request = request(turns(10));
-        let mut written = Written::default();
+        let mut written = RequestCache::default();
         let before = written.next(wire, &request);
         let cut = written.last.as_ref().unwrap().cut;
         assert_eq!(cut.messages, settled, "{wire}");
@@ -229,7 +230,7 @@ fn the_next_body_costs_no_more_where_more_was_said() {
     for is_held in [false, true] {
         let costs = [10, 1_000].map(|count| {
             let mut request = request(turns(count));
-            let mut written = Written::default();
+            let mut written = RequestCache::default();
             let mut next = |request: &ModelRequest| written.next(Wire::OpenaiChat, request);
             next(&request);
             let mut say_more = || {

@@ -15,7 +15,7 @@ use super::arguments::{Arguments, Bit};
 use crate::types::excerpt;
 use crate::wire::fields::{Fields, FillEach, List};
 use crate::wire::loose::{JsonText, Scalar};
-use crate::wire::{CallPiece, Delta, Keep, Problem};
+use crate::wire::{CallDelta, Delta, Problem, ProviderMetadata};
 
 /// Pieces of one part that are read; one more means that some were passed over.
 const PIECES_MAX: usize = 4096;
@@ -119,14 +119,14 @@ impl Calls {
             self.close(out);
             self.begin(id, name, args.filter(|_| !in_pieces), in_pieces, out);
         } else if let (Some(open), true) = (&self.open, id.is_some()) {
-            out.push(Delta::Call(CallPiece {
+            out.push(Delta::Call(CallDelta {
                 index: Some(open.index),
                 id,
-                ..CallPiece::default()
+                ..CallDelta::default()
             }));
         }
         if let (Some(members), Some(index)) = (members, self.begun.checked_sub(1)) {
-            out.push(Delta::Keep(Keep::Call { index, members }));
+            out.push(Delta::Metadata(ProviderMetadata::Call { index, members }));
         }
         let Some(open) = self.open.as_mut() else { return };
         if let Some(object) = args
@@ -174,13 +174,13 @@ impl Calls {
             let arguments = Arguments::default();
             self.open = Some(Box::new(Open { index, name: name.clone(), arguments }));
         }
-        out.push(Delta::Call(CallPiece {
+        out.push(Delta::Call(CallDelta {
             index: Some(index),
             id,
             name,
             arguments: Some(arguments.to_owned()),
             begins: true,
-            ..CallPiece::default()
+            ..CallDelta::default()
         }));
         if !in_pieces {
             out.push(Delta::Seal { index, arguments: None });
@@ -198,10 +198,10 @@ impl Calls {
     /// Leaves the open call as it is: cut off.
     pub(super) fn give_up(&mut self, out: &mut Vec<Delta>) {
         if let Some(open) = self.open.take() {
-            out.push(Delta::Call(CallPiece {
+            out.push(Delta::Call(CallDelta {
                 index: Some(open.index),
                 arguments: Some(open.arguments.into_rest()),
-                ..CallPiece::default()
+                ..CallDelta::default()
             }));
         }
     }

@@ -13,8 +13,8 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use crate::message::{Message, Piece, ResponseMessage};
-use crate::types::{self, ContentPart, Image, Origin, ToolCall, Wire};
+use crate::message::{Message, RequestPart, ResponseMessage};
+use crate::types::{self, ContentPart, Image, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
 use crate::wire::body::Elements;
 use crate::wire::ids::tool_name;
@@ -46,7 +46,7 @@ pub(super) fn write(request: &ModelRequest, elements: &mut Elements) {
 }
 
 fn contents(request: &ModelRequest) -> Vec<Content<'_>> {
-    let asked = Origin { wire: Wire::GeminiGenerate, model: request.model.clone() };
+    let asked = ModelOrigin { wire: Wire::GeminiGenerate, model: request.model.clone() };
     let mut contents = Vec::new();
     // The ids that were sent with the last calls: their results have the same.
     let mut sent_ids: Vec<&str> = Vec::new();
@@ -96,28 +96,30 @@ fn user_parts(content: &types::Content) -> Vec<Part<'_>> {
     parts
 }
 
-fn model_parts<'a>(response: &'a ResponseMessage, asked: &Origin) -> Vec<Part<'a>> {
+fn model_parts<'a>(response: &'a ResponseMessage, asked: &ModelOrigin) -> Vec<Part<'a>> {
     let with_id = |call: &ToolCall| {
         let wire = response.origin.as_ref().map(|origin| origin.wire);
         call.provider_id.is_some() && wire == Some(Wire::GeminiGenerate)
     };
     // Its own first call may be one that did not stay; then the next has no signature.
-    let is_signed = |part: &types::Part| matches!(part, types::Part::Call { members: Some(_), .. });
+    let is_signed = |part: &types::MessagePart| {
+        matches!(part, types::MessagePart::Call { members: Some(_), .. })
+    };
     let needs_signature = !response.is_from(asked) || response.parts.iter().any(is_signed);
     let mut is_first = true;
     let mut parts = Vec::new();
-    for piece in response.pieces(asked) {
+    for piece in response.request_parts(asked) {
         parts.push(match piece {
-            Piece::Text { text, members } => Part::Text { text, thought: false, members },
+            RequestPart::Text { text, members } => Part::Text { text, thought: false, members },
             // Nobody asks for thoughts without a signature.
-            Piece::Reasoning { members: None, .. } => continue,
-            Piece::Reasoning { text, members } => Part::Text { text, thought: true, members },
-            Piece::Call { call, members } => {
+            RequestPart::Reasoning { members: None, .. } => continue,
+            RequestPart::Reasoning { text, members } => Part::Text { text, thought: true, members },
+            RequestPart::Call { call, members } => {
                 let stands_in = Some(PLACEHOLDER).filter(|_| is_first && needs_signature);
                 is_first = false;
                 Part::Call { call, with_id: with_id(call), members: members.or(stands_in) }
             }
-            Piece::Raw(json) => Part::Raw(json),
+            RequestPart::Raw(json) => Part::Raw(json),
         });
     }
     parts
@@ -295,8 +297,8 @@ mod tests {
         Message::Tool { call_id, name, content, metadata }
     }
 
-    fn from(wire: Wire, model: &str) -> Option<Arc<Origin>> {
-        Some(Arc::new(Origin { wire, model: model.into() }))
+    fn from(wire: Wire, model: &str) -> Option<Arc<ModelOrigin>> {
+        Some(Arc::new(ModelOrigin { wire, model: model.into() }))
     }
 
     fn user(text: &str) -> Message {
@@ -336,14 +338,14 @@ mod tests {
             ],
             origin: from(Wire::GeminiGenerate, "m"),
             parts: vec![
-                types::Part::Reasoning { bytes: 2, members: None },
-                types::Part::Reasoning { bytes: 2, members: signed("r") },
-                types::Part::Text { bytes: 1, members: None },
-                types::Part::Text { bytes: 1, members: signed("t") },
-                types::Part::Call { index: 0, members: signed("c") },
-                types::Part::Raw { json: r#"{"executableCode":{"code":"1"}}"#.into() },
-                types::Part::Call { index: 1, members: None },
-                types::Part::Text { bytes: 0, members: signed("e") },
+                types::MessagePart::Reasoning { bytes: 2, members: None },
+                types::MessagePart::Reasoning { bytes: 2, members: signed("r") },
+                types::MessagePart::Text { bytes: 1, members: None },
+                types::MessagePart::Text { bytes: 1, members: signed("t") },
+                types::MessagePart::Call { index: 0, members: signed("c") },
+                types::MessagePart::Raw { json: r#"{"executableCode":{"code":"1"}}"#.into() },
+                types::MessagePart::Call { index: 1, members: None },
+                types::MessagePart::Text { bytes: 0, members: signed("e") },
             ],
         }
     }

@@ -27,7 +27,7 @@ use super::error::{error_in, unkeyed_error};
 use super::fields::{Fields, Fill, FillEach, List, fill};
 use super::loose::{JsonText, Scalar};
 use super::piece::Outline;
-use super::{Delta, Framing, Keep, ModelRequest};
+use super::{Delta, Framing, ModelRequest, ProviderMetadata};
 use crate::types::{FinishKind, FinishReason};
 
 use calls::{Call, Calls};
@@ -166,7 +166,7 @@ impl<'de> Fields<'de> for Part<'de> {
 
 impl Dialect for Gemini {
     const STREAM_FRAMING: Framing = Framing::Sse;
-    const KEY_HEADER: KeyHeader = KeyHeader { name: "x-goog-api-key", before: "" };
+    const KEY_HEADER: KeyHeader = KeyHeader { name: "x-goog-api-key", prefix: "" };
     const HISTORY: &'static str = "contents";
 
     fn url(base: &str, model: &str, stream: bool) -> String {
@@ -265,16 +265,28 @@ impl Gemini {
                 other.push_str(&signed);
             }
             other.push('}');
-            out.push(Delta::Keep(Keep::Part(other.into())));
+            out.push(Delta::Metadata(ProviderMetadata::Part(other.into())));
         } else if thought {
-            out.extend(members.is_some().then_some(Delta::Keep(Keep::Reasoning { members: None })));
+            out.extend(
+                members
+                    .is_some()
+                    .then_some(Delta::Metadata(ProviderMetadata::Reasoning { members: None })),
+            );
             out.extend(text.map(Delta::Reasoning));
-            out.extend(members.map(|m| Delta::Keep(Keep::Reasoning { members: Some(m) })));
+            out.extend(
+                members.map(|m| Delta::Metadata(ProviderMetadata::Reasoning { members: Some(m) })),
+            );
         } else {
             // A signature belongs to its own part, which may be empty, and to none before it.
-            out.extend(members.is_some().then_some(Delta::Keep(Keep::Text { members: None })));
+            out.extend(
+                members
+                    .is_some()
+                    .then_some(Delta::Metadata(ProviderMetadata::Text { members: None })),
+            );
             out.extend(text.map(Delta::Text));
-            out.extend(members.map(|m| Delta::Keep(Keep::Text { members: Some(m) })));
+            out.extend(
+                members.map(|m| Delta::Metadata(ProviderMetadata::Text { members: Some(m) })),
+            );
         }
     }
 
@@ -313,7 +325,7 @@ fn says_why(word: &str) -> bool {
 mod tests {
     use super::*;
     use crate::types::{ProviderError, ProviderErrorKind, Usage};
-    use crate::wire::CallPiece;
+    use crate::wire::CallDelta;
 
     fn deltas(payloads: &[&str]) -> Vec<Delta> {
         crate::wire::payload::deltas::<Gemini>(payloads)
@@ -328,19 +340,19 @@ mod tests {
     }
 
     fn begins(index: u64, id: Option<&str>, name: &str, arguments: &str) -> Delta {
-        Delta::Call(CallPiece {
+        Delta::Call(CallDelta {
             index: Some(index),
             id: id.map(str::to_owned),
             name: Some(name.into()),
             arguments: Some(arguments.into()),
             begins: true,
-            ..CallPiece::default()
+            ..CallDelta::default()
         })
     }
 
-    fn piece(index: u64, arguments: &str) -> CallPiece {
+    fn piece(index: u64, arguments: &str) -> CallDelta {
         let arguments = Some(arguments.into());
-        CallPiece { index: Some(index), arguments, ..CallPiece::default() }
+        CallDelta { index: Some(index), arguments, ..CallDelta::default() }
     }
 
     fn rest(index: u64, arguments: &str) -> Delta {
@@ -393,10 +405,11 @@ mod tests {
 
     #[test]
     fn a_signature_stays_with_its_own_part() {
-        let keep =
-            |members: Option<&str>| Delta::Keep(Keep::Text { members: members.map(signature) });
+        let keep = |members: Option<&str>| {
+            Delta::Metadata(ProviderMetadata::Text { members: members.map(signature) })
+        };
         let thought = |members: Option<&str>| {
-            Delta::Keep(Keep::Reasoning { members: members.map(signature) })
+            Delta::Metadata(ProviderMetadata::Reasoning { members: members.map(signature) })
         };
         check_parts(
             &[r#"{"text":"a"}"#, r#"{"text":"b","thoughtSignature":"s"}"#],
@@ -417,14 +430,14 @@ mod tests {
             &[
                 begins(0, None, "f", "{}"),
                 seal(0, None),
-                Delta::Keep(Keep::Call { index: 0, members }),
+                Delta::Metadata(ProviderMetadata::Call { index: 0, members }),
             ],
         );
     }
 
     #[test]
     fn parts_of_the_services_own_are_kept_as_they_are() {
-        let part = |json: &str| Delta::Keep(Keep::Part(json.into()));
+        let part = |json: &str| Delta::Metadata(ProviderMetadata::Part(json.into()));
         check_parts(
             &[r#"{"executableCode":{"language":"PYTHON","code":"1"}},{"text":"a"},
                 {"toolCall":{"id":"x"},"thoughtSignature":"s","nothing":null}"#],
@@ -460,7 +473,7 @@ mod tests {
             ],
         );
         check_parts(&[r#"{"functionCall":{}},{"functionCall":null},{"functionCall":"f"}"#], &[]);
-        let nameless = CallPiece { begins: true, ..piece(0, r#"{"a":1}"#) };
+        let nameless = CallDelta { begins: true, ..piece(0, r#"{"a":1}"#) };
         check_parts(
             &[r#"{"functionCall":{"args":{"a":1}}}"#],
             &[Delta::Call(nameless), seal(0, None)],
@@ -508,10 +521,10 @@ mod tests {
             &[opens, r#"{"functionCall":{"id":"i","args":{"a":1}}}"#],
             &[
                 begins(0, None, "f", "{"),
-                Delta::Call(CallPiece {
+                Delta::Call(CallDelta {
                     index: Some(0),
                     id: Some("i".into()),
-                    ..CallPiece::default()
+                    ..CallDelta::default()
                 }),
                 seal(0, Some(r#"{"a":1}"#)),
             ],

@@ -20,7 +20,7 @@ use super::error::{error_in, unkeyed_error};
 use super::fields::{Fields, Fill, List, Loose, fill};
 use super::loose::{Content, JsonText, Scalar, said_in};
 use super::piece::{Outline, Piece, Said, Slot, say};
-use super::{CallPiece, Delta, Framing, ModelRequest};
+use super::{CallDelta, Delta, Framing, ModelRequest};
 use crate::types::{FinishKind, FinishReason, Usage};
 
 /// The dialect; all it remembers is how many calls have come.
@@ -191,13 +191,13 @@ impl Ollama {
             Some(function) => (function.name, function.arguments),
             None => (call.name, call.arguments),
         };
-        let piece = CallPiece {
+        let piece = CallDelta {
             index: Some(self.calls),
             id: call.id.into_text(),
             name: name.into_text(),
             arguments: arguments.and_then(|raw| said_in(raw.get())),
             begins: true,
-            ..CallPiece::default()
+            ..CallDelta::default()
         };
         if piece.says_nothing() {
             return;
@@ -262,13 +262,13 @@ mod tests {
 
     fn call(index: u64, id: &str, name: &str, arguments: Option<&str>) -> [Delta; 2] {
         let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        let piece = CallPiece {
+        let piece = CallDelta {
             index: Some(index),
             id: some(id),
             name: some(name),
             arguments: arguments.map(str::to_owned),
             begins: true,
-            ..CallPiece::default()
+            ..CallDelta::default()
         };
         [Delta::Call(piece), Delta::Seal { index, arguments: None }]
     }

@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use crate::message::{Message, ResponseMessage};
-use crate::types::{Content, ContentPart, Image, Origin, ToolCall, Wire};
+use crate::types::{Content, ContentPart, Image, ModelOrigin, ToolCall, Wire};
 use crate::wire::body::Elements;
 use crate::wire::members::Members;
 use crate::wire::request::FunctionTools;
@@ -46,7 +46,7 @@ struct Options {
 
 /// Writes the messages of a request, system prompt first. None changes for what follows it.
 pub(in crate::wire) fn write_messages(request: &ModelRequest, elements: &mut Elements) {
-    let asked = Origin { wire: Wire::OllamaChat, model: request.model.clone() };
+    let asked = ModelOrigin { wire: Wire::OllamaChat, model: request.model.clone() };
     if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
         && elements.is_empty()
     {
@@ -105,7 +105,7 @@ impl<'a> Sent<'a> {
         Self { role, ..Self::default() }
     }
 
-    fn model(message: &'a ResponseMessage, asked: &Origin) -> Self {
+    fn model(message: &'a ResponseMessage, asked: &ModelOrigin) -> Self {
         let ResponseMessage { text, reasoning, calls, .. } = message;
         // A model goes on thinking where its calls left it; what it thought before an answer is
         // over, and another model did not think it.
@@ -176,7 +176,7 @@ mod tests {
     }
 
     fn said(wire: Wire, text: &str, calls: Vec<ToolCall>) -> Message {
-        let origin = Origin { wire, model: "m".into() };
+        let origin = ModelOrigin { wire, model: "m".into() };
         Message::Assistant(
             ResponseMessage {
                 text: text.into(),

@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 
 use crate::wire::fields::{Fields, fill};
 use crate::wire::loose::Scalar;
-use crate::wire::{Delta, Keep};
+use crate::wire::{Delta, ProviderMetadata};
 
 /// Bytes of `reasoning_details` that are kept; beyond it the text goes back instead.
 const DETAILS_BYTES_MAX: usize = 4 << 20;
@@ -150,9 +150,9 @@ impl Kept {
         members.extend(found);
         if *members != before {
             let members = Value::Object(members.clone()).to_string().into();
-            out.push(Delta::Keep(match index {
-                Some(index) => Keep::Call { index, members },
-                None => Keep::LastCall { members },
+            out.push(Delta::Metadata(match index {
+                Some(index) => ProviderMetadata::Call { index, members },
+                None => ProviderMetadata::LastCall { members },
             }));
         }
     }
@@ -179,7 +179,7 @@ impl Kept {
                 .and_then(|text| serde_json::from_str(text).ok()),
         };
         let members = serde_json::to_string(&members).unwrap_or_default();
-        out.push(Delta::Keep(Keep::Reasoning { members: Some(members.into()) }));
+        out.push(Delta::Metadata(ProviderMetadata::Reasoning { members: Some(members.into()) }));
     }
 }
 

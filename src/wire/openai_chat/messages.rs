@@ -11,8 +11,8 @@ use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
 use super::kept::{CallMembers, Field, FunctionMembers, ReasoningMembers};
-use crate::message::{Message, Piece, ResponseMessage};
-use crate::types::{Content, ContentPart, Origin, ToolCall, Wire};
+use crate::message::{Message, RequestPart, ResponseMessage};
+use crate::types::{Content, ContentPart, ModelOrigin, ToolCall, Wire};
 use crate::wire::body::Elements;
 use crate::wire::{ModelRequest, ids};
 
@@ -24,7 +24,7 @@ const ID_CHARS_MAX: usize = 40;
 /// What follows a message of the model, or a result, does not change it any more; what a user says
 /// joins that.
 pub(super) fn write(request: &ModelRequest, elements: &mut Elements) {
-    let asked = Origin { wire: Wire::OpenaiChat, model: request.model.clone() };
+    let asked = ModelOrigin { wire: Wire::OpenaiChat, model: request.model.clone() };
     if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
         && elements.is_empty()
     {
@@ -60,7 +60,7 @@ pub(super) fn write(request: &ModelRequest, elements: &mut Elements) {
 }
 
 /// Who said the last message of a model that is sent.
-fn said_by<'a>(messages: impl DoubleEndedIterator<Item = &'a Message>) -> Option<&'a Origin> {
+fn said_by<'a>(messages: impl DoubleEndedIterator<Item = &'a Message>) -> Option<&'a ModelOrigin> {
     messages.rev().filter(|message| !is_silent(message)).find_map(|message| match message {
         Message::Assistant(said) => Some(said.origin.as_deref()),
         Message::User { .. } | Message::Tool { .. } => None,
@@ -105,9 +105,9 @@ fn joined<'a>(first: &'a Content, more: &[&'a Content]) -> Cow<'a, Content> {
 
 /// Under which id a call and its answer are sent.
 struct Ids<'a> {
-    asked: &'a Origin,
+    asked: &'a ModelOrigin,
     /// Who said the calls; none for a message that a session was opened with.
-    said_by: Option<&'a Origin>,
+    said_by: Option<&'a ModelOrigin>,
 }
 
 impl Ids<'_> {
@@ -140,20 +140,20 @@ impl<'a> Assistant<'a> {
         let (mut field, mut details, mut opaque) = (None, None, None);
         let mut calls = Vec::with_capacity(message.calls.len());
         let mut thinking_bytes = 0;
-        for piece in message.pieces(ids.asked) {
+        for piece in message.request_parts(ids.asked) {
             match piece {
-                Piece::Reasoning { text, members } => {
+                RequestPart::Reasoning { text, members } => {
                     thinking_bytes += text.len();
                     let found: ReasoningMembers<'_> = read(members);
                     field = field.or(found.field);
                     details = found.reasoning_details.or(details);
                     opaque = found.reasoning_opaque.or(opaque);
                 }
-                Piece::Call { call, members } => {
+                RequestPart::Call { call, members } => {
                     calls.push(Call::new(call, ids.sent(&call.id), read(members)));
                 }
                 // All pieces of it are the text, and this dialect keeps nothing else.
-                Piece::Text { .. } | Piece::Raw(_) => {}
+                RequestPart::Text { .. } | RequestPart::Raw(_) => {}
             }
         }
         // Its pieces are the reasoning's first bytes.
@@ -275,7 +275,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::types::{CallKey, Image, Part};
+    use crate::types::{CallKey, Image, MessagePart};
 
     fn call(index: u32, id: &str) -> ToolCall {
         ToolCall {
@@ -297,16 +297,16 @@ mod tests {
         }
     }
 
-    fn origin(wire: Wire, model: &str) -> Option<Arc<Origin>> {
-        Some(Arc::new(Origin { wire, model: model.into() }))
+    fn origin(wire: Wire, model: &str) -> Option<Arc<ModelOrigin>> {
+        Some(Arc::new(ModelOrigin { wire, model: model.into() }))
     }
 
-    fn thought(bytes: usize, members: &Value) -> Part {
-        Part::Reasoning { bytes, members: Some(members.to_string().into()) }
+    fn thought(bytes: usize, members: &Value) -> MessagePart {
+        MessagePart::Reasoning { bytes, members: Some(members.to_string().into()) }
     }
 
     /// Two calls after a thought of two bytes and a text of two.
-    fn said(parts: Vec<Part>) -> ResponseMessage {
+    fn said(parts: Vec<MessagePart>) -> ResponseMessage {
         ResponseMessage {
             text: "ok".into(),
             reasoning: "hm".into(),
@@ -341,7 +341,7 @@ mod tests {
 
     #[test]
     fn thinking_goes_back_in_its_field_with_calls_and_to_its_own_model() {
-        let text = Part::Text { bytes: 2, members: None };
+        let text = MessagePart::Text { bytes: 2, members: None };
         for (field, member, content) in [
             ("reasoning_content", "reasoning_content", json!("ok")),
             ("reasoning", "reasoning", json!("ok")),
@@ -429,9 +429,9 @@ mod tests {
             "function": {"thought_signature": "t"}});
         let parts = vec![
             thought(2, &json!({"field": "reasoning_content"})),
-            Part::Text { bytes: 2, members: None },
-            Part::Call { index: 0, members: Some(extra.to_string().into()) },
-            Part::Call { index: 1, members: None },
+            MessagePart::Text { bytes: 2, members: None },
+            MessagePart::Call { index: 0, members: Some(extra.to_string().into()) },
+            MessagePart::Call { index: 1, members: None },
         ];
         let history = vec![
             user("1 + 2?"),

@@ -23,7 +23,7 @@ use super::fields::{Loose, fill};
 use super::loose::Content;
 use super::mend::value_of;
 use super::piece::{Outline, Piece, Said, say, say_call};
-use super::{CallKind, CallPiece, Delta, Framing, ModelRequest};
+use super::{CallDelta, CallKind, Delta, Framing, ModelRequest};
 use crate::types::{FinishKind, FinishReason};
 
 use kept::{Field, Kept};
@@ -81,7 +81,7 @@ impl Dialect for OpenaiChat {
                     |text: Option<&str>| text.filter(|text| !text.is_empty()).map(Into::into);
                 let (index, id, name) = (piece.index, some(piece.id), some(piece.name));
                 self.kept.before_call(out);
-                let call = CallPiece { index, id, name, ..CallPiece::default() };
+                let call = CallDelta { index, id, name, ..CallDelta::default() };
                 say_call(call, piece.text.as_deref(), out);
             }
             (Said::Text, Some(text)) => say(Delta::Text, text, out),
@@ -198,10 +198,10 @@ impl OpenaiChat {
 
     fn call(&mut self, call: Call<'_>, place: Option<u64>, out: &mut Vec<Delta>) {
         let members = call.members();
-        let mut piece = CallPiece {
+        let mut piece = CallDelta {
             index: call.index.value().or(place),
             id: call.id.into_text(),
-            ..CallPiece::default()
+            ..CallDelta::default()
         };
         if let Some(function) = call.function.0 {
             piece.name = function.name.into_text();
@@ -265,7 +265,7 @@ mod tests {
 
     use super::*;
     use crate::types::{ProviderError, ProviderErrorKind};
-    use crate::wire::Keep;
+    use crate::wire::ProviderMetadata;
 
     fn deltas(payloads: &[&str]) -> Vec<Delta> {
         crate::wire::payload::deltas::<OpenaiChat>(payloads)
@@ -285,12 +285,12 @@ mod tests {
 
     fn piece(index: Option<u64>, id: &str, name: &str, arguments: Option<&str>) -> Delta {
         let some = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-        Delta::Call(CallPiece {
+        Delta::Call(CallDelta {
             index,
             id: some(id),
             name: some(name),
             arguments: arguments.map(str::to_owned),
-            ..CallPiece::default()
+            ..CallDelta::default()
         })
     }
 
@@ -416,13 +416,13 @@ mod tests {
     fn a_call_with_free_text() {
         let chunk = r#"{"choices":[{"delta":{"tool_calls":[
             {"index":0,"id":"a","type":"custom","custom":{"name":"f","input":"x=1"}}]}}]}"#;
-        let expected = CallPiece {
+        let expected = CallDelta {
             index: Some(0),
             id: Some("a".into()),
             name: Some("f".into()),
             arguments: Some("x=1".into()),
             kind: CallKind::Custom,
-            ..CallPiece::default()
+            ..CallDelta::default()
         };
         assert_eq!(deltas(&[chunk]), [Delta::Call(expected)]);
     }
@@ -449,7 +449,7 @@ mod tests {
     }
 
     fn kept(members: Value) -> Delta {
-        Delta::Keep(Keep::Reasoning { members: Some(members.to_string().into()) })
+        Delta::Metadata(ProviderMetadata::Reasoning { members: Some(members.to_string().into()) })
     }
 
     fn chunk(delta: &str) -> String {
@@ -479,7 +479,10 @@ mod tests {
                 ]
             );
             let without = deltas(&[&chunk(thinking), FINISH, "[DONE]"]);
-            assert!(without.iter().all(|delta| !matches!(delta, Delta::Keep(_))), "{without:?}");
+            assert!(
+                without.iter().all(|delta| !matches!(delta, Delta::Metadata(_))),
+                "{without:?}"
+            );
         }
         // Thinking that comes last is not lost.
         assert_eq!(
@@ -518,7 +521,7 @@ mod tests {
         crate::wire::payload::read(&mut dialect, "", &call, &mut out);
         assert_eq!(out.len(), 2);
         dialect.end(&mut out);
-        assert!(matches!(out[2..], [Delta::Keep(_)]), "{out:?}");
+        assert!(matches!(out[2..], [Delta::Metadata(_)]), "{out:?}");
     }
 
     #[test]
@@ -545,7 +548,7 @@ mod tests {
     fn what_stands_beside_a_call_is_kept_with_it() {
         let extra = json!({"google": {"thought_signature": "s"}});
         let member = |index, members: Value| {
-            Delta::Keep(Keep::Call { index, members: members.to_string().into() })
+            Delta::Metadata(ProviderMetadata::Call { index, members: members.to_string().into() })
         };
         check_delta(
             &format!(
@@ -569,7 +572,7 @@ mod tests {
             &format!(r#"{{"tool_calls":[{{"function":{{"name":"f"}},"extra_content":{extra}}}]}}"#),
             &[
                 piece(None, "", "f", None),
-                Delta::Keep(Keep::LastCall {
+                Delta::Metadata(ProviderMetadata::LastCall {
                     members: json!({ "extra_content": extra }).to_string().into(),
                 }),
             ],
@@ -582,7 +585,7 @@ mod tests {
         };
         let (first, second) = (more("extra_content"), more("provider_specific_fields"));
         let found = deltas(&[&first, &first, &second]);
-        let found: Vec<_> = found.iter().filter(|d| matches!(d, Delta::Keep(_))).collect();
+        let found: Vec<_> = found.iter().filter(|d| matches!(d, Delta::Metadata(_))).collect();
         assert_eq!(
             found,
             [

@@ -26,7 +26,7 @@ use super::loose::Content;
 use super::mend::value_of;
 use super::openai_chat::usage::usage_of;
 use super::piece::{Outline, Piece, Said, say, say_call};
-use super::{CallKind, CallPiece, Delta, Framing, ModelRequest};
+use super::{CallDelta, CallKind, Delta, Framing, ModelRequest};
 use crate::types::{FinishKind, FinishReason, ProviderError};
 
 use items::{Items, Kind, Named, Voice};
@@ -100,14 +100,14 @@ impl Dialect for OpenaiResponses {
 /// What a piece is of.
 enum Heard {
     Text(Voice),
-    Call(CallPiece),
+    Call(CallDelta),
 }
 
 impl Heard {
     fn delta(self, text: Option<String>) -> Delta {
         match self {
             Self::Text(voice) => spoken(voice, text.unwrap_or_default()),
-            Self::Call(piece) => Delta::Call(CallPiece { arguments: text, ..piece }),
+            Self::Call(piece) => Delta::Call(CallDelta { arguments: text, ..piece }),
         }
     }
 }
@@ -195,7 +195,7 @@ impl OpenaiResponses {
         let begins = !item.is_named && !item.has_arguments;
         item.has_arguments = true;
         let (index, kind) = (Some(item.index), call_kind(kind));
-        Some(Heard::Call(CallPiece { index, kind, begins, ..CallPiece::default() }))
+        Some(Heard::Call(CallDelta { index, kind, begins, ..CallDelta::default() }))
     }
 
     /// A part of an item's text as a whole, which counts if it did not come in pieces.
@@ -226,12 +226,12 @@ impl OpenaiResponses {
         let name = event.name.as_text().filter(|name| !name.is_empty());
         if let Some(name) = name.filter(|_| !item.is_named) {
             item.is_named = true;
-            out.push(Delta::Call(CallPiece {
+            out.push(Delta::Call(CallDelta {
                 index: Some(item.index),
                 name: Some(name.to_owned()),
                 kind: call_kind(kind),
                 begins: !item.has_arguments,
-                ..CallPiece::default()
+                ..CallDelta::default()
             }));
         }
         // Nothing is no arguments; the item itself will tell.
@@ -358,7 +358,7 @@ mod tests {
     use super::*;
     use crate::types::ProviderErrorKind;
     use crate::types::Usage;
-    use crate::wire::Keep;
+    use crate::wire::ProviderMetadata;
 
     fn deltas(payloads: &[&str]) -> Vec<Delta> {
         crate::wire::payload::deltas::<OpenaiResponses>(payloads)
@@ -385,20 +385,20 @@ mod tests {
     }
 
     fn begin(index: u64, id: &str, name: &str) -> Delta {
-        Delta::Call(CallPiece {
+        Delta::Call(CallDelta {
             index: Some(index),
             id: Some(id.into()),
             name: Some(name.into()),
             begins: true,
-            ..CallPiece::default()
+            ..CallDelta::default()
         })
     }
 
     fn more(index: u64, arguments: &str) -> Delta {
-        Delta::Call(CallPiece {
+        Delta::Call(CallDelta {
             index: Some(index),
             arguments: Some(arguments.into()),
-            ..CallPiece::default()
+            ..CallDelta::default()
         })
     }
 
@@ -408,11 +408,11 @@ mod tests {
     }
 
     fn keep(index: u64, members: &str) -> Delta {
-        Delta::Keep(Keep::Call { index, members: members.into() })
+        Delta::Metadata(ProviderMetadata::Call { index, members: members.into() })
     }
 
     fn part(json: &str) -> Delta {
-        Delta::Keep(Keep::Part(json.into()))
+        Delta::Metadata(ProviderMetadata::Part(json.into()))
     }
 
     fn finish(raw: &str, kind: FinishKind) -> Delta {
@@ -584,7 +584,7 @@ mod tests {
         };
         let custom = |piece: Delta| {
             let Delta::Call(piece) = piece else { panic!("{piece:?} is no piece of a call") };
-            Delta::Call(CallPiece { kind: CallKind::Custom, ..piece })
+            Delta::Call(CallDelta { kind: CallKind::Custom, ..piece })
         };
         check(
             &[
@@ -690,7 +690,9 @@ mod tests {
     fn a_message_is_an_item_only_where_it_has_to_be() {
         let message = r#""output_index":1,"item":{"type":"message","id":"m","status":"completed","phase":"commentary","content":"ab"}"#;
         let bare = message.replace(r#""phase":"commentary","#, "");
-        let kept = |members: &str| Delta::Keep(Keep::Text { members: Some(members.into()) });
+        let kept = |members: &str| {
+            Delta::Metadata(ProviderMetadata::Text { members: Some(members.into()) })
+        };
         check(&[("output_item.done", &bare)], &[text("ab")]);
         let with_phase = kept(r#"{"id":"m","phase":"commentary","status":"completed"}"#);
         check(&[("output_item.done", message)], &[text("ab"), with_phase]);

@@ -9,7 +9,7 @@ use super::payload::{Event, ItemBody};
 use super::{OpenaiResponses, call_kind};
 use crate::wire::fields::fill;
 use crate::wire::loose::{Content, JsonText, Part};
-use crate::wire::{CallPiece, Delta, Keep};
+use crate::wire::{CallDelta, Delta, ProviderMetadata};
 
 /// Items of a whole response that are read; more calls than these are not kept anyway.
 const LISTED_MAX: usize = 2048;
@@ -43,13 +43,13 @@ impl OpenaiResponses {
             item.call_id = body.call_id.as_text().map(Into::into);
         }
         let some = |text: Option<&str>| text.filter(|text| !text.is_empty()).map(str::to_owned);
-        let piece = CallPiece {
+        let piece = CallDelta {
             index: Some(item.index),
             id: some(call_id),
             name: some(name),
             kind: call_kind(item.kind),
             begins: !item.is_named && !item.has_arguments,
-            ..CallPiece::default()
+            ..CallDelta::default()
         };
         if !item.is_named && !piece.says_nothing() {
             item.is_named |= piece.name.is_some();
@@ -81,7 +81,9 @@ impl OpenaiResponses {
                 // what the text is for.
                 let wanted = reasoned || body.phase.as_text().is_some();
                 if wanted && item.has_text && !lost && in_place {
-                    out.push(Delta::Keep(Keep::Text { members: body.members(item.kind) }));
+                    out.push(Delta::Metadata(ProviderMetadata::Text {
+                        members: body.members(item.kind),
+                    }));
                 }
             }
             Kind::Reasoning => {
@@ -94,12 +96,14 @@ impl OpenaiResponses {
                 }
                 if in_place {
                     self.has_reasoning = true;
-                    out.push(Delta::Keep(Keep::Part(raw.into())));
+                    out.push(Delta::Metadata(ProviderMetadata::Part(raw.into())));
                 } else {
                     self.lost_reasoning = true;
                 }
             }
-            Kind::Hosted if in_place => out.push(Delta::Keep(Keep::Part(raw.into()))),
+            Kind::Hosted if in_place => {
+                out.push(Delta::Metadata(ProviderMetadata::Part(raw.into())))
+            }
             Kind::Hosted => {}
             Kind::Function | Kind::Custom => finish_call(item, body, lost, out),
         }
@@ -159,15 +163,15 @@ fn finish_call(item: &mut Item, body: &ItemBody<'_>, lost: bool, out: &mut Vec<D
         out.push(Delta::Seal { index: item.index, arguments });
     } else if let Some(whole) = whole.filter(|_| !item.has_arguments && !item.is_sealed) {
         // What there is of it, and no seal.
-        out.push(Delta::Call(CallPiece {
+        out.push(Delta::Call(CallDelta {
             index: Some(item.index),
             arguments: Some(whole.to_owned()),
             kind: call_kind(item.kind),
-            ..CallPiece::default()
+            ..CallDelta::default()
         }));
     }
     if let Some(members) = body.members(item.kind).filter(|_| !lost) {
-        out.push(Delta::Keep(Keep::Call { index: item.index, members }));
+        out.push(Delta::Metadata(ProviderMetadata::Call { index: item.index, members }));
     }
 }
 

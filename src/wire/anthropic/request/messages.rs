@@ -15,8 +15,8 @@ use serde::{Deserialize, Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use crate::message::{Message, Piece, ResponseMessage};
-use crate::types::{Content, ContentPart, Image, Origin, Part, ToolCall, Wire};
+use crate::message::{Message, RequestPart, ResponseMessage};
+use crate::types::{Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
 use crate::wire::body::Elements;
 use crate::wire::ids::{cleaned, tool_name};
@@ -61,7 +61,7 @@ pub(in crate::wire) fn write(request: &ModelRequest, elements: &mut Elements) {
 /// What is said, and how many turns of it stay as they are whatever follows: not the last, nor any
 /// behind the first call that the service ran itself, which goes only if its result comes.
 fn turns(request: &ModelRequest) -> (Vec<Turn<'_>>, usize) {
-    let origin = Origin { wire: Wire::AnthropicMessages, model: request.model.clone() };
+    let origin = ModelOrigin { wire: Wire::AnthropicMessages, model: request.model.clone() };
     let messages = &*request.messages;
     let mut history = Writer { turns: Vec::new(), ids: Ids::default() };
     let mut service_calls = ServiceCalls::of(messages, &origin);
@@ -107,24 +107,24 @@ impl<'a> Writer<'a> {
     fn assistant(
         &mut self,
         message: &'a ResponseMessage,
-        origin: &Origin,
+        origin: &ModelOrigin,
         service_calls: &mut ServiceCalls,
     ) {
         let is_its_own = message.is_from(origin);
         self.ids.next_message();
         let mut blocks = Vec::new();
-        for piece in message.pieces(origin) {
+        for piece in message.request_parts(origin) {
             let block = match piece {
-                Piece::Text { text, members } => text_block(text, members),
+                RequestPart::Text { text, members } => text_block(text, members),
                 // Thinking that broke off has no members, and no service takes it back.
-                Piece::Reasoning { text, members } => {
+                RequestPart::Reasoning { text, members } => {
                     members.map(|members| Block::Thinking { text, members })
                 }
-                Piece::Call { call, members } => {
+                RequestPart::Call { call, members } => {
                     let id = self.ids.called(&call.id, is_its_own);
                     Some(Block::Call { id, call, members })
                 }
-                Piece::Raw(json) => service_calls.block(json),
+                RequestPart::Raw(json) => service_calls.block(json),
             };
             blocks.extend(block);
         }
@@ -240,14 +240,16 @@ struct Outline<'a> {
 }
 
 impl ServiceCalls {
-    fn of(messages: &[Arc<Message>], origin: &Origin) -> Self {
+    fn of(messages: &[Arc<Message>], origin: &ModelOrigin) -> Self {
         let said = messages.iter().filter_map(|message| match message.as_ref() {
             Message::Assistant(message) if message.is_from(origin) => Some(&message.parts),
             Message::Assistant(_) | Message::User { .. } | Message::Tool { .. } => None,
         });
         let answered = said.flatten().filter_map(|part| match part {
-            Part::Raw { json } => outline(json).tool_use_id.into_text(),
-            Part::Text { .. } | Part::Reasoning { .. } | Part::Call { .. } => None,
+            MessagePart::Raw { json } => outline(json).tool_use_id.into_text(),
+            MessagePart::Text { .. } | MessagePart::Reasoning { .. } | MessagePart::Call { .. } => {
+                None
+            }
         });
         Self { answered: answered.collect(), ..Self::default() }
     }

@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 use super::messages::is_allowed;
 use super::*;
 use crate::message::{Message, ResponseMessage};
-use crate::types::{CallKey, Content, ContentPart, Image, Origin, Part, ToolCall, Wire};
+use crate::types::{
+    CallKey, Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall, Wire,
+};
 
 fn user(text: &str) -> Message {
     Message::User { content: text.into() }
@@ -28,8 +30,8 @@ fn said(text: &str, calls: impl IntoIterator<Item = ToolCall>) -> ResponseMessag
     ResponseMessage { text: text.into(), calls, ..ResponseMessage::default() }
 }
 
-fn from(wire: Wire, model: &str) -> Option<Arc<Origin>> {
-    Some(Arc::new(Origin { wire, model: model.into() }))
+fn from(wire: Wire, model: &str) -> Option<Arc<ModelOrigin>> {
+    Some(Arc::new(ModelOrigin { wire, model: model.into() }))
 }
 
 fn result(id: &str, content: &str, metadata: Value) -> Message {
@@ -58,21 +60,24 @@ fn sent_messages(messages: impl IntoIterator<Item = Message>) -> Value {
 
 /// Thinking, a cited text, a search of the service's own and a call, as this wire's model said them.
 fn rich() -> ResponseMessage {
-    let raw = |json: Value| Part::Raw { json: json.to_string().into() };
+    let raw = |json: Value| MessagePart::Raw { json: json.to_string().into() };
     ResponseMessage {
         reasoning: "hmunsigned".into(),
         origin: from(Wire::AnthropicMessages, "m"),
         parts: vec![
-            Part::Reasoning { bytes: 2, members: Some(r#"{"signature":"s"}"#.into()) },
+            MessagePart::Reasoning { bytes: 2, members: Some(r#"{"signature":"s"}"#.into()) },
             raw(json!({"type": "redacted_thinking", "data": "zz"})),
             raw(json!({"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}})),
             raw(json!({"type": "web_search_tool_result", "tool_use_id": "s1", "content": []})),
             raw(json!({"type": "web_search_tool_result", "tool_use_id": "s0", "content": []})),
             raw(json!({"type": "server_tool_use", "id": "s2", "name": "web_search", "input": {}})),
-            Part::Text { bytes: 2, members: Some(r#"{"citations":[{"cited_text":"x"}]}"#.into()) },
-            Part::Text { bytes: 2, members: None },
-            Part::Reasoning { bytes: 8, members: None },
-            Part::Call { index: 0, members: Some(r#"{"caller":{"type":"direct"}}"#.into()) },
+            MessagePart::Text {
+                bytes: 2,
+                members: Some(r#"{"citations":[{"cited_text":"x"}]}"#.into()),
+            },
+            MessagePart::Text { bytes: 2, members: None },
+            MessagePart::Reasoning { bytes: 8, members: None },
+            MessagePart::Call { index: 0, members: Some(r#"{"caller":{"type":"direct"}}"#.into()) },
         ],
         ..said("ab\n\n", [call(0, "toolu:1", json!({"a": 1}))])
     }
@@ -195,8 +200,8 @@ fn thinking_alone_is_not_sent() {
         reasoning: "hm".into(),
         origin: from(Wire::AnthropicMessages, "m"),
         parts: vec![
-            Part::Reasoning { bytes: 2, members: Some(r#"{"signature":"s"}"#.into()) },
-            Part::Raw { json: r#"{"type":"redacted_thinking","data":"z"}"#.into() },
+            MessagePart::Reasoning { bytes: 2, members: Some(r#"{"signature":"s"}"#.into()) },
+            MessagePart::Raw { json: r#"{"type":"redacted_thinking","data":"z"}"#.into() },
         ],
         ..ResponseMessage::default()
     };
@@ -211,7 +216,7 @@ fn thinking_alone_is_not_sent() {
 fn a_call_that_the_service_may_still_run_goes_back_without_a_result() {
     let paused = |origin| ResponseMessage {
         origin,
-        parts: vec![Part::Raw {
+        parts: vec![MessagePart::Raw {
             json: r#"{"type":"server_tool_use","id":"s","name":"g","input":{}}"#.into(),
         }],
         ..ResponseMessage::default()

@@ -3,8 +3,8 @@
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use crate::message::{Piece, ResponseMessage};
-use crate::types::Part;
+use crate::message::{RequestPart, ResponseMessage};
+use crate::types::MessagePart;
 use crate::wire::loose::Scalar;
 
 /// Characters of an item's id that a service takes.
@@ -71,17 +71,17 @@ impl<'a> OwnItem<'a> {
 }
 
 /// Decides how a message of the asked model goes back to it.
-pub(super) fn back(message: &ResponseMessage, pieces: &[Piece<'_>], stores: bool) -> Back {
+pub(super) fn back(message: &ResponseMessage, pieces: &[RequestPart<'_>], stores: bool) -> Back {
     // Whether something of the service's follows that a reasoning item can have led to.
     let mut is_followed = false;
     for part in message.parts.iter().rev() {
         match part {
-            Part::Reasoning { .. } | Part::Text { bytes: 0, .. } => {}
-            Part::Text { .. } => is_followed = true,
-            Part::Call { index, .. } => {
+            MessagePart::Reasoning { .. } | MessagePart::Text { bytes: 0, .. } => {}
+            MessagePart::Text { .. } => is_followed = true,
+            MessagePart::Call { index, .. } => {
                 is_followed = message.calls.iter().any(|call| call.key.index == *index);
             }
-            Part::Raw { json } => {
+            MessagePart::Raw { json } => {
                 let item = OwnItem::of(json);
                 let goes = item.can_go(stores) && (is_followed || !item.is_reasoning());
                 if !goes && item.is_reasoning() {
@@ -93,10 +93,12 @@ pub(super) fn back(message: &ResponseMessage, pieces: &[Piece<'_>], stores: bool
     }
     let is_long = |id: &str| id.chars().count() > ID_CHARS_MAX;
     let has_long_id = pieces.iter().any(|piece| match piece {
-        Piece::Text { members: Some(json), .. }
-        | Piece::Call { members: Some(json), .. }
-        | Piece::Raw(json) => OwnItem::of(json).id.as_text().is_some_and(is_long),
-        Piece::Text { .. } | Piece::Call { .. } | Piece::Reasoning { .. } => false,
+        RequestPart::Text { members: Some(json), .. }
+        | RequestPart::Call { members: Some(json), .. }
+        | RequestPart::Raw(json) => OwnItem::of(json).id.as_text().is_some_and(is_long),
+        RequestPart::Text { .. } | RequestPart::Call { .. } | RequestPart::Reasoning { .. } => {
+            false
+        }
     });
     if has_long_id { Back::WithoutIds } else { Back::Whole }
 }

@@ -7,8 +7,8 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::back::{Back, ID_CHARS_MAX, OwnItem, back};
-use crate::message::{Message, Piece, ResponseMessage};
-use crate::types::{Content, ContentPart, Origin, ToolCall, Wire};
+use crate::message::{Message, RequestPart, ResponseMessage};
+use crate::types::{Content, ContentPart, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
 use crate::wire::body::Elements;
 use crate::wire::ids::{cleaned, tool_name};
@@ -17,15 +17,15 @@ use crate::wire::loose::Scalar;
 /// Writes the history as items; `stores` if the service knows them by their ids. None changes for
 /// what follows it.
 pub(super) fn write(request: &ModelRequest, stores: bool, elements: &mut Elements) {
-    let origin = Origin { wire: Wire::OpenaiResponses, model: request.model.clone() };
+    let origin = ModelOrigin { wire: Wire::OpenaiResponses, model: request.model.clone() };
     let (first, messages) = (elements.first_message(), request.messages.iter());
     let before = messages.clone().take(first).map(|message| &**message);
-    let mut custom = last_said(before).map(|said| custom_ids(&said.pieces(&origin)));
+    let mut custom = last_said(before).map(|said| custom_ids(&said.request_parts(&origin)));
     for message in messages.skip(first) {
         match &**message {
             Message::User { content } => elements.put(&UserMessage::of(content)),
             Message::Assistant(message) => {
-                let pieces = message.pieces(&origin);
+                let pieces = message.request_parts(&origin);
                 let back = match message.is_from(&origin) {
                     true => back(message, &pieces, stores),
                     false => Back::Bare,
@@ -65,29 +65,37 @@ fn call_id_for(id: &str) -> Cow<'_, str> {
 }
 
 /// The calls of a message whose input was free text: their outputs have a type of their own.
-fn custom_ids<'a>(pieces: &[Piece<'a>]) -> Vec<&'a str> {
+fn custom_ids<'a>(pieces: &[RequestPart<'a>]) -> Vec<&'a str> {
     pieces.iter().filter_map(custom_id).collect()
 }
 
-fn custom_id<'a>(piece: &Piece<'a>) -> Option<&'a str> {
+fn custom_id<'a>(piece: &RequestPart<'a>) -> Option<&'a str> {
     match piece {
-        Piece::Call { call, members: Some(members) } => {
+        RequestPart::Call { call, members: Some(members) } => {
             Beside::of(members).is_custom().then_some(&*call.id)
         }
-        Piece::Call { .. } | Piece::Text { .. } | Piece::Reasoning { .. } | Piece::Raw(_) => None,
+        RequestPart::Call { .. }
+        | RequestPart::Text { .. }
+        | RequestPart::Reasoning { .. }
+        | RequestPart::Raw(_) => None,
     }
 }
 
-fn assistant(elements: &mut Elements, message: &ResponseMessage, pieces: &[Piece<'_>], back: Back) {
+fn assistant(
+    elements: &mut Elements,
+    message: &ResponseMessage,
+    pieces: &[RequestPart<'_>],
+    back: Back,
+) {
     if back == Back::Bare && !message.text.is_empty() {
         // In one piece, as any other model's.
         elements.put(&Said::new(&message.text));
     }
     for piece in pieces {
         match *piece {
-            Piece::Text { .. } if back == Back::Bare => {}
-            Piece::Text { text: "", .. } | Piece::Reasoning { .. } => {}
-            Piece::Text { text, members } => {
+            RequestPart::Text { .. } if back == Back::Bare => {}
+            RequestPart::Text { text: "", .. } | RequestPart::Reasoning { .. } => {}
+            RequestPart::Text { text, members } => {
                 let beside = members.map(Beside::of).unwrap_or_default();
                 match beside.id.as_text().filter(|_| back == Back::Whole) {
                     Some(id) => elements.put(&SaidAsItem::new(text, id, &beside)),
@@ -96,11 +104,11 @@ fn assistant(elements: &mut Elements, message: &ResponseMessage, pieces: &[Piece
                     }
                 }
             }
-            Piece::Call { call, members } => {
+            RequestPart::Call { call, members } => {
                 let beside = members.map(Beside::of).unwrap_or_default();
                 elements.put(&Call::new(call, &beside, back));
             }
-            Piece::Raw(json) => raw(elements, json, back),
+            RequestPart::Raw(json) => raw(elements, json, back),
         }
     }
 }

@@ -128,7 +128,7 @@ mod tests {
 
     use super::*;
     use crate::message::{Message, ResponseMessage};
-    use crate::types::{CallKey, Content, Origin, Part, ToolCall, Wire};
+    use crate::types::{CallKey, Content, MessagePart, ModelOrigin, ToolCall, Wire};
 
     fn call(index: u32, id: &str, arguments: Value) -> ToolCall {
         ToolCall {
@@ -150,8 +150,8 @@ mod tests {
         }
     }
 
-    fn said(parts: Vec<Part>) -> ResponseMessage {
-        let origin = Origin { wire: Wire::OpenaiResponses, model: "m".into() };
+    fn said(parts: Vec<MessagePart>) -> ResponseMessage {
+        let origin = ModelOrigin { wire: Wire::OpenaiResponses, model: "m".into() };
         ResponseMessage {
             text: "Let me add.".into(),
             reasoning: "hm".into(),
@@ -161,22 +161,28 @@ mod tests {
         }
     }
 
-    fn raw(json: &str) -> Part {
-        Part::Raw { json: json.into() }
+    fn raw(json: &str) -> MessagePart {
+        MessagePart::Raw { json: json.into() }
     }
 
     const THOUGHT: &str =
         r#"{"id": "rs_1", "type": "reasoning", "encrypted_content": "e", "summary": []}"#;
 
-    fn parts() -> Vec<Part> {
+    fn parts() -> Vec<MessagePart> {
         let members = |text: &str| Some(text.into());
         vec![
-            Part::Reasoning { bytes: 2, members: None },
+            MessagePart::Reasoning { bytes: 2, members: None },
             raw(THOUGHT),
-            Part::Text { bytes: 11, members: members(r#"{"id":"msg_1","phase":"commentary"}"#) },
+            MessagePart::Text {
+                bytes: 11,
+                members: members(r#"{"id":"msg_1","phase":"commentary"}"#),
+            },
             raw(r#"{"type":"web_search_call","id":"ws_1","status":"completed"}"#),
-            Part::Call { index: 0, members: members(r#"{"id":"fc_1","status":"completed"}"#) },
-            Part::Call { index: 1, members: members(r#"{"id":"fc_2"}"#) },
+            MessagePart::Call {
+                index: 0,
+                members: members(r#"{"id":"fc_1","status":"completed"}"#),
+            },
+            MessagePart::Call { index: 1, members: members(r#"{"id":"fc_2"}"#) },
         ]
     }
 
@@ -196,7 +202,7 @@ mod tests {
     }
 
     /// The items between the user's and the outputs.
-    fn back(parts: Vec<Part>) -> Vec<Value> {
+    fn back(parts: Vec<MessagePart>) -> Vec<Value> {
         let body = sent(&ModelRequest::new("m", history(said(parts))));
         let items = body["input"].as_array().unwrap();
         items[1..items.len() - 2].to_vec()
@@ -282,7 +288,7 @@ mod tests {
             {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": "{\"a\":1}"},
             {"type": "function_call", "call_id": "call_2", "name": "add", "arguments": "{}"},
         ]);
-        let without = |at: usize, other: Part| {
+        let without = |at: usize, other: MessagePart| {
             let mut parts = parts();
             parts[at] = other;
             back(parts)
@@ -292,7 +298,7 @@ mod tests {
         assert_eq!(json!(without(1, raw(empty))), bare);
         // Nothing follows it; or what it led to did not stay in the history.
         assert_eq!(json!(back([parts(), vec![raw(THOUGHT)]].concat())), bare);
-        let dropped = Part::Call { index: 7, members: None };
+        let dropped = MessagePart::Call { index: 7, members: None };
         assert_eq!(json!(back([parts(), vec![raw(THOUGHT), dropped]].concat())), bare);
         // Its content stands in for what is encrypted.
         let open = r#"{"id":"rs_1","type":"reasoning","content":[{"type":"reasoning_text"}]}"#;
@@ -355,8 +361,8 @@ mod tests {
     fn a_call_goes_back_with_who_made_it_and_where_its_tool_stands() {
         let members =
             r#"{"id":"fc_1","namespace":"n","caller":{"type":"program","caller_id":"c"}}"#;
-        let call = Part::Call { index: 0, members: Some(members.into()) };
-        let sent = back(vec![call, Part::Call { index: 1, members: None }]);
+        let call = MessagePart::Call { index: 0, members: Some(members.into()) };
+        let sent = back(vec![call, MessagePart::Call { index: 1, members: None }]);
         assert_eq!(sent[0]["namespace"], "n");
         assert_eq!(sent[0]["caller"], json!({"type": "program", "caller_id": "c"}));
         assert_eq!(sent[1].get("caller"), None);
@@ -365,7 +371,7 @@ mod tests {
     #[test]
     fn ids_that_no_service_takes_are_left_out() {
         let mut parts = parts();
-        parts[4] = Part::Call {
+        parts[4] = MessagePart::Call {
             index: 0,
             members: Some(json!({"id": "x".repeat(400)}).to_string().into()),
         };
@@ -390,8 +396,8 @@ mod tests {
     fn a_call_with_free_text_has_an_output_of_its_own_kind() {
         let members = r#"{"id":"ctc_1","type":"custom_tool_call"}"#;
         let mut message = said(vec![
-            Part::Call { index: 0, members: Some(members.into()) },
-            Part::Call { index: 1, members: None },
+            MessagePart::Call { index: 0, members: Some(members.into()) },
+            MessagePart::Call { index: 1, members: None },
         ]);
         message.calls[0].raw = Some("x = 1".into());
         let body = sent(&ModelRequest::new("m", history(message)));

@@ -66,7 +66,7 @@ fn joined(deltas: Vec<Delta>) -> Vec<Delta> {
                 say_call(piece, text.as_deref(), &mut all);
             }
             Delta::Seal { .. }
-            | Delta::Keep(_)
+            | Delta::Metadata(_)
             | Delta::Finish(_)
             | Delta::Usage { .. }
             | Delta::Error(_)
