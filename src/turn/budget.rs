@@ -4,7 +4,7 @@
 //! its [`Budget`] and ends as by a stop as soon as its response exceeds it.
 
 use super::call::TurnCall;
-use super::effect::{CancelReason, Effect, TurnEnd};
+use super::effect::{CancelReason, TurnAction, TurnEnd};
 use super::{Turn, TurnStage};
 use crate::record::ResponseDisposition;
 use crate::response::ExchangeEnd;
@@ -92,8 +92,8 @@ impl Turn {
     }
 
     fn cut_off_over_budget(&mut self) {
-        self.outbox.push_back(Effect::Disconnect);
-        self.conclude(ResponseDisposition::Cancelled, Some(CancelReason::Budget));
+        self.effects.perform(TurnAction::Disconnect);
+        self.conclude(Ending::Cancelled, Some(CancelReason::Budget));
     }
 
     /// Returns the tokens of the failed attempts and of the current response.

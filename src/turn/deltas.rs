@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::admission::{self, CallRetention};
 use super::call::{CallPhase, QUOTE_CHARS, TurnCall};
-use super::{Effect, Turn, TurnStage, model_messages};
-use crate::event::{Event, ArgumentsAnomaly, ServiceCall, ServiceCallStatus};
-use crate::record::{ResponseDisposition, Record};
+use super::effect::TurnAction;
+use super::{Turn, TurnStage, model_messages};
+use crate::event::{Event, Oddity, ServiceCall, ServiceCallStatus};
+use crate::record::{Ending, Record};
 use crate::response::CallChange;
 use crate::types::{CallKey, ProviderError, ProviderErrorKind, excerpt};
 use crate::wire::Delta;
@@ -45,7 +46,7 @@ impl Turn {
         let too_large = |error: &&ProviderError| error.kind == ProviderErrorKind::TooLarge;
         let Some(error) = self.response.error().filter(too_large).cloned() else { return false };
         if self.stage == TurnStage::AwaitingResponse {
-            self.outbox.push_back(Effect::Disconnect);
+            self.effects.perform(TurnAction::Disconnect);
             self.handle_broken(error);
         }
         true
@@ -117,7 +118,7 @@ impl Turn {
                 call.phase = CallPhase::Dropped;
                 self.dropped.push(name);
                 self.tell_excess("failed");
-                self.outbox.push_back(Effect::Disconnect);
+                self.effects.perform(TurnAction::Disconnect);
                 self.calls.push(call);
                 self.conclude(ResponseDisposition::Excess, None);
                 return;

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
     use crate::config::{Limits, OnExcess};
     use crate::turn::fixtures::{entries, rules, spec};
-    use crate::turn::{Budget, Effect, Turn, TurnEnd, TurnSpec};
+    use crate::turn::{Budget, Effect, Turn, TurnAction, TurnEnd, TurnSpec};
     use crate::types::{CallKey, Execution, ToolCall, ToolStatus};
     use std::time::Duration;
 
@@ -107,11 +107,12 @@ mod tests {
             }
             turn.handle_recorded(Duration::ZERO, u64::MAX);
             while let Some(effect) = turn.poll() {
-                assert!(!matches!(effect, Effect::Request(_)), "nobody is asked");
-                if let Effect::Start(call, _) = &effect {
-                    started.push(call.name.clone());
+                let Effect::Perform(action) = effect else { continue };
+                assert!(!matches!(action, TurnAction::Request(_)), "no model is requested");
+                if let TurnAction::Start(start) = &action {
+                    started.push(start.call.name.clone());
                 }
-                if let Effect::Commit(record) = effect {
+                if let TurnAction::Commit(record) = action {
                     committed = Some(record);
                 }
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::admission;
 use super::call::CallPhase;
-use super::effect::{CancelReason, Effect, TurnEnd};
+use super::effect::{CancelReason, TurnAction, TurnEnd};
 use super::{Turn, TurnStage, attempt_start, model_messages};
 use crate::event::{Event, ServiceCallStatus};
 use crate::record::{ResponseDisposition, PartialResponse, Record, ResponseMessage};
@@ -100,7 +100,7 @@ impl Turn {
             match call.phase {
                 CallPhase::Running { .. } => {
                     let outcome = model_messages::cancelled(call);
-                    self.outbox.push_back(Effect::Abort(call.key()));
+                    self.effects.perform(TurnAction::Abort(call.key()));
                     self.end_call(index, outcome);
                 }
                 // It would have run again; what its tool answered is all there is, and it is
@@ -153,7 +153,7 @@ impl Turn {
         let Some(call) = self.calls.get(index) else { return };
         let (label, had_result) = (call.label(), call.has_result() || call.is_undecided());
         if call.is_running() {
-            self.outbox.push_back(Effect::Abort(label.key));
+            self.effects.perform(TurnAction::Abort(label.key));
         }
         self.stop_clock(index);
         self.set_phase(index, CallPhase::Dropped);

@@ -14,8 +14,8 @@ use super::run::RunActors;
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{JournalEntry, Seq};
 use crate::runtime::message::SessionMessage;
-use crate::telemetry::RecordPosition;
-use crate::turn::{CancelReason, Effect, Turn, TurnRecord, TurnSpec};
+use crate::telemetry::Recorded;
+use crate::turn::{CancelReason, Effect, Turn, TurnAction, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
 
 /// How often the actors of one run are replaced.
@@ -113,13 +113,8 @@ impl State {
                 match effect {
                     Effect::Record(record) => batch.push(record),
                     Effect::Emit(event) => events.push((batch.len() as u64, event)),
-                    Effect::Commit(record) => committed = Some(*record),
-                    Effect::Request(_)
-                    | Effect::Disconnect
-                    | Effect::RequestToolPermit { .. }
-                    | Effect::ReleaseToolPermit(_)
-                    | Effect::Start(..)
-                    | Effect::Abort(_) => {}
+                    Effect::Perform(TurnAction::Commit(record)) => committed = Some(*record),
+                    Effect::Perform(_) => {}
                 }
             }
             let (count, time) = (batch.len() as u64, unix_ms());

@@ -19,8 +19,8 @@ use std::time::Duration;
 use super::call::{CallPhase, TurnCall};
 use super::fixtures::{call, finish, model, more, rules, spec, text, usage};
 use super::{
-    AttemptPlan, CancelReason, Effect, ModelPlans, PermitReply, ToolCompletion, Turn, TurnEnd,
-    TurnRecord, TurnRules, TurnSpec, TurnStage,
+    AttemptPlan, CallStart, CancelReason, Effect, ModelPlans, PermitReply, ToolCompletion, Turn,
+    TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec, TurnStage,
 };
 use crate::config::OnExcess;
 use crate::context::History;

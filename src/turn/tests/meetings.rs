@@ -35,17 +35,17 @@ fn asked(driver: &Driver) -> usize {
 fn a_call_that_runs_again_is_approved_already_and_asks_for_its_place_again() {
     let mut driver = Driver::with(asking("capped", ApprovalPolicy::BEFORE));
     driver.deltas([call(0, "effect", "{}"), call(1, "capped", "{}")]).well();
-    assert_eq!(driver.reserved, [0; 0], "nothing is reserved for a call that may not run");
+    assert_eq!(driver.permits_requested, [0; 0], "nothing is reserved for a call that may not run");
     approve(&mut driver, 1);
-    assert_eq!(driver.reserved, [1]);
+    assert_eq!(driver.permits_requested, [1]);
     driver.place(1, PermitReply::Granted);
     driver.used(1, "old", false);
     driver.used(0, "written", true);
-    assert_eq!((asked(&driver), &driver.reserved[..]), (1, &[1, 1][..]));
+    assert_eq!((asked(&driver), &driver.permits_requested[..]), (1, &[1, 1][..]));
     driver.place(1, PermitReply::Granted);
     driver.used(1, "new", false);
     driver.results(&[("effect", OK, None, "written"), ("capped", OK, None, "new")]);
-    assert_eq!(driver.given_up, [0; 0]);
+    assert_eq!(driver.permits_released, [0; 0]);
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn the_runs_time_goes_on_where_an_approved_call_waits_for_its_place() {
     driver.turn.handle_timeout(deadline);
     driver.pump();
     driver.ended(&TurnEnd::Cancelled(CancelReason::RunTimeout));
-    assert_eq!((&driver.given_up[..], &driver.started[..]), (&[0][..], &[][..]));
+    assert_eq!((&driver.permits_released[..], &driver.started[..]), (&[0][..], &[][..]));
     let text = "Error: not started: the run was ended before";
     driver.results(&[("capped", CANCELLED, NOT_STARTED, text)]);
 }
@@ -117,9 +117,9 @@ fn a_stop_keeps_what_was_to_run_again_and_says_only_what_is_true_of_it() {
     driver.place(1, PermitReply::Granted);
     driver.used(1, "old", false);
     driver.used(0, "written", true);
-    assert_eq!(driver.reserved, [1, 1], "it is to run again");
+    assert_eq!(driver.permits_requested, [1, 1], "it is to run again");
     driver.cancel();
-    assert_eq!(driver.given_up, [1]);
+    assert_eq!(driver.permits_released, [1]);
     let stale = format!("old{STALE}");
     driver.results(&[("effect", OK, None, "written"), ("capped", OK, None, &stale)]);
     let notes = &driver.commit.as_ref().unwrap().results[1].notes;

@@ -20,7 +20,7 @@ use crate::session::RunNext;
 use crate::turn::fixtures::{call, finish, rules, spec, text, usage};
 use crate::turn::{
     ApprovalDecision, CancelReason, Effect, InitialCallsTurn, LimitHit, ToolCompletion, Turn,
-    TurnRecord, TurnRules, TurnSpec,
+    TurnAction, TurnRecord, TurnRules, TurnSpec,
 };
 use crate::types::{
     ApprovalPhase, CallKey, Execution, FinishKind, Judgement, ProviderError, ProviderErrorKind,
@@ -257,12 +257,16 @@ impl Live {
             while let Some(effect) = run.turn.as_mut().unwrap().poll() {
                 match effect {
                     Effect::Record(record) => batch.push(record),
-                    Effect::Request(_) => run.exchange = Some(0),
-                    Effect::Disconnect => run.exchange = None,
-                    Effect::Start(call, _) => run.running.push(call),
-                    Effect::Abort(key) => run.running.retain(|call| call.key != key),
-                    Effect::Commit(record) => run.committed = Some(record),
-                    Effect::RequestToolPermit { .. } | Effect::ReleaseToolPermit(_) => {
+                    Effect::Perform(TurnAction::Request(_)) => run.exchange = Some(0),
+                    Effect::Perform(TurnAction::Disconnect) => run.exchange = None,
+                    Effect::Perform(TurnAction::Start(start)) => run.running.push(start.call),
+                    Effect::Perform(TurnAction::Abort(key)) => {
+                        run.running.retain(|call| call.key != key)
+                    }
+                    Effect::Perform(TurnAction::Commit(record)) => run.committed = Some(record),
+                    Effect::Perform(
+                        TurnAction::RequestToolPermit { .. } | TurnAction::ReleaseToolPermit(_),
+                    ) => {
                         panic!("no tool has a cap")
                     }
                     Effect::Emit(_) => {}

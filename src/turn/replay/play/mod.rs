@@ -17,10 +17,11 @@ use super::tape::{Tape, call_of};
 use crate::record::{ResponseDisposition, Record};
 use crate::response::ExchangeEnd;
 use crate::turn::call::{self, CallPhase, TurnCall};
+use crate::turn::effect::DeferredEffect;
 use crate::turn::effect::{
     ApprovalDecision, CancelReason, Effect, PermitReply, ToolCompletion, TurnRecord, TurnSpec,
 };
-use crate::turn::{DeferredEffect, Turn, TurnStage};
+use crate::turn::{Turn, TurnAction, TurnStage};
 use crate::types::{
     ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, ToolOutcome, VariablesUse,
     Verdict,
