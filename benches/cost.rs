@@ -23,7 +23,7 @@ use async_trait::async_trait;
 use axum::body::Bytes;
 use callsheet::config::{BaseUrl, Config, Durability, ModelConfig, ToolPattern};
 use callsheet::journal::{
-    Journal, JournalObserver, MemoryJournal, SqliteJournal, SqliteOptions, GroupCommit,
+    GroupCommit, Journal, JournalObserver, MemoryJournal, SqliteJournal, SqliteOptions,
 };
 use callsheet::load::cpu_time;
 use callsheet::runtime::{Host, HostSetup, OpenSession, SessionHandle};

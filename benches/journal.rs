@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use callsheet::config::Durability;
 use callsheet::journal::{
-    JournalEntry, Journal, JournalObserver, SessionLog, SqliteJournal, SqliteOptions, GroupCommit, Urgency,
+    GroupCommit, Journal, JournalEntry, JournalObserver, SessionLog, SqliteJournal, SqliteOptions,
+    Urgency,
 };
 use callsheet::record::{Record, Seq};
 use callsheet::types::{Content, RunId, SessionId};

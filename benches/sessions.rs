@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use callsheet::config::{BaseUrl, Config, Durability};
 use callsheet::journal::{
-    Journal, JournalObserver, SessionLog, SqliteJournal, SqliteOptions, GroupCommit, Urgency,
+    GroupCommit, Journal, JournalObserver, SessionLog, SqliteJournal, SqliteOptions, Urgency,
 };
 use callsheet::load::memory;
 use callsheet::record::{Record, Seq};

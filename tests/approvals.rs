@@ -495,7 +495,8 @@ async fn a_run_that_may_do_so_asks_nobody() {
         config.agents.get_mut("default").unwrap().allow_overrides = true;
     })
     .await;
-    let overrides = RunOverrides { approval: Some(ApprovalPolicy::NEVER), ..RunOverrides::default() };
+    let overrides =
+        RunOverrides { approval: Some(ApprovalPolicy::NEVER), ..RunOverrides::default() };
     let request = RunRequest { input: "go".into(), overrides, ..RunRequest::default() };
     let report = within(api.world.session.run(request)).await.unwrap();
     assert_eq!(result(&report, 0), (ToolStatus::Ok, "done a"));

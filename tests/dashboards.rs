@@ -7,7 +7,7 @@ mod panels;
 use std::collections::BTreeSet;
 use std::fs;
 
-use callsheet::telemetry::names::{ALL, MetricKind, Metric};
+use callsheet::telemetry::names::{ALL, Metric, MetricKind};
 use panels::{Dashboard, Expression, dashboards, folder, readme, table};
 use serde_json::Value;
 

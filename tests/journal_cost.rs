@@ -9,8 +9,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use callsheet::config::{BaseUrl, Config, Durability, ToolPattern};
 use callsheet::journal::{
-    AppendStatus, Batch, JournalEntry, Journal, JournalError, JournalObserver, JournalStatus, StoredSessionFilter,
-    SqliteJournal, SqliteOptions, BatchStatus, GroupCommit, StoredSession,
+    AppendStatus, Batch, BatchStatus, GroupCommit, Journal, JournalEntry, JournalError,
+    JournalObserver, JournalStatus, SqliteJournal, SqliteOptions, StoredSession,
+    StoredSessionFilter,
 };
 use callsheet::record::{Record, Seq};
 use callsheet::rehearsal::{Call, Rehearsal, Response, Script};

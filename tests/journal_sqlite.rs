@@ -14,8 +14,9 @@ use std::time::Duration;
 
 use callsheet::config::Durability;
 use callsheet::journal::{
-    AppendStatus, Batch, JournalEntry, Journal, JournalError, JournalObserver, JournalReader, StoredSessionFilter,
-    MemoryJournal, SessionLog, SessionLogState, SqliteJournal, SqliteOptions, BatchStatus, GroupCommit, Urgency,
+    AppendStatus, Batch, BatchStatus, GroupCommit, Journal, JournalEntry, JournalError,
+    JournalObserver, JournalReader, MemoryJournal, SessionLog, SessionLogState, SqliteJournal,
+    SqliteOptions, StoredSessionFilter, Urgency,
 };
 use callsheet::record::{Record, Seq, StopMode};
 use callsheet::types::{Content, Execution, RunEnd, RunId, SessionId, SessionState};
@@ -383,7 +384,10 @@ fn what_a_crash_leaves_is_recovered() {
 }
 
 /// What is stored is read as it was, or there is an error.
-fn check_damaged(dir: &TestDir, expected: &[(SessionId, Vec<JournalEntry>)]) -> Result<(), JournalError> {
+fn check_damaged(
+    dir: &TestDir,
+    expected: &[(SessionId, Vec<JournalEntry>)],
+) -> Result<(), JournalError> {
     let journal = SqliteJournal::open(&dir.0, options())?;
     for (session, entries) in expected {
         let read = journal.read(session, Seq(0))?;
@@ -482,7 +486,10 @@ fn many_batches_have_one_transaction() {
     assert_eq!(journal.status().queued, 1_000);
     drop(meeting.go_on.take());
     for raw in &others {
-        assert_eq!([raw.next(), raw.next()], [(1, BatchStatus::Durable), (2, BatchStatus::Durable)]);
+        assert_eq!(
+            [raw.next(), raw.next()],
+            [(1, BatchStatus::Durable), (2, BatchStatus::Durable)]
+        );
     }
     journal.close();
     assert_eq!(groups.sizes(), [(1, 1), (1_000, 1_000)]);
@@ -514,11 +521,17 @@ fn relaxed_batches_are_written_then_durable_in_order() {
     let raw = Raw::new("a");
     (1..=3).for_each(|seq| raw.append(&journal, seq));
     let mut told: Vec<_> = (0..6).map(|_| raw.next()).collect();
-    let durable: Vec<u64> =
-        told.iter().filter(|(_, stage)| *stage == BatchStatus::Durable).map(|(seq, _)| *seq).collect();
+    let durable: Vec<u64> = told
+        .iter()
+        .filter(|(_, stage)| *stage == BatchStatus::Durable)
+        .map(|(seq, _)| *seq)
+        .collect();
     assert_eq!(durable, [1, 2, 3]);
     told.retain(|(_, stage)| *stage == BatchStatus::Written);
-    assert_eq!(told, [(1, BatchStatus::Written), (2, BatchStatus::Written), (3, BatchStatus::Written)]);
+    assert_eq!(
+        told,
+        [(1, BatchStatus::Written), (2, BatchStatus::Written), (3, BatchStatus::Written)]
+    );
     // Nobody flushes.
     raw.append(&journal, 4);
     assert_eq!([raw.next(), raw.next()], [(4, BatchStatus::Written), (4, BatchStatus::Durable)]);

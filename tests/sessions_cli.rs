@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use callsheet::config::Durability;
 use callsheet::journal::{
-    Journal, JournalObserver, SessionLog, SqliteJournal, SqliteOptions, GroupCommit, Urgency,
+    GroupCommit, Journal, JournalObserver, SessionLog, SqliteJournal, SqliteOptions, Urgency,
 };
 use callsheet::record::{Record, Seq};
 use callsheet::types::SessionId;

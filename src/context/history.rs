@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::pairing::{are_paired, paired};
 use super::initial_history::InitialHistory;
+use super::pairing::{are_paired, paired};
 use crate::message::{Message, MessageList};
 use crate::record::ResponseMessage;
 use crate::types::{CallKey, Content, ResultNotes, ToolCall, ToolOutcome, ToolResult, metadata};

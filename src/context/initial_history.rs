@@ -151,7 +151,10 @@ fn wrong(path: impl Into<String>, problem: impl Into<String>) -> MessageProblem 
 
 impl MessageProblem {
     fn of_message(self, index: usize) -> InitialHistoryError {
-        InitialHistoryError { place: format!("messages[{index}]{}", self.path), problem: self.problem }
+        InitialHistoryError {
+            place: format!("messages[{index}]{}", self.path),
+            problem: self.problem,
+        }
     }
 }
 
@@ -208,7 +211,10 @@ fn read_assistant(fields: &Map<String, Value>) -> Result<Message, MessageProblem
     ))
 }
 
-fn read_tool(fields: &Map<String, Value>, asked: &mut UnansweredCalls) -> Result<Message, MessageProblem> {
+fn read_tool(
+    fields: &Map<String, Value>,
+    asked: &mut UnansweredCalls,
+) -> Result<Message, MessageProblem> {
     only(fields, &["role", "content", "tool_call_id", "name", "metadata"], "")?;
     let content = text(fields)?.ok_or_else(|| wrong(".content", "is missing"))?;
     let metadata = Value::Object(metadata(fields)?);

@@ -3,11 +3,11 @@
 #![warn(clippy::indexing_slicing)]
 
 mod history;
-mod pairing;
 mod initial_history;
+mod pairing;
 mod variables;
 
 pub use history::History;
-pub use pairing::paired;
 pub use initial_history::{INITIAL_MESSAGES_MAX, InitialHistory, InitialHistoryError};
+pub use pairing::paired;
 pub use variables::{VARIABLE_NAME_BYTES_MAX, VariableError, Variables, VariablesTransaction};

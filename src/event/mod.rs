@@ -7,15 +7,17 @@
 mod calls;
 mod id;
 mod micros;
+mod stream_text;
 mod sums;
 mod view;
-mod stream_text;
 
-pub use calls::{ApprovalRequest, CallLabel, ArgumentsAnomaly, ServiceCall, ServiceCallStatus, WaitingFor};
+pub use calls::{
+    ApprovalRequest, ArgumentsAnomaly, CallLabel, ServiceCall, ServiceCallStatus, WaitingFor,
+};
 pub use id::{EventId, InvalidEventId};
+pub use stream_text::EventStreamText;
 pub use sums::{RunStats, TurnSummary, TurnTimes};
 pub use view::{PublicEvent, StatsReport};
-pub use stream_text::EventStreamText;
 
 use std::sync::Arc;
 use std::time::Duration;

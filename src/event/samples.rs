@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    CallLabel, Event, ArgumentsAnomaly, PublishedEvent, RunStats, ServiceCall, ServiceCallStatus, TurnSummary,
-    TurnTimes, WaitingFor,
+    ArgumentsAnomaly, CallLabel, Event, PublishedEvent, RunStats, ServiceCall, ServiceCallStatus,
+    TurnSummary, TurnTimes, WaitingFor,
 };
 use crate::types::{
     CallKey, Execution, FinishKind, FinishReason, ProviderError, ProviderErrorKind, ResultNotes,

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{AppendStatus, Batch, JournalEntry, Journal, JournalError, SessionLogState, BatchStatus, unix_ms};
+use super::{
+    AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError, SessionLogState, unix_ms,
+};
 use crate::record::{Record, Seq};
 use crate::types::SessionId;
 

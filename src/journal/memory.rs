@@ -7,8 +7,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{
-    AppendStatus, Batch, JournalEntry, Journal, JournalError, JournalStatus, StoredSessionFilter, StoredSession,
-    state_behind,
+    AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, StoredSession,
+    StoredSessionFilter, state_behind,
 };
 use crate::record::{Record, Seq};
 use crate::types::{SessionId, SessionState};

@@ -1,7 +1,7 @@
 //! What watchers were shown of a response, in its order: where thinking and text take turns, its
 //! message alone does not tell.
 
-use crate::record::{ResponseMessage, DisplayedSegment};
+use crate::record::{DisplayedSegment, ResponseMessage};
 
 /// Pieces that are told apart. What comes beyond is shown again as thinking and then text.
 const PIECES_MAX: usize = 1024;
@@ -43,7 +43,11 @@ impl DisplayOrder {
             let left = if is_thinking { &mut thinking } else { &mut text };
             let bytes = bytes.min(*left);
             *left -= bytes;
-            if is_thinking { DisplayedSegment::Thinking(bytes) } else { DisplayedSegment::Text(bytes) }
+            if is_thinking {
+                DisplayedSegment::Thinking(bytes)
+            } else {
+                DisplayedSegment::Text(bytes)
+            }
         });
         pieces.collect()
     }

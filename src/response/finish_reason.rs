@@ -101,10 +101,19 @@ mod tests {
             (vec![finish(FinishKind::ToolCalls)], Some(ResponseDisposition::Well)),
             (vec![finish(FinishKind::Other)], Some(ResponseDisposition::Well)),
             (vec![finish(FinishKind::Pause)], Some(ResponseDisposition::Well)),
-            (vec![Delta::Refusal("no".into()), finish(FinishKind::Pause)], Some(ResponseDisposition::Refused)),
+            (
+                vec![Delta::Refusal("no".into()), finish(FinishKind::Pause)],
+                Some(ResponseDisposition::Refused),
+            ),
             (vec![finish(FinishKind::Length), Delta::Done], Some(ResponseDisposition::Length)),
-            (vec![finish(FinishKind::ContentFilter), Delta::Done], Some(ResponseDisposition::Refused)),
-            (vec![Delta::Refusal("no".into()), finish(FinishKind::Stop)], Some(ResponseDisposition::Refused)),
+            (
+                vec![finish(FinishKind::ContentFilter), Delta::Done],
+                Some(ResponseDisposition::Refused),
+            ),
+            (
+                vec![Delta::Refusal("no".into()), finish(FinishKind::Stop)],
+                Some(ResponseDisposition::Refused),
+            ),
             (vec![finish(FinishKind::Error), Delta::Done], None),
             (vec![finish(FinishKind::Stop), error(), Delta::Done], None),
             (vec![finish(FinishKind::Stop), Delta::Done, error()], Some(ResponseDisposition::Well)),

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::fair_semaphore::{FairSemaphore, Reservation};
 use super::gauge::{Gauge, Held};
 use crate::config::ModelConfig;
-use crate::telemetry::{ModelMetrics, GaugeGuard};
+use crate::telemetry::{GaugeGuard, ModelMetrics};
 use crate::turn::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState, PermitReply,
     ServiceSignal,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use crate::event::{Event, EventId, PublishedEvent};
 use crate::journal::{Journal, JournalError, unix_ms};
 use crate::response::ResponseAssembler;
-use crate::telemetry::{PendingSubscription, Feed, RecordPosition, Subscription, Telemetry, logs};
+use crate::telemetry::{Feed, PendingSubscription, RecordPosition, Subscription, Telemetry, logs};
 use crate::types::{RunId, Seq, SessionId};
 
 /// How many events a subscriber may be behind before it is let go. One that never reads costs
@@ -55,7 +55,13 @@ impl Publisher {
     }
 
     /// Tells everybody of a record.
-    pub(super) fn publish_recorded(&self, run: &RunId, turn: u32, event: Event, of: RecordPosition) {
+    pub(super) fn publish_recorded(
+        &self,
+        run: &RunId,
+        turn: u32,
+        event: Event,
+        of: RecordPosition,
+    ) {
         debug_assert!(event.is_recorded(), "{event:?} has no record");
         self.tell(run, turn, event, Some(of));
     }

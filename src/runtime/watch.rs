@@ -14,9 +14,11 @@ use futures::{Stream, StreamExt as _};
 use super::error::HostError;
 use super::publish::{Listeners, SUBSCRIBER_EVENTS_MAX};
 use crate::event::{EventId, PublishedEvent};
-use crate::journal::{JournalEntry, Journal, JournalError};
+use crate::journal::{Journal, JournalEntry, JournalError};
 use crate::record::{Past, behind};
-use crate::telemetry::{FeedItem, PendingSubscription, Feed, FeedPosition, FeedSnapshot, Subscription};
+use crate::telemetry::{
+    Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, Subscription,
+};
 use crate::types::{RunId, Seq, SessionId};
 
 /// How many records are read at once.
@@ -72,8 +74,8 @@ impl Watch {
     pub(super) fn from_now(listeners: &Listeners) -> Option<Self> {
         let (feed, _entering) = listeners.enter()?;
         // Of the running attempt's text nothing is behind its end.
-        let (subscription, snapshot) =
-            feed.subscribe_from(EventId { seq: Seq(u64::MAX), bytes: u64::MAX }, SUBSCRIBER_EVENTS_MAX);
+        let (subscription, snapshot) = feed
+            .subscribe_from(EventId { seq: Seq(u64::MAX), bytes: u64::MAX }, SUBSCRIBER_EVENTS_MAX);
         let states = snapshot.open.into_iter().map(FeedItem::Event);
         let deliveries = futures::stream::iter(states).chain(subscription);
         Some(Self { began: snapshot.progress.at, deliveries: Box::pin(deliveries) })
@@ -154,7 +156,8 @@ impl Reader {
             match &mut self.present {
                 None => {
                     let feed = self.feed.upgrade()?;
-                    let (subscription, snapshot) = feed.subscribe_from(self.after, SUBSCRIBER_EVENTS_MAX);
+                    let (subscription, snapshot) =
+                        feed.subscribe_from(self.after, SUBSCRIBER_EVENTS_MAX);
                     self.target = target(self.after, &snapshot.progress);
                     self.present = Some((subscription, Some(snapshot)));
                     self.entering = None;

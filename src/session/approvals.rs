@@ -16,7 +16,9 @@ pub struct OpenApproval {
 }
 
 /// Returns the open approvals of a turn in call order. `entries` are the turn's records so far.
-pub fn open_approvals<'a>(entries: impl IntoIterator<Item = &'a JournalEntry>) -> Vec<OpenApproval> {
+pub fn open_approvals<'a>(
+    entries: impl IntoIterator<Item = &'a JournalEntry>,
+) -> Vec<OpenApproval> {
     let mut open: BTreeMap<CallKey, OpenApproval> = BTreeMap::new();
     for JournalEntry { record, time, .. } in entries {
         match record {

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use ::metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
 use parking_lot::RwLock;
 
-use super::names::{self, MetricKind, Metric, OTHER};
+use super::names::{self, Metric, MetricKind, OTHER};
 use crate::types::ToolStatus;
 
 /// The recorder of one host.

@@ -6,7 +6,7 @@ use ::metrics::{Counter, Gauge, Histogram};
 
 use super::families::SharedRecorder;
 use super::names;
-use crate::journal::{JournalObserver, JournalStatus, GroupCommit};
+use crate::journal::{GroupCommit, JournalObserver, JournalStatus};
 
 /// What is measured of the journal. Cloning shares it.
 #[derive(Clone)]

@@ -188,7 +188,13 @@ fn call(of: &PublishedEvent) {
     }
 }
 
-fn detected(of: &PublishedEvent, tool_name: &str, latency: Duration, position: u64, streaming: bool) {
+fn detected(
+    of: &PublishedEvent,
+    tool_name: &str,
+    latency: Duration,
+    position: u64,
+    streaming: bool,
+) {
     let detection_latency_ms = millis(latency);
     if streaming {
         let stream_position = position;
@@ -256,7 +262,13 @@ fn turn_ended(of: &PublishedEvent, turn: &TurnSummary) {
     line!(debug, of, total_ms = millis(turn.times.total), "turn_ended");
 }
 
-fn run_ended(of: &PublishedEvent, end: RunEnd, text: &str, error: Option<&RunError>, stats: &RunStats) {
+fn run_ended(
+    of: &PublishedEvent,
+    end: RunEnd,
+    text: &str,
+    error: Option<&RunError>,
+    stats: &RunStats,
+) {
     let run_end = end.as_str();
     let RunStats { turns, tool_calls, .. } = *stats;
     let seconds = stats.duration.as_secs_f64();

@@ -13,7 +13,7 @@ use super::journal::JournalMetrics;
 use super::models::ModelMetrics;
 use super::names;
 use crate::config::Limits;
-use crate::event::{Event, ArgumentsAnomaly, RunStats, ServiceCallStatus, TurnSummary};
+use crate::event::{ArgumentsAnomaly, Event, RunStats, ServiceCallStatus, TurnSummary};
 use crate::types::{
     FailureKind, ProviderError, ProviderErrorKind, RunEnd, RunError, SessionState, ToolResult,
     Usage, Verdict,
@@ -81,8 +81,12 @@ const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 9] = [
     Some(ProviderErrorKind::Unavailable),
 ];
 
-const ODDITIES: [ArgumentsAnomaly; 4] =
-    [ArgumentsAnomaly::CutOff, ArgumentsAnomaly::Invalid, ArgumentsAnomaly::DecodedTwice, ArgumentsAnomaly::ChangedAfterSeal];
+const ODDITIES: [ArgumentsAnomaly; 4] = [
+    ArgumentsAnomaly::CutOff,
+    ArgumentsAnomaly::Invalid,
+    ArgumentsAnomaly::DecodedTwice,
+    ArgumentsAnomaly::ChangedAfterSeal,
+];
 
 impl Metrics {
     /// Describes every metric to the recorder, and registers those whose labels are known.

@@ -19,10 +19,11 @@ mod traces;
 
 pub use exporter::Telemetry;
 pub use feed::{
-    FeedItem, PendingSubscription, Feed, FeedPosition, RecordPosition, FeedSnapshot, Subscription, journal_failed,
+    Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, RecordPosition, Subscription,
+    journal_failed,
 };
 pub use host::HostMetrics;
 pub use logs::{LogFormat, init};
 pub use metrics::Metrics;
-pub use models::{ModelMetrics, GaugeGuard};
+pub use models::{GaugeGuard, ModelMetrics};
 pub use traces::{TracedRun, Traces};

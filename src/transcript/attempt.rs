@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::RecordPosition;
 use crate::event::{ApprovalRequest, CallLabel};
-use crate::record::{ResponseDisposition, PartialResponse, ResponseMessage, DisplayedSegment};
+use crate::record::{DisplayedSegment, PartialResponse, ResponseDisposition, ResponseMessage};
 use crate::types::{
     ApprovalPhase, CallKey, FinishReason, ProviderError, ReadSet, ResultNotes, ToolCall,
     ToolOutcome, Usage, Verdict, WriteSet,

@@ -14,7 +14,9 @@ pub(crate) fn session() -> SessionId {
 pub(crate) fn entries(records: impl IntoIterator<Item = Record>) -> Vec<JournalEntry> {
     let numbered = records.into_iter().zip(1..);
     let time = |n: u64| 1_700_000_000_000 + n * 1_000;
-    numbered.map(|(record, n)| JournalEntry { seq: Seq(n), time: time(n), shown: 0, record }).collect()
+    numbered
+        .map(|(record, n)| JournalEntry { seq: Seq(n), time: time(n), shown: 0, record })
+        .collect()
 }
 
 fn call(turn: u32, attempt: u32, index: u32, name: &str, arguments: Value) -> Value {

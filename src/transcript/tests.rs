@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::fixtures::{entries, rich};
 use super::*;
-use crate::record::{ResponseDisposition, JournalEntry, Record};
+use crate::record::{JournalEntry, Record, ResponseDisposition};
 use crate::types::{ApprovalPhase, ToolStatus, Verdict};
 
 /// The numbers of the turns of each run, and of the attempts of each turn.

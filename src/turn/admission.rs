@@ -66,7 +66,11 @@ pub(super) fn by_rules(index: u32, rules: &TurnRules) -> CallRetention {
 
 /// Takes in the arguments as they came: once, at the seal (or at the end, for a call that was
 /// never sealed). Says what was odd.
-pub(super) fn take_arguments(call: &mut TurnCall, raw: &str, oversize: bool) -> Option<ArgumentsAnomaly> {
+pub(super) fn take_arguments(
+    call: &mut TurnCall,
+    raw: &str,
+    oversize: bool,
+) -> Option<ArgumentsAnomaly> {
     let mut odd = None;
     if oversize {
         call.call.raw = Some(raw.to_owned());

@@ -13,7 +13,7 @@ use super::call::{CallPhase, QUOTE_CHARS, TurnCall};
 use super::effect::{ApprovalDecision, ApprovalError};
 use super::{Turn, TurnStage, model_messages};
 use crate::event::{ApprovalRequest, Event, WaitingFor};
-use crate::record::{ResponseDisposition, Record};
+use crate::record::{Record, ResponseDisposition};
 use crate::types::{
     ApprovalPhase, CallKey, Judgement, ReadSet, ToolCall, ToolOutcome, Verdict, WriteSet, excerpt,
 };

@@ -93,7 +93,7 @@ impl Turn {
 
     fn cut_off_over_budget(&mut self) {
         self.effects.perform(TurnAction::Disconnect);
-        self.conclude(Ending::Cancelled, Some(CancelReason::Budget));
+        self.conclude(ResponseDisposition::Cancelled, Some(CancelReason::Budget));
     }
 
     /// Returns the tokens of the failed attempts and of the current response.

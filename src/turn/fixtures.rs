@@ -137,7 +137,8 @@ fn read_again(record: &Record) -> Record {
         }
         let entry = JournalEntry { seq: Seq(1), time: 0, shown: 0, record: record.clone() };
         let session = SessionId::parse("s").unwrap();
-        let read = JournalEntry::read(&session, entry.seq, entry.time, &entry.body()).unwrap().record;
+        let read =
+            JournalEntry::read(&session, entry.seq, entry.time, &entry.body()).unwrap().record;
         if known.len() == KNOWN_MAX {
             known.clear();
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::LimitHit;
 use super::admission::{self, CallRetention};
 use super::effect::TurnRules;
-use crate::record::{ResponseDisposition, Record, ResponseMessage};
+use crate::record::{Record, ResponseDisposition, ResponseMessage};
 use crate::types::Usage;
 
 /// What such a turn begins with.
@@ -25,7 +25,8 @@ impl InitialCallsTurn {
     #[must_use]
     pub fn new(turn: u32, message: &ResponseMessage, rules: &TurnRules) -> Self {
         let mut kept = ResponseMessage { calls: Vec::new(), ..message.clone() };
-        let (mut dropped_calls, mut ending, mut excess) = (Vec::new(), ResponseDisposition::Well, None);
+        let (mut dropped_calls, mut ending, mut excess) =
+            (Vec::new(), ResponseDisposition::Well, None);
         for call in &message.calls {
             match admission::by_rules(call.key.index, rules) {
                 CallRetention::Keep => kept.calls.push(call.clone()),

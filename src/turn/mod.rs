@@ -289,7 +289,7 @@ impl Turn {
         match &mut self.stage {
             TurnStage::AwaitingResponse => {
                 self.effects.perform(TurnAction::Disconnect);
-                self.conclude(Ending::Cancelled, Some(why));
+                self.conclude(ResponseDisposition::Cancelled, Some(why));
             }
             TurnStage::ResponseEnded { cancelled, .. } => {
                 cancelled.get_or_insert(why);

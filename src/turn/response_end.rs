@@ -7,14 +7,18 @@ use super::call::CallPhase;
 use super::effect::{CancelReason, TurnAction, TurnEnd};
 use super::{Turn, TurnStage, attempt_start, model_messages};
 use crate::event::{Event, ServiceCallStatus};
-use crate::record::{ResponseDisposition, PartialResponse, Record, ResponseMessage};
+use crate::record::{PartialResponse, Record, ResponseDisposition, ResponseMessage};
 use crate::response::DisplayOrder;
 use crate::response::PartialCall;
 use crate::types::{ProviderError, RunError, ToolOutcome, ToolStatus};
 
 impl Turn {
     /// The ending is known: what is kept is recorded, what cannot start any more is answered.
-    pub(super) fn conclude(&mut self, ending: ResponseDisposition, cancelled: Option<CancelReason>) {
+    pub(super) fn conclude(
+        &mut self,
+        ending: ResponseDisposition,
+        cancelled: Option<CancelReason>,
+    ) {
         self.close_exchange(None);
         self.discard_service_calls(|call| !call.sealed);
         for index in 0..self.calls.len() {
@@ -61,9 +65,15 @@ impl Turn {
         let maximum = self.spec.rules.limits.max_tool_calls_per_turn.unwrap_or_default();
         match ending {
             ResponseDisposition::Well | ResponseDisposition::Refused => {}
-            ResponseDisposition::Length => self.answer_where_unstarted(&model_messages::cut_off_response()),
-            ResponseDisposition::BrokeKept => self.answer_where_unstarted(&model_messages::broken_response()),
-            ResponseDisposition::Excess => self.answer_where_unstarted(&model_messages::over_limit(maximum)),
+            ResponseDisposition::Length => {
+                self.answer_where_unstarted(&model_messages::cut_off_response())
+            }
+            ResponseDisposition::BrokeKept => {
+                self.answer_where_unstarted(&model_messages::broken_response())
+            }
+            ResponseDisposition::Excess => {
+                self.answer_where_unstarted(&model_messages::over_limit(maximum))
+            }
             ResponseDisposition::Cancelled => self.cancel_calls(),
         }
     }

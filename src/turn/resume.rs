@@ -18,7 +18,9 @@ use super::committed::EndedCall;
 use super::effect::{CancelReason, TurnSpec};
 use super::{RUN_TIMEOUT, Turn, TurnStage, model_messages};
 use crate::event::Event;
-use crate::record::{ResponseDisposition, JournalEntry, PartialResponse, Record, ResponseMessage, StopMode, shown_of};
+use crate::record::{
+    JournalEntry, PartialResponse, Record, ResponseDisposition, ResponseMessage, StopMode, shown_of,
+};
 use crate::types::{
     ApprovalPhase, CallKey, FinishReason, Judgement, ProviderError, ProviderErrorKind, ToolCall,
     Usage,

@@ -12,7 +12,7 @@ use super::schedule::{self, StartGate, Step};
 use super::{Turn, TurnStage};
 use crate::config::OnExcess;
 use crate::event::{CallLabel, Event, TurnSummary, WaitingFor};
-use crate::record::{ResponseDisposition, Record, ResponseMessage};
+use crate::record::{Record, ResponseDisposition, ResponseMessage};
 use crate::types::{CallKey, Execution, ToolOutcome, ToolResult, WriteSet};
 
 impl Turn {
@@ -99,9 +99,9 @@ impl Turn {
                 StartGate::Shut
             }
             TurnStage::AwaitingResponse => StartGate::Early,
-            TurnStage::ResponseEnded { ending: ResponseDisposition::Well, cancelled: None, .. } => {
-                StartGate::Open
-            }
+            TurnStage::ResponseEnded {
+                ending: ResponseDisposition::Well, cancelled: None, ..
+            } => StartGate::Open,
             TurnStage::ResponseEnded { .. } | TurnStage::Finished => StartGate::Shut,
         }
     }
@@ -295,8 +295,15 @@ impl Turn {
             (ResponseDisposition::Refused, None) => TurnEnd::Refused,
             (ResponseDisposition::Excess, None) => TurnEnd::Failed(self.excess_error()),
             // A turn that was recovered after its run had been cancelled.
-            (ResponseDisposition::Cancelled, None) => TurnEnd::Cancelled(super::CancelReason::Shutdown),
-            (ResponseDisposition::Well | ResponseDisposition::Length | ResponseDisposition::BrokeKept, None) => TurnEnd::Finished,
+            (ResponseDisposition::Cancelled, None) => {
+                TurnEnd::Cancelled(super::CancelReason::Shutdown)
+            }
+            (
+                ResponseDisposition::Well
+                | ResponseDisposition::Length
+                | ResponseDisposition::BrokeKept,
+                None,
+            ) => TurnEnd::Finished,
         };
         self.commit(end, message);
     }

@@ -60,14 +60,20 @@ impl PublishedEvent {
                 agent.len() + model.len(),
             ),
             Event::TurnStarted => self.one("thinking", &TextView { text: "" }, 0),
-            Event::ThinkingReceived { text } => self.one("thinking", &TextView { text }, text.len()),
-            Event::TextReceived { text } => self.one("content_delta", &TextView { text }, text.len()),
+            Event::ThinkingReceived { text } => {
+                self.one("thinking", &TextView { text }, text.len())
+            }
+            Event::TextReceived { text } => {
+                self.one("content_delta", &TextView { text }, text.len())
+            }
             Event::CallOpened { call } => self.tool_use(&ToolUseView::new(call, "detected")),
-            Event::CallWaiting { call, waiting_for, input_summary } => self.tool_use(&ToolUseView {
-                waiting_for: Some(*waiting_for),
-                input_summary: Some(summary(input_summary)),
-                ..ToolUseView::new(call, "waiting")
-            }),
+            Event::CallWaiting { call, waiting_for, input_summary } => {
+                self.tool_use(&ToolUseView {
+                    waiting_for: Some(*waiting_for),
+                    input_summary: Some(summary(input_summary)),
+                    ..ToolUseView::new(call, "waiting")
+                })
+            }
             Event::CallStarted { call, input_summary, early, waited: _, queued: _, of: _ } => self
                 .tool_use(&ToolUseView {
                     input_summary: Some(summary(input_summary)),
@@ -82,9 +88,11 @@ impl PublishedEvent {
             Event::ServiceCallChanged { call, status } => {
                 self.one("tool_use", &ServiceToolUseView::new(call, *status), 256)
             }
-            Event::CallProgressed { key, text } => {
-                self.one("tool_progress", &ToolProgressView { tool_id: AsDisplay(*key), text }, text.len())
-            }
+            Event::CallProgressed { key, text } => self.one(
+                "tool_progress",
+                &ToolProgressView { tool_id: AsDisplay(*key), text },
+                text.len(),
+            ),
             Event::TurnEnded { summary } => self.one("turn_end", &TurnEndView::new(summary), 256),
             Event::AttemptStarted { attempt, model, streamed, reason, wait, .. } => {
                 let wait_ms = millis(*wait);

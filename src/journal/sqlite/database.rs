@@ -98,7 +98,9 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
 pub(super) fn open_reading(file: &Path) -> rusqlite::Result<Connection> {
     let opened = open_reading_with_log(file);
     match opened.as_ref().map_err(rusqlite::Error::sqlite_error_code) {
-        Err(Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly)) if !data_directory::log_of(file).exists() => {
+        Err(Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
+            if !data_directory::log_of(file).exists() =>
+        {
             let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
                 | OpenFlags::SQLITE_OPEN_NO_MUTEX
                 | OpenFlags::SQLITE_OPEN_URI;

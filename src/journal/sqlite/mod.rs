@@ -5,15 +5,15 @@
 //! connections of its own and waits for no writing. A lock on a file in the directory says which
 //! host has it, for as long as the engine lives.
 
-mod database;
 mod data_directory;
+mod database;
 mod errors;
 mod kill_point;
 mod pages;
 mod query;
 mod queue;
-mod reader;
 mod read_connections;
+mod reader;
 mod write_connection;
 mod writer;
 
@@ -29,17 +29,17 @@ use parking_lot::Mutex;
 pub use reader::JournalReader;
 
 use super::{
-    AppendStatus, Batch, JournalEntry, Journal, JournalError, JournalObserver, JournalStatus, StoredSessionFilter,
-    StoredSession, state_behind,
+    AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalObserver, JournalStatus,
+    StoredSession, StoredSessionFilter, state_behind,
 };
 use crate::config::Durability;
 use crate::record::{Record, Seq};
 use crate::types::SessionId;
 
-use queue::{QueuedBatch, WriteQueue, StoredRow, WriterTask};
+use queue::{QueuedBatch, StoredRow, WriteQueue, WriterTask};
 use read_connections::ReadConnections;
 use write_connection::WriteConnection;
-use writer::{WriterParts, JournalWriter};
+use writer::{JournalWriter, WriterParts};
 
 /// How many sessions one transaction deletes at most.
 const REMOVED_AT_ONCE: usize = 64;
@@ -110,7 +110,8 @@ impl SqliteJournal {
             path: file.clone(),
             why: error.to_string(),
         };
-        let writer = JournalWriter::new(parts, dir, &data_directory::log_of(&file)).map_err(of_system)?;
+        let writer =
+            JournalWriter::new(parts, dir, &data_directory::log_of(&file)).map_err(of_system)?;
         let thread = std::thread::Builder::new()
             .name("callsheet-journal".to_owned())
             .spawn(move || writer.run())
@@ -233,7 +234,11 @@ fn job(batch: Batch) -> Option<QueuedBatch> {
         None
     };
     let state = state_behind(&entries);
-    let row = |entry: &Arc<JournalEntry>| StoredRow { seq: entry.seq.0, time: entry.time, body: entry.body() };
+    let row = |entry: &Arc<JournalEntry>| StoredRow {
+        seq: entry.seq.0,
+        time: entry.time,
+        body: entry.body(),
+    };
     let rows: Vec<StoredRow> = entries.iter().map(row).collect();
     let bytes = rows.iter().map(|row| row.body.len()).sum();
     Some(QueuedBatch { session, opens, state, rows, bytes, urgent, log_state, on_status })

@@ -5,7 +5,7 @@ use std::path::Path;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 
-use super::super::{JournalEntry, JournalError, StoredSessionFilter, StoredSession};
+use super::super::{JournalEntry, JournalError, StoredSession, StoredSessionFilter};
 use super::errors;
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState};

@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tokio::time::Instant;
 
-use super::super::{JournalError, SessionLogState, BatchStatus, BatchCallback};
+use super::super::{BatchCallback, BatchStatus, JournalError, SessionLogState};
 use crate::types::{SessionId, SessionState};
 
 /// How long a batch that nobody waits for may wait for others.

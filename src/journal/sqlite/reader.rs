@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::super::{JournalEntry, JournalError, StoredSessionFilter, StoredSession};
+use super::super::{JournalEntry, JournalError, StoredSession, StoredSessionFilter};
 use super::read_connections::ReadConnections;
-use super::{database, data_directory, errors, query};
+use super::{data_directory, database, errors, query};
 use crate::record::Seq;
 use crate::types::SessionId;
 

@@ -1,4 +1,4 @@
-use super::super::{SessionLog, GroupCommit, Urgency};
+use super::super::{GroupCommit, SessionLog, Urgency};
 use super::*;
 use crate::types::SessionState;
 use std::sync::atomic::AtomicU32;

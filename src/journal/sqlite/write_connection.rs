@@ -134,7 +134,11 @@ fn place(
     Ok(BatchOutcome::Stored { number, new })
 }
 
-fn insert_rows(transaction: &Transaction<'_>, number: i64, job: &QueuedBatch) -> rusqlite::Result<()> {
+fn insert_rows(
+    transaction: &Transaction<'_>,
+    number: i64,
+    job: &QueuedBatch,
+) -> rusqlite::Result<()> {
     let mut insert = transaction
         .prepare_cached("INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)")?;
     for row in &job.rows {

@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::{JournalError, JournalObserver, SessionLogState, BatchStatus, GroupCommit, BatchCallback};
+use super::super::{
+    BatchCallback, BatchStatus, GroupCommit, JournalError, JournalObserver, SessionLogState,
+};
 use super::data_directory::{self, DirectoryLock};
 use super::errors;
 use super::queue::{self, QueuedBatch, WriteQueue, WriterTask};

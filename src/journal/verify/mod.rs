@@ -84,7 +84,9 @@ impl Verifier<'_, '_> {
         let transcript = self.transcript;
         if let Some(opening) = transcript.opening {
             match InitialHistory::parse(opening.messages) {
-                Ok(seed) => self.opens_with_calls = History::from_initial(seed).open_calls().is_some(),
+                Ok(seed) => {
+                    self.opens_with_calls = History::from_initial(seed).open_calls().is_some()
+                }
                 Err(error) => {
                     self.require(false, opening.at, Invariant::Pairing, || error.to_string());
                 }

@@ -87,10 +87,14 @@ impl<'a> Verifier<'_, 'a> {
         response: &AttemptResponse<'a>,
     ) {
         let at = response.at;
-        let drops_calls = matches!(response.ending, ResponseDisposition::Refused | ResponseDisposition::BrokeKept);
+        let drops_calls = matches!(
+            response.ending,
+            ResponseDisposition::Refused | ResponseDisposition::BrokeKept
+        );
         for (key, call) in attempt.calls.iter().filter(|(key, _)| !response.keeps(**key)) {
             self.require(drops_calls, at, Invariant::Outcome, || format!("{key} is not kept"));
-            let is_lost = response.ending == ResponseDisposition::BrokeKept && !call.intents.is_empty();
+            let is_lost =
+                response.ending == ResponseDisposition::BrokeKept && !call.intents.is_empty();
             self.require(!is_lost, at, Invariant::Response, || {
                 format!("the message does not hold {key}, which was intended")
             });
@@ -166,7 +170,9 @@ fn end_fits(end: &TurnEnd, turn: &TurnTranscript<'_>) -> bool {
     };
     is_cancelled
         || match response.ending {
-            ResponseDisposition::Well | ResponseDisposition::Length | ResponseDisposition::BrokeKept => *end == TurnEnd::Finished,
+            ResponseDisposition::Well
+            | ResponseDisposition::Length
+            | ResponseDisposition::BrokeKept => *end == TurnEnd::Finished,
             ResponseDisposition::Refused => *end == TurnEnd::Refused,
             ResponseDisposition::Excess => matches!(end, TurnEnd::Failed(_)),
             ResponseDisposition::Cancelled => false,

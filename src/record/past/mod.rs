@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{JournalEntry, Record, ResponseMessage, DisplayedSegment};
+use super::{DisplayedSegment, JournalEntry, Record, ResponseMessage};
 use crate::event::{CallLabel, Event, EventId, PublishedEvent};
 use crate::types::{Execution, RunId, Seq, SessionId, ToolCall, ToolResult};
 use text::{Text, layout};

@@ -91,7 +91,12 @@ fn ended(index: u32, shown: u64, amended: bool) -> (u64, Record) {
     (shown, record)
 }
 
-fn response(text: &str, reasoning: &str, pieces: Vec<DisplayedSegment>, shown: u64) -> (u64, Record) {
+fn response(
+    text: &str,
+    reasoning: &str,
+    pieces: Vec<DisplayedSegment>,
+    shown: u64,
+) -> (u64, Record) {
     let message = ResponseMessage {
         text: text.into(),
         reasoning: reasoning.into(),

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::event::Event;
-use crate::record::{ResponseMessage, DisplayedSegment};
+use crate::record::{DisplayedSegment, ResponseMessage};
 
 /// The largest piece in which text is shown again.
 pub(super) const PIECE_BYTES_MAX: usize = 16 * 1024;

@@ -11,7 +11,7 @@ use crate::journal::{AppendStatus, PendingRecord, Urgency, unix_ms};
 use crate::record::Seq;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage, StreamMessage};
 use crate::runtime::supervisor::{ToolOrder, ToolStart};
-use crate::telemetry::Recorded;
+use crate::telemetry::RecordPosition;
 use crate::turn::{CallStart, PermitReply, TurnAction};
 use crate::types::CallKey;
 
@@ -33,7 +33,7 @@ impl TurnBatch {
     ) {
         match self.records.last() {
             None => setup.publish(event, None, current),
-            Some(Noted { shown, .. }) => {
+            Some(PendingRecord { shown, .. }) => {
                 self.events.push((self.records.len() as u64, *shown, event));
             }
         }
@@ -63,7 +63,7 @@ impl AccumulatorSetup {
         });
         for (behind, shown, event) in events.drain(..) {
             let seq = Seq(last.0 - count + behind);
-            self.publish(event, Some(Recorded { seq, time, shown }), current);
+            self.publish(event, Some(RecordPosition { seq, time, shown }), current);
         }
         goes_on || appended == AppendStatus::Durable
     }
@@ -101,7 +101,7 @@ impl AccumulatorSetup {
     }
 
     /// Publishes an event of the turn; `record` is the one right before it.
-    fn publish(&self, event: Event, record: Option<Recorded>, of: &mut Current) {
+    fn publish(&self, event: Event, record: Option<RecordPosition>, of: &mut Current) {
         if let Event::AttemptEnded { error, .. } = &event
             && let Some(pass) = of.pass.take()
         {

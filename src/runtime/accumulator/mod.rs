@@ -23,7 +23,7 @@ use super::supervisor::{ToolOrder, ToolSupervisor};
 use super::task::Task;
 use super::tool::failed;
 use crate::event::EventId;
-use crate::journal::{Noted, SessionLog, unix_ms};
+use crate::journal::{PendingRecord, SessionLog, unix_ms};
 use crate::turn::{ApprovalError, AttemptPlan, Effect, PermitReply, ToolCompletion, Turn};
 use crate::types::{ApprovalPhase, CallKey, FailureKind, RunId, RunTrace};
 use batch::TurnBatch;

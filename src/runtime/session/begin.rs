@@ -135,7 +135,8 @@ impl State {
         match beginning {
             Beginning::New { messages } => {
                 // They were checked when the session was asked for.
-                state.history = History::from_initial(InitialHistory::parse(&messages).unwrap_or_default());
+                state.history =
+                    History::from_initial(InitialHistory::parse(&messages).unwrap_or_default());
                 let agent = state.agent.name.clone();
                 let opened = Record::SessionOpened { agent, messages };
                 let (last, _) = state.log.append(vec![opened], Urgency::Lazy, || ());

@@ -14,7 +14,7 @@ use super::run::RunActors;
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{JournalEntry, Seq};
 use crate::runtime::message::SessionMessage;
-use crate::telemetry::Recorded;
+use crate::telemetry::RecordPosition;
 use crate::turn::{CancelReason, Effect, Turn, TurnAction, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
 

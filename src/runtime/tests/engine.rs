@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::journal::{
-    AppendStatus, Batch, JournalEntry, Journal, JournalError, JournalStatus, StoredSessionFilter, MemoryJournal,
-    StoredSession,
+    AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, MemoryJournal,
+    StoredSession, StoredSessionFilter,
 };
 use crate::record::Seq;
 use crate::types::SessionId;

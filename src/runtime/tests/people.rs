@@ -73,7 +73,8 @@ async fn pass(time: Duration) {
 #[tokio::test]
 async fn while_people_are_all_that_is_waited_for_the_clocks_stand_still() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
-    let pay = tool(paying(ApprovalPolicy { before: true, after: true }), |_| async { Ok("paid".into()) });
+    let pay =
+        tool(paying(ApprovalPolicy { before: true, after: true }), |_| async { Ok("paid".into()) });
     let host = host(&provider, registry([pay]), |_| ()).await;
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
@@ -106,7 +107,8 @@ async fn a_day_without_an_answer_is_a_no() {
 async fn a_time_beyond_what_the_clock_can_show_is_none() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
     let ever = Duration::from_secs(u64::MAX / 2);
-    let patient = ToolSpec { approval_timeout: ever, ..paying(ApprovalPolicy::BEFORE).timeout(ever) };
+    let patient =
+        ToolSpec { approval_timeout: ever, ..paying(ApprovalPolicy::BEFORE).timeout(ever) };
     let pay = tool(patient, |_| async { Ok("paid".into()) });
     let host = host(&provider, registry([pay]), |_| ()).await;
     let session = session(&host).await;

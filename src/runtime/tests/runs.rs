@@ -8,7 +8,7 @@ use super::provider::{Reply, asks_for, says};
 use super::*;
 use crate::config::RunOverrides;
 use crate::event::Event;
-use crate::journal::{AppendStatus, JournalEntry, BatchStatus, BatchCallback};
+use crate::journal::{AppendStatus, BatchCallback, BatchStatus, JournalEntry};
 use crate::message::Message;
 use crate::record::{Record, Seq, StopMode};
 use crate::telemetry::FeedItem;

@@ -13,7 +13,7 @@ use super::engine::{Engine, entries};
 use super::provider::{Reply, chunk, end};
 use super::*;
 use crate::event::{Event, EventId, PublishedEvent};
-use crate::journal::{AppendStatus, Batch, JournalEntry, Journal, JournalError, BatchStatus};
+use crate::journal::{AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError};
 use crate::record::{Past, Record, behind};
 use crate::telemetry::FeedItem;
 use crate::types::Seq;
@@ -34,7 +34,8 @@ fn late() -> (Arc<Engine>, Waiting) {
 
 /// Stores the batch that has waited longest.
 fn store_one(engine: &Engine, waiting: &Waiting) -> bool {
-    let Some(Batch { session, entries, log_state, urgent, mut on_status }) = waiting.lock().pop_front()
+    let Some(Batch { session, entries, log_state, urgent, mut on_status }) =
+        waiting.lock().pop_front()
     else {
         return false;
     };
@@ -236,7 +237,9 @@ async fn check(said: Vec<Said>, breaks_at: usize, delays: Vec<u8>) {
 }
 
 /// Watches two runs, and lets another begin at every third of their events.
-async fn watched(session: SessionHandle) -> (Vec<PublishedEvent>, Vec<(EventId, Vec<PublishedEvent>)>) {
+async fn watched(
+    session: SessionHandle,
+) -> (Vec<PublishedEvent>, Vec<(EventId, Vec<PublishedEvent>)>) {
     let (mut live, mut others, mut runs) = (Vec::new(), Vec::new(), 2);
     let mut watch = session.watch(EventId::default()).await.unwrap();
     while runs > 0 {

@@ -40,8 +40,7 @@ pub fn past_run(
     id: &RunId,
     limits: &dyn Fn(&RunOverrides) -> Limits,
 ) -> Result<Option<PastRun>, RebuildError> {
-    let is_its_end =
-        |entry: &JournalEntry| matches!(&entry.record, Record::RunEnded { run_id, .. } if run_id == id);
+    let is_its_end = |entry: &JournalEntry| matches!(&entry.record, Record::RunEnded { run_id, .. } if run_id == id);
     let Some(at) = entries.iter().position(is_its_end) else { return Ok(None) };
     let Some(upto) = entries.get(..=at) else { return Ok(None) };
     let mut fold = Fold::begin(upto, limits)?;

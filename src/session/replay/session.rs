@@ -66,7 +66,8 @@ impl<'t, 'a> Session<'t, 'a> {
             match record {
                 Record::SessionOpened { agent, messages } => {
                     self.agent.clone_from(agent);
-                    self.done.history = History::from_initial(InitialHistory::parse(messages).unwrap_or_default());
+                    self.done.history =
+                        History::from_initial(InitialHistory::parse(messages).unwrap_or_default());
                     self.told.history = self.done.history.clone();
                 }
                 Record::RunStarted { run_id, input, overrides, .. } => {

@@ -90,7 +90,11 @@ impl CatchUpState {
 
     /// Takes in what is shown next, and gives it back to be handed on, unless nobody is there
     /// (`alone`).
-    pub(super) fn take(&mut self, published: PublishedEvent, alone: bool) -> Option<Arc<PublishedEvent>> {
+    pub(super) fn take(
+        &mut self,
+        published: PublishedEvent,
+        alone: bool,
+    ) -> Option<Arc<PublishedEvent>> {
         match (published.id, published.event.text()) {
             (_, Some((is_thinking, text))) => self.take_text(is_thinking, text),
             (Some(id), None) => self.take_recorded(id, &published),
@@ -103,7 +107,8 @@ impl CatchUpState {
         }
         let told = told(&published.event);
         let ends = self.asks && matches!(published.event, Event::CallEnded { .. });
-        let is_kept = ends || matches!(told, Some(CallUpdate::FeedState(_) | CallUpdate::FeedPosition(_)));
+        let is_kept =
+            ends || matches!(told, Some(CallUpdate::FeedState(_) | CallUpdate::FeedPosition(_)));
         let event = (is_kept || !alone).then(|| Arc::new(published));
         self.ended.extend(event.iter().filter(|_| ends).map(Arc::clone));
         match (told, &event) {

@@ -26,7 +26,7 @@ use crate::record::RunningText;
 use crate::types::{RunId, Seq};
 use catch_up::CatchUpState;
 pub use subscription::{FeedItem, Subscription, journal_failed};
-use subscription::{SubscriptionEnd, SubscriberCount};
+use subscription::{SubscriberCount, SubscriptionEnd};
 
 /// One session's events on their way to whoever listens. Dropping it ends every subscriber's
 /// stream.

@@ -264,7 +264,8 @@ fn text_stays_until_the_record_behind_its_response() {
     tell(&feed, text("all"));
     let ended = Event::ResponseEnded { names: vec![], opened: 0, detected: 0, stopped: false };
     tell(&feed, ended);
-    let pieces = || feed.subscribe_from(EventId::default(), 1).1.running.map(|text| text.pieces.len());
+    let pieces =
+        || feed.subscribe_from(EventId::default(), 1).1.running.map(|text| text.pieces.len());
     assert_eq!((feed.progress().at.to_string().as_str(), pieces()), ("1.3", Some(1)));
     tell_recorded(&feed, limit(), 3, 0);
     assert_eq!((feed.progress().at.to_string().as_str(), pieces()), ("3.0", Some(0)));

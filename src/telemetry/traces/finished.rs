@@ -48,7 +48,9 @@ impl FinishedSpan {
     pub(super) fn data(self, scope: &InstrumentationScope) -> SpanData {
         let Self { name, kind, context: of, parent, start, end, mut attributes, error } = self;
         let parent_id = match &parent {
-            SpanParent::Ours(parent) | SpanParent::Remote(parent) => SpanId::from_bytes(parent.span_id()),
+            SpanParent::Ours(parent) | SpanParent::Remote(parent) => {
+                SpanId::from_bytes(parent.span_id())
+            }
             SpanParent::None => SpanId::INVALID,
         };
         let status = match error {

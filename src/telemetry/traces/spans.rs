@@ -16,7 +16,9 @@ use parking_lot::Mutex;
 use super::TracedRun;
 use super::contents;
 use super::export::SpanExporterQueue;
-use super::finished::{FinishedSpan, SpanParent, ModelService, attempt_error, context, count, text};
+use super::finished::{
+    FinishedSpan, ModelService, SpanParent, attempt_error, context, count, text,
+};
 use crate::config::ModelConfig;
 use crate::event::{Event, PublishedEvent, RunStats};
 use crate::journal::unix_ms;

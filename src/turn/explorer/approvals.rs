@@ -72,7 +72,11 @@ impl World {
                 && self.said((key, phase), &self.log).is_none()
                 && matches!(
                     &self.turn.stage,
-                    TurnStage::ResponseEnded { ending: ResponseDisposition::Well, cancelled: None, .. }
+                    TurnStage::ResponseEnded {
+                        ending: ResponseDisposition::Well,
+                        cancelled: None,
+                        ..
+                    }
                 );
             if for_long {
                 assert_ne!(call.question(), Some(phase), "a question outlived its time");

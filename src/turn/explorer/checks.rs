@@ -177,7 +177,9 @@ impl World {
         match ending {
             ResponseDisposition::Well => !cancelled,
             // Its intent was being recorded when the ending came.
-            ResponseDisposition::Length | ResponseDisposition::BrokeKept => call.has_effects() && !cancelled,
+            ResponseDisposition::Length | ResponseDisposition::BrokeKept => {
+                call.has_effects() && !cancelled
+            }
             ResponseDisposition::Refused => again && !cancelled,
             ResponseDisposition::Excess | ResponseDisposition::Cancelled => false,
         }

@@ -25,7 +25,7 @@ use super::{
 use crate::config::OnExcess;
 use crate::context::History;
 use crate::event::Event;
-use crate::record::{ResponseDisposition, Record};
+use crate::record::{Record, ResponseDisposition};
 use crate::response::ExchangeEnd;
 use crate::types::{
     CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, RunError,

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::tape::{Kept, Tape, message};
-use crate::record::{ResponseDisposition, Record, ResponseMessage};
+use crate::record::{Record, ResponseDisposition, ResponseMessage};
 use crate::turn::budget::MAX_CALLS;
 use crate::types::{
     CALLS_MAX, FailureKind, FinishKind, FinishReason, MessagePart, ProviderError, ToolCall,
@@ -75,7 +75,8 @@ impl Maker<'_, '_> {
         end.extend(error.filter(|_| finish_reason.is_some()).cloned().map(Delta::Error));
         end.extend(finish_reason.clone().map(Delta::Finish));
         end.extend(spent(*usage));
-        let says_no_more = matches!(ending, ResponseDisposition::Well | ResponseDisposition::Refused);
+        let says_no_more =
+            matches!(ending, ResponseDisposition::Well | ResponseDisposition::Refused);
         end.extend((finish_reason.is_none() && says_no_more).then_some(Delta::Done));
         self.steps.extend((!end.is_empty()).then_some(Step {
             deltas: end,

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use super::counted;
 use crate::event::StatsReport;
 use crate::journal::JournalEntry;
-use crate::record::{ResponseDisposition, Record};
+use crate::record::{Record, ResponseDisposition};
 use crate::types::{CallKey, FailureKind, ResultNotes, RunEnd, RunId, ToolOutcome, ToolStatus};
 use draw::{draw, how_long};
 

@@ -14,7 +14,7 @@ use std::time::Duration;
 use super::difference::{Mismatch, same};
 use super::response::{self, Step};
 use super::tape::{Tape, call_of};
-use crate::record::{ResponseDisposition, Record};
+use crate::record::{Record, ResponseDisposition};
 use crate::response::ExchangeEnd;
 use crate::turn::call::{self, CallPhase, TurnCall};
 use crate::turn::effect::DeferredEffect;
