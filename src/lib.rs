@@ -125,6 +125,7 @@ pub mod session;
 pub mod telemetry;
 pub mod tls;
 pub mod tool;
+pub mod transcript;
 pub mod turn;
 pub mod types;
 pub mod wire;

@@ -6,13 +6,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of the crate, lowest first. A module names only modules that stand before it.
-const ORDER: [&str; 20] = [
+const ORDER: [&str; 21] = [
     "types",
     "message",
     "tls",
     "config",
     "event",
     "record",
+    "transcript",
     "wire",
     "context",
     "tool",
@@ -30,8 +31,18 @@ const ORDER: [&str; 20] = [
 ];
 
 /// Pure code: values in, values out.
-const MACHINES: [&str; 9] =
-    ["types", "message", "event", "record", "wire", "context", "response", "turn", "session"];
+const MACHINES: [&str; 10] = [
+    "types",
+    "message",
+    "event",
+    "record",
+    "transcript",
+    "wire",
+    "context",
+    "response",
+    "turn",
+    "session",
+];
 
 /// What a machine does not know.
 const SHELL_CRATES: [&str; 7] =

@@ -94,7 +94,7 @@ impl RunProgress {
                 self.close(result.call.key);
                 Some(ScreenItem::Line(result_line(result)))
             }
-            Event::ServiceCallShown { call, status } => {
+            Event::ServiceCallChanged { call, status } => {
                 service_line(call, *status).map(ScreenItem::Line)
             }
             Event::AttemptStarted { attempt, reason, model, .. } => {
@@ -119,7 +119,7 @@ impl RunProgress {
             | Event::TurnStarted
             | Event::ThinkingReceived { .. }
             | Event::CallDetected { .. }
-            | Event::ArgumentsOdd { .. }
+            | Event::ArgumentsAnomalyFound { .. }
             | Event::OutcomeLate { .. }
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
@@ -374,7 +374,7 @@ mod tests {
             input_summary: "{\"query\":\"a\u{9b}b\"}".to_owned(),
         };
         let shown = |status| {
-            let event = Event::ServiceCallShown { call: Box::new(call.clone()), status };
+            let event = Event::ServiceCallChanged { call: Box::new(call.clone()), status };
             RunProgress::default().handle_event(Duration::ZERO, &event)
         };
         assert_eq!(shown(ServiceCallStatus::Running), None);

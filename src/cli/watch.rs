@@ -15,7 +15,7 @@ use super::signals::Signals;
 use crate::journal::export::{Look, timeline};
 use crate::record::{Record, Seq, StopMode};
 use crate::runtime::{RunReport, SessionHandle, StartedRun};
-use crate::telemetry::{Delivery, Subscription, journal_failed};
+use crate::telemetry::{FeedItem, Subscription, journal_failed};
 use crate::types::RunId;
 
 /// Interval at which open calls are redrawn.
@@ -40,8 +40,8 @@ pub(super) async fn on_screen(
     let report = loop {
         tokio::select! {
             biased;
-            delivery = events.next(), if view.has_more_events => {
-                view.handle_delivery(delivery);
+            item = events.next(), if view.has_more_events => {
+                view.handle_item(item);
                 view.handle_ready_events(&mut events);
             }
             report = &mut report => break report.map_err(CommandError::failed)?,
@@ -117,14 +117,14 @@ impl RunView {
         }
     }
 
-    fn handle_delivery(&mut self, delivery: Option<Delivery>) {
-        match delivery {
-            Some(Delivery::Event(event)) => {
+    fn handle_item(&mut self, item: Option<FeedItem>) {
+        match item {
+            Some(FeedItem::Event(event)) => {
                 self.prompts.handle_event(&event.event);
                 self.pending
                     .extend(self.progress.handle_event(self.started.elapsed(), &event.event));
             }
-            Some(Delivery::Lagged | Delivery::Failed(_)) => self.complete = false,
+            Some(FeedItem::Lagged | FeedItem::Failed(_)) => self.complete = false,
             None => self.has_more_events = false,
         }
     }
@@ -132,8 +132,8 @@ impl RunView {
     /// Handles the events that are ready, without waiting.
     fn handle_ready_events(&mut self, events: &mut Subscription) {
         while self.has_more_events {
-            let Some(delivery) = events.next().now_or_never() else { return };
-            self.handle_delivery(delivery);
+            let Some(item) = events.next().now_or_never() else { return };
+            self.handle_item(item);
         }
     }
 
@@ -167,12 +167,12 @@ pub(super) async fn as_json(
     let report = loop {
         tokio::select! {
             biased;
-            delivery = events.next(), if has_more_events => match delivery {
-                Some(delivery) => {
-                    if let Delivery::Event(event) = &delivery {
+            item = events.next(), if has_more_events => match item {
+                Some(item) => {
+                    if let FeedItem::Event(event) = &item {
                         prompts.handle_event(&event.event);
                     }
-                    stop_if_unwritten(output::to_stdout(&json_lines(&delivery)), session).await?;
+                    stop_if_unwritten(output::to_stdout(&json_lines(&item)), session).await?;
                 }
                 None => has_more_events = false,
             },
@@ -182,17 +182,17 @@ pub(super) async fn as_json(
         prompts.decide_without_asking(session).await;
     };
     // Events that were published before the report may still be in the subscription.
-    while let Some(Some(delivery)) = events.next().now_or_never() {
-        stop_if_unwritten(output::to_stdout(&json_lines(&delivery)), session).await?;
+    while let Some(Some(item)) = events.next().now_or_never() {
+        stop_if_unwritten(output::to_stdout(&json_lines(&item)), session).await?;
     }
     Ok(report)
 }
 
-fn json_lines(delivery: &Delivery) -> String {
-    match delivery {
-        Delivery::Event(event) => event.public().map(|event| event.json + "\n").collect(),
-        Delivery::Lagged => "{\"type\":\"resync\"}\n".to_owned(),
-        Delivery::Failed(error) => journal_failed(error).json + "\n",
+fn json_lines(item: &FeedItem) -> String {
+    match item {
+        FeedItem::Event(event) => event.public().map(|event| event.json + "\n").collect(),
+        FeedItem::Lagged => "{\"type\":\"resync\"}\n".to_owned(),
+        FeedItem::Failed(error) => journal_failed(error).json + "\n",
     }
 }
 

@@ -2,19 +2,21 @@
 
 use serde_json::{Value, json};
 
-use super::Entry;
+use crate::record::JournalEntry;
 use crate::record::{Record, Seq};
 use crate::types::SessionId;
 
-pub(super) fn session() -> SessionId {
+pub(crate) fn session() -> SessionId {
     SessionId::parse("s1").unwrap()
 }
 
 /// Entries in their places, a second apart.
-pub(super) fn entries(records: impl IntoIterator<Item = Record>) -> Vec<Entry> {
+pub(crate) fn entries(records: impl IntoIterator<Item = Record>) -> Vec<JournalEntry> {
     let numbered = records.into_iter().zip(1..);
     let time = |n: u64| 1_700_000_000_000 + n * 1_000;
-    numbered.map(|(record, n)| Entry { seq: Seq(n), time: time(n), shown: 0, record }).collect()
+    numbered
+        .map(|(record, n)| JournalEntry { seq: Seq(n), time: time(n), shown: 0, record })
+        .collect()
 }
 
 fn call(turn: u32, attempt: u32, index: u32, name: &str, arguments: Value) -> Value {
@@ -62,7 +64,7 @@ fn finish(kind: &str) -> Value {
 
 /// A run in which an attempt broke, a clock was asked twice, people let something be paid, and a
 /// user said more; and one that was stopped.
-pub(super) fn rich() -> Vec<Record> {
+pub(crate) fn rich() -> Vec<Record> {
     let pay = call(1, 2, 1, "pay", json!({"to": "Ada", "eur": 5}));
     let calls = [
         call(1, 2, 0, "clock", json!({"zone": "Asia/Tokyo"})),
