@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::event::ApprovalRequest;
-use crate::record::{Entry, Record};
+use crate::record::{JournalEntry, Record};
 use crate::types::CallKey;
 
 /// An approval that was requested and is neither decided nor void.
@@ -16,9 +16,11 @@ pub struct OpenApproval {
 }
 
 /// Returns the open approvals of a turn in call order. `entries` are the turn's records so far.
-pub fn open_approvals<'a>(entries: impl IntoIterator<Item = &'a Entry>) -> Vec<OpenApproval> {
+pub fn open_approvals<'a>(
+    entries: impl IntoIterator<Item = &'a JournalEntry>,
+) -> Vec<OpenApproval> {
     let mut open: BTreeMap<CallKey, OpenApproval> = BTreeMap::new();
-    for Entry { record, time, .. } in entries {
+    for JournalEntry { record, time, .. } in entries {
         match record {
             // A new attempt voids the calls of the one before.
             Record::AttemptStarted { .. } => open.clear(),

@@ -8,7 +8,7 @@ use super::effect::{RecordedAt, SessionEffect, SessionRecord, TurnOrigin};
 use super::idempotency_keys::{IdempotencyKeys, RequestEffect};
 use super::open_run::{OpenRun, OpenTurn, QueuedRun, RunStage};
 use crate::config::{Limits, RunOverrides};
-use crate::context::{History, Seed, Variables};
+use crate::context::{History, InitialHistory, Variables};
 use crate::record::{Record, StopMode};
 use crate::turn::TurnRecord;
 use crate::types::{RunId, Usage};
@@ -161,8 +161,8 @@ impl Session {
                 if self.lifecycle != Lifecycle::New {
                     return Err("the session was opened before".to_owned());
                 }
-                let seed = Seed::parse(messages).map_err(|e| format!("it was opened with {e}"))?;
-                self.history = History::seeded(seed);
+                let seed = InitialHistory::parse(messages).map_err(|e| format!("it was opened with {e}"))?;
+                self.history = History::from_initial(seed);
                 self.agent.clone_from(agent);
                 (self.lifecycle, self.opened_at) = (Lifecycle::Open, at.time);
             }

@@ -4,7 +4,7 @@ use super::machine::LimitsOf;
 use super::stored::{RebuildError, SessionReader};
 use crate::event::StatsReport;
 use crate::message::MessageList;
-use crate::record::{Entry, Record, Seq};
+use crate::record::{JournalEntry, Record, Seq};
 use crate::types::{RunEnd, RunError, RunId, ToolResult, Usage};
 
 /// A run that has ended.
@@ -35,7 +35,7 @@ pub struct PastRun {
 /// # Errors
 /// When a record up to its end contradicts the ones before it.
 pub fn past_run(
-    entries: &[Entry],
+    entries: &[JournalEntry],
     id: &RunId,
     limits_of: LimitsOf<'_>,
 ) -> Result<Option<PastRun>, RebuildError> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::effect::RecordedAt;
 use super::machine::{LimitsOf, Session};
 use super::open_run::{OpenRun, RunStage};
-use crate::record::{Entry, Record, Seq, StopMode};
+use crate::record::{JournalEntry, Record, Seq, StopMode};
 use crate::turn::TurnRecord;
 use crate::turn::committed::Gathered;
 
@@ -21,7 +21,7 @@ pub struct StoredSession {
     /// The position of the last record.
     pub last: Seq,
     /// The records of the turn in progress, from its first one on.
-    pub turn_entries: Vec<Entry>,
+    pub turn_entries: Vec<JournalEntry>,
 }
 
 /// A record that contradicts the ones before it.
@@ -40,7 +40,7 @@ impl StoredSession {
     ///
     /// # Errors
     /// When a record contradicts the ones before it.
-    pub fn read(entries: &[Entry], limits_of: LimitsOf<'_>) -> Result<Self, RebuildError> {
+    pub fn read(entries: &[JournalEntry], limits_of: LimitsOf<'_>) -> Result<Self, RebuildError> {
         let mut reader = SessionReader::new(limits_of);
         for entry in entries {
             reader.read(entry)?;
@@ -65,7 +65,7 @@ pub(super) struct SessionReader<'a> {
     limits_of: LimitsOf<'a>,
     last: Seq,
     /// The records of the turn in progress.
-    turn: Option<(Gathered, Vec<Entry>)>,
+    turn: Option<(Gathered, Vec<JournalEntry>)>,
     kept_back: Option<CommittedTurn>,
 }
 
@@ -83,7 +83,7 @@ impl<'a> SessionReader<'a> {
     }
 
     /// Reads the next record. Returns the turn that it commits.
-    pub(super) fn read(&mut self, entry: &Entry) -> Result<Option<&TurnRecord>, RebuildError> {
+    pub(super) fn read(&mut self, entry: &JournalEntry) -> Result<Option<&TurnRecord>, RebuildError> {
         let (seq, last) = (entry.seq, self.last.0);
         if last == 0 && !matches!(entry.record, Record::SessionOpened { .. }) {
             return Err(wrong(seq, NOT_OPENED));
@@ -119,7 +119,7 @@ impl<'a> SessionReader<'a> {
         }
     }
 
-    fn read_record(&mut self, entry: &Entry) -> Result<(), String> {
+    fn read_record(&mut self, entry: &JournalEntry) -> Result<(), String> {
         let record = &entry.record;
         match record {
             Record::InputQueued { .. } => {}
@@ -166,7 +166,7 @@ impl<'a> SessionReader<'a> {
     }
 
     /// Collects the records of the turn in progress, with the inputs between them.
-    fn gather(&mut self, entry: &Entry) -> Result<(), String> {
+    fn gather(&mut self, entry: &JournalEntry) -> Result<(), String> {
         let Some((gathered, entries)) = &mut self.turn else { return Ok(()) };
         if self.session.run.as_ref().is_none_or(|run| run.turn().is_none()) {
             self.turn = None;

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::{counted, how_long, images, tokens, when, word};
-use crate::journal::{Entry, unfinished};
+use crate::journal::{JournalEntry, unfinished};
 use crate::record::{Record, ResponseMessage};
 use crate::types::{
     ApprovalPhase, CallKey, Content, RunError, SessionId, ToolCall, ToolOutcome, excerpt, harmless,
@@ -22,7 +22,7 @@ const SPAN_CHARS: usize = 500;
 /// The session's log, piece by piece.
 pub fn markdown<'a>(
     session: &'a SessionId,
-    entries: &'a [Entry],
+    entries: &'a [JournalEntry],
 ) -> impl Iterator<Item = String> + 'a {
     let mut log = Log::default();
     let title = std::iter::once(title(session, entries));
@@ -33,7 +33,7 @@ pub fn markdown<'a>(
     }))
 }
 
-fn title(session: &SessionId, entries: &[Entry]) -> String {
+fn title(session: &SessionId, entries: &[JournalEntry]) -> String {
     let mut title = format!("# Session {}\n\n", span(session.as_str()));
     if let (Some(first), Some(last)) = (entries.first(), entries.last()) {
         if let Record::SessionOpened { agent, .. } = &first.record {
@@ -57,7 +57,7 @@ struct Log<'a> {
 }
 
 impl<'a> Log<'a> {
-    fn entry(&mut self, entry: &'a Entry) -> String {
+    fn entry(&mut self, entry: &'a JournalEntry) -> String {
         match &entry.record {
             Record::SessionOpened { messages, .. } => match messages.as_slice() {
                 [] => String::new(),

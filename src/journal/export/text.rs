@@ -2,7 +2,7 @@
 
 use super::{counted, how_long, images, tokens, when, word};
 use crate::event::CallLabel;
-use crate::journal::Entry;
+use crate::journal::JournalEntry;
 use crate::record::{Record, ResponseMessage};
 use crate::types::{
     ApprovalPhase, Content, ResultNotes, RunError, ToolCall, ToolOutcome, WriteSet, harmless,
@@ -16,12 +16,12 @@ const SHOWN_CHARS: usize = 200;
 const WORD_COLUMNS: usize = 9;
 
 /// The records, each as its lines.
-pub fn text(entries: &[Entry]) -> impl Iterator<Item = String> + '_ {
+pub fn text(entries: &[JournalEntry]) -> impl Iterator<Item = String> + '_ {
     let columns = entries.last().map_or(1, |entry| entry.seq.to_string().len());
     entries.iter().map(move |entry| rows(entry, columns))
 }
 
-fn rows(entry: &Entry, columns: usize) -> String {
+fn rows(entry: &JournalEntry, columns: usize) -> String {
     let (word, lines) = described(&entry.record);
     let (seq, time) = (entry.seq.to_string(), when(entry.time));
     let head = format!("{seq:>columns$}  {time}  {word:<WORD_COLUMNS$}  ");

@@ -359,7 +359,7 @@ impl State {
             agent: self.agent.name.clone(),
             state,
             seq: self.log.last(),
-            history: self.history.shown(),
+            history: self.history.display_messages(),
             variables: self.variables.clone(),
             current_run,
             queued: self.queued_inputs(),

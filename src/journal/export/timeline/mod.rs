@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 
 use super::counted;
 use crate::event::StatsReport;
-use crate::journal::Entry;
-use crate::record::{Ending, Record};
+use crate::journal::JournalEntry;
+use crate::record::{Record, ResponseDisposition};
 use crate::types::{CallKey, FailureKind, ResultNotes, RunEnd, RunId, ToolOutcome, ToolStatus};
 use draw::{draw, how_long};
 
@@ -31,7 +31,7 @@ pub struct Look {
 
 /// The runs of these records, or only one of them, and a legend behind them.
 pub fn timeline<'a>(
-    entries: &'a [Entry],
+    entries: &'a [JournalEntry],
     only: Option<&'a RunId>,
     look: Look,
 ) -> impl Iterator<Item = String> + 'a {
@@ -129,7 +129,7 @@ struct Ended<'a> {
     took: u64,
 }
 
-fn runs(entries: &[Entry]) -> Vec<Run<'_>> {
+fn runs(entries: &[JournalEntry]) -> Vec<Run<'_>> {
     let mut runs: Vec<Run<'_>> = Vec::new();
     let mut turn = Turn::default();
     // The time of the record before, which is the last sign of a host that was killed.
@@ -192,7 +192,7 @@ fn close<'a>(runs: &mut [Run<'a>], turn: &mut Turn<'a>) {
 }
 
 impl<'a> Turn<'a> {
-    fn take_in(&mut self, entry: &'a Entry, heard: u64) {
+    fn take_in(&mut self, entry: &'a JournalEntry, heard: u64) {
         let at = entry.time;
         match &entry.record {
             Record::AttemptStarted { attempt, model, wait_ms, .. } => {
@@ -286,14 +286,14 @@ impl<'a> Turn<'a> {
     }
 }
 
-fn word(ending: Ending) -> &'static str {
+fn word(ending: ResponseDisposition) -> &'static str {
     match ending {
-        Ending::Well => "",
-        Ending::Length => "cut off",
-        Ending::Refused => "refused",
-        Ending::BrokeKept => "broke",
-        Ending::Excess => "too many",
-        Ending::Cancelled => "stopped",
+        ResponseDisposition::Well => "",
+        ResponseDisposition::Length => "cut off",
+        ResponseDisposition::Refused => "refused",
+        ResponseDisposition::BrokeKept => "broke",
+        ResponseDisposition::Excess => "too many",
+        ResponseDisposition::Cancelled => "stopped",
     }
 }
 
