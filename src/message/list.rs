@@ -9,7 +9,7 @@ use super::Message;
 
 /// Messages in order. Cloning shares them: a request holds a history's list, however long that is.
 /// To change a list that is shared copies it first, message by message as pointers.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct MessageList(Arc<Vec<Arc<Message>>>);
 
 impl MessageList {

@@ -100,11 +100,8 @@ impl Session {
     ) -> SessionRecord {
         let QueuedRun { run_id, input, overrides, trace } = queued.clone();
         let (model, execution) = (rules.models.first().origin.model.clone(), rules.execution);
-        let event = Event::RunStarted {
-            agent: self.agent.clone(),
-            model: model.clone(),
-            execution,
-        };
+        let event =
+            Event::RunStarted { agent: self.agent.clone(), model: model.clone(), execution };
         let record = Record::RunStarted {
             run_id,
             input,
@@ -188,12 +185,7 @@ impl Session {
         self.turn_spec(now, plan, rules_of(&run.overrides))
     }
 
-    fn turn_spec(
-        &self,
-        now: Duration,
-        plan: TurnPlan,
-        rules: Arc<TurnRules>,
-    ) -> Option<TurnSpec> {
+    fn turn_spec(&self, now: Duration, plan: TurnPlan, rules: Arc<TurnRules>) -> Option<TurnSpec> {
         let run = self.run.as_deref()?;
         let elapsed = run.elapsed(now);
         let working = elapsed.saturating_sub(run.people);
@@ -215,12 +207,8 @@ impl Session {
     fn limit_record(&self, run: &RunId, hit: LimitHit) -> SessionRecord {
         let LimitHit { limit, value, maximum, action, note } = hit;
         let (limit, action) = (limit.to_owned(), action.to_owned());
-        let event = Event::LimitReached {
-            limit: limit.clone(),
-            value,
-            maximum,
-            action: action.clone(),
-        };
+        let event =
+            Event::LimitReached { limit: limit.clone(), value, maximum, action: action.clone() };
         let record = Record::LimitReached { limit, value, maximum, action, note };
         self.record_of(run, record, vec![event])
     }

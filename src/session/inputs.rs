@@ -120,15 +120,15 @@ impl Session {
 
     /// Lets an interrupted run go on as soon as the session is awake. With `manual` a run waits
     /// for [`handle_resume`](Self::handle_resume), unless it is to stop anyway. Returns true if
-    /// the session goes on.
+    /// the session was suspended and goes on.
     pub fn handle_wake(&mut self, now: Duration, manual: bool) -> bool {
-        let is_stopping =
-            |run: &super::OpenRun| run.cancel.is_some() || run.stops_after_turn;
+        let is_stopping = |run: &super::OpenRun| run.cancel.is_some() || run.stops_after_turn;
         let waits = manual && self.run.as_deref().is_some_and(|run| !is_stopping(run));
-        if self.suspended && !waits {
+        let resumes = self.suspended && !waits;
+        if resumes {
             self.resume(now);
         }
-        !waits
+        resumes
     }
 
     /// Resumes an interrupted run.

@@ -161,7 +161,8 @@ impl Session {
                 if self.lifecycle != Lifecycle::New {
                     return Err("the session was opened before".to_owned());
                 }
-                let seed = InitialHistory::parse(messages).map_err(|e| format!("it was opened with {e}"))?;
+                let seed = InitialHistory::parse(messages)
+                    .map_err(|e| format!("it was opened with {e}"))?;
                 self.history = History::from_initial(seed);
                 self.agent.clone_from(agent);
                 (self.lifecycle, self.opened_at) = (Lifecycle::Open, at.time);
@@ -194,12 +195,16 @@ impl Session {
                 if let Some(request) = request {
                     self.keys.insert(request, at.seq, RequestEffect::Run(run_id.clone()));
                 }
-                self.start_run(at, limits_of(overrides), QueuedRun {
-                    run_id: run_id.clone(),
-                    input: input.clone(),
-                    overrides: (**overrides).clone(),
-                    trace: trace.clone(),
-                });
+                self.start_run(
+                    at,
+                    limits_of(overrides),
+                    QueuedRun {
+                        run_id: run_id.clone(),
+                        input: input.clone(),
+                        overrides: (**overrides).clone(),
+                        trace: trace.clone(),
+                    },
+                );
             }
             Record::Steered { input, after_turn, request } => {
                 if let Some(request) = request {
@@ -230,9 +235,8 @@ impl Session {
             | Record::AttemptFailed { turn, .. }
             | Record::ResponseEnded { turn, .. }
             | Record::TurnCommitted { turn, .. } => self.apply_turn_record(*turn)?,
-            Record::CallIntended { call, .. } | Record::CallEnded { call, .. } => {
-                self.apply_turn_record(call.key.turn)?;
-            }
+            Record::CallIntended { call, .. } => self.apply_turn_record(call.key.turn)?,
+            Record::CallEnded { call, .. } => self.apply_turn_record(call.key.turn)?,
             Record::CallReported { key, .. } | Record::ApprovalGiven { key, .. } => {
                 self.apply_turn_record(key.turn)?;
             }

@@ -83,7 +83,10 @@ impl<'a> SessionReader<'a> {
     }
 
     /// Reads the next record. Returns the turn that it commits.
-    pub(super) fn read(&mut self, entry: &JournalEntry) -> Result<Option<&TurnRecord>, RebuildError> {
+    pub(super) fn read(
+        &mut self,
+        entry: &JournalEntry,
+    ) -> Result<Option<&TurnRecord>, RebuildError> {
         let (seq, last) = (entry.seq, self.last.0);
         if last == 0 && !matches!(entry.record, Record::SessionOpened { .. }) {
             return Err(wrong(seq, NOT_OPENED));

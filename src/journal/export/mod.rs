@@ -18,7 +18,7 @@ pub use timeline::{Look, timeline};
 use super::JournalEntry;
 use crate::config::Limits;
 use crate::context::History;
-use crate::session::{RebuildError, Rebuilt};
+use crate::session::{RebuildError, StoredSession};
 use crate::types::{Content, ContentPart, Usage};
 
 /// An entry as one JSON object in a line: `seq, time, type` and the record's own fields.
@@ -55,7 +55,7 @@ pub fn openai(entries: &[JournalEntry]) -> Result<String, RebuildError> {
 /// less.
 pub(super) fn whole_history(entries: &[JournalEntry]) -> Result<History, RebuildError> {
     let limits = Limits { max_result_bytes: usize::MAX, ..Limits::default() };
-    Ok(Rebuilt::fold(entries, &|_| limits.clone())?.history)
+    Ok(StoredSession::read(entries, &|_| limits.clone())?.session.history().clone())
 }
 
 /// A Unix time in milliseconds, for people: in UTC.
