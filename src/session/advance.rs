@@ -1,4 +1,4 @@
-//! What a session does next: the next turn, the records that follow a turn, the next queued run.
+//! The next step of a session: a turn, the records that follow a turn, or a queued run.
 
 use std::sync::Arc;
 use std::time::Duration;

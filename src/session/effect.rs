@@ -118,7 +118,7 @@ pub struct TurnBegin {
     pub run_id: RunId,
     /// The input of the turn machine. Its `seed` and `idempotency_scope` are left to the shell.
     pub spec: TurnSpec,
-    /// Where the turn comes from.
+    /// The origin of the turn.
     pub origin: TurnOrigin,
     /// Set if the turn is to be cancelled as soon as it begins.
     pub cancel: Option<CancelReason>,
@@ -140,7 +140,7 @@ pub enum TurnOrigin {
 pub struct RunSummary {
     /// The run.
     pub run_id: RunId,
-    /// Why the run ended.
+    /// The reason of the end.
     pub end: RunEnd,
     /// The final answer, or as much of it as there is.
     pub text: String,

@@ -58,6 +58,9 @@ impl Session {
         let RunInput { run_id, input, overrides, request, trace } = run;
         let queued = QueuedRun { run_id: run_id.clone(), input, overrides, trace };
         if self.run.is_none() && self.queue.is_empty() {
+            if self.shutting_down {
+                return Err(SessionRefusal::ShuttingDown);
+            }
             self.holds_slot = true;
             self.record_run_start(&queued, request, rules_of);
             return Ok(());
@@ -230,10 +233,10 @@ impl Session {
     #[must_use]
     pub fn may_hibernate(&self) -> bool {
         let rests = match &self.run {
-            None => self.queue.is_empty(),
-            Some(run) => {
+            Some(run) if !self.suspended => {
                 run.cancel.is_none() && run.turn().is_some_and(super::OpenTurn::is_resting)
             }
+            Some(_) | None => self.queue.is_empty(),
         };
         rests && self.lifecycle == Lifecycle::Open && !self.shutting_down
     }

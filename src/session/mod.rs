@@ -1,4 +1,4 @@
-//! What happens to a session. Machines: no async, no clock, no I/O.
+//! The session machine. Machines: no async, no clock, no I/O.
 //!
 //! [`Session`] decides about inputs, the queue, stops, runs, suspension and closing, and alone
 //! makes the records of a session. A stored session is read by the code that changes a living one.
@@ -23,6 +23,8 @@
 mod advance;
 mod approvals;
 mod effect;
+#[cfg(test)]
+mod explorer;
 mod idempotency_keys;
 mod inputs;
 mod loop_detection;

@@ -1,4 +1,4 @@
-//! The current run of a session: what is known of it between its records.
+//! The current run of a session, and the runs that wait behind it.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ pub struct OpenRun {
     pub began: u64,
     /// The index of the run's first message in the history.
     pub first_message: usize,
-    /// How the run goes on.
+    /// The next step of the run.
     pub stage: RunStage,
     /// The reason why the current turn, or the next one, is cancelled.
     pub cancel: Option<CancelReason>,
@@ -47,14 +47,14 @@ pub struct OpenRun {
     pub(super) stops_after_turn: bool,
     /// The sums over committed turns. Turns and duration are set at the end of the run.
     pub(super) stats: RunStats,
-    /// How long the run has waited for people and for nothing else.
+    /// The time that the run has waited for people and for nothing else.
     pub(super) people: Duration,
     /// The duration of all committed turns.
     pub(super) turns_duration: Duration,
     clock: RunClock,
 }
 
-/// How a run goes on.
+/// The next step of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum RunStage {
     /// The next turn begins. If the history has open initial calls, it is the turn of those.
@@ -74,7 +74,7 @@ pub struct OpenTurn {
     pub(super) hand_out: Option<TurnOrigin>,
     /// Since when people are all that the turn waits for, on the session's clock.
     rests_since: Option<Duration>,
-    /// How long people were all that the turn waited for before that.
+    /// The time that people were all that the turn waited for, before that.
     rested: Duration,
 }
 

@@ -14,7 +14,7 @@ pub struct PastRun {
     pub id: RunId,
     /// The position of the record of its end.
     pub seq: Seq,
-    /// Why the run ended.
+    /// The reason of the end.
     pub end: RunEnd,
     /// The final answer, or as much of it as there is.
     pub text: String,

@@ -1,4 +1,4 @@
-//! How a session begins: opened, read from the journal, or as another future of another one.
+//! The begin of a session: it opens, it is read from the journal, or it forks another session.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -22,7 +22,7 @@ use crate::runtime::wake::{Link, Live, LiveState};
 use crate::session::{OpenRun, QueuedRun, Session, SessionEffect, StoredSession};
 use crate::types::SessionId;
 
-/// What a session begins with.
+/// The data that a session begins with.
 #[derive(Debug)]
 pub(in crate::runtime) struct Opening {
     pub(in crate::runtime) id: SessionId,
@@ -32,12 +32,12 @@ pub(in crate::runtime) struct Opening {
     pub(in crate::runtime) link: Link,
 }
 
-/// Where a session comes from.
+/// The origin of a session.
 #[derive(Debug)]
 pub(in crate::runtime) enum Beginning {
     /// It is new.
     New {
-        /// What the history begins with: checked, in the Chat Completions form.
+        /// The checked initial messages in the Chat Completions form.
         messages: Vec<Value>,
     },
     /// It was asleep, or in another process.
@@ -47,7 +47,7 @@ pub(in crate::runtime) enum Beginning {
 }
 
 impl Opening {
-    /// Whether something has to go on in it: a run, or the next one that waits.
+    /// Returns true if a run was in progress or inputs wait.
     pub(in crate::runtime) fn goes_on(&self) -> bool {
         match &self.beginning {
             Beginning::New { .. } => false,
@@ -73,7 +73,7 @@ pub(in crate::runtime) async fn spawn(
 ) -> Result<Arc<Live>, HostError> {
     let agent = opening.agent.name.clone();
     let listeners = opening.publisher.listeners(&opening.link.shared.journal);
-    // Whoever holds on to the log does not keep the session's streams open.
+    // A reference to the log does not keep the session's streams open.
     let gate = listeners.clone();
     let actor: Arc<OnceLock<ActorRef<SessionMessage>>> = Arc::default();
     let journal = Arc::clone(&opening.link.shared.journal);
@@ -86,7 +86,7 @@ pub(in crate::runtime) async fn spawn(
         let failed = stored.as_ref().err().cloned();
         gate.handle_journal(stored);
         if let Some((error, session)) = failed.zip(told.get()) {
-            // One that is gone has nobody left to tell.
+            // A session that has ended needs no notice.
             let _ = session.cast(SessionMessage::JournalFailed { error });
         }
     });

@@ -15,8 +15,8 @@ use crate::runtime::stored_sessions;
 use crate::runtime::task;
 
 impl State {
-    /// Leaves memory if nothing has happened for `idle`, nobody listens, and the session waits for
-    /// requests or for people. The journal has its whole state.
+    /// Leaves memory if nothing has happened for `idle`, no subscriber is there, and the session
+    /// waits for requests or for people. The journal has its whole state.
     pub(super) fn hibernate(&mut self, myself: &ActorRef<SessionMessage>, idle: Duration) {
         let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
         let touched = self.live.touched_ms.load(Ordering::Relaxed);

@@ -1,7 +1,8 @@
-//! What a session does when an actor of its runs dies: the same as after a crash of the host.
+//! The recovery of a run after the death of one of its actors, by the same code as after a crash
+//! of the host.
 //!
-//! The other actors of the run are ended and waited for, so that nobody else writes to the log;
-//! then the turn goes on, with new actors, from its records.
+//! The session ends the other actors of the run and waits for them, so that no other actor writes
+//! to the log. Then the turn continues from its records with new actors.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -18,10 +19,10 @@ use crate::telemetry::RecordPosition;
 use crate::turn::{CancelReason, Effect, Turn, TurnAction, TurnRecord, TurnSpec};
 use crate::types::{RunError, RunId};
 
-/// How often the actors of one run are replaced.
+/// The number of times that the actors of one run are replaced.
 const RECOVERIES_MAX: u32 = 3;
 
-/// What is told of a run whose actors died more often.
+/// The error of a run whose actors died more often.
 const DIED: &str = "the run's actors died too often";
 
 impl State {

@@ -96,7 +96,7 @@ pub(super) struct ActiveRun {
     pub(super) id: RunId,
     /// The trace context that the run's requests and calls carry.
     pub(super) trace: Option<Arc<RunTrace>>,
-    /// How often the run's actors were replaced.
+    /// The number of times that the run's actors were replaced.
     pub(super) recoveries: u32,
     /// The actors that have to end before others replace them. `None` while all is well.
     pub(super) recovering: Option<HashSet<ActorId>>,
@@ -155,7 +155,7 @@ impl ActiveRun {
     }
 }
 
-/// The two actors that runs need. They stay for the next run, until the session rests.
+/// The two actors that a run needs. They stay for the next run, until the session rests.
 pub(super) struct RunActors {
     pub(super) stream: ActorRef<StreamMessage>,
     pub(super) accumulator: AccumulatorRef,
@@ -166,14 +166,14 @@ impl RunActors {
         [self.stream.get_cell(), self.accumulator.get_cell()]
     }
 
-    /// Whether every tool is back, late ones too.
+    /// Returns true if no tool is running, not even an abandoned one.
     pub(super) fn run_no_tool(&self) -> bool {
         self.accumulator.get_children().is_empty()
     }
 }
 
 impl State {
-    /// Spawns the actors that runs need, where there are none.
+    /// Spawns the actors of runs if there are none.
     pub(super) async fn spawn_actors(
         &mut self,
         myself: &ActorRef<SessionMessage>,
@@ -202,8 +202,8 @@ impl State {
         Ok(())
     }
 
-    /// Ends the actors that runs need. Tools that still run are told to stop and have their grace;
-    /// the accumulator ends with the last of them, which is heard.
+    /// Ends the actors of runs. Tools that still run are cancelled and have their grace period; the
+    /// accumulator ends with the last of them.
     pub(super) fn release_actors(&mut self) {
         let Some(RunActors { stream, accumulator }) = self.forget_actors() else { return };
         stream.stop(None);
@@ -212,7 +212,7 @@ impl State {
         }
     }
 
-    /// The next run has others.
+    /// Removes the actors of runs. The next run gets new ones.
     pub(super) fn forget_actors(&mut self) -> Option<RunActors> {
         self.live.has_actors.store(false, Ordering::Release);
         self.actors.take()
@@ -240,7 +240,8 @@ impl State {
         })
     }
 
-    /// An accumulator that is gone is replaced, and its successor given the turn as it is then.
+    /// Sends a message to the accumulator. If it has died, its successor receives the turn in its
+    /// present state.
     pub(super) fn tell_accumulator(&self, message: AccumulatorMessage) {
         if let Some(actors) = &self.actors {
             let _ = actors.accumulator.cast(message);

@@ -1,4 +1,4 @@
-//! What is said while a run goes on, lived and rebuilt; and records that contradict each other.
+//! Steering, live and read from the journal; records that contradict each other.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -61,7 +61,7 @@ fn ended(result: &ToolResult) -> Record {
     crate::turn::ended(result, false, false)
 }
 
-/// What the records leave, as they are read from the journal.
+/// Returns the history that the records give when they are read from the journal.
 fn fold(records: &[Record]) -> History {
     let opened = Record::SessionOpened { agent: "default".into(), messages: Vec::new() };
     let is_opened = matches!(records.first(), Some(Record::SessionOpened { .. }));
