@@ -32,14 +32,14 @@ use crate::wire::{Delta, Framing, KeyHeader, PayloadTemplates, RequestCache, Wir
 /// What a session's exchanges leave for its next ones.
 #[derive(Debug, Default)]
 pub(super) struct Carried {
-    written: RequestCache,
-    shapes: PayloadTemplates,
+    request_cache: RequestCache,
+    templates: PayloadTemplates,
 }
 
 impl Carried {
     /// An exchange is over.
     pub(super) fn take_from(&mut self, exchange: Exchange) {
-        self.shapes = exchange.into_templates();
+        self.templates = exchange.into_templates();
     }
 }
 
@@ -57,6 +57,7 @@ struct Inner {
     streamed: Target,
     plain: Target,
     wire: Wire,
+    fast_path: bool,
     first_event_timeout: Duration,
     idle_timeout: Duration,
 }
@@ -93,6 +94,7 @@ impl ModelClient {
                 streamed,
                 plain,
                 wire: config.wire,
+                fast_path: config.fast_path,
                 first_event_timeout: config.first_event_timeout,
                 idle_timeout: config.idle_timeout,
             }),
@@ -136,9 +138,9 @@ impl ModelClient {
 
     /// A session's next exchange, which has not begun yet.
     pub(super) fn next_exchange(&self, request: &ModelRequest, carried: &mut Carried) -> Exchange {
-        let body = carried.written.next(self.inner.wire, request);
-        let shapes = std::mem::take(&mut carried.shapes);
-        Exchange::new(Arc::clone(&self.inner), request.stream, body, shapes)
+        let body = carried.request_cache.body(self.inner.wire, request);
+        let templates = std::mem::take(&mut carried.templates);
+        Exchange::new(Arc::clone(&self.inner), request.stream, body, templates)
     }
 }
 
