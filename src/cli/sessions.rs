@@ -8,7 +8,7 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 
 use super::screen::{is_coloured, terminal_columns};
 use super::{CommandError, output, setup};
-use crate::journal::export::{self, Look};
+use crate::journal::export::{self, TimelineStyle};
 use crate::journal::{JournalError, JournalReader, Listing, StoredSession, unfinished, verify};
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState, harmless};
@@ -221,8 +221,8 @@ fn show(opened: &OpenJournal, id: &SessionId, format: RecordFormat) -> Result<()
         RecordFormat::Timeline => {
             let coloured = is_coloured(io::stdout().is_terminal());
             let columns = terminal_columns(io::stdout());
-            let look = Look { columns, coloured, turns_max: usize::MAX };
-            export::timeline(&entries, None, look).try_for_each(|run| say(&mut written, &run))?;
+            let style = TimelineStyle { columns, coloured, turns_max: usize::MAX };
+            export::timeline(&entries, None, style).try_for_each(|run| say(&mut written, &run))?;
         }
     }
     end(written)

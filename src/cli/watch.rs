@@ -11,7 +11,7 @@ use super::progress::{RunProgress, ScreenItem};
 use super::screen::{Screen, is_coloured, terminal_columns};
 use super::serve::Signals;
 use super::{CommandError, output};
-use crate::journal::export::{Look, timeline};
+use crate::journal::export::{TimelineStyle, timeline};
 use crate::record::{Record, Seq, StopMode};
 use crate::runtime::{RunReport, SessionHandle, StartedRun};
 use crate::telemetry::{Delivery, Subscription, journal_failed};
@@ -79,8 +79,8 @@ async fn picture(session: &SessionHandle, run: &RunId, seq: Seq) -> String {
     }
     let stderr = io::stderr();
     let coloured = is_coloured(stderr.is_terminal());
-    let look = Look { columns: terminal_columns(&stderr), coloured, turns_max: TURNS_MAX };
-    timeline(&entries, Some(run), look).collect()
+    let style = TimelineStyle { columns: terminal_columns(&stderr), coloured, turns_max: TURNS_MAX };
+    timeline(&entries, Some(run), style).collect()
 }
 
 /// What is seen of a run.
