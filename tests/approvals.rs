@@ -7,11 +7,11 @@ mod support;
 
 use std::time::Duration;
 
-use callsheet::config::{Approval, Config, RunOverrides, ToolOverride};
+use callsheet::config::{ApprovalPolicy, Config, RunOverrides, ToolOverride};
 use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::{RunReport, RunRequest};
 use callsheet::server::{self, ServerHandle, ServerOptions};
-use callsheet::telemetry::{Delivery, Subscription};
+use callsheet::telemetry::{FeedItem, Subscription};
 use callsheet::types::{RunEnd, ToolStatus, Verdict};
 use client::{Answer, Reading, answer, post};
 use futures::StreamExt as _;
@@ -37,7 +37,7 @@ struct Api {
 /// Tools that ask for something, and a script of calls after which the model is done.
 async fn api(
     calls: impl IntoIterator<Item = Call>,
-    asking: &[(&str, Approval)],
+    asking: &[(&str, ApprovalPolicy)],
     change: impl FnOnce(&mut Config),
 ) -> Api {
     scripted(Script::of([Response::calls(calls)]).then_done(), asking, change).await
@@ -45,7 +45,7 @@ async fn api(
 
 async fn scripted(
     script: Script,
-    asking: &[(&str, Approval)],
+    asking: &[(&str, ApprovalPolicy)],
     change: impl FnOnce(&mut Config),
 ) -> Api {
     let stage = Stage::new();
@@ -115,7 +115,7 @@ impl Api {
 /// The next question that people are asked.
 async fn question(events: &mut Subscription) -> Value {
     within(async {
-        while let Some(Delivery::Event(published)) = events.next().await {
+        while let Some(FeedItem::Event(published)) = events.next().await {
             for event in published.public() {
                 let event: Value = serde_json::from_str(&event.json).unwrap();
                 if event["type"] == "tool_approval" {
@@ -134,7 +134,7 @@ fn result(report: &RunReport, index: usize) -> (ToolStatus, &str) {
 
 #[tokio::test]
 async fn a_call_waits_for_leave_and_then_runs() {
-    let api = api([call("writes", "a")], &[("writes", Approval::BEFORE)], |_| {}).await;
+    let api = api([call("writes", "a")], &[("writes", ApprovalPolicy::BEFORE)], |_| {}).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
     until_event(&mut run.events, |event| event["waiting_for"] == "approval").await;
     let asked = question(&mut run.events).await;
@@ -165,7 +165,7 @@ async fn a_call_waits_for_leave_and_then_runs() {
 
 #[tokio::test]
 async fn a_rejected_call_never_runs_and_the_model_is_told_why() {
-    let api = api([call("writes", "a")], &[("writes", Approval::BEFORE)], |_| {}).await;
+    let api = api([call("writes", "a")], &[("writes", ApprovalPolicy::BEFORE)], |_| {}).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
     let asked = question(&mut run.events).await;
     api.answer(&asked, "reject", Some("not on a \"Sunday\"")).await;
@@ -186,7 +186,7 @@ async fn a_rejected_call_never_runs_and_the_model_is_told_why() {
 async fn nobodys_answer_in_time_is_a_no() {
     let api = api([call("writes", "a")], &[], |config| {
         let change = ToolOverride {
-            approval: Some(Approval::BEFORE),
+            approval: Some(ApprovalPolicy::BEFORE),
             approval_timeout: Some(Duration::from_millis(20)),
             ..ToolOverride::default()
         };
@@ -214,7 +214,7 @@ async fn nobodys_answer_in_time_is_a_no() {
 
 #[tokio::test]
 async fn a_result_is_seen_when_somebody_lets_it() {
-    let api = api([call("writes", "a")], &[("writes", Approval::AFTER)], |_| {}).await;
+    let api = api([call("writes", "a")], &[("writes", ApprovalPolicy::AFTER)], |_| {}).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
     let asked = question(&mut run.events).await;
     assert_eq!((&asked["phase"], &asked["output_summary"]), (&json!("after"), &json!("done a")));
@@ -229,7 +229,7 @@ async fn a_result_is_seen_when_somebody_lets_it() {
 
 #[tokio::test]
 async fn a_rejected_result_is_seen_by_nobody() {
-    let api = api([call("writes", "a")], &[("writes", Approval::AFTER)], |_| {}).await;
+    let api = api([call("writes", "a")], &[("writes", ApprovalPolicy::AFTER)], |_| {}).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
     let asked = question(&mut run.events).await;
     api.answer(&asked, "reject", Some("private")).await;
@@ -255,7 +255,7 @@ async fn a_rejected_result_is_seen_by_nobody() {
 #[tokio::test]
 async fn several_are_answered_in_any_order_and_told_in_call_order() {
     let calls = ["a", "b", "c"].map(|id| call("writes", id));
-    let api = api(calls, &[("writes", Approval::BEFORE)], parallel(1)).await;
+    let api = api(calls, &[("writes", ApprovalPolicy::BEFORE)], parallel(1)).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
     let mut asked = Vec::new();
     for _ in 0..3 {
@@ -283,7 +283,7 @@ async fn several_are_answered_in_any_order_and_told_in_call_order() {
 
 #[tokio::test]
 async fn a_decision_that_does_not_count_says_why() {
-    let api = api([call("writes", "a")], &[("writes", Approval::BEFORE)], |_| {}).await;
+    let api = api([call("writes", "a")], &[("writes", ApprovalPolicy::BEFORE)], |_| {}).await;
     let early = json!({"decision": "approve", "arguments_sha256": SHA256_OF_A});
     let none = (404, "no_such_approval".to_owned());
     assert_eq!(api.decide("t1a1c0", early.clone()).await.error(), none);
@@ -333,7 +333,7 @@ async fn a_decision_that_does_not_count_says_why() {
 #[tokio::test]
 async fn a_call_that_waits_holds_back_only_what_must_come_after_it() {
     let calls = [call("writes", "w"), call("quick", "q"), call("slow_write", "x")];
-    let api = api(calls, &[("writes", Approval::BEFORE)], |config| {
+    let api = api(calls, &[("writes", ApprovalPolicy::BEFORE)], |config| {
         parallel(1)(config);
         let alone = ToolOverride { exclusive: Some(true), ..ToolOverride::default() };
         config.tools.insert("slow_write".to_owned(), alone);
@@ -354,7 +354,7 @@ async fn a_call_that_waits_holds_back_only_what_must_come_after_it() {
 #[tokio::test]
 async fn in_sequence_everything_behind_a_call_that_waits_waits() {
     let calls = [call("writes", "w"), call("quick", "q")];
-    let api = api(calls, &[("writes", Approval::BEFORE)], |_| {}).await;
+    let api = api(calls, &[("writes", ApprovalPolicy::BEFORE)], |_| {}).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
     let asked = question(&mut run.events).await;
     assert_eq!(api.stage.log(), [""; 0]);
@@ -366,7 +366,7 @@ async fn in_sequence_everything_behind_a_call_that_waits_waits() {
 #[tokio::test]
 async fn a_stop_now_answers_what_waits_before_and_after() {
     let calls = [call("writes", "a"), call("quick", "b")];
-    let asking = [("writes", Approval::AFTER), ("quick", Approval::BEFORE)];
+    let asking = [("writes", ApprovalPolicy::AFTER), ("quick", ApprovalPolicy::BEFORE)];
     let api = api(calls, &asking, parallel(4)).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
     question(&mut run.events).await;
@@ -394,7 +394,7 @@ async fn a_stop_now_answers_what_waits_before_and_after() {
 
 #[tokio::test]
 async fn a_stop_after_the_turn_waits_for_people_and_asks_the_model_no_more() {
-    let api = api([call("writes", "a")], &[("writes", Approval::BEFORE)], |_| {}).await;
+    let api = api([call("writes", "a")], &[("writes", ApprovalPolicy::BEFORE)], |_| {}).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
     let asked = question(&mut run.events).await;
     api.stop("after_turn").await;
@@ -410,7 +410,7 @@ async fn a_broken_response_voids_its_questions() {
     let broken = Response::calls([call("quick", "a"), call("quick", "b")]);
     let broken = broken.with(|response| response.truncate = true);
     let script = Script::of([broken, Response::calls([call("quick", "a")])]).then_done();
-    let api = scripted(script, &[("quick", Approval::BEFORE)], parallel(4)).await;
+    let api = scripted(script, &[("quick", ApprovalPolicy::BEFORE)], parallel(4)).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
     let void = question(&mut run.events).await;
     assert_eq!(void["tool_id"], "t1a1c0");
@@ -432,7 +432,7 @@ async fn identical_calls_are_asked_about_once() {
         [("approve", "done a"), ("reject", r#"{"status":"rejected","message":"no"}"#)]
     {
         let again = Call::new("writes", json!({"id": "a"})).id("again");
-        let asking = [("writes", Approval::BEFORE)];
+        let asking = [("writes", ApprovalPolicy::BEFORE)];
         let api = api([call("writes", "a"), again], &asking, parallel(4)).await;
         let mut run = api.world.session.start_run("go").await.unwrap();
         let asked = question(&mut run.events).await;
@@ -453,7 +453,7 @@ async fn identical_calls_are_asked_about_once() {
 async fn a_run_may_have_people_asked_more_but_not_less() {
     let calls = || [Response::calls([call("writes", "a")]), Response::text("All done.")];
     let script = Script::of(calls().into_iter().chain(calls()));
-    let api = scripted(script, &[("writes", Approval::BEFORE)], |_| {}).await;
+    let api = scripted(script, &[("writes", ApprovalPolicy::BEFORE)], |_| {}).await;
     let never = json!({"input": "go", "approval": "never"}).to_string();
     let refused = api.send(post(&api.path("/runs"), "", &never)).await;
     assert_eq!(refused.error(), (400, "limit_too_high".to_owned()));
@@ -491,11 +491,12 @@ async fn a_run_may_have_people_asked_more_but_not_less() {
 
 #[tokio::test]
 async fn a_run_that_may_do_so_asks_nobody() {
-    let api = api([call("writes", "a")], &[("writes", Approval::BEFORE)], |config| {
+    let api = api([call("writes", "a")], &[("writes", ApprovalPolicy::BEFORE)], |config| {
         config.agents.get_mut("default").unwrap().allow_overrides = true;
     })
     .await;
-    let overrides = RunOverrides { approval: Some(Approval::NEVER), ..RunOverrides::default() };
+    let overrides =
+        RunOverrides { approval: Some(ApprovalPolicy::NEVER), ..RunOverrides::default() };
     let request = RunRequest { input: "go".into(), overrides, ..RunRequest::default() };
     let report = within(api.world.session.run(request)).await.unwrap();
     assert_eq!(result(&report, 0), (ToolStatus::Ok, "done a"));
@@ -504,7 +505,7 @@ async fn a_run_that_may_do_so_asks_nobody() {
 
 #[tokio::test]
 async fn deleting_a_session_answers_what_waits() {
-    let api = api([call("writes", "a")], &[("writes", Approval::BEFORE)], |_| {}).await;
+    let api = api([call("writes", "a")], &[("writes", ApprovalPolicy::BEFORE)], |_| {}).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
     let asked = question(&mut run.events).await;
     let path = api.path("");

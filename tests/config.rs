@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use callsheet::config::{
-    AgentConfig, Approval, BaseUrl, Config, Durability, JournalConfig, JournalEngine, Limits,
+    AgentConfig, ApprovalPolicy, BaseUrl, Config, Durability, JournalConfig, JournalEngine, Limits,
     ModelConfig, OnExcess, REHEARSAL, Resume, StartPolicy, ToolEffect, ToolOverride, ToolPattern,
     Wire,
 };
@@ -224,7 +224,7 @@ allow = ["localhost:8080", "10.0.0.0/8", "fd00::/8", "::1", "intranet"]
         blocking: Some(false),
         max_concurrent: NonZeroU32::new(4),
         timeout: Some(Duration::from_secs(5)),
-        approval: Some(Approval::BEFORE),
+        approval: Some(ApprovalPolicy::BEFORE),
         approval_timeout: Some(Duration::from_secs(3600)),
         root: Some(PathBuf::from("docs")),
         allow: Vec::new(),

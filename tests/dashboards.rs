@@ -7,7 +7,7 @@ mod panels;
 use std::collections::BTreeSet;
 use std::fs;
 
-use callsheet::telemetry::names::{ALL, Kind, Metric};
+use callsheet::telemetry::names::{ALL, Metric, MetricKind};
 use panels::{Dashboard, Expression, dashboards, folder, readme, table};
 use serde_json::Value;
 
@@ -173,9 +173,9 @@ fn an_expression_is_taken_apart() {
 /// A metric's row in the README.
 fn row(metric: &Metric) -> String {
     let kind = match metric.kind {
-        Kind::Counter | Kind::Sum => "counter",
-        Kind::Gauge => "gauge",
-        Kind::Histogram(_) => "histogram",
+        MetricKind::Counter | MetricKind::Sum => "counter",
+        MetricKind::Gauge => "gauge",
+        MetricKind::Histogram(_) => "histogram",
     };
     let labels = metric.labels.iter().map(|label| format!("`{label}`")).collect::<Vec<_>>();
     let labels = if labels.is_empty() { "-".to_owned() } else { labels.join(", ") };
@@ -294,8 +294,8 @@ fn check(expression: &Expression, recorded: &[&str]) {
 
 fn is_series_of(name: &str, metric: &Metric) -> bool {
     match metric.kind {
-        Kind::Counter | Kind::Sum | Kind::Gauge => name == metric.name,
-        Kind::Histogram(_) => name
+        MetricKind::Counter | MetricKind::Sum | MetricKind::Gauge => name == metric.name,
+        MetricKind::Histogram(_) => name
             .strip_prefix(metric.name)
             .is_some_and(|suffix| ["_bucket", "_sum", "_count"].contains(&suffix)),
     }

@@ -6,7 +6,7 @@ mod kept;
 mod support;
 
 use callsheet::config::{Config, RunOverrides};
-use callsheet::record::{Entry, Record, Seq};
+use callsheet::record::{JournalEntry, Record, Seq};
 use callsheet::session::{Continue, Rebuilt, RunNext};
 use callsheet::types::RunEnd;
 use kept::{Kept, Served, decision};
@@ -58,12 +58,12 @@ fn limits(_: &RunOverrides) -> callsheet::config::Limits {
     Config::default().agents["default"].limits.clone()
 }
 
-fn rebuilt(entries: &[Entry]) -> Rebuilt {
+fn rebuilt(entries: &[JournalEntry]) -> Rebuilt {
     Rebuilt::fold(entries, &limits).unwrap()
 }
 
 fn shown(rebuilt: &Rebuilt) -> Value {
-    serde_json::to_value(rebuilt.history.shown()).unwrap()
+    serde_json::to_value(rebuilt.history.display_messages()).unwrap()
 }
 
 #[tokio::test]
@@ -87,7 +87,7 @@ async fn at_every_record_it_begins_with_what_stands_up_to_there() {
         let from = Record::SessionForked { from: kept::id("s"), at: Seq(at as u64) };
         assert_eq!(entries[at].record, from);
         let prefix = rebuilt(&all[..at]);
-        let ends = |entry: &Entry| matches!(entry.record, Record::RunEnded { .. });
+        let ends = |entry: &JournalEntry| matches!(entry.record, Record::RunEnded { .. });
         let ended: Vec<_> = entries[at..].iter().filter(|entry| ends(entry)).collect();
         if let Some(run) = &prefix.run {
             assert_eq!(ended.len(), 1, "{at}: the open run ends");

@@ -252,7 +252,7 @@ async fn a_question_that_nobody_answers_expires_in_its_sleep() {
     served.asleep().await;
     // Nobody asks anything: the host wakes it.
     let stored = || kept.entries("s");
-    let ended = |entry: &callsheet::journal::Entry| {
+    let ended = |entry: &callsheet::journal::JournalEntry| {
         matches!(entry.record, callsheet::record::Record::RunEnded { .. })
     };
     until("the run ends", || stored().iter().any(ended)).await;
@@ -299,7 +299,7 @@ async fn one_that_reads_its_past_slowly_does_not_see_it_end() {
     loop {
         let next = within(futures::StreamExt::next(&mut watch)).await.expect("it goes on");
         if is_end(&next) {
-            let callsheet::telemetry::Delivery::Event(published) = next else { unreachable!() };
+            let callsheet::telemetry::FeedItem::Event(published) = next else { unreachable!() };
             assert_eq!(published.run, report.run_id);
             break;
         }
@@ -307,8 +307,8 @@ async fn one_that_reads_its_past_slowly_does_not_see_it_end() {
     served.shutdown().await;
 }
 
-fn is_end(delivery: &callsheet::telemetry::Delivery) -> bool {
-    let callsheet::telemetry::Delivery::Event(published) = delivery else {
+fn is_end(delivery: &callsheet::telemetry::FeedItem) -> bool {
+    let callsheet::telemetry::FeedItem::Event(published) = delivery else {
         panic!("{delivery:?}");
     };
     published.public().any(|event| event.kind == "stream_end")

@@ -230,6 +230,48 @@ async fn a_decision_lets_a_run_go_on_that_waits() {
 }
 
 #[tokio::test]
+async fn a_suspended_run_shows_its_open_approvals_and_its_results() {
+    let asking = "[agents.default]\nexecution = \"parallel:3\"\n\
+        [tools.writes]\napproval = \"before\"\n";
+    let script = json!({"responses": [
+        {"calls": [call("quick", "a"), call("writes", "b"), call("writes", "c")]},
+        {"text": ["Done."]}]});
+    let (kept, served) = service(script, asking).await;
+    served.begin("s", json!({"input": "go"})).await;
+    let asks = |count: usize| {
+        move |snapshot: &Value| {
+            let current = &snapshot["current_run"];
+            let len = |list: &Value| list.as_array().map_or(0, Vec::len);
+            len(&current["approvals"]) == count && len(&current["results"]) == 1
+        }
+    };
+    let asked = served.until_snapshot("s", asks(2)).await;
+    served.crash().await;
+    let served = kept.start("", &format!("{asking}{MANUAL}")).await;
+    let suspended = served.snapshot("s").await;
+    let mut expected = asked.clone();
+    expected["current_run"]["suspended"] = true.into();
+    assert_eq!(suspended, expected);
+    let (tool_id, reject) = decision(&suspended["current_run"]["approvals"][0], "reject");
+    let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), reject).await;
+    assert_eq!(decided.status, 200, "{decided:?}");
+    let left = served.until_snapshot("s", |s| s["current_run"]["approvals"][1].is_null()).await;
+    let left = &left["current_run"]["approvals"][0];
+    assert_eq!(*left, asked["current_run"]["approvals"][1]);
+    served.crash().await;
+    let served = kept.start("", &format!("{asking}{MANUAL}")).await;
+    let suspended = served.snapshot("s").await;
+    assert_eq!(suspended["current_run"]["approvals"], json!([left]));
+    assert_eq!(suspended["current_run"]["results"].as_array().unwrap().len(), 2);
+    let (tool_id, approve) = decision(left, "approve");
+    let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), approve).await;
+    assert_eq!(decided.status, 200, "{decided:?}");
+    served.until_snapshot("s", is_idle).await;
+    served.shutdown().await;
+    kept.verify();
+}
+
+#[tokio::test]
 async fn a_question_is_as_old_as_it_was() {
     let asking = "[tools.writes]\napproval = \"before\"\n";
     let (kept, served) = service(breaking(), asking).await;

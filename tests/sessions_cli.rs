@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use callsheet::config::Durability;
 use callsheet::journal::{
-    Journal, JournalObserver, SessionLog, SqliteJournal, SqliteOptions, StoredGroup, Urgency,
+    GroupCommit, Journal, JournalObserver, SessionLog, SqliteJournal, SqliteOptions, Urgency,
 };
 use callsheet::record::{Record, Seq};
 use callsheet::types::SessionId;
@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 struct Nobody;
 
 impl JournalObserver for Nobody {
-    fn stored(&self, _: StoredGroup) {}
+    fn stored(&self, _: GroupCommit) {}
 }
 
 /// A folder whose `callsheet-data` holds a journal.

@@ -6,7 +6,7 @@ mod client;
 use std::time::Duration;
 
 use callsheet::event::EventId;
-use callsheet::telemetry::Delivery;
+use callsheet::telemetry::FeedItem;
 use callsheet::types::SessionId;
 use client::{Reading, Seen, Service, ended, text, whole};
 use futures::{FutureExt as _, StreamExt as _};
@@ -222,14 +222,14 @@ async fn who_was_too_slow_reads_on_without_loss() {
     let (mut texts, mut last, mut resyncs) = (String::new(), EventId::default(), 0);
     loop {
         match within(watch.next()).await {
-            Some(Delivery::Event(published)) => {
+            Some(FeedItem::Event(published)) => {
                 last = published.id.unwrap_or(last);
                 texts.push_str(published.event.text().map_or("", |(_, text)| text));
                 if published.public().any(|event| event.kind == "stream_end") {
                     break;
                 }
             }
-            Some(Delivery::Lagged) => {
+            Some(FeedItem::Lagged) => {
                 resyncs += 1;
                 watch = session.watch(last).await.unwrap();
             }

@@ -91,7 +91,7 @@ impl RunProgress {
                 self.close(result.call.key);
                 Some(ScreenItem::Line(ended(result)))
             }
-            Event::ServiceCallShown { call, status } => {
+            Event::ServiceCallChanged { call, status } => {
                 service_line(call, *status).map(ScreenItem::Line)
             }
             Event::AttemptStarted { attempt, reason, model, .. } => {
@@ -116,7 +116,7 @@ impl RunProgress {
             | Event::TurnStarted
             | Event::ThinkingReceived { .. }
             | Event::CallDetected { .. }
-            | Event::ArgumentsOdd { .. }
+            | Event::ArgumentsAnomalyFound { .. }
             | Event::OutcomeLate { .. }
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
@@ -362,7 +362,7 @@ mod tests {
             input_summary: "{\"query\":\"a\u{9b}b\"}".to_owned(),
         };
         let shown = |status| {
-            let event = Event::ServiceCallShown { call: Box::new(call.clone()), status };
+            let event = Event::ServiceCallChanged { call: Box::new(call.clone()), status };
             RunProgress::default().handle(Duration::ZERO, &event)
         };
         assert_eq!(shown(ServiceCallStatus::Running), None);

@@ -9,7 +9,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use super::screen::{is_coloured, terminal_columns};
 use super::{CommandError, output, setup};
 use crate::journal::export::{self, TimelineStyle};
-use crate::journal::{JournalError, JournalReader, Listing, StoredSession, unfinished, verify};
+use crate::journal::{
+    JournalError, JournalReader, StoredSession, StoredSessionFilter, unfinished, verify,
+};
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState, harmless};
 
@@ -136,7 +138,8 @@ impl OpenJournal {
             if limit == 0 {
                 return None;
             }
-            let listing = Listing { after: after.take(), limit, state, touched_before: None };
+            let listing =
+                StoredSessionFilter { after: after.take(), limit, state, touched_before: None };
             let page = self.reader.list(&listing);
             match &page {
                 Ok(page) => {

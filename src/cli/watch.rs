@@ -14,7 +14,7 @@ use super::{CommandError, output};
 use crate::journal::export::{TimelineStyle, timeline};
 use crate::record::{Record, Seq, StopMode};
 use crate::runtime::{RunReport, SessionHandle, StartedRun};
-use crate::telemetry::{Delivery, Subscription, journal_failed};
+use crate::telemetry::{FeedItem, Subscription, journal_failed};
 use crate::types::RunId;
 
 /// How often open calls are drawn.
@@ -79,7 +79,8 @@ async fn picture(session: &SessionHandle, run: &RunId, seq: Seq) -> String {
     }
     let stderr = io::stderr();
     let coloured = is_coloured(stderr.is_terminal());
-    let style = TimelineStyle { columns: terminal_columns(&stderr), coloured, turns_max: TURNS_MAX };
+    let style =
+        TimelineStyle { columns: terminal_columns(&stderr), coloured, turns_max: TURNS_MAX };
     timeline(&entries, Some(run), style).collect()
 }
 
@@ -115,13 +116,13 @@ impl RunView {
         }
     }
 
-    fn take(&mut self, delivery: Option<Delivery>) {
+    fn take(&mut self, delivery: Option<FeedItem>) {
         match delivery {
-            Some(Delivery::Event(event)) => {
+            Some(FeedItem::Event(event)) => {
                 self.questions.note(&event.event);
                 self.shows.extend(self.progress.handle(self.began.elapsed(), &event.event));
             }
-            Some(Delivery::Lagged | Delivery::Failed(_)) => self.complete = false,
+            Some(FeedItem::Lagged | FeedItem::Failed(_)) => self.complete = false,
             None => self.listening = false,
         }
     }
@@ -166,7 +167,7 @@ pub(super) async fn as_json(
             biased;
             delivery = events.next(), if listening => match delivery {
                 Some(delivery) => {
-                    if let Delivery::Event(event) = &delivery {
+                    if let FeedItem::Event(event) = &delivery {
                         questions.note(&event.event);
                     }
                     shown(output::to_stdout(&lines(&delivery)), session).await?;
@@ -185,11 +186,11 @@ pub(super) async fn as_json(
     Ok(report)
 }
 
-fn lines(delivery: &Delivery) -> String {
+fn lines(delivery: &FeedItem) -> String {
     match delivery {
-        Delivery::Event(event) => event.public().map(|event| event.json + "\n").collect(),
-        Delivery::Lagged => "{\"type\":\"resync\"}\n".to_owned(),
-        Delivery::Failed(error) => journal_failed(error).json + "\n",
+        FeedItem::Event(event) => event.public().map(|event| event.json + "\n").collect(),
+        FeedItem::Lagged => "{\"type\":\"resync\"}\n".to_owned(),
+        FeedItem::Failed(error) => journal_failed(error).json + "\n",
     }
 }
 

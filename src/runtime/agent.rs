@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::error::HostError;
 use super::model::ModelRequest;
 use super::models::{Model, ModelChain};
-use crate::config::{AgentConfig, Config, Limits, RunOverrides, TooHigh, ToolPattern};
+use crate::config::{AgentConfig, Config, Limits, OverrideTooHigh, RunOverrides, ToolPattern};
 use crate::message::MessageList;
 use crate::tool::{RegisteredTool, ToolRegistry, ToolSpec};
 use crate::turn::TurnRules;
@@ -154,7 +154,7 @@ impl Agent {
         let is_own = self.models.iter().any(|own| own.name == name);
         if !is_own && !self.allow_overrides {
             let (asked, highest) = (name.to_owned(), self.models.names());
-            return Err(TooHigh { key: "model", asked, highest }.into());
+            return Err(OverrideTooHigh { key: "model", asked, highest }.into());
         }
         Ok(self.models.led_by(model))
     }
@@ -169,7 +169,9 @@ impl Agent {
             }
             if !is_own && !self.allow_overrides {
                 let highest = self.tools.keys().cloned().collect::<Vec<_>>().join(", ");
-                return Err(TooHigh { key: "tools", asked: pattern.text.clone(), highest }.into());
+                return Err(
+                    OverrideTooHigh { key: "tools", asked: pattern.text.clone(), highest }.into()
+                );
             }
         }
         if self.allow_overrides {

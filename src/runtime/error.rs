@@ -1,7 +1,7 @@
 //! Why a host refuses.
 
-use crate::config::TooHigh;
-use crate::context::SeedError;
+use crate::config::OverrideTooHigh;
+use crate::context::InitialHistoryError;
 use crate::event::EventId;
 use crate::journal::JournalError;
 use crate::turn::ApprovalError;
@@ -30,7 +30,7 @@ pub enum HostError {
     SessionExists,
     /// The messages are no history.
     #[error("{0}")]
-    InvalidMessages(#[from] SeedError),
+    InvalidMessages(#[from] InitialHistoryError),
     /// `max_sessions` or `max_concurrent_runs` is reached.
     #[error("the host is full: it cannot start another {0}")]
     Full(&'static str),
@@ -42,7 +42,7 @@ pub enum HostError {
     RunInProgress,
     /// The run asks for more than its agent may have.
     #[error("{0}")]
-    TooHigh(#[from] TooHigh),
+    TooHigh(#[from] OverrideTooHigh),
     /// The run asks for a tool that is not there.
     #[error("tools: no tool is called {0:?}")]
     UnknownTool(String),

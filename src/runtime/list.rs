@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::error::HostError;
 use super::shared::Shared;
 use super::wake::Link;
-use crate::journal::{JournalError, Listing, StoredSession};
+use crate::journal::{JournalError, StoredSession, StoredSessionFilter};
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState};
 
@@ -57,7 +57,8 @@ fn matching(shared: &Shared, query: SessionQuery) -> Result<Vec<SessionSummary>,
     let mut found = Vec::new();
     loop {
         // What a session does now is not known to the journal: it is asked for all.
-        let listing = Listing { after, limit: PAGE.min(limit), ..Listing::default() };
+        let listing =
+            StoredSessionFilter { after, limit: PAGE.min(limit), ..StoredSessionFilter::default() };
         let page = shared.journal.list(&listing)?;
         let is_last = page.len() < listing.limit;
         after = page.last().map(|stored| stored.id.clone());

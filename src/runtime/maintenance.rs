@@ -8,7 +8,7 @@ use super::error::HostError;
 use super::message::SessionMessage;
 use super::task;
 use super::wake::Link;
-use crate::journal::{JournalError, Listing, unix_ms};
+use crate::journal::{JournalError, StoredSessionFilter, unix_ms};
 use crate::types::{SessionId, SessionState};
 
 /// How many sessions are woken at once whose runs have failed.
@@ -107,7 +107,7 @@ fn mend(link: &Link) {
 
 /// Deletes sleeping sessions that nobody has touched for so long.
 fn delete(shared: &super::shared::Shared, kept_ms: u64) -> Result<(), JournalError> {
-    let listing = Listing {
+    let listing = StoredSessionFilter {
         limit: DELETED_MAX,
         state: Some(SessionState::Idle),
         touched_before: Some(unix_ms().saturating_sub(kept_ms)),

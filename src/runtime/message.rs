@@ -20,7 +20,7 @@ use super::session::Opening;
 use super::snapshot::SessionSnapshot;
 use crate::event::ApprovalRequest;
 use crate::journal::JournalError;
-use crate::record::{Entry, RequestKey, Seq, StopMode};
+use crate::record::{JournalEntry, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
 use crate::turn::{
     ApprovalDecision, ApprovalError, AttemptPlan, CancelReason, PermitReply, TurnRecord, TurnSpec,
@@ -149,7 +149,7 @@ pub(super) struct TurnStart {
     pub(super) trace: Option<Arc<RunTrace>>,
     pub(super) request: Arc<ModelRequest>,
     /// What was recorded of the turn, if it began before its last accumulator died.
-    pub(super) resume: Option<Vec<Arc<Entry>>>,
+    pub(super) resume: Option<Vec<Arc<JournalEntry>>>,
     /// The turn is cancelled before it has begun.
     pub(super) cancel: Option<CancelReason>,
 }

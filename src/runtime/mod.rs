@@ -64,7 +64,7 @@ pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
 pub use watch::Watch;
 
 use crate::config::{Config, Resume};
-use crate::context::Seed;
+use crate::context::InitialHistory;
 use crate::journal::Journal;
 use crate::record::Seq;
 use crate::telemetry::{Metrics, Telemetry, Traces};
@@ -232,7 +232,7 @@ impl Host {
         let agent = self.agent(open.agent)?;
         let id = session_id(open.id)?;
         let messages = open.messages;
-        Seed::parse(&messages)?;
+        InitialHistory::parse(&messages)?;
         let (waiter, waited) = oneshot::channel();
         link.shared.reserve(&id, waiter)?;
         let opening = Opening {

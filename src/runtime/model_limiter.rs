@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::fair_semaphore::{FairSemaphore, Reservation};
 use super::gauge::{Gauge, Held};
 use crate::config::ModelConfig;
-use crate::telemetry::{ModelMeter, Shown};
+use crate::telemetry::{GaugeGuard, ModelMetrics};
 use crate::turn::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState, PermitReply,
     ServiceSignal,
@@ -31,7 +31,7 @@ pub(super) struct ModelLimiter {
     /// The breaker has opened: told to those who wait for a place.
     opened: Notify,
     began: Instant,
-    meter: ModelMeter,
+    meter: ModelMetrics,
 }
 
 /// What is known of a configured model now.
@@ -59,7 +59,7 @@ pub(super) struct Entered {
 pub(super) struct Seat {
     _reservation: Reservation,
     _in_flight: Held,
-    _shown: Shown,
+    _shown: GaugeGuard,
 }
 
 /// The breaker wants to know how the exchange fares. Dropped, it is told that nobody knows.
@@ -70,7 +70,7 @@ pub(super) struct BreakerPermitGuard {
 }
 
 impl ModelLimiter {
-    pub(super) fn new(config: &ModelConfig, meter: ModelMeter) -> Arc<Self> {
+    pub(super) fn new(config: &ModelConfig, meter: ModelMetrics) -> Arc<Self> {
         let waiting = Gauge::default();
         let max = config.max_concurrent_requests.unwrap_or(NonZeroU32::MAX);
         let rules =

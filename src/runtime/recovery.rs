@@ -8,7 +8,9 @@ use tokio::time::Instant;
 use super::error::HostError;
 use super::wake::Link;
 use crate::config::{Config, JournalEngine};
-use crate::journal::{Journal, JournalError, Listing, MemoryJournal, SqliteJournal, SqliteOptions};
+use crate::journal::{
+    Journal, JournalError, MemoryJournal, SqliteJournal, SqliteOptions, StoredSessionFilter,
+};
 use crate::telemetry::Telemetry;
 use crate::types::{SessionId, SessionState};
 
@@ -45,8 +47,11 @@ pub(super) async fn open_journal(
 /// How many sessions are stored, and which of them have runs that have not ended.
 pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>), JournalError> {
     let mut found = Vec::new();
-    let mut listing =
-        Listing { state: Some(SessionState::Running), limit: PAGE, ..Listing::default() };
+    let mut listing = StoredSessionFilter {
+        state: Some(SessionState::Running),
+        limit: PAGE,
+        ..StoredSessionFilter::default()
+    };
     loop {
         let page = journal.list(&listing)?;
         let is_last = page.len() < PAGE;

@@ -15,9 +15,9 @@ use super::session::{Beginning, Opening};
 use super::wake::Link;
 use crate::event::Event;
 use crate::journal::SessionLog;
-use crate::record::{Entry, Record, Seq};
+use crate::record::{JournalEntry, Record, Seq};
 use crate::session::{PastRun, Rebuilt, past_run};
-use crate::telemetry::Delivery;
+use crate::telemetry::FeedItem;
 use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{CallKey, RunId, SessionId};
 
@@ -26,7 +26,7 @@ impl SessionHandle {
     ///
     /// # Errors
     /// When they cannot be read, or the host shuts down.
-    pub async fn records(&self, after: Seq) -> Result<Vec<Entry>, HostError> {
+    pub async fn records(&self, after: Seq) -> Result<Vec<JournalEntry>, HostError> {
         let (shared, id) = (Arc::clone(&self.link.shared), self.id().clone());
         Ok(self.link.read(move || shared.journal.read(&id, after)).await??)
     }
@@ -56,7 +56,7 @@ async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostErr
         }
         loop {
             match events.next().await {
-                Some(Delivery::Event(told)) if !matches!(told.event, Event::RunEnded { .. }) => {}
+                Some(FeedItem::Event(told)) if !matches!(told.event, Event::RunEnded { .. }) => {}
                 Some(_) => break,
                 None => return Err(session.link.shared.gone()),
             }
@@ -192,7 +192,7 @@ async fn prefix(
             entries.retain(|entry| entry.seq <= at);
             let record = Record::SessionForked { from: source.clone(), at };
             let seq = Seq(at.0 + 1);
-            entries.push(Entry { seq, time: crate::journal::unix_ms(), shown: 0, record });
+            entries.push(JournalEntry { seq, time: crate::journal::unix_ms(), shown: 0, record });
             let agent = agent_of(&entries, &source)?;
             let own = shared.agents.get(agent).cloned();
             let own = own.ok_or_else(|| HostError::AgentGone(agent.to_owned()))?;
@@ -213,7 +213,7 @@ async fn prefix(
     })
 }
 
-fn agent_of<'a>(entries: &'a [Entry], id: &SessionId) -> Result<&'a str, HostError> {
+fn agent_of<'a>(entries: &'a [JournalEntry], id: &SessionId) -> Result<&'a str, HostError> {
     match entries.first().map(|entry| &entry.record) {
         Some(Record::SessionOpened { agent, .. }) => Ok(agent),
         Some(_) | None => Err(HostError::NoSuchSession(id.clone())),

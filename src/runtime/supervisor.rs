@@ -17,7 +17,7 @@ use super::message::{AccumulatorMessage, AccumulatorRef};
 use super::publish::Publisher;
 use super::task::Task;
 use super::tool::{Slot, ToolActor, Work, failed};
-use crate::context::{Variables, View};
+use crate::context::{Variables, VariablesTransaction};
 use crate::event::Event;
 use crate::tool::{ProgressCallback, SharedVariableView, ToolContext};
 use crate::turn::ToolCompletion;
@@ -93,7 +93,7 @@ impl ToolSupervisor {
         myself: &AccumulatorRef,
     ) -> Option<(CallKey, ToolCompletion)> {
         let ToolStart { run, agent, call, variables, idempotency_key, trace, place } = start;
-        let view = View::new(variables, agent.limits().max_variables_bytes);
+        let view = VariablesTransaction::new(variables, agent.limits().max_variables_bytes);
         let view: SharedVariableView = Arc::new(Mutex::new(view));
         let key = call.key;
         let Some(registered) = agent.tools.get(&*call.name) else {

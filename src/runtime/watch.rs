@@ -13,21 +13,23 @@ use futures::{Stream, StreamExt as _};
 
 use super::error::HostError;
 use super::publish::{Listeners, SUBSCRIBER_EVENTS_MAX};
-use crate::event::{EventId, Published};
-use crate::journal::{Entry, Journal, JournalError};
+use crate::event::{EventId, PublishedEvent};
+use crate::journal::{Journal, JournalEntry, JournalError};
 use crate::record::{Past, behind};
-use crate::telemetry::{Delivery, Entering, Feed, Progress, Snapshot, Subscription};
+use crate::telemetry::{
+    Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, Subscription,
+};
 use crate::types::{RunId, Seq, SessionId};
 
 /// How many records are read at once.
 const PAGE: usize = 256;
 
-/// The events of a session from a place on: a stream of [`Delivery`], which ends with the session,
-/// or after [`Delivery::Lagged`] or [`Delivery::Failed`]. Dropping it stops nothing.
+/// The events of a session from a place on: a stream of [`FeedItem`], which ends with the session,
+/// or after [`FeedItem::Lagged`] or [`FeedItem::Failed`]. Dropping it stops nothing.
 #[must_use = "a watch that is dropped shows nothing"]
 pub struct Watch {
     began: EventId,
-    deliveries: Pin<Box<dyn Stream<Item = Delivery> + Send>>,
+    deliveries: Pin<Box<dyn Stream<Item = FeedItem> + Send>>,
 }
 
 impl Watch {
@@ -72,9 +74,9 @@ impl Watch {
     pub(super) fn from_now(listeners: &Listeners) -> Option<Self> {
         let (feed, _entering) = listeners.enter()?;
         // Of the running attempt's text nothing is behind its end.
-        let (subscription, snapshot) =
-            feed.watch(EventId { seq: Seq(u64::MAX), bytes: u64::MAX }, SUBSCRIBER_EVENTS_MAX);
-        let states = snapshot.open.into_iter().map(Delivery::Event);
+        let (subscription, snapshot) = feed
+            .subscribe_from(EventId { seq: Seq(u64::MAX), bytes: u64::MAX }, SUBSCRIBER_EVENTS_MAX);
+        let states = snapshot.open.into_iter().map(FeedItem::Event);
         let deliveries = futures::stream::iter(states).chain(subscription);
         Some(Self { began: snapshot.progress.at, deliveries: Box::pin(deliveries) })
     }
@@ -83,7 +85,7 @@ impl Watch {
     pub(super) fn of_run(self, run: RunId) -> Self {
         let Self { began, deliveries } = self;
         let deliveries = deliveries.filter(move |delivery| {
-            let is_other = matches!(delivery, Delivery::Event(event) if event.run != run);
+            let is_other = matches!(delivery, FeedItem::Event(event) if event.run != run);
             std::future::ready(!is_other)
         });
         Self { began, deliveries: Box::pin(deliveries) }
@@ -93,7 +95,7 @@ impl Watch {
         let deliveries = futures::stream::unfold(Some(reader), async |reader| {
             let mut reader = reader?;
             let next = reader.next().await?;
-            let is_last = matches!(next, Delivery::Failed(_) | Delivery::Lagged);
+            let is_last = matches!(next, FeedItem::Failed(_) | FeedItem::Lagged);
             Some((next, (!is_last).then_some(reader)))
         });
         Self { began, deliveries: Box::pin(deliveries) }
@@ -101,9 +103,9 @@ impl Watch {
 }
 
 impl Stream for Watch {
-    type Item = Delivery;
+    type Item = FeedItem;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Delivery>> {
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FeedItem>> {
         self.deliveries.poll_next_unpin(context)
     }
 }
@@ -115,7 +117,7 @@ impl fmt::Debug for Watch {
 }
 
 /// The place up to which the journal has to be read; the beginning where it need not be.
-fn target(after: EventId, progress: &Progress) -> Seq {
+fn target(after: EventId, progress: &FeedPosition) -> Seq {
     if after >= progress.recorded { Seq(0) } else { progress.at.seq }
 }
 
@@ -123,7 +125,7 @@ fn target(after: EventId, progress: &Progress) -> Seq {
 struct Reader {
     feed: Weak<Feed>,
     /// The session stays while its past is read.
-    entering: Option<Entering>,
+    entering: Option<PendingSubscription>,
     journal: Arc<dyn Journal>,
     session: SessionId,
     after: EventId,
@@ -132,13 +134,13 @@ struct Reader {
     read: Seq,
     /// The last record to read.
     target: Seq,
-    ready: VecDeque<Delivery>,
+    ready: VecDeque<FeedItem>,
     /// What comes behind the past, once that has caught up.
-    present: Option<(Subscription, Option<Snapshot>)>,
+    present: Option<(Subscription, Option<FeedSnapshot>)>,
 }
 
 impl Reader {
-    async fn next(&mut self) -> Option<Delivery> {
+    async fn next(&mut self) -> Option<FeedItem> {
         loop {
             if let Some(delivery) = self.ready.pop_front() {
                 return Some(delivery);
@@ -147,14 +149,15 @@ impl Reader {
                 match self.page().await {
                     Ok(entries) if entries.is_empty() => return None,
                     Ok(entries) => self.fold(&entries),
-                    Err(error) => return Some(Delivery::Failed(error)),
+                    Err(error) => return Some(FeedItem::Failed(error)),
                 }
                 continue;
             }
             match &mut self.present {
                 None => {
                     let feed = self.feed.upgrade()?;
-                    let (subscription, snapshot) = feed.watch(self.after, SUBSCRIBER_EVENTS_MAX);
+                    let (subscription, snapshot) =
+                        feed.subscribe_from(self.after, SUBSCRIBER_EVENTS_MAX);
                     self.target = target(self.after, &snapshot.progress);
                     self.present = Some((subscription, Some(snapshot)));
                     self.entering = None;
@@ -170,7 +173,7 @@ impl Reader {
     }
 
     /// The next entries, none if they are gone with their session.
-    async fn page(&self) -> Result<Vec<Entry>, JournalError> {
+    async fn page(&self) -> Result<Vec<JournalEntry>, JournalError> {
         let (journal, session, after) =
             (Arc::clone(&self.journal), self.session.clone(), self.read);
         // It may wait for a disk.
@@ -178,7 +181,7 @@ impl Reader {
         reading.await.unwrap_or_else(|error| Err(JournalError::Read(error.to_string())))
     }
 
-    fn fold(&mut self, entries: &[Entry]) {
+    fn fold(&mut self, entries: &[JournalEntry]) {
         let mut shown = VecDeque::new();
         for entry in entries.iter().take_while(|entry| entry.seq <= self.target) {
             self.past.handle_entry(entry, &mut shown);
@@ -188,15 +191,15 @@ impl Reader {
     }
 
     /// The running attempt's text and the open calls stand behind the last record.
-    fn finish(&mut self, snapshot: Snapshot) {
+    fn finish(&mut self, snapshot: FeedSnapshot) {
         let mut shown = VecDeque::new();
         self.past.finish(snapshot.running.as_ref(), &mut shown);
         self.take(shown);
-        self.ready.extend(snapshot.open.into_iter().map(Delivery::Event));
+        self.ready.extend(snapshot.open.into_iter().map(FeedItem::Event));
     }
 
-    fn take(&mut self, shown: VecDeque<Published>) {
+    fn take(&mut self, shown: VecDeque<PublishedEvent>) {
         let shown = shown.into_iter().filter_map(|published| behind(self.after, published));
-        self.ready.extend(shown.map(|published| Delivery::Event(Arc::new(published))));
+        self.ready.extend(shown.map(|published| FeedItem::Event(Arc::new(published))));
     }
 }

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::state::AppState;
 use crate::event::{Event, EventId};
 use crate::runtime::{Host, Watch};
-use crate::telemetry::{Delivery, Subscription, journal_failed};
+use crate::telemetry::{FeedItem, Subscription, journal_failed};
 
 /// Size at which joined events are written.
 const WRITE_BYTES_MAX: usize = 64 * 1024;
@@ -67,7 +67,7 @@ impl StreamSettings {
     }
 
     /// Returns true if the events ended because the host shuts down. The session is not closed then.
-    fn is_host_shutdown(&self, next: Option<&Delivery>) -> bool {
+    fn is_host_shutdown(&self, next: Option<&FeedItem>) -> bool {
         next.is_none() && self.host.as_ref().is_some_and(|host| !host.is_ready())
     }
 }
@@ -81,7 +81,7 @@ struct StreamPosition {
 
 /// Turns events into writes. All events that are ready go into one write.
 fn writes(
-    events: impl Stream<Item = Delivery> + Unpin + Send + 'static,
+    events: impl Stream<Item = FeedItem> + Unpin + Send + 'static,
     position: StreamPosition,
     settings: StreamSettings,
 ) -> impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static {
@@ -116,19 +116,19 @@ fn writes(
 
 impl StreamPosition {
     /// Appends the text of a delivery, or of the end of the session. Returns true if it is the last.
-    fn append(&mut self, text: &mut String, delivery: Option<&Delivery>) -> bool {
+    fn append(&mut self, text: &mut String, delivery: Option<&FeedItem>) -> bool {
         match delivery {
-            Some(Delivery::Event(published)) => {
+            Some(FeedItem::Event(published)) => {
                 self.last = published.id.unwrap_or(self.last);
                 text.push_str(published.stream_text());
                 self.ends_with_run && matches!(published.event, Event::RunEnded { .. })
             }
-            Some(Delivery::Lagged) => {
+            Some(FeedItem::Lagged) => {
                 let json = format!("{{\"type\":\"resync\",\"id\":\"{}\"}}", self.last);
                 append_event(text, "resync", &json);
                 true
             }
-            Some(Delivery::Failed(error)) => {
+            Some(FeedItem::Failed(error)) => {
                 let event = journal_failed(error);
                 append_event(text, event.kind, &event.json);
                 true
@@ -159,11 +159,11 @@ mod tests {
 
     const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-    fn text(text: &str) -> crate::event::Published {
+    fn text(text: &str) -> crate::event::PublishedEvent {
         published(Event::TextReceived { text: text.to_owned() })
     }
 
-    fn end() -> crate::event::Published {
+    fn end() -> crate::event::PublishedEvent {
         published(Event::RunEnded {
             agent: "default".to_owned(),
             end: RunEnd::Answered,
@@ -177,7 +177,7 @@ mod tests {
         Feed::starting_at(Telemetry::new(&[]), EventId::default())
     }
 
-    fn publish(feed: &Feed, event: crate::event::Published) {
+    fn publish(feed: &Feed, event: crate::event::PublishedEvent) {
         feed.publish(event, None);
     }
 

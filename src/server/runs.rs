@@ -13,7 +13,7 @@ use super::event_stream;
 use super::extract::{JsonBody, KeyedBody, StrictObject};
 use super::sessions::PathSession;
 use super::state::AppState;
-use crate::config::{Approval, LimitOverrides, RunOverrides};
+use crate::config::{ApprovalPolicy, LimitOverrides, RunOverrides};
 use crate::record::StopMode;
 use crate::runtime::RunRequest;
 use crate::types::{Content, Execution, TRACEPARENT, TRACESTATE, TraceContext};
@@ -34,7 +34,7 @@ pub(super) struct StartRunRequest {
     tools: Option<Vec<String>>,
     multi_tool_calls: Option<bool>,
     stream: Option<bool>,
-    approval: Option<Approval>,
+    approval: Option<ApprovalPolicy>,
 }
 
 pub(super) async fn start(

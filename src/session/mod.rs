@@ -6,9 +6,11 @@
 //! | `loop_detection` | consecutive turns with identical calls and results |
 //! | `meter` | how much of a limit a run has used |
 //! | `idempotency` | the requests that a session has seen |
+//! | `approvals` | the open approvals of a turn |
 //! | `rebuilt` | a session from its records |
 //! | `replay` | a session once more from its records, compared with them |
 
+mod approvals;
 mod idempotency;
 mod loop_detection;
 mod meter;
@@ -18,6 +20,7 @@ mod run;
 #[cfg(test)]
 mod tests;
 
+pub use approvals::{OpenApproval, open_approvals};
 pub use idempotency::{IDEMPOTENCY_KEYS_MAX, IdempotencyKeys, RequestEffect, SeenRequest};
 pub use rebuilt::{Continue, OpenRun, PastRun, QueuedRun, RebuildError, Rebuilt, past_run};
 pub use replay::{Replayed, replay};

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 use ::metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder};
 use parking_lot::RwLock;
 
-use super::names::{self, Kind, Metric, OTHER};
+use super::names::{self, Metric, MetricKind, OTHER};
 use crate::types::ToolStatus;
 
 /// The recorder of one host.
@@ -23,20 +23,20 @@ impl Metric {
     pub(super) fn describe(&self, recorder: &SharedRecorder) {
         let (name, unit, help) = (self.name.into(), Some(self.unit), self.help.into());
         match self.kind {
-            Kind::Counter => recorder.describe_counter(name, unit, help),
-            Kind::Gauge => recorder.describe_gauge(name, unit, help),
-            Kind::Histogram(_) => recorder.describe_histogram(name, unit, help),
-            Kind::Sum => {}
+            MetricKind::Counter => recorder.describe_counter(name, unit, help),
+            MetricKind::Gauge => recorder.describe_gauge(name, unit, help),
+            MetricKind::Histogram(_) => recorder.describe_histogram(name, unit, help),
+            MetricKind::Sum => {}
         }
     }
 
     pub(super) fn counter(&self, recorder: &SharedRecorder, labels: &[(&str, &str)]) -> Counter {
-        debug_assert_eq!(self.kind, Kind::Counter, "{}", self.name);
+        debug_assert_eq!(self.kind, MetricKind::Counter, "{}", self.name);
         recorder.register_counter(&self.key(labels), &METADATA)
     }
 
     pub(super) fn gauge(&self, recorder: &SharedRecorder, labels: &[(&str, &str)]) -> Gauge {
-        debug_assert_eq!(self.kind, Kind::Gauge, "{}", self.name);
+        debug_assert_eq!(self.kind, MetricKind::Gauge, "{}", self.name);
         recorder.register_gauge(&self.key(labels), &METADATA)
     }
 
@@ -45,7 +45,7 @@ impl Metric {
         recorder: &SharedRecorder,
         labels: &[(&str, &str)],
     ) -> Histogram {
-        debug_assert!(matches!(self.kind, Kind::Histogram(_)), "{}", self.name);
+        debug_assert!(matches!(self.kind, MetricKind::Histogram(_)), "{}", self.name);
         recorder.register_histogram(&self.key(labels), &METADATA)
     }
 

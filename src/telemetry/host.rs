@@ -9,7 +9,7 @@ use super::families::SharedRecorder;
 use super::names;
 
 /// What is measured of the host as a process.
-pub struct HostMeter {
+pub struct HostMetrics {
     memory: Gauge,
     tasks: Gauge,
     tasks_queued: Gauge,
@@ -20,7 +20,7 @@ pub struct HostMeter {
     runs_max: Gauge,
 }
 
-impl HostMeter {
+impl HostMetrics {
     pub(super) fn new(recorder: &SharedRecorder) -> Self {
         names::BUILD_INFO.gauge(recorder, &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
         Self {
@@ -69,7 +69,7 @@ impl HostMeter {
     }
 }
 
-impl std::fmt::Debug for HostMeter {
+impl std::fmt::Debug for HostMetrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HostMeter").finish_non_exhaustive()
     }

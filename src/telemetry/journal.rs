@@ -6,11 +6,11 @@ use ::metrics::{Counter, Gauge, Histogram};
 
 use super::families::SharedRecorder;
 use super::names;
-use crate::journal::{JournalObserver, JournalStatus, StoredGroup};
+use crate::journal::{GroupCommit, JournalObserver, JournalStatus};
 
 /// What is measured of the journal. Cloning shares it.
 #[derive(Clone)]
-pub struct JournalMeter {
+pub struct JournalMetrics {
     commit: Histogram,
     records: Histogram,
     fsync: Histogram,
@@ -21,7 +21,7 @@ pub struct JournalMeter {
     recovery: Gauge,
 }
 
-impl JournalMeter {
+impl JournalMetrics {
     pub(super) fn new(recorder: &SharedRecorder) -> Self {
         Self {
             commit: names::JOURNAL_COMMIT.histogram(recorder, &[]),
@@ -53,8 +53,8 @@ impl JournalMeter {
     }
 }
 
-impl JournalObserver for JournalMeter {
-    fn stored(&self, group: StoredGroup) {
+impl JournalObserver for JournalMetrics {
+    fn stored(&self, group: GroupCommit) {
         self.commit.record(group.took);
         self.records.record(group.records as f64);
     }
@@ -64,7 +64,7 @@ impl JournalObserver for JournalMeter {
     }
 }
 
-impl std::fmt::Debug for JournalMeter {
+impl std::fmt::Debug for JournalMetrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("JournalMeter").finish_non_exhaustive()
     }

@@ -8,12 +8,12 @@ use ::metrics::{Counter, Gauge, Histogram};
 
 use super::families::{PerName, PerTool, PerValue, SharedRecorder};
 use super::handles::{AgentHandles, ModelHandles, error_word};
-use super::host::HostMeter;
-use super::journal::JournalMeter;
-use super::models::ModelMeter;
+use super::host::HostMetrics;
+use super::journal::JournalMetrics;
+use super::models::ModelMetrics;
 use super::names;
 use crate::config::Limits;
-use crate::event::{Event, Oddity, RunStats, ServiceCallStatus, TurnSummary};
+use crate::event::{ArgumentsAnomaly, Event, RunStats, ServiceCallStatus, TurnSummary};
 use crate::types::{
     FailureKind, ProviderError, ProviderErrorKind, RunEnd, RunError, SessionState, ToolResult,
     Usage, Verdict,
@@ -56,15 +56,15 @@ pub struct Metrics {
     calls_waiting: Gauge,
     threads_abandoned: Gauge,
     sessions: Vec<(SessionState, Gauge)>,
-    journal: JournalMeter,
-    host: HostMeter,
+    journal: JournalMetrics,
+    host: HostMetrics,
 
     tools: PerTool,
     models: PerName<ModelHandles>,
     agents: PerName<AgentHandles>,
     limits: PerName<Counter>,
     attempts: PerValue<Option<ProviderErrorKind>>,
-    oddities: PerValue<Oddity>,
+    oddities: PerValue<ArgumentsAnomaly>,
     runs: PerValue<RunEnd>,
     approvals: PerValue<Verdict>,
 }
@@ -81,8 +81,12 @@ const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 9] = [
     Some(ProviderErrorKind::Unavailable),
 ];
 
-const ODDITIES: [Oddity; 4] =
-    [Oddity::CutOff, Oddity::Invalid, Oddity::DecodedTwice, Oddity::ChangedAfterSeal];
+const ODDITIES: [ArgumentsAnomaly; 4] = [
+    ArgumentsAnomaly::CutOff,
+    ArgumentsAnomaly::Invalid,
+    ArgumentsAnomaly::DecodedTwice,
+    ArgumentsAnomaly::ChangedAfterSeal,
+];
 
 impl Metrics {
     /// Describes every metric to the recorder, and registers those whose labels are known.
@@ -136,8 +140,8 @@ impl Metrics {
             calls_waiting: gauge(names::CALLS_WAITING),
             threads_abandoned: gauge(names::THREADS_ABANDONED),
             sessions: SessionState::ALL.into_iter().map(sessions).collect(),
-            journal: JournalMeter::new(&recorder),
-            host: HostMeter::new(&recorder),
+            journal: JournalMetrics::new(&recorder),
+            host: HostMetrics::new(&recorder),
             tools: PerTool::new(&recorder, tools),
             models: PerName::default(),
             agents: PerName::default(),
@@ -156,7 +160,7 @@ impl Metrics {
                 names::ARGUMENTS_ODD,
                 "oddity",
                 &ODDITIES,
-                Oddity::as_str,
+                ArgumentsAnomaly::as_str,
             ),
             runs: PerValue::new(&recorder, names::RUNS, "run_end", &RunEnd::ALL, RunEnd::as_str),
             recorder,
@@ -184,7 +188,7 @@ impl Metrics {
             }
             Event::RunSteered { .. } => self.steers.increment(1),
             Event::CallDetected { latency, .. } => self.detection_latency.record(*latency),
-            Event::ArgumentsOdd { oddity, .. } => self.oddities.increment(*oddity),
+            Event::ArgumentsAnomalyFound { oddity, .. } => self.oddities.increment(*oddity),
             Event::CallStarted { call, early, waited, queued, .. } => {
                 self.seal_to_start.record(*waited);
                 if let Some(queued) = queued {
@@ -196,7 +200,7 @@ impl Metrics {
                 self.discarded.increment(u64::from(*had_result));
             }
             Event::CallEnded { result, .. } => self.call_ended(result),
-            Event::ServiceCallShown { status, .. } => {
+            Event::ServiceCallChanged { status, .. } => {
                 self.service_calls.increment(u64::from(*status == ServiceCallStatus::Running));
             }
             Event::OutcomeLate { .. } => self.late.increment(1),
@@ -236,19 +240,19 @@ impl Metrics {
 
     /// The metrics of a configured model.
     #[must_use]
-    pub fn model(&self, name: &str) -> ModelMeter {
-        ModelMeter::new(&self.recorder, name)
+    pub fn model(&self, name: &str) -> ModelMetrics {
+        ModelMetrics::new(&self.recorder, name)
     }
 
     /// The metrics of the journal.
     #[must_use]
-    pub fn journal(&self) -> &JournalMeter {
+    pub fn journal(&self) -> &JournalMetrics {
         &self.journal
     }
 
     /// The metrics of the host as a process.
     #[must_use]
-    pub fn host(&self) -> &HostMeter {
+    pub fn host(&self) -> &HostMetrics {
         &self.host
     }
 
@@ -423,10 +427,10 @@ mod tests {
         let page = telemetry().render();
         for metric in names::ALL.iter().filter(|metric| metric.labels.is_empty()) {
             match metric.kind {
-                names::Kind::Histogram(_) => {
+                names::MetricKind::Histogram(_) => {
                     assert_eq!(value(&page, &format!("{}_count", metric.name)), 0.0);
                 }
-                names::Kind::Counter | names::Kind::Sum | names::Kind::Gauge => {
+                names::MetricKind::Counter | names::MetricKind::Sum | names::MetricKind::Gauge => {
                     assert_eq!(value(&page, metric.name), 0.0);
                 }
             }
@@ -444,9 +448,9 @@ mod tests {
         for metric in names::ALL {
             let (name, help) = (metric.name, metric.help);
             let kind = match metric.kind {
-                names::Kind::Counter | names::Kind::Sum => "counter",
-                names::Kind::Gauge => "gauge",
-                names::Kind::Histogram(_) => "histogram",
+                names::MetricKind::Counter | names::MetricKind::Sum => "counter",
+                names::MetricKind::Gauge => "gauge",
+                names::MetricKind::Histogram(_) => "histogram",
             };
             let head = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name}");
             assert!(page.contains(&head), "{head} is not in\n{page}");
@@ -512,7 +516,7 @@ mod tests {
     fn a_call_of_the_service_counts_as_it_begins_and_for_nothing_else() {
         use ServiceCallStatus::{Discarded, Finished, Running};
         let shown =
-            |status| Event::ServiceCallShown { call: Box::new(samples::service_call()), status };
+            |status| Event::ServiceCallChanged { call: Box::new(samples::service_call()), status };
         check(
             &[shown(Running), shown(Finished), shown(Running), shown(Discarded)],
             &[

@@ -11,7 +11,7 @@ use crate::turn::{BreakerChange, BreakerState};
 /// The metrics of one configured model, which no event of a run tells: its label is its name in
 /// the configuration. They are there from the host's start, at 0.
 #[derive(Clone, Debug)]
-pub struct ModelMeter {
+pub struct ModelMetrics {
     model: String,
     in_flight: Gauge,
     waiting: Gauge,
@@ -20,7 +20,7 @@ pub struct ModelMeter {
     opened: Counter,
 }
 
-impl ModelMeter {
+impl ModelMetrics {
     pub(super) fn new(recorder: &SharedRecorder, model: &str) -> Self {
         let labels = [("model", model)];
         Self {
@@ -35,14 +35,14 @@ impl ModelMeter {
 
     /// Shows one more request that is open, until the guard is dropped.
     #[must_use]
-    pub fn request_in_flight(&self) -> Shown {
-        Shown::new(&self.in_flight)
+    pub fn request_in_flight(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.in_flight)
     }
 
     /// Shows one more request that waits for a place, until the guard is dropped.
     #[must_use]
-    pub fn request_waiting(&self) -> Shown {
-        Shown::new(&self.waiting)
+    pub fn request_waiting(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.waiting)
     }
 
     /// Counts how long a request had to wait for its place, 0 included.
@@ -67,16 +67,16 @@ impl ModelMeter {
 
 /// One that a gauge shows.
 #[derive(Debug)]
-pub struct Shown(Gauge);
+pub struct GaugeGuard(Gauge);
 
-impl Shown {
+impl GaugeGuard {
     fn new(gauge: &Gauge) -> Self {
         gauge.increment(1.0);
         Self(gauge.clone())
     }
 }
 
-impl Drop for Shown {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.decrement(1.0);
     }

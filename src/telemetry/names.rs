@@ -13,7 +13,7 @@ pub struct Metric {
     /// Its name on the page.
     pub name: &'static str,
     /// What it is to Prometheus.
-    pub kind: Kind,
+    pub kind: MetricKind,
     /// What it counts.
     pub unit: Unit,
     /// The labels that its series may have.
@@ -24,7 +24,7 @@ pub struct Metric {
 
 /// What a metric is to Prometheus.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub enum MetricKind {
     /// A whole number that only grows.
     Counter,
     /// A number with a fraction that only grows. The exporter's counters are whole numbers, so
@@ -108,148 +108,148 @@ macro_rules! metrics {
 }
 
 metrics! {
-    TOOL_CALLS_PER_TURN "tool_calls_per_turn" Kind::Histogram(CALLS), Count, [],
+    TOOL_CALLS_PER_TURN "tool_calls_per_turn" MetricKind::Histogram(CALLS), Count, [],
         "Tool calls answered in a turn, 0 included.";
-    MULTI_TOOL_CALL_TURNS "multi_tool_call_turns_total" Kind::Counter, Count, [],
+    MULTI_TOOL_CALL_TURNS "multi_tool_call_turns_total" MetricKind::Counter, Count, [],
         "Turns in which at least two tool calls were answered.";
-    TOOL_EXECUTION_TIME "tool_execution_time_seconds_total" Kind::Sum, Seconds, [],
+    TOOL_EXECUTION_TIME "tool_execution_time_seconds_total" MetricKind::Sum, Seconds, [],
         "Running times of all tools of all turns added up.";
-    TOOL_EXECUTION_TIME_MAX "tool_execution_time_max_seconds" Kind::Histogram(MIDDLE), Seconds, [],
+    TOOL_EXECUTION_TIME_MAX "tool_execution_time_max_seconds" MetricKind::Histogram(MIDDLE), Seconds, [],
         "The longest running time of one tool in a turn with calls.";
-    CALLS_OPENED "streaming_tool_calls_opened_total" Kind::Counter, Count, [],
+    CALLS_OPENED "streaming_tool_calls_opened_total" MetricKind::Counter, Count, [],
         "Tool calls that responses opened, counted when the response has ended and no user stopped it.";
-    CALLS_DETECTED "streaming_tool_calls_detected_total" Kind::Counter, Count, [],
+    CALLS_DETECTED "streaming_tool_calls_detected_total" MetricKind::Counter, Count, [],
         "Tool calls sealed with valid arguments, counted when the response has ended and no user stopped it.";
-    DETECTION_LATENCY "streaming_tool_detection_latency_seconds" Kind::Histogram(MIDDLE), Seconds, [],
+    DETECTION_LATENCY "streaming_tool_detection_latency_seconds" MetricKind::Histogram(MIDDLE), Seconds, [],
         "From the request to the seal of a tool call with valid arguments.";
-    EXECUTION_LATENCY "streaming_tool_execution_latency_seconds" Kind::Histogram(MIDDLE), Seconds, [],
+    EXECUTION_LATENCY "streaming_tool_execution_latency_seconds" MetricKind::Histogram(MIDDLE), Seconds, [],
         "From a tool call's seal to its outcome, for calls that were run.";
-    ROLLBACKS "streaming_rollbacks_total" Kind::Counter, Count, [],
+    ROLLBACKS "streaming_rollbacks_total" MetricKind::Counter, Count, [],
         "Attempts that asked for the plain answer because streams broke.";
 
-    OPERATION_DURATION "gen_ai_client_operation_duration_seconds" Kind::Histogram(LONG), Seconds,
+    OPERATION_DURATION "gen_ai_client_operation_duration_seconds" MetricKind::Histogram(LONG), Seconds,
         ["gen_ai_operation_name", "gen_ai_request_model", "error_type"],
         "Exchanges with a model, from the request to the end; error_type only on those that failed.";
-    FIRST_CHUNK_TIME "gen_ai_client_operation_time_to_first_chunk_seconds" Kind::Histogram(FIRST_CHUNK), Seconds,
+    FIRST_CHUNK_TIME "gen_ai_client_operation_time_to_first_chunk_seconds" MetricKind::Histogram(FIRST_CHUNK), Seconds,
         ["gen_ai_operation_name", "gen_ai_request_model"],
         "From a request to the first delta of its streamed answer.";
-    TOKEN_USAGE "gen_ai_client_token_usage" Kind::Histogram(TOKENS), Count,
+    TOKEN_USAGE "gen_ai_client_token_usage" MetricKind::Histogram(TOKENS), Count,
         ["gen_ai_operation_name", "gen_ai_request_model", "gen_ai_token_type"],
         "Tokens of an exchange with a model, where the service counted them.";
-    EXECUTE_TOOL_DURATION "gen_ai_execute_tool_duration_seconds" Kind::Histogram(MIDDLE), Seconds,
+    EXECUTE_TOOL_DURATION "gen_ai_execute_tool_duration_seconds" MetricKind::Histogram(MIDDLE), Seconds,
         ["gen_ai_operation_name", "gen_ai_tool_name", "status"],
         "Running times of tools, from start to outcome.";
-    INVOKE_AGENT_DURATION "gen_ai_invoke_agent_duration_seconds" Kind::Histogram(LONG), Seconds,
+    INVOKE_AGENT_DURATION "gen_ai_invoke_agent_duration_seconds" MetricKind::Histogram(LONG), Seconds,
         ["gen_ai_operation_name", "gen_ai_agent_name", "error_type"],
         "Runs from start to end; error_type, the run's end, only on those that ended with an error.";
-    INVOKE_AGENT_TOOL_CALLS "gen_ai_invoke_agent_tool_calls" Kind::Histogram(CALLS), Count,
+    INVOKE_AGENT_TOOL_CALLS "gen_ai_invoke_agent_tool_calls" MetricKind::Histogram(CALLS), Count,
         ["gen_ai_operation_name", "gen_ai_agent_name"],
         "Tool calls answered in a run, 0 included.";
 
-    SEAL_TO_START "callsheet_seal_to_start_seconds" Kind::Histogram(SHORT), Seconds, [],
+    SEAL_TO_START "callsheet_seal_to_start_seconds" MetricKind::Histogram(SHORT), Seconds, [],
         "From a tool call's seal to its start.";
-    QUEUE_WAIT "callsheet_tool_queue_wait_seconds" Kind::Histogram(SHORT), Seconds, ["tool"],
+    QUEUE_WAIT "callsheet_tool_queue_wait_seconds" MetricKind::Histogram(SHORT), Seconds, ["tool"],
         "How long calls of a tool with max_concurrent waited for one of its places before they started, 0 included.";
-    STARTS_EARLY "callsheet_tool_starts_early_total" Kind::Counter, Count, [],
+    STARTS_EARLY "callsheet_tool_starts_early_total" MetricKind::Counter, Count, [],
         "Tool calls started while their response was still coming.";
-    OVERLAP_SAVED "callsheet_overlap_saved_seconds" Kind::Histogram(SHORT), Seconds, [],
+    OVERLAP_SAVED "callsheet_overlap_saved_seconds" MetricKind::Histogram(SHORT), Seconds, [],
         "Time of a turn with calls in which tools ran beside the stream.";
-    RESULTS_DISCARDED "callsheet_results_discarded_total" Kind::Counter, Count, [],
+    RESULTS_DISCARDED "callsheet_results_discarded_total" MetricKind::Counter, Count, [],
         "Results thrown away because their response was void.";
-    REORDER_WAIT "callsheet_reorder_wait_seconds" Kind::Histogram(SHORT), Seconds, [],
+    REORDER_WAIT "callsheet_reorder_wait_seconds" MetricKind::Histogram(SHORT), Seconds, [],
         "How long an outcome waited for earlier calls and for the response's ending.";
-    TURN_OVERHEAD "callsheet_turn_overhead_seconds" Kind::Histogram(SHORT), Seconds, [],
+    TURN_OVERHEAD "callsheet_turn_overhead_seconds" MetricKind::Histogram(SHORT), Seconds, [],
         "Time of a turn in which neither the model nor a tool was at work, no call waited for a place of its tool, and the turn did not wait for people alone.";
-    APPROVALS "callsheet_approvals_total" Kind::Counter, Count, ["verdict"],
+    APPROVALS "callsheet_approvals_total" MetricKind::Counter, Count, ["verdict"],
         "Questions to people about tool calls that were settled, by what was decided.";
-    APPROVAL_WAIT "callsheet_approval_wait_seconds" Kind::Histogram(LONG), Seconds, [],
+    APPROVAL_WAIT "callsheet_approval_wait_seconds" MetricKind::Histogram(LONG), Seconds, [],
         "How long tool calls waited for a person's decision.";
-    CONFLICTS "callsheet_variable_conflicts_total" Kind::Counter, Count, ["tool", "resolution"],
+    CONFLICTS "callsheet_variable_conflicts_total" MetricKind::Counter, Count, ["tool", "resolution"],
         "Tool calls that had read variables which an earlier call of the turn wrote meanwhile: rerun, or kept without their writes.";
-    TOOL_PANICS "callsheet_tool_panics_total" Kind::Counter, Count, [],
+    TOOL_PANICS "callsheet_tool_panics_total" MetricKind::Counter, Count, [],
         "Tool calls that ended in a panic of the tool.";
-    LATE_OUTCOMES "callsheet_late_outcomes_total" Kind::Counter, Count, [],
+    LATE_OUTCOMES "callsheet_late_outcomes_total" MetricKind::Counter, Count, [],
         "Outcomes dropped because their call had one.";
-    HISTORY_REPAIRS "callsheet_history_repairs_total" Kind::Counter, Count, [],
+    HISTORY_REPAIRS "callsheet_history_repairs_total" MetricKind::Counter, Count, [],
         "Messages added or left out to satisfy a provider's pairing rule; not 0 is a bug of the host.";
-    SERVICE_CALLS "callsheet_service_tool_calls_total" Kind::Counter, Count, [],
+    SERVICE_CALLS "callsheet_service_tool_calls_total" MetricKind::Counter, Count, [],
         "Tool calls that a model's service began to run itself.";
-    CALLS_DROPPED "callsheet_tool_calls_dropped_total" Kind::Counter, Count, [],
+    CALLS_DROPPED "callsheet_tool_calls_dropped_total" MetricKind::Counter, Count, [],
         "Tool calls that were decoded but not kept.";
-    TOOL_RESULTS "callsheet_tool_results_total" Kind::Counter, Count, ["tool", "status"],
+    TOOL_RESULTS "callsheet_tool_results_total" MetricKind::Counter, Count, ["tool", "status"],
         "Outcomes of tool calls, those that never ran included.";
-    ATTEMPTS "callsheet_attempts_total" Kind::Counter, Count, ["outcome"],
+    ATTEMPTS "callsheet_attempts_total" MetricKind::Counter, Count, ["outcome"],
         "Exchanges with a model by outcome: ok, or the kind of trouble.";
-    FALLBACKS "callsheet_model_fallbacks_total" Kind::Counter, Count, [],
+    FALLBACKS "callsheet_model_fallbacks_total" MetricKind::Counter, Count, [],
         "Times that a turn went on with the next of its agent's models.";
-    MODEL_REQUESTS "callsheet_model_requests_in_flight" Kind::Gauge, Count, ["model"],
+    MODEL_REQUESTS "callsheet_model_requests_in_flight" MetricKind::Gauge, Count, ["model"],
         "Requests to a configured model whose response has not ended.";
-    MODEL_WAITING "callsheet_model_requests_waiting" Kind::Gauge, Count, ["model"],
+    MODEL_WAITING "callsheet_model_requests_waiting" MetricKind::Gauge, Count, ["model"],
         "Requests that wait because max_concurrent_requests of their model are open.";
-    MODEL_QUEUE_WAIT "callsheet_model_queue_wait_seconds" Kind::Histogram(MIDDLE), Seconds, ["model"],
+    MODEL_QUEUE_WAIT "callsheet_model_queue_wait_seconds" MetricKind::Histogram(MIDDLE), Seconds, ["model"],
         "How long requests that were sent had waited because max_concurrent_requests of their model were open, 0 included.";
-    BREAKER_STATE "callsheet_model_breaker_state" Kind::Gauge, Count, ["model"],
+    BREAKER_STATE "callsheet_model_breaker_state" MetricKind::Gauge, Count, ["model"],
         "Whether a configured model is asked: 0 it is, 1 one request at a time finds out, 2 it is not because it failed too often.";
-    BREAKER_OPENED "callsheet_model_breaker_opened_total" Kind::Counter, Count, ["model"],
+    BREAKER_OPENED "callsheet_model_breaker_opened_total" MetricKind::Counter, Count, ["model"],
         "Times that a configured model was not asked any more for a while because it failed too often.";
-    ARGUMENTS_ODD "callsheet_arguments_odd_total" Kind::Counter, Count, ["oddity"],
+    ARGUMENTS_ODD "callsheet_arguments_odd_total" MetricKind::Counter, Count, ["oddity"],
         "Tool calls with arguments that were cut off, invalid, encoded twice or changed after the seal.";
-    LIMITS_REACHED "callsheet_limits_reached_total" Kind::Counter, Count, ["limit"],
+    LIMITS_REACHED "callsheet_limits_reached_total" MetricKind::Counter, Count, ["limit"],
         "Limits that were reached, by their name in the configuration.";
-    RUNS "callsheet_runs_total" Kind::Counter, Count, ["run_end"],
+    RUNS "callsheet_runs_total" MetricKind::Counter, Count, ["run_end"],
         "Runs that are over, by how they ended.";
-    STEERS "callsheet_steers_total" Kind::Counter, Count, [],
+    STEERS "callsheet_steers_total" MetricKind::Counter, Count, [],
         "Inputs that users gave to a run that was going on.";
-    RUNS_ACTIVE "callsheet_runs_active" Kind::Gauge, Count, [],
+    RUNS_ACTIVE "callsheet_runs_active" MetricKind::Gauge, Count, [],
         "Runs that are going on.";
-    QUEUED_INPUTS "callsheet_queued_inputs" Kind::Gauge, Count, [],
+    QUEUED_INPUTS "callsheet_queued_inputs" MetricKind::Gauge, Count, [],
         "Inputs that wait for a run of their session to end.";
-    CALLS_WAITING "callsheet_tool_calls_waiting" Kind::Gauge, Count, [],
+    CALLS_WAITING "callsheet_tool_calls_waiting" MetricKind::Gauge, Count, [],
         "Tool calls that wait for a place of their tool.";
-    THREADS_ABANDONED "callsheet_threads_abandoned" Kind::Gauge, Count, [],
+    THREADS_ABANDONED "callsheet_threads_abandoned" MetricKind::Gauge, Count, [],
         "Threads of blocking tools that were given up and have not come back.";
-    SESSIONS "callsheet_sessions" Kind::Gauge, Count, ["state"],
+    SESSIONS "callsheet_sessions" MetricKind::Gauge, Count, ["state"],
         "Open sessions by state.";
-    SESSIONS_MAX "callsheet_sessions_max" Kind::Gauge, Count, [],
+    SESSIONS_MAX "callsheet_sessions_max" MetricKind::Gauge, Count, [],
         "How many sessions there may be: max_sessions of the configuration.";
-    RUNS_MAX "callsheet_runs_max" Kind::Gauge, Count, [],
+    RUNS_MAX "callsheet_runs_max" MetricKind::Gauge, Count, [],
         "How many runs may go on at once: max_concurrent_runs of the configuration.";
-    JOURNAL_COMMIT "callsheet_journal_commit_seconds" Kind::Histogram(SHORT), Seconds, [],
+    JOURNAL_COMMIT "callsheet_journal_commit_seconds" MetricKind::Histogram(SHORT), Seconds, [],
         "Time of a transaction of the journal, without its fsync.";
-    JOURNAL_BATCH "callsheet_journal_commit_records" Kind::Histogram(RECORDS), Count, [],
+    JOURNAL_BATCH "callsheet_journal_commit_records" MetricKind::Histogram(RECORDS), Count, [],
         "Records that were stored in one transaction.";
-    JOURNAL_FSYNC "callsheet_journal_fsync_seconds" Kind::Histogram(SHORT), Seconds, [],
+    JOURNAL_FSYNC "callsheet_journal_fsync_seconds" MetricKind::Histogram(SHORT), Seconds, [],
         "Time of an fsync of the journal: one for each transaction, or with relaxed durability one for many.";
-    JOURNAL_QUEUED "callsheet_journal_queued" Kind::Gauge, Count, [],
+    JOURNAL_QUEUED "callsheet_journal_queued" MetricKind::Gauge, Count, [],
         "Batches of records that wait to be stored.";
-    JOURNAL_BYTES "callsheet_journal_size_bytes" Kind::Gauge, Bytes, [],
+    JOURNAL_BYTES "callsheet_journal_size_bytes" MetricKind::Gauge, Bytes, [],
         "What the journal takes on the disk.";
-    JOURNAL_FAILURES "callsheet_journal_failures_total" Kind::Counter, Count, [],
+    JOURNAL_FAILURES "callsheet_journal_failures_total" MetricKind::Counter, Count, [],
         "Sessions that left memory because a record of theirs could not be stored.";
-    RECOVERED "callsheet_runs_recovered_total" Kind::Counter, Count, [],
+    RECOVERED "callsheet_runs_recovered_total" MetricKind::Counter, Count, [],
         "Runs that went on after their host had ended.";
-    RECOVERY "callsheet_recovery_seconds" Kind::Gauge, Seconds, [],
+    RECOVERY "callsheet_recovery_seconds" MetricKind::Gauge, Seconds, [],
         "From the host's start until every unfinished run went on.";
-    WATCHERS "callsheet_watchers" Kind::Gauge, Count, [],
+    WATCHERS "callsheet_watchers" MetricKind::Gauge, Count, [],
         "Subscribers that listen to a session or to one of its runs.";
-    SUBSCRIBERS_LAGGED "callsheet_subscribers_lagged_total" Kind::Counter, Count, [],
+    SUBSCRIBERS_LAGGED "callsheet_subscribers_lagged_total" MetricKind::Counter, Count, [],
         "Subscribers that were too slow, were told to read again, and were let go.";
-    SPANS "callsheet_spans_total" Kind::Counter, Count, ["result"],
+    SPANS "callsheet_spans_total" MetricKind::Counter, Count, ["result"],
         "Spans of traces: exported, failed (the collector did not take them) or dropped (too many waited for it).";
-    WATCHER_QUEUE "callsheet_watcher_queue_events" Kind::Gauge, Count, [],
+    WATCHER_QUEUE "callsheet_watcher_queue_events" MetricKind::Gauge, Count, [],
         "Events that wait in the fullest queue of a subscriber; it is let go when 1,024 do.";
 
-    HOST_MAILBOX_WAIT "callsheet_host_mailbox_wait_seconds" Kind::Histogram(SHORT), Seconds, [],
+    HOST_MAILBOX_WAIT "callsheet_host_mailbox_wait_seconds" MetricKind::Histogram(SHORT), Seconds, [],
         "How long a message to the supervisor of all sessions waited in its mailbox, looked at every few seconds.";
-    EVENT_LOOP_LAG "callsheet_event_loop_lag_seconds" Kind::Histogram(SHORT), Seconds, [],
+    EVENT_LOOP_LAG "callsheet_event_loop_lag_seconds" MetricKind::Histogram(SHORT), Seconds, [],
         "How late a task was woken that sleeps a tenth of a second again and again.";
-    TASKS "callsheet_tasks" Kind::Gauge, Count, [],
+    TASKS "callsheet_tasks" MetricKind::Gauge, Count, [],
         "Tasks of the async runtime that are alive, those of actors included.";
-    TASKS_QUEUED "callsheet_tasks_queued" Kind::Gauge, Count, [],
+    TASKS_QUEUED "callsheet_tasks_queued" MetricKind::Gauge, Count, [],
         "Tasks that wait in the async runtime's common queue for a thread.";
-    MEMORY "process_resident_memory_bytes" Kind::Gauge, Bytes, [],
+    MEMORY "process_resident_memory_bytes" MetricKind::Gauge, Bytes, [],
         "Memory of the process that is in RAM.";
-    BUILD_INFO "callsheet_build_info" Kind::Gauge, Count, ["version"],
+    BUILD_INFO "callsheet_build_info" MetricKind::Gauge, Count, ["version"],
         "Always 1; the label is the version of the host.";
 }
 
@@ -264,7 +264,7 @@ mod tests {
         let names: BTreeSet<_> = ALL.iter().map(|metric| metric.name).collect();
         assert_eq!(names.len(), ALL.len());
         for metric in ALL {
-            let total = matches!(metric.kind, Kind::Counter | Kind::Sum);
+            let total = matches!(metric.kind, MetricKind::Counter | MetricKind::Sum);
             assert_eq!(metric.name.ends_with("_total"), total, "{}", metric.name);
             let seconds = metric.name.trim_end_matches("_total").ends_with("_seconds");
             assert_eq!(seconds, matches!(metric.unit, Unit::Seconds), "{}", metric.name);
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn bounds_rise() {
         for metric in ALL {
-            if let Kind::Histogram(bounds) = metric.kind {
+            if let MetricKind::Histogram(bounds) = metric.kind {
                 assert!(!bounds.is_empty(), "{}", metric.name);
                 assert!(bounds.windows(2).all(|pair| pair[0] < pair[1]), "{}", metric.name);
             }

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::ToolError;
 use crate::config::ToolEffect;
-use crate::context::View;
+use crate::context::VariablesTransaction;
 use crate::types::{CallKey, TraceContext};
 
 /// Receives the progress texts of a call. The caller that provides it bounds their number and size.
@@ -31,7 +31,7 @@ pub struct ToolContext {
 
 /// A call's view of the session's variables. The runtime keeps the other reference and collects
 /// the call's writes from it.
-pub type SharedVariableView = Arc<Mutex<View>>;
+pub type SharedVariableView = Arc<Mutex<VariablesTransaction>>;
 
 impl ToolContext {
     /// Makes a context. The runtime calls this for each call; tests of tools may too.

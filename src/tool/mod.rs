@@ -51,7 +51,7 @@ mod spec;
 
 use async_trait::async_trait;
 
-pub use crate::config::{Approval, StartPolicy, ToolEffect};
+pub use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
 pub use builtin::{
     AllowRule, BuiltinError, BuiltinOptions, Calculator, Clock, DnsLookup, GetVariable, HttpGet,
     HttpGetOptions, InvalidAllowRule, READ_BYTES_MAX, ReadFile, SetVariable, builtin,

@@ -36,7 +36,7 @@ mod tests {
     use async_trait::async_trait;
 
     use super::*;
-    use crate::config::{Approval, StartPolicy, ToolEffect};
+    use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
     use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput};
 
     struct NoOpTool;
@@ -68,7 +68,7 @@ mod tests {
             repeatable: Some(true),
             blocking: Some(true),
             timeout: Some(Duration::from_secs(2)),
-            approval: Some(Approval::AFTER),
+            approval: Some(ApprovalPolicy::AFTER),
             approval_timeout: Some(Duration::from_secs(3)),
             max_concurrent: NonZeroU32::new(4),
             ..ToolOverride::default()
@@ -83,7 +83,7 @@ mod tests {
             .blocking()
             .timeout(Duration::from_secs(2))
             .max_concurrent(4)
-            .approval(Approval::AFTER);
+            .approval(ApprovalPolicy::AFTER);
         let expected = ToolSpec { approval_timeout: Duration::from_secs(3), ..expected };
         assert_eq!(*registry.tool("no_op").expect("find").spec, expected);
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 
 use super::InputSchema;
-use crate::config::{Approval, StartPolicy, ToolEffect};
+use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
 
 /// Default of [`ToolSpec::approval_timeout`].
 const APPROVAL_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
@@ -36,7 +36,7 @@ pub struct ToolSpec {
     /// Time limit of one call; the agent's `tool_timeout` if `None`.
     pub timeout: Option<Duration>,
     /// Phases of a call that need a person's approval.
-    pub approval: Approval,
+    pub approval: ApprovalPolicy,
     /// Time limit of an approval; an expired approval counts as a rejection.
     pub approval_timeout: Duration,
     /// Number of its calls that may run at once in the whole host; unlimited if `None`.
@@ -65,7 +65,7 @@ impl ToolSpec {
             repeatable: false,
             blocking: false,
             timeout: None,
-            approval: Approval::NEVER,
+            approval: ApprovalPolicy::NEVER,
             approval_timeout: APPROVAL_TIMEOUT,
             max_concurrent: None,
         }
@@ -122,7 +122,7 @@ impl ToolSpec {
 
     /// Requires a person's approval of each call, within [`Self::approval_timeout`].
     #[must_use]
-    pub fn approval(mut self, approval: Approval) -> Self {
+    pub fn approval(mut self, approval: ApprovalPolicy) -> Self {
         self.approval = approval;
         self
     }

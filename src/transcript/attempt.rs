@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::RecordPosition;
 use crate::event::{ApprovalRequest, CallLabel};
-use crate::record::{Ending, PartialResponse, ResponseMessage, ShownPiece};
+use crate::record::{DisplayedSegment, PartialResponse, ResponseDisposition, ResponseMessage};
 use crate::types::{
     ApprovalPhase, CallKey, FinishReason, ProviderError, ReadSet, ResultNotes, ToolCall,
     ToolOutcome, Usage, Verdict, WriteSet,
@@ -62,7 +62,7 @@ pub struct AttemptResponse<'a> {
     /// The record.
     pub at: RecordPosition,
     /// How the response ended.
-    pub ending: Ending,
+    pub ending: ResponseDisposition,
     /// The message.
     pub message: &'a Arc<ResponseMessage>,
     /// The provider's finish reason.
@@ -72,7 +72,7 @@ pub struct AttemptResponse<'a> {
     /// The names of calls that were decoded but are not kept.
     pub dropped_calls: &'a [Arc<str>],
     /// The order in which watchers were shown its text and thinking.
-    pub shown: &'a [ShownPiece],
+    pub shown: &'a [DisplayedSegment],
 }
 
 /// What is recorded of a call, each list in the order of the records.

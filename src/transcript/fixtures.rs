@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::record::Entry;
+use crate::record::JournalEntry;
 use crate::record::{Record, Seq};
 use crate::types::SessionId;
 
@@ -11,10 +11,12 @@ pub(crate) fn session() -> SessionId {
 }
 
 /// Entries in their places, a second apart.
-pub(crate) fn entries(records: impl IntoIterator<Item = Record>) -> Vec<Entry> {
+pub(crate) fn entries(records: impl IntoIterator<Item = Record>) -> Vec<JournalEntry> {
     let numbered = records.into_iter().zip(1..);
     let time = |n: u64| 1_700_000_000_000 + n * 1_000;
-    numbered.map(|(record, n)| Entry { seq: Seq(n), time: time(n), shown: 0, record }).collect()
+    numbered
+        .map(|(record, n)| JournalEntry { seq: Seq(n), time: time(n), shown: 0, record })
+        .collect()
 }
 
 fn call(turn: u32, attempt: u32, index: u32, name: &str, arguments: Value) -> Value {

@@ -6,7 +6,7 @@ use super::{
     RecordPosition, RecordedOutcome, RecordedReport, RecordedRunEnd, RunStart, RunTranscript,
     SessionFork, SessionOpening, SteeredInput, StopRequest, Transcript, TurnCommit, TurnTranscript,
 };
-use crate::record::{Entry, Record};
+use crate::record::{JournalEntry, Record};
 use crate::types::CallKey;
 
 /// How far the times of records may fall when a clock is set back, in milliseconds: a day.
@@ -15,7 +15,7 @@ pub const TIME_FALL_MAX_MS: u64 = 24 * 60 * 60 * 1000;
 impl<'a> Transcript<'a> {
     /// Reads these entries.
     #[must_use]
-    pub fn read(entries: impl IntoIterator<Item = &'a Entry>) -> Self {
+    pub fn read(entries: impl IntoIterator<Item = &'a JournalEntry>) -> Self {
         let mut transcript = Self::default();
         entries.into_iter().for_each(|entry| transcript.push(entry));
         transcript
@@ -33,7 +33,7 @@ impl<'a> Transcript<'a> {
     }
 
     /// Reads the next entry.
-    pub fn push(&mut self, entry: &'a Entry) {
+    pub fn push(&mut self, entry: &'a JournalEntry) {
         let index = self.last.map_or(0, |last| last.index + 1);
         let at = RecordPosition { index, seq: entry.seq, time: entry.time };
         let expected = index as u64 + 1;

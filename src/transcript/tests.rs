@@ -2,7 +2,7 @@ use serde_json::json;
 
 use super::fixtures::{entries, rich};
 use super::*;
-use crate::record::{Ending, Entry, Record};
+use crate::record::{JournalEntry, Record, ResponseDisposition};
 use crate::types::{ApprovalPhase, ToolStatus, Verdict};
 
 /// The numbers of the turns of each run, and of the attempts of each turn.
@@ -49,7 +49,7 @@ fn records_are_read_as_runs_turns_attempts_and_calls() {
     let turn = &first.turns[0];
     assert!(turn.attempts[0].is_void() && !turn.attempts[1].is_void());
     assert_eq!(turn.attempts[1].start.unwrap().wait_ms, 500);
-    assert_eq!(turn.response().unwrap().ending, Ending::Well);
+    assert_eq!(turn.response().unwrap().ending, ResponseDisposition::Well);
     assert_eq!((turn.usage().input_tokens, turn.usage().output_tokens), (13, 5));
     assert_eq!(turn.usage(), turn.commit.unwrap().summary.usage);
     let pay = turn.call(turn.kept_calls()[1].key).unwrap();
@@ -159,7 +159,7 @@ fn a_record_that_does_not_fit_is_listed_and_the_rest_is_read() {
 
 #[test]
 fn numbers_and_times_are_checked() {
-    let read = |change: &dyn Fn(&mut Vec<Entry>)| {
+    let read = |change: &dyn Fn(&mut Vec<JournalEntry>)| {
         let mut entries = entries(rich());
         change(&mut entries);
         let transcript = Transcript::read(&entries);

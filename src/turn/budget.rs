@@ -4,9 +4,9 @@
 //! its [`Budget`] and ends as by a stop as soon as its response exceeds it.
 
 use super::call::TurnCall;
-use super::effect::{CancelReason, Effect, TurnEnd};
+use super::effect::{CancelReason, TurnAction, TurnEnd};
 use super::{Turn, TurnStage};
-use crate::record::Ending;
+use crate::record::ResponseDisposition;
 use crate::response::ExchangeEnd;
 use crate::response::classify_ending;
 
@@ -49,13 +49,13 @@ impl Turn {
             return false;
         }
         let is_cut = match classify_ending(&self.response, ExchangeEnd::Closed) {
-            Ok(Ending::Refused) => false,
+            Ok(ResponseDisposition::Refused) => false,
             Ok(
-                Ending::Well
-                | Ending::Length
-                | Ending::BrokeKept
-                | Ending::Excess
-                | Ending::Cancelled,
+                ResponseDisposition::Well
+                | ResponseDisposition::Length
+                | ResponseDisposition::BrokeKept
+                | ResponseDisposition::Excess
+                | ResponseDisposition::Cancelled,
             ) => self.calls.iter().any(TurnCall::is_kept),
             Err(_) => true,
         };
@@ -92,8 +92,8 @@ impl Turn {
     }
 
     fn cut_off_over_budget(&mut self) {
-        self.outbox.push_back(Effect::Disconnect);
-        self.conclude(Ending::Cancelled, Some(CancelReason::Budget));
+        self.effects.perform(TurnAction::Disconnect);
+        self.conclude(ResponseDisposition::Cancelled, Some(CancelReason::Budget));
     }
 
     /// Returns the tokens of the failed attempts and of the current response.

@@ -10,14 +10,14 @@ use serde_json::json;
 use super::{Budget, ModelPlan, ModelPlans, TurnRecord, TurnRules, TurnSpec};
 use crate::config::Limits;
 use crate::context::{History, Variables};
-use crate::record::{Entry, Record, Seq};
+use crate::record::{JournalEntry, Record, Seq};
 pub(crate) use crate::response::fixtures::{call, finish, text};
-use crate::tool::{Approval, InputSchema, ToolSpec};
+use crate::tool::{ApprovalPolicy, InputSchema, ToolSpec};
 use crate::types::{Execution, ModelOrigin, SessionId, Usage, Wire};
 use crate::wire::{CallDelta, Delta};
 
 /// People are asked whether it may run, and whether its result may be seen.
-const BOTH: Approval = Approval { before: true, after: true };
+const BOTH: ApprovalPolicy = ApprovalPolicy { before: true, after: true };
 
 /// One tool of each kind, by its name. Those in the second and third part use variables; of those
 /// in the third, and in the fourth, people are asked. The last two have everything at once.
@@ -48,14 +48,14 @@ pub(crate) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
         tool("set"),
         tool("swap").start_on_seal(),
         tool("set_y"),
-        tool("get_asked").pure().approval(Approval::BEFORE),
-        tool("bump_reviewed").pure().approval(Approval::AFTER),
+        tool("get_asked").pure().approval(ApprovalPolicy::BEFORE),
+        tool("bump_reviewed").pure().approval(ApprovalPolicy::AFTER),
         tool("add_both").approval(BOTH),
-        tool("asked_pure").pure().approval(Approval::BEFORE),
-        tool("asked").approval(Approval::BEFORE),
-        tool("reviewed_pure").pure().approval(Approval::AFTER),
-        tool("reviewed").approval(Approval::AFTER),
-        tool("reviewed_seal").start_on_seal().approval(Approval::AFTER),
+        tool("asked_pure").pure().approval(ApprovalPolicy::BEFORE),
+        tool("asked").approval(ApprovalPolicy::BEFORE),
+        tool("reviewed_pure").pure().approval(ApprovalPolicy::AFTER),
+        tool("reviewed").approval(ApprovalPolicy::AFTER),
+        tool("reviewed_seal").start_on_seal().approval(ApprovalPolicy::AFTER),
         tool("both").approval(BOTH),
         tool("bump_capped").pure().max_concurrent(1),
         tool("add_capped").approval(BOTH).max_concurrent(1),
@@ -115,8 +115,8 @@ pub(crate) fn usage(tokens: u64) -> Delta {
 
 /// The records as they are read from the journal: behind the record `after`, each appended at its
 /// time.
-pub(crate) fn entries(after: u64, records: &[(Record, u64)]) -> Vec<Entry> {
-    let entry = |((record, time), seq): (&(Record, u64), u64)| Entry {
+pub(crate) fn entries(after: u64, records: &[(Record, u64)]) -> Vec<JournalEntry> {
+    let entry = |((record, time), seq): (&(Record, u64), u64)| JournalEntry {
         seq: Seq(seq),
         time: *time,
         shown: 0,
@@ -135,9 +135,10 @@ fn read_again(record: &Record) -> Record {
         if let Some(read) = known.get(record) {
             return read.clone();
         }
-        let entry = Entry { seq: Seq(1), time: 0, shown: 0, record: record.clone() };
+        let entry = JournalEntry { seq: Seq(1), time: 0, shown: 0, record: record.clone() };
         let session = SessionId::parse("s").unwrap();
-        let read = Entry::read(&session, entry.seq, entry.time, &entry.body()).unwrap().record;
+        let read =
+            JournalEntry::read(&session, entry.seq, entry.time, &entry.body()).unwrap().record;
         if known.len() == KNOWN_MAX {
             known.clear();
         }

@@ -52,7 +52,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -64,14 +64,14 @@ pub use budget::{Budget, LimitHit};
 pub(crate) use budget::{MAX_CALLS, MAX_TOKENS};
 pub use committed::results_so_far;
 pub use effect::{
-    ApprovalDecision, ApprovalError, AttemptPlan, CancelReason, Effect, ModelPlan, ModelPlans,
-    PermitReply, ToolCompletion, TurnEnd, TurnRecord, TurnRules, TurnSpec,
+    ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, ModelPlan,
+    ModelPlans, PermitReply, ToolCompletion, TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec,
 };
 pub use initial_calls::InitialCallsTurn;
 pub use replay::Difference;
 
 use crate::event::{CallLabel, Event};
-use crate::record::{Ending, ResponseMessage};
+use crate::record::{ResponseDisposition, ResponseMessage};
 
 use crate::response::{DisplayOrder, ExchangeEnd, ResponseAssembler, classify_ending};
 use crate::types::{ApprovalPhase, CallKey, FinishReason, Judgement, ToolOutcome, Usage};
@@ -79,6 +79,7 @@ use crate::wire::Delta;
 use attempts::Attempts;
 use call::{CallPhase, TurnCall};
 use clock::TurnClock;
+use effect::{DeferredEffect, EffectQueue};
 use isolation::VisibleVariables;
 use reassembly::Reassembly;
 #[cfg(test)]
@@ -117,19 +118,7 @@ pub struct Turn {
     usage: Usage,
     reassembly: Reassembly,
     clock: TurnClock,
-    outbox: VecDeque<Effect>,
-    /// Effects that wait until so many records are durable; the numbers never fall.
-    held: VecDeque<(u64, DeferredEffect)>,
-    records: u64,
-}
-
-/// What waits until a record is durable.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::large_enum_variant, reason = "nearly all are of the large kind")]
-enum DeferredEffect {
-    Perform(Effect),
-    /// The intent of this call has to be durable.
-    Begin(CallKey),
+    effects: EffectQueue,
 }
 
 /// How far the turn has come.
@@ -139,7 +128,7 @@ enum TurnStage {
     AwaitingResponse,
     /// The response's ending is known; its calls may still run.
     ResponseEnded {
-        ending: Ending,
+        ending: ResponseDisposition,
         message: Option<Arc<ResponseMessage>>,
         cancelled: Option<CancelReason>,
     },
@@ -204,7 +193,7 @@ impl Turn {
         self.response.end(false);
         match classify_ending(&self.response, end) {
             Ok(ending) => {
-                if ending == Ending::Well {
+                if ending == ResponseDisposition::Well {
                     let changes = self.response.end(true);
                     self.handle_changes(changes);
                 }
@@ -252,14 +241,9 @@ impl Turn {
     /// from which it was resumed do not count.
     pub fn handle_recorded(&mut self, now: Duration, upto: u64) {
         self.clock.advance(now);
-        while let Some((_, held)) = self.held.pop_front_if(|(needs, _)| *needs <= upto) {
-            match held {
-                DeferredEffect::Perform(effect) => self.outbox.push_back(effect),
-                DeferredEffect::Begin(key) => {
-                    if let Some(index) = self.position(key) {
-                        self.start_intended(index);
-                    }
-                }
+        while let Some(key) = self.effects.handle_recorded(upto) {
+            if let Some(index) = self.position(key) {
+                self.start_intended(index);
             }
         }
         self.advance();
@@ -304,8 +288,8 @@ impl Turn {
         self.clock.advance(now);
         match &mut self.stage {
             TurnStage::AwaitingResponse => {
-                self.outbox.push_back(Effect::Disconnect);
-                self.conclude(Ending::Cancelled, Some(why));
+                self.effects.perform(TurnAction::Disconnect);
+                self.conclude(ResponseDisposition::Cancelled, Some(why));
             }
             TurnStage::ResponseEnded { cancelled, .. } => {
                 cancelled.get_or_insert(why);
@@ -319,7 +303,7 @@ impl Turn {
     /// Whether something waits until records are stored: a start, a result or the commit.
     #[must_use]
     pub fn waits_for_records(&self) -> bool {
-        !self.held.is_empty()
+        self.effects.deferred().len() > 0
     }
 
     /// Whether all that waits is the commit of a turn that called nothing. Nothing has happened
@@ -327,16 +311,16 @@ impl Turn {
     /// that its end is stored with it.
     #[must_use]
     pub fn may_commit_early(&self) -> bool {
-        let mut held = self.held.iter();
-        let is_commit = |held: &(u64, DeferredEffect)| {
-            matches!(held.1, DeferredEffect::Perform(Effect::Commit(_)))
+        let mut deferred = self.effects.deferred();
+        let is_commit = |(_, deferred): &(u64, DeferredEffect)| {
+            matches!(deferred, DeferredEffect::Queue(Effect::Perform(TurnAction::Commit(_))))
         };
-        self.calls.is_empty() && held.next().is_some_and(is_commit) && held.next().is_none()
+        self.calls.is_empty() && deferred.next().is_some_and(is_commit) && deferred.len() == 0
     }
 
     /// The next thing to be done, until there is none.
     pub fn poll(&mut self) -> Option<Effect> {
-        self.outbox.pop_front()
+        self.effects.poll()
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout), since the turn began.
@@ -367,7 +351,7 @@ impl Turn {
         let Some(call) = self.calls.get(index) else { return };
         let timeout = deadline.saturating_sub(call.started_at.unwrap_or(deadline));
         let outcome = model_messages::timed_out(call, timeout);
-        self.outbox.push_back(Effect::Abort(call.key()));
+        self.effects.perform(TurnAction::Abort(call.key()));
         self.end_call(index, outcome);
         self.tell_time("tool_timeout", timeout, "timed_out");
     }
@@ -408,9 +392,7 @@ impl Turn {
             usage: Usage::default(),
             reassembly: Reassembly::default(),
             clock: TurnClock::default(),
-            outbox: VecDeque::new(),
-            held: VecDeque::new(),
-            records: 0,
+            effects: EffectQueue::default(),
             spec: Arc::new(spec),
         }
     }

@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use callsheet::config::{BaseUrl, Config, ToolPattern};
-use callsheet::journal::{Breach, Entry, JournalError, JournalReader, Listing, verify};
+use callsheet::journal::{
+    Breach, JournalEntry, JournalError, JournalReader, StoredSessionFilter, verify,
+};
 use callsheet::record::Seq;
 use callsheet::rehearsal::{Rehearsal, Script};
 use callsheet::runtime::{Host, HostError, HostSetup};
@@ -77,7 +79,7 @@ impl Kept {
             loop {
                 match Served::start(self.setup(host, rest)).await {
                     // The last host's actors are still ending.
-                    Err(HostError::Journal(JournalError::Held { .. })) => {
+                    Err(HostError::Journal(JournalError::Locked { .. })) => {
                         tokio::time::sleep(Duration::from_millis(2)).await;
                     }
                     started => return started.unwrap(),
@@ -88,7 +90,7 @@ impl Kept {
     }
 
     /// What is stored of a session.
-    pub(crate) fn entries(&self, session: &str) -> Vec<Entry> {
+    pub(crate) fn entries(&self, session: &str) -> Vec<JournalEntry> {
         entries(&self.dir, session)
     }
 
@@ -114,7 +116,7 @@ impl Drop for Kept {
 }
 
 /// What is stored of a session in a data directory.
-pub(crate) fn entries(dir: &Path, session: &str) -> Vec<Entry> {
+pub(crate) fn entries(dir: &Path, session: &str) -> Vec<JournalEntry> {
     JournalReader::open(dir).unwrap().read(&id(session), Seq(0)).unwrap()
 }
 
@@ -122,7 +124,8 @@ pub(crate) fn entries(dir: &Path, session: &str) -> Vec<Entry> {
 pub(crate) fn verified(dir: &Path) -> Vec<(SessionId, Vec<Breach>)> {
     let journal = JournalReader::open(dir).unwrap();
     assert_eq!(journal.check().unwrap(), Vec::<String>::new());
-    let all = journal.list(&Listing::default()).unwrap().into_iter().map(|stored| stored.id);
+    let all =
+        journal.list(&StoredSessionFilter::default()).unwrap().into_iter().map(|stored| stored.id);
     all.map(|id| {
         let breaches = verify(&id, &journal.read(&id, Seq(0)).unwrap());
         (id, breaches)

@@ -13,7 +13,7 @@ use std::time::Duration;
 use callsheet::config::{BaseUrl, Config, JournalEngine};
 use callsheet::rehearsal::{ReceivedRequest, Rehearsal, Script};
 use callsheet::runtime::{Host, HostCounts, HostSetup, OpenSession, RunReport, SessionHandle};
-use callsheet::telemetry::{Delivery, Subscription};
+use callsheet::telemetry::{FeedItem, Subscription};
 use callsheet::tool::ToolRegistry;
 use callsheet::types::{Execution, Wire};
 use futures::StreamExt;
@@ -115,7 +115,7 @@ pub(crate) async fn events(mut subscription: Subscription) -> Vec<Value> {
     let mut seen = Vec::new();
     within(async {
         while let Some(delivery) = subscription.next().await {
-            let Delivery::Event(published) = delivery else { panic!("too slow") };
+            let FeedItem::Event(published) = delivery else { panic!("too slow") };
             for event in published.public() {
                 seen.push(serde_json::from_str(&event.json).unwrap());
             }
@@ -131,7 +131,7 @@ pub(crate) async fn events(mut subscription: Subscription) -> Vec<Value> {
 /// Waits for a public event.
 pub(crate) async fn until_event(subscription: &mut Subscription, is_it: impl Fn(&Value) -> bool) {
     within(async {
-        while let Some(Delivery::Event(published)) = subscription.next().await {
+        while let Some(FeedItem::Event(published)) = subscription.next().await {
             let mut public = published.public();
             if public.any(|event| is_it(&serde_json::from_str(&event.json).unwrap())) {
                 return;

@@ -4,7 +4,7 @@
 //! or in a code span of that kind.
 
 use super::{counted, how_long, images, question, tokens, when, word};
-use crate::journal::Entry;
+use crate::journal::JournalEntry;
 use crate::transcript::{
     AttemptResponse, AttemptTranscript, CallTranscript, RecordPosition, RecordedOutcome,
     RecordedRunEnd, RunTranscript, Transcript, TurnTranscript,
@@ -18,7 +18,7 @@ const RESULT_CHARS: usize = 200;
 const SPAN_CHARS: usize = 500;
 
 /// Formats the session's log, piece by piece.
-pub fn markdown(session: &SessionId, entries: &[Entry]) -> impl Iterator<Item = String> {
+pub fn markdown(session: &SessionId, entries: &[JournalEntry]) -> impl Iterator<Item = String> {
     let transcript = Transcript::read(entries);
     let mut log = MarkdownLog::default();
     log.add_transcript(&transcript);
@@ -27,7 +27,7 @@ pub fn markdown(session: &SessionId, entries: &[Entry]) -> impl Iterator<Item = 
     std::iter::once(title).chain(log.pieces.into_iter().map(|(_, piece)| piece))
 }
 
-fn title(session: &SessionId, entries: &[Entry], transcript: &Transcript<'_>) -> String {
+fn title(session: &SessionId, entries: &[JournalEntry], transcript: &Transcript<'_>) -> String {
     let mut title = format!("# Session {}\n\n", span(session.as_str()));
     if let (Some(first), Some(last)) = (entries.first(), entries.last()) {
         if let Some(opening) = transcript.opening {

@@ -15,7 +15,7 @@ pub use markdown::markdown;
 pub use text::text;
 pub use timeline::{TimelineStyle, timeline};
 
-use super::Entry;
+use super::JournalEntry;
 use crate::config::Limits;
 use crate::context::History;
 use crate::session::{RebuildError, Rebuilt};
@@ -24,7 +24,7 @@ use crate::types::{ApprovalPhase, Content, ContentPart, Usage};
 /// Formats an entry as a line with one JSON object: `seq, time, type` and the record's own fields.
 #[must_use]
 #[expect(clippy::expect_used, reason = "plain data with text keys always has a JSON form")]
-pub fn jsonl(entry: &Entry) -> String {
+pub fn jsonl(entry: &JournalEntry) -> String {
     let mut line = serde_json::to_string(entry).expect("plain data");
     line.push('\n');
     line
@@ -37,7 +37,7 @@ pub fn jsonl(entry: &Entry) -> String {
 /// # Errors
 /// When a record contradicts the ones before it.
 #[expect(clippy::expect_used, reason = "messages always have a JSON form")]
-pub fn openai(entries: &[Entry]) -> Result<String, RebuildError> {
+pub fn openai(entries: &[JournalEntry]) -> Result<String, RebuildError> {
     let (messages, _) = whole_history(entries)?.request_messages();
     let lines = messages.iter().map(|message| {
         let mut message = serde_json::to_value(message).expect("a message");
@@ -52,7 +52,7 @@ pub fn openai(entries: &[Entry]) -> Result<String, RebuildError> {
 }
 
 /// The history that a host rebuilds from these records, with whole results.
-pub(super) fn whole_history(entries: &[Entry]) -> Result<History, RebuildError> {
+pub(super) fn whole_history(entries: &[JournalEntry]) -> Result<History, RebuildError> {
     let limits = Limits { max_result_bytes: usize::MAX, ..Limits::default() };
     Ok(Rebuilt::fold(entries, &|_| limits.clone())?.history)
 }

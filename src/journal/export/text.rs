@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::{counted, how_long, images, question, tokens, when, word};
-use crate::journal::Entry;
+use crate::journal::JournalEntry;
 use crate::record::ResponseMessage;
 use crate::transcript::{
     AttemptResponse, AttemptStart, AttemptTranscript, CallTranscript, RecordPosition,
@@ -23,7 +23,7 @@ const WORD_COLUMNS: usize = 9;
 type Description = (&'static str, Vec<String>);
 
 /// Formats the records, each as its lines.
-pub fn text(entries: &[Entry]) -> impl Iterator<Item = String> + '_ {
+pub fn text(entries: &[JournalEntry]) -> impl Iterator<Item = String> + '_ {
     let columns = entries.last().map_or(1, |entry| entry.seq.to_string().len());
     let mut log = TextLog::default();
     log.describe(&Transcript::read(entries));
@@ -44,7 +44,7 @@ pub fn text(entries: &[Entry]) -> impl Iterator<Item = String> + '_ {
 }
 
 /// Describes a record that does not fit to those before it.
-fn unplaced(entry: &Entry) -> Description {
+fn unplaced(entry: &JournalEntry) -> Description {
     ("misplaced", vec![brief(&serde_json::to_string(&entry.record).unwrap_or_default())])
 }
 

@@ -22,16 +22,16 @@ mod turn;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::export::whole_history;
-use crate::context::{History, Seed};
+use crate::context::{History, InitialHistory};
 use crate::message::Message;
-use crate::record::Entry;
+use crate::record::JournalEntry;
 use crate::transcript::{Breach, Invariant, RecordPosition, Transcript};
 use crate::types::{CallKey, RunId, SessionId};
 
 /// Returns the breaches in a session's records, in their order. A run that has not ended is no
 /// breach: see [`unfinished`].
 #[must_use]
-pub fn verify(session: &SessionId, entries: &[Entry]) -> Vec<Breach> {
+pub fn verify(session: &SessionId, entries: &[JournalEntry]) -> Vec<Breach> {
     let transcript = Transcript::read(entries);
     let mut verifier = Verifier {
         session,
@@ -52,7 +52,7 @@ pub fn verify(session: &SessionId, entries: &[Entry]) -> Vec<Breach> {
 
 /// The run that is open at the end of these records.
 #[must_use]
-pub fn unfinished(entries: &[Entry]) -> Option<&RunId> {
+pub fn unfinished(entries: &[JournalEntry]) -> Option<&RunId> {
     Transcript::read(entries).open_run()?.id()
 }
 
@@ -83,8 +83,10 @@ impl Verifier<'_, '_> {
     fn check_session(&mut self) {
         let transcript = self.transcript;
         if let Some(opening) = transcript.opening {
-            match Seed::parse(opening.messages) {
-                Ok(seed) => self.opens_with_calls = History::seeded(seed).open_calls().is_some(),
+            match InitialHistory::parse(opening.messages) {
+                Ok(seed) => {
+                    self.opens_with_calls = History::from_initial(seed).open_calls().is_some()
+                }
                 Err(error) => {
                     self.require(false, opening.at, Invariant::Pairing, || error.to_string());
                 }
@@ -105,7 +107,7 @@ impl Verifier<'_, '_> {
     }
 
     /// Checks that the history which these records fold to can be sent without repairs.
-    fn check_history(&mut self, entries: &[Entry]) {
+    fn check_history(&mut self, entries: &[JournalEntry]) {
         let at = self.transcript.last().unwrap_or_default();
         let history = match whole_history(entries) {
             Ok(history) => history,

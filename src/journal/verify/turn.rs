@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Verifier;
-use crate::record::{Ending, TurnEnd};
+use crate::record::{ResponseDisposition, TurnEnd};
 use crate::transcript::{
     AttemptResponse, AttemptTranscript, CallTranscript, Invariant, RunTranscript, TurnCommit,
     TurnTranscript,
@@ -46,7 +46,7 @@ impl<'a> Verifier<'_, 'a> {
             });
         }
         let broke = attempt.failure.map(|failure| failure.kept);
-        let fits = broke == (response.ending == Ending::BrokeKept).then_some(true);
+        let fits = broke == (response.ending == ResponseDisposition::BrokeKept).then_some(true);
         self.require(fits, response.at, Invariant::Response, || {
             "a response is the part of a broken attempt if and only if its attempt broke".to_owned()
         });
@@ -87,10 +87,14 @@ impl<'a> Verifier<'_, 'a> {
         response: &AttemptResponse<'a>,
     ) {
         let at = response.at;
-        let drops_calls = matches!(response.ending, Ending::Refused | Ending::BrokeKept);
+        let drops_calls = matches!(
+            response.ending,
+            ResponseDisposition::Refused | ResponseDisposition::BrokeKept
+        );
         for (key, call) in attempt.calls.iter().filter(|(key, _)| !response.keeps(**key)) {
             self.require(drops_calls, at, Invariant::Outcome, || format!("{key} is not kept"));
-            let is_lost = response.ending == Ending::BrokeKept && !call.intents.is_empty();
+            let is_lost =
+                response.ending == ResponseDisposition::BrokeKept && !call.intents.is_empty();
             self.require(!is_lost, at, Invariant::Response, || {
                 format!("the message does not hold {key}, which was intended")
             });
@@ -100,7 +104,7 @@ impl<'a> Verifier<'_, 'a> {
                 attempt.calls.get(&call.key).into_iter().flat_map(|known| &known.intents);
             let first = intents.clone().next();
             let has_effects = first.is_some_and(|intent| intent.at.is_before(at));
-            let is_refused = response.ending == Ending::Refused;
+            let is_refused = response.ending == ResponseDisposition::Refused;
             self.require(has_effects || !is_refused, at, Invariant::Response, || {
                 format!("{} is kept of a refusal, and has no effects", call.key)
             });
@@ -166,9 +170,11 @@ fn end_fits(end: &TurnEnd, turn: &TurnTranscript<'_>) -> bool {
     };
     is_cancelled
         || match response.ending {
-            Ending::Well | Ending::Length | Ending::BrokeKept => *end == TurnEnd::Finished,
-            Ending::Refused => *end == TurnEnd::Refused,
-            Ending::Excess => matches!(end, TurnEnd::Failed(_)),
-            Ending::Cancelled => false,
+            ResponseDisposition::Well
+            | ResponseDisposition::Length
+            | ResponseDisposition::BrokeKept => *end == TurnEnd::Finished,
+            ResponseDisposition::Refused => *end == TurnEnd::Refused,
+            ResponseDisposition::Excess => matches!(end, TurnEnd::Failed(_)),
+            ResponseDisposition::Cancelled => false,
         }
 }

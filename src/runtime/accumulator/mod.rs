@@ -23,8 +23,8 @@ use super::supervisor::{ToolOrder, ToolSupervisor};
 use super::task::Task;
 use super::tool::failed;
 use crate::event::EventId;
-use crate::journal::{Noted, SessionLog, unix_ms};
-use crate::turn::{ApprovalError, Effect, PermitReply, ToolCompletion, Turn};
+use crate::journal::{PendingRecord, SessionLog, unix_ms};
+use crate::turn::{ApprovalError, AttemptPlan, Effect, PermitReply, ToolCompletion, Turn};
 use crate::types::{ApprovalPhase, CallKey, FailureKind, RunId, RunTrace};
 use batch::TurnBatch;
 
@@ -68,7 +68,9 @@ struct Current {
     trace: Option<Arc<RunTrace>>,
     /// Let go when the turn is over, so that the history is the session's alone again.
     request: Option<Arc<ModelRequest>>,
-    idempotency_scope: String,
+    /// The request to send when all effects are performed: a task that is aborted right away may
+    /// have sent its request by then.
+    next_request: Option<AttemptPlan>,
     /// What is to be done about its calls.
     orders: VecDeque<ToolOrder>,
     /// The places of tools with a cap that calls have or wait for, until they start.
@@ -158,7 +160,7 @@ impl Actor for AccumulatorActor {
 impl Current {
     fn begin(start: TurnStart) -> Self {
         let TurnStart { spec, run, agent, trace, request, resume, cancel } = start;
-        let (number, idempotency_scope) = (spec.number, spec.idempotency_scope.clone());
+        let number = spec.number;
         let turn = match resume {
             None => {
                 let mut turn = Turn::new(spec);
@@ -177,7 +179,7 @@ impl Current {
             agent,
             trace,
             request: Some(request),
-            idempotency_scope,
+            next_request: None,
             orders: VecDeque::new(),
             places: HashMap::new(),
             pass: None,
@@ -187,10 +189,6 @@ impl Current {
             shown: EventId::default(),
             told: Default::default(),
         }
-    }
-
-    fn idempotency_key(&self, key: CallKey) -> String {
-        format!("{}/{key}", self.idempotency_scope)
     }
 }
 
@@ -308,9 +306,6 @@ impl State {
     /// Performs what the machine asks for, until it asks for nothing more that can be had now.
     fn settle(&mut self, myself: &ActorRef<AccumulatorMessage>) {
         let Some(current) = self.current.as_mut() else { return };
-        // The exchange to begin, unless it is called off before anything more happens: a task
-        // that is aborted right away may have sent its request by then.
-        let mut request = None;
         let batch = &mut self.batch;
         loop {
             // First, so that whoever hears of a question finds it in the snapshot.
@@ -318,25 +313,13 @@ impl State {
             while let Some(effect) = current.turn.poll() {
                 match effect {
                     Effect::Record(record) => {
-                        batch.records.push(Noted { record, shown: current.shown.bytes });
+                        batch.records.push(PendingRecord { record, shown: current.shown.bytes });
                     }
-                    Effect::Request(_) => request = Some(effect),
-                    Effect::RequestToolPermit { key, tool } => {
-                        let place = self.setup.reserve(key, &tool, current, myself);
-                        current.turn.handle_tool_permit(current.began.elapsed(), key, place);
+                    Effect::Emit(event) => {
+                        current.shown = current.shown.after(&event, None);
+                        batch.push_event(event, &self.setup, current);
                     }
-                    Effect::Emit(ref event) => {
-                        current.shown = current.shown.after(event, None);
-                        batch.push(effect, &self.setup, current, myself);
-                    }
-                    Effect::Disconnect => {
-                        request = None;
-                        batch.push(effect, &self.setup, current, myself);
-                    }
-                    Effect::Start(..)
-                    | Effect::ReleaseToolPermit(_)
-                    | Effect::Abort(_)
-                    | Effect::Commit(_) => batch.push(effect, &self.setup, current, myself),
+                    Effect::Perform(action) => self.setup.perform(action, current, myself),
                 }
             }
             if batch.records.is_empty() || !self.setup.store(batch, current, myself) {
@@ -345,9 +328,7 @@ impl State {
             current.stored = current.records;
             current.turn.handle_recorded(current.began.elapsed(), current.records);
         }
-        if let Some(request) = request {
-            self.setup.perform(request, None, current, myself);
-        }
+        self.setup.send_request(current, myself);
         self.arm(myself);
     }
 

@@ -10,9 +10,9 @@ use serde_json::Value;
 use super::inputs::QueuedRun;
 use super::run::NewRun;
 use super::{Closing, SessionActor, State};
-use crate::context::{History, Seed, Variables};
+use crate::context::{History, InitialHistory, Variables};
 use crate::journal::{SessionLog, Urgency};
-use crate::record::{Entry, Record, Seq, StopMode};
+use crate::record::{JournalEntry, Record, Seq, StopMode};
 use crate::runtime::agent::Agent;
 use crate::runtime::error::HostError;
 use crate::runtime::message::SessionMessage;
@@ -42,7 +42,7 @@ pub(in crate::runtime) enum Beginning {
     /// It was asleep, or in another process.
     Rebuilt(Box<Rebuilt>),
     /// It begins with the records of another one.
-    Forked(Box<Rebuilt>, Vec<Entry>),
+    Forked(Box<Rebuilt>, Vec<JournalEntry>),
 }
 
 impl Opening {
@@ -135,7 +135,8 @@ impl State {
         match beginning {
             Beginning::New { messages } => {
                 // They were checked when the session was asked for.
-                state.history = History::seeded(Seed::parse(&messages).unwrap_or_default());
+                state.history =
+                    History::from_initial(InitialHistory::parse(&messages).unwrap_or_default());
                 let agent = state.agent.name.clone();
                 let opened = Record::SessionOpened { agent, messages };
                 let (last, _) = state.log.append(vec![opened], Urgency::Lazy, || ());

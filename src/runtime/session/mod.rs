@@ -343,14 +343,14 @@ impl State {
             turn: self.turn,
             suspended: false,
             approvals: run.open.approvals.clone(),
-            results: self.results_so_far(run),
+            results: self.results_so_far(&run.id, run.turn_after),
         });
         let suspended = self.suspended.as_ref().map(|run| CurrentRun {
             run_id: run.id.clone(),
             turn: self.turn,
             suspended: true,
-            approvals: Vec::new(),
-            results: Vec::new(),
+            approvals: self.recorded_approvals(run.turn_after),
+            results: self.results_so_far(&run.id, run.turn_after),
         });
         let current_run = current_run.or(suspended);
         let state = if current_run.is_some() { SessionState::Running } else { SessionState::Idle };
@@ -359,7 +359,7 @@ impl State {
             agent: self.agent.name.clone(),
             state,
             seq: self.log.last(),
-            history: self.history.shown(),
+            history: self.history.display_messages(),
             variables: self.variables.clone(),
             current_run,
             queued: self.queued_inputs(),

@@ -14,7 +14,7 @@ use super::open::OpenTurn;
 use crate::config::RunOverrides;
 use crate::event::{Event, RunStats};
 use crate::journal::{Urgency, unix_ms};
-use crate::record::{Entry, Record, RequestKey, Seq, StopMode};
+use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
 use crate::runtime::agent::Agent;
 use crate::runtime::gauge::Held;
@@ -25,7 +25,7 @@ use crate::runtime::message::{
 use crate::runtime::report::CallReport;
 use crate::runtime::stream::{StreamActor, StreamSetup};
 use crate::session::{Continue, OpenRun, Run, TurnPlan};
-use crate::telemetry::{Recorded, TracedRun};
+use crate::telemetry::{RecordPosition, TracedRun};
 use crate::turn::{CancelReason, TurnSpec};
 use crate::types::{Content, RunId, RunTrace, TraceContext};
 
@@ -223,7 +223,7 @@ impl State {
             model: rules.models.first().origin.model.clone(),
             execution: rules.execution,
         };
-        let record = Recorded { seq, time, shown: 0 };
+        let record = RecordPosition { seq, time, shown: 0 };
         self.publisher.publish_recorded(&id, self.turn, event, record);
         match seeded {
             Some(seeded) => self.begin_seeded_turn(plan, seeded, record),
@@ -325,7 +325,7 @@ impl State {
     }
 
     /// Gives the turn to the accumulator: a new one, or one that goes on from its records.
-    pub(super) fn hand_out_turn(&self, resume: Option<Vec<Arc<Entry>>>) {
+    pub(super) fn hand_out_turn(&self, resume: Option<Vec<Arc<JournalEntry>>>) {
         let Some(run) = self.run.as_ref() else { return };
         let (messages, repairs) = self.history.request_messages();
         if repairs > 0 {

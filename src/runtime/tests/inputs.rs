@@ -5,7 +5,7 @@ use super::engine::{Engine, entries};
 use super::provider::{Reply, says, text};
 use super::*;
 use crate::config::{Limits, RunOverrides};
-use crate::journal::{Entry, MemoryJournal};
+use crate::journal::{JournalEntry, MemoryJournal};
 use crate::message::Message;
 use crate::record::Record;
 use crate::session::Rebuilt;
@@ -24,7 +24,7 @@ impl Moment {
         let moment = Arc::clone(self);
         Engine::new(move |inner, batch| {
             let is_commit =
-                |entry: &Arc<Entry>| matches!(entry.record, Record::TurnCommitted { .. });
+                |entry: &Arc<JournalEntry>| matches!(entry.record, Record::TurnCommitted { .. });
             let commits = batch.entries.iter().any(is_commit);
             if commits && let Some(act) = moment.before.lock().take() {
                 act();

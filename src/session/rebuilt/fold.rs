@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use super::{Continue, IdempotencyKeys, OpenRun, QueuedRun, RebuildError, Rebuilt, RequestEffect};
 use crate::config::{Limits, RunOverrides};
-use crate::context::{History, Seed, Variables};
+use crate::context::{History, InitialHistory, Variables};
 use crate::event::{RunStats, TurnSummary};
-use crate::record::{Entry, Record, RequestKey, Seq, StopMode, TurnEnd};
+use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode, TurnEnd};
 use crate::session::run::{FollowUp, Run, RunNext, TurnPlan};
 use crate::turn::TurnRecord;
 use crate::turn::committed::Gathered;
@@ -18,7 +18,7 @@ use crate::types::{Content, RunId, Usage};
 
 /// A session up to a record.
 pub(super) struct Fold<'a> {
-    rest: std::slice::Iter<'a, Entry>,
+    rest: std::slice::Iter<'a, JournalEntry>,
     limits: &'a dyn Fn(&RunOverrides) -> Limits,
     session: Rebuilt,
     run: Option<Box<Running<'a>>>,
@@ -45,7 +45,7 @@ enum Stage<'a> {
 struct OpenTurn<'a> {
     number: u32,
     gathered: Gathered,
-    entries: Vec<&'a Entry>,
+    entries: Vec<&'a JournalEntry>,
 }
 
 struct Committed {
@@ -58,7 +58,7 @@ struct Committed {
 
 impl<'a> Fold<'a> {
     pub(super) fn begin(
-        entries: &'a [Entry],
+        entries: &'a [JournalEntry],
         limits: &'a dyn Fn(&RunOverrides) -> Limits,
     ) -> Result<Self, RebuildError> {
         let mut rest = entries.iter();
@@ -69,14 +69,14 @@ impl<'a> Fold<'a> {
             let seq = first.map_or(Seq(1), |entry| entry.seq);
             return Err(wrong(seq, "a session begins with the record that it was opened"));
         };
-        let seed = Seed::parse(messages)
+        let seed = InitialHistory::parse(messages)
             .map_err(|error| wrong(first.seq, format!("it was opened with {error}")))?;
         let session = Rebuilt {
             agent: agent.clone(),
             opened: first.time,
             last: first.seq,
             closed: false,
-            history: History::seeded(seed),
+            history: History::from_initial(seed),
             variables: Variables::default(),
             usage: Usage::default(),
             turn: 0,
@@ -109,7 +109,7 @@ impl<'a> Fold<'a> {
         self.session
     }
 
-    fn take_in(&mut self, entry: &'a Entry) -> Result<Option<OpenRun>, String> {
+    fn take_in(&mut self, entry: &'a JournalEntry) -> Result<Option<OpenRun>, String> {
         match &entry.record {
             Record::SessionOpened { .. } => return Err("the session was opened before".to_owned()),
             // What was asked of the other session, and what waits in it, is its own business.
@@ -180,7 +180,7 @@ impl<'a> Fold<'a> {
     }
 
     /// A record that is not the turn's own, but may stand between those of it.
-    fn pass(&mut self, entry: &'a Entry) {
+    fn pass(&mut self, entry: &'a JournalEntry) {
         let stage = self.run.as_mut().map(|run| &mut run.stage);
         if let Some(Stage::Turn { open: Some(turn), .. }) = stage {
             turn.entries.push(entry);
@@ -189,7 +189,7 @@ impl<'a> Fold<'a> {
 
     fn begin_run(
         &mut self,
-        entry: &Entry,
+        entry: &JournalEntry,
         id: &RunId,
         input: &Content,
         overrides: &RunOverrides,
@@ -235,7 +235,7 @@ impl<'a> Fold<'a> {
     }
 
     /// A record of this turn.
-    fn go_on(&mut self, number: u32, entry: &'a Entry) -> Result<(), String> {
+    fn go_on(&mut self, number: u32, entry: &'a JournalEntry) -> Result<(), String> {
         let last = self.session.turn;
         let run = self.running()?;
         run.begin_turn();

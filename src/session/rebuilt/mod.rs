@@ -20,7 +20,7 @@ use super::run::{FollowUp, Run, TurnPlan};
 use crate::config::{Limits, RunOverrides};
 use crate::context::{History, Variables};
 use crate::event::RunStats;
-use crate::record::{Entry, Seq, StopMode};
+use crate::record::{JournalEntry, Seq, StopMode};
 use crate::types::{Content, RunId, ToolResult, TraceContext, Usage};
 
 /// A session, rebuilt.
@@ -108,7 +108,7 @@ pub enum Continue {
         /// What it is.
         plan: TurnPlan,
         /// What was recorded from its first record on; empty if it had not begun.
-        entries: Vec<Entry>,
+        entries: Vec<JournalEntry>,
     },
     /// With what follows from a turn that is committed: limits to be told, or the run's end. It
     /// is not recorded yet, and is done as after a turn that has just been committed.
@@ -132,7 +132,7 @@ impl Rebuilt {
     /// # Errors
     /// When a record contradicts the ones before it.
     pub fn fold(
-        entries: &[Entry],
+        entries: &[JournalEntry],
         limits: &dyn Fn(&RunOverrides) -> Limits,
     ) -> Result<Self, RebuildError> {
         let mut fold = fold::Fold::begin(entries, limits)?;

@@ -5,7 +5,7 @@ use super::fold::Fold;
 use crate::config::{Limits, RunOverrides};
 use crate::event::StatsReport;
 use crate::message::MessageList;
-use crate::record::{Entry, Record, Seq};
+use crate::record::{JournalEntry, Record, Seq};
 use crate::types::{RunEnd, RunError, RunId, ToolResult, Usage};
 
 /// A run that is over.
@@ -36,12 +36,11 @@ pub struct PastRun {
 /// # Errors
 /// When a record up to its end contradicts the ones before it.
 pub fn past_run(
-    entries: &[Entry],
+    entries: &[JournalEntry],
     id: &RunId,
     limits: &dyn Fn(&RunOverrides) -> Limits,
 ) -> Result<Option<PastRun>, RebuildError> {
-    let is_its_end =
-        |entry: &Entry| matches!(&entry.record, Record::RunEnded { run_id, .. } if run_id == id);
+    let is_its_end = |entry: &JournalEntry| matches!(&entry.record, Record::RunEnded { run_id, .. } if run_id == id);
     let Some(at) = entries.iter().position(is_its_end) else { return Ok(None) };
     let Some(upto) = entries.get(..=at) else { return Ok(None) };
     let mut fold = Fold::begin(upto, limits)?;

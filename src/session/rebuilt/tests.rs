@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::*;
-use crate::context::Seed;
+use crate::context::InitialHistory;
 use crate::message::Message;
 use crate::record::{Record, ResponseMessage};
 use crate::turn::fixtures::entries;
@@ -94,7 +94,7 @@ fn a_fold_gives_the_history_that_was_written_live() {
         Record::ResponseEnded {
             turn: 1,
             attempt: 1,
-            ending: crate::record::Ending::Well,
+            ending: crate::record::ResponseDisposition::Well,
             message: message.into(),
             finish_reason: None,
             usage: Usage::default(),
@@ -131,7 +131,7 @@ fn response(turn: u32, message: ResponseMessage) -> Record {
     Record::ResponseEnded {
         turn,
         attempt: 1,
-        ending: crate::record::Ending::Well,
+        ending: crate::record::ResponseDisposition::Well,
         message: message.into(),
         finish_reason: None,
         usage: Usage::default(),
@@ -258,7 +258,7 @@ fn what_did_not_get_through_stands_at_the_runs_end() {
 
 fn seeded(messages: serde_json::Value) -> Both {
     let serde_json::Value::Array(messages) = messages else { panic!("a list") };
-    let live = History::seeded(Seed::parse(&messages).unwrap());
+    let live = History::from_initial(InitialHistory::parse(&messages).unwrap());
     let records = vec![Record::SessionOpened { agent: "default".into(), messages }];
     Both { live, records, committed: None }
 }
@@ -284,12 +284,12 @@ fn a_seed_counts_as_what_was_said_before() {
 #[test]
 fn the_first_input_stands_behind_the_answers_of_open_calls() {
     let mut both = seeded(serde_json::json!([asks("call_7_1")]));
-    assert_eq!((both.live.messages().len(), both.live.shown().len()), (0, 1));
+    assert_eq!((both.live.messages().len(), both.live.display_messages().len()), (0, 1));
     assert_eq!((both.live.turns_with_calls(), both.live.held_ids().len()), (0, 0));
     both.start("go");
     both.steer(1, "more");
     assert_eq!(fold(&both.records), both.live);
-    assert_eq!(both.live.shown().len(), 1, "what the turn says is known");
+    assert_eq!(both.live.display_messages().len(), 1, "what the turn says is known");
     let message = both.live.open_calls().unwrap().clone();
     let result = result(message.calls[0].clone(), "noon");
     both.records.push(response(1, message.clone()));

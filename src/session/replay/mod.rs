@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use crate::config::RunOverrides;
 use crate::context::{History, Variables};
-use crate::record::Entry;
+use crate::record::JournalEntry;
 use crate::turn::TurnRules;
 use crate::turn::replay::{Difference, Tape};
 use crate::types::SessionId;
@@ -45,7 +45,7 @@ pub struct Replayed {
 /// The first difference.
 pub fn replay(
     session: &SessionId,
-    entries: &[Entry],
+    entries: &[JournalEntry],
     rules_of: impl Fn(&str, &RunOverrides) -> Result<Arc<TurnRules>, String>,
 ) -> Result<Replayed, Box<Difference>> {
     let tape = Tape::new(entries);

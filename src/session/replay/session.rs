@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Replayed;
 use super::told::Told;
 use crate::config::RunOverrides;
-use crate::context::{History, Seed};
+use crate::context::{History, InitialHistory};
 use crate::event::StatsReport;
 use crate::record::{Record, StopMode};
 use crate::session::run::{FollowUp, Run, RunNext, TurnPlan};
@@ -66,7 +66,8 @@ impl<'t, 'a> Session<'t, 'a> {
             match record {
                 Record::SessionOpened { agent, messages } => {
                     self.agent.clone_from(agent);
-                    self.done.history = History::seeded(Seed::parse(messages).unwrap_or_default());
+                    self.done.history =
+                        History::from_initial(InitialHistory::parse(messages).unwrap_or_default());
                     self.told.history = self.done.history.clone();
                 }
                 Record::RunStarted { run_id, input, overrides, .. } => {

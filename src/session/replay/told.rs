@@ -82,6 +82,6 @@ impl Told {
 
 /// Each message as it is shown to clients.
 fn written(history: &History) -> Vec<String> {
-    let messages = history.shown();
+    let messages = history.display_messages();
     messages.iter().map(|message| serde_json::to_string(message).unwrap_or_default()).collect()
 }

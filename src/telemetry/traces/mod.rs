@@ -23,7 +23,7 @@ use ::metrics::Counter;
 use super::families::SharedRecorder;
 use super::{Metrics, names};
 use crate::config::ModelConfig;
-use crate::event::Published;
+use crate::event::PublishedEvent;
 use crate::response::ResponseAssembler;
 use crate::types::{Content, RunId, RunTrace, SessionId, TraceContext};
 use crate::wire::ModelRequest;
@@ -131,7 +131,7 @@ impl Traces {
     }
 
     /// Makes of an event what there is to make. Never blocks.
-    pub(super) fn observe(&self, published: &Published) {
+    pub(super) fn observe(&self, published: &PublishedEvent) {
         #[cfg(feature = "otlp")]
         if let Some(spans) = &self.spans {
             spans.observe(published);

@@ -70,12 +70,12 @@ mod tests {
     use tokio_util::sync::CancellationToken;
 
     use super::*;
-    use crate::context::{Variables, View};
+    use crate::context::{Variables, VariablesTransaction};
     use crate::types::CallKey;
 
     #[tokio::test]
     async fn get_variable_returns_what_set_variable_wrote() {
-        let view = Arc::new(Mutex::new(View::new(Variables::default(), 30)));
+        let view = Arc::new(Mutex::new(VariablesTransaction::new(Variables::default(), 30)));
         let run = async |tool: &dyn Tool, arguments: Value| {
             let key = CallKey { turn: 1, attempt: 1, index: 0 };
             let token = CancellationToken::new();

@@ -175,11 +175,13 @@ impl World {
         };
         let again = self.crashes > 0 && call.tool.as_ref().unwrap().idempotent;
         match ending {
-            Ending::Well => !cancelled,
+            ResponseDisposition::Well => !cancelled,
             // Its intent was being recorded when the ending came.
-            Ending::Length | Ending::BrokeKept => call.has_effects() && !cancelled,
-            Ending::Refused => again && !cancelled,
-            Ending::Excess | Ending::Cancelled => false,
+            ResponseDisposition::Length | ResponseDisposition::BrokeKept => {
+                call.has_effects() && !cancelled
+            }
+            ResponseDisposition::Refused => again && !cancelled,
+            ResponseDisposition::Excess | ResponseDisposition::Cancelled => false,
         }
     }
 

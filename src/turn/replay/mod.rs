@@ -15,13 +15,13 @@ pub(crate) use play::{Play, Played, gives_up};
 pub(crate) use tape::{Tape, is_input};
 
 #[cfg(test)]
-use crate::record::Entry;
+use crate::record::JournalEntry;
 
 /// Plays the records of one turn.
 #[cfg(test)]
 #[track_caller]
 pub(super) fn check(spec: &super::TurnSpec, records: &[crate::record::Record]) {
-    let entry = |(record, seq): (&crate::record::Record, u64)| Entry {
+    let entry = |(record, seq): (&crate::record::Record, u64)| JournalEntry {
         seq: crate::record::Seq(seq),
         time: 0,
         shown: 0,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::record::{Entry, Record, ResponseMessage};
+use crate::record::{JournalEntry, Record, ResponseMessage};
 use crate::turn::CancelReason;
 use crate::turn::effect::TurnEnd;
 use crate::types::{CallKey, FailureKind, ProviderError, ReadSet, Usage};
@@ -10,7 +10,7 @@ use crate::types::{CallKey, FailureKind, ProviderError, ReadSet, Usage};
 /// The records of a session, read only.
 #[derive(Debug)]
 pub(crate) struct Tape<'a> {
-    entries: &'a [Entry],
+    entries: &'a [JournalEntry],
     /// Records of calls that no message holds: what they were asked is not known any more, so
     /// that they stand as they are.
     passed_over: Vec<bool>,
@@ -24,14 +24,14 @@ pub(super) struct Kept<'a> {
 }
 
 impl<'a> Tape<'a> {
-    pub(crate) fn new(entries: &'a [Entry]) -> Self {
+    pub(crate) fn new(entries: &'a [JournalEntry]) -> Self {
         let mut tape = Self { entries, passed_over: vec![false; entries.len()] };
         let passed_over = (0..entries.len()).map(|at| tape.is_of_nobody(at)).collect::<Vec<_>>();
         tape.passed_over = passed_over;
         tape
     }
 
-    pub(crate) fn entry(&self, at: usize) -> Option<&'a Entry> {
+    pub(crate) fn entry(&self, at: usize) -> Option<&'a JournalEntry> {
         self.entries.get(at)
     }
 
@@ -213,7 +213,7 @@ impl<'a> Tape<'a> {
     pub(super) fn early(&self, from: usize, kept: Kept<'a>) -> BTreeSet<u32> {
         let mut early = BTreeSet::new();
         let Record::ResponseEnded { ending, message, .. } = kept.record else { return early };
-        let is_well = *ending == crate::record::Ending::Well;
+        let is_well = *ending == crate::record::ResponseDisposition::Well;
         for (at, record) in self.of_turn(from) {
             let Some(key) = call_of(record) else { continue };
             if !message.calls.iter().any(|call| call.key == key) {

@@ -11,8 +11,8 @@ mod tests;
 use std::collections::BTreeMap;
 
 use super::counted;
-use crate::journal::Entry;
-use crate::record::Ending;
+use crate::journal::JournalEntry;
+use crate::record::ResponseDisposition;
 use crate::transcript::{
     AttemptTranscript, CallTranscript, RecordedOutcome, RunTranscript, Transcript, TurnTranscript,
 };
@@ -32,7 +32,7 @@ pub struct TimelineStyle {
 
 /// Draws the runs of these records, or one of them, and a legend.
 pub fn timeline(
-    entries: &[Entry],
+    entries: &[JournalEntry],
     only: Option<&RunId>,
     style: TimelineStyle,
 ) -> impl Iterator<Item = String> {
@@ -97,7 +97,7 @@ impl Bar {
 }
 
 impl RunTimeline {
-    fn of(run: &RunTranscript<'_>, entries: &[Entry]) -> Option<Self> {
+    fn of(run: &RunTranscript<'_>, entries: &[JournalEntry]) -> Option<Self> {
         let start = run.start?;
         let last = entries.iter().map(|entry| entry.time).max().unwrap_or_default();
         let rows =
@@ -118,7 +118,7 @@ impl RunTimeline {
 
 /// Makes the rows of a run.
 struct Rows<'t> {
-    entries: &'t [Entry],
+    entries: &'t [JournalEntry],
     began: u64,
     /// The time of the run's last record.
     until: u64,
@@ -230,14 +230,14 @@ fn asked(attempt: &AttemptTranscript<'_>) -> u64 {
     attempt.start.map_or(given, |start| start.at.time.saturating_add(start.wait_ms))
 }
 
-fn ending_word(ending: Ending) -> &'static str {
+fn ending_word(ending: ResponseDisposition) -> &'static str {
     match ending {
-        Ending::Well => "",
-        Ending::Length => "cut off",
-        Ending::Refused => "refused",
-        Ending::BrokeKept => "broke",
-        Ending::Excess => "too many",
-        Ending::Cancelled => "stopped",
+        ResponseDisposition::Well => "",
+        ResponseDisposition::Length => "cut off",
+        ResponseDisposition::Refused => "refused",
+        ResponseDisposition::BrokeKept => "broke",
+        ResponseDisposition::Excess => "too many",
+        ResponseDisposition::Cancelled => "stopped",
     }
 }
 

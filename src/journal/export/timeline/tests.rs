@@ -7,11 +7,11 @@ use crate::types::{Seq, text_columns};
 const BEGAN: u64 = 1_700_000_000_000;
 
 /// Records at their times since the run began.
-fn entries(records: Vec<(u64, Value)>) -> Vec<Entry> {
+fn entries(records: Vec<(u64, Value)>) -> Vec<JournalEntry> {
     let numbered = records.into_iter().zip(1..);
     let entry = |((at, record), n)| {
         let record = serde_json::from_value(record).unwrap();
-        Entry { seq: Seq(n), time: BEGAN + at, shown: 0, record }
+        JournalEntry { seq: Seq(n), time: BEGAN + at, shown: 0, record }
     };
     numbered.map(entry).collect()
 }

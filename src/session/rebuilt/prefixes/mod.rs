@@ -13,14 +13,14 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::*;
-use crate::context::Seed;
+use crate::context::InitialHistory;
 use crate::record::{Record, RequestKey};
 use crate::response::ExchangeEnd;
 use crate::session::RunNext;
 use crate::turn::fixtures::{call, finish, rules, spec, text, usage};
 use crate::turn::{
     ApprovalDecision, CancelReason, Effect, InitialCallsTurn, LimitHit, ToolCompletion, Turn,
-    TurnRecord, TurnRules, TurnSpec,
+    TurnAction, TurnRecord, TurnRules, TurnSpec,
 };
 use crate::types::{
     ApprovalPhase, CallKey, Execution, FinishKind, Judgement, ProviderError, ProviderErrorKind,
@@ -37,7 +37,7 @@ fn trace() -> Option<TraceContext> {
 #[derive(Clone)]
 struct Live {
     seed: u64,
-    entries: Vec<Entry>,
+    entries: Vec<JournalEntry>,
     time: u64,
     history: History,
     variables: Variables,
@@ -113,7 +113,7 @@ impl Live {
             seed,
             entries: Vec::new(),
             time: 1,
-            history: History::seeded(Seed::parse(&messages).unwrap()),
+            history: History::from_initial(InitialHistory::parse(&messages).unwrap()),
             variables: Variables::default(),
             usage: Usage::default(),
             turn: 0,
@@ -133,8 +133,8 @@ impl Live {
         for record in records {
             self.time += 1;
             let seq = Seq(self.entries.len() as u64 + 1);
-            let body = Entry { seq, time: self.time, shown: 0, record }.body();
-            self.entries.push(Entry::read(&session, seq, self.time, &body).unwrap());
+            let body = JournalEntry { seq, time: self.time, shown: 0, record }.body();
+            self.entries.push(JournalEntry::read(&session, seq, self.time, &body).unwrap());
         }
         Seq(self.entries.len() as u64)
     }
@@ -257,12 +257,16 @@ impl Live {
             while let Some(effect) = run.turn.as_mut().unwrap().poll() {
                 match effect {
                     Effect::Record(record) => batch.push(record),
-                    Effect::Request(_) => run.exchange = Some(0),
-                    Effect::Disconnect => run.exchange = None,
-                    Effect::Start(call, _) => run.running.push(call),
-                    Effect::Abort(key) => run.running.retain(|call| call.key != key),
-                    Effect::Commit(record) => run.committed = Some(record),
-                    Effect::RequestToolPermit { .. } | Effect::ReleaseToolPermit(_) => {
+                    Effect::Perform(TurnAction::Request(_)) => run.exchange = Some(0),
+                    Effect::Perform(TurnAction::Disconnect) => run.exchange = None,
+                    Effect::Perform(TurnAction::Start(start)) => run.running.push(start.call),
+                    Effect::Perform(TurnAction::Abort(key)) => {
+                        run.running.retain(|call| call.key != key)
+                    }
+                    Effect::Perform(TurnAction::Commit(record)) => run.committed = Some(record),
+                    Effect::Perform(
+                        TurnAction::RequestToolPermit { .. } | TurnAction::ReleaseToolPermit(_),
+                    ) => {
                         panic!("no tool has a cap")
                     }
                     Effect::Emit(_) => {}

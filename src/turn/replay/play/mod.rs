@@ -14,13 +14,14 @@ use std::time::Duration;
 use super::difference::{Mismatch, same};
 use super::response::{self, Step};
 use super::tape::{Tape, call_of};
-use crate::record::{Ending, Record};
+use crate::record::{Record, ResponseDisposition};
 use crate::response::ExchangeEnd;
 use crate::turn::call::{self, CallPhase, TurnCall};
+use crate::turn::effect::DeferredEffect;
 use crate::turn::effect::{
     ApprovalDecision, CancelReason, Effect, PermitReply, ToolCompletion, TurnRecord, TurnSpec,
 };
-use crate::turn::{DeferredEffect, Turn, TurnStage};
+use crate::turn::{Turn, TurnAction, TurnStage};
 use crate::types::{
     ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, ToolOutcome, VariablesUse,
     Verdict,

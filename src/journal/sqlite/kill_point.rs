@@ -6,7 +6,7 @@
 
 /// When the process is to be killed, if it is.
 #[derive(Debug, Default)]
-pub(super) struct Kill {
+pub(super) struct KillPoint {
     #[cfg(debug_assertions)]
     at: Option<(usize, bool)>,
     #[cfg(debug_assertions)]
@@ -14,7 +14,7 @@ pub(super) struct Kill {
 }
 
 #[cfg(debug_assertions)]
-impl Kill {
+impl KillPoint {
     pub(super) fn from_env() -> Self {
         let told = std::env::var("CALLSHEET_KILL_AT").ok();
         Self { at: told.as_deref().and_then(parse), written: 0 }
@@ -55,7 +55,7 @@ fn parse(told: &str) -> Option<(usize, bool)> {
 }
 
 #[cfg(not(debug_assertions))]
-impl Kill {
+impl KillPoint {
     pub(super) fn from_env() -> Self {
         Self::default()
     }

@@ -2,19 +2,19 @@
 
 use std::sync::Arc;
 
-use crate::event::{Event, EventId, Published, ServiceCallStatus};
+use crate::event::{Event, EventId, PublishedEvent, ServiceCallStatus};
 use crate::record::{RunningText, TextPiece};
 use crate::types::{CallKey, RunId, Seq, ToolCall};
 
 /// The place that watchers have come to, the running attempt's text, and its open calls.
 #[derive(Debug)]
-pub(super) struct Shown {
+pub(super) struct CatchUpState {
     /// Behind the last event that is the view of a record.
     pub(super) recorded: EventId,
     /// The last run's first record, and the session's turn by then.
     pub(super) run_began: Option<(Seq, u32)>,
     /// Of the last event of a record.
-    last: Option<Last>,
+    last: Option<LastRecordedEvent>,
     /// The running attempt's text and thinking, in order.
     pieces: Vec<TextPiece>,
     /// How many bytes they have.
@@ -23,13 +23,13 @@ pub(super) struct Shown {
     asks: bool,
     /// The response has ended: with the next record its text stands in the journal.
     is_over: bool,
-    open: Vec<OpenCall>,
+    open: Vec<DisplayedCall>,
     /// The ends of calls of a response that still comes: what they were asked stands in no record.
-    ended: Vec<Arc<Published>>,
+    ended: Vec<Arc<PublishedEvent>>,
 }
 
 #[derive(Debug)]
-struct Last {
+struct LastRecordedEvent {
     run: RunId,
     turn: u32,
     time: u64,
@@ -37,27 +37,27 @@ struct Last {
 
 /// A call that has begun to be shown and has no outcome.
 #[derive(Debug)]
-struct OpenCall {
-    id: OpenId,
-    state: Arc<Published>,
-    progress: Option<Arc<Published>>,
+struct DisplayedCall {
+    id: OpenCallId,
+    state: Arc<PublishedEvent>,
+    progress: Option<Arc<PublishedEvent>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum OpenId {
+enum OpenCallId {
     Ours(CallKey),
     /// Of turn and attempt, by its place.
     Service(u32, u32, u32),
 }
 
 /// What an event says of an open call.
-enum Told {
-    State(OpenId),
-    Progress(OpenId),
-    Closed(OpenId),
+enum CallUpdate {
+    FeedState(OpenCallId),
+    FeedPosition(OpenCallId),
+    Closed(OpenCallId),
 }
 
-impl Shown {
+impl CatchUpState {
     pub(super) fn at(at: EventId) -> Self {
         Self {
             recorded: at,
@@ -90,7 +90,11 @@ impl Shown {
 
     /// Takes in what is shown next, and gives it back to be handed on, unless nobody is there
     /// (`alone`).
-    pub(super) fn take(&mut self, published: Published, alone: bool) -> Option<Arc<Published>> {
+    pub(super) fn take(
+        &mut self,
+        published: PublishedEvent,
+        alone: bool,
+    ) -> Option<Arc<PublishedEvent>> {
         match (published.id, published.event.text()) {
             (_, Some((is_thinking, text))) => self.take_text(is_thinking, text),
             (Some(id), None) => self.take_recorded(id, &published),
@@ -103,23 +107,24 @@ impl Shown {
         }
         let told = told(&published.event);
         let ends = self.asks && matches!(published.event, Event::CallEnded { .. });
-        let is_kept = ends || matches!(told, Some(Told::State(_) | Told::Progress(_)));
+        let is_kept =
+            ends || matches!(told, Some(CallUpdate::FeedState(_) | CallUpdate::FeedPosition(_)));
         let event = (is_kept || !alone).then(|| Arc::new(published));
         self.ended.extend(event.iter().filter(|_| ends).map(Arc::clone));
         match (told, &event) {
-            (Some(Told::State(id)), Some(event)) => self.take_state(id, event),
-            (Some(Told::Progress(id)), Some(event)) => {
+            (Some(CallUpdate::FeedState(id)), Some(event)) => self.take_state(id, event),
+            (Some(CallUpdate::FeedPosition(id)), Some(event)) => {
                 if let Some(call) = self.open.iter_mut().find(|call| call.id == id) {
                     call.progress = Some(Arc::clone(event));
                 }
             }
-            (Some(Told::Closed(id)), _) => self.open.retain(|call| call.id != id),
-            (None, _) | (Some(Told::State(_) | Told::Progress(_)), None) => {}
+            (Some(CallUpdate::Closed(id)), _) => self.open.retain(|call| call.id != id),
+            (None, _) | (Some(CallUpdate::FeedState(_) | CallUpdate::FeedPosition(_)), None) => {}
         }
         event.filter(|_| !alone)
     }
 
-    fn take_recorded(&mut self, id: EventId, published: &Published) {
+    fn take_recorded(&mut self, id: EventId, published: &PublishedEvent) {
         // An attempt whose text counts no more, or stands in the journal by now.
         if self.is_over || id.bytes < self.bytes {
             self.pieces = Vec::new();
@@ -146,19 +151,19 @@ impl Shown {
             self.ended.clear();
             self.asks = matches!(event, Event::TurnStarted | Event::AttemptStarted { .. });
         }
-        self.last = Some(Last { run, turn, time });
+        self.last = Some(LastRecordedEvent { run, turn, time });
     }
 
-    fn take_state(&mut self, id: OpenId, event: &Arc<Published>) {
+    fn take_state(&mut self, id: OpenCallId, event: &Arc<PublishedEvent>) {
         match self.open.iter_mut().find(|call| call.id == id) {
             Some(call) => call.state = Arc::clone(event),
-            None => self.open.push(OpenCall { id, state: Arc::clone(event), progress: None }),
+            None => self.open.push(DisplayedCall { id, state: Arc::clone(event), progress: None }),
         }
     }
 
     /// The running attempt's text behind so many bytes; none where nothing has been shown.
     pub(super) fn running(&self, from: u64) -> Option<RunningText> {
-        let Last { run, turn, time } = self.last.as_ref()?;
+        let LastRecordedEvent { run, turn, time } = self.last.as_ref()?;
         let mut skip = usize::try_from(from).unwrap_or(usize::MAX);
         let mut pieces = Vec::new();
         for TextPiece { is_thinking, text } in &self.pieces {
@@ -181,7 +186,7 @@ impl Shown {
     }
 
     /// The last states of each open call, in the order in which they began.
-    pub(super) fn open_calls(&self) -> Vec<Arc<Published>> {
+    pub(super) fn open_calls(&self) -> Vec<Arc<PublishedEvent>> {
         let states = self.open.iter().flat_map(|call| [Some(&call.state), call.progress.as_ref()]);
         states.flatten().map(Arc::clone).collect()
     }
@@ -192,26 +197,26 @@ fn call(event: &Event) -> Option<ToolCall> {
     Some(result.call.clone())
 }
 
-fn told(event: &Event) -> Option<Told> {
+fn told(event: &Event) -> Option<CallUpdate> {
     if let Event::CallOpened { call }
     | Event::CallWaiting { call, .. }
     | Event::CallStarted { call, .. } = event
     {
-        return Some(Told::State(OpenId::Ours(call.key)));
+        return Some(CallUpdate::FeedState(OpenCallId::Ours(call.key)));
     }
     if let Event::CallProgressed { key, .. } = event {
-        return Some(Told::Progress(OpenId::Ours(*key)));
+        return Some(CallUpdate::FeedPosition(OpenCallId::Ours(*key)));
     }
     if let Event::CallDiscarded { call, .. } = event {
-        return Some(Told::Closed(OpenId::Ours(call.key)));
+        return Some(CallUpdate::Closed(OpenCallId::Ours(call.key)));
     }
     if let Event::CallEnded { result, .. } = event {
-        return Some(Told::Closed(OpenId::Ours(result.call.key)));
+        return Some(CallUpdate::Closed(OpenCallId::Ours(result.call.key)));
     }
-    let Event::ServiceCallShown { call, status } = event else { return None };
-    let id = OpenId::Service(call.turn, call.attempt, call.place);
+    let Event::ServiceCallChanged { call, status } = event else { return None };
+    let id = OpenCallId::Service(call.turn, call.attempt, call.place);
     Some(match status {
-        ServiceCallStatus::Running => Told::State(id),
-        ServiceCallStatus::Finished | ServiceCallStatus::Discarded => Told::Closed(id),
+        ServiceCallStatus::Running => CallUpdate::FeedState(id),
+        ServiceCallStatus::Finished | ServiceCallStatus::Discarded => CallUpdate::Closed(id),
     })
 }

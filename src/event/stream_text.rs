@@ -3,18 +3,18 @@
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 
-use super::Published;
+use super::PublishedEvent;
 
 /// The text of an event for event streams, once somebody has asked for it.
 #[derive(Clone, Debug, Default)]
-pub struct Written(OnceLock<Box<str>>);
+pub struct EventStreamText(OnceLock<Box<str>>);
 
-impl Published {
+impl PublishedEvent {
     /// What a stream of Server-Sent Events holds of it: each public event with its type, its data
     /// and, where it has one, its id; empty for what concerns only the host. It is made once and
     /// shared by all who watch.
     pub fn stream_text(&self) -> &str {
-        self.written.0.get_or_init(|| {
+        self.stream_text.0.get_or_init(|| {
             let mut text = String::new();
             for event in self.public() {
                 // Writing to a string cannot fail.

@@ -9,7 +9,7 @@ use crate::record::ResponseMessage;
 use crate::types::{CALLS_MAX, CallKey, Content, ToolCall, excerpt};
 
 /// How many messages a session may be opened with.
-pub const SEED_MESSAGES_MAX: usize = 10_000;
+pub const INITIAL_MESSAGES_MAX: usize = 10_000;
 
 /// Characters of a stranger's text that an error quotes.
 const QUOTE_CHARS: usize = 64;
@@ -17,7 +17,7 @@ const QUOTE_CHARS: usize = 64;
 /// What a session is opened with: messages that satisfy the pairing rule, and perhaps calls that
 /// nobody has answered yet.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Seed {
+pub struct InitialHistory {
     pub(super) messages: Vec<Arc<Message>>,
     /// The last message, if it holds calls: they are the session's first turn.
     pub(super) open: Option<Arc<ResponseMessage>>,
@@ -26,12 +26,12 @@ pub struct Seed {
 /// Messages that a session cannot be opened with: which, and why.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {problem}")]
-pub struct SeedError {
+pub struct InitialHistoryError {
     place: String,
     problem: String,
 }
 
-impl Seed {
+impl InitialHistory {
     /// Parses messages: of users, of assistants, and of tools. `content` is a text or a list of
     /// text parts, which become lines; a user's may hold images too, and then it stays a list.
     /// `metadata` is kept as our own histories show it.
@@ -39,27 +39,27 @@ impl Seed {
     /// # Errors
     /// Names the place of the first message that is none, or that breaks the pairing rule: each
     /// call is answered, once, before anybody else speaks, unless the last message makes it.
-    pub fn parse(values: &[Value]) -> Result<Self, SeedError> {
-        if values.len() > SEED_MESSAGES_MAX {
+    pub fn parse(values: &[Value]) -> Result<Self, InitialHistoryError> {
+        if values.len() > INITIAL_MESSAGES_MAX {
             let count = values.len();
-            return Err(SeedError {
+            return Err(InitialHistoryError {
                 place: "messages".to_owned(),
-                problem: format!("at most {SEED_MESSAGES_MAX} are taken, and there are {count}"),
+                problem: format!("at most {INITIAL_MESSAGES_MAX} are taken, and there are {count}"),
             });
         }
         let mut messages = Vec::with_capacity(values.len());
-        let mut calls = Calls::default();
+        let mut calls = UnansweredCalls::default();
         for (index, value) in values.iter().enumerate() {
             let message = read(value, &mut calls).map_err(|wrong| wrong.of_message(index))?;
             match &message {
                 Message::Tool { .. } => {}
                 Message::User { .. } => {
                     calls.all_answered()?;
-                    calls = Calls::default();
+                    calls = UnansweredCalls::default();
                 }
                 Message::Assistant(message) => {
                     calls.all_answered()?;
-                    calls = Calls::of(index, &message.calls);
+                    calls = UnansweredCalls::of(index, &message.calls);
                 }
             }
             messages.push(Arc::new(message));
@@ -89,21 +89,21 @@ fn first_turn(message: &ResponseMessage) -> ResponseMessage {
 
 /// The calls of the last assistant's message, and which of them are answered.
 #[derive(Debug, Default)]
-struct Calls {
+struct UnansweredCalls {
     message: usize,
-    calls: Vec<AskedCall>,
+    calls: Vec<PendingAnswer>,
 }
 
 #[derive(Debug)]
-struct AskedCall {
+struct PendingAnswer {
     id: String,
     name: String,
     answered: bool,
 }
 
-impl Calls {
+impl UnansweredCalls {
     fn of(message: usize, calls: &[ToolCall]) -> Self {
-        let calls = calls.iter().map(|call| AskedCall {
+        let calls = calls.iter().map(|call| PendingAnswer {
             id: call.id.to_string(),
             name: call.name.to_string(),
             answered: false,
@@ -112,7 +112,7 @@ impl Calls {
     }
 
     /// Takes an answer, and says which tool gave it.
-    fn answer(&mut self, id: &str) -> Result<String, Wrong> {
+    fn answer(&mut self, id: &str) -> Result<String, MessageProblem> {
         let quoted = excerpt(id, QUOTE_CHARS);
         let Some(call) = self.calls.iter_mut().find(|call| call.id == id) else {
             return Err(wrong(
@@ -126,10 +126,10 @@ impl Calls {
         Ok(call.name.clone())
     }
 
-    fn all_answered(&self) -> Result<(), SeedError> {
+    fn all_answered(&self) -> Result<(), InitialHistoryError> {
         match self.calls.iter().find(|call| !call.answered) {
             None => Ok(()),
-            Some(AskedCall { id, .. }) => {
+            Some(PendingAnswer { id, .. }) => {
                 let id = excerpt(id, QUOTE_CHARS);
                 let problem = format!("call {id:?} is not answered right behind its message");
                 Err(wrong("", problem).of_message(self.message))
@@ -140,22 +140,25 @@ impl Calls {
 
 /// What is wrong within a message, and where in it.
 #[derive(Debug)]
-struct Wrong {
+struct MessageProblem {
     path: String,
     problem: String,
 }
 
-fn wrong(path: impl Into<String>, problem: impl Into<String>) -> Wrong {
-    Wrong { path: path.into(), problem: problem.into() }
+fn wrong(path: impl Into<String>, problem: impl Into<String>) -> MessageProblem {
+    MessageProblem { path: path.into(), problem: problem.into() }
 }
 
-impl Wrong {
-    fn of_message(self, index: usize) -> SeedError {
-        SeedError { place: format!("messages[{index}]{}", self.path), problem: self.problem }
+impl MessageProblem {
+    fn of_message(self, index: usize) -> InitialHistoryError {
+        InitialHistoryError {
+            place: format!("messages[{index}]{}", self.path),
+            problem: self.problem,
+        }
     }
 }
 
-fn read(value: &Value, asked: &mut Calls) -> Result<Message, Wrong> {
+fn read(value: &Value, asked: &mut UnansweredCalls) -> Result<Message, MessageProblem> {
     let Value::Object(fields) = value else { return Err(wrong("", "a message is an object")) };
     let role = fields.get("role").ok_or_else(|| wrong("", "it has no \"role\""))?;
     match role.as_str() {
@@ -172,7 +175,7 @@ fn read(value: &Value, asked: &mut Calls) -> Result<Message, Wrong> {
     }
 }
 
-fn read_user(fields: &Map<String, Value>) -> Result<Message, Wrong> {
+fn read_user(fields: &Map<String, Value>) -> Result<Message, MessageProblem> {
     only(fields, &["role", "content", "metadata"], "")?;
     let content = match fields.get("content") {
         None | Some(Value::Null) => Content::default(),
@@ -189,7 +192,7 @@ fn read_user(fields: &Map<String, Value>) -> Result<Message, Wrong> {
     Ok(Message::User { content })
 }
 
-fn read_assistant(fields: &Map<String, Value>) -> Result<Message, Wrong> {
+fn read_assistant(fields: &Map<String, Value>) -> Result<Message, MessageProblem> {
     only(fields, &["role", "content", "tool_calls", "metadata"], "")?;
     let text = text(fields)?.unwrap_or_default();
     let metadata = metadata(fields)?;
@@ -208,7 +211,10 @@ fn read_assistant(fields: &Map<String, Value>) -> Result<Message, Wrong> {
     ))
 }
 
-fn read_tool(fields: &Map<String, Value>, asked: &mut Calls) -> Result<Message, Wrong> {
+fn read_tool(
+    fields: &Map<String, Value>,
+    asked: &mut UnansweredCalls,
+) -> Result<Message, MessageProblem> {
     only(fields, &["role", "content", "tool_call_id", "name", "metadata"], "")?;
     let content = text(fields)?.ok_or_else(|| wrong(".content", "is missing"))?;
     let metadata = Value::Object(metadata(fields)?);
@@ -218,7 +224,7 @@ fn read_tool(fields: &Map<String, Value>, asked: &mut Calls) -> Result<Message, 
     Ok(Message::Tool { call_id, name, content, metadata })
 }
 
-fn read_calls(values: &[Value]) -> Result<Vec<ToolCall>, Wrong> {
+fn read_calls(values: &[Value]) -> Result<Vec<ToolCall>, MessageProblem> {
     if values.len() > CALLS_MAX {
         let problem = format!("at most {CALLS_MAX} are taken, and there are {}", values.len());
         return Err(wrong(".tool_calls", problem));
@@ -237,7 +243,7 @@ fn read_calls(values: &[Value]) -> Result<Vec<ToolCall>, Wrong> {
     Ok(calls)
 }
 
-fn read_call(value: &Value, index: usize, path: &str) -> Result<ToolCall, Wrong> {
+fn read_call(value: &Value, index: usize, path: &str) -> Result<ToolCall, MessageProblem> {
     let Value::Object(fields) = value else { return Err(wrong(path, "a call is an object")) };
     only(fields, &["id", "type", "function"], path)?;
     if fields.get("type").is_some_and(|kind| kind != "function") {
@@ -275,7 +281,7 @@ fn arguments(text: &str) -> Option<Value> {
 
 /// Refuses keys that are not known, unless they say nothing: libraries write out every field that
 /// a message could have.
-fn only(fields: &Map<String, Value>, known: &[&str], path: &str) -> Result<(), Wrong> {
+fn only(fields: &Map<String, Value>, known: &[&str], path: &str) -> Result<(), MessageProblem> {
     let says_nothing =
         |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
     let odd =
@@ -291,7 +297,7 @@ fn only(fields: &Map<String, Value>, known: &[&str], path: &str) -> Result<(), W
 }
 
 /// The content: a text, or the lines of its text parts; none for `null` and a missing one.
-fn text(fields: &Map<String, Value>) -> Result<Option<String>, Wrong> {
+fn text(fields: &Map<String, Value>) -> Result<Option<String>, MessageProblem> {
     match fields.get("content") {
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
@@ -309,7 +315,7 @@ fn text(fields: &Map<String, Value>) -> Result<Option<String>, Wrong> {
     }
 }
 
-fn metadata(fields: &Map<String, Value>) -> Result<Map<String, Value>, Wrong> {
+fn metadata(fields: &Map<String, Value>) -> Result<Map<String, Value>, MessageProblem> {
     match fields.get("metadata") {
         None | Some(Value::Null) => Ok(Map::new()),
         Some(Value::Object(metadata)) => Ok(metadata.clone()),
@@ -318,7 +324,7 @@ fn metadata(fields: &Map<String, Value>) -> Result<Map<String, Value>, Wrong> {
 }
 
 /// A text with something in it.
-fn filled(fields: &Map<String, Value>, key: &str, path: &str) -> Result<String, Wrong> {
+fn filled(fields: &Map<String, Value>, key: &str, path: &str) -> Result<String, MessageProblem> {
     let text = fields.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     text.map(str::to_owned)
         .ok_or_else(|| wrong(format!("{path}.{key}"), "is a text with something in it"))
@@ -349,7 +355,7 @@ mod tests {
 
     #[track_caller]
     fn refused(messages: &[Value], error: &str) {
-        assert_eq!(Seed::parse(messages).unwrap_err().to_string(), error);
+        assert_eq!(InitialHistory::parse(messages).unwrap_err().to_string(), error);
     }
 
     #[test]
@@ -366,7 +372,7 @@ mod tests {
             asks(&["a"]),
             answers("a"),
         ];
-        let seed = Seed::parse(&messages).unwrap();
+        let seed = InitialHistory::parse(&messages).unwrap();
         assert_eq!(seed.open, None);
         let shown: Vec<Value> =
             seed.messages.iter().map(|m| serde_json::to_value(m).unwrap()).collect();
@@ -376,17 +382,17 @@ mod tests {
 
     #[test]
     fn calls_at_the_end_are_the_first_turn() {
-        let seed = Seed::parse(&[user(), asks(&["a", "b"])]).unwrap();
+        let seed = InitialHistory::parse(&[user(), asks(&["a", "b"])]).unwrap();
         assert_eq!(seed.messages.len(), 1);
         let open = seed.open.unwrap();
         let calls: Vec<_> = open.calls.iter().map(|c| (&*c.id, c.key.to_string())).collect();
         assert_eq!(calls, [("a", "t1a1c0".to_owned()), ("b", "t1a1c1".to_owned())]);
-        assert_eq!(Seed::parse(&[]).unwrap(), Seed::default());
+        assert_eq!(InitialHistory::parse(&[]).unwrap(), InitialHistory::default());
     }
 
     #[test]
     fn what_libraries_write_is_read() {
-        let seed = Seed::parse(&[
+        let seed = InitialHistory::parse(&[
             json!({"role": "user", "content": [
                 {"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}),
             json!({"role": "assistant", "content": "", "refusal": null, "annotations": [],
@@ -410,7 +416,7 @@ mod tests {
             json!({"role": "user", "content": [
                 {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]}),
         ];
-        let seed = Seed::parse(&messages).unwrap();
+        let seed = InitialHistory::parse(&messages).unwrap();
         assert_eq!(serde_json::to_value(&seed.messages).unwrap(), json!(messages));
     }
 
@@ -538,8 +544,8 @@ mod tests {
 
     #[test]
     fn there_are_not_too_many() {
-        let messages = vec![user(); SEED_MESSAGES_MAX];
-        assert!(Seed::parse(&messages).is_ok());
+        let messages = vec![user(); INITIAL_MESSAGES_MAX];
+        assert!(InitialHistory::parse(&messages).is_ok());
         let more = [messages, vec![user()]].concat();
         refused(&more, "messages: at most 10000 are taken, and there are 10001");
         let call = |id: u32| {
@@ -547,7 +553,7 @@ mod tests {
             json!({"id": id.to_string(), "function": function})
         };
         let asks = |calls| json!({"role": "assistant", "tool_calls": (0..calls).map(call).collect::<Vec<_>>()});
-        assert!(Seed::parse(&[asks(1024)]).is_ok());
+        assert!(InitialHistory::parse(&[asks(1024)]).is_ok());
         refused(
             &[asks(1025)],
             "messages[0].tool_calls: at most 1024 are taken, and there are 1025",

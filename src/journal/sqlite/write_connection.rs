@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
 
 use super::super::JournalError;
-use super::kill::Kill;
-use super::queue::Job;
+use super::kill_point::KillPoint;
+use super::queue::QueuedBatch;
 use crate::types::{SessionId, SessionState};
 
 /// What became of a batch in a transaction that was committed.
-pub(super) enum Placed {
+pub(super) enum BatchOutcome {
     /// It is stored, in the session of this number; `new` where it began that.
     Stored { number: i64, new: bool },
     /// It does not fit what is stored.
@@ -19,30 +19,30 @@ pub(super) enum Placed {
 
 /// The database as its one writer sees it.
 #[derive(Debug)]
-pub(super) struct Store {
+pub(super) struct WriteConnection {
     pub(super) connection: Connection,
     /// The number of the next new session. Never one of a session that was removed: a log of that
     /// may still remember it.
     next_number: i64,
-    kill: Kill,
+    kill: KillPoint,
 }
 
-impl Store {
+impl WriteConnection {
     pub(super) fn new(connection: Connection) -> rusqlite::Result<Self> {
         let numbers = "SELECT coalesce(max(number), 0) + 1 FROM sessions";
         let next_number = connection.query_row(numbers, [], |row| row.get(0))?;
-        Ok(Self { connection, next_number, kill: Kill::from_env() })
+        Ok(Self { connection, next_number, kill: KillPoint::from_env() })
     }
 
     /// Stores batches in one transaction: those that fit, or none.
-    pub(super) fn store(&mut self, jobs: &[Job]) -> rusqlite::Result<Vec<Placed>> {
+    pub(super) fn store(&mut self, jobs: &[QueuedBatch]) -> rusqlite::Result<Vec<BatchOutcome>> {
         let behavior = TransactionBehavior::Immediate;
         let transaction = self.connection.transaction_with_behavior(behavior)?;
         let mut records = 0;
         let mut placed = Vec::with_capacity(jobs.len());
         for job in jobs {
             let place = place(&transaction, &mut self.next_number, job)?;
-            if matches!(place, Placed::Stored { .. }) {
+            if matches!(place, BatchOutcome::Stored { .. }) {
                 records += job.rows.len();
             }
             placed.push(place);
@@ -75,17 +75,17 @@ impl Store {
 fn place(
     transaction: &Transaction<'_>,
     next_number: &mut i64,
-    job: &Job,
-) -> rusqlite::Result<Placed> {
+    job: &QueuedBatch,
+) -> rusqlite::Result<BatchOutcome> {
     let id = &job.session;
-    let refused = |why: String| Ok(Placed::Refused(JournalError::Write(why)));
+    let refused = |why: String| Ok(BatchOutcome::Refused(JournalError::Write(why)));
     let Some(first) = job.rows.first() else {
         return refused("a batch without records".to_owned());
     };
-    if job.slot.has_failed(first.seq) {
+    if job.log_state.has_failed(first.seq) {
         return refused(format!("a record of session {id} before {} was not stored", first.seq));
     }
-    let known = match job.slot.number.load(Ordering::Acquire) {
+    let known = match job.log_state.number.load(Ordering::Acquire) {
         0 => number_of(transaction, id)?,
         number => Some(number),
     };
@@ -131,10 +131,14 @@ fn place(
             .prepare_cached("UPDATE sessions SET running = ?2 WHERE number = ?1 AND running <> ?2")?
             .execute((number, state == SessionState::Running))?;
     }
-    Ok(Placed::Stored { number, new })
+    Ok(BatchOutcome::Stored { number, new })
 }
 
-fn insert_rows(transaction: &Transaction<'_>, number: i64, job: &Job) -> rusqlite::Result<()> {
+fn insert_rows(
+    transaction: &Transaction<'_>,
+    number: i64,
+    job: &QueuedBatch,
+) -> rusqlite::Result<()> {
     let mut insert = transaction
         .prepare_cached("INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)")?;
     for row in &job.rows {

@@ -48,11 +48,11 @@ pub(super) fn sync(dir: &Path) -> io::Result<()> {
 /// A data directory that is held for as long as this lives: the system lets go of the lock when
 /// the process ends, however it ends.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct DirectoryLock {
     _lock: File,
 }
 
-impl Held {
+impl DirectoryLock {
     /// Takes the directory, and writes down who has it: the process, and what `holder` says.
     pub(super) fn take(dir: &Path, holder: &str) -> Result<Self, JournalError> {
         let path = dir.join("callsheet.lock");
@@ -67,7 +67,7 @@ impl Held {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(JournalError::Held { dir: dir.to_owned(), holder: said(&mut lock) });
+                return Err(JournalError::Locked { dir: dir.to_owned(), holder: said(&mut lock) });
             }
             Err(TryLockError::Error(error)) => return Err(failed(&error)),
         }

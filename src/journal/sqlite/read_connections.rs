@@ -6,28 +6,28 @@ use parking_lot::{Condvar, Mutex};
 use rusqlite::Connection;
 
 use super::super::JournalError;
-use super::query::Trouble;
-use super::{database, fault};
+use super::query::QueryError;
+use super::{database, errors};
 
 /// How many may read at once. Further ones wait.
 const CONNECTIONS_MAX: usize = 4;
 
 /// Connections to one database that only read.
 #[derive(Debug)]
-pub(super) struct Readers {
+pub(super) struct ReadConnections {
     file: PathBuf,
-    pool: Mutex<Pool>,
+    pool: Mutex<ConnectionPool>,
     given_back: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Pool {
+struct ConnectionPool {
     idle: Vec<Connection>,
     lent: usize,
     closed: bool,
 }
 
-impl Readers {
+impl ReadConnections {
     pub(super) fn new(file: PathBuf) -> Self {
         let (pool, given_back) = (Mutex::default(), Condvar::new());
         Self { file, pool, given_back }
@@ -36,15 +36,15 @@ impl Readers {
     /// Asks something of the database.
     pub(super) fn ask<T>(
         &self,
-        question: impl FnOnce(&Connection) -> Result<T, Trouble>,
+        question: impl FnOnce(&Connection) -> Result<T, QueryError>,
     ) -> Result<T, JournalError> {
         let idle = self.lend()?;
         // Given back, as nothing, if the question panics.
-        let mut lent = Lent { readers: self, connection: None };
+        let mut lent = LentConnection { readers: self, connection: None };
         let connection = match idle {
             Some(connection) => connection,
             None => database::open_reading(&self.file)
-                .map_err(|error| fault::of_reading(&self.file, &error))?,
+                .map_err(|error| errors::of_reading(&self.file, &error))?,
         };
         let answer = question(&connection);
         lent.connection = Some(connection);
@@ -77,12 +77,12 @@ impl Readers {
 }
 
 /// A place among those that read.
-struct Lent<'r> {
-    readers: &'r Readers,
+struct LentConnection<'r> {
+    readers: &'r ReadConnections,
     connection: Option<Connection>,
 }
 
-impl Drop for Lent<'_> {
+impl Drop for LentConnection<'_> {
     fn drop(&mut self) {
         let mut pool = self.readers.pool.lock();
         pool.lent -= 1;
