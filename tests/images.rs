@@ -132,9 +132,9 @@ async fn what_is_no_input_is_refused_and_the_part_is_named() {
             "invalid_request",
             "part 0: its \\\"image_url.detail\\\" is not taken",
         ),
-        (json!([]), "empty_input", "it is empty"),
-        (json!([text(" "), text("\n")]), "empty_input", "it is empty"),
-        (json!(" "), "empty_input", "it is empty"),
+        (json!([]), "empty_input", "the input is empty"),
+        (json!([text(" "), text("\n")]), "empty_input", "the input is empty"),
+        (json!(" "), "empty_input", "the input is empty"),
     ] {
         for path in ["/v1/sessions/s/runs", "/v1/sessions/s/steer"] {
             let refused = service.post(path, json!({"input": input})).await;
@@ -161,7 +161,7 @@ async fn an_image_is_no_larger_than_a_body() {
     };
     let refused = run(10_000).await;
     assert_eq!(refused.error(), (413, "body_too_large".to_owned()));
-    assert!(refused.body.contains("at most 10000 bytes"), "{}", refused.body);
+    assert!(refused.body.contains("more than 10000 bytes"), "{}", refused.body);
     assert_eq!(run(9_000).await.status, 200);
     assert_eq!(sent(&service), [content(9_000)]);
 }

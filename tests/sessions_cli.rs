@@ -191,7 +191,7 @@ async fn a_whole_journal_passes_the_check() {
 }
 
 #[tokio::test]
-async fn a_breach_is_named_and_the_other_sessions_are_checked_too() {
+async fn verify_names_each_problem_and_continues_with_the_other_sessions() {
     let folder = Folder::filled("breach").await;
     folder.store("worse", Value::Array([begun(), answered()].concat())).await;
     folder.tamper(
@@ -210,7 +210,7 @@ async fn a_breach_is_named_and_the_other_sessions_are_checked_too() {
     let unreadable = "session answered: read record 2 of session answered: unknown variant";
     assert!(lines[0].starts_with(unreadable), "{found}");
     assert_eq!(lines[1], "session worse: record 6: it counts 2 turns, and had 1 (sums)");
-    let summary = "3 sessions, 9 records: 2 breaches, 1 run has not ended";
+    let summary = "3 sessions, 9 records: 2 problems, 1 run has not ended";
     assert_eq!(lines[2], summary);
     assert_eq!(folder.run(&["verify", "open"]).status.code(), Some(0));
     let (status, error) = refused(&folder.run(&["show", "answered"]));
@@ -223,7 +223,7 @@ async fn what_is_not_there_is_one_line_and_status_2() {
     for args in [["show", "nobody"], ["verify", "nobody"]] {
         let (status, error) = refused(&folder.run(&args));
         assert_eq!(status, 2);
-        assert!(error.contains("./callsheet-data holds no session nobody"), "{error}");
+        assert!(error.contains("./callsheet-data has no session nobody"), "{error}");
     }
     let nowhere: [&[&str]; 4] = [
         &["list", "--data-dir", "elsewhere"],

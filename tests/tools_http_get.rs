@@ -142,7 +142,7 @@ async fn names_are_checked_at_the_address_they_lead_to() {
         let error = run(&tool, &url).await.unwrap_err();
         assert_eq!(
             error,
-            "refused: innocent.example has no public address, and only those are fetched from"
+            "refused: innocent.example has no public address, and only public addresses can be fetched"
         );
     }
     assert_eq!(server.asked(), 0);
@@ -204,7 +204,7 @@ async fn every_redirect_is_checked() {
         ("/metadata", "169.254.169.254 is a link-local address"),
         ("/file", "only http and https"),
         ("/login", "user name or password"),
-        ("/bad", "no valid URL"),
+        ("/bad", "invalid URL"),
     ] {
         let error = run(&tool, &server.url(path)).await.unwrap_err();
         assert!(error.starts_with("redirected to ") && error.contains(expect), "{path}: {error}");
@@ -281,8 +281,8 @@ async fn shows_text_only() {
         .route("/gzip", get(|| async { ([(header::CONTENT_ENCODING, "gzip")], "not really") }));
     let server = Server::start(routes).await;
     for (path, expect) in [
-        ("/png", "[the body is not shown: it is image/png, 4 bytes]"),
-        ("/gzip", "[the body is not shown: it is encoded as gzip, 10 bytes]"),
+        ("/png", "[the body is left out: it is image/png, 4 bytes]"),
+        ("/gzip", "[the body is left out: it is encoded as gzip, 10 bytes]"),
     ] {
         let answer = fetch(&["127.0.0.1"], &server.url(path)).await.unwrap();
         assert!(answer.starts_with("HTTP 200 OK\n") && answer.ends_with(expect), "{answer}");
@@ -326,7 +326,10 @@ async fn a_server_that_does_not_answer_is_given_up() {
     let tool = HttpGet::new(options).unwrap();
     for path in ["/silent", "/stalling"] {
         let begun = Instant::now();
-        assert_eq!(run(&tool, &server.url(path)).await, Err("not fetched within 0.2 s".to_owned()));
+        assert_eq!(
+            run(&tool, &server.url(path)).await,
+            Err("the request did not finish within 0.2 s".to_owned())
+        );
         assert!(begun.elapsed() < Duration::from_secs(10));
     }
     assert_eq!(server.asked(), 2);
@@ -365,7 +368,7 @@ async fn failures_of_the_transport_are_told() {
     let error = run(&tool, "http://nowhere.example/").await.unwrap_err();
     assert_eq!(error, "failed to connect: no such host");
     for (url, expect) in
-        [("", "no valid URL"), ("example.com", "no valid URL"), ("http://", "no valid URL")]
+        [("", "invalid URL"), ("example.com", "invalid URL"), ("http://", "invalid URL")]
     {
         let error = run(&tool, url).await.unwrap_err();
         assert!(error.starts_with(expect), "{error}");
@@ -373,7 +376,7 @@ async fn failures_of_the_transport_are_told() {
     let long = format!("http://example.com/{}", "x".repeat(9000));
     assert_eq!(
         run(&tool, &long).await.unwrap_err(),
-        "the URL has 9019 bytes; at most 8192 are taken"
+        "the URL has 9019 bytes; at most 8192 are allowed"
     );
 }
 
