@@ -1,4 +1,4 @@
-//! Tools that block have threads of their own: over real HTTP.
+//! Blocking tools run on threads of their own, over real HTTP.
 
 mod support;
 
@@ -13,26 +13,27 @@ fn call(tool: &str, id: &str) -> Call {
     Call::new(tool, json!({"id": id}))
 }
 
-/// What the model calls, once, where the user says `input`.
-fn asked(input: &str, calls: Vec<Call>) -> Response {
+/// A response with these calls to the input `input`.
+fn response_to(input: &str, calls: Vec<Call>) -> Response {
     let when = When { last_user: Some(input.to_owned()), ..When::default() };
     Response { when, ..Response::calls(calls) }
 }
 
 #[tokio::test]
-async fn many_blocked_threads_leave_other_tools_running() {
+async fn blocked_threads_do_not_delay_other_tools() {
     let stage = Stage::new();
     let blocking = |n: usize| {
         let calls = (0..40).map(move |i| call("blocks", &format!("{n}-{i}")));
-        asked(&format!("block {n}"), calls.collect())
+        response_to(&format!("block {n}"), calls.collect())
     };
-    let script = Script::of([blocking(0), blocking(1), asked("go", vec![call("quick", "q")])]);
+    let script =
+        Script::of([blocking(0), blocking(1), response_to("go", vec![call("quick", "q")])]);
     let world = world(script.then_done(), registry_with_blocks(&stage), parallel(64)).await;
     let open = async || world.host.open_session(OpenSession::default()).await.unwrap();
     let other = open().await;
     let first = world.session.start_run("block 0").await.unwrap();
     let second = other.start_run("block 1").await.unwrap();
-    // So many threads there are; the others wait for one.
+    // The other calls wait for a free thread.
     stage.lines(64).await;
     let report = within(open().await.run("go")).await.unwrap();
     assert_eq!((report.run_end, report.calls[0].result.as_str()), (RunEnd::Answered, "done q"));

@@ -1,4 +1,4 @@
-//! A tool of which the whole host runs only so many calls at a time: over real HTTP.
+//! `max_concurrent` of a tool: the host-wide limit of its calls, over real HTTP.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod support;
@@ -22,13 +22,13 @@ fn call(tool: &str, id: &str) -> Call {
     Call::new(tool, json!({"id": id})).id(&format!("call-{id}"))
 }
 
-/// What the model calls, once, where the user says `input`.
-fn asked(input: &str, calls: impl IntoIterator<Item = Call>) -> Response {
+/// A response with these calls to the input `input`.
+fn response_to(input: &str, calls: impl IntoIterator<Item = Call>) -> Response {
     let when = When { last_user: Some(input.to_owned()), ..When::default() };
     Response { when, ..Response::calls(calls) }
 }
 
-/// Only one call of each of these tools may run at a time.
+/// Sets `max_concurrent = 1` for these tools.
 fn one_at_a_time(config: &mut Config) {
     parallel(64)(config);
     for tool in ["waits", "slow_write", "blocks"] {
@@ -50,7 +50,7 @@ async fn another(world: &World) -> SessionHandle {
     world.host.open_session(OpenSession::default()).await.unwrap()
 }
 
-/// Begins a run, and waits until the call `id` waits for a place of its tool.
+/// Starts a run and waits until the call `id` waits for a permit of its tool.
 async fn run_until_waiting(session: &SessionHandle, input: &str, id: &str) -> StartedRun {
     let mut run = session.start_run(input).await.unwrap();
     let provider_id = format!("call-{id}");
@@ -63,7 +63,7 @@ async fn run_until_waiting(session: &SessionHandle, input: &str, id: &str) -> St
     run
 }
 
-/// Waits until so many calls wait for a place of their tool.
+/// Waits until `calls` calls wait for a permit of their tool.
 async fn until_waiting(world: &World, calls: usize) {
     within(async {
         while world.host.counts().calls_waiting != calls {
@@ -74,16 +74,16 @@ async fn until_waiting(world: &World, calls: usize) {
 }
 
 #[tokio::test]
-async fn one_call_runs_at_a_time_and_the_sessions_take_turns() {
+async fn one_call_runs_at_a_time_and_sessions_take_turns() {
     let one = ["a1", "a2", "a3"].map(|id| call("waits", id));
     let two = ["b1", "b2"].map(|id| call("waits", id));
-    let (world, stage) = capped([asked("one", one), asked("two", two)]).await;
+    let (world, stage) = capped([response_to("one", one), response_to("two", two)]).await;
     let first = run_until_waiting(&world.session, "one", "a3").await;
     let other = another(&world).await;
     let second = run_until_waiting(&other, "two", "b2").await;
     assert_eq!(stage.log(), ["start a1"]);
     let mut expected = Vec::new();
-    // One's second call came first, and its third stands behind two's first.
+    // Session one's second call came first; its third is queued behind session two's first.
     for id in ["a1", "a2", "b1", "a3", "b2"] {
         stage.seen(&format!("start {id}")).await;
         expected.push(format!("start {id}"));
@@ -106,18 +106,18 @@ async fn one_call_runs_at_a_time_and_the_sessions_take_turns() {
 }
 
 #[tokio::test]
-async fn a_stop_takes_a_call_out_of_the_queue_and_says_that_it_never_started() {
+async fn a_stopped_call_leaves_the_queue_without_having_started() {
     let (world, stage) = capped([
-        asked("hold", [call("slow_write", "a")]),
-        asked("stop me", [call("slow_write", "b"), call("writes", "c")]),
-        asked("me too", [call("slow_write", "d")]),
+        response_to("hold", [call("slow_write", "a")]),
+        response_to("stop me", [call("slow_write", "b"), call("writes", "c")]),
+        response_to("me too", [call("slow_write", "d")]),
     ])
     .await;
     let holding = world.session.start_run("hold").await.unwrap();
     stage.seen("start a").await;
     let other = another(&world).await;
     let stopped = run_until_waiting(&other, "stop me", "b").await;
-    // What waits for its place does not hold up what may run beside it.
+    // A call that waits for a permit does not delay calls of other tools.
     stage.seen("end c").await;
     other.stop(StopMode::Now).await.unwrap();
     let report = within(stopped.report).await.unwrap();
@@ -136,12 +136,12 @@ async fn a_stop_takes_a_call_out_of_the_queue_and_says_that_it_never_started() {
 }
 
 #[tokio::test]
-async fn a_tools_time_does_not_run_while_its_call_waits() {
+async fn the_tool_timeout_does_not_include_the_wait_for_a_permit() {
     let stage = Stage::new();
     let script = Script::of([
-        asked("hold", [call("waits", "a")]),
-        // When the second has timed out, the first has waited for longer than its own time.
-        asked("hurry", [call("waits", "b"), call("hangs", "c")]),
+        response_to("hold", [call("waits", "a")]),
+        // When the second call times out, the first has waited longer than its own timeout.
+        response_to("hurry", [call("waits", "b"), call("hangs", "c")]),
     ]);
     let world = world(script.then_done(), registry(&stage), |config| {
         one_at_a_time(config);
@@ -166,9 +166,12 @@ async fn a_tools_time_does_not_run_while_its_call_waits() {
 }
 
 #[tokio::test]
-async fn a_thread_that_was_given_up_keeps_its_place_until_it_ends() {
-    let (world, stage) =
-        capped([asked("hold", [call("blocks", "a")]), asked("then", [call("blocks", "b")])]).await;
+async fn an_abandoned_thread_keeps_its_permit_until_it_ends() {
+    let (world, stage) = capped([
+        response_to("hold", [call("blocks", "a")]),
+        response_to("then", [call("blocks", "b")]),
+    ])
+    .await;
     let holding = world.session.start_run("hold").await.unwrap();
     stage.seen("start a").await;
     let other = another(&world).await;
@@ -181,7 +184,7 @@ async fn a_thread_that_was_given_up_keeps_its_place_until_it_ends() {
         }
     })
     .await;
-    // Its call is answered, and even its session may go: the thread still works.
+    // The call has its result and the session may close, while the thread still runs.
     world.session.close().await.unwrap();
     assert_eq!((world.host.counts().calls_waiting, stage.log()), (1, vec!["start a".to_owned()]));
     stage.release("b");
@@ -192,11 +195,14 @@ async fn a_thread_that_was_given_up_keeps_its_place_until_it_ends() {
 }
 
 #[tokio::test]
-async fn sessions_that_are_stopped_or_closed_leave_the_queue_empty() {
-    let many = Response { repeat: true, ..asked("queue", [call("waits", "b")]) };
-    let (world, stage) =
-        capped([asked("hold", [call("waits", "a")]), many, asked("at last", [call("waits", "c")])])
-            .await;
+async fn stopped_and_closed_sessions_leave_the_queue() {
+    let many = Response { repeat: true, ..response_to("queue", [call("waits", "b")]) };
+    let (world, stage) = capped([
+        response_to("hold", [call("waits", "a")]),
+        many,
+        response_to("at last", [call("waits", "c")]),
+    ])
+    .await;
     let holding = world.session.start_run("hold").await.unwrap();
     stage.seen("start a").await;
     let sessions = join_all((0..100).map(|_| another(&world))).await;
@@ -223,11 +229,11 @@ async fn sessions_that_are_stopped_or_closed_leave_the_queue_empty() {
 }
 
 #[tokio::test]
-async fn a_tool_that_panics_or_hangs_gives_its_place_back() {
+async fn a_tool_that_panics_or_hangs_releases_its_permit() {
     let stage = Stage::new();
     let responses = [
-        asked("panic", [call("panics", "a"), call("panics", "b")]),
-        asked("hang", [call("hangs", "c"), call("hangs", "d")]),
+        response_to("panic", [call("panics", "a"), call("panics", "b")]),
+        response_to("hang", [call("hangs", "c"), call("hangs", "d")]),
     ];
     let world = world(Script::of(responses).then_done(), registry(&stage), |config| {
         parallel(8)(config);

@@ -1,4 +1,4 @@
-//! Sequential order, parallel with reversed finishing order, early start: over real HTTP.
+//! Sequential and parallel execution and early start of calls, over real HTTP.
 #![expect(clippy::disallowed_methods, reason = "a test watches beside its run")]
 
 mod support;
@@ -14,7 +14,7 @@ fn call(tool: &str, id: &str) -> Call {
 }
 
 #[tokio::test]
-async fn in_sequence_each_call_ends_before_the_next_starts() {
+async fn sequential_calls_end_before_the_next_starts() {
     let stage = Stage::new();
     let calls = [call("quick", "a"), call("writes", "b"), call("quick", "c")];
     let script = Script::of([Response::calls(calls), Response::text("All done.")]);
@@ -30,7 +30,7 @@ async fn in_sequence_each_call_ends_before_the_next_starts() {
 }
 
 #[tokio::test]
-async fn in_parallel_results_are_in_call_order_whatever_the_finishing_order() {
+async fn parallel_results_keep_call_order() {
     let stage = Stage::new();
     let calls = ["a", "b", "c", "d"].map(|id| call("waits", id));
     let script = Script::of([Response::calls(calls), Response::text("All done.")]);
@@ -62,7 +62,7 @@ async fn in_parallel_results_are_in_call_order_whatever_the_finishing_order() {
 }
 
 #[tokio::test]
-async fn at_most_max_calls_run_at_once() {
+async fn parallel_execution_runs_at_most_max_calls() {
     let stage = Stage::new();
     let calls = ["a", "b", "c"].map(|id| call("waits", id));
     let script = Script::of([Response::calls(calls), Response::text("All done.")]);
@@ -79,7 +79,7 @@ async fn at_most_max_calls_run_at_once() {
 }
 
 #[tokio::test]
-async fn a_pure_call_starts_and_ends_while_the_response_still_streams() {
+async fn a_pure_call_runs_while_the_response_streams() {
     let stage = Stage::new();
     let calls = [call("quick", "a"), call("writes", "b"), call("quick", "c")];
     let response = Response::calls(calls).hold(At::Finish, "finish");
@@ -89,7 +89,7 @@ async fn a_pure_call_starts_and_ends_while_the_response_still_streams() {
     let watcher = tokio::task::spawn(events(started.events));
     within(world.model.gate_reached("finish")).await;
     stage.seen("end a").await;
-    // The effect waits for the finish, and the read behind it waits for the effect's ticket.
+    // The call with effects waits for the finish; the read after it waits for that call's ticket.
     assert_eq!(stage.log(), ["start a", "end a"]);
     world.model.release("finish");
     let report = within(started.report).await.unwrap();
@@ -104,7 +104,7 @@ async fn a_pure_call_starts_and_ends_while_the_response_still_streams() {
 }
 
 #[tokio::test]
-async fn early_start_switched_off_holds_everything_back() {
+async fn without_early_start_calls_wait_for_the_finish() {
     let stage = Stage::new();
     let calls = [call("quick", "a"), call("quick", "b")];
     let response = Response::calls(calls).hold(At::Finish, "finish");
@@ -122,7 +122,7 @@ async fn early_start_switched_off_holds_everything_back() {
 }
 
 #[tokio::test]
-async fn identical_calls_of_one_response_run_once_and_each_is_answered() {
+async fn identical_calls_run_once_and_share_the_result() {
     let stage = Stage::new();
     let calls = [call("writes", "a"), Call::new("writes", json!({"id": "a"})).id("again")];
     let script = Script::of([Response::calls(calls), Response::text("All done.")]);
@@ -135,7 +135,7 @@ async fn identical_calls_of_one_response_run_once_and_each_is_answered() {
 }
 
 #[tokio::test]
-async fn the_events_of_a_run_come_in_order_and_tell_it_whole() {
+async fn the_events_of_a_run_are_complete_and_ordered() {
     let stage = Stage::new();
     let first = Response {
         text: vec!["Let me ".into(), "look.".into()],

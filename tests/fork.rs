@@ -1,4 +1,4 @@
-//! Other futures of a session: forked at every record.
+//! Forks of a session, at every record.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 
 const ASKING: &str = "[agents.default]\nallow_overrides = true";
 
-/// A session with calls, a variable, a question that was approved, a steered input, a queued one
-/// and a run that was stopped.
-async fn rich() -> (Kept, Served) {
+/// Makes a session with calls, a variable, an approval, a steered and a queued input, and a stopped
+/// run.
+async fn session_with_all_records() -> (Kept, Served) {
     let set = json!({"name": "set_variable", "arguments": {"name": "city", "value": "Ulm"}});
     let writes = |id: &str| json!({"name": "writes", "arguments": {"id": id}});
     let kept = Kept::new(json!({"responses": [
@@ -67,8 +67,8 @@ fn shown(rebuilt: &Rebuilt) -> Value {
 }
 
 #[tokio::test]
-async fn at_every_record_it_begins_with_what_stands_up_to_there() {
-    let (kept, served) = rich().await;
+async fn a_fork_at_any_record_has_the_state_of_that_record() {
+    let (kept, served) = session_with_all_records().await;
     let before = served.snapshot("s").await;
     let all = kept.entries("s");
     let log = kept.stage.log();
@@ -92,7 +92,7 @@ async fn at_every_record_it_begins_with_what_stands_up_to_there() {
         if let Some(run) = &prefix.run {
             assert_eq!(ended.len(), 1, "{at}: the open run ends");
             let Record::RunEnded { end, .. } = &ended[0].record else { unreachable!() };
-            // One whose last turn is over ends as it would have.
+            // If the last turn is complete, its run ends the same way.
             let expected = match &run.next {
                 Continue::Step(step) => match &step.next {
                     RunNext::End { end, .. } => *end,
@@ -105,7 +105,7 @@ async fn at_every_record_it_begins_with_what_stands_up_to_there() {
             assert_eq!(entries.len(), at + 1, "{at}: nothing else happens");
             assert_eq!(snapshot["history"], shown(&prefix), "{at}");
         }
-        // What was told up to there stands at the beginning, and every call is answered.
+        // The fork starts with the original's messages, and every call has a result.
         let history = snapshot["history"].as_array().unwrap();
         let told = shown(&prefix);
         let told = told.as_array().unwrap();
@@ -130,8 +130,8 @@ async fn at_every_record_it_begins_with_what_stands_up_to_there() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_forked_says_why() {
-    let (kept, served) = rich().await;
+async fn an_impossible_fork_is_refused_with_a_reason() {
+    let (kept, served) = session_with_all_records().await;
     served.open("taken").await;
     let last = kept.entries("s").len();
     let path = "/v1/sessions/s/fork";
@@ -158,8 +158,8 @@ async fn what_cannot_be_forked_says_why() {
 }
 
 #[tokio::test]
-async fn requests_of_the_original_are_new_to_the_fork() {
-    let (kept, served) = rich().await;
+async fn idempotency_keys_of_the_original_are_unused_in_the_fork() {
+    let (kept, served) = session_with_all_records().await;
     let last = kept.entries("s").len();
     let forked = served.post("/v1/sessions/s/fork", json!({"at": last, "id": "f"})).await;
     assert_eq!(forked.status, 201);
@@ -175,7 +175,7 @@ async fn requests_of_the_original_are_new_to_the_fork() {
 }
 
 #[tokio::test]
-async fn a_session_is_forked_while_its_run_goes_on() {
+async fn a_session_can_be_forked_during_a_run() {
     let writes = json!({"name": "slow_write", "arguments": {"id": "a"}});
     let kept = Kept::new(json!({"responses": [{"calls": [writes]}, {"text": ["Done."]}]})).await;
     let served = kept.start("", "").await;

@@ -1,4 +1,4 @@
-//! Sessions that idle leave memory, and whatever they are asked wakes them as they were.
+//! Hibernation: idle sessions leave memory, and any request wakes them unchanged.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
@@ -14,18 +14,18 @@ use futures::future::join_all;
 use kept::{Kept, Served, decision, id, until, within};
 use serde_json::{Value, json};
 
-/// Sessions fall asleep as soon as they may.
+/// Sessions hibernate at once when idle.
 const SLEEPY: &str = "idle_after = \"1ms\"";
 
-/// People are asked before `writes` is run.
+/// `writes` needs an approval before it runs.
 const ASKING: &str = "[tools.writes]\napproval = \"before\"";
 
 fn writes(id: &str) -> Value {
     json!({"name": "writes", "arguments": {"id": id}})
 }
 
-/// A session with a run in it that called tools and set a variable, and which sleeps.
-async fn lived() -> (Kept, Served, Value) {
+/// Makes a hibernated session whose run called tools and set a variable.
+async fn hibernated_session() -> (Kept, Served, Value) {
     let set = json!({"name": "set_variable", "arguments": {"name": "city", "value": "Ulm"}});
     let kept = Kept::new(json!({"responses": [
         {"reasoning": ["Hm."], "text": ["Let me "], "calls": [set, writes("a")]},
@@ -43,8 +43,8 @@ async fn lived() -> (Kept, Served, Value) {
 }
 
 #[tokio::test]
-async fn it_wakes_as_it_was() {
-    let (kept, served, before) = lived().await;
+async fn a_session_wakes_unchanged() {
+    let (kept, served, before) = hibernated_session().await;
     assert_eq!(served.host.counts().sessions, 1);
     let after = served.get("/v1/sessions/s").await;
     assert_eq!(after.json(), before);
@@ -55,8 +55,8 @@ async fn it_wakes_as_it_was() {
 }
 
 #[tokio::test]
-async fn every_request_wakes_it() {
-    let (kept, served, before) = lived().await;
+async fn every_request_wakes_a_session() {
+    let (kept, served, before) = hibernated_session().await;
     let steered = served.post("/v1/sessions/s/steer", json!({"input": "x"})).await;
     assert_eq!(steered.error(), (409, "no_run".to_owned()));
     served.asleep().await;
@@ -93,7 +93,7 @@ async fn every_request_wakes_it() {
 }
 
 #[tokio::test]
-async fn what_there_never_was_is_not_found() {
+async fn an_unknown_session_is_not_found() {
     let kept = Kept::new(json!({})).await;
     let served = kept.start(SLEEPY, "").await;
     let gone = (404, "no_such_session".to_owned());
@@ -118,8 +118,8 @@ async fn what_there_never_was_is_not_found() {
 }
 
 #[tokio::test]
-async fn many_who_come_at_once_wake_it_once() {
-    let (kept, served, before) = lived().await;
+async fn concurrent_requests_wake_a_session_once() {
+    let (kept, served, before) = hibernated_session().await;
     let answers = join_all((0..64).map(|_| served.get("/v1/sessions/s"))).await;
     assert!(answers.iter().all(|answer| answer.json() == before));
     let runs = (0..16).map(|n| {
@@ -133,8 +133,8 @@ async fn many_who_come_at_once_wake_it_once() {
     kept.verify();
 }
 
-/// What a session waits for people with.
-async fn asking(host: &str, rest: &str) -> (Kept, Served, Value) {
+/// Makes a session whose run waits for an approval.
+async fn session_waiting_for_approval(host: &str, rest: &str) -> (Kept, Served, Value) {
     let script = json!({"responses": [
         {"text": ["May I?"], "calls": [writes("a")]}, {"text": ["Done."]}]});
     let kept = Kept::new(script).await;
@@ -154,8 +154,8 @@ fn is_idle(snapshot: &Value) -> bool {
 }
 
 #[tokio::test]
-async fn a_run_that_waits_for_people_sleeps_until_they_decide() {
-    let (kept, served, asked) = asking(SLEEPY, ASKING).await;
+async fn a_run_that_waits_for_approval_hibernates_until_the_decision() {
+    let (kept, served, asked) = session_waiting_for_approval(SLEEPY, ASKING).await;
     for _ in 0..3 {
         served.asleep().await;
         assert_eq!(served.host.counts().runs, 0);
@@ -182,9 +182,9 @@ async fn a_run_that_waits_for_people_sleeps_until_they_decide() {
 }
 
 #[tokio::test]
-async fn with_manual_resumption_a_run_that_slept_is_not_taken_for_an_interrupted_one() {
+async fn with_manual_resume_a_hibernated_run_is_not_suspended() {
     let manual = format!("{ASKING}\n[journal]\nresume = \"manual\"");
-    let (kept, served, asked) = asking(SLEEPY, &manual).await;
+    let (kept, served, asked) = session_waiting_for_approval(SLEEPY, &manual).await;
     served.asleep().await;
     assert_eq!(served.snapshot("s").await, asked);
     served.asleep().await;
@@ -199,11 +199,11 @@ async fn with_manual_resumption_a_run_that_slept_is_not_taken_for_an_interrupted
 }
 
 #[tokio::test]
-async fn who_waits_for_the_report_of_a_run_that_slept_gets_it() {
-    let (kept, served, asked) = asking(SLEEPY, ASKING).await;
+async fn a_waiting_request_gets_the_report_of_a_run_that_hibernated() {
+    let (kept, served, asked) = session_waiting_for_approval(SLEEPY, ASKING).await;
     served.asleep().await;
     let (tool_id, approve) = decision(&asked["current_run"]["approvals"][0], "approve");
-    // Queued behind a run that sleeps.
+    // Queued behind a hibernated run.
     let waiting = async {
         let body = json!({"input": "and then", "queue": true, "wait": true});
         served.post("/v1/sessions/s/runs", body).await
@@ -219,8 +219,8 @@ async fn who_waits_for_the_report_of_a_run_that_slept_gets_it() {
 }
 
 #[tokio::test]
-async fn inputs_that_wait_behind_a_run_that_sleeps_begin_behind_it() {
-    let (kept, served, asked) = asking(SLEEPY, ASKING).await;
+async fn inputs_queued_behind_a_hibernated_run_start_after_it() {
+    let (kept, served, asked) = session_waiting_for_approval(SLEEPY, ASKING).await;
     let second = served.begin("s", json!({"input": "second", "queue": true})).await;
     let third = served.begin("s", json!({"input": "third", "queue": true})).await;
     served.asleep().await;
@@ -246,11 +246,11 @@ async fn inputs_that_wait_behind_a_run_that_sleeps_begin_behind_it() {
 }
 
 #[tokio::test]
-async fn a_question_that_nobody_answers_expires_in_its_sleep() {
+async fn an_approval_expires_during_hibernation() {
     let asking_briefly = format!("{ASKING}\napproval_timeout = \"700ms\"");
-    let (kept, served, _) = asking(SLEEPY, &asking_briefly).await;
+    let (kept, served, _) = session_waiting_for_approval(SLEEPY, &asking_briefly).await;
     served.asleep().await;
-    // Nobody asks anything: the host wakes it.
+    // No request comes; the host wakes the session.
     let stored = || kept.entries("s");
     let ended = |entry: &callsheet::journal::JournalEntry| {
         matches!(entry.record, callsheet::record::Record::RunEnded { .. })
@@ -264,12 +264,12 @@ async fn a_question_that_nobody_answers_expires_in_its_sleep() {
 }
 
 #[tokio::test]
-async fn one_that_is_listened_to_stays_awake() {
-    let (_kept, served, _) = lived().await;
+async fn a_watched_session_does_not_hibernate() {
+    let (_kept, served, _) = hibernated_session().await;
     served.open("other").await;
     let mut reading = served.events("s", "0").await;
     within(reading.until("stream_end")).await;
-    // The other one falls asleep long after this one could have.
+    // The other session hibernates long after this one could have.
     until("the other one sleeps", || served.host.counts().awake == 1).await;
     served.run("s", "again").await;
     let seen =
@@ -284,8 +284,8 @@ async fn one_that_is_listened_to_stays_awake() {
 }
 
 #[tokio::test]
-async fn one_that_reads_its_past_slowly_does_not_see_it_end() {
-    let (_kept, served, _) = lived().await;
+async fn a_slow_reader_of_the_past_does_not_see_the_stream_end() {
+    let (_kept, served, _) = hibernated_session().await;
     let session = served.host.session(&id("s"));
     let mut watch = within(session.watch(EventId::default())).await.unwrap();
     let first = within(futures::StreamExt::next(&mut watch)).await;
@@ -315,7 +315,7 @@ fn is_end(delivery: &callsheet::telemetry::FeedItem) -> bool {
 }
 
 #[tokio::test]
-async fn an_agent_that_is_no_more_is_named_and_its_session_can_be_deleted() {
+async fn a_session_of_a_removed_agent_names_it_and_can_be_deleted() {
     let kept = Kept::new(json!({})).await;
     let agents = "[agents.old]\n[agents.new]";
     let served = kept.start(SLEEPY, agents).await;
@@ -342,9 +342,9 @@ async fn an_agent_that_is_no_more_is_named_and_its_session_can_be_deleted() {
     served.shutdown().await;
 }
 
-/// Requests of every kind that come in the very moment when the session is woken, again and again.
+/// Sends requests of every kind while the session hibernates and wakes repeatedly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn nothing_is_lost_or_doubled_by_waking() {
+async fn waking_neither_loses_nor_doubles_requests() {
     const ROUNDS: usize = 10;
     let kept = Kept::new(json!({})).await;
     let served = Arc::new(kept.start(&format!("{SLEEPY}\nmax_queued_inputs = 1000"), "").await);

@@ -1,4 +1,4 @@
-//! `Idempotency-Key`: the same request again has no second effect and gets the same answer.
+//! `Idempotency-Key`: a repeated request has no second effect and gets the same response.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
@@ -37,12 +37,12 @@ async fn watched(served: &Served, key: &str, body: &Value) -> Answer {
 }
 
 #[tokio::test]
-async fn a_run_is_begun_once_and_answered_the_same_whenever_it_is_asked_for() {
+async fn a_repeated_run_request_returns_the_first_runs_response() {
     let (kept, served) = service(script(), SLEEPY, "").await;
     let body = json!({"input": "go", "wait": true});
     let first = served.post_keyed(RUNS, "k-1", &body).await;
     assert_eq!(first.status, 200, "{first:?}");
-    // The order of the keys is no other request.
+    // The order of the body's members does not matter.
     let turned = served.post_keyed(RUNS, "k-1", &json!({"wait": true, "input": "go"})).await;
     assert_eq!(turned.json(), first.json());
     served.asleep().await;
@@ -61,7 +61,7 @@ async fn a_run_is_begun_once_and_answered_the_same_whenever_it_is_asked_for() {
     assert_eq!(steer.error(), (422, "idempotency_key_reused".to_owned()));
     assert_eq!(inputs(&served.snapshot("s").await), 2);
     assert_eq!(kept.stage.log(), ["start a", "end a"]);
-    // The key is of this session alone.
+    // The key belongs to one session.
     served.open("t").await;
     let elsewhere = served.post_keyed("/v1/sessions/t/runs", "k-1", &body).await;
     assert_ne!(elsewhere.json()["run_id"], first.json()["run_id"]);
@@ -70,7 +70,7 @@ async fn a_run_is_begun_once_and_answered_the_same_whenever_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_run_that_is_left_alone_is_acknowledged_the_same() {
+async fn a_repeated_run_request_without_wait_gets_the_same_acknowledgement() {
     let (kept, served) = service(script(), "", "").await;
     let body = json!({"input": "go"});
     let (first, second) =
@@ -87,7 +87,7 @@ async fn a_run_that_is_left_alone_is_acknowledged_the_same() {
 }
 
 #[tokio::test]
-async fn two_who_wait_for_the_same_run_get_the_same_report() {
+async fn two_waiting_requests_with_one_key_get_the_same_report() {
     let held = json!({"responses": [
         {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]}]});
     let (kept, served) = service(held, "", "").await;
@@ -96,7 +96,7 @@ async fn two_who_wait_for_the_same_run_get_the_same_report() {
     let second = served.post_keyed(RUNS, "k", &body);
     let release = async {
         kept.model.gate_reached("middle").await;
-        // The second one has come by the time that a third is refused for another input.
+        // The second request has arrived once a third with another input is refused.
         let third = served.post_keyed(RUNS, "other", &json!({"input": "x"})).await;
         assert_eq!(third.error(), (409, "run_in_progress".to_owned()));
         kept.model.release("middle");
@@ -109,9 +109,8 @@ async fn two_who_wait_for_the_same_run_get_the_same_report() {
     kept.verify();
 }
 
-/// What of a stream is the same each time: all but the states of calls and the statistics, with
-/// texts put together.
-fn recorded(answer: &Answer) -> Vec<Value> {
+/// The reproducible events of a stream: without call states and statistics, and with joined texts.
+fn reproducible_events(answer: &Answer) -> Vec<Value> {
     let mut seen: Vec<Value> = Vec::new();
     for event in client::seen(&answer.body) {
         if event.id.is_none() {
@@ -138,7 +137,7 @@ fn recorded(answer: &Answer) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_asked_for_again_is_the_runs_from_its_beginning_to_its_end() {
+async fn a_repeated_stream_request_replays_the_whole_run() {
     let (kept, served) = service(script(), SLEEPY, "").await;
     served.run("s", "before").await;
     let mut script = script();
@@ -148,23 +147,23 @@ async fn a_stream_that_is_asked_for_again_is_the_runs_from_its_beginning_to_its_
     let body = json!({"input": "go"});
     let first = watched(&served, "k", &body).await;
     assert_eq!(first.status, 200, "{first:?}");
-    let all = recorded(&first);
+    let all = reproducible_events(&first);
     assert_eq!(all.first().unwrap()["type"], "stream_start", "{all:?}");
     assert_eq!(all.last().unwrap()["type"], "stream_end");
-    assert_eq!(recorded(&watched(&served, "k", &body).await), all);
+    assert_eq!(reproducible_events(&watched(&served, "k", &body).await), all);
     served.run("s", "behind").await;
     served.asleep().await;
-    assert_eq!(recorded(&watched(&served, "k", &body).await), all);
+    assert_eq!(reproducible_events(&watched(&served, "k", &body).await), all);
     served.shutdown().await;
     let served = kept.start(SLEEPY, "").await;
-    assert_eq!(recorded(&watched(&served, "k", &body).await), all);
+    assert_eq!(reproducible_events(&watched(&served, "k", &body).await), all);
     assert_eq!(inputs(&served.snapshot("s").await), 3);
     served.shutdown().await;
     kept.verify();
 }
 
 #[tokio::test]
-async fn a_stream_that_broke_off_is_had_again_while_its_run_goes_on() {
+async fn a_broken_stream_can_be_requested_again_during_the_run() {
     let held = json!({"responses": [
         {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]}]});
     let (kept, served) = service(held, "", "").await;
@@ -189,7 +188,7 @@ async fn a_stream_that_broke_off_is_had_again_while_its_run_goes_on() {
 }
 
 #[tokio::test]
-async fn a_run_that_waits_for_another_is_told_from_its_own_beginning() {
+async fn a_queued_runs_stream_starts_with_its_own_first_event() {
     let held = json!({"responses": [
         {"text": ["first"], "holds": [{"at": {"chunk": 1}, "name": "middle"}]},
         {"text": ["second"]}]});
@@ -203,15 +202,18 @@ async fn a_run_that_waits_for_another_is_told_from_its_own_beginning() {
         kept.model.release("middle");
     };
     let ((first, second), ()) = within(async { tokio::join!(both, release) }).await;
-    assert_eq!(recorded(&first), recorded(&second));
+    assert_eq!(reproducible_events(&first), reproducible_events(&second));
     assert!(first.body.contains("second") && !first.body.contains("\"first\""), "{first:?}");
-    assert_eq!(recorded(&watched(&served, "k", &body).await), recorded(&first));
+    assert_eq!(
+        reproducible_events(&watched(&served, "k", &body).await),
+        reproducible_events(&first)
+    );
     served.shutdown().await;
     kept.verify();
 }
 
 #[tokio::test]
-async fn what_is_said_to_a_run_is_said_once() {
+async fn a_repeated_steer_is_recorded_once() {
     let held = json!({"responses": [
         {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
         {"text": ["Well."]}]});
@@ -227,7 +229,7 @@ async fn what_is_said_to_a_run_is_said_once() {
     kept.model.release("middle");
     served.until_snapshot("s", |snapshot| snapshot["state"] == "idle").await;
     served.asleep().await;
-    // Its run is over: it was said all the same.
+    // The repeated request succeeds even after the run has ended.
     assert_eq!(served.post_keyed(path, "k", &body).await.body, first.body);
     assert_eq!(inputs(&served.snapshot("s").await), 2);
     served.shutdown().await;
@@ -238,7 +240,7 @@ async fn what_is_said_to_a_run_is_said_once() {
 }
 
 #[tokio::test]
-async fn a_decision_counts_once_with_a_key_and_without() {
+async fn a_repeated_decision_counts_once_with_and_without_a_key() {
     let asking = "[tools.writes]\napproval = \"before\"";
     let (kept, served) = service(script(), SLEEPY, asking).await;
     served.begin("s", json!({"input": "go"})).await;
@@ -262,7 +264,7 @@ async fn a_decision_counts_once_with_a_key_and_without() {
 }
 
 #[tokio::test]
-async fn a_key_that_is_none_is_refused_and_begins_nothing() {
+async fn an_invalid_key_is_refused_and_starts_no_run() {
     let (_kept, served) = service(json!({}), "", "").await;
     let body = json!({"input": "go"}).to_string();
     let long = "k".repeat(256);
@@ -281,9 +283,9 @@ async fn a_key_that_is_none_is_refused_and_begins_nothing() {
     served.shutdown().await;
 }
 
-/// A request that was refused is not remembered: the same again is tried again.
+/// A refused request is not stored, so a repetition is handled again.
 #[tokio::test]
-async fn what_was_refused_may_be_asked_again() {
+async fn a_refused_request_can_be_repeated() {
     let held = json!({"responses": [
         {"text": ["first"], "holds": [{"at": {"chunk": 1}, "name": "middle"}]}]});
     let (kept, served) = service(held, "", "").await;

@@ -1,4 +1,4 @@
-//! Hosts end, well or in a crash, and the next one goes on where they were.
+//! Restarts: a new host continues after a shutdown or a crash.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
@@ -26,8 +26,8 @@ fn inputs(snapshot: &Value) -> Vec<&str> {
     users.map(|message| message["content"].as_str().unwrap()).collect()
 }
 
-/// How the runs of a session have ended.
-fn ends(kept: &Kept, session: &str) -> Vec<String> {
+/// The run ends of a session's runs.
+fn run_ends(kept: &Kept, session: &str) -> Vec<String> {
     let ends = kept.entries(session).into_iter().filter_map(|entry| {
         let Record::RunEnded { end, .. } = entry.record else { return None };
         Some(end.as_str().to_owned())
@@ -42,8 +42,8 @@ async fn service(script: Value, rest: &str) -> (Kept, Served) {
     (kept, served)
 }
 
-/// A model that stops in its second text, and goes on when it is asked again.
-fn breaking() -> Value {
+/// A script whose second text hangs in the first attempt.
+fn hanging_script() -> Value {
     json!({"responses": [
         {"reasoning": ["Hm."], "text": ["Let me "], "calls": [call("writes", "a")]},
         {"text": ["It ", "is lost."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
@@ -51,8 +51,8 @@ fn breaking() -> Value {
 }
 
 #[tokio::test]
-async fn sessions_are_as_they_were() {
-    let (kept, served) = service(breaking(), "").await;
+async fn idle_sessions_survive_a_restart() {
+    let (kept, served) = service(hanging_script(), "").await;
     kept.model.release("middle");
     let messages = json!([{"role": "user", "content": "Hi."},
         {"role": "assistant", "content": "Hello."}]);
@@ -73,8 +73,8 @@ async fn sessions_are_as_they_were() {
 }
 
 #[tokio::test]
-async fn a_run_goes_on_after_a_crash() {
-    let (kept, served) = service(breaking(), "").await;
+async fn a_run_resumes_after_a_crash() {
+    let (kept, served) = service(hanging_script(), "").await;
     served.begin("s", json!({"input": "go"})).await;
     kept.model.gate_reached("middle").await;
     assert_eq!(kept.stage.log(), ["start a", "end a"]);
@@ -98,7 +98,7 @@ async fn a_run_goes_on_after_a_crash() {
 }
 
 #[tokio::test]
-async fn a_call_with_effects_is_not_run_again_and_a_pure_one_is() {
+async fn after_a_crash_pure_calls_run_again_and_calls_with_effects_do_not() {
     let calls = json!([call("waits", "p"), call("slow_write", "w")]);
     let script = json!({"responses": [{"calls": calls}, {"text": ["Well."]}]});
     let (kept, served) = service(script, "[agents.default]\nexecution = \"parallel\"").await;
@@ -119,8 +119,8 @@ async fn a_call_with_effects_is_not_run_again_and_a_pure_one_is() {
 }
 
 #[tokio::test]
-async fn a_shutdown_interrupts_what_runs_and_what_waits() {
-    let (kept, served) = service(breaking(), "").await;
+async fn a_shutdown_interrupts_running_and_queued_runs() {
+    let (kept, served) = service(hanging_script(), "").await;
     served.begin("s", json!({"input": "go"})).await;
     kept.model.gate_reached("middle").await;
     served.begin("s", json!({"input": "then", "queue": true})).await;
@@ -130,7 +130,7 @@ async fn a_shutdown_interrupts_what_runs_and_what_waits() {
         served.shutdown().await;
     };
     let release = async {
-        // The turn that runs is finished within the grace.
+        // The running turn finishes within the grace period.
         kept.model.release("middle");
     };
     tokio::join!(stopping, release);
@@ -145,9 +145,9 @@ async fn a_shutdown_interrupts_what_runs_and_what_waits() {
     kept.verify();
 }
 
-/// A host that crashed in the middle of a run, and one that waits to be told to go on.
-async fn held() -> (Kept, Served) {
-    let (kept, served) = service(breaking(), "").await;
+/// Restarts a crashed host with `resume = "manual"`: its run is suspended.
+async fn suspended_run() -> (Kept, Served) {
+    let (kept, served) = service(hanging_script(), "").await;
     served.begin("s", json!({"input": "go"})).await;
     kept.model.gate_reached("middle").await;
     served.crash().await;
@@ -171,8 +171,8 @@ async fn held() -> (Kept, Served) {
 }
 
 #[tokio::test]
-async fn a_run_waits_where_somebody_has_to_ask() {
-    let (kept, served) = held().await;
+async fn with_manual_resume_a_run_waits_for_the_request() {
+    let (kept, served) = suspended_run().await;
     let resumed = served.post("/v1/sessions/s/resume", json!({})).await;
     assert_eq!(resumed.status, 202, "{resumed:?}");
     let after = served.until_snapshot("s", is_idle).await;
@@ -185,10 +185,10 @@ async fn a_run_waits_where_somebody_has_to_ask() {
 }
 
 #[tokio::test]
-async fn a_run_that_waits_can_be_stopped() {
-    // A turn that is let finish gives its answer.
+async fn a_suspended_run_can_be_stopped() {
+    // With after_turn the turn is completed and gives its answer.
     for (mode, end) in [("now", "stopped"), ("after_turn", "answered")] {
-        let (kept, served) = held().await;
+        let (kept, served) = suspended_run().await;
         let stopped = served.post("/v1/sessions/s/stop", json!({"mode": mode})).await;
         assert_eq!(stopped.status, 202, "{stopped:?}");
         served.until_snapshot("s", is_idle).await;
@@ -199,10 +199,10 @@ async fn a_run_that_waits_can_be_stopped() {
 }
 
 #[tokio::test]
-async fn a_run_that_waits_can_be_deleted() {
-    let (kept, served) = held().await;
+async fn a_suspended_run_can_be_deleted() {
+    let (kept, served) = suspended_run().await;
     assert_eq!(served.delete("/v1/sessions/s").await.status, 204);
-    // The id is free, and what begins under it waits for nobody.
+    // The id is free, and a new session with it is not suspended.
     served.open("s").await;
     assert_eq!(served.run("s", "new").await["run_end"], "answered");
     served.shutdown().await;
@@ -210,9 +210,9 @@ async fn a_run_that_waits_can_be_deleted() {
 }
 
 #[tokio::test]
-async fn a_decision_lets_a_run_go_on_that_waits() {
+async fn a_decision_resumes_a_suspended_run() {
     let asking = "[tools.writes]\napproval = \"before\"\n";
-    let (kept, served) = service(breaking(), asking).await;
+    let (kept, served) = service(hanging_script(), asking).await;
     kept.model.release("middle");
     served.begin("s", json!({"input": "go"})).await;
     let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
@@ -272,9 +272,9 @@ async fn a_suspended_run_shows_its_open_approvals_and_its_results() {
 }
 
 #[tokio::test]
-async fn a_question_is_as_old_as_it_was() {
+async fn an_approval_keeps_its_age_after_a_restart() {
     let asking = "[tools.writes]\napproval = \"before\"\n";
-    let (kept, served) = service(breaking(), asking).await;
+    let (kept, served) = service(hanging_script(), asking).await;
     served.begin("s", json!({"input": "go"})).await;
     let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
     let asked = served.until_snapshot("s", asks).await;
@@ -285,7 +285,7 @@ async fn a_question_is_as_old_as_it_was() {
 }
 
 #[tokio::test]
-async fn calls_that_a_session_was_opened_with_are_run_after_a_crash() {
+async fn calls_of_opening_messages_run_after_a_crash() {
     let kept = Kept::new(json!({"responses": [{"text": ["Done."]}]})).await;
     let served = kept.start("", "").await;
     let function = json!({"name": "slow_write", "arguments": "{\"id\":\"a\"}"});
@@ -310,8 +310,8 @@ async fn calls_that_a_session_was_opened_with_are_run_after_a_crash() {
 }
 
 #[tokio::test]
-async fn a_stream_goes_on_behind_every_event_of_the_host_before() {
-    let (kept, served) = service(breaking(), "").await;
+async fn a_stream_continues_after_any_event_of_the_previous_host() {
+    let (kept, served) = service(hanging_script(), "").await;
     let mut live = served.events("s", "0").await;
     served.begin("s", json!({"input": "go"})).await;
     kept.model.gate_reached("middle").await;
@@ -338,7 +338,7 @@ async fn a_stream_goes_on_behind_every_event_of_the_host_before() {
 }
 
 #[tokio::test]
-async fn a_model_that_was_fallen_back_to_is_asked_again() {
+async fn a_resumed_turn_uses_the_fallback_model_that_it_had_reached() {
     let kept = Kept::new(json!({"responses": [
         {"when": {"model": "main"}, "status": 400},
         {"when": {"model": "backup"}, "text": ["It ", "is lost."],
@@ -365,21 +365,21 @@ async fn a_model_that_was_fallen_back_to_is_asked_again() {
     kept.verify();
 }
 
-/// The last host stopped an hour ago.
-fn an_hour_passes(kept: &Kept) {
+/// Moves the stored times back by one hour.
+fn age_by_an_hour(kept: &Kept) {
     let connection = rusqlite::Connection::open(kept.dir.join("journal.db")).unwrap();
     let changed = connection.execute("UPDATE records SET time = time - 3600000", []).unwrap();
     assert!(changed > 0);
 }
 
 #[tokio::test]
-async fn time_in_which_no_host_ran_does_not_count() {
+async fn downtime_does_not_count_towards_the_run_timeout() {
     let briefly = "[agents.default]\nlimits = { run_timeout = \"60s\" }";
-    let (kept, served) = service(breaking(), briefly).await;
+    let (kept, served) = service(hanging_script(), briefly).await;
     served.begin("s", json!({"input": "go"})).await;
     kept.model.gate_reached("middle").await;
     served.crash().await;
-    an_hour_passes(&kept);
+    age_by_an_hour(&kept);
     let served = kept.start("", briefly).await;
     served.until_snapshot("s", is_idle).await;
     assert_eq!(ends(&kept, "s"), ["answered"]);
@@ -387,15 +387,15 @@ async fn time_in_which_no_host_ran_does_not_count() {
 }
 
 #[tokio::test]
-async fn people_have_no_more_time_because_no_host_ran() {
+async fn downtime_counts_towards_the_approval_timeout() {
     let asking = "[tools.writes]\napproval = \"before\"\napproval_timeout = \"10m\"";
-    let (kept, served) = service(breaking(), asking).await;
+    let (kept, served) = service(hanging_script(), asking).await;
     kept.model.release("middle");
     served.begin("s", json!({"input": "go"})).await;
     let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
     served.until_snapshot("s", asks).await;
     served.crash().await;
-    an_hour_passes(&kept);
+    age_by_an_hour(&kept);
     let served = kept.start("", asking).await;
     let after = served.until_snapshot("s", is_idle).await;
     assert_eq!(after["history"][2]["metadata"]["kind"], "approval_expired", "{after}");

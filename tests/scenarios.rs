@@ -1,4 +1,4 @@
-//! The configurations in the section "Limits" of docs/configuration.md, read from there and tried.
+//! Runs the example configurations of the section "Limits" in docs/configuration.md.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod support;
@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use support::tools::{Stage, registry};
 use support::{World, results, within, world};
 
-/// The configuration of the section "Limits" of docs/configuration.md whose first line is this comment.
-fn shown(title: &str) -> Config {
+/// Reads the example whose first line is this comment.
+fn example(title: &str) -> Config {
     let page = include_str!("../docs/configuration.md");
     let (_, limits) = page.split_once("\n## Limits\n").expect("the section");
     let limits = limits.split("\n## ").next().expect("its end");
@@ -25,12 +25,12 @@ fn shown(title: &str) -> Config {
     Config::parse(block, "docs/configuration.md", &|_| None).expect("a configuration")
 }
 
-/// An agent as configured there, with the tools of the stage.
+/// Starts an agent with the example configuration and the test tools.
 async fn agent(title: &str, responses: impl IntoIterator<Item = Response>) -> (World, Stage) {
     let stage = Stage::new();
     let script = Script::of(responses);
     let world = world(script, registry(&stage), |config| {
-        let mut agent = shown(title).agents["default"].clone();
+        let mut agent = example(title).agents["default"].clone();
         let ours = config.agents.get_mut("default").expect("the agent");
         agent.tools = std::mem::take(&mut ours.tools);
         *ours = agent;
@@ -39,7 +39,7 @@ async fn agent(title: &str, responses: impl IntoIterator<Item = Response>) -> (W
     (world, stage)
 }
 
-/// So many responses of so many calls, no two alike; ids are `TURN.CALL`.
+/// Makes `turns` responses with `calls` different calls each; ids are `TURN.CALL`.
 fn turns(turns: usize, calls: usize, tool: &str) -> Vec<Response> {
     let call = |turn, index| {
         let id = format!("{turn}.{index}");
@@ -66,7 +66,7 @@ fn ids(messages: &[Value]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn one_call_a_response_and_twenty_turns() {
+async fn one_call_per_response_and_twenty_turns() {
     let mut responses = turns(20, 2, "quick");
     responses.push(Response::text("So far."));
     let (world, stage) = agent("One call after the other: at most twenty", responses).await;
@@ -103,7 +103,7 @@ async fn ten_calls_at_once_and_five_turns() {
 }
 
 #[tokio::test]
-async fn three_calls_a_response_and_three_turns() {
+async fn three_calls_per_response_and_three_turns() {
     let mut responses = turns(3, 4, "quick");
     responses.push(Response::text("So far."));
     let (world, stage) = agent("Three times three: at most nine", responses).await;

@@ -1,4 +1,4 @@
-//! Sessions that are opened with messages: what was said elsewhere goes on here.
+//! Sessions that are opened with messages of an earlier conversation.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod client;
@@ -31,7 +31,7 @@ fn answer(id: &str, content: &str) -> Value {
     json!({"role": "tool", "tool_call_id": id, "content": content})
 }
 
-/// A world, and a session in it that is opened with messages.
+/// Starts a world and opens a session with messages.
 async fn seeded(
     messages: Vec<Value>,
     script: Script,
@@ -56,7 +56,7 @@ fn sent(world: &World, request: usize) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn they_are_what_was_said_before() {
+async fn opening_messages_precede_the_first_input() {
     let before = vec![
         user("time?"),
         asks([call("a", "quick", json!({"id": "x"}))]),
@@ -74,7 +74,7 @@ async fn they_are_what_was_said_before() {
 }
 
 #[tokio::test]
-async fn the_history_of_one_session_opens_another() {
+async fn the_history_of_one_session_can_open_another() {
     let stage = Stage::new();
     let calls = ["quick", "fails"].map(|name| Call::new(name, json!({"id": "x"})));
     let script = Script::of([Response::calls(calls), Response::text("One.")]);
@@ -91,7 +91,7 @@ async fn the_history_of_one_session_opens_another() {
 }
 
 #[tokio::test]
-async fn calls_at_their_end_are_run_before_the_model_is_asked() {
+async fn calls_at_the_end_of_the_messages_run_before_the_first_request() {
     let open = asks([
         call("a", "waits", json!({"id": "a"})),
         call("b", "waits", json!({"id": "a"})),
@@ -112,7 +112,7 @@ async fn calls_at_their_end_are_run_before_the_model_is_asked() {
     session.steer("soon?").await.expect("room");
     stage.release("a");
     let report = within(run.report).await.expect("a report");
-    // With one turn alone, it is no last request.
+    // With max_turns = 1 this turn does not make the request the last one.
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "One."));
     assert_eq!((report.turns, report.calls.len()), (2, 5));
     let ids: Vec<_> = report.calls.iter().map(|call| call.tool_id.as_str()).collect();
@@ -138,7 +138,7 @@ async fn calls_at_their_end_are_run_before_the_model_is_asked() {
 }
 
 #[tokio::test]
-async fn a_stop_answers_them_and_keeps_what_was_said() {
+async fn a_stop_cancels_calls_of_the_messages_and_keeps_the_input() {
     let open =
         asks([call("a", "waits", json!({"id": "a"})), call("b", "writes", json!({"id": "b"}))]);
     let script = Script::of([Response::text("One.")]);
@@ -161,7 +161,7 @@ async fn a_stop_answers_them_and_keeps_what_was_said() {
 }
 
 #[tokio::test]
-async fn calls_that_go_beyond_the_limit_are_answered_and_told() {
+async fn excess_calls_of_the_messages_are_refused_and_reported() {
     let calls = [call("a", "quick", json!({"id": "a"})), call("b", "quick", json!({"id": "b"}))];
     let script = Script::of([Response::text("One.")]);
     let (world, session, stage) = seeded(vec![asks(calls)], script, |config| {
@@ -183,14 +183,14 @@ async fn calls_that_go_beyond_the_limit_are_answered_and_told() {
 }
 
 #[tokio::test]
-async fn ids_of_ours_do_not_meet_theirs() {
+async fn generated_ids_do_not_collide_with_ids_of_the_messages() {
     let before =
         vec![asks([call("call_1_0", "quick", json!({"id": "x"}))]), answer("call_1_0", "x")];
     let nameless = Call { no_id: true, ..Call::new("quick", json!({"id": "y"})) };
     let script = Script::of([Response::calls([nameless]), Response::text("One.")]);
     let (world, session, _) = seeded(before, script, |_| ()).await;
     within(session.run("go")).await.expect("a report");
-    // One turn with calls was before, and the id that would come next is taken.
+    // There was one turn with calls, and the messages use the id that would come next.
     let sent = sent(&world, 1);
     let told = results(&sent);
     assert_eq!(told, [("call_1_0", "x"), ("call_2_0", "done y")]);
@@ -198,7 +198,7 @@ async fn ids_of_ours_do_not_meet_theirs() {
 }
 
 #[tokio::test]
-async fn what_is_no_history_opens_nothing() {
+async fn invalid_messages_open_no_session() {
     let stage = Stage::new();
     let world = world(Script::default(), registry(&stage), |_| ()).await;
     let open = |messages| OpenSession { id: Some("s".into()), messages, ..OpenSession::default() };
@@ -212,7 +212,7 @@ async fn what_is_no_history_opens_nothing() {
 }
 
 #[tokio::test]
-async fn over_http() {
+async fn opening_messages_work_over_http() {
     let script = json!({"responses": [{"text": ["It is 42."]}]});
     let service = Service::start(script).await;
     let open = asks([call("a", "calculator", json!({"expression": "6 * 7"}))]);

@@ -1,5 +1,5 @@
-//! A stop in each phase of a run: heard at once, every call answered truthfully, nothing left
-//! behind, and the session goes on.
+//! A stop in each phase of a run: it takes effect at once, every call gets a true result, nothing is
+//! left behind, and the session continues.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod support;
@@ -31,7 +31,7 @@ async fn scripted(first: Response) -> (World, Stage) {
     (world, stage)
 }
 
-/// Runs until `phase` has come, stops, and checks what has to be true of every stop.
+/// Runs until `phase` is reached, stops, and checks the invariants of every stop.
 async fn stopped(world: &World, phase: impl AsyncFnOnce(&mut Subscription)) -> RunReport {
     let mut started = world.session.start_run("go").await.expect("a run");
     within(phase(&mut started.events)).await;
@@ -39,7 +39,7 @@ async fn stopped(world: &World, phase: impl AsyncFnOnce(&mut Subscription)) -> R
     world.session.stop(StopMode::Now).await.expect("a stop");
     let report = within(started.report).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::Stopped);
-    // Stopping what has stopped changes nothing.
+    // A second stop changes nothing.
     world.session.stop(StopMode::Now).await.expect("a stop");
     let again = world.run("and now?").await;
     assert_eq!((again.run_end, again.text.as_str()), (RunEnd::Answered, "Hello again."));
@@ -54,12 +54,12 @@ async fn client_left(world: &World) {
 }
 
 #[tokio::test]
-async fn before_the_first_byte() {
+async fn stop_before_the_first_byte() {
     let (world, _) = scripted(Response::text("Never.").hold(At::Headers, "headers")).await;
     let report = stopped(&world, async |_| world.model.gate_reached("headers").await).await;
     assert_eq!(report.text, "");
     client_left(&world).await;
-    // Nothing was said, so nothing is kept of the turn, and both inputs are sent as one.
+    // The turn has no content, so it is not kept, and both inputs are sent as one message.
     assert_eq!(world.last_messages().len(), 1 + usize::from(has_system(&world)));
 }
 
@@ -68,7 +68,7 @@ fn has_system(world: &World) -> bool {
 }
 
 #[tokio::test]
-async fn while_the_answer_streams() {
+async fn stop_while_the_answer_streams() {
     let response = Response { text: vec!["So ".into(), "far".into()], ..Response::text("") };
     let (world, _) = scripted(response.hold(At::Finish, "finish")).await;
     let report = stopped(&world, async |events| {
@@ -82,7 +82,7 @@ async fn while_the_answer_streams() {
 }
 
 #[tokio::test]
-async fn while_a_call_streams_and_an_earlier_one_runs() {
+async fn stop_while_a_call_streams_and_an_earlier_one_runs() {
     let calls = [call("quick", "a"), call("waits", "b"), call("writes", "c")];
     let (world, stage) = scripted(Response::calls(calls).hold(At::Finish, "finish")).await;
     let report = stopped(&world, async |events| {
@@ -106,7 +106,7 @@ async fn while_a_call_streams_and_an_earlier_one_runs() {
 }
 
 #[tokio::test]
-async fn while_tools_with_effects_run() {
+async fn stop_while_tools_with_effects_run() {
     let (world, stage) = scripted(Response::calls([call("slow_write", "a")])).await;
     stopped(&world, async |_| stage.seen("start a").await).await;
     let perhaps = "Error: cancelled while running: it may or may not have happened";
@@ -114,13 +114,13 @@ async fn while_tools_with_effects_run() {
 }
 
 #[tokio::test]
-async fn a_tool_that_does_not_listen_is_killed_after_its_grace() {
+async fn a_tool_that_ignores_cancellation_is_killed_after_the_grace_period() {
     let (world, stage) = scripted(Response::calls([call("hangs", "a")])).await;
     stopped(&world, async |_| stage.seen("start a").await).await;
 }
 
 #[tokio::test]
-async fn during_the_wait_between_attempts() {
+async fn stop_during_the_wait_between_attempts() {
     let busy = Response { retry_after: Some("60".into()), ..Response::status(429) };
     let (world, _) = scripted(busy).await;
     stopped(&world, async |events| until_event(events, |event| event["type"] == "attempt").await)
@@ -129,7 +129,7 @@ async fn during_the_wait_between_attempts() {
 }
 
 #[tokio::test]
-async fn after_the_turn_every_call_of_it_still_runs() {
+async fn stop_after_turn_still_runs_every_call() {
     let stage = Stage::new();
     let calls = [call("waits", "a"), call("writes", "b")];
     let script = Script::of([Response::calls(calls), Response::text("Hello again.")]);
@@ -147,7 +147,7 @@ async fn after_the_turn_every_call_of_it_still_runs() {
 }
 
 #[tokio::test]
-async fn the_runs_own_timeout_is_a_stop_with_another_name() {
+async fn the_run_timeout_acts_like_a_stop() {
     let stage = Stage::new();
     let script = Script::of([Response::calls([call("waits", "a")]), Response::text("Hello.")]);
     let world = world(script, registry(&stage), |config| {
@@ -163,7 +163,7 @@ async fn the_runs_own_timeout_is_a_stop_with_another_name() {
 }
 
 #[tokio::test]
-async fn a_shutdown_answers_what_runs_and_ends_the_run_interrupted() {
+async fn a_shutdown_cancels_running_calls_and_interrupts_the_run() {
     let stage = Stage::new();
     let script = Script::of([Response::calls([call("waits", "a")])]);
     let world = world(script, registry(&stage), |config| {

@@ -1,4 +1,4 @@
-//! `GET /v1/sessions/{id}/events`: a session's events from wherever a client has read to.
+//! `GET /v1/sessions/{id}/events`: a session's events from any position.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
 mod client;
@@ -24,15 +24,15 @@ async fn service(script: Value) -> Service {
     service
 }
 
-/// Connects to the session's events; `after` is the query and `headers` are further lines.
+/// Connects to the session's events with the query `after` and additional header lines.
 async fn events(service: &Service, after: &str, headers: &str) -> Reading {
     let request =
         format!("GET /v1/sessions/s/events{after} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n");
     Reading::open(service.addr(), &request).await
 }
 
-/// A turn with thinking, text and two calls; one that breaks once; an answer; then others.
-fn long() -> Value {
+/// A script with thinking, text and two calls; a broken attempt; an answer; and more.
+fn long_script() -> Value {
     json!({"responses": [
         {"reasoning": ["Hm, ", "né."], "text": ["Let me ", "löok."], "calls": [
             {"name": "calculator", "arguments": {"expression": "6 * 7"}},
@@ -45,7 +45,7 @@ fn long() -> Value {
     ]})
 }
 
-/// Three runs of that, the last one stopped; watched as they go.
+/// Starts three runs, stops the last one, and returns the events that were watched live.
 async fn three_runs(service: &Service) -> Vec<Seen> {
     let mut live = events(service, "?after=0", "").await;
     let runs = "/v1/sessions/s/runs";
@@ -69,8 +69,8 @@ async fn three_runs(service: &Service) -> Vec<Seen> {
 }
 
 #[tokio::test]
-async fn from_every_event_on_the_rest_is_the_same() {
-    let service = service(long()).await;
+async fn after_any_event_the_remaining_events_are_the_same() {
+    let service = service(long_script()).await;
     let live = within(three_runs(&service)).await;
     let all = whole(&live);
     let kinds = |kind: &str| live.iter().filter(|event| event.kind == kind).count();
@@ -99,13 +99,13 @@ async fn from_every_event_on_the_rest_is_the_same() {
 }
 
 #[tokio::test]
-async fn a_text_is_gone_on_with_in_its_middle() {
+async fn a_stream_can_continue_within_a_text() {
     let service = service(json!({"responses": [{"text": ["Grüße ", "dich."]}]})).await;
     let wait = json!({"input": "go", "wait": true});
     assert_eq!(service.post("/v1/sessions/s/runs", wait).await.status, 200);
     for (bytes, expect) in [(0, "Grüße dich."), (1, "rüße dich."), (2, "üße dich."), (8, "dich.")]
     {
-        // The record of the attempt is the third, behind those of the session and of the run.
+        // The attempt's record is the third, after those of the session and the run.
         let header = format!("last-event-id: 3.{bytes}\r\n");
         let mut reading = events(&service, "?after=0", &header).await;
         let seen = within(reading.until_seen(|seen| ended(seen) == 1)).await;
@@ -116,7 +116,7 @@ async fn a_text_is_gone_on_with_in_its_middle() {
 }
 
 #[tokio::test]
-async fn a_place_that_is_none_is_refused() {
+async fn an_invalid_event_id_is_refused() {
     let service = service(json!({})).await;
     for (query, header, code) in [
         ("?after=x", "", "invalid_event_id"),
@@ -138,7 +138,7 @@ async fn a_place_that_is_none_is_refused() {
 }
 
 #[tokio::test]
-async fn without_a_place_it_begins_now_with_the_calls_that_are_open() {
+async fn without_an_event_id_the_stream_starts_now_with_the_open_calls() {
     let script = json!({"responses": [
         {"text": ["Before."], "calls": [
             {"name": "calculator", "arguments": {"expression": "6 * 7"}}]},
@@ -165,7 +165,7 @@ async fn without_a_place_it_begins_now_with_the_calls_that_are_open() {
     let seen = within(late.until_seen(|seen| ended(seen) == 1)).await;
     let texts: String = seen.iter().filter_map(text).collect();
     assert_eq!(texts, "After.");
-    // The stream goes on behind the run, until the session is closed.
+    // The stream continues after the run, until the session is closed.
     assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
     let closed = |seen: &[Seen]| seen.last().is_some_and(|event| event.kind == "error");
     let last = within(late.until_seen(closed)).await.pop().unwrap();
@@ -173,7 +173,7 @@ async fn without_a_place_it_begins_now_with_the_calls_that_are_open() {
 }
 
 #[tokio::test]
-async fn many_who_come_in_the_middle_see_the_same() {
+async fn watchers_that_join_late_see_the_same_events() {
     let held = json!({"responses": [
         {"reasoning": ["Hm."], "text": ["Now ", "then."],
          "holds": [{"at": {"chunk": 3}, "name": "middle"}]}]});
@@ -206,7 +206,7 @@ async fn many_who_come_in_the_middle_see_the_same() {
 }
 
 #[tokio::test]
-async fn who_was_too_slow_reads_on_without_loss() {
+async fn a_slow_watcher_continues_without_loss() {
     let words: Vec<String> = (0..5000).map(|at| format!("w{at} ")).collect();
     let service = service(json!({"responses": [{"text": words.clone()}]})).await;
     let session = service.host.session(&SessionId::parse("s").unwrap());
@@ -242,7 +242,7 @@ async fn who_was_too_slow_reads_on_without_loss() {
 }
 
 #[tokio::test]
-async fn a_host_that_stops_closes_no_session() {
+async fn a_host_shutdown_closes_no_session() {
     let service = service(json!({"responses": [{"text": ["Hello."]}]})).await;
     let mut live = events(&service, "?after=0", "connection: close\r\n").await;
     let wait = json!({"input": "go", "wait": true});
