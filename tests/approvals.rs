@@ -12,10 +12,10 @@ use callsheet::runtime::{RunReport, RunRequest};
 use callsheet::server::{self, ServerHandle, ServerOptions};
 use callsheet::telemetry::{FeedItem, Subscription};
 use callsheet::types::{RunEnd, ToolStatus, Verdict};
-use client::{Answer, Reading, answer, post};
+use client::{HttpConnection, HttpResponse, post};
 use futures::StreamExt as _;
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, parallel, results, until_event, within, world};
 use tokio::net::TcpListener;
 
@@ -30,7 +30,7 @@ fn call(tool: &str, id: &str) -> Call {
 struct Api {
     world: World,
     server: ServerHandle,
-    stage: Stage,
+    control: CallControl,
 }
 
 /// Starts a host whose tools need approval, with a model that makes the calls and then answers.
@@ -47,8 +47,8 @@ async fn scripted(
     asking: &[(&str, ApprovalPolicy)],
     change: impl FnOnce(&mut Config),
 ) -> Api {
-    let stage = Stage::new();
-    let world = world(script, registry(&stage), |config| {
+    let control = CallControl::new();
+    let world = world(script, registry(&control), |config| {
         for (tool, approval) in asking {
             let change = ToolOverride { approval: Some(*approval), ..ToolOverride::default() };
             config.tools.insert((*tool).to_owned(), change);
@@ -58,7 +58,7 @@ async fn scripted(
     .await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = server::serve(listener, world.host.clone(), ServerOptions::default()).unwrap();
-    Api { world, server, stage }
+    Api { world, server, control }
 }
 
 impl Api {
@@ -66,14 +66,14 @@ impl Api {
         format!("/v1/sessions/{}{rest}", self.world.session.id())
     }
 
-    async fn send(&self, request: String) -> Answer {
+    async fn send(&self, request: String) -> HttpResponse {
         let request = request.replacen("\r\n", "\r\nconnection: close\r\n", 1);
-        let mut reading = Reading::open(self.server.addr(), &request).await;
+        let mut reading = HttpConnection::open(self.server.addr(), &request).await;
         within(reading.read_rest()).await;
-        answer(&reading)
+        reading.response()
     }
 
-    async fn decide(&self, tool_id: &str, body: Value) -> Answer {
+    async fn decide(&self, tool_id: &str, body: Value) -> HttpResponse {
         let path = self.path(&format!("/approvals/{tool_id}"));
         self.send(post(&path, "", &body.to_string())).await
     }
@@ -149,7 +149,7 @@ async fn a_call_runs_after_its_approval() {
     let asked_at = pending[0].as_object_mut().unwrap().remove("asked_at").unwrap();
     assert!(asked_at.as_u64().unwrap() > 1_600_000_000_000);
     assert_eq!(pending, json!([shown]));
-    assert_eq!(api.stage.log(), [""; 0]);
+    assert_eq!(api.control.log(), [""; 0]);
     api.answer(&asked, "approve", None).await;
     let report = within(run.report).await.unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
@@ -170,7 +170,7 @@ async fn a_rejected_call_never_runs_and_the_model_gets_the_reason() {
     api.answer(&asked, "reject", Some("not on a \"Sunday\"")).await;
     let report = within(run.report).await.unwrap();
     assert_eq!(api.last_tool_result(), r#"{"status":"rejected","message":"not on a \"Sunday\""}"#);
-    assert_eq!(api.stage.log(), [""; 0]);
+    assert_eq!(api.control.log(), [""; 0]);
     let call = &report.calls[0];
     assert_eq!((call.status, call.approval), (ToolStatus::Refused, Some(Verdict::Rejected)));
     assert_eq!(call.reject_reason.as_deref(), Some("not on a \"Sunday\""));
@@ -208,7 +208,7 @@ async fn an_expired_approval_counts_as_a_rejection() {
         let late = api.decide("t1a1c0", late).await;
         assert_eq!(late.error(), (409, "already_decided".to_owned()));
     }
-    assert_eq!(api.stage.log(), [""; 0]);
+    assert_eq!(api.control.log(), [""; 0]);
 }
 
 #[tokio::test]
@@ -217,7 +217,7 @@ async fn a_result_reaches_the_model_after_its_approval() {
     let mut run = api.world.session.start_run("go").await.unwrap();
     let asked = next_approval(&mut run.events).await;
     assert_eq!((&asked["phase"], &asked["output_summary"]), (&json!("after"), &json!("done a")));
-    assert_eq!(api.stage.log(), ["start a", "end a"]);
+    assert_eq!(api.control.log(), ["start a", "end a"]);
     assert_eq!(api.world.requests().len(), 1);
     api.answer(&asked, "approve", None).await;
     let report = within(run.report).await.unwrap();
@@ -258,18 +258,18 @@ async fn approvals_are_decided_in_any_order_and_results_keep_call_order() {
     let mut run = api.world.session.start_run("go").await.unwrap();
     let mut asked = Vec::new();
     for _ in 0..3 {
-        asked.push(question(&mut run.events).await);
+        asked.push(next_approval(&mut run.events).await);
     }
     let pending = api.current_run().await["approvals"].clone();
     let ids: Vec<&Value> = pending.as_array().unwrap().iter().map(|one| &one["tool_id"]).collect();
     assert_eq!(ids, ["t1a1c0", "t1a1c1", "t1a1c2"]);
     api.answer(&asked[2], "approve", None).await;
-    api.stage.seen("end c").await;
+    api.control.until_logged("end c").await;
     api.answer(&asked[0], "reject", Some("no")).await;
     assert_eq!(api.current_run().await["approvals"].as_array().unwrap().len(), 1);
     api.answer(&asked[1], "approve", None).await;
     within(run.report).await.unwrap();
-    assert_eq!(api.stage.log(), ["start c", "end c", "start b", "end b"]);
+    assert_eq!(api.control.log(), ["start c", "end c", "start b", "end b"]);
     assert_eq!(
         results(&api.world.last_messages()),
         [
@@ -313,7 +313,7 @@ async fn an_invalid_decision_is_refused_with_a_reason() {
     }
     let hint = api.decide("t1a1c0", json!({"decision": "approve"})).await;
     assert!(hint.body.contains("current_run.approvals"), "{hint:?}");
-    assert_eq!(api.stage.log(), [""; 0]);
+    assert_eq!(api.control.log(), [""; 0]);
     // The first valid decision is final, during the run and after it.
     let before = json!({"decision": "approve", "arguments_sha256": SHA256_OF_A, "phase": "before"});
     let counted = api.decide("t1a1c0", before.clone()).await;
@@ -338,16 +338,16 @@ async fn a_waiting_call_delays_only_calls_that_depend_on_its_start() {
         config.tools.insert("slow_write".to_owned(), alone);
     })
     .await;
-    api.stage.release("x");
+    api.control.release("x");
     let mut run = api.world.session.start_run("go").await.unwrap();
     let asked = next_approval(&mut run.events).await;
     until_event(&mut run.events, |event| event["waiting_for"] == "exclusive").await;
     // The only permit of `max` is free for the next call.
-    api.stage.seen("end q").await;
-    assert_eq!(api.stage.log(), ["start q", "end q"]);
+    api.control.until_logged("end q").await;
+    assert_eq!(api.control.log(), ["start q", "end q"]);
     api.answer(&asked, "approve", None).await;
     within(run.report).await.unwrap();
-    assert_eq!(api.stage.log()[2..], ["start w", "end w", "start x", "end x"]);
+    assert_eq!(api.control.log()[2..], ["start w", "end w", "start x", "end x"]);
 }
 
 #[tokio::test]
@@ -356,10 +356,10 @@ async fn in_sequential_execution_later_calls_wait_for_the_approval() {
     let api = api(calls, &[("writes", ApprovalPolicy::BEFORE)], |_| {}).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
     let asked = next_approval(&mut run.events).await;
-    assert_eq!(api.stage.log(), [""; 0]);
+    assert_eq!(api.control.log(), [""; 0]);
     api.answer(&asked, "approve", None).await;
     within(run.report).await.unwrap();
-    assert_eq!(api.stage.log(), ["start w", "end w", "start q", "end q"]);
+    assert_eq!(api.control.log(), ["start w", "end w", "start q", "end q"]);
 }
 
 #[tokio::test]
@@ -373,7 +373,7 @@ async fn stop_now_cancels_calls_that_wait_for_approval() {
     api.stop("now").await;
     let report = within(run.report).await.unwrap();
     assert_eq!(report.run_end, RunEnd::Stopped);
-    assert_eq!(api.stage.log(), ["start a", "end a"]);
+    assert_eq!(api.control.log(), ["start a", "end a"]);
     let (status, text) = result(&report, 0);
     assert_eq!(status, ToolStatus::Refused);
     assert!(text.contains("it ran, but the run was ended before anybody said"), "{text}");
@@ -422,7 +422,7 @@ async fn a_broken_response_voids_its_approval_requests() {
     api.answer(&asked, "approve", None).await;
     let report = within(run.report).await.unwrap();
     assert_eq!((report.calls.len(), result(&report, 0)), (1, (ToolStatus::Ok, "done a")));
-    assert_eq!(api.stage.log(), ["start a", "end a"]);
+    assert_eq!(api.control.log(), ["start a", "end a"]);
 }
 
 #[tokio::test]
@@ -444,7 +444,7 @@ async fn identical_calls_share_one_approval() {
             "{decision}"
         );
         assert_eq!(report.calls[1].metadata["duplicate_of"], "t1a1c0");
-        assert!(api.stage.log().len() <= 2);
+        assert!(api.control.log().len() <= 2);
     }
 }
 
@@ -483,7 +483,7 @@ async fn a_run_may_add_approvals_but_not_remove_them() {
     assert_eq!(api.decide("t1a1c0", twice).await.error(), (409, "phase_needed".to_owned()));
     assert_eq!(api.decide("t1a1c0", body("reject", "after")).await.status, 200);
     until_event(&mut events, |event| event["type"] == "stream_end").await;
-    assert_eq!(api.stage.log(), ["start a", "end a"]);
+    assert_eq!(api.control.log(), ["start a", "end a"]);
     let told = "it ran, but a person rejected its result";
     assert_eq!(api.last_tool_result(), format!(r#"{{"status":"rejected","message":"{told}"}}"#));
 }
@@ -522,7 +522,7 @@ async fn finished_results_are_visible_and_stored_while_a_slow_call_runs() {
     let calls = [call("quick", "a"), call("slow_write", "b"), call("quick", "c")];
     let api = api(calls, &[], parallel(4)).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
-    api.stage.seen("start b").await;
+    api.control.until_logged("start b").await;
     until_event(&mut run.events, |event| {
         event["type"] == "tool_result" && event["provider_id"] == "call-c"
     })

@@ -11,7 +11,7 @@ use callsheet::rehearsal::{At, Call, Finish, Response, Script};
 use callsheet::tool::ToolRegistry;
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, events, parallel, results, until_event, within, world};
 
 fn call(tool: &str, id: &str) -> Call {
@@ -26,15 +26,15 @@ fn limits(config: &mut Config) -> &mut callsheet::config::Limits {
     &mut config.agents.get_mut("default").expect("the agent").limits
 }
 
-async fn scripted(responses: impl IntoIterator<Item = Response>) -> (World, Stage) {
-    let stage = Stage::new();
-    let world = world(Script::of(responses), registry(&stage), parallel(8)).await;
-    (world, stage)
+async fn scripted(responses: impl IntoIterator<Item = Response>) -> (World, CallControl) {
+    let control = CallControl::new();
+    let world = world(Script::of(responses), registry(&control), parallel(8)).await;
+    (world, control)
 }
 
 #[tokio::test]
 async fn a_panic_an_error_and_a_hang_end_only_their_own_calls() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let calls = [
         call("panics", "a"),
         call("fails", "b"),
@@ -45,7 +45,7 @@ async fn a_panic_an_error_and_a_hang_end_only_their_own_calls() {
         call("quick", "g"),
     ];
     let script = Script::of([Response::calls(calls), Response::text("Well.")]);
-    let world = world(script, registry(&stage), |config| {
+    let world = world(script, registry(&control), |config| {
         parallel(8)(config);
         limits(config).tool_timeout = Some(Duration::from_millis(400));
         limits(config).cancel_grace = Duration::from_millis(10);
@@ -83,9 +83,9 @@ async fn a_panic_an_error_and_a_hang_end_only_their_own_calls() {
 
 /// Runs against a faulty first response and returns the reasons of the attempts.
 async fn recovers_from(fault: Response) -> Vec<String> {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let script = Script::of([fault, Response::text("Now it works.")]);
-    let world = world(script, registry(&stage), |config| {
+    let world = world(script, registry(&control), |config| {
         model(config).first_event_timeout = Duration::from_millis(300);
         model(config).idle_timeout = Duration::from_millis(300);
     })
@@ -201,14 +201,14 @@ async fn an_error_that_comes_with_status_200_is_judged_like_its_own_status() {
 
 #[tokio::test]
 async fn plain_responses_are_retried_without_a_rollback() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let answers = [
         Response::status(503),
         Response { cut_after_chunks: Some(1), ..text() },
         Response::raw("application/json", [""]),
         Response::text("Plainly."),
     ];
-    let world = world(Script::of(answers), registry(&stage), |config| {
+    let world = world(Script::of(answers), registry(&control), |config| {
         model(config).stream = false;
         model(config).max_attempts = 4;
     })
@@ -277,15 +277,15 @@ async fn a_pure_result_of_a_broken_stream_is_reused_and_effects_wait_for_a_compl
     let calls = || [call("quick", "a"), call("writes", "b")];
     let broken = Response::calls(calls()).hold(At::Finish, "broken");
     let broken = Response { truncate: true, ..broken };
-    let (world, stage) =
+    let (world, control) =
         scripted([broken, Response::calls(calls()), Response::text("Done.")]).await;
     let started = world.session.start_run("go").await.expect("a run");
     within(world.model.gate_reached("broken")).await;
-    stage.seen("end a").await;
+    control.until_logged("end a").await;
     world.model.release("broken");
     let report = within(started.report).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::Answered);
-    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
     assert_eq!(report.calls[0].metadata, json!({"reused": true}));
     world.assert_paired();
 }
@@ -294,10 +294,10 @@ async fn a_pure_result_of_a_broken_stream_is_reused_and_effects_wait_for_a_compl
 async fn a_response_cut_by_length_refuses_calls_that_did_not_start() {
     let calls = [call("quick", "a"), call("writes", "b")];
     let cut = Response { finish_reason: Finish::Word("length".into()), ..Response::calls(calls) };
-    let (world, stage) = scripted([cut, Response::text("Done.")]).await;
+    let (world, control) = scripted([cut, Response::text("Done.")]).await;
     let report = world.run("go").await;
     assert_eq!(report.run_end, RunEnd::Answered);
-    assert_eq!(stage.log(), ["start a", "end a"]);
+    assert_eq!(control.log(), ["start a", "end a"]);
     assert_eq!(
         results(&world.last_messages()),
         [("call-a", "done a"), ("call-b", "Error: not run: the response was cut off")]
@@ -310,22 +310,22 @@ async fn a_filtered_response_ends_the_run_as_refused_without_open_calls() {
     let calls = [call("quick", "a"), call("writes", "b")];
     let filtered = Finish::Word("content_filter".into());
     let filtered = Response { finish_reason: filtered, ..Response::calls(calls) };
-    let (world, stage) = scripted([filtered, Response::text("Hello again.")]).await;
+    let (world, control) = scripted([filtered, Response::text("Hello again.")]).await;
     assert_eq!(world.run("go").await.run_end, RunEnd::Refused);
-    assert!(!stage.log().contains(&"start b".to_owned()));
+    assert!(!control.log().contains(&"start b".to_owned()));
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
     world.assert_paired();
 }
 
 #[tokio::test]
 async fn after_max_turns_a_final_answer_without_tools_is_requested() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let responses = [
         Response::calls([call("quick", "a")]),
         Response::calls([call("quick", "b")]),
         Response { text: vec!["So far.".into()], ..Response::calls([call("quick", "c")]) },
     ];
-    let world = world(Script::of(responses), registry(&stage), |config| {
+    let world = world(Script::of(responses), registry(&control), |config| {
         limits(config).max_turns = Some(2);
     })
     .await;
@@ -333,7 +333,7 @@ async fn after_max_turns_a_final_answer_without_tools_is_requested() {
     let events = events(started.events).await;
     let report = within(started.report).await.expect("a report");
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::MaxTurns, "So far."));
-    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
     let last = &world.requests()[2].body;
     assert_eq!(last["tool_choice"], "none");
     assert!(!last["tools"].as_array().expect("tools are listed").is_empty());
@@ -345,14 +345,14 @@ async fn after_max_turns_a_final_answer_without_tools_is_requested() {
 #[tokio::test]
 async fn repeated_turns_with_only_failed_calls_end_the_run() {
     let failing = |id: &str| Response::calls([call("fails", id), call("nobody", id)]);
-    let (world, stage) = scripted(["a", "b", "c"].map(failing)).await;
+    let (world, control) = scripted(["a", "b", "c"].map(failing)).await;
     let started = world.session.start_run("go").await.expect("a run");
     let events = events(started.events).await;
     let report = within(started.report).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::AllToolsFailed);
     let text = "All tool calls failed. Please check the error messages and try again.";
     assert_eq!(report.text, text);
-    assert_eq!((stage.log().len(), world.requests().len()), (3, 3));
+    assert_eq!((control.log().len(), world.requests().len()), (3, 3));
     let limit = events.iter().find(|event| event["type"] == "limit_reached").expect("it is told");
     assert_eq!((&limit["limit"], &limit["maximum"]), (&json!("max_failed_turns"), &json!(3)));
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
@@ -365,10 +365,10 @@ async fn four_calls_where_three_may_run() {
                    Send the call again in a later response if it is still needed.";
     let done = [("call-a", "done a"), ("call-b", "done b"), ("call-c", "done c")];
     for (on_excess, answered) in [("answer", 4), ("truncate", 3)] {
-        let stage = Stage::new();
+        let control = CallControl::new();
         let calls = ["a", "b", "c", "d"].map(|id| call("quick", id));
         let script = Script::of([Response::calls(calls), Response::text("Done.")]);
-        let world = world(script, registry(&stage), |config| {
+        let world = world(script, registry(&control), |config| {
             limits(config).max_tool_calls_per_turn = Some(3);
             if on_excess == "truncate" {
                 limits(config).on_excess = callsheet::config::OnExcess::Truncate;
@@ -382,17 +382,17 @@ async fn four_calls_where_three_may_run() {
         let asked = sent.iter().find(|message| message["role"] == "assistant");
         let calls = asked.and_then(|message| message["tool_calls"].as_array()).expect("calls");
         assert_eq!(calls.len(), answered, "what is not answered is not shown either");
-        assert_eq!(stage.log().len(), 6);
+        assert_eq!(control.log().len(), 6);
         world.assert_paired();
     }
 }
 
 #[tokio::test]
 async fn on_excess_fail_ends_the_run_and_the_session_continues() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let calls = ["a", "b", "c", "d"].map(|id| call("quick", id));
     let script = Script::of([Response::calls(calls), Response::text("Hello again.")]);
-    let world = world(script, registry(&stage), |config| {
+    let world = world(script, registry(&control), |config| {
         limits(config).max_tool_calls_per_turn = Some(3);
         limits(config).on_excess = callsheet::config::OnExcess::Fail;
     })
@@ -401,7 +401,7 @@ async fn on_excess_fail_ends_the_run_and_the_session_continues() {
     assert_eq!(report.run_end, RunEnd::Failed);
     let message = "TOOL_CALL_LIMIT_EXCEEDED: received at least 4, maximum 3, turn 1";
     assert_eq!(report.error.expect("an error").message, message);
-    assert_eq!(stage.log(), [""; 0]);
+    assert_eq!(control.log(), [""; 0]);
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
     let refused = "Error: not run: at most 3 tool calls are run per response. \
                    Send the call again in a later response if it is still needed.";
@@ -412,16 +412,16 @@ async fn on_excess_fail_ends_the_run_and_the_session_continues() {
 
 #[tokio::test]
 async fn without_multi_tool_calls_only_the_first_call_is_kept() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let calls = ["a", "b"].map(|id| call("quick", id));
     let script = Script::of([Response::calls(calls), Response::text("Done.")]);
-    let world = world(script, registry(&stage), |config| {
+    let world = world(script, registry(&control), |config| {
         config.agents.get_mut("default").expect("the agent").multi_tool_calls = false;
     })
     .await;
     let started = world.session.start_run("go").await.expect("a run");
     let events = events(started.events).await;
-    assert_eq!(stage.log(), ["start a", "end a"]);
+    assert_eq!(control.log(), ["start a", "end a"]);
     assert_eq!(results(&world.last_messages()), [("call-a", "done a")]);
     assert_eq!(world.requests()[0].body["parallel_tool_calls"], false);
     let end = events.iter().find(|event| event["type"] == "turn_end").expect("a turn");

@@ -9,7 +9,7 @@ use callsheet::runtime::RunReport;
 use callsheet::tool::ToolRegistry;
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, events, parallel, within, world};
 
 /// A world with two scripted providers: `rehearsal` and its fallback `backup`.
@@ -42,7 +42,7 @@ fn model<'c>(config: &'c mut Config, name: &str) -> &'c mut ModelConfig {
 }
 
 fn no_tools() -> ToolRegistry {
-    registry(&Stage::new())
+    registry(&CallControl::new())
 }
 
 impl TwoModels {
@@ -123,9 +123,9 @@ async fn permanent_errors_lead_to_the_fallback_at_once() {
 
 #[tokio::test]
 async fn each_turn_starts_with_the_first_model_and_that_models_stream_setting() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let first = [Response::status(401), Response::text("Done.")];
-    let two = two(first, [Response::calls([call("quick", "a")])], registry(&stage), |config| {
+    let two = two(first, [Response::calls([call("quick", "a")])], registry(&control), |config| {
         model(config, "backup").stream = false;
     })
     .await;
@@ -160,21 +160,21 @@ async fn when_every_model_fails_the_run_fails_and_the_session_continues() {
 
 #[tokio::test]
 async fn a_pure_result_of_the_first_model_is_reused_by_the_fallback() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let calls = || Response::calls([call("quick", "a"), call("writes", "b")]);
     let broken = Response { truncate: true, ..calls().hold(At::Finish, "broken") };
     let answers = [calls(), Response::text("Done.")];
-    let two = two([broken, Response::status(401)], answers, registry(&stage), |config| {
+    let two = two([broken, Response::status(401)], answers, registry(&control), |config| {
         model(config, "rehearsal").max_attempts = 1;
     })
     .await;
     let started = two.world.session.start_run("go").await.expect("a run");
     within(two.world.model.gate_reached("broken")).await;
-    stage.seen("end a").await;
+    control.until_logged("end a").await;
     two.world.model.release("broken");
     let report = within(started.report).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::Answered);
-    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
     assert_eq!(report.calls[0].metadata, json!({"reused": true}));
     assert_eq!(two.received(), (2, 2));
     two.world.assert_paired();
@@ -182,11 +182,11 @@ async fn a_pure_result_of_the_first_model_is_reused_by_the_fallback() {
 
 #[tokio::test]
 async fn after_a_started_effect_the_turn_has_no_fallback() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let calls = [call("writes", "a"), call("quick", "b")];
     let broken = Response { truncate: true, ..Response::calls(calls).hold(At::Finish, "broken") };
     let answers = [broken, Response::text("Done.")];
-    let two = two(answers, [Response::text("Not I.")], registry(&stage), |config| {
+    let two = two(answers, [Response::text("Not I.")], registry(&control), |config| {
         model(config, "rehearsal").max_attempts = 1;
         let early = ToolOverride { start: Some(StartPolicy::OnSeal), ..ToolOverride::default() };
         config.tools.insert("writes".into(), early);
@@ -194,7 +194,7 @@ async fn after_a_started_effect_the_turn_has_no_fallback() {
     .await;
     let started = two.world.session.start_run("go").await.expect("a run");
     within(two.world.model.gate_reached("broken")).await;
-    stage.seen("start a").await;
+    control.until_logged("start a").await;
     two.world.model.release("broken");
     let report = within(started.report).await.expect("a report");
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));

@@ -89,7 +89,7 @@ async fn a_session_can_be_opened_with_images() {
     let content = json!([image(PIXEL), text("keep this")]);
     let messages = json!([
         {"role": "user", "content": content},
-        {"role": "assistant", "content": "Kept."},
+        {"role": "assistant", "content": "HostDirectory."},
     ]);
     let opened = service.post("/v1/sessions", json!({"id": "s", "messages": messages})).await;
     assert_eq!(opened.status, 201);

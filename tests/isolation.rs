@@ -15,7 +15,7 @@ use callsheet::types::RunEnd;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use support::tools::Stage;
+use support::tools::CallControl;
 use support::{parallel, within, world};
 
 #[derive(Deserialize, JsonSchema)]
@@ -26,13 +26,13 @@ struct StagedInput {
 }
 
 /// A tool that reads a variable, waits for the test, and writes one that depends on it.
-struct Staged {
+struct ControlledTool {
     spec: ToolSpec,
-    stage: Stage,
+    control: CallControl,
 }
 
 #[async_trait]
-impl Tool for Staged {
+impl Tool for ControlledTool {
     fn spec(&self) -> ToolSpec {
         self.spec.clone()
     }
@@ -40,23 +40,23 @@ impl Tool for Staged {
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let StagedInput { id, get, set } = context.input()?;
         let seen = get.and_then(|name| context.get(&name)?.as_i64()).unwrap_or(0);
-        self.stage.note(format!("start {id}"));
-        self.stage.released(&id).await;
+        self.control.note(format!("start {id}"));
+        self.control.released(&id).await;
         if let Some(name) = set {
             context.set(&name, seen * 10 + 1)?;
         }
-        self.stage.note(format!("end {id}"));
+        self.control.note(format!("end {id}"));
         Ok(format!("saw {seen}").into())
     }
 }
 
-fn registry(stage: &Stage) -> ToolRegistry {
+fn registry(control: &CallControl) -> ToolRegistry {
     let mut registry = ToolRegistry::new();
     for spec in [
         ToolSpec::new::<StagedInput>("look", "Pure.").pure(),
         ToolSpec::new::<StagedInput>("act", "Not."),
     ] {
-        registry.register(Staged { spec, stage: stage.clone() }).unwrap();
+        registry.register(ControlledTool { spec, control: control.clone() }).unwrap();
     }
     registry
 }
@@ -89,28 +89,28 @@ impl StepsResult {
 /// Runs the steps as the calls of one response. All calls start before the first ends, and those in
 /// `order` end in that order.
 async fn play(steps: &[Step], order: &[&str], change: impl FnOnce(&mut Config)) -> StepsResult {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let ids = ["a", "b", "c", "d"];
     let calls = ids.iter().zip(steps).map(|(id, (tool, get, set))| {
         Call::new(tool, json!({"id": id, "get": get, "set": set})).id(&format!("call-{id}"))
     });
     let script = Script::of([Response::calls(calls.collect::<Vec<_>>()), Response::text("Done.")]);
-    let world = world(script, registry(&stage), change).await;
+    let world = world(script, registry(&control), change).await;
     let started = world.session.start_run("go").await.unwrap();
     for id in order {
-        stage.seen(&format!("start {id}")).await;
+        control.until_logged(&format!("start {id}")).await;
     }
     for id in order {
-        stage.release(id);
-        stage.seen(&format!("end {id}")).await;
+        control.release(id);
+        control.until_logged(&format!("end {id}")).await;
     }
-    ids.iter().for_each(|id| stage.release(id));
+    ids.iter().for_each(|id| control.release(id));
     let report = within(started.report).await.unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
     world.assert_paired();
     let variables = world.session.snapshot().await.unwrap().variables;
     let page = world.host.telemetry().render();
-    StepsResult { report, variables, log: stage.log(), page }
+    StepsResult { report, variables, log: control.log(), page }
 }
 
 fn values(variables: &Variables) -> Value {

@@ -8,7 +8,7 @@ use callsheet::rehearsal::{Call, Ended, Response, Script};
 use callsheet::runtime::{RunReport, RunRequest};
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, events, results, within, world};
 
 const NOT_STARTED: &str = "Error: not started: the run was ended before";
@@ -35,15 +35,15 @@ fn counting(pieces: &[(&str, u64)]) -> Response {
 async fn limited(
     responses: impl IntoIterator<Item = Response>,
     change: impl FnOnce(&mut Limits),
-) -> (World, Stage) {
-    let stage = Stage::new();
-    let world = world(Script::of(responses).then_done(), registry(&stage), |config| {
+) -> (World, CallControl) {
+    let control = CallControl::new();
+    let world = world(Script::of(responses).then_done(), registry(&control), |config| {
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.early_start = false;
         change(&mut agent.limits);
     })
     .await;
-    (world, stage)
+    (world, control)
 }
 
 fn request_with(overrides: Value) -> RunRequest {
@@ -106,12 +106,12 @@ async fn calls_of_a_response_beyond_the_token_budget_do_not_start() {
     for stream in [true, false] {
         let calls = [call("quick", "a"), call("writes", "b")];
         let responses = [costing(Response::calls(calls), 101)];
-        let (world, stage) =
+        let (world, control) =
             limited(responses, |limits| limits.max_tokens_per_run = Some(100)).await;
         let (report, told) = run_with(&world, json!({"stream": stream})).await;
         assert_eq!((report.run_end, report.turns), (RunEnd::Budget, 1));
         assert_eq!(told, ["max_tokens_per_run 101 100 ended"]);
-        assert_eq!((stage.log(), world.requests().len()), (vec![], 1));
+        assert_eq!((control.log(), world.requests().len()), (vec![], 1));
         assert_session_continues(&world).await;
         let expected = ["call-a", "call-b"].map(|id| (id.to_owned(), NOT_STARTED.to_owned()));
         assert_eq!(sent(&world, 1), expected);
@@ -139,7 +139,7 @@ async fn tokens_add_up_over_turns_and_a_complete_answer_is_kept() {
 async fn an_exactly_used_token_budget_allows_no_further_request() {
     let responses = || [costing(Response::calls([call("quick", "a")]), 100)];
     for max_turns in [1, 10] {
-        let (world, stage) = limited(responses(), |limits| {
+        let (world, control) = limited(responses(), |limits| {
             limits.max_turns = Some(max_turns);
             limits.max_tokens_per_run = Some(100);
         })
@@ -148,7 +148,7 @@ async fn an_exactly_used_token_budget_allows_no_further_request() {
         assert_eq!((report.run_end, world.requests().len()), (RunEnd::Budget, 1));
         assert_eq!(report.calls[0].status, ToolStatus::Ok);
         assert_eq!(told, ["max_tokens_per_run 100 100 ended"]);
-        assert_eq!(stage.log(), ["start a", "end a"]);
+        assert_eq!(control.log(), ["start a", "end a"]);
         assert_session_continues(&world).await;
     }
 }
@@ -175,12 +175,13 @@ async fn failed_attempts_count_towards_the_token_budget() {
 async fn exceeding_the_runs_call_limit_ends_the_run_after_a_notice() {
     let turn = |ids: [&str; 2]| Response::calls(ids.map(|id| call("quick", id)));
     let responses = [turn(["a", "b"]), turn(["c", "d"])];
-    let (world, stage) = limited(responses, |limits| limits.max_tool_calls_per_run = Some(3)).await;
+    let (world, control) =
+        limited(responses, |limits| limits.max_tool_calls_per_run = Some(3)).await;
     let (report, told) = run(&world).await;
     assert_eq!((report.run_end, report.calls.len()), (RunEnd::Budget, 3));
     let expected = ["max_tool_calls_per_run 2 3 half_used", "max_tool_calls_per_run 4 3 ended"];
     assert_eq!(told, expected);
-    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
     let note = "done b\n\n[callsheet: 1 of 3 tool calls is left]";
     assert_eq!(last_result(&world, 1), note);
     assert_session_continues(&world).await;
@@ -227,10 +228,10 @@ async fn notices_of_several_limits_come_together_and_once() {
 async fn a_repeating_model_is_warned_and_then_stopped() {
     let again = Response { text: vec!["Again.".into()], ..Response::calls([call("quick", "a")]) };
     let repeating = (0..7).map(|_| again.clone());
-    let (world, stage) = limited(repeating, |limits| limits.max_turns = None).await;
+    let (world, control) = limited(repeating, |limits| limits.max_turns = None).await;
     let (report, told) = run(&world).await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::LoopDetected, "Again."));
-    assert_eq!((report.turns, world.requests().len(), stage.log().len()), (6, 6, 12));
+    assert_eq!((report.turns, world.requests().len(), control.log().len()), (6, 6, 12));
     assert_eq!(told, ["repeat_limit 3 3 told", "repeat_limit 6 3 ended"]);
     let note = "done a\n\n[callsheet: 3 turns in a row made the same calls and got the same \
                 results; after 6 the run is ended]";
@@ -252,13 +253,13 @@ async fn polling_with_changing_results_is_not_a_loop() {
 #[tokio::test]
 async fn calls_with_too_large_arguments_are_refused() {
     let responses = [Response::calls([call("quick", "0123456789"), call("quick", "a")])];
-    let (world, stage) = limited(responses, |limits| limits.max_arguments_bytes = 12).await;
+    let (world, control) = limited(responses, |limits| limits.max_arguments_bytes = 12).await;
     assert_eq!(run(&world).await.0.run_end, RunEnd::Answered);
     let results = sent(&world, 1);
     let wanted = "Error: not run: invalid arguments: they are larger than allowed. Received: ";
     assert!(results[0].1.starts_with(wanted), "{results:?}");
     assert_eq!(results[1].1, "done a");
-    assert_eq!(stage.log(), ["start a", "end a"]);
+    assert_eq!(control.log(), ["start a", "end a"]);
 }
 
 #[tokio::test]

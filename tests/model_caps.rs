@@ -12,7 +12,7 @@ use callsheet::rehearsal::{At, Call, Response, Script, When};
 use callsheet::runtime::{ModelStatus, OpenSession, SessionHandle, StartedRun};
 use callsheet::types::RunEnd;
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, within, world};
 
 /// Makes a response to the input `input`.
@@ -30,7 +30,7 @@ async fn capped(
     responses: impl IntoIterator<Item = Response>,
     change: impl FnOnce(&mut Config),
 ) -> World {
-    world(Script::of(responses).then_done(), registry(&Stage::new()), |config| {
+    world(Script::of(responses).then_done(), registry(&CallControl::new()), |config| {
         let model = config.models.get_mut("rehearsal").unwrap();
         model.max_concurrent_requests = NonZeroU32::new(1);
         change(config);

@@ -8,7 +8,7 @@ use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::{HostError, RunRequest};
 use callsheet::types::RunEnd;
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, events, parallel, within, world};
 
 fn request_with(overrides: Value) -> RunRequest {
@@ -16,31 +16,31 @@ fn request_with(overrides: Value) -> RunRequest {
     RunRequest { input: "go".into(), overrides, ..RunRequest::default() }
 }
 
-async fn calling_twice() -> (World, Stage) {
-    let stage = Stage::new();
+async fn calling_twice() -> (World, CallControl) {
+    let control = CallControl::new();
     let calls = ["a", "b"].map(|id| Call::new("waits", json!({"id": id})));
     let script = Script::of([Response::calls(calls)]).then_done();
-    (world(script, registry(&stage), parallel(4)).await, stage)
+    (world(script, registry(&control), parallel(4)).await, control)
 }
 
 #[tokio::test]
 async fn a_run_may_override_its_agents_execution() {
-    let (world, stage) = calling_twice().await;
+    let (world, control) = calling_twice().await;
     let request = request_with(json!({"execution": "sequential"}));
     let run = world.session.start_run(request).await.expect("a run");
-    stage.seen("start a").await;
-    stage.release("b");
-    stage.release("a");
+    control.until_logged("start a").await;
+    control.release("b");
+    control.release("a");
     within(run.report).await.expect("a report");
-    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
 }
 
 #[tokio::test]
 async fn limits_tools_and_stream_are_overridden_for_one_run_only() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let call = || Response::calls([Call::new("quick", json!({"id": "a"}))]);
     let script = Script::of([call(), Response::text("So far."), call()]).then_done();
-    let world = world(script, registry(&stage), parallel(4)).await;
+    let world = world(script, registry(&control), parallel(4)).await;
     let request =
         request_with(json!({"limits": {"max_turns": 1}, "tools": ["q*"], "stream": false}));
     let report = within(world.session.run(request)).await.expect("a report");
@@ -71,8 +71,8 @@ async fn a_run_may_exceed_its_agent_only_if_overrides_may_raise() {
         assert_eq!(refused.to_string(), message);
         assert_eq!(world.requests().len(), 0);
     }
-    let stage = Stage::new();
-    let world = world(Script::default().then_done(), registry(&stage), |config| {
+    let control = CallControl::new();
+    let world = world(Script::default().then_done(), registry(&control), |config| {
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.allow_overrides = true;
         agent.tools.truncate(1);
@@ -86,8 +86,8 @@ async fn a_run_may_exceed_its_agent_only_if_overrides_may_raise() {
 
 #[tokio::test]
 async fn a_tool_outside_the_agent_needs_permission() {
-    let stage = Stage::new();
-    let world = world(Script::default(), registry(&stage), |config| {
+    let control = CallControl::new();
+    let world = world(Script::default(), registry(&control), |config| {
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.tools = vec![callsheet::config::ToolPattern::new("quick")];
     })
@@ -101,7 +101,7 @@ async fn a_tool_outside_the_agent_needs_permission() {
 /// Starts a world whose agent has the models `rehearsal` and `backup`; `other` belongs to another
 /// agent. One provider serves all three.
 async fn three_models(responses: impl IntoIterator<Item = Response>, may_raise: bool) -> World {
-    world(Script::of(responses), registry(&Stage::new()), |config| {
+    world(Script::of(responses), registry(&CallControl::new()), |config| {
         let plain = config.models["rehearsal"].clone();
         for name in ["backup", "other"] {
             let model = ModelConfig { model: format!("{name}-model"), ..plain.clone() };

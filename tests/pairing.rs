@@ -10,7 +10,7 @@ use callsheet::record::StopMode;
 use callsheet::rehearsal::{Call, Finish, Response, Script};
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::json;
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{parallel, within, world};
 
 /// A deterministic random generator (splitmix64).
@@ -73,8 +73,8 @@ async fn random_runs_never_send_an_unpaired_history() {
 async fn random_runs(seed: u64) {
     let mut random = Random(seed);
     let responses: Vec<_> = (0..10).map(|_| response(&mut random)).collect();
-    let stage = Stage::new();
-    let world = world(Script::of(responses).then_done(), registry(&stage), |config| {
+    let control = CallControl::new();
+    let world = world(Script::of(responses).then_done(), registry(&control), |config| {
         if seed.is_multiple_of(2) {
             parallel(4)(config);
         }

@@ -7,7 +7,7 @@ use callsheet::record::StopMode;
 use callsheet::rehearsal::{At, Call, Response, Script};
 use callsheet::types::RunEnd;
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, events, results, within, world};
 
 /// A response with a text that the service then pauses.
@@ -21,7 +21,7 @@ fn paused(delta: &Value) -> Response {
 }
 
 async fn paused_world(responses: impl IntoIterator<Item = Response>, max_turns: u32) -> World {
-    world(Script::of(responses), registry(&Stage::new()), |config| {
+    world(Script::of(responses), registry(&CallControl::new()), |config| {
         config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(max_turns);
     })
     .await

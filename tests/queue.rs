@@ -8,9 +8,9 @@ use callsheet::record::StopMode;
 use callsheet::rehearsal::{At, Response, Script};
 use callsheet::runtime::{HostError, RunRequest};
 use callsheet::types::RunEnd;
-use client::{Reading, Service, answer, post};
+use client::{HttpConnection, Service, post};
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, events, within, world};
 
 fn queued(input: &str) -> RunRequest {
@@ -21,7 +21,7 @@ fn queued(input: &str) -> RunRequest {
 async fn held(rest: impl IntoIterator<Item = &'static str>) -> World {
     let first = Response::text("One.").hold(At::Finish, "first");
     let script = Script::of([first].into_iter().chain(rest.into_iter().map(Response::text)));
-    world(script, registry(&Stage::new()), |config| config.host.max_concurrent_runs = 1).await
+    world(script, registry(&CallControl::new()), |config| config.host.max_concurrent_runs = 1).await
 }
 
 #[tokio::test]
@@ -69,7 +69,7 @@ async fn queued_runs_start_however_the_previous_run_ended() {
 
     let broken = Response::status(400).hold(At::Headers, "first");
     let script = Script::of([broken, Response::text("Two.")]);
-    let world = support::world(script, registry(&Stage::new()), |_| ()).await;
+    let world = support::world(script, registry(&CallControl::new()), |_| ()).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
     let second = world.session.start_run(queued("b")).await.expect("room");
@@ -80,7 +80,8 @@ async fn queued_runs_start_however_the_previous_run_ended() {
 
 #[tokio::test]
 async fn an_input_to_an_idle_session_starts_at_once() {
-    let world = world(Script::of([Response::text("One.")]), registry(&Stage::new()), |_| ()).await;
+    let world =
+        world(Script::of([Response::text("One.")]), registry(&CallControl::new()), |_| ()).await;
     let report = within(world.session.run(queued("a"))).await.expect("a report");
     assert_eq!(report.text, "One.");
 }
@@ -187,10 +188,10 @@ async fn service(queued_max: u32) -> Service {
 }
 
 /// Sends a queued run request with an `Accept` header.
-async fn request_queued_run(service: &Service, accept: &str, body: Value) -> Reading {
+async fn request_queued_run(service: &Service, accept: &str, body: Value) -> HttpConnection {
     let request = post("/v1/sessions/s/runs", accept, &body.to_string());
     let request = request.replacen("\r\n", "\r\nconnection: close\r\n", 1);
-    Reading::open(service.addr(), &request).await
+    HttpConnection::open(service.addr(), &request).await
 }
 
 /// Waits until `count` inputs are queued.
@@ -230,7 +231,7 @@ async fn a_queued_run_is_available_as_events_as_a_report_and_as_an_acknowledgeme
     assert_eq!(full.header("retry-after"), Some("1"));
     service.model.release("first");
     within(watching.read_rest()).await;
-    let events = answer(&watching).events();
+    let events = watching.response().events();
     assert_eq!(
         (events[0].0.as_str(), &events[0].1["run_id"]),
         ("stream_start", &queued[0]["run_id"])
@@ -238,7 +239,7 @@ async fn a_queued_run_is_available_as_events_as_a_report_and_as_an_acknowledgeme
     assert!(events.iter().all(|(_, data)| data["run_id"] == queued[0]["run_id"]), "{events:#?}");
     assert_eq!(events[events.len() - 1].1["text"], "Two.");
     within(awaiting.read_rest()).await;
-    let report = answer(&awaiting).json();
+    let report = awaiting.response().json();
     assert_eq!((&report["run_id"], &report["text"]), (&queued[1]["run_id"], &json!("Three.")));
 }
 
@@ -267,9 +268,9 @@ async fn deleting_the_session_ends_queued_http_requests() {
     until_queued(&service, 2).await;
     assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
     within(awaiting.read_rest()).await;
-    assert_eq!(answer(&awaiting).error(), (404, "no_such_session".to_owned()));
+    assert_eq!(awaiting.response().error(), (404, "no_such_session".to_owned()));
     within(watching.read_rest()).await;
-    let events = answer(&watching).events();
+    let events = watching.response().events();
     assert_eq!(events.len(), 1, "{events:#?}");
     assert_eq!((events[0].0.as_str(), &events[0].1["code"]), ("error", &json!("session_closed")));
 }

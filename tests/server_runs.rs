@@ -2,7 +2,7 @@
 
 mod client;
 
-use client::{Service, answer};
+use client::Service;
 use serde_json::{Value, json};
 
 /// A script with two calls and then an answer.
@@ -35,7 +35,7 @@ async fn an_event_stream_has_every_event_of_the_run() {
     let mut reading = service.watch("s", "What is 6 * 7?").await;
     reading.until("event: stream_end").await;
     reading.until("0\r\n\r\n").await;
-    let answer = answer(&reading);
+    let answer = reading.response();
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("content-type"), Some("text/event-stream"));
     let events = answer.events();
@@ -131,7 +131,7 @@ async fn stop_ends_the_run() {
     let stopped = service.post("/v1/sessions/s/stop", stop.clone()).await;
     assert_eq!((stopped.status, stopped.json()["mode"].clone()), (202, json!("now")));
     reading.until("0\r\n\r\n").await;
-    let events = answer(&reading).events();
+    let events = reading.response().events();
     let (kind, end) = events.last().unwrap();
     assert_eq!((kind.as_str(), end["run_end"].clone()), ("stream_end", json!("stopped")));
     assert_eq!(service.post("/v1/sessions/s/stop", stop).await.status, 202, "it is idempotent");
@@ -167,7 +167,7 @@ async fn host_shutdown_ends_runs_streams_and_readiness() {
     reading.until("\"text\":\"Now \"").await;
     service.host.shutdown().await;
     reading.until("0\r\n\r\n").await;
-    let events = answer(&reading).events();
+    let events = reading.response().events();
     assert_eq!(events.last().unwrap().1["run_end"], "interrupted");
     assert_eq!(service.get("/readyz").await.error(), (503, "not_ready".to_owned()));
     let refused = service.post("/v1/sessions", json!({})).await;

@@ -10,16 +10,16 @@ use callsheet::runtime::{HostError, RunReport, SessionHandle};
 use callsheet::types::RunEnd;
 use client::Service;
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, within, world};
 
 /// Starts a world whose first response calls a tool that waits until `a` is released.
-async fn world_with_waiting_tool(rest: impl IntoIterator<Item = Response>) -> (World, Stage) {
-    let stage = Stage::new();
+async fn world_with_waiting_tool(rest: impl IntoIterator<Item = Response>) -> (World, CallControl) {
+    let control = CallControl::new();
     let call = Call::new("waits", json!({"id": "a"})).id("call-a");
     let script = Script::of([Response::calls([call])].into_iter().chain(rest));
-    let world = world(script, registry(&stage), |_| ()).await;
-    (world, stage)
+    let world = world(script, registry(&control), |_| ()).await;
+    (world, control)
 }
 
 /// Summarises messages: the first letter of the role, then the text or the names of the calls.
@@ -48,13 +48,13 @@ async fn ended(report: callsheet::runtime::ReportFuture) -> RunReport {
 
 #[tokio::test]
 async fn steered_inputs_follow_the_turns_results_in_order() {
-    let (world, stage) = world_with_waiting_tool([Response::text("Both.")]).await;
+    let (world, control) = world_with_waiting_tool([Response::text("Both.")]).await;
     let run = world.session.start_run("go").await.expect("a run");
-    stage.seen("start a").await;
+    control.until_logged("start a").await;
     let first = world.session.steer("and b").await.expect("room");
     let second = world.session.steer("and c").await.expect("room");
     assert!(run.seq < first && first < second);
-    stage.release("a");
+    control.release("a");
     let report = ended(run.report).await;
     assert_eq!((report.run_end, report.turns), (RunEnd::Answered, 2));
     // Consecutive inputs are sent as one message and remain two in the history.
@@ -71,7 +71,7 @@ async fn steered_inputs_follow_the_turns_results_in_order() {
 /// Runs with a first response that pauses in its middle, and steers there.
 async fn steered_in_the_middle(first: Response, rest: impl Into<Vec<Response>>) -> World {
     let responses = [first.hold(At::Finish, "middle")].into_iter().chain(rest.into());
-    let world = world(Script::of(responses), registry(&Stage::new()), |config| {
+    let world = world(Script::of(responses), registry(&CallControl::new()), |config| {
         config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(2);
     })
     .await;
@@ -103,7 +103,7 @@ async fn after_max_turns_the_steer_precedes_the_final_request() {
         Response::text("One.").hold(At::Finish, "one"),
         Response::text("Two.").hold(At::Finish, "two"),
     ];
-    let world = world(Script::of(responses), registry(&Stage::new()), |config| {
+    let world = world(Script::of(responses), registry(&CallControl::new()), |config| {
         config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(1);
     })
     .await;
@@ -124,14 +124,14 @@ async fn after_max_turns_the_steer_precedes_the_final_request() {
 #[tokio::test]
 async fn a_stop_wins_over_a_steer_and_keeps_its_input() {
     for mode in [StopMode::AfterTurn, StopMode::Now] {
-        let (world, stage) = world_with_waiting_tool([Response::text("Later.")]).await;
+        let (world, control) = world_with_waiting_tool([Response::text("Later.")]).await;
         let run = world.session.start_run("go").await.expect("a run");
-        stage.seen("start a").await;
+        control.until_logged("start a").await;
         world.session.steer("before").await.expect("room");
         world.session.stop(mode).await.expect("a stop");
         if mode == StopMode::AfterTurn {
             world.session.steer("after").await.expect("room");
-            stage.release("a");
+            control.release("a");
         }
         assert_eq!(ended(run.report).await.run_end, RunEnd::Stopped);
         assert_eq!(world.requests().len(), 1, "the model is not asked again");
@@ -150,7 +150,7 @@ async fn a_stop_wins_over_a_steer_and_keeps_its_input() {
 #[tokio::test]
 async fn a_failed_run_keeps_its_steered_input() {
     let broken = Response::status(400).hold(At::Headers, "first");
-    let world = world(Script::of([broken]), registry(&Stage::new()), |_| ()).await;
+    let world = world(Script::of([broken]), registry(&CallControl::new()), |_| ()).await;
     let run = world.session.start_run("go").await.expect("a run");
     world.model.gate_reached("first").await;
     world.session.steer("more").await.expect("room");
@@ -161,17 +161,17 @@ async fn a_failed_run_keeps_its_steered_input() {
 
 #[tokio::test]
 async fn a_steer_needs_a_run_an_input_and_space_in_the_queue() {
-    let (world, stage) =
+    let (world, control) =
         world_with_waiting_tool([Response::text("Ok."), Response::text("Ok.")]).await;
     assert_eq!(world.session.steer("x").await, Err(HostError::NoRun));
     let run = world.session.start_run("go").await.expect("a run");
-    stage.seen("start a").await;
+    control.until_logged("start a").await;
     assert_eq!(world.session.steer(" \n").await, Err(HostError::EmptyInput));
     for n in 0..16 {
         world.session.steer(n.to_string()).await.expect("room");
     }
     assert_eq!(world.session.steer("x").await, Err(HostError::QueueFull(16)));
-    stage.release("a");
+    control.release("a");
     assert_eq!(ended(run.report).await.run_messages().len(), 3 + 16 + 1);
     assert_eq!(world.session.steer("x").await, Err(HostError::NoRun));
     world.session.close().await.expect("a close");
@@ -209,7 +209,7 @@ async fn steering_works_over_http() {
     reading.until("\"run_end\":\"answered\"").await;
     let snapshot = service.get("/v1/sessions/s").await.json();
     let history = snapshot["history"].as_array().expect("a history");
-    assert_eq!(said(history), ["u: go", "a: One.", "u: more", "a: Two."]);
+    assert_eq!(summary(history), ["u: go", "a: One.", "u: more", "a: Two."]);
     assert!(seq < snapshot["seq"].as_u64().expect("a place"));
     let nobody = service.post("/v1/sessions/nobody/steer", more).await;
     assert_eq!(nobody.error(), (404, "no_such_session".to_owned()));

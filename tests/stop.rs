@@ -12,23 +12,23 @@ use callsheet::runtime::{HostCounts, RunReport};
 use callsheet::telemetry::Subscription;
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::json;
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, parallel, results, until_event, within, world};
 
 fn call(tool: &str, id: &str) -> Call {
     Call::new(tool, json!({"id": id})).id(&format!("call-{id}"))
 }
 
-async fn scripted(first: Response) -> (World, Stage) {
-    let stage = Stage::new();
+async fn scripted(first: Response) -> (World, CallControl) {
+    let control = CallControl::new();
     let script = Script::of([first, Response::text("Hello again.")]);
-    let world = world(script, registry(&stage), |config| {
+    let world = world(script, registry(&control), |config| {
         parallel(8)(config);
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.limits.cancel_grace = Duration::from_millis(20);
     })
     .await;
-    (world, stage)
+    (world, control)
 }
 
 /// Runs until `phase` is reached, stops, and checks the invariants of every stop.
@@ -84,11 +84,11 @@ async fn stop_while_the_answer_streams() {
 #[tokio::test]
 async fn stop_while_a_call_streams_and_an_earlier_one_runs() {
     let calls = [call("quick", "a"), call("waits", "b"), call("writes", "c")];
-    let (world, stage) = scripted(Response::calls(calls).hold(At::Finish, "finish")).await;
+    let (world, control) = scripted(Response::calls(calls).hold(At::Finish, "finish")).await;
     let report = stopped(&world, async |events| {
         until_event(events, |event| event["tool_name"] == "writes").await;
-        stage.seen("end a").await;
-        stage.seen("start b").await;
+        control.until_logged("end a").await;
+        control.until_logged("start b").await;
     })
     .await;
     let statuses: Vec<_> = report.calls.iter().map(|call| call.status).collect();
@@ -101,22 +101,22 @@ async fn stop_while_a_call_streams_and_an_earlier_one_runs() {
             ("call-c", "Error: not started: the run was ended before"),
         ]
     );
-    assert!(!stage.log().contains(&"start c".to_owned()));
+    assert!(!control.log().contains(&"start c".to_owned()));
     client_left(&world).await;
 }
 
 #[tokio::test]
 async fn stop_while_tools_with_effects_run() {
-    let (world, stage) = scripted(Response::calls([call("slow_write", "a")])).await;
-    stopped(&world, async |_| stage.seen("start a").await).await;
+    let (world, control) = scripted(Response::calls([call("slow_write", "a")])).await;
+    stopped(&world, async |_| control.until_logged("start a").await).await;
     let perhaps = "Error: cancelled while running: it may or may not have happened";
     assert_eq!(results(&world.last_messages()), [("call-a", perhaps)]);
 }
 
 #[tokio::test]
 async fn a_tool_that_ignores_cancellation_is_killed_after_the_grace_period() {
-    let (world, stage) = scripted(Response::calls([call("hangs", "a")])).await;
-    stopped(&world, async |_| stage.seen("start a").await).await;
+    let (world, control) = scripted(Response::calls([call("hangs", "a")])).await;
+    stopped(&world, async |_| control.until_logged("start a").await).await;
 }
 
 #[tokio::test]
@@ -130,17 +130,17 @@ async fn stop_during_the_wait_between_attempts() {
 
 #[tokio::test]
 async fn stop_after_turn_still_runs_every_call() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let calls = [call("waits", "a"), call("writes", "b")];
     let script = Script::of([Response::calls(calls), Response::text("Hello again.")]);
-    let world = world(script, registry(&stage), |_| {}).await;
+    let world = world(script, registry(&control), |_| {}).await;
     let started = world.session.start_run("go").await.expect("a run");
-    stage.seen("start a").await;
+    control.until_logged("start a").await;
     world.session.stop(StopMode::AfterTurn).await.expect("a stop");
-    stage.release("a");
+    control.release("a");
     let report = within(started.report).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::Stopped);
-    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
     assert_eq!(world.requests().len(), 1, "no further request was made");
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
     world.assert_paired();
@@ -148,9 +148,9 @@ async fn stop_after_turn_still_runs_every_call() {
 
 #[tokio::test]
 async fn the_run_timeout_acts_like_a_stop() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let script = Script::of([Response::calls([call("waits", "a")]), Response::text("Hello.")]);
-    let world = world(script, registry(&stage), |config| {
+    let world = world(script, registry(&control), |config| {
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.limits.run_timeout = Some(Duration::from_millis(100));
     })
@@ -164,16 +164,16 @@ async fn the_run_timeout_acts_like_a_stop() {
 
 #[tokio::test]
 async fn a_shutdown_cancels_running_calls_and_interrupts_the_run() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let script = Script::of([Response::calls([call("waits", "a")])]);
-    let world = world(script, registry(&stage), |config| {
+    let world = world(script, registry(&control), |config| {
         config.host.shutdown_grace = Duration::from_millis(50);
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.limits.cancel_grace = Duration::from_millis(20);
     })
     .await;
     let started = world.session.start_run("go").await.expect("a run");
-    stage.seen("start a").await;
+    control.until_logged("start a").await;
     within(world.host.shutdown()).await;
     let report = within(started.report).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::Interrupted);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use callsheet::event::EventId;
 use callsheet::telemetry::FeedItem;
 use callsheet::types::SessionId;
-use client::{Reading, Seen, Service, ended, text, whole};
+use client::{HttpConnection, Service, StreamEvent, ended_runs, reproducible_lines, text};
 use futures::{FutureExt as _, StreamExt as _};
 use serde_json::{Value, json};
 
@@ -25,10 +25,10 @@ async fn service(script: Value) -> Service {
 }
 
 /// Connects to the session's events with the query `after` and additional header lines.
-async fn events(service: &Service, after: &str, headers: &str) -> Reading {
+async fn events(service: &Service, after: &str, headers: &str) -> HttpConnection {
     let request =
         format!("GET /v1/sessions/s/events{after} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n");
-    Reading::open(service.addr(), &request).await
+    HttpConnection::open(service.addr(), &request).await
 }
 
 /// A script with thinking, text and two calls; a broken attempt; an answer; and more.
@@ -46,33 +46,33 @@ fn long_script() -> Value {
 }
 
 /// Starts three runs, stops the last one, and returns the events that were watched live.
-async fn three_runs(service: &Service) -> Vec<Seen> {
+async fn three_runs(service: &Service) -> Vec<StreamEvent> {
     let mut live = events(service, "?after=0", "").await;
     let runs = "/v1/sessions/s/runs";
     assert_eq!(service.post(runs, json!({"input": "go"})).await.status, 202);
     let asked = json!({"input": "ask", "queue": true, "approval": "before"});
     assert_eq!(service.post(runs, asked).await.status, 202);
-    let seen = live.until_seen(|seen| seen.iter().any(|e| e.kind == "tool_approval")).await;
+    let seen = live.until_events(|seen| seen.iter().any(|e| e.kind == "tool_approval")).await;
     let asked = &seen.iter().find(|event| event.kind == "tool_approval").unwrap().data;
     let path = format!("/v1/sessions/s/approvals/{}", asked["tool_id"].as_str().unwrap());
     let sha = &asked["arguments_sha256"];
     let approve = json!({"decision": "approve", "arguments_sha256": sha});
     assert_eq!(service.post(&path, approve).await.status, 200);
-    live.until_seen(|seen| ended(seen) == 2).await;
+    live.until_events(|seen| ended_runs(seen) == 2).await;
     assert_eq!(service.post(runs, json!({"input": "hold"})).await.status, 202);
     service.model.gate_reached("middle").await;
     let steer = json!({"input": "and more"});
     assert_eq!(service.post("/v1/sessions/s/steer", steer).await.status, 202);
     let stop = json!({"mode": "now"});
     assert_eq!(service.post("/v1/sessions/s/stop", stop).await.status, 202);
-    live.until_seen(|seen| ended(seen) == 3).await
+    live.until_events(|seen| ended_runs(seen) == 3).await
 }
 
 #[tokio::test]
 async fn after_any_event_the_remaining_events_are_the_same() {
     let service = service(long_script()).await;
     let live = within(three_runs(&service)).await;
-    let all = whole(&live);
+    let all = reproducible_lines(&live);
     let kinds = |kind: &str| live.iter().filter(|event| event.kind == kind).count();
     assert_eq!((kinds("tool_result"), kinds("attempt"), kinds("tool_approval")), (3, 1, 1));
     let mut cuts = vec![(0, "0".to_owned())];
@@ -83,14 +83,14 @@ async fn after_any_event_the_remaining_events_are_the_same() {
     }
     for (at, id) in cuts {
         let (seen, _) = live.split_at(at);
-        let left = 3 - ended(seen);
+        let left = 3 - ended_runs(seen);
         if left == 0 {
             continue;
         }
         let mut reading = events(&service, &format!("?after={id}"), "").await;
-        let rest = within(reading.until_seen(|seen| ended(seen) == left)).await;
+        let rest = within(reading.until_events(|seen| ended_runs(seen) == left)).await;
         let both = [seen, &rest].concat();
-        assert_eq!(whole(&both), all, "after {id}");
+        assert_eq!(reproducible_lines(&both), all, "after {id}");
     }
     for event in &live {
         let is_state = ["tool_use", "tool_progress", "session_stats", "error"];
@@ -108,7 +108,7 @@ async fn a_stream_can_continue_within_a_text() {
         // The attempt's record is the third, after those of the session and the run.
         let header = format!("last-event-id: 3.{bytes}\r\n");
         let mut reading = events(&service, "?after=0", &header).await;
-        let seen = within(reading.until_seen(|seen| ended(seen) == 1)).await;
+        let seen = within(reading.until_events(|seen| ended_runs(seen) == 1)).await;
         let rest: String = seen.iter().filter_map(text).collect();
         assert_eq!(rest, expect, "{seen:?}");
         assert_eq!(seen[0].kind, "content_delta");
@@ -147,13 +147,13 @@ async fn without_an_event_id_the_stream_starts_now_with_the_open_calls() {
     let mut first = events(&service, "?after=0", "").await;
     let run = json!({"input": "go", "approval": "before"});
     assert_eq!(service.post("/v1/sessions/s/runs", run).await.status, 202);
-    let asked = within(first.until_seen(|seen| {
+    let asked = within(first.until_events(|seen| {
         seen.iter().any(|event| event.data["waiting_for"] == "approval")
             && seen.iter().any(|event| event.kind == "tool_approval")
     }))
     .await;
     let mut late = events(&service, "", "").await;
-    let seen = within(late.until_seen(|seen| !seen.is_empty())).await;
+    let seen = within(late.until_events(|seen| !seen.is_empty())).await;
     assert_eq!((seen[0].kind.as_str(), &seen[0].id), ("tool_use", &None));
     assert_eq!(seen[0].data["waiting_for"], "approval");
     let question = asked.iter().find(|event| event.kind == "tool_approval").unwrap();
@@ -162,13 +162,13 @@ async fn without_an_event_id_the_stream_starts_now_with_the_open_calls() {
     let reject = json!({"decision": "reject", "arguments_sha256": sha});
     let decided = service.post(&format!("/v1/sessions/s/approvals/{tool_id}"), reject).await;
     assert_eq!(decided.status, 200, "{decided:?}");
-    let seen = within(late.until_seen(|seen| ended(seen) == 1)).await;
+    let seen = within(late.until_events(|seen| ended_runs(seen) == 1)).await;
     let texts: String = seen.iter().filter_map(text).collect();
     assert_eq!(texts, "After.");
     // The stream continues after the run, until the session is closed.
     assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
-    let closed = |seen: &[Seen]| seen.last().is_some_and(|event| event.kind == "error");
-    let last = within(late.until_seen(closed)).await.pop().unwrap();
+    let closed = |seen: &[StreamEvent]| seen.last().is_some_and(|event| event.kind == "error");
+    let last = within(late.until_events(closed)).await.pop().unwrap();
     assert_eq!((last.kind.as_str(), &last.data["code"]), ("error", &json!("session_closed")));
 }
 
@@ -191,11 +191,11 @@ async fn watchers_that_join_late_see_the_same_events() {
         within(reading.until(text)).await;
     }
     service.model.release("middle");
-    let all = within(live.until_seen(|seen| ended(seen) == 1)).await;
+    let all = within(live.until_events(|seen| ended_runs(seen) == 1)).await;
     for (at, mut reading) in readings {
-        let seen = within(reading.until_seen(|seen| ended(seen) == 1)).await;
+        let seen = within(reading.until_events(|seen| ended_runs(seen) == 1)).await;
         if at % 2 == 0 {
-            assert_eq!(whole(&seen), whole(&all));
+            assert_eq!(reproducible_lines(&seen), reproducible_lines(&all));
         } else {
             let texts: String = seen.iter().filter_map(text).collect();
             assert_eq!(texts, "ow then.");
@@ -247,10 +247,10 @@ async fn a_host_shutdown_closes_no_session() {
     let mut live = events(&service, "?after=0", "connection: close\r\n").await;
     let wait = json!({"input": "go", "wait": true});
     assert_eq!(service.post("/v1/sessions/s/runs", wait.clone()).await.status, 200);
-    within(live.until_seen(|seen| ended(seen) == 1)).await;
+    within(live.until_events(|seen| ended_runs(seen) == 1)).await;
     service.host.shutdown().await;
     within(live.read_rest()).await;
-    let seen = live.seen();
+    let seen = live.events();
     assert_eq!(seen.last().unwrap().kind, "stream_end", "{seen:?}");
     for (path, body) in [("runs", wait), ("steer", json!({"input": "and"}))] {
         let refused = service.post(&format!("/v1/sessions/s/{path}"), body).await;

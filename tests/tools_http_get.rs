@@ -246,7 +246,7 @@ async fn every_hop_carries_the_calls_idempotency_key() {
         [(ToolEffect::Some, "\n\n/1 [\"key\"]"), (ToolEffect::None, "\n\n/0 []")]
     {
         let context = context(&server.url("/"), CancellationToken::new()).with_effect(effect);
-        let answer = tool.run(context).await.unwrap().0;
+        let result = tool.run(context).await.unwrap().0;
         assert!(result.ends_with(expect), "{result}");
     }
 }
@@ -395,7 +395,7 @@ async fn requests_reveal_only_the_user_agent() {
         .route("/echo", get(echo));
     let server = Server::start(routes).await;
     let result = fetch(&["127.0.0.1"], &server.url("/from")).await.unwrap();
-    let (_, sent) = answer.split_once("\n\n").unwrap();
+    let (_, sent) = result.split_once("\n\n").unwrap();
     let expect = format!(
         "accept-encoding: identity\n\
          accept: text/*, application/json, application/xml;q=0.9, */*;q=0.5\n\

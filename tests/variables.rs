@@ -16,7 +16,7 @@ use callsheet::tool::{
     BuiltinOptions, Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec, builtin,
 };
 use callsheet::types::{RunEnd, ToolStatus};
-use client::{Reading, answer};
+use client::HttpConnection;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -182,9 +182,9 @@ async fn writes_persist_into_the_next_run_and_appear_in_the_snapshot() {
         "GET /v1/sessions/{} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
         world.session.id()
     );
-    let mut reading = Reading::open(server.addr(), &request).await;
+    let mut reading = HttpConnection::open(server.addr(), &request).await;
     within(reading.read_rest()).await;
-    assert_eq!(answer(&reading).json()["variables"], json!({"x": "kept"}));
+    assert_eq!(reading.response().json()["variables"], json!({"x": "kept"}));
 }
 
 #[tokio::test]
