@@ -115,9 +115,9 @@ fn writes(
 }
 
 impl StreamPosition {
-    /// Appends the text of a delivery, or of the end of the session. Returns true if it is the last.
-    fn append(&mut self, text: &mut String, delivery: Option<&FeedItem>) -> bool {
-        match delivery {
+    /// Appends the text of a item, or of the end of the session. Returns true if it is the last.
+    fn append(&mut self, text: &mut String, item: Option<&FeedItem>) -> bool {
+        match item {
             Some(FeedItem::Event(published)) => {
                 self.last = published.id.unwrap_or(self.last);
                 text.push_str(published.stream_text());

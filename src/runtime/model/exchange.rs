@@ -119,7 +119,11 @@ impl Exchange {
     }
 
     async fn send(&self, body: Bytes) -> Result<Reading, ProviderError> {
-        let patience = self.client.first_event_timeout;
+        // A plain answer has one limit for the whole of it: nothing arrives while the model writes.
+        let patience = match self.streamed {
+            true => self.client.first_event_timeout,
+            false => self.client.answer_timeout,
+        };
         let deadline = Instant::now() + patience;
         let mut request = self.client.request(body, self.streamed);
         if let Some(trace) = &self.trace {
@@ -191,6 +195,8 @@ impl Reading {
             } else if batch.iter().any(is_last) {
                 self.done = true;
                 self.deadline = Instant::now() + TAIL_MAX;
+            } else if !streamed && self.whole {
+                // `answer_timeout` counts from the request.
             } else if self.whole || !batch.is_empty() {
                 self.patience = client.idle_timeout;
                 self.deadline = Instant::now() + self.patience;

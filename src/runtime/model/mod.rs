@@ -59,6 +59,7 @@ struct Inner {
     wire: Wire,
     first_event_timeout: Duration,
     idle_timeout: Duration,
+    answer_timeout: Duration,
 }
 
 /// Where requests of a kind go, with all their headers.
@@ -95,6 +96,7 @@ impl ModelClient {
                 wire: config.wire,
                 first_event_timeout: config.first_event_timeout,
                 idle_timeout: config.idle_timeout,
+                answer_timeout: config.answer_timeout,
             }),
         })
     }
