@@ -82,7 +82,10 @@ fn every_alert_has_a_description_and_tests_that_it_fires_clears_and_is_silent() 
         let query = format!("count(ALERTS{{alertname=\"{name}\", alertstate=\"firing\"}})");
         assert_eq!(tests.matches(&query).count(), 3, "{name}");
         for word in ["fires", "is silent"] {
-            assert!(tests.contains(&format!("- name: \"{name} {word}: ")), "{name} {word}: no test");
+            assert!(
+                tests.contains(&format!("- name: \"{name} {word}: ")),
+                "{name} {word}: no test"
+            );
         }
     }
     // An alert that fires has a sample. An alert that has cleared or is silent has none.

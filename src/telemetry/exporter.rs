@@ -5,8 +5,8 @@ use std::sync::Arc;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use super::logs;
-use super::metrics::Metrics;
 use super::metric_table::{ALL, MetricKind};
+use super::metrics::Metrics;
 use super::traces::Traces;
 use crate::event::PublishedEvent;
 

@@ -151,7 +151,9 @@ impl Metrics {
                 self.runs.service_calls.increment(u64::from(*status == ServiceCallStatus::Running));
             }
             Event::OutcomeLate { .. } => self.runs.late_outcomes.increment(1),
-            Event::ResultReleased { reorder_wait, .. } => self.runs.reorder_wait.record(*reorder_wait),
+            Event::ResultReleased { reorder_wait, .. } => {
+                self.runs.reorder_wait.record(*reorder_wait)
+            }
             Event::ResponseEnded { opened, detected, stopped, .. } => {
                 if !stopped {
                     self.runs.calls_opened.increment(u64::from(*opened));
@@ -178,7 +180,9 @@ impl Metrics {
                     handle.increment(1);
                 }
             }
-            Event::HistoryRepaired { repairs } => self.runs.history_repairs.increment(u64::from(*repairs)),
+            Event::HistoryRepaired { repairs } => {
+                self.runs.history_repairs.increment(u64::from(*repairs))
+            }
             Event::RunEnded { agent, end, error, stats, text: _ } => {
                 self.run_ended(agent, *end, error.as_ref(), stats);
             }
@@ -281,7 +285,8 @@ impl Metrics {
             // No request was sent.
             return;
         }
-        let handles = self.models.handles(model, |model| RequestHandles::new(&self.recorder, model));
+        let handles =
+            self.models.handles(model, |model| RequestHandles::new(&self.recorder, model));
         match error {
             None => handles.duration.record(duration),
             // Errors are rare, so their series is not cached.

@@ -21,8 +21,8 @@ pub use feed::{
     Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, RecordPosition, Subscription,
     journal_failed,
 };
-pub use metric_table::HostMetrics;
 pub use logs::{LogFormat, init};
+pub use metric_table::HostMetrics;
 pub use metrics::Metrics;
 pub use models::{GaugeGuard, ModelMetrics};
 pub use traces::{TracedRun, Traces};

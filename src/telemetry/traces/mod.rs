@@ -40,8 +40,7 @@ pub struct Traces {
 
 /// What became of spans: exported, failed, dropped.
 pub(super) fn counters(recorder: &SharedRecorder) -> [Counter; 3] {
-    ["exported", "failed", "dropped"]
-        .map(|result| SPANS.series(recorder, &[("result", result)]))
+    ["exported", "failed", "dropped"].map(|result| SPANS.series(recorder, &[("result", result)]))
 }
 
 /// A run that begins, or goes on.
