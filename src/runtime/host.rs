@@ -113,7 +113,7 @@ async fn watch_lag(telemetry: Telemetry) {
     loop {
         let due = Instant::now() + LAG_PERIOD;
         tokio::time::sleep_until(due).await;
-        telemetry.metrics().host().lag(due.elapsed());
+        telemetry.metrics().host().event_loop_lag(due.elapsed());
     }
 }
 

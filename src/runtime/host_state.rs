@@ -232,7 +232,7 @@ impl HostState {
     pub(super) fn show_counts(&self) {
         let metrics = self.telemetry.metrics();
         let (awake, runs) = (self.gauges.awake.count(), self.gauges.runs.count());
-        metrics.host().limits(self.sessions_max, self.runs_max);
+        metrics.host().set_limits(self.sessions_max, self.runs_max);
         metrics.runs_active(runs);
         metrics.queued_inputs(self.gauges.queued.count());
         metrics.calls_waiting(self.gauges.waiting.count());
@@ -250,8 +250,8 @@ impl HostState {
     pub(super) fn show_all(&self) {
         self.show_counts();
         let metrics = self.telemetry.metrics();
-        metrics.host().watcher_queue(self.longest_watcher_queue());
-        metrics.host().look();
-        metrics.journal().status(self.journal.status());
+        metrics.host().set_watcher_queue(self.longest_watcher_queue());
+        metrics.host().update();
+        metrics.journal().set_status(self.journal.status());
     }
 }

@@ -70,7 +70,7 @@ pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: In
     let woken = futures::future::join_all(woken).await;
     let recovered = woken.iter().filter(|woken| woken.is_ok()).count();
     let took = began.elapsed();
-    link.shared.telemetry.metrics().journal().recovered(recovered, took);
+    link.shared.telemetry.metrics().journal().runs_recovered(recovered, took);
     tracing::info!(runs = recovered, failed = all - recovered, ?took, "runs_recovered");
 }
 

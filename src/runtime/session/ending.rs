@@ -62,7 +62,7 @@ impl State {
     /// is the truth, and the next request begins with that.
     pub(super) fn fail(&mut self, myself: &ActorRef<SessionMessage>, error: JournalError) {
         tracing::error!(session = %self.id, %error, "journal_failed");
-        self.shared.telemetry.metrics().journal().failed();
+        self.shared.telemetry.metrics().journal().session_failed();
         let why = HostError::Journal(error);
         if let Some(run) = self.run.take() {
             self.shared.unwritten.lock().insert(run.id.clone(), self.id.clone());
