@@ -22,7 +22,7 @@
 //!
 //! # Machines and shells
 //!
-//! Two kinds of code. **Machines** ([`wire`], [`response`], [`turn`], [`context`] and the nouns below them) are
+//! Two kinds of code. **Machines** ([`wire`], [`response`], [`turn`], [`session`], [`context`] and the nouns below them) are
 //! pure: no async, no clock, no randomness, no I/O; values go in by `handle_*`, effects come out
 //! of `poll`, time is an argument. **Shells** ([`runtime`], [`server`], [`load`], [`cli`]) move values and
 //! decide nothing. Dependencies go down only:
@@ -30,7 +30,7 @@
 //! | layer | modules | know nothing about |
 //! | --- | --- | --- |
 //! | nouns | [`types`], [`message`], [`event`], [`record`], [`config`] | how anything is done |
-//! | machines | [`wire`], [`response`], [`context`], [`turn`] | HTTP, actors, clocks |
+//! | machines | [`wire`], [`response`], [`context`], [`turn`], [`session`] | HTTP, actors, clocks |
 //! | what tools are | [`tool`] | sessions, models, actors |
 //! | what is kept and told | [`journal`], [`telemetry`] | how a turn is decided |
 //! | shells | [`runtime`] (alone names the actor library), [`rehearsal`], [`server`], [`load`], [`cli`] | |
@@ -40,7 +40,7 @@
 //!
 //! # Sessions that survive
 //!
-//! A session is a fold over its records: [`turn::Rebuilt`] hands them to the machines that a living
+//! A session is a fold over its records: [`session::Rebuilt`] hands them to the machines that a living
 //! session hands them to. [`journal::SessionLog`] numbers them and knows which are durable; an engine
 //! ([`journal::SqliteJournal`], one writer with group commit, or [`journal::MemoryJournal`]) stores them. What a
 //! machine holds back until a record is stored, it holds back itself (a start, a result, the
@@ -49,7 +49,7 @@
 //! When an actor dies, when the host does, and when a session falls asleep with a question open, the
 //! run goes on by the same code: [`turn::Turn::resume`].
 //!
-//! [`journal::verify`] checks on records what is true of every turn, and [`turn::replay`] plays
+//! [`journal::verify`] checks on records what is true of every turn, and [`session::replay`] plays
 //! them once more against the machines of today.
 //!
 //! # Wires
@@ -121,14 +121,20 @@ pub mod rehearsal;
 pub mod response;
 pub mod runtime;
 pub mod server;
+pub mod session;
 pub mod telemetry;
 pub mod tls;
 pub mod tool;
+pub mod transcript;
 pub mod turn;
 pub mod types;
 pub mod wire;
 
-/// The README's examples, compiled and run as tests.
+/// The examples of the README and of `docs/tools.md`, compiled and run as tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod documents {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/tools.md")]
+    struct Tools;
+}

@@ -6,18 +6,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The modules of the crate, lowest first. A module names only modules that stand before it.
-const ORDER: [&str; 19] = [
+const ORDER: [&str; 21] = [
     "types",
     "message",
     "tls",
     "config",
     "event",
     "record",
+    "transcript",
     "wire",
     "context",
     "tool",
     "response",
     "turn",
+    "session",
     "journal",
     "telemetry",
     "runtime",
@@ -29,8 +31,18 @@ const ORDER: [&str; 19] = [
 ];
 
 /// Pure code: values in, values out.
-const MACHINES: [&str; 8] =
-    ["types", "message", "event", "record", "wire", "context", "response", "turn"];
+const MACHINES: [&str; 10] = [
+    "types",
+    "message",
+    "event",
+    "record",
+    "transcript",
+    "wire",
+    "context",
+    "response",
+    "turn",
+    "session",
+];
 
 /// What a machine does not know.
 const SHELL_CRATES: [&str; 7] =
@@ -185,8 +197,12 @@ fn the_top_level_is_fixed() {
         "src",
         "tests",
         "benches",
+        "examples",
+        "docs",
         "dashboards",
         "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
         "LICENSE-MIT",
         "LICENSE-APACHE",
         "clippy.toml",

@@ -24,9 +24,9 @@ pub use host::{HostConfig, TOKEN_ENV, parse_listen};
 pub use journal::{Durability, JournalConfig, JournalEngine, Resume};
 pub use limits::{Limits, OnExcess};
 pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, MissingKey, ModelConfig};
-pub use overrides::{LimitOverrides, RunOverrides, TooHigh};
+pub use overrides::{LimitOverrides, OverrideTooHigh, RunOverrides};
 pub use source::{ConfigError, ConfigErrors};
-pub use tools::{Approval, StartPolicy, ToolEffect, ToolOverride};
+pub use tools::{ApprovalPolicy, StartPolicy, ToolEffect, ToolOverride};
 pub use values::parse_duration;
 
 use source::{Origins, Source};

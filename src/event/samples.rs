@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    CallLabel, Event, Oddity, Published, RunStats, ServiceCall, ServiceCallStatus, TurnSummary,
-    TurnTimes, WaitingFor,
+    ArgumentsAnomaly, CallLabel, Event, PublishedEvent, RunStats, ServiceCall, ServiceCallStatus,
+    TurnSummary, TurnTimes, WaitingFor,
 };
 use crate::types::{
     CallKey, Execution, FinishKind, FinishReason, ProviderError, ProviderErrorKind, ResultNotes,
@@ -12,13 +12,13 @@ use crate::types::{
 };
 
 /// The event of turn 3 of the run `run_1` in the session `s1`.
-pub(crate) fn published(event: Event) -> Published {
-    Published {
+pub(crate) fn published(event: Event) -> PublishedEvent {
+    PublishedEvent {
         session: SessionId::parse("s1").unwrap(),
         run: RunId("run_1".into()),
         turn: 3,
         id: None,
-        written: crate::event::Written::default(),
+        stream_text: crate::event::EventStreamText::default(),
         timestamp_ms: 1_700_000_000_123,
         event,
     }
@@ -140,10 +140,10 @@ pub(crate) fn every() -> Vec<Event> {
             stream_position: 17,
             streaming: true,
         },
-        Event::ArgumentsOdd {
+        Event::ArgumentsAnomalyFound {
             call: call.clone(),
             id: "call_x".into(),
-            oddity: Oddity::CutOff,
+            oddity: ArgumentsAnomaly::CutOff,
             raw: "{\"zone\": \"As".into(),
         },
         Event::CallWaiting {
@@ -162,7 +162,7 @@ pub(crate) fn every() -> Vec<Event> {
         Event::CallProgressed { key: key(), text: "half".into() },
         Event::CallDiscarded { call: call.clone(), had_result: true },
         Event::CallEnded { result: Box::new(result()), parallel: true, early: true },
-        Event::ServiceCallShown {
+        Event::ServiceCallChanged {
             call: Box::new(service_call()),
             status: ServiceCallStatus::Running,
         },

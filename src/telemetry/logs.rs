@@ -11,8 +11,8 @@ use tracing::{Subscriber, debug, error, info, trace, warn};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-use super::handles::error_word;
-use crate::event::{CallLabel, Event, Published, RunStats, TurnSummary};
+use super::labelled_handles::error_type;
+use crate::event::{CallLabel, Event, PublishedEvent, RunStats, TurnSummary};
 use crate::turn::BreakerChange;
 use crate::types::{FailureKind, ProviderError, RunEnd, RunError, ToolResult, excerpt};
 
@@ -42,7 +42,7 @@ pub fn shows_contents() -> bool {
 }
 
 /// Logs an event. Costs a match and a look at the level where the level is off.
-pub fn log(published: &Published) {
+pub fn log(published: &PublishedEvent) {
     let of = published;
     match &of.event {
         Event::TextReceived { text } => line!(trace, of, text, "text_received"),
@@ -64,13 +64,13 @@ pub fn log(published: &Published) {
         }
         Event::CallOpened { .. }
         | Event::CallDetected { .. }
-        | Event::ArgumentsOdd { .. }
+        | Event::ArgumentsAnomalyFound { .. }
         | Event::CallWaiting { .. }
         | Event::CallStarted { .. }
         | Event::CallProgressed { .. }
         | Event::CallDiscarded { .. }
         | Event::CallEnded { .. }
-        | Event::ServiceCallShown { .. }
+        | Event::ServiceCallChanged { .. }
         | Event::OutcomeLate { .. }
         | Event::ResultReleased { .. } => call(of),
         Event::ApprovalAsked { .. } | Event::ApprovalGiven { .. } | Event::ConflictFound { .. } => {
@@ -112,12 +112,12 @@ pub(super) fn breaker_changed(model: &str, change: BreakerChange) {
 }
 
 /// The lines about one call.
-fn call(of: &Published) {
+fn call(of: &PublishedEvent) {
     match &of.event {
         Event::CallDetected { call, latency, stream_position, streaming } => {
             detected(of, &call.name, *latency, *stream_position, *streaming);
         }
-        Event::ArgumentsOdd { call, id, oddity, raw } => {
+        Event::ArgumentsAnomalyFound { call, id, oddity, raw } => {
             let arguments = excerpt(raw, SHOWN_CHARS);
             let oddity = oddity.as_str();
             let (tool_name, id) = (&*call.name, &**id);
@@ -148,7 +148,7 @@ fn call(of: &Published) {
         Event::CallDiscarded { call, had_result } => {
             line!(debug, of, tool_id = %call.key, had_result, "tool_call_discarded");
         }
-        Event::ServiceCallShown { call, status } => {
+        Event::ServiceCallChanged { call, status } => {
             let (tool_name, status) = (&*call.name, status.as_str());
             line!(debug, of, tool_id = call.tool_id(), tool_name, status, "service_tool_call");
             line!(
@@ -188,7 +188,13 @@ fn call(of: &Published) {
     }
 }
 
-fn detected(of: &Published, tool_name: &str, latency: Duration, position: u64, streaming: bool) {
+fn detected(
+    of: &PublishedEvent,
+    tool_name: &str,
+    latency: Duration,
+    position: u64,
+    streaming: bool,
+) {
     let detection_latency_ms = millis(latency);
     if streaming {
         let stream_position = position;
@@ -206,7 +212,7 @@ fn detected(of: &Published, tool_name: &str, latency: Duration, position: u64, s
 }
 
 /// The lines about what stands between a call and its outcome.
-fn judged(of: &Published) {
+fn judged(of: &PublishedEvent) {
     if let Event::ApprovalAsked { asked } = &of.event {
         let (tool_id, tool_name) = (asked.call.key, &*asked.call.name);
         line!(info, of, %tool_id, tool_name, phase = asked.phase.as_str(), "tool_approval_asked");
@@ -220,7 +226,7 @@ fn judged(of: &Published) {
     }
 }
 
-fn call_ended(of: &Published, result: &ToolResult, is_parallel: bool, early: bool) {
+fn call_ended(of: &PublishedEvent, result: &ToolResult, is_parallel: bool, early: bool) {
     let tool_name = &*result.call.name;
     let tool_id = result.call.key;
     if early {
@@ -236,14 +242,14 @@ fn call_ended(of: &Published, result: &ToolResult, is_parallel: bool, early: boo
     line!(trace, of, %tool_id, result = &*result.outcome.content, "tool_call_result");
 }
 
-fn attempt_failed(of: &Published, model: &str, error: &ProviderError) {
+fn attempt_failed(of: &PublishedEvent, model: &str, error: &ProviderError) {
     let transient = error.is_transient();
     let message = excerpt(&error.message, SHOWN_CHARS);
-    let (kind, status) = (error_word(error.kind), error.status);
+    let (kind, status) = (error_type(error.kind), error.status);
     line!(warn, of, model, kind, status, transient, error = message, "attempt_failed");
 }
 
-fn turn_ended(of: &Published, turn: &TurnSummary) {
+fn turn_ended(of: &PublishedEvent, turn: &TurnSummary) {
     let count = turn.tool_names.len();
     if count > 0 {
         let seconds = turn.times.tools.as_secs_f64();
@@ -256,7 +262,13 @@ fn turn_ended(of: &Published, turn: &TurnSummary) {
     line!(debug, of, total_ms = millis(turn.times.total), "turn_ended");
 }
 
-fn run_ended(of: &Published, end: RunEnd, text: &str, error: Option<&RunError>, stats: &RunStats) {
+fn run_ended(
+    of: &PublishedEvent,
+    end: RunEnd,
+    text: &str,
+    error: Option<&RunError>,
+    stats: &RunStats,
+) {
     let run_end = end.as_str();
     let RunStats { turns, tool_calls, .. } = *stats;
     let seconds = stats.duration.as_secs_f64();
@@ -375,9 +387,9 @@ mod tests {
     use crate::event::samples::{self, published};
 
     #[derive(Clone, Default)]
-    struct Page(Arc<Mutex<Vec<u8>>>);
+    struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl io::Write for Page {
+    impl io::Write for LogBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -408,7 +420,7 @@ mod tests {
     /// What these events write at a level.
     fn written(format: LogFormat, level: &str, events: &[Event]) -> String {
         keep_every_line_enabled();
-        let page = Page::default();
+        let page = LogBuffer::default();
         let writer = page.clone();
         let subscriber = subscriber(format, EnvFilter::new(level), false, move || writer.clone());
         tracing::subscriber::with_default(subscriber, || {
@@ -419,7 +431,7 @@ mod tests {
 
     #[test]
     fn a_line_does_not_begin_with_the_spans_of_others() {
-        let page = Page::default();
+        let page = LogBuffer::default();
         let writer = page.clone();
         let filter = filter(|_| None).unwrap();
         let subscriber = subscriber(LogFormat::Text, filter, false, move || writer.clone());
@@ -556,10 +568,10 @@ mod tests {
     fn odd_arguments_and_failed_attempts_are_warnings() {
         check(
             "warn",
-            Event::ArgumentsOdd {
+            Event::ArgumentsAnomalyFound {
                 call: samples::label(),
                 id: "call_0_2".into(),
-                oddity: crate::event::Oddity::CutOff,
+                oddity: crate::event::ArgumentsAnomaly::CutOff,
                 raw: "é".repeat(300),
             },
             &[(
@@ -597,7 +609,7 @@ mod tests {
     #[test]
     fn a_breaker_that_opens_is_a_warning_and_one_that_closes_is_told() {
         keep_every_line_enabled();
-        let page = Page::default();
+        let page = LogBuffer::default();
         let writer = page.clone();
         let filter = EnvFilter::new("info");
         let subscriber = subscriber(LogFormat::Text, filter, false, move || writer.clone());
@@ -651,7 +663,7 @@ mod tests {
                 input_summary: secret.into(),
             },
             Event::CallProgressed { key: samples::key(), text: secret.into() },
-            Event::ServiceCallShown {
+            Event::ServiceCallChanged {
                 call: Box::new(crate::event::ServiceCall {
                     input_summary: secret.into(),
                     ..samples::service_call()

@@ -11,7 +11,7 @@ use crate::types::{CallKey, ResultNotes, ToolCall, ToolOutcome, ToolResult, Writ
 
 /// What is gathered of a turn until its commit.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Gathered {
+pub(crate) struct Gathered {
     response: Option<(Arc<ResponseMessage>, Vec<Arc<str>>)>,
     ended: BTreeMap<CallKey, EndedCall>,
 }
@@ -56,7 +56,7 @@ pub fn results_so_far<'a>(
 }
 
 impl Gathered {
-    pub(super) fn take_in(&mut self, record: &Record) {
+    pub(crate) fn take_in(&mut self, record: &Record) {
         match record {
             Record::AttemptStarted { .. } => *self = Self::default(),
             Record::ResponseEnded { message, dropped_calls, .. } => {
@@ -89,7 +89,7 @@ impl Gathered {
     ///
     /// # Errors
     /// The first call of its message that has no outcome.
-    pub(super) fn commit(
+    pub(crate) fn commit(
         self,
         turn: u32,
         end: &TurnEnd,

@@ -18,7 +18,9 @@ use super::committed::EndedCall;
 use super::effect::{CancelReason, TurnSpec};
 use super::{RUN_TIMEOUT, Turn, TurnStage, model_messages};
 use crate::event::Event;
-use crate::record::{Ending, Entry, PartialResponse, Record, ResponseMessage, StopMode, shown_of};
+use crate::record::{
+    JournalEntry, PartialResponse, Record, ResponseDisposition, ResponseMessage, StopMode, shown_of,
+};
 use crate::types::{
     ApprovalPhase, CallKey, FinishReason, Judgement, ProviderError, ProviderErrorKind, ToolCall,
     Usage,
@@ -48,7 +50,7 @@ struct Known {
 
 #[derive(Debug)]
 struct Response {
-    ending: Ending,
+    ending: ResponseDisposition,
     message: Arc<ResponseMessage>,
     finish_reason: Option<FinishReason>,
     dropped_calls: Vec<Arc<str>>,
@@ -59,7 +61,7 @@ impl Turn {
     /// its commit. `now` is the Unix time in milliseconds. `cancel` says why the run is to end, if
     /// it is; what the entries say of that comes first.
     #[must_use]
-    pub fn resume<E: Borrow<Entry>>(
+    pub fn resume<E: Borrow<JournalEntry>>(
         spec: TurnSpec,
         entries: &[E],
         now: u64,
@@ -132,7 +134,7 @@ impl Turn {
         self.record(Record::ResponseEnded {
             turn: self.spec.number,
             attempt: known.attempt,
-            ending: Ending::BrokeKept,
+            ending: ResponseDisposition::BrokeKept,
             message: Arc::clone(&message),
             finish_reason: None,
             usage: Usage::default(),
@@ -146,7 +148,7 @@ impl Turn {
             stopped: false,
         });
         let response = Response {
-            ending: Ending::BrokeKept,
+            ending: ResponseDisposition::BrokeKept,
             message,
             finish_reason: None,
             dropped_calls: Vec::new(),
@@ -252,7 +254,7 @@ impl Turn {
 }
 
 impl Known {
-    fn fold(&mut self, entry: &Entry, usage: &mut Usage) {
+    fn fold(&mut self, entry: &JournalEntry, usage: &mut Usage) {
         match &entry.record {
             Record::AttemptStarted { attempt, model, streamed, .. } => {
                 let (attempt, model, cancelled) = (*attempt, model.clone(), self.cancelled);

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::*;
-use crate::journal::fixtures::{entries, rich, session};
 use crate::record::Record;
+use crate::transcript::fixtures::{entries, rich, session};
 
-fn rich_entries() -> Vec<Entry> {
+fn rich_entries() -> Vec<JournalEntry> {
     entries(rich())
 }
 
@@ -43,8 +43,8 @@ fn as_messages() {
     let messages = openai(&rich_entries()).unwrap();
     insta::assert_snapshot!("openai", messages);
     let messages: Vec<Value> = serde_json::from_str(&messages).unwrap();
-    let reopened = crate::context::Seed::parse(&messages).unwrap();
-    let history = History::seeded(reopened);
+    let reopened = crate::context::InitialHistory::parse(&messages).unwrap();
+    let history = History::from_initial(reopened);
     assert_eq!((history.messages().len(), history.request_messages().1), (10, 0));
     assert_eq!(openai(&entries(rich().into_iter().take(1))).unwrap(), "[]\n");
 }

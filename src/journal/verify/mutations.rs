@@ -3,9 +3,12 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::journal::fixtures::{entries, rich, session};
+use crate::record::Record;
+use crate::transcript::TIME_FALL_MAX_MS;
+use crate::transcript::fixtures::{entries, rich, session};
+use crate::types::Seq;
 
-fn seen(entries: &[Entry]) -> Vec<Invariant> {
+fn seen(entries: &[JournalEntry]) -> Vec<Invariant> {
     verify(&session(), entries).into_iter().map(|breach| breach.invariant).collect()
 }
 
@@ -21,7 +24,7 @@ fn at(records: &[Record], of: &str, nth: usize) -> usize {
 }
 
 /// The journal where the n-th record of this kind has another value at this place.
-fn changed(of: &str, nth: usize, pointer: &str, value: Value) -> Vec<Entry> {
+fn changed(of: &str, nth: usize, pointer: &str, value: Value) -> Vec<JournalEntry> {
     let mut records = rich();
     let place = at(&records, of, nth);
     let mut json = serde_json::to_value(&records[place]).unwrap();

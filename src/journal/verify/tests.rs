@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::journal::fixtures::entries;
+use crate::record::Record;
+use crate::transcript::fixtures::entries;
 use crate::turn::explorer::each_walk;
 use crate::types::Execution;
 

@@ -10,8 +10,8 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Entry, Record, ResponseMessage, ShownPiece};
-use crate::event::{CallLabel, Event, EventId, Published};
+use super::{DisplayedSegment, JournalEntry, Record, ResponseMessage};
+use crate::event::{CallLabel, Event, EventId, PublishedEvent};
 use crate::types::{Execution, RunId, Seq, SessionId, ToolCall, ToolResult};
 use text::{Text, layout};
 pub use text::{TextPiece, shown_of};
@@ -27,7 +27,7 @@ pub struct Past {
     /// The last record whose event was given out.
     seq: Seq,
     /// The events of an attempt whose response has not ended: its text stands before them.
-    held: Option<Vec<Published>>,
+    held: Option<Vec<PublishedEvent>>,
     /// The turn's calls, as far as they are known.
     calls: Vec<ToolCall>,
     /// The model that was asked last, and whether for a streamed answer.
@@ -75,7 +75,7 @@ impl Past {
     }
 
     /// Takes in the next entry, and appends what is known now of what was shown.
-    pub fn handle_entry(&mut self, entry: &Entry, out: &mut VecDeque<Published>) {
+    pub fn handle_entry(&mut self, entry: &JournalEntry, out: &mut VecDeque<PublishedEvent>) {
         let record = &entry.record;
         self.is_begun = true;
         if matches!(
@@ -202,7 +202,7 @@ impl Past {
 
     /// Appends what was shown of the attempt that runs, when there are no more entries. None runs
     /// where the host stopped in its middle and has not gone on yet.
-    pub fn finish(&mut self, running: Option<&RunningText>, out: &mut VecDeque<Published>) {
+    pub fn finish(&mut self, running: Option<&RunningText>, out: &mut VecDeque<PublishedEvent>) {
         let Some(running) = running else {
             self.let_go(out);
             return;
@@ -224,10 +224,10 @@ impl Past {
 
     fn end_response(
         &mut self,
-        entry: &Entry,
+        entry: &JournalEntry,
         message: &ResponseMessage,
-        shown: &[ShownPiece],
-        out: &mut VecDeque<Published>,
+        shown: &[DisplayedSegment],
+        out: &mut VecDeque<PublishedEvent>,
     ) {
         if self.held.is_some() {
             self.place(Text::new(layout(message, shown), 0), entry.time, out);
@@ -238,7 +238,7 @@ impl Past {
     }
 
     /// Gives out an event, or keeps it until the text before it is known.
-    fn show(&mut self, entry: &Entry, event: Event, out: &mut VecDeque<Published>) {
+    fn show(&mut self, entry: &JournalEntry, event: Event, out: &mut VecDeque<PublishedEvent>) {
         let id = EventId { seq: entry.seq, bytes: entry.shown }.after(&event, Some(entry.seq));
         let published = self.published(id, entry.time, event);
         match &mut self.held {
@@ -248,14 +248,14 @@ impl Past {
     }
 
     /// Gives out the events of an attempt whose text is void, or that has no more.
-    fn let_go(&mut self, out: &mut VecDeque<Published>) {
+    fn let_go(&mut self, out: &mut VecDeque<PublishedEvent>) {
         for published in self.held.take().unwrap_or_default() {
             self.give(published, out);
         }
     }
 
     /// Gives out the events of the attempt with its text between them.
-    fn place(&mut self, mut text: Text<'_>, time: u64, out: &mut VecDeque<Published>) {
+    fn place(&mut self, mut text: Text<'_>, time: u64, out: &mut VecDeque<PublishedEvent>) {
         for published in self.held.take().unwrap_or_default() {
             let upto = published.id.map_or(0, |id| id.bytes);
             self.tell(&mut text, upto, published.timestamp_ms, out);
@@ -264,7 +264,7 @@ impl Past {
         self.tell(&mut text, u64::MAX, time, out);
     }
 
-    fn tell(&self, text: &mut Text<'_>, upto: u64, time: u64, out: &mut VecDeque<Published>) {
+    fn tell(&self, text: &mut Text<'_>, upto: u64, time: u64, out: &mut VecDeque<PublishedEvent>) {
         while let Some((is_thinking, piece)) = text.next(upto) {
             let piece = TextPiece { is_thinking, text: piece.to_owned() };
             let id = EventId { seq: self.seq, bytes: text.at };
@@ -272,7 +272,7 @@ impl Past {
         }
     }
 
-    fn give(&mut self, mut published: Published, out: &mut VecDeque<Published>) {
+    fn give(&mut self, mut published: PublishedEvent, out: &mut VecDeque<PublishedEvent>) {
         if let Event::CallEnded { result, .. } = &mut published.event
             && let Some(call) = self.calls.iter().find(|call| call.key == result.call.key)
         {
@@ -284,14 +284,14 @@ impl Past {
         out.push_back(published);
     }
 
-    fn published(&self, id: EventId, time: u64, event: Event) -> Published {
-        Published {
+    fn published(&self, id: EventId, time: u64, event: Event) -> PublishedEvent {
+        PublishedEvent {
             session: self.session.clone(),
             run: self.run.clone(),
             turn: self.turn,
             timestamp_ms: time,
             id: Some(id),
-            written: crate::event::Written::default(),
+            stream_text: crate::event::EventStreamText::default(),
             event,
         }
     }
@@ -299,7 +299,7 @@ impl Past {
 
 /// What of an event comes behind a place: all of it, or nothing, or the rest of a text.
 #[must_use]
-pub fn behind(after: EventId, mut published: Published) -> Option<Published> {
+pub fn behind(after: EventId, mut published: PublishedEvent) -> Option<PublishedEvent> {
     let Some(id) = published.id else { return Some(published) };
     if id <= after {
         return None;

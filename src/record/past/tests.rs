@@ -2,7 +2,7 @@
 
 use super::text::PIECE_BYTES_MAX;
 use super::*;
-use crate::record::{Ending, StopMode};
+use crate::record::{ResponseDisposition, StopMode};
 use crate::types::{CallKey, ProviderError, ProviderErrorKind, ResultNotes, ToolOutcome, Usage};
 
 fn session() -> SessionId {
@@ -10,16 +10,16 @@ fn session() -> SessionId {
 }
 
 /// Entries of these records, each with how much had been shown by then.
-fn entries(records: Vec<(u64, Record)>) -> Vec<Entry> {
+fn entries(records: Vec<(u64, Record)>) -> Vec<JournalEntry> {
     let numbered = records.into_iter().zip(1..);
     let entries = numbered.map(|((shown, record), seq)| {
-        let entry = Entry { seq: Seq(seq), time: 1000 + seq, shown, record };
-        Entry::read(&session(), entry.seq, entry.time, &entry.body()).unwrap()
+        let entry = JournalEntry { seq: Seq(seq), time: 1000 + seq, shown, record };
+        JournalEntry::read(&session(), entry.seq, entry.time, &entry.body()).unwrap()
     });
     entries.collect()
 }
 
-fn shown(published: &VecDeque<Published>) -> Vec<String> {
+fn shown(published: &VecDeque<PublishedEvent>) -> Vec<String> {
     let lines = published.iter().map(|published| {
         let id = published.id.unwrap();
         let views = published.public().map(|view| match published.event.text() {
@@ -91,7 +91,12 @@ fn ended(index: u32, shown: u64, amended: bool) -> (u64, Record) {
     (shown, record)
 }
 
-fn response(text: &str, reasoning: &str, pieces: Vec<ShownPiece>, shown: u64) -> (u64, Record) {
+fn response(
+    text: &str,
+    reasoning: &str,
+    pieces: Vec<DisplayedSegment>,
+    shown: u64,
+) -> (u64, Record) {
     let message = ResponseMessage {
         text: text.into(),
         reasoning: reasoning.into(),
@@ -101,7 +106,7 @@ fn response(text: &str, reasoning: &str, pieces: Vec<ShownPiece>, shown: u64) ->
     let record = Record::ResponseEnded {
         turn: 1,
         attempt: 1,
-        ending: Ending::Well,
+        ending: ResponseDisposition::Well,
         message: message.into(),
         finish_reason: None,
         usage: Usage::default(),
@@ -121,7 +126,7 @@ fn failed(kept: bool, shown: u64) -> (u64, Record) {
 
 #[test]
 fn text_stands_where_it_was_between_the_records() {
-    use ShownPiece::{Dropped, Text, Thinking};
+    use DisplayedSegment::{Dropped, Text, Thinking};
     let pieces = vec![Text(3), Thinking(2), Dropped("?".into()), Text(2)];
     check(
         vec![

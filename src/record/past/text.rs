@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use crate::event::Event;
-use crate::record::{ResponseMessage, ShownPiece};
+use crate::record::{DisplayedSegment, ResponseMessage};
 
 /// The largest piece in which text is shown again.
 pub(super) const PIECE_BYTES_MAX: usize = 16 * 1024;
@@ -27,15 +27,15 @@ impl From<TextPiece> for Event {
 /// then its text.
 pub(super) fn layout<'a>(
     message: &'a ResponseMessage,
-    shown: &'a [ShownPiece],
+    shown: &'a [DisplayedSegment],
 ) -> Vec<(bool, &'a str)> {
     let (mut text, mut reasoning) = (message.text.as_str(), message.reasoning.as_str());
     let mut pieces = Vec::with_capacity(shown.len() + 2);
     for piece in shown {
         pieces.push(match piece {
-            ShownPiece::Text(bytes) => (false, take(&mut text, *bytes)),
-            ShownPiece::Thinking(bytes) => (true, take(&mut reasoning, *bytes)),
-            ShownPiece::Dropped(thinking) => (true, thinking.as_str()),
+            DisplayedSegment::Text(bytes) => (false, take(&mut text, *bytes)),
+            DisplayedSegment::Thinking(bytes) => (true, take(&mut reasoning, *bytes)),
+            DisplayedSegment::Dropped(thinking) => (true, thinking.as_str()),
         });
     }
     pieces.extend([(true, reasoning), (false, text)]);
@@ -44,7 +44,7 @@ pub(super) fn layout<'a>(
 
 /// What watchers are shown of a response of which this much is kept, in its order.
 #[must_use]
-pub fn shown_of(message: &ResponseMessage, shown: &[ShownPiece]) -> Vec<TextPiece> {
+pub fn shown_of(message: &ResponseMessage, shown: &[DisplayedSegment]) -> Vec<TextPiece> {
     let pieces = layout(message, shown).into_iter().filter(|(_, text)| !text.is_empty());
     pieces.map(|(is_thinking, text)| TextPiece { is_thinking, text: text.to_owned() }).collect()
 }

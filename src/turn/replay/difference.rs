@@ -26,15 +26,15 @@ pub struct Difference {
 
 /// A record that the machine does not ask for.
 #[derive(Debug)]
-pub(super) struct Mismatch {
-    pub(super) at: usize,
-    pub(super) now: Option<Box<Record>>,
+pub(crate) struct Mismatch {
+    pub(crate) at: usize,
+    pub(crate) now: Option<Box<Record>>,
     /// What the machine waits for instead.
-    pub(super) state: String,
+    pub(crate) state: String,
 }
 
 /// Whether two records say the same, but for times and what depends on them.
-pub(super) fn same(recorded: &Record, now: &Record) -> bool {
+pub(crate) fn same(recorded: &Record, now: &Record) -> bool {
     recorded == now || timeless(recorded) == timeless(now)
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::tape::{Kept, Tape, message};
-use crate::record::{Ending, Record, ResponseMessage};
+use crate::record::{Record, ResponseDisposition, ResponseMessage};
 use crate::turn::budget::MAX_CALLS;
 use crate::types::{
     CALLS_MAX, FailureKind, FinishKind, FinishReason, MessagePart, ProviderError, ToolCall,
@@ -66,7 +66,7 @@ impl Maker<'_, '_> {
             at < kept.at
                 && matches!(record, Record::LimitReached { limit, .. } if limit == MAX_CALLS)
         });
-        let ends_it = *ending == Ending::Excess || over_calls;
+        let ends_it = *ending == ResponseDisposition::Excess || over_calls;
         let split = dropped_calls.len().saturating_sub(usize::from(ends_it));
         let (before, last) = dropped_calls.split_at(split);
         before.iter().for_each(|name| self.dropped(name));
@@ -75,7 +75,8 @@ impl Maker<'_, '_> {
         end.extend(error.filter(|_| finish_reason.is_some()).cloned().map(Delta::Error));
         end.extend(finish_reason.clone().map(Delta::Finish));
         end.extend(spent(*usage));
-        let says_no_more = matches!(ending, Ending::Well | Ending::Refused);
+        let says_no_more =
+            matches!(ending, ResponseDisposition::Well | ResponseDisposition::Refused);
         end.extend((finish_reason.is_none() && says_no_more).then_some(Delta::Done));
         self.steps.extend((!end.is_empty()).then_some(Step {
             deltas: end,
@@ -89,7 +90,7 @@ impl Maker<'_, '_> {
     fn content(
         &mut self,
         message: &ResponseMessage,
-        ending: Ending,
+        ending: ResponseDisposition,
         finish: Option<&FinishReason>,
     ) {
         let (mut text, mut reasoning) = (message.text.as_str(), message.reasoning.as_str());
@@ -135,12 +136,12 @@ impl Maker<'_, '_> {
         // and thinking that the service had not finished.
         let filtered = finish.is_some_and(|finish| finish.kind == FinishKind::ContentFilter);
         let is_refusal = match ending {
-            Ending::Refused => !filtered || !message.parts.is_empty(),
-            Ending::Well
-            | Ending::Length
-            | Ending::BrokeKept
-            | Ending::Excess
-            | Ending::Cancelled => !message.parts.is_empty(),
+            ResponseDisposition::Refused => !filtered || !message.parts.is_empty(),
+            ResponseDisposition::Well
+            | ResponseDisposition::Length
+            | ResponseDisposition::BrokeKept
+            | ResponseDisposition::Excess
+            | ResponseDisposition::Cancelled => !message.parts.is_empty(),
         };
         let text = Some(text.to_owned()).filter(|text| !text.is_empty());
         let reasoning = Some(reasoning.to_owned()).filter(|reasoning| !reasoning.is_empty());

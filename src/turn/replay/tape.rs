@@ -2,15 +2,15 @@
 
 use std::collections::BTreeSet;
 
-use crate::record::{Entry, Record, ResponseMessage};
+use crate::record::{JournalEntry, Record, ResponseMessage};
 use crate::turn::CancelReason;
 use crate::turn::effect::TurnEnd;
 use crate::types::{CallKey, FailureKind, ProviderError, ReadSet, Usage};
 
 /// The records of a session, read only.
 #[derive(Debug)]
-pub(super) struct Tape<'a> {
-    entries: &'a [Entry],
+pub(crate) struct Tape<'a> {
+    entries: &'a [JournalEntry],
     /// Records of calls that no message holds: what they were asked is not known any more, so
     /// that they stand as they are.
     passed_over: Vec<bool>,
@@ -24,23 +24,23 @@ pub(super) struct Kept<'a> {
 }
 
 impl<'a> Tape<'a> {
-    pub(super) fn new(entries: &'a [Entry]) -> Self {
+    pub(crate) fn new(entries: &'a [JournalEntry]) -> Self {
         let mut tape = Self { entries, passed_over: vec![false; entries.len()] };
         let passed_over = (0..entries.len()).map(|at| tape.is_of_nobody(at)).collect::<Vec<_>>();
         tape.passed_over = passed_over;
         tape
     }
 
-    pub(super) fn entry(&self, at: usize) -> Option<&'a Entry> {
+    pub(crate) fn entry(&self, at: usize) -> Option<&'a JournalEntry> {
         self.entries.get(at)
     }
 
-    pub(super) fn record(&self, at: usize) -> Option<&'a Record> {
+    pub(crate) fn record(&self, at: usize) -> Option<&'a Record> {
         self.entry(at).map(|entry| &entry.record)
     }
 
     /// The records from `at` on, each with its place.
-    pub(super) fn from(&self, at: usize) -> impl Iterator<Item = (usize, &'a Record)> + use<'a> {
+    pub(crate) fn from(&self, at: usize) -> impl Iterator<Item = (usize, &'a Record)> + use<'a> {
         let entries = self.entries;
         entries.iter().enumerate().skip(at).map(|(at, entry)| (at, &entry.record))
     }
@@ -60,7 +60,7 @@ impl<'a> Tape<'a> {
     }
 
     /// The place of the next record that a machine has asked for.
-    pub(super) fn next_asked(&self, mut at: usize) -> usize {
+    pub(crate) fn next_asked(&self, mut at: usize) -> usize {
         while self.is_passed_over(at) || self.record(at).is_some_and(is_input) {
             at += 1;
         }
@@ -213,7 +213,7 @@ impl<'a> Tape<'a> {
     pub(super) fn early(&self, from: usize, kept: Kept<'a>) -> BTreeSet<u32> {
         let mut early = BTreeSet::new();
         let Record::ResponseEnded { ending, message, .. } = kept.record else { return early };
-        let is_well = *ending == crate::record::Ending::Well;
+        let is_well = *ending == crate::record::ResponseDisposition::Well;
         for (at, record) in self.of_turn(from) {
             let Some(key) = call_of(record) else { continue };
             if !message.calls.iter().any(|call| call.key == key) {
@@ -278,7 +278,7 @@ pub(super) fn call_of(record: &Record) -> Option<CallKey> {
 }
 
 /// Whether the record is something that came from outside, which no machine asks for.
-pub(super) fn is_input(record: &Record) -> bool {
+pub(crate) fn is_input(record: &Record) -> bool {
     matches!(
         record,
         Record::InputQueued { .. }

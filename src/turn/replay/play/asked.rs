@@ -32,7 +32,7 @@ impl Play<'_, '_> {
                 self.asked += 1;
                 self.expect(record)?;
             }
-            Effect::Request(plan) => {
+            Effect::Perform(TurnAction::Request(plan)) => {
                 let bytes_max = self.spec.rules.limits.max_arguments_bytes;
                 let (turn, attempt) = (self.spec.number, plan.attempt);
                 self.steps = response::steps(self.tape, self.at, turn, attempt, bytes_max);
@@ -42,11 +42,13 @@ impl Play<'_, '_> {
                     .map(|(call, outcome)| (call::identity(call), outcome.clone()));
                 self.turn.reusable.extend(reused);
             }
-            Effect::Disconnect => self.steps.clear(),
-            Effect::RequestToolPermit { key, .. } => self.wanting.push(key),
-            Effect::ReleaseToolPermit(key) => self.wanting.retain(|wanting| *wanting != key),
-            Effect::Commit(record) => self.committed = Some(record),
-            Effect::Start(..) | Effect::Abort(_) | Effect::Emit(_) => {}
+            Effect::Perform(TurnAction::Disconnect) => self.steps.clear(),
+            Effect::Perform(TurnAction::RequestToolPermit { key, .. }) => self.wanting.push(key),
+            Effect::Perform(TurnAction::ReleaseToolPermit(key)) => {
+                self.wanting.retain(|wanting| *wanting != key)
+            }
+            Effect::Perform(TurnAction::Commit(record)) => self.committed = Some(record),
+            Effect::Perform(TurnAction::Start(_) | TurnAction::Abort(_)) | Effect::Emit(_) => {}
         }
         Ok(())
     }
@@ -100,9 +102,9 @@ impl Play<'_, '_> {
 
     /// How many records are durable: all, up to the intent of a call that had not begun yet.
     fn storable(&self) -> u64 {
-        let waits = self.turn.held.iter().find_map(|(needs, held)| match held {
-            DeferredEffect::Begin(key) if !self.may_begin(*key) => Some(*needs),
-            DeferredEffect::Begin(_) | DeferredEffect::Perform(_) => None,
+        let waits = self.turn.effects.deferred().find_map(|(needs, held)| match held {
+            DeferredEffect::StartCall(key) if !self.may_begin(*key) => Some(*needs),
+            DeferredEffect::StartCall(_) | DeferredEffect::Queue(_) => None,
         });
         waits.map_or(self.asked, |needs| needs.saturating_sub(1))
     }

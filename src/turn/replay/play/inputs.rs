@@ -10,7 +10,7 @@ impl Play<'_, '_> {
             Record::AttemptFailed { host_stopped: true, .. } => {}
             Record::AttemptFailed { error, .. } => inputs.push(self.broken(error)),
             Record::ResponseEnded { ending, .. } => {
-                let why = self.why().filter(|_| *ending == Ending::Cancelled);
+                let why = self.why().filter(|_| *ending == ResponseDisposition::Cancelled);
                 inputs.extend(why.map(Input::Cancel));
                 inputs.push(Input::End(ExchangeEnd::Closed));
             }

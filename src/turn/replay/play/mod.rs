@@ -14,13 +14,14 @@ use std::time::Duration;
 use super::difference::{Mismatch, same};
 use super::response::{self, Step};
 use super::tape::{Tape, call_of};
-use crate::record::{Ending, Record};
+use crate::record::{Record, ResponseDisposition};
 use crate::response::ExchangeEnd;
 use crate::turn::call::{self, CallPhase, TurnCall};
+use crate::turn::effect::DeferredEffect;
 use crate::turn::effect::{
     ApprovalDecision, CancelReason, Effect, PermitReply, ToolCompletion, TurnRecord, TurnSpec,
 };
-use crate::turn::{DeferredEffect, Turn, TurnStage};
+use crate::turn::{Turn, TurnAction, TurnStage};
 use crate::types::{
     ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, ToolOutcome, VariablesUse,
     Verdict,
@@ -29,7 +30,7 @@ use crate::wire::Delta;
 
 /// How a turn's part of the recording came to its end.
 #[derive(Debug)]
-pub(super) enum Played {
+pub(crate) enum Played {
     /// The turn is over.
     Committed(Box<TurnRecord>),
     /// The run was ended over it.
@@ -40,7 +41,7 @@ pub(super) enum Played {
 
 /// A turn that is played.
 #[derive(Clone, Debug)]
-pub(super) struct Play<'t, 'a> {
+pub(crate) struct Play<'t, 'a> {
     tape: &'t Tape<'a>,
     /// The next record.
     at: usize,
@@ -86,7 +87,7 @@ enum Input {
 impl<'t, 'a> Play<'t, 'a> {
     /// A turn whose first record is at `from`: one that asks a model, or one of calls that nobody
     /// asked for, whose response is there.
-    pub(super) fn new(
+    pub(crate) fn new(
         tape: &'t Tape<'a>,
         from: usize,
         spec: TurnSpec,
@@ -122,7 +123,7 @@ impl<'t, 'a> Play<'t, 'a> {
     ///
     /// # Errors
     /// At the first record that the machine does not ask for.
-    pub(super) fn run(mut self) -> Result<(usize, Played), Mismatch> {
+    pub(crate) fn run(mut self) -> Result<(usize, Played), Mismatch> {
         if let Err(mismatch) = self.drain() {
             self = self.crashed(mismatch)?;
         }
@@ -345,7 +346,7 @@ impl<'t, 'a> Play<'t, 'a> {
 }
 
 /// Whether the run was ended because its actors died too often, which no machine decides.
-pub(super) fn gives_up(record: &Record) -> bool {
+pub(crate) fn gives_up(record: &Record) -> bool {
     let Record::RunEnded { error: Some(error), .. } = record else { return false };
     error.code == "internal_error" || error.code == "journal_failed"
 }

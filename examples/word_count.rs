@@ -1,0 +1,51 @@
+//! A host with a tool of its own, asked by a program: `cargo run --example word_count`.
+//!
+//! The offline rehearsal model answers here. Give `ModelConfig::new` the address of a real model to use one.
+
+use callsheet::config::{BaseUrl, Config, DEFAULT_AGENT, ModelConfig, ToolPattern};
+use callsheet::rehearsal::{Rehearsal, RehearsalOptions};
+use callsheet::runtime::{Host, HostSetup, OpenSession};
+use callsheet::tool::{
+    BuiltinOptions, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, builtin,
+};
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct CountWordsInput {
+    text: String,
+}
+
+struct CountWords;
+
+#[async_trait::async_trait]
+impl Tool for CountWords {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec::new::<CountWordsInput>("count_words", "Counts the words of a text.").pure()
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let input: CountWordsInput = context.input()?;
+        Ok(format!("{} words", input.text.split_whitespace().count()).into())
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let model = Rehearsal::start(RehearsalOptions::default()).await?;
+    let mut config = Config::default();
+    config.use_model("main", ModelConfig::new(BaseUrl::parse(&model.base_url())?, "rehearsal"));
+    if let Some(agent) = config.agents.get_mut(DEFAULT_AGENT) {
+        agent.tools.push(ToolPattern::new("count_words"));
+    }
+    let mut tools = builtin(&BuiltinOptions::default())?;
+    tools.register(CountWords)?;
+
+    let host = Host::start(HostSetup { config, tools }).await?;
+    let session = host.open_session(OpenSession::default()).await?;
+    let report = session.run("Count the words of \"one two three\".").await?;
+    for call in &report.calls {
+        println!("{} {} -> {}", call.tool_name, call.arguments, call.result);
+    }
+    println!("{}", report.text);
+    host.shutdown().await;
+    Ok(())
+}
