@@ -7,14 +7,14 @@ use std::time::Duration;
 use ractor::{ActorRef, RpcReplyPort};
 
 use super::inputs::QueuedRun;
-use super::run::RunActors;
 use super::{Closing, State};
 use crate::journal::JournalError;
 use crate::journal::Urgency;
 use crate::record::{Record, StopMode};
 use crate::runtime::error::HostError;
+use crate::runtime::host_state::SessionSlot;
 use crate::runtime::message::SessionMessage;
-use crate::runtime::shared::SessionSlot;
+use crate::runtime::run_actors::RunActors;
 use crate::runtime::stored_sessions;
 use crate::runtime::task;
 
