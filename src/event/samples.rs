@@ -3,12 +3,13 @@
 use std::time::Duration;
 
 use super::{
-    ApprovalRequest, ArgumentsAnomaly, CallLabel, Event, PublishedEvent, RunStats, ServiceCall, ServiceCallStatus,
-    TurnSummary, TurnTimes, WaitingFor,
+    ApprovalRequest, ArgumentsAnomaly, CallLabel, Event, PublishedEvent, RunStats, ServiceCall,
+    ServiceCallStatus, TurnSummary, TurnTimes, WaitingFor,
 };
 use crate::types::{
-    ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, ProviderError, ProviderErrorKind, ResultNotes,
-    RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome, ToolResult, Usage, Verdict,
+    ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, ProviderError, ProviderErrorKind,
+    ResultNotes, RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome, ToolResult, Usage,
+    Verdict,
 };
 
 /// Publishes the event in turn 3 of the run `run_1` of the session `s1`.
