@@ -237,7 +237,7 @@ fn endless_arguments_are_cut_and_reported() {
         let read = check(wire, "arguments", events, 32 * MIB);
         let [call] = read.response.calls() else { panic!("{wire}: one call") };
         assert!(call.raw.len() <= 1 << 20, "{wire}");
-        assert!(call.oversize || read.error().is_some(), "{wire}: it is said");
+        assert!(call.oversize || read.error().is_some(), "{wire}: it is reported");
         assert_eq!(describe_response(&read.response)["tool_calls"][0]["complete"], false, "{wire}");
     });
 }
