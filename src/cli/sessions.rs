@@ -10,7 +10,7 @@ use super::error::CommandError;
 use super::output::{self, count_of};
 use super::screen::{is_coloured, terminal_columns};
 use super::setup;
-use crate::journal::export::{self, Look};
+use crate::journal::export::{self, TimelineStyle};
 use crate::journal::{
     JournalError, JournalReader, StoredSession, StoredSessionFilter, unfinished, verify,
 };
@@ -226,8 +226,8 @@ fn show(journal: &OpenJournal, id: &SessionId, format: RecordFormat) -> Result<(
         RecordFormat::Timeline => {
             let coloured = is_coloured(io::stdout().is_terminal());
             let columns = terminal_columns(io::stdout());
-            let look = Look { columns, coloured, turns_max: usize::MAX };
-            export::timeline(&entries, None, look).try_for_each(|run| write(&mut stdout, &run))?;
+            let style = TimelineStyle { columns, coloured, turns_max: usize::MAX };
+            export::timeline(&entries, None, style).try_for_each(|run| write(&mut stdout, &run))?;
         }
     }
     flush(stdout)

@@ -12,7 +12,7 @@ use super::output;
 use super::progress::{RunProgress, ScreenItem};
 use super::screen::{Screen, is_coloured, terminal_columns};
 use super::signals::Signals;
-use crate::journal::export::{Look, timeline};
+use crate::journal::export::{TimelineStyle, timeline};
 use crate::record::{Record, Seq, StopMode};
 use crate::runtime::{RunReport, SessionHandle, StartedRun};
 use crate::telemetry::{FeedItem, Subscription, journal_failed};
@@ -80,8 +80,12 @@ async fn run_timeline(session: &SessionHandle, run: &RunId, seq: Seq) -> String 
     }
     let stderr = io::stderr();
     let coloured = is_coloured(stderr.is_terminal());
-    let look = Look { columns: terminal_columns(&stderr), coloured, turns_max: TIMELINE_TURNS_MAX };
-    timeline(&entries, Some(run), look).collect()
+    let style = TimelineStyle {
+        columns: terminal_columns(&stderr),
+        coloured,
+        turns_max: TIMELINE_TURNS_MAX,
+    };
+    timeline(&entries, Some(run), style).collect()
 }
 
 /// The view of a run: its screen, its open calls and its approvals.

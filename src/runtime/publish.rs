@@ -82,7 +82,7 @@ impl Publisher {
 
     fn tell(&self, run: &RunId, turn: u32, event: Event, recorded: Option<RecordPosition>) {
         // Nothing is counted by text.
-        if !logs::shows_contents() && self.feed.append_text_if_unwatched(&event) {
+        if !logs::logs_contents() && self.feed.append_text_if_unwatched(&event) {
             return;
         }
         let published = PublishedEvent {
@@ -100,7 +100,7 @@ impl Publisher {
 }
 
 impl Listeners {
-    /// Told by the session's log how far its records have come.
+    /// ReportResult by the session's log how far its records have come.
     pub(super) fn handle_journal(&self, told: Result<Seq, JournalError>) {
         let Some(feed) = self.feed.upgrade() else { return };
         match told {

@@ -6,7 +6,6 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use ractor::{Actor, ActorCell, ActorRef};
-use serde_json::Value;
 use tokio::time::Instant;
 
 use super::run::{ActiveRun, RunAgents, RunCaller};
@@ -14,72 +13,37 @@ use super::{SessionActor, State};
 use crate::config::RunOverrides;
 use crate::journal::SessionLog;
 use crate::record::{JournalEntry, Seq};
-use crate::runtime::agent::Agent;
+use crate::runtime::awake_session::{AwakeSession, SessionActivity};
 use crate::runtime::error::HostError;
+use crate::runtime::host_ref::HostRef;
 use crate::runtime::message::SessionMessage;
-use crate::runtime::publish::Publisher;
-use crate::runtime::wake::{Link, Live, LiveState};
-use crate::session::{OpenRun, QueuedRun, Session, SessionEffect, StoredSession};
-use crate::types::SessionId;
-
-/// The data that a session begins with.
-#[derive(Debug)]
-pub(in crate::runtime) struct Opening {
-    pub(in crate::runtime) id: SessionId,
-    pub(in crate::runtime) agent: Arc<Agent>,
-    pub(in crate::runtime) beginning: Beginning,
-    pub(in crate::runtime) publisher: Publisher,
-    pub(in crate::runtime) link: Link,
-}
-
-/// The origin of a session.
-#[derive(Debug)]
-pub(in crate::runtime) enum Beginning {
-    /// It is new.
-    New {
-        /// The checked initial messages in the Chat Completions form.
-        messages: Vec<Value>,
-    },
-    /// It was asleep, or in another process.
-    Stored(Box<StoredSession>),
-    /// It begins with the records of another one.
-    Forked(Box<StoredSession>, Vec<JournalEntry>),
-}
-
-impl Opening {
-    /// Returns true if a run was in progress or inputs wait.
-    pub(in crate::runtime) fn goes_on(&self) -> bool {
-        match &self.beginning {
-            Beginning::New { .. } => false,
-            Beginning::Forked(stored, _) | Beginning::Stored(stored) => {
-                stored.session.run().is_some() || stored.session.queue().len() > 0
-            }
-        }
-    }
-}
+use crate::runtime::session_start::{SessionOrigin, SessionStart};
+use crate::session::{OpenRun, QueuedRun, Session, SessionEffect};
 
 /// A session about to begin, with what others will know of it.
 #[derive(Debug)]
 pub(in crate::runtime) struct Begun {
-    opening: Opening,
+    opening: SessionStart,
+    link: HostRef,
     log: Arc<SessionLog>,
-    live: Arc<LiveState>,
+    live: Arc<SessionActivity>,
 }
 
 /// Begins a session.
 pub(in crate::runtime) async fn spawn(
-    opening: Opening,
+    opening: SessionStart,
+    link: HostRef,
     supervisor: ActorCell,
-) -> Result<Arc<Live>, HostError> {
+) -> Result<Arc<AwakeSession>, HostError> {
     let agent = opening.agent.name.clone();
-    let listeners = opening.publisher.listeners(&opening.link.shared.journal);
+    let listeners = opening.publisher.listeners(&link.shared.journal);
     // A reference to the log does not keep the session's streams open.
     let gate = listeners.clone();
     let actor: Arc<OnceLock<ActorRef<SessionMessage>>> = Arc::default();
-    let journal = Arc::clone(&opening.link.shared.journal);
-    let last = match &opening.beginning {
-        Beginning::Stored(stored) => stored.last,
-        Beginning::New { .. } | Beginning::Forked(..) => Seq(0),
+    let journal = Arc::clone(&link.shared.journal);
+    let last = match &opening.origin {
+        SessionOrigin::Stored(stored) => stored.last,
+        SessionOrigin::New { .. } | SessionOrigin::Forked(..) => Seq(0),
     };
     let told = Arc::clone(&actor);
     let log = SessionLog::new(opening.id.clone(), journal, last, move |stored| {
@@ -90,8 +54,8 @@ pub(in crate::runtime) async fn spawn(
             let _ = session.cast(SessionMessage::JournalFailed { error });
         }
     });
-    let (log, state) = (Arc::new(log), Arc::new(LiveState::default()));
-    let begun = Begun { opening, log: Arc::clone(&log), live: Arc::clone(&state) };
+    let (log, state) = (Arc::new(log), Arc::new(SessionActivity::default()));
+    let begun = Begun { opening, link, log: Arc::clone(&log), live: Arc::clone(&state) };
     let (spawned, _) = Actor::spawn_linked(None, SessionActor, begun, supervisor)
         .await
         .map_err(|_| HostError::ShuttingDown)?;
@@ -99,20 +63,22 @@ pub(in crate::runtime) async fn spawn(
     if let Some(error) = log.failure() {
         let _ = spawned.cast(SessionMessage::JournalFailed { error });
     }
-    Ok(Arc::new(Live { agent, actor: spawned, listeners, log, state }))
+    Ok(Arc::new(AwakeSession { agent, actor: spawned, listeners, log, state }))
 }
 
 impl State {
     pub(super) fn begin_session(begun: Begun) -> Self {
-        let Begun { opening, log, live } = begun;
-        let Opening { id, agent, beginning, publisher, link } = opening;
+        let Begun { opening, link, log, live } = begun;
+        let SessionStart { id, agent, origin, publisher } = opening;
         let shared = Arc::clone(&link.shared);
-        let awake = shared.gauges.awake.hold();
-        let (session, stored) = match beginning {
+        let awake = shared.gauges.awake.increment();
+        let (session, stored) = match origin {
             // The messages were checked when the session was requested.
-            Beginning::New { messages } => (Session::open(&agent.name, messages), None),
-            Beginning::Stored(stored) => (stored.session, Some((stored.last, stored.turn_entries))),
-            Beginning::Forked(stored, entries) => {
+            SessionOrigin::New { messages } => (Session::open(&agent.name, messages), None),
+            SessionOrigin::Stored(stored) => {
+                (stored.session, Some((stored.last, stored.turn_entries)))
+            }
+            SessionOrigin::Forked(stored, entries) => {
                 log.adopt(entries);
                 (stored.session, Some((stored.last, stored.turn_entries)))
             }
@@ -159,7 +125,7 @@ impl State {
     /// Counts the runs that wait in the queue of a stored session. No caller waits for them.
     fn count_queued(&mut self) {
         let queued = self.session.queue().map(|QueuedRun { run_id, .. }| {
-            let counted = Some(self.shared.gauges.queued.hold());
+            let counted = Some(self.shared.gauges.queued.increment());
             (run_id.clone(), RunCaller { report: None, _counted: counted })
         });
         self.callers = queued.collect();
@@ -169,7 +135,7 @@ impl State {
     pub(super) fn resumed(&mut self) {
         self.shared.held.lock().remove(&self.id);
         // Runs that were accepted once are not refused.
-        self.slot = Some(self.shared.gauges.runs.hold());
+        self.slot = Some(self.shared.gauges.runs.increment());
         let now = self.now();
         let Some(run) = self.session.run() else { return };
         let OpenRun { id, overrides, trace, began, .. } = run.clone();

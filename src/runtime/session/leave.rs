@@ -6,11 +6,12 @@ use std::time::Duration;
 use ractor::ActorRef;
 
 use super::State;
-use super::run::{ActiveRun, RunActors, RunCaller};
+use super::run::{ActiveRun, RunCaller};
 use crate::journal::JournalError;
 use crate::runtime::error::HostError;
+use crate::runtime::host_state::SessionSlot;
 use crate::runtime::message::SessionMessage;
-use crate::runtime::shared::SessionSlot;
+use crate::runtime::run_actors::RunActors;
 use crate::runtime::stored_sessions;
 use crate::runtime::task;
 
@@ -53,7 +54,7 @@ impl State {
     /// request begins with the journal.
     pub(super) fn fail(&mut self, myself: &ActorRef<SessionMessage>, error: JournalError) {
         tracing::error!(session = %self.id, %error, "journal_failed");
-        self.shared.telemetry.metrics().journal().failed();
+        self.shared.telemetry.metrics().journal().session_failed();
         let why = HostError::Journal(error);
         if let Some(run) = self.run.take() {
             self.shared.unwritten.lock().insert(run.id.clone(), self.id.clone());

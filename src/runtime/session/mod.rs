@@ -27,21 +27,23 @@ use ractor::{
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::awake_session::SessionActivity;
 use super::error::HostError;
-use super::gauge::Held;
+use super::gauge::CountGuard;
+use super::host_ref::HostRef;
+use super::host_state::HostState;
 use super::message::{AccumulatorMessage, DecisionReply, RunAccepted, SessionMessage};
 use super::publish::Publisher;
 use super::request::RunRequest;
-use super::shared::Shared;
+use super::run_actors::RunActors;
 use super::snapshot::SessionSnapshot;
-use super::wake::{Link, LiveState};
 use crate::journal::SessionLog;
 use crate::record::{RequestKey, Seq};
 use crate::session::{RunAdmission, RunInput, Session, SessionRefusal};
 use crate::turn::{ApprovalDecision, ApprovalError, TurnRecord};
 use crate::types::{CallKey, Content, RunId, SessionId};
-pub(super) use begin::{Beginning, Opening, spawn};
-use run::{ActiveRun, RunActors, RunAgents, RunCaller};
+pub(super) use begin::spawn;
+use run::{ActiveRun, RunAgents, RunCaller};
 
 /// Runs a session.
 #[derive(Debug)]
@@ -52,8 +54,8 @@ pub(super) struct State {
     /// The machine that decides.
     session: Session,
     agents: RunAgents,
-    shared: Arc<Shared>,
-    link: Link,
+    shared: Arc<HostState>,
+    link: HostRef,
     publisher: Publisher,
     log: Arc<SessionLog>,
     /// The origin of the machine's clock.
@@ -65,7 +67,7 @@ pub(super) struct State {
     /// The callers of runs that have not started, by run.
     callers: HashMap<RunId, RunCaller>,
     /// The place among the host's runs.
-    slot: Option<Held>,
+    slot: Option<CountGuard>,
     /// The last record before the turn that was read from the journal.
     stored_turn_after: Seq,
     /// The number of the present set of actors.
@@ -73,13 +75,13 @@ pub(super) struct State {
     /// Accumulators that were released and whose last tools have their grace period.
     lingering: HashSet<ActorId>,
     /// What is known of the session without asking it.
-    live: Arc<LiveState>,
+    live: Arc<SessionActivity>,
     /// The callers that wait for the session to be deleted.
     closers: Vec<RpcReplyPort<Result<(), HostError>>>,
     /// The callers that wait for a snapshot.
     snapshot_replies: Vec<RpcReplyPort<SessionSnapshot>>,
     /// Counts the session as awake.
-    _awake: Held,
+    _awake: CountGuard,
 }
 
 impl Actor for SessionActor {
@@ -238,7 +240,7 @@ impl State {
         self.session.handle_run_request(run, self.shared.queued_inputs_max, &rules_of)?;
         self.slot = slot.or(self.slot.take());
         let (report, receiver) = oneshot::channel();
-        let counted = (!starts).then(|| self.shared.gauges.queued.hold());
+        let counted = (!starts).then(|| self.shared.gauges.queued.increment());
         self.callers.insert(id.clone(), RunCaller { report: Some(report), _counted: counted });
         let seq = self.perform(myself).await.unwrap_or_else(|| self.log.last());
         Ok(RunAccepted { id, seq, report: Some(receiver) })

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ractor::{Actor, ActorCell, ActorId, ActorRef, SpawnErr};
+use ractor::{Actor, ActorId, ActorRef, SpawnErr};
 use tokio::sync::oneshot;
 
 use super::State;
@@ -14,11 +14,10 @@ use crate::record::Seq;
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
 use crate::runtime::agent::Agent;
 use crate::runtime::error::HostError;
-use crate::runtime::gauge::Held;
-use crate::runtime::message::{
-    AccumulatorMessage, AccumulatorRef, SessionMessage, StreamMessage, Told,
-};
+use crate::runtime::gauge::CountGuard;
+use crate::runtime::message::{AccumulatorMessage, ReportResult, SessionMessage};
 use crate::runtime::report::CallReport;
+use crate::runtime::run_actors::RunActors;
 use crate::runtime::snapshot::PendingApproval;
 use crate::runtime::stream::{StreamActor, StreamSetup};
 use crate::telemetry::TracedRun;
@@ -28,9 +27,9 @@ use crate::types::{Content, RunId, RunTrace, TraceContext};
 /// The caller of a run that waits in the queue.
 pub(super) struct RunCaller {
     /// Receives the report. `None` if no caller waits.
-    pub(super) report: Option<oneshot::Sender<Told>>,
+    pub(super) report: Option<oneshot::Sender<ReportResult>>,
     /// Counts the input as queued.
-    pub(super) _counted: Option<Held>,
+    pub(super) _counted: Option<CountGuard>,
 }
 
 impl RunCaller {
@@ -108,7 +107,7 @@ pub(super) struct ActiveRun {
     pub(super) approvals_unknown: bool,
     /// The reports of all calls, kept only while a caller waits for them.
     pub(super) calls: Vec<CallReport>,
-    pub(super) report: Option<oneshot::Sender<Told>>,
+    pub(super) report: Option<oneshot::Sender<ReportResult>>,
 }
 
 impl ActiveRun {
@@ -116,7 +115,7 @@ impl ActiveRun {
         id: RunId,
         trace: Option<Arc<RunTrace>>,
         turn_after: Seq,
-        report: Option<oneshot::Sender<Told>>,
+        report: Option<oneshot::Sender<ReportResult>>,
     ) -> Self {
         Self {
             id,
@@ -152,23 +151,6 @@ impl ActiveRun {
             // The caller may be gone.
             let _ = report.send(Err(why));
         }
-    }
-}
-
-/// The two actors that a run needs. They stay for the next run, until the session rests.
-pub(super) struct RunActors {
-    pub(super) stream: ActorRef<StreamMessage>,
-    pub(super) accumulator: AccumulatorRef,
-}
-
-impl RunActors {
-    pub(super) fn cells(&self) -> [ActorCell; 2] {
-        [self.stream.get_cell(), self.accumulator.get_cell()]
-    }
-
-    /// Returns true if no tool is running, not even an abandoned one.
-    pub(super) fn run_no_tool(&self) -> bool {
-        self.accumulator.get_children().is_empty()
     }
 }
 

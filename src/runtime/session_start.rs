@@ -1,0 +1,46 @@
+//! The values that a session actor starts with.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::agent::Agent;
+use super::publish::Publisher;
+use crate::record::JournalEntry;
+use crate::session::StoredSession;
+use crate::types::SessionId;
+
+/// A session that is about to start.
+#[derive(Debug)]
+pub(super) struct SessionStart {
+    pub(super) id: SessionId,
+    pub(super) agent: Arc<Agent>,
+    pub(super) origin: SessionOrigin,
+    pub(super) publisher: Publisher,
+}
+
+/// The source of a session's first state.
+#[derive(Debug)]
+pub(super) enum SessionOrigin {
+    /// The session is new.
+    New {
+        /// The first messages of the history, already validated, in the Chat Completions form.
+        messages: Vec<Value>,
+    },
+    /// The session was read from the journal.
+    Stored(Box<StoredSession>),
+    /// The session starts with a copy of these records of another session.
+    Forked(Box<StoredSession>, Vec<JournalEntry>),
+}
+
+impl SessionStart {
+    /// Returns true if the session has an unfinished run or a queued input.
+    pub(super) fn has_work(&self) -> bool {
+        match &self.origin {
+            SessionOrigin::New { .. } => false,
+            SessionOrigin::Stored(stored) | SessionOrigin::Forked(stored, _) => {
+                stored.session.run().is_some() || stored.session.queue().len() > 0
+            }
+        }
+    }
+}
