@@ -70,7 +70,7 @@
 //!
 //! An event that is the view of a record leaves the session's [`telemetry::Feed`] when that record
 //! is durable, and all that comes behind it waits with it. Somebody who comes later is shown the
-//! same from the journal ([`record::Past`]), then the text of the running attempt and the states of
+//! same from the journal ([`record::PastEvents`]), then the text of the running attempt and the states of
 //! open calls from the feed, then what comes: [`runtime::SessionHandle::watch`].
 //!
 //! # Where a run stands in a trace

@@ -2,6 +2,7 @@
 
 use super::text::PIECE_BYTES_MAX;
 use super::*;
+use crate::record::{DisplayedSegment, ResponseMessage};
 use crate::record::{ResponseDisposition, StopMode};
 use crate::types::{CallKey, ProviderError, ProviderErrorKind, ResultNotes, ToolOutcome, Usage};
 
@@ -33,7 +34,7 @@ fn shown(published: &VecDeque<PublishedEvent>) -> Vec<String> {
 
 #[track_caller]
 fn check(records: Vec<(u64, Record)>, expect: &[&str]) {
-    let mut past = Past::new(session(), "default", 0);
+    let mut past = PastEvents::new(session(), "default", 0);
     let mut out = VecDeque::new();
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
     assert_eq!(shown(&out), expect);
@@ -231,7 +232,7 @@ fn a_turn_that_the_session_was_opened_with_begins_with_its_response() {
 #[test]
 fn long_text_comes_in_pieces() {
     let text = "é".repeat(PIECE_BYTES_MAX);
-    let mut past = Past::new(session(), "default", 0);
+    let mut past = PastEvents::new(session(), "default", 0);
     let mut out = VecDeque::new();
     let records = vec![attempt(1, None, 0), response(&text, "", vec![], 0)];
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
@@ -242,14 +243,14 @@ fn long_text_comes_in_pieces() {
 #[test]
 fn the_running_attempt_stands_behind_what_is_stored() {
     let running = |from, pieces: &[(bool, &str)]| {
-        let pieces = pieces.iter().map(|(is_thinking, text)| TextPiece {
+        let pieces = pieces.iter().map(|(is_thinking, text)| DisplayedText {
             is_thinking: *is_thinking,
             text: (*text).to_owned(),
         });
         let (run, pieces) = (RunId("run_1".into()), pieces.collect());
         RunningText { run, turn: 1, seq: Seq(3), time: 7, from, pieces, calls: vec![call(0)] }
     };
-    let mut past = Past::new(session(), "default", 0);
+    let mut past = PastEvents::new(session(), "default", 0);
     let mut out = VecDeque::new();
     let records = vec![run(), attempt(1, None, 0), ended(0, 4, false)];
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
@@ -266,11 +267,11 @@ fn the_running_attempt_stands_behind_what_is_stored() {
     );
     // One who has seen the last record is shown the rest of the text alone.
     out.clear();
-    Past::new(session(), "default", 0).finish(Some(&running(5, &[(false, "it")])), &mut out);
+    PastEvents::new(session(), "default", 0).finish(Some(&running(5, &[(false, "it")])), &mut out);
     assert_eq!(shown(&out), ["3.7 content_delta:it"]);
-    // What is there of an attempt that is void by now is not shown.
+    // The text of a void attempt is not shown.
     out.clear();
-    let mut past = Past::new(session(), "default", 0);
+    let mut past = PastEvents::new(session(), "default", 0);
     let records = vec![attempt(1, None, 0), failed(false, 2)];
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
     past.finish(Some(&running(0, &[(false, "so")])), &mut out);
@@ -279,7 +280,7 @@ fn the_running_attempt_stands_behind_what_is_stored() {
 
 #[test]
 fn what_was_stored_of_an_attempt_in_which_the_host_stopped_is_shown() {
-    let mut past = Past::new(session(), "default", 0);
+    let mut past = PastEvents::new(session(), "default", 0);
     let mut out = VecDeque::new();
     let records = vec![run(), attempt(1, None, 0), ended(0, 4, false)];
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));

@@ -228,7 +228,7 @@ struct Axis {
 struct AxisPart {
     from: u64,
     until: u64,
-    /// Where the part begins on the axis, and how long it is drawn.
+    /// Its begin and its length on the axis.
     at: u64,
     length: u64,
     is_cut: bool,

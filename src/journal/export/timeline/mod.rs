@@ -19,12 +19,12 @@ use crate::transcript::{
 use crate::types::{CallKey, FailureKind, RunId, ToolStatus};
 use draw::{draw, how_long, legend};
 
-/// How the picture is drawn.
+/// Options of the picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimelineStyle {
     /// The width of the terminal; at least 40 columns, and at most 400, are used.
     pub columns: usize,
-    /// Whether the picture may hold the sequences that colour a terminal.
+    /// True if the picture may hold the sequences that colour a terminal.
     pub coloured: bool,
     /// The number of turns of a run that are drawn: the last ones.
     pub turns_max: usize,
@@ -56,9 +56,9 @@ struct Row {
     mark: Mark,
     label: String,
     bars: Vec<Bar>,
-    /// How it ended, where that is not the usual end.
+    /// A word for an unusual end.
     word: &'static str,
-    /// How long the attempt or the call took.
+    /// The duration of the attempt or the call.
     duration_ms: Option<u64>,
 }
 
@@ -80,7 +80,8 @@ struct Bar {
     activity: Activity,
 }
 
-/// What goes on during a bar. Of bars that share a column, the one that is last here is drawn.
+/// An activity that a bar stands for. Of bars that share a column, the one that is last in this
+/// list is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Activity {
     Wait,
