@@ -30,7 +30,7 @@
 //! | layer | modules | know nothing about |
 //! | --- | --- | --- |
 //! | nouns | [`types`], [`message`], [`event`], [`record`], [`config`] | how anything is done |
-//! | machines | [`wire`], [`response`], [`context`], [`turn`], [`session`] | HTTP, actors, clocks |
+//! | machines | [`transcript`], [`wire`], [`response`], [`context`], [`turn`], [`session`] | HTTP, actors, clocks |
 //! | what tools are | [`tool`] | sessions, models, actors |
 //! | what is kept and told | [`journal`], [`telemetry`] | how a turn is decided |
 //! | shells | [`runtime`] (alone names the actor library), [`rehearsal`], [`server`], [`load`], [`cli`] | |

@@ -111,3 +111,33 @@ fn nothing_that_was_said_breaks_the_layout_of_a_log() {
         assert_eq!(markdown::span(text), expected);
     }
 }
+
+#[test]
+fn a_record_that_does_not_fit_has_its_line() {
+    let mut records = rich();
+    // The attempt that answers does not start, so that its response and its calls do not fit.
+    records.remove(4);
+    let entries = entries(records);
+    let lines: Vec<String> = text(&entries).collect();
+    assert_eq!(lines.len(), entries.len());
+    let misplaced: Vec<_> = lines.iter().filter(|line| line.contains("  misplaced  ")).collect();
+    assert!(
+        misplaced[0].contains(r#"{"type":"response_ended","turn":1,"attempt":2"#),
+        "{lines:#?}"
+    );
+    assert!(lines.iter().all(|line| line.len() > 30), "{lines:#?}");
+}
+
+#[test]
+fn the_calls_of_a_turn_that_was_given_up_stand_before_the_end_of_its_run() {
+    let mut records = rich();
+    records.drain(9..21);
+    let Record::RunEnded { end, error, .. } = &mut records[9] else { panic!("the end of run_1") };
+    *end = crate::types::RunEnd::Failed;
+    let (code, message) = ("internal_error".to_owned(), "its actors died".to_owned());
+    *error = Some(crate::types::RunError { code, message, transient: true });
+    let log: String = markdown(&session(), &entries(records)).collect();
+    let open = log.find("- This turn is not committed.").unwrap();
+    let end = log.find("- Error `internal_error`: `its actors died`").unwrap();
+    assert!(open < end && end < log.find("## Run `run_2`").unwrap(), "{log}");
+}
