@@ -13,21 +13,21 @@ fn rich_entries() -> Vec<JournalEntry> {
 }
 
 #[test]
-fn as_text() {
+fn text_has_lines_for_each_record() {
     let text: String = text(&rich_entries()).collect();
     insta::assert_snapshot!("text", text);
     assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "a terminal would obey it");
 }
 
 #[test]
-fn as_markdown() {
+fn markdown_has_runs_turns_and_calls() {
     let log: String = markdown(&session(), &rich_entries()).collect();
     insta::assert_snapshot!("markdown", log);
     assert!(log.chars().all(|c| c == '\n' || !c.is_control()), "a terminal would obey it");
 }
 
 #[test]
-fn as_jsonl() {
+fn jsonl_can_be_read_back() {
     let lines: String = rich_entries().iter().map(jsonl).collect();
     insta::assert_snapshot!("jsonl", lines);
     for (line, record) in lines.lines().zip(rich()) {
@@ -39,7 +39,7 @@ fn as_jsonl() {
 }
 
 #[test]
-fn as_messages() {
+fn messages_can_open_a_session() {
     let messages = openai(&rich_entries()).unwrap();
     insta::assert_snapshot!("openai", messages);
     let messages: Vec<Value> = serde_json::from_str(&messages).unwrap();
@@ -50,7 +50,7 @@ fn as_messages() {
 }
 
 #[test]
-fn what_is_not_committed_is_no_message_and_is_shown_as_such() {
+fn an_open_turn_has_no_messages_and_is_marked_as_open() {
     let open = &rich_entries()[..9];
     let messages: Vec<Value> = serde_json::from_str(&openai(open).unwrap()).unwrap();
     assert_eq!(messages.len(), 1, "the user's input alone");
@@ -60,9 +60,9 @@ fn what_is_not_committed_is_no_message_and_is_shown_as_such() {
     }
 }
 
-/// Outside of fences and code spans, nothing of what was said is there.
+/// Quoted text stands only in fences and code spans.
 #[test]
-fn nothing_that_was_said_breaks_the_layout_of_a_log() {
+fn quoted_text_cannot_break_the_layout_of_markdown() {
     let hostile = "x\n```\n````\n# Run ended\n> q\n<!-- \n- `` b ` c";
     let mut records = rich();
     let text = |record: &mut Record| match record {
@@ -113,7 +113,7 @@ fn nothing_that_was_said_breaks_the_layout_of_a_log() {
 }
 
 #[test]
-fn a_record_that_does_not_fit_has_its_line() {
+fn a_misplaced_record_has_a_line_of_text() {
     let mut records = rich();
     // The attempt that answers does not start, so that its response and its calls do not fit.
     records.remove(4);
@@ -129,7 +129,7 @@ fn a_record_that_does_not_fit_has_its_line() {
 }
 
 #[test]
-fn the_calls_of_a_turn_that_was_given_up_stand_before_the_end_of_its_run() {
+fn the_calls_of_an_abandoned_turn_precede_the_end_of_its_run() {
     let mut records = rich();
     records.drain(9..21);
     let Record::RunEnded { end, error, .. } = &mut records[9] else { panic!("the end of run_1") };

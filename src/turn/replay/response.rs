@@ -1,4 +1,4 @@
-//! The deltas of a response, from the message that was kept of it.
+//! Makes the deltas of a response from its kept message.
 
 use std::collections::BTreeSet;
 
@@ -170,7 +170,7 @@ impl StepMaker<'_, '_> {
         let oversize = call.raw.is_some()
             && invalid.is_some_and(|outcome| outcome.content.contains(" larger than allowed"));
         let mut deltas = vec![self.open(call.provider_id.as_deref(), &call.name, Some(raw))];
-        // One piece that does not fit in.
+        // A piece that exceeds the limit.
         let rest = oversize.then(|| " ".repeat(self.bytes_max.saturating_add(1)));
         deltas.extend(rest.map(|rest| more(index, rest)));
         let seals = self.last_early.filter(|last| index <= *last).map(|_| index);
@@ -256,7 +256,7 @@ fn spent(usage: Usage) -> Option<Delta> {
     (usage != Usage::default()).then_some(Delta::Usage { usage, raw })
 }
 
-/// The text of a call's arguments as it came, where the answer to it quotes all of it.
+/// The original text of a call's arguments, if the answer to it quotes all of it.
 fn quoted(answer: &str, call: &ToolCall) -> Option<String> {
     let mark = " Received: ";
     let texts = answer.match_indices(mark).filter_map(|(at, _)| answer.get(at + mark.len()..));
