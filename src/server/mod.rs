@@ -48,7 +48,7 @@ use error::ApiError;
 use guard::RequestGuard;
 use listener::{LocalAddress, NoDelayListener};
 pub use state::ServerOptions;
-use state::{AppState, ApiState};
+use state::{ApiState, AppState};
 
 /// Serves a host's API on a listener until [`ServerHandle::shutdown`].
 ///
