@@ -6,8 +6,8 @@ use super::effect::RecordedAt;
 use super::machine::{LimitsOf, Session};
 use super::open_run::{OpenRun, RunStage};
 use crate::record::{JournalEntry, Record, Seq, StopMode};
+use crate::transcript::Transcript;
 use crate::turn::TurnRecord;
-use crate::turn::committed::Gathered;
 
 /// A session that was read from its journal.
 #[derive(Clone, Debug, PartialEq)]
@@ -65,7 +65,7 @@ pub(super) struct SessionReader<'a> {
     limits_of: LimitsOf<'a>,
     last: Seq,
     /// The records of the turn in progress.
-    turn: Option<(Gathered, Vec<JournalEntry>)>,
+    turn: Option<Vec<JournalEntry>>,
     kept_back: Option<CommittedTurn>,
 }
 
@@ -117,7 +117,7 @@ impl<'a> SessionReader<'a> {
             agent: session.agent.clone(),
             opened: session.opened_at,
             last: self.last,
-            turn_entries: self.turn.map(|(_, entries)| entries).unwrap_or_default(),
+            turn_entries: self.turn.unwrap_or_default(),
             session,
         }
     }
@@ -170,22 +170,21 @@ impl<'a> SessionReader<'a> {
 
     /// Collects the records of the turn in progress, with the inputs between them.
     fn gather(&mut self, entry: &JournalEntry) -> Result<(), String> {
-        let Some((gathered, entries)) = &mut self.turn else { return Ok(()) };
+        let Some(entries) = &mut self.turn else { return Ok(()) };
         if self.session.run.as_ref().is_none_or(|run| run.turn().is_none()) {
             self.turn = None;
             return Ok(());
         }
-        if let Record::TurnCommitted { turn, end, summary } = &entry.record {
-            let gathered = std::mem::take(gathered);
-            let record = gathered
-                .commit(*turn, end, summary)
+        entries.push(entry.clone());
+        if matches!(entry.record, Record::TurnCommitted { .. }) {
+            let transcript = Transcript::read(entries.iter());
+            let committed = transcript.runs.iter().flat_map(|run| run.committed()).next();
+            let (turn, commit) = committed.ok_or("it is not the commit of the turn")?;
+            let record = TurnRecord::from_transcript(turn, commit)
                 .map_err(|key| format!("call {key} of the turn has no outcome"))?;
             self.kept_back = Some(CommittedTurn { record, stopped: false });
             self.turn = None;
-            return Ok(());
         }
-        gathered.take_in(&entry.record);
-        entries.push(entry.clone());
         Ok(())
     }
 
