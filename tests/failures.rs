@@ -333,6 +333,9 @@ async fn out_of_turns_the_model_is_asked_for_a_final_answer_without_calls() {
     let events = events(started.events).await;
     let report = within(started.report).await.expect("a report");
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::MaxTurns, "So far."));
+    assert_eq!((report.turns, report.stats.turns), (2, 2), "the last request does not count");
+    let stats = events.iter().rfind(|event| event["type"] == "session_stats").expect("sums");
+    assert_eq!(stats["turns"], 2);
     assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
     let last = &world.requests()[2].body;
     assert_eq!(last["tool_choice"], "none");
@@ -403,8 +406,8 @@ async fn with_fail_too_many_calls_end_the_run_and_the_session_lives_on() {
     assert_eq!(report.error.expect("an error").message, message);
     assert_eq!(stage.log(), [""; 0]);
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
-    let refused = "Error: not run: at most 3 tool calls are run per response. \
-                   Send the call again in a later response if it is still needed.";
+    let refused = "Error: not run: the response held more than the 3 tool calls that are allowed, \
+                   and the run was ended.";
     let expected = ["call-a", "call-b", "call-c"].map(|id| (id, refused));
     assert_eq!(results(&world.last_messages()), expected);
     world.assert_paired();

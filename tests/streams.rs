@@ -6,6 +6,7 @@ mod client;
 use std::time::Duration;
 
 use callsheet::event::EventId;
+use callsheet::server::ServerOptions;
 use callsheet::telemetry::FeedItem;
 use callsheet::types::SessionId;
 use client::{Reading, Seen, Service, ended, text, whole};
@@ -256,4 +257,34 @@ async fn a_host_that_stops_closes_no_session() {
         let refused = service.post(&format!("/v1/sessions/s/{path}"), body).await;
         assert_eq!(refused.error(), (503, "shutting_down".to_owned()));
     }
+}
+
+#[tokio::test]
+async fn text_of_a_turn_whose_attempts_are_used_up_is_void_live_and_in_every_replay() {
+    let config = "[models.rehearsal]\nwire = 'openai-chat'\nbase_url = 'http://127.0.0.1:1/v1'\n\
+                  model = 'm'\nmax_attempts = 1\n[agents.default]\nmodel = 'rehearsal'\n";
+    let script = json!({"responses": [
+        {"reasoning": ["Hm."], "text": ["This ", "is lost."], "cut_after_chunks": 4}]});
+    let service = Service::start_with(script, config, ServerOptions::default()).await;
+    assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
+    let mut reading = events(&service, "?after=0", "").await;
+    assert_eq!(service.post("/v1/sessions/s/runs", json!({"input": "go"})).await.status, 202);
+    let live = within(reading.until_seen(|seen| ended(seen) == 1)).await;
+    let shown: String = live.iter().filter_map(text).collect();
+    assert!(shown.starts_with("Hm.This"), "{shown:?}");
+    let expected = whole(&live);
+    let is_text =
+        |line: &&String| line.starts_with("content_delta") || line.starts_with("thinking:");
+    assert_eq!(expected.iter().filter(is_text).count(), 0, "{expected:?}");
+    let attempt = live.iter().find(|event| event.kind == "attempt").unwrap();
+    assert_eq!((&attempt.data["attempt"], &attempt.data["wait_ms"]), (&json!(1), &json!(0)));
+    for (at, event) in live.iter().enumerate().take(live.len() - 1) {
+        let Some(id) = &event.id else { continue };
+        let mut reading = events(&service, &format!("?after={id}"), "").await;
+        let rest = within(reading.until_seen(|seen| ended(seen) == 1)).await;
+        assert_eq!(whole(&[&live[..=at], &rest].concat()), expected, "after {id}");
+    }
+    let mut replay = events(&service, "?after=0", "").await;
+    let replay = within(replay.until_seen(|seen| ended(seen) == 1)).await;
+    assert_eq!(whole(&replay), expected);
 }

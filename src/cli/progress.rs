@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use crate::event::{
-    ApprovalRequest, CallLabel, Event, RunStats, ServiceCall, ServiceCallStatus, WaitingFor,
+    ApprovalRequest, CallLabel, ConflictResolution, Event, RunStats, ServiceCall,
+    ServiceCallStatus, WaitingFor,
 };
 use crate::types::{
     ApprovalPhase, CallKey, RunEnd, ToolResult, ToolStatus, VariableName, Verdict, excerpt,
@@ -80,8 +81,8 @@ impl RunProgress {
             Event::ApprovalGiven { call, phase, verdict, waited: _ } => {
                 Some(ScreenItem::Line(given(&call.name, *phase, *verdict)))
             }
-            Event::ConflictFound { call, names, rerun } => {
-                Some(ScreenItem::Line(conflict(&call.name, names, *rerun)))
+            Event::ConflictFound { call, names, resolution } => {
+                Some(ScreenItem::Line(conflict(&call.name, names, *resolution)))
             }
             Event::CallDiscarded { call, had_result: _ } => {
                 self.close(call.key);
@@ -94,7 +95,8 @@ impl RunProgress {
             Event::ServiceCallChanged { call, status } => {
                 service_line(call, *status).map(ScreenItem::Line)
             }
-            Event::AttemptStarted { attempt, reason, model, .. } => {
+            Event::AttemptStarted { attempt, reason, model, .. }
+            | Event::AttemptVoided { attempt, reason, model, streamed: _ } => {
                 // What the broken attempt opened is void, whether it was told of each or not.
                 self.open.clear();
                 Some(ScreenItem::Line(format!(
@@ -210,9 +212,13 @@ fn given(name: &str, phase: ApprovalPhase, verdict: Verdict) -> String {
     format!("{mark} {}{what} {}", part(name), verdict.as_str())
 }
 
-fn conflict(name: &str, names: &[VariableName], rerun: bool) -> String {
+fn conflict(name: &str, names: &[VariableName], resolution: ConflictResolution) -> String {
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
-    let then = if rerun { "it runs again" } else { "what it writes does not count" };
+    let then = match resolution {
+        ConflictResolution::Rerun => "it runs again",
+        ConflictResolution::WritesDropped => "what it writes does not count",
+        ConflictResolution::ResultKept => "its result rests on the older values",
+    };
     format!("! {} read too early: {}: {then}", part(name), part(&names.join(", ")))
 }
 
@@ -347,7 +353,7 @@ mod tests {
         };
         assert_eq!(shown(&given), "- clock's result expired");
         let names = vec!["a".into(), "b".into()];
-        let conflict = Event::ConflictFound { call, names, rerun: true };
+        let conflict = Event::ConflictFound { call, names, resolution: ConflictResolution::Rerun };
         assert_eq!(shown(&conflict), "! clock read too early: a, b: it runs again");
     }
 

@@ -185,6 +185,12 @@ pub(crate) fn every() -> Vec<Event> {
             rollback: true,
             fallback: false,
         },
+        Event::AttemptVoided {
+            attempt: 3,
+            model: "m".into(),
+            streamed: true,
+            reason: "it broke".into(),
+        },
         Event::TurnEnded { summary: Box::new(summary()) },
         Event::LimitReached {
             limit: "max_turns".into(),

@@ -8,6 +8,7 @@ use ::metrics::{Counter, Gauge, Histogram, Key, Label, Level, Metadata, Recorder
 use parking_lot::RwLock;
 
 use super::names::{self, Metric, MetricKind, OTHER};
+use crate::event::ConflictResolution;
 use crate::types::ToolStatus;
 
 /// The recorder of one host.
@@ -126,7 +127,7 @@ pub(super) struct PerTool {
 struct OneTool {
     statuses: Vec<ToolHandles>,
     /// By whether the call was run again.
-    conflicts: PerValue<bool>,
+    conflicts: PerValue<ConflictResolution>,
     /// Registered when first needed: few tools have a cap.
     queue_wait: OnceLock<Histogram>,
 }
@@ -184,8 +185,13 @@ impl PerTool {
     }
 
     /// Counts a call of a tool that had read what an earlier one wrote meanwhile.
-    pub(super) fn conflict(&self, recorder: &SharedRecorder, tool: &str, rerun: bool) {
-        self.named(recorder, tool).1.conflicts.increment(rerun);
+    pub(super) fn conflict(
+        &self,
+        recorder: &SharedRecorder,
+        tool: &str,
+        resolution: ConflictResolution,
+    ) {
+        self.named(recorder, tool).1.conflicts.increment(resolution);
     }
 
     fn named(&self, recorder: &SharedRecorder, tool: &str) -> (&str, &OneTool) {
@@ -210,14 +216,13 @@ impl OneTool {
                 .counter(recorder, &[("tool", tool), ("status", status.as_str())]),
             duration: OnceLock::new(),
         };
-        let word = |rerun: bool| if rerun { "rerun" } else { "writes_dropped" };
-        let conflict = |rerun: bool| {
-            let labels = [("tool", tool), ("resolution", word(rerun))];
-            (rerun, names::CONFLICTS.counter(recorder, &labels))
+        let conflict = |resolution: ConflictResolution| {
+            let labels = [("tool", tool), ("resolution", resolution.as_str())];
+            (resolution, names::CONFLICTS.counter(recorder, &labels))
         };
         Self {
             statuses: PerTool::STATUSES.into_iter().map(of_status).collect(),
-            conflicts: PerValue([true, false].map(conflict).into()),
+            conflicts: PerValue(ConflictResolution::ALL.map(conflict).into()),
             queue_wait: OnceLock::new(),
         }
     }

@@ -175,6 +175,7 @@ impl Metrics {
             | Event::InputQueued { .. }
             | Event::RunStarted { .. }
             | Event::TurnStarted
+            | Event::AttemptVoided { .. }
             | Event::CallOpened { .. }
             | Event::CallWaiting { .. }
             | Event::ApprovalAsked { .. }
@@ -183,8 +184,8 @@ impl Metrics {
                 self.approvals.increment(*verdict);
                 self.approval_wait.record(*waited);
             }
-            Event::ConflictFound { call, rerun, .. } => {
-                self.tools.conflict(&self.recorder, &call.name, *rerun);
+            Event::ConflictFound { call, resolution, .. } => {
+                self.tools.conflict(&self.recorder, &call.name, *resolution);
             }
             Event::RunSteered { .. } => self.steers.increment(1),
             Event::CallDetected { latency, .. } => self.detection_latency.record(*latency),

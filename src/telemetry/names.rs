@@ -165,7 +165,7 @@ metrics! {
     APPROVAL_WAIT "callsheet_approval_wait_seconds" MetricKind::Histogram(LONG), Seconds, [],
         "How long tool calls waited for a person's decision.";
     CONFLICTS "callsheet_variable_conflicts_total" MetricKind::Counter, Count, ["tool", "resolution"],
-        "Tool calls that had read variables which an earlier call of the turn wrote meanwhile: rerun, or kept without their writes.";
+        "Tool calls that had read variables which an earlier call of the turn wrote meanwhile: rerun, or kept without their writes, or kept as they had written nothing.";
     TOOL_PANICS "callsheet_tool_panics_total" MetricKind::Counter, Count, [],
         "Tool calls that ended in a panic of the tool.";
     LATE_OUTCOMES "callsheet_late_outcomes_total" MetricKind::Counter, Count, [],

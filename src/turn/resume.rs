@@ -181,6 +181,8 @@ impl Turn {
         let error = self.record_host_stopped(attempt, false);
         let is_told = known.cancelled == Some(CancelReason::Budget);
         if is_told || self.is_out_of_tokens() {
+            let (model, streamed) = (known.model.clone(), known.streamed);
+            self.emit(Event::AttemptVoided { attempt, model, streamed, reason: error.message });
             self.end_out_of_tokens(is_told);
             return;
         }

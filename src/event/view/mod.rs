@@ -100,6 +100,16 @@ impl PublishedEvent {
                     AttemptView { attempt: *attempt, model, streamed: *streamed, reason, wait_ms };
                 self.one("attempt", &fields, model.len() + reason.len())
             }
+            Event::AttemptVoided { attempt, model, streamed, reason } => {
+                let fields = AttemptView {
+                    attempt: *attempt,
+                    model,
+                    streamed: *streamed,
+                    reason,
+                    wait_ms: 0,
+                };
+                self.one("attempt", &fields, model.len() + reason.len())
+            }
             Event::LimitReached { limit, value, maximum, action } => self.one(
                 "limit_reached",
                 &LimitView { limit, value: *value, maximum: *maximum, action },

@@ -32,6 +32,9 @@ pub struct Past {
     calls: Vec<ToolCall>,
     /// The model that was asked last, and whether for a streamed answer.
     asked: (String, bool),
+    /// The event that voids the text of an attempt that failed. It is given out if no other
+    /// attempt follows.
+    voided: Option<PublishedEvent>,
     /// Whether it has taken in anything.
     is_begun: bool,
 }
@@ -70,6 +73,7 @@ impl Past {
             held: None,
             calls: Vec::new(),
             asked: (String::new(), true),
+            voided: None,
             is_begun: false,
         }
     }
@@ -89,7 +93,15 @@ impl Past {
         ) {
             self.let_go(out);
         }
+        let goes_on =
+            matches!(record, Record::AttemptStarted { .. } | Record::AttemptFailed { .. });
+        if let Some(voided) = self.voided.take().filter(|_| !goes_on) {
+            self.give(voided, out);
+        }
         self.note(record);
+        if let Record::AttemptFailed { kept: false, .. } = record {
+            self.voided = self.voiding(entry);
+        }
         if let Some(event) = self.view(record) {
             self.show(entry, event, out);
         }
@@ -198,6 +210,22 @@ impl Past {
             | Record::StopAsked { .. }
             | Record::SessionClosed => return None,
         })
+    }
+
+    /// The event that voids what watchers were shown of an attempt that failed; none if they were
+    /// shown nothing.
+    fn voiding(&self, entry: &JournalEntry) -> Option<PublishedEvent> {
+        let Record::AttemptFailed { attempt, error, host_stopped, .. } = &entry.record else {
+            return None;
+        };
+        // After a crash it is not known how much they had been shown.
+        if entry.shown == 0 && !host_stopped {
+            return None;
+        }
+        let (model, streamed) = self.asked.clone();
+        let (attempt, reason) = (*attempt, error.message.clone());
+        let event = Event::AttemptVoided { attempt, model, streamed, reason };
+        Some(self.published(EventId { seq: entry.seq, bytes: 0 }, entry.time, event))
     }
 
     /// Appends what was shown of the attempt that runs, when there are no more entries. None runs
