@@ -6,7 +6,6 @@ mod client;
 use std::time::Duration;
 
 use callsheet::event::EventId;
-use callsheet::server::ServerOptions;
 use callsheet::telemetry::FeedItem;
 use callsheet::types::SessionId;
 use client::{Reading, Seen, Service, ended, text, whole};
@@ -261,12 +260,18 @@ async fn a_host_that_stops_closes_no_session() {
 
 #[tokio::test]
 async fn text_of_a_turn_whose_attempts_are_used_up_is_void_live_and_in_every_replay() {
-    let config = "[models.rehearsal]\nwire = 'openai-chat'\nbase_url = 'http://127.0.0.1:1/v1'\n\
-                  model = 'm'\nmax_attempts = 1\n[agents.default]\nmodel = 'rehearsal'\n";
+    let delta = |delta: Value| format!("data: {}\n\n", json!({"choices": [{"delta": delta}]}));
+    // An error that no repetition mends.
+    let error = json!({"error": {"message": "so it is", "code": 401}});
+    let chunks = [
+        delta(json!({"reasoning_content": "Hm."})),
+        delta(json!({"content": "This "})),
+        delta(json!({"content": "is lost."})),
+        format!("data: {error}\n\n"),
+    ];
     let script = json!({"responses": [
-        {"reasoning": ["Hm."], "text": ["This ", "is lost."], "cut_after_chunks": 4}]});
-    let service = Service::start_with(script, config, ServerOptions::default()).await;
-    assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
+        {"content_type": "text/event-stream", "raw_chunks": chunks, "chunk_delay_ms": 5}]});
+    let service = service(script).await;
     let mut reading = events(&service, "?after=0", "").await;
     assert_eq!(service.post("/v1/sessions/s/runs", json!({"input": "go"})).await.status, 202);
     let live = within(reading.until_seen(|seen| ended(seen) == 1)).await;

@@ -328,7 +328,7 @@ mod tests {
         let limits = vec![hit("max_turns", 3, 3, "final_answer")];
         assert_eq!(run.handle_turn(&turn("", 1), false), FollowUp { limits, ..another(true) });
         assert_eq!(run.handle_turn(&turn("so far", 0), false), ended(RunEnd::MaxTurns, "so far"));
-        assert_eq!(run.turns(), 4);
+        assert_eq!(run.turns(), 3);
     }
 
     #[test]
@@ -540,7 +540,7 @@ mod tests {
         let last = FollowUp { limits, ..another(true) };
         assert_eq!(run.handle_turn(&turn("noon", 0), true), last);
         assert_eq!(run.handle_turn(&turn("one", 0), true), ended(RunEnd::MaxTurns, "one"));
-        assert_eq!(run.turns(), 2);
+        assert_eq!(run.turns(), 1);
     }
 
     #[test]
@@ -550,7 +550,7 @@ mod tests {
         assert_eq!(run.handle_turn(&turn("noon", 0), true), another(false));
         assert_eq!(run.handle_turn(&turn("", 0), false), another(true));
         assert_eq!(run.handle_turn(&turn("", 0), false), ended(RunEnd::Answered, ""));
-        assert_eq!(run.turns(), 4);
+        assert_eq!(run.turns(), 2);
     }
 
     #[test]

@@ -534,6 +534,10 @@ mod tests {
             json!({"attempt": 2, "model": "m", "streamed": false, "reason": "it broke", "wait_ms": 250}),
         )]);
         next(&[(
+            "attempt",
+            json!({"attempt": 3, "model": "m", "streamed": true, "reason": "it broke", "wait_ms": 0}),
+        )]);
+        next(&[(
             "turn_end",
             json!({
                 "tool_calls": 2,

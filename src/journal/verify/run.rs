@@ -139,9 +139,9 @@ impl<'a> Verifier<'_, 'a> {
             calls += u32::try_from(turn.kept_calls().len()).unwrap_or(u32::MAX);
             usage += turn.usage();
         }
-        // A run that was given up counts the turn that it had begun. A request for a final answer
-        // counts only in journals of earlier versions.
-        let legal = turns.saturating_sub(1)..=turns + u32::from(end.is_given_up());
+        // A run that was given up counts the turn that it had begun. Requests for a final answer
+        // do not count, and each follows a turn that does.
+        let legal = turns.div_ceil(2)..=turns + u32::from(end.is_given_up());
         self.require(legal.contains(&stats.turns), at, Invariant::Sums, || {
             format!("it counts {} turns, and had {turns}", stats.turns)
         });
