@@ -82,6 +82,7 @@ stream = false
 connect_timeout = "1s"
 first_event_timeout = "2m"
 idle_timeout = "250ms"
+answer_timeout = "10m"
 max_attempts = 1
 max_concurrent_requests = 8
 breaker_failures = 2
@@ -118,6 +119,7 @@ extra_body = { seed = 4, nested = { on = true } }
         connect_timeout: Duration::from_secs(1),
         first_event_timeout: Duration::from_secs(120),
         idle_timeout: Duration::from_millis(250),
+        answer_timeout: Duration::from_secs(600),
         max_attempts: 1,
         max_concurrent_requests: NonZeroU32::new(8),
         breaker_failures: Some(2),

@@ -105,9 +105,9 @@ fn joined(before: Batch, behind: Batch) -> Batch {
     let mut entries = before.entries;
     entries.extend(behind.entries);
     let (mut first, mut second) = (before.on_status, behind.on_status);
-    let on_status = Box::new(move |stage: BatchStatus| {
-        first(stage.clone());
-        second(stage);
+    let on_status = Box::new(move |control: BatchStatus| {
+        first(control.clone());
+        second(control);
     });
     Batch { entries, on_status, ..behind }
 }

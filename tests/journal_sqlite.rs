@@ -176,7 +176,7 @@ impl Raw {
             entries: vec![Arc::new(JournalEntry { seq: Seq(seq), time: seq, shown: 0, record })],
             log_state: Arc::clone(&self.log_state),
             urgent,
-            on_status: Box::new(move |stage| tells.send((seq, stage)).unwrap()),
+            on_status: Box::new(move |control| tells.send((seq, control)).unwrap()),
         }
     }
 
@@ -457,8 +457,8 @@ fn flipped_bytes_end_in_errors_and_never_in_a_panic() {
         };
         let raw = Raw::new("new");
         raw.append(&journal, 1);
-        let (_, stage) = raw.next();
-        assert!(matches!(stage, BatchStatus::Durable | BatchStatus::Failed(_)));
+        let (_, control) = raw.next();
+        assert!(matches!(control, BatchStatus::Durable | BatchStatus::Failed(_)));
         let all = expected.iter().all(|(session, _)| journal.read(session, Seq(0)).is_ok());
         errors += usize::from(!all || journal.list(&StoredSessionFilter::default()).is_err());
         drop(journal);
@@ -523,11 +523,11 @@ fn relaxed_batches_are_written_then_durable_in_order() {
     let mut told: Vec<_> = (0..6).map(|_| raw.next()).collect();
     let durable: Vec<u64> = told
         .iter()
-        .filter(|(_, stage)| *stage == BatchStatus::Durable)
+        .filter(|(_, control)| *control == BatchStatus::Durable)
         .map(|(seq, _)| *seq)
         .collect();
     assert_eq!(durable, [1, 2, 3]);
-    told.retain(|(_, stage)| *stage == BatchStatus::Written);
+    told.retain(|(_, control)| *control == BatchStatus::Written);
     assert_eq!(
         told,
         [(1, BatchStatus::Written), (2, BatchStatus::Written), (3, BatchStatus::Written)]
@@ -589,8 +589,8 @@ fn a_batch_that_does_not_fit_fails_alone() {
     drop(meeting.go_on.take());
     assert_eq!(gap.next(), (1, BatchStatus::Durable));
     let failed = |raw: &Raw, why: &str| {
-        let (_, stage) = raw.next();
-        let BatchStatus::Failed(JournalError::Write(text)) = stage else { panic!("{stage:?}") };
+        let (_, control) = raw.next();
+        let BatchStatus::Failed(JournalError::Write(text)) = control else { panic!("{control:?}") };
         assert!(text.contains(why), "{text}");
     };
     failed(&gap, "record 3 of session gap does not follow the last one, 1");

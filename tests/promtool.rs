@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use callsheet::event::{ArgumentsAnomaly, CallLabel, Event, PublishedEvent, RunStats, TurnSummary};
 use callsheet::telemetry::Telemetry;
-use callsheet::telemetry::names;
+use callsheet::telemetry::metric_table;
 use callsheet::types::{
     CallKey, ProviderError, ProviderErrorKind, ResultNotes, RunEnd, RunError, RunId, SessionId,
     ToolCall, ToolOutcome, ToolResult, Usage,
@@ -20,7 +20,7 @@ fn promtool_finds_nothing_on_the_page() {
     events().into_iter().for_each(|event| telemetry.observe(&published(event)));
     telemetry.metrics().model("main").queue_wait(Duration::from_secs(1));
     let page = telemetry.render();
-    for metric in names::ALL {
+    for metric in metric_table::ALL {
         let head = format!("# TYPE {} ", metric.name);
         assert!(page.contains(&head), "{} is not checked", metric.name);
     }

@@ -1,4 +1,4 @@
-//! ApprovalPrompts about calls, answered in the terminal or by a flag.
+//! Approvals of calls during `callsheet run`: asked in the terminal, or decided by a flag.
 
 use std::collections::VecDeque;
 use std::io::{self, IsTerminal as _};
@@ -7,198 +7,198 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use tokio::sync::mpsc::{Receiver, channel};
 
 use super::output;
-use super::progress::question;
+use super::progress::approval_question;
 use crate::event::{ApprovalRequest, Event};
 use crate::runtime::SessionHandle;
 use crate::turn::ApprovalDecision;
 use crate::types::{ApprovalPhase, CallKey, Judgement, Verdict};
 
-/// How questions are answered.
+/// The way in which approvals are decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ApprovalMode {
-    /// With a yes.
+    /// Approves every call.
     Approve,
-    /// By whoever sits at the terminal.
+    /// Asks in the terminal.
     Ask,
-    /// With a no, which says why nobody can be asked.
+    /// Rejects every call. Holds the reason, which the model reads.
     Reject(&'static str),
 }
 
 impl ApprovalMode {
-    pub(super) fn of(approve: bool, json: bool) -> Self {
+    pub(super) fn from_flags(approve: bool, json: bool) -> Self {
         if approve {
             Self::Approve
         } else if json {
-            Self::Reject("nobody can be asked: --json only prints")
+            Self::Reject("no approval is possible: --json only prints events")
         } else if !io::stdin().is_terminal() {
-            Self::Reject("nobody can be asked: standard input is no terminal")
+            Self::Reject("no approval is possible: standard input is not a terminal")
         } else if !io::stderr().is_terminal() {
-            Self::Reject("nobody can be asked: standard error is no terminal")
+            Self::Reject("no approval is possible: standard error is not a terminal")
         } else {
             Self::Ask
         }
     }
 }
 
-/// The questions of a run, one after the other.
+/// The approvals that a run waits for. Asks for one at a time.
 #[derive(Debug)]
 pub(super) struct ApprovalPrompts {
-    manner: ApprovalMode,
-    open: VecDeque<ApprovalRequest>,
-    /// Whether the run is stopped, and nothing is asked any more.
+    mode: ApprovalMode,
+    pending: VecDeque<ApprovalRequest>,
+    /// The run is being stopped; no more prompts are shown.
     closed: bool,
-    /// The question on the screen, which may be void by now.
-    asking: Option<(CallKey, ApprovalPhase)>,
+    /// The approval whose prompt is on the screen.
+    prompted: Option<(CallKey, ApprovalPhase)>,
     lines: Option<StdinLines>,
 }
 
 impl ApprovalPrompts {
-    pub(super) fn new(manner: ApprovalMode) -> Self {
-        Self { manner, open: VecDeque::new(), closed: false, asking: None, lines: None }
+    pub(super) fn new(mode: ApprovalMode) -> Self {
+        Self { mode, pending: VecDeque::new(), closed: false, prompted: None, lines: None }
     }
 
-    /// Takes in what an event says of questions.
-    pub(super) fn note(&mut self, event: &Event) {
+    /// Updates the pending approvals from an event.
+    pub(super) fn handle_event(&mut self, event: &Event) {
         if let Event::ApprovalAsked { asked } = event {
             if !self.closed {
-                self.open.push_back((**asked).clone());
+                self.pending.push_back((**asked).clone());
             }
         } else if let Event::ApprovalGiven { call, phase, .. } = event {
-            self.open.retain(|asked| (asked.call.key, asked.phase) != (call.key, *phase));
+            self.pending.retain(|request| (request.call.key, request.phase) != (call.key, *phase));
         } else if let Event::CallEnded { result, .. } = event {
-            self.open.retain(|asked| asked.call.key != result.call.key);
+            self.pending.retain(|request| request.call.key != result.call.key);
         } else if let Event::CallDiscarded { call, .. } = event {
-            self.open.retain(|asked| asked.call.key != call.key);
+            self.pending.retain(|request| request.call.key != call.key);
         }
-        let stands = |asking: &(CallKey, ApprovalPhase)| {
-            self.open.iter().any(|asked| (asked.call.key, asked.phase) == *asking)
+        let is_pending = |prompted: &(CallKey, ApprovalPhase)| {
+            self.pending.iter().any(|request| (request.call.key, request.phase) == *prompted)
         };
-        if self.asking.is_some_and(|asking| !stands(&asking)) {
-            self.end();
+        if self.prompted.is_some_and(|prompted| !is_pending(&prompted)) {
+            self.void_prompt();
         }
     }
 
-    /// Answers what needs nobody.
-    pub(super) async fn settle(&mut self, session: &SessionHandle) {
-        let judgement = match self.manner {
+    /// Decides all pending approvals if the mode does not ask.
+    pub(super) async fn decide_without_asking(&mut self, session: &SessionHandle) {
+        let judgement = match self.mode {
             ApprovalMode::Ask => return,
             ApprovalMode::Approve => Judgement { verdict: Verdict::Approved, message: None },
-            ApprovalMode::Reject(why) => no(Some(why.to_owned())),
+            ApprovalMode::Reject(reason) => rejection(Some(reason.to_owned())),
         };
-        while let Some(asked) = self.open.pop_front() {
-            decide(session, asked, judgement.clone()).await;
+        while let Some(request) = self.pending.pop_front() {
+            decide(session, request, judgement.clone()).await;
         }
     }
 
-    /// The next question for the screen, whose answer is waited for from now on.
-    pub(super) fn next(&mut self) -> Option<String> {
-        if self.manner != ApprovalMode::Ask {
+    /// Returns the prompt for the next pending approval and starts to read its answer.
+    pub(super) fn next_prompt(&mut self) -> Option<String> {
+        if self.mode != ApprovalMode::Ask {
             return None;
         }
-        let asked = self.open.front()?;
-        self.asking = Some((asked.call.key, asked.phase));
-        self.lines.get_or_insert_with(StdinLines::new).ask();
-        Some(question(asked) + " [y/N] ")
+        let request = self.pending.front()?;
+        self.prompted = Some((request.call.key, request.phase));
+        self.lines.get_or_insert_with(StdinLines::new).request_line();
+        Some(approval_question(request) + " [y/N] ")
     }
 
-    /// Whether a question stands on the screen.
-    pub(super) fn is_asking(&self) -> bool {
-        self.asking.is_some()
+    /// Returns true while a prompt is on the screen.
+    pub(super) fn is_prompting(&self) -> bool {
+        self.prompted.is_some()
     }
 
-    /// The line that is typed; none when no more can come.
-    pub(super) async fn line(&mut self) -> Option<String> {
+    /// Waits for the next line of standard input. Returns `None` when it has ended.
+    pub(super) async fn next_line(&mut self) -> Option<String> {
         match &mut self.lines {
-            Some(lines) => lines.read.recv().await.flatten(),
+            Some(lines) => lines.lines.recv().await.flatten(),
             None => None,
         }
     }
 
-    /// Hands in what was typed.
-    pub(super) async fn answer(&mut self, session: &SessionHandle, line: Option<String>) {
+    /// Decides the prompted approval by the line that was typed.
+    pub(super) async fn handle_line(&mut self, session: &SessionHandle, line: Option<String>) {
         if let Some(lines) = &mut self.lines {
-            lines.waits = false;
+            lines.is_requested = false;
         }
-        self.asking = None;
+        self.prompted = None;
         let Some(line) = line else {
             output::to_stderr("\n");
-            self.manner = ApprovalMode::Reject("nobody can be asked: standard input has ended");
+            self.mode = ApprovalMode::Reject("no approval is possible: standard input has ended");
             return;
         };
-        if let Some(asked) = self.open.pop_front() {
-            decide(session, asked, judgement(&line)).await;
+        if let Some(request) = self.pending.pop_front() {
+            decide(session, request, parse_answer(&line)).await;
         }
     }
 
-    /// Asks nothing any more.
+    /// Drops all pending approvals and shows no more prompts.
     pub(super) fn close(&mut self) {
         self.closed = true;
-        self.open.clear();
-        self.end();
+        self.pending.clear();
+        self.void_prompt();
     }
 
-    /// The question on the screen is void.
-    fn end(&mut self) {
-        if self.asking.take().is_some() {
+    /// Notes on the screen that the current prompt needs no answer.
+    fn void_prompt(&mut self) {
+        if self.prompted.take().is_some() {
             output::to_stderr("(no answer is needed any more)\n");
         }
     }
 }
 
-async fn decide(session: &SessionHandle, asked: ApprovalRequest, judgement: Judgement) {
-    let ApprovalRequest { call, phase, arguments_sha256, .. } = asked;
+async fn decide(session: &SessionHandle, request: ApprovalRequest, judgement: Judgement) {
+    let ApprovalRequest { call, phase, arguments_sha256, .. } = request;
     let decision = ApprovalDecision { phase: Some(phase), judgement, arguments_sha256 };
     if let Err(error) = session.decide(call.key, decision).await {
         output::error(&error.to_string());
     }
 }
 
-/// What a line means: anything but a yes is a no, and more than that is its reason.
-fn judgement(line: &str) -> Judgement {
+/// Parses an answer. `y` and `yes` approve; anything else rejects, with the text as the reason.
+fn parse_answer(line: &str) -> Judgement {
     let line = line.trim();
     match line.to_ascii_lowercase().as_str() {
         "y" | "yes" => Judgement { verdict: Verdict::Approved, message: None },
-        "" | "n" | "no" => no(None),
-        _ => no(Some(line.to_owned())),
+        "" | "n" | "no" => rejection(None),
+        _ => rejection(Some(line.to_owned())),
     }
 }
 
-fn no(message: Option<String>) -> Judgement {
+fn rejection(message: Option<String>) -> Judgement {
     Judgement { verdict: Verdict::Rejected, message }
 }
 
-/// Standard input, read on a thread of its own that the process does not wait for. A line is read
-/// only when one is asked for.
+/// Lines of standard input, read by a thread that the process does not join. The thread reads a line
+/// only on request.
 #[derive(Debug)]
 struct StdinLines {
-    wanted: SyncSender<()>,
-    read: Receiver<Option<String>>,
-    /// Whether a line was asked for and has not come.
-    waits: bool,
+    requests: SyncSender<()>,
+    lines: Receiver<Option<String>>,
+    /// A line was requested and has not arrived.
+    is_requested: bool,
 }
 
 impl StdinLines {
     fn new() -> Self {
-        let (wanted, wants) = sync_channel(1);
-        let (send, read) = channel(1);
+        let (requests, requested) = sync_channel(1);
+        let (sender, lines) = channel(1);
         std::thread::spawn(move || {
-            while wants.recv().is_ok() {
+            while requested.recv().is_ok() {
                 let mut line = String::new();
                 let count = io::stdin().read_line(&mut line).unwrap_or(0);
                 let line = Some(line).filter(|_| count > 0);
-                if send.blocking_send(line).is_err() {
+                if sender.blocking_send(line).is_err() {
                     return;
                 }
             }
         });
-        Self { wanted, read, waits: false }
+        Self { requests, lines, is_requested: false }
     }
 
-    /// Asks for a line, unless the last one that was asked for is still to come.
-    fn ask(&mut self) {
-        if !std::mem::replace(&mut self.waits, true) {
-            // A thread that is gone ends `read`, which says so.
-            let _ = self.wanted.try_send(());
+    /// Requests a line, unless the last requested line has not arrived yet.
+    fn request_line(&mut self) {
+        if !std::mem::replace(&mut self.is_requested, true) {
+            // If the thread has ended, `lines` is closed and reports it.
+            let _ = self.requests.try_send(());
         }
     }
 }
@@ -232,35 +232,35 @@ mod tests {
     }
 
     #[test]
-    fn anything_but_a_yes_is_a_no() {
+    fn anything_but_yes_rejects() {
         let yes = Judgement { verdict: Verdict::Approved, message: None };
         for (line, expect) in [
             ("y\n", yes.clone()),
             (" YES \n", yes),
-            ("\n", no(None)),
-            ("No\n", no(None)),
-            ("y es\n", no(Some("y es".to_owned()))),
-            ("too much\n", no(Some("too much".to_owned()))),
+            ("\n", rejection(None)),
+            ("No\n", rejection(None)),
+            ("y es\n", rejection(Some("y es".to_owned()))),
+            ("too much\n", rejection(Some("too much".to_owned()))),
         ] {
-            assert_eq!(judgement(line), expect, "{line:?}");
+            assert_eq!(parse_answer(line), expect, "{line:?}");
         }
     }
 
     #[test]
-    fn a_question_that_is_settled_elsewhere_is_asked_no_more() {
-        let mut questions = ApprovalPrompts::new(ApprovalMode::Ask);
-        questions.note(&asked(0, ApprovalPhase::Before));
-        questions.note(&asked(1, ApprovalPhase::Before));
-        questions.note(&given(1));
-        assert_eq!(questions.open.len(), 1);
-        questions.asking = Some((CallKey { turn: 1, attempt: 1, index: 0 }, ApprovalPhase::Before));
-        questions.note(&asked(1, ApprovalPhase::After));
-        assert!(questions.is_asking());
-        questions.note(&given(0));
-        assert!(!questions.is_asking());
-        assert_eq!(questions.open.len(), 1);
-        questions.close();
-        questions.note(&asked(2, ApprovalPhase::Before));
-        assert_eq!(questions.next(), None);
+    fn an_approval_that_is_decided_elsewhere_is_not_prompted() {
+        let mut prompts = ApprovalPrompts::new(ApprovalMode::Ask);
+        prompts.handle_event(&asked(0, ApprovalPhase::Before));
+        prompts.handle_event(&asked(1, ApprovalPhase::Before));
+        prompts.handle_event(&given(1));
+        assert_eq!(prompts.pending.len(), 1);
+        prompts.prompted = Some((CallKey { turn: 1, attempt: 1, index: 0 }, ApprovalPhase::Before));
+        prompts.handle_event(&asked(1, ApprovalPhase::After));
+        assert!(prompts.is_prompting());
+        prompts.handle_event(&given(0));
+        assert!(!prompts.is_prompting());
+        assert_eq!(prompts.pending.len(), 1);
+        prompts.close();
+        prompts.handle_event(&asked(2, ApprovalPhase::Before));
+        assert_eq!(prompts.next_prompt(), None);
     }
 }

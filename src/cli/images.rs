@@ -1,4 +1,4 @@
-//! Images that go with a prompt.
+//! Images of `callsheet run --image`.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -8,13 +8,13 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::types::{Content, ContentPart, Image, InvalidContent, excerpt};
 
-/// The largest file that is taken. Services take less, and say so themselves.
+/// Maximum size of an image file. Model services have lower limits and report them.
 const FILE_BYTES_MAX: u64 = 20 << 20;
 
-/// Characters of a name that an error quotes.
+/// Maximum number of characters of a name that an error quotes.
 const QUOTE_CHARS: usize = 200;
 
-/// What is wrong with an image.
+/// The reason why an image cannot be sent.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ImageError {
     /// The file cannot be read.
@@ -23,15 +23,15 @@ pub(super) enum ImageError {
     /// The file is too large.
     #[error("--image: {0:?} has more than 20 MB")]
     TooLarge(String),
-    /// The bytes are no image that services take.
-    #[error("--image: {0:?} is no png, jpeg, gif or webp image")]
-    Unknown(String),
-    /// The address is none.
+    /// The bytes are not an image in a supported format.
+    #[error("--image: {0:?} is not a png, jpeg, gif or webp image")]
+    UnknownFormat(String),
+    /// The URL is invalid.
     #[error("--image: {0}")]
-    Address(#[from] InvalidContent),
+    InvalidUrl(#[from] InvalidContent),
 }
 
-/// The prompt, and the images behind it.
+/// Returns the prompt followed by the images.
 pub(super) fn with_images(prompt: &str, images: &[String]) -> Result<Content, ImageError> {
     if images.is_empty() {
         return Ok(prompt.into());
@@ -51,16 +51,16 @@ fn load(name: &str) -> Result<Image, ImageError> {
     let unreadable = |error| ImageError::Unreadable(quoted(), error);
     let mut bytes = Vec::new();
     let file = File::open(name).map_err(unreadable)?;
-    // A pipe or a device tells no size.
+    // The size of a pipe or a device is unknown, so the read itself is limited.
     file.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if bytes.len() as u64 > FILE_BYTES_MAX {
         return Err(ImageError::TooLarge(quoted()));
     }
-    let media_type = media_type(&bytes).ok_or_else(|| ImageError::Unknown(quoted()))?;
+    let media_type = media_type(&bytes).ok_or_else(|| ImageError::UnknownFormat(quoted()))?;
     Ok(Image::Base64 { media_type: media_type.into(), data: STANDARD.encode(&bytes).into() })
 }
 
-/// What an image's first bytes say that it is.
+/// Detects the image format from the first bytes.
 fn media_type(bytes: &[u8]) -> Option<&'static str> {
     if bytes.starts_with(b"\x89PNG\r\n\x1a\n") {
         Some("image/png")
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_is_known_by_its_first_bytes() {
+    fn the_media_type_follows_from_the_first_bytes() {
         for (bytes, expected) in [
             (&b"\x89PNG\r\n\x1a\n...."[..], Some("image/png")),
             (b"\xff\xd8\xff\xe0", Some("image/jpeg")),
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_passed_on_and_what_is_none_is_said() {
+    fn urls_are_passed_on_and_invalid_ones_are_errors() {
         let images =
             ["https://example.com/a.png".to_owned(), "data:image/gif;base64,AA==".to_owned()];
         let content = with_images("look", &images).unwrap();

@@ -9,8 +9,9 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::serve::Signals;
-use super::{CommandError, output};
+use super::error::CommandError;
+use super::output;
+use super::signals::Signals;
 use crate::config::{ApiKey, BaseUrl, REHEARSAL, parse_duration};
 use crate::load::{
     self, Counts, Expected, LoadError, LoadJournal, LoadOptions, LoadReport, RUNS_MAX,
@@ -227,7 +228,7 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, CommandError> {
     } else {
         report.to_string()
     };
-    output::to_stdout(&text).map_err(|error| output::broken(&error))?;
+    output::to_stdout(&text).map_err(|error| output::write_error(&error))?;
     Ok(ExitCode::from(status(&report)))
 }
 
@@ -248,7 +249,7 @@ fn start_service(args: &Args) -> Result<Service, CommandError> {
 fn failure(error: LoadError) -> CommandError {
     match error {
         LoadError::OpenFiles { .. } | LoadError::Directory(_) => CommandError::usage(error),
-        LoadError::Host(error) => super::setup::not_started(error),
+        LoadError::Host(error) => super::setup::start_error(error),
         LoadError::Tool(_) | LoadError::Service(_) => CommandError::failed(error),
     }
 }

@@ -30,6 +30,8 @@ pub struct ModelConfig {
     pub first_event_timeout: Duration,
     /// How long a later event may take.
     pub idle_timeout: Duration,
+    /// The time limit of a whole plain (not streamed) answer, from its request to its last byte.
+    pub answer_timeout: Duration,
     /// How many attempts a turn has with this model.
     pub max_attempts: u32,
     /// How many requests to it may be open at once in the whole host; none: any number.
@@ -76,6 +78,7 @@ impl ModelConfig {
             connect_timeout: Duration::from_secs(10),
             first_event_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(30),
+            answer_timeout: Duration::from_secs(300),
             max_attempts: 3,
             max_concurrent_requests: NonZeroU32::new(256),
             breaker_failures: Some(10),
@@ -120,6 +123,9 @@ impl ModelConfig {
             idle_timeout: section
                 .read("idle_timeout", values::time)
                 .unwrap_or(default.idle_timeout),
+            answer_timeout: section
+                .read("answer_timeout", values::time)
+                .unwrap_or(default.answer_timeout),
             max_attempts: section
                 .read("max_attempts", values::count)
                 .unwrap_or(default.max_attempts),

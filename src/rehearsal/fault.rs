@@ -10,7 +10,7 @@ use axum::body::Bytes;
 use futures::Stream;
 
 use super::encoded::{Chunk, Encoded};
-use super::requests::{Desk, Ended, OpenRequest};
+use super::requests::{Ended, OpenRequest, ServerState};
 use super::script::{At, Response};
 
 /// Lets what was written before a cut reach the socket: hyper drops what it has not flushed when
@@ -112,7 +112,7 @@ fn places(
 /// is dropped when the client leaves, which `open` notes.
 pub(super) fn perform(
     steps: Vec<Step>,
-    desk: Arc<Desk>,
+    desk: Arc<ServerState>,
     open: OpenRequest,
 ) -> impl Stream<Item = Result<Bytes, BrokeOff>> + Send {
     let performance = Performance { steps: steps.into(), desk, open };
@@ -140,7 +140,7 @@ pub(super) fn perform(
 
 struct Performance {
     steps: VecDeque<Step>,
-    desk: Arc<Desk>,
+    desk: Arc<ServerState>,
     open: OpenRequest,
 }
 

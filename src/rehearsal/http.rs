@@ -23,13 +23,13 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::dispatch;
 use super::encoded::Encoded;
 use super::fault;
-use super::improvise::improvise;
-use super::openai_chat::MODEL;
-use super::requests::{Desk, Ended, OpenRequest};
+use super::improviser::improvise;
+use super::requests::{Ended, OpenRequest, ServerState};
 use super::script::{Response, Then};
-use super::service::{self, Asked, Stamp};
+use super::service::{MODEL, ProviderRequest, ResponseStamp};
 use crate::types::Wire;
 
 /// The header by which every answer says that no model gave it.
@@ -39,7 +39,7 @@ pub const REHEARSAL_HEADER: &str = "x-callsheet-rehearsal";
 const REQUEST_BYTES_MAX: usize = 64 << 20;
 
 /// The paths of every wire, with and without the version before them.
-pub(super) fn router(desk: Arc<Desk>) -> Router {
+pub(super) fn router(desk: Arc<ServerState>) -> Router {
     let mut router = Router::new();
     for prefix in ["", "/v1", "/v1beta"] {
         let path = |end: &str| format!("{prefix}{end}");
@@ -69,12 +69,12 @@ async fn models() -> HttpResponse {
 async fn no_such_path(method: Method, uri: Uri) -> HttpResponse {
     let message =
         format!("Unknown request URL: {method} {}. (offline rehearsal model)", uri.path());
-    whole(404, &service::error(Wire::OpenaiChat, 404, &message))
+    whole(404, &dispatch::error(Wire::OpenaiChat, 404, &message))
 }
 
 async fn ask(
     wire: Wire,
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<ServerState>>,
     uri: Uri,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -83,13 +83,13 @@ async fn ask(
         Ok(body) => body,
         Err(rejection) => {
             let status = rejection.status().as_u16();
-            return whole(status, &service::error(wire, status, &rejection.body_text()));
+            return whole(status, &dispatch::error(wire, status, &rejection.body_text()));
         }
     };
     let body = serde_json::from_slice::<Value>(&body).unwrap_or_default();
     let action = uri.path().rsplit('/').next().unwrap_or_default();
     let mut open = desk.receive(wire, &uri, &headers, &body);
-    match service::read(wire, &Asked { body: &body, action }) {
+    match dispatch::read(wire, &ProviderRequest { body: &body, action }) {
         Ok(request) => answer(desk, open, &request).await,
         Err(refused) => {
             open.status(refused.status);
@@ -100,7 +100,7 @@ async fn ask(
 }
 
 /// Answers a request as the script says, or by improvising.
-async fn answer(desk: Arc<Desk>, mut open: OpenRequest, request: &Value) -> HttpResponse {
+async fn answer(desk: Arc<ServerState>, mut open: OpenRequest, request: &Value) -> HttpResponse {
     let scripted = {
         let mut script = desk.script.lock();
         script.take(request).ok_or(script.then)
@@ -124,15 +124,15 @@ async fn answer(desk: Arc<Desk>, mut open: OpenRequest, request: &Value) -> Http
             return plain_answer(503, "text/plain", Body::empty());
         }
     }
-    let stamp = Stamp { number: open.number, created: seconds_since_1970() };
-    let encoded = service::encode(open.wire, &response, request, stamp);
+    let stamp = ResponseStamp { number: open.number, created: seconds_since_1970() };
+    let encoded = dispatch::encode(open.wire, &response, request, stamp);
     let status = response.status.unwrap_or(200);
     open.status(status);
     stream(desk, open, &response, &encoded, status)
 }
 
 fn stream(
-    desk: Arc<Desk>,
+    desk: Arc<ServerState>,
     open: OpenRequest,
     response: &Response,
     encoded: &Encoded,

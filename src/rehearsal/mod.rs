@@ -9,11 +9,12 @@
 //! Knows nothing of sessions, turns or tools of this crate: it sees what a provider sees.
 
 mod anthropic;
+mod dispatch;
 mod encoded;
 mod fault;
 mod gemini;
 mod http;
-mod improvise;
+mod improviser;
 mod ollama;
 mod openai_chat;
 mod openai_responses;
@@ -31,15 +32,16 @@ use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
 pub use http::REHEARSAL_HEADER;
-pub use improvise::improvise;
-pub use openai_chat::{MODEL, Refusal, check};
+pub use improviser::improvise;
+pub use openai_chat::{Refusal, check};
 pub use requests::{Ended, ReceivedRequest};
 pub use script::{
     At, Call, Delay, Finish, Hold, InvalidScript, RawChunk, Response, SCRIPT_NAMES, Script, Then,
     When,
 };
+pub use service::MODEL;
 
-use requests::Desk;
+use requests::ServerState;
 
 /// How a rehearsal server is started.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,7 +81,7 @@ impl RehearsalOptions {
 #[derive(Debug)]
 pub struct Rehearsal {
     address: SocketAddr,
-    desk: Arc<Desk>,
+    desk: Arc<ServerState>,
     tasks: TaskTracker,
 }
 
@@ -91,7 +93,8 @@ impl Rehearsal {
     pub async fn start(options: RehearsalOptions) -> io::Result<Self> {
         let listener = TcpListener::bind(options.listen).await?;
         let address = listener.local_addr()?;
-        let desk = Arc::new(Desk::new(options.script, options.chunk_delay, options.keep_requests));
+        let desk =
+            Arc::new(ServerState::new(options.script, options.chunk_delay, options.keep_requests));
         let tasks = TaskTracker::new();
         let stop = desk.stop.clone();
         let counted = http::CountedListener { listener, stop: stop.clone(), tasks: tasks.clone() };

@@ -60,7 +60,7 @@ struct Seen {
 
 /// What the connections and the handle share.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct ServerState {
     pub(super) script: Mutex<Script>,
     pub(super) chunk_delay: Duration,
     pub(super) stop: CancellationToken,
@@ -68,7 +68,7 @@ pub(super) struct Desk {
     seen: watch::Sender<Seen>,
 }
 
-impl Desk {
+impl ServerState {
     pub(super) fn new(script: Script, chunk_delay: Duration, keep_requests: usize) -> Self {
         Self {
             script: Mutex::new(script),
@@ -175,7 +175,7 @@ impl Desk {
 /// A request that is being answered. Dropped before [`OpenRequest::end`], the client has left.
 #[derive(Debug)]
 pub(super) struct OpenRequest {
-    desk: Arc<Desk>,
+    desk: Arc<ServerState>,
     pub(super) wire: Wire,
     pub(super) number: u64,
     ended: Ended,

@@ -8,6 +8,7 @@ use super::model::ModelRequest;
 use super::models::{Model, ModelChain};
 use crate::config::{AgentConfig, Config, Limits, OverrideTooHigh, RunOverrides, ToolPattern};
 use crate::message::MessageList;
+use crate::telemetry::Telemetry;
 use crate::tool::{RegisteredTool, ToolRegistry, ToolSpec};
 use crate::turn::TurnRules;
 use crate::wire::{ToolChoice, ToolDefinition};
@@ -191,6 +192,34 @@ impl Agent {
             tool_choice: if last { ToolChoice::None } else { ToolChoice::Auto },
             ..self.blank.clone()
         }
+    }
+}
+
+/// The rules that the runs of each configured agent follow, without a running host.
+#[derive(Clone, Debug)]
+pub struct AgentRules {
+    agents: BTreeMap<String, Arc<Agent>>,
+}
+
+impl AgentRules {
+    /// The rules of all agents. The configuration's overrides of tools are applied here.
+    ///
+    /// # Errors
+    /// When a configured model has an invalid address, key or header.
+    pub fn new(config: &Config, mut tools: ToolRegistry) -> Result<Self, HostError> {
+        tools.apply_overrides(&config.tools);
+        let models = Arc::new(Model::all(config, &Telemetry::new(&[]))?);
+        Ok(Self { agents: Agent::all(config, tools, &models)? })
+    }
+
+    /// Returns the rules of a run of this agent with these overrides.
+    ///
+    /// # Errors
+    /// When there is no such agent, or the run overrides more than the agent allows.
+    pub fn of(&self, agent: &str, overrides: &RunOverrides) -> Result<Arc<TurnRules>, HostError> {
+        let found = self.agents.get(agent);
+        let agent = found.ok_or_else(|| HostError::UnknownAgent(agent.to_owned()))?;
+        Ok(Arc::clone(&agent.with(overrides)?.rules))
     }
 }
 

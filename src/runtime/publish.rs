@@ -100,7 +100,7 @@ impl Publisher {
 }
 
 impl Listeners {
-    /// Told by the session's log how far its records have come.
+    /// ReportResult by the session's log how far its records have come.
     pub(super) fn handle_journal(&self, told: Result<Seq, JournalError>) {
         let Some(feed) = self.feed.upgrade() else { return };
         match told {

@@ -8,11 +8,11 @@ use tokio::sync::oneshot;
 
 use super::error::HostError;
 use super::handle::SessionHandle;
-use super::message::{HostMessage, Told};
+use super::host_ref::HostRef;
+use super::message::{HostMessage, ReportResult};
 use super::publish::Publisher;
 use super::report::{CallReport, Messages, RunReport};
-use super::session::{Beginning, Opening};
-use super::wake::Link;
+use super::session_start::{SessionOrigin, SessionStart};
 use crate::event::Event;
 use crate::journal::SessionLog;
 use crate::record::{JournalEntry, Record, Seq};
@@ -37,7 +37,7 @@ impl SessionHandle {
 pub(super) async fn told(
     session: SessionHandle,
     run: RunId,
-    told: Option<oneshot::Receiver<Told>>,
+    told: Option<oneshot::Receiver<ReportResult>>,
     log: Arc<SessionLog>,
 ) -> Result<RunReport, HostError> {
     let Some(told) = told else { return report(session, run).await };
@@ -64,7 +64,11 @@ async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostErr
     }
 }
 
-async fn ended(link: &Link, id: &SessionId, run: &RunId) -> Result<Option<RunReport>, HostError> {
+async fn ended(
+    link: &HostRef,
+    id: &SessionId,
+    run: &RunId,
+) -> Result<Option<RunReport>, HostError> {
     let (shared, id, run) = (Arc::clone(&link.shared), id.clone(), run.clone());
     let past = link.read(move || {
         let entries = shared.journal.read(&id, Seq(0))?;
@@ -122,7 +126,7 @@ pub(super) async fn decided(
 }
 
 /// Deletes a session whose place was taken for that.
-pub(super) async fn delete(link: &Link, id: &SessionId) -> Result<(), HostError> {
+pub(super) async fn delete(link: &HostRef, id: &SessionId) -> Result<(), HostError> {
     let (shared, of) = (Arc::clone(&link.shared), id.clone());
     let deleted = link
         .look(move || {
@@ -171,11 +175,11 @@ pub(super) async fn fork(
 }
 
 async fn prefix(
-    link: &Link,
+    link: &HostRef,
     from: &SessionId,
     at: Seq,
     to: &SessionId,
-) -> Result<Opening, HostError> {
+) -> Result<SessionStart, HostError> {
     let (shared, source, new) = (Arc::clone(&link.shared), from.clone(), to.clone());
     let (rebuilt, adopted) = link
         .read(move || {
@@ -204,12 +208,11 @@ async fn prefix(
         .await??;
     let agent = link.shared.agents.get(&rebuilt.agent).cloned();
     let agent = agent.ok_or_else(|| HostError::AgentGone(rebuilt.agent.clone()))?;
-    Ok(Opening {
+    Ok(SessionStart {
         publisher: Publisher::new(to.clone(), link.shared.telemetry.clone(), Seq(0)),
         id: to.clone(),
         agent,
-        beginning: Beginning::Forked(Box::new(rebuilt), adopted),
-        link: link.clone(),
+        origin: SessionOrigin::Forked(Box::new(rebuilt), adopted),
     })
 }
 

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::state::AppState;
 use crate::event::{Event, EventId};
-use crate::runtime::{Host, Watch};
+use crate::runtime::{Host, SessionEvents};
 use crate::telemetry::{FeedItem, Subscription, journal_failed};
 
 /// Size at which joined events are written.
@@ -30,13 +30,13 @@ pub(super) fn run(events: Subscription, state: &AppState) -> Response {
 }
 
 /// Streams the events of a run that an earlier request with the same `Idempotency-Key` started.
-pub(super) fn past_run(events: Watch, state: &AppState) -> Response {
+pub(super) fn past_run(events: SessionEvents, state: &AppState) -> Response {
     let position = StreamPosition { last: events.began(), ends_with_run: true };
     respond(writes(events, position, StreamSettings::new(state)))
 }
 
 /// Streams the events of a session, until it is closed or the server shuts down.
-pub(super) fn session(events: Watch, state: &AppState) -> Response {
+pub(super) fn session(events: SessionEvents, state: &AppState) -> Response {
     let position = StreamPosition { last: events.began(), ends_with_run: false };
     respond(writes(events, position, StreamSettings::new(state)))
 }
@@ -115,9 +115,9 @@ fn writes(
 }
 
 impl StreamPosition {
-    /// Appends the text of a delivery, or of the end of the session. Returns true if it is the last.
-    fn append(&mut self, text: &mut String, delivery: Option<&FeedItem>) -> bool {
-        match delivery {
+    /// Appends the text of a item, or of the end of the session. Returns true if it is the last.
+    fn append(&mut self, text: &mut String, item: Option<&FeedItem>) -> bool {
+        match item {
             Some(FeedItem::Event(published)) => {
                 self.last = published.id.unwrap_or(self.last);
                 text.push_str(published.stream_text());

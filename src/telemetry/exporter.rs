@@ -5,8 +5,8 @@ use std::sync::Arc;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use super::logs;
+use super::metric_table::{ALL, MetricKind};
 use super::metrics::Metrics;
-use super::names::{self, MetricKind};
 use super::traces::Traces;
 use crate::event::PublishedEvent;
 
@@ -80,7 +80,7 @@ impl Telemetry {
 /// Every histogram gets its bounds: one without would be rendered as a summary.
 fn builder() -> PrometheusBuilder {
     let mut builder = PrometheusBuilder::new();
-    for metric in names::ALL {
+    for metric in ALL {
         if let MetricKind::Histogram(bounds) = metric.kind {
             let matcher = Matcher::Full(metric.name.to_owned());
             builder = with_bounds(builder, matcher, bounds);

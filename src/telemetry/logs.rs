@@ -11,7 +11,7 @@ use tracing::{Subscriber, debug, error, info, trace, warn};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-use super::handles::error_word;
+use super::labelled_handles::error_type;
 use crate::event::{CallLabel, Event, PublishedEvent, RunStats, TurnSummary};
 use crate::turn::BreakerChange;
 use crate::types::{FailureKind, ProviderError, RunEnd, RunError, ToolResult, excerpt};
@@ -249,7 +249,7 @@ fn call_ended(of: &PublishedEvent, result: &ToolResult, is_parallel: bool, early
 fn attempt_failed(of: &PublishedEvent, model: &str, error: &ProviderError) {
     let transient = error.is_transient();
     let message = excerpt(&error.message, SHOWN_CHARS);
-    let (kind, status) = (error_word(error.kind), error.status);
+    let (kind, status) = (error_type(error.kind), error.status);
     line!(warn, of, model, kind, status, transient, error = message, "attempt_failed");
 }
 

@@ -6,15 +6,14 @@
 //! that several hosts in one process each have their own page.
 
 mod exporter;
-mod families;
 pub mod feed;
-mod handles;
 mod host;
 mod journal;
+mod labelled_handles;
 pub mod logs;
+pub mod metric_table;
 mod metrics;
 mod models;
-pub mod names;
 mod traces;
 
 pub use exporter::Telemetry;
@@ -22,8 +21,8 @@ pub use feed::{
     Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, RecordPosition, Subscription,
     journal_failed,
 };
-pub use host::HostMetrics;
 pub use logs::{LogFormat, init};
+pub use metric_table::HostMetrics;
 pub use metrics::Metrics;
 pub use models::{GaugeGuard, ModelMetrics};
 pub use traces::{TracedRun, Traces};

@@ -81,7 +81,7 @@ pub struct CallTranscript<'a> {
     /// Intents to start it. A tool that is idempotent is intended again after a crash.
     pub intents: Vec<CallIntent<'a>>,
     /// Answers of its tool of which it was not decided yet whether they count.
-    pub reports: Vec<ReportedOutcome<'a>>,
+    pub reports: Vec<RecordedReport<'a>>,
     /// Questions to people about it.
     pub questions: Vec<ApprovalQuestion<'a>>,
     /// Decisions of people about it.
@@ -106,7 +106,7 @@ pub struct CallIntent<'a> {
 
 /// The answer of a tool, before it is decided whether it counts.
 #[derive(Clone, Copy, Debug)]
-pub struct ReportedOutcome<'a> {
+pub struct RecordedReport<'a> {
     /// The record.
     pub at: RecordPosition,
     /// What the tool answered.
@@ -181,6 +181,15 @@ impl AttemptResponse<'_> {
 }
 
 impl<'a> CallTranscript<'a> {
+    /// The name of the tool; none where no record holds it.
+    #[must_use]
+    pub fn name(&self) -> Option<&'a str> {
+        let intended = self.intents.first().map(|intent| &*intent.call.name);
+        let asked = || self.questions.first().map(|asked| &*asked.request.call.name);
+        let ended = || self.outcomes.first().map(|ended| &*ended.label.name);
+        intended.or_else(asked).or_else(ended)
+    }
+
     /// The outcome as it was recorded last.
     #[must_use]
     pub fn outcome(&self) -> Option<&RecordedOutcome<'a>> {

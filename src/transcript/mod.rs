@@ -22,7 +22,7 @@ mod tests;
 
 pub use attempt::{
     ApprovalDecision, ApprovalQuestion, AttemptFailure, AttemptResponse, AttemptStart,
-    AttemptTranscript, CallIntent, CallTranscript, RecordedOutcome, ReportedOutcome,
+    AttemptTranscript, CallIntent, CallTranscript, RecordedOutcome, RecordedReport,
 };
 pub use breach::{Breach, Invariant};
 pub use reader::TIME_FALL_MAX_MS;

@@ -3,7 +3,7 @@
 use super::{
     ApprovalDecision, ApprovalQuestion, AttemptFailure, AttemptResponse, AttemptStart,
     AttemptTranscript, Breach, CallIntent, CallTranscript, Invariant, QueuedInput, ReachedLimit,
-    RecordPosition, RecordedOutcome, RecordedRunEnd, ReportedOutcome, RunStart, RunTranscript,
+    RecordPosition, RecordedOutcome, RecordedReport, RecordedRunEnd, RunStart, RunTranscript,
     SessionFork, SessionOpening, SteeredInput, StopRequest, Transcript, TurnCommit, TurnTranscript,
 };
 use crate::record::{JournalEntry, Record};
@@ -122,7 +122,7 @@ impl<'a> Transcript<'a> {
             }
             Record::CallReported { key, outcome, reads, writes } => {
                 if let Some(call) = self.open_call(at, *key, Invariant::Outcome) {
-                    call.reports.push(ReportedOutcome { at, outcome, reads, writes });
+                    call.reports.push(RecordedReport { at, outcome, reads, writes });
                 }
             }
             Record::ApprovalAsked { asked: request } => {

@@ -9,23 +9,23 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::encoded::{Chunk, Encoded, Mark};
-use super::openai_chat::{self, MODEL};
+use super::openai_chat;
 use super::script::{Call, Finish, Response};
-use super::service::{Asked, Refused, Service, Stamp};
+use super::service::{MODEL, ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
 use super::text::{split_every, split_in};
 
 /// The service.
 pub(super) enum Anthropic {}
 
-impl Service for Anthropic {
-    fn read(asked: &Asked<'_>) -> Result<Value, Refused> {
+impl ProviderService for Anthropic {
+    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
         match check::check(asked.body) {
             Ok(()) => Ok(chat::request(asked.body)),
-            Err(message) => Err(Refused { status: 400, body: Self::error(400, &message) }),
+            Err(message) => Err(RequestRefusal { status: 400, body: Self::error(400, &message) }),
         }
     }
 
-    fn encode(response: &Response, request: &Value, stamp: Stamp) -> Encoded {
+    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded {
         let envelope = Envelope { stamp };
         if request["stream"] == true {
             Encoded {
@@ -68,7 +68,7 @@ fn signature(thinking: &str) -> String {
 
 /// What is the same in every part of a response.
 struct Envelope {
-    stamp: Stamp,
+    stamp: ResponseStamp,
 }
 
 impl Envelope {
@@ -257,7 +257,7 @@ mod tests {
 
     fn encode(response: &Response, stream: bool) -> Encoded {
         let request = json!({"stream": stream, "messages": []});
-        Anthropic::encode(response, &request, Stamp { number: 7, created: 1 })
+        Anthropic::encode(response, &request, ResponseStamp { number: 7, created: 1 })
     }
 
     fn text(encoded: &Encoded) -> String {

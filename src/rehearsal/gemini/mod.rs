@@ -11,16 +11,15 @@ mod translate;
 use serde_json::{Value, json};
 
 use super::encoded::{Chunk, Encoded, Mark};
-use super::openai_chat::MODEL;
 use super::script::{Call, Finish, Response};
-use super::service::{Asked, Refused, Service, Stamp};
+use super::service::{MODEL, ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
 use super::text::split_in;
 
 /// The service.
 pub(super) enum Gemini {}
 
-impl Service for Gemini {
-    fn read(asked: &Asked<'_>) -> Result<Value, Refused> {
+impl ProviderService for Gemini {
+    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
         let action = percent_decoded(asked.action);
         let (model, method) = action.rsplit_once(':').unwrap_or((&action, ""));
         let stream = match method {
@@ -28,15 +27,15 @@ impl Service for Gemini {
             "generateContent" => false,
             _ => {
                 let message = format!("models/{model} has no method {method:?}.");
-                return Err(Refused { status: 404, body: Self::error(404, &message) });
+                return Err(RequestRefusal { status: 404, body: Self::error(404, &message) });
             }
         };
         check::check(model, asked.body)
-            .map_err(|message| Refused { status: 400, body: Self::error(400, &message) })?;
+            .map_err(|message| RequestRefusal { status: 400, body: Self::error(400, &message) })?;
         Ok(translate::to_chat(model, stream, asked.body))
     }
 
-    fn encode(response: &Response, request: &Value, stamp: Stamp) -> Encoded {
+    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded {
         let envelope = Envelope { stamp };
         if request["stream"] == true {
             Encoded::events(envelope.stream(response, request))
@@ -64,7 +63,7 @@ impl Service for Gemini {
 
 /// What is the same in every chunk of a response.
 struct Envelope {
-    stamp: Stamp,
+    stamp: ResponseStamp,
 }
 
 impl Envelope {
@@ -275,7 +274,7 @@ fn percent_decoded(text: &str) -> String {
 mod tests {
     use super::*;
 
-    const STAMP: Stamp = Stamp { number: 7, created: 0 };
+    const STAMP: ResponseStamp = ResponseStamp { number: 7, created: 0 };
 
     fn payloads(response: &Response, stream: bool) -> Vec<Value> {
         let encoded = Gemini::encode(response, &json!({"stream": stream}), STAMP);
@@ -356,7 +355,7 @@ mod tests {
     #[test]
     fn model_and_method_stand_in_the_path() {
         let body = json!({"contents": [{"role": "user", "parts": [{"text": "hi"}]}]});
-        let read = |action| Gemini::read(&Asked { body: &body, action });
+        let read = |action| Gemini::read(&ProviderRequest { body: &body, action });
         let streamed = read("a%20b:streamGenerateContent").unwrap();
         assert_eq!((&streamed["model"], &streamed["stream"]), (&json!("a b"), &json!(true)));
         assert_eq!(read("m:generateContent").unwrap()["stream"], false);

@@ -9,20 +9,19 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::encoded::{Chunk, Encoded, Mark};
-use super::openai_chat::MODEL;
 use super::script::{Call, Finish, Response};
-use super::service::{Asked, Refused, Service, Stamp};
+use super::service::{MODEL, ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
 
 /// The service.
 pub(super) enum Ollama {}
 
-impl Service for Ollama {
-    fn read(asked: &Asked<'_>) -> Result<Value, Refused> {
+impl ProviderService for Ollama {
+    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
         check::read(asked.body)
-            .map_err(|message| Refused { status: 400, body: Self::error(400, &message) })
+            .map_err(|message| RequestRefusal { status: 400, body: Self::error(400, &message) })
     }
 
-    fn encode(response: &Response, request: &Value, stamp: Stamp) -> Encoded {
+    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded {
         let envelope = Envelope { stamp };
         if request["stream"] == true {
             Encoded::lines(envelope.stream(response, request))
@@ -38,7 +37,7 @@ impl Service for Ollama {
 
 /// What is the same in every line of a response.
 struct Envelope {
-    stamp: Stamp,
+    stamp: ResponseStamp,
 }
 
 impl Envelope {
@@ -141,7 +140,11 @@ mod tests {
     use super::*;
 
     fn encode(response: &Response, stream: bool) -> Encoded {
-        Ollama::encode(response, &json!({"stream": stream}), Stamp { number: 7, created: 1 })
+        Ollama::encode(
+            response,
+            &json!({"stream": stream}),
+            ResponseStamp { number: 7, created: 1 },
+        )
     }
 
     fn lines(encoded: &Encoded) -> Vec<Value> {

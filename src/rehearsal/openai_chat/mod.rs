@@ -9,27 +9,24 @@ use serde_json::{Value, json};
 
 use super::encoded::{Chunk, Encoded, Mark};
 use super::script::{Call, Finish, Response};
-use super::service::{Asked, Refused, Service, Stamp};
+use super::service::{MODEL, ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
 use super::text::{split_every, split_in};
 
 pub(super) use check::check_name;
 pub use check::{Refusal, check};
 
-/// The name under which the rehearsal model answers, whatever model was asked for.
-pub const MODEL: &str = "rehearsal";
-
 /// The service.
 pub(super) enum OpenaiChat {}
 
-impl Service for OpenaiChat {
-    fn read(asked: &Asked<'_>) -> Result<Value, Refused> {
+impl ProviderService for OpenaiChat {
+    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
         match check(asked.body) {
             Ok(()) => Ok(asked.body.clone()),
-            Err(refusal) => Err(Refused { status: 400, body: refusal.body() }),
+            Err(refusal) => Err(RequestRefusal { status: 400, body: refusal.body() }),
         }
     }
 
-    fn encode(response: &Response, request: &Value, stamp: Stamp) -> Encoded {
+    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded {
         let envelope = Envelope { stamp };
         if request["stream"] == true {
             Encoded::events(envelope.stream(response, request))
@@ -52,7 +49,7 @@ impl Service for OpenaiChat {
 
 /// What is the same in every chunk of a response.
 struct Envelope {
-    stamp: Stamp,
+    stamp: ResponseStamp,
 }
 
 impl Envelope {
@@ -202,7 +199,7 @@ mod tests {
     use super::*;
 
     fn encode(response: &Response, request: &Value, number: u64, created: u64) -> Encoded {
-        OpenaiChat::encode(response, request, Stamp { number, created })
+        OpenaiChat::encode(response, request, ResponseStamp { number, created })
     }
 
     fn lines(encoded: &Encoded) -> Vec<String> {

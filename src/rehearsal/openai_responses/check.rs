@@ -16,13 +16,13 @@ use crate::rehearsal::openai_chat::{Refusal, check_name};
 const ID_CHARS_MAX: usize = 64;
 
 /// A refusal with its HTTP status.
-type Refused = (u16, Refusal);
+type RequestRefusal = (u16, Refusal);
 
 /// Checks a request as the service does.
 ///
 /// # Errors
 /// The first thing that is wrong with it.
-pub(super) fn check(request: &Value) -> Result<(), Refused> {
+pub(super) fn check(request: &Value) -> Result<(), RequestRefusal> {
     check_form(request).map_err(|refusal| (400, refusal))?;
     if let Value::Array(items) = &request["input"] {
         check_ids(items).map_err(|refusal| (400, refusal))?;
@@ -195,7 +195,7 @@ fn check_ids(items: &[Value]) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn check_reasoning(items: &[Value], stateless: bool) -> Result<(), Refused> {
+fn check_reasoning(items: &[Value], stateless: bool) -> Result<(), RequestRefusal> {
     for (at, item) in items.iter().enumerate() {
         let id = item["id"].as_str();
         if item["type"] == "reasoning" {
@@ -247,7 +247,7 @@ fn thought_group(id: &str) -> Option<&str> {
     (is_number(digits) && is_number(index)).then_some(group)
 }
 
-fn check_encrypted(item: &Value, stateless: bool) -> Result<(), Refused> {
+fn check_encrypted(item: &Value, stateless: bool) -> Result<(), RequestRefusal> {
     let id = item["id"].as_str();
     let Some(encrypted) = item["encrypted_content"].as_str().filter(|text| !text.is_empty()) else {
         // Services that do not encrypt their reasoning have it as content.

@@ -10,23 +10,23 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::encoded::{Chunk, Encoded, Mark};
-use super::openai_chat::{MODEL, OpenaiChat};
+use super::openai_chat::OpenaiChat;
 use super::script::{Call, Finish, Response};
-use super::service::{Asked, Refused, Service, Stamp};
+use super::service::{MODEL, ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
 use super::text::{split_every, split_in};
 
 /// The service.
 pub(super) enum OpenaiResponses {}
 
-impl Service for OpenaiResponses {
-    fn read(asked: &Asked<'_>) -> Result<Value, Refused> {
+impl ProviderService for OpenaiResponses {
+    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
         match check::check(asked.body) {
             Ok(()) => Ok(form::chat_form(asked.body)),
-            Err((status, refusal)) => Err(Refused { status, body: refusal.body() }),
+            Err((status, refusal)) => Err(RequestRefusal { status, body: refusal.body() }),
         }
     }
 
-    fn encode(response: &Response, request: &Value, stamp: Stamp) -> Encoded {
+    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded {
         let envelope = Envelope { response, request, stamp };
         if request["stream"] == true {
             Encoded {
@@ -55,7 +55,7 @@ fn sealed(id: &str, summary: &str) -> String {
 struct Envelope<'a> {
     response: &'a Response,
     request: &'a Value,
-    stamp: Stamp,
+    stamp: ResponseStamp,
 }
 
 /// How a response ends.
@@ -335,7 +335,7 @@ mod tests {
     }
 
     fn encode(response: &Response, request: Value) -> Encoded {
-        OpenaiResponses::encode(response, &request, Stamp { number: 7, created: 1 })
+        OpenaiResponses::encode(response, &request, ResponseStamp { number: 7, created: 1 })
     }
 
     fn events(encoded: &Encoded) -> Vec<Value> {

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use ractor::ActorRef;
 
-use super::{AccumulatorSetup, Current};
+use super::{AccumulatorSetup, CurrentTurn};
 use crate::event::Event;
 use crate::journal::{AppendStatus, PendingRecord, Urgency, unix_ms};
 use crate::record::Seq;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage, StreamMessage};
-use crate::runtime::supervisor::{ToolOrder, ToolStart};
+use crate::runtime::supervisor::{StartTool, ToolCommand};
 use crate::telemetry::RecordPosition;
 use crate::turn::{CallStart, PermitReply, TurnAction};
 use crate::types::CallKey;
@@ -29,7 +29,7 @@ impl TurnBatch {
         &mut self,
         event: Event,
         setup: &AccumulatorSetup,
-        current: &mut Current,
+        current: &mut CurrentTurn,
     ) {
         match self.records.last() {
             None => setup.publish(event, None, current),
@@ -46,7 +46,7 @@ impl AccumulatorSetup {
     pub(super) fn store(
         &self,
         batch: &mut TurnBatch,
-        current: &mut Current,
+        current: &mut CurrentTurn,
         myself: &ActorRef<AccumulatorMessage>,
     ) -> bool {
         let TurnBatch { records, events } = batch;
@@ -73,7 +73,7 @@ impl AccumulatorSetup {
         &self,
         key: CallKey,
         tool: &str,
-        of: &mut Current,
+        of: &mut CurrentTurn,
         myself: &ActorRef<AccumulatorMessage>,
     ) -> PermitReply {
         let accumulator = myself.clone();
@@ -87,8 +87,8 @@ impl AccumulatorSetup {
     }
 
     /// Tells the session what people are asked, if that has changed.
-    pub(super) fn tell_questions(&self, current: &mut Current) {
-        let Current { turn, told: (known, rested), .. } = current;
+    pub(super) fn tell_questions(&self, current: &mut CurrentTurn) {
+        let CurrentTurn { turn, told: (known, rested), .. } = current;
         let rests = turn.waits_only_for_people();
         if *rested == rests && turn.pending_approvals().eq(known.iter().copied()) {
             return;
@@ -101,11 +101,11 @@ impl AccumulatorSetup {
     }
 
     /// Publishes an event of the turn; `record` is the one right before it.
-    fn publish(&self, event: Event, record: Option<RecordPosition>, of: &mut Current) {
+    fn publish(&self, event: Event, record: Option<RecordPosition>, of: &mut CurrentTurn) {
         if let Event::AttemptEnded { error, .. } = &event
-            && let Some(pass) = of.pass.take()
+            && let Some(breaker_permit) = of.breaker_permit.take()
         {
-            pass.settle(error.as_deref());
+            breaker_permit.settle(error.as_deref());
         }
         if let Event::AttemptEnded { error: None, .. } = &event {
             self.publisher.trace_answer(of.turn.response());
@@ -118,7 +118,7 @@ impl AccumulatorSetup {
     pub(super) fn perform(
         &self,
         action: TurnAction,
-        of: &mut Current,
+        of: &mut CurrentTurn,
         myself: &ActorRef<AccumulatorMessage>,
     ) {
         match action {
@@ -133,7 +133,7 @@ impl AccumulatorSetup {
             }
             TurnAction::ReleaseToolPermit(key) => drop(of.places.remove(&key)),
             TurnAction::Start(CallStart { call, variables, idempotency_key }) => {
-                let start = ToolStart {
+                let start = StartTool {
                     run: of.run.clone(),
                     agent: Arc::clone(&of.agent),
                     idempotency_key,
@@ -142,9 +142,9 @@ impl AccumulatorSetup {
                     call,
                     variables,
                 };
-                of.orders.push_back(ToolOrder::Start(Box::new(start)));
+                of.orders.push_back(ToolCommand::Start(Box::new(start)));
             }
-            TurnAction::Abort(key) => of.orders.push_back(ToolOrder::Abort(key)),
+            TurnAction::Abort(key) => of.orders.push_back(ToolCommand::Abort(key)),
             TurnAction::Commit(record) => {
                 of.request = None;
                 let epoch = self.epoch;
@@ -154,7 +154,7 @@ impl AccumulatorSetup {
     }
 
     /// Sends the request that the turn asked for last, unless it was disconnected since.
-    pub(super) fn send_request(&self, of: &mut Current, myself: &ActorRef<AccumulatorMessage>) {
+    pub(super) fn send_request(&self, of: &mut CurrentTurn, myself: &ActorRef<AccumulatorMessage>) {
         // A turn that is over has given its request back, and asks for nothing.
         let (Some(plan), Some(request)) = (of.next_request.take(), &of.request) else { return };
         let _ = self.stream.cast(StreamMessage::Request {

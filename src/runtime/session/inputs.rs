@@ -11,9 +11,9 @@ use crate::event::{Event, RunStats};
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{Record, RequestKey, Seq};
 use crate::runtime::error::HostError;
-use crate::runtime::gauge::Held;
+use crate::runtime::gauge::CountGuard;
+use crate::runtime::host_state::HostState;
 use crate::runtime::message::SessionMessage;
-use crate::runtime::shared::Shared;
 use crate::runtime::snapshot::QueuedInput;
 use crate::session::{RequestEffect, SeenRequest};
 use crate::telemetry::RecordPosition;
@@ -22,12 +22,12 @@ use crate::types::{Content, RunEnd};
 /// A run that waits for the one before it to end.
 pub(super) struct QueuedRun {
     run: NewRun,
-    _counted: Held,
+    _counted: CountGuard,
 }
 
 impl QueuedRun {
-    pub(super) fn new(run: NewRun, shared: &Shared) -> Self {
-        Self { run, _counted: shared.gauges.queued.hold() }
+    pub(super) fn new(run: NewRun, shared: &HostState) -> Self {
+        Self { run, _counted: shared.gauges.queued.increment() }
     }
 
     /// Whether anybody waits for its report.
@@ -111,7 +111,7 @@ impl State {
     }
 
     /// A run has ended: its place goes to the one that waits longest, or back to the host.
-    pub(super) fn hand_on(&mut self, place: Held) {
+    pub(super) fn hand_on(&mut self, place: CountGuard) {
         if self.shared.is_closing() {
             self.interrupt_queue();
         }

@@ -19,23 +19,25 @@ use ractor::{
 use tokio::sync::oneshot;
 
 use super::agent::Agent;
+use super::awake_session::SessionActivity;
 use super::error::HostError;
-use super::gauge::Held;
+use super::gauge::CountGuard;
+use super::host_ref::HostRef;
+use super::host_state::HostState;
 use super::message::{AccumulatorMessage, RunAccepted, SessionMessage};
 use super::publish::Publisher;
 use super::request::RunRequest;
-use super::shared::Shared;
+use super::run_actors::RunActors;
 use super::snapshot::{CurrentRun, SessionSnapshot};
-use super::wake::{Link, LiveState};
 use crate::context::{History, Variables};
 use crate::journal::{SessionLog, Urgency};
 use crate::record::{Record, Seq, StopMode};
 use crate::session::{IdempotencyKeys, OpenRun, RequestEffect};
 use crate::turn::CancelReason;
 use crate::types::{RunId, SessionId, SessionState, Usage};
-pub(super) use begin::{Beginning, Opening, spawn};
+pub(super) use begin::spawn;
 use inputs::QueuedRun;
-use run::{ActiveRun, NewRun, RunActors};
+use run::{ActiveRun, NewRun};
 
 /// Runs a session.
 #[derive(Debug)]
@@ -46,8 +48,8 @@ pub(super) struct State {
     agent: Arc<Agent>,
     /// The agent as the run that goes on, or the last one, has it.
     run_agent: Arc<Agent>,
-    shared: Arc<Shared>,
-    link: Link,
+    shared: Arc<HostState>,
+    link: HostRef,
     publisher: Publisher,
     log: Arc<SessionLog>,
     history: History,
@@ -64,7 +66,7 @@ pub(super) struct State {
     /// Runs that wait for it to end. While there are any, a run goes on or the next one begins.
     queue: VecDeque<QueuedRun>,
     /// The run that begins next, with the place of the one that has just ended.
-    next: Option<(NewRun, Held)>,
+    next: Option<(NewRun, CountGuard)>,
     /// Which requests brought its inputs.
     requests: IdempotencyKeys,
     /// Which set of actors it has: each has its own number.
@@ -72,12 +74,12 @@ pub(super) struct State {
     /// Accumulators that were let go, whose last tools still have their grace.
     lingering: HashSet<ActorId>,
     /// What others know of it.
-    live: Arc<LiveState>,
+    live: Arc<SessionActivity>,
     close: Closing,
     /// Those who want to see it.
     looking: Vec<RpcReplyPort<SessionSnapshot>>,
     /// Counted as awake.
-    _awake: Held,
+    _awake: CountGuard,
 }
 
 /// How far the session's end has come.
@@ -259,7 +261,7 @@ impl State {
         &mut self,
         myself: &ActorRef<SessionMessage>,
         run: NewRun,
-        place: Held,
+        place: CountGuard,
     ) -> Result<Seq, HostError> {
         self.run_agent = Arc::clone(&run.agent);
         self.spawn_actors(myself).await.map_err(|_| self.shared.gone())?;

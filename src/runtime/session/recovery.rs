@@ -10,10 +10,10 @@ use std::time::Duration;
 use ractor::{ActorId, ActorRef};
 
 use super::State;
-use super::run::RunActors;
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{JournalEntry, Seq};
 use crate::runtime::message::SessionMessage;
+use crate::runtime::run_actors::RunActors;
 use crate::telemetry::RecordPosition;
 use crate::turn::{CancelReason, Effect, Turn, TurnAction, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};

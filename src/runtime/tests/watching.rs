@@ -87,7 +87,7 @@ impl Said {
 }
 
 /// The events of a watch until so many runs have ended.
-async fn until_ended(mut watch: Watch, mut runs: usize) -> Vec<PublishedEvent> {
+async fn until_ended(mut watch: SessionEvents, mut runs: usize) -> Vec<PublishedEvent> {
     let mut seen = Vec::new();
     while runs > 0 {
         match timeout(SOON, watch.next()).await {

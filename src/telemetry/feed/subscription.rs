@@ -61,14 +61,14 @@ pub(super) struct SubscriberCount(Telemetry);
 
 impl SubscriberCount {
     pub(super) fn new(telemetry: &Telemetry) -> Self {
-        telemetry.metrics().watchers.increment(1.0);
+        telemetry.metrics().runs.watchers.increment(1.0);
         Self(telemetry.clone())
     }
 }
 
 impl Drop for SubscriberCount {
     fn drop(&mut self) {
-        self.0.metrics().watchers.decrement(1.0);
+        self.0.metrics().runs.watchers.decrement(1.0);
     }
 }
 

@@ -10,7 +10,7 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use reqwest::Url;
 
 use crate::config::ModelConfig;
-use crate::telemetry::handles::error_word;
+use crate::telemetry::labelled_handles::error_type;
 use crate::types::{ProviderError, TraceContext, Wire, excerpt};
 
 /// Characters of an error's message on a span.
@@ -104,7 +104,7 @@ impl ModelService {
 pub(super) fn attempt_error(error: &ProviderError) -> (String, String) {
     let kind = match error.status {
         Some(status) => status.to_string(),
-        None => error_word(error.kind).to_owned(),
+        None => error_type(error.kind).to_owned(),
     };
     (kind, error.message.clone())
 }

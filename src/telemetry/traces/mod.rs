@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use ::metrics::Counter;
 
-use super::families::SharedRecorder;
-use super::{Metrics, names};
+use super::Metrics;
+use super::metric_table::{SPANS, SharedRecorder};
 use crate::config::ModelConfig;
 use crate::event::PublishedEvent;
 use crate::response::ResponseAssembler;
@@ -40,8 +40,7 @@ pub struct Traces {
 
 /// What became of spans: exported, failed, dropped.
 pub(super) fn counters(recorder: &SharedRecorder) -> [Counter; 3] {
-    ["exported", "failed", "dropped"]
-        .map(|result| names::SPANS.counter(recorder, &[("result", result)]))
+    ["exported", "failed", "dropped"].map(|result| SPANS.series(recorder, &[("result", result)]))
 }
 
 /// A run that begins, or goes on.

@@ -16,15 +16,15 @@ fn entries(records: Vec<(u64, Value)>) -> Vec<JournalEntry> {
     numbered.map(entry).collect()
 }
 
-fn look(columns: usize) -> Look {
-    Look { columns, coloured: false, turns_max: 12 }
+fn style(columns: usize) -> TimelineStyle {
+    TimelineStyle { columns, coloured: false, turns_max: 12 }
 }
 
-fn drawn(records: Vec<(u64, Value)>, look: Look) -> String {
-    let text: String = timeline(&entries(records), None, look).collect();
+fn drawn(records: Vec<(u64, Value)>, style: TimelineStyle) -> String {
+    let text: String = timeline(&entries(records), None, style).collect();
     for line in text.lines() {
-        assert!(text_columns(line) <= look.columns, "{line:?} is too wide");
-        assert!(look.coloured || !line.contains(char::is_control), "{line:?}");
+        assert!(text_columns(line) <= style.columns, "{line:?} is too wide");
+        assert!(style.coloured || !line.contains(char::is_control), "{line:?}");
     }
     text
 }
@@ -121,7 +121,7 @@ fn three(times: [[u64; 3]; 3], done: u64) -> Vec<(u64, Value)> {
 fn one_call_after_the_other() {
     let times = [[302, 402, 200], [402, 602, 300], [582, 902, 100]];
     for columns in [40, 80, 200] {
-        let text = drawn(three(times, 1_005), look(columns));
+        let text = drawn(three(times, 1_005), style(columns));
         insta::assert_snapshot!(format!("sequential_{columns}"), text);
     }
 }
@@ -129,13 +129,13 @@ fn one_call_after_the_other() {
 #[test]
 fn calls_beside_each_other() {
     let times = [[302, 402, 200], [200, 402, 300], [80, 402, 100]];
-    insta::assert_snapshot!("parallel", drawn(three(times, 705), look(80)));
+    insta::assert_snapshot!("parallel", drawn(three(times, 705), style(80)));
 }
 
 #[test]
 fn calls_that_start_while_the_response_comes() {
     let times = [[0, 100, 200], [0, 200, 300], [0, 320, 100]];
-    insta::assert_snapshot!("early", drawn(three(times, 505), look(80)));
+    insta::assert_snapshot!("early", drawn(three(times, 505), style(80)));
 }
 
 #[test]
@@ -175,8 +175,8 @@ fn what_failed_was_refused_copied_or_never_ran() {
         response(1_300, 2, 1, "length", &[]),
         ended(1_301, "answered", 2, 6),
     ];
-    insta::assert_snapshot!("failures_40", drawn(records.clone(), look(40)));
-    insta::assert_snapshot!("failures", drawn(records, look(80)));
+    insta::assert_snapshot!("failures_40", drawn(records.clone(), style(40)));
+    insta::assert_snapshot!("failures", drawn(records, style(80)));
 }
 
 #[test]
@@ -188,7 +188,7 @@ fn a_run_that_was_stopped() {
     let cancelled = json!({"status": "cancelled", "kind": "cancelled", "content": "x"});
     records.push(not_run(402, (1, 1, 1), "http_get", cancelled));
     records.push(ended(403, "stopped", 1, 2));
-    insta::assert_snapshot!("stopped", drawn(records, look(80)));
+    insta::assert_snapshot!("stopped", drawn(records, style(80)));
 }
 
 #[test]
@@ -206,10 +206,10 @@ fn a_run_that_goes_on() {
         intended(451, 1),
         (600, json!({"type": "steered", "input": "quick", "after_turn": 1})),
     ];
-    insta::assert_snapshot!("open_tools", drawn(records.clone(), look(80)));
-    insta::assert_snapshot!("open_model", drawn(records[..2].to_vec(), look(80)));
-    assert_eq!(drawn(Vec::new(), look(80)), "", "no run, no picture");
-    assert!(drawn(records[..1].to_vec(), look(80)).starts_with("run_1: has not ended\n"));
+    insta::assert_snapshot!("open_tools", drawn(records.clone(), style(80)));
+    insta::assert_snapshot!("open_model", drawn(records[..2].to_vec(), style(80)));
+    assert_eq!(drawn(Vec::new(), style(80)), "", "no run, no picture");
+    assert!(drawn(records[..1].to_vec(), style(80)).starts_with("run_1: has not ended\n"));
 }
 
 /// The host was killed while the model streamed, and once more while people were asked for a day.
@@ -239,7 +239,7 @@ fn time_in_which_nothing_went_on_is_left_out_and_told() {
         response(day + 2_900, 2, 1, "well", &[]),
         ended(day + 2_901, "answered", 2, 1),
     ];
-    insta::assert_snapshot!("left_out", drawn(records, look(80)));
+    insta::assert_snapshot!("left_out", drawn(records, style(80)));
 }
 
 #[test]
@@ -255,19 +255,19 @@ fn a_long_run_has_so_many_rows_and_no_more() {
         }));
     }
     records.push(ended(101_000, "answered", 100, 6_400));
-    let last = Look { turns_max: 12, ..look(100) };
+    let last = TimelineStyle { turns_max: 12, ..style(100) };
     let text = drawn(records.clone(), last);
     // A heading, what is left out, 12 turns of 18 rows below an axis, the legend.
     assert_eq!(text.lines().count(), 2 + 12 * 19 + 1, "{text}");
     insta::assert_snapshot!("long", text.lines().take(24).collect::<Vec<_>>().join("\n"));
-    let all = drawn(records, Look { turns_max: usize::MAX, ..look(100) });
+    let all = drawn(records, TimelineStyle { turns_max: usize::MAX, ..style(100) });
     assert_eq!(all.lines().filter(|line| line.starts_with("turn ")).count(), 100);
 }
 
 #[test]
 fn colours_change_no_sign() {
     let records = three([[302, 402, 200], [402, 602, 300], [582, 902, 100]], 1_005);
-    let plain = drawn(records.clone(), look(80));
+    let plain = drawn(records.clone(), style(80));
     let coloured = drawn_coloured(records);
     let mut bare = coloured.clone();
     while let Some(at) = bare.find('\x1b') {
@@ -279,14 +279,14 @@ fn colours_change_no_sign() {
 }
 
 fn drawn_coloured(records: Vec<(u64, Value)>) -> String {
-    timeline(&entries(records), None, Look { coloured: true, ..look(80) }).collect()
+    timeline(&entries(records), None, TimelineStyle { coloured: true, ..style(80) }).collect()
 }
 
 #[test]
 fn names_cannot_reach_the_terminal() {
     let mut records = vec![began(), asked(0, 1, 1, 0)];
     records.push(response(100, 1, 1, "well", &["a\x1b[2J\u{9b}31m\nb"]));
-    let text = drawn(records, look(80));
+    let text = drawn(records, style(80));
     assert!(text.contains("a[2J31mb"), "{text}");
 }
 

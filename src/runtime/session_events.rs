@@ -27,12 +27,12 @@ const PAGE: usize = 256;
 /// The events of a session from a place on: a stream of [`FeedItem`], which ends with the session,
 /// or after [`FeedItem::Lagged`] or [`FeedItem::Failed`]. Dropping it stops nothing.
 #[must_use = "a watch that is dropped shows nothing"]
-pub struct Watch {
+pub struct SessionEvents {
     began: EventId,
     deliveries: Pin<Box<dyn Stream<Item = FeedItem> + Send>>,
 }
 
-impl Watch {
+impl SessionEvents {
     /// How far the session had been shown before its first event.
     #[must_use]
     pub fn began(&self) -> EventId {
@@ -56,7 +56,7 @@ impl Watch {
             Some((began, turn)) if after.seq >= began => (Seq(began.0.saturating_sub(1)), turn),
             Some(_) | None => (Seq(0), 0),
         };
-        let reader = Reader {
+        let reader = HistoryReader {
             feed: Arc::downgrade(&feed),
             entering: Some(entering),
             journal: Arc::clone(&listeners.journal),
@@ -91,7 +91,7 @@ impl Watch {
         Self { began, deliveries: Box::pin(deliveries) }
     }
 
-    fn of(began: EventId, reader: Reader) -> Self {
+    fn of(began: EventId, reader: HistoryReader) -> Self {
         let deliveries = futures::stream::unfold(Some(reader), async |reader| {
             let mut reader = reader?;
             let next = reader.next().await?;
@@ -102,7 +102,7 @@ impl Watch {
     }
 }
 
-impl Stream for Watch {
+impl Stream for SessionEvents {
     type Item = FeedItem;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FeedItem>> {
@@ -110,9 +110,9 @@ impl Stream for Watch {
     }
 }
 
-impl fmt::Debug for Watch {
+impl fmt::Debug for SessionEvents {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Watch").field("began", &self.began).finish_non_exhaustive()
+        f.debug_struct("SessionEvents").field("began", &self.began).finish_non_exhaustive()
     }
 }
 
@@ -122,7 +122,7 @@ fn target(after: EventId, progress: &FeedPosition) -> Seq {
 }
 
 /// Reads the past until it has become the present.
-struct Reader {
+struct HistoryReader {
     feed: Weak<Feed>,
     /// The session stays while its past is read.
     entering: Option<PendingSubscription>,
@@ -139,7 +139,7 @@ struct Reader {
     present: Option<(Subscription, Option<FeedSnapshot>)>,
 }
 
-impl Reader {
+impl HistoryReader {
     async fn next(&mut self) -> Option<FeedItem> {
         loop {
             if let Some(delivery) = self.ready.pop_front() {

@@ -1,19 +1,19 @@
 //! A session that is awake, and how one that sleeps is woken.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use ractor::rpc::CallResult;
 use ractor::{ActorRef, RpcReplyPort};
 use tokio::sync::oneshot;
 
+use super::awake_session::AwakeSession;
 use super::error::HostError;
+use super::host_state::{HostState, SessionSlot};
 use super::message::{HostMessage, SessionMessage};
-use super::publish::{Listeners, Publisher};
-use super::session::{Beginning, Opening};
-use super::shared::{SessionSlot, Shared};
+use super::publish::Publisher;
+use super::session_start::{SessionOrigin, SessionStart};
 use super::task;
-use crate::journal::SessionLog;
 use crate::record::{Record, Seq};
 use crate::session::Rebuilt;
 use crate::types::SessionId;
@@ -21,46 +21,16 @@ use crate::types::SessionId;
 /// How often a request is handed in whose session falls asleep before it takes it.
 pub(super) const TRIES: u32 = 100;
 
-/// A session that is awake.
-#[derive(Debug)]
-pub(super) struct Live {
-    pub(super) agent: String,
-    pub(super) actor: ActorRef<SessionMessage>,
-    pub(super) listeners: Listeners,
-    pub(super) log: Arc<SessionLog>,
-    pub(super) state: Arc<LiveState>,
-}
-
-/// What is known of a session without asking it.
-#[derive(Debug, Default)]
-pub(super) struct LiveState {
-    /// Whether a run goes on.
-    pub(super) running: AtomicBool,
-    /// Whether it has the actors that runs need.
-    pub(super) has_actors: AtomicBool,
-    /// Set before it leaves memory: what it had not taken by then is for its successor.
-    pub(super) leaving: AtomicBool,
-    /// When it was last asked for something, on the host's clock.
-    pub(super) touched_ms: AtomicU64,
-}
-
-impl LiveState {
-    /// Whether it has actors for a run, and no run.
-    pub(super) fn may_rest(&self) -> bool {
-        self.has_actors.load(Ordering::Acquire) && !self.running.load(Ordering::Acquire)
-    }
-}
-
 /// A host's sessions, for those who ask them.
 #[derive(Clone, Debug)]
-pub(super) struct Link {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct HostRef {
+    pub(super) shared: Arc<HostState>,
     pub(super) host: ActorRef<HostMessage>,
 }
 
-impl Link {
+impl HostRef {
     /// The session, awake.
-    pub(super) async fn live(&self, id: &SessionId) -> Result<Arc<Live>, HostError> {
+    pub(super) async fn live(&self, id: &SessionId) -> Result<Arc<AwakeSession>, HostError> {
         loop {
             let waiting = {
                 let mut index = self.shared.index.lock();
@@ -95,7 +65,7 @@ impl Link {
         &self,
         id: &SessionId,
         message: impl Fn(RpcReplyPort<T>) -> SessionMessage,
-    ) -> Result<(T, Arc<Live>), HostError> {
+    ) -> Result<(T, Arc<AwakeSession>), HostError> {
         for _ in 0..TRIES {
             let live = self.live(id).await?;
             match live.actor.call(&message, None).await {
@@ -143,17 +113,16 @@ impl Link {
         }
     }
 
-    async fn rebuild(&self, id: &SessionId) -> Result<Opening, HostError> {
+    async fn rebuild(&self, id: &SessionId) -> Result<SessionStart, HostError> {
         let (shared, of) = (Arc::clone(&self.shared), id.clone());
         let rebuilt = self.read(move || rebuilt(&shared, &of)).await??;
         let agent = self.shared.agents.get(&rebuilt.agent).cloned();
         let agent = agent.ok_or_else(|| HostError::AgentGone(rebuilt.agent.clone()))?;
-        Ok(Opening {
+        Ok(SessionStart {
             publisher: Publisher::new(id.clone(), self.shared.telemetry.clone(), rebuilt.last),
             id: id.clone(),
             agent,
-            beginning: Beginning::Rebuilt(Box::new(rebuilt)),
-            link: self.clone(),
+            origin: SessionOrigin::Rebuilt(Box::new(rebuilt)),
         })
     }
 
@@ -175,7 +144,7 @@ impl Link {
     }
 }
 
-fn rebuilt(shared: &Shared, id: &SessionId) -> Result<Rebuilt, HostError> {
+fn rebuilt(shared: &HostState, id: &SessionId) -> Result<Rebuilt, HostError> {
     let entries = shared.journal.read(id, Seq(0))?;
     let Some(first) = entries.first() else { return Err(HostError::NoSuchSession(id.clone())) };
     let Record::SessionOpened { agent, .. } = &first.record else {

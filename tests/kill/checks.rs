@@ -1,64 +1,72 @@
-//! What was said, shown and done, held against the journal once everything is over.
+//! Compares acknowledged requests, received events and effects with the journal after a scenario.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use callsheet::event::EventId;
 use serde_json::Value;
 
-use crate::client::{Promise, Told};
+use crate::client::{Acknowledged, ClientLog};
 use crate::effects::Effect;
-use crate::http::{Events, Seen};
-use crate::world::{Figures, World};
+use crate::http_client::{EventStream, StreamEvent};
+use crate::scenario::{Scenario, Statistics};
 
 /// A session's records, each as its JSON.
 struct Records(Vec<Value>);
 
-/// Fails if anything was lost, done twice or told wrongly.
-pub(crate) async fn judge(world: &World, told: Vec<Told>, figures: &mut Figures) {
-    let mut breaches = Vec::new();
-    let life = world.place.start(None).await.expect("the host starts");
-    for told in &told {
-        let id = told.session.as_str();
+/// Panics if anything was lost, doubled or reported wrongly.
+pub(crate) async fn check_everything(
+    scenario: &Scenario,
+    logs: Vec<ClientLog>,
+    statistics: &mut Statistics,
+) {
+    let mut problems = Vec::new();
+    let process = scenario.directory.start(None).await.expect("the host starts");
+    for log in &logs {
+        let id = log.session.as_str();
         let show = ["sessions", "show", id, "--format", "jsonl", "--data-dir", "data"];
-        let lines = world.place.ask(&show).await;
+        let lines = scenario.directory.stdout_of(&show).await;
         let records: Vec<Value> =
             lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         let records = Records(records);
-        world.replay(id).await;
+        scenario.replay(id).await;
         let ends = records.all("run_ended").count();
-        let again = replayed(&life, id, ends).await;
-        let mut found = promises(told, &records);
-        found.extend(shown(&told.events, &again, &records));
-        found.extend(effects(world, id, &records, figures));
-        breaches.extend(found.into_iter().map(|breach| format!("{id}: {breach}")));
-        figures.sessions += 1;
-        figures.runs += ends;
-        figures.events += told.events.len();
-        figures.reconnects += told.reconnects;
+        let again = replayed(&process, id, ends).await;
+        let mut found = acknowledged(log, &records);
+        found.extend(events(&log.events, &again, &records));
+        found.extend(effects(scenario, id, &records, statistics));
+        problems.extend(found.into_iter().map(|problem| format!("{id}: {problem}")));
+        statistics.sessions += 1;
+        statistics.runs += ends;
+        statistics.events += log.events.len();
+        statistics.reconnects += log.reconnects;
     }
-    life.end("KILL").await;
-    let requests = world.shared.model.requests();
-    figures.requests = requests.len();
+    process.end("KILL").await;
+    let requests = scenario.shared.model.requests();
+    statistics.requests = requests.len();
     for request in requests {
         if request.status == 400 {
-            breaches.push(format!("the provider refused {}", request.body));
+            problems.push(format!("the provider refused {}", request.body));
         }
-        figures.broken += usize::from(request.ended == callsheet::rehearsal::Ended::ClientLeft);
+        statistics.broken += usize::from(request.ended == callsheet::rehearsal::Ended::ClientLeft);
     }
-    figures.effects = world.shared.effects.done().len();
+    statistics.effects = scenario.shared.effects.done().len();
     assert!(
-        breaches.is_empty(),
-        "{} breaches in {:?}:\n{}\n{}",
-        breaches.len(),
-        world.place.path,
-        breaches.join("\n"),
-        world.said()
+        problems.is_empty(),
+        "{} problems in {:?}:\n{}\n{}",
+        problems.len(),
+        scenario.directory.path,
+        problems.join("\n"),
+        scenario.recent_stderr()
     );
 }
 
-/// What is shown of a session from its beginning.
-async fn replayed(life: &crate::host::Life, session: &str, ends: usize) -> Vec<Seen> {
-    let stream = Events::open(life.addr, session, EventId::default()).await.unwrap();
+/// Replays the events of a session from the beginning.
+async fn replayed(
+    process: &crate::host_process::HostProcess,
+    session: &str,
+    ends: usize,
+) -> Vec<StreamEvent> {
+    let stream = EventStream::open(process.addr, session, EventId::default()).await.unwrap();
     let mut stream = stream.unwrap_or_else(|answer| panic!("{session}: {answer:?}"));
     let (mut all, mut ended) = (Vec::new(), 0);
     while ended < ends {
@@ -79,67 +87,67 @@ impl Records {
     }
 }
 
-/// What was answered for is stored, and nothing was begun twice.
-fn promises(told: &Told, records: &Records) -> Vec<String> {
-    let mut breaches = Vec::new();
+/// Checks that acknowledged requests are stored exactly once.
+fn acknowledged(log: &ClientLog, records: &Records) -> Vec<String> {
+    let mut problems = Vec::new();
     let mut check = |holds: bool, what: String| {
         if !holds {
-            breaches.push(what);
+            problems.push(what);
         }
     };
-    for promise in &told.promises {
-        match promise {
-            Promise::Run { run_id, seq, input } => {
+    for response in &log.acknowledged {
+        match response {
+            Acknowledged::Run { run_id, seq, input } => {
                 let record = records.at(*seq);
                 let is_it = record["run_id"] == **run_id && record["input"] == **input;
-                check(is_it, format!("{promise:?}, but {record}"));
+                check(is_it, format!("{response:?}, but {record}"));
                 let begun = records.all("run_started").filter(|run| run["input"] == **input);
-                check(begun.count() == 1, format!("{promise:?} began not once"));
+                check(begun.count() == 1, format!("{response:?} did not start exactly once"));
             }
-            Promise::Steered { seq, input } => {
+            Acknowledged::Steered { seq, input } => {
                 let record = records.at(*seq);
                 let is_it = record["type"] == "steered" && record["input"] == **input;
-                check(is_it, format!("{promise:?}, but {record}"));
+                check(is_it, format!("{response:?}, but {record}"));
                 let said = records.all("steered").filter(|steered| steered["input"] == **input);
-                check(said.count() == 1, format!("{promise:?} was said not once"));
+                check(said.count() == 1, format!("{response:?} was not recorded exactly once"));
             }
-            Promise::Decided { tool_id } => {
+            Acknowledged::Decided { tool_id } => {
                 let mut given = records.all("approval_given");
-                check(given.any(|given| key(&given["key"]) == *tool_id), format!("{promise:?}"));
+                check(given.any(|given| key(&given["key"]) == *tool_id), format!("{response:?}"));
             }
         }
     }
     let (begun, ended) = (records.all("run_started").count(), records.all("run_ended").count());
-    check(begun == ended, format!("{begun} runs began and {ended} ended"));
-    breaches
+    check(begun == ended, format!("{begun} runs started and {ended} ended"));
+    problems
 }
 
-/// A call's key as records hold it, as it is shown.
+/// Formats the key of a call in a record as a tool id.
 fn key(key: &Value) -> String {
     format!("t{}a{}c{}", key["turn"], key["attempt"], key["index"])
 }
 
-/// Everything that was shown is shown again, and nothing else.
-fn shown(live: &[Seen], again: &[Seen], records: &Records) -> Vec<String> {
+/// Checks that a replay has the same events as the live stream.
+fn events(live: &[StreamEvent], again: &[StreamEvent], records: &Records) -> Vec<String> {
     let lost = lost_texts(records);
     let (live, again) = (lines(live, &lost), lines(again, &lost));
-    let mut breaches = Vec::new();
+    let mut problems = Vec::new();
     let different = |at: &usize| live.get(*at) != again.get(*at);
     if let Some(at) = (0..live.len().max(again.len())).find(different) {
         let around = |lines: &[String]| {
             let end = lines.len().min(at + 3);
             lines[at.saturating_sub(3).min(end)..end].join("\n    ")
         };
-        breaches.push(format!(
-            "shown was\n    {}\n  and is\n    {}",
+        problems.push(format!(
+            "live events\n    {}\n  replayed events\n    {}",
             around(&live),
             around(&again)
         ));
     }
-    breaches
+    problems
 }
 
-/// Turns whose last attempt was open when the host was killed, and left nothing: its text is void.
+/// Returns the turns whose last attempt was open at a kill and was not kept: their text is void.
 fn lost_texts(records: &Records) -> BTreeSet<u64> {
     let mut lost = BTreeSet::new();
     for record in &records.0 {
@@ -159,8 +167,8 @@ fn lost_texts(records: &Records) -> BTreeSet<u64> {
     lost
 }
 
-/// What has an id, with texts put together and without those that are void by the end.
-fn lines(events: &[Seen], lost: &BTreeSet<u64>) -> Vec<String> {
+/// Formats the events with an id. Joins texts, and drops texts that a later attempt voids.
+fn lines(events: &[StreamEvent], lost: &BTreeSet<u64>) -> Vec<String> {
     let mut lines: Vec<(bool, String)> = Vec::new();
     let mut turn = 0;
     for event in events {
@@ -190,13 +198,18 @@ fn lines(events: &[Seen], lost: &BTreeSet<u64>) -> Vec<String> {
     lines.into_iter().map(|(_, line)| line).collect()
 }
 
-/// What tools did outside is what the journal says that they did.
-fn effects(world: &World, session: &str, records: &Records, figures: &mut Figures) -> Vec<String> {
-    let mut breaches = Vec::new();
+/// Checks that the effects match the journal.
+fn effects(
+    scenario: &Scenario,
+    session: &str,
+    records: &Records,
+    statistics: &mut Statistics,
+) -> Vec<String> {
+    let mut problems = Vec::new();
     let of_session =
         |effect: &Effect| effect.key.strip_prefix(session)?.strip_prefix('/').map(str::to_owned);
     let mut done: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for effect in world.shared.effects.done() {
+    for effect in scenario.shared.effects.done() {
         if let Some(call) = of_session(&effect) {
             done.entry(call).or_default().push(effect.url);
         }
@@ -213,18 +226,18 @@ fn effects(world: &World, session: &str, records: &Records, figures: &mut Figure
     let mut urls = BTreeSet::new();
     for (call, all) in &done {
         let url = &all[0];
-        if all.len() > 1 && !(world.setup.idempotent && all.iter().all(|one| one == url)) {
-            breaches.push(format!("{call} happened as {all:?}"));
+        if all.len() > 1 && !(scenario.setup.idempotent && all.iter().all(|one| one == url)) {
+            problems.push(format!("{call} happened as {all:?}"));
         }
-        figures.repeated += all.len() - 1;
+        statistics.repeated += all.len() - 1;
         if !urls.insert(url) {
-            breaches.push(format!("{url} happened in two calls, one is {call}"));
+            problems.push(format!("{url} happened in two calls, one is {call}"));
         }
         if intended.get(call) != Some(url) {
-            breaches.push(format!("{call} fetched {url}, but meant {:?}", intended.get(call)));
+            problems.push(format!("{call} fetched {url}, but meant {:?}", intended.get(call)));
         }
         let Some(outcome) = ended.get(call) else {
-            breaches.push(format!("{call} fetched {url} and has no outcome"));
+            problems.push(format!("{call} fetched {url} and has no outcome"));
             continue;
         };
         let (status, kind) = (&outcome["status"], outcome["kind"].as_str());
@@ -237,20 +250,20 @@ fn effects(world: &World, session: &str, records: &Records, figures: &mut Figure
             }
         };
         if !may_have_happened {
-            breaches.push(format!("{call} fetched {url}, but: {outcome}"));
+            problems.push(format!("{call} fetched {url}, but: {outcome}"));
         }
     }
     for (call, outcome) in &ended {
-        figures.unknown += usize::from(outcome["status"] == "unknown");
+        statistics.unknown += usize::from(outcome["status"] == "unknown");
         let is_effect = intended.contains_key(call);
         if is_effect && outcome["status"] == "success" && !done.contains_key(call) {
-            breaches.push(format!("{call} is told to have succeeded, and never happened"));
+            problems.push(format!("{call} is recorded as successful, but had no effect"));
         }
     }
-    breaches
+    problems
 }
 
-/// People saw the result, and did not let the model see it.
+/// Returns true if the result was rejected after the call ran.
 fn is_result_rejected(outcome: &Value) -> bool {
     outcome["content"].as_str().is_some_and(|content| content.contains("it ran"))
 }

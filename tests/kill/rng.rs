@@ -1,10 +1,10 @@
-//! Choices that a seed decides.
+//! Deterministic random choices.
 
-/// Numbers that look random: SplitMix64.
+/// A random generator with a seed (SplitMix64).
 #[derive(Clone, Debug)]
-pub(crate) struct Chance(u64);
+pub(crate) struct SeededRng(u64);
 
-impl Chance {
+impl SeededRng {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
@@ -17,17 +17,17 @@ impl Chance {
         mixed ^ (mixed >> 31)
     }
 
-    /// One of `0..count`.
+    /// Returns a number in `0..count`.
     pub(crate) fn below(&mut self, count: u64) -> u64 {
         self.next() % count
     }
 
-    /// True so many times in a hundred.
+    /// Returns true with this probability.
     pub(crate) fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// Choices of its own for somebody else.
+    /// Makes an independent generator.
     pub(crate) fn split(&mut self) -> Self {
         Self::new(self.next())
     }

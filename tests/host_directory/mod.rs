@@ -1,4 +1,5 @@
-//! Hosts on a journal of their own, one after the other, with a scripted model that outlives them.
+//! A data directory in which several hosts run one after the other, with a scripted model that
+//! outlives them.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 #![expect(dead_code, reason = "each test uses its part")]
 
@@ -20,52 +21,52 @@ use callsheet::types::SessionId;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::client::{Answer, Reading, answer, post};
-use crate::support::tools::{Stage, registry};
+use crate::client::{HttpConnection, HttpResponse, post};
+use crate::support::tools::{CallControl, registry};
 
-/// How long anything here may take before the test fails instead of hanging.
+/// Time limit of every wait, so that a test fails instead of hanging.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.expect("it takes too long")
 }
 
-/// Waits for a condition that nothing tells of.
-pub(crate) async fn until(what: &str, is_so: impl Fn() -> bool) {
+/// Polls a condition until it holds.
+pub(crate) async fn until(what: &str, holds: impl Fn() -> bool) {
     let waited = tokio::time::timeout(PATIENCE, async {
-        while !is_so() {
+        while !holds() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     });
-    waited.await.unwrap_or_else(|_| panic!("it never came that {what}"));
+    waited.await.unwrap_or_else(|_| panic!("{what}: it did not happen in time"));
 }
 
-/// A directory, deleted with what is in it, and a model.
-pub(crate) struct Kept {
+/// A data directory, deleted on drop, and a scripted model.
+pub(crate) struct HostDirectory {
     pub(crate) dir: PathBuf,
     pub(crate) model: Rehearsal,
-    pub(crate) stage: Stage,
+    pub(crate) control: CallControl,
 }
 
-impl Kept {
+impl HostDirectory {
     pub(crate) async fn new(script: Value) -> Self {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("callsheet-kept-test-{}-{number}", std::process::id());
+        let name = format!("callsheet-host-test-{}-{number}", std::process::id());
         let dir = std::env::temp_dir().join(name);
         let _ = std::fs::remove_dir_all(&dir);
         let script: Script = serde_json::from_value(script).unwrap();
         let model = Rehearsal::with_script(script).await.unwrap();
-        Self { dir, model, stage: Stage::new() }
+        Self { dir, model, control: CallControl::new() }
     }
 
-    /// What a host is set up with: `host` are lines of `[host]`, `rest` are other sections.
+    /// Makes the setup of a host: `host` are lines of `[host]`, `rest` are other sections.
     pub(crate) fn setup(&self, host: &str, rest: &str) -> HostSetup {
         let dir = self.dir.display();
         let text = format!("[host]\ndata_dir = \"{dir}\"\n{host}\n{rest}");
         let mut config = Config::parse(&text, "test.toml", &|_| None).unwrap();
         config.set_rehearsal(BaseUrl::parse(&self.model.base_url()).unwrap());
-        let mut tools = registry(&self.stage);
+        let mut tools = registry(&self.control);
         tools.register(Calculator).unwrap();
         tools.register(SetVariable).unwrap();
         for agent in config.agents.values_mut() {
@@ -74,11 +75,11 @@ impl Kept {
         HostSetup { config, tools }
     }
 
-    pub(crate) async fn start(&self, host: &str, rest: &str) -> Served {
+    pub(crate) async fn start(&self, host: &str, rest: &str) -> HostServer {
         let starting = tokio::time::timeout(PATIENCE, async {
             loop {
-                match Served::start(self.setup(host, rest)).await {
-                    // The last host's actors are still ending.
+                match HostServer::start(self.setup(host, rest)).await {
+                    // Actors of the previous host are still ending.
                     Err(HostError::Journal(JournalError::Locked { .. })) => {
                         tokio::time::sleep(Duration::from_millis(2)).await;
                     }
@@ -86,15 +87,15 @@ impl Kept {
                 }
             }
         });
-        starting.await.expect("the last host lets go of the journal")
+        starting.await.expect("the previous host releases the journal")
     }
 
-    /// What is stored of a session.
+    /// Reads the entries of a session.
     pub(crate) fn entries(&self, session: &str) -> Vec<JournalEntry> {
         entries(&self.dir, session)
     }
 
-    /// Every session keeps every promise.
+    /// Checks the invariants of every stored session.
     #[track_caller]
     pub(crate) fn verify(&self) {
         for (id, breaches) in verified(&self.dir) {
@@ -102,25 +103,25 @@ impl Kept {
         }
     }
 
-    /// The bytes of all files.
+    /// Reads the bytes of all files.
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let files = std::fs::read_dir(&self.dir).unwrap();
         files.flat_map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect()
     }
 }
 
-impl Drop for Kept {
+impl Drop for HostDirectory {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
 
-/// What is stored of a session in a data directory.
+/// Reads the entries of a session in a data directory.
 pub(crate) fn entries(dir: &Path, session: &str) -> Vec<JournalEntry> {
     JournalReader::open(dir).unwrap().read(&id(session), Seq(0)).unwrap()
 }
 
-/// Every session in a data directory, with the promises that it breaks.
+/// Verifies every session in a data directory.
 pub(crate) fn verified(dir: &Path) -> Vec<(SessionId, Vec<Breach>)> {
     let journal = JournalReader::open(dir).unwrap();
     assert_eq!(journal.check().unwrap(), Vec::<String>::new());
@@ -137,13 +138,13 @@ pub(crate) fn id(text: &str) -> SessionId {
     SessionId::parse(text).unwrap()
 }
 
-/// A host behind its API.
-pub(crate) struct Served {
+/// A host with its HTTP API.
+pub(crate) struct HostServer {
     pub(crate) host: Host,
     server: ServerHandle,
 }
 
-impl Served {
+impl HostServer {
     pub(crate) async fn start(setup: HostSetup) -> Result<Self, HostError> {
         let host = within(Host::start(setup)).await?;
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -155,28 +156,28 @@ impl Served {
         self.server.addr()
     }
 
-    /// Sends a request and reads the whole answer.
-    pub(crate) async fn send(&self, request: &str) -> Answer {
+    /// Sends a request and reads the whole response.
+    pub(crate) async fn send(&self, request: &str) -> HttpResponse {
         let request = request.replacen("\r\n", "\r\nconnection: close\r\n", 1);
-        let mut reading = Reading::open(self.addr(), &request).await;
+        let mut reading = HttpConnection::open(self.addr(), &request).await;
         within(reading.read_rest()).await;
-        answer(&reading)
+        reading.response()
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> HttpResponse {
         self.send(&format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await
     }
 
-    pub(crate) async fn delete(&self, path: &str) -> Answer {
+    pub(crate) async fn delete(&self, path: &str) -> HttpResponse {
         self.send(&format!("DELETE {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await
     }
 
-    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
+    pub(crate) async fn post(&self, path: &str, body: Value) -> HttpResponse {
         self.send(&post(path, "", &body.to_string())).await
     }
 
-    /// A request with an `Idempotency-Key`.
-    pub(crate) async fn post_keyed(&self, path: &str, key: &str, body: &Value) -> Answer {
+    /// Posts with an `Idempotency-Key`.
+    pub(crate) async fn post_keyed(&self, path: &str, key: &str, body: &Value) -> HttpResponse {
         self.send(&post(path, &format!("idempotency-key: {key}\r\n"), &body.to_string())).await
     }
 
@@ -185,7 +186,7 @@ impl Served {
         assert_eq!(opened.status, 201, "{opened:?}");
     }
 
-    /// A run to its end; its report.
+    /// Runs to the end and returns the report.
     pub(crate) async fn run(&self, session: &str, input: &str) -> Value {
         let body = json!({"input": input, "wait": true});
         let answer = self.post(&format!("/v1/sessions/{session}/runs"), body).await;
@@ -193,7 +194,7 @@ impl Served {
         answer.json()
     }
 
-    /// Begins a run; its id.
+    /// Starts a run and returns its id.
     pub(crate) async fn begin(&self, session: &str, body: Value) -> String {
         let answer = self.post(&format!("/v1/sessions/{session}/runs"), body).await;
         assert_eq!(answer.status, 202, "{answer:?}");
@@ -206,7 +207,7 @@ impl Served {
         answer.json()
     }
 
-    /// The snapshot, once it is as wanted.
+    /// Waits until the snapshot satisfies the condition.
     pub(crate) async fn until_snapshot(
         &self,
         session: &str,
@@ -223,29 +224,32 @@ impl Served {
         });
         match asking.await {
             Ok(snapshot) => snapshot,
-            Err(_) => panic!("it never came to that: {}", self.snapshot(session).await),
+            Err(_) => panic!(
+                "the snapshot never satisfied the condition: {}",
+                self.snapshot(session).await
+            ),
         }
     }
 
-    /// Waits until no session is in memory.
+    /// Waits until all sessions hibernate.
     pub(crate) async fn asleep(&self) {
-        until("all sleep", || self.host.counts().awake == 0).await;
+        until("all sessions hibernate", || self.host.counts().awake == 0).await;
     }
 
-    /// Reads the session's events behind `after`.
-    pub(crate) async fn events(&self, session: &str, after: &str) -> Reading {
+    /// Opens the stream of the session's events after `after`.
+    pub(crate) async fn events(&self, session: &str, after: &str) -> HttpConnection {
         let path = format!("/v1/sessions/{session}/events?after={after}");
         let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
-        Reading::open(self.addr(), &request).await
+        HttpConnection::open(self.addr(), &request).await
     }
 
-    /// The host stops as it is told to.
+    /// Shuts the host down.
     pub(crate) async fn shutdown(self) {
         within(self.host.shutdown()).await;
         self.server.shutdown().await;
     }
 
-    /// The host ends at once, as in a crash; what was stored by then stays.
+    /// Ends the host at once, as in a crash. Stored records remain.
     pub(crate) async fn crash(self) {
         let Self { host, server } = self;
         server.shutdown().await;
@@ -253,8 +257,8 @@ impl Served {
     }
 }
 
-/// What a decision says about a question of a snapshot.
-pub(crate) fn decision(question: &Value, decision: &str) -> (String, Value) {
-    let tool_id = question["tool_id"].as_str().unwrap().to_owned();
-    (tool_id, json!({"decision": decision, "arguments_sha256": question["arguments_sha256"]}))
+/// Makes the path segment and the body of a decision about an approval request.
+pub(crate) fn decision(request: &Value, decision: &str) -> (String, Value) {
+    let tool_id = request["tool_id"].as_str().unwrap().to_owned();
+    (tool_id, json!({"decision": decision, "arguments_sha256": request["arguments_sha256"]}))
 }

@@ -1,4 +1,4 @@
-//! The real binary: lives of the host, and what the commands say of its journal.
+//! Processes of the real binary, and its commands that read the journal.
 
 use std::io::{BufRead as _, BufReader};
 use std::net::SocketAddr;
@@ -9,29 +9,29 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::{oneshot, watch};
 
-/// The folder of a host, in which it lives again and again.
+/// The directory in which the processes of a host run one after the other.
 #[derive(Clone)]
-pub(crate) struct Place {
+pub(crate) struct HostDirectory {
     pub(crate) path: PathBuf,
-    /// What all its lives said, on stderr.
-    pub(crate) said: Arc<Mutex<Vec<String>>>,
+    /// Lines of stderr of all processes.
+    pub(crate) stderr_lines: Arc<Mutex<Vec<String>>>,
 }
 
-/// One life of the host.
-pub(crate) struct Life {
+/// One process of the host.
+pub(crate) struct HostProcess {
     pub(crate) addr: SocketAddr,
     pid: u32,
     exited: watch::Receiver<Option<ExitStatus>>,
 }
 
-impl Place {
+impl HostDirectory {
     pub(crate) fn new(name: &str) -> Self {
         static NUMBER: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("kill-{name}-{number}"));
         let _ = std::fs::remove_dir_all(&path);
         std::fs::create_dir_all(&path).unwrap();
-        Self { path, said: Arc::default() }
+        Self { path, stderr_lines: Arc::default() }
     }
 
     pub(crate) fn write_config(&self, text: &str) {
@@ -45,8 +45,9 @@ impl Place {
         command
     }
 
-    /// Starts a life; none if it ends before it listens. `kill_at` is for the binary itself.
-    pub(crate) async fn start(&self, kill_at: Option<&str>) -> Option<Life> {
+    /// Starts a process. Returns `None` if it ends before it listens. The binary kills itself at
+    /// `kill_at`.
+    pub(crate) async fn start(&self, kill_at: Option<&str>) -> Option<HostProcess> {
         let serve = ["serve", "--config", "callsheet.toml", "--data-dir", "data"];
         let mut command = self.command(&serve);
         if let Some(at) = kill_at {
@@ -55,7 +56,7 @@ impl Place {
         let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let (pid, stderr) = (child.id(), child.stderr.take().unwrap());
         let (banner, listening) = oneshot::channel();
-        let said = Arc::clone(&self.said);
+        let stderr_lines = Arc::clone(&self.stderr_lines);
         std::thread::spawn(move || {
             let mut banner = Some(banner);
             for line in BufReader::new(stderr).lines() {
@@ -66,16 +67,16 @@ impl Place {
                 {
                     let _ = banner.send(address.parse().unwrap());
                 }
-                // The banner and what it suggests say nothing of what went wrong.
+                // Indented lines belong to the banner.
                 if !line.starts_with(' ') {
-                    said.lock().push(format!("{pid}: {line}"));
+                    stderr_lines.lock().push(format!("{pid}: {line}"));
                 }
             }
         });
         let (exit, exited) = watch::channel(None);
         std::thread::spawn(move || exit.send(Some(child.wait().unwrap())));
         let addr = listening.await.ok()?;
-        Some(Life { addr, pid, exited })
+        Some(HostProcess { addr, pid, exited })
     }
 
     /// Runs a command to its end.
@@ -84,8 +85,8 @@ impl Place {
         tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap()
     }
 
-    /// What a command says that ends well.
-    pub(crate) async fn ask(&self, args: &[&str]) -> String {
+    /// Returns stdout of a successful command.
+    pub(crate) async fn stdout_of(&self, args: &[&str]) -> String {
         let output = self.run(args).await;
         let stdout = String::from_utf8(output.stdout).unwrap();
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -93,23 +94,23 @@ impl Place {
         stdout
     }
 
-    /// Every invariant that shows in the records holds.
+    /// Checks the invariants of the stored records.
     pub(crate) async fn verify(&self) {
-        self.ask(&["sessions", "verify", "--data-dir", "data"]).await;
+        self.stdout_of(&["sessions", "verify", "--data-dir", "data"]).await;
     }
 }
 
-impl Life {
-    /// Sends a signal, and waits for the end.
+impl HostProcess {
+    /// Sends a signal and waits for the exit.
     pub(crate) async fn end(&self, signal: &str) -> ExitStatus {
         let (signal, pid) = (format!("-{signal}"), self.pid.to_string());
-        // It may have ended by itself.
+        // The process may have exited already.
         let kill = move || Command::new("kill").args([signal, pid]).stderr(Stdio::null()).status();
         tokio::task::spawn_blocking(kill).await.unwrap().unwrap();
         self.ended().await
     }
 
-    /// Waits for the end.
+    /// Waits for the exit.
     pub(crate) async fn ended(&self) -> ExitStatus {
         let mut exited = self.exited.clone();
         let status = *exited.wait_for(Option::is_some).await.unwrap();

@@ -11,18 +11,18 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::time::Instant;
 
 use super::agent::Agent;
+use super::awake_session::AwakeSession;
 use super::blocking::BlockingPool;
 use super::caps::Caps;
 use super::error::HostError;
-use super::gauge::{Gauges, Held};
+use super::gauge::{CountGuard, Gauges};
 use super::models::Model;
-use super::wake::Live;
 use crate::journal::{Journal, JournalError};
 use crate::telemetry::Telemetry;
 use crate::types::{RunId, SessionId, SessionState};
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct HostState {
     pub(super) agents: BTreeMap<String, Arc<Agent>>,
     pub(super) models: Arc<BTreeMap<String, Arc<Model>>>,
     pub(super) journal: Arc<dyn Journal>,
@@ -46,7 +46,7 @@ pub(super) struct Shared {
     pub(super) closing: AtomicBool,
     /// How many sessions there are, awake or not.
     pub(super) sessions: AtomicUsize,
-    /// Those that are awake or about to be. Held for short sections, never over an await.
+    /// Those that are awake or about to be. CountGuard for short sections, never over an await.
     pub(super) index: Mutex<BTreeMap<SessionId, SessionSlot>>,
     /// How many sessions are read from the journal at once.
     pub(super) reads: Semaphore,
@@ -59,7 +59,7 @@ pub(super) struct Shared {
 }
 
 /// Whoever waits for a session to be awake.
-pub(super) type Waiter = oneshot::Sender<Result<Arc<Live>, HostError>>;
+pub(super) type Waiter = oneshot::Sender<Result<Arc<AwakeSession>, HostError>>;
 
 /// A session's place in the index.
 #[derive(Debug)]
@@ -69,10 +69,10 @@ pub(super) enum SessionSlot {
     /// It is about to begin, or to be read from the journal.
     Waking(Vec<Waiter>),
     /// It is there.
-    Awake(Arc<Live>),
+    Awake(Arc<AwakeSession>),
 }
 
-impl Shared {
+impl HostState {
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::SeqCst)
     }
@@ -90,8 +90,8 @@ impl Shared {
         HostError::Journal(error)
     }
 
-    pub(super) fn place_for_a_run(&self) -> Result<Held, HostError> {
-        let place = self.gauges.runs.try_hold(self.runs_max);
+    pub(super) fn place_for_a_run(&self) -> Result<CountGuard, HostError> {
+        let place = self.gauges.runs.try_increment(self.runs_max);
         // Looked at once the place is taken: either this sees the shutdown, or the shutdown sees
         // the run and waits for it.
         if self.is_closing() {
@@ -134,7 +134,7 @@ impl Shared {
     }
 
     /// A session is awake.
-    pub(super) fn enter(&self, id: &SessionId, live: &Arc<Live>) {
+    pub(super) fn enter(&self, id: &SessionId, live: &Arc<AwakeSession>) {
         let before = self.index.lock().insert(id.clone(), SessionSlot::Awake(Arc::clone(live)));
         self.answer(before, &Ok(Arc::clone(live)));
     }
@@ -145,7 +145,7 @@ impl Shared {
         self.answer(before, &Err(error));
     }
 
-    fn answer(&self, place: Option<SessionSlot>, woken: &Result<Arc<Live>, HostError>) {
+    fn answer(&self, place: Option<SessionSlot>, woken: &Result<Arc<AwakeSession>, HostError>) {
         if let Some(SessionSlot::Waking(waiting)) = place {
             for waiter in waiting {
                 // Whoever waited may be gone.
@@ -196,7 +196,7 @@ impl Shared {
     }
 
     /// The session's actor, if it is awake.
-    pub(super) fn awake(&self, id: &SessionId) -> Option<Arc<Live>> {
+    pub(super) fn awake(&self, id: &SessionId) -> Option<Arc<AwakeSession>> {
         match self.index.lock().get(id)? {
             SessionSlot::Awake(live) => Some(Arc::clone(live)),
             SessionSlot::Leaving | SessionSlot::Waking(_) => None,
@@ -204,7 +204,7 @@ impl Shared {
     }
 
     /// The sessions that are awake.
-    pub(super) fn all_awake(&self) -> Vec<(SessionId, Arc<Live>)> {
+    pub(super) fn all_awake(&self) -> Vec<(SessionId, Arc<AwakeSession>)> {
         let index = self.index.lock();
         let awake = index.iter().filter_map(|(id, place)| match place {
             SessionSlot::Awake(live) => Some((id.clone(), Arc::clone(live))),
@@ -232,13 +232,13 @@ impl Shared {
     pub(super) fn show_counts(&self) {
         let metrics = self.telemetry.metrics();
         let (awake, runs) = (self.gauges.awake.count(), self.gauges.runs.count());
-        metrics.host().limits(self.sessions_max, self.runs_max);
+        metrics.host().set_limits(self.sessions_max, self.runs_max);
         metrics.runs_active(runs);
         metrics.queued_inputs(self.gauges.queued.count());
         metrics.calls_waiting(self.gauges.waiting.count());
         metrics.threads_abandoned(self.gauges.abandoned.count());
         for model in self.models.values() {
-            model.gate.show();
+            model.limiter.show();
         }
         let sessions = self.sessions.load(Ordering::SeqCst);
         metrics.sessions(SessionState::Running, runs);
@@ -250,8 +250,8 @@ impl Shared {
     pub(super) fn show_all(&self) {
         self.show_counts();
         let metrics = self.telemetry.metrics();
-        metrics.host().watcher_queue(self.longest_watcher_queue());
-        metrics.host().look();
-        metrics.journal().status(self.journal.status());
+        metrics.host().set_watcher_queue(self.longest_watcher_queue());
+        metrics.host().update();
+        metrics.journal().set_status(self.journal.status());
     }
 }
