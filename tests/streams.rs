@@ -50,12 +50,12 @@ async fn three_runs(service: &Service) -> Vec<StreamEvent> {
     let mut live = events(service, "?after=0", "").await;
     let runs = "/v1/sessions/s/runs";
     assert_eq!(service.post(runs, json!({"input": "go"})).await.status, 202);
-    let asked = json!({"input": "ask", "queue": true, "approval": "before"});
-    assert_eq!(service.post(runs, asked).await.status, 202);
+    let approval = json!({"input": "ask", "queue": true, "approval": "before"});
+    assert_eq!(service.post(runs, approval).await.status, 202);
     let seen = live.until_events(|seen| seen.iter().any(|e| e.kind == "tool_approval")).await;
-    let asked = &seen.iter().find(|event| event.kind == "tool_approval").unwrap().data;
-    let path = format!("/v1/sessions/s/approvals/{}", asked["tool_id"].as_str().unwrap());
-    let sha = &asked["arguments_sha256"];
+    let approval = &seen.iter().find(|event| event.kind == "tool_approval").unwrap().data;
+    let path = format!("/v1/sessions/s/approvals/{}", approval["tool_id"].as_str().unwrap());
+    let sha = &approval["arguments_sha256"];
     let approve = json!({"decision": "approve", "arguments_sha256": sha});
     assert_eq!(service.post(&path, approve).await.status, 200);
     live.until_events(|seen| ended_runs(seen) == 2).await;
@@ -147,7 +147,7 @@ async fn without_an_event_id_the_stream_starts_now_with_the_open_calls() {
     let mut first = events(&service, "?after=0", "").await;
     let run = json!({"input": "go", "approval": "before"});
     assert_eq!(service.post("/v1/sessions/s/runs", run).await.status, 202);
-    let asked = within(first.until_events(|seen| {
+    let approval = within(first.until_events(|seen| {
         seen.iter().any(|event| event.data["waiting_for"] == "approval")
             && seen.iter().any(|event| event.kind == "tool_approval")
     }))
@@ -156,9 +156,9 @@ async fn without_an_event_id_the_stream_starts_now_with_the_open_calls() {
     let seen = within(late.until_events(|seen| !seen.is_empty())).await;
     assert_eq!((seen[0].kind.as_str(), &seen[0].id), ("tool_use", &None));
     assert_eq!(seen[0].data["waiting_for"], "approval");
-    let question = asked.iter().find(|event| event.kind == "tool_approval").unwrap();
-    let tool_id = question.data["tool_id"].as_str().unwrap();
-    let sha = &question.data["arguments_sha256"];
+    let request = approval.iter().find(|event| event.kind == "tool_approval").unwrap();
+    let tool_id = request.data["tool_id"].as_str().unwrap();
+    let sha = &request.data["arguments_sha256"];
     let reject = json!({"decision": "reject", "arguments_sha256": sha});
     let decided = service.post(&format!("/v1/sessions/s/approvals/{tool_id}"), reject).await;
     assert_eq!(decided.status, 200, "{decided:?}");
@@ -174,10 +174,10 @@ async fn without_an_event_id_the_stream_starts_now_with_the_open_calls() {
 
 #[tokio::test]
 async fn watchers_that_join_late_see_the_same_events() {
-    let held = json!({"responses": [
+    let script = json!({"responses": [
         {"reasoning": ["Hm."], "text": ["Now ", "then."],
          "holds": [{"at": {"chunk": 3}, "name": "middle"}]}]});
-    let service = service(held).await;
+    let service = service(script).await;
     let mut live = service.watch("s", "go").await;
     within(live.until("\"text\":\"Now \"")).await;
     service.model.gate_reached("middle").await;

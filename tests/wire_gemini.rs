@@ -8,7 +8,7 @@ use callsheet::rehearsal::{At, Call, Response, Script};
 use callsheet::response::{ResponseLimits, decode_body, describe_response};
 use callsheet::runtime::{OpenSession, RunReport};
 use callsheet::types::{Execution, RunEnd, ToolStatus, Wire};
-use callsheet::wire::{DecoderLimits, Framing};
+use callsheet::wire::{DecoderOptions, Framing};
 use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
 use support::{World, within, world_of};
@@ -266,7 +266,7 @@ async fn a_history_from_elsewhere_is_taken() {
 /// What `callsheet decode` shows of a stream of these payloads.
 fn decoded(payloads: &[Value]) -> Value {
     let body: String = payloads.iter().map(|payload| format!("data: {payload}\n\n")).collect();
-    let limits = (DecoderLimits::default(), ResponseLimits::default());
+    let limits = (DecoderOptions::default(), ResponseLimits::default());
     describe_response(&decode_body(Wire::GeminiGenerate, Framing::Sse, limits, body.as_bytes()))
 }
 

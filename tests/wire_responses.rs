@@ -8,7 +8,7 @@ use callsheet::rehearsal::{At, Call, Finish, Response, Script};
 use callsheet::response::{ResponseLimits, decode_body, describe_response};
 use callsheet::runtime::RunReport;
 use callsheet::types::{RunEnd, Wire};
-use callsheet::wire::{DecoderLimits, Framing};
+use callsheet::wire::{DecoderOptions, Framing};
 use serde_json::{Value, json};
 use support::tools::{CallControl, registry};
 use support::{World, parallel, within, world_of};
@@ -251,7 +251,7 @@ fn a_response_says_the_same_whatever_of_its_repetitions_is_left_out() {
         let kept = repetitions.iter().enumerate().filter(|(at, _)| has(*at));
         let events = kept.flat_map(|(_, events)| events).chain([&end]);
         let body: String = events.map(|event| format!("{event}\n")).collect();
-        let limits = (DecoderLimits::default(), ResponseLimits::default());
+        let limits = (DecoderOptions::default(), ResponseLimits::default());
         let found = decode_body(Wire::OpenaiResponses, Framing::JsonLines, limits, body.as_bytes());
         let found = describe_response(&found);
         assert_eq!(found["text"], "Hi.", "{body}");

@@ -492,6 +492,20 @@ mod tests {
         let known = json!({"input_summary": input_summary, "early": true});
         next(&[tool_use("running", known.clone())]);
         next(&[("tool_progress", json!({"tool_id": "t3a1c2", "text": "half"}))]);
+        next(&[(
+            "tool_approval",
+            json!({
+                "call_index": 2,
+                "tool_id": "t3a1c2",
+                "tool_name": "clock",
+                "phase": "before",
+                "input": {"zone": "Asia/Tokyo"},
+                "arguments_sha256": "5f70",
+                "output_summary": null,
+            }),
+        )]);
+        next(&[]); // ApprovalGiven
+        next(&[]); // ConflictFound
         next(&[tool_use("discarded", json!({"early": null}))]);
         next(&[
             tool_use("finished", known),
