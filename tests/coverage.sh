@@ -49,6 +49,7 @@ awk -v root="$PWD/" -v percent_min="$percent_min" '
   }
   END {
     printf "%-20s %8s %8s %8s\n", "folder", "lines", "covered", "percent"
+    fflush()
     order = "sort"
     for (folder in lines) {
       printf "%-20s %8d %8d %7.1f%%\n", folder, lines[folder], covered[folder], 100 * covered[folder] / lines[folder] | order
