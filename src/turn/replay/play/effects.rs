@@ -1,9 +1,9 @@
-//! What the machine asks for, compared and done.
+//! The effects of the machine: records are compared, and the rest is performed.
 
 use super::*;
 
 impl Play<'_, '_> {
-    /// Takes what the machine asks for, and does what can be done at once.
+    /// Performs the machine's effects until it has none.
     pub(super) fn drain(&mut self) -> Result<(), Mismatch> {
         loop {
             while let Some(effect) = self.turn.poll() {
@@ -13,12 +13,12 @@ impl Play<'_, '_> {
                 return Ok(());
             }
             let stored = self.storable();
-            let free = self.wanting.iter().position(|key| self.has_a_place(*key));
+            let free = self.permit_requests.iter().position(|key| self.has_permit(*key));
             if stored > self.stored {
                 self.stored = stored;
                 self.turn.handle_recorded(Duration::ZERO, stored);
             } else if let Some(free) = free {
-                let key = self.wanting.remove(free);
+                let key = self.permit_requests.remove(free);
                 self.turn.handle_tool_permit(Duration::ZERO, key, PermitReply::Granted);
             } else {
                 return Ok(());
@@ -35,17 +35,19 @@ impl Play<'_, '_> {
             Effect::Perform(TurnAction::Request(plan)) => {
                 let bytes_max = self.spec.rules.limits.max_arguments_bytes;
                 let (turn, attempt) = (self.spec.number, plan.attempt);
-                self.steps = response::steps(self.tape, self.at, turn, attempt, bytes_max);
-                let reused = response::reused(self.tape, (self.from, self.at), turn, attempt);
+                self.steps = response::steps(self.recording, self.at, turn, attempt, bytes_max);
+                let reused = response::reused(self.recording, (self.from, self.at), turn, attempt);
                 let reused = reused
                     .into_iter()
                     .map(|(call, outcome)| (call::identity(call), outcome.clone()));
                 self.turn.reusable.extend(reused);
             }
             Effect::Perform(TurnAction::Disconnect) => self.steps.clear(),
-            Effect::Perform(TurnAction::RequestToolPermit { key, .. }) => self.wanting.push(key),
+            Effect::Perform(TurnAction::RequestToolPermit { key, .. }) => {
+                self.permit_requests.push(key)
+            }
             Effect::Perform(TurnAction::ReleaseToolPermit(key)) => {
-                self.wanting.retain(|wanting| *wanting != key)
+                self.permit_requests.retain(|request| *request != key)
             }
             Effect::Perform(TurnAction::Commit(record)) => self.committed = Some(record),
             Effect::Perform(TurnAction::Start(_) | TurnAction::Abort(_)) | Effect::Emit(_) => {}
@@ -53,17 +55,17 @@ impl Play<'_, '_> {
         Ok(())
     }
 
-    /// Compares what the machine asks to be recorded with what was.
+    /// Compares a record of the machine with the next recorded one.
     fn expect(&mut self, now: Record) -> Result<(), Mismatch> {
         if self.over {
             return Ok(());
         }
-        self.at = self.tape.next_asked(self.at);
-        let Some(recorded) = self.tape.record(self.at) else {
+        self.at = self.recording.next_made(self.at);
+        let Some(recorded) = self.recording.record(self.at) else {
             self.over = true;
             return Ok(());
         };
-        if !same(recorded, &now) && !self.told_loosely(recorded, &now) {
+        if !same(recorded, &now) && !self.accept_quotation(recorded, &now) {
             let state = String::new();
             return Err(Mismatch { at: self.at, now: Some(Box::new(now)), state });
         }
@@ -71,10 +73,9 @@ impl Play<'_, '_> {
         Ok(())
     }
 
-    /// A call whose arguments do not fit is answered with a quotation of their text as it came.
-    /// The journal holds their meaning; where the text is too long to be quoted whole, the answer
-    /// stands as it was recorded.
-    fn told_loosely(&mut self, recorded: &Record, now: &Record) -> bool {
+    /// Accepts a recorded answer to invalid arguments that quotes a part of their text. The journal
+    /// holds the parsed arguments, so that the text cannot be quoted again.
+    fn accept_quotation(&mut self, recorded: &Record, now: &Record) -> bool {
         let (
             Record::CallEnded { call, outcome: then, .. },
             Record::CallEnded { call: of, outcome, .. },
@@ -100,7 +101,8 @@ impl Play<'_, '_> {
         true
     }
 
-    /// How many records are durable: all, up to the intent of a call that had not begun yet.
+    /// The number of records that are durable: all, up to the intent of a call that had not started
+    /// yet.
     fn storable(&self) -> u64 {
         let waits = self.turn.effects.deferred().find_map(|(needs, held)| match held {
             DeferredEffect::StartCall(key) if !self.may_begin(*key) => Some(*needs),
@@ -109,10 +111,10 @@ impl Play<'_, '_> {
         waits.map_or(self.asked, |needs| needs.saturating_sub(1))
     }
 
-    /// Whether the call has begun by now: what it had read of the variables tells when, and its
-    /// end whether at all.
+    /// Returns whether the call has started by now. The variables that it had read show when, and
+    /// its outcome shows if it started at all.
     fn may_begin(&self, key: CallKey) -> bool {
-        let reads = self.tape.next_reads(self.at, key);
+        let reads = self.recording.next_reads(self.at, key);
         if reads.is_none() && self.call(key).is_some_and(|call| call.outdated.is_some()) {
             return false;
         }
@@ -120,12 +122,12 @@ impl Play<'_, '_> {
             let writers = self.turn.visible.writers();
             return reads.0.iter().all(|(name, seen)| writers.get(name) == seen.as_ref());
         }
-        self.tape.started(self.at, key).unwrap_or(true)
+        self.recording.started(self.at, key).unwrap_or(true)
     }
 
-    fn has_a_place(&self, key: CallKey) -> bool {
-        if self.tape.is_intended(self.at, key) {
-            let next = self.tape.record(self.tape.next_asked(self.at)).and_then(call_of);
+    fn has_permit(&self, key: CallKey) -> bool {
+        if self.recording.is_intended(self.at, key) {
+            let next = self.recording.call_at(self.recording.next_made(self.at));
             return next == Some(key);
         }
         self.may_begin(key)
