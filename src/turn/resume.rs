@@ -203,9 +203,8 @@ impl Turn {
                 let retention = admission::by_rules(call.key.index, &self.spec.rules);
                 restored.excess = retention == CallRetention::KeepExcess;
             }
-            let decisions = known.into_iter().flat_map(|known| &known.decisions);
-            let before =
-                decisions.filter(|decision| decision.phase == ApprovalPhase::Before).last();
+            let mut decisions = known.into_iter().flat_map(|known| &known.decisions);
+            let before = decisions.rfind(|decision| decision.phase == ApprovalPhase::Before);
             restored.notes.before =
                 before.map(|decision| decision.judgement()).or(restored.notes.before);
             self.calls.push(restored);
