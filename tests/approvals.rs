@@ -79,13 +79,13 @@ impl Api {
     }
 
     /// Sends a decision about an approval request and expects it to be accepted.
-    async fn answer(&self, question: &Value, decision: &str, message: Option<&str>) {
+    async fn answer(&self, request: &Value, decision: &str, message: Option<&str>) {
         let mut body =
-            json!({"decision": decision, "arguments_sha256": question["arguments_sha256"]});
+            json!({"decision": decision, "arguments_sha256": request["arguments_sha256"]});
         if let Some(message) = message {
             body["message"] = message.into();
         }
-        let tool_id = question["tool_id"].as_str().unwrap();
+        let tool_id = request["tool_id"].as_str().unwrap();
         let answer = self.decide(tool_id, body).await;
         assert_eq!(answer.status, 200, "{answer:?}");
         assert_eq!(answer.json(), json!({"tool_id": tool_id, "decision": decision}));
@@ -122,7 +122,7 @@ async fn next_approval(events: &mut Subscription) -> Value {
                 }
             }
         }
-        panic!("nothing was asked");
+        panic!("no approval was requested");
     })
     .await
 }
@@ -136,21 +136,21 @@ async fn a_call_runs_after_its_approval() {
     let api = api([call("writes", "a")], &[("writes", ApprovalPolicy::BEFORE)], |_| {}).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
     until_event(&mut run.events, |event| event["waiting_for"] == "approval").await;
-    let asked = next_approval(&mut run.events).await;
-    let shown = json!({
+    let pending = next_approval(&mut run.events).await;
+    let expected = json!({
         "tool_id": "t1a1c0", "tool_name": "writes", "phase": "before", "input": {"id": "a"},
         "arguments_sha256": SHA256_OF_A, "output_summary": null,
     });
-    for (key, value) in shown.as_object().unwrap() {
-        assert_eq!(asked[key], *value, "{key}");
+    for (key, value) in expected.as_object().unwrap() {
+        assert_eq!(pending[key], *value, "{key}");
     }
     // A late watcher sees the same request.
-    let mut pending = api.current_run().await["approvals"].clone();
-    let asked_at = pending[0].as_object_mut().unwrap().remove("asked_at").unwrap();
+    let mut listed = api.current_run().await["approvals"].clone();
+    let asked_at = listed[0].as_object_mut().unwrap().remove("asked_at").unwrap();
     assert!(asked_at.as_u64().unwrap() > 1_600_000_000_000);
-    assert_eq!(pending, json!([shown]));
+    assert_eq!(listed, json!([expected]));
     assert_eq!(api.control.log(), [""; 0]);
-    api.answer(&asked, "approve", None).await;
+    api.answer(&pending, "approve", None).await;
     let report = within(run.report).await.unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
     assert_eq!(result(&report, 0), (ToolStatus::Ok, "done a"));
@@ -166,8 +166,8 @@ async fn a_call_runs_after_its_approval() {
 async fn a_rejected_call_never_runs_and_the_model_gets_the_reason() {
     let api = api([call("writes", "a")], &[("writes", ApprovalPolicy::BEFORE)], |_| {}).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
-    let asked = next_approval(&mut run.events).await;
-    api.answer(&asked, "reject", Some("not on a \"Sunday\"")).await;
+    let pending = next_approval(&mut run.events).await;
+    api.answer(&pending, "reject", Some("not on a \"Sunday\"")).await;
     let report = within(run.report).await.unwrap();
     assert_eq!(api.last_tool_result(), r#"{"status":"rejected","message":"not on a \"Sunday\""}"#);
     assert_eq!(api.control.log(), [""; 0]);
@@ -193,17 +193,20 @@ async fn an_expired_approval_counts_as_a_rejection() {
     })
     .await;
     let mut run = api.world.session.start_run("go").await.unwrap();
-    let asked = next_approval(&mut run.events).await;
+    let pending = next_approval(&mut run.events).await;
     let report = within(run.report).await.unwrap();
-    let told = "not run: nobody said in time whether it may run";
-    assert_eq!(api.last_tool_result(), format!(r#"{{"status":"rejected","message":"{told}"}}"#));
+    let expected = "not run: nobody said in time whether it may run";
+    assert_eq!(
+        api.last_tool_result(),
+        format!(r#"{{"status":"rejected","message":"{expected}"}}"#)
+    );
     let call = &report.calls[0];
     assert_eq!((call.status, call.approval), (ToolStatus::Refused, Some(Verdict::Expired)));
     assert_eq!(call.reject_reason.as_deref(), Some("nobody has said anything in time"));
     assert_eq!(call.metadata["kind"], "approval_expired");
     // Later decisions are refused.
     for decision in ["approve", "reject"] {
-        let hash = &asked["arguments_sha256"];
+        let hash = &pending["arguments_sha256"];
         let late = json!({"decision": decision, "arguments_sha256": hash});
         let late = api.decide("t1a1c0", late).await;
         assert_eq!(late.error(), (409, "already_decided".to_owned()));
@@ -215,11 +218,14 @@ async fn an_expired_approval_counts_as_a_rejection() {
 async fn a_result_reaches_the_model_after_its_approval() {
     let api = api([call("writes", "a")], &[("writes", ApprovalPolicy::AFTER)], |_| {}).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
-    let asked = next_approval(&mut run.events).await;
-    assert_eq!((&asked["phase"], &asked["output_summary"]), (&json!("after"), &json!("done a")));
+    let pending = next_approval(&mut run.events).await;
+    assert_eq!(
+        (&pending["phase"], &pending["output_summary"]),
+        (&json!("after"), &json!("done a"))
+    );
     assert_eq!(api.control.log(), ["start a", "end a"]);
     assert_eq!(api.world.requests().len(), 1);
-    api.answer(&asked, "approve", None).await;
+    api.answer(&pending, "approve", None).await;
     let report = within(run.report).await.unwrap();
     assert_eq!(result(&report, 0), (ToolStatus::Ok, "done a"));
     assert_eq!(report.calls[0].approval, Some(Verdict::Approved));
@@ -230,21 +236,21 @@ async fn a_result_reaches_the_model_after_its_approval() {
 async fn a_rejected_result_is_neither_sent_nor_stored() {
     let api = api([call("writes", "a")], &[("writes", ApprovalPolicy::AFTER)], |_| {}).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
-    let asked = next_approval(&mut run.events).await;
-    api.answer(&asked, "reject", Some("private")).await;
-    let told = r#"{"status":"rejected","message":"private"}"#;
+    let pending = next_approval(&mut run.events).await;
+    api.answer(&pending, "reject", Some("private")).await;
+    let expected = r#"{"status":"rejected","message":"private"}"#;
     until_event(&mut run.events, |event| {
         event["type"] == "tool_result"
             && event["status"] == "refused"
-            && event["output_summary"] == told
+            && event["output_summary"] == expected
     })
     .await;
     let report = within(run.report).await.unwrap();
-    assert_eq!(result(&report, 0), (ToolStatus::Refused, told));
+    assert_eq!(result(&report, 0), (ToolStatus::Refused, expected));
     let call = &report.calls[0];
     assert_eq!((call.approval, call.result_rejected), (Some(Verdict::Rejected), true));
     assert!(call.started_ms.is_some(), "it ran");
-    assert_eq!(api.last_tool_result(), told);
+    assert_eq!(api.last_tool_result(), expected);
     for request in api.world.requests() {
         assert!(!request.body.to_string().contains("done a"), "{}", request.body);
     }
@@ -256,18 +262,18 @@ async fn approvals_are_decided_in_any_order_and_results_keep_call_order() {
     let calls = ["a", "b", "c"].map(|id| call("writes", id));
     let api = api(calls, &[("writes", ApprovalPolicy::BEFORE)], parallel(1)).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
-    let mut asked = Vec::new();
+    let mut pending = Vec::new();
     for _ in 0..3 {
-        asked.push(next_approval(&mut run.events).await);
+        pending.push(next_approval(&mut run.events).await);
     }
     let pending = api.current_run().await["approvals"].clone();
     let ids: Vec<&Value> = pending.as_array().unwrap().iter().map(|one| &one["tool_id"]).collect();
     assert_eq!(ids, ["t1a1c0", "t1a1c1", "t1a1c2"]);
-    api.answer(&asked[2], "approve", None).await;
+    api.answer(&pending[2], "approve", None).await;
     api.control.until_logged("end c").await;
-    api.answer(&asked[0], "reject", Some("no")).await;
+    api.answer(&pending[0], "reject", Some("no")).await;
     assert_eq!(api.current_run().await["approvals"].as_array().unwrap().len(), 1);
-    api.answer(&asked[1], "approve", None).await;
+    api.answer(&pending[1], "approve", None).await;
     within(run.report).await.unwrap();
     assert_eq!(api.control.log(), ["start c", "end c", "start b", "end b"]);
     assert_eq!(
@@ -340,12 +346,12 @@ async fn a_waiting_call_delays_only_calls_that_depend_on_its_start() {
     .await;
     api.control.release("x");
     let mut run = api.world.session.start_run("go").await.unwrap();
-    let asked = next_approval(&mut run.events).await;
+    let pending = next_approval(&mut run.events).await;
     until_event(&mut run.events, |event| event["waiting_for"] == "exclusive").await;
     // The only permit of `max` is free for the next call.
     api.control.until_logged("end q").await;
     assert_eq!(api.control.log(), ["start q", "end q"]);
-    api.answer(&asked, "approve", None).await;
+    api.answer(&pending, "approve", None).await;
     within(run.report).await.unwrap();
     assert_eq!(api.control.log()[2..], ["start w", "end w", "start x", "end x"]);
 }
@@ -355,9 +361,9 @@ async fn in_sequential_execution_later_calls_wait_for_the_approval() {
     let calls = [call("writes", "w"), call("quick", "q")];
     let api = api(calls, &[("writes", ApprovalPolicy::BEFORE)], |_| {}).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
-    let asked = next_approval(&mut run.events).await;
+    let pending = next_approval(&mut run.events).await;
     assert_eq!(api.control.log(), [""; 0]);
-    api.answer(&asked, "approve", None).await;
+    api.answer(&pending, "approve", None).await;
     within(run.report).await.unwrap();
     assert_eq!(api.control.log(), ["start w", "end w", "start q", "end q"]);
 }
@@ -395,9 +401,9 @@ async fn stop_now_cancels_calls_that_wait_for_approval() {
 async fn stop_after_turn_waits_for_approvals_and_sends_no_further_request() {
     let api = api([call("writes", "a")], &[("writes", ApprovalPolicy::BEFORE)], |_| {}).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
-    let asked = next_approval(&mut run.events).await;
+    let pending = next_approval(&mut run.events).await;
     api.stop("after_turn").await;
-    api.answer(&asked, "approve", None).await;
+    api.answer(&pending, "approve", None).await;
     let report = within(run.report).await.unwrap();
     assert_eq!(report.run_end, RunEnd::Stopped);
     assert_eq!(result(&report, 0), (ToolStatus::Ok, "done a"));
@@ -414,12 +420,12 @@ async fn a_broken_response_voids_its_approval_requests() {
     let void = next_approval(&mut run.events).await;
     assert_eq!(void["tool_id"], "t1a1c0");
     until_event(&mut run.events, |event| event["status"] == "discarded").await;
-    let asked = next_approval(&mut run.events).await;
-    assert_eq!(asked["tool_id"], "t1a2c0");
+    let pending = next_approval(&mut run.events).await;
+    assert_eq!(pending["tool_id"], "t1a2c0");
     let late = json!({"decision": "approve", "arguments_sha256": void["arguments_sha256"]});
     assert_eq!(api.decide("t1a1c0", late).await.error(), (404, "no_such_approval".to_owned()));
     assert_eq!(api.current_run().await["approvals"][0]["tool_id"], "t1a2c0");
-    api.answer(&asked, "approve", None).await;
+    api.answer(&pending, "approve", None).await;
     let report = within(run.report).await.unwrap();
     assert_eq!((report.calls.len(), result(&report, 0)), (1, (ToolStatus::Ok, "done a")));
     assert_eq!(api.control.log(), ["start a", "end a"]);
@@ -427,20 +433,20 @@ async fn a_broken_response_voids_its_approval_requests() {
 
 #[tokio::test]
 async fn identical_calls_share_one_approval() {
-    for (decision, told) in
+    for (decision, expected) in
         [("approve", "done a"), ("reject", r#"{"status":"rejected","message":"no"}"#)]
     {
         let again = Call::new("writes", json!({"id": "a"})).id("again");
         let asking = [("writes", ApprovalPolicy::BEFORE)];
         let api = api([call("writes", "a"), again], &asking, parallel(4)).await;
         let mut run = api.world.session.start_run("go").await.unwrap();
-        let asked = next_approval(&mut run.events).await;
+        let pending = next_approval(&mut run.events).await;
         assert_eq!(api.current_run().await["approvals"].as_array().unwrap().len(), 1);
-        api.answer(&asked, decision, Some("no")).await;
+        api.answer(&pending, decision, Some("no")).await;
         let report = within(run.report).await.unwrap();
         assert_eq!(
             results(&api.world.last_messages()),
-            [("call-a", told), ("again", told)],
+            [("call-a", expected), ("again", expected)],
             "{decision}"
         );
         assert_eq!(report.calls[1].metadata["duplicate_of"], "t1a1c0");
@@ -484,8 +490,11 @@ async fn a_run_may_add_approvals_but_not_remove_them() {
     assert_eq!(api.decide("t1a1c0", body("reject", "after")).await.status, 200);
     until_event(&mut events, |event| event["type"] == "stream_end").await;
     assert_eq!(api.control.log(), ["start a", "end a"]);
-    let told = "it ran, but a person rejected its result";
-    assert_eq!(api.last_tool_result(), format!(r#"{{"status":"rejected","message":"{told}"}}"#));
+    let expected = "it ran, but a person rejected its result";
+    assert_eq!(
+        api.last_tool_result(),
+        format!(r#"{{"status":"rejected","message":"{expected}"}}"#)
+    );
 }
 
 #[tokio::test]
@@ -506,14 +515,14 @@ async fn a_run_may_remove_approvals_if_its_agent_allows_it() {
 async fn deleting_a_session_cancels_calls_that_wait_for_approval() {
     let api = api([call("writes", "a")], &[("writes", ApprovalPolicy::BEFORE)], |_| {}).await;
     let mut run = api.world.session.start_run("go").await.unwrap();
-    let asked = next_approval(&mut run.events).await;
+    let pending = next_approval(&mut run.events).await;
     let path = api.path("");
     let gone = api.send(format!("DELETE {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;
     assert_eq!(gone.status, 204);
     let report = within(run.report).await.unwrap();
     assert_eq!(report.run_end, RunEnd::Stopped);
     assert_eq!(result(&report, 0).0, ToolStatus::Cancelled);
-    let late = json!({"decision": "approve", "arguments_sha256": asked["arguments_sha256"]});
+    let late = json!({"decision": "approve", "arguments_sha256": pending["arguments_sha256"]});
     assert_eq!(api.decide("t1a1c0", late).await.error(), (404, "no_such_session".to_owned()));
 }
 

@@ -79,11 +79,11 @@ async fn an_open_breaker_sends_runs_to_the_next_model() {
     .await;
     let (report, events) = run(&world.session).await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Here."));
-    let told = attempts(&events);
-    assert_eq!(told.len(), 3, "{told:?}");
+    let reasons = attempts(&events);
+    assert_eq!(reasons.len(), 3, "{reasons:?}");
     let reason =
         "backup-model: the model is not asked: its last 2 requests failed; it is tried again in 3";
-    assert!(told[2].starts_with(reason), "{told:?}");
+    assert!(reasons[2].starts_with(reason), "{reasons:?}");
     // Another session sends it no request at all.
     let (report, events) = run(&another(&world).await).await;
     assert_eq!((report.text.as_str(), attempts(&events).len()), ("Here again.", 1));
@@ -128,8 +128,8 @@ async fn a_half_open_breaker_sends_one_probe_and_the_others_wait_without_using_a
     let events = events(second.events).await;
     let report = within(second.report).await.unwrap();
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Back too."));
-    for told in attempts(&events) {
-        assert!(told.ends_with("another session is trying it again"), "{told}");
+    for reason in attempts(&events) {
+        assert!(reason.ends_with("another session is trying it again"), "{reason}");
     }
     assert_eq!(model(&world).breaker, BreakerState::Closed);
     assert_metric(&world, "callsheet_model_breaker_state{model=\"rehearsal\"} 0");
@@ -176,12 +176,12 @@ async fn a_stopped_probe_passes_on_to_the_next_run() {
 #[tokio::test]
 async fn client_errors_do_not_count_as_failures() {
     let limited = Response { retry_after: Some("0".into()), ..Response::status(429) };
-    let told = json!({"error": {"message": "no such model", "code": 404}}).to_string();
+    let body = json!({"error": {"message": "no such model", "code": 404}}).to_string();
     let answers = [
         Response::status(400),
         Response::status(401),
         limited,
-        Response::raw("application/json", [told]),
+        Response::raw("application/json", [body]),
         Response::text("Here."),
     ];
     let world = breaking(1, HOUR, answers, |config| {
@@ -198,8 +198,8 @@ async fn client_errors_do_not_count_as_failures() {
 #[tokio::test]
 async fn every_kind_of_service_failure_opens_the_breaker() {
     let error = |status: u16| {
-        let told = json!({"error": {"message": "overloaded", "code": status}}).to_string();
-        Response::raw("text/event-stream", [format!("data: {told}\n\n")])
+        let body = json!({"error": {"message": "overloaded", "code": status}}).to_string();
+        Response::raw("text/event-stream", [format!("data: {body}\n\n")])
     };
     for failing in [
         Response::status(529),

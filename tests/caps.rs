@@ -122,8 +122,8 @@ async fn a_stopped_call_leaves_the_queue_without_having_started() {
     other.stop(StopMode::Now).await.unwrap();
     let report = within(stopped.report).await.unwrap();
     assert_eq!(report.run_end, RunEnd::Stopped);
-    let told: Vec<_> = report.calls.iter().map(|c| (c.status, c.result.as_str())).collect();
-    assert_eq!(told, [(ToolStatus::Cancelled, NEVER), (ToolStatus::Ok, "done c")]);
+    let outcomes: Vec<_> = report.calls.iter().map(|c| (c.status, c.result.as_str())).collect();
+    assert_eq!(outcomes, [(ToolStatus::Cancelled, NEVER), (ToolStatus::Ok, "done c")]);
     assert_eq!(world.host.counts().calls_waiting, 0);
     let next = run_until_waiting(&other, "me too", "d").await;
     control.release("a");
@@ -159,9 +159,9 @@ async fn the_tool_timeout_does_not_include_the_wait_for_a_permit() {
     control.release("b");
     control.release("a");
     let report = within(run.report).await.unwrap();
-    let told: Vec<_> = report.calls.iter().map(|call| call.status).collect();
-    assert_eq!(told, [ToolStatus::Ok, ToolStatus::TimedOut]);
-    assert!(report.calls[0].wait_ms >= 300, "its wait is told: {}", report.calls[0].wait_ms);
+    let outcomes: Vec<_> = report.calls.iter().map(|call| call.status).collect();
+    assert_eq!(outcomes, [ToolStatus::Ok, ToolStatus::TimedOut]);
+    assert!(report.calls[0].wait_ms >= 300, "wait_ms is missing: {}", report.calls[0].wait_ms);
     within(holding.report).await.unwrap();
 }
 
@@ -248,8 +248,8 @@ async fn a_tool_that_panics_or_hangs_releases_its_permit() {
     .await;
     for (input, status) in [("panic", ToolStatus::Failed), ("hang", ToolStatus::TimedOut)] {
         let report = world.run(input).await;
-        let told: Vec<_> = report.calls.iter().map(|call| call.status).collect();
-        assert_eq!(told, [status, status], "{input}");
+        let outcomes: Vec<_> = report.calls.iter().map(|call| call.status).collect();
+        assert_eq!(outcomes, [status, status], "{input}");
     }
     assert_eq!(control.log(), ["start a", "start b", "start c", "start d"]);
     world.until_idle().await;

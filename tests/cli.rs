@@ -248,7 +248,7 @@ async fn an_interrupt_stops_the_run_and_reports_its_end() {
     let mut child = folder.start(&["run", "--json", "--base-url", &url, "--model", "m", "x"]);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let first_text = lines.find(|line| line.as_ref().unwrap().contains("content_delta"));
-    assert!(first_text.is_some(), "the answer began");
+    assert!(first_text.is_some(), "the answer has started");
     signal(&child, "INT");
     let last: Value = serde_json::from_str(&lines.last().unwrap().unwrap()).unwrap();
     assert_eq!((&last["type"], &last["run_end"]), (&json!("stream_end"), &json!("stopped")));

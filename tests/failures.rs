@@ -136,9 +136,9 @@ async fn server_errors_and_rate_limits_are_retried() {
     recovers_from(Response::status(500)).await;
     recovers_from(Response::status(503)).await;
     let limited = Response { retry_after: Some("1".into()), ..Response::status(429) };
-    let begun = std::time::SystemTime::now();
+    let started = std::time::SystemTime::now();
     recovers_from(limited).await;
-    assert!(begun.elapsed().expect("time goes on") >= Duration::from_secs(1), "it was waited");
+    assert!(started.elapsed().expect("time goes on") >= Duration::from_secs(1), "it was waited");
 }
 
 /// An error response with the header `x-should-retry`.
@@ -333,11 +333,14 @@ async fn after_max_turns_a_final_answer_without_tools_is_requested() {
     let events = events(started.events).await;
     let report = within(started.report).await.expect("a report");
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::MaxTurns, "So far."));
+    assert_eq!((report.turns, report.stats.turns), (2, 2), "the last request does not count");
+    let stats = events.iter().rfind(|event| event["type"] == "session_stats").expect("sums");
+    assert_eq!(stats["turns"], 2);
     assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
     let last = &world.requests()[2].body;
     assert_eq!(last["tool_choice"], "none");
     assert!(!last["tools"].as_array().expect("tools are listed").is_empty());
-    let limit = events.iter().find(|event| event["type"] == "limit_reached").expect("it is told");
+    let limit = events.iter().find(|event| event["type"] == "limit_reached").expect("the event");
     assert_eq!((&limit["limit"], &limit["maximum"]), (&json!("max_turns"), &json!(2)));
     world.assert_paired();
 }
@@ -353,7 +356,7 @@ async fn repeated_turns_with_only_failed_calls_end_the_run() {
     let text = "All tool calls failed. Please check the error messages and try again.";
     assert_eq!(report.text, text);
     assert_eq!((control.log().len(), world.requests().len()), (3, 3));
-    let limit = events.iter().find(|event| event["type"] == "limit_reached").expect("it is told");
+    let limit = events.iter().find(|event| event["type"] == "limit_reached").expect("the event");
     assert_eq!((&limit["limit"], &limit["maximum"]), (&json!("max_failed_turns"), &json!(3)));
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
     world.assert_paired();
@@ -379,8 +382,8 @@ async fn four_calls_where_three_may_run() {
         let expected = [&done[..], &[("call-d", refused)]].concat();
         assert_eq!(results(&world.last_messages()), expected[..answered]);
         let sent = world.last_messages();
-        let asked = sent.iter().find(|message| message["role"] == "assistant");
-        let calls = asked.and_then(|message| message["tool_calls"].as_array()).expect("calls");
+        let assistant = sent.iter().find(|message| message["role"] == "assistant");
+        let calls = assistant.and_then(|message| message["tool_calls"].as_array()).expect("calls");
         assert_eq!(calls.len(), answered, "what is not answered is not shown either");
         assert_eq!(control.log().len(), 6);
         world.assert_paired();
@@ -403,8 +406,8 @@ async fn on_excess_fail_ends_the_run_and_the_session_continues() {
     assert_eq!(report.error.expect("an error").message, message);
     assert_eq!(control.log(), [""; 0]);
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
-    let refused = "Error: not run: at most 3 tool calls are run per response. \
-                   Send the call again in a later response if it is still needed.";
+    let refused = "Error: not run: the response held more than the 3 tool calls that are allowed, \
+                   and the run was ended.";
     let expected = ["call-a", "call-b", "call-c"].map(|id| (id, refused));
     assert_eq!(results(&world.last_messages()), expected);
     world.assert_paired();

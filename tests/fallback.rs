@@ -95,7 +95,7 @@ async fn transient_errors_are_retried_before_the_fallback() {
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Here."));
     assert_eq!(two.received(), (2, 1));
     assert_eq!(attempts(&events), ["2 rehearsal", "3 backup-model"]);
-    let last = events.iter().rfind(|event| event["type"] == "attempt").expect("it is told");
+    let last = events.iter().rfind(|event| event["type"] == "attempt").expect("the event");
     assert_eq!((&last["wait_ms"], &last["streamed"]), (&json!(0), &json!(true)));
     assert_ne!(last["reason"], "");
     assert_eq!(two.fallbacks(), "callsheet_model_fallbacks_total 1");

@@ -33,10 +33,10 @@ async fn session_with_all_records() -> (HostDirectory, HostServer) {
     let asking = json!({"input": "ask", "approval": "before"});
     assert_eq!(served.post_keyed("/v1/sessions/s/runs", "k", &asking).await.status, 202);
     for _ in 0..2 {
-        let asked =
+        let waiting =
             served.until_snapshot("s", |s| s["current_run"]["approvals"][0].is_object()).await;
-        let question = &asked["current_run"]["approvals"][0];
-        let (tool_id, approve) = decision(question, "approve");
+        let request = &waiting["current_run"]["approvals"][0];
+        let (tool_id, approve) = decision(request, "approve");
         let path = format!("/v1/sessions/s/approvals/{tool_id}");
         assert_eq!(served.post(&path, approve).await.status, 200);
         let answered = |s: &Value| s["current_run"]["approvals"][0]["tool_id"] != tool_id.as_str();
@@ -107,9 +107,12 @@ async fn a_fork_at_any_record_has_the_state_of_that_record() {
         }
         // The fork starts with the original's messages, and every call has a result.
         let history = snapshot["history"].as_array().unwrap();
-        let told = shown(&prefix);
-        let told = told.as_array().unwrap();
-        assert!(history.len() >= told.len() && history[..told.len()] == told[..], "{at}");
+        let messages = shown(&prefix);
+        let messages = messages.as_array().unwrap();
+        assert!(
+            history.len() >= messages.len() && history[..messages.len()] == messages[..],
+            "{at}"
+        );
         let count = |role: &str| history.iter().filter(|m| m["role"] == role).count();
         let calls = history.iter().filter_map(|m| m["tool_calls"].as_array()).map(Vec::len);
         assert_eq!(calls.sum::<usize>(), count("tool"), "{at}: {history:?}");

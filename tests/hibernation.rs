@@ -144,12 +144,12 @@ async fn session_waiting_for_approval(
     let served = directory.start(host, rest).await;
     served.open("s").await;
     served.begin("s", json!({"input": "go"})).await;
-    let asked = served.until_snapshot("s", is_asking).await;
-    (directory, served, asked)
+    let waiting = served.until_snapshot("s", is_asking).await;
+    (directory, served, waiting)
 }
 
 fn is_asking(snapshot: &Value) -> bool {
-    snapshot["current_run"]["approvals"].as_array().is_some_and(|asked| !asked.is_empty())
+    snapshot["current_run"]["approvals"].as_array().is_some_and(|waiting| !waiting.is_empty())
 }
 
 fn is_idle(snapshot: &Value) -> bool {
@@ -158,16 +158,16 @@ fn is_idle(snapshot: &Value) -> bool {
 
 #[tokio::test]
 async fn a_run_that_waits_for_approval_hibernates_until_the_decision() {
-    let (directory, served, asked) = session_waiting_for_approval(SLEEPY, ASKING).await;
+    let (directory, served, waiting) = session_waiting_for_approval(SLEEPY, ASKING).await;
     for _ in 0..3 {
         served.asleep().await;
         assert_eq!(served.host.counts().runs, 0);
         let listed = served.get("/v1/sessions").await.json();
         assert_eq!(listed["sessions"][0]["state"], "running");
-        assert_eq!(served.snapshot("s").await, asked, "the question is as it was");
+        assert_eq!(served.snapshot("s").await, waiting, "the question is as it was");
     }
     served.asleep().await;
-    let (tool_id, approve) = decision(&asked["current_run"]["approvals"][0], "approve");
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
     let path = format!("/v1/sessions/s/approvals/{tool_id}");
     let decided = served.post(&path, approve.clone()).await;
     assert_eq!(decided.status, 200, "{decided:?}");
@@ -177,7 +177,7 @@ async fn a_run_that_waits_for_approval_hibernates_until_the_decision() {
     served.asleep().await;
     assert_eq!(served.post(&path, approve).await.status, 200, "the same again is no error");
     served.asleep().await;
-    let (_, reject) = decision(&asked["current_run"]["approvals"][0], "reject");
+    let (_, reject) = decision(&waiting["current_run"]["approvals"][0], "reject");
     let again = served.post(&path, reject).await;
     assert_eq!(again.error(), (409, "already_decided".to_owned()));
     served.shutdown().await;
@@ -187,13 +187,13 @@ async fn a_run_that_waits_for_approval_hibernates_until_the_decision() {
 #[tokio::test]
 async fn with_manual_resume_a_hibernated_run_is_not_suspended() {
     let manual = format!("{ASKING}\n[journal]\nresume = \"manual\"");
-    let (directory, served, asked) = session_waiting_for_approval(SLEEPY, &manual).await;
+    let (directory, served, waiting) = session_waiting_for_approval(SLEEPY, &manual).await;
     served.asleep().await;
-    assert_eq!(served.snapshot("s").await, asked);
+    assert_eq!(served.snapshot("s").await, waiting);
     served.asleep().await;
     let steered = served.post("/v1/sessions/s/steer", json!({"input": "and more"})).await;
     assert_eq!(steered.status, 202, "{steered:?}");
-    let (tool_id, approve) = decision(&asked["current_run"]["approvals"][0], "approve");
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
     let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), approve).await;
     assert_eq!(decided.status, 200, "{decided:?}");
     served.until_snapshot("s", is_idle).await;
@@ -203,9 +203,9 @@ async fn with_manual_resume_a_hibernated_run_is_not_suspended() {
 
 #[tokio::test]
 async fn a_waiting_request_gets_the_report_of_a_run_that_hibernated() {
-    let (directory, served, asked) = session_waiting_for_approval(SLEEPY, ASKING).await;
+    let (directory, served, waiting) = session_waiting_for_approval(SLEEPY, ASKING).await;
     served.asleep().await;
-    let (tool_id, approve) = decision(&asked["current_run"]["approvals"][0], "approve");
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
     // Queued behind a hibernated run.
     let waiting = async {
         let body = json!({"input": "and then", "queue": true, "wait": true});
@@ -223,7 +223,7 @@ async fn a_waiting_request_gets_the_report_of_a_run_that_hibernated() {
 
 #[tokio::test]
 async fn inputs_queued_behind_a_hibernated_run_start_after_it() {
-    let (directory, served, asked) = session_waiting_for_approval(SLEEPY, ASKING).await;
+    let (directory, served, waiting) = session_waiting_for_approval(SLEEPY, ASKING).await;
     let second = served.begin("s", json!({"input": "second", "queue": true})).await;
     let third = served.begin("s", json!({"input": "third", "queue": true})).await;
     served.asleep().await;
@@ -234,7 +234,7 @@ async fn inputs_queued_behind_a_hibernated_run_start_after_it() {
         {"run_id": second, "input": "second"}, {"run_id": third, "input": "third"}])
     );
     served.asleep().await;
-    let (tool_id, reject) = decision(&asked["current_run"]["approvals"][0], "reject");
+    let (tool_id, reject) = decision(&waiting["current_run"]["approvals"][0], "reject");
     let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), reject).await;
     assert_eq!(decided.status, 200, "{decided:?}");
     let inputs = |snapshot: &Value| {
@@ -333,9 +333,9 @@ async fn a_session_of_a_removed_agent_names_it_and_can_be_deleted() {
         served.post("/v1/sessions/s/fork", json!({"at": 1})).await,
         served.get("/v1/sessions/s/events?after=0").await,
     ] {
-        let said = answer.json()["error"]["message"].as_str().unwrap().to_owned();
-        assert_eq!(answer.error(), (409, "agent_gone".to_owned()), "{said}");
-        assert!(said.contains("\"old\""), "{said}");
+        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert_eq!(answer.error(), (409, "agent_gone".to_owned()), "{message}");
+        assert!(message.contains("\"old\""), "{message}");
     }
     let listed = served.get("/v1/sessions").await.json();
     assert_eq!(listed["sessions"][0]["id"], "s");

@@ -88,9 +88,9 @@ async fn a_repeated_run_request_without_wait_gets_the_same_acknowledgement() {
 
 #[tokio::test]
 async fn two_waiting_requests_with_one_key_get_the_same_report() {
-    let held = json!({"responses": [
+    let script = json!({"responses": [
         {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]}]});
-    let (directory, served) = service(held, "", "").await;
+    let (directory, served) = service(script, "", "").await;
     let body = json!({"input": "go", "wait": true});
     let first = served.post_keyed(RUNS, "k", &body);
     let second = served.post_keyed(RUNS, "k", &body);
@@ -164,9 +164,9 @@ async fn a_repeated_stream_request_replays_the_whole_run() {
 
 #[tokio::test]
 async fn a_broken_stream_can_be_requested_again_during_the_run() {
-    let held = json!({"responses": [
+    let script = json!({"responses": [
         {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]}]});
-    let (directory, served) = service(held, "", "").await;
+    let (directory, served) = service(script, "", "").await;
     let request = post(
         RUNS,
         "accept: text/event-stream\r\nidempotency-key: k\r\n",
@@ -189,10 +189,10 @@ async fn a_broken_stream_can_be_requested_again_during_the_run() {
 
 #[tokio::test]
 async fn a_queued_runs_stream_starts_with_its_own_first_event() {
-    let held = json!({"responses": [
+    let script = json!({"responses": [
         {"text": ["first"], "holds": [{"at": {"chunk": 1}, "name": "middle"}]},
         {"text": ["second"]}]});
-    let (directory, served) = service(held, "", "").await;
+    let (directory, served) = service(script, "", "").await;
     served.begin("s", json!({"input": "go"})).await;
     directory.model.gate_reached("middle").await;
     let body = json!({"input": "then", "queue": true});
@@ -214,10 +214,10 @@ async fn a_queued_runs_stream_starts_with_its_own_first_event() {
 
 #[tokio::test]
 async fn a_repeated_steer_is_recorded_once() {
-    let held = json!({"responses": [
+    let script = json!({"responses": [
         {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
         {"text": ["Well."]}]});
-    let (directory, served) = service(held, SLEEPY, "").await;
+    let (directory, served) = service(script, SLEEPY, "").await;
     served.begin("s", json!({"input": "go"})).await;
     directory.model.gate_reached("middle").await;
     let (path, body) = ("/v1/sessions/s/steer", json!({"input": "and more"}));
@@ -244,8 +244,9 @@ async fn a_repeated_decision_counts_once_with_and_without_a_key() {
     let asking = "[tools.writes]\napproval = \"before\"";
     let (directory, served) = service(script(), SLEEPY, asking).await;
     served.begin("s", json!({"input": "go"})).await;
-    let asked = served.until_snapshot("s", |s| s["current_run"]["approvals"][0].is_object()).await;
-    let (tool_id, approve) = decision(&asked["current_run"]["approvals"][0], "approve");
+    let waiting =
+        served.until_snapshot("s", |s| s["current_run"]["approvals"][0].is_object()).await;
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
     let path = format!("/v1/sessions/s/approvals/{tool_id}");
     let (first, second) = tokio::join!(
         served.post_keyed(&path, "k", &approve),
@@ -286,9 +287,9 @@ async fn an_invalid_key_is_refused_and_starts_no_run() {
 /// A refused request is not stored, so a repetition is handled again.
 #[tokio::test]
 async fn a_refused_request_can_be_repeated() {
-    let held = json!({"responses": [
+    let script = json!({"responses": [
         {"text": ["first"], "holds": [{"at": {"chunk": 1}, "name": "middle"}]}]});
-    let (directory, served) = service(held, "", "").await;
+    let (directory, served) = service(script, "", "").await;
     let body = json!({"input": "then", "wait": true});
     served.begin("s", json!({"input": "go"})).await;
     directory.model.gate_reached("middle").await;

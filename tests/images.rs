@@ -48,11 +48,7 @@ async fn an_image_reaches_the_model_and_the_history_unchanged() {
     assert_eq!(sent(&service), alone);
     let other = json!([image("https://example.com/b.png")]);
     service.post("/v1/sessions/s/runs", json!({"input": other, "wait": true})).await;
-    assert_eq!(
-        sent(&service),
-        [content.clone(), other.clone()],
-        "it is said again in each request"
-    );
+    assert_eq!(sent(&service), [content.clone(), other.clone()], "each request repeats it");
     let snapshot = service.get("/v1/sessions/s").await.json();
     assert_eq!(user_contents(&snapshot["history"]), [content, other]);
 }

@@ -74,11 +74,11 @@ struct StepsResult {
 impl StepsResult {
     /// The results as the model receives them.
     fn results(&self) -> Vec<&str> {
-        let told = self.report.run_messages().iter().filter_map(|message| match &**message {
+        let results = self.report.run_messages().iter().filter_map(|message| match &**message {
             Message::Tool { content, .. } => Some(&**content),
             Message::User { .. } | Message::Assistant { .. } => None,
         });
-        told.collect()
+        results.collect()
     }
 
     fn starts(&self, id: &str) -> usize {
@@ -159,9 +159,9 @@ async fn a_call_with_effects_and_a_conflict_keeps_its_result_and_loses_its_write
     let steps: [Step; 3] =
         [("act", None, Some("x")), ("act", Some("x"), Some("y")), ("look", Some("y"), None)];
     let played = play(&steps, &["c", "b", "a"], parallel(8)).await;
-    let told = played.results();
-    assert_eq!((told[0], told[2]), ("saw 0", "saw 0"));
-    assert!(told[1].starts_with("saw 0\n[callsheet: an earlier call"), "{}", told[1]);
+    let results = played.results();
+    assert_eq!((results[0], results[2]), ("saw 0", "saw 0"));
+    assert!(results[1].starts_with("saw 0\n[callsheet: an earlier call"), "{}", results[1]);
     assert_eq!(values(&played.variables), json!({"x": 1}));
     assert_eq!(played.report.calls[1].metadata, json!({"conflict": true, "writes_dropped": true}));
     assert_eq!([played.starts("a"), played.starts("b"), played.starts("c")], [1, 1, 1]);

@@ -61,11 +61,12 @@ async fn run_with(world: &World, overrides: Value) -> (RunReport, Vec<String>) {
     let events = events(started.events).await;
     let report = within(started.report).await.expect("a report");
     assert_eq!(events.last().expect("an end")["run_end"], report.run_end.as_str());
-    let told = events.iter().filter(|event| event["type"] == "limit_reached").map(|event| {
-        let word = |field: &str| event[field].as_str().expect("a word").to_owned();
-        format!("{} {} {} {}", word("limit"), event["value"], event["maximum"], word("action"))
-    });
-    (report, told.collect())
+    let limit_events =
+        events.iter().filter(|event| event["type"] == "limit_reached").map(|event| {
+            let word = |field: &str| event[field].as_str().expect("a word").to_owned();
+            format!("{} {} {} {}", word("limit"), event["value"], event["maximum"], word("action"))
+        });
+    (report, limit_events.collect())
 }
 
 /// The tool results in a request.
@@ -91,9 +92,9 @@ async fn a_response_beyond_the_token_budget_is_cut_off() {
     let counted = counting(&[("So ", 60), ("far", 101)]);
     let endless = Response { stall_after_chunks: Some(2), ..counted };
     let (world, _) = limited([endless], |limits| limits.max_tokens_per_run = Some(100)).await;
-    let (report, told) = run(&world).await;
+    let (report, limit_events) = run(&world).await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Budget, "So far"));
-    assert_eq!(told, ["max_tokens_per_run 101 100 ended"]);
+    assert_eq!(limit_events, ["max_tokens_per_run 101 100 ended"]);
     let ended = within(world.model.wait_until_ended(1)).await.expect("the request");
     assert_eq!(ended.ended, Ended::ClientLeft);
     assert_session_continues(&world).await;
@@ -108,9 +109,9 @@ async fn calls_of_a_response_beyond_the_token_budget_do_not_start() {
         let responses = [costing(Response::calls(calls), 101)];
         let (world, control) =
             limited(responses, |limits| limits.max_tokens_per_run = Some(100)).await;
-        let (report, told) = run_with(&world, json!({"stream": stream})).await;
+        let (report, limit_events) = run_with(&world, json!({"stream": stream})).await;
         assert_eq!((report.run_end, report.turns), (RunEnd::Budget, 1));
-        assert_eq!(told, ["max_tokens_per_run 101 100 ended"]);
+        assert_eq!(limit_events, ["max_tokens_per_run 101 100 ended"]);
         assert_eq!((control.log(), world.requests().len()), (vec![], 1));
         assert_session_continues(&world).await;
         let expected = ["call-a", "call-b"].map(|id| (id.to_owned(), NOT_STARTED.to_owned()));
@@ -123,11 +124,11 @@ async fn tokens_add_up_over_turns_and_a_complete_answer_is_kept() {
     let turn = |id: &str, tokens| costing(Response::calls([call("quick", id)]), tokens);
     let responses = [turn("a", 40), turn("b", 20), costing(Response::text("Done."), 60)];
     let (world, _) = limited(responses, |limits| limits.max_tokens_per_run = Some(100)).await;
-    let (report, told) = run(&world).await;
+    let (report, limit_events) = run(&world).await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));
     let expected =
         ["max_tokens_per_run 60 100 half_used", "max_tokens_per_run 120 100 answer_kept"];
-    assert_eq!(told, expected);
+    assert_eq!(limit_events, expected);
     assert_eq!(last_result(&world, 1), "done a");
     assert_eq!(last_result(&world, 2), "done b\n\n[callsheet: 40 of 100 tokens are left]");
     let page = world.host.telemetry().render();
@@ -144,10 +145,10 @@ async fn an_exactly_used_token_budget_allows_no_further_request() {
             limits.max_tokens_per_run = Some(100);
         })
         .await;
-        let (report, told) = run(&world).await;
+        let (report, limit_events) = run(&world).await;
         assert_eq!((report.run_end, world.requests().len()), (RunEnd::Budget, 1));
         assert_eq!(report.calls[0].status, ToolStatus::Ok);
-        assert_eq!(told, ["max_tokens_per_run 100 100 ended"]);
+        assert_eq!(limit_events, ["max_tokens_per_run 100 100 ended"]);
         assert_eq!(control.log(), ["start a", "end a"]);
         assert_session_continues(&world).await;
     }
@@ -157,16 +158,16 @@ async fn an_exactly_used_token_budget_allows_no_further_request() {
 async fn failed_attempts_count_towards_the_token_budget() {
     let broken = |tokens| Response { cut_after_chunks: Some(1), ..counting(&[("So", tokens)]) };
     let (world, _) = limited([broken(100)], |limits| limits.max_tokens_per_run = Some(100)).await;
-    let (report, told) = run(&world).await;
+    let (report, limit_events) = run(&world).await;
     assert_eq!((report.run_end, world.requests().len()), (RunEnd::Budget, 1));
-    assert_eq!(told, ["max_tokens_per_run 100 100 ended"]);
+    assert_eq!(limit_events, ["max_tokens_per_run 100 100 ended"]);
     assert_session_continues(&world).await;
     let again = Response { stall_after_chunks: Some(1), ..counting(&[("far", 41)]) };
     let responses = [broken(60), again];
     let (world, _) = limited(responses, |limits| limits.max_tokens_per_run = Some(100)).await;
-    let (report, told) = run(&world).await;
+    let (report, limit_events) = run(&world).await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Budget, "far"));
-    assert_eq!(told, ["max_tokens_per_run 101 100 ended"]);
+    assert_eq!(limit_events, ["max_tokens_per_run 101 100 ended"]);
     assert_eq!(world.requests().len(), 2);
     assert_session_continues(&world).await;
 }
@@ -177,10 +178,10 @@ async fn exceeding_the_runs_call_limit_ends_the_run_after_a_notice() {
     let responses = [turn(["a", "b"]), turn(["c", "d"])];
     let (world, control) =
         limited(responses, |limits| limits.max_tool_calls_per_run = Some(3)).await;
-    let (report, told) = run(&world).await;
+    let (report, limit_events) = run(&world).await;
     assert_eq!((report.run_end, report.calls.len()), (RunEnd::Budget, 3));
     let expected = ["max_tool_calls_per_run 2 3 half_used", "max_tool_calls_per_run 4 3 ended"];
-    assert_eq!(told, expected);
+    assert_eq!(limit_events, expected);
     assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
     let note = "done b\n\n[callsheet: 1 of 3 tool calls is left]";
     assert_eq!(last_result(&world, 1), note);
@@ -212,9 +213,9 @@ async fn notices_of_several_limits_come_together_and_once() {
         limits.max_tool_calls_per_run = Some(4);
     })
     .await;
-    let (report, told) = run(&world).await;
+    let (report, limit_events) = run(&world).await;
     assert_eq!((report.run_end, report.turns), (RunEnd::Answered, 4));
-    assert_eq!(told, ["max_turns 2 4 half_used", "max_tool_calls_per_run 2 4 half_used"]);
+    assert_eq!(limit_events, ["max_turns 2 4 half_used", "max_tool_calls_per_run 2 4 half_used"]);
     let noted = "done b\n\n[callsheet: 2 of 4 turns are left]\n\
                  [callsheet: 2 of 4 tool calls are left]";
     let texts: Vec<_> = sent(&world, 3).into_iter().map(|(_, text)| text).collect();
@@ -229,10 +230,10 @@ async fn a_repeating_model_is_warned_and_then_stopped() {
     let again = Response { text: vec!["Again.".into()], ..Response::calls([call("quick", "a")]) };
     let repeating = (0..7).map(|_| again.clone());
     let (world, control) = limited(repeating, |limits| limits.max_turns = None).await;
-    let (report, told) = run(&world).await;
+    let (report, limit_events) = run(&world).await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::LoopDetected, "Again."));
     assert_eq!((report.turns, world.requests().len(), control.log().len()), (6, 6, 12));
-    assert_eq!(told, ["repeat_limit 3 3 told", "repeat_limit 6 3 ended"]);
+    assert_eq!(limit_events, ["repeat_limit 3 3 told", "repeat_limit 6 3 ended"]);
     let note = "done a\n\n[callsheet: 3 turns in a row made the same calls and got the same \
                 results; after 6 the run is ended]";
     let texts: Vec<_> = sent(&world, 5).into_iter().map(|(_, text)| text).collect();
@@ -245,9 +246,9 @@ async fn polling_with_changing_results_is_not_a_loop() {
     let ids = ["a", "a", "b", "a", "a", "b", "a", "a", "b"];
     let responses = ids.map(|id| Response::calls([call("quick", id)]));
     let (world, _) = limited(responses, |limits| limits.max_turns = None).await;
-    let (report, told) = run(&world).await;
+    let (report, limit_events) = run(&world).await;
     assert_eq!((report.run_end, report.turns), (RunEnd::Answered, 10));
-    assert_eq!(told, [""; 0]);
+    assert_eq!(limit_events, [""; 0]);
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ fn response_to(input: &str, response: Response) -> Response {
 }
 
 /// A response that waits for the gate of this name.
-fn held(input: &str) -> Response {
+fn pausing_response(input: &str) -> Response {
     response_to(input, Response::text("Here.").hold(At::Headers, input))
 }
 
@@ -76,19 +76,23 @@ async fn report(run: StartedRun) -> (RunEnd, String) {
 
 /// The user inputs of the requests, in the order of arrival.
 fn order(world: &World) -> Vec<String> {
-    let said = |body: &Value| {
+    let inputs = |body: &Value| {
         let messages = body["messages"].as_array().unwrap();
         let user = messages.iter().rfind(|message| message["role"] == "user").unwrap();
         user["content"].as_str().unwrap().to_owned()
     };
-    world.requests().iter().map(|request| said(&request.body)).collect()
+    world.requests().iter().map(|request| inputs(&request.body)).collect()
 }
 
 #[tokio::test]
 async fn one_request_is_open_at_a_time_and_sessions_take_turns() {
     let call = Call::new("quick", json!({"id": "a"}));
     let first = response_to("one", Response::calls([call]).hold(At::Finish, "first"));
-    let world = capped([first, held("one"), held("two"), held("three")], |_| ()).await;
+    let world = capped(
+        [first, pausing_response("one"), pausing_response("two"), pausing_response("three")],
+        |_| (),
+    )
+    .await;
     let one = world.session.start_run("one").await.unwrap();
     within(world.model.gate_reached("first")).await;
     let sessions = [another(&world, None).await, another(&world, None).await];
@@ -126,7 +130,7 @@ fn to_owned(texts: &[&str]) -> Vec<String> {
 
 #[tokio::test]
 async fn stopped_closed_and_expired_runs_leave_the_queue() {
-    let responses = [held("hold"), response_to("at last", Response::text("Here."))];
+    let responses = [pausing_response("hold"), response_to("at last", Response::text("Here."))];
     let world = capped(responses, |config| {
         let mut hurried = config.agents["default"].clone();
         hurried.limits.run_timeout = Some(Duration::from_millis(100));

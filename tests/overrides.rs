@@ -116,11 +116,11 @@ async fn three_models(responses: impl IntoIterator<Item = Response>, may_raise: 
 
 /// The model of each request, and true if it asks for a stream.
 fn requested_models(world: &World) -> Vec<(String, bool)> {
-    let asked = world.requests().into_iter().map(|request| {
+    let models = world.requests().into_iter().map(|request| {
         let model = request.body["model"].as_str().expect("a model").to_owned();
         (model, request.body["stream"] == true)
     });
-    asked.collect()
+    models.collect()
 }
 
 #[tokio::test]

@@ -18,7 +18,7 @@ fn queued(input: &str) -> RunRequest {
 }
 
 /// Starts a world whose first response waits for the test; later ones follow at once.
-async fn held(rest: impl IntoIterator<Item = &'static str>) -> World {
+async fn pausing_world(rest: impl IntoIterator<Item = &'static str>) -> World {
     let first = Response::text("One.").hold(At::Finish, "first");
     let script = Script::of([first].into_iter().chain(rest.into_iter().map(Response::text)));
     world(script, registry(&CallControl::new()), |config| config.host.max_concurrent_runs = 1).await
@@ -26,7 +26,7 @@ async fn held(rest: impl IntoIterator<Item = &'static str>) -> World {
 
 #[tokio::test]
 async fn queued_runs_start_one_after_the_other() {
-    let world = held(["Two.", "Three."]).await;
+    let world = pausing_world(["Two.", "Three."]).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
     let second = world.session.start_run(queued("b")).await.expect("room");
@@ -59,7 +59,7 @@ async fn queued_runs_start_one_after_the_other() {
 
 #[tokio::test]
 async fn queued_runs_start_however_the_previous_run_ended() {
-    let world = held(["Two."]).await;
+    let world = pausing_world(["Two."]).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
     let second = world.session.start_run(queued("b")).await.expect("room");
@@ -88,7 +88,7 @@ async fn an_input_to_an_idle_session_starts_at_once() {
 
 #[tokio::test]
 async fn an_invalid_input_is_refused_when_it_is_queued() {
-    let world = held([]).await;
+    let world = pausing_world([]).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
     let overrides = serde_json::from_value(json!({"tools": ["nope"]})).expect("overrides");
@@ -104,7 +104,7 @@ async fn an_invalid_input_is_refused_when_it_is_queued() {
 
 #[tokio::test]
 async fn overrides_apply_only_to_their_queued_run() {
-    let world = held(["Two.", "Three."]).await;
+    let world = pausing_world(["Two.", "Three."]).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
     let overrides = serde_json::from_value(json!({"tools": ["quick"]})).expect("overrides");
@@ -121,7 +121,7 @@ async fn overrides_apply_only_to_their_queued_run() {
 
 #[tokio::test]
 async fn queued_and_steered_inputs_share_one_limit() {
-    let world = held(["Two.", "Three."]).await;
+    let world = pausing_world(["Two.", "Three."]).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
     let mut rest = Vec::new();
@@ -142,32 +142,32 @@ async fn queued_and_steered_inputs_share_one_limit() {
 
 #[tokio::test]
 async fn closing_the_session_ends_queued_requests() {
-    let world = held(["Two."]).await;
+    let world = pausing_world(["Two."]).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
     let second = world.session.start_run(queued("b")).await.expect("room");
     within(world.session.close()).await.expect("a close");
     assert_eq!(within(first.report).await.expect("a report").run_end, RunEnd::Stopped);
-    assert_eq!(within(second.report).await.expect_err("not begun"), HostError::SessionClosed);
+    assert_eq!(within(second.report).await.expect_err("not started"), HostError::SessionClosed);
     assert_eq!(world.requests().len(), 1);
 }
 
 #[tokio::test]
 async fn a_shutdown_starts_no_queued_run() {
-    let world = held(["Two."]).await;
+    let world = pausing_world(["Two."]).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
     let second = world.session.start_run(queued("b")).await.expect("room");
     let host = world.host.clone();
-    let (host_ended, told) = tokio::join!(within(host.shutdown()), async {
-        let told = within(second.report).await;
+    let (host_ended, results) = tokio::join!(within(host.shutdown()), async {
+        let results = within(second.report).await;
         let refused = world.session.start_run(queued("c")).await.expect_err("too late");
         world.model.release("first");
-        (told, refused)
+        (results, refused)
     });
     let () = host_ended;
-    assert_eq!(told.0.expect_err("not begun"), HostError::ShuttingDown);
-    assert_eq!(told.1, HostError::ShuttingDown);
+    assert_eq!(results.0.expect_err("not started"), HostError::ShuttingDown);
+    assert_eq!(results.1, HostError::ShuttingDown);
     // The current turn was completed.
     let report = within(first.report).await.expect("a report");
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "One."));

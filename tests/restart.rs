@@ -216,11 +216,11 @@ async fn a_decision_resumes_a_suspended_run() {
     directory.model.release("middle");
     served.begin("s", json!({"input": "go"})).await;
     let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
-    let asked = served.until_snapshot("s", asks).await;
+    let waiting = served.until_snapshot("s", asks).await;
     served.crash().await;
     let served = directory.start("", &format!("{asking}{MANUAL}")).await;
     assert_eq!(served.snapshot("s").await["current_run"]["suspended"], true);
-    let (tool_id, approve) = decision(&asked["current_run"]["approvals"][0], "approve");
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
     let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), approve).await;
     assert_eq!(decided.status, 200, "{decided:?}");
     served.until_snapshot("s", is_idle).await;
@@ -245,11 +245,11 @@ async fn a_suspended_run_shows_its_open_approvals_and_its_results() {
             len(&current["approvals"]) == count && len(&current["results"]) == 1
         }
     };
-    let asked = served.until_snapshot("s", asks(2)).await;
+    let waiting = served.until_snapshot("s", asks(2)).await;
     served.crash().await;
     let served = directory.start("", &format!("{asking}{MANUAL}")).await;
     let suspended = served.snapshot("s").await;
-    let mut expected = asked.clone();
+    let mut expected = waiting.clone();
     expected["current_run"]["suspended"] = true.into();
     assert_eq!(suspended, expected);
     let (tool_id, reject) = decision(&suspended["current_run"]["approvals"][0], "reject");
@@ -257,7 +257,7 @@ async fn a_suspended_run_shows_its_open_approvals_and_its_results() {
     assert_eq!(decided.status, 200, "{decided:?}");
     let left = served.until_snapshot("s", |s| s["current_run"]["approvals"][1].is_null()).await;
     let left = &left["current_run"]["approvals"][0];
-    assert_eq!(*left, asked["current_run"]["approvals"][1]);
+    assert_eq!(*left, waiting["current_run"]["approvals"][1]);
     served.crash().await;
     let served = directory.start("", &format!("{asking}{MANUAL}")).await;
     let suspended = served.snapshot("s").await;
@@ -277,10 +277,10 @@ async fn an_approval_keeps_its_age_after_a_restart() {
     let (directory, served) = service(hanging_script(), asking).await;
     served.begin("s", json!({"input": "go"})).await;
     let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
-    let asked = served.until_snapshot("s", asks).await;
+    let waiting = served.until_snapshot("s", asks).await;
     served.crash().await;
     let served = directory.start("", asking).await;
-    assert_eq!(served.snapshot("s").await, asked);
+    assert_eq!(served.snapshot("s").await, waiting);
     served.shutdown().await;
 }
 

@@ -108,7 +108,7 @@ async fn calls_at_the_end_of_the_messages_run_before_the_first_request() {
     assert_eq!(history(&session).await, before, "shown, although nobody has answered");
     let run = session.start_run("and then?").await.expect("a run");
     control.until_logged("start a").await;
-    assert_eq!(world.requests().len(), 0, "nobody has asked the model");
+    assert_eq!(world.requests().len(), 0, "no request was sent");
     session.steer("soon?").await.expect("room");
     control.release("a");
     let report = within(run.report).await.expect("a report");
@@ -124,12 +124,18 @@ async fn calls_at_the_end_of_the_messages_run_before_the_first_request() {
     assert_eq!(control.log(), ["start a", "end a", "start c", "end c"]);
     let sent = sent(&world, 0);
     assert_eq!(sent[..2], before);
-    let told = results(&sent);
-    assert_eq!(told.iter().map(|(id, _)| *id).collect::<Vec<_>>(), ["a", "b", "c", "d", "e"]);
-    assert_eq!((told[0].1, told[1].1, told[2].1), ("done a", "done a", "done c"));
-    assert!(told[3].1.contains("there is no tool \"nope\""), "{told:?}");
-    assert!(told[4].1.contains("invalid arguments"), "{told:?}");
-    assert_eq!(sent[7..], [user("and then?\n\nsoon?")], "said in a row, sent as one");
+    let results_sent = results(&sent);
+    assert_eq!(
+        results_sent.iter().map(|(id, _)| *id).collect::<Vec<_>>(),
+        ["a", "b", "c", "d", "e"]
+    );
+    assert_eq!(
+        (results_sent[0].1, results_sent[1].1, results_sent[2].1),
+        ("done a", "done a", "done c")
+    );
+    assert!(results_sent[3].1.contains("there is no tool \"nope\""), "{results_sent:?}");
+    assert!(results_sent[4].1.contains("invalid arguments"), "{results_sent:?}");
+    assert_eq!(sent[7..], [user("and then?\n\nsoon?")], "consecutive inputs are sent as one");
     assert_eq!(history(&session).await.len(), 10);
     let seen = kinds(&events(run.events).await).join(" ");
     assert!(seen.starts_with("stream_start tool_use"), "{seen}");
@@ -152,10 +158,10 @@ async fn a_stop_cancels_calls_of_the_messages_and_keeps_the_input() {
     assert_eq!(world.requests().len(), 0);
     within(session.run("and now?")).await.expect("a report");
     let sent = sent(&world, 0);
-    let told = results(&sent);
-    assert_eq!(told[0], ("a", "Error: cancelled while running"));
-    assert_eq!(told[1], ("b", "Error: not started: the run was ended before"));
-    assert_eq!(sent[3..], [user("go\n\nand now?")], "said in a row, sent as one");
+    let results_sent = results(&sent);
+    assert_eq!(results_sent[0], ("a", "Error: cancelled while running"));
+    assert_eq!(results_sent[1], ("b", "Error: not started: the run was ended before"));
+    assert_eq!(sent[3..], [user("go\n\nand now?")], "consecutive inputs are sent as one");
     assert_eq!(control.log(), ["start a"], "they are not run again");
     world.assert_paired();
 }
@@ -173,7 +179,7 @@ async fn excess_calls_of_the_messages_are_refused_and_reported() {
     let report = within(run.report).await.expect("a report");
     assert_eq!((report.calls[1].status, report.run_end), (ToolStatus::Refused, RunEnd::Answered));
     let seen = events(run.events).await;
-    let limit = seen.iter().find(|event| event["type"] == "limit_reached").expect("it is told");
+    let limit = seen.iter().find(|event| event["type"] == "limit_reached").expect("the event");
     assert_eq!(
         (&limit["limit"], &limit["action"]),
         (&json!("max_tool_calls_per_turn"), &json!("answered"))
@@ -192,8 +198,8 @@ async fn generated_ids_do_not_collide_with_ids_of_the_messages() {
     within(session.run("go")).await.expect("a report");
     // There was one turn with calls, and the messages use the id that would come next.
     let sent = sent(&world, 1);
-    let told = results(&sent);
-    assert_eq!(told, [("call_1_0", "x"), ("call_2_0", "done y")]);
+    let results_sent = results(&sent);
+    assert_eq!(results_sent, [("call_1_0", "x"), ("call_2_0", "done y")]);
     world.assert_paired();
 }
 

@@ -16,7 +16,7 @@ fn two_calls() -> Value {
 }
 
 /// A script whose answer pauses in its middle until the test continues it.
-fn held() -> Value {
+fn pausing_script() -> Value {
     json!({"responses": [
         {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
         {"text": ["Later."]}
@@ -86,17 +86,17 @@ async fn wait_returns_the_report() {
 
 #[tokio::test]
 async fn a_run_without_watchers_continues_and_excludes_others() {
-    let service = service(held()).await;
-    let begun = service.post("/v1/sessions/s/runs", json!({"input": "go"})).await;
-    assert_eq!(begun.status, 202);
-    let begun = begun.json();
-    assert!(begun["run_id"].as_str().unwrap().starts_with("run_"), "{begun}");
-    assert!(begun["seq"].as_u64().unwrap() > 0, "{begun}");
+    let service = service(pausing_script()).await;
+    let started = service.post("/v1/sessions/s/runs", json!({"input": "go"})).await;
+    assert_eq!(started.status, 202);
+    let started = started.json();
+    assert!(started["run_id"].as_str().unwrap().starts_with("run_"), "{started}");
+    assert!(started["seq"].as_u64().unwrap() > 0, "{started}");
     service.model.gate_reached("middle").await;
     let snapshot = service.get("/v1/sessions/s").await.json();
     assert_eq!(
         (&snapshot["state"], &snapshot["current_run"]["run_id"]),
-        (&json!("running"), &begun["run_id"])
+        (&json!("running"), &started["run_id"])
     );
     let listed = service.get("/v1/sessions?state=running").await.json();
     assert_eq!(listed["sessions"][0]["id"], "s");
@@ -110,7 +110,7 @@ async fn a_run_without_watchers_continues_and_excludes_others() {
 
 #[tokio::test]
 async fn closing_the_stream_does_not_stop_the_run() {
-    let service = service(held()).await;
+    let service = service(pausing_script()).await;
     let mut reading = service.watch("s", "go").await;
     reading.until("\"text\":\"Now \"").await;
     drop(reading);
@@ -124,7 +124,7 @@ async fn closing_the_stream_does_not_stop_the_run() {
 
 #[tokio::test]
 async fn stop_ends_the_run() {
-    let service = service(held()).await;
+    let service = service(pausing_script()).await;
     let mut reading = service.watch("s", "go").await;
     reading.until("\"text\":\"Now \"").await;
     let stop = json!({"mode": "now"});
@@ -161,7 +161,7 @@ async fn errors_name_unknown_members_of_a_run_request() {
 #[tokio::test]
 async fn host_shutdown_ends_runs_streams_and_readiness() {
     let config = "[host]\nshutdown_grace = \"0s\"\n";
-    let service = Service::start_with(held(), config, Default::default()).await;
+    let service = Service::start_with(pausing_script(), config, Default::default()).await;
     assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
     let mut reading = service.watch("s", "go").await;
     reading.until("\"text\":\"Now \"").await;
@@ -179,7 +179,7 @@ async fn host_shutdown_ends_runs_streams_and_readiness() {
 
 #[tokio::test]
 async fn server_shutdown_ends_open_streams() {
-    let service = service(held()).await;
+    let service = service(pausing_script()).await;
     let mut reading = service.watch("s", "go").await;
     reading.until("\"text\":\"Now \"").await;
     service.server.shutdown().await;
@@ -191,7 +191,7 @@ async fn server_shutdown_ends_open_streams() {
 #[tokio::test]
 async fn max_concurrent_runs_limits_the_host() {
     let config = "[host]\nmax_concurrent_runs = 1\n";
-    let service = Service::start_with(held(), config, Default::default()).await;
+    let service = Service::start_with(pausing_script(), config, Default::default()).await;
     for id in ["s", "t"] {
         assert_eq!(service.post("/v1/sessions", json!({"id": id})).await.status, 201);
     }

@@ -53,8 +53,8 @@ impl Folder {
     /// Stores two sessions: one with an answered run and one with an open run.
     async fn filled(name: &str) -> Self {
         let folder = Self::new(name);
-        folder.store("answered", Value::Array([begun(), answered()].concat())).await;
-        folder.store("open", Value::Array(begun())).await;
+        folder.store("answered", Value::Array([open_run(), answered_run()].concat())).await;
+        folder.store("open", Value::Array(open_run())).await;
         folder
     }
 
@@ -78,7 +78,7 @@ impl Folder {
     }
 }
 
-fn begun() -> Vec<Value> {
+fn open_run() -> Vec<Value> {
     let records = json!([
         {"type": "session_opened", "agent": "default"},
         {"type": "run_started", "run_id": "run_1", "input": "What time is it?", "model": "m",
@@ -88,7 +88,7 @@ fn begun() -> Vec<Value> {
     records.as_array().unwrap().clone()
 }
 
-fn answered() -> Vec<Value> {
+fn answered_run() -> Vec<Value> {
     let usage = json!({"input_tokens": 9, "output_tokens": 2, "cached_tokens": 0,
         "reasoning_tokens": 0});
     let records = json!([
@@ -193,7 +193,7 @@ async fn verify_accepts_an_intact_journal() {
 #[tokio::test]
 async fn verify_names_each_problem_and_continues_with_the_other_sessions() {
     let folder = Folder::filled("breach").await;
-    folder.store("worse", Value::Array([begun(), answered()].concat())).await;
+    folder.store("worse", Value::Array([open_run(), answered_run()].concat())).await;
     folder.tamper(
         "UPDATE records SET body = replace(body, '\"turns\":1', '\"turns\":2')
          WHERE session = (SELECT number FROM sessions WHERE id = 'worse') AND seq = 6",
@@ -265,7 +265,7 @@ async fn the_configuration_locates_the_journal() {
 async fn a_closed_stdout_prints_no_error() {
     let folder = Folder::new("pipe");
     let text = "word ".repeat(100_000);
-    let mut records = begun();
+    let mut records = open_run();
     records[1]["input"] = json!(text);
     folder.store("long", Value::Array(records)).await;
     let args = ["show", "long", "--format", "jsonl"];

@@ -24,7 +24,7 @@ async fn world_with_waiting_tool(rest: impl IntoIterator<Item = Response>) -> (W
 
 /// Summarises messages: the first letter of the role, then the text or the names of the calls.
 fn summary(messages: &[Value]) -> Vec<String> {
-    let said = messages.iter().filter(|message| message["role"] != "system").map(|message| {
+    let summaries = messages.iter().filter(|message| message["role"] != "system").map(|message| {
         let role = &message["role"].as_str().expect("a role")[..1];
         let content = message["content"].as_str().unwrap_or_default();
         let calls = message["tool_calls"].as_array().into_iter().flatten();
@@ -32,7 +32,7 @@ fn summary(messages: &[Value]) -> Vec<String> {
         let calls: String = calls.map(|name| format!(" {name}()")).collect();
         format!("{role}: {content}{calls}")
     });
-    said.collect()
+    summaries.collect()
 }
 
 async fn history(session: &SessionHandle) -> Vec<String> {
@@ -60,8 +60,8 @@ async fn steered_inputs_follow_the_turns_results_in_order() {
     // Consecutive inputs are sent as one message and remain two in the history.
     let before = ["u: go", "a:  waits()", "t: done a"];
     assert_eq!(summary(&world.last_messages()), [&before[..], &["u: and b\n\nand c"]].concat());
-    let kept = [&before[..], &["u: and b", "u: and c", "a: Both."]].concat();
-    assert_eq!(history(&world.session).await, kept);
+    let stored = [&before[..], &["u: and b", "u: and c", "a: Both."]].concat();
+    assert_eq!(history(&world.session).await, stored);
     assert_eq!(report.run_messages().len(), 6);
     world.assert_paired();
     let page = world.host.telemetry().render();
@@ -118,7 +118,7 @@ async fn after_max_turns_the_steer_precedes_the_final_request() {
     assert_eq!(summary(&world.last_messages()), ["u: go", "a: One.", "u: more"]);
     assert_eq!(world.requests()[1].body["tool_choice"], "none");
     let all = ["u: go", "a: One.", "u: more", "a: Two.", "u: too late"];
-    assert_eq!(history(&world.session).await, all, "nothing that was said is lost");
+    assert_eq!(history(&world.session).await, all, "no input is lost");
 }
 
 #[tokio::test]
@@ -134,15 +134,15 @@ async fn a_stop_wins_over_a_steer_and_keeps_its_input() {
             control.release("a");
         }
         assert_eq!(ended(run.report).await.run_end, RunEnd::Stopped);
-        assert_eq!(world.requests().len(), 1, "the model is not asked again");
-        let kept = history(&world.session).await;
-        assert_eq!(kept[3], "u: before");
-        assert_eq!(kept.get(4).is_some(), mode == StopMode::AfterTurn);
+        assert_eq!(world.requests().len(), 1, "no further request is sent");
+        let stored = history(&world.session).await;
+        assert_eq!(stored[3], "u: before");
+        assert_eq!(stored.get(4).is_some(), mode == StopMode::AfterTurn);
         world.run("and now?").await;
         let sent = summary(&world.last_messages());
-        let users: Vec<&str> = kept[3..].iter().map(|said| &said[3..]).collect();
+        let users: Vec<&str> = stored[3..].iter().map(|summaries| &summaries[3..]).collect();
         let last = format!("u: {}\n\nand now?", users.join("\n\n"));
-        assert_eq!(sent, [&kept[..3], &[last]].concat());
+        assert_eq!(sent, [&stored[..3], &[last]].concat());
         world.assert_paired();
     }
 }

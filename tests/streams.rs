@@ -50,12 +50,12 @@ async fn three_runs(service: &Service) -> Vec<StreamEvent> {
     let mut live = events(service, "?after=0", "").await;
     let runs = "/v1/sessions/s/runs";
     assert_eq!(service.post(runs, json!({"input": "go"})).await.status, 202);
-    let asked = json!({"input": "ask", "queue": true, "approval": "before"});
-    assert_eq!(service.post(runs, asked).await.status, 202);
+    let approval = json!({"input": "ask", "queue": true, "approval": "before"});
+    assert_eq!(service.post(runs, approval).await.status, 202);
     let seen = live.until_events(|seen| seen.iter().any(|e| e.kind == "tool_approval")).await;
-    let asked = &seen.iter().find(|event| event.kind == "tool_approval").unwrap().data;
-    let path = format!("/v1/sessions/s/approvals/{}", asked["tool_id"].as_str().unwrap());
-    let sha = &asked["arguments_sha256"];
+    let approval = &seen.iter().find(|event| event.kind == "tool_approval").unwrap().data;
+    let path = format!("/v1/sessions/s/approvals/{}", approval["tool_id"].as_str().unwrap());
+    let sha = &approval["arguments_sha256"];
     let approve = json!({"decision": "approve", "arguments_sha256": sha});
     assert_eq!(service.post(&path, approve).await.status, 200);
     live.until_events(|seen| ended_runs(seen) == 2).await;
@@ -147,7 +147,7 @@ async fn without_an_event_id_the_stream_starts_now_with_the_open_calls() {
     let mut first = events(&service, "?after=0", "").await;
     let run = json!({"input": "go", "approval": "before"});
     assert_eq!(service.post("/v1/sessions/s/runs", run).await.status, 202);
-    let asked = within(first.until_events(|seen| {
+    let approval = within(first.until_events(|seen| {
         seen.iter().any(|event| event.data["waiting_for"] == "approval")
             && seen.iter().any(|event| event.kind == "tool_approval")
     }))
@@ -156,9 +156,9 @@ async fn without_an_event_id_the_stream_starts_now_with_the_open_calls() {
     let seen = within(late.until_events(|seen| !seen.is_empty())).await;
     assert_eq!((seen[0].kind.as_str(), &seen[0].id), ("tool_use", &None));
     assert_eq!(seen[0].data["waiting_for"], "approval");
-    let question = asked.iter().find(|event| event.kind == "tool_approval").unwrap();
-    let tool_id = question.data["tool_id"].as_str().unwrap();
-    let sha = &question.data["arguments_sha256"];
+    let request = approval.iter().find(|event| event.kind == "tool_approval").unwrap();
+    let tool_id = request.data["tool_id"].as_str().unwrap();
+    let sha = &request.data["arguments_sha256"];
     let reject = json!({"decision": "reject", "arguments_sha256": sha});
     let decided = service.post(&format!("/v1/sessions/s/approvals/{tool_id}"), reject).await;
     assert_eq!(decided.status, 200, "{decided:?}");
@@ -174,10 +174,10 @@ async fn without_an_event_id_the_stream_starts_now_with_the_open_calls() {
 
 #[tokio::test]
 async fn watchers_that_join_late_see_the_same_events() {
-    let held = json!({"responses": [
+    let script = json!({"responses": [
         {"reasoning": ["Hm."], "text": ["Now ", "then."],
          "holds": [{"at": {"chunk": 3}, "name": "middle"}]}]});
-    let service = service(held).await;
+    let service = service(script).await;
     let mut live = service.watch("s", "go").await;
     within(live.until("\"text\":\"Now \"")).await;
     service.model.gate_reached("middle").await;
@@ -256,4 +256,40 @@ async fn a_host_shutdown_closes_no_session() {
         let refused = service.post(&format!("/v1/sessions/s/{path}"), body).await;
         assert_eq!(refused.error(), (503, "shutting_down".to_owned()));
     }
+}
+
+#[tokio::test]
+async fn text_of_a_turn_whose_attempts_are_used_up_is_void_live_and_in_every_replay() {
+    let delta = |delta: Value| format!("data: {}\n\n", json!({"choices": [{"delta": delta}]}));
+    // An error that no repetition mends.
+    let error = json!({"error": {"message": "so it is", "code": 401}});
+    let chunks = [
+        delta(json!({"reasoning_content": "Hm."})),
+        delta(json!({"content": "This "})),
+        delta(json!({"content": "is lost."})),
+        format!("data: {error}\n\n"),
+    ];
+    let script = json!({"responses": [
+        {"content_type": "text/event-stream", "raw_chunks": chunks, "chunk_delay_ms": 5}]});
+    let service = service(script).await;
+    let mut reading = events(&service, "?after=0", "").await;
+    assert_eq!(service.post("/v1/sessions/s/runs", json!({"input": "go"})).await.status, 202);
+    let live = within(reading.until_events(|seen| ended_runs(seen) == 1)).await;
+    let shown: String = live.iter().filter_map(text).collect();
+    assert!(shown.starts_with("Hm.This"), "{shown:?}");
+    let expected = reproducible_lines(&live);
+    let is_text =
+        |line: &&String| line.starts_with("content_delta") || line.starts_with("thinking:");
+    assert_eq!(expected.iter().filter(is_text).count(), 0, "{expected:?}");
+    let attempt = live.iter().find(|event| event.kind == "attempt").unwrap();
+    assert_eq!((&attempt.data["attempt"], &attempt.data["wait_ms"]), (&json!(1), &json!(0)));
+    for (at, event) in live.iter().enumerate().take(live.len() - 1) {
+        let Some(id) = &event.id else { continue };
+        let mut reading = events(&service, &format!("?after={id}"), "").await;
+        let rest = within(reading.until_events(|seen| ended_runs(seen) == 1)).await;
+        assert_eq!(reproducible_lines(&[&live[..=at], &rest].concat()), expected, "after {id}");
+    }
+    let mut replay = events(&service, "?after=0", "").await;
+    let replay = within(replay.until_events(|seen| ended_runs(seen) == 1)).await;
+    assert_eq!(reproducible_lines(&replay), expected);
 }

@@ -25,14 +25,14 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 /// A server on a free port of 127.0.0.1 that counts its requests and stops when dropped.
 struct Server {
     address: SocketAddr,
-    asked: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
     _stop: DropGuard,
 }
 
 impl Server {
     async fn start(routes: Router) -> Self {
-        let asked = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&asked);
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&requests);
         let routes = routes.layer(axum::middleware::map_request(move |request| {
             counter.fetch_add(1, Ordering::SeqCst);
             std::future::ready::<axum::extract::Request>(request)
@@ -48,7 +48,7 @@ impl Server {
                 served = axum::serve(listener, routes) => served.unwrap(),
             }
         });
-        Self { address, asked, _stop: stop.drop_guard() }
+        Self { address, requests, _stop: stop.drop_guard() }
     }
 
     /// Starts a server that responds "hello" to every request.
@@ -61,7 +61,7 @@ impl Server {
     }
 
     fn request_count(&self) -> usize {
-        self.asked.load(Ordering::SeqCst)
+        self.requests.load(Ordering::SeqCst)
     }
 }
 
@@ -314,8 +314,8 @@ async fn a_body_is_cut_at_its_limit() {
 #[tokio::test]
 async fn a_silent_server_times_out() {
     let stalling = || async {
-        let begun = stream::iter([Ok::<_, Infallible>("begun")]);
-        Body::from_stream(begun.chain(stream::pending()))
+        let started = stream::iter([Ok::<_, Infallible>("begun")]);
+        Body::from_stream(started.chain(stream::pending()))
     };
     let routes = Router::new()
         .route("/silent", get(std::future::pending::<()>))
@@ -325,12 +325,12 @@ async fn a_silent_server_times_out() {
     let options = HttpGetOptions { total_timeout, ..options(&["127.0.0.1"]) };
     let tool = HttpGet::new(options).unwrap();
     for path in ["/silent", "/stalling"] {
-        let begun = Instant::now();
+        let started = Instant::now();
         assert_eq!(
             run(&tool, &server.url(path)).await,
             Err("the request did not finish within 0.2 s".to_owned())
         );
-        assert!(begun.elapsed() < Duration::from_secs(10));
+        assert!(started.elapsed() < Duration::from_secs(10));
     }
     assert_eq!(server.request_count(), 2);
 }
@@ -340,9 +340,9 @@ async fn a_cancelled_call_stops_at_once() {
     let server = Server::start(Router::new().fallback(std::future::pending::<()>)).await;
     let tool = HttpGet::new(options(&["127.0.0.1"])).unwrap();
     let cancellation = CancellationToken::new();
-    let asked = Arc::clone(&server.asked);
+    let requests = Arc::clone(&server.requests);
     let cancel = async {
-        while asked.load(Ordering::SeqCst) == 0 {
+        while requests.load(Ordering::SeqCst) == 0 {
             tokio::task::yield_now().await;
         }
         cancellation.cancel();
@@ -423,6 +423,6 @@ fn proxy_variables_are_ignored() {
     let output = child.output().unwrap();
     let told = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && told.contains("1 passed"), "{told}");
-    let asked = proxy.accept().map(|_| ()).map_err(|e| e.kind());
-    assert_eq!(asked, Err(std::io::ErrorKind::WouldBlock), "somebody asked the proxy");
+    let connection = proxy.accept().map(|_| ()).map_err(|e| e.kind());
+    assert_eq!(connection, Err(std::io::ErrorKind::WouldBlock), "the proxy was used");
 }

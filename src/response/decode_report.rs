@@ -2,9 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::{PartialCall, ResponseAssembler, ResponseLimits, ended_well, parse_arguments};
+use super::{
+    ParsedArguments, PartialCall, ResponseAssembler, ResponseLimits, ended_well, parse_arguments,
+};
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
-use crate::wire::{CallKind, Decoder, DecoderLimits, Delta, Framing, Problem, Wire};
+use crate::wire::{CallKind, Decoder, DecoderOptions, Delta, Framing, Problem, Wire};
 
 /// Decodes a whole response body.
 ///
@@ -13,7 +15,7 @@ use crate::wire::{CallKind, Decoder, DecoderLimits, Delta, Framing, Problem, Wir
 pub fn decode_body(
     wire: Wire,
     framing: Framing,
-    limits: (DecoderLimits, ResponseLimits),
+    limits: (DecoderOptions, ResponseLimits),
     body: &[u8],
 ) -> ResponseAssembler {
     let mut decoder = Decoder::new(wire, framing, limits.0);
@@ -43,6 +45,8 @@ pub fn describe_response(response: &ResponseAssembler) -> Value {
     let mut calls: Vec<&PartialCall> =
         response.calls().iter().chain(response.service_calls()).collect();
     calls.sort_by_key(|call| call.arrival);
+    let mut problems = response.problems().to_vec();
+    problems.extend(calls.iter().copied().filter_map(cut_off_arguments));
     let calls: Vec<Value> =
         (0_u64..).zip(calls).map(|(place, call)| describe_call(place, call)).collect();
     json!({
@@ -54,7 +58,7 @@ pub fn describe_response(response: &ResponseAssembler) -> Value {
         "finish_reason": response.finish().map(|finish| &finish.raw).filter(|raw| !raw.is_empty()),
         "usage": response.usage_raw().and_then(|raw| serde_json::from_str::<Value>(raw).ok()),
         "error": response.error().map(describe_error),
-        "problems": response.problems(),
+        "problems": problems,
     })
 }
 
@@ -77,6 +81,17 @@ fn describe_call(place: u64, call: &PartialCall) -> Value {
     })
 }
 
+/// Returns the problem of a call whose arguments end in the middle. Free text has no such end.
+fn cut_off_arguments(call: &PartialCall) -> Option<Problem> {
+    let is_json = match call.kind {
+        CallKind::Function | CallKind::ServerToolUse => true,
+        CallKind::Custom => false,
+    };
+    let is_cut_off = is_json && matches!(parse_arguments(&call.raw), ParsedArguments::CutOff);
+    let detail = || excerpt(&format!("{}: {}", call.name, call.raw), 200);
+    is_cut_off.then(|| Problem { code: "arguments_cut_off", detail: detail() })
+}
+
 fn describe_error(error: &ProviderError) -> Value {
     let ProviderError { kind, status, code, message, retry_after: _, retryable: _ } = error;
     let kind: &ProviderErrorKind = kind;
@@ -90,7 +105,7 @@ mod tests {
     use super::*;
 
     fn decode(framing: Framing, body: &str) -> Value {
-        let limits = (DecoderLimits::default(), ResponseLimits::default());
+        let limits = (DecoderOptions::default(), ResponseLimits::default());
         describe_response(&decode_body(Wire::OpenaiChat, framing, limits, body.as_bytes()))
     }
 
@@ -124,6 +139,7 @@ mod tests {
                 call(1, "g", r#"{"x":"#, Value::Null, false)],
             "finish_reason": "length",
             "usage": {"n": 1},
+            "problems": [{"code": "arguments_cut_off", "detail": "g: {\"x\":"}],
         });
         check(Framing::JsonLines, &format!("{TWO_CALLS}\r\n{end}"), expected.clone());
         check(Framing::Sse, &format!("data: {TWO_CALLS}\n\ndata: {end}"), expected.clone());
@@ -181,7 +197,7 @@ mod tests {
     #[test]
     fn a_file_of_another_kind_is_odd() {
         let decode = |body: &str| {
-            let limits = (DecoderLimits::default(), ResponseLimits::default());
+            let limits = (DecoderOptions::default(), ResponseLimits::default());
             let said = describe_response(&decode_body(
                 Wire::OpenaiChat,
                 Framing::Sse,
@@ -199,7 +215,11 @@ mod tests {
     #[test]
     fn limits_are_errors_of_the_response() {
         let limits = (
-            DecoderLimits { event_bytes_max: 100, body_bytes_max: 100 },
+            DecoderOptions {
+                event_bytes_max: 100,
+                body_bytes_max: 100,
+                ..DecoderOptions::default()
+            },
             ResponseLimits::default(),
         );
         for framing in [Framing::Sse, Framing::JsonLines, Framing::Json, Framing::JsonArray] {
@@ -270,7 +290,7 @@ mod tests {
             let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(body.len() + 1)).collect();
             cuts.extend([0, body.len()]);
             cuts.sort_unstable();
-            let limits = DecoderLimits::default();
+            let limits = DecoderOptions::default();
             let mut decoder = Decoder::new(Wire::OpenaiChat, Framing::Sse, limits);
             let mut response = ResponseAssembler::new(ResponseLimits::default());
             let mut deltas = Vec::new();
@@ -293,7 +313,7 @@ mod tests {
 
         #[test]
         fn no_bytes_panic(body in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let limits = (DecoderLimits::default(), ResponseLimits::default());
+            let limits = (DecoderOptions::default(), ResponseLimits::default());
             for framing in [Framing::Sse, Framing::JsonLines, Framing::Json, Framing::JsonArray] {
                 let found = describe_response(&decode_body(Wire::OpenaiChat, framing, limits, &body));
                 prop_assert_eq!(found["tool_calls"].as_array().map(Vec::len), Some(0));

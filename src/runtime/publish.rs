@@ -82,7 +82,7 @@ impl Publisher {
 
     fn tell(&self, run: &RunId, turn: u32, event: Event, recorded: Option<RecordPosition>) {
         // Nothing is counted by text.
-        if !logs::shows_contents() && self.feed.append_text_if_unwatched(&event) {
+        if !logs::logs_contents() && self.feed.append_text_if_unwatched(&event) {
             return;
         }
         let published = PublishedEvent {

@@ -252,11 +252,11 @@ mod tests {
     async fn a_silent_stream_sends_comments() {
         let feed = feed();
         let (mut writes, _closing) = start(&feed);
-        let began = Instant::now();
+        let started = Instant::now();
         assert_eq!(writes.next().await.as_deref(), Some(": alive\n\n"));
-        assert_eq!(began.elapsed(), KEEP_ALIVE);
+        assert_eq!(started.elapsed(), KEEP_ALIVE);
         assert_eq!(writes.next().await.as_deref(), Some(": alive\n\n"));
-        assert_eq!(began.elapsed(), KEEP_ALIVE * 2);
+        assert_eq!(started.elapsed(), KEEP_ALIVE * 2);
     }
 
     #[tokio::test(start_paused = true)]

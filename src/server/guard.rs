@@ -145,9 +145,9 @@ impl RequestGuard {
             (None, _) | (Some(_), Some(_)) => None,
         };
         match bearer {
-            Some((scheme, given))
+            Some((scheme, credentials))
                 if scheme.eq_ignore_ascii_case(b"bearer ")
-                    && bool::from(given.ct_eq(token.reveal().as_bytes())) =>
+                    && bool::from(credentials.ct_eq(token.reveal().as_bytes())) =>
             {
                 Ok(())
             }
@@ -258,8 +258,8 @@ mod tests {
             ("localhost:7700", "", FORBIDDEN),
         ] {
             let headers = [("host", host), ("origin", origin)];
-            let seen = check(&guard(false), "/v1/sessions", &headers);
-            assert_eq!(seen, expected, "{host} {origin}");
+            let result = check(&guard(false), "/v1/sessions", &headers);
+            assert_eq!(result, expected, "{host} {origin}");
         }
         let both = [("host", "localhost"), ("origin", "http://localhost"), ("origin", "http://e")];
         assert_eq!(check(&guard(false), "/", &both), FORBIDDEN);

@@ -1,7 +1,7 @@
-//! Events as log lines, and how the binary writes them.
+//! Translates events into log lines, and sets up the log output of the binary.
 //!
-//! What users and models say stands in the log at the level trace only; the first 200 characters
-//! of arguments that could not be used stand in a warning, because they are the finding.
+//! Texts of users, models and tools are logged at the level trace only. The exception are the first 200
+//! characters of arguments that could not be used: the warning needs them to explain the problem.
 
 use std::io::IsTerminal as _;
 use std::str::FromStr;
@@ -16,14 +16,14 @@ use crate::event::{CallLabel, Event, PublishedEvent, RunStats, TurnSummary};
 use crate::turn::BreakerChange;
 use crate::types::{FailureKind, ProviderError, RunEnd, RunError, ToolResult, excerpt};
 
-/// Characters of a provider's message or of odd arguments that a line shows.
-const SHOWN_CHARS: usize = 200;
+/// Maximum number of characters of a provider's message or of invalid arguments in a log line.
+const EXCERPT_CHARS: usize = 200;
 
-/// What is logged where nobody says otherwise. Of others only warnings: the actor library opens a
-/// span at `info` around each actor, with which every line would begin.
+/// The default filter. Other crates log only warnings: the actor library opens a span at `info`
+/// around each actor, and every line would begin with it.
 const DEFAULT_FILTER: &str = "warn,callsheet=info";
 
-/// Logs with the fields that every line has.
+/// Logs a line with the fields that all lines have.
 macro_rules! line {
     ($level:ident, $of:expr, $($rest:tt)*) => {
         $level!(
@@ -35,13 +35,13 @@ macro_rules! line {
     };
 }
 
-/// Whether what is said stands in the log; asked for each piece of text before it is shown.
+/// Returns whether texts of users, models and tools are logged. Called for each text delta.
 #[must_use]
-pub fn shows_contents() -> bool {
+pub fn logs_contents() -> bool {
     tracing::enabled!(tracing::Level::TRACE)
 }
 
-/// Logs an event. Costs a match and a look at the level where the level is off.
+/// Logs an event. Cheap if its level is disabled.
 pub fn log(published: &PublishedEvent) {
     let of = published;
     match &of.event {
@@ -74,7 +74,7 @@ pub fn log(published: &PublishedEvent) {
         | Event::OutcomeLate { .. }
         | Event::ResultReleased { .. } => call(of),
         Event::ApprovalAsked { .. } | Event::ApprovalGiven { .. } | Event::ConflictFound { .. } => {
-            judged(of);
+            approval_or_conflict(of);
         }
         Event::ResponseEnded { names, .. } => {
             if !names.is_empty() {
@@ -89,6 +89,9 @@ pub fn log(published: &PublishedEvent) {
             let wait_ms = millis(*wait);
             line!(info, of, attempt, model, streamed, wait_ms, "attempt_started");
         }
+        Event::AttemptVoided { attempt, model, streamed: _, reason: _ } => {
+            line!(debug, of, attempt, model, "attempt_voided");
+        }
         Event::TurnEnded { summary } => turn_ended(of, summary),
         Event::LimitReached { limit, value, maximum, action } => {
             if value < maximum {
@@ -101,7 +104,7 @@ pub fn log(published: &PublishedEvent) {
     }
 }
 
-/// Logs that a model's breaker has opened or closed, which is of no run alone.
+/// Logs that a model's circuit breaker opened or closed. The line belongs to no run.
 pub(super) fn breaker_changed(model: &str, change: BreakerChange) {
     match change {
         BreakerChange::Opened { failures, time } => {
@@ -111,26 +114,31 @@ pub(super) fn breaker_changed(model: &str, change: BreakerChange) {
     }
 }
 
-/// The lines about one call.
+/// Logs the events of one call.
 fn call(of: &PublishedEvent) {
     match &of.event {
         Event::CallDetected { call, latency, stream_position, streaming } => {
             detected(of, &call.name, *latency, *stream_position, *streaming);
         }
         Event::ArgumentsAnomalyFound { call, id, oddity, raw } => {
-            let arguments = excerpt(raw, SHOWN_CHARS);
+            let arguments = excerpt(raw, EXCERPT_CHARS);
             let oddity = oddity.as_str();
             let (tool_name, id) = (&*call.name, &**id);
             line!(warn, of, tool_name, id, oddity, arguments, "tool_arguments_odd");
         }
         Event::CallStarted { call, input_summary, early, waited, queued, of: count } => {
             let CallLabel { key, name, .. } = call;
+            let mut position = key.index.saturating_add(1).to_string();
+            // More calls may follow until the response has ended.
+            if !early {
+                position += &format!(" of {count}");
+            }
             line!(
                 debug,
                 of,
                 tool_id = %key,
                 tool_name = &**name,
-                call = %format_args!("{} of {count}", key.index.saturating_add(1)),
+                call = position,
                 early,
                 waited_ms = millis(*waited),
                 queued_ms = queued.map(millis),
@@ -138,7 +146,7 @@ fn call(of: &PublishedEvent) {
             );
             line!(trace, of, tool_id = %key, arguments = input_summary, "tool_call_arguments");
         }
-        Event::CallEnded { result, parallel, early } => call_ended(of, result, *parallel, *early),
+        Event::CallEnded { result, parallel, early: _ } => call_ended(of, result, *parallel),
         Event::CallOpened { call } => {
             line!(debug, of, tool_id = %call.key, tool_name = &*call.name, "tool_call_opened");
         }
@@ -178,6 +186,7 @@ fn call(of: &PublishedEvent) {
         | Event::ResponseEnded { .. }
         | Event::AttemptEnded { .. }
         | Event::AttemptStarted { .. }
+        | Event::AttemptVoided { .. }
         | Event::TurnEnded { .. }
         | Event::LimitReached { .. }
         | Event::HistoryRepaired { .. }
@@ -211,8 +220,8 @@ fn detected(
     }
 }
 
-/// The lines about what stands between a call and its outcome.
-fn judged(of: &PublishedEvent) {
+/// Logs approvals and conflicts of variables.
+fn approval_or_conflict(of: &PublishedEvent) {
     if let Event::ApprovalAsked { asked } = &of.event {
         let (tool_id, tool_name) = (asked.call.key, &*asked.call.name);
         line!(info, of, %tool_id, tool_name, phase = asked.phase.as_str(), "tool_approval_asked");
@@ -220,16 +229,17 @@ fn judged(of: &PublishedEvent) {
         let (tool_id, tool_name, phase) = (call.key, &*call.name, phase.as_str());
         let (verdict, waited_ms) = (verdict.as_str(), millis(*waited));
         line!(info, of, %tool_id, tool_name, phase, verdict, waited_ms, "tool_approval_given");
-    } else if let Event::ConflictFound { call, names, rerun } = &of.event {
+    } else if let Event::ConflictFound { call, names, resolution } = &of.event {
         let (tool_id, tool_name) = (call.key, &*call.name);
-        line!(warn, of, %tool_id, tool_name, ?names, rerun, "variable_conflict");
+        line!(warn, of, %tool_id, tool_name, ?names, resolution = resolution.as_str(), "variable_conflict");
     }
 }
 
-fn call_ended(of: &PublishedEvent, result: &ToolResult, is_parallel: bool, early: bool) {
+fn call_ended(of: &PublishedEvent, result: &ToolResult, is_parallel: bool) {
     let tool_name = &*result.call.name;
     let tool_id = result.call.key;
-    if early {
+    let is_copy = result.notes.duplicate_of.is_some() || result.notes.reused;
+    if result.started.is_some() && !is_copy {
         let execution_latency_ms = millis(result.wait.saturating_add(result.duration));
         line!(info, of, tool_name, execution_latency_ms, is_parallel, "streaming_tool_executed");
     }
@@ -238,13 +248,14 @@ fn call_ended(of: &PublishedEvent, result: &ToolResult, is_parallel: bool, early
     if result.outcome.kind == Some(FailureKind::Panic) {
         line!(warn, of, %tool_id, tool_name, duration_ms, "tool_panicked");
     }
-    line!(debug, of, %tool_id, tool_name, status, duration_ms, "tool_call_completed");
+    let result_bytes = result.outcome.content.len();
+    line!(debug, of, %tool_id, tool_name, status, duration_ms, result_bytes, "tool_call_completed");
     line!(trace, of, %tool_id, result = &*result.outcome.content, "tool_call_result");
 }
 
 fn attempt_failed(of: &PublishedEvent, model: &str, error: &ProviderError) {
     let transient = error.is_transient();
-    let message = excerpt(&error.message, SHOWN_CHARS);
+    let message = excerpt(&error.message, EXCERPT_CHARS);
     let (kind, status) = (error_type(error.kind), error.status);
     line!(warn, of, model, kind, status, transient, error = message, "attempt_failed");
 }
@@ -275,7 +286,7 @@ fn run_ended(
     match error {
         None => line!(info, of, run_end, turns, tool_calls, seconds, "run_ended"),
         Some(RunError { code, message, .. }) => {
-            let error = excerpt(message, SHOWN_CHARS);
+            let error = excerpt(message, EXCERPT_CHARS);
             line!(warn, of, run_end, turns, tool_calls, seconds, code, error, "run_ended");
         }
     }
@@ -286,13 +297,13 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// How log lines are written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Human-readable text.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -308,7 +319,7 @@ impl FromStr for LogFormat {
     }
 }
 
-/// Why logs cannot be written as asked.
+/// An error of the log setup.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LogsError {
@@ -316,24 +327,23 @@ pub enum LogsError {
     #[error("a log format is \"text\" or \"json\"")]
     Format,
     /// A filter in the environment does not parse.
-    #[error("set up logs: {variable} is no filter: {reason}")]
+    #[error("set up logs: {variable} is no valid filter: {reason}")]
     Filter {
-        /// Where it stands.
+        /// The environment variable that holds the filter.
         variable: &'static str,
-        /// What is wrong with it.
+        /// The parser's message.
         reason: String,
     },
-    /// The process has a subscriber already.
+    /// The process already has a subscriber.
     #[error("set up logs: {0}")]
-    Taken(#[from] tracing::subscriber::SetGlobalDefaultError),
+    AlreadySet(#[from] tracing::subscriber::SetGlobalDefaultError),
 }
 
-/// Writes the process's log to stderr, never to stdout. What is logged is said by
-/// `CALLSHEET_LOG`, or else by `RUST_LOG`, or else is `info`. Colours are for terminals, unless
-/// `NO_COLOR` is set.
+/// Sends the log of the process to stderr. The filter is `CALLSHEET_LOG`, or else `RUST_LOG`, or else
+/// `info`. Lines are coloured on a terminal, unless `NO_COLOR` is set.
 ///
 /// # Errors
-/// When a filter does not parse, or logs were set up before.
+/// If a filter does not parse, or if the log was already set up.
 pub fn init(format: LogFormat) -> Result<(), LogsError> {
     let filter = filter(|variable| std::env::var(variable).ok())?;
     let coloured = std::io::stderr().is_terminal()
@@ -365,8 +375,7 @@ where
         .with_env_filter(filter)
         .with_writer(writer)
         .with_ansi(coloured)
-        // Else a log that nobody reads any more panics whoever logs: a complaint about a line that
-        // cannot be written is itself printed to stderr.
+        // Errors of the log output would be printed to stderr. If stderr is closed, that panics.
         .log_internal_errors(false)
         .with_target(false);
     match format {
@@ -400,9 +409,9 @@ mod tests {
         }
     }
 
-    /// A line that another test's thread meets first, with nobody listening, may be remembered as
-    /// switched off while a listener is just being made. So somebody always listens.
-    fn keep_every_line_enabled() {
+    /// Installs a global subscriber. Without one, a log line that another test's thread reaches first
+    /// can be cached as disabled while this test installs its own subscriber.
+    fn enable_every_line() {
         static ONCE: std::sync::Once = std::sync::Once::new();
         ONCE.call_once(|| {
             let all = subscriber(LogFormat::Text, EnvFilter::new("trace"), false, std::io::sink);
@@ -417,9 +426,9 @@ mod tests {
         BreakerChange::Closed,
     ];
 
-    /// What these events write at a level.
-    fn written(format: LogFormat, level: &str, events: &[Event]) -> String {
-        keep_every_line_enabled();
+    /// Returns the log of these events at a level.
+    fn log_of(format: LogFormat, level: &str, events: &[Event]) -> String {
+        enable_every_line();
         let page = LogBuffer::default();
         let writer = page.clone();
         let subscriber = subscriber(format, EnvFilter::new(level), false, move || writer.clone());
@@ -430,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_does_not_begin_with_the_spans_of_others() {
+    fn a_line_does_not_begin_with_spans_of_other_crates() {
         let page = LogBuffer::default();
         let writer = page.clone();
         let filter = filter(|_| None).unwrap();
@@ -443,9 +452,9 @@ mod tests {
         assert!(page.contains("INFO a line") && !page.contains("Actor"), "{page}");
     }
 
-    /// The lines of a level as JSON, without their timestamps.
+    /// Returns the log as JSON lines, without their timestamps.
     fn lines(level: &str, events: &[Event]) -> Vec<Value> {
-        let page = written(LogFormat::Json, level, events);
+        let page = log_of(LogFormat::Json, level, events);
         page.lines()
             .map(|line| {
                 let mut line: Value = serde_json::from_str(line).unwrap();
@@ -469,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lines_of_tool_calls_are_as_promised() {
+    fn the_lines_of_tool_calls_have_the_documented_fields() {
         let call = samples::label();
         check(
             "info",
@@ -514,7 +523,7 @@ mod tests {
         );
         check(
             "info",
-            Event::CallEnded { result: Box::new(samples::result()), parallel: true, early: true },
+            Event::CallEnded { result: Box::new(samples::result()), parallel: true, early: false },
             &[(
                 "INFO",
                 json!({
@@ -525,32 +534,38 @@ mod tests {
                 }),
             )],
         );
+        // Before the end of the response, the number of its calls is unknown.
+        for (early, position) in [(false, "3 of 4"), (true, "3")] {
+            check(
+                "debug",
+                Event::CallStarted {
+                    call: call.clone(),
+                    input_summary: "{}".into(),
+                    early,
+                    waited: Duration::from_millis(20),
+                    queued: Some(Duration::from_millis(10)),
+                    of: 4,
+                },
+                &[(
+                    "DEBUG",
+                    json!({
+                        "message": "tool_call_started",
+                        "tool_id": "t3a1c2",
+                        "tool_name": "clock",
+                        "call": position,
+                        "early": early,
+                        "waited_ms": 20,
+                        "queued_ms": 10,
+                    }),
+                )],
+            );
+        }
+        // A call that never ran was not executed.
+        let mut refused = samples::result();
+        refused.started = None;
         check(
             "debug",
-            Event::CallStarted {
-                call,
-                input_summary: "{}".into(),
-                early: false,
-                waited: Duration::from_millis(20),
-                queued: Some(Duration::from_millis(10)),
-                of: 4,
-            },
-            &[(
-                "DEBUG",
-                json!({
-                    "message": "tool_call_started",
-                    "tool_id": "t3a1c2",
-                    "tool_name": "clock",
-                    "call": "3 of 4",
-                    "early": false,
-                    "waited_ms": 20,
-                    "queued_ms": 10,
-                }),
-            )],
-        );
-        check(
-            "debug",
-            Event::CallEnded { result: Box::new(samples::result()), parallel: true, early: false },
+            Event::CallEnded { result: Box::new(refused), parallel: true, early: false },
             &[(
                 "DEBUG",
                 json!({
@@ -559,13 +574,14 @@ mod tests {
                     "tool_name": "clock",
                     "status": "success",
                     "duration_ms": 1500,
+                    "result_bytes": 5,
                 }),
             )],
         );
     }
 
     #[test]
-    fn odd_arguments_and_failed_attempts_are_warnings() {
+    fn invalid_arguments_and_failed_attempts_are_warnings() {
         check(
             "warn",
             Event::ArgumentsAnomalyFound {
@@ -607,8 +623,8 @@ mod tests {
     }
 
     #[test]
-    fn a_breaker_that_opens_is_a_warning_and_one_that_closes_is_told() {
-        keep_every_line_enabled();
+    fn a_breaker_that_opens_is_a_warning_and_one_that_closes_is_information() {
+        enable_every_line();
         let page = LogBuffer::default();
         let writer = page.clone();
         let filter = EnvFilter::new("info");
@@ -625,7 +641,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_without_calls_and_plain_answers_are_quiet() {
+    fn turns_without_calls_and_plain_answers_log_nothing_at_info() {
         let quiet = [
             Event::ResponseEnded { names: vec![], opened: 0, detected: 0, stopped: false },
             Event::TurnEnded { summary: Box::default() },
@@ -640,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn contents_stand_in_the_log_only_at_trace() {
+    fn contents_are_logged_only_at_trace() {
         let secret = "swordfish";
         let mut result = samples::result();
         result.outcome.content = secret.into();
@@ -679,12 +695,12 @@ mod tests {
                 stats: Box::new(samples::stats()),
             },
         ];
-        assert!(!written(LogFormat::Text, "debug", &events).contains(secret));
-        assert_eq!(written(LogFormat::Text, "trace", &events).matches(secret).count(), 9);
+        assert!(!log_of(LogFormat::Text, "debug", &events).contains(secret));
+        assert_eq!(log_of(LogFormat::Text, "trace", &events).matches(secret).count(), 9);
     }
 
     #[test]
-    fn every_line_says_whose_it_is() {
+    fn every_line_names_session_run_and_turn() {
         let lines = lines("trace", &samples::every());
         assert!(lines.len() >= samples::every().len(), "{lines:#?}");
         for line in lines {
@@ -696,7 +712,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_for_people_is_one_line() {
+    fn an_event_with_line_breaks_is_logged_as_one_line() {
         let mut call = samples::label();
         call.name = "clock\n\u{1b}[31mERROR forged".into();
         let event = Event::CallDetected {
@@ -705,19 +721,19 @@ mod tests {
             stream_position: 17,
             streaming: true,
         };
-        let page = written(LogFormat::Text, "info", &[event]);
+        let page = log_of(LogFormat::Text, "info", &[event]);
         assert_eq!(page.lines().count(), 1, "{page}");
         assert!(page.contains("INFO streaming_tool_call_detected session=\"s1\""), "{page}");
         assert!(!page.contains('\u{1b}'), "{page}");
     }
 
     #[test]
-    fn the_environment_says_what_is_logged() {
+    fn the_environment_sets_the_filter() {
         let check = |own: Option<&str>, rust: Option<&str>, expect: &str| {
             let seen = filter(|variable| match variable {
                 "CALLSHEET_LOG" => own.map(str::to_owned),
                 "RUST_LOG" => rust.map(str::to_owned),
-                other => panic!("{other} is not asked for"),
+                other => panic!("{other} is unexpected"),
             });
             let seen = seen.map_or_else(|error| error.to_string(), |filter| filter.to_string());
             assert_eq!(seen, expect);
@@ -727,7 +743,7 @@ mod tests {
         check(Some("warn"), Some("debug"), "warn");
         check(Some(""), Some("debug"), "debug");
         let broken = filter(|_| Some("a=b=c".to_owned())).unwrap_err().to_string();
-        assert!(broken.starts_with("set up logs: CALLSHEET_LOG is no filter: "), "{broken}");
+        assert!(broken.starts_with("set up logs: CALLSHEET_LOG is no valid filter: "), "{broken}");
         assert_eq!("json".parse::<LogFormat>().ok(), Some(LogFormat::Json));
         assert_eq!("text".parse::<LogFormat>().ok(), Some(LogFormat::Text));
         assert!("xml".parse::<LogFormat>().is_err());

@@ -100,6 +100,16 @@ impl PublishedEvent {
                     AttemptView { attempt: *attempt, model, streamed: *streamed, reason, wait_ms };
                 self.one("attempt", &fields, model.len() + reason.len())
             }
+            Event::AttemptVoided { attempt, model, streamed, reason } => {
+                let fields = AttemptView {
+                    attempt: *attempt,
+                    model,
+                    streamed: *streamed,
+                    reason,
+                    wait_ms: 0,
+                };
+                self.one("attempt", &fields, model.len() + reason.len())
+            }
             Event::LimitReached { limit, value, maximum, action } => self.one(
                 "limit_reached",
                 &LimitView { limit, value: *value, maximum: *maximum, action },
@@ -482,6 +492,20 @@ mod tests {
         let known = json!({"input_summary": input_summary, "early": true});
         next(&[tool_use("running", known.clone())]);
         next(&[("tool_progress", json!({"tool_id": "t3a1c2", "text": "half"}))]);
+        next(&[(
+            "tool_approval",
+            json!({
+                "call_index": 2,
+                "tool_id": "t3a1c2",
+                "tool_name": "clock",
+                "phase": "before",
+                "input": {"zone": "Asia/Tokyo"},
+                "arguments_sha256": "5f70",
+                "output_summary": null,
+            }),
+        )]);
+        next(&[]); // ApprovalGiven
+        next(&[]); // ConflictFound
         next(&[tool_use("discarded", json!({"early": null}))]);
         next(&[
             tool_use("finished", known),
@@ -522,6 +546,10 @@ mod tests {
         next(&[(
             "attempt",
             json!({"attempt": 2, "model": "m", "streamed": false, "reason": "it broke", "wait_ms": 250}),
+        )]);
+        next(&[(
+            "attempt",
+            json!({"attempt": 3, "model": "m", "streamed": true, "reason": "it broke", "wait_ms": 0}),
         )]);
         next(&[(
             "turn_end",

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Verifier;
 use crate::record::TurnEnd;
-use crate::transcript::{Invariant, RecordPosition, RecordedRunEnd, RunTranscript};
+use crate::transcript::{Invariant, RecordLocation, RecordedRunEnd, RunTranscript};
 use crate::types::{Content, RunEnd, Usage};
 
 /// The runs that have started, and the inputs that wait.
@@ -13,7 +13,7 @@ use crate::types::{Content, RunEnd, Usage};
 struct RunQueue<'a> {
     started: BTreeSet<&'a str>,
     waiting: BTreeMap<&'a str, &'a Content>,
-    /// How many queued inputs, and how many forks, were read.
+    /// The numbers of queued inputs and of forks that were read.
     read: (usize, usize),
 }
 
@@ -44,14 +44,14 @@ impl<'a> Verifier<'_, 'a> {
             }
         }
         self.queue_until(
-            RecordPosition { index: usize::MAX, ..RecordPosition::default() },
+            RecordLocation { index: usize::MAX, ..RecordLocation::default() },
             &mut queue,
         );
     }
 
     /// Queues the inputs before a record. Inputs that wait in another session do not wait in its
     /// fork.
-    fn queue_until(&mut self, at: RecordPosition, queue: &mut RunQueue<'a>) {
+    fn queue_until(&mut self, at: RecordLocation, queue: &mut RunQueue<'a>) {
         let transcript = self.transcript;
         loop {
             let input = transcript.queued.get(queue.read.0).filter(|input| input.at.is_before(at));
@@ -133,14 +133,15 @@ impl<'a> Verifier<'_, 'a> {
 
     fn check_sums(&mut self, run: &RunTranscript<'a>, end: &RecordedRunEnd<'a>) {
         let (at, stats) = (end.at, end.stats);
-        let (mut turns, mut calls, mut usage) = (0, 0, Usage::default());
+        let (mut turns, mut calls, mut usage) = (0_u32, 0, Usage::default());
         for (turn, _) in run.committed() {
             turns += 1;
             calls += u32::try_from(turn.kept_calls().len()).unwrap_or(u32::MAX);
             usage += turn.usage();
         }
-        // A run that was given up counts the turn that it had begun.
-        let legal = turns..=turns + u32::from(end.is_given_up());
+        // A run that was given up counts the turn that it had begun. Requests for a final answer
+        // do not count, and each follows a turn that does.
+        let legal = turns.div_ceil(2)..=turns + u32::from(end.is_given_up());
         self.require(legal.contains(&stats.turns), at, Invariant::Sums, || {
             format!("it counts {} turns, and had {turns}", stats.turns)
         });

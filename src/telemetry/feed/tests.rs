@@ -307,7 +307,7 @@ fn who_comes_is_told_of_the_calls_that_are_open() {
         tell(&feed, Event::CallProgressed { key: call(2).key, text: text.into() });
         tell(&feed, Event::CallProgressed { key: call(7).key, text: text.into() });
     }
-    assert_eq!(open(), ["CallStarted", "CallProgressed", "ServiceCallShown", "CallOpened"]);
+    assert_eq!(open(), ["CallStarted", "CallProgressed", "ServiceCallChanged", "CallOpened"]);
     tell(&feed, service(Finished));
     tell(&feed, Event::CallDiscarded { call: call(3), had_result: false });
     assert_eq!(open(), ["CallStarted", "CallProgressed"]);
