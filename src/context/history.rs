@@ -10,7 +10,7 @@ use crate::record::ResponseMessage;
 use crate::types::{CallKey, Content, ResultNotes, ToolCall, ToolOutcome, ToolResult, metadata};
 
 /// The messages of a session, in call order. Cloning shares them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct History {
     messages: MessageList,
     /// So many of them, from the first on, keep the pairing rule.
