@@ -40,7 +40,7 @@
 //!
 //! # Sessions that survive
 //!
-//! A session is a fold over its records: [`session::Rebuilt`] hands them to the machines that a living
+//! A session is a fold over its records: [`session::StoredSession`] hands them to the machines that a living
 //! session hands them to. [`journal::SessionLog`] numbers them and knows which are durable; an engine
 //! ([`journal::SqliteJournal`], one writer with group commit, or [`journal::MemoryJournal`]) stores them. What a
 //! machine holds back until a record is stored, it holds back itself (a start, a result, the
