@@ -164,7 +164,7 @@ impl SpanExporter for CountingExporter {
 /// The host's own HTTP client for the exporter, whose thread is none of the runtime's.
 #[derive(Debug)]
 struct CollectorClient {
-    http: reqwest::CollectorClient,
+    http: reqwest::Client,
     runtime: Handle,
 }
 
@@ -175,7 +175,7 @@ impl CollectorClient {
         let timeout = timeout.map_or(TIMEOUT, |ms| Duration::from_millis(ms as u64));
         let http = tls::client(|| {
             // A redirect would take the headers, and a key among them, to another place.
-            reqwest::CollectorClient::builder().timeout(timeout).redirect(Policy::none())
+            reqwest::Client::builder().timeout(timeout).redirect(Policy::none())
         })?;
         Ok(Self { http, runtime: Handle::try_current()? })
     }
@@ -190,7 +190,7 @@ impl HttpClient for CollectorClient {
 }
 
 async fn send(
-    http: reqwest::CollectorClient,
+    http: reqwest::Client,
     request: reqwest::Request,
 ) -> Result<Response<Bytes>, HttpError> {
     let mut answer = http.execute(request).await?;
