@@ -346,7 +346,7 @@ fn what_is_wrong_with_a_model() {
     check(
         "[models.main]\nmodel = 'x'\nbase_url = 'ftp://h'\n",
         &[
-            "3: models.main.base_url: \"ftp://h\" is no address such as \"https://api.example.com/v1\": it does not begin with http:// or https://",
+            "3: models.main.base_url: \"ftp://h\" is not a base URL such as \"https://api.example.com/v1\": it does not begin with http:// or https://",
         ],
     );
     check(
@@ -432,7 +432,7 @@ fn what_is_wrong_with_an_agent() {
     check(
         &two,
         &[
-            " agents: several models and no agent: say which one, as in [agents.default] model = \"NAME\"",
+            " agents: several models but no agent: choose one, as in [agents.default] model = \"NAME\"",
         ],
     );
     check(&format!("{two}[agents.a]\n"), &["7: agents.a.model: is missing"]);

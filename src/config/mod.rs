@@ -1,9 +1,8 @@
-//! `callsheet.toml`, parsed once, validated, and passed in as values.
+//! Parses and validates `callsheet.toml`.
 //!
-//! What is read here is never looked at again as text: durations, addresses, patterns and keys of
-//! services leave as types. Everything wrong is found before anything starts, and named by file,
-//! line and key. Knows nothing of HTTP, actors or tools; the names of the registered tools are
-//! passed in ([`Config::check_tools`]).
+//! Values are converted to types: durations, addresses, patterns and API keys. All errors are found
+//! before the host starts, with file, line and key. Depends on neither HTTP nor actors nor tools;
+//! [`Config::check_tools`] receives the names of the registered tools.
 
 mod agent;
 mod host;
@@ -32,44 +31,44 @@ pub use values::parse_duration;
 use source::{Origins, Source};
 use values::Parsed;
 
-/// The name of the built-in offline model. No model of the file may have it.
+/// The name of the built-in offline model. The file must not define a model of this name.
 pub const REHEARSAL: &str = "rehearsal";
 
-/// The agent of a host whose configuration names none.
+/// The name of the agent of a configuration without agents.
 pub const DEFAULT_AGENT: &str = "default";
 
-/// Overrides `multi_tool_calls` of every agent.
+/// The environment variable that overrides `multi_tool_calls` of every agent.
 pub const MULTI_TOOL_CALLS_ENV: &str = "CALLSHEET_MULTI_TOOL_CALLS";
 
-/// Overrides `stream` of every model.
+/// The environment variable that overrides `stream` of every model.
 pub const STREAM_ENV: &str = "CALLSHEET_STREAM";
 
-/// Everything that a host is told.
+/// The whole configuration of a host.
 ///
-/// [`Config::default`] is what an empty file means: one agent that talks to the offline rehearsal
-/// model, whose address is filled in by [`Config::set_rehearsal`] once it has started.
+/// [`Config::default`] is the configuration of an empty file: one agent that uses the offline
+/// rehearsal model. Its address is set by [`Config::set_rehearsal`] after it has started.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The host itself.
+    /// The host.
     pub host: HostConfig,
-    /// How records are stored.
+    /// The journal.
     pub journal: JournalConfig,
     /// Models by name.
     pub models: BTreeMap<String, ModelConfig>,
-    /// Agents by name; every agent's models are in `models`.
+    /// Agents by name. All models that they name are in `models`.
     pub agents: BTreeMap<String, AgentConfig>,
-    /// What the file changes about tools, by tool name.
+    /// Changes to tools, by tool name.
     pub tools: BTreeMap<String, ToolOverride>,
     stream: Option<bool>,
     origins: Origins,
 }
 
 impl Config {
-    /// Parses the text of a configuration file. `file` names it in errors, `env` looks up a
-    /// variable of the environment.
+    /// Parses a configuration file. `file` is its name in errors, `env` looks up environment
+    /// variables.
     ///
     /// # Errors
-    /// Everything that is wrong with the file and with the variables that it names, in the order
+    /// Returns all errors of the file and of the environment variables that it names, in the order of lines. the file and with the variables that it names, in the order
     /// of its lines.
     pub fn parse(
         text: &str,
@@ -129,13 +128,13 @@ impl Config {
         Ok(config)
     }
 
-    /// Whether an agent may talk to the offline rehearsal model, so that it has to be started.
+    /// Returns whether an agent uses the offline rehearsal model, which must then be started.
     #[must_use]
     pub fn needs_rehearsal(&self) -> bool {
         self.agents.values().any(AgentConfig::asks_rehearsal)
     }
 
-    /// Says where the offline rehearsal model listens.
+    /// Sets the address of the offline rehearsal model.
     pub fn set_rehearsal(&mut self, base_url: BaseUrl) {
         match self.models.get_mut(REHEARSAL) {
             Some(model) => model.base_url = base_url,
@@ -143,13 +142,13 @@ impl Config {
         }
     }
 
-    /// Lets every agent talk to the offline rehearsal model over a wire, whatever the file says.
+    /// Makes every agent use the offline rehearsal model with this wire format.
     pub fn use_rehearsal(&mut self, wire: Wire) {
         let model = ModelConfig { wire, ..ModelConfig::rehearsal(BaseUrl::nowhere()) };
         self.use_model(REHEARSAL, model);
     }
 
-    /// Adds a model and lets every agent talk to it, and to no other.
+    /// Adds a model and makes every agent use only this one.
     pub fn use_model(&mut self, name: &str, model: ModelConfig) {
         self.add_model(name, model);
         for agent in self.agents.values_mut() {
@@ -158,8 +157,7 @@ impl Config {
         }
     }
 
-    /// Whether models stream their answers, for every model that is there and that is added
-    /// later.
+    /// Switches streaming on or off for every model, including models that are added later.
     pub fn set_stream(&mut self, on: bool) {
         self.stream = Some(on);
         for model in self.models.values_mut() {
@@ -167,26 +165,26 @@ impl Config {
         }
     }
 
-    /// Whether more than the first call of a response is kept, for every agent.
+    /// Switches multiple tool calls per response on or off for every agent.
     pub fn set_multi_tool_calls(&mut self, on: bool) {
         for agent in self.agents.values_mut() {
             agent.multi_tool_calls = on;
         }
     }
 
-    /// Listens somewhere else.
+    /// Sets the address to listen on.
     ///
     /// # Errors
-    /// When other machines could connect there and the host has no token.
+    /// If the address is not loopback and the host has no token. connect there and the host has no token.
     pub fn set_listen(&mut self, listen: SocketAddr) -> Result<(), ConfigErrors> {
         self.host.listen = listen;
         self.host.check().map_err(|message| ConfigErrors::single("--listen", message))
     }
 
-    /// Checks every name and pattern of tools against the tools that there are.
+    /// Checks the names and patterns of tools against the registered tools.
     ///
     /// # Errors
-    /// A pattern that matches no tool, and a `[tools.NAME]` without a tool of that name.
+    /// If a pattern matches no tool, or if `[tools.NAME]` names an unknown tool., and a `[tools.NAME]` without a tool of that name.
     pub fn check_tools(&self, registered: &[&str]) -> Result<(), ConfigErrors> {
         let mut errors = Vec::new();
         for (name, agent) in &self.agents {
@@ -206,7 +204,7 @@ impl Config {
         if errors.is_empty() { Ok(()) } else { Err(ConfigErrors::new(errors)) }
     }
 
-    /// What is wrong with a tool's own value, with the place it was written at.
+    /// Creates an error about a value of `[tools.NAME]`, with its line.
     #[must_use]
     pub fn tool_error(&self, tool: &str, key: &str, message: impl Into<String>) -> ConfigErrors {
         ConfigErrors::new(vec![self.origins.error(&format!("tools.{tool}.{key}"), message.into())])
@@ -246,7 +244,7 @@ fn no_tool(pattern: &str, registered: &[&str]) -> String {
     format!("no tool is called {pattern:?} (known: {known})")
 }
 
-/// A switch of the environment: `true` or `false`, or not there.
+/// Parses an environment variable with the value `true` or `false`.
 fn switch(source: &Source<'_>, env: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<bool> {
     let text = env(name)?;
     let parsed: Parsed<bool> = match text.as_str() {

@@ -1,4 +1,4 @@
-//! The pairing rule: each call of an assistant message is answered, once, right behind it.
+//! The pairing rule: each call of an assistant message is answered exactly once, directly after it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,15 +7,15 @@ use serde_json::json;
 
 use crate::message::Message;
 
-/// The messages with the pairing rule made true, and how many repairs that took: an answer added
-/// for a call without one, an answer left out that answers no call or answers it again.
+/// Repairs messages to satisfy the pairing rule, and returns the number of repairs: an answer added
+/// for an unanswered call, or an answer removed that has no call or answers it again.
 #[must_use]
 pub fn paired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
     debug_assert!(messages.iter().all(|message| is_unique(message)), "ids are unique in a message");
     repaired(messages)
 }
 
-/// Whether the messages keep the pairing rule, whatever comes behind them.
+/// Returns whether the messages satisfy the pairing rule.
 #[must_use]
 pub(super) fn are_paired(messages: &[Arc<Message>]) -> bool {
     messages.iter().all(|message| is_unique(message)) && repaired(messages).1 == 0

@@ -1,4 +1,4 @@
-//! One session's way to the journal.
+//! Appends the records of one session to the journal.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use super::{
 use crate::record::{Record, Seq};
 use crate::types::SessionId;
 
-/// One session's journal: numbers the records, hands them to the engine, and knows which of them
-/// are durable.
+/// The journal of one session. Numbers the records, passes them to the engine, and tracks which of
+/// them are durable.
 #[derive(Debug)]
 pub struct SessionLog {
     session: SessionId,
     journal: Arc<dyn Journal>,
     log_state: Arc<SessionLogState>,
-    /// Held over the engine's `append`, so that numbers reach it in order.
+    /// Locked during the engine's `append`, so that it receives the records in order.
     numbered: Mutex<Sequence>,
     progress: Arc<LogProgress>,
 }
@@ -28,11 +28,11 @@ pub struct SessionLog {
 struct Sequence {
     last: Seq,
     closed: bool,
-    /// The entries that [`SessionLog::entries_since`] gives.
+    /// The recent entries, for [`SessionLog::entries_since`].
     tail: Vec<Arc<JournalEntry>>,
 }
 
-/// How far the appended records have come.
+/// The durability of the appended records.
 struct LogProgress {
     state: Mutex<DurabilityState>,
     listener: DurabilityListener,
@@ -45,15 +45,15 @@ struct DurabilityState {
     waiting: Vec<(Seq, oneshot::Sender<Result<(), JournalError>>)>,
 }
 
-/// Told of every record up to which all are durable, in order, and once of a failure.
+/// Receives the last durable record, in order, and a failure once.
 pub(super) type DurabilityListener = Box<dyn Fn(Result<Seq, JournalError>) + Send + Sync>;
 
-/// A record, and how much watchers had been shown of the running attempt by then.
+/// A record that is about to be appended, with the amount of text that watchers have received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingRecord {
     /// The record.
     pub record: Record,
-    /// Bytes of text and thinking.
+    /// Bytes of text and thinking of the running attempt that watchers have received.
     pub shown: u64,
 }
 
@@ -63,17 +63,17 @@ impl From<Record> for PendingRecord {
     }
 }
 
-/// Whether somebody waits for a batch.
+/// The urgency of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Urgency {
-    /// It is stored as soon as can be.
+    /// The batch is stored as soon as possible.
     Urgent,
-    /// It may be stored with the next urgent one, or a little later.
+    /// The batch may be stored with the next urgent one, or after a short delay.
     Lazy,
 }
 
 impl SessionLog {
-    /// The log of a session whose last record is `last`; all up to it are durable.
+    /// Creates the log of a session whose last record is `last`. All records up to it are durable.
     #[must_use]
     pub fn new(
         session: SessionId,
@@ -91,8 +91,8 @@ impl SessionLog {
         }
     }
 
-    /// Appends records as one batch. `acknowledge` is called when they are stored, as durably as
-    /// the journal is told to be before a run goes on, unless that is so at once; after a failure
+    /// Appends records as one batch. `acknowledge` is called when they are stored with the
+    /// durability that a run waits for, unless they are durable when this returns. After a failure
     /// it is never called.
     pub fn append<N: Into<PendingRecord>>(
         &self,
@@ -103,7 +103,7 @@ impl SessionLog {
         self.append_at(unix_ms(), records, urgency, acknowledge)
     }
 
-    /// The same with the time that the records get: that of the events which are their views.
+    /// Appends records with this time, which is the time of their events.
     pub fn append_at<N: Into<PendingRecord>>(
         &self,
         time: u64,
@@ -149,12 +149,12 @@ impl SessionLog {
         (last, appended)
     }
 
-    /// Takes no more records: whoever appends now is told nothing.
+    /// Closes the log. Later appends are ignored.
     pub fn close(&self) {
         self.numbered.lock().closed = true;
     }
 
-    /// The same if all that was appended is durable. Returns whether it is.
+    /// Closes the log if all appended records are durable. Returns whether they are.
     #[must_use]
     pub fn close_if_durable(&self) -> bool {
         let mut numbered = self.numbered.lock();
@@ -163,19 +163,19 @@ impl SessionLog {
         is_durable
     }
 
-    /// The last record's place; 0 before the first.
+    /// Returns the sequence number of the last record; 0 before the first.
     #[must_use]
     pub fn last(&self) -> Seq {
         self.numbered.lock().last
     }
 
-    /// The last record up to which all are durable.
+    /// Returns the last record up to which all are durable.
     #[must_use]
     pub fn durable(&self) -> Seq {
         self.progress.state.lock().durable
     }
 
-    /// Why nothing more can be stored, if that is so.
+    /// Returns the error after which no more records can be stored, if any.
     #[must_use]
     pub fn failure(&self) -> Option<JournalError> {
         self.progress.state.lock().failed.clone()
@@ -184,7 +184,7 @@ impl SessionLog {
     /// Waits until all records up to a place are durable.
     ///
     /// # Errors
-    /// When one of them, or one before, could not be stored.
+    /// If one of them, or an earlier one, could not be stored. before, could not be stored.
     pub async fn until_durable(&self, upto: Seq) -> Result<(), JournalError> {
         let receiver = {
             let mut state = self.progress.state.lock();
@@ -202,8 +202,8 @@ impl SessionLog {
         receiver.await.unwrap_or(Err(JournalError::Closed))
     }
 
-    /// The entries that were appended after a place, in order; from the last
-    /// [`Self::forget_until`] on, durable or not.
+    /// Returns the entries after `after`, in order, durable or not. Entries up to the last
+    /// [`Self::forget_until`] are missing.
     #[must_use]
     pub fn entries_since(&self, after: Seq) -> Vec<Arc<JournalEntry>> {
         let numbered = self.numbered.lock();
@@ -211,7 +211,7 @@ impl SessionLog {
         numbered.tail.iter().skip(begin).cloned().collect()
     }
 
-    /// Keeps entries at hand that were read from the journal.
+    /// Adds entries that were read from the journal to the recent entries.
     pub fn remember(&self, entries: impl IntoIterator<Item = JournalEntry>) {
         let mut numbered = self.numbered.lock();
         let mut tail: Vec<_> = entries.into_iter().map(Arc::new).collect();
@@ -219,8 +219,8 @@ impl SessionLog {
         numbered.tail = tail;
     }
 
-    /// Appends entries that another session's log has had: their places and times stay. For a log
-    /// without records.
+    /// Appends entries of another session's log, which keep their numbers and times. The log must
+    /// be empty.
     pub fn adopt(&self, entries: Vec<JournalEntry>) {
         let mut numbered = self.numbered.lock();
         let Some(last) = entries.last().map(|entry| entry.seq) else { return };
@@ -238,12 +238,12 @@ impl SessionLog {
         }
     }
 
-    /// Keeps no entries up to a place at hand.
+    /// Removes the recent entries up to `upto`.
     pub fn forget_until(&self, upto: Seq) {
         let mut numbered = self.numbered.lock();
         let begin = numbered.tail.partition_point(|entry| entry.seq <= upto);
         if begin == numbered.tail.len() {
-            // A session that idles keeps no room for it.
+            // An idle session keeps no memory for it.
             numbered.tail = Vec::new();
         } else {
             numbered.tail.drain(..begin);
@@ -274,7 +274,7 @@ impl LogProgress {
         }
         (self.listener)(Ok(upto));
         for (_, waiting) in done {
-            // Whoever waited may be gone.
+            // The waiter may have been dropped.
             let _ = waiting.send(Ok(()));
         }
     }

@@ -1,4 +1,4 @@
-//! Messages in their order, shared by those who read them.
+//! A shared list of messages.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -7,18 +7,18 @@ use serde::Serialize;
 
 use super::Message;
 
-/// Messages in order. Cloning shares them: a request holds a history's list, however long that is.
-/// To change a list that is shared copies it first, message by message as pointers.
+/// A list of messages. Cloning shares it: a request holds the history's list at no cost. Changing a
+/// shared list first copies its pointers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MessageList(Arc<Vec<Arc<Message>>>);
 
 impl MessageList {
-    /// Puts a message behind the others.
+    /// Appends a message.
     pub fn push(&mut self, message: Message) {
         Arc::make_mut(&mut self.0).push(Arc::new(message));
     }
 
-    /// A message to be changed; none where there is none.
+    /// Returns a message for changes, or `None` if the index is out of range.
     #[must_use]
     pub fn get_mut(&mut self, place: usize) -> Option<&mut Message> {
         Arc::make_mut(&mut self.0).get_mut(place).map(Arc::make_mut)

@@ -1,7 +1,7 @@
-//! What a history is made of, and its Chat Completions form.
+//! The messages of a history and their Chat Completions form.
 //!
-//! The form is `role`, `content`, `tool_calls: [{id, type, function: {name, arguments}}]`,
-//! `tool_call_id`; ours has `metadata` beside them, which no service is sent.
+//! The form has `role`, `content`, `tool_calls: [{id, type, function: {name, arguments}}]` and
+//! `tool_call_id`. The host adds `metadata`, which services do not receive.
 
 mod list;
 mod request_parts;
@@ -19,59 +19,58 @@ pub use request_parts::RequestPart;
 
 /// One message of a history.
 ///
-/// As JSON it is in the Chat Completions form with `metadata`.
+/// Its JSON form is that of Chat Completions with `metadata`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// What a user said.
+    /// A user's message.
     User {
         /// Text and images.
         content: Content,
     },
-    /// What the model said.
+    /// A response of the model.
     Assistant(Arc<ResponseMessage>),
-    /// What became of one call.
+    /// The result of a tool call.
     Tool {
-        /// The id of the call that is answered.
+        /// The id of the call.
         call_id: Arc<str>,
         /// The tool's name.
         name: Arc<str>,
-        /// What the model is told.
+        /// The text for the model.
         content: Arc<str>,
-        /// What else there is to know of the result: a JSON object.
+        /// Additional facts about the result, as a JSON object.
         metadata: Value,
     },
 }
 
-/// What the model said, as it is kept.
+/// A response of the model as the history keeps it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ResponseMessage {
-    /// The answer's text; may be empty where there are calls.
+    /// The text. It may be empty if there are calls.
     pub text: String,
     /// The model's thinking.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub reasoning: String,
-    /// The calls that stay in the history, in call order.
+    /// The kept calls, in call order.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub calls: Vec<ToolCall>,
-    /// Who said it; none for a message that a session was opened with.
+    /// The model that produced it. `None` for an initial message.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub origin: Option<Arc<ModelOrigin>>,
-    /// The order of its parts, and what the service wants back with them; empty where it wants
-    /// nothing but text and calls.
+    /// The order of its parts, with the data that the service wants back. Empty if it wants only
+    /// text and calls.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub parts: Vec<MessagePart>,
 }
 
 impl ResponseMessage {
-    /// Whether it holds nothing that a history could show: neither text, nor calls, nor parts of
-    /// the service's own.
+    /// Returns whether it has neither text nor calls nor raw parts.
     #[must_use]
     pub fn is_blank(&self) -> bool {
         let is_raw = |part: &MessagePart| matches!(part, MessagePart::Raw { .. });
         self.text.is_empty() && self.calls.is_empty() && !self.parts.iter().any(is_raw)
     }
 
-    /// Drops the parts of calls that it does not hold.
+    /// Removes the parts of calls that it does not have.
     pub(crate) fn drop_parts_without_calls(&mut self) {
         let calls = &self.calls;
         self.parts.retain(|part| match part {
@@ -82,9 +81,9 @@ impl ResponseMessage {
         });
     }
 
-    /// Drops the part of its last reasoning if that has nothing which belongs to it: where a
-    /// response was cut off, its service has not said yet what it wants back with that reasoning,
-    /// and would refuse it alone. The text stays.
+    /// Removes the last reasoning part if it has no provider data. In a truncated response the
+    /// service has not sent that data yet, and it would reject the reasoning alone. The text of the
+    /// reasoning stays.
     pub(crate) fn drop_unfinished_reasoning(&mut self) {
         let is_reasoning = |part: &MessagePart| matches!(part, MessagePart::Reasoning { .. });
         let Some(last) = self.parts.iter().rposition(is_reasoning) else { return };

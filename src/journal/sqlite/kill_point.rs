@@ -1,10 +1,10 @@
-//! A switch for tests of crashes, not in release builds.
+//! A switch for crash tests, disabled in release builds.
 //!
-//! With `CALLSHEET_KILL_AT=N` in the environment the process kills itself (SIGKILL) right after the
-//! transaction that holds the Nth record that it writes has been committed, before anybody is
-//! told; with `CALLSHEET_KILL_AT=N-before` right before it is committed.
+//! With `CALLSHEET_KILL_AT=N` in the environment, the process kills itself (SIGKILL) right after
+//! the commit of the transaction that contains its Nth record, before any status is reported. With
+//! `CALLSHEET_KILL_AT=N-before`, it does so right before the commit.
 
-/// When the process is to be killed, if it is.
+/// The point at which the process kills itself, if any.
 #[derive(Debug, Default)]
 pub(super) struct KillPoint {
     #[cfg(debug_assertions)]
@@ -20,12 +20,12 @@ impl KillPoint {
         Self { at: told.as_deref().and_then(parse), written: 0 }
     }
 
-    /// A transaction with so many records is about to be committed.
+    /// Called before the commit of a transaction with this number of records.
     pub(super) fn before_commit(&self, records: usize) {
         self.kill_if(self.written + records, true);
     }
 
-    /// It has been.
+    /// Called after the commit.
     pub(super) fn after_commit(&mut self, records: usize) {
         self.written += records;
         self.kill_if(self.written, false);
@@ -38,7 +38,7 @@ impl KillPoint {
             if !killed.is_ok_and(|status| status.success()) {
                 std::process::abort();
             }
-            // The signal is on its way.
+            // The signal arrives soon.
             loop {
                 std::thread::park();
             }

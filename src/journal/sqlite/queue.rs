@@ -1,4 +1,4 @@
-//! What waits for the writer.
+//! The queue of the writer thread.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,22 +11,22 @@ use tokio::time::Instant;
 use super::super::{BatchCallback, BatchStatus, JournalError, SessionLogState};
 use crate::types::{SessionId, SessionState};
 
-/// How long a batch that nobody waits for may wait for others.
+/// Maximum delay of a batch that is not urgent.
 const LAZY_WAIT: Duration = Duration::from_millis(10);
 
-/// What one transaction stores at most, unless one batch alone is more.
+/// Maximum size of a transaction, unless a single batch is larger.
 const GROUP_BATCHES_MAX: usize = 1_024;
 const GROUP_BYTES_MAX: usize = 8 << 20;
 
-/// The bodies that may wait, together.
+/// Maximum size of all queued bodies.
 const QUEUE_BYTES_MAX: usize = 256 << 20;
 
-/// A batch on its way to the writer, its records already in their stored form.
+/// A queued batch, with its records in stored form.
 pub(super) struct QueuedBatch {
     pub(super) session: SessionId,
-    /// Where it begins a session: its agent's name.
+    /// The agent's name, if the batch opens a session.
     pub(super) opens: Option<String>,
-    /// Where it changes that: the session's state behind it.
+    /// The session's state after the batch, if it changes.
     pub(super) state: Option<SessionState>,
     pub(super) rows: Vec<StoredRow>,
     pub(super) bytes: usize,
@@ -35,34 +35,34 @@ pub(super) struct QueuedBatch {
     pub(super) on_status: BatchCallback,
 }
 
-/// A record in its stored form.
+/// A record in stored form.
 pub(super) struct StoredRow {
     pub(super) seq: u64,
     pub(super) time: u64,
     pub(super) body: String,
 }
 
-/// What the writer does besides storing batches, in order with them.
+/// A task of the writer besides storing batches. Tasks keep their order among batches.
 pub(super) enum WriterTask {
     /// Deletes sessions.
     Remove(Vec<SessionId>),
-    /// Brings the write-ahead log into the database and leaves nothing in it.
+    /// Checkpoints the write-ahead log and empties it.
     EmptyLog,
-    /// Writes the database anew, then empties the log.
+    /// Rebuilds the database (`VACUUM`), then empties the log.
     Vacuum,
 }
 
-/// Told how a task ended.
+/// Receives the result of a task.
 pub(super) type TaskReply = SyncSender<Result<(), JournalError>>;
 
-/// What the writer does next: first the jobs, then the task.
+/// The next work of the writer: first the batches, then the task.
 #[derive(Default)]
 pub(super) struct WriterWork {
     pub(super) jobs: Vec<QueuedBatch>,
     pub(super) task: Option<(WriterTask, TaskReply)>,
-    /// Somebody waits for everything up to here to be durable.
+    /// Everything up to here must become durable.
     pub(super) flush: bool,
-    /// There will be no more.
+    /// The queue is closed and empty.
     pub(super) ended: bool,
 }
 
@@ -71,7 +71,7 @@ enum QueueItem {
     Do(WriterTask, TaskReply),
 }
 
-/// What waits for the writer, in order.
+/// The queue of the writer thread, in order.
 pub(super) struct WriteQueue {
     state: Mutex<QueueState>,
     ready: Condvar,
@@ -83,10 +83,10 @@ struct QueueState {
     works: VecDeque<QueueItem>,
     batches: usize,
     bytes: usize,
-    /// The writer shall not wait for more.
+    /// The writer must not wait for more batches.
     hurry: bool,
     flush: bool,
-    /// When the first lazy batch of those that wait came.
+    /// The time at which the first queued lazy batch arrived.
     lazy_since: Option<Instant>,
     closed: bool,
 }
@@ -96,7 +96,7 @@ impl WriteQueue {
         Self { state: Mutex::default(), ready: Condvar::new(), batches_max }
     }
 
-    /// Takes a batch, or tells at once that it failed.
+    /// Queues a batch, or reports at once that it failed.
     pub(super) fn push(&self, job: QueuedBatch) {
         let mut state = self.state.lock();
         let refused = if state.closed {
@@ -126,7 +126,8 @@ impl WriteQueue {
         }
     }
 
-    /// Takes a task, unless the queue is closed. Whoever asks waits for it, so there are few.
+    /// Queues a task, unless the queue is closed. The caller waits for the result, so there are few
+    /// tasks.
     pub(super) fn push_task(&self, task: WriterTask, done: TaskReply) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if state.closed {
@@ -139,7 +140,7 @@ impl WriteQueue {
         Ok(())
     }
 
-    /// Lets the writer wait for nothing more, and make durable what it has written.
+    /// Makes the writer store and sync all queued batches.
     pub(super) fn flush(&self) {
         let mut state = self.state.lock();
         state.flush = true;
@@ -149,13 +150,13 @@ impl WriteQueue {
         }
     }
 
-    /// Takes nothing more; what waits is still given out.
+    /// Closes the queue. Queued batches are still stored.
     pub(super) fn close(&self) {
         self.state.lock().closed = true;
         self.ready.notify_one();
     }
 
-    /// Takes nothing more, and tells what waits that it failed: nobody is there to store it.
+    /// Closes the queue and fails the queued batches, because no writer remains.
     pub(super) fn abandon(&self) {
         let works = {
             let mut state = self.state.lock();
@@ -166,18 +167,18 @@ impl WriteQueue {
         for work in works {
             match work {
                 QueueItem::WriteConnection(job) => job.fail(&JournalError::Closed),
-                // Dropping the sender tells.
+                // Dropping the sender reports the failure.
                 QueueItem::Do(..) => {}
             }
         }
     }
 
-    /// How many batches wait.
+    /// Returns the number of queued batches.
     pub(super) fn len(&self) -> usize {
         self.state.lock().batches
     }
 
-    /// Waits until there is something to do, or until a time.
+    /// Waits until there is work, or until a time.
     pub(super) fn take(&self, until: Option<Instant>) -> WriterWork {
         let mut state = self.state.lock();
         while !state.hurry && !state.closed {
@@ -232,7 +233,8 @@ impl QueueState {
 }
 
 impl QueuedBatch {
-    /// Tells that it is not stored; nothing behind it in its session's log will be.
+    /// Reports that the batch is not stored. Later records of its session will not be stored
+    /// either.
     pub(super) fn fail(mut self, error: &JournalError) {
         if let Some(first) = self.rows.first() {
             self.log_state.fail(first.seq);
@@ -245,9 +247,9 @@ impl QueuedBatch {
     }
 }
 
-/// Whoever is told must not end the writer: all sessions need it.
+/// Calls a callback. A panic in it must not end the writer, which all sessions need.
 pub(super) fn notify(on_status: &mut BatchCallback, status: BatchStatus) {
     let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| on_status(status)));
-    // The panic's message has been printed by its hook.
+    // The panic hook has printed the message.
     drop(told);
 }

@@ -1,4 +1,4 @@
-//! One transaction.
+//! The transactions of the writer.
 
 use std::sync::atomic::Ordering;
 
@@ -9,20 +9,20 @@ use super::kill_point::KillPoint;
 use super::queue::QueuedBatch;
 use crate::types::{SessionId, SessionState};
 
-/// What became of a batch in a transaction that was committed.
+/// The outcome of a batch in a committed transaction.
 pub(super) enum BatchOutcome {
-    /// It is stored, in the session of this number; `new` where it began that.
+    /// The batch is stored in the session with this number. `new` if it created the session.
     Stored { number: i64, new: bool },
-    /// It does not fit what is stored.
+    /// The batch does not continue the stored records.
     Refused(JournalError),
 }
 
-/// The database as its one writer sees it.
+/// The connection of the writer.
 #[derive(Debug)]
 pub(super) struct WriteConnection {
     pub(super) connection: Connection,
-    /// The number of the next new session. Never one of a session that was removed: a log of that
-    /// may still remember it.
+    /// The number of the next new session. Numbers of removed sessions are not reused, because
+    /// their logs may still use them.
     next_number: i64,
     kill: KillPoint,
 }
@@ -34,7 +34,8 @@ impl WriteConnection {
         Ok(Self { connection, next_number, kill: KillPoint::from_env() })
     }
 
-    /// Stores batches in one transaction: those that fit, or none.
+    /// Stores batches in one transaction. Batches that do not continue the stored records are
+    /// refused.
     pub(super) fn store(&mut self, jobs: &[QueuedBatch]) -> rusqlite::Result<Vec<BatchOutcome>> {
         let behavior = TransactionBehavior::Immediate;
         let transaction = self.connection.transaction_with_behavior(behavior)?;
@@ -53,7 +54,7 @@ impl WriteConnection {
         Ok(placed)
     }
 
-    /// Deletes sessions; how many of them there were.
+    /// Deletes sessions. Returns how many existed.
     pub(super) fn remove(&mut self, sessions: &[SessionId]) -> rusqlite::Result<usize> {
         let behavior = TransactionBehavior::Immediate;
         let transaction = self.connection.transaction_with_behavior(behavior)?;

@@ -1,4 +1,4 @@
-//! What was shown of a session, as far as a watcher who comes in the middle has to know.
+//! The state that a subscriber needs when it joins during an attempt.
 
 use std::sync::Arc;
 
@@ -6,25 +6,25 @@ use crate::event::{Event, EventId, PublishedEvent, ServiceCallStatus};
 use crate::record::{RunningText, TextPiece};
 use crate::types::{CallKey, RunId, Seq, ToolCall};
 
-/// The place that watchers have come to, the running attempt's text, and its open calls.
+/// The current position, the text of the running attempt, and its open calls.
 #[derive(Debug)]
 pub(super) struct CatchUpState {
-    /// Behind the last event that is the view of a record.
+    /// The position after the last event that is the view of a record.
     pub(super) recorded: EventId,
-    /// The last run's first record, and the session's turn by then.
+    /// The first record of the last run, and the session's turn at that time.
     pub(super) run_began: Option<(Seq, u32)>,
-    /// Of the last event of a record.
+    /// The last event that is the view of a record.
     last: Option<LastRecordedEvent>,
     /// The running attempt's text and thinking, in order.
     pieces: Vec<TextPiece>,
-    /// How many bytes they have.
+    /// The size of the text in bytes.
     bytes: u64,
-    /// A response still comes.
+    /// Whether a response is in progress.
     asks: bool,
-    /// The response has ended: with the next record its text stands in the journal.
+    /// Whether the response has ended. The next record then contains its text.
     is_over: bool,
     open: Vec<DisplayedCall>,
-    /// The ends of calls of a response that still comes: what they were asked stands in no record.
+    /// The ended calls of the response in progress. No record has their arguments yet.
     ended: Vec<Arc<PublishedEvent>>,
 }
 
@@ -35,7 +35,7 @@ struct LastRecordedEvent {
     time: u64,
 }
 
-/// A call that has begun to be shown and has no outcome.
+/// A call that was published and has no outcome.
 #[derive(Debug)]
 struct DisplayedCall {
     id: OpenCallId,
@@ -46,11 +46,11 @@ struct DisplayedCall {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OpenCallId {
     Ours(CallKey),
-    /// Of turn and attempt, by its place.
+    /// Turn, attempt and position of a call of the service.
     Service(u32, u32, u32),
 }
 
-/// What an event says of an open call.
+/// The update of an open call by an event.
 enum CallUpdate {
     FeedState(OpenCallId),
     FeedPosition(OpenCallId),
@@ -72,12 +72,12 @@ impl CatchUpState {
         }
     }
 
-    /// Behind what was shown last.
+    /// Returns the position after the last event.
     pub(super) fn place(&self) -> EventId {
         EventId { seq: self.recorded.seq, bytes: self.bytes }
     }
 
-    /// More of the running attempt's text.
+    /// Appends text of the running attempt.
     pub(super) fn take_text(&mut self, is_thinking: bool, text: &str) {
         self.bytes = self.bytes.saturating_add(text.len() as u64);
         match self.pieces.last_mut() {
@@ -88,8 +88,7 @@ impl CatchUpState {
         }
     }
 
-    /// Takes in what is shown next, and gives it back to be handed on, unless nobody is there
-    /// (`alone`).
+    /// Applies an event and returns it for the subscribers, unless there are none (`alone`).
     pub(super) fn take(
         &mut self,
         published: PublishedEvent,
@@ -125,7 +124,7 @@ impl CatchUpState {
     }
 
     fn take_recorded(&mut self, id: EventId, published: &PublishedEvent) {
-        // An attempt whose text counts no more, or stands in the journal by now.
+        // The text is void, or the journal has it.
         if self.is_over || id.bytes < self.bytes {
             self.pieces = Vec::new();
             self.ended = Vec::new();
@@ -138,7 +137,7 @@ impl CatchUpState {
         if matches!(event, Event::RunStarted { .. }) {
             self.run_began = Some((id.seq, turn));
         }
-        // What runs is of a turn, and of one attempt of it.
+        // Open calls belong to one attempt of one turn.
         if matches!(
             event,
             Event::RunStarted { .. }
@@ -161,7 +160,8 @@ impl CatchUpState {
         }
     }
 
-    /// The running attempt's text behind so many bytes; none where nothing has been shown.
+    /// Returns the text of the running attempt after `from` bytes. `None` if no event was
+    /// published.
     pub(super) fn running(&self, from: u64) -> Option<RunningText> {
         let LastRecordedEvent { run, turn, time } = self.last.as_ref()?;
         let mut skip = usize::try_from(from).unwrap_or(usize::MAX);
@@ -185,7 +185,7 @@ impl CatchUpState {
         })
     }
 
-    /// The last states of each open call, in the order in which they began.
+    /// Returns the last states of each open call, in the order of their start.
     pub(super) fn open_calls(&self) -> Vec<Arc<PublishedEvent>> {
         let states = self.open.iter().flat_map(|call| [Some(&call.state), call.progress.as_ref()]);
         states.flatten().map(Arc::clone).collect()

@@ -1,4 +1,4 @@
-//! The feed by itself.
+//! Tests of the feed.
 
 use futures::{FutureExt as _, StreamExt as _};
 
@@ -17,7 +17,7 @@ fn tell(feed: &Feed, event: Event) {
     feed.publish(samples::published(event), None);
 }
 
-/// Publishes an event of the record `seq`, before which so much of the attempt was shown.
+/// Publishes an event of the record `seq`. `shown` bytes of the attempt were published before it.
 fn tell_recorded(feed: &Feed, event: Event, seq: u64, shown: u64) {
     let recorded = RecordPosition { seq: Seq(seq), time: 7, shown };
     feed.publish(samples::published(event), Some(recorded));
@@ -46,7 +46,7 @@ fn kind(event: &Event) -> String {
     all.split([' ', '{']).next().unwrap_or_default().to_owned()
 }
 
-/// What has come by now.
+/// Returns the items that have arrived.
 fn ready(subscription: &mut Subscription) -> Vec<String> {
     std::iter::from_fn(|| subscription.next().now_or_never().flatten())
         .map(|delivery| shown(&delivery))
@@ -107,7 +107,7 @@ async fn a_slow_subscriber_is_told_and_let_go_and_delays_nobody() {
     let (slow, quick) = (feed.subscribe(2), feed.subscribe(8));
     (0..5).for_each(|number| tell(&feed, text(number)));
     assert_eq!(metric(&feed, "callsheet_subscribers_lagged_total"), "1");
-    // Its stream ends although the feed lives on.
+    // The stream ends although the feed lives on.
     assert_eq!(all(slow).await, ["0.1 0", "0.2 1", "lagged"]);
     assert_eq!(metric(&feed, "callsheet_watchers"), "1");
     drop(feed);
@@ -186,7 +186,7 @@ fn what_stands_behind_a_record_waits_until_that_is_durable() {
     tell(&feed, Event::CallOpened { call });
     assert_eq!(ready(&mut events), ["0.1 a"]);
     assert_eq!(feed.progress().at.to_string(), "0.1");
-    // The text of one who comes now is what was shown, and not what waits.
+    // A new subscriber receives the published text, not the waiting text.
     let (mut late, snapshot) = feed.subscribe_from(EventId::default(), 8);
     assert!(snapshot.open.is_empty());
     feed.durable(Seq(2));
@@ -240,11 +240,11 @@ fn text_that_nobody_hears_is_kept_for_who_comes() {
     assert_eq!(running("0"), (0, vec![piece(true, "hm"), piece(false, "Nöon")]));
     assert_eq!(running("3.1"), (1, vec![piece(true, "m"), piece(false, "Nöon")]));
     assert_eq!(running("3.3"), (3, vec![piece(false, "öon")]));
-    // In the middle of a character: at its beginning.
+    // A position within a character is moved to its start.
     assert_eq!(running("3.4"), (3, vec![piece(false, "öon")]));
     assert_eq!(running("3.7"), (7, vec![]));
     assert_eq!(running("3.99"), (7, vec![]));
-    // The next attempt begins anew.
+    // The next attempt starts with empty text.
     let events = samples::every();
     let again = events.into_iter().find(|e| matches!(e, Event::AttemptStarted { .. })).unwrap();
     tell_recorded(&feed, again, 5, 7);
@@ -327,7 +327,7 @@ fn who_never_reads_costs_no_more_than_a_bounded_queue_of_shared_events() {
     let info = allocation_counter::measure(|| {
         (0..1500).for_each(|_| tell(&feed, progress.clone()));
     });
-    // What is left: 1,024 events of about 1.3 kB, and places for them in 200 queues.
+    // This leaves 1,024 events of about 1.3 kB, and their pointers in 200 queues.
     let for_queues = usize::try_from(info.bytes_current).unwrap() - 1024 * 1300;
     assert!(for_queues / 200 < 12 * 1024, "{} bytes each", for_queues / 200);
     assert!(feed.state.lock().subscribers.is_empty());
