@@ -68,8 +68,8 @@ impl Config {
     /// variables.
     ///
     /// # Errors
-    /// Returns all errors of the file and of the environment variables that it names, in the order of lines. the file and with the variables that it names, in the order
-    /// of its lines.
+    /// Returns all errors of the file and of the environment variables that it names, in the order
+    /// of lines.
     pub fn parse(
         text: &str,
         file: &str,
@@ -175,7 +175,7 @@ impl Config {
     /// Sets the address to listen on.
     ///
     /// # Errors
-    /// If the address is not loopback and the host has no token. connect there and the host has no token.
+    /// If the address is not loopback and the host has no token.
     pub fn set_listen(&mut self, listen: SocketAddr) -> Result<(), ConfigErrors> {
         self.host.listen = listen;
         self.host.check().map_err(|message| ConfigErrors::single("--listen", message))
@@ -184,7 +184,7 @@ impl Config {
     /// Checks the names and patterns of tools against the registered tools.
     ///
     /// # Errors
-    /// If a pattern matches no tool, or if `[tools.NAME]` names an unknown tool., and a `[tools.NAME]` without a tool of that name.
+    /// If a pattern matches no tool, or if `[tools.NAME]` names an unknown tool.
     pub fn check_tools(&self, registered: &[&str]) -> Result<(), ConfigErrors> {
         let mut errors = Vec::new();
         for (name, agent) in &self.agents {

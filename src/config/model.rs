@@ -171,7 +171,8 @@ impl BaseUrl {
     /// Parses a base URL.
     ///
     /// # Errors
-    /// If the text is not an http or https URL with a host, or if it has a query, a fragment or credentials. address of a host, or brings a query, a fragment or a login.
+    /// If the text is not an http or https URL with a host, or if it has a query, a fragment or
+    /// credentials.
     pub fn parse(text: &str) -> Result<Self, InvalidBaseUrl> {
         let invalid = |why: &str| InvalidBaseUrl { text: text.to_owned(), why: why.to_owned() };
         // The HTTP client uses the same parser, so both agree.
@@ -229,7 +230,7 @@ impl ApiKey {
     /// Reads the secret from an environment variable.
     ///
     /// # Errors
-    /// If the variable is not set, is empty, or contains characters that a header cannot have., is empty, or holds what no header can carry.
+    /// If the variable is not set, is empty, or contains characters that a header cannot have.
     pub fn from_env(name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, MissingKey> {
         let missing = |why| MissingKey { name: name.to_owned(), why };
         let secret = env(name).ok_or_else(|| missing("is not set"))?;

@@ -102,7 +102,7 @@ impl RunOverrides {
     /// Returns the execution mode of the run.
     ///
     /// # Errors
-    /// If it allows more concurrent calls than the agent's, and `may_raise` is false. the agent's, unless it may.
+    /// If it allows more concurrent calls than the agent's, and `may_raise` is false.
     pub fn execution(&self, own: Execution, may_raise: bool) -> Result<Execution, OverrideTooHigh> {
         let places = |execution| match execution {
             Execution::Sequential => 1,
@@ -118,7 +118,7 @@ impl RunOverrides {
     /// Returns whether the run allows multiple tool calls per response.
     ///
     /// # Errors
-    /// If the run enables it, the agent does not, and `may_raise` is false. agent has it off, unless it may.
+    /// If the run enables it, the agent does not, and `may_raise` is false.
     pub fn multi_tool_calls(&self, own: bool, may_raise: bool) -> Result<bool, OverrideTooHigh> {
         match self.multi_tool_calls {
             Some(true) if !own && !may_raise => Err(too_high("multi_tool_calls", true, own)),
@@ -130,7 +130,7 @@ impl RunOverrides {
     /// Returns the approval policy of a tool whose own policy is `own`.
     ///
     /// # Errors
-    /// If the run disables approvals that the tool requires, and `may_raise` is false. the tool asks for somebody, unless it may.
+    /// If the run disables approvals that the tool requires, and `may_raise` is false.
     pub fn approval(
         &self,
         tool: &str,
@@ -158,7 +158,7 @@ impl LimitOverrides {
     /// Returns the limits of the run.
     ///
     /// # Errors
-    /// If a limit exceeds the agent's and `may_raise` is false. Names the first one. higher than the agent's, unless it may be.
+    /// If a limit exceeds the agent's and `may_raise` is false. Names the first one.
     pub fn apply(&self, own: &Limits, may_raise: bool) -> Result<Limits, OverrideTooHigh> {
         let number = |key, asked, own| lower(key, asked, own, may_raise, |n: u32| n.to_string());
         let time = |key, asked, own| {

@@ -36,8 +36,9 @@ impl InitialHistory {
     /// `metadata` has the form of the host's own histories.
     ///
     /// # Errors
-    /// If a message is invalid or violates the pairing rule: each call must be answered exactly once before the next message of another role, except for the calls of the last message. Names the first such message. message that is none, or that breaks the pairing rule: each
-    /// call is answered, once, before anybody else speaks, unless the last message makes it.
+    /// If a message is invalid or violates the pairing rule: each call must be answered exactly
+    /// once before the next message of another role, except for the calls of the last message.
+    /// Names the first such message.
     pub fn parse(values: &[Value]) -> Result<Self, InitialHistoryError> {
         if values.len() > INITIAL_MESSAGES_MAX {
             let count = values.len();

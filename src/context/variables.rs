@@ -81,8 +81,7 @@ impl VariablesTransaction {
     /// Writes a variable. Only this call sees it until it is committed.
     ///
     /// # Errors
-    /// If the name is empty or too long, or the writes exceed the limit. Then nothing changes. too long, or the call writes more than it may; then nothing has
-    /// changed.
+    /// If the name is empty or too long, or the writes exceed the limit. Then nothing changes.
     pub fn set(&mut self, name: &str, value: Value) -> Result<(), VariableError> {
         if name.is_empty() || name.len() > VARIABLE_NAME_BYTES_MAX {
             return Err(VariableError::Name { bytes: name.len() });

@@ -184,7 +184,7 @@ impl SessionLog {
     /// Waits until all records up to a place are durable.
     ///
     /// # Errors
-    /// If one of them, or an earlier one, could not be stored. before, could not be stored.
+    /// If one of them, or an earlier one, could not be stored.
     pub async fn until_durable(&self, upto: Seq) -> Result<(), JournalError> {
         let receiver = {
             let mut state = self.progress.state.lock();

@@ -84,7 +84,7 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// are ignored.
     ///
     /// # Errors
-    /// If they could not be deleted. Some may have been.; some may be.
+    /// If they could not be deleted. Some may have been.
     fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError>;
 
     /// Returns whether it finds and removes sessions without blocking on a disk.

@@ -79,7 +79,7 @@ impl JournalEntry {
     /// Parses a stored entry.
     ///
     /// # Errors
-    /// If the body is broken, has a later version, or contains unknown fields. a later version, or holds what this version does not know.
+    /// If the body is broken, has a later version, or contains unknown fields.
     pub fn read(
         session: &SessionId,
         seq: Seq,

@@ -107,7 +107,7 @@ impl Content {
     /// Parses the Chat Completions form.
     ///
     /// # Errors
-    /// If it is neither a text nor a list of texts and images. it is neither a text nor a list of text and images.
+    /// If it is neither a text nor a list of texts and images.
     pub fn parse(value: &Value) -> Result<Self, InvalidContent> {
         match value {
             Value::String(text) => Ok(text.as_str().into()),

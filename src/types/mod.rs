@@ -37,7 +37,7 @@ impl SessionId {
     /// Parses a session id.
     ///
     /// # Errors
-    /// If `text` does not match `[A-Za-z0-9_-]{1,64}`. is not `[A-Za-z0-9_-]{1,64}`.
+    /// If `text` does not match `[A-Za-z0-9_-]{1,64}`.
     pub fn parse(text: &str) -> Result<Self, InvalidSessionId> {
         let fits = (1..=64).contains(&text.len())
             && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');

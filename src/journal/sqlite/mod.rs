@@ -71,7 +71,7 @@ impl SqliteJournal {
     /// until the engine is closed or dropped.
     ///
     /// # Errors
-    /// If another host has locked it, or it cannot be used., or it cannot be used.
+    /// If another host has locked it, or it cannot be used.
     pub fn open(dir: &Path, options: SqliteOptions) -> Result<Self, JournalError> {
         Self::open_limited(dir, options, None)
     }

@@ -23,7 +23,7 @@ impl JournalReader {
     /// Opens the journal in a data directory.
     ///
     /// # Errors
-    /// If there is none, or it cannot be read. be read.
+    /// If there is none, or it cannot be read.
     pub fn open(dir: &Path) -> Result<Self, JournalError> {
         let file = data_directory::database(dir);
         let failed = |why: String| JournalError::Open { path: file.clone(), why };
@@ -75,7 +75,7 @@ impl JournalReader {
     /// Checks the whole database and returns its problems.
     ///
     /// # Errors
-    /// If it cannot be read at all. all.
+    /// If it cannot be read at all.
     pub fn check(&self) -> Result<Vec<String>, JournalError> {
         self.readers.ask(|connection| query::check(connection, FINDINGS_MAX))
     }

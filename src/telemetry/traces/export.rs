@@ -62,7 +62,7 @@ impl SpanExporterQueue {
     /// Creates the exporter from the environment.
     ///
     /// # Errors
-    /// If the environment variables are invalid. make no exporter.
+    /// If the environment variables are invalid.
     pub(super) fn from_env(metrics: &Metrics) -> Result<Self, String> {
         // The SDK would ignore both silently.
         let protocols = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];

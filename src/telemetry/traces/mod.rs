@@ -1,4 +1,5 @@
 //! Trace spans of runs, according to OpenTelemetry's GenAI conventions
+//! (<https://opentelemetry.io/docs/specs/semconv/gen-ai/>).
 //!
 //! They are made from the same events as metrics and logs, if the host is built with the feature
 //! `otlp` and the environment names a collector. Otherwise runs pass on the client's trace context

@@ -69,7 +69,7 @@ impl Spans {
     /// Creates the spans from the environment.
     ///
     /// # Errors
-    /// If its variables are invalid. exporter.
+    /// If its variables are invalid.
     pub(super) fn from_env(
         models: &BTreeMap<String, ModelConfig>,
         metrics: &Metrics,
