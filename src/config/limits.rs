@@ -142,7 +142,7 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn the_names_are_those_of_the_configuration() {
+    fn limit_names_are_configuration_keys() {
         for name in Limits::NAMES {
             let is_read = ["1", "\"1s\""].iter().any(|value| {
                 let text = format!("[agents.default.limits]\n{name} = {value}\n");

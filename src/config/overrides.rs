@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn places_and_switches_may_only_fall() {
+    fn concurrency_and_switches_may_only_be_reduced() {
         let own = Execution::Parallel { max: 4 };
         let asked = |text: &str| parsed(&format!(r#"{{"execution": "{text}"}}"#)).unwrap();
         assert_eq!(asked("sequential").execution(own, false), Ok(Execution::Sequential));
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn people_may_only_be_asked_more() {
+    fn approvals_may_only_be_added() {
         let asked = |text: &str| parsed(&format!(r#"{{"approval": "{text}"}}"#)).unwrap();
         let both = ApprovalPolicy { before: true, after: true };
         for (asked_for, own, may_raise, expect) in [
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_values_are_reported_by_key() {
         for (json, part) in [
             (r#"{"executoin": "sequential"}"#, "unknown field `executoin`"),
             (r#"{"execution": "fast"}"#, "execution is \"sequential\""),

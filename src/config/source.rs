@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_closest_name_is_offered_and_far_ones_are_not() {
+    fn only_similar_names_are_suggested() {
         let names = || ["max_turns", "run_timeout", "tool_timeout"].into_iter();
         assert_eq!(did_you_mean("max_turn", names()), " (did you mean max_turns?)");
         assert_eq!(did_you_mean("tool_timeuot", names()), " (did you mean tool_timeout?)");

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_stand_behind_the_last_result_in_lines_of_their_own() {
+    fn notes_follow_the_last_result_on_separate_lines() {
         let message =
             Arc::new(ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() });
         let mut history = History::new();
@@ -296,14 +296,14 @@ mod tests {
     }
 
     #[test]
-    fn a_long_result_is_shown_in_part() {
+    fn a_long_result_is_truncated() {
         let shorten = |bytes_max| shorten(&"été".into(), bytes_max);
         assert_eq!(&*shorten(5), "été");
         assert_eq!(&*shorten(4), "ét\n[the result is cut here: 3 of 5 bytes are shown]");
     }
 
     #[test]
-    fn only_ids_that_we_could_give_are_held() {
+    fn only_ids_that_the_host_could_generate_are_recorded() {
         let mut history = History::new();
         let ids =
             ["call_4_3", "call_abc", "call_12", "call_1_", "call__1", "call_1_x", "toolu_1_2"];
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_takes_no_more_of_a_long_history_than_of_a_short_one() {
+    fn a_request_costs_the_same_for_a_long_history() {
         let costs = [1, 1_000].map(|turns| {
             let mut history = History::new();
             history.begin_run("Go on.".into());
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_paired_is_read_until_it_is() {
+    fn unpaired_messages_are_checked_again_until_they_are_paired() {
         let message = Arc::new(ResponseMessage {
             calls: vec![call(0), call(1)],
             ..ResponseMessage::default()
@@ -359,14 +359,14 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_said_nothing_leaves_no_message() {
+    fn a_turn_with_an_empty_response_adds_no_message() {
         let mut history = History::new();
         history.commit(3, Some(&Arc::default()), &[], 10);
         assert_eq!((history.messages().len(), history.turns()), (0, 3));
     }
 
     #[test]
-    fn only_turns_with_calls_are_counted_as_such() {
+    fn turns_with_calls_are_counted() {
         let said = Arc::new(ResponseMessage { text: "noon".into(), ..ResponseMessage::default() });
         let called =
             Arc::new(ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() });

@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_histories_are_read_back_as_they_were() {
+    fn histories_of_the_host_are_read_back() {
         let messages = [
             user(),
             json!({"role": "assistant", "content": "Look.",
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_at_the_end_are_the_first_turn() {
+    fn calls_of_the_last_message_are_the_first_turn() {
         let seed = InitialHistory::parse(&[user(), asks(&["a", "b"])]).unwrap();
         assert_eq!(seed.messages.len(), 1);
         let open = seed.open.unwrap();
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_libraries_write_is_read() {
+    fn messages_of_client_libraries_are_accepted() {
         let seed = InitialHistory::parse(&[
             json!({"role": "user", "content": [
                 {"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}),
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_named_with_its_place() {
+    fn invalid_messages_are_reported_with_their_position() {
         let call = |call: Value| json!({"role": "assistant", "tool_calls": [call]});
         let function = |function: Value| call(json!({"id": "a", "function": function}));
         let arguments =
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_not_too_many() {
+    fn too_many_messages_or_calls_are_rejected() {
         let messages = vec![user(); INITIAL_MESSAGES_MAX];
         assert!(InitialHistory::parse(&messages).is_ok());
         let more = [messages, vec![user()]].concat();

@@ -49,7 +49,7 @@ fn repaired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
     (sent, repairs)
 }
 
-/// Whether the ids of a message's calls differ.
+/// Returns whether the ids of a message's calls differ.
 fn is_unique(message: &Message) -> bool {
     let Message::Assistant(message) = message else { return true };
     let ids: BTreeSet<&str> = message.calls.iter().map(|call| &*call.id).collect();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_paired_is_sent_as_it_is() {
+    fn paired_messages_are_unchanged() {
         check(
             &[user(), assistant(&["a", "b"]), tool("a"), tool("b"), assistant(&[])],
             "user assistant a b assistant",
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_answered_and_what_is_too_much_left_out() {
+    fn missing_answers_are_added_and_superfluous_ones_removed() {
         check(&[user(), assistant(&["a", "b"]), tool("b"), user()], "user assistant b a user", 1);
         check(&[user(), assistant(&["a"]), tool("a"), tool("a")], "user assistant a", 1);
         check(&[user(), tool("x"), assistant(&["a"])], "user assistant a", 2);

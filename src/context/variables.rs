@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_reads_what_it_wrote_and_only_what_it_read_elsewhere_is_a_read() {
+    fn a_call_reads_its_own_writes_and_only_reads_of_the_snapshot_count() {
         let mut variables = Variables::default();
         variables.apply(&writes(&[("x", json!(1))]));
         let mut view = VariablesTransaction::new(variables.clone(), 100);
@@ -164,13 +164,13 @@ mod tests {
         let used = view.take();
         assert_eq!(used.reads, ["x".into(), "y".into()].into());
         assert_eq!(used.writes, writes(&[("z", json!([2]))]));
-        // What a tool still does when its call is over is nobody's business.
+        // Later writes of a tool whose call has ended are ignored.
         assert!(view.set("late", json!(1)).is_err());
         assert_eq!(view.take(), VariablesUse::default());
     }
 
     #[test]
-    fn a_snapshot_stays_as_it_was() {
+    fn a_snapshot_does_not_change() {
         let mut variables = Variables::default();
         let snapshot = variables.clone();
         variables.apply(&writes(&[("x", json!(1))]));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_writes_no_more_than_it_may() {
+    fn a_call_cannot_exceed_its_write_limit() {
         let mut view = VariablesTransaction::new(Variables::default(), 10);
         assert_eq!(view.set("x", json!("1234567")), Ok(()));
         let too_large = VariableError::TooLarge { bytes: 12, maximum: 10 };

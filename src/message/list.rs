@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_keeps_what_it_had() {
+    fn a_copy_does_not_change_with_the_original() {
         let mut list = said(2);
         let before = list.clone();
         list.push(Message::User { content: "2".into() });
@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_sharing_nor_adding_costs_more_where_there_is_more() {
+    fn sharing_and_appending_cost_the_same_for_long_lists() {
         let costs = [10, 1_000].map(|count| {
             let mut list = said(count);
             // Room for the next ones is made now and then.

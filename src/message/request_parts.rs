@@ -1,31 +1,32 @@
-//! A model's message piece by piece, as its own service wants it back, or as any other takes it.
+//! The parts of a model's message for a request: in the form for its own service, or for any other
+//! service.
 
 use super::ResponseMessage;
 use crate::types::{MessagePart, ModelOrigin, ToolCall};
 
-/// One piece of a model's message. `members` and `Raw` are JSON text that the asked wire's dialect
-/// wrote itself.
+/// One part of a model's message. `members` and `Raw` are JSON text that the dialect of the
+/// requested wire format wrote itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RequestPart<'a> {
     /// Text.
     Text {
         /// Not empty, unless there are members.
         text: &'a str,
-        /// What belongs to it.
+        /// The provider data of this part.
         members: Option<&'a str>,
     },
-    /// Thinking: only given back to the model that thought it.
+    /// Thinking. Only the model that produced it receives it back.
     Reasoning {
         /// May be empty.
         text: &'a str,
-        /// What belongs to it.
+        /// The provider data of this part.
         members: Option<&'a str>,
     },
     /// A call.
     Call {
         /// The call.
         call: &'a ToolCall,
-        /// What belongs to it.
+        /// The provider data of this part.
         members: Option<&'a str>,
     },
     /// A part of the service's own.
@@ -33,16 +34,16 @@ pub enum RequestPart<'a> {
 }
 
 impl ResponseMessage {
-    /// Whether it came from this model.
+    /// Whether this model produced it.
     #[must_use]
     pub fn is_from(&self, asked: &ModelOrigin) -> bool {
         self.origin.as_deref() == Some(asked)
     }
 
-    /// The message for a model that is asked.
+    /// Returns the message's parts for a model.
     ///
-    /// For the model that it came from, its parts in the order in which they came, with all that
-    /// belongs to them. For any other its text and its calls.
+    /// The model that produced the message receives its parts in order, with their provider data.
+    /// Any other model receives text and calls.
     #[must_use]
     pub fn request_parts(&self, asked: &ModelOrigin) -> Vec<RequestPart<'_>> {
         let mut pieces = Vec::with_capacity(self.parts.len().max(1 + self.calls.len()));
@@ -60,7 +61,7 @@ impl ResponseMessage {
                 MessagePart::Call { index, members } => {
                     let calls = self.calls.get(given..).unwrap_or_default();
                     let Some(call) = calls.first().filter(|call| call.key.index == *index) else {
-                        // It did not stay in the history.
+                        // The call is not in the history.
                         continue;
                     };
                     given += 1;
@@ -79,7 +80,7 @@ impl ResponseMessage {
     }
 }
 
-/// The next bytes of a text; the rest of it where there are not so many.
+/// Returns the next bytes of a text, or the rest if there are fewer.
 fn take<'a>(text: &mut &'a str, bytes: usize) -> &'a str {
     let (head, rest) = text.split_at_checked(bytes).unwrap_or((text, ""));
     *text = rest;
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn its_own_model_gets_every_part_in_order_and_what_no_part_tells_of_last() {
+    fn its_own_model_receives_every_part_in_order_and_the_remaining_data_last() {
         let (message, [first, last]) = (message(), [call(0), call(2)]);
         assert_eq!(
             message.request_parts(&origin("m")),
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn another_model_gets_text_and_calls() {
+    fn another_model_receives_text_and_calls() {
         let (message, [first, last]) = (message(), [call(0), call(2)]);
         assert_eq!(
             message.request_parts(&origin("other")),

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn a_stored_entry_is_read_back() {
         let record = Record::StopAsked { mode: StopMode::Now };
         let entry = JournalEntry { seq: Seq(3), time: 7, shown: 12, record };
         let body = r#"{"v":1,"shown":12,"record":{"type":"stop_asked","mode":"now"}}"#;
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused() {
+    fn unknown_versions_and_fields_are_rejected() {
         for (body, expect) in [
             (
                 r#"{"v":2,"record":{"type":"new_fact"}}"#,

@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_read_as_it_is_shown_and_in_no_other_way() {
+    fn a_call_key_has_one_text_form() {
         let key = CallKey { turn: 12, attempt: 1, index: 0 };
         assert_eq!(key.to_string().parse(), Ok(key));
         for text in [

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn text_and_images_are_read_as_they_are_written() {
+    fn text_and_images_survive_serialisation() {
         check(json!("hi"), "hi");
         let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
         let text = |text: &str| json!({"type": "text", "text": text});
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_libraries_write_beside_a_part_and_says_nothing_is_passed_over() {
+    fn members_without_a_value_are_ignored() {
         let value = json!([
             {"type": "text", "text": "a", "annotations": null},
             {"type": "image_url", "image_url": {"url": "https://a/b", "detail": "auto"}},
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_can_say_is_named() {
+    fn invalid_content_is_rejected_with_a_reason() {
         let image = |url: &str| json!([{"type": "image_url", "image_url": {"url": url}}]);
         for (value, why) in [
             (json!(7), "is a text or a list of parts"),
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn blanks_say_nothing() {
+    fn blank_text_is_removed() {
         assert!(Content::from(" \n").is_blank() && Content::default().is_blank());
         let image = Image::parse("https://example.com/a.png").unwrap();
         let image = Content::from(vec![ContentPart::Image(image)]);

@@ -1,4 +1,4 @@
-//! What a model's message is made of, beyond the nouns that every wire has.
+//! The parts of a model's message.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Wire;
 
-/// Who said a message.
+/// The model that produced a message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ModelOrigin {
     /// The wire over which it came.
@@ -26,17 +26,17 @@ pub struct ModelOrigin {
 pub enum MessagePart {
     /// The next so many bytes of the message's text.
     Text {
-        /// How many.
+        /// The number of bytes.
         bytes: usize,
-        /// What belongs to this text.
+        /// The provider data of this text.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         members: Option<Arc<str>>,
     },
     /// The next so many bytes of the message's reasoning.
     Reasoning {
-        /// How many.
+        /// The number of bytes.
         bytes: usize,
-        /// What belongs to this reasoning.
+        /// The provider data of this reasoning.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         members: Option<Arc<str>>,
     },
@@ -44,7 +44,7 @@ pub enum MessagePart {
     Call {
         /// Its place in the response, from 0.
         index: u32,
-        /// What belongs to this call.
+        /// The provider data of this call.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         members: Option<Arc<str>>,
     },

@@ -289,7 +289,7 @@ mod tests {
     const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
     #[test]
-    fn a_traceparent_is_read_as_the_specification_says() {
+    fn traceparent_is_parsed_as_specified() {
         let zeros = "0".repeat(32);
         for (text, expected) in [
             (PARENT, Some(PARENT)),
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tracestate_is_kept_if_it_is_one() {
+    fn a_valid_tracestate_is_kept() {
         let long = |n: usize, bytes: usize| format!("k{n}={}", "v".repeat(bytes - 3));
         let many: Vec<String> = (0..33).map(|n| format!("k{n}=v")).collect();
         let filled = format!("{},{},{}", long(0, 200), long(1, 128), long(2, 128));
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_passed_on_has_spans_of_its_own_only_where_spans_are_made() {
+    fn requests_and_calls_have_spans_of_their_own_only_if_spans_are_made() {
         let given = TraceContext::parse(PARENT, ["a=1"]).unwrap();
         let key = CallKey { turn: 1, attempt: 2, index: 0 };
         let passed = RunTrace::passed_on(given.clone());

@@ -79,7 +79,7 @@ impl PublishedEvent {
                     early: Some(*early),
                     ..ToolUseView::new(call, "running")
                 }),
-            // Whether it had started is unknown here.
+            // It is unknown whether the call had started early.
             Event::CallDiscarded { call, had_result: _ } => {
                 self.tool_use(&ToolUseView { early: None, ..ToolUseView::new(call, "discarded") })
             }
@@ -439,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_begins_with_what_all_have() {
+    fn an_object_begins_with_the_common_fields() {
         let views: Vec<_> =
             published(Event::TextReceived { text: "a \"b\"\n é".into() }).public().collect();
         let json = concat!(
@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn every_event_has_the_views_of_the_contract() {
+    fn every_event_has_the_documented_public_events() {
         let mut events = samples::every().into_iter();
         let mut next = |expect: &[(&str, Value)]| check(events.next().unwrap(), expect);
         next(&[(
@@ -568,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_call_says_why() {
+    fn a_failed_call_has_its_reason() {
         let mut result = samples::result();
         result.call.provider_id = None;
         result.call.arguments = json!({}).into();

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_switch_is_read() {
+    fn the_environment_variable_is_parsed() {
         for (told, expected) in [
             ("3", Some((3, false))),
             ("3-before", Some((3, true))),

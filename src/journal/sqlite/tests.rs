@@ -53,7 +53,7 @@ fn open(dir: &TestDir, durability: Durability) -> Arc<SqliteJournal> {
 }
 
 #[tokio::test]
-async fn what_is_durable_is_there_after_opening_again() {
+async fn durable_records_survive_reopening() {
     for durability in [Durability::Strict, Durability::Relaxed] {
         let dir = TestDir::new();
         let journal = open(&dir, durability);
@@ -85,7 +85,7 @@ async fn what_is_durable_is_there_after_opening_again() {
 }
 
 #[tokio::test]
-async fn a_full_disk_fails_what_does_not_fit_and_is_left_behind_when_there_is_room() {
+async fn a_full_disk_fails_batches_until_there_is_space_again() {
     for durability in [Durability::Strict, Durability::Relaxed] {
         let dir = TestDir::new();
         let journal = SqliteJournal::open_limited(&dir.0, options(durability), Some(60)).unwrap();
@@ -114,7 +114,7 @@ async fn a_full_disk_fails_what_does_not_fit_and_is_left_behind_when_there_is_ro
 }
 
 #[tokio::test]
-async fn the_log_stays_bounded() {
+async fn the_write_ahead_log_stays_bounded() {
     let dir = TestDir::new();
     let journal = open(&dir, Durability::Relaxed);
     let session = log(&journal, "s", 0);
@@ -131,7 +131,7 @@ async fn the_log_stays_bounded() {
 }
 
 #[tokio::test]
-async fn a_listener_that_panics_ends_nothing() {
+async fn a_panicking_listener_does_not_stop_the_writer() {
     let dir = TestDir::new();
     let journal = open(&dir, Durability::Strict);
     let engine = Arc::clone(&journal) as Arc<dyn Journal>;

@@ -64,7 +64,7 @@ fn metric(feed: &Feed, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn all_subscribers_hear_the_same_in_order_until_the_feed_is_gone() {
+async fn all_subscribers_receive_the_same_events_in_order_until_the_feed_ends() {
     let feed = feed();
     let (one, other) = (feed.subscribe(8), feed.subscribe(8));
     (0..8).for_each(|number| tell(&feed, text(number)));
@@ -75,7 +75,7 @@ async fn all_subscribers_hear_the_same_in_order_until_the_feed_is_gone() {
 }
 
 #[tokio::test]
-async fn a_late_subscriber_hears_what_comes_after() {
+async fn a_late_subscriber_receives_later_events() {
     let feed = feed();
     tell(&feed, text("one"));
     let late = feed.subscribe(8);
@@ -86,7 +86,7 @@ async fn a_late_subscriber_hears_what_comes_after() {
 }
 
 #[tokio::test]
-async fn a_subscriber_to_a_run_hears_that_run_alone_and_lags_for_no_other() {
+async fn a_subscriber_to_a_run_receives_only_events_of_that_run() {
     let feed = feed();
     let (one, other) = (feed.subscribe_to(RunId("b".into()), 2), feed.subscribe(8));
     for (number, run) in ["a", "a", "a", "b", "c", "b"].into_iter().enumerate() {
@@ -102,7 +102,7 @@ async fn a_subscriber_to_a_run_hears_that_run_alone_and_lags_for_no_other() {
 }
 
 #[tokio::test]
-async fn a_slow_subscriber_is_told_and_let_go_and_delays_nobody() {
+async fn a_slow_subscriber_is_removed_with_a_notice_and_delays_no_other() {
     let feed = feed();
     let (slow, quick) = (feed.subscribe(2), feed.subscribe(8));
     (0..5).for_each(|number| tell(&feed, text(number)));
@@ -143,7 +143,7 @@ async fn a_waiting_subscriber_wakes_for_an_event_and_for_the_end() {
 }
 
 #[test]
-fn subscribers_that_come_and_go_do_not_pile_up() {
+fn closed_subscribers_are_removed() {
     let feed = feed();
     assert!(feed.is_idle());
     let kept = feed.subscribe(1);
@@ -159,7 +159,7 @@ fn subscribers_that_come_and_go_do_not_pile_up() {
 }
 
 #[test]
-fn threads_that_publish_at_once_are_heard_in_one_order() {
+fn concurrent_publishers_have_one_order_for_all_subscribers() {
     let feed = feed();
     let (mut one, mut other) = (feed.subscribe(400), feed.subscribe(400));
     std::thread::scope(|scope| {
@@ -174,7 +174,7 @@ fn threads_that_publish_at_once_are_heard_in_one_order() {
 }
 
 #[test]
-fn what_stands_behind_a_record_waits_until_that_is_durable() {
+fn events_after_a_record_wait_until_it_is_durable() {
     let feed = feed();
     let mut events = feed.subscribe(16);
     feed.durable(Seq(1));
@@ -200,7 +200,7 @@ fn what_stands_behind_a_record_waits_until_that_is_durable() {
 }
 
 #[test]
-fn what_waits_when_the_journal_fails_is_never_shown() {
+fn waiting_events_are_dropped_when_the_journal_fails() {
     let feed = feed();
     let mut events = feed.subscribe(16);
     tell_recorded(&feed, limit(), 1, 0);
@@ -221,7 +221,7 @@ fn what_waits_when_the_journal_fails_is_never_shown() {
 }
 
 #[test]
-fn text_that_nobody_hears_is_kept_for_who_comes() {
+fn text_without_subscribers_is_kept_for_later_ones() {
     let feed = feed();
     feed.durable(Seq(9));
     tell_recorded(&feed, Event::TurnStarted, 3, 0);
@@ -257,7 +257,7 @@ fn text_that_nobody_hears_is_kept_for_who_comes() {
 }
 
 #[test]
-fn text_stays_until_the_record_behind_its_response() {
+fn text_is_kept_until_the_record_of_its_response() {
     let feed = feed();
     feed.durable(Seq(9));
     tell_recorded(&feed, Event::TurnStarted, 1, 0);
@@ -272,7 +272,7 @@ fn text_stays_until_the_record_behind_its_response() {
 }
 
 #[test]
-fn who_comes_is_told_of_the_calls_that_are_open() {
+fn a_new_subscriber_receives_the_open_calls() {
     let feed = feed();
     feed.durable(Seq(9));
     let call = |index| {
@@ -320,7 +320,7 @@ fn who_comes_is_told_of_the_calls_that_are_open() {
 }
 
 #[test]
-fn who_never_reads_costs_no_more_than_a_bounded_queue_of_shared_events() {
+fn a_stalled_subscriber_costs_only_a_bounded_queue_of_shared_events() {
     let feed = feed();
     let mut stalled: Vec<_> = (0..200).map(|_| feed.subscribe(1024)).collect();
     let progress = Event::CallProgressed { key: samples::key(), text: "x".repeat(1000) };
