@@ -28,7 +28,7 @@ pub use source::{ConfigError, ConfigErrors};
 pub use tools::{ApprovalPolicy, StartPolicy, ToolEffect, ToolOverride};
 pub use values::parse_duration;
 
-use source::{Origins, Source};
+use source::{ConfigSource, Origins};
 use values::Parsed;
 
 /// The name of the built-in offline model. The file must not define a model of this name.
@@ -75,7 +75,7 @@ impl Config {
         file: &str,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigErrors> {
-        let source = Source::new(text, file);
+        let source = ConfigSource::new(text, file);
         let Some(root) = source.root() else { return Err(source.into_errors()) };
         let host = HostConfig::read(&root.table("host"), env);
         let journal = JournalConfig::read(&root.table("journal"));
@@ -245,7 +245,11 @@ fn no_tool(pattern: &str, registered: &[&str]) -> String {
 }
 
 /// Parses an environment variable with the value `true` or `false`.
-fn switch(source: &Source<'_>, env: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<bool> {
+fn switch(
+    source: &ConfigSource<'_>,
+    env: &dyn Fn(&str) -> Option<String>,
+    name: &str,
+) -> Option<bool> {
     let text = env(name)?;
     let parsed: Parsed<bool> = match text.as_str() {
         "true" => Ok(true),

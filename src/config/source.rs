@@ -91,14 +91,14 @@ impl Origins {
 
 /// A file that is being read.
 #[derive(Debug)]
-pub(super) struct Source<'t> {
+pub(super) struct ConfigSource<'t> {
     text: &'t str,
     table: Option<Spanned<DeTable<'t>>>,
     origins: RefCell<Origins>,
     errors: RefCell<Vec<ConfigError>>,
 }
 
-impl<'t> Source<'t> {
+impl<'t> ConfigSource<'t> {
     pub(super) fn new(text: &'t str, file: &str) -> Self {
         let (table, errors) = match DeTable::parse(text) {
             Ok(table) => (Some(table), Vec::new()),
@@ -152,14 +152,14 @@ impl<'t> Source<'t> {
 /// A table that is being read. Keys that are not read before [`Section::finish`] are unknown.
 #[derive(Debug)]
 pub(super) struct Section<'s, 't> {
-    source: &'s Source<'t>,
+    source: &'s ConfigSource<'t>,
     path: String,
     table: Option<&'s DeTable<'t>>,
     known: RefCell<BTreeSet<&'static str>>,
 }
 
 impl<'s, 't> Section<'s, 't> {
-    fn new(source: &'s Source<'t>, path: String, table: Option<&'s DeTable<'t>>) -> Self {
+    fn new(source: &'s ConfigSource<'t>, path: String, table: Option<&'s DeTable<'t>>) -> Self {
         Self { source, path, table, known: RefCell::default() }
     }
 

@@ -367,13 +367,14 @@ mod tests {
 
     #[test]
     fn turns_with_calls_are_counted() {
-        let said = Arc::new(ResponseMessage { text: "noon".into(), ..ResponseMessage::default() });
+        let text_only =
+            Arc::new(ResponseMessage { text: "noon".into(), ..ResponseMessage::default() });
         let called =
             Arc::new(ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() });
         let mut history = History::new();
-        history.commit(1, Some(&said), &[], 10);
+        history.commit(1, Some(&text_only), &[], 10);
         history.commit(2, Some(&called), &[result(call(0), "")], 10);
-        history.commit(3, Some(&said), &[], 10);
+        history.commit(3, Some(&text_only), &[], 10);
         assert_eq!((history.turns(), history.turns_with_calls()), (3, 1));
     }
 }

@@ -20,7 +20,7 @@ pub struct SessionLog {
     journal: Arc<dyn Journal>,
     log_state: Arc<SessionLogState>,
     /// Locked during the engine's `append`, so that it receives the records in order.
-    numbered: Mutex<Sequence>,
+    sequence: Mutex<Sequence>,
     progress: Arc<LogProgress>,
 }
 
@@ -86,7 +86,7 @@ impl SessionLog {
             session,
             journal,
             log_state: Arc::default(),
-            numbered: Mutex::new(Sequence { last, closed: false, tail: Vec::new() }),
+            sequence: Mutex::new(Sequence { last, closed: false, tail: Vec::new() }),
             progress: Arc::new(LogProgress { state, listener: Box::new(listener) }),
         }
     }
@@ -112,21 +112,21 @@ impl SessionLog {
         acknowledge: impl FnOnce() + Send + 'static,
     ) -> (Seq, AppendStatus) {
         let mut records = records.into_iter().peekable();
-        let mut numbered = self.numbered.lock();
+        let mut sequence = self.sequence.lock();
         if records.peek().is_none() {
-            return (numbered.last, AppendStatus::Durable);
+            return (sequence.last, AppendStatus::Durable);
         }
-        if numbered.closed {
-            return (numbered.last, AppendStatus::Queued);
+        if sequence.closed {
+            return (sequence.last, AppendStatus::Queued);
         }
         let mut entries = Vec::with_capacity(records.size_hint().0);
         for record in records {
             let PendingRecord { record, shown } = record.into();
-            numbered.last.0 += 1;
-            entries.push(Arc::new(JournalEntry { seq: numbered.last, time, shown, record }));
+            sequence.last.0 += 1;
+            entries.push(Arc::new(JournalEntry { seq: sequence.last, time, shown, record }));
         }
-        numbered.tail.extend(entries.iter().cloned());
-        let last = numbered.last;
+        sequence.tail.extend(entries.iter().cloned());
+        let last = sequence.last;
         let progress = Arc::clone(&self.progress);
         let mut acknowledge = Some(acknowledge);
         let appended = self.journal.append(Batch {
@@ -134,13 +134,13 @@ impl SessionLog {
             entries,
             log_state: Arc::clone(&self.log_state),
             urgent: urgency == Urgency::Urgent,
-            on_status: Box::new(move |stage| {
-                if !matches!(stage, BatchStatus::Failed(_))
+            on_status: Box::new(move |status| {
+                if !matches!(status, BatchStatus::Failed(_))
                     && let Some(acknowledge) = acknowledge.take()
                 {
                     acknowledge();
                 }
-                progress.told(last, stage);
+                progress.update(last, status);
             }),
         });
         if appended == AppendStatus::Durable {
@@ -151,22 +151,22 @@ impl SessionLog {
 
     /// Closes the log. Later appends are ignored.
     pub fn close(&self) {
-        self.numbered.lock().closed = true;
+        self.sequence.lock().closed = true;
     }
 
     /// Closes the log if all appended records are durable. Returns whether they are.
     #[must_use]
     pub fn close_if_durable(&self) -> bool {
-        let mut numbered = self.numbered.lock();
-        let is_durable = self.durable() == numbered.last;
-        numbered.closed |= is_durable;
+        let mut sequence = self.sequence.lock();
+        let is_durable = self.durable() == sequence.last;
+        sequence.closed |= is_durable;
         is_durable
     }
 
     /// Returns the sequence number of the last record; 0 before the first.
     #[must_use]
     pub fn last(&self) -> Seq {
-        self.numbered.lock().last
+        self.sequence.lock().last
     }
 
     /// Returns the last record up to which all are durable.
@@ -206,32 +206,32 @@ impl SessionLog {
     /// [`Self::forget_until`] are missing.
     #[must_use]
     pub fn entries_since(&self, after: Seq) -> Vec<Arc<JournalEntry>> {
-        let numbered = self.numbered.lock();
-        let begin = numbered.tail.partition_point(|entry| entry.seq <= after);
-        numbered.tail.iter().skip(begin).cloned().collect()
+        let sequence = self.sequence.lock();
+        let begin = sequence.tail.partition_point(|entry| entry.seq <= after);
+        sequence.tail.iter().skip(begin).cloned().collect()
     }
 
     /// Adds entries that were read from the journal to the recent entries.
     pub fn remember(&self, entries: impl IntoIterator<Item = JournalEntry>) {
-        let mut numbered = self.numbered.lock();
+        let mut sequence = self.sequence.lock();
         let mut tail: Vec<_> = entries.into_iter().map(Arc::new).collect();
-        tail.append(&mut numbered.tail);
-        numbered.tail = tail;
+        tail.append(&mut sequence.tail);
+        sequence.tail = tail;
     }
 
     /// Appends entries of another session's log, which keep their numbers and times. The log must
     /// be empty.
     pub fn adopt(&self, entries: Vec<JournalEntry>) {
-        let mut numbered = self.numbered.lock();
+        let mut sequence = self.sequence.lock();
         let Some(last) = entries.last().map(|entry| entry.seq) else { return };
-        numbered.last = last;
+        sequence.last = last;
         let progress = Arc::clone(&self.progress);
         let appended = self.journal.append(Batch {
             session: self.session.clone(),
             entries: entries.into_iter().map(Arc::new).collect(),
             log_state: Arc::clone(&self.log_state),
             urgent: false,
-            on_status: Box::new(move |stage| progress.told(last, stage)),
+            on_status: Box::new(move |status| progress.update(last, status)),
         });
         if appended == AppendStatus::Durable {
             self.progress.durable(last);
@@ -240,20 +240,20 @@ impl SessionLog {
 
     /// Removes the recent entries up to `upto`.
     pub fn forget_until(&self, upto: Seq) {
-        let mut numbered = self.numbered.lock();
-        let begin = numbered.tail.partition_point(|entry| entry.seq <= upto);
-        if begin == numbered.tail.len() {
+        let mut sequence = self.sequence.lock();
+        let begin = sequence.tail.partition_point(|entry| entry.seq <= upto);
+        if begin == sequence.tail.len() {
             // An idle session keeps no memory for it.
-            numbered.tail = Vec::new();
+            sequence.tail = Vec::new();
         } else {
-            numbered.tail.drain(..begin);
+            sequence.tail.drain(..begin);
         }
     }
 }
 
 impl LogProgress {
-    fn told(&self, upto: Seq, stage: BatchStatus) {
-        match stage {
+    fn update(&self, upto: Seq, status: BatchStatus) {
+        match status {
             BatchStatus::Written => {}
             BatchStatus::Durable => self.durable(upto),
             BatchStatus::Failed(error) => self.failed(&error),

@@ -17,7 +17,7 @@ mod traces;
 
 pub use exporter::Telemetry;
 pub use feed::{
-    Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, RecordPosition, Subscription,
+    Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, SourceRecord, Subscription,
     journal_failed,
 };
 pub use logs::{LogFormat, init};

@@ -136,7 +136,7 @@ impl PublishedEvent {
             input_summary: Some(Cow::Owned(input_summary(call))),
             early: Some(early),
         };
-        let told = ToolResultView {
+        let result_view = ToolResultView {
             call_index: call.key.index,
             tool_id: AsDisplay(call.key),
             provider_id: call.provider_id.as_deref(),
@@ -151,7 +151,7 @@ impl PublishedEvent {
         let is_known = !call.arguments.is_null();
         [
             is_known.then(|| self.view("tool_use", &finished, 256)),
-            Some(self.view("tool_result", &told, 256)),
+            Some(self.view("tool_result", &result_view, 256)),
             None,
         ]
     }
@@ -163,12 +163,12 @@ impl PublishedEvent {
         error: Option<&RunError>,
         stats: &RunStats,
     ) -> EventViews {
-        let said = error.map(|error| self.view("error", error, error.message.len()));
+        let error_view = error.map(|error| self.view("error", error, error.message.len()));
         let error = error.map(|RunError { code, message, .. }| ErrorView { code, message });
         let last = StreamEndView { run_end: end, text, error };
         [
             Some(self.view("session_stats", &StatsReport::from(stats), 192)),
-            said,
+            error_view,
             Some(self.view("stream_end", &last, text.len())),
         ]
     }

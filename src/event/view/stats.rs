@@ -50,20 +50,20 @@ impl From<&RunStats> for StatsReport {
 
 impl From<&StatsReport> for RunStats {
     /// Converts back. The result has the same public form.
-    fn from(told: &StatsReport) -> Self {
+    fn from(report: &StatsReport) -> Self {
         Self {
-            turns: told.turns,
-            tool_calls: told.tool_calls,
+            turns: report.turns,
+            tool_calls: report.tool_calls,
             usage: Usage {
-                input_tokens: told.input_tokens,
-                output_tokens: told.output_tokens,
+                input_tokens: report.input_tokens,
+                output_tokens: report.output_tokens,
                 ..Usage::default()
             },
-            duration: Duration::from_millis(told.duration_ms),
-            model: Duration::from_millis(told.model_ms),
-            tools: Duration::from_millis(told.tools_ms),
-            overhead: Duration::from_millis(told.overhead_ms),
-            overlap: Duration::from_millis(told.overlap_saved_ms),
+            duration: Duration::from_millis(report.duration_ms),
+            model: Duration::from_millis(report.model_ms),
+            tools: Duration::from_millis(report.tools_ms),
+            overhead: Duration::from_millis(report.overhead_ms),
+            overlap: Duration::from_millis(report.overlap_saved_ms),
         }
     }
 }

@@ -53,7 +53,7 @@ pub(super) struct DirectoryLock {
 
 impl DirectoryLock {
     /// Locks the directory, and writes process id and `holder` to the lock file.
-    pub(super) fn take(dir: &Path, holder: &str) -> Result<Self, JournalError> {
+    pub(super) fn acquire(dir: &Path, holder: &str) -> Result<Self, JournalError> {
         let path = dir.join("callsheet.lock");
         let failed = |error: &io::Error| JournalError::Open {
             path: path.clone(),
@@ -66,26 +66,29 @@ impl DirectoryLock {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                return Err(JournalError::Locked { dir: dir.to_owned(), holder: said(&mut lock) });
+                return Err(JournalError::Locked {
+                    dir: dir.to_owned(),
+                    holder: current_holder(&mut lock),
+                });
             }
             Err(TryLockError::Error(error)) => return Err(failed(&error)),
         }
-        let mut said = format!("pid {}", std::process::id());
+        let mut text = format!("pid {}", std::process::id());
         if !holder.is_empty() {
-            said = format!("{said}, {holder}");
+            text = format!("{text}, {holder}");
         }
         lock.set_len(0)
             .and_then(|()| lock.rewind())
-            .and_then(|()| lock.write_all(said.as_bytes()))
+            .and_then(|()| lock.write_all(text.as_bytes()))
             .map_err(|error| failed(&error))?;
         Ok(Self { _lock: lock })
     }
 }
 
-fn said(lock: &mut File) -> String {
-    let mut said = String::new();
+fn current_holder(lock: &mut File) -> String {
+    let mut text = String::new();
     // The holder may not have written it yet.
-    let read = lock.take(4_096).read_to_string(&mut said);
-    let said = said.trim();
-    if read.is_err() || said.is_empty() { "another host".to_owned() } else { said.to_owned() }
+    let read = lock.take(4_096).read_to_string(&mut text);
+    let text = text.trim();
+    if read.is_err() || text.is_empty() { "another host".to_owned() } else { text.to_owned() }
 }

@@ -16,8 +16,8 @@ pub(super) struct KillPoint {
 #[cfg(debug_assertions)]
 impl KillPoint {
     pub(super) fn from_env() -> Self {
-        let told = std::env::var("CALLSHEET_KILL_AT").ok();
-        Self { at: told.as_deref().and_then(parse), written: 0 }
+        let value = std::env::var("CALLSHEET_KILL_AT").ok();
+        Self { at: value.as_deref().and_then(parse), written: 0 }
     }
 
     /// Called before the commit of a transaction with this number of records.
@@ -47,10 +47,10 @@ impl KillPoint {
 }
 
 #[cfg(debug_assertions)]
-fn parse(told: &str) -> Option<(usize, bool)> {
-    match told.strip_suffix("-before") {
+fn parse(value: &str) -> Option<(usize, bool)> {
+    match value.strip_suffix("-before") {
         Some(at) => Some((at.parse().ok()?, true)),
-        None => Some((told.parse().ok()?, false)),
+        None => Some((value.parse().ok()?, false)),
     }
 }
 
@@ -73,14 +73,14 @@ mod tests {
 
     #[test]
     fn the_environment_variable_is_parsed() {
-        for (told, expected) in [
+        for (value, expected) in [
             ("3", Some((3, false))),
             ("3-before", Some((3, true))),
             ("", None),
             ("x", None),
             ("-before", None),
         ] {
-            assert_eq!(parse(told), expected, "{told:?}");
+            assert_eq!(parse(value), expected, "{value:?}");
         }
     }
 }

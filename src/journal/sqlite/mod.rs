@@ -84,7 +84,7 @@ impl SqliteJournal {
     ) -> Result<Self, JournalError> {
         let SqliteOptions { durability, holder, observer, queue_max } = options;
         data_directory::create(dir)?;
-        let held = data_directory::DirectoryLock::take(dir, &holder)?;
+        let lock = data_directory::DirectoryLock::acquire(dir, &holder)?;
         let file = data_directory::database(dir);
         let failed = |error: &rusqlite::Error| errors::of_opening(&file, error);
         let connection = database::open(&file)?;
@@ -103,7 +103,7 @@ impl SqliteJournal {
             observer,
             sessions: Arc::clone(&sessions),
             durability,
-            held,
+            lock,
         };
         let of_system = |error: std::io::Error| JournalError::Open {
             path: file.clone(),

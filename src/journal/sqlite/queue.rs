@@ -58,7 +58,7 @@ pub(super) type TaskReply = SyncSender<Result<(), JournalError>>;
 /// The next work of the writer: first the batches, then the task.
 #[derive(Default)]
 pub(super) struct WriterWork {
-    pub(super) jobs: Vec<QueuedBatch>,
+    pub(super) queued: Vec<QueuedBatch>,
     pub(super) task: Option<(WriterTask, TaskReply)>,
     /// Everything up to here must become durable.
     pub(super) flush: bool,
@@ -67,7 +67,7 @@ pub(super) struct WriterWork {
 }
 
 enum QueueItem {
-    WriteConnection(QueuedBatch),
+    Store(QueuedBatch),
     Do(WriterTask, TaskReply),
 }
 
@@ -75,12 +75,12 @@ enum QueueItem {
 pub(super) struct WriteQueue {
     state: Mutex<QueueState>,
     ready: Condvar,
-    batches_max: usize,
+    queuedmax: usize,
 }
 
 #[derive(Default)]
 struct QueueState {
-    works: VecDeque<QueueItem>,
+    items: VecDeque<QueueItem>,
     batches: usize,
     bytes: usize,
     /// The writer must not wait for more batches.
@@ -92,8 +92,8 @@ struct QueueState {
 }
 
 impl WriteQueue {
-    pub(super) fn new(batches_max: usize) -> Self {
-        Self { state: Mutex::default(), ready: Condvar::new(), batches_max }
+    pub(super) fn new(queuedmax: usize) -> Self {
+        Self { state: Mutex::default(), ready: Condvar::new(), queuedmax }
     }
 
     /// Queues a batch, or reports at once that it failed.
@@ -101,7 +101,7 @@ impl WriteQueue {
         let mut state = self.state.lock();
         let refused = if state.closed {
             Some(JournalError::Closed)
-        } else if state.batches >= self.batches_max || state.bytes > QUEUE_BYTES_MAX {
+        } else if state.batches >= self.queuedmax || state.bytes > QUEUE_BYTES_MAX {
             Some(JournalError::Overloaded)
         } else {
             None
@@ -119,7 +119,7 @@ impl WriteQueue {
             state.lazy_since.get_or_insert_with(Instant::now);
             first
         };
-        state.works.push_back(QueueItem::WriteConnection(job));
+        state.items.push_back(QueueItem::Store(job));
         drop(state);
         if wake {
             self.ready.notify_one();
@@ -133,7 +133,7 @@ impl WriteQueue {
         if state.closed {
             return Err(JournalError::Closed);
         }
-        state.works.push_back(QueueItem::Do(task, done));
+        state.items.push_back(QueueItem::Do(task, done));
         state.hurry = true;
         drop(state);
         self.ready.notify_one();
@@ -158,15 +158,15 @@ impl WriteQueue {
 
     /// Closes the queue and fails the queued batches, because no writer remains.
     pub(super) fn abandon(&self) {
-        let works = {
+        let items = {
             let mut state = self.state.lock();
             state.closed = true;
             (state.batches, state.bytes) = (0, 0);
-            std::mem::take(&mut state.works)
+            std::mem::take(&mut state.items)
         };
-        for work in works {
-            match work {
-                QueueItem::WriteConnection(job) => job.fail(&JournalError::Closed),
+        for item in items {
+            match item {
+                QueueItem::Store(job) => job.fail(&JournalError::Closed),
                 // Dropping the sender reports the failure.
                 QueueItem::Do(..) => {}
             }
@@ -179,7 +179,7 @@ impl WriteQueue {
     }
 
     /// Waits until there is work, or until a time.
-    pub(super) fn take(&self, until: Option<Instant>) -> WriterWork {
+    pub(super) fn next_work(&self, until: Option<Instant>) -> WriterWork {
         let mut state = self.state.lock();
         while !state.hurry && !state.closed {
             let lazy = state.lazy_since.map(|since| since + LAZY_WAIT);
@@ -200,35 +200,35 @@ impl WriteQueue {
 
 impl QueueState {
     fn drain(&mut self) -> WriterWork {
-        let mut taken = WriterWork::default();
+        let mut work = WriterWork::default();
         let mut bytes = 0;
-        while let Some(work) = self.works.pop_front() {
-            match work {
-                QueueItem::WriteConnection(job) => {
-                    let fits = taken.jobs.len() < GROUP_BATCHES_MAX
-                        && (taken.jobs.is_empty() || bytes + job.bytes <= GROUP_BYTES_MAX);
+        while let Some(item) = self.items.pop_front() {
+            match item {
+                QueueItem::Store(job) => {
+                    let fits = work.queued.len() < GROUP_BATCHES_MAX
+                        && (work.queued.is_empty() || bytes + job.bytes <= GROUP_BYTES_MAX);
                     if !fits {
-                        self.works.push_front(QueueItem::WriteConnection(job));
+                        self.items.push_front(QueueItem::Store(job));
                         break;
                     }
                     bytes += job.bytes;
-                    taken.jobs.push(job);
+                    work.queued.push(job);
                 }
                 QueueItem::Do(task, done) => {
-                    taken.task = Some((task, done));
+                    work.task = Some((task, done));
                     break;
                 }
             }
         }
-        self.batches -= taken.jobs.len();
+        self.batches -= work.queued.len();
         self.bytes -= bytes;
-        self.hurry = !self.works.is_empty();
+        self.hurry = !self.items.is_empty();
         if !self.hurry {
             self.lazy_since = None;
-            taken.flush = std::mem::take(&mut self.flush);
-            taken.ended = self.closed;
+            work.flush = std::mem::take(&mut self.flush);
+            work.ended = self.closed;
         }
-        taken
+        work
     }
 }
 
@@ -249,7 +249,7 @@ impl QueuedBatch {
 
 /// Calls a callback. A panic in it must not end the writer, which all sessions need.
 pub(super) fn notify(on_status: &mut BatchCallback, status: BatchStatus) {
-    let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| on_status(status)));
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| on_status(status)));
     // The panic hook has printed the message.
-    drop(told);
+    drop(result);
 }

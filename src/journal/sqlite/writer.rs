@@ -39,7 +39,7 @@ pub(super) struct JournalWriter {
     /// The error after which nothing can be stored.
     broken: Option<JournalError>,
     /// Unlocked last, after the database is closed.
-    _held: DirectoryLock,
+    _lock: DirectoryLock,
 }
 
 /// A batch that is written but not durable.
@@ -56,7 +56,7 @@ pub(super) struct WriterParts {
     pub(super) observer: Arc<dyn JournalObserver>,
     pub(super) sessions: Arc<AtomicUsize>,
     pub(super) durability: Durability,
-    pub(super) held: DirectoryLock,
+    pub(super) lock: DirectoryLock,
 }
 
 /// Abandons the queue when the writer ends for any reason.
@@ -72,7 +72,7 @@ impl JournalWriter {
     /// Creates the writer. `log` is the write-ahead log in `dir`; its directory entry is durable
     /// afterwards.
     pub(super) fn new(parts: WriterParts, dir: &Path, log: &Path) -> std::io::Result<Self> {
-        let WriterParts { store, queue, observer, sessions, durability, held } = parts;
+        let WriterParts { store, queue, observer, sessions, durability, lock } = parts;
         let log = File::open(log)?;
         data_directory::sync(dir)?;
         let (unsynced, unsynced_since, broken) = (Vec::new(), None, None);
@@ -86,7 +86,7 @@ impl JournalWriter {
             unsynced,
             unsynced_since,
             broken,
-            _held: held,
+            _lock: lock,
         })
     }
 
@@ -95,53 +95,53 @@ impl JournalWriter {
         let _abandons = AbandonOnDrop(Arc::clone(&self.queue));
         loop {
             let due = self.unsynced_since.map(|since| since + SYNC_WAIT);
-            let taken = self.queue.take(due);
-            if !taken.jobs.is_empty() {
-                self.store(taken.jobs);
+            let work = self.queue.next_work(due);
+            if !work.queued.is_empty() {
+                self.store(work.queued);
             }
-            if let Some((task, done)) = taken.task {
+            if let Some((task, done)) = work.task {
                 // The receiver may have been dropped.
                 let _ = done.send(self.perform(task));
             }
-            if taken.flush || taken.ended || due.is_some_and(|due| due <= Instant::now()) {
+            if work.flush || work.ended || due.is_some_and(|due| due <= Instant::now()) {
                 self.sync();
             }
-            if taken.ended {
+            if work.ended {
                 return;
             }
             self.checkpoint();
         }
     }
 
-    fn store(&mut self, jobs: Vec<QueuedBatch>) {
+    fn store(&mut self, batches: Vec<QueuedBatch>) {
         if let Some(error) = &self.broken {
             let error = error.clone();
-            return jobs.into_iter().for_each(|job| self.fail(job, &error));
+            return batches.into_iter().for_each(|batch| self.fail(batch, &error));
         }
         let began = Instant::now();
-        match self.store.store(&jobs) {
-            Ok(placed) => self.stored(jobs, placed, began.elapsed()),
-            Err(error) if jobs.len() > 1 && errors::is_of_one_batch(&error) => {
+        match self.store.store(&batches) {
+            Ok(outcomes) => self.stored(batches, outcomes, began.elapsed()),
+            Err(error) if batches.len() > 1 && errors::is_of_one_batch(&error) => {
                 // The transaction was rolled back. Each batch is stored alone, so that one bad
                 // batch does not fail the others.
-                for job in jobs {
-                    self.store(vec![job]);
+                for batch in batches {
+                    self.store(vec![batch]);
                 }
             }
             Err(error) => {
                 let error = errors::of_writing(&error);
-                jobs.into_iter().for_each(|job| self.fail(job, &error));
+                batches.into_iter().for_each(|batch| self.fail(batch, &error));
             }
         }
     }
 
-    fn stored(&mut self, jobs: Vec<QueuedBatch>, placed: Vec<BatchOutcome>, took: Duration) {
+    fn stored(&mut self, batches: Vec<QueuedBatch>, outcomes: Vec<BatchOutcome>, took: Duration) {
         let mut group = GroupCommit { batches: 0, records: 0, took };
-        for (job, placed) in jobs.iter().zip(&placed) {
-            if let BatchOutcome::Stored { number, new } = placed {
-                job.log_state.number.store(*number, Ordering::Release);
+        for (batch, outcome) in batches.iter().zip(&outcomes) {
+            if let BatchOutcome::Stored { number, new } = outcome {
+                batch.log_state.number.store(*number, Ordering::Release);
                 group.batches += 1;
-                group.records += job.rows.len();
+                group.records += batch.rows.len();
                 self.sessions.fetch_add(usize::from(*new), Ordering::AcqRel);
             }
         }
@@ -149,18 +149,18 @@ impl JournalWriter {
         if group.batches > 0 {
             self.observer.stored(group);
         }
-        for (mut job, placed) in jobs.into_iter().zip(placed) {
-            match placed {
+        for (mut batch, outcome) in batches.into_iter().zip(outcomes) {
+            match outcome {
                 BatchOutcome::Stored { .. } => {
                     if self.durability == Durability::Relaxed {
-                        job.notify(BatchStatus::Written);
+                        batch.notify(BatchStatus::Written);
                     }
                     self.unsynced_since.get_or_insert_with(Instant::now);
-                    let first = job.rows.first().map_or(0, |row| row.seq);
-                    let QueuedBatch { log_state, on_status, .. } = job;
+                    let first = batch.rows.first().map_or(0, |row| row.seq);
+                    let QueuedBatch { log_state, on_status, .. } = batch;
                     self.unsynced.push(UnsyncedBatch { log_state, first, on_status });
                 }
-                BatchOutcome::Refused(error) => self.fail(job, &error),
+                BatchOutcome::Refused(error) => self.fail(batch, &error),
             }
         }
         if self.durability == Durability::Strict {
@@ -169,9 +169,9 @@ impl JournalWriter {
     }
 
     /// Reports that a batch is not stored, after the status of all earlier batches.
-    fn fail(&mut self, job: QueuedBatch, error: &JournalError) {
+    fn fail(&mut self, batch: QueuedBatch, error: &JournalError) {
         self.sync();
-        job.fail(error);
+        batch.fail(error);
     }
 
     /// Makes all written batches durable.

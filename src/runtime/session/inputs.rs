@@ -16,7 +16,7 @@ use crate::runtime::host_state::HostState;
 use crate::runtime::message::SessionMessage;
 use crate::runtime::snapshot::QueuedInput;
 use crate::session::{RequestEffect, SeenRequest};
-use crate::telemetry::RecordPosition;
+use crate::telemetry::SourceRecord;
 use crate::types::{Content, RunEnd};
 
 /// A run that waits for the one before it to end.
@@ -170,8 +170,8 @@ impl State {
             self.history.begin_run(run.input.clone());
             self.history.end_run();
             let event = Event::RunStarted { agent: agent.clone(), model, execution };
-            let first = RecordPosition { seq: Seq(last.0.saturating_sub(1)), time, shown: 0 };
-            let last = RecordPosition { seq: last, time, shown: 0 };
+            let first = SourceRecord { seq: Seq(last.0.saturating_sub(1)), time, shown: 0 };
+            let last = SourceRecord { seq: last, time, shown: 0 };
             self.publisher.publish_recorded(&run.id, self.turn, event, first);
             let event = Event::RunEnded {
                 agent,

@@ -24,7 +24,7 @@ use crate::runtime::report::CallReport;
 use crate::runtime::run_actors::RunActors;
 use crate::runtime::stream::{StreamActor, StreamSetup};
 use crate::session::{Continue, OpenRun, Run, TurnPlan};
-use crate::telemetry::{RecordPosition, TracedRun};
+use crate::telemetry::{SourceRecord, TracedRun};
 use crate::turn::{CancelReason, TurnSpec};
 use crate::types::{Content, RunId, RunTrace, TraceContext};
 
@@ -205,7 +205,7 @@ impl State {
             model: rules.models.first().origin.model.clone(),
             execution: rules.execution,
         };
-        let record = RecordPosition { seq, time, shown: 0 };
+        let record = SourceRecord { seq, time, shown: 0 };
         self.publisher.publish_recorded(&id, self.turn, event, record);
         match seeded {
             Some(seeded) => self.begin_seeded_turn(plan, seeded, record),

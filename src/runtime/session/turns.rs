@@ -11,7 +11,7 @@ use crate::journal::{Urgency, unix_ms};
 use crate::record::{Record, Seq};
 use crate::runtime::report::{CallReport, Messages, RunReport};
 use crate::session::{FollowUp, RunNext};
-use crate::telemetry::RecordPosition;
+use crate::telemetry::SourceRecord;
 use crate::turn::{LimitHit, TurnRecord};
 use crate::types::{RunEnd, RunError};
 
@@ -89,7 +89,7 @@ impl State {
         if let Some(run) = &self.run {
             for (event, behind) in events.into_iter().zip(1..) {
                 let seq = Seq(last.0.saturating_sub(count) + behind);
-                let record = RecordPosition { seq, time, shown: 0 };
+                let record = SourceRecord { seq, time, shown: 0 };
                 self.publisher.publish_recorded(&run.id, self.turn, event, record);
             }
         }

@@ -52,8 +52,8 @@ enum OpenCallId {
 
 /// The update of an open call by an event.
 enum CallUpdate {
-    FeedState(OpenCallId),
-    FeedPosition(OpenCallId),
+    State(OpenCallId),
+    Progress(OpenCallId),
     Closed(OpenCallId),
 }
 
@@ -73,12 +73,12 @@ impl CatchUpState {
     }
 
     /// Returns the position after the last event.
-    pub(super) fn place(&self) -> EventId {
+    pub(super) fn position(&self) -> EventId {
         EventId { seq: self.recorded.seq, bytes: self.bytes }
     }
 
     /// Appends text of the running attempt.
-    pub(super) fn take_text(&mut self, is_thinking: bool, text: &str) {
+    pub(super) fn append_text(&mut self, is_thinking: bool, text: &str) {
         self.bytes = self.bytes.saturating_add(text.len() as u64);
         match self.pieces.last_mut() {
             Some(piece) if piece.is_thinking == is_thinking => piece.text.push_str(text),
@@ -89,14 +89,14 @@ impl CatchUpState {
     }
 
     /// Applies an event and returns it for the subscribers, unless there are none (`alone`).
-    pub(super) fn take(
+    pub(super) fn apply(
         &mut self,
         published: PublishedEvent,
         alone: bool,
     ) -> Option<Arc<PublishedEvent>> {
         match (published.id, published.event.text()) {
-            (_, Some((is_thinking, text))) => self.take_text(is_thinking, text),
-            (Some(id), None) => self.take_recorded(id, &published),
+            (_, Some((is_thinking, text))) => self.append_text(is_thinking, text),
+            (Some(id), None) => self.apply_recorded(id, &published),
             (None, None) => {
                 if matches!(published.event, Event::ResponseEnded { .. }) {
                     self.is_over = true;
@@ -104,26 +104,26 @@ impl CatchUpState {
                 }
             }
         }
-        let told = told(&published.event);
+        let update = call_update(&published.event);
         let ends = self.asks && matches!(published.event, Event::CallEnded { .. });
         let is_kept =
-            ends || matches!(told, Some(CallUpdate::FeedState(_) | CallUpdate::FeedPosition(_)));
+            ends || matches!(update, Some(CallUpdate::State(_) | CallUpdate::Progress(_)));
         let event = (is_kept || !alone).then(|| Arc::new(published));
         self.ended.extend(event.iter().filter(|_| ends).map(Arc::clone));
-        match (told, &event) {
-            (Some(CallUpdate::FeedState(id)), Some(event)) => self.take_state(id, event),
-            (Some(CallUpdate::FeedPosition(id)), Some(event)) => {
+        match (update, &event) {
+            (Some(CallUpdate::State(id)), Some(event)) => self.set_state(id, event),
+            (Some(CallUpdate::Progress(id)), Some(event)) => {
                 if let Some(call) = self.open.iter_mut().find(|call| call.id == id) {
                     call.progress = Some(Arc::clone(event));
                 }
             }
             (Some(CallUpdate::Closed(id)), _) => self.open.retain(|call| call.id != id),
-            (None, _) | (Some(CallUpdate::FeedState(_) | CallUpdate::FeedPosition(_)), None) => {}
+            (None, _) | (Some(CallUpdate::State(_) | CallUpdate::Progress(_)), None) => {}
         }
         event.filter(|_| !alone)
     }
 
-    fn take_recorded(&mut self, id: EventId, published: &PublishedEvent) {
+    fn apply_recorded(&mut self, id: EventId, published: &PublishedEvent) {
         // The text is void, or the journal has it.
         if self.is_over || id.bytes < self.bytes {
             self.pieces = Vec::new();
@@ -153,7 +153,7 @@ impl CatchUpState {
         self.last = Some(LastRecordedEvent { run, turn, time });
     }
 
-    fn take_state(&mut self, id: OpenCallId, event: &Arc<PublishedEvent>) {
+    fn set_state(&mut self, id: OpenCallId, event: &Arc<PublishedEvent>) {
         match self.open.iter_mut().find(|call| call.id == id) {
             Some(call) => call.state = Arc::clone(event),
             None => self.open.push(DisplayedCall { id, state: Arc::clone(event), progress: None }),
@@ -197,15 +197,15 @@ fn call(event: &Event) -> Option<ToolCall> {
     Some(result.call.clone())
 }
 
-fn told(event: &Event) -> Option<CallUpdate> {
+fn call_update(event: &Event) -> Option<CallUpdate> {
     if let Event::CallOpened { call }
     | Event::CallWaiting { call, .. }
     | Event::CallStarted { call, .. } = event
     {
-        return Some(CallUpdate::FeedState(OpenCallId::Ours(call.key)));
+        return Some(CallUpdate::State(OpenCallId::Ours(call.key)));
     }
     if let Event::CallProgressed { key, .. } = event {
-        return Some(CallUpdate::FeedPosition(OpenCallId::Ours(*key)));
+        return Some(CallUpdate::Progress(OpenCallId::Ours(*key)));
     }
     if let Event::CallDiscarded { call, .. } = event {
         return Some(CallUpdate::Closed(OpenCallId::Ours(call.key)));
@@ -216,7 +216,7 @@ fn told(event: &Event) -> Option<CallUpdate> {
     let Event::ServiceCallChanged { call, status } = event else { return None };
     let id = OpenCallId::Service(call.turn, call.attempt, call.place);
     Some(match status {
-        ServiceCallStatus::Running => CallUpdate::FeedState(id),
+        ServiceCallStatus::Running => CallUpdate::State(id),
         ServiceCallStatus::Finished | ServiceCallStatus::Discarded => CallUpdate::Closed(id),
     })
 }

@@ -42,13 +42,13 @@ struct FeedState {
     durable: Seq,
     /// Waiting events, each with the record that must become durable first.
     waiting: VecDeque<(Seq, PublishedEvent)>,
-    shown: CatchUpState,
+    catch_up: CatchUpState,
     subscribers: Vec<Subscriber>,
     failed: Option<JournalError>,
     /// Counts subscribers that are about to join.
-    entering: Arc<()>,
+    pending_subscriptions: Arc<()>,
     /// Whether the feed is closed, because the session is being unloaded.
-    left: bool,
+    closed: bool,
 }
 
 /// Keeps the session in memory until the subscriber has joined.
@@ -66,7 +66,7 @@ struct Subscriber {
 
 /// The record that an event is the view of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecordPosition {
+pub struct SourceRecord {
     /// The record's sequence number.
     pub seq: Seq,
     /// The time of record and event.
@@ -109,25 +109,25 @@ impl Feed {
             head: at,
             durable: at.seq,
             waiting: VecDeque::new(),
-            shown: CatchUpState::at(at),
+            catch_up: CatchUpState::at(at),
             subscribers: Vec::new(),
             failed: None,
-            entering: Arc::default(),
-            left: false,
+            pending_subscriptions: Arc::default(),
+            closed: false,
         };
         Self { telemetry, state: Mutex::new(state) }
     }
 
     /// Publishes an event, now or when the record before it is durable. Assigns its id. Never
     /// blocks.
-    pub fn publish(&self, mut published: PublishedEvent, recorded: Option<RecordPosition>) {
+    pub fn publish(&self, mut published: PublishedEvent, recorded: Option<SourceRecord>) {
         let mut state = self.state.lock();
         if state.failed.is_some() {
             return;
         }
         let (event, before) = (&published.event, state.head);
         let id = match recorded {
-            Some(RecordPosition { seq, shown, .. }) => {
+            Some(SourceRecord { seq, shown, .. }) => {
                 EventId { seq, bytes: shown }.after(event, Some(seq))
             }
             None => before.after(event, None),
@@ -139,7 +139,7 @@ impl Feed {
             state.waiting.push_back((id.seq, published));
             return;
         }
-        let lagged = state.show(published);
+        let lagged = state.deliver(published);
         drop(state);
         self.count_lagged(lagged);
     }
@@ -153,7 +153,7 @@ impl Feed {
             return false;
         }
         state.head = state.head.after(event, None);
-        state.shown.take_text(is_thinking, text);
+        state.catch_up.append_text(is_thinking, text);
         true
     }
 
@@ -165,7 +165,7 @@ impl Feed {
         let mut lagged = 0;
         while let Some((_, published)) = state.waiting.pop_front_if(|(needs, _)| *needs <= durable)
         {
-            lagged += state.show(published);
+            lagged += state.deliver(published);
         }
         drop(state);
         self.count_lagged(lagged);
@@ -198,8 +198,8 @@ impl Feed {
         let mut state = self.state.lock();
         let progress = state.progress();
         let from = if after >= progress.recorded { after.bytes } else { 0 };
-        let running = state.shown.running(from);
-        let open = state.shown.open_calls();
+        let running = state.catch_up.running(from);
+        let open = state.catch_up.open_calls();
         let subscription = self.add(&mut state, None, capacity);
         (subscription, FeedSnapshot { progress, running, open })
     }
@@ -214,7 +214,7 @@ impl Feed {
     #[must_use]
     pub fn begin_subscription(&self) -> Option<PendingSubscription> {
         let state = self.state.lock();
-        (!state.left).then(|| PendingSubscription(Arc::clone(&state.entering)))
+        (!state.closed).then(|| PendingSubscription(Arc::clone(&state.pending_subscriptions)))
     }
 
     /// Closes the feed if there are no subscribers and none is announced. Returns whether it is
@@ -222,13 +222,13 @@ impl Feed {
     #[must_use]
     pub fn close_if_idle(&self) -> bool {
         let mut state = self.state.lock();
-        state.left = state.is_idle() && Arc::strong_count(&state.entering) == 1;
-        state.left
+        state.closed = state.is_idle() && Arc::strong_count(&state.pending_subscriptions) == 1;
+        state.closed
     }
 
     /// Reopens the feed.
     pub fn reopen(&self) {
-        self.state.lock().left = false;
+        self.state.lock().closed = false;
     }
 
     /// Returns whether there are no subscribers.
@@ -259,7 +259,12 @@ impl Feed {
                 let _ = end.set(SubscriptionEnd::Failed(error.clone()));
             }
         }
-        Subscription::new(receiver, end, state.shown.place(), SubscriberCount::new(&self.telemetry))
+        Subscription::new(
+            receiver,
+            end,
+            state.catch_up.position(),
+            SubscriberCount::new(&self.telemetry),
+        )
     }
 
     fn count_lagged(&self, lagged: usize) {
@@ -273,9 +278,11 @@ impl FeedState {
     /// Delivers an event to every subscriber, and removes those that are closed or too slow.
     /// Returns how many were too slow. Allocates nothing for an event that has no subscribers and
     /// need not be kept.
-    fn show(&mut self, published: PublishedEvent) -> usize {
+    fn deliver(&mut self, published: PublishedEvent) -> usize {
         self.subscribers.retain(|subscriber| !subscriber.queue.is_closed());
-        let Some(event) = self.shown.take(published, self.subscribers.is_empty()) else { return 0 };
+        let Some(event) = self.catch_up.apply(published, self.subscribers.is_empty()) else {
+            return 0;
+        };
         let mut lagged = 0;
         self.subscribers.retain(|subscriber| {
             if subscriber.run.as_ref().is_some_and(|run| *run != event.run) {
@@ -302,10 +309,10 @@ impl FeedState {
 
     fn progress(&self) -> FeedPosition {
         FeedPosition {
-            at: self.shown.place(),
-            recorded: self.shown.recorded,
-            durable: self.durable.max(self.shown.place().seq),
-            run_began: self.shown.run_began,
+            at: self.catch_up.position(),
+            recorded: self.catch_up.recorded,
+            durable: self.durable.max(self.catch_up.position().seq),
+            run_began: self.catch_up.run_began,
         }
     }
 }

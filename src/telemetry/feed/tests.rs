@@ -19,7 +19,7 @@ fn tell(feed: &Feed, event: Event) {
 
 /// Publishes an event of the record `seq`. `shown` bytes of the attempt were published before it.
 fn tell_recorded(feed: &Feed, event: Event, seq: u64, shown: u64) {
-    let recorded = RecordPosition { seq: Seq(seq), time: 7, shown };
+    let recorded = SourceRecord { seq: Seq(seq), time: 7, shown };
     feed.publish(samples::published(event), Some(recorded));
 }
 

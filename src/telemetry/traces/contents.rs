@@ -25,7 +25,7 @@ pub(super) fn input(request: &ModelRequest) -> String {
     let mut list = Vec::new();
     let mut left = MESSAGES_BYTES_MAX;
     for message in request.messages.iter().rev() {
-        let text = said(message).to_string();
+        let text = message_json(message).to_string();
         if text.len() > left {
             break;
         }
@@ -75,18 +75,18 @@ fn text(text: &str) -> Value {
     json!({"type": "text", "content": cut(text)})
 }
 
-fn said(message: &Message) -> Value {
+fn message_json(message: &Message) -> Value {
     match message {
         Message::User { content } => {
             json!({"role": "user", "parts": [text(&content.text())]})
         }
         Message::Assistant(response) => {
-            let said = (!response.text.is_empty()).then(|| text(&response.text));
+            let answer = (!response.text.is_empty()).then(|| text(&response.text));
             let calls = response.calls.iter().map(|call| {
                 json!({"type": "tool_call", "id": call.id, "name": call.name,
                     "arguments": call.arguments})
             });
-            json!({"role": "assistant", "parts": said.into_iter().chain(calls).collect::<Vec<_>>()})
+            json!({"role": "assistant", "parts": answer.into_iter().chain(calls).collect::<Vec<_>>()})
         }
         Message::Tool { call_id, content, .. } => json!({"role": "tool", "parts": [
             {"type": "tool_call_response", "id": call_id, "response": cut(content)}]}),

@@ -91,7 +91,7 @@ impl SpanExporterQueue {
     }
 
     /// Queues a span, unless the queue is full.
-    pub(super) fn take(&self, span: SpanData) {
+    pub(super) fn queue(&self, span: SpanData) {
         let more = |waiting| (waiting < self.queue_max).then_some(waiting + 1);
         let waiting = &self.counts.waiting;
         if waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok() {
@@ -211,10 +211,11 @@ async fn send(
 /// Returns the resource from `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, or else with this
 /// program's name.
 fn resource() -> Resource {
-    let said = Resource::builder().build();
+    let resource = Resource::builder().build();
     let key = opentelemetry::Key::from_static_str("service.name");
-    let is_known = said.get(&key).is_some_and(|name| !name.as_str().starts_with("unknown_service"));
-    if is_known { said } else { Resource::builder().with_service_name("callsheet").build() }
+    let is_known =
+        resource.get(&key).is_some_and(|name| !name.as_str().starts_with("unknown_service"));
+    if is_known { resource } else { Resource::builder().with_service_name("callsheet").build() }
 }
 
 /// Returns the problem with the first of these variables that is set.

@@ -156,7 +156,7 @@ impl Spans {
 
     pub(super) fn observe(&self, published: &PublishedEvent) {
         let PublishedEvent { session, run: id, turn, event, .. } = published;
-        let is_told = matches!(
+        let has_span = matches!(
             event,
             Event::TurnStarted
                 | Event::AttemptStarted { .. }
@@ -164,7 +164,7 @@ impl Spans {
                 | Event::CallEnded { .. }
                 | Event::RunEnded { .. }
         );
-        if !is_told {
+        if !has_span {
             return;
         }
         let now = SystemTime::now();
@@ -176,16 +176,16 @@ impl Spans {
             run.attempt = *attempt;
         } else if let Event::AttemptEnded { .. } = event {
             let span = self.chat(run, session, *turn, now, event);
-            self.exports.take(span.data(&self.scope));
+            self.exports.queue(span.data(&self.scope));
         } else if let Event::CallEnded { result, .. } = event {
             if let Some(span) = self.execute_tool(run, session, now, result) {
-                self.exports.take(span.data(&self.scope));
+                self.exports.queue(span.data(&self.scope));
             }
         } else if let Event::RunEnded { end, text, error, stats, .. } = event {
             let span = self.invoke_agent(run, session, now, (*end, error.as_ref()), text, stats);
             runs.remove(session);
             drop(runs);
-            self.exports.take(span.data(&self.scope));
+            self.exports.queue(span.data(&self.scope));
         }
     }
 
@@ -253,7 +253,7 @@ impl Spans {
         if let Some(asked) = &run.asked {
             span.attributes.push(text("gen_ai.input.messages", contents::input(asked)));
             let system = contents::system(asked);
-            span.attributes.extend(system.map(|said| text("gen_ai.system_instructions", said)));
+            span.attributes.extend(system.map(|prompt| text("gen_ai.system_instructions", prompt)));
         }
         span.attributes.extend(answer.map(|answer| text("gen_ai.output.messages", answer)));
         span
