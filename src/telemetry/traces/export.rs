@@ -164,7 +164,7 @@ impl SpanExporter for CountingExporter {
 /// The host's HTTP client for the exporter, whose thread does not belong to the async runtime.
 #[derive(Debug)]
 struct CollectorClient {
-    http: reqwest::CollectorClient,
+    http: reqwest::Client,
     runtime: Handle,
 }
 
@@ -175,7 +175,7 @@ impl CollectorClient {
         let timeout = timeout.map_or(TIMEOUT, |ms| Duration::from_millis(ms as u64));
         let http = tls::client(|| {
             // A redirect would send the headers, which may contain a key, to another address.
-            reqwest::CollectorClient::builder().timeout(timeout).redirect(Policy::none())
+            reqwest::Client::builder().timeout(timeout).redirect(Policy::none())
         })?;
         Ok(Self { http, runtime: Handle::try_current()? })
     }
@@ -190,7 +190,7 @@ impl HttpClient for CollectorClient {
 }
 
 async fn send(
-    http: reqwest::CollectorClient,
+    http: reqwest::Client,
     request: reqwest::Request,
 ) -> Result<Response<Bytes>, HttpError> {
     let mut answer = http.execute(request).await?;

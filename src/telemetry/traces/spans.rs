@@ -203,7 +203,7 @@ impl Spans {
     ) -> FinishedSpan {
         let mut span = FinishedSpan {
             name: "chat".to_owned(),
-            kind: SpanKind::CollectorClient,
+            kind: SpanKind::Client,
             context: run.trace.of_attempt(turn, run.attempt),
             parent: SpanParent::Ours(run.trace.run().clone()),
             start: now,
