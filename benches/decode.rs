@@ -15,13 +15,13 @@ use std::time::Duration;
 use bodies::{READ_BYTES, WIRES, body};
 use callsheet::response::{ResponseAssembler, ResponseLimits};
 use callsheet::types::Wire;
-use callsheet::wire::{Decoder, DecoderLimits, Framing};
+use callsheet::wire::{Decoder, DecoderOptions, Framing};
 use criterion::{BenchmarkId, Criterion, Throughput};
 use report::Report;
 use tokio::time::Instant;
 
 fn decode_and_accumulate(wire: Wire, framing: Framing, body: &[u8]) -> ResponseAssembler {
-    let mut decoder = Decoder::new(wire, framing, DecoderLimits::default());
+    let mut decoder = Decoder::new(wire, framing, DecoderOptions::default());
     let mut response = ResponseAssembler::new(ResponseLimits::default());
     let mut deltas = Vec::new();
     for read in body.chunks(READ_BYTES) {
@@ -84,7 +84,7 @@ fn ratio(wire: Wire, framing: Framing, name: &str, body: &[u8]) -> [String; 5] {
     ]
 }
 
-/// How many events a body holds.
+/// Counts the events of a body.
 fn events(framing: Framing, body: &[u8]) -> usize {
     let lines = body.split(|byte| *byte == b'\n');
     lines.filter(|line| line.starts_with(b"data: ") || framing == Framing::JsonLines).count()

@@ -30,7 +30,7 @@
 //! | layer | modules | know nothing about |
 //! | --- | --- | --- |
 //! | nouns | [`types`], [`message`], [`event`], [`record`], [`config`] | how anything is done |
-//! | machines | [`wire`], [`response`], [`context`], [`turn`], [`session`] | HTTP, actors, clocks |
+//! | machines | [`transcript`], [`wire`], [`response`], [`context`], [`turn`], [`session`] | HTTP, actors, clocks |
 //! | what tools are | [`tool`] | sessions, models, actors |
 //! | what is kept and told | [`journal`], [`telemetry`] | how a turn is decided |
 //! | shells | [`runtime`] (alone names the actor library), [`rehearsal`], [`server`], [`load`], [`cli`] | |
@@ -70,7 +70,7 @@
 //!
 //! An event that is the view of a record leaves the session's [`telemetry::Feed`] when that record
 //! is durable, and all that comes behind it waits with it. Somebody who comes later is shown the
-//! same from the journal ([`record::Past`]), then the text of the running attempt and the states of
+//! same from the journal ([`record::PastEvents`]), then the text of the running attempt and the states of
 //! open calls from the feed, then what comes: [`runtime::SessionHandle::watch`].
 //!
 //! # Where a run stands in a trace

@@ -4,7 +4,7 @@
 use allocation_counter::measure;
 use callsheet::response::{ResponseAssembler, ResponseLimits, describe_response, ended_well};
 use callsheet::types::{CALLS_MAX, ProviderErrorKind, Wire};
-use callsheet::wire::{Decoder, DecoderLimits, Delta};
+use callsheet::wire::{Decoder, DecoderOptions, Delta};
 use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
@@ -124,7 +124,7 @@ fn read(wire: Wire, mut events: impl Iterator<Item = String>) -> ReadResult {
     let mut response = ResponseAssembler::new(ResponseLimits::default());
     let mut pending = String::with_capacity(4 * READ_BYTES);
     let allocated = measure(|| {
-        let mut decoder = Decoder::new(wire, wire.framing(true), DecoderLimits::default());
+        let mut decoder = Decoder::new(wire, wire.framing(true), DecoderOptions::default());
         let mut deltas = Vec::new();
         loop {
             pending.clear();

@@ -4,19 +4,19 @@
 
 use callsheet::response::{ResponseAssembler, ResponseLimits, ended_well, parse_arguments};
 use callsheet::types::Wire;
-use callsheet::wire::{Decoder, DecoderLimits, Framing};
+use callsheet::wire::{Decoder, DecoderOptions, Framing};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Map, Value, json};
 
-/// What a model says: texts, and calls with arguments of a few members.
+/// A model's response: texts, and calls with arguments of a few members.
 #[derive(Clone, Debug)]
 struct Said {
     texts: Vec<String>,
     calls: Vec<(String, Map<String, Value>)>,
 }
 
-/// How it is sent.
+/// The splitting of the response into payloads and chunks.
 #[derive(Clone, Debug)]
 struct Sent {
     line_end: &'static str,
@@ -265,7 +265,7 @@ fn read(wire: Wire, framing: Framing, body: &[u8], cuts: &[Index]) -> ResponseAs
     let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(body.len() + 1)).collect();
     cuts.extend([0, body.len()]);
     cuts.sort_unstable();
-    let mut decoder = Decoder::new(wire, framing, DecoderLimits::default());
+    let mut decoder = Decoder::new(wire, framing, DecoderOptions::default());
     let mut response = ResponseAssembler::new(ResponseLimits::default());
     let mut deltas = Vec::new();
     for cut in cuts.windows(2) {
@@ -280,7 +280,7 @@ fn read(wire: Wire, framing: Framing, body: &[u8], cuts: &[Index]) -> ResponseAs
 
 proptest! {
     #[test]
-    fn what_is_put_together_is_what_was_said(said in said(), sent in sent()) {
+    fn a_split_response_is_assembled_correctly(said in said(), sent in sent()) {
         for (_, wire) in Wire::WORDS {
             let events = streamed(wire, &said, sent.piece_chars);
             let whole = [plain(wire, &said)];

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::response::{ResponseLimits, decode_body, describe_response};
-use crate::wire::{DecoderLimits, Framing, Wire};
+use crate::wire::{DecoderOptions, Framing, Wire};
 
 /// The reason why a recording could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,7 @@ pub fn run(
     let framing = framing
         .or_else(|| file.as_deref().and_then(framing_from_extension))
         .unwrap_or_else(|| framing_from_content(&body));
-    let limits = (DecoderLimits::default(), ResponseLimits::default());
+    let limits = (DecoderOptions::default(), ResponseLimits::default());
     Ok(describe_response(&decode_body(wire, framing, limits, &body)))
 }
 

@@ -14,8 +14,8 @@ use super::output;
 use super::signals::Signals;
 use crate::config::{ApiKey, BaseUrl, REHEARSAL, parse_duration};
 use crate::load::{
-    self, Counts, Expected, LoadError, LoadJournal, LoadOptions, LoadReport, RUNS_MAX,
-    SESSIONS_MAX, Service, Workload,
+    self, ExpectedAnswer, LoadError, LoadJournal, LoadOptions, LoadProgress, LoadReport, RUNS_MAX,
+    SESSIONS_MAX, ServiceProcess, Workload,
 };
 use crate::telemetry::{self, LogFormat};
 use crate::types::Execution;
@@ -127,7 +127,7 @@ impl Args {
         self.threads.map(usize::from)
     }
 
-    fn options(&self, service: Option<&Service>) -> Result<LoadOptions, CommandError> {
+    fn options(&self, service: Option<&ServiceProcess>) -> Result<LoadOptions, CommandError> {
         let (base_url, model) = match service {
             Some(service) => (service.base_url().clone(), REHEARSAL),
             None => {
@@ -143,7 +143,7 @@ impl Args {
         });
         let expected = match service {
             Some(_) => self.workload.workload().expected(),
-            None => Expected { calls: self.expect_calls, text: self.expect_text.clone() },
+            None => ExpectedAnswer { calls: self.expect_calls, text: self.expect_text.clone() },
         };
         Ok(LoadOptions {
             api_key: api_key.transpose()?,
@@ -198,7 +198,7 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, CommandError> {
     let service = args.rehearsal.then(|| start_service(&args)).transpose()?;
     let options = args.options(service.as_ref())?;
     let total = u64::from(args.sessions) * u64::from(args.runs);
-    let (counts, stop) = (Arc::new(Counts::default()), CancellationToken::new());
+    let (counts, stop) = (Arc::new(LoadProgress::default()), CancellationToken::new());
     let report = {
         let running = load::run(options, Arc::clone(&counts), &stop);
         let mut running = std::pin::pin!(running);
@@ -239,11 +239,11 @@ pub(super) async fn serve(args: ServiceArgs) -> Result<ExitCode, CommandError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn start_service(args: &Args) -> Result<Service, CommandError> {
+fn start_service(args: &Args) -> Result<ServiceProcess, CommandError> {
     let program = std::env::current_exe()
         .map_err(|error| CommandError::failed(format!("find this program: {error}")))?;
     let words = ServiceArgs::words(args.sessions, &args.workload.workload());
-    Service::start(&program, &words).map_err(failure)
+    ServiceProcess::start(&program, &words).map_err(failure)
 }
 
 fn failure(error: LoadError) -> CommandError {
@@ -259,7 +259,7 @@ fn status(report: &LoadReport) -> u8 {
 }
 
 /// Draws the bar for ever; where there is no terminal, nothing.
-async fn draw(counts: &Counts, total: u64, is_terminal: bool) {
+async fn draw(counts: &LoadProgress, total: u64, is_terminal: bool) {
     if !is_terminal {
         return std::future::pending().await;
     }

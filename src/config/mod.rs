@@ -43,6 +43,9 @@ pub const MULTI_TOOL_CALLS_ENV: &str = "CALLSHEET_MULTI_TOOL_CALLS";
 /// The environment variable that overrides `stream` of every model.
 pub const STREAM_ENV: &str = "CALLSHEET_STREAM";
 
+/// The environment variable that turns the fast path of decoding off for every model, by `off`.
+pub const FAST_PATH_ENV: &str = "CALLSHEET_FAST_PATH";
+
 /// The whole configuration of a host.
 ///
 /// [`Config::default`] is the configuration of an empty file: one agent that uses the offline
@@ -60,6 +63,7 @@ pub struct Config {
     /// Changes to tools, by tool name.
     pub tools: BTreeMap<String, ToolOverride>,
     stream: Option<bool>,
+    fast_path: bool,
     origins: Origins,
 }
 
@@ -117,13 +121,17 @@ impl Config {
         }
         let multi_tool_calls = switch(&source, env, MULTI_TOOL_CALLS_ENV);
         let stream = switch(&source, env, STREAM_ENV);
+        let fast_path = fast_path(&source, env);
         let origins = source.finish()?;
-        let mut config = Self { host, journal, models, agents, tools, stream, origins };
+        let mut config = Self { host, journal, models, agents, tools, stream, fast_path, origins };
         if let Some(on) = multi_tool_calls {
             config.set_multi_tool_calls(on);
         }
         if let Some(on) = stream {
             config.set_stream(on);
+        }
+        for model in config.models.values_mut() {
+            model.fast_path = fast_path;
         }
         Ok(config)
     }
@@ -214,6 +222,7 @@ impl Config {
         if let Some(on) = self.stream {
             model.stream = on;
         }
+        model.fast_path &= self.fast_path;
         self.models.insert(name.to_owned(), model);
     }
 }
@@ -231,6 +240,7 @@ impl Default for Config {
             agents,
             tools: BTreeMap::new(),
             stream: None,
+            fast_path: true,
             origins: Origins::default(),
         }
     }
@@ -242,6 +252,18 @@ fn no_tool(pattern: &str, registered: &[&str]) -> String {
     }
     let known = registered.join(", ");
     format!("no tool is called {pattern:?} (known: {known})")
+}
+
+/// Reads [`FAST_PATH_ENV`]. The fast path is on without it.
+fn fast_path(source: &ConfigSource<'_>, env: &dyn Fn(&str) -> Option<String>) -> bool {
+    match env(FAST_PATH_ENV).as_deref() {
+        None | Some("on") => true,
+        Some("off") => false,
+        Some(other) => {
+            source.complain_of_env(FAST_PATH_ENV, format!("is on or off, not {other:?}"));
+            true
+        }
+    }
 }
 
 /// Parses an environment variable with the value `true` or `false`.

@@ -51,6 +51,8 @@ pub struct ModelConfig {
     pub extra_body: serde_json::Map<String, serde_json::Value>,
     /// Fields that are removed from request bodies because the service rejects them.
     pub omit_body: BTreeSet<String>,
+    /// Decodes payloads that match a template without parsing them. Set by the environment.
+    pub fast_path: bool,
 }
 
 impl fmt::Debug for ModelConfig {
@@ -89,6 +91,7 @@ impl ModelConfig {
             headers: BTreeMap::new(),
             extra_body: serde_json::Map::new(),
             omit_body: BTreeSet::new(),
+            fast_path: true,
         }
     }
 

@@ -1,4 +1,4 @@
-//! A shared list of messages.
+//! A list of messages that is shared without copying.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use serde::Serialize;
 
 use super::Message;
 
-/// A list of messages. Cloning shares it: a request holds the history's list at no cost. Changing a
-/// shared list first copies its pointers.
+/// Messages in order. Cloning shares the list, so a request can hold a long history at no cost.
+/// Changing a shared list first copies its pointers, not its messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MessageList(Arc<Vec<Arc<Message>>>);
 
@@ -18,10 +18,10 @@ impl MessageList {
         Arc::make_mut(&mut self.0).push(Arc::new(message));
     }
 
-    /// Returns a message for changes, or `None` if the index is out of range.
+    /// Returns a message for modification.
     #[must_use]
-    pub fn get_mut(&mut self, place: usize) -> Option<&mut Message> {
-        Arc::make_mut(&mut self.0).get_mut(place).map(Arc::make_mut)
+    pub fn get_mut(&mut self, position: usize) -> Option<&mut Message> {
+        Arc::make_mut(&mut self.0).get_mut(position).map(Arc::make_mut)
     }
 }
 
@@ -55,24 +55,24 @@ impl FromIterator<Arc<Message>> for MessageList {
 mod tests {
     use super::*;
 
-    fn said(count: usize) -> MessageList {
+    fn messages(count: usize) -> MessageList {
         (0..count).map(|at| Arc::new(Message::User { content: at.to_string().into() })).collect()
     }
 
     #[test]
-    fn a_copy_does_not_change_with_the_original() {
-        let mut list = said(2);
+    fn a_clone_is_independent_of_later_changes() {
+        let mut list = messages(2);
         let before = list.clone();
         list.push(Message::User { content: "2".into() });
         assert!(matches!(list.get_mut(0), Some(Message::User { .. })));
-        assert_eq!((before, list), (said(2), said(3)));
+        assert_eq!((before, list), (messages(2), messages(3)));
     }
 
     #[test]
-    fn sharing_and_appending_cost_the_same_for_long_lists() {
+    fn the_cost_of_sharing_and_appending_does_not_depend_on_the_length() {
         let costs = [10, 1_000].map(|count| {
-            let mut list = said(count);
-            // Room for the next ones is made now and then.
+            let mut list = messages(count);
+            // The first addition may grow the list.
             list.push(Message::User { content: "room".into() });
             allocation_counter::measure(|| {
                 let shared = list.clone();

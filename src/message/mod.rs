@@ -1,7 +1,7 @@
-//! The messages of a history and their Chat Completions form.
+//! The messages of a history, and their Chat Completions form.
 //!
-//! The form has `role`, `content`, `tool_calls: [{id, type, function: {name, arguments}}]` and
-//! `tool_call_id`. The host adds `metadata`, which services do not receive.
+//! The form has the members `role`, `content`, `tool_calls: [{id, type, function: {name,
+//! arguments}}]` and `tool_call_id`. Ours also has `metadata`, which is not sent to services.
 
 mod list;
 mod request_parts;
@@ -19,7 +19,7 @@ pub use request_parts::RequestPart;
 
 /// One message of a history.
 ///
-/// Its JSON form is that of Chat Completions with `metadata`.
+/// As JSON it is in the Chat Completions form with `metadata`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
     /// A user's message.
@@ -27,50 +27,50 @@ pub enum Message {
         /// Text and images.
         content: Content,
     },
-    /// A response of the model.
+    /// A model's message.
     Assistant(Arc<ResponseMessage>),
-    /// The result of a tool call.
+    /// The result of one call.
     Tool {
-        /// The id of the call.
+        /// The id of the call that is answered.
         call_id: Arc<str>,
         /// The tool's name.
         name: Arc<str>,
-        /// The text for the model.
+        /// The result as the model sees it.
         content: Arc<str>,
-        /// Additional facts about the result, as a JSON object.
+        /// Further data of the result: a JSON object.
         metadata: Value,
     },
 }
 
-/// A response of the model as the history keeps it.
+/// A model's message.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ResponseMessage {
-    /// The text. It may be empty if there are calls.
+    /// The answer's text. May be empty if there are calls.
     pub text: String,
-    /// The model's thinking.
+    /// The model's reasoning.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub reasoning: String,
-    /// The kept calls, in call order.
+    /// The calls that stay in the history, in call order.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub calls: Vec<ToolCall>,
-    /// The model that produced it. `None` for an initial message.
+    /// The model that wrote it; `None` for a message with which the session was opened.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub origin: Option<Arc<ModelOrigin>>,
-    /// The order of its parts, with the data that the service wants back. Empty if it wants only
-    /// text and calls.
+    /// The order of its parts, with the data that the service wants back with them. Empty if text and
+    /// calls are enough.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub parts: Vec<MessagePart>,
 }
 
 impl ResponseMessage {
-    /// Returns whether it has neither text nor calls nor raw parts.
+    /// Returns whether it has neither text, nor calls, nor parts of the service's own.
     #[must_use]
     pub fn is_blank(&self) -> bool {
         let is_raw = |part: &MessagePart| matches!(part, MessagePart::Raw { .. });
         self.text.is_empty() && self.calls.is_empty() && !self.parts.iter().any(is_raw)
     }
 
-    /// Removes the parts of calls that it does not have.
+    /// Removes the parts of calls that it does not hold.
     pub(crate) fn drop_parts_without_calls(&mut self) {
         let calls = &self.calls;
         self.parts.retain(|part| match part {
@@ -81,9 +81,9 @@ impl ResponseMessage {
         });
     }
 
-    /// Removes the last reasoning part if it has no provider data. In a truncated response the
-    /// service has not sent that data yet, and it would reject the reasoning alone. The text of the
-    /// reasoning stays.
+    /// Removes the part of its last reasoning if that has no members. The service of a response that
+    /// was cut off has not sent the members yet, and refuses the reasoning without them. The text
+    /// of the reasoning stays.
     pub(crate) fn drop_unfinished_reasoning(&mut self) {
         let is_reasoning = |part: &MessagePart| matches!(part, MessagePart::Reasoning { .. });
         let Some(last) = self.parts.iter().rposition(is_reasoning) else { return };
@@ -172,13 +172,13 @@ mod tests {
     }
 
     #[test]
-    fn a_users_message() {
+    fn a_user_message_has_role_and_content() {
         let form = json!({"role": "user", "content": "hi"});
         check(&Message::User { content: "hi".into() }, form);
     }
 
     #[test]
-    fn an_assistants_message() {
+    fn an_assistant_message_has_calls_and_reasoning_as_metadata() {
         let call = ToolCall {
             key: CallKey { turn: 1, attempt: 1, index: 0 },
             id: "c0".into(),
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tools_message() {
+    fn a_tool_message_has_its_call_id_and_metadata() {
         let message = Message::Tool {
             call_id: "c0".into(),
             name: "add".into(),

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 pub use crate::message::ResponseMessage;
 pub use entry::{JournalEntry, RECORD_VERSION, UnreadableRecord};
-pub use past::{Past, RunningText, TextPiece, behind, shown_of};
+pub use past::{DisplayedText, PastEvents, RunningText, displayed_text, part_after};
 
 pub use crate::types::Seq;
 

@@ -12,7 +12,7 @@ use super::script::Response;
 use super::service::{ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
 use crate::types::Wire;
 
-/// Evaluates an expression for the service of a wire, under the name of a type.
+/// Evaluates an expression with the service of a wire format bound to a type name.
 macro_rules! service_of {
     ($wire:expr, $service:ident => $value:expr) => {
         match $wire {

@@ -15,7 +15,7 @@ use super::error::HostError;
 use super::publish::{Listeners, SUBSCRIBER_EVENTS_MAX};
 use crate::event::{EventId, PublishedEvent};
 use crate::journal::{Journal, JournalEntry, JournalError};
-use crate::record::{Past, behind};
+use crate::record::{PastEvents, part_after};
 use crate::telemetry::{
     Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, Subscription,
 };
@@ -62,7 +62,7 @@ impl SessionEvents {
             journal: Arc::clone(&listeners.journal),
             session: session.clone(),
             after,
-            past: Past::new(session.clone(), agent, turn),
+            past: PastEvents::new(session.clone(), agent, turn),
             read,
             target: target(after, &progress),
             ready: VecDeque::new(),
@@ -129,7 +129,7 @@ struct HistoryReader {
     journal: Arc<dyn Journal>,
     session: SessionId,
     after: EventId,
-    past: Past,
+    past: PastEvents,
     /// The last record that was read.
     read: Seq,
     /// The last record to read.
@@ -199,7 +199,7 @@ impl HistoryReader {
     }
 
     fn take(&mut self, shown: VecDeque<PublishedEvent>) {
-        let shown = shown.into_iter().filter_map(|published| behind(self.after, published));
+        let shown = shown.into_iter().filter_map(|published| part_after(self.after, published));
         self.ready.extend(shown.map(|published| FeedItem::Event(Arc::new(published))));
     }
 }

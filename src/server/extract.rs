@@ -74,12 +74,16 @@ async fn read(mut request: Request, bytes_max: usize) -> Result<Bytes, ApiError>
         return Err(too_large());
     }
     DefaultBodyLimit::max(bytes_max).apply(&mut request);
-    Bytes::from_request(request, &()).await.map_err(|rejection| match rejection {
-        BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_)) => too_large(),
-        other => {
-            let message = format!("the connection broke in the body: {}", other.body_text());
-            ApiError::bad_request("body_broken", message)
+    Bytes::from_request(request, &()).await.map_err(|rejection| {
+        let is_too_large = matches!(
+            rejection,
+            BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_))
+        );
+        if is_too_large {
+            return too_large();
         }
+        let message = format!("the connection broke in the body: {}", rejection.body_text());
+        ApiError::bad_request("body_broken", message)
     })
 }
 

@@ -48,7 +48,7 @@ use error::ApiError;
 use guard::RequestGuard;
 use listener::{LocalAddress, NoDelayListener};
 pub use state::ServerOptions;
-use state::{AppState, ServerState};
+use state::{ApiState, AppState};
 
 /// Serves a host's API on a listener until [`ServerHandle::shutdown`].
 ///
@@ -63,7 +63,7 @@ pub fn serve(
     let closing = CancellationToken::new();
     let close_timeout = options.close_timeout;
     let guard = RequestGuard::new(&options);
-    let state = Arc::new(ServerState { host, options, closing: closing.clone() });
+    let state = Arc::new(ApiState { host, options, closing: closing.clone() });
     let service = router(state, guard).into_make_service_with_connect_info::<LocalAddress>();
     let serving = axum::serve(NoDelayListener(listener), service)
         .with_graceful_shutdown(closing.clone().cancelled_owned());

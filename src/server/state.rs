@@ -50,11 +50,11 @@ impl From<&HostConfig> for ServerOptions {
 
 /// The state that all handlers share.
 #[derive(Debug)]
-pub(super) struct ServerState {
+pub(super) struct ApiState {
     pub(super) host: Host,
     pub(super) options: ServerOptions,
     /// Cancelled at shutdown, to end event streams.
     pub(super) closing: CancellationToken,
 }
 
-pub(super) type AppState = Arc<ServerState>;
+pub(super) type AppState = Arc<ApiState>;

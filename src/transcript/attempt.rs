@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::RecordPosition;
+use super::RecordLocation;
 use crate::event::{ApprovalRequest, CallLabel};
 use crate::record::{DisplayedSegment, PartialResponse, ResponseDisposition, ResponseMessage};
 use crate::types::{
-    ApprovalPhase, CallKey, FinishReason, ProviderError, ReadSet, ResultNotes, ToolCall,
-    ToolOutcome, Usage, Verdict, WriteSet,
+    ApprovalPhase, CallKey, FinishReason, Judgement, ProviderError, ReadSet, ResultNotes, ToolCall,
+    ToolOutcome, ToolResult, Usage, Verdict, WriteSet,
 };
 
 /// An attempt of a turn: one HTTP exchange with a provider.
@@ -16,11 +17,11 @@ use crate::types::{
 pub struct AttemptTranscript<'a> {
     /// The number of the attempt in its turn, from 1.
     pub number: u32,
-    /// How it started; none for a response that the session was opened with.
+    /// The start; none for a response that the session was opened with.
     pub start: Option<AttemptStart<'a>>,
-    /// How it broke.
+    /// The failure, if it broke.
     pub failure: Option<AttemptFailure<'a>>,
-    /// What came of it and is kept.
+    /// The response, if one is kept.
     pub response: Option<AttemptResponse<'a>>,
     /// The calls that have records, also those that the response does not keep.
     pub calls: BTreeMap<CallKey, CallTranscript<'a>>,
@@ -30,12 +31,12 @@ pub struct AttemptTranscript<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct AttemptStart<'a> {
     /// The record.
-    pub at: RecordPosition,
+    pub at: RecordLocation,
     /// The name of the model that was asked, at its service.
     pub model: &'a str,
-    /// Whether a streamed answer was asked for.
+    /// True if a streamed answer was asked for.
     pub streamed: bool,
-    /// Why the attempt before failed.
+    /// The error of the attempt before.
     pub reason: Option<&'a str>,
     /// The time between the decision and the request, in milliseconds.
     pub wait_ms: u64,
@@ -45,29 +46,29 @@ pub struct AttemptStart<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct AttemptFailure<'a> {
     /// The record.
-    pub at: RecordPosition,
-    /// What went wrong.
+    pub at: RecordLocation,
+    /// The error.
     pub error: &'a ProviderError,
-    /// Whether the part that had come is kept as the turn.
+    /// True if the part that had come is kept as the turn's response.
     pub kept: bool,
-    /// What it cost.
+    /// The tokens that it cost.
     pub usage: Usage,
-    /// Whether it broke because the host stopped.
+    /// True if it broke because the host stopped.
     pub host_stopped: bool,
 }
 
-/// What is kept of a response.
+/// The kept part of a response.
 #[derive(Clone, Copy, Debug)]
 pub struct AttemptResponse<'a> {
     /// The record.
-    pub at: RecordPosition,
-    /// How the response ended.
+    pub at: RecordLocation,
+    /// The end of the response.
     pub ending: ResponseDisposition,
     /// The message.
     pub message: &'a Arc<ResponseMessage>,
     /// The provider's finish reason.
     pub finish_reason: Option<&'a FinishReason>,
-    /// What it cost.
+    /// The tokens that it cost.
     pub usage: Usage,
     /// The names of calls that were decoded but are not kept.
     pub dropped_calls: &'a [Arc<str>],
@@ -75,17 +76,17 @@ pub struct AttemptResponse<'a> {
     pub shown: &'a [DisplayedSegment],
 }
 
-/// What is recorded of a call, each list in the order of the records.
+/// The records of a call, each list in their order.
 #[derive(Clone, Debug, Default)]
 pub struct CallTranscript<'a> {
     /// Intents to start it. A tool that is idempotent is intended again after a crash.
     pub intents: Vec<CallIntent<'a>>,
-    /// Answers of its tool of which it was not decided yet whether they count.
+    /// Answers of its tool that may still be dropped, or reviewed by people.
     pub reports: Vec<RecordedReport<'a>>,
     /// Questions to people about it.
-    pub questions: Vec<ApprovalQuestion<'a>>,
+    pub questions: Vec<RecordedQuestion<'a>>,
     /// Decisions of people about it.
-    pub decisions: Vec<ApprovalDecision<'a>>,
+    pub decisions: Vec<RecordedDecision<'a>>,
     /// Its outcome. Those behind the first only change notes, or replace a result that does not
     /// count.
     pub outcomes: Vec<RecordedOutcome<'a>>,
@@ -95,7 +96,7 @@ pub struct CallTranscript<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct CallIntent<'a> {
     /// The record.
-    pub at: RecordPosition,
+    pub at: RecordLocation,
     /// The call, with its arguments.
     pub call: &'a ToolCall,
     /// The key that stays the same if the call runs again.
@@ -104,12 +105,12 @@ pub struct CallIntent<'a> {
     pub partial: Option<&'a PartialResponse>,
 }
 
-/// The answer of a tool, before it is decided whether it counts.
+/// The answer of a tool that may still be dropped, or reviewed by people.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedReport<'a> {
     /// The record.
-    pub at: RecordPosition,
-    /// What the tool answered.
+    pub at: RecordLocation,
+    /// The answer of the tool.
     pub outcome: &'a ToolOutcome,
     /// The variables that it had read.
     pub reads: &'a ReadSet,
@@ -119,23 +120,23 @@ pub struct RecordedReport<'a> {
 
 /// A question to people about a call.
 #[derive(Clone, Copy, Debug)]
-pub struct ApprovalQuestion<'a> {
+pub struct RecordedQuestion<'a> {
     /// The record.
-    pub at: RecordPosition,
-    /// What they are asked, and about which call.
+    pub at: RecordLocation,
+    /// The question, and the call that it concerns.
     pub request: &'a ApprovalRequest,
 }
 
 /// A decision about a call: by people, or because none was made in time.
 #[derive(Clone, Copy, Debug)]
-pub struct ApprovalDecision<'a> {
+pub struct RecordedDecision<'a> {
     /// The record.
-    pub at: RecordPosition,
+    pub at: RecordLocation,
     /// The question that it answers.
     pub phase: ApprovalPhase,
-    /// What was decided.
+    /// The decision.
     pub verdict: Verdict,
-    /// What was said with it.
+    /// A message for the model or for people.
     pub message: Option<&'a str>,
 }
 
@@ -143,24 +144,24 @@ pub struct ApprovalDecision<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedOutcome<'a> {
     /// The record.
-    pub at: RecordPosition,
+    pub at: RecordLocation,
     /// The call.
     pub label: &'a CallLabel,
     /// The outcome.
     pub outcome: &'a ToolOutcome,
-    /// What else is known about it.
+    /// Notes about it.
     pub notes: &'a ResultNotes,
     /// The variables that it writes.
     pub writes: &'a WriteSet,
-    /// When it started, in milliseconds since the run began; none if it never did.
+    /// The time of its start, in milliseconds since the run began; none if it never started.
     pub started_ms: Option<u64>,
     /// The time from its seal to its start, in milliseconds.
     pub wait_ms: u64,
     /// The time from its start to its outcome, in milliseconds.
     pub duration_ms: u64,
-    /// Whether it started before its response had ended.
+    /// True if it started before its response had ended.
     pub early: bool,
-    /// Whether only the notes have changed since the outcome was recorded first.
+    /// True if only the notes have changed since the outcome was recorded first.
     pub amended: bool,
 }
 
@@ -180,6 +181,30 @@ impl AttemptResponse<'_> {
     }
 }
 
+impl RecordedOutcome<'_> {
+    /// The result of the call, with times in whole milliseconds.
+    #[must_use]
+    pub fn result(&self, call: ToolCall) -> ToolResult {
+        ToolResult {
+            call,
+            outcome: self.outcome.clone(),
+            notes: self.notes.clone(),
+            started: self.started_ms.map(Duration::from_millis),
+            wait: Duration::from_millis(self.wait_ms),
+            duration: Duration::from_millis(self.duration_ms),
+            writes: self.writes.clone(),
+        }
+    }
+}
+
+impl RecordedDecision<'_> {
+    /// The decision as the outcome of its call notes it.
+    #[must_use]
+    pub fn judgement(&self) -> Judgement {
+        Judgement { verdict: self.verdict, message: self.message.map(str::to_owned) }
+    }
+}
+
 impl<'a> CallTranscript<'a> {
     /// The name of the tool; none where no record holds it.
     #[must_use]
@@ -190,6 +215,16 @@ impl<'a> CallTranscript<'a> {
         intended.or_else(asked).or_else(ended)
     }
 
+    /// All its records, list by list.
+    pub fn locations(&self) -> impl Iterator<Item = RecordLocation> {
+        let intents = self.intents.iter().map(|intent| intent.at);
+        let reports = self.reports.iter().map(|report| report.at);
+        let questions = self.questions.iter().map(|question| question.at);
+        let decisions = self.decisions.iter().map(|decision| decision.at);
+        let outcomes = self.outcomes.iter().map(|outcome| outcome.at);
+        intents.chain(reports).chain(questions).chain(decisions).chain(outcomes)
+    }
+
     /// The outcome as it was recorded last.
     #[must_use]
     pub fn outcome(&self) -> Option<&RecordedOutcome<'a>> {
@@ -198,7 +233,7 @@ impl<'a> CallTranscript<'a> {
 
     /// The first decision about this question, which is the one that counts.
     #[must_use]
-    pub fn decision(&self, phase: ApprovalPhase) -> Option<&ApprovalDecision<'a>> {
+    pub fn decision(&self, phase: ApprovalPhase) -> Option<&RecordedDecision<'a>> {
         self.decisions.iter().find(|decision| decision.phase == phase)
     }
 }

@@ -15,7 +15,7 @@ pub struct Breach {
     pub what: String,
 }
 
-/// What has to be true of a session's records.
+/// An invariant of a session's records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Invariant {
     /// Records are numbered from 1 without gaps.

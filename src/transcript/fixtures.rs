@@ -1,4 +1,4 @@
-//! A session with everything in it, for tests of what reads journals.
+//! A session with records of most kinds, for tests of code that reads journals.
 
 use serde_json::{Value, json};
 
@@ -10,7 +10,7 @@ pub(crate) fn session() -> SessionId {
     SessionId::parse("s1").unwrap()
 }
 
-/// Entries in their places, a second apart.
+/// Entries of these records, a second apart.
 pub(crate) fn entries(records: impl IntoIterator<Item = Record>) -> Vec<JournalEntry> {
     let numbered = records.into_iter().zip(1..);
     let time = |n: u64| 1_700_000_000_000 + n * 1_000;
@@ -44,7 +44,7 @@ fn committed(turn: u32, end: Value, tools: &[&str], finish: Value, usage: Value)
         "parallel": true, "times": {}}})
 }
 
-/// The end of a run with so many inputs behind it.
+/// The end of a run with this number of inputs that wait.
 fn behind(waiting: u64, mut run_ended: Value) -> Value {
     run_ended["waiting"] = waiting.into();
     run_ended
@@ -62,8 +62,8 @@ fn finish(kind: &str) -> Value {
     json!({"kind": kind, "raw": kind})
 }
 
-/// A run in which an attempt broke, a clock was asked twice, people let something be paid, and a
-/// user said more; and one that was stopped.
+/// Two runs. In the first an attempt breaks, a call is a duplicate, a payment is approved, and the
+/// user steers. The second is stopped.
 pub(crate) fn rich() -> Vec<Record> {
     let pay = call(1, 2, 1, "pay", json!({"to": "Ada", "eur": 5}));
     let calls = [

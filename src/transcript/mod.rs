@@ -21,8 +21,8 @@ mod reader;
 mod tests;
 
 pub use attempt::{
-    ApprovalDecision, ApprovalQuestion, AttemptFailure, AttemptResponse, AttemptStart,
-    AttemptTranscript, CallIntent, CallTranscript, RecordedOutcome, RecordedReport,
+    AttemptFailure, AttemptResponse, AttemptStart, AttemptTranscript, CallIntent, CallTranscript,
+    RecordedDecision, RecordedOutcome, RecordedQuestion, RecordedReport,
 };
 pub use breach::{Breach, Invariant};
 pub use reader::TIME_FALL_MAX_MS;
@@ -36,9 +36,9 @@ use crate::types::{
     CallKey, Content, Execution, RunEnd, RunError, RunId, Seq, SessionId, ToolCall, Usage,
 };
 
-/// Where a record stands.
+/// The location of a record in a journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RecordPosition {
+pub struct RecordLocation {
     /// The number of records that were read before it.
     pub index: usize,
     /// Its number in the session's journal.
@@ -47,7 +47,7 @@ pub struct RecordPosition {
     pub time: u64,
 }
 
-impl RecordPosition {
+impl RecordLocation {
     /// Returns whether the record stands before another one.
     #[must_use]
     pub fn is_before(self, other: Self) -> bool {
@@ -61,28 +61,29 @@ impl RecordPosition {
 /// turn that the part begins in then have no start, and breaches mean nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Transcript<'a> {
-    /// How the session was opened.
+    /// The opening of the session.
     pub opening: Option<SessionOpening<'a>>,
-    /// Where the session was forked from another one: the records before are those of that one.
+    /// The forks: the records before a fork are those of another session.
     pub forks: Vec<SessionFork<'a>>,
     /// The inputs that waited for an earlier run to end.
-    pub queued: Vec<QueuedInput<'a>>,
+    pub queued: Vec<RecordedInput<'a>>,
     /// The runs, in their order.
     pub runs: Vec<RunTranscript<'a>>,
     /// The record that closed the session.
-    pub closed: Option<RecordPosition>,
+    pub closed: Option<RecordLocation>,
     /// Records that do not fit to those before them, in their order.
     pub breaches: Vec<Breach>,
-    last: Option<RecordPosition>,
+    first: Option<Seq>,
+    last: Option<RecordLocation>,
     latest_time: u64,
     last_turn: u32,
 }
 
-/// How a session was opened.
+/// The opening of a session.
 #[derive(Clone, Copy, Debug)]
 pub struct SessionOpening<'a> {
     /// The record.
-    pub at: RecordPosition,
+    pub at: RecordLocation,
     /// The session's agent.
     pub agent: &'a str,
     /// The messages that it was opened with, in the Chat Completions form.
@@ -93,7 +94,7 @@ pub struct SessionOpening<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct SessionFork<'a> {
     /// The record.
-    pub at: RecordPosition,
+    pub at: RecordLocation,
     /// The other session.
     pub from: &'a SessionId,
     /// The last record that was copied from it.
@@ -102,31 +103,31 @@ pub struct SessionFork<'a> {
 
 /// An input that waits for an earlier run to end.
 #[derive(Clone, Copy, Debug)]
-pub struct QueuedInput<'a> {
+pub struct RecordedInput<'a> {
     /// The record.
-    pub at: RecordPosition,
+    pub at: RecordLocation,
     /// The run that will start with it.
     pub run: &'a RunId,
-    /// What the user said.
+    /// The user's input.
     pub input: &'a Content,
-    /// What the run changes about its agent.
+    /// The run's changes to its agent.
     pub overrides: &'a RunOverrides,
 }
 
 /// A run: one input to its final answer.
 #[derive(Clone, Debug, Default)]
 pub struct RunTranscript<'a> {
-    /// How it started; none where the records that were read begin within it.
+    /// The start; none if the records that were read begin within the run.
     pub start: Option<RunStart<'a>>,
     /// Its turns, in their order.
     pub turns: Vec<TurnTranscript<'a>>,
-    /// What users said to it while it went on.
+    /// Inputs of users while it was open.
     pub steers: Vec<SteeredInput<'a>>,
     /// Requests to stop it.
     pub stops: Vec<StopRequest>,
     /// Limits that it reached.
     pub limits: Vec<ReachedLimit<'a>>,
-    /// How it ended.
+    /// The end; none while it is open.
     pub end: Option<RecordedRunEnd<'a>>,
 }
 
@@ -134,27 +135,27 @@ pub struct RunTranscript<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct RunStart<'a> {
     /// The record.
-    pub at: RecordPosition,
+    pub at: RecordLocation,
     /// The run.
     pub id: &'a RunId,
-    /// What the user said.
+    /// The user's input.
     pub input: &'a Content,
-    /// What the run changes about its agent.
+    /// The run's changes to its agent.
     pub overrides: &'a RunOverrides,
     /// The name of the model that it asks first, at its service.
     pub model: &'a str,
-    /// How its calls are run.
+    /// The order in which its calls are run.
     pub execution: Execution,
 }
 
-/// What a user said to a run that went on.
+/// An input for a run that is open.
 #[derive(Clone, Copy, Debug)]
 pub struct SteeredInput<'a> {
     /// The record.
-    pub at: RecordPosition,
-    /// What the user said.
+    pub at: RecordLocation,
+    /// The user's input.
     pub input: &'a Content,
-    /// The turn that went on: the input follows it in the history.
+    /// The turn that was open: the input follows it in the history.
     pub after_turn: u32,
 }
 
@@ -162,8 +163,8 @@ pub struct SteeredInput<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct StopRequest {
     /// The record.
-    pub at: RecordPosition,
-    /// When the run is to stop.
+    pub at: RecordLocation,
+    /// Now, or after the turn.
     pub mode: StopMode,
 }
 
@@ -171,16 +172,16 @@ pub struct StopRequest {
 #[derive(Clone, Copy, Debug)]
 pub struct ReachedLimit<'a> {
     /// The record.
-    pub at: RecordPosition,
+    pub at: RecordLocation,
     /// Its name in the configuration.
     pub limit: &'a str,
     /// The value that was seen.
     pub value: u64,
     /// The value that is allowed.
     pub maximum: u64,
-    /// What was done about it.
+    /// The action that was taken.
     pub action: &'a str,
-    /// What the model is told about it.
+    /// The text for the model about it.
     pub note: Option<&'a str>,
 }
 
@@ -188,14 +189,14 @@ pub struct ReachedLimit<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct RecordedRunEnd<'a> {
     /// The record.
-    pub at: RecordPosition,
+    pub at: RecordLocation,
     /// The run that ended.
     pub id: &'a RunId,
-    /// Why it ended.
+    /// The reason of the end.
     pub end: RunEnd,
     /// The final answer, or as much of it as there is.
     pub text: &'a str,
-    /// What went wrong.
+    /// The error of a run that failed.
     pub error: Option<&'a RunError>,
     /// The run's sums.
     pub stats: &'a StatsReport,
@@ -210,7 +211,7 @@ pub struct TurnTranscript<'a> {
     pub number: u32,
     /// Its attempts, in their order.
     pub attempts: Vec<AttemptTranscript<'a>>,
-    /// Its commit; none while it goes on.
+    /// The commit; none while it is open.
     pub commit: Option<TurnCommit<'a>>,
 }
 
@@ -218,8 +219,8 @@ pub struct TurnTranscript<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct TurnCommit<'a> {
     /// The record.
-    pub at: RecordPosition,
-    /// How the turn ended.
+    pub at: RecordLocation,
+    /// The end of the turn.
     pub end: &'a TurnEnd,
     /// Its sums.
     pub summary: &'a TurnSummary,
@@ -240,7 +241,7 @@ impl<'a> Transcript<'a> {
 
     /// The last record that was read.
     #[must_use]
-    pub fn last(&self) -> Option<RecordPosition> {
+    pub fn last(&self) -> Option<RecordLocation> {
         self.last
     }
 }

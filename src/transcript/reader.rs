@@ -1,15 +1,15 @@
 //! Reads records one after the other and puts each where it belongs.
 
 use super::{
-    ApprovalDecision, ApprovalQuestion, AttemptFailure, AttemptResponse, AttemptStart,
-    AttemptTranscript, Breach, CallIntent, CallTranscript, Invariant, QueuedInput, ReachedLimit,
-    RecordPosition, RecordedOutcome, RecordedReport, RecordedRunEnd, RunStart, RunTranscript,
+    AttemptFailure, AttemptResponse, AttemptStart, AttemptTranscript, Breach, CallIntent,
+    CallTranscript, Invariant, ReachedLimit, RecordLocation, RecordedDecision, RecordedInput,
+    RecordedOutcome, RecordedQuestion, RecordedReport, RecordedRunEnd, RunStart, RunTranscript,
     SessionFork, SessionOpening, SteeredInput, StopRequest, Transcript, TurnCommit, TurnTranscript,
 };
 use crate::record::{JournalEntry, Record};
 use crate::types::CallKey;
 
-/// How far the times of records may fall when a clock is set back, in milliseconds: a day.
+/// The longest time by which a clock may be set back, in milliseconds: a day.
 pub const TIME_FALL_MAX_MS: u64 = 24 * 60 * 60 * 1000;
 
 impl<'a> Transcript<'a> {
@@ -27,7 +27,7 @@ impl<'a> Transcript<'a> {
         let mut transcript = Self::default();
         for (record, index) in records.into_iter().zip(0_usize..) {
             let seq = crate::types::Seq(index as u64 + 1);
-            transcript.add(RecordPosition { index, seq, time: 0 }, record);
+            transcript.add(RecordLocation { index, seq, time: 0 }, record);
         }
         transcript
     }
@@ -35,8 +35,9 @@ impl<'a> Transcript<'a> {
     /// Reads the next entry.
     pub fn push(&mut self, entry: &'a JournalEntry) {
         let index = self.last.map_or(0, |last| last.index + 1);
-        let at = RecordPosition { index, seq: entry.seq, time: entry.time };
-        let expected = index as u64 + 1;
+        let at = RecordLocation { index, seq: entry.seq, time: entry.time };
+        let first = *self.first.get_or_insert(entry.seq);
+        let expected = if index == 0 { 1 } else { first.0 + index as u64 };
         if entry.seq.0 != expected {
             self.breach(at, Invariant::Numbering, format!("its number should be {expected}"));
         }
@@ -58,7 +59,7 @@ impl<'a> Transcript<'a> {
         self.add(at, &entry.record);
     }
 
-    fn add(&mut self, at: RecordPosition, record: &'a Record) {
+    fn add(&mut self, at: RecordLocation, record: &'a Record) {
         self.last = Some(at);
         match record {
             Record::SessionOpened { agent, messages } => {
@@ -72,7 +73,7 @@ impl<'a> Transcript<'a> {
                 self.forks.push(SessionFork { at, from, last_copied: *last_copied });
             }
             Record::InputQueued { run_id: run, input, overrides, request: _, trace: _ } => {
-                self.queued.push(QueuedInput { at, run, input, overrides });
+                self.queued.push(RecordedInput { at, run, input, overrides });
             }
             Record::RunStarted { run_id, input, overrides, model, execution, .. } => {
                 if self.open_run().is_some() {
@@ -127,13 +128,13 @@ impl<'a> Transcript<'a> {
             }
             Record::ApprovalAsked { asked: request } => {
                 if let Some(call) = self.open_call(at, request.call.key, Invariant::Approval) {
-                    call.questions.push(ApprovalQuestion { at, request });
+                    call.questions.push(RecordedQuestion { at, request });
                 }
             }
             Record::ApprovalGiven { key, phase, verdict, message } => {
                 let (phase, verdict, message) = (*phase, *verdict, message.as_deref());
                 if let Some(call) = self.open_call(at, *key, Invariant::Approval) {
-                    call.decisions.push(ApprovalDecision { at, phase, verdict, message });
+                    call.decisions.push(RecordedDecision { at, phase, verdict, message });
                 }
             }
             Record::CallEnded {
@@ -201,12 +202,12 @@ impl<'a> Transcript<'a> {
         }
     }
 
-    fn breach(&mut self, at: RecordPosition, invariant: Invariant, what: impl Into<String>) {
+    fn breach(&mut self, at: RecordLocation, invariant: Invariant, what: impl Into<String>) {
         self.breaches.push(Breach { seq: at.seq, invariant, what: what.into() });
     }
 
     /// The open run that a record belongs to. Where none is open, one without a start is added.
-    fn open_run_for(&mut self, at: RecordPosition) -> Option<&mut RunTranscript<'a>> {
+    fn open_run_for(&mut self, at: RecordLocation) -> Option<&mut RunTranscript<'a>> {
         if self.open_run().is_none() {
             self.breach(at, Invariant::Run, "it belongs to a run, and no run is open");
             self.runs.push(RunTranscript::default());
@@ -224,7 +225,7 @@ impl<'a> Transcript<'a> {
     }
 
     /// The open turn, if it has this number. A later turn begins with its first record.
-    fn turn(&mut self, at: RecordPosition, number: u32) -> Option<&mut TurnTranscript<'a>> {
+    fn turn(&mut self, at: RecordLocation, number: u32) -> Option<&mut TurnTranscript<'a>> {
         let open = self.open_turn().map(|turn| turn.number);
         let is_next = self.may_begin(number);
         self.open_run_for(at)?;
@@ -269,7 +270,7 @@ impl<'a> Transcript<'a> {
     /// The open attempt of a turn, if it has this number.
     fn attempt(
         &mut self,
-        at: RecordPosition,
+        at: RecordLocation,
         turn: u32,
         number: u32,
     ) -> Option<&mut AttemptTranscript<'a>> {
@@ -310,13 +311,14 @@ impl<'a> Transcript<'a> {
         if self.open_turn().is_none() {
             let what = format!("turn {number} is committed, and no turn is open");
             self.breach(at, Invariant::Commit, what);
-        } else if let Some(turn) = self.turn(at, number) {
+        }
+        if let Some(turn) = self.turn(at, number) {
             turn.commit = Some(commit);
         }
     }
 
     /// The call that a record concerns: one of the open attempt that is not void and is kept.
-    fn call(&mut self, at: RecordPosition, key: CallKey) -> Option<&mut CallTranscript<'a>> {
+    fn call(&mut self, at: RecordLocation, key: CallKey) -> Option<&mut CallTranscript<'a>> {
         let attempt = self.open_turn().map(|turn| (turn.number, turn.attempt()));
         let wrong = match attempt {
             None => Some((Invariant::Turn, format!("it concerns {key}, and no turn is open"))),
@@ -349,7 +351,7 @@ impl<'a> Transcript<'a> {
     /// The call that a record concerns, unless it has its outcome.
     fn open_call(
         &mut self,
-        at: RecordPosition,
+        at: RecordLocation,
         key: CallKey,
         invariant: Invariant,
     ) -> Option<&mut CallTranscript<'a>> {

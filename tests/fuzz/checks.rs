@@ -5,15 +5,15 @@ use callsheet::response::{
     parse_arguments,
 };
 use callsheet::types::{CALLS_MAX, Wire};
-use callsheet::wire::{Decoder, DecoderLimits, Delta, Framing, SseDecoder, SseEvent};
+use callsheet::wire::{Decoder, DecoderOptions, Delta, Framing, SseDecoder, SseEvent};
 use serde_json::Value;
 
 const FRAMINGS: [Framing; 4] =
     [Framing::Sse, Framing::JsonLines, Framing::Json, Framing::JsonArray];
 
 /// Small limits, so that fuzzed bytes reach them.
-const LIMITS: (DecoderLimits, ResponseLimits) = (
-    DecoderLimits { event_bytes_max: 1 << 16, body_bytes_max: 1 << 18 },
+const LIMITS: (DecoderOptions, ResponseLimits) = (
+    DecoderOptions { event_bytes_max: 1 << 16, body_bytes_max: 1 << 18, fast_path: true },
     ResponseLimits { arguments_bytes_max: 1 << 12, calls_max: 64, text_bytes_max: 1 << 16 },
 );
 

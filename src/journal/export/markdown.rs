@@ -6,7 +6,7 @@
 use super::{counted, how_long, images, question, tokens, when, word};
 use crate::journal::JournalEntry;
 use crate::transcript::{
-    AttemptResponse, AttemptTranscript, CallTranscript, RecordPosition, RecordedOutcome,
+    AttemptResponse, AttemptTranscript, CallTranscript, RecordLocation, RecordedOutcome,
     RecordedRunEnd, RunTranscript, Transcript, TurnTranscript,
 };
 use crate::types::{Content, RunEnd, RunError, SessionId, ToolCall, excerpt, harmless, one_line};
@@ -50,7 +50,7 @@ struct MarkdownLog {
 }
 
 impl MarkdownLog {
-    fn add(&mut self, at: RecordPosition, piece: String) {
+    fn add(&mut self, at: RecordLocation, piece: String) {
         self.pieces.push((at.index, piece));
     }
 

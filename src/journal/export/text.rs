@@ -6,7 +6,7 @@ use super::{counted, how_long, images, question, tokens, when, word};
 use crate::journal::JournalEntry;
 use crate::record::ResponseMessage;
 use crate::transcript::{
-    AttemptResponse, AttemptStart, AttemptTranscript, CallTranscript, RecordPosition,
+    AttemptResponse, AttemptStart, AttemptTranscript, CallTranscript, RecordLocation,
     RecordedOutcome, RecordedRunEnd, RunTranscript, Transcript, TurnTranscript,
 };
 use crate::types::{
@@ -55,7 +55,7 @@ struct TextLog {
 }
 
 impl TextLog {
-    fn add(&mut self, at: RecordPosition, word: &'static str, lines: Vec<String>) {
+    fn add(&mut self, at: RecordLocation, word: &'static str, lines: Vec<String>) {
         self.records.insert(at.index, (word, lines));
     }
 

@@ -2,7 +2,7 @@
 
 use super::Verifier;
 use crate::transcript::{
-    AttemptTranscript, CallIntent, CallTranscript, Invariant, RecordPosition, RecordedOutcome,
+    AttemptTranscript, CallIntent, CallTranscript, Invariant, RecordLocation, RecordedOutcome,
 };
 use crate::types::{ApprovalPhase, CallKey, FailureKind, Judgement, ToolStatus, Verdict};
 
@@ -231,7 +231,7 @@ impl<'a> Verifier<'_, 'a> {
 fn verdict_before(
     call: &CallTranscript<'_>,
     phase: ApprovalPhase,
-    at: RecordPosition,
+    at: RecordLocation,
 ) -> Option<Verdict> {
     let decision = call.decision(phase).filter(|decision| decision.at.is_before(at));
     decision.map(|decision| decision.verdict)

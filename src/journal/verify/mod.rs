@@ -25,7 +25,7 @@ use super::export::whole_history;
 use crate::context::{History, InitialHistory};
 use crate::message::Message;
 use crate::record::JournalEntry;
-use crate::transcript::{Breach, Invariant, RecordPosition, Transcript};
+use crate::transcript::{Breach, Invariant, RecordLocation, Transcript};
 use crate::types::{CallKey, RunId, SessionId};
 
 /// Returns the breaches in a session's records, in their order. A run that has not ended is no
@@ -62,7 +62,7 @@ struct Verifier<'t, 'a> {
     breaches: Vec<Breach>,
     /// The call of each idempotency key.
     intents: BTreeMap<&'a str, CallKey>,
-    /// Whether the first turn begins with calls that the session was opened with.
+    /// True if the session was opened with calls that its first turn runs.
     opens_with_calls: bool,
 }
 
@@ -71,7 +71,7 @@ impl Verifier<'_, '_> {
     fn require(
         &mut self,
         condition: bool,
-        at: RecordPosition,
+        at: RecordLocation,
         invariant: Invariant,
         what: impl FnOnce() -> String,
     ) {
@@ -114,7 +114,7 @@ impl Verifier<'_, '_> {
             Err(error) => {
                 // A contradiction that has been listed already mostly causes this error.
                 let (at, is_known) =
-                    (RecordPosition { seq: error.seq, ..at }, !self.breaches.is_empty());
+                    (RecordLocation { seq: error.seq, ..at }, !self.breaches.is_empty());
                 self.require(is_known, at, Invariant::Session, || error.what);
                 return;
             }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Verifier;
 use crate::record::TurnEnd;
-use crate::transcript::{Invariant, RecordPosition, RecordedRunEnd, RunTranscript};
+use crate::transcript::{Invariant, RecordLocation, RecordedRunEnd, RunTranscript};
 use crate::types::{Content, RunEnd, Usage};
 
 /// The runs that have started, and the inputs that wait.
@@ -13,7 +13,7 @@ use crate::types::{Content, RunEnd, Usage};
 struct RunQueue<'a> {
     started: BTreeSet<&'a str>,
     waiting: BTreeMap<&'a str, &'a Content>,
-    /// How many queued inputs, and how many forks, were read.
+    /// The numbers of queued inputs and of forks that were read.
     read: (usize, usize),
 }
 
@@ -44,14 +44,14 @@ impl<'a> Verifier<'_, 'a> {
             }
         }
         self.queue_until(
-            RecordPosition { index: usize::MAX, ..RecordPosition::default() },
+            RecordLocation { index: usize::MAX, ..RecordLocation::default() },
             &mut queue,
         );
     }
 
     /// Queues the inputs before a record. Inputs that wait in another session do not wait in its
     /// fork.
-    fn queue_until(&mut self, at: RecordPosition, queue: &mut RunQueue<'a>) {
+    fn queue_until(&mut self, at: RecordLocation, queue: &mut RunQueue<'a>) {
         let transcript = self.transcript;
         loop {
             let input = transcript.queued.get(queue.read.0).filter(|input| input.at.is_before(at));

@@ -12,7 +12,7 @@ const DEPTH_MAX: usize = 8;
 const TEXT_CHARS_MAX: usize = 500;
 
 /// The arguments of one call.
-pub(super) struct Arguments<'a> {
+pub(super) struct ArgumentFiller<'a> {
     prompt: &'a Prompt,
     /// The tool's whole schema, for `$ref`.
     root: &'a Value,
@@ -20,7 +20,7 @@ pub(super) struct Arguments<'a> {
     decided: Option<(&'a str, &'a str)>,
 }
 
-impl<'a> Arguments<'a> {
+impl<'a> ArgumentFiller<'a> {
     pub(super) fn new(prompt: &'a Prompt, root: &'a Value) -> Self {
         Self { prompt, root, decided: None }
     }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::arguments::Arguments;
+use super::arguments::ArgumentFiller;
 use super::prompt::{FoundValue, Prompt, ValueKind};
 
 /// The largest number of calls of one response.
@@ -38,7 +38,7 @@ pub(super) struct SelectedCall {
 /// A tool that the prompt asks for.
 struct SelectedTool<'o, 'a> {
     tool: &'o OfferedTool<'a>,
-    /// Whether the prompt names the tool or its subject. Otherwise a value is the reason.
+    /// True if the prompt names the tool or its subject. Otherwise a value is the reason.
     is_named: bool,
     /// The position of the word that asks for it.
     at: usize,
@@ -58,7 +58,7 @@ impl<'a> OfferedTool<'a> {
         Some(Self { name: function["name"].as_str()?, schema, main_property })
     }
 
-    /// Whether the tool's name says that it changes something.
+    /// Returns whether the tool's name says that it changes something.
     fn changes_something(&self) -> bool {
         ["write", "delete", "remove", "create", "update", "send", "post", "put"]
             .iter()
@@ -192,10 +192,10 @@ fn calls_of(prompt: &Prompt, selected: &SelectedTool<'_, '_>) -> Vec<(usize, Sel
         return written.into_iter().map(|(at, arguments)| call(at, arguments)).collect();
     }
     let Some((property, _)) = tool.main_property.filter(|_| !values.is_empty()) else {
-        return vec![call(*at, Arguments::new(prompt, tool.schema).fill())];
+        return vec![call(*at, ArgumentFiller::new(prompt, tool.schema).fill())];
     };
     let fill = |value: &FoundValue| {
-        let arguments = Arguments::new(prompt, tool.schema).with(property, &value.text);
+        let arguments = ArgumentFiller::new(prompt, tool.schema).with(property, &value.text);
         call(value.at, arguments.fill())
     };
     values.iter().map(fill).collect()

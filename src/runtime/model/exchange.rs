@@ -13,7 +13,7 @@ use super::{ClientInner, error};
 use crate::types::{
     ProviderError, ProviderErrorKind, TRACEPARENT, TRACESTATE, TraceContext, one_line,
 };
-use crate::wire::{Decoder, DecoderLimits, Delta, Framing, PayloadTemplates, http_error};
+use crate::wire::{Decoder, DecoderOptions, Delta, Framing, PayloadTemplates, http_error};
 
 /// How much of an error's body is read.
 const ERROR_BODY_BYTES_MAX: usize = 64 * 1024;
@@ -34,7 +34,7 @@ pub(crate) struct Exchange {
     client: Arc<ClientInner>,
     streamed: bool,
     trace: Option<TraceContext>,
-    shapes: PayloadTemplates,
+    templates: PayloadTemplates,
     state: ExchangeState,
 }
 
@@ -64,19 +64,19 @@ struct ResponseBody {
 }
 
 impl Exchange {
-    /// `shapes` are those of payloads that are known.
+    /// Creates an exchange. `templates` are those of the session's earlier responses.
     pub(super) fn new(
         client: Arc<ClientInner>,
         streamed: bool,
         body: Bytes,
-        shapes: PayloadTemplates,
+        templates: PayloadTemplates,
     ) -> Self {
-        Self { client, streamed, trace: None, shapes, state: ExchangeState::Unsent { body } }
+        Self { client, streamed, trace: None, templates, state: ExchangeState::Unsent { body } }
     }
 
-    /// The shapes of payloads that are known now; none unless the response was read to its end.
+    /// Returns the templates for the next response; none unless the response was read to its end.
     pub(super) fn into_templates(self) -> PayloadTemplates {
-        self.shapes
+        self.templates
     }
 
     /// The same as a part of somebody's trace.
@@ -98,9 +98,9 @@ impl Exchange {
             ExchangeState::ResponseBody(reading) => reading,
             ExchangeState::Over => return None,
         };
-        let next = reading.next(&self.client, self.streamed, &mut self.shapes).await;
+        let next = reading.next(&self.client, self.streamed, &mut self.templates).await;
         let Some(mut batch) = next else {
-            self.shapes = reading.decoder.map(Decoder::into_templates).unwrap_or_default();
+            self.templates = reading.decoder.map(Decoder::into_templates).unwrap_or_default();
             return None;
         };
         match &mut batch {
@@ -153,7 +153,7 @@ impl ResponseBody {
         &mut self,
         client: &ClientInner,
         streamed: bool,
-        shapes: &mut PayloadTemplates,
+        templates: &mut PayloadTemplates,
     ) -> Option<Result<Vec<Delta>, ProviderError>> {
         let mut batch = Vec::new();
         loop {
@@ -176,8 +176,10 @@ impl ResponseBody {
                     }
                     let framing = framing(client, streamed, &self.response, &bytes);
                     self.whole = framing == Framing::Json;
-                    let (limits, shapes) = (DecoderLimits::default(), std::mem::take(shapes));
-                    let decoder = Decoder::with_templates(client.wire, framing, limits, shapes);
+                    let options =
+                        DecoderOptions { fast_path: client.fast_path, ..DecoderOptions::default() };
+                    let templates = std::mem::take(templates);
+                    let decoder = Decoder::with_templates(client.wire, framing, options, templates);
                     self.decoder.insert(decoder)
                 }
             };

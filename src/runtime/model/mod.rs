@@ -32,14 +32,14 @@ use crate::wire::{Delta, Framing, KeyHeader, PayloadTemplates, RequestCache, Wir
 /// What a session's exchanges leave for its next ones.
 #[derive(Debug, Default)]
 pub(super) struct ExchangeCache {
-    written: RequestCache,
-    shapes: PayloadTemplates,
+    request_cache: RequestCache,
+    templates: PayloadTemplates,
 }
 
 impl ExchangeCache {
     /// An exchange is over.
     pub(super) fn take_from(&mut self, exchange: Exchange) {
-        self.shapes = exchange.into_templates();
+        self.templates = exchange.into_templates();
     }
 }
 
@@ -57,6 +57,7 @@ struct ClientInner {
     streamed: Target,
     plain: Target,
     wire: Wire,
+    fast_path: bool,
     first_event_timeout: Duration,
     idle_timeout: Duration,
     answer_timeout: Duration,
@@ -94,6 +95,7 @@ impl ModelClient {
                 streamed,
                 plain,
                 wire: config.wire,
+                fast_path: config.fast_path,
                 first_event_timeout: config.first_event_timeout,
                 idle_timeout: config.idle_timeout,
                 answer_timeout: config.answer_timeout,
@@ -142,9 +144,9 @@ impl ModelClient {
         request: &ModelRequest,
         carried: &mut ExchangeCache,
     ) -> Exchange {
-        let body = carried.written.next(self.inner.wire, request);
-        let shapes = std::mem::take(&mut carried.shapes);
-        Exchange::new(Arc::clone(&self.inner), request.stream, body, shapes)
+        let body = carried.request_cache.body(self.inner.wire, request);
+        let templates = std::mem::take(&mut carried.templates);
+        Exchange::new(Arc::clone(&self.inner), request.stream, body, templates)
     }
 }
 

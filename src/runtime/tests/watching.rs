@@ -14,7 +14,7 @@ use super::provider::{Reply, chunk, end};
 use super::*;
 use crate::event::{Event, EventId, PublishedEvent};
 use crate::journal::{AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError};
-use crate::record::{Past, Record, behind};
+use crate::record::{PastEvents, Record, part_after};
 use crate::telemetry::FeedItem;
 use crate::types::Seq;
 
@@ -264,14 +264,14 @@ async fn watched(
 
 /// The past of entries that were written down and read again.
 fn read_back(session: &SessionHandle, entries: &[JournalEntry]) -> Vec<PublishedEvent> {
-    let mut past = Past::new(session.id().clone(), "", 0);
+    let mut past = PastEvents::new(session.id().clone(), "", 0);
     let mut shown = VecDeque::new();
     for JournalEntry { seq, time, .. } in entries {
         let entry = entries.iter().find(|entry| entry.seq == *seq).unwrap();
         let entry = JournalEntry::read(session.id(), *seq, *time, &entry.body()).unwrap();
         past.handle_entry(&entry, &mut shown);
     }
-    shown.into_iter().filter_map(|published| behind(EventId::default(), published)).collect()
+    shown.into_iter().filter_map(|published| part_after(EventId::default(), published)).collect()
 }
 
 #[test]

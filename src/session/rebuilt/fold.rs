@@ -9,11 +9,11 @@ use std::time::Duration;
 use super::{Continue, IdempotencyKeys, OpenRun, QueuedRun, RebuildError, Rebuilt, RequestEffect};
 use crate::config::{Limits, RunOverrides};
 use crate::context::{History, InitialHistory, Variables};
-use crate::event::{RunStats, TurnSummary};
-use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode, TurnEnd};
+use crate::event::RunStats;
+use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use crate::session::run::{FollowUp, Run, RunNext, TurnPlan};
+use crate::transcript::Transcript;
 use crate::turn::TurnRecord;
-use crate::turn::committed::Gathered;
 use crate::types::{Content, RunId, Usage};
 
 /// A session up to a record.
@@ -44,7 +44,6 @@ enum Stage<'a> {
 /// A turn of which something is recorded.
 struct OpenTurn<'a> {
     number: u32,
-    gathered: Gathered,
     entries: Vec<&'a JournalEntry>,
 }
 
@@ -161,9 +160,9 @@ impl<'a> Fold<'a> {
             }
             Record::ApprovalAsked { asked } => self.go_on(asked.call.key.turn, entry)?,
             Record::CallEnded { call, .. } => self.go_on(call.key.turn, entry)?,
-            Record::TurnCommitted { turn, end, summary } => {
+            Record::TurnCommitted { turn, .. } => {
                 self.go_on(*turn, entry)?;
-                self.commit(*turn, end, summary, entry.seq)?;
+                self.commit(*turn, entry.seq)?;
             }
         }
         Ok(None)
@@ -243,33 +242,24 @@ impl<'a> Fold<'a> {
         if open.is_none() && number <= last {
             return Err(format!("it is of turn {number}, and turn {last} is over"));
         }
-        let turn = open.get_or_insert_with(|| OpenTurn {
-            number,
-            gathered: Gathered::default(),
-            entries: Vec::new(),
-        });
+        let turn = open.get_or_insert_with(|| OpenTurn { number, entries: Vec::new() });
         if turn.number != number {
             return Err(format!("it is of turn {number}, and turn {} goes on", turn.number));
         }
         turn.entries.push(entry);
-        turn.gathered.take_in(&entry.record);
         self.session.turn = number;
         Ok(())
     }
 
-    fn commit(
-        &mut self,
-        number: u32,
-        end: &TurnEnd,
-        summary: &TurnSummary,
-        seq: Seq,
-    ) -> Result<(), String> {
+    fn commit(&mut self, number: u32, seq: Seq) -> Result<(), String> {
         let session = &mut self.session;
         let Some(run) = self.run.as_deref_mut() else { return Ok(()) };
         let Stage::Turn { open, .. } = &mut run.stage else { return Ok(()) };
-        let gathered = open.take().map(|turn| turn.gathered).unwrap_or_default();
-        let record = gathered
-            .commit(number, end, summary)
+        let entries = open.take().map(|turn| turn.entries).unwrap_or_default();
+        let transcript = Transcript::read(entries);
+        let committed = transcript.runs.iter().flat_map(|run| run.committed()).next();
+        let (turn, commit) = committed.ok_or("it is not the commit of the turn")?;
+        let record = TurnRecord::from_transcript(turn, commit)
             .map_err(|key| format!("call {key} of the turn has no outcome"))?;
         let steered = session.history.undelivered() > 0;
         let (message, bytes_max) = (record.message.as_ref(), run.max_result_bytes);

@@ -1,13 +1,13 @@
-//! A session once more from its records, without models and tools: does today's code, with today's
-//! configuration, decide the same?
+//! Replays a session from its records, without models and tools, to see if today's code with
+//! today's configuration decides the same.
 //!
-//! The machines are the real ones. What came from outside (what models said, what tools answered,
-//! what people decided, stops, crashes) is taken from the records; what the machines ask to be
-//! recorded is compared with what was, record by record, but for times. An outcome of a tool
-//! stands once in the records and is what they say; all that is decided about it is compared.
+//! The machines are the real ones. Inputs from outside (responses of models, answers of tools,
+//! decisions of people, stops, crashes) come from the records. The records that the machines make
+//! are compared with the recorded ones, except for times. The content of a tool's outcome cannot
+//! be checked; all decisions about it are.
 
+mod recorded_context;
 mod session;
-mod told;
 
 use std::sync::Arc;
 
@@ -15,22 +15,22 @@ use crate::config::RunOverrides;
 use crate::context::{History, Variables};
 use crate::record::JournalEntry;
 use crate::turn::TurnRules;
-use crate::turn::replay::{Difference, Tape};
+use crate::turn::replay::{Difference, Recording};
 use crate::types::SessionId;
-use session::Session;
+use session::SessionReplay;
 
-/// A recording that today's code decides in the same way.
+/// A recording with which its replay agrees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Replayed {
-    /// How many runs it has.
+    /// The number of runs.
     pub runs: u32,
-    /// How many turns were begun.
+    /// The number of turns that began.
     pub turns: u32,
-    /// How many calls were answered.
+    /// The number of calls that were answered.
     pub calls: usize,
-    /// How many records.
+    /// The number of records.
     pub records: usize,
-    /// Whether it ends while a run goes on.
+    /// True if it ends within a run.
     pub unfinished: bool,
     /// The messages at its end.
     pub history: History,
@@ -38,8 +38,8 @@ pub struct Replayed {
     pub variables: Variables,
 }
 
-/// Plays a session's records. `rules_of` says what a run of an agent goes by now, or why it could
-/// not begin.
+/// Replays a session. `rules_of` returns the rules of an agent's run today, or the reason why it
+/// cannot start.
 ///
 /// # Errors
 /// The first difference.
@@ -48,7 +48,7 @@ pub fn replay(
     entries: &[JournalEntry],
     rules_of: impl Fn(&str, &RunOverrides) -> Result<Arc<TurnRules>, String>,
 ) -> Result<Replayed, Box<Difference>> {
-    let tape = Tape::new(entries);
-    let replayed = Session::new(&tape, session, &rules_of).play()?;
+    let recording = Recording::new(entries);
+    let replayed = SessionReplay::new(&recording, session, &rules_of).play()?;
     Ok(Replayed { records: entries.len(), ..replayed })
 }

@@ -1,38 +1,39 @@
-//! Run after run, as a session goes through them.
+//! Replays a session, one run after the other.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Replayed;
-use super::told::Told;
+use super::recorded_context::RecordedContext;
 use crate::config::RunOverrides;
 use crate::context::{History, InitialHistory};
 use crate::event::StatsReport;
 use crate::record::{Record, StopMode};
 use crate::session::run::{FollowUp, Run, RunNext, TurnPlan};
-use crate::turn::replay::{Difference, Mismatch, Play, Played, Tape, gives_up, is_input, same};
+use crate::turn::replay::{Difference, ExternalInput, Mismatch, Play, Played, Recording, same};
 use crate::turn::{InitialCallsTurn, LimitHit, TurnRecord, TurnRules, TurnSpec};
 use crate::types::{Content, RunEnd, RunId, SessionId, Usage};
 
 type RulesOf<'t> = &'t dyn Fn(&str, &RunOverrides) -> std::result::Result<Arc<TurnRules>, String>;
 type Result<T> = std::result::Result<T, Box<Difference>>;
 
-/// A session that is played.
-pub(super) struct Session<'t, 'a> {
-    tape: &'t Tape<'a>,
+/// A replay of a session.
+pub(super) struct SessionReplay<'t, 'a> {
+    recording: &'t Recording<'a>,
     id: &'t SessionId,
     rules_of: RulesOf<'t>,
-    /// The next record.
+    /// The index of the next record.
     at: usize,
     agent: String,
     queue: VecDeque<(RunId, Content, RunOverrides)>,
-    told: Told,
+    /// The context that the records hold.
+    recorded: RecordedContext,
     done: Replayed,
 }
 
-/// The run that is played.
-struct ActiveRun {
+/// The run that is replayed.
+struct ReplayedRun {
     id: RunId,
     rules: Arc<TurnRules>,
     machine: Run,
@@ -40,62 +41,54 @@ struct ActiveRun {
     usage: Usage,
 }
 
-/// Whether the recording ends here.
+/// The end of the recording, which may come within a run.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Tail {
-    GoesOn,
-    Over,
+enum RecordingEnd {
+    NotReached,
+    Reached,
 }
 
-impl<'t, 'a> Session<'t, 'a> {
-    pub(super) fn new(tape: &'t Tape<'a>, id: &'t SessionId, rules_of: RulesOf<'t>) -> Self {
+impl<'t, 'a> SessionReplay<'t, 'a> {
+    pub(super) fn new(
+        recording: &'t Recording<'a>,
+        id: &'t SessionId,
+        rules_of: RulesOf<'t>,
+    ) -> Self {
         Self {
-            tape,
+            recording,
             id,
             rules_of,
             at: 0,
             agent: String::new(),
             queue: VecDeque::new(),
-            told: Told::default(),
+            recorded: RecordedContext::default(),
             done: Replayed::default(),
         }
     }
 
     pub(super) fn play(mut self) -> Result<Replayed> {
-        while let Some(record) = self.tape.record(self.at) {
-            match record {
-                Record::SessionOpened { agent, messages } => {
-                    self.agent.clone_from(agent);
-                    self.done.history =
-                        History::from_initial(InitialHistory::parse(messages).unwrap_or_default());
-                    self.told.history = self.done.history.clone();
-                }
-                Record::RunStarted { run_id, input, overrides, .. } => {
-                    self.run(run_id, input, overrides)?;
-                    continue;
-                }
-                Record::InputQueued { .. }
-                | Record::Steered { .. }
-                | Record::StopAsked { .. }
-                | Record::SessionForked { .. } => self.take_input(self.at, None),
-                Record::SessionClosed => {}
-                Record::AttemptStarted { .. }
-                | Record::AttemptFailed { .. }
-                | Record::ResponseEnded { .. }
-                | Record::CallIntended { .. }
-                | Record::CallReported { .. }
-                | Record::ApprovalAsked { .. }
-                | Record::ApprovalGiven { .. }
-                | Record::CallEnded { .. }
-                | Record::TurnCommitted { .. }
-                | Record::LimitReached { .. }
-                | Record::RunEnded { .. } => {
-                    return Err(self.differs("no run goes on here", None));
-                }
-            }
-            self.at += 1;
+        let transcript = self.recording.transcript();
+        if let Some(opening) = transcript.opening {
+            self.agent = opening.agent.to_owned();
+            let initial = InitialHistory::parse(opening.messages).unwrap_or_default();
+            self.done.history = History::from_initial(initial);
+            self.recorded.history = self.done.history.clone();
+            self.at = 1;
         }
-        self.told.compare(&self.done)?;
+        while self.recording.record(self.at).is_some() {
+            let start = self.recording.run(self.at).and_then(|run| run.start);
+            if let Some(start) = start.filter(|start| start.at.index == self.at) {
+                self.run(start.id, start.input, start.overrides)?;
+            } else if let Some(input) = self.recording.input(self.at) {
+                self.handle_input(input, None);
+                self.at += 1;
+            } else if transcript.closed.is_some_and(|closed| closed.index == self.at) {
+                self.at += 1;
+            } else {
+                return Err(self.differs("no run is open here", None));
+            }
+        }
+        self.recorded.compare(&self.done)?;
         Ok(self.done)
     }
 
@@ -124,29 +117,33 @@ impl<'t, 'a> Session<'t, 'a> {
         let seeded = self.done.history.open_calls();
         let seeded = seeded.map(|calls| InitialCallsTurn::new(self.done.turns + 1, calls, &rules));
         self.done.history.begin_run(input.clone());
-        self.told.history.begin_run(input);
+        self.recorded.history.begin_run(input);
         let machine = Run::new(&rules.limits);
         let usage = Usage::default();
-        let run = ActiveRun { id: id.clone(), rules, machine, calls: 0, usage };
-        let tail = if self.tape.record(self.at).is_some_and(|record| is_interrupted(record, id)) {
-            // It had waited when its host was shut down.
+        let run = ReplayedRun { id: id.clone(), rules, machine, calls: 0, usage };
+        let end = if self.is_interrupted(id) {
+            // It was queued when its host was shut down.
             self.at += 1;
-            Tail::GoesOn
+            RecordingEnd::NotReached
         } else {
             self.turns(run, seeded)?
         };
-        match tail {
-            Tail::Over => self.done.unfinished = true,
-            Tail::GoesOn => {
+        match end {
+            RecordingEnd::Reached => self.done.unfinished = true,
+            RecordingEnd::NotReached => {
                 self.done.history.end_run();
-                self.told.history.end_run();
+                self.recorded.history.end_run();
             }
         }
         Ok(())
     }
 
-    /// Turn after turn, up to the end of the run or of the recording.
-    fn turns(&mut self, mut run: ActiveRun, mut seeded: Option<InitialCallsTurn>) -> Result<Tail> {
+    /// Replays one turn after the other, up to the end of the run or of the recording.
+    fn turns(
+        &mut self,
+        mut run: ReplayedRun,
+        mut seeded: Option<InitialCallsTurn>,
+    ) -> Result<RecordingEnd> {
         let mut plan = match seeded {
             Some(_) => run.machine.begin_with_calls(),
             None => run.machine.begin(),
@@ -157,19 +154,19 @@ impl<'t, 'a> Session<'t, 'a> {
                 Played::Committed(record) => record,
                 Played::GivenUp => {
                     self.at += 1;
-                    return Ok(Tail::GoesOn);
+                    return Ok(RecordingEnd::NotReached);
                 }
-                Played::Unfinished => return Ok(Tail::Over),
+                Played::Unfinished => return Ok(RecordingEnd::Reached),
             };
             let step = self.commit(&mut run, &record, from);
             for limit in step.limits {
-                if self.tell_limit(limit, &mut run)? == Tail::Over {
-                    return Ok(Tail::Over);
+                if self.record_limit(limit, &mut run)? == RecordingEnd::Reached {
+                    return Ok(RecordingEnd::Reached);
                 }
             }
-            if self.tape.record(self.at).is_some_and(gives_up) {
+            if self.recording.run_end(self.at).is_some_and(|end| end.is_given_up()) {
                 self.at += 1;
-                return Ok(Tail::GoesOn);
+                return Ok(RecordingEnd::NotReached);
             }
             match step.next {
                 RunNext::Turn(next) => plan = next,
@@ -190,46 +187,44 @@ impl<'t, 'a> Session<'t, 'a> {
         }
     }
 
-    /// Plays one turn, whose first record is the next one.
+    /// Replays a turn, whose first record is the next one.
     fn turn(
         &mut self,
-        run: &mut ActiveRun,
+        run: &mut ReplayedRun,
         plan: TurnPlan,
         seeded: Option<InitialCallsTurn>,
     ) -> Result<Played> {
         self.done.turns += 1;
         let mut response = None;
-        if let Some(InitialCallsTurn { response: said, limit }) = seeded {
-            if self.expect(said.clone(), Some(run))? == Tail::Over {
+        if let Some(InitialCallsTurn { response: initial, limit }) = seeded {
+            if self.expect(initial.clone(), Some(run))? == RecordingEnd::Reached {
                 return Ok(Played::Unfinished);
             }
             if let Some(limit) = limit
-                && self.tell_limit(limit, run)? == Tail::Over
+                && self.record_limit(limit, run)? == RecordingEnd::Reached
             {
                 return Ok(Played::Unfinished);
             }
-            response = Some(said);
+            response = Some(initial);
         }
         let from = self.at;
         let spec = self.spec(run, plan);
-        let played = Play::new(self.tape, from, spec, response).run();
+        let played = Play::new(self.recording, from, spec, response).run();
         let (at, played) = played.map_err(|mismatch| self.mismatch(mismatch))?;
-        for input in from..at {
-            if self.tape.record(input).is_some_and(is_input) {
-                self.take_input(input, Some(run));
+        for index in from..at {
+            if let Some(input) = self.recording.input(index) {
+                self.handle_input(input, Some(run));
             }
         }
         self.at = at;
         Ok(played)
     }
 
-    fn spec(&self, run: &ActiveRun, plan: TurnPlan) -> TurnSpec {
+    fn spec(&self, run: &ReplayedRun, plan: TurnPlan) -> TurnSpec {
         let history = &self.done.history;
         // Up to a fork the records, and the keys in them, are those of another session.
-        let other = self.tape.from(self.at).find_map(|(_, record)| {
-            let Record::SessionForked { from, .. } = record else { return None };
-            Some(from)
-        });
+        let forks = &self.recording.transcript().forks;
+        let other = forks.iter().find(|fork| fork.at.index >= self.at).map(|fork| fork.from);
         TurnSpec {
             number: self.done.turns,
             turns_with_calls: history.turns_with_calls(),
@@ -245,9 +240,9 @@ impl<'t, 'a> Session<'t, 'a> {
         }
     }
 
-    /// The turn whose records begin at `from` is over.
-    fn commit(&mut self, run: &mut ActiveRun, record: &TurnRecord, from: usize) -> FollowUp {
-        let stops_later = self.take_inputs_before_the_commit(run, record.number);
+    /// Commits a turn whose records begin at `from`.
+    fn commit(&mut self, run: &mut ReplayedRun, record: &TurnRecord, from: usize) -> FollowUp {
+        let stops_later = self.handle_inputs_before_commit(run, record.number);
         let bytes_max = run.rules.limits.max_result_bytes;
         let steered = self.done.history.undelivered() > 0;
         let (message, results) = (record.message.as_ref(), &record.results);
@@ -256,7 +251,9 @@ impl<'t, 'a> Session<'t, 'a> {
         self.done.calls += results.len();
         run.calls += results.len();
         run.usage += record.usage;
-        self.told.commit(self.tape, (from, self.at), record.number, bytes_max);
+        if let Some(turn) = self.recording.turn(from) {
+            self.recorded.commit(turn, bytes_max);
+        }
         let step = run.machine.handle_turn(record, steered);
         if stops_later {
             run.machine.handle_stop_after_turn();
@@ -264,67 +261,81 @@ impl<'t, 'a> Session<'t, 'a> {
         step
     }
 
-    /// What reached the session before it heard that the turn was over stands behind that in the
-    /// records. Whether a stop did shows in what came next: another turn, or none.
-    fn take_inputs_before_the_commit(&mut self, run: &mut ActiveRun, turn: u32) -> bool {
+    /// Handles the inputs that reached the session before the commit: they follow it in the
+    /// records. Returns whether a stop came later than the commit, which the next record shows:
+    /// another turn then begins.
+    fn handle_inputs_before_commit(&mut self, run: &mut ReplayedRun, turn: u32) -> bool {
         let mut stops_later = false;
-        let next = self.tape.record(self.tape.next_asked(self.at));
-        let goes_on = matches!(next, Some(Record::AttemptStarted { .. }));
-        while let Some(record) = self.tape.record(self.at).filter(|record| is_input(record)) {
-            if matches!(record, Record::Steered { after_turn, .. } if *after_turn > turn) {
-                break;
-            }
-            if goes_on && matches!(record, Record::StopAsked { mode: StopMode::AfterTurn }) {
-                stops_later = true;
-            } else {
-                self.take_input(self.at, Some(run));
+        let next = self.recording.next_made(self.at);
+        let attempt = self.recording.turn(next).and_then(|turn| turn.attempts.first()?.start);
+        let goes_on = attempt.is_some_and(|start| start.at.index == next);
+        while let Some(input) = self.recording.input(self.at) {
+            match input {
+                ExternalInput::Steered(steer) if steer.after_turn > turn => break,
+                ExternalInput::Stop(StopMode::AfterTurn) if goes_on => stops_later = true,
+                ExternalInput::Queued(_)
+                | ExternalInput::Steered(_)
+                | ExternalInput::Stop(_)
+                | ExternalInput::Fork => self.handle_input(input, Some(run)),
             }
             self.at += 1;
         }
         stops_later
     }
 
-    fn tell_limit(&mut self, hit: LimitHit, run: &mut ActiveRun) -> Result<Tail> {
+    fn record_limit(&mut self, hit: LimitHit, run: &mut ReplayedRun) -> Result<RecordingEnd> {
         let LimitHit { limit, value, maximum, action, note } = hit;
         let (limit, action) = (limit.to_owned(), action.to_owned());
-        let told = note.clone();
+        let model_note = note.clone();
         let now = Record::LimitReached { limit, value, maximum, action, note };
-        let tail = self.expect(now, Some(run))?;
-        if let (Tail::GoesOn, Some(note)) = (tail, told) {
+        let end = self.expect(now, Some(run))?;
+        if let (RecordingEnd::NotReached, Some(note)) = (end, model_note) {
             self.done.history.add_note(&note);
-            self.told.history.add_note(&note);
+            self.recorded.history.add_note(&note);
         }
-        Ok(tail)
+        Ok(end)
     }
 
-    /// Takes in what came from outside.
-    fn take_input(&mut self, at: usize, run: Option<&mut ActiveRun>) {
-        let Some(record) = self.tape.record(at) else { return };
-        if let Record::InputQueued { run_id, input, overrides, .. } = record {
-            self.queue.push_back((run_id.clone(), input.clone(), (**overrides).clone()));
-        } else if let Record::Steered { input, after_turn, .. } = record {
-            self.done.history.steer(*after_turn, input.clone());
-            self.told.history.steer(*after_turn, input.clone());
-        } else if let (Record::StopAsked { mode: StopMode::AfterTurn }, Some(run)) = (record, run) {
-            run.machine.handle_stop_after_turn();
+    fn handle_input(&mut self, input: ExternalInput<'a>, run: Option<&mut ReplayedRun>) {
+        match input {
+            ExternalInput::Queued(queued) => {
+                let (run, input) = (queued.run.clone(), queued.input.clone());
+                self.queue.push_back((run, input, queued.overrides.clone()));
+            }
+            ExternalInput::Steered(steer) => {
+                self.done.history.steer(steer.after_turn, steer.input.clone());
+                self.recorded.history.steer(steer.after_turn, steer.input.clone());
+            }
+            ExternalInput::Stop(StopMode::AfterTurn) => {
+                run.into_iter().for_each(|run| run.machine.handle_stop_after_turn());
+            }
+            ExternalInput::Stop(StopMode::Now) | ExternalInput::Fork => {}
         }
     }
 
-    /// Compares what the session would record with what it did.
-    fn expect(&mut self, now: Record, mut run: Option<&mut ActiveRun>) -> Result<Tail> {
-        let asked = self.tape.next_asked(self.at);
-        while self.at < asked {
-            if self.tape.record(self.at).is_some_and(is_input) {
-                self.take_input(self.at, run.as_deref_mut());
+    /// Compares a record that the session makes now with the next recorded one.
+    fn expect(&mut self, now: Record, mut run: Option<&mut ReplayedRun>) -> Result<RecordingEnd> {
+        let next = self.recording.next_made(self.at);
+        while self.at < next {
+            if let Some(input) = self.recording.input(self.at) {
+                self.handle_input(input, run.as_deref_mut());
             }
             self.at += 1;
         }
-        let Some(recorded) = self.tape.record(self.at) else { return Ok(Tail::Over) };
+        let Some(recorded) = self.recording.record(self.at) else {
+            return Ok(RecordingEnd::Reached);
+        };
         if !same(recorded, &now) {
             return Err(self.differs("something else is decided now", Some(now)));
         }
         self.at += 1;
-        Ok(Tail::GoesOn)
+        Ok(RecordingEnd::NotReached)
+    }
+
+    /// Returns whether the run ends here without a turn, because the host was shut down.
+    fn is_interrupted(&self, id: &RunId) -> bool {
+        let end = self.recording.run_end(self.at);
+        end.is_some_and(|end| end.id == id && end.end == RunEnd::Interrupted)
     }
 
     fn mismatch(&mut self, mismatch: Mismatch) -> Box<Difference> {
@@ -337,15 +348,10 @@ impl<'t, 'a> Session<'t, 'a> {
     }
 
     fn differs(&self, why: &str, now: Option<Record>) -> Box<Difference> {
-        let entry = self.tape.entry(self.at);
+        let entry = self.recording.entry(self.at);
         let (recorded, seq) = (entry.map(|e| e.record.clone()), entry.map(|e| e.seq));
         let turn = self.done.turns;
         let why = format!("{why} (run {}, turn {turn})", self.done.runs);
         Box::new(Difference { seq, recorded, now, why })
     }
-}
-
-/// Whether the run ends before it has had a turn.
-fn is_interrupted(record: &Record, run: &RunId) -> bool {
-    matches!(record, Record::RunEnded { run_id, end: RunEnd::Interrupted, .. } if run_id == run)
 }

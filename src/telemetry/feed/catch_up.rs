@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::event::{Event, EventId, PublishedEvent, ServiceCallStatus};
-use crate::record::{RunningText, TextPiece};
+use crate::record::{DisplayedText, RunningText};
 use crate::types::{CallKey, RunId, Seq, ToolCall};
 
 /// The current position, the text of the running attempt, and its open calls.
@@ -16,7 +16,7 @@ pub(super) struct CatchUpState {
     /// The last event that is the view of a record.
     last: Option<LastRecordedEvent>,
     /// The running attempt's text and thinking, in order.
-    pieces: Vec<TextPiece>,
+    pieces: Vec<DisplayedText>,
     /// The size of the text in bytes.
     bytes: u64,
     /// Whether a response is in progress.
@@ -83,7 +83,7 @@ impl CatchUpState {
         match self.pieces.last_mut() {
             Some(piece) if piece.is_thinking == is_thinking => piece.text.push_str(text),
             Some(_) | None => {
-                self.pieces.push(TextPiece { is_thinking, text: text.to_owned() });
+                self.pieces.push(DisplayedText { is_thinking, text: text.to_owned() });
             }
         }
     }
@@ -166,11 +166,11 @@ impl CatchUpState {
         let LastRecordedEvent { run, turn, time } = self.last.as_ref()?;
         let mut skip = usize::try_from(from).unwrap_or(usize::MAX);
         let mut pieces = Vec::new();
-        for TextPiece { is_thinking, text } in &self.pieces {
+        for DisplayedText { is_thinking, text } in &self.pieces {
             let cut = text.floor_char_boundary(skip);
             skip = skip.saturating_sub(text.len());
             if let Some(rest) = text.get(cut..).filter(|rest| !rest.is_empty()) {
-                pieces.push(TextPiece { is_thinking: *is_thinking, text: rest.to_owned() });
+                pieces.push(DisplayedText { is_thinking: *is_thinking, text: rest.to_owned() });
             }
         }
         let left: u64 = pieces.iter().map(|piece| piece.text.len() as u64).sum();

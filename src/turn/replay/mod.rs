@@ -1,23 +1,23 @@
-//! One turn once more from its records, without models and tools.
+//! Replays one turn from its records, without models and tools.
 //!
 //! The machine is the real one. Its inputs are inferred from the records; the records that it
 //! makes are compared with the recorded ones.
 
 mod difference;
 mod play;
+mod recording;
 mod response;
-mod tape;
 
 pub use difference::Difference;
 
 pub(crate) use difference::{Mismatch, same};
-pub(crate) use play::{Play, Played, gives_up};
-pub(crate) use tape::{Tape, is_input};
+pub(crate) use play::{Play, Played};
+pub(crate) use recording::{ExternalInput, Recording};
 
 #[cfg(test)]
 use crate::record::JournalEntry;
 
-/// Plays the records of one turn.
+/// Replays the records of one turn.
 #[cfg(test)]
 #[track_caller]
 pub(super) fn check(spec: &super::TurnSpec, records: &[crate::record::Record]) {
@@ -27,14 +27,14 @@ pub(super) fn check(spec: &super::TurnSpec, records: &[crate::record::Record]) {
         shown: 0,
         record: record.clone(),
     };
-    // A turn that was resumed once it was over says so again.
+    // A turn that is resumed after its commit is committed again.
     let commits = |record: &_| matches!(record, crate::record::Record::TurnCommitted { .. });
     let end = records.iter().position(commits).map_or(records.len(), |last| last + 1);
     let records = records.get(..end).unwrap_or_default();
     let entries: Vec<_> = records.iter().zip(1..).map(entry).collect();
-    let tape = Tape::new(&entries);
+    let recording = Recording::new(&entries);
     let committed = matches!(records.last(), Some(crate::record::Record::TurnCommitted { .. }));
-    match play::Play::new(&tape, 0, spec.clone(), None).run() {
+    match play::Play::new(&recording, 0, spec.clone(), None).run() {
         Ok((at, played)) => {
             assert_eq!(at, entries.len(), "{played:?}");
             assert_eq!(matches!(played, play::Played::Committed(_)), committed, "{records:#?}");

@@ -1,6 +1,8 @@
 //! Rows of a timeline as text, some turns on a common time axis.
 
-use super::{Activity, Bar, Mark, Row, RunTimeline, TimelineStyle};
+use std::collections::BTreeSet;
+
+use super::{Bar, Row, RunTimeline, Sign, TimelineStyle};
 use crate::types::{fitting, text_columns};
 
 /// The most turns, and the most rows, that share an axis. A turn with more rows has its own.
@@ -25,7 +27,17 @@ type Cell = (char, &'static str);
 const BLANK: Cell = (' ', "");
 const CUT: Cell = ('┊', "2");
 
-impl Activity {
+const LEGEND: [(Sign, &str); 7] = [
+    (Sign::Model, "model streams"),
+    (Sign::Wait, "waits"),
+    (Sign::People, "waits for people"),
+    (Sign::Tool, "tool runs"),
+    (Sign::Broken, "broke or failed"),
+    (Sign::NotRun, "never ran"),
+    (Sign::Open, "open"),
+];
+
+impl Sign {
     fn cell(self) -> Cell {
         match self {
             Self::Wait => ('·', "2"),
@@ -33,14 +45,6 @@ impl Activity {
             Self::Model => ('═', "36"),
             Self::Tool => ('█', "32"),
             Self::Broken => ('×', "31"),
-        }
-    }
-}
-
-impl Mark {
-    fn cell(self) -> Cell {
-        match self {
-            Self::Attempt => BLANK,
             Self::Ok => ('✓', "32"),
             Self::Failed => ('✗', "31"),
             Self::NotRun => ('-', "31"),
@@ -51,7 +55,7 @@ impl Mark {
 
 impl Bar {
     fn is_drawn(self) -> bool {
-        self.from < self.until || !matches!(self.activity, Activity::Wait | Activity::People)
+        self.from < self.until || !matches!(self.sign, Sign::Wait | Sign::People)
     }
 }
 
@@ -68,7 +72,7 @@ pub(super) fn draw(run: &RunTimeline, style: TimelineStyle) -> String {
     let label = turns
         .iter()
         .flatten()
-        .map(|row| text_columns(&row.label) + if row.mark == Mark::Attempt { 0 } else { 3 });
+        .map(|row| text_columns(&row.label) + if row.mark.is_some() { 3 } else { 0 });
     let label = label.max().unwrap_or_default().min(columns * 3 / 10);
     let notes = if columns >= WIDE_COLUMNS { 17 } else { 8 };
     // The first axis begins with the run, the others with their first bar.
@@ -91,23 +95,14 @@ pub(super) fn draw(run: &RunTimeline, style: TimelineStyle) -> String {
 
 /// The meaning of the signs in these runs.
 pub(super) fn legend(runs: &[RunTimeline], style: TimelineStyle) -> String {
-    let rows = || runs.iter().flat_map(|run| run.turns.iter().flatten());
-    let bars = [
-        (Activity::Model, "model streams"),
-        (Activity::Wait, "waits"),
-        (Activity::People, "waits for people"),
-        (Activity::Tool, "tool runs"),
-        (Activity::Broken, "broke or failed"),
-    ];
-    let bars = bars.into_iter().filter(|(activity, _)| {
-        let mut bars = rows().flat_map(|row| &row.bars);
-        bars.any(|bar| bar.activity == *activity && bar.is_drawn())
+    let rows = runs.iter().flat_map(|run| run.turns.iter().flatten());
+    let signs = rows.flat_map(|row| {
+        let bars = row.bars.iter().filter(|bar| bar.is_drawn());
+        bars.map(|bar| bar.sign).chain(row.mark)
     });
-    let marks = [(Mark::NotRun, "never ran"), (Mark::Open, "open")];
-    let marks = marks.into_iter().filter(|(mark, _)| rows().any(|row| row.mark == *mark));
-    let bars = bars.map(|(activity, meaning)| (activity.cell(), meaning));
+    let signs: BTreeSet<Sign> = signs.collect();
     let (mut text, mut used) = (String::new(), 0);
-    for (cell, meaning) in bars.chain(marks.map(|(mark, meaning)| (mark.cell(), meaning))) {
+    for (sign, meaning) in LEGEND.into_iter().filter(|(sign, _)| signs.contains(sign)) {
         let columns = text_columns(meaning) + 2;
         if used > 0 && used + 2 + columns > style.columns.clamp(40, 400) {
             text.push('\n');
@@ -117,7 +112,7 @@ pub(super) fn legend(runs: &[RunTimeline], style: TimelineStyle) -> String {
             used += 2;
         }
         used += columns;
-        put(&mut text, &[cell], style.coloured);
+        put(&mut text, &[sign.cell()], style.coloured);
         text.push_str(&format!(" {meaning}"));
     }
     text + "\n"
@@ -140,8 +135,8 @@ impl RowLayout {
         for rows in turns {
             let (mut calls, mut hidden) = (0, Vec::new());
             for row in rows {
-                calls += usize::from(row.mark != Mark::Attempt);
-                if row.mark == Mark::Attempt || calls <= CALL_ROWS_MAX {
+                calls += usize::from(row.mark.is_some());
+                if row.mark.is_none() || calls <= CALL_ROWS_MAX {
                     self.row(text, row);
                 } else {
                     hidden.push(row);
@@ -161,8 +156,8 @@ impl RowLayout {
 
     fn row(&self, text: &mut String, row: &Row) {
         let mut cells = Vec::with_capacity(self.label);
-        if row.mark != Mark::Attempt {
-            cells.extend([BLANK, row.mark.cell(), BLANK]);
+        if let Some(mark) = row.mark {
+            cells.extend([BLANK, mark.cell(), BLANK]);
         }
         let mut label: String = row.label.chars().filter(|c| !c.is_control()).collect();
         let room = self.label.saturating_sub(cells.len());
@@ -191,9 +186,10 @@ impl RowLayout {
 
 /// One row for the calls that have none of their own.
 fn summary(calls: &[&Row]) -> Option<Row> {
-    let mark = calls.iter().map(|row| row.mark).max()?;
+    let mark = Some(calls.iter().filter_map(|row| row.mark).max()?);
     let bars = calls.iter().flat_map(|row| row.bars.iter().copied()).collect();
-    let wrong = calls.iter().filter(|row| matches!(row.mark, Mark::Failed | Mark::NotRun)).count();
+    let wrong =
+        calls.iter().filter(|row| matches!(row.mark, Some(Sign::Failed | Sign::NotRun))).count();
     let label = match wrong {
         0 => format!("{} more", calls.len()),
         wrong => format!("{} more, {wrong} not ok", calls.len()),
@@ -228,7 +224,7 @@ struct Axis {
 struct AxisPart {
     from: u64,
     until: u64,
-    /// Where the part begins on the axis, and how long it is drawn.
+    /// Its begin and its length on the axis.
     at: u64,
     length: u64,
     is_cut: bool,
@@ -238,7 +234,7 @@ impl Axis {
     fn new(mut bars: Vec<Bar>, begin: Option<u64>, columns: usize) -> Self {
         let begin = bars.iter().map(|bar| bar.from).chain(begin).min().unwrap_or_default();
         let end = bars.iter().map(|bar| bar.until).max().unwrap_or_default().max(begin + 1);
-        bars.retain(|bar| matches!(bar.activity, Activity::Model | Activity::Tool));
+        bars.retain(|bar| matches!(bar.sign, Sign::Model | Sign::Tool));
         bars.sort_by_key(|bar| bar.from);
         let mut busy: Vec<(u64, u64)> = Vec::new();
         for Bar { from, until, .. } in bars {
@@ -278,20 +274,17 @@ impl Axis {
 
     fn cells(&self, bars: &[Bar]) -> Vec<Cell> {
         let mut bars: Vec<Bar> = bars.iter().copied().filter(|bar| bar.is_drawn()).collect();
-        bars.sort_by_key(|bar| bar.activity);
+        bars.sort_by_key(|bar| bar.sign);
         let mut cells = vec![BLANK; usize::try_from(self.columns).unwrap_or_default()];
-        for Bar { from, until, activity } in bars {
+        for Bar { from, until, sign } in bars {
             let until = self.column(until);
-            let from = match activity {
-                // A failure is drawn over the end of what failed.
-                Activity::Broken => until.saturating_sub(1),
-                Activity::Wait | Activity::People | Activity::Model | Activity::Tool => {
-                    self.column(from).min(self.columns - 1)
-                }
-            };
+            // A failure is drawn over the end of what failed.
+            let at_end = until.saturating_sub(1);
+            let at_begin = self.column(from).min(self.columns - 1);
+            let from = if sign == Sign::Broken { at_end } else { at_begin };
             for at in from..until.max(from + 1) {
                 let cell = usize::try_from(at).ok().and_then(|at| cells.get_mut(at));
-                cell.into_iter().for_each(|cell| *cell = activity.cell());
+                cell.into_iter().for_each(|cell| *cell = sign.cell());
             }
         }
         cells

@@ -19,12 +19,12 @@ use crate::transcript::{
 use crate::types::{CallKey, FailureKind, RunId, ToolStatus};
 use draw::{draw, how_long, legend};
 
-/// How the picture is drawn.
+/// Options of the picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimelineStyle {
     /// The width of the terminal; at least 40 columns, and at most 400, are used.
     pub columns: usize,
-    /// Whether the picture may hold the sequences that colour a terminal.
+    /// True if the picture may hold the sequences that colour a terminal.
     pub coloured: bool,
     /// The number of turns of a run that are drawn: the last ones.
     pub turns_max: usize,
@@ -53,20 +53,25 @@ struct RunTimeline {
 /// A row of the picture.
 #[derive(Debug)]
 struct Row {
-    mark: Mark,
+    /// The sign in front of a call; none for an attempt, which its calls follow.
+    mark: Option<Sign>,
     label: String,
     bars: Vec<Bar>,
-    /// How it ended, where that is not the usual end.
+    /// A word for an unusual end.
     word: &'static str,
-    /// How long the attempt or the call took.
+    /// The duration of the attempt or the call.
     duration_ms: Option<u64>,
 }
 
-/// The sign in front of a row.
+/// A sign of the picture. Of bars that share a column, the one whose sign is last in this list is
+/// drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Mark {
-    /// An attempt: its calls follow it.
-    Attempt,
+enum Sign {
+    Wait,
+    People,
+    Model,
+    Tool,
+    Broken,
     Ok,
     Failed,
     NotRun,
@@ -77,22 +82,12 @@ enum Mark {
 struct Bar {
     from: u64,
     until: u64,
-    activity: Activity,
-}
-
-/// What goes on during a bar. Of bars that share a column, the one that is last here is drawn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Activity {
-    Wait,
-    People,
-    Model,
-    Tool,
-    Broken,
+    sign: Sign,
 }
 
 impl Bar {
-    fn new(from: u64, until: u64, activity: Activity) -> Self {
-        Self { from, until, activity }
+    fn new(from: u64, until: u64, sign: Sign) -> Self {
+        Self { from, until, sign }
     }
 }
 
@@ -161,16 +156,16 @@ impl Rows<'_> {
             (None, None) => (self.until.max(asked), "open"),
         };
         if let Some(start) = attempt.start.filter(|start| start.wait_ms > 0) {
-            bars.push(Bar::new(start.at.time, asked.min(until), Activity::Wait));
+            bars.push(Bar::new(start.at.time, asked.min(until), Sign::Wait));
         }
         if attempt.start.is_some() && until >= asked {
-            bars.push(Bar::new(asked, until, Activity::Model));
+            bars.push(Bar::new(asked, until, Sign::Model));
         }
         if matches!(word, "broke" | "refused") {
-            bars.push(Bar::new(until, until, Activity::Broken));
+            bars.push(Bar::new(until, until, Sign::Broken));
         }
         let duration_ms = attempt.start.map(|_| until.saturating_sub(asked));
-        Row { mark: Mark::Attempt, label: format!("{label} {model}"), bars, word, duration_ms }
+        Row { mark: None, label: format!("{label} {model}"), bars, word, duration_ms }
     }
 
     fn call(&self, name: &str, call: &CallTranscript<'_>, attempt: &AttemptTranscript<'_>) -> Row {
@@ -182,29 +177,29 @@ impl Rows<'_> {
         let questions = call.questions.iter().map(|question| {
             let decision = call.decision(question.request.phase);
             let until = decision.map_or(ended_at, |decision| decision.at.time);
-            Bar::new(question.at.time, until, Activity::People)
+            Bar::new(question.at.time, until, Sign::People)
         });
         let (mut bars, label): (Vec<_>, _) = (questions.collect(), name.to_owned());
         let intended = call.intents.last().map(|intent| intent.at.time);
         let Some((ended, at)) = ended else {
             let seen = bars.iter().map(|bar| bar.from).chain(attempt.response.map(|r| r.at.time));
-            let (from, activity) = match intended {
-                Some(intended) => (intended, Activity::Tool),
-                None => (seen.min().unwrap_or(self.until), Activity::Wait),
+            let (from, sign) = match intended {
+                Some(intended) => (intended, Sign::Tool),
+                None => (seen.min().unwrap_or(self.until), Sign::Wait),
             };
-            bars.push(Bar::new(from, self.until, activity));
-            return Row { mark: Mark::Open, label, bars, word: "open", duration_ms: None };
+            bars.push(Bar::new(from, self.until, sign));
+            return Row { mark: Some(Sign::Open), label, bars, word: "open", duration_ms: None };
         };
         let (is_ok, word) = (ended.outcome.status == ToolStatus::Ok, outcome_word(ended));
         if ended.outcome.kind == Some(FailureKind::HostStopped) {
             // Only the time of its intent is known.
             let at = intended.unwrap_or(at);
-            bars.push(Bar::new(at, at, Activity::Broken));
-            return Row { mark: Mark::Failed, label, bars, word, duration_ms: None };
+            bars.push(Bar::new(at, at, Sign::Broken));
+            return Row { mark: Some(Sign::Failed), label, bars, word, duration_ms: None };
         }
         let Some(started) = ended.started_ms else {
-            bars.push(Bar::new(at.saturating_sub(ended.wait_ms), at, Activity::Wait));
-            let mark = if is_ok { Mark::Ok } else { Mark::NotRun };
+            bars.push(Bar::new(at.saturating_sub(ended.wait_ms), at, Sign::Wait));
+            let mark = Some(if is_ok { Sign::Ok } else { Sign::NotRun });
             return Row { mark, label, bars, word, duration_ms: None };
         };
         // The run's clock stands still while no host runs, so that its time may be too early.
@@ -214,12 +209,12 @@ impl Rows<'_> {
         let by_end = at.saturating_sub(ended.duration_ms).max(earliest);
         let from = if by_clock >= earliest { by_clock } else { by_end };
         let until = from.saturating_add(ended.duration_ms);
-        bars.push(Bar::new(from.saturating_sub(ended.wait_ms), from, Activity::Wait));
-        bars.push(Bar::new(from, until, Activity::Tool));
+        bars.push(Bar::new(from.saturating_sub(ended.wait_ms), from, Sign::Wait));
+        bars.push(Bar::new(from, until, Sign::Tool));
         if !is_ok {
-            bars.push(Bar::new(until, until, Activity::Broken));
+            bars.push(Bar::new(until, until, Sign::Broken));
         }
-        let mark = if is_ok { Mark::Ok } else { Mark::Failed };
+        let mark = Some(if is_ok { Sign::Ok } else { Sign::Failed });
         Row { mark, label, bars, word, duration_ms: Some(ended.duration_ms) }
     }
 }

@@ -1,25 +1,26 @@
-//! What may have brought a record about.
+//! The inputs that may have led to a record.
 
 use super::*;
 
 impl Play<'_, '_> {
-    /// What may lead to the record, the likeliest first.
-    pub(super) fn inputs(&self, record: &Record) -> Vec<Input> {
+    /// The inputs that may lead to the record, the likeliest first.
+    pub(super) fn inputs(&self, record: &Record) -> Vec<ReplayInput> {
         let mut inputs = Vec::new();
         match record {
             Record::AttemptFailed { host_stopped: true, .. } => {}
             Record::AttemptFailed { error, .. } => inputs.push(self.broken(error)),
             Record::ResponseEnded { ending, .. } => {
-                let why = self.why().filter(|_| *ending == ResponseDisposition::Cancelled);
-                inputs.extend(why.map(Input::Cancel));
-                inputs.push(Input::End(ExchangeEnd::Closed));
+                let why =
+                    self.cancel_reason().filter(|_| *ending == ResponseDisposition::Cancelled);
+                inputs.extend(why.map(ReplayInput::Cancel));
+                inputs.push(ReplayInput::End(ExchangeEnd::Closed));
             }
             Record::LimitReached { limit, .. } if limit == "run_timeout" => {
-                inputs.push(Input::OutOfTime);
+                inputs.push(ReplayInput::OutOfTime);
             }
             Record::LimitReached { .. } => {
-                inputs.extend((1..=self.steps.len()).map(Input::Response));
-                inputs.push(Input::End(ExchangeEnd::Closed));
+                inputs.extend((1..=self.steps.len()).map(ReplayInput::Response));
+                inputs.push(ReplayInput::End(ExchangeEnd::Closed));
             }
             Record::CallReported { key, outcome, reads, writes } => {
                 let used = VariablesUse {
@@ -32,18 +33,18 @@ impl Play<'_, '_> {
             }
             Record::CallEnded { call, outcome, notes, .. } => {
                 if notes.arguments_changed && !self.changed_after_seal.contains(&call.key) {
-                    inputs.push(Input::Disturb(call.key));
+                    inputs.push(ReplayInput::Disturb(call.key));
                 }
                 inputs.extend(self.ended(call.key, outcome));
                 inputs.extend(self.opened(call.key));
             }
             Record::ApprovalGiven { key, phase, verdict, message } => {
                 let judgement = Judgement { verdict: *verdict, message: message.clone() };
-                inputs.push(Input::Judge(*key, *phase, judgement));
+                inputs.push(ReplayInput::Judge(*key, *phase, judgement));
             }
             Record::CallIntended { .. } | Record::ApprovalAsked { .. } => {
-                inputs.extend(call_of(record).and_then(|key| self.opened(key)));
-                inputs.extend((1..=self.steps.len()).map(Input::Response));
+                inputs.extend(self.recording.call_at(self.at).and_then(|key| self.opened(key)));
+                inputs.extend((1..=self.steps.len()).map(ReplayInput::Response));
             }
             Record::TurnCommitted { .. }
             | Record::AttemptStarted { .. }
@@ -56,34 +57,34 @@ impl Play<'_, '_> {
             | Record::RunEnded { .. }
             | Record::SessionClosed => {}
         }
-        inputs.extend(self.why().map(Input::Cancel));
-        inputs.push(Input::GoOn);
-        // A cancel of which the end of the turn does not tell, because the host stopped first.
+        inputs.extend(self.cancel_reason().map(ReplayInput::Cancel));
+        inputs.push(ReplayInput::GoOn);
+        // A cancellation that the end of the turn does not show, because the host stopped first.
         let is_end = matches!(record, Record::CallEnded { .. }) && !self.cancelled;
-        let forgotten = is_end && self.tape.cancelled(self.at).is_none();
-        inputs.extend(forgotten.then_some(Input::Cancel(CancelReason::Shutdown)));
-        inputs.extend((self.resumed_at != Some(self.at)).then_some(Input::Crash));
+        let forgotten = is_end && self.recording.cancelled(self.at).is_none();
+        inputs.extend(forgotten.then_some(ReplayInput::Cancel(CancelReason::Shutdown)));
+        inputs.extend((self.resumed_at != Some(self.at)).then_some(ReplayInput::Crash));
         inputs
     }
 
-    fn broken(&self, error: &ProviderError) -> Input {
-        Input::End(ExchangeEnd::Failed(error.clone()))
+    fn broken(&self, error: &ProviderError) -> ReplayInput {
+        ReplayInput::End(ExchangeEnd::Failed(error.clone()))
     }
 
-    /// Why the turn is cancelled from outside, if it is and was not yet.
-    fn why(&self) -> Option<CancelReason> {
-        self.tape.cancelled(self.at).filter(|_| !self.cancelled)
+    /// The reason of a cancellation from outside that has not been replayed yet.
+    fn cancel_reason(&self) -> Option<CancelReason> {
+        self.recording.cancelled(self.at).filter(|_| !self.cancelled)
     }
 
-    /// The response up to where this call is whole.
-    pub(super) fn opened(&self, key: CallKey) -> Option<Input> {
+    /// The response up to the seal of this call.
+    pub(super) fn opened(&self, key: CallKey) -> Option<ReplayInput> {
         let is_open = key.attempt == self.turn.attempt();
         let place = self.steps.iter().position(|step| step.seals == Some(key.index));
-        place.filter(|_| is_open).map(|place| Input::Response(place + 1))
+        place.filter(|_| is_open).map(|place| ReplayInput::Response(place + 1))
     }
 
-    fn answered(&self, key: CallKey, done: ToolCompletion) -> Option<Input> {
-        // Only the machine itself gives any other answer.
+    fn answered(&self, key: CallKey, done: ToolCompletion) -> Option<ReplayInput> {
+        // Tools cannot answer in any other way: only the machine can.
         let is_a_tools = match done.outcome.kind {
             None
             | Some(
@@ -106,13 +107,13 @@ impl Play<'_, '_> {
             ) => false,
         };
         let runs = self.call(key).is_some_and(TurnCall::is_running);
-        (runs && is_a_tools).then_some(Input::Outcome(key, done))
+        (runs && is_a_tools).then_some(ReplayInput::Outcome(key, done))
     }
 
-    fn ended(&self, key: CallKey, outcome: &ToolOutcome) -> Option<Input> {
+    fn ended(&self, key: CallKey, outcome: &ToolOutcome) -> Option<ReplayInput> {
         let runs = self.call(key).is_some_and(TurnCall::is_running);
         if runs && outcome.kind == Some(FailureKind::Timeout) {
-            return Some(Input::TimedOut(self.tape.timed_out(self.at)));
+            return Some(ReplayInput::TimedOut(self.recording.timed_out(self.at)));
         }
         let used = VariablesUse::default();
         self.answered(key, ToolCompletion { outcome: outcome.clone(), used })
