@@ -1,18 +1,21 @@
 //! One call of a response, from its first bytes to its outcome.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::isolation::LastWriters;
 use crate::event::{CallLabel, WaitingFor};
 use crate::tool::ToolSpec;
 use crate::transcript::RecordedOutcome;
 use crate::types::{
-    ApprovalPhase, CallKey, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult, WriteSet,
-    excerpt,
+    ApprovalPhase, CallKey, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult, VariableName,
+    WriteSet, excerpt,
 };
+
+/// The index of the last call of the turn that wrote each variable.
+pub(super) type LastWriters = BTreeMap<VariableName, u32>;
 
 /// Characters of arguments and results that are quoted to people.
 pub(super) const QUOTE_CHARS: usize = 200;

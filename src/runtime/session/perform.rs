@@ -16,7 +16,7 @@ use crate::runtime::ids;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage, TurnStart};
 use crate::runtime::report::{Messages, RunReport};
 use crate::session::{RecordedAt, RunSummary, SessionEffect, SessionRecord, TurnBegin, TurnOrigin};
-use crate::telemetry::RecordPosition;
+use crate::telemetry::SourceRecord;
 use crate::turn::TurnSpec;
 use crate::types::SessionId;
 
@@ -81,7 +81,7 @@ impl State {
                 tracing::error!(session = %self.id, seq, error, "session_record_contradicts");
             }
             self.record_appended(&record, Seq(seq), ends);
-            let position = RecordPosition { seq: Seq(seq), time, shown: 0 };
+            let position = SourceRecord { seq: Seq(seq), time, shown: 0 };
             for event in events {
                 if let Some(run) = &run_id {
                     self.publisher.publish_behind(run, turn, event, Some(position));

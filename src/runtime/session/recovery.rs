@@ -15,7 +15,7 @@ use crate::journal::{Urgency, unix_ms};
 use crate::record::{JournalEntry, Seq};
 use crate::runtime::message::SessionMessage;
 use crate::runtime::run_actors::RunActors;
-use crate::telemetry::RecordPosition;
+use crate::telemetry::SourceRecord;
 use crate::turn::{CancelReason, Effect, Turn, TurnAction, TurnRecord, TurnSpec};
 use crate::types::{RunError, RunId};
 
@@ -121,7 +121,7 @@ impl State {
             let (last, _) = self.log.append_at(time, batch, Urgency::Lazy, || ());
             for (behind, event) in events {
                 let seq = Seq(last.0.saturating_sub(count) + behind);
-                let record = (behind > 0).then_some(RecordPosition { seq, time, shown: 0 });
+                let record = (behind > 0).then_some(SourceRecord { seq, time, shown: 0 });
                 self.publisher.publish_behind(run, number, event, record);
             }
             if count == 0 {
