@@ -15,13 +15,13 @@ use allocation_counter::measure;
 use bodies::{READ_BYTES, WIRES, body};
 use callsheet::response::{ResponseAssembler, ResponseLimits};
 use callsheet::types::Wire;
-use callsheet::wire::{Decoder, DecoderLimits, Delta, Framing};
+use callsheet::wire::{Decoder, DecoderOptions, Delta, Framing};
 use criterion::{BenchmarkId, Criterion, Throughput};
 use report::Report;
 use tokio::time::Instant;
 
 fn decoded(wire: Wire, framing: Framing, body: &[u8]) -> Vec<Delta> {
-    let mut decoder = Decoder::new(wire, framing, DecoderLimits::default());
+    let mut decoder = Decoder::new(wire, framing, DecoderOptions::default());
     let mut deltas = Vec::new();
     decoder.push(body, &mut deltas).unwrap();
     decoder.finish(&mut deltas).unwrap();
@@ -107,7 +107,7 @@ fn ratio(wire: Wire, framing: Framing, deltas: &[Delta]) -> [String; 4] {
     let texts = 4000;
     let body = body(wire, texts, 0);
     let allocated = measure(|| {
-        let mut decoder = Decoder::new(wire, framing, DecoderLimits::default());
+        let mut decoder = Decoder::new(wire, framing, DecoderOptions::default());
         let mut response = ResponseAssembler::new(ResponseLimits::default());
         let mut deltas = Vec::new();
         for read in body.chunks(READ_BYTES) {

@@ -23,7 +23,7 @@ use async_trait::async_trait;
 use axum::body::Bytes;
 use callsheet::config::{BaseUrl, Config, Durability, ModelConfig, ToolPattern};
 use callsheet::journal::{
-    Journal, JournalObserver, MemoryJournal, SqliteJournal, SqliteOptions, StoredGroup,
+    GroupCommit, Journal, JournalObserver, MemoryJournal, SqliteJournal, SqliteOptions,
 };
 use callsheet::load::cpu_time;
 use callsheet::runtime::{Host, HostSetup, OpenSession, SessionHandle};
@@ -111,7 +111,7 @@ struct Counter {
 }
 
 impl JournalObserver for Counter {
-    fn stored(&self, _: StoredGroup) {
+    fn stored(&self, _: GroupCommit) {
         self.transactions.fetch_add(1, Ordering::Relaxed);
     }
 

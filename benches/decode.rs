@@ -15,13 +15,13 @@ use std::time::Duration;
 use bodies::{READ_BYTES, WIRES, body};
 use callsheet::response::{ResponseAssembler, ResponseLimits};
 use callsheet::types::Wire;
-use callsheet::wire::{Decoder, DecoderLimits, Framing};
+use callsheet::wire::{Decoder, DecoderOptions, Framing};
 use criterion::{BenchmarkId, Criterion, Throughput};
 use report::Report;
 use tokio::time::Instant;
 
 fn decode_and_accumulate(wire: Wire, framing: Framing, body: &[u8]) -> ResponseAssembler {
-    let mut decoder = Decoder::new(wire, framing, DecoderLimits::default());
+    let mut decoder = Decoder::new(wire, framing, DecoderOptions::default());
     let mut response = ResponseAssembler::new(ResponseLimits::default());
     let mut deltas = Vec::new();
     for read in body.chunks(READ_BYTES) {

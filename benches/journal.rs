@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use callsheet::config::Durability;
 use callsheet::journal::{
-    Entry, Journal, JournalObserver, SessionLog, SqliteJournal, SqliteOptions, StoredGroup, Urgency,
+    GroupCommit, Journal, JournalEntry, JournalObserver, SessionLog, SqliteJournal, SqliteOptions,
+    Urgency,
 };
 use callsheet::record::{Record, Seq};
 use callsheet::types::{Content, RunId, SessionId};
@@ -53,7 +54,7 @@ impl Drop for BenchDir {
 struct Nobody;
 
 impl JournalObserver for Nobody {
-    fn stored(&self, _group: StoredGroup) {}
+    fn stored(&self, _group: GroupCommit) {}
 }
 
 fn record() -> Record {
@@ -125,7 +126,7 @@ impl Bare {
         let insert = "INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)";
         let mut statement = transaction.prepare_cached(insert).unwrap();
         for session in 0..self.sessions {
-            let entry = Entry { seq: Seq(self.seq), time: 0, shown: 0, record: record() };
+            let entry = JournalEntry { seq: Seq(self.seq), time: 0, shown: 0, record: record() };
             statement.execute((session, self.seq, 0, entry.body())).unwrap();
         }
         drop(statement);

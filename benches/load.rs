@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use callsheet::config::BaseUrl;
-use callsheet::load::{self, Counts, Expected, LoadJournal, LoadOptions};
+use callsheet::load::{self, ExpectedAnswer, LoadJournal, LoadOptions, LoadProgress};
 use report::Report;
 use serde_json::Value;
 use service::{FAT, W1, Workload};
@@ -133,10 +133,10 @@ fn callsheet_row(
         runs,
         journal,
         renew_after: Some(renew).filter(|renew| *renew > 0),
-        expected: Expected { calls: Some(workload.calls), text: None },
+        expected: ExpectedAnswer { calls: Some(workload.calls), text: None },
         ..LoadOptions::new(BaseUrl::parse(base_url).unwrap(), "m")
     };
-    let (counts, stop) = (Arc::new(Counts::default()), CancellationToken::new());
+    let (counts, stop) = (Arc::new(LoadProgress::default()), CancellationToken::new());
     let report = one_thread().block_on(load::run(options, counts, &stop)).unwrap();
     assert!(report.is_right(), "{report}");
     print!("{report}");

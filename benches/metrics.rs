@@ -18,7 +18,7 @@ use axum::body::Bytes;
 use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig, ToolPattern};
 use callsheet::event::Event;
 use callsheet::runtime::{Host, HostSetup, OpenSession};
-use callsheet::telemetry::{Delivery, Metrics, Telemetry};
+use callsheet::telemetry::{FeedItem, Metrics, Telemetry};
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::RunEnd;
 use futures::StreamExt as _;
@@ -104,7 +104,7 @@ async fn events(host: &Host) -> Vec<Event> {
     let session = host.open_session(OpenSession::default()).await.unwrap();
     let mut run = session.start_run("work").await.unwrap();
     let mut events = Vec::new();
-    while let Some(Delivery::Event(published)) = run.events.next().await {
+    while let Some(FeedItem::Event(published)) = run.events.next().await {
         events.push(published.event.clone());
         if matches!(published.event, Event::RunEnded { .. }) {
             break;

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use callsheet::config::{BaseUrl, Config, Durability};
 use callsheet::journal::{
-    Journal, JournalObserver, SessionLog, SqliteJournal, SqliteOptions, StoredGroup, Urgency,
+    GroupCommit, Journal, JournalObserver, SessionLog, SqliteJournal, SqliteOptions, Urgency,
 };
 use callsheet::load::memory;
 use callsheet::record::{Record, Seq};
@@ -67,7 +67,7 @@ impl Drop for BenchDir {
 struct Nobody;
 
 impl JournalObserver for Nobody {
-    fn stored(&self, _group: StoredGroup) {}
+    fn stored(&self, _group: GroupCommit) {}
 }
 
 /// Resident memory in kilobytes.

@@ -30,7 +30,7 @@ use callsheet::record::StopMode;
 use callsheet::response::{ResponseAssembler, ResponseLimits};
 use callsheet::runtime::model::{ModelClient, ModelRequest};
 use callsheet::runtime::{Host, HostSetup, OpenSession, SessionHandle};
-use callsheet::telemetry::Delivery;
+use callsheet::telemetry::FeedItem;
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec};
 use callsheet::types::RunEnd;
 use futures::StreamExt as _;
@@ -177,7 +177,7 @@ async fn hosted(host: &Host, i: usize, stop: oneshot::Receiver<Instant>) -> Stop
     };
     let watching = async {
         let mut last = None;
-        while let Some(Delivery::Event(published)) = run.events.next().await {
+        while let Some(FeedItem::Event(published)) = run.events.next().await {
             if matches!(published.event, Event::CallEnded { .. }) {
                 last = Some(Instant::now());
             }

@@ -19,7 +19,7 @@ use callsheet::config::{BaseUrl, Config, JournalEngine, ModelConfig};
 use callsheet::load::{cpu_time, memory, raise_open_files};
 use callsheet::runtime::{Host, HostSetup, OpenSession, SessionHandle};
 use callsheet::server::{self, ServerOptions};
-use callsheet::telemetry::Delivery;
+use callsheet::telemetry::FeedItem;
 use callsheet::tool::ToolRegistry;
 use callsheet::types::RunEnd;
 use futures::StreamExt as _;
@@ -132,7 +132,7 @@ async fn read(host: &Host, count: usize) -> (Duration, Duration) {
             let mut watch = session.watch_from_now().await.unwrap();
             readers.push(tokio::spawn(async move {
                 let mut seen = 0;
-                while let Some(Delivery::Event(published)) = watch.next().await {
+                while let Some(FeedItem::Event(published)) = watch.next().await {
                     seen += published.event.text().map_or(0, |(_, text)| text.len());
                 }
                 seen

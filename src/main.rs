@@ -1,7 +1,7 @@
 //! The `callsheet` binary: everything is in [`callsheet::cli`].
 
-/// Sessions come and go on every thread, and each call is an actor with its queues: many small
-/// blocks, which this allocator hands out and takes back at less cost than the system's.
+/// The host allocates and frees many small blocks on every thread; mimalloc does this faster than the
+/// system's allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,42 +1,42 @@
-//! Makes HTTP clients that can speak TLS.
+//! HTTP clients with TLS.
 //!
-//! `reqwest` is built without a cryptography of its own: it takes the one that the process has
-//! installed, and panics when there is none. And it refuses to make a client at all on a machine
-//! without CA certificates, where plain HTTP would still work.
+//! `reqwest` is built without a cryptography provider: it uses the one that the process has
+//! installed, and panics without one. It also refuses to build a client on a machine without CA
+//! certificates, although plain HTTP would work there.
 
 use reqwest::{Client, ClientBuilder};
 use rustls::crypto::CryptoProvider;
 
-/// Makes a client, with the process's cryptography and the machine's CA certificates. Where the
-/// machine has none, the client trusts nobody: plain HTTP works, and HTTPS fails as untrusted.
+/// Builds a client with the process's cryptography provider and the machine's CA certificates. On a
+/// machine without certificates the client trusts no server: plain HTTP works, HTTPS fails.
 ///
-/// `describe` gives the client's settings; it is called once, and again where there are no
+/// `describe` returns the client's settings. It is called once, and again if there are no
 /// certificates.
 ///
 /// # Errors
-/// When the settings themselves are refused.
+/// When the settings are invalid.
 pub fn client(describe: impl Fn() -> ClientBuilder) -> reqwest::Result<Client> {
     install_provider();
     describe().build().or_else(|first| {
-        let client = trusting_nobody(describe)?;
-        tracing::warn!(error = %reason(&first), "no CA certificates: HTTPS will fail");
+        let client = client_without_certificates(describe)?;
+        tracing::warn!(error = %root_cause(&first), "no CA certificates: HTTPS will fail");
         Ok(client)
     })
 }
 
-fn trusting_nobody(describe: impl Fn() -> ClientBuilder) -> reqwest::Result<Client> {
+fn client_without_certificates(describe: impl Fn() -> ClientBuilder) -> reqwest::Result<Client> {
     describe().tls_certs_only([]).build()
 }
 
-/// Installs *ring* for the process, unless it has another.
+/// Installs *ring* as the process's provider, unless it has one.
 fn install_provider() {
     if CryptoProvider::get_default().is_none() {
-        // Fails only when somebody was faster, and then there is one.
+        // Fails only if another thread has just installed one.
         let _ = rustls::crypto::ring::default_provider().install_default();
     }
 }
 
-fn reason(error: &reqwest::Error) -> String {
+fn root_cause(error: &reqwest::Error) -> String {
     let mut deepest: &dyn std::error::Error = error;
     while let Some(source) = deepest.source() {
         deepest = source;
@@ -49,20 +49,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn makes_a_client_twice() {
+    fn builds_several_clients() {
         for _ in 0..2 {
             client(|| Client::builder().no_proxy()).unwrap();
         }
     }
 
     #[test]
-    fn makes_a_client_without_certificates() {
+    fn builds_a_client_without_certificates() {
         install_provider();
-        trusting_nobody(|| Client::builder().no_proxy()).unwrap();
+        client_without_certificates(|| Client::builder().no_proxy()).unwrap();
     }
 
     #[test]
-    fn hands_on_what_is_wrong_with_the_settings() {
+    fn invalid_settings_are_an_error() {
         client(|| Client::builder().user_agent("new\nline")).unwrap_err();
     }
 }

@@ -1,4 +1,4 @@
-//! Tools that block have threads of their own: over real HTTP.
+//! Blocking tools run on threads of their own, over real HTTP.
 
 mod support;
 
@@ -6,41 +6,42 @@ use callsheet::rehearsal::{Call, Response, Script, When};
 use callsheet::runtime::OpenSession;
 use callsheet::types::RunEnd;
 use serde_json::json;
-use support::tools::{Stage, registry_with_blocks};
+use support::tools::{CallControl, registry_with_blocks};
 use support::{parallel, within, world};
 
 fn call(tool: &str, id: &str) -> Call {
     Call::new(tool, json!({"id": id}))
 }
 
-/// What the model calls, once, where the user says `input`.
-fn asked(input: &str, calls: Vec<Call>) -> Response {
+/// A response with these calls to the input `input`.
+fn response_to(input: &str, calls: Vec<Call>) -> Response {
     let when = When { last_user: Some(input.to_owned()), ..When::default() };
     Response { when, ..Response::calls(calls) }
 }
 
 #[tokio::test]
-async fn many_blocked_threads_leave_other_tools_running() {
-    let stage = Stage::new();
+async fn blocked_threads_do_not_delay_other_tools() {
+    let control = CallControl::new();
     let blocking = |n: usize| {
         let calls = (0..40).map(move |i| call("blocks", &format!("{n}-{i}")));
-        asked(&format!("block {n}"), calls.collect())
+        response_to(&format!("block {n}"), calls.collect())
     };
-    let script = Script::of([blocking(0), blocking(1), asked("go", vec![call("quick", "q")])]);
-    let world = world(script.then_done(), registry_with_blocks(&stage), parallel(64)).await;
+    let script =
+        Script::of([blocking(0), blocking(1), response_to("go", vec![call("quick", "q")])]);
+    let world = world(script.then_done(), registry_with_blocks(&control), parallel(64)).await;
     let open = async || world.host.open_session(OpenSession::default()).await.unwrap();
     let other = open().await;
     let first = world.session.start_run("block 0").await.unwrap();
     let second = other.start_run("block 1").await.unwrap();
-    // So many threads there are; the others wait for one.
-    stage.lines(64).await;
+    // The other calls wait for a free thread.
+    control.lines(64).await;
     let report = within(open().await.run("go")).await.unwrap();
     assert_eq!((report.run_end, report.calls[0].result.as_str()), (RunEnd::Answered, "done q"));
-    let log = stage.log();
+    let log = control.log();
     assert_eq!(log.iter().filter(|line| line.starts_with("start")).count(), 65);
     assert_eq!(log.iter().filter(|line| line.starts_with("end")).count(), 1, "{log:?}");
     for n in 0..2 {
-        (0..40).for_each(|i| stage.release(&format!("{n}-{i}")));
+        (0..40).for_each(|i| control.release(&format!("{n}-{i}")));
     }
     for (n, run) in [first.report, second.report].into_iter().enumerate() {
         let report = within(run).await.unwrap();

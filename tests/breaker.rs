@@ -1,4 +1,4 @@
-//! A model that fails too often is not asked for a while: over real HTTP.
+//! The circuit breaker of a model, over real HTTP.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod client;
@@ -19,7 +19,7 @@ use support::{World, events, until_event, within, world};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// A world whose model is not asked after so many failures, for so long.
+/// Starts a world whose breaker opens after `failures` failures, for the given time.
 async fn breaking(
     failures: u32,
     open_for: Duration,
@@ -56,13 +56,13 @@ fn attempts(events: &[Value]) -> Vec<String> {
     attempts.map(|event| format!("{}: {}", word(&event["model"]), word(&event["reason"]))).collect()
 }
 
-fn shows(world: &World, line: &str) {
+fn assert_metric(world: &World, line: &str) {
     let page = world.host.telemetry().render();
     assert!(page.contains(&format!("\n{line}\n")), "{line} is not in\n{page}");
 }
 
 #[tokio::test]
-async fn after_so_many_failures_the_next_model_is_asked_at_once() {
+async fn an_open_breaker_sends_runs_to_the_next_model() {
     let backup = Rehearsal::with_script(Script::of([
         Response::text("Here."),
         Response::text("Here again."),
@@ -79,33 +79,33 @@ async fn after_so_many_failures_the_next_model_is_asked_at_once() {
     .await;
     let (report, events) = run(&world.session).await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Here."));
-    let told = attempts(&events);
-    assert_eq!(told.len(), 3, "{told:?}");
+    let reasons = attempts(&events);
+    assert_eq!(reasons.len(), 3, "{reasons:?}");
     let reason =
         "backup-model: the model is not asked: its last 2 requests failed; it is tried again in 3";
-    assert!(told[2].starts_with(reason), "{told:?}");
-    // Another session does not ask it even once.
+    assert!(reasons[2].starts_with(reason), "{reasons:?}");
+    // Another session sends it no request at all.
     let (report, events) = run(&another(&world).await).await;
     assert_eq!((report.text.as_str(), attempts(&events).len()), ("Here again.", 1));
     assert_eq!((world.requests().len(), backup.requests().len()), (2, 2));
     assert_eq!(model(&world).breaker, BreakerState::Open);
-    shows(&world, "callsheet_model_breaker_state{model=\"rehearsal\"} 2");
-    shows(&world, "callsheet_model_breaker_opened_total{model=\"rehearsal\"} 1");
-    shows(&world, "callsheet_model_breaker_state{model=\"backup\"} 0");
-    shows(&world, "callsheet_model_fallbacks_total 2");
-    shows(&world, "callsheet_attempts_total{outcome=\"unavailable\"} 2");
+    assert_metric(&world, "callsheet_model_breaker_state{model=\"rehearsal\"} 2");
+    assert_metric(&world, "callsheet_model_breaker_opened_total{model=\"rehearsal\"} 1");
+    assert_metric(&world, "callsheet_model_breaker_state{model=\"backup\"} 0");
+    assert_metric(&world, "callsheet_model_fallbacks_total 2");
+    assert_metric(&world, "callsheet_attempts_total{outcome=\"unavailable\"} 2");
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let server = server::serve(listener, world.host.clone(), ServerOptions::default()).unwrap();
     let service = Service { host: world.host, server, model: world.model };
     let ready = service.get("/readyz").await;
-    assert_eq!(ready.status, 200, "a model that fails is no host that fails");
+    assert_eq!(ready.status, 200, "a failing model does not make the host unready");
     let shown = |breaker| json!({"breaker": breaker, "in_flight": 0, "waiting": 0});
     let models = json!({"backup": shown("closed"), "rehearsal": shown("open")});
     assert_eq!(ready.json(), json!({"status": "ready", "models": models}));
 }
 
 #[tokio::test]
-async fn one_request_finds_out_and_the_others_wait_without_using_up_their_attempts() {
+async fn a_half_open_breaker_sends_one_probe_and_the_others_wait_without_using_attempts() {
     let found_out = Response::text("Back.").hold(At::Headers, "probe");
     let answers = [Response::status(503), found_out, Response::text("Back too.")];
     let world = breaking(1, Duration::from_millis(50), answers, |config| {
@@ -115,10 +115,10 @@ async fn one_request_finds_out_and_the_others_wait_without_using_up_their_attemp
     let first = world.session.start_run("go").await.unwrap();
     within(world.model.gate_reached("probe")).await;
     assert_eq!(model(&world).breaker, BreakerState::HalfOpen);
-    shows(&world, "callsheet_model_breaker_state{model=\"rehearsal\"} 1");
+    assert_metric(&world, "callsheet_model_breaker_state{model=\"rehearsal\"} 1");
     let other = another(&world).await;
     let mut second = other.start_run("go").await.unwrap();
-    // It is refused more often than it has attempts.
+    // It is held back more often than it has attempts.
     for attempt in [2, 3, 4] {
         until_event(&mut second.events, |event| event["attempt"] == attempt).await;
     }
@@ -128,17 +128,17 @@ async fn one_request_finds_out_and_the_others_wait_without_using_up_their_attemp
     let events = events(second.events).await;
     let report = within(second.report).await.unwrap();
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Back too."));
-    for told in attempts(&events) {
-        assert!(told.ends_with("another session is trying it again"), "{told}");
+    for reason in attempts(&events) {
+        assert!(reason.ends_with("another session is trying it again"), "{reason}");
     }
     assert_eq!(model(&world).breaker, BreakerState::Closed);
-    shows(&world, "callsheet_model_breaker_state{model=\"rehearsal\"} 0");
-    shows(&world, "callsheet_model_breaker_opened_total{model=\"rehearsal\"} 1");
+    assert_metric(&world, "callsheet_model_breaker_state{model=\"rehearsal\"} 0");
+    assert_metric(&world, "callsheet_model_breaker_opened_total{model=\"rehearsal\"} 1");
 }
 
 #[tokio::test]
-async fn without_another_model_it_is_waited_until_it_may_be_asked() {
-    // The second attempt comes while the model is not asked.
+async fn without_a_fallback_a_run_waits_for_the_breaker() {
+    // The second attempt starts while the breaker is open.
     let answers = [Response::status(500), Response::text("Back.")];
     let world = breaking(1, Duration::from_secs(2), answers, |config| {
         config.models.get_mut("rehearsal").unwrap().max_attempts = 2;
@@ -150,7 +150,7 @@ async fn without_another_model_it_is_waited_until_it_may_be_asked() {
 }
 
 #[tokio::test]
-async fn a_run_that_would_have_to_wait_too_long_fails_with_the_reason() {
+async fn a_run_fails_if_the_breaker_stays_open_too_long() {
     let world = breaking(1, HOUR, [Response::status(500)], |_| ()).await;
     let (report, _) = run(&world.session).await;
     assert_eq!((report.run_end, world.requests().len()), (RunEnd::Failed, 1));
@@ -159,7 +159,7 @@ async fn a_run_that_would_have_to_wait_too_long_fails_with_the_reason() {
 }
 
 #[tokio::test]
-async fn whoever_stops_lets_the_next_one_find_out() {
+async fn a_stopped_probe_passes_on_to_the_next_run() {
     let found_out = || Response::text("Back.").hold(At::Headers, "probe");
     let world =
         breaking(1, Duration::from_millis(50), [Response::status(500), found_out()], |_| ()).await;
@@ -174,14 +174,14 @@ async fn whoever_stops_lets_the_next_one_find_out() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_a_request_is_no_failure_of_the_service() {
+async fn client_errors_do_not_count_as_failures() {
     let limited = Response { retry_after: Some("0".into()), ..Response::status(429) };
-    let told = json!({"error": {"message": "no such model", "code": 404}}).to_string();
+    let body = json!({"error": {"message": "no such model", "code": 404}}).to_string();
     let answers = [
         Response::status(400),
         Response::status(401),
         limited,
-        Response::raw("application/json", [told]),
+        Response::raw("application/json", [body]),
         Response::text("Here."),
     ];
     let world = breaking(1, HOUR, answers, |config| {
@@ -196,10 +196,10 @@ async fn what_is_wrong_with_a_request_is_no_failure_of_the_service() {
 }
 
 #[tokio::test]
-async fn every_way_in_which_a_service_fails_opens_it() {
+async fn every_kind_of_service_failure_opens_the_breaker() {
     let error = |status: u16| {
-        let told = json!({"error": {"message": "overloaded", "code": status}}).to_string();
-        Response::raw("text/event-stream", [format!("data: {told}\n\n")])
+        let body = json!({"error": {"message": "overloaded", "code": status}}).to_string();
+        Response::raw("text/event-stream", [format!("data: {body}\n\n")])
     };
     for failing in [
         Response::status(529),

@@ -1,4 +1,4 @@
-//! A tool of which the whole host runs only so many calls at a time: over real HTTP.
+//! `max_concurrent` of a tool: the host-wide limit of its calls, over real HTTP.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod support;
@@ -13,7 +13,7 @@ use callsheet::runtime::{OpenSession, SessionHandle, StartedRun};
 use callsheet::types::{RunEnd, ToolStatus};
 use futures::future::join_all;
 use serde_json::json;
-use support::tools::{Stage, registry, registry_with_blocks};
+use support::tools::{CallControl, registry, registry_with_blocks};
 use support::{World, parallel, until_event, within, world};
 
 const NEVER: &str = "Error: not started: the run was ended before";
@@ -22,13 +22,13 @@ fn call(tool: &str, id: &str) -> Call {
     Call::new(tool, json!({"id": id})).id(&format!("call-{id}"))
 }
 
-/// What the model calls, once, where the user says `input`.
-fn asked(input: &str, calls: impl IntoIterator<Item = Call>) -> Response {
+/// A response with these calls to the input `input`.
+fn response_to(input: &str, calls: impl IntoIterator<Item = Call>) -> Response {
     let when = When { last_user: Some(input.to_owned()), ..When::default() };
     Response { when, ..Response::calls(calls) }
 }
 
-/// Only one call of each of these tools may run at a time.
+/// Sets `max_concurrent = 1` for these tools.
 fn one_at_a_time(config: &mut Config) {
     parallel(64)(config);
     for tool in ["waits", "slow_write", "blocks"] {
@@ -40,17 +40,17 @@ fn one_at_a_time(config: &mut Config) {
     agent.limits.cancel_grace = Duration::from_millis(20);
 }
 
-async fn capped(responses: impl IntoIterator<Item = Response>) -> (World, Stage) {
-    let stage = Stage::new();
+async fn capped(responses: impl IntoIterator<Item = Response>) -> (World, CallControl) {
+    let control = CallControl::new();
     let script = Script::of(responses).then_done();
-    (world(script, registry_with_blocks(&stage), one_at_a_time).await, stage)
+    (world(script, registry_with_blocks(&control), one_at_a_time).await, control)
 }
 
 async fn another(world: &World) -> SessionHandle {
     world.host.open_session(OpenSession::default()).await.unwrap()
 }
 
-/// Begins a run, and waits until the call `id` waits for a place of its tool.
+/// Starts a run and waits until the call `id` waits for a permit of its tool.
 async fn run_until_waiting(session: &SessionHandle, input: &str, id: &str) -> StartedRun {
     let mut run = session.start_run(input).await.unwrap();
     let provider_id = format!("call-{id}");
@@ -63,7 +63,7 @@ async fn run_until_waiting(session: &SessionHandle, input: &str, id: &str) -> St
     run
 }
 
-/// Waits until so many calls wait for a place of their tool.
+/// Waits until `calls` calls wait for a permit of their tool.
 async fn until_waiting(world: &World, calls: usize) {
     within(async {
         while world.host.counts().calls_waiting != calls {
@@ -74,22 +74,22 @@ async fn until_waiting(world: &World, calls: usize) {
 }
 
 #[tokio::test]
-async fn one_call_runs_at_a_time_and_the_sessions_take_turns() {
+async fn one_call_runs_at_a_time_and_sessions_take_turns() {
     let one = ["a1", "a2", "a3"].map(|id| call("waits", id));
     let two = ["b1", "b2"].map(|id| call("waits", id));
-    let (world, stage) = capped([asked("one", one), asked("two", two)]).await;
+    let (world, control) = capped([response_to("one", one), response_to("two", two)]).await;
     let first = run_until_waiting(&world.session, "one", "a3").await;
     let other = another(&world).await;
     let second = run_until_waiting(&other, "two", "b2").await;
-    assert_eq!(stage.log(), ["start a1"]);
+    assert_eq!(control.log(), ["start a1"]);
     let mut expected = Vec::new();
-    // One's second call came first, and its third stands behind two's first.
+    // Session one's second call came first; its third is queued behind session two's first.
     for id in ["a1", "a2", "b1", "a3", "b2"] {
-        stage.seen(&format!("start {id}")).await;
+        control.until_logged(&format!("start {id}")).await;
         expected.push(format!("start {id}"));
-        assert_eq!(stage.log(), expected);
+        assert_eq!(control.log(), expected);
         expected.push(format!("end {id}"));
-        stage.release(id);
+        control.release(id);
     }
     for (run, results) in
         [(first, &["done a1", "done a2", "done a3"][..]), (second, &["done b1", "done b2"])]
@@ -99,51 +99,51 @@ async fn one_call_runs_at_a_time_and_the_sessions_take_turns() {
         let found: Vec<_> = report.calls.iter().map(|call| call.result.as_str()).collect();
         assert_eq!(found, results);
     }
-    assert_eq!(stage.log(), expected);
+    assert_eq!(control.log(), expected);
     let page = world.host.telemetry().render();
     assert!(page.contains("callsheet_tool_queue_wait_seconds_count{tool=\"waits\"} 5\n"), "{page}");
     world.assert_paired();
 }
 
 #[tokio::test]
-async fn a_stop_takes_a_call_out_of_the_queue_and_says_that_it_never_started() {
-    let (world, stage) = capped([
-        asked("hold", [call("slow_write", "a")]),
-        asked("stop me", [call("slow_write", "b"), call("writes", "c")]),
-        asked("me too", [call("slow_write", "d")]),
+async fn a_stopped_call_leaves_the_queue_without_having_started() {
+    let (world, control) = capped([
+        response_to("hold", [call("slow_write", "a")]),
+        response_to("stop me", [call("slow_write", "b"), call("writes", "c")]),
+        response_to("me too", [call("slow_write", "d")]),
     ])
     .await;
     let holding = world.session.start_run("hold").await.unwrap();
-    stage.seen("start a").await;
+    control.until_logged("start a").await;
     let other = another(&world).await;
     let stopped = run_until_waiting(&other, "stop me", "b").await;
-    // What waits for its place does not hold up what may run beside it.
-    stage.seen("end c").await;
+    // A call that waits for a permit does not delay calls of other tools.
+    control.until_logged("end c").await;
     other.stop(StopMode::Now).await.unwrap();
     let report = within(stopped.report).await.unwrap();
     assert_eq!(report.run_end, RunEnd::Stopped);
-    let told: Vec<_> = report.calls.iter().map(|c| (c.status, c.result.as_str())).collect();
-    assert_eq!(told, [(ToolStatus::Cancelled, NEVER), (ToolStatus::Ok, "done c")]);
+    let outcomes: Vec<_> = report.calls.iter().map(|c| (c.status, c.result.as_str())).collect();
+    assert_eq!(outcomes, [(ToolStatus::Cancelled, NEVER), (ToolStatus::Ok, "done c")]);
     assert_eq!(world.host.counts().calls_waiting, 0);
     let next = run_until_waiting(&other, "me too", "d").await;
-    stage.release("a");
-    stage.seen("start d").await;
-    stage.release("d");
+    control.release("a");
+    control.until_logged("start d").await;
+    control.release("d");
     assert_eq!(within(holding.report).await.unwrap().run_end, RunEnd::Answered);
     assert_eq!(within(next.report).await.unwrap().run_end, RunEnd::Answered);
-    assert!(!stage.log().contains(&"start b".to_owned()));
+    assert!(!control.log().contains(&"start b".to_owned()));
     world.assert_paired();
 }
 
 #[tokio::test]
-async fn a_tools_time_does_not_run_while_its_call_waits() {
-    let stage = Stage::new();
+async fn the_tool_timeout_does_not_include_the_wait_for_a_permit() {
+    let control = CallControl::new();
     let script = Script::of([
-        asked("hold", [call("waits", "a")]),
-        // When the second has timed out, the first has waited for longer than its own time.
-        asked("hurry", [call("waits", "b"), call("hangs", "c")]),
+        response_to("hold", [call("waits", "a")]),
+        // When the second call times out, the first has waited longer than its own timeout.
+        response_to("hurry", [call("waits", "b"), call("hangs", "c")]),
     ]);
-    let world = world(script.then_done(), registry(&stage), |config| {
+    let world = world(script.then_done(), registry(&control), |config| {
         one_at_a_time(config);
         let mut hurried = config.agents["default"].clone();
         hurried.limits.tool_timeout = Some(Duration::from_millis(300));
@@ -151,26 +151,29 @@ async fn a_tools_time_does_not_run_while_its_call_waits() {
     })
     .await;
     let holding = world.session.start_run("hold").await.unwrap();
-    stage.seen("start a").await;
+    control.until_logged("start a").await;
     let open = OpenSession { agent: Some("hurried".into()), ..OpenSession::default() };
     let hurried = world.host.open_session(open).await.unwrap();
     let mut run = hurried.start_run("hurry").await.unwrap();
     until_event(&mut run.events, |event| event["status"] == "timeout").await;
-    stage.release("b");
-    stage.release("a");
+    control.release("b");
+    control.release("a");
     let report = within(run.report).await.unwrap();
-    let told: Vec<_> = report.calls.iter().map(|call| call.status).collect();
-    assert_eq!(told, [ToolStatus::Ok, ToolStatus::TimedOut]);
-    assert!(report.calls[0].wait_ms >= 300, "its wait is told: {}", report.calls[0].wait_ms);
+    let outcomes: Vec<_> = report.calls.iter().map(|call| call.status).collect();
+    assert_eq!(outcomes, [ToolStatus::Ok, ToolStatus::TimedOut]);
+    assert!(report.calls[0].wait_ms >= 300, "wait_ms is missing: {}", report.calls[0].wait_ms);
     within(holding.report).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_thread_that_was_given_up_keeps_its_place_until_it_ends() {
-    let (world, stage) =
-        capped([asked("hold", [call("blocks", "a")]), asked("then", [call("blocks", "b")])]).await;
+async fn an_abandoned_thread_keeps_its_permit_until_it_ends() {
+    let (world, control) = capped([
+        response_to("hold", [call("blocks", "a")]),
+        response_to("then", [call("blocks", "b")]),
+    ])
+    .await;
     let holding = world.session.start_run("hold").await.unwrap();
-    stage.seen("start a").await;
+    control.until_logged("start a").await;
     let other = another(&world).await;
     let waiting = run_until_waiting(&other, "then", "b").await;
     world.session.stop(StopMode::Now).await.unwrap();
@@ -181,24 +184,27 @@ async fn a_thread_that_was_given_up_keeps_its_place_until_it_ends() {
         }
     })
     .await;
-    // Its call is answered, and even its session may go: the thread still works.
+    // The call has its result and the session may close, while the thread still runs.
     world.session.close().await.unwrap();
-    assert_eq!((world.host.counts().calls_waiting, stage.log()), (1, vec!["start a".to_owned()]));
-    stage.release("b");
-    stage.release("a");
+    assert_eq!((world.host.counts().calls_waiting, control.log()), (1, vec!["start a".to_owned()]));
+    control.release("b");
+    control.release("a");
     let report = within(waiting.report).await.unwrap();
     assert_eq!(report.calls[0].status, ToolStatus::Ok);
-    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
 }
 
 #[tokio::test]
-async fn sessions_that_are_stopped_or_closed_leave_the_queue_empty() {
-    let many = Response { repeat: true, ..asked("queue", [call("waits", "b")]) };
-    let (world, stage) =
-        capped([asked("hold", [call("waits", "a")]), many, asked("at last", [call("waits", "c")])])
-            .await;
+async fn stopped_and_closed_sessions_leave_the_queue() {
+    let many = Response { repeat: true, ..response_to("queue", [call("waits", "b")]) };
+    let (world, control) = capped([
+        response_to("hold", [call("waits", "a")]),
+        many,
+        response_to("at last", [call("waits", "c")]),
+    ])
+    .await;
     let holding = world.session.start_run("hold").await.unwrap();
-    stage.seen("start a").await;
+    control.until_logged("start a").await;
     let sessions = join_all((0..100).map(|_| another(&world))).await;
     let runs = join_all(sessions.iter().map(|session| session.start_run("queue"))).await;
     until_waiting(&world, 100).await;
@@ -214,22 +220,22 @@ async fn sessions_that_are_stopped_or_closed_leave_the_queue_empty() {
         assert_eq!(report.calls[0].result, NEVER);
     }
     assert_eq!(world.host.counts().calls_waiting, 0);
-    stage.release("c");
-    stage.release("a");
+    control.release("c");
+    control.release("a");
     within(holding.report).await.unwrap();
     let report = within(sessions[0].run("at last")).await.unwrap();
     assert_eq!(report.calls[0].result, "done c");
-    assert_eq!(stage.log(), ["start a", "end a", "start c", "end c"]);
+    assert_eq!(control.log(), ["start a", "end a", "start c", "end c"]);
 }
 
 #[tokio::test]
-async fn a_tool_that_panics_or_hangs_gives_its_place_back() {
-    let stage = Stage::new();
+async fn a_tool_that_panics_or_hangs_releases_its_permit() {
+    let control = CallControl::new();
     let responses = [
-        asked("panic", [call("panics", "a"), call("panics", "b")]),
-        asked("hang", [call("hangs", "c"), call("hangs", "d")]),
+        response_to("panic", [call("panics", "a"), call("panics", "b")]),
+        response_to("hang", [call("hangs", "c"), call("hangs", "d")]),
     ];
-    let world = world(Script::of(responses).then_done(), registry(&stage), |config| {
+    let world = world(Script::of(responses).then_done(), registry(&control), |config| {
         parallel(8)(config);
         for tool in ["panics", "hangs"] {
             let max_concurrent = NonZeroU32::new(1);
@@ -242,9 +248,9 @@ async fn a_tool_that_panics_or_hangs_gives_its_place_back() {
     .await;
     for (input, status) in [("panic", ToolStatus::Failed), ("hang", ToolStatus::TimedOut)] {
         let report = world.run(input).await;
-        let told: Vec<_> = report.calls.iter().map(|call| call.status).collect();
-        assert_eq!(told, [status, status], "{input}");
+        let outcomes: Vec<_> = report.calls.iter().map(|call| call.status).collect();
+        assert_eq!(outcomes, [status, status], "{input}");
     }
-    assert_eq!(stage.log(), ["start a", "start b", "start c", "start d"]);
+    assert_eq!(control.log(), ["start a", "start b", "start c", "start d"]);
     world.until_idle().await;
 }

@@ -64,7 +64,7 @@ fn signal(child: &Child, name: &str) {
 }
 
 #[test]
-fn a_prompt_is_answered_offline_with_the_answer_alone_on_stdout() {
+fn run_prints_only_the_answer_on_stdout() {
     let output = Folder::new("answer").run(&["run", PROMPT]);
     let (out, err) = (stdout(&output), stderr(&output));
     assert_eq!(output.status.code(), Some(0), "{err}");
@@ -78,7 +78,7 @@ fn a_prompt_is_answered_offline_with_the_answer_alone_on_stdout() {
 }
 
 #[test]
-fn events_are_printed_as_json_one_a_line() {
+fn run_json_prints_one_event_per_line() {
     let folder = Folder::new("json");
     let output = folder.run(&["run", "--json", "--execution", "parallel", PROMPT]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -93,9 +93,9 @@ fn events_are_printed_as_json_one_a_line() {
 }
 
 #[test]
-fn flags_and_environment_choose_how_it_is_answered() {
+fn flags_and_environment_change_the_run() {
     let folder = Folder::new("flags");
-    // How many calls the first response made that were run.
+    // The number of calls of the first response that ran.
     let results = |args: &[&str], env: Option<(&str, &str)>| {
         let mut command = folder.command(&[&["run", "--json"], args, &[PROMPT]].concat());
         command.envs(env);
@@ -113,7 +113,7 @@ fn flags_and_environment_choose_how_it_is_answered() {
 }
 
 #[test]
-fn bad_usage_and_configuration_are_one_line_and_status_2() {
+fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
     let folder = Folder::new("usage")
         .with("key.toml", "[models.m]\nbase_url='http://h/v1'\nmodel='x'\napi_key_env='NO_KEY'\n")
         .with("root.toml", "[tools.read_file]\nroot = 'no-such-folder'\n")
@@ -135,7 +135,7 @@ fn bad_usage_and_configuration_are_one_line_and_status_2() {
         (vec!["run", "--rehearsal", "--model", "m", "x"], "cannot be used with"),
         (vec!["run", "--config", "none.toml", "x"], "read none.toml: No such file"),
         (vec!["serve", "--config", "."], "read .: "),
-        (vec!["--config", "latin.toml", "--check"], "read latin.toml: it is no UTF-8 text"),
+        (vec!["--config", "latin.toml", "--check"], "read latin.toml: it is not UTF-8 text"),
         (
             vec!["--config", "typo.toml", "--check"],
             "typo.toml:3: agents.default.limits.max_turn: unknown key (did you mean max_turns?)",
@@ -167,7 +167,7 @@ fn bad_usage_and_configuration_are_one_line_and_status_2() {
 }
 
 #[test]
-fn the_file_at_hand_is_read_and_checked() {
+fn the_default_configuration_file_is_read_and_checked() {
     let text = "[agents.writer]\nmodel = 'rehearsal'\ntools = ['clock']\n";
     let folder = Folder::new("check").with("callsheet.toml", text);
     let output = folder.run(&["serve", "--check"]);
@@ -178,7 +178,7 @@ fn the_file_at_hand_is_read_and_checked() {
 }
 
 #[test]
-fn help_is_no_error() {
+fn help_exits_with_success() {
     let folder = Folder::new("help");
     for (args, part) in [
         (vec!["--help"], "Commands:"),
@@ -195,7 +195,7 @@ fn help_is_no_error() {
 }
 
 #[test]
-fn runs_that_do_not_end_well_say_so_by_status() {
+fn failed_and_limited_runs_have_their_own_exit_status() {
     let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let model = format!("[models.m]\nbase_url='http://{closed}/v1'\nmodel='x'\nmax_attempts=1\n");
     let folder = Folder::new("ends")
@@ -209,29 +209,30 @@ fn runs_that_do_not_end_well_say_so_by_status() {
 }
 
 #[test]
-fn where_nobody_can_be_asked_calls_are_rejected_unless_all_are_approved() {
+fn without_a_terminal_calls_are_rejected_unless_approve_is_given() {
     let config = "[tools.calculator]\napproval = 'before'\n";
     let folder = Folder::new("approve").with("callsheet.toml", config);
-    let (why, line) =
-        ("nobody can be asked: standard input is no terminal", "- calculator rejected");
+    let (reason, line) =
+        ("no approval is possible: standard input is not a terminal", "- calculator rejected");
     let output = folder.run(&["run", PROMPT]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert!(stdout(&output).contains(why), "{}", stdout(&output));
-    assert!(stderr(&output).lines().any(|said| said == line), "{}", stderr(&output));
+    assert!(stdout(&output).contains(reason), "{}", stdout(&output));
+    assert!(stderr(&output).lines().any(|printed| printed == line), "{}", stderr(&output));
     let output = folder.run(&["run", "--approve", PROMPT]);
     assert!(stdout(&output).contains("399.5"), "{}", stdout(&output));
     for (args, status) in [(&["--json"][..], "refused"), (&["--json", "--approve"], "success")] {
         let output = folder.run(&[&["run"], args, &[PROMPT]].concat());
         let events = events(&output);
-        let asked = events.iter().find(|event| event["type"] == "tool_approval").unwrap();
-        let of_it =
-            |event: &&Value| event["type"] == "tool_result" && event["tool_id"] == asked["tool_id"];
-        assert_eq!(events.iter().find(of_it).unwrap()["status"], status, "{args:?}");
+        let approval = events.iter().find(|event| event["type"] == "tool_approval").unwrap();
+        let is_result = |event: &&Value| {
+            event["type"] == "tool_result" && event["tool_id"] == approval["tool_id"]
+        };
+        assert_eq!(events.iter().find(is_result).unwrap()["status"], status, "{args:?}");
     }
 }
 
-/// A model that begins an answer and then waits.
-async fn held() -> Rehearsal {
+/// Starts a model that streams the beginning of an answer and then waits.
+async fn model_that_pauses() -> Rehearsal {
     let script = json!({"responses": [
         {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]}
     ]});
@@ -240,22 +241,22 @@ async fn held() -> Rehearsal {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_interrupt_stops_the_run_and_says_so() {
-    let model = held().await;
+async fn an_interrupt_stops_the_run_and_reports_its_end() {
+    let model = model_that_pauses().await;
     let folder = Folder::new("interrupt");
     let url = model.base_url();
     let mut child = folder.start(&["run", "--json", "--base-url", &url, "--model", "m", "x"]);
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let first_text = lines.find(|line| line.as_ref().unwrap().contains("content_delta"));
-    assert!(first_text.is_some(), "the answer began");
+    assert!(first_text.is_some(), "the answer has started");
     signal(&child, "INT");
     let last: Value = serde_json::from_str(&lines.last().unwrap().unwrap()).unwrap();
     assert_eq!((&last["type"], &last["run_end"]), (&json!("stream_end"), &json!("stopped")));
-    assert_eq!(last["text"], "Now ", "what had come is kept");
+    assert_eq!(last["text"], "Now ", "the text before the interrupt is kept");
     assert_eq!(child.wait().unwrap().code(), Some(130));
 
-    // And for people, without events.
-    let model = held().await;
+    // The same without --json.
+    let model = model_that_pauses().await;
     let url = model.base_url();
     let child = folder.start(&["run", "--base-url", &url, "--model", "m", "x"]);
     model.gate_reached("middle").await;
@@ -266,8 +267,8 @@ async fn an_interrupt_stops_the_run_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reader_that_leaves_ends_the_run_without_a_panic() {
-    let model = held().await;
+async fn a_closed_stdout_ends_the_run_without_a_panic() {
+    let model = model_that_pauses().await;
     let folder = Folder::new("pipe");
     let url = model.base_url();
     let mut child = folder.start(&["run", "--json", "--base-url", &url, "--model", "m", "x"]);
@@ -277,15 +278,15 @@ async fn a_reader_that_leaves_ends_the_run_without_a_panic() {
     assert_eq!(stderr(&output), "");
 }
 
-/// A host that listens, with its address and the rest of what it says on stderr.
-struct Served {
+/// A `callsheet serve` process, its address and its stderr.
+struct ServeProcess {
     child: Child,
     addr: SocketAddr,
     err: BufReader<std::process::ChildStderr>,
     banner: String,
 }
 
-fn serve(folder: &Folder, args: &[&str]) -> Served {
+fn serve(folder: &Folder, args: &[&str]) -> ServeProcess {
     let mut child = folder.start(&[&["serve", "--listen", "127.0.0.1:0"], args].concat());
     let mut err = BufReader::new(child.stderr.take().unwrap());
     let mut banner = String::new();
@@ -294,10 +295,10 @@ fn serve(folder: &Folder, args: &[&str]) -> Served {
     }
     let rest = banner.split("listening on http://").nth(1).expect("the banner names its address");
     let addr = rest.split_whitespace().next().unwrap().parse().unwrap();
-    Served { child, addr, err, banner }
+    ServeProcess { child, addr, err, banner }
 }
 
-fn ask(addr: SocketAddr, request: &str) -> String {
+fn send(addr: SocketAddr, request: &str) -> String {
     let mut stream = TcpStream::connect(addr).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
     let mut answer = String::new();
@@ -314,34 +315,34 @@ fn post(path: &str, body: &str) -> String {
 }
 
 #[test]
-fn a_host_serves_until_it_is_told_to_stop() {
+fn serve_runs_until_a_signal() {
     for name in ["TERM", "INT"] {
         let folder = Folder::new(&format!("serve-{name}"));
-        let Served { mut child, addr, mut err, banner } = serve(&folder, &[]);
+        let ServeProcess { mut child, addr, mut err, banner } = serve(&folder, &[]);
         assert!(banner.contains("the offline rehearsal model"), "{banner}");
         assert!(banner.contains("callsheet run ") && banner.contains("curl "), "{banner}");
-        let opened = ask(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
+        let opened = send(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
         assert!(opened.starts_with("HTTP/1.1 201 "), "{opened}");
         let body = format!("{{\"input\":{PROMPT:?},\"wait\":true}}");
-        let answered = ask(addr, &post("/v1/sessions/s/runs", &body));
+        let answered = send(addr, &post("/v1/sessions/s/runs", &body));
         assert!(answered.contains("399.5"), "{answered}");
         signal(&child, name);
         let mut rest = String::new();
         err.read_to_string(&mut rest).unwrap();
         assert_eq!(child.wait().unwrap().code(), Some(0), "{rest}");
-        assert!(TcpStream::connect(addr).is_err(), "nobody listens any more");
+        assert!(TcpStream::connect(addr).is_err(), "the host no longer listens");
     }
 }
 
 #[test]
-fn a_host_whose_log_nobody_reads_goes_on() {
+fn serve_continues_after_its_stderr_is_closed() {
     let folder = Folder::new("serve-closed");
-    let Served { mut child, addr, err, .. } = serve(&folder, &[]);
+    let ServeProcess { mut child, addr, err, .. } = serve(&folder, &[]);
     drop(err);
-    ask(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
+    send(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
     for _ in 0..2 {
         let body = format!("{{\"input\":{PROMPT:?},\"wait\":true}}");
-        let answered = ask(addr, &post("/v1/sessions/s/runs", &body));
+        let answered = send(addr, &post("/v1/sessions/s/runs", &body));
         assert!(answered.contains("\"run_end\":\"answered\""), "{answered}");
     }
     signal(&child, "TERM");
@@ -349,15 +350,15 @@ fn a_host_whose_log_nobody_reads_goes_on() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_host_that_is_stopped_answers_what_runs() {
-    let model = held().await;
+async fn a_stopped_host_reports_its_interrupted_runs() {
+    let model = model_that_pauses().await;
     let folder = Folder::new("serve-run").with("c.toml", "[host]\nshutdown_grace = '0s'\n");
     let url = model.base_url();
     let args = ["--config", "c.toml", "--base-url", &url, "--model", "m"];
-    let Served { mut child, addr, mut err, .. } = serve(&folder, &args);
+    let ServeProcess { mut child, addr, mut err, .. } = serve(&folder, &args);
     let report = tokio::task::spawn_blocking(move || {
-        ask(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
-        ask(addr, &post("/v1/sessions/s/runs", "{\"input\":\"x\",\"wait\":true}"))
+        send(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
+        send(addr, &post("/v1/sessions/s/runs", "{\"input\":\"x\",\"wait\":true}"))
     });
     model.gate_reached("middle").await;
     signal(&child, "TERM");
@@ -369,12 +370,12 @@ async fn a_host_that_is_stopped_answers_what_runs() {
 }
 
 #[test]
-fn logs_may_be_json() {
+fn log_lines_can_be_json() {
     let folder = Folder::new("logs");
-    let Served { mut child, addr, mut err, .. } = serve(&folder, &["--log-format", "json"]);
-    ask(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
+    let ServeProcess { mut child, addr, mut err, .. } = serve(&folder, &["--log-format", "json"]);
+    send(addr, &post("/v1/sessions", "{\"id\":\"s\"}"));
     let body = format!("{{\"input\":{PROMPT:?},\"wait\":true}}");
-    ask(addr, &post("/v1/sessions/s/runs", &body));
+    send(addr, &post("/v1/sessions/s/runs", &body));
     signal(&child, "TERM");
     let mut rest = String::new();
     err.read_to_string(&mut rest).unwrap();
@@ -385,7 +386,7 @@ fn logs_may_be_json() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn images_go_with_the_prompt() {
+async fn images_are_sent_with_the_prompt() {
     let script = json!({"responses": [{"text": ["A pixel."]}]});
     let script: Script = serde_json::from_value(script).unwrap();
     let model = Rehearsal::with_script(script).await.unwrap();
@@ -407,12 +408,12 @@ async fn images_go_with_the_prompt() {
 }
 
 #[test]
-fn what_is_no_image_is_said_before_anything_starts() {
+fn invalid_images_are_reported_before_the_run() {
     let folder = Folder::new("no-image").with("a.txt", "hello");
     let large = std::fs::File::create(folder.0.join("large.png")).unwrap();
     large.set_len((20 << 20) + 1).unwrap();
-    for (image, why) in [
-        ("a.txt", "--image: \"a.txt\" is no png, jpeg, gif or webp image"),
+    for (image, reason) in [
+        ("a.txt", "--image: \"a.txt\" is not a png, jpeg, gif or webp image"),
         ("none.png", "--image: read \"none.png\": "),
         (".", "--image: read \".\": "),
         ("large.png", "--image: \"large.png\" has more than 20 MB"),
@@ -421,12 +422,12 @@ fn what_is_no_image_is_said_before_anything_starts() {
         let output = folder.run(&["run", "--image", image, "look"]);
         let err = stderr(&output);
         assert_eq!((output.status.code(), err.lines().count()), (Some(2), 1), "{err}");
-        assert!(err.contains(why), "{err}");
+        assert!(err.contains(reason), "{err}");
     }
 }
 
 #[test]
-fn a_recording_is_decoded() {
+fn decode_prints_a_recording_as_json() {
     let folder = Folder::new("decode").with(
         "r.sse",
         "data: {\"choices\":[{\"delta\":{\"content\":\"hi\"},\"finish_reason\":\"stop\"}]}\n\n\

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use callsheet::config::{
-    AgentConfig, Approval, BaseUrl, Config, Durability, JournalConfig, JournalEngine, Limits,
+    AgentConfig, ApprovalPolicy, BaseUrl, Config, Durability, JournalConfig, JournalEngine, Limits,
     ModelConfig, OnExcess, REHEARSAL, Resume, StartPolicy, ToolEffect, ToolOverride, ToolPattern,
     Wire,
 };
@@ -82,6 +82,7 @@ stream = false
 connect_timeout = "1s"
 first_event_timeout = "2m"
 idle_timeout = "250ms"
+answer_timeout = "10m"
 max_attempts = 1
 max_concurrent_requests = 8
 breaker_failures = 2
@@ -118,6 +119,7 @@ extra_body = { seed = 4, nested = { on = true } }
         connect_timeout: Duration::from_secs(1),
         first_event_timeout: Duration::from_secs(120),
         idle_timeout: Duration::from_millis(250),
+        answer_timeout: Duration::from_secs(600),
         max_attempts: 1,
         max_concurrent_requests: NonZeroU32::new(8),
         breaker_failures: Some(2),
@@ -224,7 +226,7 @@ allow = ["localhost:8080", "10.0.0.0/8", "fd00::/8", "::1", "intranet"]
         blocking: Some(false),
         max_concurrent: NonZeroU32::new(4),
         timeout: Some(Duration::from_secs(5)),
-        approval: Some(Approval::BEFORE),
+        approval: Some(ApprovalPolicy::BEFORE),
         approval_timeout: Some(Duration::from_secs(3600)),
         root: Some(PathBuf::from("docs")),
         allow: Vec::new(),

@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 
 use callsheet::response::{ResponseAssembler, ResponseLimits, describe_response, ended_well};
-use callsheet::wire::{Decoder, DecoderLimits, Framing, PayloadTemplates, Wire};
+use callsheet::wire::{Decoder, DecoderOptions, Framing, PayloadTemplates, Wire};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -62,7 +62,7 @@ struct State {
 impl State {
     fn new(wire: Wire, framing: Framing) -> Self {
         Self {
-            decoder: Decoder::new(wire, framing, DecoderLimits::default()),
+            decoder: Decoder::new(wire, framing, DecoderOptions::default()),
             response: ResponseAssembler::new(ResponseLimits::default()),
         }
     }
@@ -228,7 +228,7 @@ fn with_the_shapes_of_other_responses() {
         let whole = decode(*wire, *framing, [&body[..]]);
         for pieces in [body.len().max(1), 7] {
             let decoder =
-                Decoder::with_templates(*wire, *framing, DecoderLimits::default(), shapes.clone());
+                Decoder::with_templates(*wire, *framing, DecoderOptions::default(), shapes.clone());
             let mut state = State { decoder, ..State::new(*wire, *framing) };
             body.chunks(pieces).for_each(|piece| state.push(piece));
             let State { mut decoder, mut response } = state;

@@ -16,11 +16,11 @@ use callsheet::types::Wire;
 use serde_json::{Value, json};
 use support::{parallel, world_of};
 
-/// Accepts any arguments; every second tool has effects.
-struct Anything(ToolSpec);
+/// A tool that accepts any arguments. Every second one has effects.
+struct AnyArgumentsTool(ToolSpec);
 
 #[async_trait]
-impl Tool for Anything {
+impl Tool for AnyArgumentsTool {
     fn spec(&self) -> ToolSpec {
         self.0.clone()
     }
@@ -49,14 +49,14 @@ fn registry(names: &BTreeSet<String>) -> ToolRegistry {
         let schema = InputSchema::parse(json!({"type": "object"})).unwrap();
         let spec = ToolSpec::with_schema(name, "A recorded tool.", schema);
         let spec = if index % 2 == 0 { spec.pure() } else { spec };
-        // Names that no provider would accept stay unknown.
-        let _ = registry.register(Anything(spec));
+        // Names that providers would refuse are not registered.
+        let _ = registry.register(AnyArgumentsTool(spec));
     }
     registry
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_recording_ends_a_run_in_a_named_state_with_a_valid_history() {
+async fn every_recording_ends_its_run_with_the_expected_end_and_a_valid_history() {
     let Some(folder) = corpus() else { return };
     let manifest = std::fs::read_to_string(folder.join("MANIFEST.jsonl")).unwrap();
     let mut served = 0;
@@ -68,7 +68,7 @@ async fn every_recording_ends_a_run_in_a_named_state_with_a_valid_history() {
             "sse" => ("text/event-stream", body),
             "json" | "json-array" => ("application/json", body),
             _ if wire == Wire::OllamaChat => ("application/x-ndjson", body),
-            // The recorder kept the payloads only; they were sent as events.
+            // The recording holds only the payloads, which were sent as events.
             _ => ("text/event-stream", as_events(&body)),
         };
         let expected = &entry["expected"];
@@ -76,7 +76,7 @@ async fn every_recording_ends_a_run_in_a_named_state_with_a_valid_history() {
         let calls: Vec<_> = calls.iter().filter(|c| c["kind"] != "server_tool_use").collect();
         let names: BTreeSet<String> =
             calls.iter().filter_map(|call| call["name"].as_str().map(str::to_owned)).collect();
-        // In reads of 997 bytes: no boundary of the recording is one of the reads.
+        // Reads of 997 bytes do not coincide with boundaries of the recording.
         let chunks: Vec<Vec<u8>> = body.chunks(997).map(<[u8]>::to_vec).collect();
         let mut recorded = Response::raw(content_type, chunks);
         recorded.status = entry["http_status"].as_u64().map(|status| status as u16);
@@ -89,7 +89,7 @@ async fn every_recording_ends_a_run_in_a_named_state_with_a_valid_history() {
         let finish = expected["finish_reason"].as_str();
         let good = ["stop", "tool_calls", "end_turn", "tool_use", "STOP", "completed"];
         let whole = expected["error"].is_null() && finish.is_some_and(|word| good.contains(&word));
-        // Where another reading is as good, the manifest has the calls of one.
+        // If several readings are valid, the manifest lists the calls of one.
         if whole && entry["ambiguous"] != true {
             assert_eq!(report.calls.len(), calls.len(), "{file}");
             for (call, expected) in report.calls.iter().zip(calls) {
@@ -100,10 +100,10 @@ async fn every_recording_ends_a_run_in_a_named_state_with_a_valid_history() {
                 }
             }
         }
-        // The strict server would refuse a history that is not paired.
+        // The strict server refuses a history with unpaired calls.
         let after = world.run("and now?").await;
         assert_eq!(after.run_end, RunEnd::Answered, "{file}: {:?}", after.error);
-        // A recorded refusal is none of ours.
+        // A refusal in the recording does not count.
         if entry["http_status"] != 400 {
             world.assert_paired();
         }

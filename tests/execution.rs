@@ -1,4 +1,4 @@
-//! Sequential order, parallel with reversed finishing order, early start: over real HTTP.
+//! Sequential and parallel execution and early start of calls, over real HTTP.
 #![expect(clippy::disallowed_methods, reason = "a test watches beside its run")]
 
 mod support;
@@ -6,7 +6,7 @@ mod support;
 use callsheet::rehearsal::{At, Call, Response, Script};
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::json;
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{events, kinds, parallel, results, within, world};
 
 fn call(tool: &str, id: &str) -> Call {
@@ -14,13 +14,13 @@ fn call(tool: &str, id: &str) -> Call {
 }
 
 #[tokio::test]
-async fn in_sequence_each_call_ends_before_the_next_starts() {
-    let stage = Stage::new();
+async fn sequential_calls_end_before_the_next_starts() {
+    let control = CallControl::new();
     let calls = [call("quick", "a"), call("writes", "b"), call("quick", "c")];
     let script = Script::of([Response::calls(calls), Response::text("All done.")]);
-    let world = world(script, registry(&stage), |_| {}).await;
+    let world = world(script, registry(&control), |_| {}).await;
     let report = world.run("go").await;
-    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b", "start c", "end c"]);
+    assert_eq!(control.log(), ["start a", "end a", "start b", "end b", "start c", "end c"]);
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "All done."));
     assert_eq!(
         results(&world.last_messages()),
@@ -30,19 +30,19 @@ async fn in_sequence_each_call_ends_before_the_next_starts() {
 }
 
 #[tokio::test]
-async fn in_parallel_results_are_in_call_order_whatever_the_finishing_order() {
-    let stage = Stage::new();
+async fn parallel_results_keep_call_order() {
+    let control = CallControl::new();
     let calls = ["a", "b", "c", "d"].map(|id| call("waits", id));
     let script = Script::of([Response::calls(calls), Response::text("All done.")]);
-    let world = world(script, registry(&stage), parallel(8)).await;
+    let world = world(script, registry(&control), parallel(8)).await;
     let started = world.session.start_run("go").await.unwrap();
     let watcher = tokio::task::spawn(events(started.events));
     for id in ["a", "b", "c", "d"] {
-        stage.seen(&format!("start {id}")).await;
+        control.until_logged(&format!("start {id}")).await;
     }
     for id in ["d", "c", "b", "a"] {
-        stage.release(id);
-        stage.seen(&format!("end {id}")).await;
+        control.release(id);
+        control.until_logged(&format!("end {id}")).await;
     }
     let report = within(started.report).await.unwrap();
     let order: Vec<_> = report.calls.iter().map(|call| call.result.as_str()).collect();
@@ -62,35 +62,35 @@ async fn in_parallel_results_are_in_call_order_whatever_the_finishing_order() {
 }
 
 #[tokio::test]
-async fn at_most_max_calls_run_at_once() {
-    let stage = Stage::new();
+async fn parallel_execution_runs_at_most_max_calls() {
+    let control = CallControl::new();
     let calls = ["a", "b", "c"].map(|id| call("waits", id));
     let script = Script::of([Response::calls(calls), Response::text("All done.")]);
-    let world = world(script, registry(&stage), parallel(2)).await;
+    let world = world(script, registry(&control), parallel(2)).await;
     let started = world.session.start_run("go").await.unwrap();
-    stage.seen("start a").await;
-    stage.seen("start b").await;
-    assert!(!stage.log().contains(&"start c".to_owned()));
-    stage.release("b");
-    stage.seen("start c").await;
-    stage.release("a");
-    stage.release("c");
+    control.until_logged("start a").await;
+    control.until_logged("start b").await;
+    assert!(!control.log().contains(&"start c".to_owned()));
+    control.release("b");
+    control.until_logged("start c").await;
+    control.release("a");
+    control.release("c");
     assert_eq!(within(started.report).await.unwrap().run_end, RunEnd::Answered);
 }
 
 #[tokio::test]
-async fn a_pure_call_starts_and_ends_while_the_response_still_streams() {
-    let stage = Stage::new();
+async fn a_pure_call_runs_while_the_response_streams() {
+    let control = CallControl::new();
     let calls = [call("quick", "a"), call("writes", "b"), call("quick", "c")];
     let response = Response::calls(calls).hold(At::Finish, "finish");
     let script = Script::of([response, Response::text("All done.")]);
-    let world = world(script, registry(&stage), parallel(8)).await;
+    let world = world(script, registry(&control), parallel(8)).await;
     let started = world.session.start_run("go").await.unwrap();
     let watcher = tokio::task::spawn(events(started.events));
     within(world.model.gate_reached("finish")).await;
-    stage.seen("end a").await;
-    // The effect waits for the finish, and the read behind it waits for the effect's ticket.
-    assert_eq!(stage.log(), ["start a", "end a"]);
+    control.until_logged("end a").await;
+    // The call with effects waits for the finish; the read after it waits for that call's ticket.
+    assert_eq!(control.log(), ["start a", "end a"]);
     world.model.release("finish");
     let report = within(started.report).await.unwrap();
     assert!(report.calls.iter().all(|call| call.status == ToolStatus::Ok));
@@ -104,45 +104,45 @@ async fn a_pure_call_starts_and_ends_while_the_response_still_streams() {
 }
 
 #[tokio::test]
-async fn early_start_switched_off_holds_everything_back() {
-    let stage = Stage::new();
+async fn without_early_start_calls_wait_for_the_finish() {
+    let control = CallControl::new();
     let calls = [call("quick", "a"), call("quick", "b")];
     let response = Response::calls(calls).hold(At::Finish, "finish");
     let script = Script::of([response, Response::text("All done.")]);
-    let world = world(script, registry(&stage), |config| {
+    let world = world(script, registry(&control), |config| {
         config.agents.get_mut("default").unwrap().early_start = false;
     })
     .await;
     let started = world.session.start_run("go").await.unwrap();
     within(world.model.gate_reached("finish")).await;
-    assert_eq!(stage.log(), [""; 0]);
+    assert_eq!(control.log(), [""; 0]);
     world.model.release("finish");
     within(started.report).await.unwrap();
-    assert_eq!(stage.log().len(), 4);
+    assert_eq!(control.log().len(), 4);
 }
 
 #[tokio::test]
-async fn identical_calls_of_one_response_run_once_and_each_is_answered() {
-    let stage = Stage::new();
+async fn identical_calls_run_once_and_share_the_result() {
+    let control = CallControl::new();
     let calls = [call("writes", "a"), Call::new("writes", json!({"id": "a"})).id("again")];
     let script = Script::of([Response::calls(calls), Response::text("All done.")]);
-    let world = world(script, registry(&stage), parallel(8)).await;
+    let world = world(script, registry(&control), parallel(8)).await;
     let report = world.run("go").await;
-    assert_eq!(stage.log(), ["start a", "end a"]);
+    assert_eq!(control.log(), ["start a", "end a"]);
     assert_eq!(results(&world.last_messages()), [("call-a", "done a"), ("again", "done a")]);
     assert_eq!(report.calls[1].metadata, json!({"duplicate_of": "t1a1c0"}));
     world.assert_paired();
 }
 
 #[tokio::test]
-async fn the_events_of_a_run_come_in_order_and_tell_it_whole() {
-    let stage = Stage::new();
+async fn the_events_of_a_run_are_complete_and_ordered() {
+    let control = CallControl::new();
     let first = Response {
         text: vec!["Let me ".into(), "look.".into()],
         ..Response::calls([call("quick", "a")])
     };
     let script = Script::of([first, Response::text("It is a.")]);
-    let world = world(script, registry(&stage), |_| {}).await;
+    let world = world(script, registry(&control), |_| {}).await;
     let started = world.session.start_run("go").await.unwrap();
     let events = events(started.events).await;
     assert_eq!(

@@ -1,4 +1,4 @@
-//! What goes wrong ends one call, or one attempt, and nothing else: over real HTTP.
+//! Failures of calls and attempts stay contained, over real HTTP.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod support;
@@ -11,7 +11,7 @@ use callsheet::rehearsal::{At, Call, Finish, Response, Script};
 use callsheet::tool::ToolRegistry;
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, events, parallel, results, until_event, within, world};
 
 fn call(tool: &str, id: &str) -> Call {
@@ -26,15 +26,15 @@ fn limits(config: &mut Config) -> &mut callsheet::config::Limits {
     &mut config.agents.get_mut("default").expect("the agent").limits
 }
 
-async fn scripted(responses: impl IntoIterator<Item = Response>) -> (World, Stage) {
-    let stage = Stage::new();
-    let world = world(Script::of(responses), registry(&stage), parallel(8)).await;
-    (world, stage)
+async fn scripted(responses: impl IntoIterator<Item = Response>) -> (World, CallControl) {
+    let control = CallControl::new();
+    let world = world(Script::of(responses), registry(&control), parallel(8)).await;
+    (world, control)
 }
 
 #[tokio::test]
-async fn a_panic_an_error_and_a_hang_end_their_own_calls_alone() {
-    let stage = Stage::new();
+async fn a_panic_an_error_and_a_hang_end_only_their_own_calls() {
+    let control = CallControl::new();
     let calls = [
         call("panics", "a"),
         call("fails", "b"),
@@ -45,7 +45,7 @@ async fn a_panic_an_error_and_a_hang_end_their_own_calls_alone() {
         call("quick", "g"),
     ];
     let script = Script::of([Response::calls(calls), Response::text("Well.")]);
-    let world = world(script, registry(&stage), |config| {
+    let world = world(script, registry(&control), |config| {
         parallel(8)(config);
         limits(config).tool_timeout = Some(Duration::from_millis(400));
         limits(config).cancel_grace = Duration::from_millis(10);
@@ -81,11 +81,11 @@ async fn a_panic_an_error_and_a_hang_end_their_own_calls_alone() {
     world.assert_paired();
 }
 
-/// Runs against a first response that is at fault, and returns the attempts' reasons.
+/// Runs against a faulty first response and returns the reasons of the attempts.
 async fn recovers_from(fault: Response) -> Vec<String> {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let script = Script::of([fault, Response::text("Now it works.")]);
-    let world = world(script, registry(&stage), |config| {
+    let world = world(script, registry(&control), |config| {
         model(config).first_event_timeout = Duration::from_millis(300);
         model(config).idle_timeout = Duration::from_millis(300);
     })
@@ -105,20 +105,20 @@ fn text() -> Response {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_cut_is_asked_for_again() {
+async fn a_cut_stream_is_retried() {
     let cut = recovers_from(Response { cut_after_chunks: Some(3), ..text() }).await;
     assert_eq!(cut.len(), 1);
     recovers_from(Response { cut_after_bytes: Some(50), ..text() }).await;
 }
 
 #[tokio::test]
-async fn a_stream_without_a_finish_is_asked_for_again() {
+async fn a_stream_without_a_finish_is_retried() {
     let reasons = recovers_from(Response { truncate: true, ..text() }).await;
     assert_eq!(reasons, ["the response ended without a finish reason"]);
 }
 
 #[tokio::test]
-async fn a_stream_that_stalls_is_given_up_even_if_it_is_kept_alive() {
+async fn a_stalled_stream_is_retried_despite_keep_alives() {
     let stalled = Response { stall_after_chunks: Some(2), ..text() };
     recovers_from(stalled.clone()).await;
     recovers_from(Response { keep_alive_ms: Some(20), ..stalled }).await;
@@ -126,29 +126,29 @@ async fn a_stream_that_stalls_is_given_up_even_if_it_is_kept_alive() {
 }
 
 #[tokio::test]
-async fn a_malformed_chunk_or_an_error_for_a_finish_is_asked_for_again() {
+async fn malformed_chunks_and_streamed_errors_are_retried() {
     recovers_from(Response { malformed_at_chunk: Some(2), ..text() }).await;
     recovers_from(Response { finish_reason: Finish::Word("error".into()), ..text() }).await;
 }
 
 #[tokio::test]
-async fn server_errors_and_rate_limits_are_tried_again() {
+async fn server_errors_and_rate_limits_are_retried() {
     recovers_from(Response::status(500)).await;
     recovers_from(Response::status(503)).await;
     let limited = Response { retry_after: Some("1".into()), ..Response::status(429) };
-    let begun = std::time::SystemTime::now();
+    let started = std::time::SystemTime::now();
     recovers_from(limited).await;
-    assert!(begun.elapsed().expect("time goes on") >= Duration::from_secs(1), "it was waited");
+    assert!(started.elapsed().expect("time goes on") >= Duration::from_secs(1), "it was waited");
 }
 
-/// What a service says of asking it once more.
+/// An error response with the header `x-should-retry`.
 fn should_retry(word: &str, status: u16) -> Response {
     let headers = [("x-should-retry".to_owned(), word.to_owned())].into();
     Response { headers, ..Response::status(status) }
 }
 
 #[tokio::test]
-async fn the_services_own_word_on_asking_once_more_counts() {
+async fn x_should_retry_decides_about_a_retry() {
     recovers_from(should_retry("true", 422)).await;
     for status in [429, 503] {
         let (world, _) = scripted([should_retry("false", status)]).await;
@@ -158,7 +158,7 @@ async fn the_services_own_word_on_asking_once_more_counts() {
 }
 
 #[tokio::test]
-async fn a_date_to_come_back_at_is_kept() {
+async fn retry_after_as_a_date_is_respected() {
     for (wait, earliest_ms, latest_ms) in [(100, 95_000, 100_000), (-100, 0, 500)] {
         let date = jiff::Timestamp::now() + jiff::SignedDuration::from_secs(wait);
         let date = jiff::fmt::rfc2822::to_string(&date.to_zoned(jiff::tz::TimeZone::UTC));
@@ -186,7 +186,7 @@ async fn an_error_that_comes_with_status_200_is_judged_like_its_own_status() {
         let (world, _) = scripted([told(401, kind)]).await;
         let report = world.run("go").await;
         assert_eq!((report.run_end, world.requests().len()), (RunEnd::Failed, 1), "{kind}");
-        // The wish of a response counts for the error within it.
+        // The header of a response applies to the error in its stream.
         let limited = Response { retry_after: Some("100".into()), ..told(429, kind) };
         let (world, _) = scripted([limited]).await;
         let mut run = world.session.start_run("go").await.expect("a run");
@@ -200,15 +200,15 @@ async fn an_error_that_comes_with_status_200_is_judged_like_its_own_status() {
 }
 
 #[tokio::test]
-async fn without_streams_the_same_is_asked_for_again_and_nothing_is_rolled_back() {
-    let stage = Stage::new();
+async fn plain_responses_are_retried_without_a_rollback() {
+    let control = CallControl::new();
     let answers = [
         Response::status(503),
         Response { cut_after_chunks: Some(1), ..text() },
         Response::raw("application/json", [""]),
         Response::text("Plainly."),
     ];
-    let world = world(Script::of(answers), registry(&stage), |config| {
+    let world = world(Script::of(answers), registry(&control), |config| {
         model(config).stream = false;
         model(config).max_attempts = 4;
     })
@@ -222,11 +222,11 @@ async fn without_streams_the_same_is_asked_for_again_and_nothing_is_rolled_back(
 }
 
 #[tokio::test]
-async fn a_body_that_is_no_response_is_asked_for_again() {
+async fn a_body_that_is_not_a_response_is_retried() {
     recovers_from(Response::raw("text/event-stream", [""])).await;
     recovers_from(Response::raw("application/json", [""])).await;
     recovers_from(Response::raw("text/html", ["<!doctype html><p>Log in"])).await;
-    // The service has told its error, and keeps the stream open all the same.
+    // The service sends an error and keeps the stream open.
     let told = "data: {\"error\":{\"message\":\"overloaded\"}}\n\n";
     let open =
         Response { stall_after_chunks: Some(1), ..Response::raw("text/event-stream", [told]) };
@@ -234,7 +234,7 @@ async fn a_body_that_is_no_response_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn what_will_not_get_better_ends_the_run_at_once_with_the_services_words() {
+async fn permanent_errors_end_the_run_with_the_services_message() {
     let error =
         json!({"error": {"message": "Incorrect API key provided", "code": "invalid_api_key"}});
     let denied = Response { error: Some(error), ..Response::status(401) };
@@ -248,7 +248,7 @@ async fn what_will_not_get_better_ends_the_run_at_once_with_the_services_words()
 }
 
 #[tokio::test]
-async fn after_two_broken_streams_the_plain_answer_is_asked_for() {
+async fn after_two_broken_streams_a_plain_response_is_requested() {
     let cut = || Response { cut_after_chunks: Some(2), ..text() };
     let (world, _) = scripted([cut(), cut(), Response::text("Plainly.")]).await;
     let report = world.run("go").await;
@@ -261,7 +261,7 @@ async fn after_two_broken_streams_the_plain_answer_is_asked_for() {
 }
 
 #[tokio::test]
-async fn when_the_attempts_are_used_up_the_run_fails_and_the_session_lives_on() {
+async fn after_the_last_attempt_the_run_fails_and_the_session_continues() {
     let cut = || Response { cut_after_chunks: Some(2), ..text() };
     let (world, _) = scripted([cut(), cut(), cut(), Response::text("Hello again.")]).await;
     let failed = world.run("go").await;
@@ -273,31 +273,31 @@ async fn when_the_attempts_are_used_up_the_run_fails_and_the_session_lives_on() 
 }
 
 #[tokio::test]
-async fn a_result_from_a_broken_stream_is_used_again_and_an_effect_waits_for_a_good_one() {
+async fn a_pure_result_of_a_broken_stream_is_reused_and_effects_wait_for_a_complete_one() {
     let calls = || [call("quick", "a"), call("writes", "b")];
     let broken = Response::calls(calls()).hold(At::Finish, "broken");
     let broken = Response { truncate: true, ..broken };
-    let (world, stage) =
+    let (world, control) =
         scripted([broken, Response::calls(calls()), Response::text("Done.")]).await;
     let started = world.session.start_run("go").await.expect("a run");
     within(world.model.gate_reached("broken")).await;
-    stage.seen("end a").await;
+    control.until_logged("end a").await;
     world.model.release("broken");
     let report = within(started.report).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::Answered);
-    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
     assert_eq!(report.calls[0].metadata, json!({"reused": true}));
     world.assert_paired();
 }
 
 #[tokio::test]
-async fn a_response_cut_at_its_length_answers_what_did_not_start() {
+async fn a_response_cut_by_length_refuses_calls_that_did_not_start() {
     let calls = [call("quick", "a"), call("writes", "b")];
     let cut = Response { finish_reason: Finish::Word("length".into()), ..Response::calls(calls) };
-    let (world, stage) = scripted([cut, Response::text("Done.")]).await;
+    let (world, control) = scripted([cut, Response::text("Done.")]).await;
     let report = world.run("go").await;
     assert_eq!(report.run_end, RunEnd::Answered);
-    assert_eq!(stage.log(), ["start a", "end a"]);
+    assert_eq!(control.log(), ["start a", "end a"]);
     assert_eq!(
         results(&world.last_messages()),
         [("call-a", "done a"), ("call-b", "Error: not run: the response was cut off")]
@@ -306,26 +306,26 @@ async fn a_response_cut_at_its_length_answers_what_did_not_start() {
 }
 
 #[tokio::test]
-async fn a_filtered_response_ends_the_run_refused_and_leaves_no_open_call() {
+async fn a_filtered_response_ends_the_run_as_refused_without_open_calls() {
     let calls = [call("quick", "a"), call("writes", "b")];
     let filtered = Finish::Word("content_filter".into());
     let filtered = Response { finish_reason: filtered, ..Response::calls(calls) };
-    let (world, stage) = scripted([filtered, Response::text("Hello again.")]).await;
+    let (world, control) = scripted([filtered, Response::text("Hello again.")]).await;
     assert_eq!(world.run("go").await.run_end, RunEnd::Refused);
-    assert!(!stage.log().contains(&"start b".to_owned()));
+    assert!(!control.log().contains(&"start b".to_owned()));
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
     world.assert_paired();
 }
 
 #[tokio::test]
-async fn out_of_turns_the_model_is_asked_for_a_final_answer_without_calls() {
-    let stage = Stage::new();
+async fn after_max_turns_a_final_answer_without_tools_is_requested() {
+    let control = CallControl::new();
     let responses = [
         Response::calls([call("quick", "a")]),
         Response::calls([call("quick", "b")]),
         Response { text: vec!["So far.".into()], ..Response::calls([call("quick", "c")]) },
     ];
-    let world = world(Script::of(responses), registry(&stage), |config| {
+    let world = world(Script::of(responses), registry(&control), |config| {
         limits(config).max_turns = Some(2);
     })
     .await;
@@ -333,27 +333,27 @@ async fn out_of_turns_the_model_is_asked_for_a_final_answer_without_calls() {
     let events = events(started.events).await;
     let report = within(started.report).await.expect("a report");
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::MaxTurns, "So far."));
-    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
     let last = &world.requests()[2].body;
     assert_eq!(last["tool_choice"], "none");
     assert!(!last["tools"].as_array().expect("tools are listed").is_empty());
-    let limit = events.iter().find(|event| event["type"] == "limit_reached").expect("it is told");
+    let limit = events.iter().find(|event| event["type"] == "limit_reached").expect("the event");
     assert_eq!((&limit["limit"], &limit["maximum"]), (&json!("max_turns"), &json!(2)));
     world.assert_paired();
 }
 
 #[tokio::test]
-async fn turn_after_turn_in_which_every_call_fails_ends_the_run() {
+async fn repeated_turns_with_only_failed_calls_end_the_run() {
     let failing = |id: &str| Response::calls([call("fails", id), call("nobody", id)]);
-    let (world, stage) = scripted(["a", "b", "c"].map(failing)).await;
+    let (world, control) = scripted(["a", "b", "c"].map(failing)).await;
     let started = world.session.start_run("go").await.expect("a run");
     let events = events(started.events).await;
     let report = within(started.report).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::AllToolsFailed);
     let text = "All tool calls failed. Please check the error messages and try again.";
     assert_eq!(report.text, text);
-    assert_eq!((stage.log().len(), world.requests().len()), (3, 3));
-    let limit = events.iter().find(|event| event["type"] == "limit_reached").expect("it is told");
+    assert_eq!((control.log().len(), world.requests().len()), (3, 3));
+    let limit = events.iter().find(|event| event["type"] == "limit_reached").expect("the event");
     assert_eq!((&limit["limit"], &limit["maximum"]), (&json!("max_failed_turns"), &json!(3)));
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
     world.assert_paired();
@@ -365,10 +365,10 @@ async fn four_calls_where_three_may_run() {
                    Send the call again in a later response if it is still needed.";
     let done = [("call-a", "done a"), ("call-b", "done b"), ("call-c", "done c")];
     for (on_excess, answered) in [("answer", 4), ("truncate", 3)] {
-        let stage = Stage::new();
+        let control = CallControl::new();
         let calls = ["a", "b", "c", "d"].map(|id| call("quick", id));
         let script = Script::of([Response::calls(calls), Response::text("Done.")]);
-        let world = world(script, registry(&stage), |config| {
+        let world = world(script, registry(&control), |config| {
             limits(config).max_tool_calls_per_turn = Some(3);
             if on_excess == "truncate" {
                 limits(config).on_excess = callsheet::config::OnExcess::Truncate;
@@ -379,20 +379,20 @@ async fn four_calls_where_three_may_run() {
         let expected = [&done[..], &[("call-d", refused)]].concat();
         assert_eq!(results(&world.last_messages()), expected[..answered]);
         let sent = world.last_messages();
-        let asked = sent.iter().find(|message| message["role"] == "assistant");
-        let calls = asked.and_then(|message| message["tool_calls"].as_array()).expect("calls");
+        let assistant = sent.iter().find(|message| message["role"] == "assistant");
+        let calls = assistant.and_then(|message| message["tool_calls"].as_array()).expect("calls");
         assert_eq!(calls.len(), answered, "what is not answered is not shown either");
-        assert_eq!(stage.log().len(), 6);
+        assert_eq!(control.log().len(), 6);
         world.assert_paired();
     }
 }
 
 #[tokio::test]
-async fn with_fail_too_many_calls_end_the_run_and_the_session_lives_on() {
-    let stage = Stage::new();
+async fn on_excess_fail_ends_the_run_and_the_session_continues() {
+    let control = CallControl::new();
     let calls = ["a", "b", "c", "d"].map(|id| call("quick", id));
     let script = Script::of([Response::calls(calls), Response::text("Hello again.")]);
-    let world = world(script, registry(&stage), |config| {
+    let world = world(script, registry(&control), |config| {
         limits(config).max_tool_calls_per_turn = Some(3);
         limits(config).on_excess = callsheet::config::OnExcess::Fail;
     })
@@ -401,7 +401,7 @@ async fn with_fail_too_many_calls_end_the_run_and_the_session_lives_on() {
     assert_eq!(report.run_end, RunEnd::Failed);
     let message = "TOOL_CALL_LIMIT_EXCEEDED: received at least 4, maximum 3, turn 1";
     assert_eq!(report.error.expect("an error").message, message);
-    assert_eq!(stage.log(), [""; 0]);
+    assert_eq!(control.log(), [""; 0]);
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
     let refused = "Error: not run: at most 3 tool calls are run per response. \
                    Send the call again in a later response if it is still needed.";
@@ -411,17 +411,17 @@ async fn with_fail_too_many_calls_end_the_run_and_the_session_lives_on() {
 }
 
 #[tokio::test]
-async fn without_multi_tool_calls_only_the_first_is_kept() {
-    let stage = Stage::new();
+async fn without_multi_tool_calls_only_the_first_call_is_kept() {
+    let control = CallControl::new();
     let calls = ["a", "b"].map(|id| call("quick", id));
     let script = Script::of([Response::calls(calls), Response::text("Done.")]);
-    let world = world(script, registry(&stage), |config| {
+    let world = world(script, registry(&control), |config| {
         config.agents.get_mut("default").expect("the agent").multi_tool_calls = false;
     })
     .await;
     let started = world.session.start_run("go").await.expect("a run");
     let events = events(started.events).await;
-    assert_eq!(stage.log(), ["start a", "end a"]);
+    assert_eq!(control.log(), ["start a", "end a"]);
     assert_eq!(results(&world.last_messages()), [("call-a", "done a")]);
     assert_eq!(world.requests()[0].body["parallel_tool_calls"], false);
     let end = events.iter().find(|event| event["type"] == "turn_end").expect("a turn");
@@ -429,7 +429,7 @@ async fn without_multi_tool_calls_only_the_first_is_kept() {
 }
 
 #[tokio::test]
-async fn without_tools_nothing_is_offered() {
+async fn an_agent_without_tools_offers_none() {
     let world = world(Script::of([Response::text("Hi.")]), ToolRegistry::new(), |_| {}).await;
     assert_eq!(world.run("go").await.text, "Hi.");
     let body = world.requests()[0].body.clone();

@@ -1,5 +1,4 @@
-//! When one model fails the next of the agent's models goes on: over real HTTP, with a provider
-//! for each.
+//! Fallback to the agent's next model, over real HTTP, with one provider per model.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod support;
@@ -10,11 +9,11 @@ use callsheet::runtime::RunReport;
 use callsheet::tool::ToolRegistry;
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, events, parallel, within, world};
 
-/// A world whose agent asks the scripted provider `rehearsal` and, after it, `backup`.
-struct Two {
+/// A world with two scripted providers: `rehearsal` and its fallback `backup`.
+struct TwoModels {
     world: World,
     backup: Rehearsal,
 }
@@ -24,7 +23,7 @@ async fn two(
     second: impl IntoIterator<Item = Response>,
     tools: ToolRegistry,
     change: impl FnOnce(&mut Config),
-) -> Two {
+) -> TwoModels {
     let backup = Rehearsal::with_script(Script::of(second)).await.expect("a second provider");
     let url = BaseUrl::parse(&backup.base_url()).expect("its address");
     let world = world(Script::of(first), tools, |config| {
@@ -35,7 +34,7 @@ async fn two(
         change(config);
     })
     .await;
-    Two { world, backup }
+    TwoModels { world, backup }
 }
 
 fn model<'c>(config: &'c mut Config, name: &str) -> &'c mut ModelConfig {
@@ -43,18 +42,18 @@ fn model<'c>(config: &'c mut Config, name: &str) -> &'c mut ModelConfig {
 }
 
 fn no_tools() -> ToolRegistry {
-    registry(&Stage::new())
+    registry(&CallControl::new())
 }
 
-impl Two {
-    /// One run to its end, with the public events.
+impl TwoModels {
+    /// Runs to the end and returns the public events.
     async fn run(&self, input: &str) -> (RunReport, Vec<Value>) {
         let started = self.world.session.start_run(input).await.expect("a run");
         let events = events(started.events).await;
         (within(started.report).await.expect("a report"), events)
     }
 
-    /// How many requests each of the two has received.
+    /// The number of requests that each provider received.
     fn received(&self) -> (usize, usize) {
         (self.world.requests().len(), self.backup.requests().len())
     }
@@ -83,7 +82,7 @@ fn call(tool: &str, id: &str) -> Call {
 }
 
 #[tokio::test]
-async fn server_errors_and_broken_streams_are_repeated_before_the_next_model_is_asked() {
+async fn transient_errors_are_retried_before_the_fallback() {
     let failing = [Response::status(500), cut()];
     let two = two(failing, [Response::text("Here.")], no_tools(), |config| {
         model(config, "rehearsal").max_attempts = 2;
@@ -96,11 +95,11 @@ async fn server_errors_and_broken_streams_are_repeated_before_the_next_model_is_
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Here."));
     assert_eq!(two.received(), (2, 1));
     assert_eq!(attempts(&events), ["2 rehearsal", "3 backup-model"]);
-    let last = events.iter().rfind(|event| event["type"] == "attempt").expect("it is told");
+    let last = events.iter().rfind(|event| event["type"] == "attempt").expect("the event");
     assert_eq!((&last["wait_ms"], &last["streamed"]), (&json!(0), &json!(true)));
     assert_ne!(last["reason"], "");
     assert_eq!(two.fallbacks(), "callsheet_model_fallbacks_total 1");
-    // The same conversation and tools, each model's own wishes.
+    // Both get the same conversation and tools, with their own parameters.
     let (first, sent) = (&two.world.requests()[0].body, &two.backup.requests()[0].body);
     assert_eq!((&sent["messages"], &sent["tools"]), (&first["messages"], &first["tools"]));
     assert_eq!(sent["model"], "backup-model");
@@ -111,7 +110,7 @@ async fn server_errors_and_broken_streams_are_repeated_before_the_next_model_is_
 }
 
 #[tokio::test]
-async fn what_no_repetition_mends_leads_to_the_next_model_at_once() {
+async fn permanent_errors_lead_to_the_fallback_at_once() {
     let patience = Response { retry_after: Some("3600".into()), ..Response::status(429) };
     for failing in [401, 404, 413].map(Response::status).into_iter().chain([patience]) {
         let two = two([failing], [Response::text("Here.")], no_tools(), |_| ()).await;
@@ -123,10 +122,10 @@ async fn what_no_repetition_mends_leads_to_the_next_model_at_once() {
 }
 
 #[tokio::test]
-async fn each_turn_begins_with_the_first_model_again_and_with_each_models_own_stream() {
-    let stage = Stage::new();
+async fn each_turn_starts_with_the_first_model_and_that_models_stream_setting() {
+    let control = CallControl::new();
     let first = [Response::status(401), Response::text("Done.")];
-    let two = two(first, [Response::calls([call("quick", "a")])], registry(&stage), |config| {
+    let two = two(first, [Response::calls([call("quick", "a")])], registry(&control), |config| {
         model(config, "backup").stream = false;
     })
     .await;
@@ -143,7 +142,7 @@ async fn each_turn_begins_with_the_first_model_again_and_with_each_models_own_st
 }
 
 #[tokio::test]
-async fn when_every_model_fails_the_run_fails_and_the_session_lives_on() {
+async fn when_every_model_fails_the_run_fails_and_the_session_continues() {
     let first = [Response::status(401), Response::text("Hello again.")];
     let two = two(first, [Response::status(500)], no_tools(), |config| {
         model(config, "backup").max_attempts = 1;
@@ -160,34 +159,34 @@ async fn when_every_model_fails_the_run_fails_and_the_session_lives_on() {
 }
 
 #[tokio::test]
-async fn a_pure_result_of_the_first_models_stream_is_used_by_the_next() {
-    let stage = Stage::new();
+async fn a_pure_result_of_the_first_model_is_reused_by_the_fallback() {
+    let control = CallControl::new();
     let calls = || Response::calls([call("quick", "a"), call("writes", "b")]);
     let broken = Response { truncate: true, ..calls().hold(At::Finish, "broken") };
     let answers = [calls(), Response::text("Done.")];
-    let two = two([broken, Response::status(401)], answers, registry(&stage), |config| {
+    let two = two([broken, Response::status(401)], answers, registry(&control), |config| {
         model(config, "rehearsal").max_attempts = 1;
     })
     .await;
     let started = two.world.session.start_run("go").await.expect("a run");
     within(two.world.model.gate_reached("broken")).await;
-    stage.seen("end a").await;
+    control.until_logged("end a").await;
     two.world.model.release("broken");
     let report = within(started.report).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::Answered);
-    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
     assert_eq!(report.calls[0].metadata, json!({"reused": true}));
     assert_eq!(two.received(), (2, 2));
     two.world.assert_paired();
 }
 
 #[tokio::test]
-async fn once_an_effect_has_started_no_other_model_is_asked_in_that_turn() {
-    let stage = Stage::new();
+async fn after_a_started_effect_the_turn_has_no_fallback() {
+    let control = CallControl::new();
     let calls = [call("writes", "a"), call("quick", "b")];
     let broken = Response { truncate: true, ..Response::calls(calls).hold(At::Finish, "broken") };
     let answers = [broken, Response::text("Done.")];
-    let two = two(answers, [Response::text("Not I.")], registry(&stage), |config| {
+    let two = two(answers, [Response::text("Not I.")], registry(&control), |config| {
         model(config, "rehearsal").max_attempts = 1;
         let early = ToolOverride { start: Some(StartPolicy::OnSeal), ..ToolOverride::default() };
         config.tools.insert("writes".into(), early);
@@ -195,7 +194,7 @@ async fn once_an_effect_has_started_no_other_model_is_asked_in_that_turn() {
     .await;
     let started = two.world.session.start_run("go").await.expect("a run");
     within(two.world.model.gate_reached("broken")).await;
-    stage.seen("start a").await;
+    control.until_logged("start a").await;
     two.world.model.release("broken");
     let report = within(started.report).await.expect("a report");
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Done."));

@@ -1,25 +1,25 @@
-//! Other futures of a session: forked at every record.
+//! Forks of a session, at every record.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
-mod kept;
+mod host_directory;
 mod support;
 
 use callsheet::config::{Config, RunOverrides};
-use callsheet::record::{Entry, Record, Seq};
-use callsheet::turn::{Continue, Next, Rebuilt};
+use callsheet::record::{JournalEntry, Record, Seq};
+use callsheet::session::{Continue, Rebuilt, RunNext};
 use callsheet::types::RunEnd;
-use kept::{Kept, Served, decision};
+use host_directory::{HostDirectory, HostServer, decision};
 use serde_json::{Value, json};
 
 const ASKING: &str = "[agents.default]\nallow_overrides = true";
 
-/// A session with calls, a variable, a question that was approved, a steered input, a queued one
-/// and a run that was stopped.
-async fn rich() -> (Kept, Served) {
+/// Makes a session with calls, a variable, an approval, a steered and a queued input, and a stopped
+/// run.
+async fn session_with_all_records() -> (HostDirectory, HostServer) {
     let set = json!({"name": "set_variable", "arguments": {"name": "city", "value": "Ulm"}});
     let writes = |id: &str| json!({"name": "writes", "arguments": {"id": id}});
-    let kept = Kept::new(json!({"responses": [
+    let directory = HostDirectory::new(json!({"responses": [
         {"reasoning": ["Hm."], "text": ["Let me "], "calls": [set, writes("a")]},
         {"text": ["Done."]},
         {"text": ["May I?"], "calls": [writes("b"), writes("c")]},
@@ -27,51 +27,51 @@ async fn rich() -> (Kept, Served) {
         {"text": ["Well then."]},
         {"text": ["Never"], "holds": [{"at": {"chunk": 2}, "name": "stop"}]}]}))
     .await;
-    let served = kept.start("", ASKING).await;
+    let served = directory.start("", ASKING).await;
     served.open("s").await;
     served.run("s", "go").await;
     let asking = json!({"input": "ask", "approval": "before"});
     assert_eq!(served.post_keyed("/v1/sessions/s/runs", "k", &asking).await.status, 202);
     for _ in 0..2 {
-        let asked =
+        let waiting =
             served.until_snapshot("s", |s| s["current_run"]["approvals"][0].is_object()).await;
-        let question = &asked["current_run"]["approvals"][0];
-        let (tool_id, approve) = decision(question, "approve");
+        let request = &waiting["current_run"]["approvals"][0];
+        let (tool_id, approve) = decision(request, "approve");
         let path = format!("/v1/sessions/s/approvals/{tool_id}");
         assert_eq!(served.post(&path, approve).await.status, 200);
         let answered = |s: &Value| s["current_run"]["approvals"][0]["tool_id"] != tool_id.as_str();
         served.until_snapshot("s", answered).await;
     }
-    kept.model.gate_reached("steer").await;
+    directory.model.gate_reached("steer").await;
     served.begin("s", json!({"input": "last", "queue": true})).await;
     let steered = served.post("/v1/sessions/s/steer", json!({"input": "and more"})).await;
     assert_eq!(steered.status, 202);
-    kept.model.release("steer");
-    kept.model.gate_reached("stop").await;
+    directory.model.release("steer");
+    directory.model.gate_reached("stop").await;
     let stopped = served.post("/v1/sessions/s/stop", json!({"mode": "now"})).await;
     assert_eq!(stopped.status, 202);
     served.until_snapshot("s", |snapshot| snapshot["state"] == "idle").await;
-    (kept, served)
+    (directory, served)
 }
 
 fn limits(_: &RunOverrides) -> callsheet::config::Limits {
     Config::default().agents["default"].limits.clone()
 }
 
-fn rebuilt(entries: &[Entry]) -> Rebuilt {
+fn rebuilt(entries: &[JournalEntry]) -> Rebuilt {
     Rebuilt::fold(entries, &limits).unwrap()
 }
 
 fn shown(rebuilt: &Rebuilt) -> Value {
-    serde_json::to_value(rebuilt.history.shown()).unwrap()
+    serde_json::to_value(rebuilt.history.display_messages()).unwrap()
 }
 
 #[tokio::test]
-async fn at_every_record_it_begins_with_what_stands_up_to_there() {
-    let (kept, served) = rich().await;
+async fn a_fork_at_any_record_has_the_state_of_that_record() {
+    let (directory, served) = session_with_all_records().await;
     let before = served.snapshot("s").await;
-    let all = kept.entries("s");
-    let log = kept.stage.log();
+    let all = directory.entries("s");
+    let log = directory.control.log();
     assert_eq!(log.len(), 6, "{log:?}");
     assert!(all.len() > 25, "{}", all.len());
     for at in 1..=all.len() {
@@ -82,21 +82,21 @@ async fn at_every_record_it_begins_with_what_stands_up_to_there() {
         assert_eq!(forked.header("location"), Some(format!("/v1/sessions/{id}").as_str()));
         let snapshot = served.until_snapshot(&id, |s| s["state"] == "idle").await;
         assert_eq!(snapshot["queued"], json!([]));
-        let entries = kept.entries(&id);
+        let entries = directory.entries(&id);
         assert_eq!(entries[..at], all[..at], "{at}");
-        let from = Record::SessionForked { from: kept::id("s"), at: Seq(at as u64) };
+        let from = Record::SessionForked { from: host_directory::id("s"), at: Seq(at as u64) };
         assert_eq!(entries[at].record, from);
         let prefix = rebuilt(&all[..at]);
-        let ends = |entry: &Entry| matches!(entry.record, Record::RunEnded { .. });
+        let ends = |entry: &JournalEntry| matches!(entry.record, Record::RunEnded { .. });
         let ended: Vec<_> = entries[at..].iter().filter(|entry| ends(entry)).collect();
         if let Some(run) = &prefix.run {
             assert_eq!(ended.len(), 1, "{at}: the open run ends");
             let Record::RunEnded { end, .. } = &ended[0].record else { unreachable!() };
-            // One whose last turn is over ends as it would have.
+            // If the last turn is complete, its run ends the same way.
             let expected = match &run.next {
                 Continue::Step(step) => match &step.next {
-                    Next::End { end, .. } => *end,
-                    Next::Turn(_) => RunEnd::Stopped,
+                    RunNext::End { end, .. } => *end,
+                    RunNext::Turn(_) => RunEnd::Stopped,
                 },
                 Continue::Turn { .. } => RunEnd::Stopped,
             };
@@ -105,35 +105,38 @@ async fn at_every_record_it_begins_with_what_stands_up_to_there() {
             assert_eq!(entries.len(), at + 1, "{at}: nothing else happens");
             assert_eq!(snapshot["history"], shown(&prefix), "{at}");
         }
-        // What was told up to there stands at the beginning, and every call is answered.
+        // The fork starts with the original's messages, and every call has a result.
         let history = snapshot["history"].as_array().unwrap();
-        let told = shown(&prefix);
-        let told = told.as_array().unwrap();
-        assert!(history.len() >= told.len() && history[..told.len()] == told[..], "{at}");
+        let messages = shown(&prefix);
+        let messages = messages.as_array().unwrap();
+        assert!(
+            history.len() >= messages.len() && history[..messages.len()] == messages[..],
+            "{at}"
+        );
         let count = |role: &str| history.iter().filter(|m| m["role"] == role).count();
         let calls = history.iter().filter_map(|m| m["tool_calls"].as_array()).map(Vec::len);
         assert_eq!(calls.sum::<usize>(), count("tool"), "{at}: {history:?}");
     }
-    assert_eq!(kept.stage.log(), log, "no effect is repeated");
+    assert_eq!(directory.control.log(), log, "no effect is repeated");
     assert_eq!(served.snapshot("s").await, before, "the original is as it was");
-    assert_eq!(kept.entries("s"), all);
-    kept.verify();
+    assert_eq!(directory.entries("s"), all);
+    directory.verify();
     for at in 1..=all.len() {
         assert_eq!(served.run(&format!("f{at}"), "go on").await["run_end"], "answered", "{at}");
     }
     served.shutdown().await;
-    kept.verify();
-    let served = kept.start("", ASKING).await;
+    directory.verify();
+    let served = directory.start("", ASKING).await;
     assert_eq!(served.snapshot("s").await, before);
     assert_eq!(served.host.counts().sessions, all.len() + 1);
     served.shutdown().await;
 }
 
 #[tokio::test]
-async fn what_cannot_be_forked_says_why() {
-    let (kept, served) = rich().await;
+async fn an_impossible_fork_is_refused_with_a_reason() {
+    let (directory, served) = session_with_all_records().await;
     served.open("taken").await;
-    let last = kept.entries("s").len();
+    let last = directory.entries("s").len();
     let path = "/v1/sessions/s/fork";
     for (body, status, code) in [
         (json!({"at": 0}), 400, "no_such_record"),
@@ -158,39 +161,40 @@ async fn what_cannot_be_forked_says_why() {
 }
 
 #[tokio::test]
-async fn requests_of_the_original_are_new_to_the_fork() {
-    let (kept, served) = rich().await;
-    let last = kept.entries("s").len();
+async fn idempotency_keys_of_the_original_are_unused_in_the_fork() {
+    let (directory, served) = session_with_all_records().await;
+    let last = directory.entries("s").len();
     let forked = served.post("/v1/sessions/s/fork", json!({"at": last, "id": "f"})).await;
     assert_eq!(forked.status, 201);
     let body = json!({"input": "another", "wait": true});
     let answer = served.post_keyed("/v1/sessions/f/runs", "k", &body).await;
     assert_eq!(answer.status, 200, "{answer:?}");
     served.shutdown().await;
-    let served = kept.start("", ASKING).await;
+    let served = directory.start("", ASKING).await;
     let again = served.post_keyed("/v1/sessions/f/runs", "k", &body).await;
     assert_eq!(again.json()["run_id"], answer.json()["run_id"]);
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn a_session_is_forked_while_its_run_goes_on() {
+async fn a_session_can_be_forked_during_a_run() {
     let writes = json!({"name": "slow_write", "arguments": {"id": "a"}});
-    let kept = Kept::new(json!({"responses": [{"calls": [writes]}, {"text": ["Done."]}]})).await;
-    let served = kept.start("", "").await;
+    let directory =
+        HostDirectory::new(json!({"responses": [{"calls": [writes]}, {"text": ["Done."]}]})).await;
+    let served = directory.start("", "").await;
     served.open("s").await;
     served.begin("s", json!({"input": "go"})).await;
-    kept.stage.seen("start a").await;
+    directory.control.until_logged("start a").await;
     let at = served.snapshot("s").await["seq"].clone();
     let forked = served.post("/v1/sessions/s/fork", json!({"at": at, "id": "f"})).await;
     assert_eq!(forked.status, 201, "{forked:?}");
     let fork = served.until_snapshot("f", |snapshot| snapshot["state"] == "idle").await;
     let history = fork["history"].as_array().unwrap();
     assert_eq!(history.len(), 3, "{history:?}");
-    kept.stage.release("a");
+    directory.control.release("a");
     served.until_snapshot("s", |snapshot| snapshot["state"] == "idle").await;
-    assert_eq!(kept.stage.log(), ["start a", "end a"]);
+    assert_eq!(directory.control.log(), ["start a", "end a"]);
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }

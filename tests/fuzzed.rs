@@ -1,5 +1,5 @@
-//! What must hold of any bytes holds of the seeds of the fuzz targets, of each of their beginnings,
-//! and of their neighbours. The targets themselves are run by `tests/fuzz/run.sh`.
+//! Runs the checks of the fuzz targets on their seeds, on each prefix of a seed, and on mutations.
+//! `tests/fuzz/run.sh` runs the fuzz targets themselves.
 #![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 
 #[path = "fuzz/checks.rs"]
@@ -9,8 +9,8 @@ use std::path::Path;
 
 use callsheet::types::Wire;
 
-/// How many neighbours of a seed are tried.
-const NEIGHBOURS: u32 = 60;
+/// Number of mutations per seed.
+const MUTATIONS: u32 = 60;
 
 fn seeds(target: &str) -> Vec<Vec<u8>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fuzz/seeds").join(target);
@@ -20,8 +20,8 @@ fn seeds(target: &str) -> Vec<Vec<u8>> {
     seeds
 }
 
-/// The seed with a few bytes changed, doubled or left out, the same way every time.
-fn neighbour(seed: &[u8], number: u32) -> Vec<u8> {
+/// Changes, doubles or removes a few bytes of the seed, deterministically.
+fn mutation(seed: &[u8], number: u32) -> Vec<u8> {
     let mut bytes = seed.to_vec();
     let mut state = u64::from(number).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = |below: usize| {
@@ -54,7 +54,7 @@ fn check(target: &str, holds: impl Fn(&[u8])) {
             holds(&seed[..end]);
         }
         holds(&seed);
-        (0..NEIGHBOURS).for_each(|number| holds(&neighbour(&seed, number)));
+        (0..MUTATIONS).for_each(|number| holds(&mutation(&seed, number)));
     }
 }
 

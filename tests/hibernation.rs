@@ -1,8 +1,8 @@
-//! Sessions that idle leave memory, and whatever they are asked wakes them as they were.
+//! Hibernation: idle sessions leave memory, and any request wakes them unchanged.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
-mod kept;
+mod host_directory;
 mod support;
 
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use callsheet::event::EventId;
 use callsheet::runtime::RunRequest;
 use client::post;
 use futures::future::join_all;
-use kept::{Kept, Served, decision, id, until, within};
+use host_directory::{HostDirectory, HostServer, decision, id, until, within};
 use serde_json::{Value, json};
 
-/// Sessions fall asleep as soon as they may.
+/// Sessions hibernate at once when idle.
 const SLEEPY: &str = "idle_after = \"1ms\"";
 
-/// People are asked before `writes` is run.
+/// `writes` needs an approval before it runs.
 const ASKING: &str = "[tools.writes]\napproval = \"before\"";
 
 fn writes(id: &str) -> Value {
     json!({"name": "writes", "arguments": {"id": id}})
 }
 
-/// A session with a run in it that called tools and set a variable, and which sleeps.
-async fn lived() -> (Kept, Served, Value) {
+/// Makes a hibernated session whose run called tools and set a variable.
+async fn hibernated_session() -> (HostDirectory, HostServer, Value) {
     let set = json!({"name": "set_variable", "arguments": {"name": "city", "value": "Ulm"}});
-    let kept = Kept::new(json!({"responses": [
+    let directory = HostDirectory::new(json!({"responses": [
         {"reasoning": ["Hm."], "text": ["Let me "], "calls": [set, writes("a")]},
         {"text": ["Done."]}]}))
     .await;
-    let served = kept.start(SLEEPY, "").await;
+    let served = directory.start(SLEEPY, "").await;
     served.open("s").await;
     served.run("s", "go").await;
     let snapshot = served.snapshot("s").await;
@@ -39,24 +39,24 @@ async fn lived() -> (Kept, Served, Value) {
     assert_eq!(snapshot["variables"]["city"], "Ulm");
     assert_eq!(snapshot["usage"]["input_tokens"].as_u64().map(|n| n > 0), Some(true));
     served.asleep().await;
-    (kept, served, snapshot)
+    (directory, served, snapshot)
 }
 
 #[tokio::test]
-async fn it_wakes_as_it_was() {
-    let (kept, served, before) = lived().await;
+async fn a_session_wakes_unchanged() {
+    let (directory, served, before) = hibernated_session().await;
     assert_eq!(served.host.counts().sessions, 1);
     let after = served.get("/v1/sessions/s").await;
     assert_eq!(after.json(), before);
     served.asleep().await;
     assert_eq!(served.get("/v1/sessions/s").await.body, after.body);
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn every_request_wakes_it() {
-    let (kept, served, before) = lived().await;
+async fn every_request_wakes_a_session() {
+    let (directory, served, before) = hibernated_session().await;
     let steered = served.post("/v1/sessions/s/steer", json!({"input": "x"})).await;
     assert_eq!(steered.error(), (409, "no_run".to_owned()));
     served.asleep().await;
@@ -89,13 +89,13 @@ async fn every_request_wakes_it() {
         assert_eq!(served.get(path).await.error(), (404, "no_such_session".to_owned()), "{path}");
     }
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn what_there_never_was_is_not_found() {
-    let kept = Kept::new(json!({})).await;
-    let served = kept.start(SLEEPY, "").await;
+async fn an_unknown_session_is_not_found() {
+    let directory = HostDirectory::new(json!({})).await;
+    let served = directory.start(SLEEPY, "").await;
     let gone = (404, "no_such_session".to_owned());
     for path in ["", "/events", "/events?after=0"] {
         assert_eq!(served.get(&format!("/v1/sessions/x{path}")).await.error(), gone, "{path}");
@@ -118,8 +118,8 @@ async fn what_there_never_was_is_not_found() {
 }
 
 #[tokio::test]
-async fn many_who_come_at_once_wake_it_once() {
-    let (kept, served, before) = lived().await;
+async fn concurrent_requests_wake_a_session_once() {
+    let (directory, served, before) = hibernated_session().await;
     let answers = join_all((0..64).map(|_| served.get("/v1/sessions/s"))).await;
     assert!(answers.iter().all(|answer| answer.json() == before));
     let runs = (0..16).map(|n| {
@@ -130,23 +130,26 @@ async fn many_who_come_at_once_wake_it_once() {
     let reports = join_all(runs).await;
     assert!(reports.iter().all(|report| report.status == 200), "{reports:?}");
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
-/// What a session waits for people with.
-async fn asking(host: &str, rest: &str) -> (Kept, Served, Value) {
+/// Makes a session whose run waits for an approval.
+async fn session_waiting_for_approval(
+    host: &str,
+    rest: &str,
+) -> (HostDirectory, HostServer, Value) {
     let script = json!({"responses": [
         {"text": ["May I?"], "calls": [writes("a")]}, {"text": ["Done."]}]});
-    let kept = Kept::new(script).await;
-    let served = kept.start(host, rest).await;
+    let directory = HostDirectory::new(script).await;
+    let served = directory.start(host, rest).await;
     served.open("s").await;
     served.begin("s", json!({"input": "go"})).await;
-    let asked = served.until_snapshot("s", is_asking).await;
-    (kept, served, asked)
+    let waiting = served.until_snapshot("s", is_asking).await;
+    (directory, served, waiting)
 }
 
 fn is_asking(snapshot: &Value) -> bool {
-    snapshot["current_run"]["approvals"].as_array().is_some_and(|asked| !asked.is_empty())
+    snapshot["current_run"]["approvals"].as_array().is_some_and(|waiting| !waiting.is_empty())
 }
 
 fn is_idle(snapshot: &Value) -> bool {
@@ -154,56 +157,56 @@ fn is_idle(snapshot: &Value) -> bool {
 }
 
 #[tokio::test]
-async fn a_run_that_waits_for_people_sleeps_until_they_decide() {
-    let (kept, served, asked) = asking(SLEEPY, ASKING).await;
+async fn a_run_that_waits_for_approval_hibernates_until_the_decision() {
+    let (directory, served, waiting) = session_waiting_for_approval(SLEEPY, ASKING).await;
     for _ in 0..3 {
         served.asleep().await;
         assert_eq!(served.host.counts().runs, 0);
         let listed = served.get("/v1/sessions").await.json();
         assert_eq!(listed["sessions"][0]["state"], "running");
-        assert_eq!(served.snapshot("s").await, asked, "the question is as it was");
+        assert_eq!(served.snapshot("s").await, waiting, "the question is as it was");
     }
     served.asleep().await;
-    let (tool_id, approve) = decision(&asked["current_run"]["approvals"][0], "approve");
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
     let path = format!("/v1/sessions/s/approvals/{tool_id}");
     let decided = served.post(&path, approve.clone()).await;
     assert_eq!(decided.status, 200, "{decided:?}");
     let ended = served.until_snapshot("s", is_idle).await;
     assert_eq!(ended["history"].as_array().unwrap().len(), 4);
-    assert_eq!(kept.stage.log(), ["start a", "end a"]);
+    assert_eq!(directory.control.log(), ["start a", "end a"]);
     served.asleep().await;
     assert_eq!(served.post(&path, approve).await.status, 200, "the same again is no error");
     served.asleep().await;
-    let (_, reject) = decision(&asked["current_run"]["approvals"][0], "reject");
+    let (_, reject) = decision(&waiting["current_run"]["approvals"][0], "reject");
     let again = served.post(&path, reject).await;
     assert_eq!(again.error(), (409, "already_decided".to_owned()));
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn with_manual_resumption_a_run_that_slept_is_not_taken_for_an_interrupted_one() {
+async fn with_manual_resume_a_hibernated_run_is_not_suspended() {
     let manual = format!("{ASKING}\n[journal]\nresume = \"manual\"");
-    let (kept, served, asked) = asking(SLEEPY, &manual).await;
+    let (directory, served, waiting) = session_waiting_for_approval(SLEEPY, &manual).await;
     served.asleep().await;
-    assert_eq!(served.snapshot("s").await, asked);
+    assert_eq!(served.snapshot("s").await, waiting);
     served.asleep().await;
     let steered = served.post("/v1/sessions/s/steer", json!({"input": "and more"})).await;
     assert_eq!(steered.status, 202, "{steered:?}");
-    let (tool_id, approve) = decision(&asked["current_run"]["approvals"][0], "approve");
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
     let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), approve).await;
     assert_eq!(decided.status, 200, "{decided:?}");
     served.until_snapshot("s", is_idle).await;
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn who_waits_for_the_report_of_a_run_that_slept_gets_it() {
-    let (kept, served, asked) = asking(SLEEPY, ASKING).await;
+async fn a_waiting_request_gets_the_report_of_a_run_that_hibernated() {
+    let (directory, served, waiting) = session_waiting_for_approval(SLEEPY, ASKING).await;
     served.asleep().await;
-    let (tool_id, approve) = decision(&asked["current_run"]["approvals"][0], "approve");
-    // Queued behind a run that sleeps.
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
+    // Queued behind a hibernated run.
     let waiting = async {
         let body = json!({"input": "and then", "queue": true, "wait": true});
         served.post("/v1/sessions/s/runs", body).await
@@ -215,12 +218,12 @@ async fn who_waits_for_the_report_of_a_run_that_slept_gets_it() {
     let (report, decided) = tokio::join!(waiting, deciding);
     assert_eq!((report.status, decided.status), (200, 200), "{report:?} {decided:?}");
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn inputs_that_wait_behind_a_run_that_sleeps_begin_behind_it() {
-    let (kept, served, asked) = asking(SLEEPY, ASKING).await;
+async fn inputs_queued_behind_a_hibernated_run_start_after_it() {
+    let (directory, served, waiting) = session_waiting_for_approval(SLEEPY, ASKING).await;
     let second = served.begin("s", json!({"input": "second", "queue": true})).await;
     let third = served.begin("s", json!({"input": "third", "queue": true})).await;
     served.asleep().await;
@@ -231,7 +234,7 @@ async fn inputs_that_wait_behind_a_run_that_sleeps_begin_behind_it() {
         {"run_id": second, "input": "second"}, {"run_id": third, "input": "third"}])
     );
     served.asleep().await;
-    let (tool_id, reject) = decision(&asked["current_run"]["approvals"][0], "reject");
+    let (tool_id, reject) = decision(&waiting["current_run"]["approvals"][0], "reject");
     let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), reject).await;
     assert_eq!(decided.status, 200, "{decided:?}");
     let inputs = |snapshot: &Value| {
@@ -239,41 +242,41 @@ async fn inputs_that_wait_behind_a_run_that_sleeps_begin_behind_it() {
         snapshot["history"].as_array().unwrap().iter().filter(users).count()
     };
     served.until_snapshot("s", |snapshot| is_idle(snapshot) && inputs(snapshot) == 3).await;
-    assert_eq!(kept.stage.log(), Vec::<String>::new());
+    assert_eq!(directory.control.log(), Vec::<String>::new());
     served.asleep().await;
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn a_question_that_nobody_answers_expires_in_its_sleep() {
+async fn an_approval_expires_during_hibernation() {
     let asking_briefly = format!("{ASKING}\napproval_timeout = \"700ms\"");
-    let (kept, served, _) = asking(SLEEPY, &asking_briefly).await;
+    let (directory, served, _) = session_waiting_for_approval(SLEEPY, &asking_briefly).await;
     served.asleep().await;
-    // Nobody asks anything: the host wakes it.
-    let stored = || kept.entries("s");
-    let ended = |entry: &callsheet::journal::Entry| {
+    // No request comes; the host wakes the session.
+    let stored = || directory.entries("s");
+    let ended = |entry: &callsheet::journal::JournalEntry| {
         matches!(entry.record, callsheet::record::Record::RunEnded { .. })
     };
     until("the run ends", || stored().iter().any(ended)).await;
     let history = served.snapshot("s").await["history"].clone();
     assert_eq!(history[2]["metadata"]["kind"], "approval_expired", "{history}");
-    assert_eq!(kept.stage.log(), Vec::<String>::new());
+    assert_eq!(directory.control.log(), Vec::<String>::new());
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn one_that_is_listened_to_stays_awake() {
-    let (_kept, served, _) = lived().await;
+async fn a_watched_session_does_not_hibernate() {
+    let (_kept, served, _) = hibernated_session().await;
     served.open("other").await;
     let mut reading = served.events("s", "0").await;
     within(reading.until("stream_end")).await;
-    // The other one falls asleep long after this one could have.
+    // The other session hibernates long after this one could have.
     until("the other one sleeps", || served.host.counts().awake == 1).await;
     served.run("s", "again").await;
     let seen =
-        within(reading.until_seen(|seen| {
+        within(reading.until_events(|seen| {
             seen.iter().filter(|event| event.kind == "stream_end").count() == 2
         }))
         .await;
@@ -284,8 +287,8 @@ async fn one_that_is_listened_to_stays_awake() {
 }
 
 #[tokio::test]
-async fn one_that_reads_its_past_slowly_does_not_see_it_end() {
-    let (_kept, served, _) = lived().await;
+async fn a_slow_reader_of_the_past_does_not_see_the_stream_end() {
+    let (_kept, served, _) = hibernated_session().await;
     let session = served.host.session(&id("s"));
     let mut watch = within(session.watch(EventId::default())).await.unwrap();
     let first = within(futures::StreamExt::next(&mut watch)).await;
@@ -299,7 +302,7 @@ async fn one_that_reads_its_past_slowly_does_not_see_it_end() {
     loop {
         let next = within(futures::StreamExt::next(&mut watch)).await.expect("it goes on");
         if is_end(&next) {
-            let callsheet::telemetry::Delivery::Event(published) = next else { unreachable!() };
+            let callsheet::telemetry::FeedItem::Event(published) = next else { unreachable!() };
             assert_eq!(published.run, report.run_id);
             break;
         }
@@ -307,32 +310,32 @@ async fn one_that_reads_its_past_slowly_does_not_see_it_end() {
     served.shutdown().await;
 }
 
-fn is_end(delivery: &callsheet::telemetry::Delivery) -> bool {
-    let callsheet::telemetry::Delivery::Event(published) = delivery else {
+fn is_end(delivery: &callsheet::telemetry::FeedItem) -> bool {
+    let callsheet::telemetry::FeedItem::Event(published) = delivery else {
         panic!("{delivery:?}");
     };
     published.public().any(|event| event.kind == "stream_end")
 }
 
 #[tokio::test]
-async fn an_agent_that_is_no_more_is_named_and_its_session_can_be_deleted() {
-    let kept = Kept::new(json!({})).await;
+async fn a_session_of_a_removed_agent_names_it_and_can_be_deleted() {
+    let directory = HostDirectory::new(json!({})).await;
     let agents = "[agents.old]\n[agents.new]";
-    let served = kept.start(SLEEPY, agents).await;
+    let served = directory.start(SLEEPY, agents).await;
     let opened = served.post("/v1/sessions", json!({"id": "s", "agent": "old"})).await;
     assert_eq!(opened.status, 201);
     served.run("s", "go").await;
     served.shutdown().await;
-    let served = kept.start(SLEEPY, "[agents.new]").await;
+    let served = directory.start(SLEEPY, "[agents.new]").await;
     for answer in [
         served.get("/v1/sessions/s").await,
         served.post("/v1/sessions/s/runs", json!({"input": "x"})).await,
         served.post("/v1/sessions/s/fork", json!({"at": 1})).await,
         served.get("/v1/sessions/s/events?after=0").await,
     ] {
-        let said = answer.json()["error"]["message"].as_str().unwrap().to_owned();
-        assert_eq!(answer.error(), (409, "agent_gone".to_owned()), "{said}");
-        assert!(said.contains("\"old\""), "{said}");
+        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        assert_eq!(answer.error(), (409, "agent_gone".to_owned()), "{message}");
+        assert!(message.contains("\"old\""), "{message}");
     }
     let listed = served.get("/v1/sessions").await.json();
     assert_eq!(listed["sessions"][0]["id"], "s");
@@ -342,12 +345,13 @@ async fn an_agent_that_is_no_more_is_named_and_its_session_can_be_deleted() {
     served.shutdown().await;
 }
 
-/// Requests of every kind that come in the very moment when the session is woken, again and again.
+/// Sends requests of every kind while the session hibernates and wakes repeatedly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn nothing_is_lost_or_doubled_by_waking() {
+async fn waking_neither_loses_nor_doubles_requests() {
     const ROUNDS: usize = 10;
-    let kept = Kept::new(json!({})).await;
-    let served = Arc::new(kept.start(&format!("{SLEEPY}\nmax_queued_inputs = 1000"), "").await);
+    let directory = HostDirectory::new(json!({})).await;
+    let served =
+        Arc::new(directory.start(&format!("{SLEEPY}\nmax_queued_inputs = 1000"), "").await);
     served.open("s").await;
     for round in 0..ROUNDS {
         served.asleep().await;
@@ -380,5 +384,5 @@ async fn nothing_is_lost_or_doubled_by_waking() {
     inputs.dedup();
     assert_eq!(inputs.len(), ROUNDS * 6);
     Arc::into_inner(served).unwrap().shutdown().await;
-    kept.verify();
+    directory.verify();
 }

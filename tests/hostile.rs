@@ -1,18 +1,18 @@
-//! Hostile responses on every wire: whatever comes, memory stays bounded, nothing panics, and what
-//! is too much is an error that says so.
+//! Hostile responses in every dialect: memory stays bounded, nothing panics, and exceeding a limit is
+//! an error that names it.
 
 use allocation_counter::measure;
 use callsheet::response::{ResponseAssembler, ResponseLimits, describe_response, ended_well};
 use callsheet::types::{CALLS_MAX, ProviderErrorKind, Wire};
-use callsheet::wire::{Decoder, DecoderLimits, Delta};
+use callsheet::wire::{Decoder, DecoderOptions, Delta};
 use serde_json::{Value, json};
 
 const MIB: u64 = 1 << 20;
 
-/// Bytes of one read.
+/// Number of bytes of one read.
 const READ_BYTES: usize = 16 * 1024;
 
-/// One event of a stream, as the wire frames it.
+/// Frames one event of a stream.
 fn frame(wire: Wire, event: &Value) -> String {
     match wire {
         Wire::OllamaChat => format!("{event}\n"),
@@ -53,7 +53,7 @@ fn thinking(wire: Wire, text: &str) -> Value {
     }
 }
 
-/// The beginning of a call; a whole one where the wire has no pieces.
+/// The start of a call, or a complete call if the dialect does not stream arguments.
 fn call(wire: Wire, index: usize) -> Value {
     let id = format!("c{index}");
     match wire {
@@ -71,7 +71,7 @@ fn call(wire: Wire, index: usize) -> Value {
     }
 }
 
-/// More arguments of call 0, where the wire has pieces.
+/// More arguments of call 0, if the dialect streams arguments.
 fn arguments(wire: Wire, piece: &str) -> Option<Value> {
     match wire {
         Wire::OpenaiChat => Some(json!({"choices": [{"delta": {"tool_calls": [{"index": 0,
@@ -87,8 +87,8 @@ fn arguments(wire: Wire, piece: &str) -> Option<Value> {
     }
 }
 
-/// Something that the service wants back, of so many bytes.
-fn keepsake(wire: Wire, index: usize, bytes: usize) -> Option<Vec<Value>> {
+/// Provider data of `bytes` bytes that must be sent back.
+fn returned_data(wire: Wire, index: usize, bytes: usize) -> Option<Vec<Value>> {
     let data = "A".repeat(bytes);
     match wire {
         Wire::OpenaiChat => Some(vec![json!({"choices": [{"delta": {"reasoning_details": [
@@ -107,24 +107,24 @@ fn keepsake(wire: Wire, index: usize, bytes: usize) -> Option<Vec<Value>> {
     }
 }
 
-/// What came of a response, and the most memory that reading it held at once.
-struct Read {
+/// The result of reading a response, and the peak of its memory.
+struct ReadResult {
     response: ResponseAssembler,
     peak: u64,
 }
 
-impl Read {
+impl ReadResult {
     fn error(&self) -> Option<ProviderErrorKind> {
         self.response.error().map(|error| error.kind)
     }
 }
 
-/// Reads a response in reads of a socket's size until it ends, or until it is given up.
-fn read(wire: Wire, mut events: impl Iterator<Item = String>) -> Read {
+/// Reads a response in chunks of a socket's size until it ends or fails.
+fn read(wire: Wire, mut events: impl Iterator<Item = String>) -> ReadResult {
     let mut response = ResponseAssembler::new(ResponseLimits::default());
     let mut pending = String::with_capacity(4 * READ_BYTES);
     let allocated = measure(|| {
-        let mut decoder = Decoder::new(wire, wire.framing(true), DecoderLimits::default());
+        let mut decoder = Decoder::new(wire, wire.framing(true), DecoderOptions::default());
         let mut deltas = Vec::new();
         loop {
             pending.clear();
@@ -151,14 +151,19 @@ fn read(wire: Wire, mut events: impl Iterator<Item = String>) -> Read {
         let well = ended_well(&response);
         response.end(well);
     });
-    Read { response, peak: allocated.bytes_max }
+    ReadResult { response, peak: allocated.bytes_max }
 }
 
 #[track_caller]
-fn check(wire: Wire, what: &str, events: impl Iterator<Item = String>, peak_max: u64) -> Read {
+fn check(
+    wire: Wire,
+    what: &str,
+    events: impl Iterator<Item = String>,
+    peak_max: u64,
+) -> ReadResult {
     let read = read(wire, events);
     assert!(read.peak <= peak_max, "{wire}, {what}: {} bytes at once", read.peak);
-    // Whatever it is, it can be shown.
+    // Every result can be described.
     assert!(describe_response(&read.response).is_object());
     read
 }
@@ -168,7 +173,7 @@ fn each(test: impl Fn(Wire)) {
 }
 
 #[test]
-fn an_endless_line_is_given_up() {
+fn an_endless_line_is_an_error() {
     each(|wire| {
         let begin = std::iter::once("data: {\"a\":\"".to_owned());
         let endless = begin.chain(std::iter::repeat_n("a".repeat(READ_BYTES), 4096));
@@ -206,7 +211,7 @@ fn endless_text_is_an_error() {
 }
 
 #[test]
-fn a_hundred_thousand_calls_are_counted_and_few_are_kept() {
+fn excess_calls_are_counted_but_not_kept() {
     each(|wire| {
         let calls = (0..100_000).map(|index| frame(wire, &call(wire, index)));
         let read = check(wire, "calls", calls, 24 * MIB);
@@ -216,7 +221,7 @@ fn a_hundred_thousand_calls_are_counted_and_few_are_kept() {
 }
 
 #[test]
-fn endless_arguments_are_cut_and_said_to_be() {
+fn endless_arguments_are_cut_and_reported() {
     each(|wire| {
         let Some(piece) = arguments(wire, &"a".repeat(1000)) else { return };
         let begin = match wire {
@@ -232,18 +237,18 @@ fn endless_arguments_are_cut_and_said_to_be() {
         let read = check(wire, "arguments", events, 32 * MIB);
         let [call] = read.response.calls() else { panic!("{wire}: one call") };
         assert!(call.raw.len() <= 1 << 20, "{wire}");
-        assert!(call.oversize || read.error().is_some(), "{wire}: it is said");
+        assert!(call.oversize || read.error().is_some(), "{wire}: it is reported");
         assert_eq!(describe_response(&read.response)["tool_calls"][0]["complete"], false, "{wire}");
     });
 }
 
 #[test]
-fn what_is_to_be_sent_back_has_a_limit() {
+fn provider_data_to_send_back_is_limited() {
     each(|wire| {
-        if keepsake(wire, 0, 1).is_none() {
+        if returned_data(wire, 0, 1).is_none() {
             return;
         }
-        let kept = (0..100_000).flat_map(|index| keepsake(wire, index, 1000).unwrap());
+        let kept = (0..100_000).flat_map(|index| returned_data(wire, index, 1000).unwrap());
         let read = check(wire, "parts", kept.map(|event| frame(wire, &event)), 64 * MIB);
         let kept: usize = read
             .response
@@ -280,7 +285,7 @@ fn deep_nesting_is_harmless() {
 }
 
 #[test]
-fn gemini_paths_cannot_ask_for_memory() {
+fn gemini_paths_cannot_force_allocations() {
     if Wire::WORDS.iter().all(|(_, wire)| *wire != Wire::GeminiGenerate) {
         return;
     }

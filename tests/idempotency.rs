@@ -1,12 +1,12 @@
-//! `Idempotency-Key`: the same request again has no second effect and gets the same answer.
+//! `Idempotency-Key`: a repeated request has no second effect and gets the same response.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
-mod kept;
+mod host_directory;
 mod support;
 
-use client::{Answer, Reading, post};
-use kept::{Kept, Served, decision, within};
+use client::{HttpConnection, HttpResponse, post};
+use host_directory::{HostDirectory, HostServer, decision, within};
 use serde_json::{Value, json};
 
 const SLEEPY: &str = "idle_after = \"1ms\"";
@@ -19,11 +19,11 @@ fn script() -> Value {
         {"text": ["It is ", "done."]}]})
 }
 
-async fn service(script: Value, host: &str, rest: &str) -> (Kept, Served) {
-    let kept = Kept::new(script).await;
-    let served = kept.start(host, rest).await;
+async fn service(script: Value, host: &str, rest: &str) -> (HostDirectory, HostServer) {
+    let directory = HostDirectory::new(script).await;
+    let served = directory.start(host, rest).await;
     served.open("s").await;
-    (kept, served)
+    (directory, served)
 }
 
 fn inputs(snapshot: &Value) -> usize {
@@ -31,18 +31,18 @@ fn inputs(snapshot: &Value) -> usize {
     history.iter().filter(|message| message["role"] == "user").count()
 }
 
-async fn watched(served: &Served, key: &str, body: &Value) -> Answer {
+async fn watched(served: &HostServer, key: &str, body: &Value) -> HttpResponse {
     let headers = format!("accept: text/event-stream\r\nidempotency-key: {key}\r\n");
     served.send(&post(RUNS, &headers, &body.to_string())).await
 }
 
 #[tokio::test]
-async fn a_run_is_begun_once_and_answered_the_same_whenever_it_is_asked_for() {
-    let (kept, served) = service(script(), SLEEPY, "").await;
+async fn a_repeated_run_request_returns_the_first_runs_response() {
+    let (directory, served) = service(script(), SLEEPY, "").await;
     let body = json!({"input": "go", "wait": true});
     let first = served.post_keyed(RUNS, "k-1", &body).await;
     assert_eq!(first.status, 200, "{first:?}");
-    // The order of the keys is no other request.
+    // The order of the body's members does not matter.
     let turned = served.post_keyed(RUNS, "k-1", &json!({"wait": true, "input": "go"})).await;
     assert_eq!(turned.json(), first.json());
     served.asleep().await;
@@ -55,23 +55,23 @@ async fn a_run_is_begun_once_and_answered_the_same_whenever_it_is_asked_for() {
     assert_eq!(without.error(), (422, "idempotency_key_reused".to_owned()));
     served.shutdown().await;
 
-    let served = kept.start(SLEEPY, "").await;
+    let served = directory.start(SLEEPY, "").await;
     assert_eq!(served.post_keyed(RUNS, "k-1", &body).await.json(), first.json());
     let steer = served.post_keyed("/v1/sessions/s/steer", "k-1", &json!({"input": "go"})).await;
     assert_eq!(steer.error(), (422, "idempotency_key_reused".to_owned()));
     assert_eq!(inputs(&served.snapshot("s").await), 2);
-    assert_eq!(kept.stage.log(), ["start a", "end a"]);
-    // The key is of this session alone.
+    assert_eq!(directory.control.log(), ["start a", "end a"]);
+    // The key belongs to one session.
     served.open("t").await;
     let elsewhere = served.post_keyed("/v1/sessions/t/runs", "k-1", &body).await;
     assert_ne!(elsewhere.json()["run_id"], first.json()["run_id"]);
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn a_run_that_is_left_alone_is_acknowledged_the_same() {
-    let (kept, served) = service(script(), "", "").await;
+async fn a_repeated_run_request_without_wait_gets_the_same_acknowledgement() {
+    let (directory, served) = service(script(), "", "").await;
     let body = json!({"input": "go"});
     let (first, second) =
         tokio::join!(served.post_keyed(RUNS, "k", &body), served.post_keyed(RUNS, "k", &body));
@@ -80,40 +80,39 @@ async fn a_run_that_is_left_alone_is_acknowledged_the_same() {
     assert_eq!(served.post_keyed(RUNS, "k", &body).await.body, first.body);
     assert_eq!(inputs(&served.snapshot("s").await), 1);
     served.crash().await;
-    let served = kept.start("", "").await;
+    let served = directory.start("", "").await;
     assert_eq!(served.post_keyed(RUNS, "k", &body).await.body, first.body);
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn two_who_wait_for_the_same_run_get_the_same_report() {
-    let held = json!({"responses": [
+async fn two_waiting_requests_with_one_key_get_the_same_report() {
+    let script = json!({"responses": [
         {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]}]});
-    let (kept, served) = service(held, "", "").await;
+    let (directory, served) = service(script, "", "").await;
     let body = json!({"input": "go", "wait": true});
     let first = served.post_keyed(RUNS, "k", &body);
     let second = served.post_keyed(RUNS, "k", &body);
     let release = async {
-        kept.model.gate_reached("middle").await;
-        // The second one has come by the time that a third is refused for another input.
+        directory.model.gate_reached("middle").await;
+        // The second request has arrived once a third with another input is refused.
         let third = served.post_keyed(RUNS, "other", &json!({"input": "x"})).await;
         assert_eq!(third.error(), (409, "run_in_progress".to_owned()));
-        kept.model.release("middle");
+        directory.model.release("middle");
     };
     let (first, second, ()) = within(async { tokio::join!(first, second, release) }).await;
     assert_eq!((first.status, second.status), (200, 200), "{first:?} {second:?}");
     assert_eq!(first.json(), second.json());
-    assert_eq!(kept.model.received(), 1);
+    assert_eq!(directory.model.received(), 1);
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
-/// What of a stream is the same each time: all but the states of calls and the statistics, with
-/// texts put together.
-fn recorded(answer: &Answer) -> Vec<Value> {
+/// The reproducible events of a stream: without call states and statistics, and with joined texts.
+fn reproducible_events(answer: &HttpResponse) -> Vec<Value> {
     let mut seen: Vec<Value> = Vec::new();
-    for event in client::seen(&answer.body) {
+    for event in client::parse_events(&answer.body) {
         if event.id.is_none() {
             continue;
         }
@@ -138,49 +137,49 @@ fn recorded(answer: &Answer) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_asked_for_again_is_the_runs_from_its_beginning_to_its_end() {
-    let (kept, served) = service(script(), SLEEPY, "").await;
+async fn a_repeated_stream_request_replays_the_whole_run() {
+    let (directory, served) = service(script(), SLEEPY, "").await;
     served.run("s", "before").await;
     let mut script = script();
     for response in script["responses"].as_array_mut().unwrap().drain(..) {
-        kept.model.push(serde_json::from_value(response).unwrap());
+        directory.model.push(serde_json::from_value(response).unwrap());
     }
     let body = json!({"input": "go"});
     let first = watched(&served, "k", &body).await;
     assert_eq!(first.status, 200, "{first:?}");
-    let all = recorded(&first);
+    let all = reproducible_events(&first);
     assert_eq!(all.first().unwrap()["type"], "stream_start", "{all:?}");
     assert_eq!(all.last().unwrap()["type"], "stream_end");
-    assert_eq!(recorded(&watched(&served, "k", &body).await), all);
+    assert_eq!(reproducible_events(&watched(&served, "k", &body).await), all);
     served.run("s", "behind").await;
     served.asleep().await;
-    assert_eq!(recorded(&watched(&served, "k", &body).await), all);
+    assert_eq!(reproducible_events(&watched(&served, "k", &body).await), all);
     served.shutdown().await;
-    let served = kept.start(SLEEPY, "").await;
-    assert_eq!(recorded(&watched(&served, "k", &body).await), all);
+    let served = directory.start(SLEEPY, "").await;
+    assert_eq!(reproducible_events(&watched(&served, "k", &body).await), all);
     assert_eq!(inputs(&served.snapshot("s").await), 3);
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn a_stream_that_broke_off_is_had_again_while_its_run_goes_on() {
-    let held = json!({"responses": [
+async fn a_broken_stream_can_be_requested_again_during_the_run() {
+    let script = json!({"responses": [
         {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]}]});
-    let (kept, served) = service(held, "", "").await;
+    let (directory, served) = service(script, "", "").await;
     let request = post(
         RUNS,
         "accept: text/event-stream\r\nidempotency-key: k\r\n",
         &json!({"input": "go", "queue": true}).to_string(),
     );
-    let mut first = Reading::open(served.addr(), &request).await;
+    let mut first = HttpConnection::open(served.addr(), &request).await;
     within(first.until("\"text\":\"Now \"")).await;
     drop(first);
-    let mut again = Reading::open(served.addr(), &request).await;
+    let mut again = HttpConnection::open(served.addr(), &request).await;
     within(again.until("\"text\":\"Now \"")).await;
-    kept.model.release("middle");
+    directory.model.release("middle");
     let seen = within(
-        again.until_seen(|seen| seen.last().is_some_and(|event| event.kind == "stream_end")),
+        again.until_events(|seen| seen.last().is_some_and(|event| event.kind == "stream_end")),
     )
     .await;
     let text: String = seen.iter().filter_map(|event| event.data["text"].as_str()).collect();
@@ -189,61 +188,65 @@ async fn a_stream_that_broke_off_is_had_again_while_its_run_goes_on() {
 }
 
 #[tokio::test]
-async fn a_run_that_waits_for_another_is_told_from_its_own_beginning() {
-    let held = json!({"responses": [
+async fn a_queued_runs_stream_starts_with_its_own_first_event() {
+    let script = json!({"responses": [
         {"text": ["first"], "holds": [{"at": {"chunk": 1}, "name": "middle"}]},
         {"text": ["second"]}]});
-    let (kept, served) = service(held, "", "").await;
+    let (directory, served) = service(script, "", "").await;
     served.begin("s", json!({"input": "go"})).await;
-    kept.model.gate_reached("middle").await;
+    directory.model.gate_reached("middle").await;
     let body = json!({"input": "then", "queue": true});
     let both = async { tokio::join!(watched(&served, "k", &body), watched(&served, "k", &body)) };
     let release = async {
         served.until_snapshot("s", |s| s["queued"].as_array().unwrap().len() == 1).await;
-        kept.model.release("middle");
+        directory.model.release("middle");
     };
     let ((first, second), ()) = within(async { tokio::join!(both, release) }).await;
-    assert_eq!(recorded(&first), recorded(&second));
+    assert_eq!(reproducible_events(&first), reproducible_events(&second));
     assert!(first.body.contains("second") && !first.body.contains("\"first\""), "{first:?}");
-    assert_eq!(recorded(&watched(&served, "k", &body).await), recorded(&first));
+    assert_eq!(
+        reproducible_events(&watched(&served, "k", &body).await),
+        reproducible_events(&first)
+    );
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn what_is_said_to_a_run_is_said_once() {
-    let held = json!({"responses": [
+async fn a_repeated_steer_is_recorded_once() {
+    let script = json!({"responses": [
         {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
         {"text": ["Well."]}]});
-    let (kept, served) = service(held, SLEEPY, "").await;
+    let (directory, served) = service(script, SLEEPY, "").await;
     served.begin("s", json!({"input": "go"})).await;
-    kept.model.gate_reached("middle").await;
+    directory.model.gate_reached("middle").await;
     let (path, body) = ("/v1/sessions/s/steer", json!({"input": "and more"}));
     let (first, second) =
         tokio::join!(served.post_keyed(path, "k", &body), served.post_keyed(path, "k", &body));
     assert_eq!((first.status, first.body.as_str()), (202, second.body.as_str()));
     let other = served.post_keyed(path, "k", &json!({"input": "less"})).await;
     assert_eq!(other.error(), (422, "idempotency_key_reused".to_owned()));
-    kept.model.release("middle");
+    directory.model.release("middle");
     served.until_snapshot("s", |snapshot| snapshot["state"] == "idle").await;
     served.asleep().await;
-    // Its run is over: it was said all the same.
+    // The repeated request succeeds even after the run has ended.
     assert_eq!(served.post_keyed(path, "k", &body).await.body, first.body);
     assert_eq!(inputs(&served.snapshot("s").await), 2);
     served.shutdown().await;
-    let served = kept.start("", "").await;
+    let served = directory.start("", "").await;
     assert_eq!(served.post_keyed(path, "k", &body).await.body, first.body);
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn a_decision_counts_once_with_a_key_and_without() {
+async fn a_repeated_decision_counts_once_with_and_without_a_key() {
     let asking = "[tools.writes]\napproval = \"before\"";
-    let (kept, served) = service(script(), SLEEPY, asking).await;
+    let (directory, served) = service(script(), SLEEPY, asking).await;
     served.begin("s", json!({"input": "go"})).await;
-    let asked = served.until_snapshot("s", |s| s["current_run"]["approvals"][0].is_object()).await;
-    let (tool_id, approve) = decision(&asked["current_run"]["approvals"][0], "approve");
+    let waiting =
+        served.until_snapshot("s", |s| s["current_run"]["approvals"][0].is_object()).await;
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
     let path = format!("/v1/sessions/s/approvals/{tool_id}");
     let (first, second) = tokio::join!(
         served.post_keyed(&path, "k", &approve),
@@ -253,16 +256,16 @@ async fn a_decision_counts_once_with_a_key_and_without() {
     served.until_snapshot("s", |snapshot| snapshot["state"] == "idle").await;
     served.asleep().await;
     assert_eq!(served.post_keyed(&path, "k", &approve).await.body, first.body);
-    assert_eq!(kept.stage.log(), ["start a", "end a"]);
+    assert_eq!(directory.control.log(), ["start a", "end a"]);
     served.shutdown().await;
-    let served = kept.start("", asking).await;
+    let served = directory.start("", asking).await;
     assert_eq!(served.post_keyed(&path, "k", &approve).await.body, first.body);
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn a_key_that_is_none_is_refused_and_begins_nothing() {
+async fn an_invalid_key_is_refused_and_starts_no_run() {
     let (_kept, served) = service(json!({}), "", "").await;
     let body = json!({"input": "go"}).to_string();
     let long = "k".repeat(256);
@@ -281,18 +284,18 @@ async fn a_key_that_is_none_is_refused_and_begins_nothing() {
     served.shutdown().await;
 }
 
-/// A request that was refused is not remembered: the same again is tried again.
+/// A refused request is not stored, so a repetition is handled again.
 #[tokio::test]
-async fn what_was_refused_may_be_asked_again() {
-    let held = json!({"responses": [
+async fn a_refused_request_can_be_repeated() {
+    let script = json!({"responses": [
         {"text": ["first"], "holds": [{"at": {"chunk": 1}, "name": "middle"}]}]});
-    let (kept, served) = service(held, "", "").await;
+    let (directory, served) = service(script, "", "").await;
     let body = json!({"input": "then", "wait": true});
     served.begin("s", json!({"input": "go"})).await;
-    kept.model.gate_reached("middle").await;
+    directory.model.gate_reached("middle").await;
     let refused = served.post_keyed(RUNS, "k", &body).await;
     assert_eq!(refused.error(), (409, "run_in_progress".to_owned()));
-    kept.model.release("middle");
+    directory.model.release("middle");
     served.until_snapshot("s", |snapshot| snapshot["state"] == "idle").await;
     assert_eq!(served.post_keyed(RUNS, "k", &body).await.status, 200);
     served.shutdown().await;

@@ -1,4 +1,4 @@
-//! Images that users send: to the API, in a history, on the command line; and what becomes of them.
+//! Images in inputs, steered inputs and opening messages.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod client;
@@ -21,22 +21,22 @@ async fn service(responses: Value) -> Service {
     Service::start(json!({"responses": responses})).await
 }
 
-/// What users said in the last request.
+/// The user messages of the last model request.
 fn sent(service: &Service) -> Vec<Value> {
     let requests = service.model.requests();
     assert!(requests.iter().all(|request| request.status == 200), "a request was refused");
     let messages = requests.last().expect("a request").body["messages"].clone();
-    said(&messages)
+    user_contents(&messages)
 }
 
-fn said(messages: &Value) -> Vec<Value> {
+fn user_contents(messages: &Value) -> Vec<Value> {
     let messages = messages.as_array().expect("a list");
     let users = messages.iter().filter(|message| message["role"] == "user");
     users.map(|message| message["content"].clone()).collect()
 }
 
 #[tokio::test]
-async fn an_image_reaches_the_model_and_the_history_as_it_was_sent() {
+async fn an_image_reaches_the_model_and_the_history_unchanged() {
     let service = service(json!([{"text": ["A pixel."]}, {"text": ["Two."]}])).await;
     service.post("/v1/sessions", json!({"id": "s"})).await;
     let content = json!([text("What is this?"), image(PIXEL)]);
@@ -44,21 +44,17 @@ async fn an_image_reaches_the_model_and_the_history_as_it_was_sent() {
     let report = service.post("/v1/sessions/s/runs", run).await;
     assert_eq!((report.status, &report.json()["text"]), (200, &json!("A pixel.")));
     let alone = std::slice::from_ref(&content);
-    assert_eq!(said(&report.json()["messages"]), alone);
+    assert_eq!(user_contents(&report.json()["messages"]), alone);
     assert_eq!(sent(&service), alone);
     let other = json!([image("https://example.com/b.png")]);
     service.post("/v1/sessions/s/runs", json!({"input": other, "wait": true})).await;
-    assert_eq!(
-        sent(&service),
-        [content.clone(), other.clone()],
-        "it is said again in each request"
-    );
+    assert_eq!(sent(&service), [content.clone(), other.clone()], "each request repeats it");
     let snapshot = service.get("/v1/sessions/s").await.json();
-    assert_eq!(said(&snapshot["history"]), [content, other]);
+    assert_eq!(user_contents(&snapshot["history"]), [content, other]);
 }
 
 #[tokio::test]
-async fn a_steer_and_a_queued_input_may_hold_images() {
+async fn steered_and_queued_inputs_may_contain_images() {
     let first = json!({"text": ["One."], "holds": [{"at": "finish", "name": "middle"}]});
     let service = service(json!([first, {"text": ["Two."]}, {"text": ["Three."]}])).await;
     service.post("/v1/sessions", json!({"id": "s"})).await;
@@ -84,12 +80,12 @@ async fn a_steer_and_a_queued_input_may_hold_images() {
 }
 
 #[tokio::test]
-async fn a_session_may_be_opened_with_images() {
+async fn a_session_can_be_opened_with_images() {
     let service = service(json!([{"text": ["Here."]}])).await;
     let content = json!([image(PIXEL), text("keep this")]);
     let messages = json!([
         {"role": "user", "content": content},
-        {"role": "assistant", "content": "Kept."},
+        {"role": "assistant", "content": "HostDirectory."},
     ]);
     let opened = service.post("/v1/sessions", json!({"id": "s", "messages": messages})).await;
     assert_eq!(opened.status, 201);
@@ -102,7 +98,7 @@ async fn a_session_may_be_opened_with_images() {
 }
 
 #[tokio::test]
-async fn a_list_of_one_text_is_that_text() {
+async fn a_list_with_one_text_equals_that_text() {
     let service = service(json!([{"text": ["Hello."]}])).await;
     service.post("/v1/sessions", json!({"id": "s"})).await;
     let run = json!({"input": [text("hi")], "wait": true});
@@ -111,11 +107,11 @@ async fn a_list_of_one_text_is_that_text() {
 }
 
 #[tokio::test]
-async fn what_is_no_input_is_refused_and_the_part_is_named() {
+async fn an_invalid_input_is_refused_and_the_error_names_the_part() {
     let service = service(json!([])).await;
     service.post("/v1/sessions", json!({"id": "s"})).await;
     let detailed = json!({"url": PIXEL, "detail": "high"});
-    for (input, code, why) in [
+    for (input, code, reason) in [
         (json!(7), "invalid_request", "input: is a text or a list of parts"),
         (json!(null), "invalid_request", "input: is a text or a list of parts"),
         (json!({"type": "text", "text": "a"}), "invalid_request", "input: is a text or a list"),
@@ -132,21 +128,21 @@ async fn what_is_no_input_is_refused_and_the_part_is_named() {
             "invalid_request",
             "part 0: its \\\"image_url.detail\\\" is not taken",
         ),
-        (json!([]), "empty_input", "it is empty"),
-        (json!([text(" "), text("\n")]), "empty_input", "it is empty"),
-        (json!(" "), "empty_input", "it is empty"),
+        (json!([]), "empty_input", "the input is empty"),
+        (json!([text(" "), text("\n")]), "empty_input", "the input is empty"),
+        (json!(" "), "empty_input", "the input is empty"),
     ] {
         for path in ["/v1/sessions/s/runs", "/v1/sessions/s/steer"] {
             let refused = service.post(path, json!({"input": input})).await;
             assert_eq!(refused.error(), (400, code.to_owned()), "{input}");
-            assert!(refused.body.contains(why), "{}", refused.body);
+            assert!(refused.body.contains(reason), "{}", refused.body);
         }
     }
     assert_eq!(service.model.requests().len(), 0);
 }
 
 #[tokio::test]
-async fn an_image_is_no_larger_than_a_body() {
+async fn the_body_limit_limits_images() {
     let options = ServerOptions { body_bytes_max: 10_000, ..ServerOptions::default() };
     let script = json!({"responses": [{"text": ["Large."]}]});
     let service = Service::start_with(script, "", options).await;
@@ -161,7 +157,7 @@ async fn an_image_is_no_larger_than_a_body() {
     };
     let refused = run(10_000).await;
     assert_eq!(refused.error(), (413, "body_too_large".to_owned()));
-    assert!(refused.body.contains("at most 10000 bytes"), "{}", refused.body);
+    assert!(refused.body.contains("more than 10000 bytes"), "{}", refused.body);
     assert_eq!(run(9_000).await.status, 200);
     assert_eq!(sent(&service), [content(9_000)]);
 }

@@ -1,5 +1,5 @@
-//! What calls see of each other's variables, over real HTTP and with real tools: whatever the
-//! finishing order, the turn leaves what its calls would have left one after the other.
+//! Isolation of variables between the calls of a turn: in any finishing order the result equals that
+//! of sequential execution.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod support;
@@ -15,69 +15,70 @@ use callsheet::types::RunEnd;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use support::tools::Stage;
+use support::tools::CallControl;
 use support::{parallel, within, world};
 
 #[derive(Deserialize, JsonSchema)]
-struct Input {
+struct StagedInput {
     id: String,
     get: Option<String>,
     set: Option<String>,
 }
 
-/// Reads a variable, waits until the test lets it go on, and writes one that depends on it.
-struct Staged {
+/// A tool that reads a variable, waits for the test, and writes one that depends on it.
+struct ControlledTool {
     spec: ToolSpec,
-    stage: Stage,
+    control: CallControl,
 }
 
 #[async_trait]
-impl Tool for Staged {
+impl Tool for ControlledTool {
     fn spec(&self) -> ToolSpec {
         self.spec.clone()
     }
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
-        let Input { id, get, set } = context.input()?;
+        let StagedInput { id, get, set } = context.input()?;
         let seen = get.and_then(|name| context.get(&name)?.as_i64()).unwrap_or(0);
-        self.stage.note(format!("start {id}"));
-        self.stage.released(&id).await;
+        self.control.note(format!("start {id}"));
+        self.control.released(&id).await;
         if let Some(name) = set {
             context.set(&name, seen * 10 + 1)?;
         }
-        self.stage.note(format!("end {id}"));
+        self.control.note(format!("end {id}"));
         Ok(format!("saw {seen}").into())
     }
 }
 
-fn registry(stage: &Stage) -> ToolRegistry {
+fn registry(control: &CallControl) -> ToolRegistry {
     let mut registry = ToolRegistry::new();
-    for spec in
-        [ToolSpec::new::<Input>("look", "Pure.").pure(), ToolSpec::new::<Input>("act", "Not.")]
-    {
-        registry.register(Staged { spec, stage: stage.clone() }).unwrap();
+    for spec in [
+        ToolSpec::new::<StagedInput>("look", "Pure.").pure(),
+        ToolSpec::new::<StagedInput>("act", "Not."),
+    ] {
+        registry.register(ControlledTool { spec, control: control.clone() }).unwrap();
     }
     registry
 }
 
-/// Tool, name that is read, name that is written.
+/// Tool, name of the variable that is read, name of the variable that is written.
 type Step = (&'static str, Option<&'static str>, Option<&'static str>);
 
-struct Played {
+struct StepsResult {
     report: RunReport,
     variables: Variables,
     log: Vec<String>,
     page: String,
 }
 
-impl Played {
-    /// The answers as the model was told them.
-    fn told(&self) -> Vec<&str> {
-        let told = self.report.run_messages().iter().filter_map(|message| match &**message {
+impl StepsResult {
+    /// The results as the model receives them.
+    fn results(&self) -> Vec<&str> {
+        let results = self.report.run_messages().iter().filter_map(|message| match &**message {
             Message::Tool { content, .. } => Some(&**content),
             Message::User { .. } | Message::Assistant { .. } => None,
         });
-        told.collect()
+        results.collect()
     }
 
     fn starts(&self, id: &str) -> usize {
@@ -85,31 +86,31 @@ impl Played {
     }
 }
 
-/// Runs the steps as the calls of one response. Those in `order` end in that order; all of them
-/// have begun before the first ends.
-async fn play(steps: &[Step], order: &[&str], change: impl FnOnce(&mut Config)) -> Played {
-    let stage = Stage::new();
+/// Runs the steps as the calls of one response. All calls start before the first ends, and those in
+/// `order` end in that order.
+async fn play(steps: &[Step], order: &[&str], change: impl FnOnce(&mut Config)) -> StepsResult {
+    let control = CallControl::new();
     let ids = ["a", "b", "c", "d"];
     let calls = ids.iter().zip(steps).map(|(id, (tool, get, set))| {
         Call::new(tool, json!({"id": id, "get": get, "set": set})).id(&format!("call-{id}"))
     });
     let script = Script::of([Response::calls(calls.collect::<Vec<_>>()), Response::text("Done.")]);
-    let world = world(script, registry(&stage), change).await;
+    let world = world(script, registry(&control), change).await;
     let started = world.session.start_run("go").await.unwrap();
     for id in order {
-        stage.seen(&format!("start {id}")).await;
+        control.until_logged(&format!("start {id}")).await;
     }
     for id in order {
-        stage.release(id);
-        stage.seen(&format!("end {id}")).await;
+        control.release(id);
+        control.until_logged(&format!("end {id}")).await;
     }
-    ids.iter().for_each(|id| stage.release(id));
+    ids.iter().for_each(|id| control.release(id));
     let report = within(started.report).await.unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
     world.assert_paired();
     let variables = world.session.snapshot().await.unwrap().variables;
     let page = world.host.telemetry().render();
-    Played { report, variables, log: stage.log(), page }
+    StepsResult { report, variables, log: control.log(), page }
 }
 
 fn values(variables: &Variables) -> Value {
@@ -117,7 +118,7 @@ fn values(variables: &Variables) -> Value {
 }
 
 #[tokio::test]
-async fn without_a_conflict_both_ways_leave_the_same_bytes() {
+async fn without_a_conflict_sequential_and_parallel_histories_are_equal() {
     let steps: [Step; 4] = [
         ("act", None, Some("x")),
         ("look", Some("y"), Some("z")),
@@ -127,7 +128,7 @@ async fn without_a_conflict_both_ways_leave_the_same_bytes() {
     let plain = play(&steps, &[], |_| {}).await;
     for order in [["d", "c", "b", "a"], ["b", "a", "d", "c"], ["a", "b", "c", "d"]] {
         let beside = play(&steps, &order, parallel(8)).await;
-        let bytes = |played: &Played| {
+        let bytes = |played: &StepsResult| {
             let history = serde_json::to_string(&played.report.run_messages()).unwrap();
             history + &values(&played.variables).to_string()
         };
@@ -136,14 +137,14 @@ async fn without_a_conflict_both_ways_leave_the_same_bytes() {
 }
 
 #[tokio::test]
-async fn pure_calls_that_read_too_early_run_again_and_end_as_in_sequence() {
+async fn pure_calls_with_a_conflict_run_again_and_match_sequential_execution() {
     let steps: [Step; 3] =
         [("look", Some("x"), Some("x")), ("look", Some("x"), Some("x")), ("look", Some("x"), None)];
     let plain = play(&steps, &[], |_| {}).await;
-    assert_eq!(plain.told(), ["saw 0", "saw 1", "saw 11"]);
+    assert_eq!(plain.results(), ["saw 0", "saw 1", "saw 11"]);
     for order in [["c", "b", "a"], ["a", "b", "c"], ["b", "c", "a"]] {
         let beside = play(&steps, &order, parallel(8)).await;
-        assert_eq!(beside.told(), plain.told(), "{order:?}");
+        assert_eq!(beside.results(), plain.results(), "{order:?}");
         assert_eq!(values(&beside.variables), json!({"x": 11}));
         assert_eq!([beside.starts("a"), beside.starts("b"), beside.starts("c")], [1, 2, 2]);
         let counted =
@@ -154,13 +155,13 @@ async fn pure_calls_that_read_too_early_run_again_and_end_as_in_sequence() {
 }
 
 #[tokio::test]
-async fn a_call_with_effects_that_read_too_early_keeps_its_answer_and_loses_its_writes() {
+async fn a_call_with_effects_and_a_conflict_keeps_its_result_and_loses_its_writes() {
     let steps: [Step; 3] =
         [("act", None, Some("x")), ("act", Some("x"), Some("y")), ("look", Some("y"), None)];
     let played = play(&steps, &["c", "b", "a"], parallel(8)).await;
-    let told = played.told();
-    assert_eq!((told[0], told[2]), ("saw 0", "saw 0"));
-    assert!(told[1].starts_with("saw 0\n[callsheet: an earlier call"), "{}", told[1]);
+    let results = played.results();
+    assert_eq!((results[0], results[2]), ("saw 0", "saw 0"));
+    assert!(results[1].starts_with("saw 0\n[callsheet: an earlier call"), "{}", results[1]);
     assert_eq!(values(&played.variables), json!({"x": 1}));
     assert_eq!(played.report.calls[1].metadata, json!({"conflict": true, "writes_dropped": true}));
     assert_eq!([played.starts("a"), played.starts("b"), played.starts("c")], [1, 1, 1]);

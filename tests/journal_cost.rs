@@ -9,8 +9,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use callsheet::config::{BaseUrl, Config, Durability, ToolPattern};
 use callsheet::journal::{
-    Appended, Batch, Entry, Journal, JournalError, JournalObserver, JournalStatus, Listing,
-    SqliteJournal, SqliteOptions, Stage, StoredGroup, StoredSession,
+    AppendStatus, Batch, BatchStatus, GroupCommit, Journal, JournalEntry, JournalError,
+    JournalObserver, JournalStatus, SqliteJournal, SqliteOptions, StoredSession,
+    StoredSessionFilter,
 };
 use callsheet::record::{Record, Seq};
 use callsheet::rehearsal::{Call, Rehearsal, Response, Script};
@@ -57,7 +58,7 @@ struct State {
 }
 
 impl JournalObserver for Counts {
-    fn stored(&self, group: StoredGroup) {
+    fn stored(&self, group: GroupCommit) {
         let mut state = self.state.lock();
         state.transactions.push(group.batches);
         while state.waiting.len() < state.gate {
@@ -103,12 +104,12 @@ impl Counted {
 fn joined(before: Batch, behind: Batch) -> Batch {
     let mut entries = before.entries;
     entries.extend(behind.entries);
-    let (mut first, mut second) = (before.tell, behind.tell);
-    let tell = Box::new(move |stage: Stage| {
-        first(stage.clone());
-        second(stage);
+    let (mut first, mut second) = (before.on_status, behind.on_status);
+    let on_status = Box::new(move |control: BatchStatus| {
+        first(control.clone());
+        second(control);
     });
-    Batch { entries, tell, ..behind }
+    Batch { entries, on_status, ..behind }
 }
 
 impl Drop for Counted {
@@ -119,7 +120,7 @@ impl Drop for Counted {
 }
 
 impl Journal for Counted {
-    fn append(&self, batch: Batch) -> Appended {
+    fn append(&self, batch: Batch) -> AppendStatus {
         let kinds = batch.entries.iter().map(|entry| kind(&entry.record)).collect();
         self.counts.state.lock().batches.push(kinds);
         let mut lazy = self.lazy.lock();
@@ -136,7 +137,7 @@ impl Journal for Counted {
         } else {
             lazy.insert(session, batch);
         }
-        Appended::Queued
+        AppendStatus::Queued
     }
 
     fn flush(&self) {
@@ -149,7 +150,7 @@ impl Journal for Counted {
         session: &SessionId,
         after: Seq,
         limit: usize,
-    ) -> Result<Vec<Entry>, JournalError> {
+    ) -> Result<Vec<JournalEntry>, JournalError> {
         self.sqlite.read_some(session, after, limit)
     }
 
@@ -157,7 +158,7 @@ impl Journal for Counted {
         self.sqlite.find(session)
     }
 
-    fn list(&self, listing: &Listing) -> Result<Vec<StoredSession>, JournalError> {
+    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSession>, JournalError> {
         self.sqlite.list(listing)
     }
 

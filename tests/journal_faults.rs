@@ -2,7 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
-mod kept;
+mod host_directory;
 mod support;
 
 use std::collections::BTreeSet;
@@ -14,9 +14,9 @@ use std::process::{Child, Command, Output, Stdio};
 use callsheet::journal::JournalReader;
 use callsheet::record::{Record, Seq};
 use callsheet::runtime::OpenSession;
-use client::{Answer, Reading, answer, post};
+use client::{HttpConnection, HttpResponse, post};
 use futures::StreamExt as _;
-use kept::{Kept, id, until, within};
+use host_directory::{HostDirectory, id, until, within};
 use serde_json::{Value, json};
 
 /// The real binary on a data directory.
@@ -50,18 +50,18 @@ impl Binary {
         Self { child, addr }
     }
 
-    async fn send(&self, request: &str) -> Answer {
+    async fn send(&self, request: &str) -> HttpResponse {
         let request = request.replacen("\r\n", "\r\nconnection: close\r\n", 1);
-        let mut reading = Reading::open(self.addr, &request).await;
+        let mut reading = HttpConnection::open(self.addr, &request).await;
         within(reading.read_rest()).await;
-        answer(&reading)
+        reading.response()
     }
 
-    async fn post(&self, path: &str, headers: &str, body: Value) -> Answer {
+    async fn post(&self, path: &str, headers: &str, body: Value) -> HttpResponse {
         self.send(&post(path, headers, &body.to_string())).await
     }
 
-    async fn get(&self, path: &str) -> Answer {
+    async fn get(&self, path: &str) -> HttpResponse {
         self.send(&format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await
     }
 
@@ -70,7 +70,7 @@ impl Binary {
         assert_eq!(opened.status, 201, "{opened:?}");
     }
 
-    async fn run(&self, session: &str, input: &str) -> Answer {
+    async fn run(&self, session: &str, input: &str) -> HttpResponse {
         let body = json!({"input": input, "wait": true});
         self.post(&format!("/v1/sessions/{session}/runs"), "", body).await
     }
@@ -106,7 +106,7 @@ fn path(name: &str) -> PathBuf {
 }
 
 fn ends(dir: &Path, session: &str) -> Vec<String> {
-    let entries = kept::entries(dir, session).into_iter();
+    let entries = host_directory::entries(dir, session).into_iter();
     entries
         .filter_map(|entry| {
             let Record::RunEnded { end, .. } = entry.record else { return None };
@@ -146,7 +146,7 @@ async fn a_full_disk_fails_runs_and_nothing_else_and_is_recovered_from() {
     assert_eq!(host.get("/v1/sessions").await.json()["sessions"].as_array().unwrap().len(), 3);
     for session in ["s", "t", "u"] {
         let shown = host.get(&format!("/v1/sessions/{session}")).await;
-        let seq = kept::entries(&dir, session).len();
+        let seq = host_directory::entries(&dir, session).len();
         match shown.status {
             200 => assert_eq!(shown.json()["seq"], seq),
             // Its run is still to be ended.
@@ -178,7 +178,7 @@ async fn a_full_disk_fails_runs_and_nothing_else_and_is_recovered_from() {
     let ended = ends(&dir, "s");
     // The run whose begin is not stored never was.
     assert!(ended == expected || ended == vec!["answered"; answered + 1], "{ended:?}");
-    for (id, breaches) in kept::verified(&dir) {
+    for (id, breaches) in host_directory::verified(&dir) {
         assert!(breaches.is_empty(), "{id}: {breaches:?}");
     }
     drop(host);
@@ -232,10 +232,11 @@ async fn what_was_a_journal_is_refused_in_one_line() {
 #[tokio::test]
 async fn nothing_is_left_of_a_session_that_is_deleted() {
     let secret = "a-very-secret-word";
-    let kept = Kept::new(json!({"responses": [{"text": ["a-very-secret-", "answer"]}]})).await;
-    let served = kept.start("idle_after = \"1ms\"", "").await;
+    let directory =
+        HostDirectory::new(json!({"responses": [{"text": ["a-very-secret-", "answer"]}]})).await;
+    let served = directory.start("idle_after = \"1ms\"", "").await;
     let holds = |text: &str| {
-        let bytes = kept.bytes();
+        let bytes = directory.bytes();
         bytes.windows(text.len()).any(|window| window == text.as_bytes())
     };
     for sleeps in [false, true] {
@@ -258,25 +259,25 @@ async fn nothing_is_left_of_a_session_that_is_deleted() {
 #[tokio::test]
 async fn a_run_that_goes_on_is_stopped_before_its_session_is_deleted() {
     let writes = json!({"name": "slow_write", "arguments": {"id": "a"}});
-    let kept = Kept::new(json!({"responses": [{"calls": [writes]}]})).await;
-    let served = kept.start("", "").await;
+    let directory = HostDirectory::new(json!({"responses": [{"calls": [writes]}]})).await;
+    let served = directory.start("", "").await;
     served.open("s").await;
     served.begin("s", json!({"input": "go"})).await;
-    kept.stage.seen("start a").await;
+    directory.control.until_logged("start a").await;
     let deletes = futures::future::join_all((0..3).map(|_| served.delete("/v1/sessions/s"))).await;
     assert!(deletes.iter().any(|answer| answer.status == 204), "{deletes:?}");
     assert!(deletes.iter().all(|answer| [204, 404].contains(&answer.status)), "{deletes:?}");
     assert_eq!(served.host.counts().sessions, 0);
-    assert_eq!(JournalReader::open(&kept.dir).unwrap().count().unwrap(), 0);
+    assert_eq!(JournalReader::open(&directory.dir).unwrap().count().unwrap(), 0);
     served.shutdown().await;
 }
 
 #[tokio::test]
 async fn sessions_that_nobody_touches_are_deleted_and_no_others() {
     let writes = json!({"name": "writes", "arguments": {"id": "a"}});
-    let kept = Kept::new(json!({"responses": [{"calls": [writes]}]})).await;
+    let directory = HostDirectory::new(json!({"responses": [{"calls": [writes]}]})).await;
     let rest = "[journal]\nkeep_idle = \"300ms\"\n[tools.writes]\napproval = \"before\"";
-    let served = kept.start("idle_after = \"1ms\"", rest).await;
+    let served = directory.start("idle_after = \"1ms\"", rest).await;
     served.open("asks").await;
     served.begin("asks", json!({"input": "go"})).await;
     served.until_snapshot("asks", |s| s["current_run"]["approvals"][0].is_object()).await;
@@ -287,7 +288,7 @@ async fn sessions_that_nobody_touches_are_deleted_and_no_others() {
         served.open(&format!("old{n}")).await;
     }
     until("the old ones are deleted", || served.host.counts().sessions == 2).await;
-    let journal = JournalReader::open(&kept.dir).unwrap();
+    let journal = JournalReader::open(&directory.dir).unwrap();
     assert_eq!(journal.count().unwrap(), 2);
     assert_eq!(served.get("/v1/sessions/old1").await.status, 404);
     assert_eq!(served.snapshot("asks").await["state"], "running");
@@ -300,9 +301,9 @@ async fn sessions_that_nobody_touches_are_deleted_and_no_others() {
 #[tokio::test]
 async fn a_thousand_sessions_are_listed_page_by_page() {
     let writes = json!({"name": "writes", "arguments": {"id": "a"}});
-    let kept = Kept::new(json!({"responses": [{"calls": [writes]}]})).await;
+    let directory = HostDirectory::new(json!({"responses": [{"calls": [writes]}]})).await;
     let rest = "[tools.writes]\napproval = \"before\"";
-    let served = kept.start("idle_after = \"1ms\"\nmax_sessions = 1000", rest).await;
+    let served = directory.start("idle_after = \"1ms\"\nmax_sessions = 1000", rest).await;
     let opened = futures::stream::iter(0..1000).map(|n| {
         let id = Some(format!("s{n:03}"));
         served.host.open_session(OpenSession { id, ..OpenSession::default() })
@@ -343,11 +344,11 @@ async fn a_thousand_sessions_are_listed_page_by_page() {
     assert_eq!(served.delete("/v1/sessions/s000").await.status, 204);
     served.open("more").await;
     served.shutdown().await;
-    let served = kept.start("max_sessions = 1000", rest).await;
+    let served = directory.start("max_sessions = 1000", rest).await;
     assert_eq!(served.host.counts().sessions, 1000);
     let full = served.post("/v1/sessions", json!({"id": "one-more"})).await;
     assert_eq!(full.error(), (429, "host_full".to_owned()));
-    let stored = JournalReader::open(&kept.dir).unwrap();
+    let stored = JournalReader::open(&directory.dir).unwrap();
     assert_eq!(stored.read(&id("s001"), Seq(0)).unwrap().len(), 1);
     served.shutdown().await;
 }

@@ -14,8 +14,9 @@ use std::time::Duration;
 
 use callsheet::config::Durability;
 use callsheet::journal::{
-    Appended, Batch, Entry, Journal, JournalError, JournalObserver, JournalReader, Listing,
-    MemoryJournal, SessionLog, Slot, SqliteJournal, SqliteOptions, Stage, StoredGroup, Urgency,
+    AppendStatus, Batch, BatchStatus, GroupCommit, Journal, JournalEntry, JournalError,
+    JournalObserver, JournalReader, MemoryJournal, SessionLog, SessionLogState, SqliteJournal,
+    SqliteOptions, StoredSessionFilter, Urgency,
 };
 use callsheet::record::{Record, Seq, StopMode};
 use callsheet::types::{Content, Execution, RunEnd, RunId, SessionId, SessionState};
@@ -72,7 +73,7 @@ impl Drop for TestDir {
 /// is let on.
 #[derive(Debug, Default)]
 struct Groups {
-    groups: Mutex<Vec<StoredGroup>>,
+    groups: Mutex<Vec<GroupCommit>>,
     syncs: AtomicUsize,
     gate: Option<Gate>,
 }
@@ -84,7 +85,7 @@ struct Gate {
 }
 
 impl JournalObserver for Groups {
-    fn stored(&self, group: StoredGroup) {
+    fn stored(&self, group: GroupCommit) {
         self.groups.lock().push(group);
         if let Some(Gate { arrived, go_on }) = &self.gate {
             // A test that has ended waits for nothing.
@@ -157,35 +158,35 @@ fn log(journal: &Arc<SqliteJournal>, session: &str, last: u64) -> SessionLog {
 /// A journal's records as a session's log would append them, with what is told of each batch.
 struct Raw {
     session: SessionId,
-    slot: Arc<Slot>,
-    told: Receiver<(u64, Stage)>,
-    tells: std::sync::mpsc::Sender<(u64, Stage)>,
+    log_state: Arc<SessionLogState>,
+    told: Receiver<(u64, BatchStatus)>,
+    tells: std::sync::mpsc::Sender<(u64, BatchStatus)>,
 }
 
 impl Raw {
     fn new(session: &str) -> Self {
         let (tells, told) = channel();
-        Self { session: id(session), slot: Arc::default(), told, tells }
+        Self { session: id(session), log_state: Arc::default(), told, tells }
     }
 
     fn batch(&self, seq: u64, record: Record, urgent: bool) -> Batch {
         let tells = self.tells.clone();
         Batch {
             session: self.session.clone(),
-            entries: vec![Arc::new(Entry { seq: Seq(seq), time: seq, shown: 0, record })],
-            slot: Arc::clone(&self.slot),
+            entries: vec![Arc::new(JournalEntry { seq: Seq(seq), time: seq, shown: 0, record })],
+            log_state: Arc::clone(&self.log_state),
             urgent,
-            tell: Box::new(move |stage| tells.send((seq, stage)).unwrap()),
+            on_status: Box::new(move |control| tells.send((seq, control)).unwrap()),
         }
     }
 
     fn append(&self, journal: &SqliteJournal, seq: u64) {
         let record = if seq == 1 { opened() } else { said("hello") };
-        assert_eq!(journal.append(self.batch(seq, record, true)), Appended::Queued);
+        assert_eq!(journal.append(self.batch(seq, record, true)), AppendStatus::Queued);
     }
 
     /// What is told next.
-    fn next(&self) -> (u64, Stage) {
+    fn next(&self) -> (u64, BatchStatus) {
         self.told.recv().unwrap()
     }
 }
@@ -212,7 +213,7 @@ fn refused(dir: &TestDir) -> String {
 }
 
 /// A journal of a few sessions, closed; its entries by session.
-fn filled(dir: &TestDir) -> Vec<(SessionId, Vec<Entry>)> {
+fn filled(dir: &TestDir) -> Vec<(SessionId, Vec<JournalEntry>)> {
     let journal = open(dir);
     let mut random = random();
     let logs: Vec<SessionLog> = (0..6).map(|at| log(&journal, &format!("s{at}"), 0)).collect();
@@ -224,7 +225,7 @@ fn filled(dir: &TestDir) -> Vec<(SessionId, Vec<Entry>)> {
         logs[at % logs.len()].append(vec![said(&text)], Urgency::Lazy, || ());
     }
     logs.iter().for_each(|log| block_on(log.until_durable(log.last())).unwrap());
-    let sessions = journal.list(&Listing::default()).unwrap();
+    let sessions = journal.list(&StoredSessionFilter::default()).unwrap();
     let read = |session: SessionId| {
         let entries = journal.read(&session, Seq(0)).unwrap();
         (session, entries)
@@ -270,11 +271,11 @@ fn a_second_host_is_told_who_has_the_directory() {
     let journal = open(&dir);
     let error = SqliteJournal::open(&dir.0, options()).unwrap_err();
     let holder = format!("pid {}, listening on 127.0.0.1:7700", std::process::id());
-    assert_eq!(error, JournalError::Held { dir: dir.0.clone(), holder });
+    assert_eq!(error, JournalError::Locked { dir: dir.0.clone(), holder });
     journal.close();
     let raw = Raw::new("a");
     raw.append(&journal, 1);
-    assert_eq!(raw.next(), (1, Stage::Failed(JournalError::Closed)));
+    assert_eq!(raw.next(), (1, BatchStatus::Failed(JournalError::Closed)));
     assert_eq!(journal.remove(&[id("a")]), Err(JournalError::Closed));
     assert_eq!(journal.read(&id("a"), Seq(0)), Err(JournalError::Closed));
     drop(SqliteJournal::open(&dir.0, options()).unwrap());
@@ -373,7 +374,7 @@ fn what_a_crash_leaves_is_recovered() {
     let raw = Raw::new("a");
     for seq in 1..=50 {
         raw.append(&journal, seq);
-        assert_eq!(raw.next(), (seq, Stage::Durable));
+        assert_eq!(raw.next(), (seq, BatchStatus::Durable));
         if seq % 10 == 0 {
             let copy = dir.copy();
             let entries = open(&copy).read(&id("a"), Seq(0)).unwrap();
@@ -383,13 +384,16 @@ fn what_a_crash_leaves_is_recovered() {
 }
 
 /// What is stored is read as it was, or there is an error.
-fn check_damaged(dir: &TestDir, expected: &[(SessionId, Vec<Entry>)]) -> Result<(), JournalError> {
+fn check_damaged(
+    dir: &TestDir,
+    expected: &[(SessionId, Vec<JournalEntry>)],
+) -> Result<(), JournalError> {
     let journal = SqliteJournal::open(&dir.0, options())?;
     for (session, entries) in expected {
         let read = journal.read(session, Seq(0))?;
         assert_eq!(&read, entries);
     }
-    journal.list(&Listing::default())?;
+    journal.list(&StoredSessionFilter::default())?;
     Ok(())
 }
 
@@ -418,7 +422,7 @@ fn a_file_that_is_cut_off_under_its_log_is_noticed_too() {
     let journal = open(&dir);
     let raw = Raw::new("new");
     raw.append(&journal, 1);
-    assert_eq!(raw.next(), (1, Stage::Durable));
+    assert_eq!(raw.next(), (1, BatchStatus::Durable));
     let copy = dir.copy();
     let whole = fs::read(copy.database()).unwrap();
     fs::write(copy.database(), &whole[..whole.len() - 3 * 4_096]).unwrap();
@@ -453,10 +457,10 @@ fn flipped_bytes_end_in_errors_and_never_in_a_panic() {
         };
         let raw = Raw::new("new");
         raw.append(&journal, 1);
-        let (_, stage) = raw.next();
-        assert!(matches!(stage, Stage::Durable | Stage::Failed(_)));
+        let (_, control) = raw.next();
+        assert!(matches!(control, BatchStatus::Durable | BatchStatus::Failed(_)));
         let all = expected.iter().all(|(session, _)| journal.read(session, Seq(0)).is_ok());
-        errors += usize::from(!all || journal.list(&Listing::default()).is_err());
+        errors += usize::from(!all || journal.list(&StoredSessionFilter::default()).is_err());
         drop(journal);
         // What it finds is for people.
         let _ = JournalReader::open(&copy.0).and_then(|reader| reader.check());
@@ -482,7 +486,10 @@ fn many_batches_have_one_transaction() {
     assert_eq!(journal.status().queued, 1_000);
     drop(meeting.go_on.take());
     for raw in &others {
-        assert_eq!([raw.next(), raw.next()], [(1, Stage::Durable), (2, Stage::Durable)]);
+        assert_eq!(
+            [raw.next(), raw.next()],
+            [(1, BatchStatus::Durable), (2, BatchStatus::Durable)]
+        );
     }
     journal.close();
     assert_eq!(groups.sizes(), [(1, 1), (1_000, 1_000)]);
@@ -495,14 +502,14 @@ fn batches_that_nobody_waits_for_are_stored_with_the_next_urgent_one_or_on_their
     let journal = open(&dir);
     let raw = Raw::new("a");
     journal.append(raw.batch(1, opened(), false));
-    assert_eq!(raw.next(), (1, Stage::Durable));
+    assert_eq!(raw.next(), (1, BatchStatus::Durable));
     journal.append(raw.batch(2, said("x"), false));
     journal.flush();
-    assert_eq!(raw.next(), (2, Stage::Durable));
+    assert_eq!(raw.next(), (2, BatchStatus::Durable));
     journal.append(raw.batch(3, said("x"), false));
     // What waits is stored before the end.
     drop(journal);
-    assert_eq!(raw.next(), (3, Stage::Durable));
+    assert_eq!(raw.next(), (3, BatchStatus::Durable));
     assert_eq!(open(&dir).read(&id("a"), Seq(0)).unwrap().len(), 3);
 }
 
@@ -514,17 +521,23 @@ fn relaxed_batches_are_written_then_durable_in_order() {
     let raw = Raw::new("a");
     (1..=3).for_each(|seq| raw.append(&journal, seq));
     let mut told: Vec<_> = (0..6).map(|_| raw.next()).collect();
-    let durable: Vec<u64> =
-        told.iter().filter(|(_, stage)| *stage == Stage::Durable).map(|(seq, _)| *seq).collect();
+    let durable: Vec<u64> = told
+        .iter()
+        .filter(|(_, control)| *control == BatchStatus::Durable)
+        .map(|(seq, _)| *seq)
+        .collect();
     assert_eq!(durable, [1, 2, 3]);
-    told.retain(|(_, stage)| *stage == Stage::Written);
-    assert_eq!(told, [(1, Stage::Written), (2, Stage::Written), (3, Stage::Written)]);
+    told.retain(|(_, control)| *control == BatchStatus::Written);
+    assert_eq!(
+        told,
+        [(1, BatchStatus::Written), (2, BatchStatus::Written), (3, BatchStatus::Written)]
+    );
     // Nobody flushes.
     raw.append(&journal, 4);
-    assert_eq!([raw.next(), raw.next()], [(4, Stage::Written), (4, Stage::Durable)]);
+    assert_eq!([raw.next(), raw.next()], [(4, BatchStatus::Written), (4, BatchStatus::Durable)]);
     raw.append(&journal, 5);
     drop(journal);
-    assert_eq!([raw.next(), raw.next()], [(5, Stage::Written), (5, Stage::Durable)]);
+    assert_eq!([raw.next(), raw.next()], [(5, BatchStatus::Written), (5, BatchStatus::Durable)]);
 }
 
 #[test]
@@ -540,16 +553,16 @@ fn more_than_may_wait_fails_and_leaves_no_gap() {
     meeting.arrived.recv().unwrap();
     (2..=4).for_each(|seq| raw.append(&journal, seq));
     // At once, before those that wait.
-    assert_eq!(raw.next(), (4, Stage::Failed(JournalError::Overloaded)));
+    assert_eq!(raw.next(), (4, BatchStatus::Failed(JournalError::Overloaded)));
     drop(meeting.go_on.take());
     for seq in 1..=3 {
-        assert_eq!(raw.next(), (seq, Stage::Durable));
+        assert_eq!(raw.next(), (seq, BatchStatus::Durable));
     }
     raw.append(&journal, 5);
     let why = "a record of session a before 5 was not stored".to_owned();
-    assert_eq!(raw.next(), (5, Stage::Failed(JournalError::Write(why))));
+    assert_eq!(raw.next(), (5, BatchStatus::Failed(JournalError::Write(why))));
     other.append(&journal, 1);
-    assert_eq!(other.next(), (1, Stage::Durable));
+    assert_eq!(other.next(), (1, BatchStatus::Durable));
     assert_eq!(journal.read(&id("a"), Seq(0)).unwrap().len(), 3);
 }
 
@@ -566,7 +579,7 @@ fn a_batch_that_does_not_fit_fails_alone() {
     gap.append(&journal, 3);
     gap.append(&journal, 2);
     let mut batch = large.batch(1, opened(), true);
-    let entry = Entry { time: u64::MAX, ..Entry::clone(&batch.entries[0]) };
+    let entry = JournalEntry { time: u64::MAX, ..JournalEntry::clone(&batch.entries[0]) };
     batch.entries = vec![Arc::new(entry)];
     journal.append(batch);
     large.append(&journal, 2);
@@ -574,19 +587,19 @@ fn a_batch_that_does_not_fit_fails_alone() {
     let unknown = Raw::new("unknown");
     unknown.append(&journal, 4);
     drop(meeting.go_on.take());
-    assert_eq!(gap.next(), (1, Stage::Durable));
+    assert_eq!(gap.next(), (1, BatchStatus::Durable));
     let failed = |raw: &Raw, why: &str| {
-        let (_, stage) = raw.next();
-        let Stage::Failed(JournalError::Write(text)) = stage else { panic!("{stage:?}") };
+        let (_, control) = raw.next();
+        let BatchStatus::Failed(JournalError::Write(text)) = control else { panic!("{control:?}") };
         assert!(text.contains(why), "{text}");
     };
     failed(&gap, "record 3 of session gap does not follow the last one, 1");
     // With a new log it would do.
-    assert_eq!(gap.next(), (2, Stage::Durable));
+    assert_eq!(gap.next(), (2, BatchStatus::Durable));
     failed(&large, "");
     failed(&large, "a record of session large before 2 was not stored");
     failed(&unknown, "there is no session unknown");
-    assert_eq!([good.next(), good.next()], [(1, Stage::Durable), (2, Stage::Durable)]);
+    assert_eq!([good.next(), good.next()], [(1, BatchStatus::Durable), (2, BatchStatus::Durable)]);
     assert_eq!(journal.count(), Ok(2));
 }
 
@@ -596,16 +609,16 @@ fn a_session_that_was_removed_takes_nothing_more() {
     let journal = open(&dir);
     let raw = Raw::new("a");
     raw.append(&journal, 1);
-    assert_eq!(raw.next(), (1, Stage::Durable));
+    assert_eq!(raw.next(), (1, BatchStatus::Durable));
     journal.remove(&[id("a"), id("never")]).unwrap();
     assert_eq!((journal.count(), journal.find(&id("a"))), (Ok(0), Ok(None)));
     // Another one, which must not get what is meant for the first.
     let other = Raw::new("a");
     other.append(&journal, 1);
-    assert_eq!(other.next(), (1, Stage::Durable));
+    assert_eq!(other.next(), (1, BatchStatus::Durable));
     raw.append(&journal, 2);
     let why = "session a has been removed".to_owned();
-    assert_eq!(raw.next(), (2, Stage::Failed(JournalError::Write(why))));
+    assert_eq!(raw.next(), (2, BatchStatus::Failed(JournalError::Write(why))));
     assert_eq!(journal.read(&id("a"), Seq(0)).unwrap().len(), 1);
 }
 
@@ -633,7 +646,7 @@ fn many_threads_leave_order_and_no_gaps() {
         let last = log.last();
         block_on(log.until_durable(last)).unwrap();
     }
-    let stored = journal.list(&Listing::default()).unwrap();
+    let stored = journal.list(&StoredSessionFilter::default()).unwrap();
     for (stored, log) in stored.iter().zip(&logs) {
         assert_eq!((stored.seq, log.last()), (Seq(301), Seq(301)));
         let seqs: Vec<u64> =
@@ -667,11 +680,11 @@ fn commands_read_a_live_journal_and_one_of_a_stopped_host() {
     let reader = JournalReader::open(&dir.0).unwrap();
     let raw = Raw::new("a");
     raw.append(&journal, 1);
-    assert_eq!(raw.next(), (1, Stage::Durable));
+    assert_eq!(raw.next(), (1, BatchStatus::Durable));
     let check = |reader: &JournalReader| {
         assert_eq!(reader.read(&id("a"), Seq(0)).unwrap()[0].record, opened());
         assert_eq!(reader.find(&id("a")).unwrap().unwrap().seq, Seq(1));
-        assert_eq!(reader.list(&Listing::default()).unwrap().len(), 1);
+        assert_eq!(reader.list(&StoredSessionFilter::default()).unwrap().len(), 1);
         assert_eq!((reader.count(), reader.check()), (Ok(1), Ok(Vec::new())));
     };
     check(&reader);
@@ -689,7 +702,7 @@ fn child() {
     let raw = Raw::new("a");
     for seq in 1..=100 {
         raw.append(&journal, seq);
-        assert_eq!(raw.next(), (seq, Stage::Durable));
+        assert_eq!(raw.next(), (seq, BatchStatus::Durable));
     }
 }
 
@@ -787,7 +800,7 @@ proptest! {
                 }
                 Operation::List { after, limit, state, before } => {
                     let listing =
-                        Listing { after: after.map(name), limit, state, touched_before: before };
+                        StoredSessionFilter { after: after.map(name), limit, state, touched_before: before };
                     prop_assert_eq!(journal.list(&listing), model.list(&listing));
                     continue;
                 }
@@ -799,12 +812,12 @@ proptest! {
             let raw = Raw::new(&format!("s{at}"));
             let record = kind.map_or_else(opened, record);
             let mut batch = raw.batch(last + 1, record, true);
-            let entry = Entry { time, ..Entry::clone(&batch.entries[0]) };
+            let entry = JournalEntry { time, ..JournalEntry::clone(&batch.entries[0]) };
             batch.entries = vec![Arc::new(entry)];
             let same = Batch { entries: batch.entries.clone(), ..raw.batch(1, opened(), true) };
             model.append(same);
             journal.append(batch);
-            prop_assert_eq!(raw.next(), (last + 1, Stage::Durable));
+            prop_assert_eq!(raw.next(), (last + 1, BatchStatus::Durable));
         }
         prop_assert_eq!(journal.count(), model.count());
         for at in 0..6 {

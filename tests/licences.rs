@@ -1,4 +1,4 @@
-//! Everything that may be linked in has a licence that `deny.toml` allows.
+//! Checks that every dependency has a licence that `deny.toml` allows.
 
 use std::process::Command;
 
@@ -15,7 +15,7 @@ fn every_dependency_has_an_allowed_licence() {
         .iter()
         .map(|licence| licence.as_str().unwrap())
         .collect();
-    // Packages of other platforms are not downloaded by a build on this one.
+    // A build downloads only the packages of its own platform.
     let host = Command::new("rustc").args(["--print", "host-tuple"]).output().unwrap();
     let host = String::from_utf8(host.stdout).unwrap();
     let metadata = Command::new(env!("CARGO"))

@@ -143,7 +143,7 @@ async fn one_wrong_answer_among_right_ones_fails() {
     let say = |text: &str| Response::text(text);
     let always = say("Right.").with(|response| response.repeat = true);
     // The first is the warm-up's.
-    let script = Script::of([say("Right."), say("Right."), say("Wrong."), always]);
+    let script = Script::of([say("Right."), say("Right."), say("AnswerFault."), always]);
     let model = Rehearsal::with_script(script).await.unwrap();
     let (report, status) = load(&model, &["--runs", "4", "--expect-text", "Right."]).await;
     assert_eq!(status, Some(1));

@@ -5,7 +5,7 @@ mod support;
 
 use callsheet::rehearsal::{Call, Response, Script};
 use serde_json::json;
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{parallel, within, world};
 
 fn value(page: &str, series: &str) -> f64 {
@@ -18,10 +18,10 @@ fn value(page: &str, series: &str) -> f64 {
 
 #[tokio::test]
 async fn a_run_of_two_turns_is_counted() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let calls = ["a", "b"].map(|id| Call::new("quick", json!({"id": id})));
     let script = Script::of([Response::calls(calls), Response::text("Done.")]);
-    let world = world(script, registry(&stage), parallel(4)).await;
+    let world = world(script, registry(&control), parallel(4)).await;
     world.run("go").await;
     let page = world.host.telemetry().render();
     for (series, expected) in [
@@ -45,7 +45,7 @@ async fn a_run_of_two_turns_is_counted() {
 #[tokio::test]
 async fn a_host_tells_of_itself() {
     let script = Script::of([Response::text("Done.")]);
-    let world = world(script, registry(&Stage::new()), |config| {
+    let world = world(script, registry(&CallControl::new()), |config| {
         config.host.max_sessions = 70;
         config.host.max_concurrent_runs = 7;
     })

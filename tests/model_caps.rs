@@ -1,4 +1,4 @@
-//! A model to which the whole host has only so many requests open at a time: over real HTTP.
+//! `max_concurrent` of a model: the host-wide limit of its open requests, over real HTTP.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod support;
@@ -12,25 +12,25 @@ use callsheet::rehearsal::{At, Call, Response, Script, When};
 use callsheet::runtime::{ModelStatus, OpenSession, SessionHandle, StartedRun};
 use callsheet::types::RunEnd;
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, within, world};
 
-/// Answers where the user says `input`.
-fn to(input: &str, response: Response) -> Response {
+/// Makes a response to the input `input`.
+fn response_to(input: &str, response: Response) -> Response {
     Response { when: When { last_user: Some(input.to_owned()), ..When::default() }, ..response }
 }
 
-/// An answer of which nothing comes before the gate of this name is opened.
-fn held(input: &str) -> Response {
-    to(input, Response::text("Here.").hold(At::Headers, input))
+/// A response that waits for the gate of this name.
+fn pausing_response(input: &str) -> Response {
+    response_to(input, Response::text("Here.").hold(At::Headers, input))
 }
 
-/// Only one request to the model may be open at a time.
+/// Sets `max_concurrent = 1` for the model.
 async fn capped(
     responses: impl IntoIterator<Item = Response>,
     change: impl FnOnce(&mut Config),
 ) -> World {
-    world(Script::of(responses).then_done(), registry(&Stage::new()), |config| {
+    world(Script::of(responses).then_done(), registry(&CallControl::new()), |config| {
         let model = config.models.get_mut("rehearsal").unwrap();
         model.max_concurrent_requests = NonZeroU32::new(1);
         change(config);
@@ -47,7 +47,7 @@ fn model(world: &World) -> ModelStatus {
     world.host.models().into_iter().find(|model| model.name == "rehearsal").unwrap()
 }
 
-/// Waits until so many requests wait for their place.
+/// Waits until `requests` requests wait for a permit.
 async fn until_waiting(world: &World, requests: usize) {
     within(async {
         while model(world).waiting != requests {
@@ -57,7 +57,7 @@ async fn until_waiting(world: &World, requests: usize) {
     .await;
 }
 
-/// Begins a run, and waits until its request is the last of so many that wait.
+/// Starts a run and waits until `requests` requests wait, its own last.
 async fn run_until_waiting(
     world: &World,
     session: &SessionHandle,
@@ -74,21 +74,25 @@ async fn report(run: StartedRun) -> (RunEnd, String) {
     (report.run_end, report.text)
 }
 
-/// What the users said to whom the requests belong, in the order of their coming.
+/// The user inputs of the requests, in the order of arrival.
 fn order(world: &World) -> Vec<String> {
-    let said = |body: &Value| {
+    let inputs = |body: &Value| {
         let messages = body["messages"].as_array().unwrap();
         let user = messages.iter().rfind(|message| message["role"] == "user").unwrap();
         user["content"].as_str().unwrap().to_owned()
     };
-    world.requests().iter().map(|request| said(&request.body)).collect()
+    world.requests().iter().map(|request| inputs(&request.body)).collect()
 }
 
 #[tokio::test]
-async fn one_request_is_open_at_a_time_and_the_sessions_take_turns() {
+async fn one_request_is_open_at_a_time_and_sessions_take_turns() {
     let call = Call::new("quick", json!({"id": "a"}));
-    let first = to("one", Response::calls([call]).hold(At::Finish, "first"));
-    let world = capped([first, held("one"), held("two"), held("three")], |_| ()).await;
+    let first = response_to("one", Response::calls([call]).hold(At::Finish, "first"));
+    let world = capped(
+        [first, pausing_response("one"), pausing_response("two"), pausing_response("three")],
+        |_| (),
+    )
+    .await;
     let one = world.session.start_run("one").await.unwrap();
     within(world.model.gate_reached("first")).await;
     let sessions = [another(&world, None).await, another(&world, None).await];
@@ -101,7 +105,7 @@ async fn one_request_is_open_at_a_time_and_the_sessions_take_turns() {
         assert!(page.contains(&format!("\ncallsheet_model_{line}\n")), "{line}: {page}");
     }
     world.model.release("first");
-    // The next request of the first session stands behind those that came before it.
+    // The next request of the first session is queued behind earlier ones.
     let mut expected = vec!["one"];
     for (gate, waiting) in [("two", 2), ("three", 1), ("one", 0)] {
         within(world.model.gate_reached(gate)).await;
@@ -125,8 +129,8 @@ fn to_owned(texts: &[&str]) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn whoever_is_stopped_closed_or_out_of_time_leaves_the_queue() {
-    let responses = [held("hold"), to("at last", Response::text("Here."))];
+async fn stopped_closed_and_expired_runs_leave_the_queue() {
+    let responses = [pausing_response("hold"), response_to("at last", Response::text("Here."))];
     let world = capped(responses, |config| {
         let mut hurried = config.agents["default"].clone();
         hurried.limits.run_timeout = Some(Duration::from_millis(100));
@@ -150,21 +154,22 @@ async fn whoever_is_stopped_closed_or_out_of_time_leaves_the_queue() {
     assert_eq!(report(run).await.0, RunEnd::TimedOut);
     until_waiting(&world, 0).await;
     assert_eq!((world.requests().len(), model(&world).in_flight), (1, 1));
-    // A run that is stopped while its request is open gives the place back.
+    // A run that is stopped during its request releases the permit.
     let next = run_until_waiting(&world, &stopped, "at last", 1).await;
     world.session.stop(StopMode::Now).await.unwrap();
     assert_eq!(report(holding).await.0, RunEnd::Stopped);
     assert_eq!(report(next).await, (RunEnd::Answered, "Here.".to_owned()));
-    // What was said before the stop is said with what comes after it.
+    // The input before the stop is sent together with the next one.
     assert_eq!(order(&world), ["hold", "stop me\n\nat last"]);
     assert_eq!((model(&world).in_flight, model(&world).waiting), (0, 0));
 }
 
 #[tokio::test]
-async fn the_wait_for_a_place_is_not_the_models_silence() {
-    let slow = to("hold", Response::text("It takes a while.").hold(At::Chunk(2), "middle"));
-    let never = to("time", Response::text("").hold(At::Headers, "never"));
-    let world = capped([slow, never, to("wait", Response::text("Here."))], |config| {
+async fn the_wait_for_a_permit_does_not_count_as_the_models_silence() {
+    let slow =
+        response_to("hold", Response::text("It takes a while.").hold(At::Chunk(2), "middle"));
+    let never = response_to("time", Response::text("").hold(At::Headers, "never"));
+    let world = capped([slow, never, response_to("wait", Response::text("Here."))], |config| {
         let model = config.models.get_mut("rehearsal").unwrap();
         model.first_event_timeout = Duration::from_millis(400);
         let mut timer = model.clone();
@@ -179,15 +184,15 @@ async fn the_wait_for_a_place_is_not_the_models_silence() {
     within(world.model.gate_reached("middle")).await;
     let waiting = another(&world, None).await;
     let waiting = run_until_waiting(&world, &waiting, "wait", 1).await;
-    // Another model has its own place. When it has been silent for too long, the first session
-    // has waited for longer than that.
+    // Another model has its own permits. When its silence has exceeded the timeout, the first
+    // session has waited longer than that.
     let timer = another(&world, Some("timer")).await;
     let timer = timer.start_run("time").await.unwrap();
     assert_eq!(report(timer).await.0, RunEnd::Failed);
     world.model.release("middle");
     assert_eq!(report(waiting).await, (RunEnd::Answered, "Here.".to_owned()));
     assert_eq!(report(holding).await.0, RunEnd::Answered);
-    // What is measured of an exchange begins when it does.
+    // The measured duration of a request does not include the wait.
     let page = world.host.telemetry().render();
     let name = "callsheet_model_queue_wait_seconds_sum{model=\"rehearsal\"} ";
     let waited = page.lines().find_map(|line| line.strip_prefix(name)).unwrap();

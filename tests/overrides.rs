@@ -1,4 +1,4 @@
-//! What one run may change about its agent, and what it may not.
+//! Overrides of a run: which of its agent's settings it may change.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod support;
@@ -8,40 +8,41 @@ use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::{HostError, RunRequest};
 use callsheet::types::RunEnd;
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, events, parallel, within, world};
 
-fn asking(overrides: Value) -> RunRequest {
+fn request_with(overrides: Value) -> RunRequest {
     let overrides: RunOverrides = serde_json::from_value(overrides).expect("overrides");
     RunRequest { input: "go".into(), overrides, ..RunRequest::default() }
 }
 
-async fn calling_twice() -> (World, Stage) {
-    let stage = Stage::new();
+async fn calling_twice() -> (World, CallControl) {
+    let control = CallControl::new();
     let calls = ["a", "b"].map(|id| Call::new("waits", json!({"id": id})));
     let script = Script::of([Response::calls(calls)]).then_done();
-    (world(script, registry(&stage), parallel(4)).await, stage)
+    (world(script, registry(&control), parallel(4)).await, control)
 }
 
 #[tokio::test]
-async fn a_run_may_be_sequential_where_its_agent_is_parallel() {
-    let (world, stage) = calling_twice().await;
-    let request = asking(json!({"execution": "sequential"}));
+async fn a_run_may_override_its_agents_execution() {
+    let (world, control) = calling_twice().await;
+    let request = request_with(json!({"execution": "sequential"}));
     let run = world.session.start_run(request).await.expect("a run");
-    stage.seen("start a").await;
-    stage.release("b");
-    stage.release("a");
+    control.until_logged("start a").await;
+    control.release("b");
+    control.release("a");
     within(run.report).await.expect("a report");
-    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
 }
 
 #[tokio::test]
-async fn a_run_may_have_lower_limits_fewer_tools_and_a_plain_answer_and_the_next_has_its_own() {
-    let stage = Stage::new();
+async fn limits_tools_and_stream_are_overridden_for_one_run_only() {
+    let control = CallControl::new();
     let call = || Response::calls([Call::new("quick", json!({"id": "a"}))]);
     let script = Script::of([call(), Response::text("So far."), call()]).then_done();
-    let world = world(script, registry(&stage), parallel(4)).await;
-    let request = asking(json!({"limits": {"max_turns": 1}, "tools": ["q*"], "stream": false}));
+    let world = world(script, registry(&control), parallel(4)).await;
+    let request =
+        request_with(json!({"limits": {"max_turns": 1}, "tools": ["q*"], "stream": false}));
     let report = within(world.session.run(request)).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::MaxTurns);
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
@@ -53,54 +54,54 @@ async fn a_run_may_have_lower_limits_fewer_tools_and_a_plain_answer_and_the_next
 }
 
 #[tokio::test]
-async fn a_run_that_asks_for_more_is_not_begun_unless_it_may() {
+async fn a_run_may_exceed_its_agent_only_if_overrides_may_raise() {
     for (overrides, message) in [
         (
             json!({"execution": "parallel:5"}),
-            "begin a run: execution: parallel:5 is more than this agent may have (parallel:4)",
+            "execution: parallel:5 is more than this agent may have (parallel:4)",
         ),
         (
             json!({"limits": {"max_turns": 0}}),
-            "begin a run: limits.max_turns: no limit is more than this agent may have (10)",
+            "limits.max_turns: no limit is more than this agent may have (10)",
         ),
-        (json!({"tools": ["nope"]}), "begin a run: tools: no tool is called \"nope\""),
+        (json!({"tools": ["nope"]}), "tools: no tool is called \"nope\""),
     ] {
         let (world, _) = calling_twice().await;
-        let refused = world.session.start_run(asking(overrides)).await.expect_err("too much");
+        let refused = world.session.start_run(request_with(overrides)).await.expect_err("too much");
         assert_eq!(refused.to_string(), message);
         assert_eq!(world.requests().len(), 0);
     }
-    let stage = Stage::new();
-    let world = world(Script::default().then_done(), registry(&stage), |config| {
+    let control = CallControl::new();
+    let world = world(Script::default().then_done(), registry(&control), |config| {
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.allow_overrides = true;
         agent.tools.truncate(1);
     })
     .await;
     let more = json!({"execution": "parallel:5", "tools": ["*"], "limits": {"max_turns": 0}});
-    let report = within(world.session.run(asking(more))).await.expect("a report");
+    let report = within(world.session.run(request_with(more))).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::Answered);
     assert_eq!(world.requests()[0].body["tools"].as_array().map(Vec::len), Some(7));
 }
 
 #[tokio::test]
-async fn without_leave_a_tool_of_another_agent_is_too_much() {
-    let stage = Stage::new();
-    let world = world(Script::default(), registry(&stage), |config| {
+async fn a_tool_outside_the_agent_needs_permission() {
+    let control = CallControl::new();
+    let world = world(Script::default(), registry(&control), |config| {
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.tools = vec![callsheet::config::ToolPattern::new("quick")];
     })
     .await;
-    let request = asking(json!({"tools": ["writes"]}));
+    let request = request_with(json!({"tools": ["writes"]}));
     let refused = world.session.start_run(request).await.expect_err("too much");
     assert_eq!(refused.code(), "limit_too_high");
     assert!(matches!(refused, HostError::TooHigh(_)));
 }
 
-/// A world whose agent asks `rehearsal` and then `backup`; `other` is another agent's. All three
-/// are at one provider, by their names.
+/// Starts a world whose agent has the models `rehearsal` and `backup`; `other` belongs to another
+/// agent. One provider serves all three.
 async fn three_models(responses: impl IntoIterator<Item = Response>, may_raise: bool) -> World {
-    world(Script::of(responses), registry(&Stage::new()), |config| {
+    world(Script::of(responses), registry(&CallControl::new()), |config| {
         let plain = config.models["rehearsal"].clone();
         for name in ["backup", "other"] {
             let model = ModelConfig { model: format!("{name}-model"), ..plain.clone() };
@@ -113,21 +114,21 @@ async fn three_models(responses: impl IntoIterator<Item = Response>, may_raise: 
     .await
 }
 
-/// Which models were asked, and whether for a stream.
-fn asked(world: &World) -> Vec<(String, bool)> {
-    let asked = world.requests().into_iter().map(|request| {
+/// The model of each request, and true if it asks for a stream.
+fn requested_models(world: &World) -> Vec<(String, bool)> {
+    let models = world.requests().into_iter().map(|request| {
         let model = request.body["model"].as_str().expect("a model").to_owned();
         (model, request.body["stream"] == true)
     });
-    asked.collect()
+    models.collect()
 }
 
 #[tokio::test]
-async fn a_run_may_ask_a_fallback_first_and_the_next_run_has_its_agents_order() {
+async fn a_run_may_start_with_a_fallback_model_for_one_run() {
     let responses =
         [Response::status(401), Response::text("The other one."), Response::text("The first.")];
     let world = three_models(responses, false).await;
-    let request = asking(json!({"model": "backup", "stream": false}));
+    let request = request_with(json!({"model": "backup", "stream": false}));
     let run = world.session.start_run(request).await.expect("a run");
     let events = events(run.events).await;
     assert_eq!(
@@ -138,28 +139,30 @@ async fn a_run_may_ask_a_fallback_first_and_the_next_run_has_its_agents_order() 
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "The other one."));
     assert_eq!(world.run("and now?").await.text, "The first.");
     let expected = [("backup-model", false), ("rehearsal", false), ("rehearsal", true)];
-    assert_eq!(asked(&world), expected.map(|(model, streamed)| (model.to_owned(), streamed)));
+    assert_eq!(
+        requested_models(&world),
+        expected.map(|(model, streamed)| (model.to_owned(), streamed))
+    );
 }
 
 #[tokio::test]
-async fn a_run_may_ask_another_agents_model_only_with_leave() {
+async fn a_model_outside_the_agent_needs_permission() {
     let world = three_models([], false).await;
-    let start = |model: &str| world.session.start_run(asking(json!({"model": model})));
+    let start = |model: &str| world.session.start_run(request_with(json!({"model": model})));
     let refused = start("other").await.expect_err("too much");
     assert_eq!(refused.code(), "limit_too_high");
-    let message = "begin a run: model: other is more than this agent may have (rehearsal, backup)";
+    let message = "model: other is more than this agent may have (rehearsal, backup)";
     assert_eq!(refused.to_string(), message);
     let unknown = start("nobody").await.expect_err("it is not there");
     assert_eq!(unknown.code(), "unknown_model");
-    let message =
-        "begin a run: model: no model is called \"nobody\" (known: backup, other, rehearsal)";
+    let message = "model: no model is called \"nobody\" (known: backup, other, rehearsal)";
     assert_eq!(unknown.to_string(), message);
-    assert_eq!(asked(&world), []);
+    assert_eq!(requested_models(&world), []);
 
     let failing = [401, 401].map(Response::status).into_iter();
     let world = three_models(failing.chain([Response::text("At last.")]), true).await;
-    let report = within(world.session.run(asking(json!({"model": "other"})))).await;
+    let report = within(world.session.run(request_with(json!({"model": "other"})))).await;
     assert_eq!(report.expect("a report").text, "At last.");
-    let models: Vec<_> = asked(&world).into_iter().map(|(model, _)| model).collect();
+    let models: Vec<_> = requested_models(&world).into_iter().map(|(model, _)| model).collect();
     assert_eq!(models, ["other-model", "rehearsal", "backup-model"]);
 }

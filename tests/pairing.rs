@@ -1,5 +1,5 @@
-//! Whatever happens, the provider never sees an unanswered call: random responses, faults and
-//! stops against a server that refuses a history which is not paired.
+//! Pairing: the provider never sees a call without a result. Random responses, faults and stops run
+//! against a server that refuses unpaired histories.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod support;
@@ -10,10 +10,10 @@ use callsheet::record::StopMode;
 use callsheet::rehearsal::{Call, Finish, Response, Script};
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::json;
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{parallel, within, world};
 
-/// Splitmix64: the same runs every time.
+/// A deterministic random generator (splitmix64).
 struct Random(u64);
 
 impl Random {
@@ -40,7 +40,7 @@ fn response(random: &mut Random) -> Response {
             2 => Call::raw(tool, ""),
             _ => Call::new(tool, json!({"id": "same"})),
         };
-        // Ids that are missing, repeat within the response, or between turns.
+        // Missing ids, and ids that repeat within a response or between turns.
         match random.below(4) {
             0 => Call { no_id: true, ..call },
             1 => call.id("0"),
@@ -66,22 +66,22 @@ fn response(random: &mut Random) -> Response {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_history_is_ever_refused() {
+async fn random_runs_never_send_an_unpaired_history() {
     futures::future::join_all((0..40).map(random_runs)).await;
 }
 
 async fn random_runs(seed: u64) {
     let mut random = Random(seed);
     let responses: Vec<_> = (0..10).map(|_| response(&mut random)).collect();
-    let stage = Stage::new();
-    let world = world(Script::of(responses).then_done(), registry(&stage), |config| {
+    let control = CallControl::new();
+    let world = world(Script::of(responses).then_done(), registry(&control), |config| {
         if seed.is_multiple_of(2) {
             parallel(4)(config);
         }
         let model = config.models.get_mut("rehearsal").expect("the offline model");
         model.first_event_timeout = Duration::from_millis(500);
         model.idle_timeout = Duration::from_millis(500);
-        // It fails as often as chance wants, and is asked all the same.
+        // The breaker must not open, however often the model fails.
         model.breaker_failures = None;
         let limits = &mut config.agents.get_mut("default").expect("the agent").limits;
         limits.tool_timeout = Some(Duration::from_millis(30));

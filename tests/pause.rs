@@ -1,4 +1,4 @@
-//! Responses that their service interrupts: it goes on when it is sent back what it has said.
+//! Paused responses: the service continues when the host sends the partial response back.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod support;
@@ -7,10 +7,10 @@ use callsheet::record::StopMode;
 use callsheet::rehearsal::{At, Call, Response, Script};
 use callsheet::types::RunEnd;
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, events, results, within, world};
 
-/// A response that says something and is then interrupted.
+/// A response with a text that the service then pauses.
 fn paused(delta: &Value) -> Response {
     let chunk = |delta: &Value, finish: Option<&str>| {
         let choice = json!({"index": 0, "delta": delta, "finish_reason": finish});
@@ -21,7 +21,7 @@ fn paused(delta: &Value) -> Response {
 }
 
 async fn paused_world(responses: impl IntoIterator<Item = Response>, max_turns: u32) -> World {
-    world(Script::of(responses), registry(&Stage::new()), |config| {
+    world(Script::of(responses), registry(&CallControl::new()), |config| {
         config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(max_turns);
     })
     .await
@@ -33,7 +33,7 @@ fn roles(messages: &[Value]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn the_run_takes_another_turn_and_nothing_is_said_to_the_model() {
+async fn a_paused_response_is_continued_in_another_turn_without_an_input() {
     let part = paused(&json!({"content": "I will look"}));
     let world = paused_world([part, Response::text("It is noon.")], 5).await;
     let run = world.session.start_run("time?").await.expect("a run");
@@ -51,7 +51,7 @@ async fn the_run_takes_another_turn_and_nothing_is_said_to_the_model() {
 }
 
 #[tokio::test]
-async fn calls_in_it_run_as_usual() {
+async fn calls_of_a_paused_response_run_as_usual() {
     let function = json!({"name": "quick", "arguments": "{\"id\":\"a\"}"});
     let call = json!({"index": 0, "id": "c0", "type": "function", "function": function});
     let part = paused(&json!({"content": "So.", "tool_calls": [call]}));
@@ -65,7 +65,7 @@ async fn calls_in_it_run_as_usual() {
 }
 
 #[tokio::test]
-async fn it_counts_as_a_turn_and_out_of_turns_the_final_answer_is_asked_for() {
+async fn a_paused_response_counts_towards_max_turns() {
     let parts = ["One.", "Two."].map(|text| paused(&json!({"content": text})));
     let world = paused_world(parts.into_iter().chain([Response::text("So far.")]), 2).await;
     let report = world.run("go").await;
@@ -74,7 +74,7 @@ async fn it_counts_as_a_turn_and_out_of_turns_the_final_answer_is_asked_for() {
 }
 
 #[tokio::test]
-async fn one_that_says_nothing_is_an_empty_response() {
+async fn a_paused_response_without_content_counts_as_empty() {
     let world = paused_world([paused(&json!({})), Response::text("Noon.")], 5).await;
     let report = world.run("time?").await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Noon."));
@@ -82,7 +82,7 @@ async fn one_that_says_nothing_is_an_empty_response() {
 }
 
 #[tokio::test]
-async fn a_stop_after_the_turn_and_a_steer_meet_it_as_they_meet_calls() {
+async fn stop_after_turn_and_steer_apply_to_a_paused_response_as_to_calls() {
     let part = || paused(&json!({"content": "One."})).hold(At::Chunk(1), "middle");
     let stopped = paused_world([part()], 5).await;
     let run = stopped.session.start_run("go").await.expect("a run");
@@ -103,7 +103,7 @@ async fn a_stop_after_the_turn_and_a_steer_meet_it_as_they_meet_calls() {
 }
 
 #[tokio::test]
-async fn calls_of_other_turns_stand_beside_it() {
+async fn a_paused_response_keeps_the_calls_of_other_turns() {
     let call = Call::new("quick", json!({"id": "a"})).id("c0");
     let responses =
         [Response::calls([call]), paused(&json!({"content": "Hm."})), Response::text("Done.")];

@@ -4,7 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod client;
-mod kept;
+mod host_directory;
 mod panels;
 mod support;
 
@@ -19,9 +19,9 @@ use callsheet::config::ToolPattern;
 use callsheet::rehearsal::Rehearsal;
 use callsheet::runtime::{HostError, HostSetup};
 use callsheet::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
-use client::{Answer, Reading, answer};
+use client::{HttpConnection, HttpResponse};
 use futures::future::join_all;
-use kept::{Kept, Served, decision, until, within};
+use host_directory::{HostDirectory, HostServer, decision, until, within};
 use panels::{Dashboard, Expression, dashboards, substituted};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -51,9 +51,9 @@ const SCENES: [(&str, &str); 11] = [
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_expression_has_data() {
     let Some(mut prometheus) = Prometheus::find() else { return };
-    let kept = Kept::new(script()).await;
+    let directory = HostDirectory::new(script()).await;
     let backup = Rehearsal::with_script(callsheet::rehearsal::Script::default()).await.unwrap();
-    let served = recovered(&kept, &backup).await;
+    let served = recovered(&directory, &backup).await;
     prometheus.start(served.addr());
     prometheus.until_ready().await;
 
@@ -83,7 +83,7 @@ async fn every_expression_has_data() {
     assert!(silent.is_empty(), "{} without data:\n{}", silent.len(), silent.join("\n"));
     happened(&served.get("/metrics").await.body);
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 /// What the lists on top of a dashboard are filled with, as expressions.
@@ -177,8 +177,8 @@ fn script() -> Value {
     json!({"responses": responses})
 }
 
-fn setup(kept: &Kept, backup: &Rehearsal) -> HostSetup {
-    let (main, backup) = (kept.model.base_url(), backup.base_url());
+fn setup(directory: &HostDirectory, backup: &Rehearsal) -> HostSetup {
+    let (main, backup) = (directory.model.base_url(), backup.base_url());
     let rest = format!(
         r#"
         [models.main]
@@ -217,7 +217,7 @@ fn setup(kept: &Kept, backup: &Rehearsal) -> HostSetup {
         approval = "before"
         "#
     );
-    let mut setup = kept.setup("idle_after = \"100ms\"", &rest);
+    let mut setup = directory.setup("idle_after = \"100ms\"", &rest);
     let read = Arc::new(Semaphore::new(0));
     setup.tools.register(Late(Arc::clone(&read))).unwrap();
     setup.tools.register(Peek(read)).unwrap();
@@ -228,16 +228,16 @@ fn setup(kept: &Kept, backup: &Rehearsal) -> HostSetup {
 }
 
 /// A host that goes on with a run of one that crashed.
-async fn recovered(kept: &Kept, backup: &Rehearsal) -> Served {
-    let setup = setup(kept, backup);
-    let crashing = Served::start(setup.clone()).await.unwrap();
+async fn recovered(directory: &HostDirectory, backup: &Rehearsal) -> HostServer {
+    let setup = setup(directory, backup);
+    let crashing = HostServer::start(setup.clone()).await.unwrap();
     crashing.open("crashed").await;
     crashing.begin("crashed", json!({"input": "go on"})).await;
-    kept.model.gate_reached("crash").await;
+    directory.model.gate_reached("crash").await;
     crashing.crash().await;
     within(async {
         loop {
-            match Served::start(setup.clone()).await {
+            match HostServer::start(setup.clone()).await {
                 // The last host's actors are still ending.
                 Err(HostError::Journal(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
                 started => return started.unwrap(),
@@ -248,7 +248,7 @@ async fn recovered(kept: &Kept, backup: &Rehearsal) -> Served {
 }
 
 /// Every scene once, at once, each in a session of its own.
-async fn load(served: &Served, wave: &str) {
+async fn load(served: &HostServer, wave: &str) {
     let scenes = SCENES.iter().enumerate().map(|(number, (input, end))| async move {
         let session = format!("{wave}-{number}");
         served.open(&session).await;
@@ -259,7 +259,7 @@ async fn load(served: &Served, wave: &str) {
 }
 
 /// A person is asked about a call, and says yes the first time and no the next.
-async fn ask(served: &Served, wave: &str) {
+async fn ask(served: &HostServer, wave: &str) {
     let session = format!("{wave}-asked");
     served.open(&session).await;
     served.begin(&session, json!({"input": "ask me"})).await;
@@ -273,7 +273,7 @@ async fn ask(served: &Served, wave: &str) {
 }
 
 /// Something is said to a run that goes on, and another one waits for it; both are stopped.
-async fn steer(served: &Served, wave: &str) {
+async fn steer(served: &HostServer, wave: &str) {
     let session = format!("{wave}-steered");
     served.open(&session).await;
     served.begin(&session, json!({"input": "wait for me"})).await;
@@ -286,7 +286,7 @@ async fn steer(served: &Served, wave: &str) {
 }
 
 /// The agent's first model fails, and is not asked any more.
-async fn fall_back(served: &Served, wave: &str) {
+async fn fall_back(served: &HostServer, wave: &str) {
     for number in 0..3 {
         let id = format!("{wave}-shaky-{number}");
         let opened = served.post("/v1/sessions", json!({"id": id, "agent": "shaky"})).await;
@@ -461,17 +461,17 @@ impl Prometheus {
         self.send_query(query).await.json()["data"]["result"].take()
     }
 
-    async fn send_query(&self, query: &str) -> Answer {
+    async fn send_query(&self, query: &str) -> HttpResponse {
         let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
         self.get(&format!("/api/v1/query?query={encoded}")).await
     }
 
-    async fn get(&self, path: &str) -> Answer {
+    async fn get(&self, path: &str) -> HttpResponse {
         let head = "host: localhost\r\nconnection: close";
         let request = format!("GET {path} HTTP/1.1\r\n{head}\r\n\r\n");
-        let mut reading = Reading::open(self.addr, &request).await;
+        let mut reading = HttpConnection::open(self.addr, &request).await;
         within(reading.read_rest()).await;
-        answer(&reading)
+        reading.response()
     }
 }
 

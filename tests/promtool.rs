@@ -6,9 +6,9 @@ use std::io::Write as _;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use callsheet::event::{CallLabel, Event, Oddity, Published, RunStats, TurnSummary};
+use callsheet::event::{ArgumentsAnomaly, CallLabel, Event, PublishedEvent, RunStats, TurnSummary};
 use callsheet::telemetry::Telemetry;
-use callsheet::telemetry::names;
+use callsheet::telemetry::metric_table;
 use callsheet::types::{
     CallKey, ProviderError, ProviderErrorKind, ResultNotes, RunEnd, RunError, RunId, SessionId,
     ToolCall, ToolOutcome, ToolResult, Usage,
@@ -20,7 +20,7 @@ fn promtool_finds_nothing_on_the_page() {
     events().into_iter().for_each(|event| telemetry.observe(&published(event)));
     telemetry.metrics().model("main").queue_wait(Duration::from_secs(1));
     let page = telemetry.render();
-    for metric in names::ALL {
+    for metric in metric_table::ALL {
         let head = format!("# TYPE {} ", metric.name);
         assert!(page.contains(&head), "{} is not checked", metric.name);
     }
@@ -66,10 +66,10 @@ fn promtool(arguments: &[&str], input: &str) {
     assert_eq!(stderr, "");
 }
 
-fn published(event: Event) -> Published {
-    Published {
+fn published(event: Event) -> PublishedEvent {
+    PublishedEvent {
         id: None,
-        written: callsheet::event::Written::default(),
+        stream_text: callsheet::event::EventStreamText::default(),
         session: SessionId::parse("s1").unwrap(),
         run: RunId("run_1".into()),
         turn: 1,
@@ -126,7 +126,12 @@ fn events() -> Vec<Event> {
             queued: Some(second),
             of: 1,
         },
-        Event::ArgumentsOdd { call, id: "1".into(), oddity: Oddity::Invalid, raw: "[".into() },
+        Event::ArgumentsAnomalyFound {
+            call,
+            id: "1".into(),
+            oddity: ArgumentsAnomaly::Invalid,
+            raw: "[".into(),
+        },
         Event::CallEnded { result: Box::new(result), parallel: false, early: false },
         attempt(None),
         attempt(Some(Box::new(ProviderError::new(ProviderErrorKind::Timeout, "nothing came")))),

@@ -1,4 +1,4 @@
-//! Inputs that wait: each becomes a run of its own when the one before it has ended.
+//! Queued inputs: each becomes a run of its own after the previous run has ended.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod client;
@@ -8,29 +8,29 @@ use callsheet::record::StopMode;
 use callsheet::rehearsal::{At, Response, Script};
 use callsheet::runtime::{HostError, RunRequest};
 use callsheet::types::RunEnd;
-use client::{Reading, Service, answer, post};
+use client::{HttpConnection, Service, post};
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, events, within, world};
 
-fn waiting(input: &str) -> RunRequest {
+fn queued(input: &str) -> RunRequest {
     RunRequest { queue: true, ..RunRequest::from(input) }
 }
 
-/// A world whose first answer is held; the next ones follow at once.
-async fn held(rest: impl IntoIterator<Item = &'static str>) -> World {
+/// Starts a world whose first response waits for the test; later ones follow at once.
+async fn pausing_world(rest: impl IntoIterator<Item = &'static str>) -> World {
     let first = Response::text("One.").hold(At::Finish, "first");
     let script = Script::of([first].into_iter().chain(rest.into_iter().map(Response::text)));
-    world(script, registry(&Stage::new()), |config| config.host.max_concurrent_runs = 1).await
+    world(script, registry(&CallControl::new()), |config| config.host.max_concurrent_runs = 1).await
 }
 
 #[tokio::test]
-async fn they_run_one_after_the_other_in_the_place_of_the_first() {
-    let world = held(["Two.", "Three."]).await;
+async fn queued_runs_start_one_after_the_other() {
+    let world = pausing_world(["Two.", "Three."]).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
-    let second = world.session.start_run(waiting("b")).await.expect("room");
-    let third = world.session.start_run(waiting("c")).await.expect("room");
+    let second = world.session.start_run(queued("b")).await.expect("room");
+    let third = world.session.start_run(queued("c")).await.expect("room");
     assert!(first.seq < second.seq && second.seq < third.seq);
     let snapshot = world.session.snapshot().await.expect("a snapshot");
     let queued: Vec<_> = snapshot.queued.iter().map(|q| (&q.run_id, q.input.text())).collect();
@@ -43,7 +43,7 @@ async fn they_run_one_after_the_other_in_the_place_of_the_first() {
         let report = within(run.report).await.expect("a report");
         assert_eq!((&report.run_id, report.text.as_str()), (&run.run_id, text));
         assert_eq!((report.run_end, report.run_messages().len()), (RunEnd::Answered, 2));
-        // Its own events alone, from the first to the last.
+        // Each subscription has only the events of its own run.
         let seen = events(run.events).await;
         assert!(seen.iter().all(|event| event["run_id"] == *run.run_id.0), "{seen:#?}");
         assert_eq!(seen[0]["type"], "stream_start");
@@ -58,43 +58,44 @@ async fn they_run_one_after_the_other_in_the_place_of_the_first() {
 }
 
 #[tokio::test]
-async fn they_begin_however_the_one_before_ended() {
-    let world = held(["Two."]).await;
+async fn queued_runs_start_however_the_previous_run_ended() {
+    let world = pausing_world(["Two."]).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
-    let second = world.session.start_run(waiting("b")).await.expect("room");
+    let second = world.session.start_run(queued("b")).await.expect("room");
     world.session.stop(StopMode::Now).await.expect("a stop");
     assert_eq!(within(first.report).await.expect("a report").run_end, RunEnd::Stopped);
     assert_eq!(within(second.report).await.expect("a report").text, "Two.");
 
     let broken = Response::status(400).hold(At::Headers, "first");
     let script = Script::of([broken, Response::text("Two.")]);
-    let world = support::world(script, registry(&Stage::new()), |_| ()).await;
+    let world = support::world(script, registry(&CallControl::new()), |_| ()).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
-    let second = world.session.start_run(waiting("b")).await.expect("room");
+    let second = world.session.start_run(queued("b")).await.expect("room");
     world.model.release("first");
     assert_eq!(within(first.report).await.expect("a report").run_end, RunEnd::Failed);
     assert_eq!(within(second.report).await.expect("a report").text, "Two.");
 }
 
 #[tokio::test]
-async fn a_run_that_has_nobody_to_wait_for_begins_at_once() {
-    let world = world(Script::of([Response::text("One.")]), registry(&Stage::new()), |_| ()).await;
-    let report = within(world.session.run(waiting("a"))).await.expect("a report");
+async fn an_input_to_an_idle_session_starts_at_once() {
+    let world =
+        world(Script::of([Response::text("One.")]), registry(&CallControl::new()), |_| ()).await;
+    let report = within(world.session.run(queued("a"))).await.expect("a report");
     assert_eq!(report.text, "One.");
 }
 
 #[tokio::test]
-async fn what_is_wrong_with_one_is_said_when_it_is_queued() {
-    let world = held([]).await;
+async fn an_invalid_input_is_refused_when_it_is_queued() {
+    let world = pausing_world([]).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
     let overrides = serde_json::from_value(json!({"tools": ["nope"]})).expect("overrides");
-    let request = RunRequest { overrides, ..waiting("b") };
+    let request = RunRequest { overrides, ..queued("b") };
     let refused = world.session.start_run(request).await.expect_err("no such tool");
     assert_eq!(refused.code(), "unknown_tool");
-    let refused = world.session.start_run(waiting(" ")).await.expect_err("nothing to say");
+    let refused = world.session.start_run(queued(" ")).await.expect_err("nothing to say");
     assert_eq!(refused, HostError::EmptyInput);
     world.model.release("first");
     within(first.report).await.expect("a report");
@@ -102,14 +103,14 @@ async fn what_is_wrong_with_one_is_said_when_it_is_queued() {
 }
 
 #[tokio::test]
-async fn a_queued_run_has_the_overrides_it_asked_for_and_the_next_has_none() {
-    let world = held(["Two.", "Three."]).await;
+async fn overrides_apply_only_to_their_queued_run() {
+    let world = pausing_world(["Two.", "Three."]).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
     let overrides = serde_json::from_value(json!({"tools": ["quick"]})).expect("overrides");
-    let request = RunRequest { overrides, ..waiting("b") };
+    let request = RunRequest { overrides, ..queued("b") };
     let second = world.session.start_run(request).await.expect("room");
-    let third = world.session.start_run(waiting("c")).await.expect("room");
+    let third = world.session.start_run(queued("c")).await.expect("room");
     world.model.release("first");
     for run in [first, second, third] {
         within(run.report).await.expect("a report");
@@ -119,17 +120,17 @@ async fn a_queued_run_has_the_overrides_it_asked_for_and_the_next_has_none() {
 }
 
 #[tokio::test]
-async fn runs_and_what_was_said_to_one_share_the_room() {
-    let world = held(["Two.", "Three."]).await;
+async fn queued_and_steered_inputs_share_one_limit() {
+    let world = pausing_world(["Two.", "Three."]).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
     let mut rest = Vec::new();
     for n in 0..8 {
         world.session.steer(format!("s{n}")).await.expect("room");
-        rest.push(world.session.start_run(waiting(&format!("q{n}"))).await.expect("room"));
+        rest.push(world.session.start_run(queued(&format!("q{n}"))).await.expect("room"));
     }
     let full = HostError::QueueFull(16);
-    assert_eq!(world.session.start_run(waiting("x")).await.expect_err("no room"), full);
+    assert_eq!(world.session.start_run(queued("x")).await.expect_err("no room"), full);
     assert_eq!(world.session.steer("x").await.expect_err("no room"), full);
     world.model.release("first");
     let report = within(first.report).await.expect("a report");
@@ -140,34 +141,34 @@ async fn runs_and_what_was_said_to_one_share_the_room() {
 }
 
 #[tokio::test]
-async fn closing_tells_whoever_waits() {
-    let world = held(["Two."]).await;
+async fn closing_the_session_ends_queued_requests() {
+    let world = pausing_world(["Two."]).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
-    let second = world.session.start_run(waiting("b")).await.expect("room");
+    let second = world.session.start_run(queued("b")).await.expect("room");
     within(world.session.close()).await.expect("a close");
     assert_eq!(within(first.report).await.expect("a report").run_end, RunEnd::Stopped);
-    assert_eq!(within(second.report).await.expect_err("not begun"), HostError::SessionClosed);
+    assert_eq!(within(second.report).await.expect_err("not started"), HostError::SessionClosed);
     assert_eq!(world.requests().len(), 1);
 }
 
 #[tokio::test]
-async fn a_shutdown_begins_none_of_them() {
-    let world = held(["Two."]).await;
+async fn a_shutdown_starts_no_queued_run() {
+    let world = pausing_world(["Two."]).await;
     let first = world.session.start_run("a").await.expect("a run");
     world.model.gate_reached("first").await;
-    let second = world.session.start_run(waiting("b")).await.expect("room");
+    let second = world.session.start_run(queued("b")).await.expect("room");
     let host = world.host.clone();
-    let (host_ended, told) = tokio::join!(within(host.shutdown()), async {
-        let told = within(second.report).await;
-        let refused = world.session.start_run(waiting("c")).await.expect_err("too late");
+    let (host_ended, results) = tokio::join!(within(host.shutdown()), async {
+        let results = within(second.report).await;
+        let refused = world.session.start_run(queued("c")).await.expect_err("too late");
         world.model.release("first");
-        (told, refused)
+        (results, refused)
     });
     let () = host_ended;
-    assert_eq!(told.0.expect_err("not begun"), HostError::ShuttingDown);
-    assert_eq!(told.1, HostError::ShuttingDown);
-    // The turn that ran was let finish.
+    assert_eq!(results.0.expect_err("not started"), HostError::ShuttingDown);
+    assert_eq!(results.1, HostError::ShuttingDown);
+    // The current turn was completed.
     let report = within(first.report).await.expect("a report");
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "One."));
     assert_eq!(world.requests().len(), 1);
@@ -186,14 +187,14 @@ async fn service(queued_max: u32) -> Service {
     service
 }
 
-/// A run that waits, asked for with a header.
-async fn ask(service: &Service, accept: &str, body: Value) -> Reading {
+/// Sends a queued run request with an `Accept` header.
+async fn request_queued_run(service: &Service, accept: &str, body: Value) -> HttpConnection {
     let request = post("/v1/sessions/s/runs", accept, &body.to_string());
     let request = request.replacen("\r\n", "\r\nconnection: close\r\n", 1);
-    Reading::open(service.addr(), &request).await
+    HttpConnection::open(service.addr(), &request).await
 }
 
-/// Waits until so many inputs wait.
+/// Waits until `count` inputs are queued.
 async fn until_queued(service: &Service, count: usize) -> Value {
     loop {
         let queued = service.get("/v1/sessions/s").await.json()["queued"].clone();
@@ -205,7 +206,7 @@ async fn until_queued(service: &Service, count: usize) -> Value {
 }
 
 #[tokio::test]
-async fn over_http_as_events_as_a_report_and_as_a_promise() {
+async fn a_queued_run_is_available_as_events_as_a_report_and_as_an_acknowledgement() {
     let service = service(2).await;
     let plain = service.post("/v1/sessions/s/runs", json!({"input": "b"})).await;
     assert_eq!(plain.error(), (409, "run_in_progress".to_owned()));
@@ -213,11 +214,16 @@ async fn over_http_as_events_as_a_report_and_as_a_promise() {
     let high = json!({"input": "b", "queue": true, "limits": {"max_turns": 99}});
     let high = service.post("/v1/sessions/s/runs", high).await;
     assert_eq!(high.error(), (400, "limit_too_high".to_owned()));
-    let mut watching =
-        ask(&service, "accept: text/event-stream\r\n", json!({"input": "b", "queue": true})).await;
-    // The stream is open although the run waits.
+    let mut watching = request_queued_run(
+        &service,
+        "accept: text/event-stream\r\n",
+        json!({"input": "b", "queue": true}),
+    )
+    .await;
+    // The stream is open although the run is queued.
     watching.until("text/event-stream").await;
-    let mut awaiting = ask(&service, "", json!({"input": "c", "queue": true, "wait": true})).await;
+    let mut awaiting =
+        request_queued_run(&service, "", json!({"input": "c", "queue": true, "wait": true})).await;
     let queued = until_queued(&service, 2).await;
     assert_eq!((&queued[0]["input"], &queued[1]["input"]), (&json!("b"), &json!("c")));
     let full = service.post("/v1/sessions/s/runs", json!({"input": "d", "queue": true})).await;
@@ -225,7 +231,7 @@ async fn over_http_as_events_as_a_report_and_as_a_promise() {
     assert_eq!(full.header("retry-after"), Some("1"));
     service.model.release("first");
     within(watching.read_rest()).await;
-    let events = answer(&watching).events();
+    let events = watching.response().events();
     assert_eq!(
         (events[0].0.as_str(), &events[0].1["run_id"]),
         ("stream_start", &queued[0]["run_id"])
@@ -233,12 +239,12 @@ async fn over_http_as_events_as_a_report_and_as_a_promise() {
     assert!(events.iter().all(|(_, data)| data["run_id"] == queued[0]["run_id"]), "{events:#?}");
     assert_eq!(events[events.len() - 1].1["text"], "Two.");
     within(awaiting.read_rest()).await;
-    let report = answer(&awaiting).json();
+    let report = awaiting.response().json();
     assert_eq!((&report["run_id"], &report["text"]), (&queued[1]["run_id"], &json!("Three.")));
 }
 
 #[tokio::test]
-async fn a_promise_names_the_run_that_will_be() {
+async fn the_acknowledgement_names_the_future_run() {
     let service = service(2).await;
     let promised = service.post("/v1/sessions/s/runs", json!({"input": "b", "queue": true})).await;
     assert_eq!(promised.status, 202);
@@ -249,17 +255,22 @@ async fn a_promise_names_the_run_that_will_be() {
 }
 
 #[tokio::test]
-async fn deleting_the_session_tells_whoever_waits_over_http() {
+async fn deleting_the_session_ends_queued_http_requests() {
     let service = service(2).await;
-    let mut watching =
-        ask(&service, "accept: text/event-stream\r\n", json!({"input": "b", "queue": true})).await;
-    let mut awaiting = ask(&service, "", json!({"input": "c", "queue": true, "wait": true})).await;
+    let mut watching = request_queued_run(
+        &service,
+        "accept: text/event-stream\r\n",
+        json!({"input": "b", "queue": true}),
+    )
+    .await;
+    let mut awaiting =
+        request_queued_run(&service, "", json!({"input": "c", "queue": true, "wait": true})).await;
     until_queued(&service, 2).await;
     assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
     within(awaiting.read_rest()).await;
-    assert_eq!(answer(&awaiting).error(), (404, "no_such_session".to_owned()));
+    assert_eq!(awaiting.response().error(), (404, "no_such_session".to_owned()));
     within(watching.read_rest()).await;
-    let events = answer(&watching).events();
+    let events = watching.response().events();
     assert_eq!(events.len(), 1, "{events:#?}");
     assert_eq!((events[0].0.as_str(), &events[0].1["code"]), ("error", &json!("session_closed")));
 }

@@ -1,13 +1,13 @@
-//! Hosts end, well or in a crash, and the next one goes on where they were.
+//! Restarts: a new host continues after a shutdown or a crash.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
-mod kept;
+mod host_directory;
 mod support;
 
 use callsheet::record::Record;
-use client::{ended, whole};
-use kept::{Kept, Served, decision, within};
+use client::{ended_runs, reproducible_lines};
+use host_directory::{HostDirectory, HostServer, decision, within};
 use serde_json::{Value, json};
 
 const MANUAL: &str = "[journal]\nresume = \"manual\"";
@@ -26,24 +26,24 @@ fn inputs(snapshot: &Value) -> Vec<&str> {
     users.map(|message| message["content"].as_str().unwrap()).collect()
 }
 
-/// How the runs of a session have ended.
-fn ends(kept: &Kept, session: &str) -> Vec<String> {
-    let ends = kept.entries(session).into_iter().filter_map(|entry| {
+/// The run ends of a session's runs.
+fn run_ends(directory: &HostDirectory, session: &str) -> Vec<String> {
+    let ends = directory.entries(session).into_iter().filter_map(|entry| {
         let Record::RunEnded { end, .. } = entry.record else { return None };
         Some(end.as_str().to_owned())
     });
     ends.collect()
 }
 
-async fn service(script: Value, rest: &str) -> (Kept, Served) {
-    let kept = Kept::new(script).await;
-    let served = kept.start("", rest).await;
+async fn service(script: Value, rest: &str) -> (HostDirectory, HostServer) {
+    let directory = HostDirectory::new(script).await;
+    let served = directory.start("", rest).await;
     served.open("s").await;
-    (kept, served)
+    (directory, served)
 }
 
-/// A model that stops in its second text, and goes on when it is asked again.
-fn breaking() -> Value {
+/// A script whose second text hangs in the first attempt.
+fn hanging_script() -> Value {
     json!({"responses": [
         {"reasoning": ["Hm."], "text": ["Let me "], "calls": [call("writes", "a")]},
         {"text": ["It ", "is lost."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
@@ -51,9 +51,9 @@ fn breaking() -> Value {
 }
 
 #[tokio::test]
-async fn sessions_are_as_they_were() {
-    let (kept, served) = service(breaking(), "").await;
-    kept.model.release("middle");
+async fn idle_sessions_survive_a_restart() {
+    let (directory, served) = service(hanging_script(), "").await;
+    directory.model.release("middle");
     let messages = json!([{"role": "user", "content": "Hi."},
         {"role": "assistant", "content": "Hello."}]);
     let opened = json!({"id": "t", "messages": messages});
@@ -62,67 +62,67 @@ async fn sessions_are_as_they_were() {
     let before = (served.snapshot("s").await, served.snapshot("t").await);
     assert_eq!(before.1["history"], messages);
     served.shutdown().await;
-    let served = kept.start("", "").await;
+    let served = directory.start("", "").await;
     assert_eq!((served.snapshot("s").await, served.snapshot("t").await), before);
     assert_eq!(served.host.counts().sessions, 2);
     served.crash().await;
-    let served = kept.start("", "").await;
+    let served = directory.start("", "").await;
     assert_eq!((served.snapshot("s").await, served.snapshot("t").await), before);
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn a_run_goes_on_after_a_crash() {
-    let (kept, served) = service(breaking(), "").await;
+async fn a_run_resumes_after_a_crash() {
+    let (directory, served) = service(hanging_script(), "").await;
     served.begin("s", json!({"input": "go"})).await;
-    kept.model.gate_reached("middle").await;
-    assert_eq!(kept.stage.log(), ["start a", "end a"]);
+    directory.model.gate_reached("middle").await;
+    assert_eq!(directory.control.log(), ["start a", "end a"]);
     let steered = served.post("/v1/sessions/s/steer", json!({"input": "and more"})).await;
     assert_eq!(steered.status, 202);
     let queued = served.begin("s", json!({"input": "then", "queue": true})).await;
     served.crash().await;
-    let served = kept.start("", "").await;
+    let served = directory.start("", "").await;
     let done = |s: &Value| is_idle(s) && inputs(s).len() == 3;
     let after = served.until_snapshot("s", done).await;
     assert_eq!(inputs(&after), ["go", "and more", "then"]);
-    assert_eq!(ends(&kept, "s"), ["answered", "answered"]);
-    assert_eq!(kept.stage.log(), ["start a", "end a"], "no effect is repeated");
+    assert_eq!(run_ends(&directory, "s"), ["answered", "answered"]);
+    assert_eq!(directory.control.log(), ["start a", "end a"], "no effect is repeated");
     let page = served.get("/metrics").await.body;
     assert!(page.contains("\ncallsheet_runs_recovered_total 1\n"), "{page}");
-    assert!(kept.entries("s").iter().any(|entry| {
+    assert!(directory.entries("s").iter().any(|entry| {
         matches!(&entry.record, Record::RunStarted { run_id, .. } if *run_id.0 == *queued)
     }));
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn a_call_with_effects_is_not_run_again_and_a_pure_one_is() {
+async fn after_a_crash_pure_calls_run_again_and_calls_with_effects_do_not() {
     let calls = json!([call("waits", "p"), call("slow_write", "w")]);
     let script = json!({"responses": [{"calls": calls}, {"text": ["Well."]}]});
-    let (kept, served) = service(script, "[agents.default]\nexecution = \"parallel\"").await;
+    let (directory, served) = service(script, "[agents.default]\nexecution = \"parallel\"").await;
     served.begin("s", json!({"input": "go"})).await;
-    kept.stage.lines(2).await;
+    directory.control.lines(2).await;
     served.crash().await;
-    let served = kept.start("", "[agents.default]\nexecution = \"parallel\"").await;
-    kept.stage.release("p");
+    let served = directory.start("", "[agents.default]\nexecution = \"parallel\"").await;
+    directory.control.release("p");
     let after = served.until_snapshot("s", is_idle).await;
-    let mut log = kept.stage.log();
+    let mut log = directory.control.log();
     log.sort();
     assert_eq!(log, ["end p", "start p", "start p", "start w"]);
     let history = after["history"].as_array().unwrap();
     assert_eq!(history[2]["content"], "done p");
     assert_eq!(history[3]["metadata"]["error"], true, "{history:?}");
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn a_shutdown_interrupts_what_runs_and_what_waits() {
-    let (kept, served) = service(breaking(), "").await;
+async fn a_shutdown_interrupts_running_and_queued_runs() {
+    let (directory, served) = service(hanging_script(), "").await;
     served.begin("s", json!({"input": "go"})).await;
-    kept.model.gate_reached("middle").await;
+    directory.model.gate_reached("middle").await;
     served.begin("s", json!({"input": "then", "queue": true})).await;
     served.begin("s", json!({"input": "last", "queue": true})).await;
     let stopping = async {
@@ -130,28 +130,28 @@ async fn a_shutdown_interrupts_what_runs_and_what_waits() {
         served.shutdown().await;
     };
     let release = async {
-        // The turn that runs is finished within the grace.
-        kept.model.release("middle");
+        // The running turn finishes within the grace period.
+        directory.model.release("middle");
     };
     tokio::join!(stopping, release);
-    assert_eq!(ends(&kept, "s").last().map(String::as_str), Some("interrupted"));
-    assert_eq!(ends(&kept, "s").len(), 3);
-    let served = kept.start("", "").await;
+    assert_eq!(run_ends(&directory, "s").last().map(String::as_str), Some("interrupted"));
+    assert_eq!(run_ends(&directory, "s").len(), 3);
+    let served = directory.start("", "").await;
     let after = served.snapshot("s").await;
     assert!(is_idle(&after), "{after}");
     assert_eq!(inputs(&after), ["go", "then", "last"]);
     assert_eq!(served.run("s", "again").await["run_end"], "answered");
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
-/// A host that crashed in the middle of a run, and one that waits to be told to go on.
-async fn held() -> (Kept, Served) {
-    let (kept, served) = service(breaking(), "").await;
+/// Restarts a crashed host with `resume = "manual"`: its run is suspended.
+async fn suspended_run() -> (HostDirectory, HostServer) {
+    let (directory, served) = service(hanging_script(), "").await;
     served.begin("s", json!({"input": "go"})).await;
-    kept.model.gate_reached("middle").await;
+    directory.model.gate_reached("middle").await;
     served.crash().await;
-    let served = kept.start("idle_after = \"1ms\"", MANUAL).await;
+    let served = directory.start("idle_after = \"1ms\"", MANUAL).await;
     for _ in 0..2 {
         let suspended = served.snapshot("s").await;
         assert_eq!(suspended["state"], "running", "{suspended}");
@@ -166,13 +166,13 @@ async fn held() -> (Kept, Served) {
         }
         served.asleep().await;
     }
-    assert_eq!(kept.model.received(), 2, "nothing goes on by itself");
-    (kept, served)
+    assert_eq!(directory.model.received(), 2, "nothing goes on by itself");
+    (directory, served)
 }
 
 #[tokio::test]
-async fn a_run_waits_where_somebody_has_to_ask() {
-    let (kept, served) = held().await;
+async fn with_manual_resume_a_run_waits_for_the_request() {
+    let (directory, served) = suspended_run().await;
     let resumed = served.post("/v1/sessions/s/resume", json!({})).await;
     assert_eq!(resumed.status, 202, "{resumed:?}");
     let after = served.until_snapshot("s", is_idle).await;
@@ -181,71 +181,113 @@ async fn a_run_waits_where_somebody_has_to_ask() {
     assert_eq!(again.error(), (409, "not_suspended".to_owned()));
     assert_eq!(served.run("s", "again").await["run_end"], "answered");
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn a_run_that_waits_can_be_stopped() {
-    // A turn that is let finish gives its answer.
+async fn a_suspended_run_can_be_stopped() {
+    // With after_turn the turn is completed and gives its answer.
     for (mode, end) in [("now", "stopped"), ("after_turn", "answered")] {
-        let (kept, served) = held().await;
+        let (directory, served) = suspended_run().await;
         let stopped = served.post("/v1/sessions/s/stop", json!({"mode": mode})).await;
         assert_eq!(stopped.status, 202, "{stopped:?}");
         served.until_snapshot("s", is_idle).await;
-        assert_eq!(ends(&kept, "s"), [end], "{mode}");
+        assert_eq!(run_ends(&directory, "s"), [end], "{mode}");
         served.shutdown().await;
-        kept.verify();
+        directory.verify();
     }
 }
 
 #[tokio::test]
-async fn a_run_that_waits_can_be_deleted() {
-    let (kept, served) = held().await;
+async fn a_suspended_run_can_be_deleted() {
+    let (directory, served) = suspended_run().await;
     assert_eq!(served.delete("/v1/sessions/s").await.status, 204);
-    // The id is free, and what begins under it waits for nobody.
+    // The id is free, and a new session with it is not suspended.
     served.open("s").await;
     assert_eq!(served.run("s", "new").await["run_end"], "answered");
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn a_decision_lets_a_run_go_on_that_waits() {
+async fn a_decision_resumes_a_suspended_run() {
     let asking = "[tools.writes]\napproval = \"before\"\n";
-    let (kept, served) = service(breaking(), asking).await;
-    kept.model.release("middle");
+    let (directory, served) = service(hanging_script(), asking).await;
+    directory.model.release("middle");
     served.begin("s", json!({"input": "go"})).await;
     let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
-    let asked = served.until_snapshot("s", asks).await;
+    let waiting = served.until_snapshot("s", asks).await;
     served.crash().await;
-    let served = kept.start("", &format!("{asking}{MANUAL}")).await;
+    let served = directory.start("", &format!("{asking}{MANUAL}")).await;
     assert_eq!(served.snapshot("s").await["current_run"]["suspended"], true);
-    let (tool_id, approve) = decision(&asked["current_run"]["approvals"][0], "approve");
+    let (tool_id, approve) = decision(&waiting["current_run"]["approvals"][0], "approve");
     let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), approve).await;
     assert_eq!(decided.status, 200, "{decided:?}");
     served.until_snapshot("s", is_idle).await;
-    assert_eq!(kept.stage.log(), ["start a", "end a"]);
+    assert_eq!(directory.control.log(), ["start a", "end a"]);
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn a_question_is_as_old_as_it_was() {
+async fn a_suspended_run_shows_its_open_approvals_and_its_results() {
+    let asking = "[agents.default]\nexecution = \"parallel:3\"\n\
+        [tools.writes]\napproval = \"before\"\n";
+    let script = json!({"responses": [
+        {"calls": [call("quick", "a"), call("writes", "b"), call("writes", "c")]},
+        {"text": ["Done."]}]});
+    let (directory, served) = service(script, asking).await;
+    served.begin("s", json!({"input": "go"})).await;
+    let asks = |count: usize| {
+        move |snapshot: &Value| {
+            let current = &snapshot["current_run"];
+            let len = |list: &Value| list.as_array().map_or(0, Vec::len);
+            len(&current["approvals"]) == count && len(&current["results"]) == 1
+        }
+    };
+    let waiting = served.until_snapshot("s", asks(2)).await;
+    served.crash().await;
+    let served = directory.start("", &format!("{asking}{MANUAL}")).await;
+    let suspended = served.snapshot("s").await;
+    let mut expected = waiting.clone();
+    expected["current_run"]["suspended"] = true.into();
+    assert_eq!(suspended, expected);
+    let (tool_id, reject) = decision(&suspended["current_run"]["approvals"][0], "reject");
+    let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), reject).await;
+    assert_eq!(decided.status, 200, "{decided:?}");
+    let left = served.until_snapshot("s", |s| s["current_run"]["approvals"][1].is_null()).await;
+    let left = &left["current_run"]["approvals"][0];
+    assert_eq!(*left, waiting["current_run"]["approvals"][1]);
+    served.crash().await;
+    let served = directory.start("", &format!("{asking}{MANUAL}")).await;
+    let suspended = served.snapshot("s").await;
+    assert_eq!(suspended["current_run"]["approvals"], json!([left]));
+    assert_eq!(suspended["current_run"]["results"].as_array().unwrap().len(), 2);
+    let (tool_id, approve) = decision(left, "approve");
+    let decided = served.post(&format!("/v1/sessions/s/approvals/{tool_id}"), approve).await;
+    assert_eq!(decided.status, 200, "{decided:?}");
+    served.until_snapshot("s", is_idle).await;
+    served.shutdown().await;
+    directory.verify();
+}
+
+#[tokio::test]
+async fn an_approval_keeps_its_age_after_a_restart() {
     let asking = "[tools.writes]\napproval = \"before\"\n";
-    let (kept, served) = service(breaking(), asking).await;
+    let (directory, served) = service(hanging_script(), asking).await;
     served.begin("s", json!({"input": "go"})).await;
     let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
-    let asked = served.until_snapshot("s", asks).await;
+    let waiting = served.until_snapshot("s", asks).await;
     served.crash().await;
-    let served = kept.start("", asking).await;
-    assert_eq!(served.snapshot("s").await, asked);
+    let served = directory.start("", asking).await;
+    assert_eq!(served.snapshot("s").await, waiting);
     served.shutdown().await;
 }
 
 #[tokio::test]
-async fn calls_that_a_session_was_opened_with_are_run_after_a_crash() {
-    let kept = Kept::new(json!({"responses": [{"text": ["Done."]}]})).await;
-    let served = kept.start("", "").await;
+async fn calls_of_opening_messages_run_after_a_crash() {
+    let directory = HostDirectory::new(json!({"responses": [{"text": ["Done."]}]})).await;
+    let served = directory.start("", "").await;
     let function = json!({"name": "slow_write", "arguments": "{\"id\":\"a\"}"});
     let call = json!({"id": "c1", "type": "function", "function": function});
     let messages = json!([{"role": "user", "content": "Hi."},
@@ -253,110 +295,111 @@ async fn calls_that_a_session_was_opened_with_are_run_after_a_crash() {
     let opened = served.post("/v1/sessions", json!({"id": "s", "messages": messages})).await;
     assert_eq!(opened.status, 201, "{opened:?}");
     served.crash().await;
-    let served = kept.start("", "").await;
+    let served = directory.start("", "").await;
     served.begin("s", json!({"input": "go"})).await;
-    kept.stage.seen("start a").await;
+    directory.control.until_logged("start a").await;
     served.crash().await;
-    let served = kept.start("", "").await;
+    let served = directory.start("", "").await;
     let after = served.until_snapshot("s", is_idle).await;
     let history = after["history"].as_array().unwrap();
     let roles: Vec<_> = history.iter().map(|message| message["role"].as_str().unwrap()).collect();
     assert_eq!(roles, ["user", "assistant", "tool", "user", "assistant"]);
-    assert_eq!(kept.stage.log(), ["start a"]);
+    assert_eq!(directory.control.log(), ["start a"]);
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn a_stream_goes_on_behind_every_event_of_the_host_before() {
-    let (kept, served) = service(breaking(), "").await;
+async fn a_stream_continues_after_any_event_of_the_previous_host() {
+    let (directory, served) = service(hanging_script(), "").await;
     let mut live = served.events("s", "0").await;
     served.begin("s", json!({"input": "go"})).await;
-    kept.model.gate_reached("middle").await;
+    directory.model.gate_reached("middle").await;
     let first =
-        within(live.until_seen(|seen| seen.iter().any(|event| event.data["text"] == "It "))).await;
+        within(live.until_events(|seen| seen.iter().any(|event| event.data["text"] == "It ")))
+            .await;
     drop(live);
     served.crash().await;
-    let served = kept.start("", "").await;
+    let served = directory.start("", "").await;
     served.until_snapshot("s", is_idle).await;
     let mut all = served.events("s", "0").await;
-    let all = whole(&within(all.until_seen(|seen| ended(seen) == 1)).await);
+    let all = reproducible_lines(&within(all.until_events(|seen| ended_runs(seen) == 1)).await);
     assert!(all.iter().any(|line| line == "content_delta: It is done."), "{all:?}");
     let mut compared = 0;
     for (at, event) in first.iter().enumerate() {
         let Some(id) = &event.id else { continue };
         let mut reading = served.events("s", id).await;
-        let rest = within(reading.until_seen(|seen| ended(seen) == 1)).await;
-        assert_eq!(whole(&[&first[..=at], &rest].concat()), all, "after {id}");
+        let rest = within(reading.until_events(|seen| ended_runs(seen) == 1)).await;
+        assert_eq!(reproducible_lines(&[&first[..=at], &rest].concat()), all, "after {id}");
         compared += 1;
     }
     assert!(compared > 5, "{first:?}");
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
 #[tokio::test]
-async fn a_model_that_was_fallen_back_to_is_asked_again() {
-    let kept = Kept::new(json!({"responses": [
+async fn a_resumed_turn_uses_the_fallback_model_that_it_had_reached() {
+    let directory = HostDirectory::new(json!({"responses": [
         {"when": {"model": "main"}, "status": 400},
         {"when": {"model": "backup"}, "text": ["It ", "is lost."],
          "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
         {"when": {"model": "backup"}, "text": ["Done."]}]}))
     .await;
-    let url = kept.model.base_url();
+    let url = directory.model.base_url();
     let models = format!(
         "[models.main]\nmodel = \"main\"\nbase_url = \"{url}\"\n\
          [models.backup]\nmodel = \"backup\"\nbase_url = \"{url}\"\n\
          [agents.default]\nmodel = \"main\"\nfallback_models = [\"backup\"]"
     );
-    let served = kept.start("", &models).await;
+    let served = directory.start("", &models).await;
     served.open("s").await;
     served.begin("s", json!({"input": "go"})).await;
-    within(kept.model.gate_reached("middle")).await;
+    within(directory.model.gate_reached("middle")).await;
     served.crash().await;
-    let served = kept.start("", &models).await;
+    let served = directory.start("", &models).await;
     served.until_snapshot("s", is_idle).await;
     let models: Vec<Value> =
-        kept.model.requests().iter().map(|request| request.body["model"].clone()).collect();
+        directory.model.requests().iter().map(|request| request.body["model"].clone()).collect();
     assert_eq!(models, ["main", "backup", "backup"]);
     served.shutdown().await;
-    kept.verify();
+    directory.verify();
 }
 
-/// The last host stopped an hour ago.
-fn an_hour_passes(kept: &Kept) {
-    let connection = rusqlite::Connection::open(kept.dir.join("journal.db")).unwrap();
+/// Moves the stored times back by one hour.
+fn age_by_an_hour(directory: &HostDirectory) {
+    let connection = rusqlite::Connection::open(directory.dir.join("journal.db")).unwrap();
     let changed = connection.execute("UPDATE records SET time = time - 3600000", []).unwrap();
     assert!(changed > 0);
 }
 
 #[tokio::test]
-async fn time_in_which_no_host_ran_does_not_count() {
+async fn downtime_does_not_count_towards_the_run_timeout() {
     let briefly = "[agents.default]\nlimits = { run_timeout = \"60s\" }";
-    let (kept, served) = service(breaking(), briefly).await;
+    let (directory, served) = service(hanging_script(), briefly).await;
     served.begin("s", json!({"input": "go"})).await;
-    kept.model.gate_reached("middle").await;
+    directory.model.gate_reached("middle").await;
     served.crash().await;
-    an_hour_passes(&kept);
-    let served = kept.start("", briefly).await;
+    age_by_an_hour(&directory);
+    let served = directory.start("", briefly).await;
     served.until_snapshot("s", is_idle).await;
-    assert_eq!(ends(&kept, "s"), ["answered"]);
+    assert_eq!(run_ends(&directory, "s"), ["answered"]);
     served.shutdown().await;
 }
 
 #[tokio::test]
-async fn people_have_no_more_time_because_no_host_ran() {
+async fn downtime_counts_towards_the_approval_timeout() {
     let asking = "[tools.writes]\napproval = \"before\"\napproval_timeout = \"10m\"";
-    let (kept, served) = service(breaking(), asking).await;
-    kept.model.release("middle");
+    let (directory, served) = service(hanging_script(), asking).await;
+    directory.model.release("middle");
     served.begin("s", json!({"input": "go"})).await;
     let asks = |s: &Value| s["current_run"]["approvals"][0].is_object();
     served.until_snapshot("s", asks).await;
     served.crash().await;
-    an_hour_passes(&kept);
-    let served = kept.start("", asking).await;
+    age_by_an_hour(&directory);
+    let served = directory.start("", asking).await;
     let after = served.until_snapshot("s", is_idle).await;
     assert_eq!(after["history"][2]["metadata"]["kind"], "approval_expired", "{after}");
-    assert_eq!(kept.stage.log(), Vec::<String>::new());
+    assert_eq!(directory.control.log(), Vec::<String>::new());
     served.shutdown().await;
 }

@@ -1,4 +1,4 @@
-//! The configurations in the section "Limits" of docs/configuration.md, read from there and tried.
+//! Runs the example configurations of the section "Limits" in docs/configuration.md.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod support;
@@ -8,11 +8,11 @@ use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::runtime::RunReport;
 use callsheet::types::RunEnd;
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, results, within, world};
 
-/// The configuration of the section "Limits" of docs/configuration.md whose first line is this comment.
-fn shown(title: &str) -> Config {
+/// Reads the example whose first line is this comment.
+fn example(title: &str) -> Config {
     let page = include_str!("../docs/configuration.md");
     let (_, limits) = page.split_once("\n## Limits\n").expect("the section");
     let limits = limits.split("\n## ").next().expect("its end");
@@ -25,21 +25,21 @@ fn shown(title: &str) -> Config {
     Config::parse(block, "docs/configuration.md", &|_| None).expect("a configuration")
 }
 
-/// An agent as configured there, with the tools of the stage.
-async fn agent(title: &str, responses: impl IntoIterator<Item = Response>) -> (World, Stage) {
-    let stage = Stage::new();
+/// Starts an agent with the example configuration and the test tools.
+async fn agent(title: &str, responses: impl IntoIterator<Item = Response>) -> (World, CallControl) {
+    let control = CallControl::new();
     let script = Script::of(responses);
-    let world = world(script, registry(&stage), |config| {
-        let mut agent = shown(title).agents["default"].clone();
+    let world = world(script, registry(&control), |config| {
+        let mut agent = example(title).agents["default"].clone();
         let ours = config.agents.get_mut("default").expect("the agent");
         agent.tools = std::mem::take(&mut ours.tools);
         *ours = agent;
     })
     .await;
-    (world, stage)
+    (world, control)
 }
 
-/// So many responses of so many calls, no two alike; ids are `TURN.CALL`.
+/// Makes `turns` responses with `calls` different calls each; ids are `TURN.CALL`.
 fn turns(turns: usize, calls: usize, tool: &str) -> Vec<Response> {
     let call = |turn, index| {
         let id = format!("{turn}.{index}");
@@ -66,32 +66,32 @@ fn ids(messages: &[Value]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn one_call_a_response_and_twenty_turns() {
+async fn one_call_per_response_and_twenty_turns() {
     let mut responses = turns(20, 2, "quick");
     responses.push(Response::text("So far."));
-    let (world, stage) = agent("One call after the other: at most twenty", responses).await;
+    let (world, control) = agent("One call after the other: at most twenty", responses).await;
     let report = world.run("go").await;
     assert_out_of_turns(&world, &report, 21);
     assert!(world.requests().iter().all(|r| r.body["parallel_tool_calls"] == false));
     let expected: Vec<_> = (1..=20).map(|turn| format!("{turn}.1")).collect();
     assert_eq!(ids(&world.last_messages()), expected);
     let ran = expected.iter().flat_map(|id| [format!("start {id}"), format!("end {id}")]);
-    assert_eq!(stage.log(), ran.collect::<Vec<_>>());
+    assert_eq!(control.log(), ran.collect::<Vec<_>>());
 }
 
 #[tokio::test]
 async fn ten_calls_at_once_and_five_turns() {
     let mut responses = turns(5, 10, "waits");
     responses.push(Response::text("So far."));
-    let (world, stage) = agent("Ten at once, five times: at most fifty", responses).await;
+    let (world, control) = agent("Ten at once, five times: at most fifty", responses).await;
     let started = world.session.start_run("go").await.expect("a run");
     for turn in 1..=5 {
         for call in 1..=10 {
-            stage.seen(&format!("start {turn}.{call}")).await;
+            control.until_logged(&format!("start {turn}.{call}")).await;
         }
-        assert_eq!(stage.log().len(), (turn - 1) * 20 + 10, "all ten run, and none has ended");
+        assert_eq!(control.log().len(), (turn - 1) * 20 + 10, "all ten run, and none has ended");
         for call in (1..=10).rev() {
-            stage.release(&format!("{turn}.{call}"));
+            control.release(&format!("{turn}.{call}"));
         }
     }
     let report = within(started.report).await.expect("a report");
@@ -99,17 +99,17 @@ async fn ten_calls_at_once_and_five_turns() {
     let expected: Vec<_> =
         (1..=5).flat_map(|turn| (1..=10).map(move |call| format!("{turn}.{call}"))).collect();
     assert_eq!(ids(&world.last_messages()), expected);
-    assert_eq!(stage.log().len(), 100);
+    assert_eq!(control.log().len(), 100);
 }
 
 #[tokio::test]
-async fn three_calls_a_response_and_three_turns() {
+async fn three_calls_per_response_and_three_turns() {
     let mut responses = turns(3, 4, "quick");
     responses.push(Response::text("So far."));
-    let (world, stage) = agent("Three times three: at most nine", responses).await;
+    let (world, control) = agent("Three times three: at most nine", responses).await;
     let report = world.run("go").await;
     assert_out_of_turns(&world, &report, 4);
-    let ran = stage.log().iter().filter(|line| line.starts_with("start ")).count();
+    let ran = control.log().iter().filter(|line| line.starts_with("start ")).count();
     assert_eq!(ran, 9);
     let messages = world.last_messages();
     let results = results(&messages);

@@ -16,10 +16,10 @@ use serde_json::json;
 use support::{parallel, results, world};
 
 /// Answers with its own name, and notes what it was asked.
-struct Noted(&'static str, Arc<Mutex<Vec<String>>>);
+struct PendingRecord(&'static str, Arc<Mutex<Vec<String>>>);
 
 #[async_trait]
-impl Tool for Noted {
+impl Tool for PendingRecord {
     fn spec(&self) -> ToolSpec {
         let schema = InputSchema::parse(json!({"type": "object"})).expect("a schema");
         ToolSpec::with_schema(self.0, "For a test.", schema).pure()
@@ -37,7 +37,7 @@ async fn check(name: &str, ran: &[&str], told: &[&str]) {
         let notes = Arc::new(Mutex::new(Vec::new()));
         let mut registry = ToolRegistry::new();
         for tool in ["get_weather", "get_news", "get_time"] {
-            registry.register(Noted(tool, Arc::clone(&notes))).expect("a tool");
+            registry.register(PendingRecord(tool, Arc::clone(&notes))).expect("a tool");
         }
         let script = Script::named(name).expect("a script of this name");
         let world = world(script, registry, parallel(max)).await;

@@ -1,4 +1,4 @@
-//! Sessions that are opened with messages: what was said elsewhere goes on here.
+//! Sessions that are opened with messages of an earlier conversation.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod client;
@@ -11,7 +11,7 @@ use callsheet::runtime::{HostError, OpenSession, SessionHandle};
 use callsheet::types::{RunEnd, ToolStatus};
 use client::Service;
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, events, kinds, results, until_event, within, world};
 
 fn user(content: &str) -> Value {
@@ -31,17 +31,17 @@ fn answer(id: &str, content: &str) -> Value {
     json!({"role": "tool", "tool_call_id": id, "content": content})
 }
 
-/// A world, and a session in it that is opened with messages.
+/// Starts a world and opens a session with messages.
 async fn seeded(
     messages: Vec<Value>,
     script: Script,
     change: impl FnOnce(&mut Config),
-) -> (World, SessionHandle, Stage) {
-    let stage = Stage::new();
-    let world = world(script, registry(&stage), change).await;
+) -> (World, SessionHandle, CallControl) {
+    let control = CallControl::new();
+    let world = world(script, registry(&control), change).await;
     let open = OpenSession { messages, ..OpenSession::default() };
     let session = world.host.open_session(open).await.expect("a session");
-    (world, session, stage)
+    (world, session, control)
 }
 
 async fn history(session: &SessionHandle) -> Vec<Value> {
@@ -56,7 +56,7 @@ fn sent(world: &World, request: usize) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn they_are_what_was_said_before() {
+async fn opening_messages_precede_the_first_input() {
     let before = vec![
         user("time?"),
         asks([call("a", "quick", json!({"id": "x"}))]),
@@ -64,21 +64,21 @@ async fn they_are_what_was_said_before() {
         json!({"role": "assistant", "content": "Noon."}),
     ];
     let script = Script::of([Response::text("One.")]);
-    let (world, session, stage) = seeded(before.clone(), script, |_| ()).await;
+    let (world, session, control) = seeded(before.clone(), script, |_| ()).await;
     assert_eq!(history(&session).await, before);
     let report = within(session.run("and now?")).await.expect("a report");
     assert_eq!((report.turns, report.run_messages().len(), report.calls.len()), (1, 2, 0));
     assert_eq!(sent(&world, 0), [&before[..], &[user("and now?")]].concat());
-    assert_eq!(stage.log(), Vec::<String>::new(), "what is answered is not run");
+    assert_eq!(control.log(), Vec::<String>::new(), "what is answered is not run");
     world.assert_paired();
 }
 
 #[tokio::test]
-async fn the_history_of_one_session_opens_another() {
-    let stage = Stage::new();
+async fn the_history_of_one_session_can_open_another() {
+    let control = CallControl::new();
     let calls = ["quick", "fails"].map(|name| Call::new(name, json!({"id": "x"})));
     let script = Script::of([Response::calls(calls), Response::text("One.")]);
-    let world = world(script.then_done(), registry(&stage), |_| ()).await;
+    let world = world(script.then_done(), registry(&control), |_| ()).await;
     world.run("go").await;
     let messages = history(&world.session).await;
     assert_eq!(messages[3]["metadata"]["kind"], "tool_error");
@@ -91,7 +91,7 @@ async fn the_history_of_one_session_opens_another() {
 }
 
 #[tokio::test]
-async fn calls_at_their_end_are_run_before_the_model_is_asked() {
+async fn calls_at_the_end_of_the_messages_run_before_the_first_request() {
     let open = asks([
         call("a", "waits", json!({"id": "a"})),
         call("b", "waits", json!({"id": "a"})),
@@ -101,18 +101,18 @@ async fn calls_at_their_end_are_run_before_the_model_is_asked() {
     ]);
     let before = vec![user("do it"), open.clone()];
     let script = Script::of([Response::text("One.")]);
-    let (world, session, stage) = seeded(before.clone(), script, |config| {
+    let (world, session, control) = seeded(before.clone(), script, |config| {
         config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(1);
     })
     .await;
     assert_eq!(history(&session).await, before, "shown, although nobody has answered");
     let run = session.start_run("and then?").await.expect("a run");
-    stage.seen("start a").await;
-    assert_eq!(world.requests().len(), 0, "nobody has asked the model");
+    control.until_logged("start a").await;
+    assert_eq!(world.requests().len(), 0, "no request was sent");
     session.steer("soon?").await.expect("room");
-    stage.release("a");
+    control.release("a");
     let report = within(run.report).await.expect("a report");
-    // With one turn alone, it is no last request.
+    // With max_turns = 1 this turn does not make the request the last one.
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "One."));
     assert_eq!((report.turns, report.calls.len()), (2, 5));
     let ids: Vec<_> = report.calls.iter().map(|call| call.tool_id.as_str()).collect();
@@ -121,15 +121,21 @@ async fn calls_at_their_end_are_run_before_the_model_is_asked() {
     let (ok, failed) = (ToolStatus::Ok, ToolStatus::Failed);
     assert_eq!(statuses, [ok, ok, ok, failed, failed]);
     assert_eq!(report.calls[1].metadata["duplicate_of"], "t1a1c0");
-    assert_eq!(stage.log(), ["start a", "end a", "start c", "end c"]);
+    assert_eq!(control.log(), ["start a", "end a", "start c", "end c"]);
     let sent = sent(&world, 0);
     assert_eq!(sent[..2], before);
-    let told = results(&sent);
-    assert_eq!(told.iter().map(|(id, _)| *id).collect::<Vec<_>>(), ["a", "b", "c", "d", "e"]);
-    assert_eq!((told[0].1, told[1].1, told[2].1), ("done a", "done a", "done c"));
-    assert!(told[3].1.contains("there is no tool \"nope\""), "{told:?}");
-    assert!(told[4].1.contains("invalid arguments"), "{told:?}");
-    assert_eq!(sent[7..], [user("and then?\n\nsoon?")], "said in a row, sent as one");
+    let results_sent = results(&sent);
+    assert_eq!(
+        results_sent.iter().map(|(id, _)| *id).collect::<Vec<_>>(),
+        ["a", "b", "c", "d", "e"]
+    );
+    assert_eq!(
+        (results_sent[0].1, results_sent[1].1, results_sent[2].1),
+        ("done a", "done a", "done c")
+    );
+    assert!(results_sent[3].1.contains("there is no tool \"nope\""), "{results_sent:?}");
+    assert!(results_sent[4].1.contains("invalid arguments"), "{results_sent:?}");
+    assert_eq!(sent[7..], [user("and then?\n\nsoon?")], "consecutive inputs are sent as one");
     assert_eq!(history(&session).await.len(), 10);
     let seen = kinds(&events(run.events).await).join(" ");
     assert!(seen.starts_with("stream_start tool_use"), "{seen}");
@@ -138,33 +144,33 @@ async fn calls_at_their_end_are_run_before_the_model_is_asked() {
 }
 
 #[tokio::test]
-async fn a_stop_answers_them_and_keeps_what_was_said() {
+async fn a_stop_cancels_calls_of_the_messages_and_keeps_the_input() {
     let open =
         asks([call("a", "waits", json!({"id": "a"})), call("b", "writes", json!({"id": "b"}))]);
     let script = Script::of([Response::text("One.")]);
-    let (world, session, stage) = seeded(vec![open], script, |_| ()).await;
+    let (world, session, control) = seeded(vec![open], script, |_| ()).await;
     let mut run = session.start_run("go").await.expect("a run");
     until_event(&mut run.events, |event| event["status"] == "running").await;
-    stage.seen("start a").await;
+    control.until_logged("start a").await;
     session.stop(StopMode::Now).await.expect("a stop");
     let report = within(run.report).await.expect("a report");
     assert_eq!((report.run_end, report.turns), (RunEnd::Stopped, 1));
     assert_eq!(world.requests().len(), 0);
     within(session.run("and now?")).await.expect("a report");
     let sent = sent(&world, 0);
-    let told = results(&sent);
-    assert_eq!(told[0], ("a", "Error: cancelled while running"));
-    assert_eq!(told[1], ("b", "Error: not started: the run was ended before"));
-    assert_eq!(sent[3..], [user("go\n\nand now?")], "said in a row, sent as one");
-    assert_eq!(stage.log(), ["start a"], "they are not run again");
+    let results_sent = results(&sent);
+    assert_eq!(results_sent[0], ("a", "Error: cancelled while running"));
+    assert_eq!(results_sent[1], ("b", "Error: not started: the run was ended before"));
+    assert_eq!(sent[3..], [user("go\n\nand now?")], "consecutive inputs are sent as one");
+    assert_eq!(control.log(), ["start a"], "they are not run again");
     world.assert_paired();
 }
 
 #[tokio::test]
-async fn calls_that_go_beyond_the_limit_are_answered_and_told() {
+async fn excess_calls_of_the_messages_are_refused_and_reported() {
     let calls = [call("a", "quick", json!({"id": "a"})), call("b", "quick", json!({"id": "b"}))];
     let script = Script::of([Response::text("One.")]);
-    let (world, session, stage) = seeded(vec![asks(calls)], script, |config| {
+    let (world, session, control) = seeded(vec![asks(calls)], script, |config| {
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.limits.max_tool_calls_per_turn = Some(1);
     })
@@ -173,46 +179,46 @@ async fn calls_that_go_beyond_the_limit_are_answered_and_told() {
     let report = within(run.report).await.expect("a report");
     assert_eq!((report.calls[1].status, report.run_end), (ToolStatus::Refused, RunEnd::Answered));
     let seen = events(run.events).await;
-    let limit = seen.iter().find(|event| event["type"] == "limit_reached").expect("it is told");
+    let limit = seen.iter().find(|event| event["type"] == "limit_reached").expect("the event");
     assert_eq!(
         (&limit["limit"], &limit["action"]),
         (&json!("max_tool_calls_per_turn"), &json!("answered"))
     );
-    assert_eq!(stage.log(), ["start a", "end a"]);
+    assert_eq!(control.log(), ["start a", "end a"]);
     world.assert_paired();
 }
 
 #[tokio::test]
-async fn ids_of_ours_do_not_meet_theirs() {
+async fn generated_ids_do_not_collide_with_ids_of_the_messages() {
     let before =
         vec![asks([call("call_1_0", "quick", json!({"id": "x"}))]), answer("call_1_0", "x")];
     let nameless = Call { no_id: true, ..Call::new("quick", json!({"id": "y"})) };
     let script = Script::of([Response::calls([nameless]), Response::text("One.")]);
     let (world, session, _) = seeded(before, script, |_| ()).await;
     within(session.run("go")).await.expect("a report");
-    // One turn with calls was before, and the id that would come next is taken.
+    // There was one turn with calls, and the messages use the id that would come next.
     let sent = sent(&world, 1);
-    let told = results(&sent);
-    assert_eq!(told, [("call_1_0", "x"), ("call_2_0", "done y")]);
+    let results_sent = results(&sent);
+    assert_eq!(results_sent, [("call_1_0", "x"), ("call_2_0", "done y")]);
     world.assert_paired();
 }
 
 #[tokio::test]
-async fn what_is_no_history_opens_nothing() {
-    let stage = Stage::new();
-    let world = world(Script::default(), registry(&stage), |_| ()).await;
+async fn invalid_messages_open_no_session() {
+    let control = CallControl::new();
+    let world = world(Script::default(), registry(&control), |_| ()).await;
     let open = |messages| OpenSession { id: Some("s".into()), messages, ..OpenSession::default() };
     let refused = world.host.open_session(open(vec![answer("a", "x")])).await.expect_err("refuse");
     assert!(matches!(refused, HostError::InvalidMessages(_)));
     assert_eq!(
         refused.to_string(),
-        "open a session: messages[0]: it answers \"a\", and no call right before it has that id"
+        "messages[0]: it answers \"a\", and no call right before it has that id"
     );
     world.host.open_session(open(vec![user("hi")])).await.expect("the id is free");
 }
 
 #[tokio::test]
-async fn over_http() {
+async fn opening_messages_work_over_http() {
     let script = json!({"responses": [{"text": ["It is 42."]}]});
     let service = Service::start(script).await;
     let open = asks([call("a", "calculator", json!({"expression": "6 * 7"}))]);

@@ -1,4 +1,4 @@
-//! Who may use the API: names, origins, tokens; and what a request must look like.
+//! Access control of the API (host names, origins, tokens) and strict request bodies.
 
 mod client;
 
@@ -21,7 +21,7 @@ fn get(path: &str, headers: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_host_that_is_not_ours_is_forbidden() {
+async fn a_foreign_host_name_is_forbidden() {
     let service = service().await;
     let here = service.addr();
     for host in ["localhost", "127.0.0.1:1", "[::1]", "host.example", &here.to_string()] {
@@ -39,7 +39,7 @@ async fn a_host_that_is_not_ours_is_forbidden() {
 }
 
 #[tokio::test]
-async fn a_page_of_another_site_is_forbidden_and_gets_no_cors_headers() {
+async fn a_foreign_origin_is_forbidden_and_gets_no_cors_headers() {
     let service = service().await;
     let own = format!("http://{}", service.addr());
     let host = format!("host: {}\r\n", service.addr());
@@ -60,7 +60,7 @@ async fn a_page_of_another_site_is_forbidden_and_gets_no_cors_headers() {
 }
 
 #[tokio::test]
-async fn with_a_token_everything_but_the_probes_needs_it() {
+async fn with_a_token_every_path_but_health_checks_needs_it() {
     let env = |_: &str| Some("token-1".to_owned());
     let token = Some(ApiKey::from_env("T", &env).unwrap());
     let options = ServerOptions { token, ..ServerOptions::default() };
@@ -83,7 +83,7 @@ async fn with_a_token_everything_but_the_probes_needs_it() {
 }
 
 #[tokio::test]
-async fn bodies_are_json_of_a_known_shape_and_a_bounded_size() {
+async fn bodies_must_be_json_with_known_members_and_limited_size() {
     let service = service().await;
     let plain = post("/v1/sessions", "", "{}").replace("application/json", "text/plain");
     assert_eq!(service.send(&plain).await.error(), (415, "unsupported_media_type".to_owned()));
@@ -109,7 +109,7 @@ async fn bodies_are_json_of_a_known_shape_and_a_bounded_size() {
 }
 
 #[tokio::test]
-async fn unknown_paths_and_methods_are_errors_like_all_others() {
+async fn unknown_paths_and_methods_are_json_errors() {
     let service = service().await;
     for path in ["/nowhere", "/v1", "/v1/sessions/", "/v1/sessions/a/b/c", "/v1/sessions/%ff"] {
         let (status, code) = service.get(path).await.error();
@@ -126,7 +126,7 @@ async fn unknown_paths_and_methods_are_errors_like_all_others() {
 }
 
 #[tokio::test]
-async fn health_and_the_first_page_are_there() {
+async fn health_checks_and_the_start_page_respond() {
     let service = service().await;
     assert_eq!(service.get("/healthz").await.json(), json!({"status": "ok"}));
     let models = json!({"rehearsal": {"breaker": "closed", "in_flight": 0, "waiting": 0}});

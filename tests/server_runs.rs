@@ -1,12 +1,11 @@
-//! Runs over HTTP: as events, as a report, as a promise; stopping them, leaving them, shutting
-//! down under them.
+//! Runs over HTTP: events, report and acknowledgement; stop, disconnect and shutdown.
 
 mod client;
 
-use client::{Service, answer};
+use client::Service;
 use serde_json::{Value, json};
 
-/// A turn with two calls, then an answer.
+/// A script with two calls and then an answer.
 fn two_calls() -> Value {
     json!({"responses": [
         {"text": ["Let me look."], "calls": [
@@ -16,8 +15,8 @@ fn two_calls() -> Value {
     ]})
 }
 
-/// An answer that waits in its middle until the test lets it go on.
-fn held() -> Value {
+/// A script whose answer pauses in its middle until the test continues it.
+fn pausing_script() -> Value {
     json!({"responses": [
         {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
         {"text": ["Later."]}
@@ -31,12 +30,12 @@ async fn service(script: Value) -> Service {
 }
 
 #[tokio::test]
-async fn a_run_is_watched_from_its_first_event_to_its_last() {
+async fn an_event_stream_has_every_event_of_the_run() {
     let service = service(two_calls()).await;
     let mut reading = service.watch("s", "What is 6 * 7?").await;
     reading.until("event: stream_end").await;
     reading.until("0\r\n\r\n").await;
-    let answer = answer(&reading);
+    let answer = reading.response();
     assert_eq!(answer.status, 200);
     assert_eq!(answer.header("content-type"), Some("text/event-stream"));
     let events = answer.events();
@@ -58,7 +57,7 @@ async fn a_run_is_watched_from_its_first_event_to_its_last() {
 }
 
 #[tokio::test]
-async fn a_run_is_awaited() {
+async fn wait_returns_the_report() {
     let service = service(two_calls()).await;
     let answer =
         service.post("/v1/sessions/s/runs", json!({"input": "6 * 7?", "wait": true})).await;
@@ -86,18 +85,18 @@ async fn a_run_is_awaited() {
 }
 
 #[tokio::test]
-async fn a_run_goes_on_unwatched_and_excludes_others() {
-    let service = service(held()).await;
-    let begun = service.post("/v1/sessions/s/runs", json!({"input": "go"})).await;
-    assert_eq!(begun.status, 202);
-    let begun = begun.json();
-    assert!(begun["run_id"].as_str().unwrap().starts_with("run_"), "{begun}");
-    assert!(begun["seq"].as_u64().unwrap() > 0, "{begun}");
+async fn a_run_without_watchers_continues_and_excludes_others() {
+    let service = service(pausing_script()).await;
+    let started = service.post("/v1/sessions/s/runs", json!({"input": "go"})).await;
+    assert_eq!(started.status, 202);
+    let started = started.json();
+    assert!(started["run_id"].as_str().unwrap().starts_with("run_"), "{started}");
+    assert!(started["seq"].as_u64().unwrap() > 0, "{started}");
     service.model.gate_reached("middle").await;
     let snapshot = service.get("/v1/sessions/s").await.json();
     assert_eq!(
         (&snapshot["state"], &snapshot["current_run"]["run_id"]),
-        (&json!("running"), &begun["run_id"])
+        (&json!("running"), &started["run_id"])
     );
     let listed = service.get("/v1/sessions?state=running").await.json();
     assert_eq!(listed["sessions"][0]["id"], "s");
@@ -111,7 +110,7 @@ async fn a_run_goes_on_unwatched_and_excludes_others() {
 
 #[tokio::test]
 async fn closing_the_stream_does_not_stop_the_run() {
-    let service = service(held()).await;
+    let service = service(pausing_script()).await;
     let mut reading = service.watch("s", "go").await;
     reading.until("\"text\":\"Now \"").await;
     drop(reading);
@@ -124,15 +123,15 @@ async fn closing_the_stream_does_not_stop_the_run() {
 }
 
 #[tokio::test]
-async fn a_run_is_stopped() {
-    let service = service(held()).await;
+async fn stop_ends_the_run() {
+    let service = service(pausing_script()).await;
     let mut reading = service.watch("s", "go").await;
     reading.until("\"text\":\"Now \"").await;
     let stop = json!({"mode": "now"});
     let stopped = service.post("/v1/sessions/s/stop", stop.clone()).await;
     assert_eq!((stopped.status, stopped.json()["mode"].clone()), (202, json!("now")));
     reading.until("0\r\n\r\n").await;
-    let events = answer(&reading).events();
+    let events = reading.response().events();
     let (kind, end) = events.last().unwrap();
     assert_eq!((kind.as_str(), end["run_end"].clone()), ("stream_end", json!("stopped")));
     assert_eq!(service.post("/v1/sessions/s/stop", stop).await.status, 202, "it is idempotent");
@@ -143,7 +142,7 @@ async fn a_run_is_stopped() {
 }
 
 #[tokio::test]
-async fn unknown_keys_of_a_run_are_named() {
+async fn errors_name_unknown_members_of_a_run_request() {
     let service = service(json!({})).await;
     for (body, key) in [
         (json!({"input": "x", "waits": true}), "`waits`"),
@@ -160,15 +159,15 @@ async fn unknown_keys_of_a_run_are_named() {
 }
 
 #[tokio::test]
-async fn a_host_that_shuts_down_ends_runs_streams_and_readiness() {
+async fn host_shutdown_ends_runs_streams_and_readiness() {
     let config = "[host]\nshutdown_grace = \"0s\"\n";
-    let service = Service::start_with(held(), config, Default::default()).await;
+    let service = Service::start_with(pausing_script(), config, Default::default()).await;
     assert_eq!(service.post("/v1/sessions", json!({"id": "s"})).await.status, 201);
     let mut reading = service.watch("s", "go").await;
     reading.until("\"text\":\"Now \"").await;
     service.host.shutdown().await;
     reading.until("0\r\n\r\n").await;
-    let events = answer(&reading).events();
+    let events = reading.response().events();
     assert_eq!(events.last().unwrap().1["run_end"], "interrupted");
     assert_eq!(service.get("/readyz").await.error(), (503, "not_ready".to_owned()));
     let refused = service.post("/v1/sessions", json!({})).await;
@@ -179,8 +178,8 @@ async fn a_host_that_shuts_down_ends_runs_streams_and_readiness() {
 }
 
 #[tokio::test]
-async fn a_server_that_shuts_down_ends_open_streams() {
-    let service = service(held()).await;
+async fn server_shutdown_ends_open_streams() {
+    let service = service(pausing_script()).await;
     let mut reading = service.watch("s", "go").await;
     reading.until("\"text\":\"Now \"").await;
     service.server.shutdown().await;
@@ -190,9 +189,9 @@ async fn a_server_that_shuts_down_ends_open_streams() {
 }
 
 #[tokio::test]
-async fn a_host_takes_no_more_runs_than_it_may() {
+async fn max_concurrent_runs_limits_the_host() {
     let config = "[host]\nmax_concurrent_runs = 1\n";
-    let service = Service::start_with(held(), config, Default::default()).await;
+    let service = Service::start_with(pausing_script(), config, Default::default()).await;
     for id in ["s", "t"] {
         assert_eq!(service.post("/v1/sessions", json!({"id": id})).await.status, 201);
     }
@@ -209,7 +208,7 @@ async fn a_host_takes_no_more_runs_than_it_may() {
     assert_eq!(answered.json()["run_end"], "answered");
 }
 
-/// Waits for the run's end as a client would.
+/// Polls the session until the run has ended.
 async fn until_idle(service: &Service) {
     loop {
         let snapshot = service.get("/v1/sessions/s").await.json();
@@ -221,7 +220,7 @@ async fn until_idle(service: &Service) {
 }
 
 #[tokio::test]
-async fn a_run_that_asks_for_more_than_its_agent_may_have_or_for_nothing_is_refused() {
+async fn overrides_beyond_the_agent_and_empty_inputs_are_refused() {
     let service = service(json!({"responses": [{"text": ["Hi."]}]})).await;
     let run = async |limits: Value| {
         let body = json!({"input": "go", "limits": limits, "wait": true});

@@ -1,4 +1,4 @@
-//! Sessions over HTTP: open, list, look at, close.
+//! Sessions over HTTP: open, list, show, close.
 
 mod client;
 
@@ -7,7 +7,7 @@ use client::Service;
 use serde_json::json;
 
 #[tokio::test]
-async fn a_session_is_opened_seen_and_closed() {
+async fn a_session_is_opened_shown_and_closed() {
     let service = Service::start(json!({})).await;
     let opened = service.post("/v1/sessions", json!({"id": "s-1", "agent": "default"})).await;
     assert_eq!(opened.status, 201);
@@ -35,7 +35,7 @@ async fn a_session_is_opened_seen_and_closed() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_opened_says_why() {
+async fn invalid_open_requests_are_refused_with_a_reason() {
     let service = Service::start(json!({})).await;
     let named = service.post("/v1/sessions", json!({})).await;
     assert_eq!(named.status, 201);
@@ -56,7 +56,7 @@ async fn what_cannot_be_opened_says_why() {
 }
 
 #[tokio::test]
-async fn a_host_takes_no_more_than_it_may() {
+async fn max_sessions_limits_the_host() {
     let config = "[host]\nmax_sessions = 1\n";
     let service = Service::start_with(json!({}), config, ServerOptions::default()).await;
     assert_eq!(service.post("/v1/sessions", json!({"id": "a"})).await.status, 201);

@@ -1,4 +1,4 @@
-//! What the binary says of a journal, and its exit status.
+//! `callsheet sessions`: output and exit status.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::PathBuf;
@@ -7,20 +7,20 @@ use std::sync::Arc;
 
 use callsheet::config::Durability;
 use callsheet::journal::{
-    Journal, JournalObserver, SessionLog, SqliteJournal, SqliteOptions, StoredGroup, Urgency,
+    GroupCommit, Journal, JournalObserver, SessionLog, SqliteJournal, SqliteOptions, Urgency,
 };
 use callsheet::record::{Record, Seq};
 use callsheet::types::SessionId;
 use serde_json::{Value, json};
 
 #[derive(Debug)]
-struct Nobody;
+struct NoListener;
 
-impl JournalObserver for Nobody {
-    fn stored(&self, _: StoredGroup) {}
+impl JournalObserver for NoListener {
+    fn stored(&self, _: GroupCommit) {}
 }
 
-/// A folder whose `callsheet-data` holds a journal.
+/// A directory whose `callsheet-data` contains a journal.
 struct Folder {
     path: PathBuf,
     journal: Arc<SqliteJournal>,
@@ -34,7 +34,7 @@ impl Folder {
         let options = SqliteOptions {
             durability: Durability::Strict,
             holder: "a test".to_owned(),
-            observer: Arc::new(Nobody),
+            observer: Arc::new(NoListener),
             queue_max: 1_000,
         };
         let journal = Arc::new(SqliteJournal::open(&path.join("callsheet-data"), options).unwrap());
@@ -50,15 +50,15 @@ impl Folder {
         log.until_durable(last).await.unwrap();
     }
 
-    /// Two sessions: one that was answered, one whose run goes on.
+    /// Stores two sessions: one with an answered run and one with an open run.
     async fn filled(name: &str) -> Self {
         let folder = Self::new(name);
-        folder.store("answered", Value::Array([begun(), answered()].concat())).await;
-        folder.store("open", Value::Array(begun())).await;
+        folder.store("answered", Value::Array([open_run(), answered_run()].concat())).await;
+        folder.store("open", Value::Array(open_run())).await;
         folder
     }
 
-    /// The host has stopped, and somebody changes what it stored.
+    /// Changes the database while no host runs.
     fn tamper(&self, statement: &str) {
         self.journal.close();
         let file = self.path.join("callsheet-data/journal.db");
@@ -78,7 +78,7 @@ impl Folder {
     }
 }
 
-fn begun() -> Vec<Value> {
+fn open_run() -> Vec<Value> {
     let records = json!([
         {"type": "session_opened", "agent": "default"},
         {"type": "run_started", "run_id": "run_1", "input": "What time is it?", "model": "m",
@@ -88,7 +88,7 @@ fn begun() -> Vec<Value> {
     records.as_array().unwrap().clone()
 }
 
-fn answered() -> Vec<Value> {
+fn answered_run() -> Vec<Value> {
     let usage = json!({"input_tokens": 9, "output_tokens": 2, "cached_tokens": 0,
         "reasoning_tokens": 0});
     let records = json!([
@@ -105,15 +105,15 @@ fn answered() -> Vec<Value> {
     records.as_array().unwrap().clone()
 }
 
-/// What was printed, where all went well.
+/// Returns stdout of a successful command.
 #[track_caller]
-fn said(output: &Output) -> String {
+fn stdout_of(output: &Output) -> String {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && errors.is_empty(), "{:?}: {errors}", output.status);
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 
-/// The exit status, and the one line on stderr.
+/// Returns the exit status and the only line of stderr.
 #[track_caller]
 fn refused(output: &Output) -> (i32, String) {
     assert!(output.stdout.is_empty());
@@ -123,23 +123,23 @@ fn refused(output: &Output) -> (i32, String) {
 }
 
 #[tokio::test]
-async fn sessions_are_listed_while_a_host_has_them_and_after() {
+async fn sessions_are_listed_while_a_host_runs_and_after() {
     let folder = Folder::filled("list").await;
     for stopped in [false, true] {
         if stopped {
             folder.journal.close();
         }
-        let list = said(&folder.run(&["list"]));
+        let list = stdout_of(&folder.run(&["list"]));
         let lines: Vec<Vec<&str>> =
             list.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(lines[0], ["ID", "AGENT", "STATE", "RECORDS", "LAST", "CHANGE"]);
         assert_eq!(lines[1][..4], ["answered", "default", "idle", "6"]);
         assert_eq!(lines[2][..4], ["open", "default", "running", "3"]);
         assert_eq!(lines[3][..2], ["2", "sessions;"]);
-        let running = said(&folder.run(&["list", "--state", "running", "--json"]));
+        let running = stdout_of(&folder.run(&["list", "--state", "running", "--json"]));
         let running: Value = serde_json::from_str(&running).unwrap();
         assert_eq!((&running["id"], &running["seq"]), (&json!("open"), &json!(3)));
-        let first = said(&folder.run(&["list", "--limit", "1", "--json"]));
+        let first = stdout_of(&folder.run(&["list", "--limit", "1", "--json"]));
         assert_eq!(first.lines().count(), 1);
     }
 }
@@ -147,9 +147,9 @@ async fn sessions_are_listed_while_a_host_has_them_and_after() {
 #[tokio::test]
 async fn a_session_is_shown_in_every_format() {
     let folder = Folder::filled("show").await;
-    let text = said(&folder.run(&["show", "answered"]));
+    let text = stdout_of(&folder.run(&["show", "answered"]));
     assert!(text.contains("It is [1mnoon.") && !text.contains('\u{1b}'), "{text}");
-    let lines = said(&folder.run(&["show", "answered", "--format", "jsonl"]));
+    let lines = stdout_of(&folder.run(&["show", "answered", "--format", "jsonl"]));
     let kinds: Vec<Value> = lines
         .lines()
         .map(|line| serde_json::from_str::<Value>(line).unwrap()["type"].clone())
@@ -158,22 +158,22 @@ async fn a_session_is_shown_in_every_format() {
         (kinds.len(), &kinds[0], &kinds[5]),
         (6, &json!("session_opened"), &json!("run_ended"))
     );
-    let messages = said(&folder.run(&["show", "answered", "--format", "openai"]));
+    let messages = stdout_of(&folder.run(&["show", "answered", "--format", "openai"]));
     let messages: Value = serde_json::from_str(&messages).unwrap();
     let roles: Vec<_> = messages.as_array().unwrap().iter().map(|m| m["role"].clone()).collect();
     assert_eq!(roles, ["user", "assistant"]);
-    let log = said(&folder.run(&["show", "answered", "--format", "markdown"]));
+    let log = stdout_of(&folder.run(&["show", "answered", "--format", "markdown"]));
     assert!(log.starts_with("# Session `answered`\n\n- agent: `default`\n"), "{log}");
-    let picture = said(&folder.run(&["show", "answered", "--format", "timeline"]));
+    let picture = stdout_of(&folder.run(&["show", "answered", "--format", "timeline"]));
     let rows: Vec<&str> = picture.lines().collect();
     assert_eq!(rows[0], "run_1: answered, 1 turn, 0 calls, 40 ms");
     assert!(rows[2].starts_with("turn 1 m ═") && !picture.contains('\u{1b}'), "{picture}");
     let mut wide = folder.command(&["show", "open", "--format", "timeline"]);
-    let picture = said(&wide.env("COLUMNS", "120").output().unwrap());
+    let picture = stdout_of(&wide.env("COLUMNS", "120").output().unwrap());
     assert!(picture.starts_with("run_1: has not ended\n"), "{picture}");
     let columns = picture.lines().map(|line| line.chars().count()).max();
     assert_eq!(columns, Some(120), "{picture}");
-    // Of a run that goes on only what is committed is a message.
+    // Of an open run only committed turns become messages.
     let open = folder.run(&["show", "open", "--format", "openai"]);
     let note = String::from_utf8(open.stderr).unwrap();
     assert!(open.status.success() && note.contains("open run, run_1"), "{note}");
@@ -182,18 +182,18 @@ async fn a_session_is_shown_in_every_format() {
 }
 
 #[tokio::test]
-async fn a_whole_journal_passes_the_check() {
+async fn verify_accepts_an_intact_journal() {
     let folder = Folder::filled("whole").await;
-    let all = said(&folder.run(&["verify"]));
+    let all = stdout_of(&folder.run(&["verify"]));
     assert_eq!(all, "2 sessions, 9 records: nothing is broken, 1 run has not ended\n");
-    let one = said(&folder.run(&["verify", "answered"]));
+    let one = stdout_of(&folder.run(&["verify", "answered"]));
     assert_eq!(one, "1 session, 6 records: nothing is broken\n");
 }
 
 #[tokio::test]
-async fn a_breach_is_named_and_the_other_sessions_are_checked_too() {
+async fn verify_names_each_problem_and_continues_with_the_other_sessions() {
     let folder = Folder::filled("breach").await;
-    folder.store("worse", Value::Array([begun(), answered()].concat())).await;
+    folder.store("worse", Value::Array([open_run(), answered_run()].concat())).await;
     folder.tamper(
         "UPDATE records SET body = replace(body, '\"turns\":1', '\"turns\":2')
          WHERE session = (SELECT number FROM sessions WHERE id = 'worse') AND seq = 6",
@@ -210,7 +210,7 @@ async fn a_breach_is_named_and_the_other_sessions_are_checked_too() {
     let unreadable = "session answered: read record 2 of session answered: unknown variant";
     assert!(lines[0].starts_with(unreadable), "{found}");
     assert_eq!(lines[1], "session worse: record 6: it counts 2 turns, and had 1 (sums)");
-    let summary = "3 sessions, 9 records: 2 breaches, 1 run has not ended";
+    let summary = "3 sessions, 9 records: 2 problems, 1 run has not ended";
     assert_eq!(lines[2], summary);
     assert_eq!(folder.run(&["verify", "open"]).status.code(), Some(0));
     let (status, error) = refused(&folder.run(&["show", "answered"]));
@@ -223,7 +223,7 @@ async fn what_is_not_there_is_one_line_and_status_2() {
     for args in [["show", "nobody"], ["verify", "nobody"]] {
         let (status, error) = refused(&folder.run(&args));
         assert_eq!(status, 2);
-        assert!(error.contains("./callsheet-data holds no session nobody"), "{error}");
+        assert!(error.contains("./callsheet-data has no session nobody"), "{error}");
     }
     let nowhere: [&[&str]; 4] = [
         &["list", "--data-dir", "elsewhere"],
@@ -247,7 +247,7 @@ async fn what_is_not_there_is_one_line_and_status_2() {
 }
 
 #[tokio::test]
-async fn the_configuration_says_where_the_journal_is() {
+async fn the_configuration_locates_the_journal() {
     let folder = Folder::filled("config").await;
     folder.journal.close();
     std::fs::rename(folder.path.join("callsheet-data"), folder.path.join("moved")).unwrap();
@@ -255,17 +255,17 @@ async fn the_configuration_says_where_the_journal_is() {
     let text = "[host]\ndata_dir = \"moved\"\n";
     std::fs::write(folder.path.join("other.toml"), text).unwrap();
     for args in [["list", "--data-dir", "moved"], ["list", "--config", "other.toml"]] {
-        assert!(said(&folder.run(&args)).contains("2 sessions"));
+        assert!(stdout_of(&folder.run(&args)).contains("2 sessions"));
     }
     std::fs::write(folder.path.join("callsheet.toml"), text).unwrap();
-    assert!(said(&folder.run(&["list"])).contains("2 sessions"));
+    assert!(stdout_of(&folder.run(&["list"])).contains("2 sessions"));
 }
 
 #[tokio::test]
-async fn a_reader_that_leaves_is_no_error_to_speak_of() {
+async fn a_closed_stdout_prints_no_error() {
     let folder = Folder::new("pipe");
     let text = "word ".repeat(100_000);
-    let mut records = begun();
+    let mut records = open_run();
     records[1]["input"] = json!(text);
     folder.store("long", Value::Array(records)).await;
     let args = ["show", "long", "--format", "jsonl"];

@@ -1,4 +1,4 @@
-//! What a user says to a run that goes on: the model hears it before the run ends.
+//! Steering: an input to a running run reaches the model before the run ends.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod client;
@@ -10,21 +10,21 @@ use callsheet::runtime::{HostError, RunReport, SessionHandle};
 use callsheet::types::RunEnd;
 use client::Service;
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, within, world};
 
-/// A world whose first response calls a tool that waits until `a` is released.
-async fn waiting(rest: impl IntoIterator<Item = Response>) -> (World, Stage) {
-    let stage = Stage::new();
+/// Starts a world whose first response calls a tool that waits until `a` is released.
+async fn world_with_waiting_tool(rest: impl IntoIterator<Item = Response>) -> (World, CallControl) {
+    let control = CallControl::new();
     let call = Call::new("waits", json!({"id": "a"})).id("call-a");
     let script = Script::of([Response::calls([call])].into_iter().chain(rest));
-    let world = world(script, registry(&stage), |_| ()).await;
-    (world, stage)
+    let world = world(script, registry(&control), |_| ()).await;
+    (world, control)
 }
 
-/// What each message says, by its role's first letter; calls by their tools' names.
-fn said(messages: &[Value]) -> Vec<String> {
-    let said = messages.iter().filter(|message| message["role"] != "system").map(|message| {
+/// Summarises messages: the first letter of the role, then the text or the names of the calls.
+fn summary(messages: &[Value]) -> Vec<String> {
+    let summaries = messages.iter().filter(|message| message["role"] != "system").map(|message| {
         let role = &message["role"].as_str().expect("a role")[..1];
         let content = message["content"].as_str().unwrap_or_default();
         let calls = message["tool_calls"].as_array().into_iter().flatten();
@@ -32,14 +32,14 @@ fn said(messages: &[Value]) -> Vec<String> {
         let calls: String = calls.map(|name| format!(" {name}()")).collect();
         format!("{role}: {content}{calls}")
     });
-    said.collect()
+    summaries.collect()
 }
 
 async fn history(session: &SessionHandle) -> Vec<String> {
     let history = session.snapshot().await.expect("a snapshot").history;
     let messages: Vec<Value> =
         history.iter().map(|m| serde_json::to_value(m).expect("a message")).collect();
-    said(&messages)
+    summary(&messages)
 }
 
 async fn ended(report: callsheet::runtime::ReportFuture) -> RunReport {
@@ -47,31 +47,31 @@ async fn ended(report: callsheet::runtime::ReportFuture) -> RunReport {
 }
 
 #[tokio::test]
-async fn it_stands_behind_the_turns_results_in_the_order_it_was_said() {
-    let (world, stage) = waiting([Response::text("Both.")]).await;
+async fn steered_inputs_follow_the_turns_results_in_order() {
+    let (world, control) = world_with_waiting_tool([Response::text("Both.")]).await;
     let run = world.session.start_run("go").await.expect("a run");
-    stage.seen("start a").await;
+    control.until_logged("start a").await;
     let first = world.session.steer("and b").await.expect("room");
     let second = world.session.steer("and c").await.expect("room");
     assert!(run.seq < first && first < second);
-    stage.release("a");
+    control.release("a");
     let report = ended(run.report).await;
     assert_eq!((report.run_end, report.turns), (RunEnd::Answered, 2));
-    // What is said in a row is sent as one message, and stays two in the history.
+    // Consecutive inputs are sent as one message and remain two in the history.
     let before = ["u: go", "a:  waits()", "t: done a"];
-    assert_eq!(said(&world.last_messages()), [&before[..], &["u: and b\n\nand c"]].concat());
-    let kept = [&before[..], &["u: and b", "u: and c", "a: Both."]].concat();
-    assert_eq!(history(&world.session).await, kept);
+    assert_eq!(summary(&world.last_messages()), [&before[..], &["u: and b\n\nand c"]].concat());
+    let stored = [&before[..], &["u: and b", "u: and c", "a: Both."]].concat();
+    assert_eq!(history(&world.session).await, stored);
     assert_eq!(report.run_messages().len(), 6);
     world.assert_paired();
     let page = world.host.telemetry().render();
     assert!(page.contains("\ncallsheet_steers_total 2\n"), "{page}");
 }
 
-/// A run whose first response is held in its middle; the steer comes there.
+/// Runs with a first response that pauses in its middle, and steers there.
 async fn steered_in_the_middle(first: Response, rest: impl Into<Vec<Response>>) -> World {
     let responses = [first.hold(At::Finish, "middle")].into_iter().chain(rest.into());
-    let world = world(Script::of(responses), registry(&Stage::new()), |config| {
+    let world = world(Script::of(responses), registry(&CallControl::new()), |config| {
         config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(2);
     })
     .await;
@@ -85,25 +85,25 @@ async fn steered_in_the_middle(first: Response, rest: impl Into<Vec<Response>>) 
 }
 
 #[tokio::test]
-async fn an_answer_is_not_the_last_if_more_was_said() {
+async fn an_answer_does_not_end_a_run_with_a_pending_steer() {
     let world = steered_in_the_middle(Response::text("One."), [Response::text("Two.")]).await;
-    assert_eq!(said(&world.last_messages()), ["u: go", "a: One.", "u: more"]);
+    assert_eq!(summary(&world.last_messages()), ["u: go", "a: One.", "u: more"]);
 }
 
 #[tokio::test]
-async fn an_empty_answer_is_followed_by_a_turn_with_tools() {
+async fn after_a_steer_an_empty_answer_is_followed_by_a_turn_with_tools() {
     let world = steered_in_the_middle(Response::text(""), [Response::text("Two.")]).await;
-    assert_eq!(said(&world.last_messages()), ["u: go\n\nmore"]);
+    assert_eq!(summary(&world.last_messages()), ["u: go\n\nmore"]);
     assert_ne!(world.requests()[1].body["tool_choice"], "none");
 }
 
 #[tokio::test]
-async fn out_of_turns_it_is_said_before_the_last_request() {
+async fn after_max_turns_the_steer_precedes_the_final_request() {
     let responses = [
         Response::text("One.").hold(At::Finish, "one"),
         Response::text("Two.").hold(At::Finish, "two"),
     ];
-    let world = world(Script::of(responses), registry(&Stage::new()), |config| {
+    let world = world(Script::of(responses), registry(&CallControl::new()), |config| {
         config.agents.get_mut("default").expect("the agent").limits.max_turns = Some(1);
     })
     .await;
@@ -115,42 +115,42 @@ async fn out_of_turns_it_is_said_before_the_last_request() {
     }
     let report = ended(run.report).await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::MaxTurns, "Two."));
-    assert_eq!(said(&world.last_messages()), ["u: go", "a: One.", "u: more"]);
+    assert_eq!(summary(&world.last_messages()), ["u: go", "a: One.", "u: more"]);
     assert_eq!(world.requests()[1].body["tool_choice"], "none");
     let all = ["u: go", "a: One.", "u: more", "a: Two.", "u: too late"];
-    assert_eq!(history(&world.session).await, all, "nothing that was said is lost");
+    assert_eq!(history(&world.session).await, all, "no input is lost");
 }
 
 #[tokio::test]
-async fn a_stop_wins_and_what_was_said_is_kept() {
+async fn a_stop_wins_over_a_steer_and_keeps_its_input() {
     for mode in [StopMode::AfterTurn, StopMode::Now] {
-        let (world, stage) = waiting([Response::text("Later.")]).await;
+        let (world, control) = world_with_waiting_tool([Response::text("Later.")]).await;
         let run = world.session.start_run("go").await.expect("a run");
-        stage.seen("start a").await;
+        control.until_logged("start a").await;
         world.session.steer("before").await.expect("room");
         world.session.stop(mode).await.expect("a stop");
         if mode == StopMode::AfterTurn {
             world.session.steer("after").await.expect("room");
-            stage.release("a");
+            control.release("a");
         }
         assert_eq!(ended(run.report).await.run_end, RunEnd::Stopped);
-        assert_eq!(world.requests().len(), 1, "the model is not asked again");
-        let kept = history(&world.session).await;
-        assert_eq!(kept[3], "u: before");
-        assert_eq!(kept.get(4).is_some(), mode == StopMode::AfterTurn);
+        assert_eq!(world.requests().len(), 1, "no further request is sent");
+        let stored = history(&world.session).await;
+        assert_eq!(stored[3], "u: before");
+        assert_eq!(stored.get(4).is_some(), mode == StopMode::AfterTurn);
         world.run("and now?").await;
-        let sent = said(&world.last_messages());
-        let users: Vec<&str> = kept[3..].iter().map(|said| &said[3..]).collect();
+        let sent = summary(&world.last_messages());
+        let users: Vec<&str> = stored[3..].iter().map(|summaries| &summaries[3..]).collect();
         let last = format!("u: {}\n\nand now?", users.join("\n\n"));
-        assert_eq!(sent, [&kept[..3], &[last]].concat());
+        assert_eq!(sent, [&stored[..3], &[last]].concat());
         world.assert_paired();
     }
 }
 
 #[tokio::test]
-async fn a_run_that_fails_keeps_what_was_said() {
+async fn a_failed_run_keeps_its_steered_input() {
     let broken = Response::status(400).hold(At::Headers, "first");
-    let world = world(Script::of([broken]), registry(&Stage::new()), |_| ()).await;
+    let world = world(Script::of([broken]), registry(&CallControl::new()), |_| ()).await;
     let run = world.session.start_run("go").await.expect("a run");
     world.model.gate_reached("first").await;
     world.session.steer("more").await.expect("room");
@@ -160,17 +160,18 @@ async fn a_run_that_fails_keeps_what_was_said() {
 }
 
 #[tokio::test]
-async fn there_must_be_a_run_something_to_say_and_room() {
-    let (world, stage) = waiting([Response::text("Ok."), Response::text("Ok.")]).await;
+async fn a_steer_needs_a_run_an_input_and_space_in_the_queue() {
+    let (world, control) =
+        world_with_waiting_tool([Response::text("Ok."), Response::text("Ok.")]).await;
     assert_eq!(world.session.steer("x").await, Err(HostError::NoRun));
     let run = world.session.start_run("go").await.expect("a run");
-    stage.seen("start a").await;
+    control.until_logged("start a").await;
     assert_eq!(world.session.steer(" \n").await, Err(HostError::EmptyInput));
     for n in 0..16 {
         world.session.steer(n.to_string()).await.expect("room");
     }
     assert_eq!(world.session.steer("x").await, Err(HostError::QueueFull(16)));
-    stage.release("a");
+    control.release("a");
     assert_eq!(ended(run.report).await.run_messages().len(), 3 + 16 + 1);
     assert_eq!(world.session.steer("x").await, Err(HostError::NoRun));
     world.session.close().await.expect("a close");
@@ -179,7 +180,7 @@ async fn there_must_be_a_run_something_to_say_and_room() {
 }
 
 #[tokio::test]
-async fn over_http() {
+async fn steering_works_over_http() {
     let script = json!({"responses": [
         {"text": ["One."], "holds": [{"at": "finish", "name": "middle"}]}, {"text": ["Two."]}
     ]});
@@ -208,7 +209,7 @@ async fn over_http() {
     reading.until("\"run_end\":\"answered\"").await;
     let snapshot = service.get("/v1/sessions/s").await.json();
     let history = snapshot["history"].as_array().expect("a history");
-    assert_eq!(said(history), ["u: go", "a: One.", "u: more", "a: Two."]);
+    assert_eq!(summary(history), ["u: go", "a: One.", "u: more", "a: Two."]);
     assert!(seq < snapshot["seq"].as_u64().expect("a place"));
     let nobody = service.post("/v1/sessions/nobody/steer", more).await;
     assert_eq!(nobody.error(), (404, "no_such_session".to_owned()));

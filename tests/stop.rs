@@ -1,5 +1,5 @@
-//! A stop in each phase of a run: heard at once, every call answered truthfully, nothing left
-//! behind, and the session goes on.
+//! A stop in each phase of a run: it takes effect at once, every call gets a true result, nothing is
+//! left behind, and the session continues.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod support;
@@ -12,26 +12,26 @@ use callsheet::runtime::{HostCounts, RunReport};
 use callsheet::telemetry::Subscription;
 use callsheet::types::{RunEnd, ToolStatus};
 use serde_json::json;
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, parallel, results, until_event, within, world};
 
 fn call(tool: &str, id: &str) -> Call {
     Call::new(tool, json!({"id": id})).id(&format!("call-{id}"))
 }
 
-async fn scripted(first: Response) -> (World, Stage) {
-    let stage = Stage::new();
+async fn scripted(first: Response) -> (World, CallControl) {
+    let control = CallControl::new();
     let script = Script::of([first, Response::text("Hello again.")]);
-    let world = world(script, registry(&stage), |config| {
+    let world = world(script, registry(&control), |config| {
         parallel(8)(config);
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.limits.cancel_grace = Duration::from_millis(20);
     })
     .await;
-    (world, stage)
+    (world, control)
 }
 
-/// Runs until `phase` has come, stops, and checks what has to be true of every stop.
+/// Runs until `phase` is reached, stops, and checks the invariants of every stop.
 async fn stopped(world: &World, phase: impl AsyncFnOnce(&mut Subscription)) -> RunReport {
     let mut started = world.session.start_run("go").await.expect("a run");
     within(phase(&mut started.events)).await;
@@ -39,7 +39,7 @@ async fn stopped(world: &World, phase: impl AsyncFnOnce(&mut Subscription)) -> R
     world.session.stop(StopMode::Now).await.expect("a stop");
     let report = within(started.report).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::Stopped);
-    // Stopping what has stopped changes nothing.
+    // A second stop changes nothing.
     world.session.stop(StopMode::Now).await.expect("a stop");
     let again = world.run("and now?").await;
     assert_eq!((again.run_end, again.text.as_str()), (RunEnd::Answered, "Hello again."));
@@ -54,12 +54,12 @@ async fn client_left(world: &World) {
 }
 
 #[tokio::test]
-async fn before_the_first_byte() {
+async fn stop_before_the_first_byte() {
     let (world, _) = scripted(Response::text("Never.").hold(At::Headers, "headers")).await;
     let report = stopped(&world, async |_| world.model.gate_reached("headers").await).await;
     assert_eq!(report.text, "");
     client_left(&world).await;
-    // Nothing was said, so nothing is kept of the turn, and both inputs are sent as one.
+    // The turn has no content, so it is not kept, and both inputs are sent as one message.
     assert_eq!(world.last_messages().len(), 1 + usize::from(has_system(&world)));
 }
 
@@ -68,7 +68,7 @@ fn has_system(world: &World) -> bool {
 }
 
 #[tokio::test]
-async fn while_the_answer_streams() {
+async fn stop_while_the_answer_streams() {
     let response = Response { text: vec!["So ".into(), "far".into()], ..Response::text("") };
     let (world, _) = scripted(response.hold(At::Finish, "finish")).await;
     let report = stopped(&world, async |events| {
@@ -82,13 +82,13 @@ async fn while_the_answer_streams() {
 }
 
 #[tokio::test]
-async fn while_a_call_streams_and_an_earlier_one_runs() {
+async fn stop_while_a_call_streams_and_an_earlier_one_runs() {
     let calls = [call("quick", "a"), call("waits", "b"), call("writes", "c")];
-    let (world, stage) = scripted(Response::calls(calls).hold(At::Finish, "finish")).await;
+    let (world, control) = scripted(Response::calls(calls).hold(At::Finish, "finish")).await;
     let report = stopped(&world, async |events| {
         until_event(events, |event| event["tool_name"] == "writes").await;
-        stage.seen("end a").await;
-        stage.seen("start b").await;
+        control.until_logged("end a").await;
+        control.until_logged("start b").await;
     })
     .await;
     let statuses: Vec<_> = report.calls.iter().map(|call| call.status).collect();
@@ -101,26 +101,26 @@ async fn while_a_call_streams_and_an_earlier_one_runs() {
             ("call-c", "Error: not started: the run was ended before"),
         ]
     );
-    assert!(!stage.log().contains(&"start c".to_owned()));
+    assert!(!control.log().contains(&"start c".to_owned()));
     client_left(&world).await;
 }
 
 #[tokio::test]
-async fn while_tools_with_effects_run() {
-    let (world, stage) = scripted(Response::calls([call("slow_write", "a")])).await;
-    stopped(&world, async |_| stage.seen("start a").await).await;
+async fn stop_while_tools_with_effects_run() {
+    let (world, control) = scripted(Response::calls([call("slow_write", "a")])).await;
+    stopped(&world, async |_| control.until_logged("start a").await).await;
     let perhaps = "Error: cancelled while running: it may or may not have happened";
     assert_eq!(results(&world.last_messages()), [("call-a", perhaps)]);
 }
 
 #[tokio::test]
-async fn a_tool_that_does_not_listen_is_killed_after_its_grace() {
-    let (world, stage) = scripted(Response::calls([call("hangs", "a")])).await;
-    stopped(&world, async |_| stage.seen("start a").await).await;
+async fn a_tool_that_ignores_cancellation_is_killed_after_the_grace_period() {
+    let (world, control) = scripted(Response::calls([call("hangs", "a")])).await;
+    stopped(&world, async |_| control.until_logged("start a").await).await;
 }
 
 #[tokio::test]
-async fn during_the_wait_between_attempts() {
+async fn stop_during_the_wait_between_attempts() {
     let busy = Response { retry_after: Some("60".into()), ..Response::status(429) };
     let (world, _) = scripted(busy).await;
     stopped(&world, async |events| until_event(events, |event| event["type"] == "attempt").await)
@@ -129,28 +129,28 @@ async fn during_the_wait_between_attempts() {
 }
 
 #[tokio::test]
-async fn after_the_turn_every_call_of_it_still_runs() {
-    let stage = Stage::new();
+async fn stop_after_turn_still_runs_every_call() {
+    let control = CallControl::new();
     let calls = [call("waits", "a"), call("writes", "b")];
     let script = Script::of([Response::calls(calls), Response::text("Hello again.")]);
-    let world = world(script, registry(&stage), |_| {}).await;
+    let world = world(script, registry(&control), |_| {}).await;
     let started = world.session.start_run("go").await.expect("a run");
-    stage.seen("start a").await;
+    control.until_logged("start a").await;
     world.session.stop(StopMode::AfterTurn).await.expect("a stop");
-    stage.release("a");
+    control.release("a");
     let report = within(started.report).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::Stopped);
-    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
     assert_eq!(world.requests().len(), 1, "no further request was made");
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
     world.assert_paired();
 }
 
 #[tokio::test]
-async fn the_runs_own_timeout_is_a_stop_with_another_name() {
-    let stage = Stage::new();
+async fn the_run_timeout_acts_like_a_stop() {
+    let control = CallControl::new();
     let script = Script::of([Response::calls([call("waits", "a")]), Response::text("Hello.")]);
-    let world = world(script, registry(&stage), |config| {
+    let world = world(script, registry(&control), |config| {
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.limits.run_timeout = Some(Duration::from_millis(100));
     })
@@ -163,17 +163,17 @@ async fn the_runs_own_timeout_is_a_stop_with_another_name() {
 }
 
 #[tokio::test]
-async fn a_shutdown_answers_what_runs_and_ends_the_run_interrupted() {
-    let stage = Stage::new();
+async fn a_shutdown_cancels_running_calls_and_interrupts_the_run() {
+    let control = CallControl::new();
     let script = Script::of([Response::calls([call("waits", "a")])]);
-    let world = world(script, registry(&stage), |config| {
+    let world = world(script, registry(&control), |config| {
         config.host.shutdown_grace = Duration::from_millis(50);
         let agent = config.agents.get_mut("default").expect("the agent");
         agent.limits.cancel_grace = Duration::from_millis(20);
     })
     .await;
     let started = world.session.start_run("go").await.expect("a run");
-    stage.seen("start a").await;
+    control.until_logged("start a").await;
     within(world.host.shutdown()).await;
     let report = within(started.report).await.expect("a report");
     assert_eq!(report.run_end, RunEnd::Interrupted);

@@ -1,4 +1,4 @@
-//! `GET /v1/sessions/{id}/events`: a session's events from wherever a client has read to.
+//! `GET /v1/sessions/{id}/events`: a session's events from any position.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
 mod client;
@@ -6,9 +6,9 @@ mod client;
 use std::time::Duration;
 
 use callsheet::event::EventId;
-use callsheet::telemetry::Delivery;
+use callsheet::telemetry::FeedItem;
 use callsheet::types::SessionId;
-use client::{Reading, Seen, Service, ended, text, whole};
+use client::{HttpConnection, Service, StreamEvent, ended_runs, reproducible_lines, text};
 use futures::{FutureExt as _, StreamExt as _};
 use serde_json::{Value, json};
 
@@ -24,15 +24,15 @@ async fn service(script: Value) -> Service {
     service
 }
 
-/// Connects to the session's events; `after` is the query and `headers` are further lines.
-async fn events(service: &Service, after: &str, headers: &str) -> Reading {
+/// Connects to the session's events with the query `after` and additional header lines.
+async fn events(service: &Service, after: &str, headers: &str) -> HttpConnection {
     let request =
         format!("GET /v1/sessions/s/events{after} HTTP/1.1\r\nhost: localhost\r\n{headers}\r\n");
-    Reading::open(service.addr(), &request).await
+    HttpConnection::open(service.addr(), &request).await
 }
 
-/// A turn with thinking, text and two calls; one that breaks once; an answer; then others.
-fn long() -> Value {
+/// A script with thinking, text and two calls; a broken attempt; an answer; and more.
+fn long_script() -> Value {
     json!({"responses": [
         {"reasoning": ["Hm, ", "né."], "text": ["Let me ", "löok."], "calls": [
             {"name": "calculator", "arguments": {"expression": "6 * 7"}},
@@ -45,34 +45,34 @@ fn long() -> Value {
     ]})
 }
 
-/// Three runs of that, the last one stopped; watched as they go.
-async fn three_runs(service: &Service) -> Vec<Seen> {
+/// Starts three runs, stops the last one, and returns the events that were watched live.
+async fn three_runs(service: &Service) -> Vec<StreamEvent> {
     let mut live = events(service, "?after=0", "").await;
     let runs = "/v1/sessions/s/runs";
     assert_eq!(service.post(runs, json!({"input": "go"})).await.status, 202);
-    let asked = json!({"input": "ask", "queue": true, "approval": "before"});
-    assert_eq!(service.post(runs, asked).await.status, 202);
-    let seen = live.until_seen(|seen| seen.iter().any(|e| e.kind == "tool_approval")).await;
-    let asked = &seen.iter().find(|event| event.kind == "tool_approval").unwrap().data;
-    let path = format!("/v1/sessions/s/approvals/{}", asked["tool_id"].as_str().unwrap());
-    let sha = &asked["arguments_sha256"];
+    let approval = json!({"input": "ask", "queue": true, "approval": "before"});
+    assert_eq!(service.post(runs, approval).await.status, 202);
+    let seen = live.until_events(|seen| seen.iter().any(|e| e.kind == "tool_approval")).await;
+    let approval = &seen.iter().find(|event| event.kind == "tool_approval").unwrap().data;
+    let path = format!("/v1/sessions/s/approvals/{}", approval["tool_id"].as_str().unwrap());
+    let sha = &approval["arguments_sha256"];
     let approve = json!({"decision": "approve", "arguments_sha256": sha});
     assert_eq!(service.post(&path, approve).await.status, 200);
-    live.until_seen(|seen| ended(seen) == 2).await;
+    live.until_events(|seen| ended_runs(seen) == 2).await;
     assert_eq!(service.post(runs, json!({"input": "hold"})).await.status, 202);
     service.model.gate_reached("middle").await;
     let steer = json!({"input": "and more"});
     assert_eq!(service.post("/v1/sessions/s/steer", steer).await.status, 202);
     let stop = json!({"mode": "now"});
     assert_eq!(service.post("/v1/sessions/s/stop", stop).await.status, 202);
-    live.until_seen(|seen| ended(seen) == 3).await
+    live.until_events(|seen| ended_runs(seen) == 3).await
 }
 
 #[tokio::test]
-async fn from_every_event_on_the_rest_is_the_same() {
-    let service = service(long()).await;
+async fn after_any_event_the_remaining_events_are_the_same() {
+    let service = service(long_script()).await;
     let live = within(three_runs(&service)).await;
-    let all = whole(&live);
+    let all = reproducible_lines(&live);
     let kinds = |kind: &str| live.iter().filter(|event| event.kind == kind).count();
     assert_eq!((kinds("tool_result"), kinds("attempt"), kinds("tool_approval")), (3, 1, 1));
     let mut cuts = vec![(0, "0".to_owned())];
@@ -83,14 +83,14 @@ async fn from_every_event_on_the_rest_is_the_same() {
     }
     for (at, id) in cuts {
         let (seen, _) = live.split_at(at);
-        let left = 3 - ended(seen);
+        let left = 3 - ended_runs(seen);
         if left == 0 {
             continue;
         }
         let mut reading = events(&service, &format!("?after={id}"), "").await;
-        let rest = within(reading.until_seen(|seen| ended(seen) == left)).await;
+        let rest = within(reading.until_events(|seen| ended_runs(seen) == left)).await;
         let both = [seen, &rest].concat();
-        assert_eq!(whole(&both), all, "after {id}");
+        assert_eq!(reproducible_lines(&both), all, "after {id}");
     }
     for event in &live {
         let is_state = ["tool_use", "tool_progress", "session_stats", "error"];
@@ -99,16 +99,16 @@ async fn from_every_event_on_the_rest_is_the_same() {
 }
 
 #[tokio::test]
-async fn a_text_is_gone_on_with_in_its_middle() {
+async fn a_stream_can_continue_within_a_text() {
     let service = service(json!({"responses": [{"text": ["Grüße ", "dich."]}]})).await;
     let wait = json!({"input": "go", "wait": true});
     assert_eq!(service.post("/v1/sessions/s/runs", wait).await.status, 200);
     for (bytes, expect) in [(0, "Grüße dich."), (1, "rüße dich."), (2, "üße dich."), (8, "dich.")]
     {
-        // The record of the attempt is the third, behind those of the session and of the run.
+        // The attempt's record is the third, after those of the session and the run.
         let header = format!("last-event-id: 3.{bytes}\r\n");
         let mut reading = events(&service, "?after=0", &header).await;
-        let seen = within(reading.until_seen(|seen| ended(seen) == 1)).await;
+        let seen = within(reading.until_events(|seen| ended_runs(seen) == 1)).await;
         let rest: String = seen.iter().filter_map(text).collect();
         assert_eq!(rest, expect, "{seen:?}");
         assert_eq!(seen[0].kind, "content_delta");
@@ -116,7 +116,7 @@ async fn a_text_is_gone_on_with_in_its_middle() {
 }
 
 #[tokio::test]
-async fn a_place_that_is_none_is_refused() {
+async fn an_invalid_event_id_is_refused() {
     let service = service(json!({})).await;
     for (query, header, code) in [
         ("?after=x", "", "invalid_event_id"),
@@ -138,7 +138,7 @@ async fn a_place_that_is_none_is_refused() {
 }
 
 #[tokio::test]
-async fn without_a_place_it_begins_now_with_the_calls_that_are_open() {
+async fn without_an_event_id_the_stream_starts_now_with_the_open_calls() {
     let script = json!({"responses": [
         {"text": ["Before."], "calls": [
             {"name": "calculator", "arguments": {"expression": "6 * 7"}}]},
@@ -147,37 +147,37 @@ async fn without_a_place_it_begins_now_with_the_calls_that_are_open() {
     let mut first = events(&service, "?after=0", "").await;
     let run = json!({"input": "go", "approval": "before"});
     assert_eq!(service.post("/v1/sessions/s/runs", run).await.status, 202);
-    let asked = within(first.until_seen(|seen| {
+    let approval = within(first.until_events(|seen| {
         seen.iter().any(|event| event.data["waiting_for"] == "approval")
             && seen.iter().any(|event| event.kind == "tool_approval")
     }))
     .await;
     let mut late = events(&service, "", "").await;
-    let seen = within(late.until_seen(|seen| !seen.is_empty())).await;
+    let seen = within(late.until_events(|seen| !seen.is_empty())).await;
     assert_eq!((seen[0].kind.as_str(), &seen[0].id), ("tool_use", &None));
     assert_eq!(seen[0].data["waiting_for"], "approval");
-    let question = asked.iter().find(|event| event.kind == "tool_approval").unwrap();
-    let tool_id = question.data["tool_id"].as_str().unwrap();
-    let sha = &question.data["arguments_sha256"];
+    let request = approval.iter().find(|event| event.kind == "tool_approval").unwrap();
+    let tool_id = request.data["tool_id"].as_str().unwrap();
+    let sha = &request.data["arguments_sha256"];
     let reject = json!({"decision": "reject", "arguments_sha256": sha});
     let decided = service.post(&format!("/v1/sessions/s/approvals/{tool_id}"), reject).await;
     assert_eq!(decided.status, 200, "{decided:?}");
-    let seen = within(late.until_seen(|seen| ended(seen) == 1)).await;
+    let seen = within(late.until_events(|seen| ended_runs(seen) == 1)).await;
     let texts: String = seen.iter().filter_map(text).collect();
     assert_eq!(texts, "After.");
-    // The stream goes on behind the run, until the session is closed.
+    // The stream continues after the run, until the session is closed.
     assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
-    let closed = |seen: &[Seen]| seen.last().is_some_and(|event| event.kind == "error");
-    let last = within(late.until_seen(closed)).await.pop().unwrap();
+    let closed = |seen: &[StreamEvent]| seen.last().is_some_and(|event| event.kind == "error");
+    let last = within(late.until_events(closed)).await.pop().unwrap();
     assert_eq!((last.kind.as_str(), &last.data["code"]), ("error", &json!("session_closed")));
 }
 
 #[tokio::test]
-async fn many_who_come_in_the_middle_see_the_same() {
-    let held = json!({"responses": [
+async fn watchers_that_join_late_see_the_same_events() {
+    let script = json!({"responses": [
         {"reasoning": ["Hm."], "text": ["Now ", "then."],
          "holds": [{"at": {"chunk": 3}, "name": "middle"}]}]});
-    let service = service(held).await;
+    let service = service(script).await;
     let mut live = service.watch("s", "go").await;
     within(live.until("\"text\":\"Now \"")).await;
     service.model.gate_reached("middle").await;
@@ -191,11 +191,11 @@ async fn many_who_come_in_the_middle_see_the_same() {
         within(reading.until(text)).await;
     }
     service.model.release("middle");
-    let all = within(live.until_seen(|seen| ended(seen) == 1)).await;
+    let all = within(live.until_events(|seen| ended_runs(seen) == 1)).await;
     for (at, mut reading) in readings {
-        let seen = within(reading.until_seen(|seen| ended(seen) == 1)).await;
+        let seen = within(reading.until_events(|seen| ended_runs(seen) == 1)).await;
         if at % 2 == 0 {
-            assert_eq!(whole(&seen), whole(&all));
+            assert_eq!(reproducible_lines(&seen), reproducible_lines(&all));
         } else {
             let texts: String = seen.iter().filter_map(text).collect();
             assert_eq!(texts, "ow then.");
@@ -206,7 +206,7 @@ async fn many_who_come_in_the_middle_see_the_same() {
 }
 
 #[tokio::test]
-async fn who_was_too_slow_reads_on_without_loss() {
+async fn a_slow_watcher_continues_without_loss() {
     let words: Vec<String> = (0..5000).map(|at| format!("w{at} ")).collect();
     let service = service(json!({"responses": [{"text": words.clone()}]})).await;
     let session = service.host.session(&SessionId::parse("s").unwrap());
@@ -222,14 +222,14 @@ async fn who_was_too_slow_reads_on_without_loss() {
     let (mut texts, mut last, mut resyncs) = (String::new(), EventId::default(), 0);
     loop {
         match within(watch.next()).await {
-            Some(Delivery::Event(published)) => {
+            Some(FeedItem::Event(published)) => {
                 last = published.id.unwrap_or(last);
                 texts.push_str(published.event.text().map_or("", |(_, text)| text));
                 if published.public().any(|event| event.kind == "stream_end") {
                     break;
                 }
             }
-            Some(Delivery::Lagged) => {
+            Some(FeedItem::Lagged) => {
                 resyncs += 1;
                 watch = session.watch(last).await.unwrap();
             }
@@ -242,15 +242,15 @@ async fn who_was_too_slow_reads_on_without_loss() {
 }
 
 #[tokio::test]
-async fn a_host_that_stops_closes_no_session() {
+async fn a_host_shutdown_closes_no_session() {
     let service = service(json!({"responses": [{"text": ["Hello."]}]})).await;
     let mut live = events(&service, "?after=0", "connection: close\r\n").await;
     let wait = json!({"input": "go", "wait": true});
     assert_eq!(service.post("/v1/sessions/s/runs", wait.clone()).await.status, 200);
-    within(live.until_seen(|seen| ended(seen) == 1)).await;
+    within(live.until_events(|seen| ended_runs(seen) == 1)).await;
     service.host.shutdown().await;
     within(live.read_rest()).await;
-    let seen = live.seen();
+    let seen = live.events();
     assert_eq!(seen.last().unwrap().kind, "stream_end", "{seen:?}");
     for (path, body) in [("runs", wait), ("steer", json!({"input": "and"}))] {
         let refused = service.post(&format!("/v1/sessions/s/{path}"), body).await;

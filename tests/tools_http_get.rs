@@ -1,4 +1,4 @@
-//! `http_get` against real servers on loopback: what it reaches, what it refuses, what it tells.
+//! `http_get` against real servers on loopback.
 
 #![expect(clippy::unwrap_used, reason = "a test's helper may fail loudly")]
 
@@ -22,17 +22,17 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// A server on a free port of 127.0.0.1, until it is dropped; counts what it is asked.
+/// A server on a free port of 127.0.0.1 that counts its requests and stops when dropped.
 struct Server {
     address: SocketAddr,
-    asked: Arc<AtomicUsize>,
+    requests: Arc<AtomicUsize>,
     _stop: DropGuard,
 }
 
 impl Server {
     async fn start(routes: Router) -> Self {
-        let asked = Arc::new(AtomicUsize::new(0));
-        let counter = Arc::clone(&asked);
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&requests);
         let routes = routes.layer(axum::middleware::map_request(move |request| {
             counter.fetch_add(1, Ordering::SeqCst);
             std::future::ready::<axum::extract::Request>(request)
@@ -48,10 +48,10 @@ impl Server {
                 served = axum::serve(listener, routes) => served.unwrap(),
             }
         });
-        Self { address, asked, _stop: stop.drop_guard() }
+        Self { address, requests, _stop: stop.drop_guard() }
     }
 
-    /// One that answers "hello" to everything.
+    /// Starts a server that responds "hello" to every request.
     async fn hello() -> Self {
         Self::start(Router::new().fallback(|| async { "hello" })).await
     }
@@ -60,8 +60,8 @@ impl Server {
         format!("http://{}{path}", self.address)
     }
 
-    fn asked(&self) -> usize {
-        self.asked.load(Ordering::SeqCst)
+    fn request_count(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
     }
 }
 
@@ -70,8 +70,8 @@ fn options(allow: &[&str]) -> HttpGetOptions {
     HttpGetOptions { allow, ..HttpGetOptions::default() }
 }
 
-/// A lookup that finds the same addresses for each name.
-fn found(addresses: &[&str]) -> DnsLookup {
+/// Makes a DNS lookup that returns the same addresses for every name.
+fn lookup_of(addresses: &[&str]) -> DnsLookup {
     let found: Vec<IpAddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
     Arc::new(move |_| Box::pin(std::future::ready(Ok(found.clone()))))
 }
@@ -87,13 +87,13 @@ async fn run(tool: &HttpGet, url: &str) -> Result<String, String> {
     done.map(|output| output.0).map_err(|error| error.0)
 }
 
-/// Fetches with the system's lookup.
+/// Fetches with the system's DNS lookup.
 async fn fetch(allow: &[&str], url: &str) -> Result<String, String> {
     run(&HttpGet::new(options(allow)).unwrap(), url).await
 }
 
 #[tokio::test]
-async fn fetches_what_is_allowed() {
+async fn fetches_allowed_hosts() {
     let server = Server::hello().await;
     let url = server.url("/a?b=c");
     let port = server.address.port();
@@ -127,46 +127,46 @@ async fn refuses_loopback_unless_allowed() {
         let error = fetch(&[], &format!("http://{name}:{port}/")).await.unwrap_err();
         assert!(error.contains("has no public address"), "{name}: {error}");
     }
-    assert_eq!(server.asked(), 0);
+    assert_eq!(server.request_count(), 0);
 }
 
 #[tokio::test]
-async fn names_are_checked_at_the_address_they_lead_to() {
+async fn names_are_checked_by_their_addresses() {
     let server = Server::hello().await;
     let port = server.address.port();
     let url = format!("http://innocent.example:{port}/");
     for addresses in
         [&["127.0.0.1"][..], &["::ffff:127.0.0.1"], &["127.0.0.1", "::1", "169.254.169.254"]]
     {
-        let tool = HttpGet::with_dns_lookup(options(&[]), found(addresses)).unwrap();
+        let tool = HttpGet::with_dns_lookup(options(&[]), lookup_of(addresses)).unwrap();
         let error = run(&tool, &url).await.unwrap_err();
         assert_eq!(
             error,
-            "refused: innocent.example has no public address, and only those are fetched from"
+            "refused: innocent.example has no public address, and only public addresses can be fetched"
         );
     }
-    assert_eq!(server.asked(), 0);
+    assert_eq!(server.request_count(), 0);
 }
 
 #[tokio::test]
-async fn a_rule_for_a_name_counts_for_that_name_and_port() {
+async fn a_host_rule_applies_to_its_name_and_port() {
     let server = Server::hello().await;
     let port = server.address.port();
     let rule = format!("intranet.example:{port}");
-    let tool = HttpGet::with_dns_lookup(options(&[&rule]), found(&["127.0.0.1"])).unwrap();
+    let tool = HttpGet::with_dns_lookup(options(&[&rule]), lookup_of(&["127.0.0.1"])).unwrap();
     assert!(run(&tool, &format!("http://intranet.example:{port}/")).await.is_ok());
     assert!(run(&tool, &format!("http://other.example:{port}/")).await.is_err());
     let other_port = Server::hello().await;
     let port = other_port.address.port();
     assert!(run(&tool, &format!("http://intranet.example:{port}/")).await.is_err());
-    assert_eq!((server.asked(), other_port.asked()), (1, 0));
+    assert_eq!((server.request_count(), other_port.request_count()), (1, 0));
 }
 
 #[tokio::test]
-async fn only_admitted_addresses_are_connected_to_and_each_request_looks_up_once() {
+async fn connections_go_only_to_the_checked_address_of_one_lookup() {
     let server = Server::hello().await;
     let url = format!("http://both.example:{}/", server.address.port());
-    // The first answer is allowed and the next would not be: what was checked is connected to.
+    // The first lookup returns an allowed address, a second one would not (DNS rebinding).
     let lookups = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&lookups);
     let rebinding: DnsLookup = Arc::new(move |_| {
@@ -178,7 +178,7 @@ async fn only_admitted_addresses_are_connected_to_and_each_request_looks_up_once
     assert!(run(&tool, &url).await.is_ok());
     assert_eq!(lookups.load(Ordering::SeqCst), 1);
     assert!(run(&tool, &url).await.unwrap_err().contains("has no public address"));
-    assert_eq!(server.asked(), 1);
+    assert_eq!(server.request_count(), 1);
 }
 
 #[tokio::test]
@@ -196,7 +196,7 @@ async fn every_redirect_is_checked() {
         .route("/bad", get(to("http://[/".to_owned())));
     let server = Server::start(routes).await;
     let rule = server.address.to_string();
-    let tool = HttpGet::with_dns_lookup(options(&[&rule]), found(&["127.0.0.1"])).unwrap();
+    let tool = HttpGet::with_dns_lookup(options(&[&rule]), lookup_of(&["127.0.0.1"])).unwrap();
     for (path, expect) in [
         ("/port", "127.0.0.1 is a loopback address"),
         ("/again", "127.0.0.1 is a loopback address"),
@@ -204,16 +204,16 @@ async fn every_redirect_is_checked() {
         ("/metadata", "169.254.169.254 is a link-local address"),
         ("/file", "only http and https"),
         ("/login", "user name or password"),
-        ("/bad", "no valid URL"),
+        ("/bad", "invalid URL"),
     ] {
         let error = run(&tool, &server.url(path)).await.unwrap_err();
         assert!(error.starts_with("redirected to ") && error.contains(expect), "{path}: {error}");
     }
-    assert_eq!(secret.asked(), 0);
+    assert_eq!(secret.request_count(), 0);
 }
 
 #[tokio::test]
-async fn follows_redirects_but_not_for_ever() {
+async fn redirects_are_followed_up_to_a_limit() {
     let hop = |uri: Uri| async move {
         let left: u32 = uri.path().trim_matches('/').parse().unwrap();
         match left {
@@ -225,14 +225,14 @@ async fn follows_redirects_but_not_for_ever() {
     let arrived = fetch(&["127.0.0.1"], &server.url("/5/")).await.unwrap();
     assert!(arrived.contains(&format!("url: {}\n", server.url("/0/"))), "{arrived}");
     assert!(arrived.ends_with("\n\narrived"), "{arrived}");
-    assert_eq!(server.asked(), 6);
+    assert_eq!(server.request_count(), 6);
     let error = fetch(&["127.0.0.1"], &server.url("/6/")).await.unwrap_err();
     assert_eq!(error, "redirected more than 5 times");
-    assert_eq!(server.asked(), 12);
+    assert_eq!(server.request_count(), 12);
 }
 
 #[tokio::test]
-async fn a_call_with_effects_brings_its_key_to_every_hop() {
+async fn every_hop_carries_the_calls_idempotency_key() {
     let hop = |uri: Uri, headers: HeaderMap| async move {
         let keys: Vec<_> = headers.get_all("idempotency-key").iter().collect();
         if uri.path() == "/" {
@@ -246,17 +246,17 @@ async fn a_call_with_effects_brings_its_key_to_every_hop() {
         [(ToolEffect::Some, "\n\n/1 [\"key\"]"), (ToolEffect::None, "\n\n/0 []")]
     {
         let context = context(&server.url("/"), CancellationToken::new()).with_effect(effect);
-        let answer = tool.run(context).await.unwrap().0;
-        assert!(answer.ends_with(expect), "{answer}");
+        let result = tool.run(context).await.unwrap().0;
+        assert!(result.ends_with(expect), "{result}");
     }
 }
 
 #[tokio::test]
-async fn any_status_is_an_answer() {
+async fn any_status_is_a_result() {
     let routes = Router::new()
         .route("/teapot", get(|| async { (StatusCode::IM_A_TEAPOT, "short and stout") }))
         .route("/none", get(|| async { StatusCode::NO_CONTENT }))
-        // A redirect that says not where to.
+        // A redirect without a location.
         .route("/nowhere", get(|| async { (StatusCode::FOUND, "where to?") }));
     let server = Server::start(routes).await;
     for (path, status, body) in [
@@ -265,14 +265,14 @@ async fn any_status_is_an_answer() {
         ("/none", "204 No Content", "[the body is empty]"),
         ("/nowhere", "302 Found", "where to?"),
     ] {
-        let answer = fetch(&["127.0.0.1"], &server.url(path)).await.unwrap();
-        assert!(answer.starts_with(&format!("HTTP {status}\n")), "{answer}");
-        assert!(answer.ends_with(&format!("\n\n{body}")), "{answer}");
+        let result = fetch(&["127.0.0.1"], &server.url(path)).await.unwrap();
+        assert!(result.starts_with(&format!("HTTP {status}\n")), "{result}");
+        assert!(result.ends_with(&format!("\n\n{body}")), "{result}");
     }
 }
 
 #[tokio::test]
-async fn shows_text_only() {
+async fn only_text_bodies_are_returned() {
     let typed = |content_type: &'static str| {
         move || async move { ([(header::CONTENT_TYPE, content_type)], vec![0x89, b'P', b'N', b'G']) }
     };
@@ -281,11 +281,11 @@ async fn shows_text_only() {
         .route("/gzip", get(|| async { ([(header::CONTENT_ENCODING, "gzip")], "not really") }));
     let server = Server::start(routes).await;
     for (path, expect) in [
-        ("/png", "[the body is not shown: it is image/png, 4 bytes]"),
-        ("/gzip", "[the body is not shown: it is encoded as gzip, 10 bytes]"),
+        ("/png", "[the body is left out: it is image/png, 4 bytes]"),
+        ("/gzip", "[the body is left out: it is encoded as gzip, 10 bytes]"),
     ] {
-        let answer = fetch(&["127.0.0.1"], &server.url(path)).await.unwrap();
-        assert!(answer.starts_with("HTTP 200 OK\n") && answer.ends_with(expect), "{answer}");
+        let result = fetch(&["127.0.0.1"], &server.url(path)).await.unwrap();
+        assert!(result.starts_with("HTTP 200 OK\n") && result.ends_with(expect), "{result}");
     }
 }
 
@@ -312,10 +312,10 @@ async fn a_body_is_cut_at_its_limit() {
 }
 
 #[tokio::test]
-async fn a_server_that_does_not_answer_is_given_up() {
+async fn a_silent_server_times_out() {
     let stalling = || async {
-        let begun = stream::iter([Ok::<_, Infallible>("begun")]);
-        Body::from_stream(begun.chain(stream::pending()))
+        let started = stream::iter([Ok::<_, Infallible>("begun")]);
+        Body::from_stream(started.chain(stream::pending()))
     };
     let routes = Router::new()
         .route("/silent", get(std::future::pending::<()>))
@@ -325,11 +325,14 @@ async fn a_server_that_does_not_answer_is_given_up() {
     let options = HttpGetOptions { total_timeout, ..options(&["127.0.0.1"]) };
     let tool = HttpGet::new(options).unwrap();
     for path in ["/silent", "/stalling"] {
-        let begun = Instant::now();
-        assert_eq!(run(&tool, &server.url(path)).await, Err("not fetched within 0.2 s".to_owned()));
-        assert!(begun.elapsed() < Duration::from_secs(10));
+        let started = Instant::now();
+        assert_eq!(
+            run(&tool, &server.url(path)).await,
+            Err("the request did not finish within 0.2 s".to_owned())
+        );
+        assert!(started.elapsed() < Duration::from_secs(10));
     }
-    assert_eq!(server.asked(), 2);
+    assert_eq!(server.request_count(), 2);
 }
 
 #[tokio::test]
@@ -337,9 +340,9 @@ async fn a_cancelled_call_stops_at_once() {
     let server = Server::start(Router::new().fallback(std::future::pending::<()>)).await;
     let tool = HttpGet::new(options(&["127.0.0.1"])).unwrap();
     let cancellation = CancellationToken::new();
-    let asked = Arc::clone(&server.asked);
+    let requests = Arc::clone(&server.requests);
     let cancel = async {
-        while asked.load(Ordering::SeqCst) == 0 {
+        while requests.load(Ordering::SeqCst) == 0 {
             tokio::task::yield_now().await;
         }
         cancellation.cancel();
@@ -350,12 +353,12 @@ async fn a_cancelled_call_stops_at_once() {
 }
 
 #[tokio::test]
-async fn failures_of_the_transport_are_told() {
+async fn transport_errors_are_reported() {
     let server = Server::hello().await;
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let error = fetch(&["127.0.0.1"], &format!("http://{closed}/")).await.unwrap_err();
     assert!(error.starts_with("failed to connect: Connection refused"), "{error}");
-    // TLS is spoken at all, and a server that does not is an error.
+    // HTTPS to a server without TLS is an error.
     let tls = format!("https://{}/", server.address);
     let error = fetch(&["127.0.0.1"], &tls).await.unwrap_err();
     assert!(error.starts_with("failed to connect: "), "{error}");
@@ -365,7 +368,7 @@ async fn failures_of_the_transport_are_told() {
     let error = run(&tool, "http://nowhere.example/").await.unwrap_err();
     assert_eq!(error, "failed to connect: no such host");
     for (url, expect) in
-        [("", "no valid URL"), ("example.com", "no valid URL"), ("http://", "no valid URL")]
+        [("", "invalid URL"), ("example.com", "invalid URL"), ("http://", "invalid URL")]
     {
         let error = run(&tool, url).await.unwrap_err();
         assert!(error.starts_with(expect), "{error}");
@@ -373,12 +376,12 @@ async fn failures_of_the_transport_are_told() {
     let long = format!("http://example.com/{}", "x".repeat(9000));
     assert_eq!(
         run(&tool, &long).await.unwrap_err(),
-        "the URL has 9019 bytes; at most 8192 are taken"
+        "the URL has 9019 bytes; at most 8192 are allowed"
     );
 }
 
 #[tokio::test]
-async fn says_little_of_itself() {
+async fn requests_reveal_only_the_user_agent() {
     let echo = |headers: HeaderMap| async move {
         let mut names: Vec<String> = headers
             .iter()
@@ -391,8 +394,8 @@ async fn says_little_of_itself() {
         .route("/from", get(|| async { ([(header::SET_COOKIE, "a=b")], Redirect::to("/echo")) }))
         .route("/echo", get(echo));
     let server = Server::start(routes).await;
-    let answer = fetch(&["127.0.0.1"], &server.url("/from")).await.unwrap();
-    let (_, sent) = answer.split_once("\n\n").unwrap();
+    let result = fetch(&["127.0.0.1"], &server.url("/from")).await.unwrap();
+    let (_, sent) = result.split_once("\n\n").unwrap();
     let expect = format!(
         "accept-encoding: identity\n\
          accept: text/*, application/json, application/xml;q=0.9, */*;q=0.5\n\
@@ -405,17 +408,14 @@ async fn says_little_of_itself() {
     assert_eq!(sent, expect);
 }
 
-/// Runs the first test above in a process of its own, whose environment names a proxy.
+/// Runs the first test in another process with proxy variables in its environment.
 #[test]
 fn proxy_variables_are_ignored() {
     let proxy = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     proxy.set_nonblocking(true).unwrap();
     let address = format!("http://{}", proxy.local_addr().unwrap());
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child
-        .args(["--exact", "fetches_what_is_allowed"])
-        .env_remove("NO_PROXY")
-        .env_remove("no_proxy");
+    child.args(["--exact", "fetches_allowed_hosts"]).env_remove("NO_PROXY").env_remove("no_proxy");
     for name in ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"]
     {
         child.env(name, &address);
@@ -423,6 +423,6 @@ fn proxy_variables_are_ignored() {
     let output = child.output().unwrap();
     let told = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success() && told.contains("1 passed"), "{told}");
-    let asked = proxy.accept().map(|_| ()).map_err(|e| e.kind());
-    assert_eq!(asked, Err(std::io::ErrorKind::WouldBlock), "somebody asked the proxy");
+    let connection = proxy.accept().map(|_| ()).map_err(|e| e.kind());
+    assert_eq!(connection, Err(std::io::ErrorKind::WouldBlock), "the proxy was used");
 }

@@ -9,7 +9,7 @@ use axum::Router;
 use axum::http::HeaderMap;
 use axum::routing::get;
 use callsheet::server::ServerOptions;
-use client::{Answer, Service, post};
+use client::{HttpResponse, Service, post};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
@@ -71,7 +71,7 @@ async fn started(script: Value, config: &str) -> Service {
     service
 }
 
-async fn ask(service: &Service, headers: &str, input: &str) -> Answer {
+async fn ask(service: &Service, headers: &str, input: &str) -> HttpResponse {
     let body = json!({"input": input, "wait": true}).to_string();
     service.send(&post("/v1/sessions/s/runs", headers, &body)).await
 }
@@ -107,7 +107,7 @@ async fn a_run_that_waits_keeps_its_trace() {
     let body = json!({"input": "second", "queue": true}).to_string();
     let line = format!("traceparent: {PARENT}\r\naccept: text/event-stream\r\n");
     let request = post("/v1/sessions/s/runs", &line, &body);
-    let mut second = client::Reading::open(service.addr(), &request).await;
+    let mut second = client::HttpConnection::open(service.addr(), &request).await;
     second.until("HTTP/1.1 200").await;
     service.model.release("middle");
     second.until("event: stream_end").await;

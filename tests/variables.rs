@@ -1,4 +1,4 @@
-//! The variables of a session: what calls see of each other's writes, and who loses.
+//! Variables of a session: visibility of writes between calls, and conflicts.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
@@ -16,7 +16,7 @@ use callsheet::tool::{
     BuiltinOptions, Tool, ToolContext, ToolError, ToolOutput, ToolRegistry, ToolSpec, builtin,
 };
 use callsheet::types::{RunEnd, ToolStatus};
-use client::{Reading, answer};
+use client::HttpConnection;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -25,75 +25,77 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 
 #[derive(Deserialize, JsonSchema)]
-struct Named {
+struct NameInput {
     name: String,
 }
 
-/// Where the gated tools wait, and what they have done.
+/// The gates at which the tools wait, and a log of their actions.
 #[derive(Clone)]
 struct Gates {
-    /// A permit for each write that may happen.
+    /// One permit for each allowed write.
     write: Arc<Semaphore>,
-    /// A permit for each read that has happened.
+    /// One permit for each completed read.
     read: Arc<Semaphore>,
 }
 
-/// What a gated tool does, and then never more or at once.
+/// The action of a gated tool.
 #[derive(Clone, Copy)]
-enum Deed {
+enum GatedAction {
     /// Waits for its gate, and writes 2.
     WriteLate,
-    /// Reads, and tells that it has.
+    /// Reads, and releases a permit.
     Peek,
-    /// The same with effects, and it notes what it has read.
+    /// Reads with effects, and logs the value.
     Note,
     /// Writes, and fails.
     Fail,
-    /// Writes, tells that it has, and never comes back.
+    /// Writes, releases a permit, and never returns.
     Hang,
 }
 
 struct Gated {
     name: &'static str,
-    deed: Deed,
+    deed: GatedAction,
     gates: Gates,
 }
 
 #[async_trait]
 impl Tool for Gated {
     fn spec(&self) -> ToolSpec {
-        let spec = ToolSpec::new::<Named>(self.name, "For a test.");
+        let spec = ToolSpec::new::<NameInput>(self.name, "For a test.");
         match self.deed {
-            Deed::Note => spec,
-            Deed::WriteLate | Deed::Peek | Deed::Fail | Deed::Hang => spec.pure(),
+            GatedAction::Note => spec,
+            GatedAction::WriteLate | GatedAction::Peek | GatedAction::Fail | GatedAction::Hang => {
+                spec.pure()
+            }
         }
     }
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
-        let Named { name } = context.input()?;
+        let NameInput { name } = context.input()?;
         let shown = |value: Option<Value>| value.unwrap_or_default().to_string();
         match self.deed {
-            Deed::WriteLate => {
+            GatedAction::WriteLate => {
                 self.gates.write.acquire().await.map_err(ToolError::new)?.forget();
                 context.set(&name, 2)?;
                 Ok("written".into())
             }
-            Deed::Peek => {
+            GatedAction::Peek => {
                 let seen = shown(context.get(&name));
                 self.gates.read.add_permits(1);
                 Ok(seen.into())
             }
-            Deed::Note => {
+            GatedAction::Note => {
                 let seen = shown(context.get(&name));
                 context.set("noted", seen.clone())?;
                 self.gates.read.add_permits(1);
                 Ok(format!("noted {seen}").into())
             }
-            Deed::Fail => {
+            GatedAction::Fail => {
                 context.set(&name, "lost")?;
                 Err(ToolError::new("no luck"))
             }
-            Deed::Hang => {
+            GatedAction::Hang => {
                 context.set(&name, "lost")?;
                 self.gates.read.add_permits(1);
                 std::future::pending().await
@@ -111,7 +113,7 @@ fn call(tool: &str, name: &str) -> Call {
     Call::new(tool, json!({"name": name}))
 }
 
-/// Each list of calls is a response; after them the model is done, and begins anew with the next
+/// Makes a script: each list of calls is a response, then comes an answer. It restarts with the next
 /// run.
 async fn scripted(
     responses: impl IntoIterator<Item = Vec<Call>>,
@@ -120,11 +122,11 @@ async fn scripted(
     let gates = Gates { write: Arc::new(Semaphore::new(0)), read: Arc::new(Semaphore::new(0)) };
     let mut tools: ToolRegistry = builtin(&BuiltinOptions::default()).unwrap();
     for (name, deed) in [
-        ("write_late", Deed::WriteLate),
-        ("peek", Deed::Peek),
-        ("note", Deed::Note),
-        ("fail", Deed::Fail),
-        ("hang", Deed::Hang),
+        ("write_late", GatedAction::WriteLate),
+        ("peek", GatedAction::Peek),
+        ("note", GatedAction::Note),
+        ("fail", GatedAction::Fail),
+        ("hang", GatedAction::Hang),
     ] {
         tools.register(Gated { name, deed, gates: gates.clone() }).unwrap();
     }
@@ -149,7 +151,7 @@ fn conflicts(world: &World, resolution: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_call_reads_what_an_earlier_one_of_its_response_wrote() {
+async fn a_call_reads_writes_of_earlier_calls_of_its_response() {
     for execution in ["sequential", "parallel"] {
         let calls = vec![set("x", json!({"n": 1})), call("get_variable", "x"), set("x", 3)];
         let (world, _) = scripted([calls], |config| {
@@ -166,7 +168,7 @@ async fn a_call_reads_what_an_earlier_one_of_its_response_wrote() {
 }
 
 #[tokio::test]
-async fn what_was_written_is_there_in_the_next_run_and_shown_by_the_session() {
+async fn writes_persist_into_the_next_run_and_appear_in_the_snapshot() {
     let missing = vec![call("get_variable", "y"), call("get_variable", "x")];
     let (world, _) = scripted([vec![set("x", "kept")], missing], |_| {}).await;
     world.run("go").await;
@@ -180,17 +182,17 @@ async fn what_was_written_is_there_in_the_next_run_and_shown_by_the_session() {
         "GET /v1/sessions/{} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n",
         world.session.id()
     );
-    let mut reading = Reading::open(server.addr(), &request).await;
+    let mut reading = HttpConnection::open(server.addr(), &request).await;
     within(reading.read_rest()).await;
-    assert_eq!(answer(&reading).json()["variables"], json!({"x": "kept"}));
+    assert_eq!(reading.response().json()["variables"], json!({"x": "kept"}));
 }
 
 #[tokio::test]
-async fn a_pure_call_that_read_too_early_runs_again() {
+async fn a_pure_call_with_a_conflict_runs_again() {
     let calls = vec![call("write_late", "x"), call("peek", "x")];
     let (world, gates) = scripted([calls], parallel(4)).await;
     let run = world.session.start_run("go").await.unwrap();
-    // It has read before anything was written.
+    // It reads before the write.
     within(gates.read.acquire()).await.unwrap().forget();
     gates.write.add_permits(1);
     let report = within(run.report).await.unwrap();
@@ -201,7 +203,7 @@ async fn a_pure_call_that_read_too_early_runs_again() {
 }
 
 #[tokio::test]
-async fn a_call_with_effects_that_read_too_early_keeps_its_result_and_loses_its_writes() {
+async fn a_call_with_effects_and_a_conflict_keeps_its_result_and_loses_its_writes() {
     let calls = vec![call("write_late", "x"), call("note", "x"), call("get_variable", "noted")];
     let (world, gates) = scripted([calls], parallel(4)).await;
     let run = world.session.start_run("go").await.unwrap();
@@ -221,7 +223,7 @@ async fn a_call_with_effects_that_read_too_early_keeps_its_result_and_loses_its_
 }
 
 #[tokio::test]
-async fn a_name_that_nobody_wrote_is_no_conflict() {
+async fn reading_an_unwritten_variable_is_not_a_conflict() {
     let calls = vec![call("write_late", "x"), call("peek", "y")];
     let (world, gates) = scripted([calls], parallel(4)).await;
     let run = world.session.start_run("go").await.unwrap();
@@ -233,7 +235,7 @@ async fn a_name_that_nobody_wrote_is_no_conflict() {
 }
 
 #[tokio::test]
-async fn variables_have_a_limit() {
+async fn the_size_of_variables_is_limited() {
     let calls = vec![set("a", "x".repeat(50)), set("b", "1234567890"), set("c", "1234567890")];
     let (world, _) = scripted([calls], |config| {
         config.agents.get_mut("default").unwrap().limits.max_variables_bytes = 20;
@@ -253,7 +255,7 @@ async fn variables_have_a_limit() {
 }
 
 #[tokio::test]
-async fn nothing_of_a_call_that_did_not_succeed_counts() {
+async fn writes_of_failed_calls_are_discarded() {
     let calls = vec![set("kept", 1), call("fail", "a"), call("hang", "b")];
     let (world, gates) = scripted([calls.clone(), calls], |config| {
         let limits = &mut config.agents.get_mut("default").unwrap().limits;
@@ -266,7 +268,7 @@ async fn nothing_of_a_call_that_did_not_succeed_counts() {
     assert_eq!(statuses, [ToolStatus::Ok, ToolStatus::Failed, ToolStatus::TimedOut]);
     assert_eq!(variables(&world).await, json!({"kept": 1}));
     within(gates.read.acquire()).await.unwrap().forget();
-    // Neither does anything of one that is stopped.
+    // So are the writes of stopped calls.
     let run = world.session.start_run("again").await.unwrap();
     within(gates.read.acquire()).await.unwrap().forget();
     world.session.stop(StopMode::Now).await.unwrap();

@@ -6,7 +6,7 @@ use callsheet::config::Config;
 use callsheet::rehearsal::{At, Call, Response, Script};
 use callsheet::types::{RunEnd, ToolStatus, Wire};
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, parallel, within, world_of};
 
 fn call(tool: &str, id: &str) -> Call {
@@ -16,14 +16,14 @@ fn call(tool: &str, id: &str) -> Call {
 async fn world(
     responses: impl IntoIterator<Item = Response>,
     change: impl FnOnce(&mut Config),
-) -> (World, Stage) {
-    let stage = Stage::new();
+) -> (World, CallControl) {
+    let control = CallControl::new();
     let script = Script::of(responses);
     let both = |config: &mut Config| {
         parallel(8)(config);
         change(config);
     };
-    (world_of(Wire::AnthropicMessages, script, registry(&stage), both).await, stage)
+    (world_of(Wire::AnthropicMessages, script, registry(&control), both).await, control)
 }
 
 fn as_it_is(_: &mut Config) {}
@@ -92,10 +92,10 @@ async fn a_stream_that_breaks_is_asked_for_again() {
         Response { malformed_at_chunk: Some(4), ..Response::text("This will not come whole.") },
         Response { truncate: true, ..Response::calls([call("writes", "a")]) },
     ] {
-        let (world, stage) = world([broken, Response::text("Whole.")], as_it_is).await;
+        let (world, control) = world([broken, Response::text("Whole.")], as_it_is).await;
         let report = world.run("go").await;
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Whole."));
-        assert_eq!((world.requests().len(), stage.log()), (2, Vec::new()));
+        assert_eq!((world.requests().len(), control.log()), (2, Vec::new()));
         world.assert_paired();
     }
 }
@@ -125,16 +125,16 @@ async fn an_overload_that_comes_with_a_good_status_is_asked_again_and_a_bad_requ
 async fn a_pure_call_starts_where_its_block_ends() {
     let calls = [call("quick", "a"), call("writes", "b")];
     let response = Response::calls(calls).hold(At::AfterCall(0), "sealed");
-    let (world, stage) = world([response, Response::text("All done.")], as_it_is).await;
+    let (world, control) = world([response, Response::text("All done.")], as_it_is).await;
     let started = world.session.start_run("go").await.expect("a run");
     within(world.model.gate_reached("sealed")).await;
     // The next call has not even begun.
-    stage.seen("end a").await;
-    assert_eq!(stage.log(), ["start a", "end a"]);
+    control.until_logged("end a").await;
+    assert_eq!(control.log(), ["start a", "end a"]);
     world.model.release("sealed");
     let report = within(started.report).await.expect("a report");
     assert!(report.calls.iter().all(|call| call.status == ToolStatus::Ok));
-    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
     world.assert_paired();
 }
 
@@ -144,9 +144,9 @@ async fn a_call_that_is_cut_off_by_the_length_is_answered_and_the_run_goes_on() 
         finish_reason: callsheet::rehearsal::Finish::Word("length".into()),
         ..Response::calls([Call::raw("writes", r#"{"id":"#).id("toolu_a")])
     };
-    let (world, stage) = world([cut, Response::text("I see.")], as_it_is).await;
+    let (world, control) = world([cut, Response::text("I see.")], as_it_is).await;
     let report = world.run("go").await;
-    assert_eq!((report.run_end, stage.log()), (RunEnd::Answered, Vec::new()));
+    assert_eq!((report.run_end, control.log()), (RunEnd::Answered, Vec::new()));
     let messages = world.last_messages();
     assert_eq!(messages[1]["content"][0]["input"], json!({}));
     assert_eq!(messages[2]["content"][0]["is_error"], true);
@@ -155,11 +155,11 @@ async fn a_call_that_is_cut_off_by_the_length_is_answered_and_the_run_goes_on() 
 
 #[tokio::test]
 async fn without_a_script_it_calls_what_fits_and_tells_what_came_of_it() {
-    let (world, stage) = world([], as_it_is).await;
+    let (world, control) = world([], as_it_is).await;
     let report = world.run("Call quick with id \"a\".").await;
     assert_eq!(report.run_end, RunEnd::Answered);
     assert!(report.text.contains("(offline rehearsal model)"), "{}", report.text);
-    assert_eq!(report.calls.len(), stage.log().len() / 2, "{:?}", stage.log());
+    assert_eq!(report.calls.len(), control.log().len() / 2, "{:?}", control.log());
     assert!(world.requests().len() > 1, "it called a tool");
     world.assert_paired();
 }

@@ -4,12 +4,12 @@
 
 use callsheet::response::{ResponseAssembler, ResponseLimits, decode_body, describe_response};
 use callsheet::types::{MessagePart, Wire};
-use callsheet::wire::{CallKind, DecoderLimits, Framing};
+use callsheet::wire::{CallKind, DecoderOptions, Framing};
 use serde_json::{Value, json};
 
 fn response(payloads: &[&str]) -> ResponseAssembler {
     let lines: Vec<String> = payloads.iter().map(|payload| payload.replace('\n', " ")).collect();
-    let limits = (DecoderLimits::default(), ResponseLimits::default());
+    let limits = (DecoderOptions::default(), ResponseLimits::default());
     let wire = Wire::AnthropicMessages;
     decode_body(wire, Framing::JsonLines, limits, lines.join("\n").as_bytes())
 }

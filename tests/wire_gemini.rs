@@ -8,9 +8,9 @@ use callsheet::rehearsal::{At, Call, Response, Script};
 use callsheet::response::{ResponseLimits, decode_body, describe_response};
 use callsheet::runtime::{OpenSession, RunReport};
 use callsheet::types::{Execution, RunEnd, ToolStatus, Wire};
-use callsheet::wire::{DecoderLimits, Framing};
+use callsheet::wire::{DecoderOptions, Framing};
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, within, world_of};
 
 fn call(tool: &str, id: &str) -> Call {
@@ -18,7 +18,7 @@ fn call(tool: &str, id: &str) -> Call {
 }
 
 /// A host that asks a model which demands signatures.
-async fn world(stage: &Stage, script: Script, stream: bool) -> World {
+async fn world(control: &CallControl, script: Script, stream: bool) -> World {
     let change = |config: &mut Config| {
         for model in config.models.values_mut() {
             model.model = "gemini-3-rehearsal".into();
@@ -26,7 +26,7 @@ async fn world(stage: &Stage, script: Script, stream: bool) -> World {
         }
         config.agents.get_mut("default").unwrap().execution = Execution::Parallel { max: 8 };
     };
-    world_of(Wire::GeminiGenerate, script, registry(stage), change).await
+    world_of(Wire::GeminiGenerate, script, registry(control), change).await
 }
 
 fn last_contents(world: &World) -> Vec<Value> {
@@ -64,7 +64,7 @@ fn assert_answered(report: &RunReport) {
 #[tokio::test]
 async fn turns_with_parallel_tools_streamed_and_plain() {
     for stream in [true, false] {
-        let stage = Stage::new();
+        let control = CallControl::new();
         let first = Response {
             text: vec!["Let me look.".into()],
             reasoning: vec!["Hm.".into()],
@@ -72,7 +72,7 @@ async fn turns_with_parallel_tools_streamed_and_plain() {
         };
         let second = Response::calls([call("quick", "d").id("given"), call("fails", "e")]);
         let script = Script::of([first, second, Response::text("All done.")]);
-        let world = world(&stage, script, stream).await;
+        let world = world(&control, script, stream).await;
         let report = world.run("go").await;
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "All done."));
         let contents = last_contents(&world);
@@ -103,7 +103,7 @@ async fn turns_with_parallel_tools_streamed_and_plain() {
 
 #[tokio::test]
 async fn signatures_go_back_unchanged_in_the_part_that_they_came_with() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let thought = json!({"text": "Hm.", "thought": true, "thoughtSignature": "c2lnIHI="});
     let text = json!({"text": "Look:"});
     let empty = json!({"text": "", "thoughtSignature": "c2lnIHQ="});
@@ -120,7 +120,7 @@ async fn signatures_go_back_unchanged_in_the_part_that_they_came_with() {
         ]),
         Response::text("All done."),
     ]);
-    let world = world(&stage, script, true).await;
+    let world = world(&control, script, true).await;
     assert_answered(&world.run("go").await);
     let contents = last_contents(&world);
     assert_eq!(contents[1]["parts"], json!([thought, text, empty, own, first, second]));
@@ -129,15 +129,15 @@ async fn signatures_go_back_unchanged_in_the_part_that_they_came_with() {
 
 #[tokio::test]
 async fn a_call_that_comes_in_pieces_runs_with_the_whole() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let mut call = Call::new("quick", json!({"id": "a long one, \"quoted\""}));
     call.pieces = Some(4);
     let first = Response::calls([call]).hold(At::Finish, "finish");
-    let world = world(&stage, Script::of([first, Response::text("All done.")]), true).await;
+    let world = world(&control, Script::of([first, Response::text("All done.")]), true).await;
     let started = world.session.start_run("go").await.unwrap();
     within(world.model.gate_reached("finish")).await;
     // It was sealed by its close, before the response ended.
-    stage.seen("end a long one, \"quoted\"").await;
+    control.until_logged("end a long one, \"quoted\"").await;
     world.model.release("finish");
     assert_answered(&within(started.report).await.unwrap());
     world.assert_paired();
@@ -145,15 +145,15 @@ async fn a_call_that_comes_in_pieces_runs_with_the_whole() {
 
 #[tokio::test]
 async fn a_call_that_is_never_closed_is_answered_and_never_run() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let script = Script::of([
         Response::calls([Call::raw("quick", "{\"id\": \"a"), call("quick", "b")]),
         Response::text("All done."),
     ]);
-    let world = world(&stage, script, true).await;
+    let world = world(&control, script, true).await;
     let report = world.run("go").await;
     assert_eq!(report.run_end, RunEnd::Answered);
-    assert_eq!(stage.log(), ["start b", "end b"]);
+    assert_eq!(control.log(), ["start b", "end b"]);
     let statuses: Vec<_> = report.calls.iter().map(|call| call.status).collect();
     assert_eq!(statuses[1], ToolStatus::Ok);
     assert_ne!(statuses[0], ToolStatus::Ok);
@@ -162,15 +162,15 @@ async fn a_call_that_is_never_closed_is_answered_and_never_run() {
 
 #[tokio::test]
 async fn a_whole_call_starts_before_the_response_has_ended() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let first =
         Response::calls([call("quick", "a"), call("writes", "b")]).hold(At::Finish, "finish");
-    let world = world(&stage, Script::of([first, Response::text("All done.")]), true).await;
+    let world = world(&control, Script::of([first, Response::text("All done.")]), true).await;
     let started = world.session.start_run("go").await.unwrap();
     within(world.model.gate_reached("finish")).await;
-    stage.seen("end a").await;
+    control.until_logged("end a").await;
     // The one with effects waits for the finish.
-    assert_eq!(stage.log(), ["start a", "end a"]);
+    assert_eq!(control.log(), ["start a", "end a"]);
     world.model.release("finish");
     assert_answered(&within(started.report).await.unwrap());
     world.assert_paired();
@@ -178,7 +178,7 @@ async fn a_whole_call_starts_before_the_response_has_ended() {
 
 #[tokio::test]
 async fn a_stream_that_breaks_is_asked_for_again() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let asks = || Response::calls([call("quick", "a")]);
     let script = Script::of([
         asks().with(|response| response.cut_after_chunks = Some(2)),
@@ -186,11 +186,11 @@ async fn a_stream_that_breaks_is_asked_for_again() {
         asks(),
         Response::text("All done."),
     ]);
-    let world = world(&stage, script, true).await;
+    let world = world(&control, script, true).await;
     assert_answered(&world.run("go").await);
     assert_eq!(world.requests().len(), 4);
     // The pure call's result was kept from the first attempt.
-    assert_eq!(stage.log(), ["start a", "end a"]);
+    assert_eq!(control.log(), ["start a", "end a"]);
     world.assert_paired();
 }
 
@@ -202,9 +202,9 @@ async fn an_error_in_the_midst_of_a_stream_is_no_answer() {
     let bare = format!("{error:#}");
     let event = format!("data: {error}\n\n");
     for error in [bare, event] {
-        let stage = Stage::new();
+        let control = CallControl::new();
         let broken = Response::raw("text/event-stream", [said.clone(), error]);
-        let world = world(&stage, Script::of([broken, Response::text("Whole.")]), true).await;
+        let world = world(&control, Script::of([broken, Response::text("Whole.")]), true).await;
         let report = world.run("go").await;
         assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "Whole."));
         assert_eq!(world.requests().len(), 2);
@@ -221,8 +221,8 @@ async fn a_blocked_prompt_or_answer_ends_the_run_refused() {
         Response::raw("application/json", [blocked.to_string()]),
         events(&[parts(json!([{"text": "Once"}])), finish("STOP"), cut]),
     ] {
-        let stage = Stage::new();
-        let world = world(&stage, Script::of([answer, Response::text("Fine.")]), true).await;
+        let control = CallControl::new();
+        let world = world(&control, Script::of([answer, Response::text("Fine.")]), true).await;
         assert_eq!(world.run("go").await.run_end, RunEnd::Refused);
         // The session stays usable.
         assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
@@ -232,9 +232,9 @@ async fn a_blocked_prompt_or_answer_ends_the_run_refused() {
 
 #[tokio::test]
 async fn a_history_from_elsewhere_is_taken() {
-    let stage = Stage::new();
+    let control = CallControl::new();
     let script = Script::of([Response::calls([call("quick", "b")]), Response::text("All done.")]);
-    let world = world(&stage, script, true).await;
+    let world = world(&control, script, true).await;
     let asks = |id: &str, name: &str, arguments: Value| {
         let function = json!({"name": name, "arguments": arguments.to_string()});
         json!({"id": id, "type": "function", "function": function})
@@ -266,7 +266,7 @@ async fn a_history_from_elsewhere_is_taken() {
 /// What `callsheet decode` shows of a stream of these payloads.
 fn decoded(payloads: &[Value]) -> Value {
     let body: String = payloads.iter().map(|payload| format!("data: {payload}\n\n")).collect();
-    let limits = (DecoderLimits::default(), ResponseLimits::default());
+    let limits = (DecoderOptions::default(), ResponseLimits::default());
     describe_response(&decode_body(Wire::GeminiGenerate, Framing::Sse, limits, body.as_bytes()))
 }
 

@@ -9,7 +9,7 @@ use callsheet::config::{Config, ModelConfig};
 use callsheet::rehearsal::{At, Call, Finish, Response, Script};
 use callsheet::types::{RunEnd, Wire};
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, events, parallel, within, world_of};
 
 fn call(tool: &str, id: &str) -> Call {
@@ -23,15 +23,15 @@ fn model(config: &mut Config) -> &mut ModelConfig {
 async fn scripted(
     responses: impl IntoIterator<Item = Response>,
     change: impl FnOnce(&mut Config),
-) -> (World, Stage) {
-    let stage = Stage::new();
+) -> (World, CallControl) {
+    let control = CallControl::new();
     let script = Script::of(responses);
-    let world = world_of(Wire::OllamaChat, script, registry(&stage), |config| {
+    let world = world_of(Wire::OllamaChat, script, registry(&control), |config| {
         parallel(8)(config);
         change(config);
     })
     .await;
-    (world, stage)
+    (world, control)
 }
 
 async fn two_turns_with_parallel_calls(stream: bool) {
@@ -90,15 +90,15 @@ async fn a_pure_call_starts_before_the_response_has_ended() {
     let calls = [call("quick", "a"), call("writes", "b")];
     let responses =
         [Response::calls(calls).hold(At::Finish, "finish"), Response::text("All done.")];
-    let (world, stage) = scripted(responses, |_| {}).await;
+    let (world, control) = scripted(responses, |_| {}).await;
     let started = world.session.start_run("go").await.unwrap();
     within(world.model.gate_reached("finish")).await;
-    stage.seen("end a").await;
-    assert_eq!(stage.log(), ["start a", "end a"]);
+    control.until_logged("end a").await;
+    assert_eq!(control.log(), ["start a", "end a"]);
     world.model.release("finish");
     let report = within(started.report).await.unwrap();
     assert_eq!(report.run_end, RunEnd::Answered);
-    assert_eq!(stage.log(), ["start a", "end a", "start b", "end b"]);
+    assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
     world.assert_paired();
 }
 

@@ -6,14 +6,14 @@ mod support;
 use callsheet::rehearsal::{Call, Response, Script};
 use callsheet::types::RunEnd;
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{parallel, world};
 
 /// Runs to the answer after one turn with calls, and gives what the model is sent of that turn.
 async fn sent_back(first: Response, stream: bool) -> Value {
     let done = Response::text("Done.").with(|r| r.reasoning = vec!["at last".into()]);
     let script = Script::of([first, done, Response::text("Still here.")]);
-    let world = world(script, registry(&Stage::new()), |config| {
+    let world = world(script, registry(&CallControl::new()), |config| {
         parallel(8)(config);
         config.models.get_mut("rehearsal").unwrap().stream = stream;
     })

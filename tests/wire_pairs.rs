@@ -9,7 +9,7 @@ use callsheet::rehearsal::{Call, Finish, Response, Script};
 use callsheet::runtime::{RunReport, RunRequest};
 use callsheet::types::{RunEnd, Wire};
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, parallel, within, world_of};
 
 /// A turn with thinking, text and two calls under ids that are strange to other services; a turn
@@ -45,7 +45,7 @@ async fn world_of_two(from: Wire, to: Wire, stream: bool) -> World {
             .into_iter()
             .flatten(),
     );
-    world_of(from, script, registry(&Stage::new()), |config| {
+    world_of(from, script, registry(&CallControl::new()), |config| {
         let mut other = config.models["rehearsal"].clone();
         other.wire = to;
         other.model = "other".into();

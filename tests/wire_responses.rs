@@ -8,9 +8,9 @@ use callsheet::rehearsal::{At, Call, Finish, Response, Script};
 use callsheet::response::{ResponseLimits, decode_body, describe_response};
 use callsheet::runtime::RunReport;
 use callsheet::types::{RunEnd, Wire};
-use callsheet::wire::{DecoderLimits, Framing};
+use callsheet::wire::{DecoderOptions, Framing};
 use serde_json::{Value, json};
-use support::tools::{Stage, registry};
+use support::tools::{CallControl, registry};
 use support::{World, parallel, within, world_of};
 
 fn call(tool: &str, id: &str) -> Call {
@@ -27,15 +27,15 @@ fn asking(ids: [&str; 2]) -> Response {
 async fn scripted(
     responses: impl IntoIterator<Item = Response>,
     change: impl FnOnce(&mut Config),
-) -> (World, Stage) {
-    let stage = Stage::new();
+) -> (World, CallControl) {
+    let control = CallControl::new();
     let script = Script::of(responses).then_done();
-    let world = world_of(Wire::OpenaiResponses, script, registry(&stage), |config| {
+    let world = world_of(Wire::OpenaiResponses, script, registry(&control), |config| {
         parallel(8)(config);
         change(config);
     })
     .await;
-    (world, stage)
+    (world, control)
 }
 
 fn plain(config: &mut Config) {
@@ -53,10 +53,10 @@ fn types(items: &[Value]) -> Vec<&str> {
 async fn two_turns_of_parallel_calls(change: impl FnOnce(&mut Config)) {
     let commented = Response { text: vec!["And ".into(), "more.".into()], ..asking(["c", "d"]) };
     let responses = [asking(["a", "b"]), commented, Response::text("All done.")];
-    let (world, stage) = scripted(responses, change).await;
+    let (world, control) = scripted(responses, change).await;
     let report = world.run("go").await;
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "All done."));
-    assert_eq!(stage.log().len(), 8);
+    assert_eq!(control.log().len(), 8);
     let items = input(&world);
     assert_eq!(
         types(&items),
@@ -117,11 +117,11 @@ async fn two_turns_of_parallel_calls_plain() {
 async fn a_call_starts_while_the_response_still_streams() {
     let calls = [call("quick", "a"), call("quick", "b")];
     let response = Response::calls(calls).hold(At::Call(1), "next");
-    let (world, stage) = scripted([response, Response::text("All done.")], |_| {}).await;
+    let (world, control) = scripted([response, Response::text("All done.")], |_| {}).await;
     let started = world.session.start_run("go").await.unwrap();
     within(world.model.gate_reached("next")).await;
-    stage.seen("end a").await;
-    assert_eq!(stage.log(), ["start a", "end a"]);
+    control.until_logged("end a").await;
+    assert_eq!(control.log(), ["start a", "end a"]);
     world.model.release("next");
     let report = within(started.report).await.unwrap();
     assert_eq!((report.run_end, report.calls.len()), (RunEnd::Answered, 2));
@@ -251,7 +251,7 @@ fn a_response_says_the_same_whatever_of_its_repetitions_is_left_out() {
         let kept = repetitions.iter().enumerate().filter(|(at, _)| has(*at));
         let events = kept.flat_map(|(_, events)| events).chain([&end]);
         let body: String = events.map(|event| format!("{event}\n")).collect();
-        let limits = (DecoderLimits::default(), ResponseLimits::default());
+        let limits = (DecoderOptions::default(), ResponseLimits::default());
         let found = decode_body(Wire::OpenaiResponses, Framing::JsonLines, limits, body.as_bytes());
         let found = describe_response(&found);
         assert_eq!(found["text"], "Hi.", "{body}");

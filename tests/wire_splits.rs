@@ -4,7 +4,7 @@
 
 use callsheet::response::{ResponseAssembler, ResponseLimits, ended_well, parse_arguments};
 use callsheet::types::Wire;
-use callsheet::wire::{Decoder, DecoderLimits, Framing};
+use callsheet::wire::{Decoder, DecoderOptions, Framing};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Map, Value, json};
@@ -265,7 +265,7 @@ fn read(wire: Wire, framing: Framing, body: &[u8], cuts: &[Index]) -> ResponseAs
     let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(body.len() + 1)).collect();
     cuts.extend([0, body.len()]);
     cuts.sort_unstable();
-    let mut decoder = Decoder::new(wire, framing, DecoderLimits::default());
+    let mut decoder = Decoder::new(wire, framing, DecoderOptions::default());
     let mut response = ResponseAssembler::new(ResponseLimits::default());
     let mut deltas = Vec::new();
     for cut in cuts.windows(2) {

@@ -1,4 +1,4 @@
-//! `callsheet decode`: one recorded response to one JSON object.
+//! `callsheet decode`: decodes one recorded response into one JSON object.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -6,29 +6,29 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::response::{ResponseLimits, decode_body, describe_response};
-use crate::wire::{DecoderLimits, Framing, Wire};
+use crate::wire::{DecoderOptions, Framing, Wire};
 
-/// Why a response could not be decoded at all.
+/// The reason why a recording could not be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecodeError {
     /// The file, or standard input, cannot be read.
-    #[error("cannot read {name}: {source}")]
+    #[error("read {name}: {source}")]
     Unreadable {
-        /// What was to be read.
+        /// The file's path, or `standard input`.
         name: String,
-        /// Why it cannot.
+        /// The error of reading it.
         source: std::io::Error,
     },
 }
 
-/// Decodes a recorded response from `file`, or from standard input without one.
+/// Decodes a recorded response from `file`, or from standard input.
 ///
-/// Without a framing the file's ending decides (`.sse`, `.ndjson`, `.jsonl`, `.json`), and where
-/// that says nothing, the body's first bytes.
+/// Without `framing`, the file's extension decides (`.sse`, `.ndjson`, `.jsonl`, `.json`), and
+/// otherwise the first bytes of the body.
 ///
 /// # Errors
-/// When the response cannot be read. Whatever it holds is no error.
+/// When the recording cannot be read. Faults of its content are reported in the result.
 pub fn run(
     wire: Wire,
     framing: Option<Framing>,
@@ -45,13 +45,13 @@ pub fn run(
         }
     }?;
     let framing = framing
-        .or_else(|| file.as_deref().and_then(framing_of_name))
-        .unwrap_or_else(|| framing_of_body(&body));
-    let limits = (DecoderLimits::default(), ResponseLimits::default());
+        .or_else(|| file.as_deref().and_then(framing_from_extension))
+        .unwrap_or_else(|| framing_from_content(&body));
+    let limits = (DecoderOptions::default(), ResponseLimits::default());
     Ok(describe_response(&decode_body(wire, framing, limits, &body)))
 }
 
-fn framing_of_name(path: &Path) -> Option<Framing> {
+fn framing_from_extension(path: &Path) -> Option<Framing> {
     match path.extension()?.to_str()? {
         "sse" => Some(Framing::Sse),
         "ndjson" | "jsonl" => Some(Framing::JsonLines),
@@ -60,7 +60,7 @@ fn framing_of_name(path: &Path) -> Option<Framing> {
     }
 }
 
-fn framing_of_body(body: &[u8]) -> Framing {
+fn framing_from_content(body: &[u8]) -> Framing {
     match body.trim_ascii_start().first() {
         Some(b'[') => Framing::JsonArray,
         Some(b'{') => {
@@ -81,9 +81,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_framing_is_guessed_from_name_and_body() {
-        assert_eq!(framing_of_name(Path::new("a.b.sse")), Some(Framing::Sse));
-        assert_eq!(framing_of_name(Path::new("a.txt")), None);
+    fn the_framing_follows_from_extension_or_content() {
+        assert_eq!(framing_from_extension(Path::new("a.b.sse")), Some(Framing::Sse));
+        assert_eq!(framing_from_extension(Path::new("a.txt")), None);
         for (body, framing) in [
             ("data: {}\n\n", Framing::Sse),
             (": hi\n\ndata: {}\n\n", Framing::Sse),
@@ -93,13 +93,13 @@ mod tests {
             ("[{}]", Framing::JsonArray),
             ("", Framing::Sse),
         ] {
-            assert_eq!(framing_of_body(body.as_bytes()), framing, "{body:?}");
+            assert_eq!(framing_from_content(body.as_bytes()), framing, "{body:?}");
         }
     }
 
     #[test]
-    fn a_missing_file_is_named() {
+    fn the_error_names_the_missing_file() {
         let error = run(Wire::OpenaiChat, None, Some("/no/such/file.sse".into())).unwrap_err();
-        assert!(error.to_string().starts_with("cannot read /no/such/file.sse: "), "{error}");
+        assert!(error.to_string().starts_with("read /no/such/file.sse: "), "{error}");
     }
 }

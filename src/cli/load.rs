@@ -9,12 +9,13 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
 
-use super::serve::Signals;
-use super::{CommandError, out};
+use super::error::CommandError;
+use super::output;
+use super::signals::Signals;
 use crate::config::{ApiKey, BaseUrl, REHEARSAL, parse_duration};
 use crate::load::{
-    self, Counts, Expected, LoadError, LoadJournal, LoadOptions, LoadReport, RUNS_MAX,
-    SESSIONS_MAX, Service, Workload,
+    self, ExpectedAnswer, LoadError, LoadJournal, LoadOptions, LoadProgress, LoadReport, RUNS_MAX,
+    SESSIONS_MAX, ServiceProcess, Workload,
 };
 use crate::telemetry::{self, LogFormat};
 use crate::types::Execution;
@@ -126,7 +127,7 @@ impl Args {
         self.threads.map(usize::from)
     }
 
-    fn options(&self, service: Option<&Service>) -> Result<LoadOptions, CommandError> {
+    fn options(&self, service: Option<&ServiceProcess>) -> Result<LoadOptions, CommandError> {
         let (base_url, model) = match service {
             Some(service) => (service.base_url().clone(), REHEARSAL),
             None => {
@@ -142,7 +143,7 @@ impl Args {
         });
         let expected = match service {
             Some(_) => self.workload.workload().expected(),
-            None => Expected { calls: self.expect_calls, text: self.expect_text.clone() },
+            None => ExpectedAnswer { calls: self.expect_calls, text: self.expect_text.clone() },
         };
         Ok(LoadOptions {
             api_key: api_key.transpose()?,
@@ -197,7 +198,7 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, CommandError> {
     let service = args.rehearsal.then(|| start_service(&args)).transpose()?;
     let options = args.options(service.as_ref())?;
     let total = u64::from(args.sessions) * u64::from(args.runs);
-    let (counts, stop) = (Arc::new(Counts::default()), CancellationToken::new());
+    let (counts, stop) = (Arc::new(LoadProgress::default()), CancellationToken::new());
     let report = {
         let running = load::run(options, Arc::clone(&counts), &stop);
         let mut running = std::pin::pin!(running);
@@ -217,7 +218,7 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, CommandError> {
         }
     };
     if std::io::stderr().is_terminal() {
-        out::to_stderr("\r\x1b[K");
+        output::to_stderr("\r\x1b[K");
     }
     drop(service);
     let report = report.map_err(failure)?;
@@ -227,7 +228,7 @@ pub(super) async fn main(args: Args) -> Result<ExitCode, CommandError> {
     } else {
         report.to_string()
     };
-    out::to_stdout(&text).map_err(|error| out::broken(&error))?;
+    output::to_stdout(&text).map_err(|error| output::write_error(&error))?;
     Ok(ExitCode::from(status(&report)))
 }
 
@@ -238,17 +239,17 @@ pub(super) async fn serve(args: ServiceArgs) -> Result<ExitCode, CommandError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn start_service(args: &Args) -> Result<Service, CommandError> {
+fn start_service(args: &Args) -> Result<ServiceProcess, CommandError> {
     let program = std::env::current_exe()
         .map_err(|error| CommandError::failed(format!("find this program: {error}")))?;
     let words = ServiceArgs::words(args.sessions, &args.workload.workload());
-    Service::start(&program, &words).map_err(failure)
+    ServiceProcess::start(&program, &words).map_err(failure)
 }
 
 fn failure(error: LoadError) -> CommandError {
     match error {
         LoadError::OpenFiles { .. } | LoadError::Directory(_) => CommandError::usage(error),
-        LoadError::Host(error) => super::setup::not_started(error),
+        LoadError::Host(error) => super::setup::start_error(error),
         LoadError::Tool(_) | LoadError::Service(_) => CommandError::failed(error),
     }
 }
@@ -258,7 +259,7 @@ fn status(report: &LoadReport) -> u8 {
 }
 
 /// Draws the bar for ever; where there is no terminal, nothing.
-async fn draw(counts: &Counts, total: u64, is_terminal: bool) {
+async fn draw(counts: &LoadProgress, total: u64, is_terminal: bool) {
     if !is_terminal {
         return std::future::pending().await;
     }
@@ -270,7 +271,7 @@ async fn draw(counts: &Counts, total: u64, is_terminal: bool) {
         let (right, wrong) = counts.ended();
         let bar = bar(right, wrong, total, began.elapsed());
         let warms_up = if counts.has_begun() { "" } else { "  (warming up)" };
-        out::to_stderr(&format!("\r{bar}{warms_up}\x1b[K"));
+        output::to_stderr(&format!("\r{bar}{warms_up}\x1b[K"));
     }
 }
 

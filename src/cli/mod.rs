@@ -1,13 +1,32 @@
-//! The commands, one a file.
+//! The command line: `callsheet` and its subcommands, one per file.
 //!
-//! Whatever goes wrong is one line on stderr and an exit status: 1 when a run failed or a
-//! journal is broken, 2 for bad usage or configuration.
+//! An error is printed as one line on stderr. The exit status is 1 if a run failed or a journal is
+//! broken, and 2 for wrong usage or configuration.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `mod.rs` | the parser of the command line, and the start of a command |
+//! | `serve.rs` | `callsheet serve`: runs the host and its HTTP API |
+//! | `run.rs` | `callsheet run`: runs one prompt in the terminal |
+//! | `watch.rs` | `run`: follows the run's events until its end, on a screen or as JSON lines |
+//! | `progress.rs` | `run`: turns events into lines, and keeps the state of open calls |
+//! | `screen.rs` | `run`: writes the answer to stdout and redraws the open calls on stderr |
+//! | `approval_prompts.rs` | `run`: asks for approvals in the terminal, or decides by a flag |
+//! | `images.rs` | `run --image`: reads images |
+//! | `sessions.rs` | `callsheet sessions`: lists, shows and verifies stored sessions |
+//! | `replay.rs` | `callsheet replay`: replays a stored session and reports differences |
+//! | `load.rs` | `callsheet load`: the load test |
+//! | `decode.rs` | `callsheet decode`: decodes a recorded response |
+//! | `setup.rs` | configuration, tools and rehearsal model from flags, file and environment |
+//! | `signals.rs` | SIGINT and SIGTERM |
+//! | `error.rs`, `output.rs` | exit status and message of an error; writing without panics |
 
-mod approve;
+mod approval_prompts;
 pub mod decode;
-mod image;
+mod error;
+mod images;
 mod load;
-mod out;
+mod output;
 mod progress;
 mod replay;
 mod run;
@@ -15,6 +34,7 @@ mod screen;
 mod serve;
 mod sessions;
 mod setup;
+mod signals;
 mod watch;
 
 use std::path::PathBuf;
@@ -22,15 +42,15 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser as _;
-use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::error::ErrorKind;
 
 use crate::wire::{Framing, Wire};
+use error::CommandError;
 
-/// How long background work has to end with the process.
-const LAST_WAIT: Duration = Duration::from_millis(200);
+/// Time that background threads get to end with the process.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// Hosts LLM agent sessions. Without a command: serve.
+/// Hosts LLM agent sessions. The default command is serve.
 #[derive(Debug, clap::Parser)]
 #[command(name = "callsheet", version, args_conflicts_with_subcommands = true)]
 struct Cli {
@@ -42,65 +62,45 @@ struct Cli {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Runs the host: the HTTP API and the metrics.
+    /// Runs the host with its HTTP API and metrics.
     Serve(Box<serve::ServeArgs>),
-    /// Takes one prompt to its final answer, in the terminal.
+    /// Runs one prompt to its final answer in the terminal.
     Run(Box<run::RunArgs>),
-    /// Shows and checks what a journal holds, of a host that runs or of one that was stopped.
+    /// Lists, shows and verifies stored sessions, of a running or a stopped host.
     #[command(subcommand)]
     Sessions(sessions::SessionsCommand),
-    /// Runs a stored session again from its journal, and says where it would go another way now.
+    /// Replays a stored session from its journal and reports the first decision that differs.
     Replay(Box<replay::ReplayArgs>),
-    /// Puts many sessions at once on a service, checks every answer, and says what it cost.
+    /// Runs many sessions against a service, checks every answer and reports the cost.
     Load(Box<load::Args>),
-    /// Serves the rehearsal model to a load.
+    /// Serves the rehearsal model to a load test.
     #[command(name = load::SERVICE, hide = true)]
     LoadService(load::ServiceArgs),
-    /// Decodes one recorded response and prints what it says, as one JSON object.
+    /// Decodes one recorded response and prints it as one JSON object.
     Decode {
-        /// What the response is written in.
-        #[arg(long, value_name = "WIRE", value_parser = wires())]
+        /// The wire format of the response.
+        #[arg(long, value_name = "WIRE", value_parser = setup::wires())]
         wire: Wire,
-        /// How it is framed: sse, json-lines, json or json-array; else told from name and bytes.
+        /// The framing: sse, json-lines, json or json-array [default: from the file name or content]
         #[arg(long, value_name = "FRAMING")]
         framing: Option<Framing>,
-        /// The recording; standard input without one.
+        /// The recording [default: standard input]
         file: Option<PathBuf>,
     },
 }
 
-/// Why a command did not do what it was asked to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct CommandError {
-    status: u8,
-    /// Empty where everything has been said.
-    message: String,
-}
-
-impl CommandError {
-    /// Bad usage or configuration.
-    fn usage(error: impl std::fmt::Display) -> Self {
-        Self { status: 2, message: error.to_string() }
-    }
-
-    /// Something that could not be done.
-    fn failed(error: impl std::fmt::Display) -> Self {
-        Self { status: 1, message: error.to_string() }
-    }
-}
-
-/// Runs the command that the process was started with.
+/// Parses the command line and runs the command.
 #[must_use]
 pub fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
-        Err(error) => return refuse(&error),
+        Err(error) => return report_parse_error(&error),
     };
     match execute(cli) {
         Ok(status) => status,
         Err(CommandError { status, message }) => {
             for line in message.lines() {
-                out::error(line);
+                output::error(line);
             }
             ExitCode::from(status)
         }
@@ -108,11 +108,11 @@ pub fn main() -> ExitCode {
 }
 
 fn execute(cli: Cli) -> Result<ExitCode, CommandError> {
-    let runtime = threads(cli.command.as_ref())
+    let runtime = runtime_builder(cli.command.as_ref())
         .enable_all()
         .build()
-        .map_err(|error| CommandError::failed(format!("start the runtime: {error}")))?;
-    let done = runtime.block_on(async {
+        .map_err(|error| CommandError::failed(format!("start the async runtime: {error}")))?;
+    let result = runtime.block_on(async {
         match cli.command {
             None => serve::main(cli.serve).await,
             Some(Command::Serve(args)) => serve::main(*args).await,
@@ -124,14 +124,14 @@ fn execute(cli: Cli) -> Result<ExitCode, CommandError> {
             Some(Command::Decode { wire, framing, file }) => decode(wire, framing, file),
         }
     });
-    // A tool's thread that cannot be stopped must not keep the process.
-    runtime.shutdown_timeout(LAST_WAIT);
-    done
+    // A blocking tool's thread cannot be cancelled and must not delay the exit.
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
+    result
 }
 
-/// The runtime that a command asks for: where it wants one thread, that is this one.
-fn threads(command: Option<&Command>) -> tokio::runtime::Builder {
-    let wanted = match command {
+/// Returns the builder of a command's async runtime. Only `load` chooses its number of threads.
+fn runtime_builder(command: Option<&Command>) -> tokio::runtime::Builder {
+    let threads = match command {
         Some(Command::Load(args)) => args.threads(),
         Some(
             Command::Serve(_)
@@ -143,20 +143,14 @@ fn threads(command: Option<&Command>) -> tokio::runtime::Builder {
         )
         | None => None,
     };
-    let mut builder = match wanted {
+    let mut builder = match threads {
         Some(1) => return tokio::runtime::Builder::new_current_thread(),
         Some(_) | None => tokio::runtime::Builder::new_multi_thread(),
     };
-    if let Some(wanted) = wanted {
-        builder.worker_threads(wanted);
+    if let Some(threads) = threads {
+        builder.worker_threads(threads);
     }
     builder
-}
-
-/// The wires by their words, which help and errors list.
-fn wires() -> impl TypedValueParser<Value = Wire> {
-    let words = PossibleValuesParser::new(Wire::WORDS.map(|(word, _)| word));
-    words.try_map(|word| word.parse::<Wire>())
 }
 
 fn decode(
@@ -165,23 +159,23 @@ fn decode(
     file: Option<PathBuf>,
 ) -> Result<ExitCode, CommandError> {
     let decoded = decode::run(wire, framing, file).map_err(CommandError::usage)?;
-    out::to_stdout(&format!("{decoded}\n")).map_err(|error| out::broken(&error))?;
+    output::to_stdout(&format!("{decoded}\n")).map_err(|error| output::write_error(&error))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Help goes to stdout; anything else is one line on stderr.
-fn refuse(error: &clap::Error) -> ExitCode {
+/// Prints help and version on stdout, and any other parse error as one line on stderr.
+fn report_parse_error(error: &clap::Error) -> ExitCode {
     let text = error.render().to_string();
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
-        // Whoever closed stdout wants no help.
-        let _ = out::to_stdout(&text);
+        // A closed stdout is no error here.
+        let _ = output::to_stdout(&text);
         return ExitCode::SUCCESS;
     }
-    out::error(&format!("{} (try --help)", one_line(&text)));
+    output::error(&format!("{} (try --help)", one_line(&text)));
     ExitCode::from(2)
 }
 
-/// The part of clap's message before its blank line, on one line.
+/// Joins the lines of clap's message up to the first blank line.
 fn one_line(text: &str) -> String {
     let lines = text.lines().map(str::trim).take_while(|line| !line.is_empty());
     let line = lines.collect::<Vec<_>>().join(" ");
@@ -193,13 +187,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commands_are_well_formed() {
+    fn the_command_line_definition_is_valid() {
         use clap::CommandFactory as _;
         Cli::command().debug_assert();
     }
 
     #[test]
-    fn complaints_of_the_parser_become_one_line() {
+    fn parse_errors_become_one_line() {
         for (args, expected) in [
             (vec!["run"], "the following required arguments were not provided: <PROMPT>"),
             (vec!["serve", "--nothing"], "unexpected argument '--nothing' found"),

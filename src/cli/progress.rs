@@ -1,4 +1,5 @@
-//! What a run's events mean on a screen. Draws nothing itself (`screen.rs` does).
+//! The progress of a run: turns events into lines and keeps the state of open calls. Does not write;
+//! `screen.rs` does.
 
 use std::time::Duration;
 
@@ -9,21 +10,22 @@ use crate::types::{
     ApprovalPhase, CallKey, RunEnd, ToolResult, ToolStatus, VariableName, Verdict, excerpt,
 };
 
-/// Characters of a call's arguments or result on its line.
-const PART_CHARS: usize = 60;
+/// Maximum number of characters of a call's name, arguments or result on its line.
+const EXCERPT_CHARS: usize = 60;
 
-const FRAMES: [&str; 8] = ["⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧"];
+/// Frames of the spinner.
+const SPINNER: [&str; 8] = ["⠋", "⠙", "⠹", "⠸", "⠼", "⠴", "⠦", "⠧"];
 
-/// Something to show for good.
+/// Permanent output on the screen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ScreenItem {
-    /// A piece of the answer.
-    Text(String),
+    /// A part of the answer.
+    AnswerText(String),
     /// A line about the run.
     Line(String),
 }
 
-/// The calls that are open, and how they are doing.
+/// The open calls of a run.
 #[derive(Debug, Default)]
 pub(super) struct RunProgress {
     open: Vec<CallProgress>,
@@ -34,14 +36,15 @@ struct CallProgress {
     key: CallKey,
     name: String,
     input: String,
-    doing: CallActivity,
+    activity: CallActivity,
+    /// The last progress text of the tool.
     note: String,
 }
 
 #[derive(Clone, Copy, Debug)]
 enum CallActivity {
-    /// Its arguments are still coming.
-    Arriving,
+    /// The arguments are still streaming.
+    ReceivingArguments,
     Waiting(WaitingFor),
     Running {
         since: Duration,
@@ -49,12 +52,12 @@ enum CallActivity {
 }
 
 impl RunProgress {
-    /// Takes an event that came at `now`, and says what is to be shown of it.
-    pub(super) fn handle(&mut self, now: Duration, event: &Event) -> Option<ScreenItem> {
+    /// Updates the open calls from an event at time `now`, and returns the event's permanent output.
+    pub(super) fn handle_event(&mut self, now: Duration, event: &Event) -> Option<ScreenItem> {
         match event {
-            Event::TextReceived { text } => Some(ScreenItem::Text(text.clone())),
+            Event::TextReceived { text } => Some(ScreenItem::AnswerText(text.clone())),
             Event::CallOpened { call } => {
-                self.update(call, "", CallActivity::Arriving);
+                self.update(call, "", CallActivity::ReceivingArguments);
                 None
             }
             Event::CallWaiting { call, waiting_for, input_summary } => {
@@ -67,35 +70,35 @@ impl RunProgress {
             }
             Event::CallProgressed { key, text } => {
                 if let Some(open) = self.open.iter_mut().find(|open| open.key == *key) {
-                    open.note = part(text);
+                    open.note = short(text);
                 }
                 None
             }
-            // Whoever is to answer sees the question itself.
+            // The prompt itself is shown by `ApprovalPrompts`.
             Event::ApprovalAsked { asked } => {
                 let input = asked.arguments.to_string();
                 self.update(&asked.call, &input, CallActivity::Waiting(WaitingFor::Approval));
                 None
             }
             Event::ApprovalGiven { call, phase, verdict, waited: _ } => {
-                Some(ScreenItem::Line(given(&call.name, *phase, *verdict)))
+                Some(ScreenItem::Line(approval_line(&call.name, *phase, *verdict)))
             }
             Event::ConflictFound { call, names, rerun } => {
-                Some(ScreenItem::Line(conflict(&call.name, names, *rerun)))
+                Some(ScreenItem::Line(conflict_line(&call.name, names, *rerun)))
             }
             Event::CallDiscarded { call, had_result: _ } => {
                 self.close(call.key);
-                Some(ScreenItem::Line(format!("- {} discarded", part(&call.name))))
+                Some(ScreenItem::Line(format!("- {} discarded", short(&call.name))))
             }
             Event::CallEnded { result, parallel: _, early: _ } => {
                 self.close(result.call.key);
-                Some(ScreenItem::Line(ended(result)))
+                Some(ScreenItem::Line(result_line(result)))
             }
-            Event::ServiceCallShown { call, status } => {
+            Event::ServiceCallChanged { call, status } => {
                 service_line(call, *status).map(ScreenItem::Line)
             }
             Event::AttemptStarted { attempt, reason, model, .. } => {
-                // What the broken attempt opened is void, whether it was told of each or not.
+                // The new attempt voids all calls of the failed one.
                 self.open.clear();
                 Some(ScreenItem::Line(format!(
                     "! attempt {attempt} with {model}: {}",
@@ -108,7 +111,7 @@ impl RunProgress {
             }
             Event::RunEnded { end, stats, .. } => {
                 self.open.clear();
-                Some(ScreenItem::Line(sums(*end, stats)))
+                Some(ScreenItem::Line(run_end_line(*end, stats)))
             }
             Event::RunStarted { .. }
             | Event::InputQueued { .. }
@@ -116,7 +119,7 @@ impl RunProgress {
             | Event::TurnStarted
             | Event::ThinkingReceived { .. }
             | Event::CallDetected { .. }
-            | Event::ArgumentsOdd { .. }
+            | Event::ArgumentsAnomalyFound { .. }
             | Event::OutcomeLate { .. }
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
@@ -126,25 +129,25 @@ impl RunProgress {
         }
     }
 
-    /// One line for every open call, as it is at `now`.
-    pub(super) fn live(&self, now: Duration) -> Vec<String> {
-        let frame = usize::try_from(now.as_millis() / 100).unwrap_or_default() % FRAMES.len();
-        let spinner = FRAMES.get(frame).copied().unwrap_or_default();
+    /// Returns one line for each open call at time `now`.
+    pub(super) fn open_call_lines(&self, now: Duration) -> Vec<String> {
+        let frame = usize::try_from(now.as_millis() / 100).unwrap_or_default() % SPINNER.len();
+        let spinner = SPINNER.get(frame).copied().unwrap_or_default();
         self.open.iter().map(|open| open.line(now, spinner)).collect()
     }
 
-    fn update(&mut self, call: &CallLabel, input: &str, doing: CallActivity) {
-        let known = self.open.iter_mut().find(|open| open.key == call.key);
-        match known {
+    fn update(&mut self, call: &CallLabel, input: &str, activity: CallActivity) {
+        let open_call = self.open.iter_mut().find(|open| open.key == call.key);
+        match open_call {
             Some(open) => {
-                open.input = part(input);
-                open.doing = doing;
+                open.input = short(input);
+                open.activity = activity;
             }
             None => self.open.push(CallProgress {
                 key: call.key,
-                name: part(&call.name),
-                input: part(input),
-                doing,
+                name: short(&call.name),
+                input: short(input),
+                activity,
                 note: String::new(),
             }),
         }
@@ -157,67 +160,71 @@ impl RunProgress {
 
 impl CallProgress {
     fn line(&self, now: Duration, spinner: &str) -> String {
-        let Self { name, input, note, doing, key: _ } = self;
-        let doing = match doing {
-            CallActivity::Arriving => "…".to_owned(),
-            CallActivity::Waiting(what) => match what {
+        let Self { name, input, note, activity, key: _ } = self;
+        let activity = match activity {
+            CallActivity::ReceivingArguments => "…".to_owned(),
+            CallActivity::Waiting(reason) => match reason {
                 WaitingFor::Finish => "waits for the end of the response".to_owned(),
                 WaitingFor::Ticket => "waits for its turn".to_owned(),
                 WaitingFor::Exclusive => "waits for an exclusive call".to_owned(),
-                WaitingFor::Capacity => "waits for a free place".to_owned(),
-                WaitingFor::Approval => "waits for a person".to_owned(),
+                WaitingFor::Capacity => "waits for a free slot".to_owned(),
+                WaitingFor::Approval => "waits for approval".to_owned(),
             },
-            CallActivity::Running { since } => time(now.saturating_sub(*since)),
+            CallActivity::Running { since } => format_duration(now.saturating_sub(*since)),
         };
         let gap = if note.is_empty() { "" } else { "  " };
-        format!("{spinner} {name} {input}  {doing}{gap}{note}")
+        format!("{spinner} {name} {input}  {activity}{gap}{note}")
     }
 }
 
-/// The line of a call that the service runs itself. That it has begun is no news for long.
+/// Formats a call that the service runs itself. Its start is not shown.
 fn service_line(call: &ServiceCall, status: ServiceCallStatus) -> Option<String> {
-    let name = part(&call.name);
+    let name = short(&call.name);
     match status {
         ServiceCallStatus::Running => None,
         ServiceCallStatus::Finished => {
-            Some(format!("· {name} {}  run by the service", part(&call.input_summary)))
+            Some(format!("· {name} {}  run by the service", short(&call.input_summary)))
         }
         ServiceCallStatus::Discarded => Some(format!("- {name} discarded (the service's)")),
     }
 }
 
-/// What people are asked, with the arguments in full: they decide about these.
-pub(super) fn question(asked: &ApprovalRequest) -> String {
-    let (name, input) = (clean(&asked.call.name), clean(&asked.arguments.to_string()));
-    match asked.phase {
+/// Formats the question of an approval, with the full arguments.
+pub(super) fn approval_question(request: &ApprovalRequest) -> String {
+    let (name, input) = (clean(&request.call.name), clean(&request.arguments.to_string()));
+    match request.phase {
         ApprovalPhase::Before => format!("? {name} {input}: may it run?"),
         ApprovalPhase::After => {
-            let output = clean(asked.output_summary.as_deref().unwrap_or_default());
-            format!("? {name} {input} answered: {output}\n  may the model see this?")
+            let output = clean(request.output_summary.as_deref().unwrap_or_default());
+            format!("? {name} {input} answered: {output}\n  may the model see it?")
         }
     }
 }
 
-fn given(name: &str, phase: ApprovalPhase, verdict: Verdict) -> String {
+fn approval_line(name: &str, phase: ApprovalPhase, verdict: Verdict) -> String {
     let mark = match verdict {
         Verdict::Approved => "+",
         Verdict::Rejected | Verdict::Expired => "-",
     };
-    let what = match phase {
+    let subject = match phase {
         ApprovalPhase::Before => "",
         ApprovalPhase::After => "'s result",
     };
-    format!("{mark} {}{what} {}", part(name), verdict.as_str())
+    format!("{mark} {}{subject} {}", short(name), verdict.as_str())
 }
 
-fn conflict(name: &str, names: &[VariableName], rerun: bool) -> String {
+fn conflict_line(name: &str, names: &[VariableName], rerun: bool) -> String {
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
-    let then = if rerun { "it runs again" } else { "what it writes does not count" };
-    format!("! {} read too early: {}: {then}", part(name), part(&names.join(", ")))
+    let consequence = if rerun { "it runs again" } else { "its writes are discarded" };
+    format!(
+        "! {} read a variable too early ({}): {consequence}",
+        short(name),
+        short(&names.join(", "))
+    )
 }
 
-/// The line of a call that has its outcome.
-fn ended(result: &ToolResult) -> String {
+/// Formats a call that has its result.
+fn result_line(result: &ToolResult) -> String {
     let mark = match result.outcome.status {
         ToolStatus::Ok => "✓",
         ToolStatus::Failed
@@ -226,19 +233,23 @@ fn ended(result: &ToolResult) -> String {
         | ToolStatus::Refused
         | ToolStatus::Unknown => "✗",
     };
-    let name = part(&result.call.name);
-    let input = part(&result.call.arguments_text());
-    let output = part(&result.outcome.content);
+    let name = short(&result.call.name);
+    let input = short(&result.call.arguments_text());
+    let output = short(&result.outcome.content);
     let copied = if result.notes.duplicate_of.is_some() { " (copied)" } else { "" };
-    format!("{mark} {name} {input}  {}{copied}  {output}", time(result.duration))
+    format!("{mark} {name} {input}  {}{copied}  {output}", format_duration(result.duration))
 }
 
-fn sums(end: RunEnd, stats: &RunStats) -> String {
+fn run_end_line(end: RunEnd, stats: &RunStats) -> String {
     let RunStats { turns, tool_calls, duration, .. } = stats;
-    format!("{}: turns {turns}, tool calls {tool_calls}, {}", end.as_str(), time(*duration))
+    format!(
+        "{}: turns {turns}, tool calls {tool_calls}, {}",
+        end.as_str(),
+        format_duration(*duration)
+    )
 }
 
-fn time(duration: Duration) -> String {
+fn format_duration(duration: Duration) -> String {
     if duration < Duration::from_millis(10) {
         format!("{:.1} ms", duration.as_secs_f64() * 1000.0)
     } else if duration < Duration::from_secs(1) {
@@ -248,11 +259,11 @@ fn time(duration: Duration) -> String {
     }
 }
 
-fn part(text: &str) -> String {
-    excerpt(&clean(text), PART_CHARS)
+fn short(text: &str) -> String {
+    excerpt(&clean(text), EXCERPT_CHARS)
 }
 
-/// One line without anything that a terminal would obey.
+/// Replaces control characters, so that the text is one line without terminal commands.
 fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
@@ -303,24 +314,24 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_shown_from_its_opening_to_its_outcome() {
+    fn a_call_has_a_line_from_its_opening_to_its_result() {
         let at = Duration::from_millis;
         let mut progress = RunProgress::default();
-        assert_eq!(progress.handle(at(0), &Event::CallOpened { call: label(0) }), None);
-        assert_eq!(progress.live(at(0)), ["⠋ clock   …"]);
-        assert_eq!(progress.handle(at(100), &started(0, "{\"zone\":1}")), None);
-        assert_eq!(progress.live(at(350)), ["⠸ clock {\"zone\":1}  250 ms"]);
+        assert_eq!(progress.handle_event(at(0), &Event::CallOpened { call: label(0) }), None);
+        assert_eq!(progress.open_call_lines(at(0)), ["⠋ clock   …"]);
+        assert_eq!(progress.handle_event(at(100), &started(0, "{\"zone\":1}")), None);
+        assert_eq!(progress.open_call_lines(at(350)), ["⠸ clock {\"zone\":1}  250 ms"]);
         let note = Event::CallProgressed { key: label(0).key, text: "half\nway".to_owned() };
-        assert_eq!(progress.handle(at(350), &note), None);
-        assert_eq!(progress.live(at(1400)), ["⠦ clock {\"zone\":1}  1.3 s  half way"]);
+        assert_eq!(progress.handle_event(at(350), &note), None);
+        assert_eq!(progress.open_call_lines(at(1400)), ["⠦ clock {\"zone\":1}  1.3 s  half way"]);
         let line = "✓ clock {\"zone\":\"Asia/Tokyo\"}  1.5 s  noon".to_owned();
-        let ended = progress.handle(at(1600), &finished(0, ToolOutcome::ok("noon")));
+        let ended = progress.handle_event(at(1600), &finished(0, ToolOutcome::ok("noon")));
         assert_eq!(ended, Some(ScreenItem::Line(line)));
-        assert!(progress.live(at(1600)).is_empty());
+        assert!(progress.open_call_lines(at(1600)).is_empty());
     }
 
     #[test]
-    fn questions_are_shown_in_full_and_what_came_of_them_in_a_line() {
+    fn approval_questions_are_complete_and_decisions_are_one_line() {
         let mut asked = ApprovalRequest {
             call: label(0),
             phase: ApprovalPhase::Before,
@@ -328,13 +339,14 @@ mod tests {
             arguments_sha256: String::new(),
             output_summary: None,
         };
-        let text = question(&asked);
+        let text = approval_question(&asked);
         assert!(text.len() > 500 && text.ends_with(" \"}: may it run?"), "{text}");
         asked.phase = ApprovalPhase::After;
         asked.output_summary = Some("no\non".to_owned());
-        let text = question(&asked);
-        assert!(text.ends_with("answered: no on\n  may the model see this?"), "{text}");
-        let shown = |event: &Event| match RunProgress::default().handle(Duration::ZERO, event) {
+        let text = approval_question(&asked);
+        assert!(text.ends_with("answered: no on\n  may the model see it?"), "{text}");
+        let shown = |event: &Event| match RunProgress::default().handle_event(Duration::ZERO, event)
+        {
             Some(ScreenItem::Line(line)) => line,
             other => panic!("{other:?}"),
         };
@@ -348,7 +360,7 @@ mod tests {
         assert_eq!(shown(&given), "- clock's result expired");
         let names = vec!["a".into(), "b".into()];
         let conflict = Event::ConflictFound { call, names, rerun: true };
-        assert_eq!(shown(&conflict), "! clock read too early: a, b: it runs again");
+        assert_eq!(shown(&conflict), "! clock read a variable too early (a, b): it runs again");
     }
 
     #[test]
@@ -362,8 +374,8 @@ mod tests {
             input_summary: "{\"query\":\"a\u{9b}b\"}".to_owned(),
         };
         let shown = |status| {
-            let event = Event::ServiceCallShown { call: Box::new(call.clone()), status };
-            RunProgress::default().handle(Duration::ZERO, &event)
+            let event = Event::ServiceCallChanged { call: Box::new(call.clone()), status };
+            RunProgress::default().handle_event(Duration::ZERO, &event)
         };
         assert_eq!(shown(ServiceCallStatus::Running), None);
         let line = "· web_search {\"query\":\"a b\"}  run by the service".to_owned();
@@ -373,11 +385,11 @@ mod tests {
     }
 
     #[test]
-    fn another_attempt_clears_what_was_open() {
+    fn another_attempt_removes_open_calls() {
         let mut progress = RunProgress::default();
-        progress.handle(Duration::ZERO, &started(0, "{}"));
-        progress.handle(Duration::ZERO, &started(1, "{}"));
-        assert_eq!(progress.live(Duration::ZERO).len(), 2);
+        progress.handle_event(Duration::ZERO, &started(0, "{}"));
+        progress.handle_event(Duration::ZERO, &started(1, "{}"));
+        assert_eq!(progress.open_call_lines(Duration::ZERO).len(), 2);
         let attempt = Event::AttemptStarted {
             attempt: 2,
             model: "m".to_owned(),
@@ -387,20 +399,20 @@ mod tests {
             rollback: false,
             fallback: false,
         };
-        let shown = progress.handle(Duration::ZERO, &attempt);
+        let shown = progress.handle_event(Duration::ZERO, &attempt);
         assert_eq!(shown, Some(ScreenItem::Line("! attempt 2 with m: it broke".to_owned())));
-        assert!(progress.live(Duration::ZERO).is_empty());
+        assert!(progress.open_call_lines(Duration::ZERO).is_empty());
     }
 
     #[test]
-    fn a_tool_cannot_write_to_the_terminal() {
+    fn control_characters_of_tools_are_removed() {
         let outcome = ToolOutcome::not_ok(
             ToolStatus::Failed,
             FailureKind::ToolError,
             "\u{1b}[2Jgone\r\n\u{9b}31m",
         );
         let Some(ScreenItem::Line(line)) =
-            RunProgress::default().handle(Duration::ZERO, &finished(0, outcome))
+            RunProgress::default().handle_event(Duration::ZERO, &finished(0, outcome))
         else {
             panic!("a call that ended is shown");
         };

@@ -1,23 +1,25 @@
-//! `callsheet replay`: a stored session once more, without models and tools.
+//! `callsheet replay`: replays a stored session from its journal, without models and tools.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use super::error::CommandError;
+use super::output::{self, count_of};
 use super::setup::{self, LoadedConfig, ModelArgs};
-use super::{CommandError, out};
 use crate::journal::JournalReader;
 use crate::record::Seq;
 use crate::runtime::AgentRules;
-use crate::turn::{Difference, Replayed, replay};
+use crate::session::{Replayed, replay};
+use crate::turn::Difference;
 use crate::types::SessionId;
 
 /// Flags of `callsheet replay`.
 #[derive(Debug, clap::Args)]
 pub(super) struct ReplayArgs {
-    /// The session.
+    /// Id of the session.
     #[arg(value_name = "ID")]
     session: String,
-    /// Where the journal is; the configuration's data_dir without one.
+    /// Directory of the journal [default: data_dir of the configuration]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
     #[command(flatten)]
@@ -33,36 +35,32 @@ pub(super) fn main(args: &ReplayArgs) -> Result<ExitCode, CommandError> {
     let journal = JournalReader::open(dir).map_err(CommandError::usage)?;
     let entries = journal.read(&session, Seq(0)).map_err(CommandError::failed)?;
     if entries.is_empty() {
-        let place = journal.file().display();
-        return Err(CommandError::failed(format!("there is no session {session} in {place}")));
+        let file = journal.file().display();
+        return Err(CommandError::failed(format!("there is no session {session} in {file}")));
     }
     let replayed = replay(&session, &entries, |agent, overrides| {
         rules.of(agent, overrides).map_err(|error| error.to_string())
     });
     let (text, status) = match replayed {
-        Ok(replayed) => (equal(&session, &replayed), ExitCode::SUCCESS),
-        Err(difference) => (different(&session, &difference), ExitCode::FAILURE),
+        Ok(replayed) => (describe_equal(&session, &replayed), ExitCode::SUCCESS),
+        Err(difference) => (describe_difference(&session, &difference), ExitCode::FAILURE),
     };
-    out::to_stdout(&text).map_err(|error| out::broken(&error))?;
+    output::to_stdout(&text).map_err(|error| output::write_error(&error))?;
     Ok(status)
 }
 
-fn equal(session: &SessionId, replayed: &Replayed) -> String {
+fn describe_equal(session: &SessionId, replayed: &Replayed) -> String {
     let Replayed { runs, turns, calls, records, unfinished, .. } = replayed;
-    let rest = if *unfinished { "; its last run is not over" } else { "" };
+    let note = if *unfinished { "; its last run has not ended" } else { "" };
     format!(
-        "{session}: no difference in {}, {}, {} and {}{rest}\n",
-        counted(u64::from(*runs), "run"),
-        counted(u64::from(*turns), "turn"),
-        counted(*calls as u64, "call"),
-        counted(*records as u64, "record"),
+        "{session}: no difference in {}, {}, {} and {}{note}\n",
+        count_of(*runs, "run"),
+        count_of(*turns, "turn"),
+        count_of(*calls as u64, "call"),
+        count_of(*records as u64, "record"),
     )
 }
 
-fn counted(number: u64, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
-}
-
-fn different(session: &SessionId, difference: &Difference) -> String {
+fn describe_difference(session: &SessionId, difference: &Difference) -> String {
     format!("{session}: {difference}\n")
 }

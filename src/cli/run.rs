@@ -1,12 +1,13 @@
-//! `callsheet run`: one prompt to its final answer.
+//! `callsheet run`: runs one prompt to its final answer.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use super::approve::ApprovalMode;
-use super::serve::Signals;
+use super::approval_prompts::ApprovalMode;
+use super::error::CommandError;
 use super::setup::{self, LoadedConfig, ModelArgs};
-use super::{CommandError, image, out, watch};
+use super::signals::Signals;
+use super::{images, output, watch};
 use crate::config::{Config, DEFAULT_AGENT, JournalEngine, REHEARSAL, ToolPattern};
 use crate::journal::JournalReader;
 use crate::runtime::{Host, HostSetup, OpenSession, RunRequest};
@@ -19,40 +20,40 @@ use crate::types::{Execution, RunEnd, SessionId};
 pub(super) struct RunArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Which agent answers; the only one, or the one that is called default.
+    /// The agent that answers [default: the only agent, or the agent named default]
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,
-    /// The session to go on with, or to begin: it is kept in the data directory. Without it nothing
-    /// is kept.
+    /// The session to continue or to open; it is stored in the data directory. Without this flag
+    /// nothing is stored.
     #[arg(long, value_name = "ID")]
     session: Option<String>,
-    /// Where sessions are kept [default: ./callsheet-data]
+    /// Directory where sessions are stored [default: ./callsheet-data]
     #[arg(long, value_name = "DIR", requires = "session")]
     data_dir: Option<PathBuf>,
-    /// How tool calls are run: sequential, parallel or parallel:N.
+    /// Execution of tool calls: sequential, parallel or parallel:N.
     #[arg(long)]
     execution: Option<Execution>,
-    /// The tools that may be called, by name or pattern.
+    /// Names or patterns of the tools that may be called.
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     tools: Option<Vec<String>>,
-    /// Whether more than the first call of a response is run.
+    /// Run all tool calls of a response, or only the first.
     #[arg(long, value_name = "true|false")]
     multi_tool_calls: Option<bool>,
-    /// Whether the model streams its answer.
+    /// Request a streamed response, or a plain one.
     #[arg(long, value_name = "true|false")]
     stream: Option<bool>,
-    /// Print one event a line, as JSON.
+    /// Print events as JSON, one per line.
     #[arg(long)]
     json: bool,
-    /// Approve every call that a tool asks about. Without it they are asked about in the terminal;
-    /// where there is none, and with --json, they are rejected.
+    /// Approve every call that needs approval. Without this flag the terminal asks; without a
+    /// terminal, and with --json, such calls are rejected.
     #[arg(long)]
     approve: bool,
-    /// An image that goes with the prompt: a file (png, jpeg, gif or webp, at most 20 MB), or an
-    /// address that the model's service can reach. May be given again.
+    /// An image for the prompt: a file (png, jpeg, gif or webp, at most 20 MB) or a URL that the
+    /// model's service can reach. Can be repeated.
     #[arg(long = "image", value_name = "FILE|URL")]
     images: Vec<String>,
-    /// What to answer.
+    /// The prompt.
     prompt: String,
 }
 
@@ -63,66 +64,66 @@ pub(super) async fn main(args: RunArgs) -> Result<ExitCode, CommandError> {
     if args.prompt.trim().is_empty() {
         return Err(CommandError::usage("the prompt is empty"));
     }
-    let input = image::with_images(&args.prompt, &args.images).map_err(CommandError::usage)?;
+    let input = images::with_images(&args.prompt, &args.images).map_err(CommandError::usage)?;
     let LoadedConfig { mut config, .. } = args.model.load()?;
-    let known = match &args.session {
-        Some(id) => stored_agent(&mut config, id, args.data_dir.as_deref())?,
+    let stored_agent = match &args.session {
+        Some(id) => find_stored_agent(&mut config, id, args.data_dir.as_deref())?,
         None => {
-            // Nothing is kept.
+            // Without a session nothing is stored.
             config.journal.engine = JournalEngine::Memory;
             None
         }
     };
-    let agent = choose_agent(&config, args.agent.as_deref().or(known.as_deref()))?;
-    if let Some(known) = known.as_ref().filter(|known| **known != agent) {
+    let agent = choose_agent(&config, args.agent.as_deref().or(stored_agent.as_deref()))?;
+    if let Some(stored) = stored_agent.as_ref().filter(|stored| **stored != agent) {
         return Err(CommandError::usage(format!(
-            "--agent: the session is one of the agent {known:?}"
+            "--agent: the session belongs to agent {stored:?}"
         )));
     }
     let tools = setup::tools(&config)?;
-    apply(&args, &mut config, &agent, &tools)?;
+    apply_flags(&args, &mut config, &agent, &tools)?;
     let mut signals = Signals::new().map_err(CommandError::failed)?;
-    // Only the agent that answers decides whether the offline model is needed.
+    // The rehearsal model is started only if the chosen agent uses it.
     config.agents.retain(|name, _| *name == agent);
-    let rehearsal = setup::rehearse(&mut config).await?;
+    let rehearsal = setup::start_rehearsal(&mut config).await?;
     if rehearsal.is_some() {
         let is_first = config.agents.values().all(|agent| agent.model == REHEARSAL);
-        let when = if is_first { "" } else { "where other models fail, " };
-        let line = format!("callsheet: {when}the offline rehearsal model answers, no real one\n");
-        out::to_stderr(&line);
+        let when = if is_first { "" } else { " if other models fail" };
+        let line = "the offline rehearsal model answers";
+        output::to_stderr(&format!("callsheet: {line}{when}; it is not a real model\n"));
     }
-    let host = Host::start(HostSetup { config, tools }).await.map_err(setup::not_started)?;
-    let session = match (&args.session, known) {
+    let host = Host::start(HostSetup { config, tools }).await.map_err(setup::start_error)?;
+    let session = match (&args.session, stored_agent) {
         (Some(id), Some(_)) => host.session(&session_id(id)?),
         (id, _) => {
             let open = OpenSession { agent: Some(agent), id: id.clone(), messages: Vec::new() };
             host.open_session(open).await.map_err(CommandError::failed)?
         }
     };
-    // A run that an earlier process left unfinished goes on first.
+    // Waits for a run that an earlier process left unfinished.
     let request = RunRequest { queue: args.session.is_some(), ..input.into() };
     let run = session.start_run(request).await.map_err(CommandError::failed)?;
-    let manner = ApprovalMode::of(args.approve, args.json);
-    let watched = if args.json {
-        watch::as_json(&session, run, manner, &mut signals).await
+    let mode = ApprovalMode::from_flags(args.approve, args.json);
+    let report = if args.json {
+        watch::as_json(&session, run, mode, &mut signals).await
     } else {
-        watch::on_screen(&session, run, manner, &mut signals).await
+        watch::on_screen(&session, run, mode, &mut signals).await
     };
     host.shutdown().await;
     if let Some(rehearsal) = rehearsal {
         rehearsal.shutdown().await;
     }
-    let report = watched?;
+    let report = report?;
     if !args.json
         && let Some(error) = &report.error
     {
-        out::error(&error.message);
+        output::error(&error.message);
     }
-    Ok(ExitCode::from(status(report.run_end)))
+    Ok(ExitCode::from(exit_status(report.run_end)))
 }
 
-/// The agent of the session that is asked for, if it is stored.
-fn stored_agent(
+/// Returns the agent of a stored session.
+fn find_stored_agent(
     config: &mut Config,
     id: &str,
     data_dir: Option<&Path>,
@@ -132,7 +133,8 @@ fn stored_agent(
     }
     let id = session_id(id)?;
     if config.journal.engine == JournalEngine::Memory {
-        let message = "--session: the configuration keeps the journal in memory";
+        let message =
+            "--session: the configuration's journal is in memory; set journal.engine = \"sqlite\"";
         return Err(CommandError::usage(message));
     }
     if !config.host.data_dir.exists() {
@@ -141,7 +143,7 @@ fn stored_agent(
     let found = JournalReader::open(&config.host.data_dir).and_then(|reader| reader.find(&id));
     match found {
         Ok(stored) => Ok(stored.map(|stored| stored.agent)),
-        // A directory without a journal is one that the host fills.
+        // In a directory without a journal the host creates one.
         Err(_) if !config.host.data_dir.join("journal.db").exists() => Ok(None),
         Err(error) => Err(CommandError::usage(error)),
     }
@@ -151,27 +153,27 @@ fn session_id(text: &str) -> Result<SessionId, CommandError> {
     SessionId::parse(text).map_err(|error| CommandError::usage(format!("--session: {error}")))
 }
 
-fn choose_agent(config: &Config, asked: Option<&str>) -> Result<String, CommandError> {
-    let known = || config.agents.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
-    if let Some(name) = asked {
+fn choose_agent(config: &Config, flag: Option<&str>) -> Result<String, CommandError> {
+    let names = || config.agents.keys().map(String::as_str).collect::<Vec<_>>().join(", ");
+    if let Some(name) = flag {
         return if config.agents.contains_key(name) {
             Ok(name.to_owned())
         } else {
-            let known = known();
+            let names = names();
             Err(CommandError::usage(format!(
-                "--agent: no agent is called {name:?} (known: {known})"
+                "--agent: no agent is called {name:?} (known: {names})"
             )))
         };
     }
-    let mut names = config.agents.keys();
-    match (names.next(), names.next()) {
+    let mut agents = config.agents.keys();
+    match (agents.next(), agents.next()) {
         (Some(only), None) => Ok(only.clone()),
         (_, _) if config.agents.contains_key(DEFAULT_AGENT) => Ok(DEFAULT_AGENT.to_owned()),
-        (_, _) => Err(CommandError::usage(format!("say which agent with --agent ({})", known()))),
+        (_, _) => Err(CommandError::usage(format!("choose an agent with --agent ({})", names()))),
     }
 }
 
-fn apply(
+fn apply_flags(
     args: &RunArgs,
     config: &mut Config,
     name: &str,
@@ -185,7 +187,7 @@ fn apply(
         agent.execution = execution;
     }
     if let Some(patterns) = &args.tools {
-        agent.tools = named_tools(patterns, tools)?;
+        agent.tools = parse_tool_patterns(patterns, tools)?;
     }
     if let Some(on) = args.multi_tool_calls {
         agent.multi_tool_calls = on;
@@ -193,13 +195,13 @@ fn apply(
     Ok(())
 }
 
-/// The patterns of `--tools`; an empty list means no tools.
-fn named_tools(
+/// Parses the patterns of `--tools`. An empty list means no tools.
+fn parse_tool_patterns(
     patterns: &[String],
     tools: &ToolRegistry,
 ) -> Result<Vec<ToolPattern>, CommandError> {
-    let named = patterns.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
-    named
+    let patterns = patterns.iter().map(|text| text.trim()).filter(|text| !text.is_empty());
+    patterns
         .map(|text| {
             let pattern = ToolPattern::new(text);
             if tools.iter().any(|(name, _)| pattern.matches(name)) {
@@ -214,8 +216,8 @@ fn named_tools(
         .collect()
 }
 
-/// The exit status that scripts see.
-fn status(end: RunEnd) -> u8 {
+/// Returns the exit status for the end of a run.
+fn exit_status(end: RunEnd) -> u8 {
     match end {
         RunEnd::Answered => 0,
         RunEnd::Failed | RunEnd::Refused => 1,
@@ -237,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_run_may_use_up_has_a_status_of_its_own() {
+    fn limits_have_their_own_exit_status() {
         for end in [
             RunEnd::MaxTurns,
             RunEnd::TimedOut,
@@ -245,14 +247,14 @@ mod tests {
             RunEnd::Budget,
             RunEnd::LoopDetected,
         ] {
-            assert_eq!(status(end), 3, "{end:?}");
+            assert_eq!(exit_status(end), 3, "{end:?}");
         }
-        assert_eq!((status(RunEnd::Answered), status(RunEnd::Refused)), (0, 1));
-        assert_eq!(status(RunEnd::Interrupted), 130);
+        assert_eq!((exit_status(RunEnd::Answered), exit_status(RunEnd::Refused)), (0, 1));
+        assert_eq!(exit_status(RunEnd::Interrupted), 130);
     }
 
     #[test]
-    fn the_agent_is_the_named_one_the_only_one_or_default() {
+    fn the_agent_is_the_flag_the_only_one_or_default() {
         let one = parse("[agents.writer]\n");
         let two = parse("[agents.writer]\n[agents.reader]\n");
         let with_default = parse("[agents.writer]\n[agents.default]\n");
@@ -260,7 +262,7 @@ mod tests {
         assert_eq!(choose_agent(&two, Some("reader")), Ok("reader".to_owned()));
         assert_eq!(choose_agent(&with_default, None), Ok("default".to_owned()));
         let error = choose_agent(&two, None).expect_err("refuse");
-        assert_eq!(error, CommandError::usage("say which agent with --agent (reader, writer)"));
+        assert_eq!(error, CommandError::usage("choose an agent with --agent (reader, writer)"));
         let error = choose_agent(&one, Some("x")).expect_err("refuse");
         assert_eq!((error.status, error.message.contains("writer")), (2, true));
     }

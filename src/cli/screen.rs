@@ -1,8 +1,7 @@
-//! Shows a run: the answer on stdout, everything about it on stderr.
+//! The screen of a run: the answer on stdout, everything else on stderr.
 //!
-//! On a terminal the answer is written as it comes, and the open calls are lines below it that are
-//! drawn anew until they end. Without one, stdout gets the whole answer once, and stderr plain
-//! lines.
+//! On a terminal the answer is written as it streams, and below it one line per open call is redrawn
+//! until the call ends. Otherwise stdout gets the complete answer once, and stderr gets plain lines.
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
@@ -10,43 +9,43 @@ use std::os::fd::AsFd;
 use super::progress::ScreenItem;
 use crate::types::{fitting, harmless};
 
-/// Columns where nobody says how many there are.
-const COLUMNS: usize = 80;
+/// Width of an output that is not a terminal.
+const DEFAULT_COLUMNS: usize = 80;
 
-/// How many columns an output has: what the environment says, or else its terminal.
+/// Returns the width of an output: `COLUMNS` of the environment, or else that of its terminal.
 pub(super) fn terminal_columns(output: impl AsFd) -> usize {
-    let said = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
+    let from_env = std::env::var("COLUMNS").ok().and_then(|text| text.parse().ok());
     let measured = || rustix::termios::tcgetwinsize(output).ok().map(|size| size.ws_col.into());
-    said.or_else(measured).filter(|columns| *columns > 0).unwrap_or(COLUMNS)
+    from_env.or_else(measured).filter(|columns| *columns > 0).unwrap_or(DEFAULT_COLUMNS)
 }
 
-/// Whether an output gets colours: a terminal does, unless `NO_COLOR` is set or it knows none.
+/// Returns true if an output gets colours: it is a terminal that supports them, and `NO_COLOR` is
+/// not set.
 pub(super) fn is_coloured(is_terminal: bool) -> bool {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty());
     is_terminal && set("NO_COLOR").is_none() && set("TERM").is_some_and(|term| term != "dumb")
 }
 
-/// Two outputs and what stands on them.
+/// Two outputs and the state of their last lines.
 #[derive(Debug)]
 pub(super) struct Screen<O, E> {
     out: O,
     err: E,
-    /// Whether pieces of the answer are written as they come.
-    streams: bool,
-    /// Whether open calls are drawn.
-    draws: bool,
+    /// The answer is written as it streams.
+    streams_answer: bool,
+    /// Open calls are drawn.
+    draws_calls: bool,
     columns: usize,
-    /// StdinLines of open calls on the terminal, the cursor below them.
+    /// The lines of open calls on the terminal; the cursor is below them.
     drawn: Vec<String>,
-    /// Text that waits for the end of its line, because open calls stand below.
-    held: String,
-    /// Whether the last line of text has no end yet.
-    line_open: bool,
+    /// Answer text whose line is not complete. It waits while open calls are drawn below.
+    held_text: String,
+    /// The last line of the answer has no line end yet.
+    is_line_open: bool,
 }
 
 impl<O: Write, E: Write> Screen<O, E> {
-    /// A screen on two outputs, each a terminal or not. StdinLines that are drawn anew have at most
-    /// `columns`: one that wraps would not be erased whole.
+    /// Makes a screen. Redrawn lines are cut to `columns`, because a wrapped line could not be erased.
     pub(super) fn new(
         out: O,
         out_is_terminal: bool,
@@ -57,92 +56,94 @@ impl<O: Write, E: Write> Screen<O, E> {
         Self {
             out,
             err,
-            streams: out_is_terminal,
-            draws: err_is_terminal,
+            streams_answer: out_is_terminal,
+            draws_calls: err_is_terminal,
             columns: columns.max(20),
             drawn: Vec::new(),
-            held: String::new(),
-            line_open: false,
+            held_text: String::new(),
+            is_line_open: false,
         }
     }
 
-    /// Whether open calls are drawn, so that it is worth to draw them often.
-    pub(super) fn draws(&self) -> bool {
-        self.draws
+    /// Returns true if open calls are drawn and need regular updates.
+    pub(super) fn draws_calls(&self) -> bool {
+        self.draws_calls
     }
 
-    /// Shows what there is to show, and below it the open calls.
+    /// Writes permanent output and redraws the lines of open calls below it.
     ///
     /// # Errors
     /// When stdout cannot be written.
-    pub(super) fn show(
+    pub(super) fn update(
         &mut self,
-        shows: impl IntoIterator<Item = ScreenItem>,
-        live: &[String],
+        items: impl IntoIterator<Item = ScreenItem>,
+        open_calls: &[String],
     ) -> io::Result<()> {
-        let live = if self.draws { live } else { &[] };
-        let mut shows = shows.into_iter().peekable();
-        if shows.peek().is_none() && self.drawn == live {
+        let open_calls = if self.draws_calls { open_calls } else { &[] };
+        let mut items = items.into_iter().peekable();
+        if items.peek().is_none() && self.drawn == open_calls {
             return Ok(());
         }
         self.erase();
-        for show in shows {
-            match show {
-                ScreenItem::Text(text) if self.streams => self.held.push_str(&harmless(&text)),
-                ScreenItem::Text(_) => {}
+        for item in items {
+            match item {
+                ScreenItem::AnswerText(text) if self.streams_answer => {
+                    self.held_text.push_str(&harmless(&text))
+                }
+                ScreenItem::AnswerText(_) => {}
                 ScreenItem::Line(line) => {
                     self.end_line()?;
-                    self.say(&format!("{line}\n"));
+                    self.write_err(&format!("{line}\n"));
                 }
             }
         }
-        if live.is_empty() {
-            let held = std::mem::take(&mut self.held);
-            return self.write(&held);
+        if open_calls.is_empty() {
+            let held = std::mem::take(&mut self.held_text);
+            return self.write_out(&held);
         }
-        if let Some(end) = self.held.rfind('\n') {
-            let rest = self.held.split_off(end + 1);
-            let lines = std::mem::replace(&mut self.held, rest);
-            self.write(&lines)?;
+        if let Some(end) = self.held_text.rfind('\n') {
+            let incomplete = self.held_text.split_off(end + 1);
+            let lines = std::mem::replace(&mut self.held_text, incomplete);
+            self.write_out(&lines)?;
         }
-        if self.line_open {
-            self.write("\n")?;
+        if self.is_line_open {
+            self.write_out("\n")?;
         }
         let mut lines = String::new();
-        for line in live {
+        for line in open_calls {
             lines.push_str(fitting(line, self.columns - 1));
             lines.push('\n');
         }
-        self.say(&lines);
-        self.drawn = live.to_vec();
+        self.write_err(&lines);
+        self.drawn = open_calls.to_vec();
         Ok(())
     }
 
-    /// Says the question, and leaves the cursor behind it.
+    /// Writes a prompt and leaves the cursor after it.
     ///
     /// # Errors
     /// When stdout cannot be written.
-    pub(super) fn ask(&mut self, question: &str) -> io::Result<()> {
+    pub(super) fn prompt(&mut self, prompt: &str) -> io::Result<()> {
         self.erase();
         self.end_line()?;
-        self.say(question);
+        self.write_err(prompt);
         Ok(())
     }
 
-    /// Ends the answer. Where it was not written as it came, or not wholly, it is written now.
+    /// Ends the answer. Writes the whole answer now if it was not streamed, or not completely.
     ///
     /// # Errors
     /// When stdout cannot be written.
     pub(super) fn finish(&mut self, answer: &str, complete: bool) -> io::Result<()> {
         self.erase();
         self.end_line()?;
-        if answer.is_empty() || (self.streams && complete) {
+        if answer.is_empty() || (self.streams_answer && complete) {
             return Ok(());
         }
-        if self.streams {
-            self.write(&harmless(answer))?;
+        if self.streams_answer {
+            self.write_out(&harmless(answer))?;
         } else {
-            self.write(answer)?;
+            self.write_out(answer)?;
         }
         self.end_line()
     }
@@ -150,27 +151,27 @@ impl<O: Write, E: Write> Screen<O, E> {
     fn erase(&mut self) {
         let drawn = std::mem::take(&mut self.drawn).len();
         if drawn > 0 {
-            self.say(&format!("\x1b[{drawn}A\r\x1b[J"));
+            self.write_err(&format!("\x1b[{drawn}A\r\x1b[J"));
         }
     }
 
     fn end_line(&mut self) -> io::Result<()> {
-        let held = std::mem::take(&mut self.held);
-        self.write(&held)?;
-        if self.line_open { self.write("\n") } else { Ok(()) }
+        let held = std::mem::take(&mut self.held_text);
+        self.write_out(&held)?;
+        if self.is_line_open { self.write_out("\n") } else { Ok(()) }
     }
 
-    fn write(&mut self, text: &str) -> io::Result<()> {
+    fn write_out(&mut self, text: &str) -> io::Result<()> {
         if text.is_empty() {
             return Ok(());
         }
-        self.line_open = !text.ends_with('\n');
+        self.is_line_open = !text.ends_with('\n');
         self.out.write_all(text.as_bytes())?;
         self.out.flush()
     }
 
-    /// What is said about the run may get lost without harm.
-    fn say(&mut self, text: &str) {
+    /// Writes to stderr and ignores errors: these lines are not part of the answer.
+    fn write_err(&mut self, text: &str) {
         let _ = self.err.write_all(text.as_bytes()).and_then(|()| self.err.flush());
     }
 }
@@ -180,11 +181,11 @@ mod tests {
     use super::*;
 
     fn screen(out: bool, err: bool) -> Screen<Vec<u8>, Vec<u8>> {
-        Screen::new(Vec::new(), out, Vec::new(), err, COLUMNS)
+        Screen::new(Vec::new(), out, Vec::new(), err, DEFAULT_COLUMNS)
     }
 
     fn text(text: &str) -> ScreenItem {
-        ScreenItem::Text(text.to_owned())
+        ScreenItem::AnswerText(text.to_owned())
     }
 
     fn line(text: &str) -> ScreenItem {
@@ -197,10 +198,10 @@ mod tests {
     }
 
     #[test]
-    fn without_terminals_the_answer_comes_once_and_whole() {
+    fn without_terminals_the_answer_is_written_once() {
         let mut screen = screen(false, false);
-        screen.show([text("An"), text("swer")], &["spin".to_owned()]).expect("show");
-        screen.show([line("✓ clock")], &[]).expect("show");
+        screen.update([text("An"), text("swer")], &["spin".to_owned()]).expect("update");
+        screen.update([line("✓ clock")], &[]).expect("update");
         screen.finish("Answer", true).expect("finish");
         assert_eq!(written(screen), ("Answer\n".to_owned(), "✓ clock\n".to_owned()));
     }
@@ -208,29 +209,32 @@ mod tests {
     #[test]
     fn on_a_terminal_the_answer_streams_and_is_not_repeated() {
         let mut screen = screen(true, false);
-        screen.show([text("An")], &[]).expect("show");
+        screen.update([text("An")], &[]).expect("update");
         assert_eq!(screen.out, b"An");
-        screen.show([text("swer\u{1b}[2J")], &[]).expect("show");
+        screen.update([text("swer\u{1b}[2J")], &[]).expect("update");
         screen.finish("Answer", true).expect("finish");
         assert_eq!(written(screen).0, "Answer[2J\n");
     }
 
     #[test]
-    fn an_answer_that_was_not_shown_wholly_is_shown_at_the_end() {
+    fn an_incompletely_streamed_answer_is_repeated_at_the_end() {
         let mut screen = screen(true, false);
-        screen.show([text("Ans")], &[]).expect("show");
+        screen.update([text("Ans")], &[]).expect("update");
         screen.finish("Answer", false).expect("finish");
         assert_eq!(written(screen).0, "Ans\nAnswer\n");
     }
 
     #[test]
-    fn open_calls_stand_below_the_text_and_are_drawn_anew() {
+    fn open_calls_are_redrawn_below_the_answer() {
         let mut screen = screen(true, true);
-        screen.show([text("Let me look")], &["a".to_owned(), "b".to_owned()]).expect("show");
-        assert_eq!(screen.out, b"", "the line has no end, and the calls stand where it would go");
-        screen.show([text(".\nMore")], &["b".to_owned()]).expect("show");
+        screen.update([text("Let me look")], &["a".to_owned(), "b".to_owned()]).expect("update");
+        assert_eq!(
+            screen.out, b"",
+            "the line is incomplete, and the open calls are drawn in its place"
+        );
+        screen.update([text(".\nMore")], &["b".to_owned()]).expect("update");
         assert_eq!(screen.out, b"Let me look.\n");
-        screen.show([line("✓ b")], &[]).expect("show");
+        screen.update([line("✓ b")], &[]).expect("update");
         screen.finish("More", true).expect("finish");
         let (out, err) = written(screen);
         assert_eq!(out, "Let me look.\nMore\n");
@@ -238,12 +242,12 @@ mod tests {
     }
 
     #[test]
-    fn a_question_stands_on_a_line_of_its_own_and_nothing_is_drawn_below() {
+    fn a_prompt_has_its_own_line_and_hides_open_calls() {
         let mut screen = screen(true, true);
-        screen.show([text("So")], &[]).expect("show");
-        screen.show([], &["a".to_owned()]).expect("show");
-        screen.ask("may it? ").expect("ask");
-        screen.show([line("✓ a")], &[]).expect("show");
+        screen.update([text("So")], &[]).expect("update");
+        screen.update([], &["a".to_owned()]).expect("update");
+        screen.prompt("may it? ").expect("prompt");
+        screen.update([line("✓ a")], &[]).expect("update");
         let (out, err) = written(screen);
         assert_eq!((out.as_str(), err.as_str()), ("So\n", "a\n\x1b[1A\r\x1b[Jmay it? ✓ a\n"));
     }

@@ -1,4 +1,4 @@
-//! `callsheet serve`: the host behind its HTTP API.
+//! `callsheet serve`: runs the host and its HTTP API.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use tokio::net::TcpListener;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::error::CommandError;
+use super::output;
 use super::setup::{self, LoadedConfig, ModelArgs};
-use super::{CommandError, out};
+use super::signals::Signals;
 use crate::config::{Config, JournalEngine, parse_listen};
 use crate::runtime::{Host, HostSetup};
 use crate::server::{self, ServerOptions};
@@ -20,16 +21,16 @@ use crate::telemetry::{self, LogFormat};
 pub(super) struct ServeArgs {
     #[command(flatten)]
     model: ModelArgs,
-    /// Where to listen [default: 127.0.0.1:7700]
+    /// Address to listen on [default: 127.0.0.1:7700]
     #[arg(long, value_name = "ADDR", value_parser = parse_listen)]
     listen: Option<SocketAddr>,
-    /// Where sessions are kept [default: ./callsheet-data]
+    /// Directory where sessions are stored [default: ./callsheet-data]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// How log lines are written: text or json.
+    /// Format of log lines: text or json.
     #[arg(long, value_name = "FORMAT", default_value = "text")]
     log_format: LogFormat,
-    /// Only check the configuration.
+    /// Check the configuration and exit.
     #[arg(long)]
     check: bool,
 }
@@ -46,30 +47,30 @@ pub(super) async fn main(args: ServeArgs) -> Result<ExitCode, CommandError> {
     let source = file.map_or_else(|| "the defaults".to_owned(), |file| file.display().to_string());
     if args.check {
         let (models, agents) = (config.models.len(), config.agents.len());
-        let said = format!("{source}: fine (models: {models}, agents: {agents})\n");
-        out::to_stdout(&said).map_err(|error| out::broken(&error))?;
+        let summary = format!("{source}: fine (models: {models}, agents: {agents})\n");
+        output::to_stdout(&summary).map_err(|error| output::write_error(&error))?;
         return Ok(ExitCode::SUCCESS);
     }
     telemetry::init(args.log_format).map_err(CommandError::usage)?;
     let listen = config.host.listen;
-    let listener = TcpListener::bind(listen)
-        .await
-        .map_err(|error| CommandError::usage(format!("listen on {listen}: {}", plain(&error))))?;
-    // Before the banner: whoever reads it may send a signal.
+    let listener = TcpListener::bind(listen).await.map_err(|error| {
+        CommandError::usage(format!("listen on {listen}: {}", listen_error(&error)))
+    })?;
+    // Handlers must be installed before the banner, because its reader may send a signal.
     let mut signals = Signals::new().map_err(CommandError::failed)?;
-    let rehearsal = setup::rehearse(&mut config).await?;
+    let rehearsal = setup::start_rehearsal(&mut config).await?;
     let options = ServerOptions::from(&config.host);
-    let shown = config.clone();
-    let host = Host::start(HostSetup { config, tools }).await.map_err(setup::not_started)?;
+    let configured = config.clone();
+    let host = Host::start(HostSetup { config, tools }).await.map_err(setup::start_error)?;
     let server = server::serve(listener, host.clone(), options).map_err(CommandError::failed)?;
-    out::to_stderr(&banner(&shown, server.addr(), &source));
+    output::to_stderr(&banner(&configured, server.addr(), &source));
 
     signals.next().await;
-    let grace = shown.host.shutdown_grace.as_secs_f64();
-    out::to_stderr(&format!("callsheet: stopping; running tools have {grace} s\n"));
+    let grace = configured.host.shutdown_grace.as_secs_f64();
+    output::to_stderr(&format!("callsheet: stopping; running tools have {grace} s to end\n"));
     tokio::select! {
         () = host.shutdown() => {}
-        // Whoever asks twice means at once.
+        // The second signal exits at once.
         () = signals.next() => return Ok(ExitCode::from(130)),
     }
     server.shutdown().await;
@@ -79,58 +80,32 @@ pub(super) async fn main(args: ServeArgs) -> Result<ExitCode, CommandError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The signals that end a process politely.
-#[derive(Debug)]
-pub(super) struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-    /// What a file that may grow no more is told with; it would end the process, while a write that
-    /// fails is an error that the journal tells of.
-    _file_size: Signal,
-}
-
-impl Signals {
-    pub(super) fn new() -> std::io::Result<Self> {
-        let interrupt = signal(SignalKind::interrupt())?;
-        let file_size = signal(SignalKind::from_raw(libc::SIGXFSZ))?;
-        Ok(Self { interrupt, terminate: signal(SignalKind::terminate())?, _file_size: file_size })
-    }
-
-    /// Waits for the next one.
-    pub(super) async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-        }
-    }
-}
-
-/// What a newcomer wants to know: where it is, who answers, what to try.
+/// Returns the text at start: the address, the agents and their models, and commands to try.
 fn banner(config: &Config, addr: SocketAddr, source: &str) -> String {
     let mut text = format!("callsheet: listening on http://{addr} (configuration: {source})\n");
     let addr = reachable(addr);
     for (name, agent) in &config.agents {
-        let mut who = format!("agent {name}");
-        for asked in agent.models() {
-            let Some(model) = config.models.get(asked) else { continue };
-            let _ = if asked == crate::config::REHEARSAL {
-                writeln!(text, "  {who}: the offline rehearsal model, no real one")
+        let mut label = format!("agent {name}");
+        for model_name in agent.models() {
+            let Some(model) = config.models.get(model_name) else { continue };
+            let _ = if model_name == crate::config::REHEARSAL {
+                writeln!(text, "  {label}: the offline rehearsal model (not a real model)")
             } else {
-                writeln!(text, "  {who}: {} at {}", model.model, model.base_url)
+                writeln!(text, "  {label}: {} at {}", model.model, model.base_url)
             };
-            "  or else".clone_into(&mut who);
+            "  fallback".clone_into(&mut label);
         }
     }
     match config.journal.engine {
         JournalEngine::Sqlite => {
-            let _ = writeln!(text, "  sessions are kept in {}", config.host.data_dir.display());
+            let _ = writeln!(text, "  sessions are stored in {}", config.host.data_dir.display());
         }
         JournalEngine::Memory => {
-            text.push_str("  sessions are kept in memory: they end with this host\n")
+            text.push_str("  sessions are in memory and are lost when this host stops\n")
         }
     }
     let token = if config.host.token.is_some() {
-        let _ = writeln!(text, "  requests need the token in {}", config.host.token_env);
+        let _ = writeln!(text, "  requests need the bearer token in {}", config.host.token_env);
         format!(" -H \"authorization: Bearer ${}\"", config.host.token_env)
     } else {
         String::new()
@@ -148,7 +123,8 @@ fn banner(config: &Config, addr: SocketAddr, source: &str) -> String {
     text
 }
 
-/// Where somebody at this machine reaches it: "every address" is none to call it by.
+/// Replaces an unspecified address ("all addresses") by the loopback address, which a client can
+/// connect to.
 fn reachable(addr: SocketAddr) -> SocketAddr {
     let ip = match addr.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
@@ -158,8 +134,8 @@ fn reachable(addr: SocketAddr) -> SocketAddr {
     SocketAddr::new(ip, addr.port())
 }
 
-/// The system's words without its number.
-fn plain(error: &std::io::Error) -> String {
+/// Formats the error of binding an address.
+fn listen_error(error: &std::io::Error) -> String {
     if error.kind() == std::io::ErrorKind::AddrInUse {
         return "another program uses this address".to_owned();
     }
@@ -171,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_banners_commands_name_an_address_that_answers() {
+    fn the_banner_names_a_reachable_address() {
         for (listening, reached) in
             [("0.0.0.0:1", "127.0.0.1:1"), ("[::]:2", "[::1]:2"), ("10.0.0.1:3", "10.0.0.1:3")]
         {

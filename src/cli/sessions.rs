@@ -1,4 +1,4 @@
-//! What a journal holds: its sessions, the records of one, and whether they are whole.
+//! `callsheet sessions`: lists, shows and verifies the sessions of a journal.
 
 use std::io::{self, BufWriter, IsTerminal as _, Write};
 use std::path::{Path, PathBuf};
@@ -6,99 +6,103 @@ use std::process::ExitCode;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 
+use super::error::CommandError;
+use super::output::{self, count_of};
 use super::screen::{is_coloured, terminal_columns};
-use super::{CommandError, out, setup};
-use crate::journal::export::{self, Look};
-use crate::journal::{JournalError, JournalReader, Listing, StoredSession, unfinished, verify};
+use super::setup;
+use crate::journal::export::{self, TimelineStyle};
+use crate::journal::{
+    JournalError, JournalReader, StoredSession, StoredSessionFilter, unfinished, verify,
+};
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState, harmless};
 
-/// Sessions that are asked for at once.
-const PAGE: usize = 1_000;
+/// Number of sessions that are read at once.
+const PAGE_LENGTH: usize = 1_000;
 
-/// What is asked of a journal.
+/// The subcommands of `callsheet sessions`.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum SessionsCommand {
     /// Lists the stored sessions.
     List {
         #[command(flatten)]
-        place: JournalLocation,
-        /// At most so many; 0 is no limit.
+        location: JournalLocation,
+        /// Maximum number of sessions; 0 means no limit.
         #[arg(long, value_name = "N", default_value_t = 0)]
         limit: usize,
-        /// Those in this state: idle or running.
+        /// Only sessions in this state: idle or running.
         #[arg(long, value_name = "STATE", value_parser = states())]
         state: Option<SessionState>,
-        /// Print one JSON object a line.
+        /// Print one JSON object per line.
         #[arg(long)]
         json: bool,
     },
     /// Shows the records of a session.
-    ScreenItem {
-        /// The session.
+    Show {
+        /// Id of the session.
         #[arg(value_name = "ID", value_parser = SessionId::parse)]
         id: SessionId,
         #[command(flatten)]
-        place: JournalLocation,
-        /// How: text for a terminal, jsonl (every record), openai (the messages), markdown, or
-        /// timeline (a picture of when what went on).
+        location: JournalLocation,
+        /// The format: text for a terminal, jsonl (one record per line), openai (the messages),
+        /// markdown, or timeline (turns and calls on a time axis).
         #[arg(long, value_name = "FORMAT", default_value = "text")]
         format: RecordFormat,
     },
-    /// Checks that every record is there and that they agree with each other.
+    /// Verifies that the records of sessions are complete and consistent.
     Verify {
-        /// Only this session; all of them and the database without one.
+        /// Only this session [default: the database and all sessions]
         #[arg(value_name = "ID", value_parser = SessionId::parse)]
         id: Option<SessionId>,
         #[command(flatten)]
-        place: JournalLocation,
+        location: JournalLocation,
     },
 }
 
-/// Where the journal is.
+/// Flags that locate the journal.
 #[derive(Debug, clap::Args)]
 pub(super) struct JournalLocation {
-    /// The data directory; else that of the configuration.
+    /// The data directory [default: data_dir of the configuration]
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// The configuration; ./callsheet.toml if that is there.
+    /// The configuration file [default: ./callsheet.toml, if it exists]
     #[arg(long, value_name = "FILE", conflicts_with = "data_dir")]
     config: Option<PathBuf>,
 }
 
-/// How records are shown.
+/// The output format of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(super) enum RecordFormat {
-    /// A line or a few for each record.
+    /// One or more lines for each record.
     Text,
-    /// Each record as a JSON object in a line.
+    /// One JSON object per record and line.
     Jsonl,
-    /// The history as messages of the Chat Completions form.
+    /// The history as messages of OpenAI's Chat Completions API.
     Openai,
-    /// A log to be read.
+    /// A conversation in Markdown.
     Markdown,
     /// The turns of each run on a time axis.
     Timeline,
 }
 
-/// A journal, and the directory that it is in.
+/// An open journal and its directory.
 struct OpenJournal {
     reader: JournalReader,
     dir: PathBuf,
 }
 
-/// Does what is asked of a journal.
+/// Runs a subcommand.
 pub(super) fn main(command: &SessionsCommand) -> Result<ExitCode, CommandError> {
     match command {
-        SessionsCommand::List { place, limit, state, json } => {
-            list(&place.open()?, *limit, *state, *json)?;
+        SessionsCommand::List { location, limit, state, json } => {
+            list(&location.open()?, *limit, *state, *json)?;
             Ok(ExitCode::SUCCESS)
         }
-        SessionsCommand::ScreenItem { id, place, format } => {
-            show(&place.open()?, id, *format)?;
+        SessionsCommand::Show { id, location, format } => {
+            show(&location.open()?, id, *format)?;
             Ok(ExitCode::SUCCESS)
         }
-        SessionsCommand::Verify { id, place } => check(&place.open()?, id.as_ref()),
+        SessionsCommand::Verify { id, location } => verify_journal(&location.open()?, id.as_ref()),
     }
 }
 
@@ -118,32 +122,33 @@ impl OpenJournal {
         let found = self.reader.find(id).map_err(CommandError::usage)?;
         found.ok_or_else(|| {
             let dir = self.dir.display();
-            let hint = "callsheet sessions list says which there are";
-            CommandError::usage(format!("{dir} holds no session {id} ({hint})"))
+            let hint = "callsheet sessions list lists them";
+            CommandError::usage(format!("{dir} has no session {id} ({hint})"))
         })
     }
 
-    /// Pages of sessions, all of them or the first so many.
+    /// Iterates over pages of sessions, up to `limit` sessions (0: all).
     fn pages(
         &self,
         limit: usize,
         state: Option<SessionState>,
     ) -> impl Iterator<Item = Result<Vec<StoredSession>, JournalError>> {
         let mut after = None;
-        let mut left = if limit == 0 { usize::MAX } else { limit };
+        let mut remaining = if limit == 0 { usize::MAX } else { limit };
         std::iter::from_fn(move || {
-            let limit = left.min(PAGE);
+            let limit = remaining.min(PAGE_LENGTH);
             if limit == 0 {
                 return None;
             }
-            let listing = Listing { after: after.take(), limit, state, touched_before: None };
+            let listing =
+                StoredSessionFilter { after: after.take(), limit, state, touched_before: None };
             let page = self.reader.list(&listing);
             match &page {
                 Ok(page) => {
-                    left -= page.len();
+                    remaining -= page.len();
                     after = Some(page.last()?.id.clone());
                 }
-                Err(_) => left = 0,
+                Err(_) => remaining = 0,
             }
             Some(page)
         })
@@ -151,19 +156,19 @@ impl OpenJournal {
 }
 
 fn list(
-    opened: &OpenJournal,
+    journal: &OpenJournal,
     limit: usize,
     state: Option<SessionState>,
     json: bool,
 ) -> Result<(), CommandError> {
-    let mut written = stdout();
+    let mut stdout = buffered_stdout();
     let (mut count, mut id_columns, mut agent_columns) = (0, 2, 5);
-    for page in opened.pages(limit, state) {
+    for page in journal.pages(limit, state) {
         let page = page.map_err(CommandError::usage)?;
         if json {
             for session in &page {
                 let line = serde_json::to_string(session).map_err(CommandError::failed)?;
-                say(&mut written, &format!("{line}\n"))?;
+                write(&mut stdout, &format!("{line}\n"))?;
             }
             continue;
         }
@@ -175,7 +180,7 @@ fn list(
             let row = format!(
                 "{id:<id_columns$}  {agent:<agent_columns$}  {state:<7}  {records:>8}  {touched}\n"
             );
-            say(&mut written, &row)
+            write(&mut stdout, &row)
         };
         if count == 0 {
             row("ID", "AGENT", "STATE", "RECORDS", "LAST CHANGE")?;
@@ -187,155 +192,151 @@ fn list(
         count += page.len();
     }
     if !json {
-        let bytes = size(opened.reader.file());
-        let (sessions, dir) = (counted(count, "session"), opened.dir.display());
-        say(&mut written, &format!("{sessions}; the journal in {dir} takes {bytes} bytes\n"))?;
+        let bytes = database_bytes(journal.reader.file());
+        let (sessions, dir) = (count_of(count as u64, "session"), journal.dir.display());
+        write(&mut stdout, &format!("{sessions}; the journal in {dir} has {bytes} bytes\n"))?;
     }
-    end(written)
+    flush(stdout)
 }
 
-fn show(opened: &OpenJournal, id: &SessionId, format: RecordFormat) -> Result<(), CommandError> {
-    opened.session(id)?;
-    let entries = opened.reader.read(id, Seq(0)).map_err(CommandError::usage)?;
-    let mut written = stdout();
+fn show(journal: &OpenJournal, id: &SessionId, format: RecordFormat) -> Result<(), CommandError> {
+    journal.session(id)?;
+    let entries = journal.reader.read(id, Seq(0)).map_err(CommandError::usage)?;
+    let mut stdout = buffered_stdout();
     match format {
         RecordFormat::Text => {
-            export::text(&entries).try_for_each(|rows| say(&mut written, &rows))?;
+            export::text(&entries).try_for_each(|lines| write(&mut stdout, &lines))?;
         }
         RecordFormat::Jsonl => {
-            entries.iter().try_for_each(|entry| say(&mut written, &export::jsonl(entry)))?;
+            entries.iter().try_for_each(|entry| write(&mut stdout, &export::jsonl(entry)))?;
         }
         RecordFormat::Openai => {
             if let Some(run) = unfinished(&entries) {
-                let only = "only what is committed is shown";
-                out::error(&format!("session {id} has an open run, {run}: {only}"));
+                let note = "only committed turns are shown";
+                output::error(&format!("session {id} has an open run, {run}: {note}"));
             }
             let messages = export::openai(&entries);
             let messages =
                 messages.map_err(|error| CommandError::usage(format!("session {id}: {error}")))?;
-            say(&mut written, &messages)?;
+            write(&mut stdout, &messages)?;
         }
         RecordFormat::Markdown => {
-            export::markdown(id, &entries).try_for_each(|piece| say(&mut written, &piece))?;
+            export::markdown(id, &entries).try_for_each(|part| write(&mut stdout, &part))?;
         }
         RecordFormat::Timeline => {
             let coloured = is_coloured(io::stdout().is_terminal());
             let columns = terminal_columns(io::stdout());
-            let look = Look { columns, coloured, turns_max: usize::MAX };
-            export::timeline(&entries, None, look).try_for_each(|run| say(&mut written, &run))?;
+            let style = TimelineStyle { columns, coloured, turns_max: usize::MAX };
+            export::timeline(&entries, None, style).try_for_each(|run| write(&mut stdout, &run))?;
         }
     }
-    end(written)
+    flush(stdout)
 }
 
-/// What a check has seen so far.
+/// Counts of a verification.
 #[derive(Default)]
 struct VerifySummary {
     sessions: usize,
     records: usize,
-    breaches: usize,
+    problems: usize,
     unfinished: usize,
 }
 
-fn check(opened: &OpenJournal, id: Option<&SessionId>) -> Result<ExitCode, CommandError> {
-    let mut written = stdout();
-    let mut seen = VerifySummary::default();
+fn verify_journal(journal: &OpenJournal, id: Option<&SessionId>) -> Result<ExitCode, CommandError> {
+    let mut stdout = buffered_stdout();
+    let mut summary = VerifySummary::default();
     match id {
         Some(id) => {
-            opened.session(id)?;
-            check_session(opened, id, &mut seen, &mut written)?;
+            journal.session(id)?;
+            verify_session(journal, id, &mut summary, &mut stdout)?;
         }
         None => {
-            let findings = opened.reader.check().unwrap_or_else(|error| vec![error.to_string()]);
+            let findings = journal.reader.check().unwrap_or_else(|error| vec![error.to_string()]);
             for finding in findings {
-                breach(&mut seen, &mut written, &format!("the database: {finding}"))?;
+                report_problem(&mut summary, &mut stdout, &format!("the database: {finding}"))?;
             }
-            for page in opened.pages(0, None) {
+            for page in journal.pages(0, None) {
                 match page {
                     Ok(page) => page.iter().try_for_each(|session| {
-                        check_session(opened, &session.id, &mut seen, &mut written)
+                        verify_session(journal, &session.id, &mut summary, &mut stdout)
                     })?,
-                    Err(error) => breach(&mut seen, &mut written, &error.to_string())?,
+                    Err(error) => report_problem(&mut summary, &mut stdout, &error.to_string())?,
                 }
             }
         }
     }
-    let VerifySummary { sessions, records, breaches, unfinished } = seen;
-    let (sessions, records) = (counted(sessions, "session"), counted(records, "record"));
-    let found = match breaches {
+    let VerifySummary { sessions, records, problems, unfinished } = summary;
+    let (sessions, records) =
+        (count_of(sessions as u64, "session"), count_of(records as u64, "record"));
+    let result = match problems {
         0 => "nothing is broken".to_owned(),
-        1 => "1 breach".to_owned(),
-        many => format!("{many} breaches"),
+        count => count_of(count as u64, "problem"),
     };
     let open = match unfinished {
         0 => String::new(),
         1 => ", 1 run has not ended".to_owned(),
         many => format!(", {many} runs have not ended"),
     };
-    say(&mut written, &format!("{sessions}, {records}: {found}{open}\n"))?;
-    end(written)?;
-    Ok(if breaches == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    write(&mut stdout, &format!("{sessions}, {records}: {result}{open}\n"))?;
+    flush(stdout)?;
+    Ok(if problems == 0 { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }
 
-/// One session in memory at a time.
-fn check_session(
-    opened: &OpenJournal,
+/// Verifies one session. Only one session is in memory at a time.
+fn verify_session(
+    journal: &OpenJournal,
     id: &SessionId,
-    seen: &mut VerifySummary,
-    written: &mut impl Write,
+    summary: &mut VerifySummary,
+    output: &mut impl Write,
 ) -> Result<(), CommandError> {
-    seen.sessions += 1;
-    let entries = match opened.reader.read(id, Seq(0)) {
+    summary.sessions += 1;
+    let entries = match journal.reader.read(id, Seq(0)) {
         Ok(entries) => entries,
-        Err(error) => return breach(seen, written, &format!("session {id}: {error}")),
+        Err(error) => return report_problem(summary, output, &format!("session {id}: {error}")),
     };
-    seen.records += entries.len();
-    seen.unfinished += usize::from(unfinished(&entries).is_some());
-    for found in verify(id, &entries) {
-        breach(seen, written, &format!("session {id}: {found}"))?;
+    summary.records += entries.len();
+    summary.unfinished += usize::from(unfinished(&entries).is_some());
+    for problem in verify(id, &entries) {
+        report_problem(summary, output, &format!("session {id}: {problem}"))?;
     }
     Ok(())
 }
 
-fn breach(
-    seen: &mut VerifySummary,
-    written: &mut impl Write,
-    what: &str,
+fn report_problem(
+    summary: &mut VerifySummary,
+    output: &mut impl Write,
+    problem: &str,
 ) -> Result<(), CommandError> {
-    seen.breaches += 1;
-    let line: String = what.chars().filter(|c| !c.is_control()).collect();
-    say(written, &format!("{line}\n"))
+    summary.problems += 1;
+    let line: String = problem.chars().filter(|c| !c.is_control()).collect();
+    write(output, &format!("{line}\n"))
 }
 
-fn stdout() -> BufWriter<io::StdoutLock<'static>> {
+fn buffered_stdout() -> BufWriter<io::StdoutLock<'static>> {
     BufWriter::new(io::stdout().lock())
 }
 
-fn say(written: &mut impl Write, text: &str) -> Result<(), CommandError> {
-    written.write_all(text.as_bytes()).map_err(|error| out::broken(&error))
+fn write(output: &mut impl Write, text: &str) -> Result<(), CommandError> {
+    output.write_all(text.as_bytes()).map_err(|error| output::write_error(&error))
 }
 
-fn end(mut written: impl Write) -> Result<(), CommandError> {
-    written.flush().map_err(|error| out::broken(&error))
+fn flush(mut output: impl Write) -> Result<(), CommandError> {
+    output.flush().map_err(|error| output::write_error(&error))
 }
 
-/// How many bytes the database and its write-ahead log take.
-fn size(file: &Path) -> u64 {
+/// Returns the size of the database with its write-ahead log, in bytes.
+fn database_bytes(file: &Path) -> u64 {
     let mut log = file.as_os_str().to_owned();
     log.push("-wal");
     let size = |path: &Path| std::fs::metadata(path).map_or(0, |found| found.len());
     size(file) + size(Path::new(&log))
 }
 
-fn counted(count: usize, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
-}
-
-/// The states by their words, which help and errors list.
+/// Returns a parser for session states, which help and errors list.
 fn states() -> impl TypedValueParser<Value = SessionState> {
     let words = PossibleValuesParser::new(SessionState::ALL.map(SessionState::as_str));
     words.map(|word| {
-        let known = SessionState::ALL.into_iter().find(|state| state.as_str() == word);
-        known.unwrap_or(SessionState::Idle)
+        let state = SessionState::ALL.into_iter().find(|state| state.as_str() == word);
+        state.unwrap_or(SessionState::Idle)
     })
 }

@@ -1,47 +1,49 @@
-//! From flags, file and environment to a host that can be started.
+//! Configuration, tools and rehearsal model of a command, from flags, file and environment.
 
 use std::path::{Path, PathBuf};
 
-use super::CommandError;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+
+use super::error::CommandError;
 use crate::config::{ApiKey, BaseUrl, Config, ModelConfig, REHEARSAL, Wire};
 use crate::rehearsal::{Rehearsal, RehearsalOptions};
 use crate::runtime::HostError;
 use crate::tool::{BuiltinError, BuiltinOptions, ToolRegistry, builtin};
 
-/// The file that is read where no other is named, if it is there.
-const FILE: &str = "callsheet.toml";
+/// The configuration file that is read by default, if it exists.
+const DEFAULT_FILE: &str = "callsheet.toml";
 
-/// The model that flags describe; no model of a file can have this name.
+/// Name of the model that flags define; not a valid name in a configuration file.
 const FLAGS_MODEL: &str = "(flags)";
 
-/// Which configuration, and which model instead of it.
+/// Flags that choose the configuration and override its model.
 #[derive(Debug, Default, clap::Args)]
 pub(super) struct ModelArgs {
-    /// The configuration; ./callsheet.toml if that is there.
+    /// The configuration file [default: ./callsheet.toml, if it exists]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// What is spoken with --base-url, or with the rehearsal model.
-    #[arg(long, value_name = "WIRE", value_parser = super::wires())]
+    /// The wire format of --base-url or of the rehearsal model.
+    #[arg(long, value_name = "WIRE", value_parser = wires())]
     wire: Option<Wire>,
-    /// The address of a model that no file describes, such as http://127.0.0.1:8080/v1.
+    /// The base URL of a model that is not configured, such as http://127.0.0.1:8080/v1.
     #[arg(long, value_name = "URL", requires = "model")]
     base_url: Option<String>,
-    /// With --base-url the model's name there, else the name of a configured model.
+    /// With --base-url: the service's name of the model. Otherwise: the name of a configured model.
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
-    /// The environment variable that holds the key for --base-url.
+    /// The environment variable with the API key for --base-url.
     #[arg(long, value_name = "NAME", requires = "base_url")]
     api_key_env: Option<String>,
-    /// Use the offline rehearsal model, whatever is configured.
+    /// Use the offline rehearsal model instead of the configured models.
     #[arg(long, conflicts_with_all = ["base_url", "model", "api_key_env"])]
     rehearsal: bool,
 }
 
-/// The configuration as flags, file and environment say.
+/// A configuration, after flags, file and environment.
 #[derive(Debug)]
 pub(super) struct LoadedConfig {
     pub(super) config: Config,
-    /// The file that was read, if one was.
+    /// The file that was read, if there is one.
     pub(super) file: Option<PathBuf>,
 }
 
@@ -53,72 +55,71 @@ impl ModelArgs {
     }
 
     fn choose_model(&self, config: &mut Config) -> Result<(), CommandError> {
-        let asks_rehearsal = self.rehearsal || self.model.as_deref() == Some(REHEARSAL);
-        if asks_rehearsal && self.base_url.is_none() {
+        let use_rehearsal = self.rehearsal || self.model.as_deref() == Some(REHEARSAL);
+        if use_rehearsal && self.base_url.is_none() {
             config.use_rehearsal(self.wire.unwrap_or(Wire::OpenaiChat));
             return Ok(());
         }
         if self.wire.is_some() && self.base_url.is_none() {
-            let message =
-                "--wire needs --base-url or --rehearsal: a configured model has its own wire";
+            let message = "--wire needs --base-url or --rehearsal: a configured model has its own wire format";
             return Err(CommandError::usage(message));
         }
         let Some(model) = &self.model else { return Ok(()) };
         let Some(base_url) = &self.base_url else {
-            let Some(known) = config.models.get(model).cloned() else {
-                let hint = "give --base-url for one that no file describes";
+            let Some(configured) = config.models.get(model).cloned() else {
+                let hint = "add --base-url for a model that is not configured";
                 return Err(CommandError::usage(format!(
                     "--model: no model is called {model:?} ({hint})"
                 )));
             };
-            config.use_model(model, known);
+            config.use_model(model, configured);
             return Ok(());
         };
         let base_url = BaseUrl::parse(base_url)
             .map_err(|error| CommandError::usage(format!("--base-url: {error}")))?;
-        let mut described = ModelConfig::new(base_url, model);
+        let mut from_flags = ModelConfig::new(base_url, model);
         if let Some(wire) = self.wire {
-            described.wire = wire;
+            from_flags.wire = wire;
         }
         if let Some(name) = &self.api_key_env {
             let key = ApiKey::from_env(name, &env)
                 .map_err(|error| CommandError::usage(format!("--api-key-env: {error}")))?;
-            described.api_key = Some(key);
+            from_flags.api_key = Some(key);
         }
-        config.use_model(FLAGS_MODEL, described);
+        config.use_model(FLAGS_MODEL, from_flags);
         Ok(())
     }
 }
 
-/// A host that cannot start because of its journal was told wrongly where that is, or somebody has
-/// to look at it.
-pub(super) fn not_started(error: HostError) -> CommandError {
+/// Maps the error of starting a host. A journal error counts as a configuration error, because the
+/// data directory is configured.
+pub(super) fn start_error(error: HostError) -> CommandError {
     if let HostError::Journal(error) = error {
         return CommandError::usage(error);
     }
     CommandError::failed(error)
 }
 
-/// The configuration in this file, or in ./callsheet.toml if that is there.
+/// Loads the configuration from a file, by default from ./callsheet.toml if it exists.
 pub(super) fn load(file: Option<&Path>) -> Result<LoadedConfig, CommandError> {
     let file = match file {
         Some(file) => Some(file.to_owned()),
-        None => Some(PathBuf::from(FILE)).filter(|file| file.exists()),
+        None => Some(PathBuf::from(DEFAULT_FILE)).filter(|file| file.exists()),
     };
     let text = file.as_deref().map_or_else(|| Ok(String::new()), read)?;
-    let name = file.as_deref().unwrap_or(Path::new(FILE)).display().to_string();
+    let name = file.as_deref().unwrap_or(Path::new(DEFAULT_FILE)).display().to_string();
     let config = Config::parse(&text, &name, &env).map_err(CommandError::usage)?;
     Ok(LoadedConfig { config, file })
 }
 
-/// The tools that the configuration asks for.
+/// Makes the configured tools.
 pub(super) fn tools(config: &Config) -> Result<ToolRegistry, CommandError> {
     let options = BuiltinOptions {
-        read_file_root: config.tools.get("read_file").and_then(|change| change.root.clone()),
+        read_file_root: config.tools.get("read_file").and_then(|options| options.root.clone()),
         http_get_allow: config
             .tools
             .get("http_get")
-            .map(|change| change.allow.clone())
+            .map(|options| options.allow.clone())
             .unwrap_or_default(),
     };
     let registry = builtin(&options).map_err(|error| {
@@ -133,8 +134,10 @@ pub(super) fn tools(config: &Config) -> Result<ToolRegistry, CommandError> {
     Ok(registry)
 }
 
-/// Starts the offline model if an agent talks to it, and tells the configuration where it is.
-pub(super) async fn rehearse(config: &mut Config) -> Result<Option<Rehearsal>, CommandError> {
+/// Starts the rehearsal model if an agent uses it, and sets its address in the configuration.
+pub(super) async fn start_rehearsal(
+    config: &mut Config,
+) -> Result<Option<Rehearsal>, CommandError> {
     if !config.needs_rehearsal() {
         return Ok(None);
     }
@@ -149,10 +152,16 @@ fn read(file: &Path) -> Result<String, CommandError> {
     let bytes = std::fs::read(file)
         .map_err(|error| CommandError::usage(format!("read {}: {error}", file.display())))?;
     String::from_utf8(bytes)
-        .map_err(|_| CommandError::usage(format!("read {}: it is no UTF-8 text", file.display())))
+        .map_err(|_| CommandError::usage(format!("read {}: it is not UTF-8 text", file.display())))
 }
 
-/// A variable of the environment. One that is no UTF-8 counts as not set.
+/// Returns an environment variable. A value that is not UTF-8 counts as unset.
 fn env(name: &str) -> Option<String> {
     std::env::var(name).ok()
+}
+
+/// Returns a parser for the names of wire formats, which help and errors list.
+pub(super) fn wires() -> impl TypedValueParser<Value = Wire> {
+    let words = PossibleValuesParser::new(Wire::WORDS.map(|(word, _)| word));
+    words.try_map(|word| word.parse::<Wire>())
 }

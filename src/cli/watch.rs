@@ -1,4 +1,4 @@
-//! Watches a run until it has ended: on a screen for people, or as one event a line.
+//! Follows a run until its end: on a screen, or as JSON lines.
 
 use std::io::{self, IsTerminal as _, Stderr, Stdout};
 use std::time::Duration;
@@ -6,209 +6,219 @@ use std::time::Duration;
 use futures::{FutureExt as _, StreamExt as _};
 use tokio::time::{Instant, MissedTickBehavior};
 
-use super::approve::{ApprovalMode, ApprovalPrompts};
+use super::approval_prompts::{ApprovalMode, ApprovalPrompts};
+use super::error::CommandError;
+use super::output;
 use super::progress::{RunProgress, ScreenItem};
 use super::screen::{Screen, is_coloured, terminal_columns};
-use super::serve::Signals;
-use super::{CommandError, out};
-use crate::journal::export::{Look, timeline};
+use super::signals::Signals;
+use crate::journal::export::{TimelineStyle, timeline};
 use crate::record::{Record, Seq, StopMode};
 use crate::runtime::{RunReport, SessionHandle, StartedRun};
-use crate::telemetry::{Delivery, Subscription, journal_failed};
+use crate::telemetry::{FeedItem, Subscription, journal_failed};
 use crate::types::RunId;
 
-/// How often open calls are drawn.
-const FRAME: Duration = Duration::from_millis(100);
+/// Interval at which open calls are redrawn.
+const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How many turns of a run are drawn behind it.
-const TURNS_MAX: usize = 12;
+/// Maximum number of turns in the timeline after the run.
+const TIMELINE_TURNS_MAX: usize = 12;
 
-/// Shows a run for people until it has ended, and asks them where a tool wants that.
+/// Shows a run on the screen until it has ended, and prompts for approvals.
 pub(super) async fn on_screen(
     session: &SessionHandle,
     run: StartedRun,
-    manner: ApprovalMode,
+    mode: ApprovalMode,
     signals: &mut Signals,
 ) -> Result<RunReport, CommandError> {
     let StartedRun { mut events, report, run_id, seq, .. } = run;
-    let mut view = RunView::new(manner);
-    let mut frames = tokio::time::interval(FRAME);
-    frames.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut view = RunView::new(mode);
+    let mut redraws = tokio::time::interval(REDRAW_INTERVAL);
+    redraws.set_missed_tick_behavior(MissedTickBehavior::Skip);
     let mut stopping = false;
     tokio::pin!(report);
     let report = loop {
         tokio::select! {
             biased;
-            delivery = events.next(), if view.listening => {
-                view.take(delivery);
-                view.drain(&mut events);
+            item = events.next(), if view.has_more_events => {
+                view.handle_item(item);
+                view.handle_ready_events(&mut events);
             }
             report = &mut report => break report.map_err(CommandError::failed)?,
             () = signals.next() => {
-                view.questions.close();
+                view.prompts.close();
                 stop(session, &mut stopping).await;
             }
-            line = view.questions.line(), if view.questions.is_asking() => {
-                view.questions.answer(session, line).await;
-                // What came of it stands above the next question.
-                view.drain(&mut events);
+            line = view.prompts.next_line(), if view.prompts.is_prompting() => {
+                view.prompts.handle_line(session, line).await;
+                // The result of the decision is shown above the next prompt.
+                view.handle_ready_events(&mut events);
             }
-            _ = frames.tick(), if view.screen.draws() => {}
+            _ = redraws.tick(), if view.screen.draws_calls() => {}
         }
-        view.questions.settle(session).await;
-        shown(view.show(), session).await?;
+        view.prompts.decide_without_asking(session).await;
+        stop_if_unwritten(view.update_screen(), session).await?;
     };
-    // What was published before the report may still be on its way to us.
-    view.drain(&mut events);
-    view.questions.close();
-    shown(view.show(), session).await?;
-    shown(view.screen.finish(&report.text, view.complete), session).await?;
+    // Events that were published before the report may still be in the subscription.
+    view.handle_ready_events(&mut events);
+    view.prompts.close();
+    stop_if_unwritten(view.update_screen(), session).await?;
+    stop_if_unwritten(view.screen.finish(&report.text, view.complete), session).await?;
     if io::stderr().is_terminal() {
-        out::to_stderr(&picture(session, &run_id, seq).await);
+        output::to_stderr(&run_timeline(session, &run_id, seq).await);
     }
     Ok(report)
 }
 
-/// The run's turns on a time axis; nothing where there is nothing to compare.
-async fn picture(session: &SessionHandle, run: &RunId, seq: Seq) -> String {
-    // Whoever cannot be shown it has lost nothing but that.
+/// Draws the run's turns on a time axis. Returns an empty text if the run had fewer than two attempts.
+async fn run_timeline(session: &SessionHandle, run: &RunId, seq: Seq) -> String {
+    // The timeline is optional, so an error only leaves it out.
     let entries = session.records(Seq(seq.0.saturating_sub(1))).await.unwrap_or_default();
-    let exchange = |record: &Record| matches!(record, Record::AttemptStarted { .. });
-    if entries.iter().filter(|entry| exchange(&entry.record)).count() < 2 {
+    let is_attempt = |record: &Record| matches!(record, Record::AttemptStarted { .. });
+    if entries.iter().filter(|entry| is_attempt(&entry.record)).count() < 2 {
         return String::new();
     }
     let stderr = io::stderr();
     let coloured = is_coloured(stderr.is_terminal());
-    let look = Look { columns: terminal_columns(&stderr), coloured, turns_max: TURNS_MAX };
-    timeline(&entries, Some(run), look).collect()
+    let style = TimelineStyle {
+        columns: terminal_columns(&stderr),
+        coloured,
+        turns_max: TIMELINE_TURNS_MAX,
+    };
+    timeline(&entries, Some(run), style).collect()
 }
 
-/// What is seen of a run.
+/// The view of a run: its screen, its open calls and its approvals.
 struct RunView {
     screen: Screen<Stdout, Stderr>,
     progress: RunProgress,
-    questions: ApprovalPrompts,
-    began: Instant,
-    /// What is to be shown as soon as no question stands below.
-    shows: Vec<ScreenItem>,
-    /// Whether no event was left out.
+    prompts: ApprovalPrompts,
+    started: Instant,
+    /// Output that waits until no prompt is on the screen.
+    pending: Vec<ScreenItem>,
+    /// No event was missed.
     complete: bool,
-    /// Whether more can come.
-    listening: bool,
+    /// The subscription has not ended.
+    has_more_events: bool,
 }
 
 impl RunView {
-    fn new(manner: ApprovalMode) -> Self {
+    fn new(mode: ApprovalMode) -> Self {
         let (stdout, stderr) = (io::stdout(), io::stderr());
         let (out_is_terminal, err_is_terminal) = (stdout.is_terminal(), stderr.is_terminal());
         let columns = terminal_columns(&stderr);
-        // A dumb terminal cannot go back over what was drawn.
-        let draws = err_is_terminal && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
+        // A dumb terminal cannot move the cursor up.
+        let draws_calls =
+            err_is_terminal && std::env::var_os("TERM").is_some_and(|term| term != "dumb");
         Self {
-            screen: Screen::new(stdout, out_is_terminal, stderr, draws, columns),
+            screen: Screen::new(stdout, out_is_terminal, stderr, draws_calls, columns),
             progress: RunProgress::default(),
-            questions: ApprovalPrompts::new(manner),
-            began: Instant::now(),
-            shows: Vec::new(),
+            prompts: ApprovalPrompts::new(mode),
+            started: Instant::now(),
+            pending: Vec::new(),
             complete: true,
-            listening: true,
+            has_more_events: true,
         }
     }
 
-    fn take(&mut self, delivery: Option<Delivery>) {
-        match delivery {
-            Some(Delivery::Event(event)) => {
-                self.questions.note(&event.event);
-                self.shows.extend(self.progress.handle(self.began.elapsed(), &event.event));
+    fn handle_item(&mut self, item: Option<FeedItem>) {
+        match item {
+            Some(FeedItem::Event(event)) => {
+                self.prompts.handle_event(&event.event);
+                self.pending
+                    .extend(self.progress.handle_event(self.started.elapsed(), &event.event));
             }
-            Some(Delivery::Lagged | Delivery::Failed(_)) => self.complete = false,
-            None => self.listening = false,
+            Some(FeedItem::Lagged | FeedItem::Failed(_)) => self.complete = false,
+            None => self.has_more_events = false,
         }
     }
 
-    /// Takes the events that are there already.
-    fn drain(&mut self, events: &mut Subscription) {
-        while self.listening {
-            let Some(delivery) = events.next().now_or_never() else { return };
-            self.take(delivery);
+    /// Handles the events that are ready, without waiting.
+    fn handle_ready_events(&mut self, events: &mut Subscription) {
+        while self.has_more_events {
+            let Some(item) = events.next().now_or_never() else { return };
+            self.handle_item(item);
         }
     }
 
-    /// Shows what is new. While a question stands on the screen nothing is drawn over it.
-    fn show(&mut self) -> io::Result<()> {
-        if self.questions.is_asking() {
+    /// Updates the screen, except while a prompt is on it.
+    fn update_screen(&mut self) -> io::Result<()> {
+        if self.prompts.is_prompting() {
             return Ok(());
         }
-        let question = self.questions.next();
-        let live = match question {
+        let prompt = self.prompts.next_prompt();
+        let open_calls = match prompt {
             Some(_) => Vec::new(),
-            None => self.progress.live(self.began.elapsed()),
+            None => self.progress.open_call_lines(self.started.elapsed()),
         };
-        self.screen.show(std::mem::take(&mut self.shows), &live)?;
-        question.map_or(Ok(()), |text| self.screen.ask(&text))
+        self.screen.update(std::mem::take(&mut self.pending), &open_calls)?;
+        prompt.map_or(Ok(()), |prompt| self.screen.prompt(&prompt))
     }
 }
 
-/// Prints a run's events until it has ended.
+/// Prints a run's events as JSON lines until it has ended.
 pub(super) async fn as_json(
     session: &SessionHandle,
     run: StartedRun,
-    manner: ApprovalMode,
+    mode: ApprovalMode,
     signals: &mut Signals,
 ) -> Result<RunReport, CommandError> {
     let StartedRun { mut events, report, .. } = run;
-    let mut questions = ApprovalPrompts::new(manner);
-    let mut listening = true;
+    let mut prompts = ApprovalPrompts::new(mode);
+    let mut has_more_events = true;
     let mut stopping = false;
     tokio::pin!(report);
     let report = loop {
         tokio::select! {
             biased;
-            delivery = events.next(), if listening => match delivery {
-                Some(delivery) => {
-                    if let Delivery::Event(event) = &delivery {
-                        questions.note(&event.event);
+            item = events.next(), if has_more_events => match item {
+                Some(item) => {
+                    if let FeedItem::Event(event) = &item {
+                        prompts.handle_event(&event.event);
                     }
-                    shown(out::to_stdout(&lines(&delivery)), session).await?;
+                    stop_if_unwritten(output::to_stdout(&json_lines(&item)), session).await?;
                 }
-                None => listening = false,
+                None => has_more_events = false,
             },
             report = &mut report => break report.map_err(CommandError::failed)?,
             () = signals.next() => stop(session, &mut stopping).await,
         }
-        questions.settle(session).await;
+        prompts.decide_without_asking(session).await;
     };
-    // What was published before the report may still be on its way to us.
-    while let Some(Some(delivery)) = events.next().now_or_never() {
-        shown(out::to_stdout(&lines(&delivery)), session).await?;
+    // Events that were published before the report may still be in the subscription.
+    while let Some(Some(item)) = events.next().now_or_never() {
+        stop_if_unwritten(output::to_stdout(&json_lines(&item)), session).await?;
     }
     Ok(report)
 }
 
-fn lines(delivery: &Delivery) -> String {
-    match delivery {
-        Delivery::Event(event) => event.public().map(|event| event.json + "\n").collect(),
-        Delivery::Lagged => "{\"type\":\"resync\"}\n".to_owned(),
-        Delivery::Failed(error) => journal_failed(error).json + "\n",
+fn json_lines(item: &FeedItem) -> String {
+    match item {
+        FeedItem::Event(event) => event.public().map(|event| event.json + "\n").collect(),
+        FeedItem::Lagged => "{\"type\":\"resync\"}\n".to_owned(),
+        FeedItem::Failed(error) => journal_failed(error).json + "\n",
     }
 }
 
-/// Nobody reads on: the run is stopped, so that no tool works for nothing.
-async fn shown(written: io::Result<()>, session: &SessionHandle) -> Result<(), CommandError> {
+/// Stops the run if its output cannot be written, so that no tool runs for a reader that is gone.
+async fn stop_if_unwritten(
+    written: io::Result<()>,
+    session: &SessionHandle,
+) -> Result<(), CommandError> {
     if let Err(error) = written {
         let _ = session.stop(StopMode::Now).await;
-        return Err(out::broken(&error));
+        return Err(output::write_error(&error));
     }
     Ok(())
 }
 
-/// The first signal stops the run, which then says how it ended; the second ends the process.
+/// Handles a signal: the first one stops the run, whose end is then shown; the second one exits.
 async fn stop(session: &SessionHandle, stopping: &mut bool) {
     if *stopping {
         std::process::exit(130);
     }
     *stopping = true;
     if let Err(error) = session.stop(StopMode::Now).await {
-        out::error(&format!("stop the run: {error}"));
+        output::error(&format!("stop the run: {error}"));
     }
 }

@@ -24,9 +24,9 @@ pub use host::{HostConfig, TOKEN_ENV, parse_listen};
 pub use journal::{Durability, JournalConfig, JournalEngine, Resume};
 pub use limits::{Limits, OnExcess};
 pub use model::{ApiKey, BaseUrl, InvalidBaseUrl, MissingKey, ModelConfig};
-pub use overrides::{LimitOverrides, RunOverrides, TooHigh};
+pub use overrides::{LimitOverrides, OverrideTooHigh, RunOverrides};
 pub use source::{ConfigError, ConfigErrors};
-pub use tools::{Approval, StartPolicy, ToolEffect, ToolOverride};
+pub use tools::{ApprovalPolicy, StartPolicy, ToolEffect, ToolOverride};
 pub use values::parse_duration;
 
 use source::{Origins, Source};
@@ -43,6 +43,9 @@ pub const MULTI_TOOL_CALLS_ENV: &str = "CALLSHEET_MULTI_TOOL_CALLS";
 
 /// Overrides `stream` of every model.
 pub const STREAM_ENV: &str = "CALLSHEET_STREAM";
+
+/// Turns the fast path of decoding off for every model if its value is `off`.
+pub const FAST_PATH_ENV: &str = "CALLSHEET_FAST_PATH";
 
 /// Everything that a host is told.
 ///
@@ -61,6 +64,7 @@ pub struct Config {
     /// What the file changes about tools, by tool name.
     pub tools: BTreeMap<String, ToolOverride>,
     stream: Option<bool>,
+    fast_path: bool,
     origins: Origins,
 }
 
@@ -118,13 +122,17 @@ impl Config {
         }
         let multi_tool_calls = switch(&source, env, MULTI_TOOL_CALLS_ENV);
         let stream = switch(&source, env, STREAM_ENV);
+        let fast_path = fast_path(&source, env);
         let origins = source.finish()?;
-        let mut config = Self { host, journal, models, agents, tools, stream, origins };
+        let mut config = Self { host, journal, models, agents, tools, stream, fast_path, origins };
         if let Some(on) = multi_tool_calls {
             config.set_multi_tool_calls(on);
         }
         if let Some(on) = stream {
             config.set_stream(on);
+        }
+        for model in config.models.values_mut() {
+            model.fast_path = fast_path;
         }
         Ok(config)
     }
@@ -216,6 +224,7 @@ impl Config {
         if let Some(on) = self.stream {
             model.stream = on;
         }
+        model.fast_path &= self.fast_path;
         self.models.insert(name.to_owned(), model);
     }
 }
@@ -233,6 +242,7 @@ impl Default for Config {
             agents,
             tools: BTreeMap::new(),
             stream: None,
+            fast_path: true,
             origins: Origins::default(),
         }
     }
@@ -244,6 +254,18 @@ fn no_tool(pattern: &str, registered: &[&str]) -> String {
     }
     let known = registered.join(", ");
     format!("no tool is called {pattern:?} (known: {known})")
+}
+
+/// Reads [`FAST_PATH_ENV`]. The fast path is on without it.
+fn fast_path(source: &Source<'_>, env: &dyn Fn(&str) -> Option<String>) -> bool {
+    match env(FAST_PATH_ENV).as_deref() {
+        None | Some("on") => true,
+        Some("off") => false,
+        Some(other) => {
+            source.complain_of_env(FAST_PATH_ENV, format!("is on or off, not {other:?}"));
+            true
+        }
+    }
 }
 
 /// A switch of the environment: `true` or `false`, or not there.

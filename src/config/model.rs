@@ -30,6 +30,8 @@ pub struct ModelConfig {
     pub first_event_timeout: Duration,
     /// How long a later event may take.
     pub idle_timeout: Duration,
+    /// The time limit of a whole plain (not streamed) answer, from its request to its last byte.
+    pub answer_timeout: Duration,
     /// How many attempts a turn has with this model.
     pub max_attempts: u32,
     /// How many requests to it may be open at once in the whole host; none: any number.
@@ -48,6 +50,8 @@ pub struct ModelConfig {
     pub extra_body: serde_json::Map<String, serde_json::Value>,
     /// Fields that we would put there, and that its service refuses.
     pub omit_body: BTreeSet<String>,
+    /// Decodes payloads that match a template without parsing them. Set by the environment.
+    pub fast_path: bool,
 }
 
 impl fmt::Debug for ModelConfig {
@@ -76,6 +80,7 @@ impl ModelConfig {
             connect_timeout: Duration::from_secs(10),
             first_event_timeout: Duration::from_secs(60),
             idle_timeout: Duration::from_secs(30),
+            answer_timeout: Duration::from_secs(300),
             max_attempts: 3,
             max_concurrent_requests: NonZeroU32::new(256),
             breaker_failures: Some(10),
@@ -85,6 +90,7 @@ impl ModelConfig {
             headers: BTreeMap::new(),
             extra_body: serde_json::Map::new(),
             omit_body: BTreeSet::new(),
+            fast_path: true,
         }
     }
 
@@ -120,6 +126,9 @@ impl ModelConfig {
             idle_timeout: section
                 .read("idle_timeout", values::time)
                 .unwrap_or(default.idle_timeout),
+            answer_timeout: section
+                .read("answer_timeout", values::time)
+                .unwrap_or(default.answer_timeout),
             max_attempts: section
                 .read("max_attempts", values::count)
                 .unwrap_or(default.max_attempts),

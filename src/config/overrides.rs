@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::limits::Limits;
-use super::tools::Approval;
+use super::tools::ApprovalPolicy;
 use super::values;
 use crate::types::Execution;
 
@@ -37,7 +37,7 @@ pub struct RunOverrides {
     pub stream: Option<bool>,
     /// What people are asked about the calls of all its tools, beside what each tool asks for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub approval: Option<Approval>,
+    pub approval: Option<ApprovalPolicy>,
 }
 
 /// The limits that one run changes, by their names in the configuration; 0 is no limit.
@@ -82,7 +82,7 @@ pub struct LimitOverrides {
 /// A run asks for more than its agent may have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {asked} is more than this agent may have ({highest})")]
-pub struct TooHigh {
+pub struct OverrideTooHigh {
     /// What was asked for.
     pub key: &'static str,
     /// How much.
@@ -102,7 +102,7 @@ impl RunOverrides {
     ///
     /// # Errors
     /// When it has more places than the agent's, unless it may.
-    pub fn execution(&self, own: Execution, may_raise: bool) -> Result<Execution, TooHigh> {
+    pub fn execution(&self, own: Execution, may_raise: bool) -> Result<Execution, OverrideTooHigh> {
         let places = |execution| match execution {
             Execution::Sequential => 1,
             Execution::Parallel { max } => max,
@@ -118,7 +118,7 @@ impl RunOverrides {
     ///
     /// # Errors
     /// When it is switched on and the agent has it off, unless it may.
-    pub fn multi_tool_calls(&self, own: bool, may_raise: bool) -> Result<bool, TooHigh> {
+    pub fn multi_tool_calls(&self, own: bool, may_raise: bool) -> Result<bool, OverrideTooHigh> {
         match self.multi_tool_calls {
             Some(true) if !own && !may_raise => Err(too_high("multi_tool_calls", true, own)),
             Some(asked) => Ok(asked),
@@ -133,14 +133,14 @@ impl RunOverrides {
     pub fn approval(
         &self,
         tool: &str,
-        own: Approval,
+        own: ApprovalPolicy,
         may_raise: bool,
-    ) -> Result<Approval, TooHigh> {
+    ) -> Result<ApprovalPolicy, OverrideTooHigh> {
         match self.approval {
-            Some(Approval::NEVER) if own.is_asked() && !may_raise => {
-                Err(too_high("approval", Approval::NEVER, format!("{tool}: {own}")))
+            Some(ApprovalPolicy::NEVER) if own.is_asked() && !may_raise => {
+                Err(too_high("approval", ApprovalPolicy::NEVER, format!("{tool}: {own}")))
             }
-            Some(Approval::NEVER) => Ok(Approval::NEVER),
+            Some(ApprovalPolicy::NEVER) => Ok(ApprovalPolicy::NEVER),
             Some(asked) => Ok(own.and(asked)),
             None => Ok(own),
         }
@@ -158,7 +158,7 @@ impl LimitOverrides {
     ///
     /// # Errors
     /// Names the first limit that is higher than the agent's, unless it may be.
-    pub fn apply(&self, own: &Limits, may_raise: bool) -> Result<Limits, TooHigh> {
+    pub fn apply(&self, own: &Limits, may_raise: bool) -> Result<Limits, OverrideTooHigh> {
         let number = |key, asked, own| lower(key, asked, own, may_raise, |n: u32| n.to_string());
         let time = |key, asked, own| {
             lower(key, asked, own, may_raise, |time: Duration| format!("{time:?}"))
@@ -223,7 +223,7 @@ fn lower<T: Copy + Default + PartialOrd>(
     own: Option<T>,
     may_raise: bool,
     show: impl Fn(T) -> String,
-) -> Result<Option<T>, TooHigh> {
+) -> Result<Option<T>, OverrideTooHigh> {
     let Some(asked) = asked else { return Ok(own) };
     let asked = Some(asked).filter(|asked| *asked != T::default());
     let fits = match (asked, own) {
@@ -235,11 +235,11 @@ fn lower<T: Copy + Default + PartialOrd>(
         return Ok(asked);
     }
     let show = |limit: Option<T>| limit.map_or("no limit".to_owned(), &show);
-    Err(TooHigh { key, asked: show(asked), highest: show(own) })
+    Err(OverrideTooHigh { key, asked: show(asked), highest: show(own) })
 }
 
-fn too_high(key: &'static str, asked: impl ToString, highest: impl ToString) -> TooHigh {
-    TooHigh { key, asked: asked.to_string(), highest: highest.to_string() }
+fn too_high(key: &'static str, asked: impl ToString, highest: impl ToString) -> OverrideTooHigh {
+    OverrideTooHigh { key, asked: asked.to_string(), highest: highest.to_string() }
 }
 
 /// A limit of time, as the text that requests have.
@@ -346,13 +346,13 @@ mod tests {
     #[test]
     fn people_may_only_be_asked_more() {
         let asked = |text: &str| parsed(&format!(r#"{{"approval": "{text}"}}"#)).unwrap();
-        let both = Approval { before: true, after: true };
+        let both = ApprovalPolicy { before: true, after: true };
         for (asked_for, own, may_raise, expect) in [
-            ("before", Approval::NEVER, false, Ok(Approval::BEFORE)),
-            ("before", Approval::AFTER, false, Ok(both)),
-            ("after", Approval::AFTER, true, Ok(Approval::AFTER)),
-            ("never", Approval::NEVER, false, Ok(Approval::NEVER)),
-            ("never", both, true, Ok(Approval::NEVER)),
+            ("before", ApprovalPolicy::NEVER, false, Ok(ApprovalPolicy::BEFORE)),
+            ("before", ApprovalPolicy::AFTER, false, Ok(both)),
+            ("after", ApprovalPolicy::AFTER, true, Ok(ApprovalPolicy::AFTER)),
+            ("never", ApprovalPolicy::NEVER, false, Ok(ApprovalPolicy::NEVER)),
+            ("never", both, true, Ok(ApprovalPolicy::NEVER)),
             (
                 "never",
                 both,

@@ -38,14 +38,14 @@ pub enum StartPolicy {
 
 /// When people are asked about a tool's calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Approval {
+pub struct ApprovalPolicy {
     /// Whether a call may run.
     pub before: bool,
     /// Whether the model may see its result.
     pub after: bool,
 }
 
-impl Approval {
+impl ApprovalPolicy {
     /// Nobody is asked.
     pub const NEVER: Self = Self { before: false, after: false };
     /// Whether a call may run.
@@ -70,7 +70,7 @@ impl Approval {
     }
 }
 
-impl fmt::Display for Approval {
+impl fmt::Display for ApprovalPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match (self.before, self.after) {
             (false, false) => "never",
@@ -81,13 +81,13 @@ impl fmt::Display for Approval {
     }
 }
 
-impl Serialize for Approval {
+impl Serialize for ApprovalPolicy {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl<'de> Deserialize<'de> for Approval {
+impl<'de> Deserialize<'de> for ApprovalPolicy {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         let known = Self::WORDS.iter().find(|(word, _)| *word == text);
@@ -118,7 +118,7 @@ pub struct ToolOverride {
     /// How long one call may run.
     pub timeout: Option<Duration>,
     /// When people are asked about its calls.
-    pub approval: Option<Approval>,
+    pub approval: Option<ApprovalPolicy>,
     /// How long they have to answer.
     pub approval_timeout: Option<Duration>,
     /// How many calls may run at once in the whole host.
@@ -142,7 +142,7 @@ impl ToolOverride {
             repeatable: section.read("repeatable", values::switch),
             blocking: section.read("blocking", values::switch),
             timeout: section.read("timeout", values::time),
-            approval: section.read("approval", |value| values::word(value, &Approval::WORDS)),
+            approval: section.read("approval", |value| values::word(value, &ApprovalPolicy::WORDS)),
             approval_timeout: section.read("approval_timeout", values::time),
             max_concurrent: section.read("max_concurrent", values::count).and_then(NonZeroU32::new),
             root: None,

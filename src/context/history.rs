@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::initial_history::InitialHistory;
 use super::pairing::{are_paired, paired};
-use super::seed::Seed;
 use crate::message::{Message, MessageList};
 use crate::record::ResponseMessage;
 use crate::types::{CallKey, Content, ResultNotes, ToolCall, ToolOutcome, ToolResult, metadata};
@@ -35,7 +35,7 @@ impl History {
 
     /// The history that a session is opened with.
     #[must_use]
-    pub fn seeded(seed: Seed) -> Self {
+    pub fn from_initial(seed: InitialHistory) -> Self {
         let mut history = Self { open: seed.open, ..Self::default() };
         for message in &seed.messages {
             if let Message::Assistant(message) = message.as_ref() {
@@ -125,7 +125,7 @@ impl History {
 
     /// The messages as people are shown them: with the calls that nobody has answered yet.
     #[must_use]
-    pub fn shown(&self) -> Vec<Arc<Message>> {
+    pub fn display_messages(&self) -> Vec<Arc<Message>> {
         let open = self.open.iter().map(|message| Arc::new(Message::Assistant(message.clone())));
         self.messages.iter().cloned().chain(open).collect()
     }

@@ -3,11 +3,11 @@
 #![warn(clippy::indexing_slicing)]
 
 mod history;
+mod initial_history;
 mod pairing;
-mod seed;
 mod variables;
 
 pub use history::History;
+pub use initial_history::{INITIAL_MESSAGES_MAX, InitialHistory, InitialHistoryError};
 pub use pairing::paired;
-pub use seed::{SEED_MESSAGES_MAX, Seed, SeedError};
-pub use variables::{VARIABLE_NAME_BYTES_MAX, VariableError, Variables, View};
+pub use variables::{VARIABLE_NAME_BYTES_MAX, VariableError, Variables, VariablesTransaction};

@@ -52,14 +52,14 @@ impl Variables {
 
 /// One call's view: a snapshot, what it read of that, and what it writes.
 #[derive(Debug, Default)]
-pub struct View {
+pub struct VariablesTransaction {
     snapshot: Variables,
     used: VariablesUse,
     written_bytes: usize,
     bytes_max: usize,
 }
 
-impl View {
+impl VariablesTransaction {
     /// A view of a snapshot. One call may write at most `bytes_max` bytes, names and JSON.
     #[must_use]
     pub fn new(snapshot: Variables, bytes_max: usize) -> Self {
@@ -125,9 +125,9 @@ pub enum VariableError {
 
 fn bytes_of(name: &str, value: &Value) -> usize {
     /// Counts what is written to it.
-    struct Counter(usize);
+    struct ByteCounter(usize);
 
-    impl io::Write for Counter {
+    impl io::Write for ByteCounter {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0 += bytes.len();
             Ok(bytes.len())
@@ -138,7 +138,7 @@ fn bytes_of(name: &str, value: &Value) -> usize {
         }
     }
 
-    let mut counter = Counter(name.len());
+    let mut counter = ByteCounter(name.len());
     // A value that could not be written as JSON would not fit.
     serde_json::to_writer(&mut counter, value).map_or(usize::MAX / 2, |()| counter.0)
 }
@@ -157,7 +157,7 @@ mod tests {
     fn a_call_reads_what_it_wrote_and_only_what_it_read_elsewhere_is_a_read() {
         let mut variables = Variables::default();
         variables.apply(&writes(&[("x", json!(1))]));
-        let mut view = View::new(variables.clone(), 100);
+        let mut view = VariablesTransaction::new(variables.clone(), 100);
         assert_eq!((view.get("x"), view.get("y")), (Some(json!(1)), None));
         view.set("z", json!([2])).unwrap();
         assert_eq!(view.get("z"), Some(json!([2])));
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_call_writes_no_more_than_it_may() {
-        let mut view = View::new(Variables::default(), 10);
+        let mut view = VariablesTransaction::new(Variables::default(), 10);
         assert_eq!(view.set("x", json!("1234567")), Ok(()));
         let too_large = VariableError::TooLarge { bytes: 12, maximum: 10 };
         assert_eq!(view.set("y", json!(1)), Err(too_large));

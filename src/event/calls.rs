@@ -90,7 +90,7 @@ pub struct ApprovalRequest {
 /// What is odd about arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Oddity {
+pub enum ArgumentsAnomaly {
     /// They end in the middle.
     CutOff,
     /// They are no object, or do not fit the tool's schema.
@@ -101,7 +101,7 @@ pub enum Oddity {
     ChangedAfterSeal,
 }
 
-impl Oddity {
+impl ArgumentsAnomaly {
     /// The word for logs and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {

@@ -2,20 +2,22 @@
 //!
 //! Logs, metrics and subscribers all come from here, and nothing else feeds them. An event that
 //! must survive is the view of a record; text, thinking and states are transient. What clients
-//! are shown of it is [`Published::public`].
+//! are shown of it is [`PublishedEvent::public`].
 
 mod calls;
 mod id;
 mod micros;
+mod stream_text;
 mod sums;
 mod view;
-mod written;
 
-pub use calls::{ApprovalRequest, CallLabel, Oddity, ServiceCall, ServiceCallStatus, WaitingFor};
+pub use calls::{
+    ApprovalRequest, ArgumentsAnomaly, CallLabel, ServiceCall, ServiceCallStatus, WaitingFor,
+};
 pub use id::{EventId, InvalidEventId};
+pub use stream_text::EventStreamText;
 pub use sums::{RunStats, TurnSummary, TurnTimes};
 pub use view::{PublicEvent, StatsReport};
-pub use written::Written;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -79,13 +81,13 @@ pub enum Event {
         streaming: bool,
     },
     /// A call's arguments were cut off, invalid, or encoded twice.
-    ArgumentsOdd {
+    ArgumentsAnomalyFound {
         /// The call.
         call: CallLabel,
         /// The id under which the history knows it.
         id: Arc<str>,
         /// What is odd.
-        oddity: Oddity,
+        oddity: ArgumentsAnomaly,
         /// The first 200 characters as they came.
         raw: String,
     },
@@ -162,7 +164,7 @@ pub enum Event {
         early: bool,
     },
     /// A call that the service runs itself began, ended, or counts no more.
-    ServiceCallShown {
+    ServiceCallChanged {
         /// The call.
         call: Box<ServiceCall>,
         /// How far it is.
@@ -282,14 +284,14 @@ impl Event {
             | Self::TextReceived { .. }
             | Self::CallOpened { .. }
             | Self::CallDetected { .. }
-            | Self::ArgumentsOdd { .. }
+            | Self::ArgumentsAnomalyFound { .. }
             | Self::CallWaiting { .. }
             | Self::CallStarted { .. }
             | Self::CallProgressed { .. }
             | Self::ApprovalGiven { .. }
             | Self::ConflictFound { .. }
             | Self::CallDiscarded { .. }
-            | Self::ServiceCallShown { .. }
+            | Self::ServiceCallChanged { .. }
             | Self::OutcomeLate { .. }
             | Self::ResultReleased { .. }
             | Self::ResponseEnded { .. }
@@ -301,7 +303,7 @@ impl Event {
 
 /// An event as it leaves the session: whose it is and when it happened.
 #[derive(Clone, Debug)]
-pub struct Published {
+pub struct PublishedEvent {
     /// The session.
     pub session: crate::types::SessionId,
     /// The run.
@@ -313,7 +315,7 @@ pub struct Published {
     /// Where a watcher who has seen it goes on; none of what is shown anew to each.
     pub id: Option<EventId>,
     /// Its text for event streams.
-    pub written: Written,
+    pub stream_text: EventStreamText,
     /// What happened.
     pub event: Event,
 }

@@ -1,24 +1,25 @@
-//! One event of each kind, for the tests of everything that reads events.
+//! Sample events, at least one of each kind, for tests.
 
 use std::time::Duration;
 
 use super::{
-    CallLabel, Event, Oddity, Published, RunStats, ServiceCall, ServiceCallStatus, TurnSummary,
-    TurnTimes, WaitingFor,
+    ApprovalRequest, ArgumentsAnomaly, CallLabel, Event, PublishedEvent, RunStats, ServiceCall,
+    ServiceCallStatus, TurnSummary, TurnTimes, WaitingFor,
 };
 use crate::types::{
-    CallKey, Execution, FinishKind, FinishReason, ProviderError, ProviderErrorKind, ResultNotes,
-    RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome, ToolResult, Usage,
+    ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, ProviderError, ProviderErrorKind,
+    ResultNotes, RunEnd, RunError, RunId, SessionId, ToolCall, ToolOutcome, ToolResult, Usage,
+    Verdict,
 };
 
-/// The event of turn 3 of the run `run_1` in the session `s1`.
-pub(crate) fn published(event: Event) -> Published {
-    Published {
+/// Publishes the event in turn 3 of the run `run_1` of the session `s1`.
+pub(crate) fn published(event: Event) -> PublishedEvent {
+    PublishedEvent {
         session: SessionId::parse("s1").unwrap(),
         run: RunId("run_1".into()),
         turn: 3,
         id: None,
-        written: crate::event::Written::default(),
+        stream_text: crate::event::EventStreamText::default(),
         timestamp_ms: 1_700_000_000_123,
         event,
     }
@@ -43,7 +44,7 @@ pub(crate) fn service_call() -> ServiceCall {
     }
 }
 
-/// A success that took 1.5 s after a wait of 20 ms.
+/// A successful result that took 1.5 s after a wait of 20 ms.
 pub(crate) fn result() -> ToolResult {
     ToolResult {
         call: ToolCall {
@@ -118,7 +119,35 @@ pub(crate) fn run_ended(end: RunEnd, error: Option<RunError>) -> Event {
     }
 }
 
-/// At least one event of each kind.
+/// Defines the names of all kinds of events. The match is exhaustive, so a new kind does not compile
+/// until its name is added here; then the test below fails until [`every`] has a sample of it.
+macro_rules! kinds {
+    ($($kind:ident)*) => {
+        const KINDS: &[&str] = &[$(stringify!($kind)),*];
+
+        fn kind(event: &Event) -> &'static str {
+            match event {
+                $(Event::$kind { .. } => stringify!($kind),)*
+            }
+        }
+    };
+}
+
+kinds! {
+    RunStarted InputQueued RunSteered TurnStarted ThinkingReceived TextReceived CallOpened
+    CallDetected ArgumentsAnomalyFound CallWaiting CallStarted CallProgressed ApprovalAsked
+    ApprovalGiven ConflictFound CallDiscarded CallEnded ServiceCallChanged OutcomeLate
+    ResultReleased ResponseEnded AttemptEnded AttemptStarted TurnEnded LimitReached
+    HistoryRepaired RunEnded
+}
+
+#[test]
+fn every_kind_of_event_has_a_sample() {
+    let samples: std::collections::BTreeSet<_> = every().iter().map(kind).collect();
+    assert_eq!(samples, KINDS.iter().copied().collect());
+}
+
+/// Returns at least one event of each kind.
 pub(crate) fn every() -> Vec<Event> {
     let call = label();
     let ms = Duration::from_millis;
@@ -140,10 +169,10 @@ pub(crate) fn every() -> Vec<Event> {
             stream_position: 17,
             streaming: true,
         },
-        Event::ArgumentsOdd {
+        Event::ArgumentsAnomalyFound {
             call: call.clone(),
             id: "call_x".into(),
-            oddity: Oddity::CutOff,
+            oddity: ArgumentsAnomaly::CutOff,
             raw: "{\"zone\": \"As".into(),
         },
         Event::CallWaiting {
@@ -160,9 +189,25 @@ pub(crate) fn every() -> Vec<Event> {
             of: 4,
         },
         Event::CallProgressed { key: key(), text: "half".into() },
+        Event::ApprovalAsked {
+            asked: Box::new(ApprovalRequest {
+                call: call.clone(),
+                phase: ApprovalPhase::Before,
+                arguments: serde_json::json!({"zone": "Asia/Tokyo"}).into(),
+                arguments_sha256: "5f70".into(),
+                output_summary: None,
+            }),
+        },
+        Event::ApprovalGiven {
+            call: call.clone(),
+            phase: ApprovalPhase::Before,
+            verdict: Verdict::Approved,
+            waited: ms(7_000),
+        },
+        Event::ConflictFound { call: call.clone(), names: vec!["zone".into()], rerun: true },
         Event::CallDiscarded { call: call.clone(), had_result: true },
         Event::CallEnded { result: Box::new(result()), parallel: true, early: true },
-        Event::ServiceCallShown {
+        Event::ServiceCallChanged {
             call: Box::new(service_call()),
             status: ServiceCallStatus::Running,
         },

@@ -10,7 +10,7 @@ use crate::record::UnreadableRecord;
 pub enum JournalError {
     /// Another host has the data directory.
     #[error("open the journal in {}: {holder} has it: stop that one, or name another data_dir", .dir.display())]
-    Held {
+    Locked {
         /// The directory.
         dir: PathBuf,
         /// Who has it.

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use super::{Appended, Batch, Entry, Journal, JournalError, Slot, Stage, unix_ms};
+use super::{
+    AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError, SessionLogState, unix_ms,
+};
 use crate::record::{Record, Seq};
 use crate::types::SessionId;
 
@@ -16,46 +18,46 @@ use crate::types::SessionId;
 pub struct SessionLog {
     session: SessionId,
     journal: Arc<dyn Journal>,
-    slot: Arc<Slot>,
+    log_state: Arc<SessionLogState>,
     /// Held over the engine's `append`, so that numbers reach it in order.
-    numbered: Mutex<Numbered>,
-    progress: Arc<Progress>,
+    numbered: Mutex<Sequence>,
+    progress: Arc<LogProgress>,
 }
 
 #[derive(Debug)]
-struct Numbered {
+struct Sequence {
     last: Seq,
     closed: bool,
     /// The entries that [`SessionLog::entries_since`] gives.
-    tail: Vec<Arc<Entry>>,
+    tail: Vec<Arc<JournalEntry>>,
 }
 
 /// How far the appended records have come.
-struct Progress {
-    state: Mutex<State>,
-    listener: Listener,
+struct LogProgress {
+    state: Mutex<DurabilityState>,
+    listener: DurabilityListener,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct DurabilityState {
     durable: Seq,
     failed: Option<JournalError>,
     waiting: Vec<(Seq, oneshot::Sender<Result<(), JournalError>>)>,
 }
 
 /// Told of every record up to which all are durable, in order, and once of a failure.
-pub(super) type Listener = Box<dyn Fn(Result<Seq, JournalError>) + Send + Sync>;
+pub(super) type DurabilityListener = Box<dyn Fn(Result<Seq, JournalError>) + Send + Sync>;
 
 /// A record, and how much watchers had been shown of the running attempt by then.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Noted {
+pub struct PendingRecord {
     /// The record.
     pub record: Record,
     /// Bytes of text and thinking.
     pub shown: u64,
 }
 
-impl From<Record> for Noted {
+impl From<Record> for PendingRecord {
     fn from(record: Record) -> Self {
         Self { record, shown: 0 }
     }
@@ -79,49 +81,49 @@ impl SessionLog {
         last: Seq,
         listener: impl Fn(Result<Seq, JournalError>) + Send + Sync + 'static,
     ) -> Self {
-        let state = Mutex::new(State { durable: last, ..State::default() });
+        let state = Mutex::new(DurabilityState { durable: last, ..DurabilityState::default() });
         Self {
             session,
             journal,
-            slot: Arc::default(),
-            numbered: Mutex::new(Numbered { last, closed: false, tail: Vec::new() }),
-            progress: Arc::new(Progress { state, listener: Box::new(listener) }),
+            log_state: Arc::default(),
+            numbered: Mutex::new(Sequence { last, closed: false, tail: Vec::new() }),
+            progress: Arc::new(LogProgress { state, listener: Box::new(listener) }),
         }
     }
 
     /// Appends records as one batch. `acknowledge` is called when they are stored, as durably as
     /// the journal is told to be before a run goes on, unless that is so at once; after a failure
     /// it is never called.
-    pub fn append<N: Into<Noted>>(
+    pub fn append<N: Into<PendingRecord>>(
         &self,
         records: Vec<N>,
         urgency: Urgency,
         acknowledge: impl FnOnce() + Send + 'static,
-    ) -> (Seq, Appended) {
+    ) -> (Seq, AppendStatus) {
         self.append_at(unix_ms(), records, urgency, acknowledge)
     }
 
     /// The same with the time that the records get: that of the events which are their views.
-    pub fn append_at<N: Into<Noted>>(
+    pub fn append_at<N: Into<PendingRecord>>(
         &self,
         time: u64,
         records: impl IntoIterator<Item = N>,
         urgency: Urgency,
         acknowledge: impl FnOnce() + Send + 'static,
-    ) -> (Seq, Appended) {
+    ) -> (Seq, AppendStatus) {
         let mut records = records.into_iter().peekable();
         let mut numbered = self.numbered.lock();
         if records.peek().is_none() {
-            return (numbered.last, Appended::Durable);
+            return (numbered.last, AppendStatus::Durable);
         }
         if numbered.closed {
-            return (numbered.last, Appended::Queued);
+            return (numbered.last, AppendStatus::Queued);
         }
         let mut entries = Vec::with_capacity(records.size_hint().0);
         for record in records {
-            let Noted { record, shown } = record.into();
+            let PendingRecord { record, shown } = record.into();
             numbered.last.0 += 1;
-            entries.push(Arc::new(Entry { seq: numbered.last, time, shown, record }));
+            entries.push(Arc::new(JournalEntry { seq: numbered.last, time, shown, record }));
         }
         numbered.tail.extend(entries.iter().cloned());
         let last = numbered.last;
@@ -130,10 +132,10 @@ impl SessionLog {
         let appended = self.journal.append(Batch {
             session: self.session.clone(),
             entries,
-            slot: Arc::clone(&self.slot),
+            log_state: Arc::clone(&self.log_state),
             urgent: urgency == Urgency::Urgent,
-            tell: Box::new(move |stage| {
-                if !matches!(stage, Stage::Failed(_))
+            on_status: Box::new(move |stage| {
+                if !matches!(stage, BatchStatus::Failed(_))
                     && let Some(acknowledge) = acknowledge.take()
                 {
                     acknowledge();
@@ -141,7 +143,7 @@ impl SessionLog {
                 progress.told(last, stage);
             }),
         });
-        if appended == Appended::Durable {
+        if appended == AppendStatus::Durable {
             self.progress.durable(last);
         }
         (last, appended)
@@ -203,14 +205,14 @@ impl SessionLog {
     /// The entries that were appended after a place, in order; from the last
     /// [`Self::forget_until`] on, durable or not.
     #[must_use]
-    pub fn entries_since(&self, after: Seq) -> Vec<Arc<Entry>> {
+    pub fn entries_since(&self, after: Seq) -> Vec<Arc<JournalEntry>> {
         let numbered = self.numbered.lock();
         let begin = numbered.tail.partition_point(|entry| entry.seq <= after);
         numbered.tail.iter().skip(begin).cloned().collect()
     }
 
     /// Keeps entries at hand that were read from the journal.
-    pub fn remember(&self, entries: impl IntoIterator<Item = Entry>) {
+    pub fn remember(&self, entries: impl IntoIterator<Item = JournalEntry>) {
         let mut numbered = self.numbered.lock();
         let mut tail: Vec<_> = entries.into_iter().map(Arc::new).collect();
         tail.append(&mut numbered.tail);
@@ -219,7 +221,7 @@ impl SessionLog {
 
     /// Appends entries that another session's log has had: their places and times stay. For a log
     /// without records.
-    pub fn adopt(&self, entries: Vec<Entry>) {
+    pub fn adopt(&self, entries: Vec<JournalEntry>) {
         let mut numbered = self.numbered.lock();
         let Some(last) = entries.last().map(|entry| entry.seq) else { return };
         numbered.last = last;
@@ -227,11 +229,11 @@ impl SessionLog {
         let appended = self.journal.append(Batch {
             session: self.session.clone(),
             entries: entries.into_iter().map(Arc::new).collect(),
-            slot: Arc::clone(&self.slot),
+            log_state: Arc::clone(&self.log_state),
             urgent: false,
-            tell: Box::new(move |stage| progress.told(last, stage)),
+            on_status: Box::new(move |stage| progress.told(last, stage)),
         });
-        if appended == Appended::Durable {
+        if appended == AppendStatus::Durable {
             self.progress.durable(last);
         }
     }
@@ -249,12 +251,12 @@ impl SessionLog {
     }
 }
 
-impl Progress {
-    fn told(&self, upto: Seq, stage: Stage) {
+impl LogProgress {
+    fn told(&self, upto: Seq, stage: BatchStatus) {
         match stage {
-            Stage::Written => {}
-            Stage::Durable => self.durable(upto),
-            Stage::Failed(error) => self.failed(&error),
+            BatchStatus::Written => {}
+            BatchStatus::Durable => self.durable(upto),
+            BatchStatus::Failed(error) => self.failed(&error),
         }
     }
 
@@ -293,8 +295,8 @@ impl Progress {
     }
 }
 
-impl fmt::Debug for Progress {
+impl fmt::Debug for LogProgress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Progress").field("state", &self.state).finish_non_exhaustive()
+        f.debug_struct("LogProgress").field("state", &self.state).finish_non_exhaustive()
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{
-    Appended, Batch, Entry, Journal, JournalError, JournalStatus, Listing, StoredSession,
-    state_behind,
+    AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, StoredSession,
+    StoredSessionFilter, state_behind,
 };
 use crate::record::{Record, Seq};
 use crate::types::{SessionId, SessionState};
@@ -16,7 +16,7 @@ use crate::types::{SessionId, SessionState};
 /// Keeps records in memory. Every batch is durable, in this engine's sense, at once.
 #[derive(Debug, Default)]
 pub struct MemoryJournal {
-    sessions: Mutex<BTreeMap<SessionId, Vec<Arc<Entry>>>>,
+    sessions: Mutex<BTreeMap<SessionId, Vec<Arc<JournalEntry>>>>,
 }
 
 impl MemoryJournal {
@@ -28,7 +28,7 @@ impl MemoryJournal {
 }
 
 impl Journal for MemoryJournal {
-    fn append(&self, batch: Batch) -> Appended {
+    fn append(&self, batch: Batch) -> AppendStatus {
         let mut sessions = self.sessions.lock();
         match sessions.get_mut(&batch.session) {
             Some(entries) => entries.extend(batch.entries),
@@ -36,7 +36,7 @@ impl Journal for MemoryJournal {
                 sessions.insert(batch.session, batch.entries);
             }
         }
-        Appended::Durable
+        AppendStatus::Durable
     }
 
     fn flush(&self) {}
@@ -46,11 +46,11 @@ impl Journal for MemoryJournal {
         session: &SessionId,
         after: Seq,
         limit: usize,
-    ) -> Result<Vec<Entry>, JournalError> {
+    ) -> Result<Vec<JournalEntry>, JournalError> {
         let sessions = self.sessions.lock();
         let Some(entries) = sessions.get(session) else { return Ok(Vec::new()) };
         let begin = entries.partition_point(|entry| entry.seq <= after);
-        Ok(entries.iter().skip(begin).take(limit).map(|entry| Entry::clone(entry)).collect())
+        Ok(entries.iter().skip(begin).take(limit).map(|entry| JournalEntry::clone(entry)).collect())
     }
 
     fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError> {
@@ -58,7 +58,7 @@ impl Journal for MemoryJournal {
         Ok(sessions.get(session).and_then(|entries| stored(session, entries)))
     }
 
-    fn list(&self, listing: &Listing) -> Result<Vec<StoredSession>, JournalError> {
+    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSession>, JournalError> {
         let sessions = self.sessions.lock();
         let begin = listing.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let limit = if listing.limit == 0 { usize::MAX } else { listing.limit };
@@ -90,7 +90,7 @@ impl Journal for MemoryJournal {
     }
 }
 
-fn stored(id: &SessionId, entries: &[Arc<Entry>]) -> Option<StoredSession> {
+fn stored(id: &SessionId, entries: &[Arc<JournalEntry>]) -> Option<StoredSession> {
     let (first, last) = (entries.first()?, entries.last()?);
     let Record::SessionOpened { agent, .. } = &first.record else { return None };
     Some(StoredSession {
@@ -114,7 +114,7 @@ mod tests {
         SessionLog::new(SessionId::parse(id).unwrap(), journal, Seq(0), |_| ())
     }
 
-    fn append(log: &SessionLog, records: Vec<Record>) -> (Seq, Appended) {
+    fn append(log: &SessionLog, records: Vec<Record>) -> (Seq, AppendStatus) {
         log.append(records, Urgency::Urgent, || ())
     }
 
@@ -124,10 +124,10 @@ mod tests {
         let (a, b) = (log(&journal, "a"), log(&journal, "b"));
         let opened = || Record::SessionOpened { agent: "default".into(), messages: vec![] };
         let stop = || Record::StopAsked { mode: StopMode::Now };
-        assert_eq!(append(&a, vec![opened(), stop()]), (Seq(2), Appended::Durable));
-        assert_eq!(append(&b, vec![opened()]), (Seq(1), Appended::Durable));
-        assert_eq!(append(&a, vec![Record::SessionClosed]), (Seq(3), Appended::Durable));
-        assert_eq!(append(&a, Vec::new()), (Seq(3), Appended::Durable));
+        assert_eq!(append(&a, vec![opened(), stop()]), (Seq(2), AppendStatus::Durable));
+        assert_eq!(append(&b, vec![opened()]), (Seq(1), AppendStatus::Durable));
+        assert_eq!(append(&a, vec![Record::SessionClosed]), (Seq(3), AppendStatus::Durable));
+        assert_eq!(append(&a, Vec::new()), (Seq(3), AppendStatus::Durable));
         assert_eq!((a.last(), a.durable()), (Seq(3), Seq(3)));
         let records = |id: &str, after| {
             let entries = journal.read(&SessionId::parse(id).unwrap(), Seq(after)).unwrap();

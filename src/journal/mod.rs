@@ -6,8 +6,6 @@
 
 mod error;
 pub mod export;
-#[cfg(test)]
-mod fixtures;
 mod log;
 mod memory;
 mod sqlite;
@@ -20,12 +18,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
-pub use crate::record::Entry;
+pub use crate::record::JournalEntry;
+pub use crate::transcript::{Breach, Invariant};
 pub use error::JournalError;
-pub use log::{Noted, SessionLog, Urgency};
+pub use log::{PendingRecord, SessionLog, Urgency};
 pub use memory::MemoryJournal;
 pub use sqlite::{JournalReader, SqliteJournal, SqliteOptions};
-pub use verify::{Breach, Invariant, unfinished, verify};
+pub use verify::{unfinished, verify};
 
 use crate::record::{Record, Seq};
 use crate::types::{SessionId, SessionState};
@@ -37,8 +36,8 @@ pub trait Journal: Send + Sync + fmt::Debug {
     /// Never waits: an engine that has to wait for a disk queues the batch and tells later, from a
     /// thread of its own. One whose queue is full tells at once that the batch failed.
     ///
-    /// After a batch of a session has failed, so do all later ones with the same [`Slot`].
-    fn append(&self, batch: Batch) -> Appended;
+    /// After a batch of a session has failed, so do all later ones with the same [`SessionLogState`].
+    fn append(&self, batch: Batch) -> AppendStatus;
 
     /// Somebody waits for what is queued: batches that are not urgent are stored now too.
     fn flush(&self);
@@ -53,13 +52,13 @@ pub trait Journal: Send + Sync + fmt::Debug {
         session: &SessionId,
         after: Seq,
         limit: usize,
-    ) -> Result<Vec<Entry>, JournalError>;
+    ) -> Result<Vec<JournalEntry>, JournalError>;
 
     /// All of a session's stored entries after `after`.
     ///
     /// # Errors
     /// When they cannot be read.
-    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError> {
+    fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<JournalEntry>, JournalError> {
         self.read_some(session, after, usize::MAX)
     }
 
@@ -73,7 +72,7 @@ pub trait Journal: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// When they cannot be read.
-    fn list(&self, listing: &Listing) -> Result<Vec<StoredSession>, JournalError>;
+    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSession>, JournalError>;
 
     /// How many sessions are stored.
     ///
@@ -105,21 +104,21 @@ pub struct Batch {
     /// The session.
     pub session: SessionId,
     /// Its next records, without a gap.
-    pub entries: Vec<Arc<Entry>>,
+    pub entries: Vec<Arc<JournalEntry>>,
     /// What the engine remembers of the session's log.
-    pub slot: Arc<Slot>,
+    pub log_state: Arc<SessionLogState>,
     /// Whether somebody waits for it.
     pub urgent: bool,
     /// Told what becomes of it.
-    pub tell: Tell,
+    pub on_status: BatchCallback,
 }
 
 /// Told what becomes of a batch: `Written` at most once, then `Durable` or `Failed` once.
-pub type Tell = Box<dyn FnMut(Stage) + Send>;
+pub type BatchCallback = Box<dyn FnMut(BatchStatus) + Send>;
 
 /// How far a batch has come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stage {
+pub enum BatchStatus {
     /// It survives the end of the process, and is told where that is before it survives the end
     /// of the machine.
     Written,
@@ -131,7 +130,7 @@ pub enum Stage {
 
 /// What an engine remembers of one [`SessionLog`], for its own use.
 #[derive(Debug, Default)]
-pub struct Slot {
+pub struct SessionLogState {
     /// The engine's number of the session; 0 before it is known.
     number: AtomicI64,
     /// The first record that could not be stored; 0 while there is none. What comes later would
@@ -139,7 +138,7 @@ pub struct Slot {
     failed: AtomicU64,
 }
 
-impl Slot {
+impl SessionLogState {
     /// The records from this one on are not stored.
     fn fail(&self, from: u64) {
         let earlier = |failed| (failed == 0 || from < failed).then_some(from);
@@ -155,7 +154,7 @@ impl Slot {
 
 /// How durable a batch is when `append` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Appended {
+pub enum AppendStatus {
     /// It is, and nothing more is told.
     Durable,
     /// It is accepted, in order, or has failed; the rest is told.
@@ -181,7 +180,7 @@ pub struct StoredSession {
 
 /// Which stored sessions are asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listing {
+pub struct StoredSessionFilter {
     /// Those behind this id.
     pub after: Option<SessionId>,
     /// At most so many; 0 is no limit.
@@ -204,7 +203,7 @@ pub struct JournalStatus {
 /// What an engine tells of its work, for metrics.
 pub trait JournalObserver: Send + Sync + fmt::Debug {
     /// Batches were stored together.
-    fn stored(&self, group: StoredGroup);
+    fn stored(&self, group: GroupCommit);
 
     /// All that was stored has got its fsync, together, which took so long.
     fn synced(&self, took: std::time::Duration) {
@@ -214,7 +213,7 @@ pub trait JournalObserver: Send + Sync + fmt::Debug {
 
 /// Batches that were stored together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoredGroup {
+pub struct GroupCommit {
     /// How many batches.
     pub batches: usize,
     /// How many records.
@@ -234,7 +233,7 @@ impl fmt::Debug for Batch {
 }
 
 /// A session's state behind records, where they change it.
-fn state_behind(entries: &[Arc<Entry>]) -> Option<SessionState> {
+fn state_behind(entries: &[Arc<JournalEntry>]) -> Option<SessionState> {
     entries.iter().rev().find_map(|entry| {
         let record = &entry.record;
         // Whatever waits behind a run goes on with it.

@@ -1,31 +1,31 @@
-//! Whether a run's answer is right. Values in, a verdict out.
+//! Decides whether a run's answer is correct. Pure.
 
 use std::sync::Arc;
 
-use super::options::Expected;
+use super::options::ExpectedAnswer;
 use super::work;
 use crate::message::Message;
 use crate::runtime::{CallReport, RunReport};
 use crate::types::{RunEnd, ToolCall, ToolStatus};
 
-/// What is wrong with an answer.
+/// The fault of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Wrong {
-    /// A word that is the same for all answers that are wrong in this way.
+pub(super) struct AnswerFault {
+    /// The kind of the fault: one word.
     pub(super) kind: String,
-    /// What there was in this one.
+    /// The faulty part of this answer.
     pub(super) example: String,
 }
 
-fn wrong(kind: &str, example: impl Into<String>) -> Wrong {
-    Wrong { kind: kind.to_owned(), example: example.into() }
+fn wrong(kind: &str, example: impl Into<String>) -> AnswerFault {
+    AnswerFault { kind: kind.to_owned(), example: example.into() }
 }
 
-/// Checks a run from its end to its messages.
+/// Checks a run's end, calls and messages.
 ///
 /// # Errors
-/// The first thing that is wrong.
-pub(super) fn check(report: &RunReport, expected: &Expected) -> Result<(), Wrong> {
+/// The first fault.
+pub(super) fn check(report: &RunReport, expected: &ExpectedAnswer) -> Result<(), AnswerFault> {
     check_end(report)?;
     check_calls(&report.calls)?;
     let called = check_messages(report.run_messages(), &report.text)?;
@@ -44,7 +44,7 @@ pub(super) fn check(report: &RunReport, expected: &Expected) -> Result<(), Wrong
     }
 }
 
-fn check_end(report: &RunReport) -> Result<(), Wrong> {
+fn check_end(report: &RunReport) -> Result<(), AnswerFault> {
     if report.run_end != RunEnd::Answered {
         let error = report.error.as_ref();
         let kind = error.map_or(report.run_end.as_str(), |error| &error.code);
@@ -57,8 +57,8 @@ fn check_end(report: &RunReport) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// Each call succeeded with the answer to its own arguments, and they stand in call order.
-fn check_calls(calls: &[CallReport]) -> Result<(), Wrong> {
+/// Checks that each call succeeded with the answer to its own arguments, and that calls are in call order.
+fn check_calls(calls: &[CallReport]) -> Result<(), AnswerFault> {
     let mut place = (0, 0);
     for call in calls {
         let CallReport { tool_id, tool_name, status, result, arguments, .. } = call;
@@ -82,9 +82,9 @@ fn check_calls(calls: &[CallReport]) -> Result<(), Wrong> {
     Ok(())
 }
 
-/// The calls of each message are answered right behind it, each once and in their order. Returns
-/// how many there are.
-fn check_messages(messages: &[Arc<Message>], text: &str) -> Result<usize, Wrong> {
+/// Checks that the calls of each message are answered directly after it, each once and in order. Returns
+/// the number of calls.
+fn check_messages(messages: &[Arc<Message>], text: &str) -> Result<usize, AnswerFault> {
     let (mut called, mut open) = (0, [].iter());
     for message in messages {
         match &**message {
@@ -106,7 +106,7 @@ fn check_messages(messages: &[Arc<Message>], text: &str) -> Result<usize, Wrong>
     }
 }
 
-fn unanswered(open: Option<&ToolCall>) -> Result<(), Wrong> {
+fn unanswered(open: Option<&ToolCall>) -> Result<(), AnswerFault> {
     match open {
         None => Ok(()),
         Some(call) => {
@@ -115,7 +115,7 @@ fn unanswered(open: Option<&ToolCall>) -> Result<(), Wrong> {
     }
 }
 
-fn check_answer(open: Option<&ToolCall>, call_id: &str, content: &str) -> Result<(), Wrong> {
+fn check_answer(open: Option<&ToolCall>, call_id: &str, content: &str) -> Result<(), AnswerFault> {
     let Some(call) = open else {
         return Err(wrong("answer_without_call", format!("{call_id} is answered once too often")));
     };
@@ -138,7 +138,7 @@ mod tests {
     use crate::message::ResponseMessage;
     use crate::types::{CallKey, RunId};
 
-    /// A change that makes something wrong, and the kind of error it is.
+    /// A change that introduces a fault, and the kind of the fault.
     type Case<'a, T> = (&'a dyn Fn(&mut Vec<T>), &'a str);
 
     fn reported(turn: u32, call_index: u32, i: i64) -> CallReport {

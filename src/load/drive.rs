@@ -1,4 +1,4 @@
-//! Drives the host: opens the sessions, lets each have its runs, and measures the process
+//! Drives the host: opens the sessions, makes their runs, and measures the process
 //! meanwhile.
 
 use std::num::NonZeroU32;
@@ -14,13 +14,13 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::LoadError;
-use super::check::{Wrong, check};
-use super::histogram::Histogram;
+use super::check::{AnswerFault, check};
+use super::histogram::DurationHistogram;
 use super::options::{LoadJournal, LoadOptions};
 use super::process::{cpu_time, memory, raise_open_files};
 use super::report::{LoadReport, Measured};
 use super::tally::{RunTimes, Tally};
-use super::work::{Seats, Work};
+use super::work::{ToolTimings, WorkTool};
 use crate::config::{
     AgentConfig, Config, DEFAULT_AGENT, Durability, JournalEngine, ModelConfig, ToolPattern,
 };
@@ -29,41 +29,41 @@ use crate::journal::unix_ms;
 use crate::runtime::{Host, HostError, HostSetup, OpenSession, RunReport, SessionHandle};
 use crate::tool::ToolRegistry;
 
-/// What every run is asked. A service that is scripted may look for it.
+/// The prompt of every run. A scripted service may match it.
 const INPUT: &str = "Do the work.";
 
 /// The model's name in the host's configuration.
 const MODEL: &str = "load";
 
-/// How many runs the warm-up has at most: one in each of so many sessions.
+/// The largest number of warm-up runs; each has a session of its own.
 const WARM_UP_MAX: u32 = 256;
 
-/// After how long without a run a session falls asleep: those that others have taken the place of
-/// are not to fill the memory.
+/// The time after which a session without a run hibernates, so that replaced sessions do not fill the
+/// memory.
 const IDLE_AFTER: Duration = Duration::from_secs(5);
 
-/// How many sessions are opened at the same time.
+/// The number of sessions that are opened concurrently.
 const OPENING_MAX: usize = 64;
 
-/// How often the event loop is asked how late it is.
+/// The interval at which the lag of the event loop is measured.
 const LAG_PERIOD: Duration = Duration::from_millis(10);
 
-/// How far a load is, for whoever watches.
+/// The progress of a load test, for display.
 #[derive(Debug, Default)]
-pub struct Counts {
+pub struct LoadProgress {
     started: AtomicU64,
     right: AtomicU64,
     wrong: AtomicU64,
 }
 
-impl Counts {
-    /// Runs that were right and runs that were not, so far.
+impl LoadProgress {
+    /// Returns the numbers of correct and of failed runs so far.
     #[must_use]
     pub fn ended(&self) -> (u64, u64) {
         (self.right.load(Ordering::Relaxed), self.wrong.load(Ordering::Relaxed))
     }
 
-    /// Whether the warm-up is over.
+    /// Returns whether the warm-up is over.
     #[must_use]
     pub fn has_begun(&self) -> bool {
         self.started.load(Ordering::Relaxed) > 0
@@ -75,34 +75,34 @@ impl Counts {
     }
 }
 
-/// What the sessions of a load share.
-struct Load {
+/// The state that the sessions of a load test share.
+struct LoadTest {
     options: LoadOptions,
     host: Host,
-    seats: Arc<Seats>,
-    counts: Arc<Counts>,
+    timings: Arc<ToolTimings>,
+    counts: Arc<LoadProgress>,
     tally: Mutex<Tally>,
 }
 
-/// Puts the load on, until all runs have ended, the time is over, or `stop` says so. What was
-/// measured by then is measured: runs that go on are counted as unfinished.
+/// Runs the load test until all runs have ended, the time is over, or `stop` is cancelled. Runs that
+/// are open then are counted as unfinished.
 ///
 /// # Errors
-/// When it could not begin.
+/// When the test could not start.
 pub async fn run(
     options: LoadOptions,
-    counts: Arc<Counts>,
+    counts: Arc<LoadProgress>,
     stop: &CancellationToken,
 ) -> Result<LoadReport, LoadError> {
     raise_open_files(options.sessions)?;
     let deadline = Instant::now() + options.time_max;
-    let directory = Directory::of(&options)?;
+    let directory = JournalDirectory::of(&options)?;
     let warm_up = options.sessions.min(WARM_UP_MAX);
-    // The warm-up's sessions have places of their own.
-    let seats = Arc::new(Seats::new(options.sessions + warm_up, unix_ms()));
-    let host = start(&options, directory.path(), &seats).await?;
+    // Warm-up sessions do not count in `max_sessions`.
+    let timings = Arc::new(ToolTimings::new(options.sessions + warm_up, unix_ms()));
+    let host = start(&options, directory.path(), &timings).await?;
     let (sessions, tally) = (options.sessions, Mutex::new(Tally::new()));
-    let load = Arc::new(Load { options, host, seats, counts, tally });
+    let load = Arc::new(LoadTest { options, host, timings, counts, tally });
     let measured = tokio::select! {
         biased;
         () = stop.cancelled() => Ok(Measured::default()),
@@ -112,26 +112,26 @@ pub async fn run(
         },
     };
     load.host.shutdown().await;
-    // Its files are closed by now.
+    // The journal has closed its files.
     drop(directory);
     let measured = Measured { stopped: stop.is_cancelled(), ..measured? };
     let tally = load.tally.lock();
     Ok(LoadReport::new(&load.options, &tally, load.counts.unfinished(), &measured))
 }
 
-/// Starts the host, as wide as the load is.
+/// Starts a host with limits that fit the load.
 async fn start(
     options: &LoadOptions,
     directory: Option<&PathBuf>,
-    seats: &Arc<Seats>,
+    timings: &Arc<ToolTimings>,
 ) -> Result<Host, LoadError> {
     let mut config = Config::default();
     let all = options.sessions as usize;
-    // Those that others have taken the place of may stay.
+    // Replaced sessions may remain until they are deleted.
     config.host.max_sessions = usize::MAX;
     config.host.max_concurrent_runs = all;
     config.host.idle_after = Some(IDLE_AFTER);
-    // Whoever ends the load before its time does not wait for what it has left.
+    // A cancelled load does not wait for open runs.
     config.host.shutdown_grace = Duration::ZERO;
     match (options.journal, directory) {
         (LoadJournal::Strict | LoadJournal::Relaxed, Some(directory)) => {
@@ -147,7 +147,7 @@ async fn start(
     let mut model = ModelConfig::new(options.base_url.clone(), &options.model);
     model.api_key.clone_from(&options.api_key);
     model.stream = options.stream;
-    // What fails is to be seen, not to be mended.
+    // Failures must be visible, so nothing is retried.
     model.max_attempts = 1;
     model.breaker_failures = None;
     model.max_concurrent_requests = NonZeroU32::new(options.sessions);
@@ -158,29 +158,29 @@ async fn start(
     let limits = &mut agent.limits;
     (limits.max_turns, limits.repeat_limit, limits.max_failed_turns) = (None, None, None);
     (limits.max_tool_calls_per_turn, limits.tool_timeout) = (None, None);
-    // The load has an end of its own.
+    // The load test has its own time limit.
     limits.run_timeout = None;
     config.models.clear();
     config.models.insert(MODEL.to_owned(), model);
     config.agents.clear();
     config.agents.insert(DEFAULT_AGENT.to_owned(), agent);
     let mut tools = ToolRegistry::new();
-    tools.register(Work(Arc::clone(seats)))?;
+    tools.register(WorkTool(Arc::clone(timings)))?;
     Ok(Host::start(HostSetup { config, tools }).await?)
 }
 
-impl Load {
-    /// One run in each of some sessions that are needed no more: connections are open then, and
-    /// what is made once is made. What is wrong with it will show again.
-    async fn warm_up(&self, seats: std::ops::Range<u32>) {
-        let run = async |seat| {
-            if let Ok(session) = self.open(seat, 0).await {
+impl LoadTest {
+    /// Makes one run in each of some separate sessions, so that connections are open and caches
+    /// are filled. Its failures are ignored, because they will occur again.
+    async fn warm_up(&self, timings: std::ops::Range<u32>) {
+        let run = async |slot| {
+            if let Ok(session) = self.open(slot, 0).await {
                 let _ = session.run(INPUT).await;
                 let _ = self.let_go(&session).await;
             }
         };
-        let count = seats.len();
-        stream::iter(seats).for_each_concurrent(count, run).await;
+        let count = timings.len();
+        stream::iter(timings).for_each_concurrent(count, run).await;
     }
 
     async fn measure(
@@ -189,7 +189,7 @@ impl Load {
         stop: &CancellationToken,
     ) -> Result<Measured, LoadError> {
         let opened = stream::iter(0..self.options.sessions)
-            .map(async |seat| Ok::<_, HostError>((seat, self.open(seat, 0).await?)))
+            .map(async |slot| Ok::<_, HostError>((slot, self.open(slot, 0).await?)))
             .buffer_unordered(OPENING_MAX)
             .try_collect::<Vec<_>>()
             .await?;
@@ -197,13 +197,13 @@ impl Load {
         let (cpu, began) = (cpu_time(), Instant::now());
         let over = CancellationToken::new();
         let mut tasks = JoinSet::new();
-        let lag = Arc::new(Mutex::new(Histogram::new()));
+        let lag = Arc::new(Mutex::new(DurationHistogram::new()));
         tasks.spawn(watch_lag(Arc::clone(&lag), over.clone()));
-        for (seat, session) in opened {
-            tasks.spawn(Arc::clone(self).sit(seat, session));
+        for (slot, session) in opened {
+            tasks.spawn(Arc::clone(self).sit(slot, session));
         }
         let all_ended = async {
-            // The watcher of the lag is the last.
+            // The task that measures the lag ends last.
             while tasks.len() > 1 && tasks.join_next().await.is_some() {}
         };
         let in_time = tokio::select! {
@@ -218,41 +218,41 @@ impl Load {
         Ok(Measured { cpu, time, before, after: memory(), lag, stopped: false, late: !in_time })
     }
 
-    async fn open(&self, seat: u32, generation: u32) -> Result<SessionHandle, HostError> {
-        let id = Some(self.seats.session_id(seat, generation));
+    async fn open(&self, slot: u32, generation: u32) -> Result<SessionHandle, HostError> {
+        let id = Some(self.timings.session_id(slot, generation));
         self.host.open_session(OpenSession { id, ..OpenSession::default() }).await
     }
 
-    /// The runs of one seat, one after the other.
-    async fn sit(self: Arc<Self>, seat: u32, mut session: SessionHandle) {
+    /// Makes the runs of one slot, one after the other.
+    async fn sit(self: Arc<Self>, slot: u32, mut session: SessionHandle) {
         for number in 0..self.options.runs {
             let is_due = |after: &u32| number > 0 && number.is_multiple_of(*after);
             if self.options.renew_after.as_ref().is_some_and(is_due) {
-                match self.renew(seat, number, &session).await {
+                match self.renew(slot, number, &session).await {
                     Ok(new) => session = new,
                     Err(error) => return self.wrong(host_error(&error)),
                 }
             }
-            self.seats.begin(seat);
+            self.timings.begin(slot);
             self.counts.started.fetch_add(1, Ordering::Relaxed);
             let began = Instant::now();
             let ended = session.run(INPUT).await;
-            self.ended(seat, began, ended);
+            self.ended(slot, began, ended);
         }
     }
 
     async fn renew(
         &self,
-        seat: u32,
+        slot: u32,
         generation: u32,
         old: &SessionHandle,
     ) -> Result<SessionHandle, HostError> {
         self.let_go(old).await?;
-        self.open(seat, generation).await
+        self.open(slot, generation).await
     }
 
-    /// Deletes a session that is needed no more, unless it is on a disk: that takes far longer than
-    /// runs do. There it falls asleep, so that only as many as run are in memory.
+    /// Removes a replaced session. In memory it is deleted. On disk it hibernates, because deletion
+    /// takes far longer than a run.
     async fn let_go(&self, session: &SessionHandle) -> Result<(), HostError> {
         match self.options.journal {
             LoadJournal::Memory => session.close().await,
@@ -263,7 +263,7 @@ impl Load {
         }
     }
 
-    fn ended(&self, seat: u32, began: Instant, ended: Result<RunReport, HostError>) {
+    fn ended(&self, slot: u32, began: Instant, ended: Result<RunReport, HostError>) {
         let latency = began.elapsed();
         let report = match ended {
             Ok(report) => report,
@@ -272,7 +272,7 @@ impl Load {
         if let Err(wrong) = check(&report, &self.options.expected) {
             return self.wrong(wrong);
         }
-        let worked = self.seats.worked(seat);
+        let worked = self.timings.worked(slot);
         let RunStats { model, tools, overlap, .. } = report.exact;
         let waited_for = (model + tools).saturating_sub(overlap);
         let times = RunTimes {
@@ -285,18 +285,18 @@ impl Load {
         self.counts.right.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn wrong(&self, wrong: Wrong) {
+    fn wrong(&self, wrong: AnswerFault) {
         self.tally.lock().wrong(wrong);
         self.counts.wrong.fetch_add(1, Ordering::Relaxed);
     }
 }
 
-fn host_error(error: &HostError) -> Wrong {
-    Wrong { kind: error.code().to_owned(), example: error.to_string() }
+fn host_error(error: &HostError) -> AnswerFault {
+    AnswerFault { kind: error.code().to_owned(), example: error.to_string() }
 }
 
-/// How late the event loop wakes a task that sleeps. Timers have a grain of a millisecond.
-async fn watch_lag(lag: Arc<Mutex<Histogram>>, over: CancellationToken) {
+/// Measures how late the event loop wakes a sleeping task. Timers have a resolution of a millisecond.
+async fn watch_lag(lag: Arc<Mutex<DurationHistogram>>, over: CancellationToken) {
     let mut ticks = interval(LAG_PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     while let Some(due) = over.run_until_cancelled(ticks.tick()).await {
@@ -304,16 +304,16 @@ async fn watch_lag(lag: Arc<Mutex<Histogram>>, over: CancellationToken) {
     }
 }
 
-/// Where the journal is.
+/// The directory of the journal.
 #[derive(Debug)]
-enum Directory {
+enum JournalDirectory {
     None,
     Given(PathBuf),
-    /// Deleted with what is in it.
+    /// A temporary directory, deleted in the end.
     Temporary(PathBuf),
 }
 
-impl Directory {
+impl JournalDirectory {
     fn of(options: &LoadOptions) -> Result<Self, LoadError> {
         match (options.journal, &options.data_dir) {
             (LoadJournal::Memory, _) => Ok(Self::None),
@@ -337,10 +337,10 @@ impl Directory {
     }
 }
 
-impl Drop for Directory {
+impl Drop for JournalDirectory {
     fn drop(&mut self) {
         if let Self::Temporary(path) = self {
-            // What cannot be deleted is the system's to tidy up.
+            // A directory that cannot be deleted is left to the system.
             let _ = std::fs::remove_dir_all(path);
         }
     }

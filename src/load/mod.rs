@@ -1,14 +1,24 @@
-//! A load test: many sessions at once, run after run through the whole host, against a real
-//! service of the Chat Completions wire.
+//! A load test: many concurrent sessions, run after run through the whole host, against a real
+//! service of the Chat Completions wire format.
 //!
 //! The host is the one that `serve` runs: actors, context, events, metrics, journal. Its agent has
-//! one pure tool, `work`, so that whoever writes the service says what the tools do.
+//! one pure tool, `work`, whose arguments the service chooses.
 //! Every answer is checked: a fast wrong answer is an error.
 //!
-//! What is measured is the whole process, so a service that runs beside it runs in a process of
-//! its own ([`Service`]). Starting the host, opening the sessions and a warm-up are not counted.
-//! Times are taken where things happen (a run where it is asked for and answered, a tool in the
-//! tool), never by a watcher of its events; they go into histograms of a fixed size.
+//! The whole process is measured, so the built-in service runs in a process of
+//! its own ([`ServiceProcess`]). Starting the host, opening the sessions and a warm-up are not counted.
+//! Times are taken where things happen (a run where it is requested and answered, a tool in the
+//! tool), never by a subscriber of its events.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `options` | the options of a test |
+//! | `drive` | opens sessions and makes their runs |
+//! | `service` | the built-in service in a process of its own |
+//! | `work` | the tool `work`, and the times that it records |
+//! | `check` | decides whether a run's answer is correct |
+//! | `tally`, `histogram`, `process` | results, time distributions, resources of the process |
+//! | `report` | the report as a table and as JSON |
 
 mod check;
 mod drive;
@@ -22,31 +32,31 @@ mod work;
 
 use std::io;
 
-pub use drive::{Counts, run};
-pub use options::{Expected, LoadJournal, LoadOptions, RUNS_MAX, SESSIONS_MAX};
-pub use process::{Memory, cpu_time, memory, raise_open_files};
+pub use drive::{LoadProgress, run};
+pub use options::{ExpectedAnswer, LoadJournal, LoadOptions, RUNS_MAX, SESSIONS_MAX};
+pub use process::{ProcessMemory, cpu_time, memory, raise_open_files};
 pub use report::{LoadReport, Median, Quantiles};
-pub use service::{Service, Workload, serve};
+pub use service::{ServiceProcess, Workload, serve};
 pub use tally::ErrorKind;
 
 use crate::runtime::HostError;
 use crate::tool::RegistryError;
 
-/// Why nothing was measured.
+/// The reason why a load test could not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LoadError {
-    /// The process may not open as many files as there are connections.
+    /// The process may not open a file for each connection.
     #[error(
         "{sessions} sessions need about {needed} open files, and this process may have {allowed}: \
          raise the limit (ulimit -n {needed}), or lower --sessions"
     )]
     OpenFiles {
-        /// How many sessions there are to be.
+        /// The number of sessions.
         sessions: u32,
-        /// How many files that takes.
+        /// The number of files that this takes.
         needed: u64,
-        /// How many there may be.
+        /// The limit of open files.
         allowed: u64,
     },
     /// The host could not be started, or its sessions could not be opened.

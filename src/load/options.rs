@@ -1,4 +1,4 @@
-//! What a load is to be.
+//! The options of a load test.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -6,46 +6,46 @@ use std::time::Duration;
 use crate::config::{ApiKey, BaseUrl};
 use crate::types::Execution;
 
-/// How many sessions there may be at once.
+/// The largest number of concurrent sessions.
 pub const SESSIONS_MAX: u32 = 10_000;
 
-/// How many runs each of them may have.
+/// The largest number of runs per session.
 pub const RUNS_MAX: u32 = 1_000_000;
 
-/// What a load is to be.
+/// The options of a load test.
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// The address of the service.
+    /// The `base_url` of the service.
     pub base_url: BaseUrl,
-    /// The model's name there.
+    /// The model's name at the service.
     pub model: String,
-    /// What the service wants to see, if anything.
+    /// The API key, if the service needs one.
     pub api_key: Option<ApiKey>,
-    /// How many sessions run at once.
+    /// The number of concurrent sessions.
     pub sessions: u32,
-    /// How many runs each has, one after the other.
+    /// The number of consecutive runs per session.
     pub runs: u32,
-    /// After so many runs a session is deleted and a new one takes its place, so that histories stay
+    /// The number of runs after which a session is replaced by a new one, so that histories stay
     /// short; `None`: never.
     pub renew_after: Option<u32>,
-    /// How calls are run.
+    /// The execution of calls.
     pub execution: Execution,
-    /// Whether calls may start while their response still comes.
+    /// True if calls may start while their response still streams.
     pub early_start: bool,
-    /// Whether answers are streamed.
+    /// True if answers are streamed.
     pub stream: bool,
-    /// Where records go.
+    /// The journal of the host.
     pub journal: LoadJournal,
-    /// Where the journal is kept; a temporary directory that is deleted where it is none.
+    /// The directory of the journal; `None`: a temporary directory.
     pub data_dir: Option<PathBuf>,
-    /// When it ends, whatever is left to do.
+    /// The time limit of the test.
     pub time_max: Duration,
-    /// What answers have to be, beside well-formed.
-    pub expected: Expected,
+    /// The expected answer, checked in addition to its form.
+    pub expected: ExpectedAnswer,
 }
 
 impl LoadOptions {
-    /// One run of one session, in memory.
+    /// Returns options for one run of one session, with the journal in memory.
     #[must_use]
     pub fn new(base_url: BaseUrl, model: impl Into<String>) -> Self {
         Self {
@@ -61,34 +61,34 @@ impl LoadOptions {
             journal: LoadJournal::Memory,
             data_dir: None,
             time_max: Duration::from_secs(600),
-            expected: Expected::default(),
+            expected: ExpectedAnswer::default(),
         }
     }
 }
 
-/// What is known of each run's answer before.
+/// The expectations of each run's answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Expected {
-    /// How many calls the run makes, all turns together.
+pub struct ExpectedAnswer {
+    /// The number of calls of the run, in all turns together.
     pub calls: Option<usize>,
     /// The final text.
     pub text: Option<String>,
 }
 
-/// Where a load's records go.
+/// The journal of a load test.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LoadJournal {
-    /// To SQLite; what is acknowledged survives the end of the machine.
+    /// SQLite, durable against a failure of the machine.
     Strict,
-    /// To SQLite; runs wait for the end of the process alone.
+    /// SQLite, durable against a crash of the process.
     Relaxed,
-    /// Nowhere.
+    /// In memory.
     #[default]
     Memory,
 }
 
 impl LoadJournal {
-    /// The words for it.
+    /// The values of the command line option.
     pub const WORDS: [(&str, Self); 3] =
         [("strict", Self::Strict), ("relaxed", Self::Relaxed), ("memory", Self::Memory)];
 }

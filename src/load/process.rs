@@ -1,4 +1,4 @@
-//! What this process has used, as its system tells.
+//! The resources that this process has used, as reported by the system.
 
 use std::fs;
 use std::time::Duration;
@@ -8,11 +8,11 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::LoadError;
 
-/// Files that a process has open beside its connections.
+/// The number of files that the process has open besides its connections.
 const OTHER_FILES: u64 = 128;
 
-/// What the process has had of the processors: user and system, all threads, those that have
-/// ended too.
+/// Returns the CPU time of the process: user and system time of all threads, including ended
+/// ones.
 #[must_use]
 pub fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
@@ -20,37 +20,37 @@ pub fn cpu_time() -> Duration {
     Duration::new(u64::try_from(time.tv_sec).unwrap_or_default(), nanos)
 }
 
-/// What of a process is in memory.
+/// The resident memory of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
-    /// Now.
+pub struct ProcessMemory {
+    /// The current size.
     pub now_kb: u64,
-    /// At most so far.
+    /// The largest size so far.
     pub peak_kb: u64,
 }
 
-/// What of the process is in memory; none where the system has no such file.
+/// Returns the resident memory of this process; `None` on systems without `/proc`.
 #[must_use]
-pub fn memory() -> Option<Memory> {
+pub fn memory() -> Option<ProcessMemory> {
     memory_in(&fs::read_to_string("/proc/self/status").ok()?)
 }
 
-fn memory_in(status: &str) -> Option<Memory> {
+fn memory_in(status: &str) -> Option<ProcessMemory> {
     let kb = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
         line.trim().strip_suffix("kB")?.trim().parse().ok()
     };
-    Some(Memory { now_kb: kb("VmRSS:")?, peak_kb: kb("VmHWM:")? })
+    Some(ProcessMemory { now_kb: kb("VmRSS:")?, peak_kb: kb("VmHWM:")? })
 }
 
-/// Lets the process have a connection for each session, as far as it may raise its limit itself.
+/// Raises the limit of open files so that each session can have a connection.
 ///
 /// # Errors
-/// When it may not.
+/// When the limit cannot be raised far enough.
 pub fn raise_open_files(sessions: u32) -> Result<(), LoadError> {
     let needed = u64::from(sessions) + OTHER_FILES;
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-    // None is without a limit.
+    // `None` means that there is no limit.
     if current.is_none_or(|current| current >= needed) {
         return Ok(());
     }
@@ -72,7 +72,7 @@ mod tests {
     #[test]
     fn reads_what_linux_tells() {
         let status = "Name:\tx\nVmPeak:\t  9 kB\nVmHWM:\t   2048 kB\nVmRSS:\t   1024 kB\n";
-        assert_eq!(memory_in(status), Some(Memory { now_kb: 1024, peak_kb: 2048 }));
+        assert_eq!(memory_in(status), Some(ProcessMemory { now_kb: 1024, peak_kb: 2048 }));
         assert_eq!(memory_in("Name:\tx\n"), None);
         assert!(cpu_time() > Duration::ZERO);
     }

@@ -1,4 +1,4 @@
-//! What a load has come to: a table for people, one line of JSON for programs.
+//! The report of a load test: a table for people, one line of JSON for programs.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
@@ -6,85 +6,85 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::histogram::Histogram;
+use super::histogram::DurationHistogram;
 use super::options::LoadOptions;
-use super::process::Memory;
+use super::process::ProcessMemory;
 use super::tally::{ErrorKind, Tally};
 use crate::types::harmless;
 
-/// What the process itself was seen to do.
+/// The measurements of the process.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Measured {
     pub(super) cpu: Duration,
     pub(super) time: Duration,
-    /// Before the first run.
-    pub(super) before: Option<Memory>,
-    pub(super) after: Option<Memory>,
+    /// The resident memory before the first run.
+    pub(super) before: Option<ProcessMemory>,
+    pub(super) after: Option<ProcessMemory>,
     pub(super) lag: Option<Duration>,
     pub(super) stopped: bool,
-    /// Whether the time was over before the runs were.
+    /// True if the time limit ended the test.
     pub(super) late: bool,
 }
 
-/// A distribution; null where nothing was measured.
+/// A distribution; null if nothing was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Quantiles {
     /// The median.
     pub p50: Option<f64>,
-    /// Nine of ten are at most this.
+    /// The 90th percentile.
     pub p90: Option<f64>,
-    /// Ninety-nine of a hundred are at most this.
+    /// The 99th percentile.
     pub p99: Option<f64>,
-    /// The most.
+    /// The maximum.
     pub max: Option<f64>,
 }
 
-/// A median; null where nothing was measured.
+/// A median; null if nothing was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Median {
     /// The median.
     pub p50: Option<f64>,
 }
 
-/// What a load has come to. As JSON: `null` where the system does not tell, or nothing was
-/// measured.
+/// The report of a load test. In JSON, a value that the system does not report or that was not
+/// measured is `null`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LoadReport {
-    /// Right runs in a second.
+    /// Correct runs per second.
     pub runs_per_s: Option<f64>,
-    /// User and system time of this process for each run that ended, start and warm-up excluded.
+    /// User and system time of this process per ended run, in microseconds, without start and warm-up.
     pub cpu_us_per_run: Option<f64>,
-    /// From asking for a run to its answer.
+    /// The time from the request for a run to its answer.
     pub latency_ms: Quantiles,
-    /// From there to the start of its first tool.
+    /// The time from there to the start of its first tool.
     pub first_tool_ms: Median,
-    /// From there to the end of the last tool of that turn.
+    /// The time from there to the end of the last tool of that turn.
     pub tools_ready_ms: Median,
     /// The part of a run in which neither the model nor a tool was waited for.
     pub overhead_us: Median,
-    /// The most that was in memory, start included.
+    /// The peak resident memory of the process, start included.
     pub peak_rss_kb: Option<u64>,
-    /// Runs that were right.
+    /// The number of correct runs.
     pub ok: u64,
-    /// Runs that were not.
+    /// The number of failed runs.
     pub errors: u64,
-    /// Those by kind, with an example each.
+    /// The failed runs by kind, with an example each.
     pub errors_by_kind: BTreeMap<String, ErrorKind>,
-    /// Runs that had begun and were not over when the load was.
+    /// The number of runs that were open when the test ended.
     pub unfinished: u64,
-    /// Calls of the runs that were right.
+    /// The number of calls of correct runs.
     pub tool_calls: u64,
-    /// How many sessions ran at once.
+    /// The number of concurrent sessions.
     pub sessions: u32,
-    /// What the peak has above the memory before the first run, for each session.
+    /// The peak memory above the memory before the first run, per session.
     pub rss_kb_per_session: Option<f64>,
-    /// How late the event loop was: 99 of 100 times at most this.
+    /// The 99th percentile of the event loop's lag.
     pub loop_lag_ms: Option<f64>,
-    /// How long the runs took, all together.
+    /// The duration of the whole test.
     pub time_ms: f64,
-    /// Whether somebody has stopped it.
+    /// True if the test was stopped.
     pub stopped: bool,
-    /// Whether the time was over before the runs were.
+    /// True if the time limit ended the test.
     pub late: bool,
 }
 
@@ -128,7 +128,7 @@ impl LoadReport {
         }
     }
 
-    /// Whether there were answers, and all were right.
+    /// Returns whether there were answers and all were correct.
     #[must_use]
     pub fn is_right(&self) -> bool {
         self.ok > 0 && self.errors == 0
@@ -173,7 +173,7 @@ impl fmt::Display for LoadReport {
     }
 }
 
-fn median(times: &Histogram, unit: impl Fn(Duration) -> f64) -> Median {
+fn median(times: &DurationHistogram, unit: impl Fn(Duration) -> f64) -> Median {
     Median { p50: times.percentile(50).map(unit) }
 }
 
@@ -181,12 +181,12 @@ fn ms(time: Duration) -> f64 {
     rounded(time.as_secs_f64() * 1e3)
 }
 
-/// To three decimals.
+/// Rounds to three decimals.
 fn rounded(value: f64) -> f64 {
     (value * 1e3).round() / 1e3
 }
 
-/// A number with its unit, in as many digits as say something.
+/// Formats a number with its unit and three significant digits.
 fn shown(value: Option<f64>, unit: &str) -> String {
     let Some(value) = value else { return "unknown".to_owned() };
     let decimals = if value >= 100.0 { 0 } else { 2 };

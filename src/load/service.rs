@@ -1,4 +1,4 @@
-//! The built-in service of a load, in a process of its own: what it costs is not measured.
+//! The built-in service of a load test, in a process of its own, so that its cost is not measured.
 
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
@@ -8,22 +8,22 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::options::Expected;
+use super::options::ExpectedAnswer;
 use super::{LoadError, work};
 use crate::config::BaseUrl;
 use crate::rehearsal::{Call, Rehearsal, RehearsalOptions, Response, Script};
 
-/// The longest line that the service's process says.
+/// The longest line that the service's process prints.
 const LINE_MAX: u64 = 4096;
 
-/// What the service answers to every run: text and calls, and then text.
+/// The answers of the service to every run: text and calls, and then text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
-    /// How many calls the first answer makes.
+    /// The number of calls of the first answer.
     pub calls: u32,
-    /// How long each works.
+    /// The time that each call sleeps.
     pub work: Duration,
-    /// In how many pieces each answer says its text.
+    /// The number of text pieces of each answer.
     pub texts: u32,
     /// The pause before each piece but the first.
     pub pace: Duration,
@@ -37,10 +37,10 @@ impl Default for Workload {
 }
 
 impl Workload {
-    /// What a run is answered, if all is right.
+    /// Returns the expected answer of a run.
     #[must_use]
-    pub fn expected(&self) -> Expected {
-        Expected {
+    pub fn expected(&self) -> ExpectedAnswer {
+        ExpectedAnswer {
             calls: Some(self.calls as usize),
             text: Some(self.text("All of it is done").concat()),
         }
@@ -77,25 +77,25 @@ impl Workload {
     }
 }
 
-/// The service in its process. It ends with this value, and with this process however that ends.
+/// The running service. Dropping it ends its process; so does the end of this process.
 #[derive(Debug)]
-pub struct Service {
+pub struct ServiceProcess {
     child: Child,
     base_url: BaseUrl,
 }
 
-impl Service {
-    /// Starts it: `program` with these arguments is to call [`serve`]. Blocks until it listens.
+impl ServiceProcess {
+    /// Starts the process: `program` with these arguments must call [`serve`]. Blocks until it listens.
     ///
     /// # Errors
-    /// When it does not.
+    /// When the process does not start or does not listen.
     pub fn start(program: &Path, arguments: &[String]) -> Result<Self, LoadError> {
         let failed = |error: io::Error| LoadError::Service(error.to_string());
         let mut child = Command::new(program)
             .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Ctrl-C is for this process, which ends that one when it is done.
+            // Ctrl-C reaches this process only, which then ends the service.
             .process_group(0)
             .spawn()
             .map_err(failed)?;
@@ -116,29 +116,29 @@ impl Service {
         }
     }
 
-    /// Where it listens.
+    /// Returns the `base_url` of the service.
     #[must_use]
     pub fn base_url(&self) -> &BaseUrl {
         &self.base_url
     }
 }
 
-impl Drop for Service {
+impl Drop for ServiceProcess {
     fn drop(&mut self) {
         end(&mut self.child);
     }
 }
 
-/// By its handle; one that has ended already is no error.
+/// Kills the process; one that has already ended is not an error.
 fn end(child: &mut Child) {
     let _ = child.kill();
     let _ = child.wait();
 }
 
-/// The service itself: says on stdout where it listens, and serves until stdin ends.
+/// Runs the service: prints its address on stdout, and serves until stdin ends.
 ///
 /// # Errors
-/// When it cannot listen, or nobody reads where.
+/// When it cannot listen, or stdout is closed.
 pub async fn serve(workload: Workload) -> io::Result<()> {
     let options = RehearsalOptions {
         script: workload.script(),

@@ -1,48 +1,48 @@
-//! What has been seen so far.
+//! The results of all runs so far.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
 
-use super::check::Wrong;
-use super::histogram::Histogram;
+use super::check::AnswerFault;
+use super::histogram::DurationHistogram;
 use crate::types::excerpt;
 
-/// Kinds of errors that are told apart; further ones are `other`.
+/// The number of error kinds that are counted separately; further ones are `other`.
 const KINDS_MAX: usize = 32;
 
-/// Characters of an example.
+/// The largest length of an example, in characters.
 const EXAMPLE_CHARS: usize = 300;
 
-/// Errors of one kind.
+/// The errors of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ErrorKind {
-    /// How many.
+    /// The number of errors.
     pub count: u64,
-    /// What the first of them was.
+    /// The text of the first one.
     pub example: String,
 }
 
-/// The times of one run that was right.
+/// The times of one correct run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RunTimes {
     pub(super) latency: Duration,
     pub(super) overhead: Duration,
-    /// From the run's start, where it made calls.
+    /// The time from the run's start to its first tool; `None` without calls.
     pub(super) first_tool: Option<Duration>,
     pub(super) tools_ready: Option<Duration>,
 }
 
-/// All runs together.
+/// The results of all runs together.
 #[derive(Debug)]
 pub(super) struct Tally {
     pub(super) ok: u64,
     pub(super) calls: u64,
-    pub(super) latency: Histogram,
-    pub(super) overhead: Histogram,
-    pub(super) first_tool: Histogram,
-    pub(super) tools_ready: Histogram,
+    pub(super) latency: DurationHistogram,
+    pub(super) overhead: DurationHistogram,
+    pub(super) first_tool: DurationHistogram,
+    pub(super) tools_ready: DurationHistogram,
     pub(super) errors: BTreeMap<String, ErrorKind>,
 }
 
@@ -51,10 +51,10 @@ impl Tally {
         Self {
             ok: 0,
             calls: 0,
-            latency: Histogram::new(),
-            overhead: Histogram::new(),
-            first_tool: Histogram::new(),
-            tools_ready: Histogram::new(),
+            latency: DurationHistogram::new(),
+            overhead: DurationHistogram::new(),
+            first_tool: DurationHistogram::new(),
+            tools_ready: DurationHistogram::new(),
             errors: BTreeMap::new(),
         }
     }
@@ -72,8 +72,8 @@ impl Tally {
         }
     }
 
-    pub(super) fn wrong(&mut self, wrong: Wrong) {
-        let Wrong { kind, example } = wrong;
+    pub(super) fn wrong(&mut self, wrong: AnswerFault) {
+        let AnswerFault { kind, example } = wrong;
         let is_known = self.errors.contains_key(&kind) || self.errors.len() < KINDS_MAX;
         let kind = if is_known { kind } else { "other".to_owned() };
         let of_kind = self

@@ -1,4 +1,4 @@
-//! The tool of a load, and what it notes of its calls.
+//! The tool of a load test, and the times that it records.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -16,109 +16,109 @@ use crate::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 pub(super) const NAME: &str = "work";
 
 /// `work {ms, i, pad}`: sleeps `ms` and answers `r<i>`. With 0 it does not sleep at all.
-pub(super) struct Work(pub(super) Arc<Seats>);
+pub(super) struct WorkTool(pub(super) Arc<ToolTimings>);
 
 #[derive(Deserialize, JsonSchema)]
-struct Input {
-    /// How long to work, in milliseconds.
+struct WorkInput {
+    /// The time to sleep, in milliseconds.
     #[serde(default)]
     ms: u64,
-    /// The number to answer.
+    /// The number in the answer.
     i: i64,
-    /// Makes the arguments longer.
+    /// Padding that makes the arguments longer.
     #[serde(default)]
     #[expect(dead_code, reason = "it is there to be read from the wire")]
     pad: String,
 }
 
 #[async_trait]
-impl Tool for Work {
+impl Tool for WorkTool {
     fn spec(&self) -> ToolSpec {
         let what = "Works for a while and answers with a number.";
-        ToolSpec::new::<Input>(NAME, what).pure().repeatable()
+        ToolSpec::new::<WorkInput>(NAME, what).pure().repeatable()
     }
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let began = Instant::now();
-        let Input { ms, i, .. } = context.input()?;
+        let WorkInput { ms, i, .. } = context.input()?;
         if ms > 0 {
             tokio::time::sleep(Duration::from_millis(ms)).await;
         }
-        let Self(seats) = self;
-        if let Some(seat) = seats.of(context.idempotency_key()) {
-            seat.worked(context.key().turn, seats.since(began), seats.now());
+        let Self(timings) = self;
+        if let Some(slot) = timings.of(context.idempotency_key()) {
+            slot.worked(context.key().turn, timings.since(began), timings.now());
         }
         Ok(format!("r{i}").into())
     }
 }
 
-/// What the tool has to answer to these arguments.
+/// Returns the correct answer to these arguments.
 pub(super) fn answer(arguments: &Value) -> String {
     format!("r{}", arguments.get("i").unwrap_or(&Value::Null))
 }
 
-/// What the tool notes for every session that runs.
+/// The tool times of all concurrent sessions, by the session's slot.
 #[derive(Debug)]
-pub(super) struct Seats {
+pub(super) struct ToolTimings {
     epoch: Instant,
-    /// What all sessions' names begin with: of this load alone.
+    /// The prefix of all session ids of this load.
     prefix: String,
-    seats: Vec<Seat>,
+    timings: Vec<ToolTiming>,
 }
 
-/// The calls of the run that goes on, of its first turn with calls. Times are nanoseconds since the
-/// epoch; 0 is none.
+/// The times of the first turn with calls of a slot's current run, in nanoseconds since the epoch; 0 means
+/// none.
 #[derive(Debug, Default)]
-struct Seat {
+struct ToolTiming {
     turn: AtomicU32,
     first: AtomicU64,
     ready: AtomicU64,
 }
 
-/// When the first tool of a run started, and when all of that turn had ended.
+/// The start of a run's first tool, and the end of the last tool of that turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Worked {
+pub(super) struct MeasuredTools {
     pub(super) first: Instant,
     pub(super) ready: Instant,
 }
 
-impl Seats {
+impl ToolTimings {
     pub(super) fn new(count: u32, load: u64) -> Self {
         Self {
             epoch: Instant::now(),
             prefix: format!("load-{load:x}-"),
-            seats: (0..count).map(|_| Seat::default()).collect(),
+            timings: (0..count).map(|_| ToolTiming::default()).collect(),
         }
     }
 
-    /// The name of a seat's session.
-    pub(super) fn session_id(&self, seat: u32, generation: u32) -> String {
-        format!("{}{seat}-{generation}", self.prefix)
+    /// Returns the session id of a slot.
+    pub(super) fn session_id(&self, slot: u32, generation: u32) -> String {
+        format!("{}{slot}-{generation}", self.prefix)
     }
 
-    /// A run begins.
-    pub(super) fn begin(&self, seat: u32) {
-        let Some(seat) = self.seats.get(seat as usize) else { return };
-        for time in [&seat.first, &seat.ready] {
+    /// Resets a slot for a new run.
+    pub(super) fn begin(&self, slot: u32) {
+        let Some(slot) = self.timings.get(slot as usize) else { return };
+        for time in [&slot.first, &slot.ready] {
             time.store(0, Ordering::Relaxed);
         }
-        seat.turn.store(0, Ordering::Relaxed);
+        slot.turn.store(0, Ordering::Relaxed);
     }
 
-    /// What has been noted since.
-    pub(super) fn worked(&self, seat: u32) -> Option<Worked> {
-        let seat = self.seats.get(seat as usize)?;
+    /// Returns the times since the last reset.
+    pub(super) fn worked(&self, slot: u32) -> Option<MeasuredTools> {
+        let slot = self.timings.get(slot as usize)?;
         let time = |at: &AtomicU64| match at.load(Ordering::Relaxed) {
             0 => None,
             nanos => Some(self.epoch + Duration::from_nanos(nanos)),
         };
-        Some(Worked { first: time(&seat.first)?, ready: time(&seat.ready)? })
+        Some(MeasuredTools { first: time(&slot.first)?, ready: time(&slot.ready)? })
     }
 
-    /// The seat of the session that a call's idempotency key begins with.
-    fn of(&self, key: &str) -> Option<&Seat> {
-        let (seat, _) = key.strip_prefix(&self.prefix)?.split_once('-')?;
-        self.seats.get(seat.parse::<usize>().ok()?)
+    /// Returns the slot of the session that prefixes a call's idempotency key.
+    fn of(&self, key: &str) -> Option<&ToolTiming> {
+        let (slot, _) = key.strip_prefix(&self.prefix)?.split_once('-')?;
+        self.timings.get(slot.parse::<usize>().ok()?)
     }
 
     fn now(&self) -> u64 {
@@ -130,9 +130,9 @@ impl Seats {
     }
 }
 
-impl Seat {
+impl ToolTiming {
     fn worked(&self, turn: u32, began: u64, ended: u64) {
-        // The calls of one turn all come before those of the next.
+        // All calls of a turn precede those of the next turn.
         let first = self.turn.compare_exchange(0, turn, Ordering::Relaxed, Ordering::Relaxed);
         if first.is_err_and(|noted| noted != turn) {
             return;
@@ -152,20 +152,20 @@ mod tests {
 
     #[test]
     fn a_seat_notes_the_first_start_and_the_last_end_of_the_first_turn_with_calls() {
-        let seats = Seats::new(2, 0xab);
-        let key = format!("{}/t3a1c0", seats.session_id(1, 7));
+        let timings = ToolTimings::new(2, 0xab);
+        let key = format!("{}/t3a1c0", timings.session_id(1, 7));
         assert_eq!(key, "load-ab-1-7/t3a1c0");
-        assert_eq!(seats.worked(1), None);
+        assert_eq!(timings.worked(1), None);
         for (turn, began, ended) in [(3, 20, 50), (3, 10, 40), (4, 5, 90)] {
-            seats.of(&key).unwrap().worked(turn, began, ended);
+            timings.of(&key).unwrap().worked(turn, began, ended);
         }
-        let at = |nanos| seats.epoch + Duration::from_nanos(nanos);
-        assert_eq!(seats.worked(1), Some(Worked { first: at(10), ready: at(50) }));
-        assert_eq!(seats.worked(0), None);
-        seats.begin(1);
-        assert_eq!(seats.worked(1), None);
+        let at = |nanos| timings.epoch + Duration::from_nanos(nanos);
+        assert_eq!(timings.worked(1), Some(MeasuredTools { first: at(10), ready: at(50) }));
+        assert_eq!(timings.worked(0), None);
+        timings.begin(1);
+        assert_eq!(timings.worked(1), None);
         for other in ["ses_1/t1a1c0", "load-ab-2-0/t1a1c0", "load-ab-x-0/t1a1c0", "load-ab-1"] {
-            assert!(seats.of(other).is_none(), "{other}");
+            assert!(timings.of(other).is_none(), "{other}");
         }
     }
 

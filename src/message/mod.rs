@@ -108,7 +108,7 @@ impl Serialize for Message {
                 let content = Some(text).filter(|text| !text.is_empty() || calls.is_empty());
                 map.serialize_entry("content", &content)?;
                 if !calls.is_empty() {
-                    map.serialize_entry("tool_calls", &Calls(calls))?;
+                    map.serialize_entry("tool_calls", &ToolCallsJson(calls))?;
                 }
                 if !reasoning.is_empty() {
                     map.serialize_entry("metadata", &ReasoningNote { reasoning })?;
@@ -132,9 +132,9 @@ struct ReasoningNote<'a> {
     reasoning: &'a str,
 }
 
-struct Calls<'a>(&'a [ToolCall]);
+struct ToolCallsJson<'a>(&'a [ToolCall]);
 
-impl Serialize for Calls<'_> {
+impl Serialize for ToolCallsJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         struct Call<'a> {

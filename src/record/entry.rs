@@ -10,7 +10,7 @@ pub const RECORD_VERSION: u32 = 1;
 
 /// A record in its place.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
-pub struct Entry {
+pub struct JournalEntry {
     /// Its place in the session's journal.
     pub seq: Seq,
     /// When it was appended: Unix time in milliseconds.
@@ -26,7 +26,7 @@ pub struct Entry {
 
 /// An entry's body, as it is stored beside its place and time.
 #[derive(Serialize)]
-struct Written<'a> {
+struct StoredRecord<'a> {
     v: u32,
     #[serde(skip_serializing_if = "super::is_zero")]
     shown: u64,
@@ -60,13 +60,13 @@ pub struct UnreadableRecord {
     pub why: String,
 }
 
-impl Entry {
+impl JournalEntry {
     /// The body to store: one JSON object `{"v", "shown"?, "record"}`. Place and time are stored
     /// beside it.
     #[must_use]
     #[expect(clippy::expect_used, reason = "plain data with text keys always has a JSON form")]
     pub fn body(&self) -> String {
-        let written = Written { v: RECORD_VERSION, shown: self.shown, record: &self.record };
+        let written = StoredRecord { v: RECORD_VERSION, shown: self.shown, record: &self.record };
         serde_json::to_string(&written).expect("plain data")
     }
 
@@ -109,15 +109,15 @@ mod tests {
     use super::*;
     use crate::record::StopMode;
 
-    fn read(body: &str) -> Result<Entry, String> {
+    fn read(body: &str) -> Result<JournalEntry, String> {
         let session = SessionId::parse("s1").unwrap();
-        Entry::read(&session, Seq(3), 7, body).map_err(|error| error.to_string())
+        JournalEntry::read(&session, Seq(3), 7, body).map_err(|error| error.to_string())
     }
 
     #[test]
     fn what_was_written_is_read() {
         let record = Record::StopAsked { mode: StopMode::Now };
-        let entry = Entry { seq: Seq(3), time: 7, shown: 12, record };
+        let entry = JournalEntry { seq: Seq(3), time: 7, shown: 12, record };
         let body = r#"{"v":1,"shown":12,"record":{"type":"stop_asked","mode":"now"}}"#;
         assert_eq!(entry.body(), body);
         assert_eq!(read(body), Ok(entry));

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use crate::message::ResponseMessage;
-pub use entry::{Entry, RECORD_VERSION, UnreadableRecord};
-pub use past::{Past, RunningText, TextPiece, behind, shown_of};
+pub use entry::{JournalEntry, RECORD_VERSION, UnreadableRecord};
+pub use past::{DisplayedText, PastEvents, RunningText, displayed_text, part_after};
 
 pub use crate::types::Seq;
 
@@ -28,7 +28,7 @@ use crate::types::{
 /// How a response ended, and so what becomes of its calls (DESIGN's table, one row each).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ending {
+pub enum ResponseDisposition {
     /// It ended well: every call runs.
     Well,
     /// It was cut off at its maximal length: what had not started is answered.
@@ -85,7 +85,7 @@ pub struct RequestKey {
 /// A piece of what watchers were shown of a response, in the order in which it came.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum ShownPiece {
+pub enum DisplayedSegment {
     /// The next so many bytes of the message's text.
     Text(usize),
     /// The next so many bytes of the message's reasoning.
@@ -103,7 +103,7 @@ pub struct PartialResponse {
     pub message: ResponseMessage,
     /// What watchers were shown of it, as with [`Record::ResponseEnded`].
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
-    pub shown: Vec<ShownPiece>,
+    pub shown: Vec<DisplayedSegment>,
 }
 
 /// One fact that must survive.
@@ -206,7 +206,7 @@ pub enum Record {
         /// The turn's attempt.
         attempt: u32,
         /// How it ended.
-        ending: Ending,
+        ending: ResponseDisposition,
         /// What is kept of it.
         message: Arc<ResponseMessage>,
         /// The provider's word, if it gave one.
@@ -219,7 +219,7 @@ pub enum Record {
         /// What watchers were shown of it, in its order; empty where that is the message's
         /// reasoning and then its text.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
-        shown: Vec<ShownPiece>,
+        shown: Vec<DisplayedSegment>,
     },
     /// A call with effects is about to start.
     CallIntended {

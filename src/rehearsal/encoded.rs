@@ -1,53 +1,53 @@
-//! Bodies to send, in parts that are known for what they are.
+//! Encoded bodies as a list of marked chunks.
 
 use axum::body::Bytes;
 use serde_json::Value;
 
 use super::script::At;
 
-/// A part of a body, with what it is.
+/// A chunk of a body and its mark.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Chunk {
+pub(super) struct BodyChunk {
     pub(super) bytes: Bytes,
-    pub(super) mark: Mark,
+    pub(super) mark: ChunkMark,
 }
 
-impl Chunk {
-    /// A server-sent event without a name.
-    pub(super) fn event(data: &Value, mark: Mark) -> Self {
+impl BodyChunk {
+    /// Returns a server-sent event without a name.
+    pub(super) fn event(data: &Value, mark: ChunkMark) -> Self {
         Self { bytes: format!("data: {data}\n\n").into(), mark }
     }
 }
 
-/// What a chunk is, so that places of a script can be found.
+/// The kind of a chunk, by which the positions of a script are found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mark {
-    /// Opening, thinking, text, or a part of a raw or plain body.
+pub(super) enum ChunkMark {
+    /// The opening, reasoning, text, or a part of a raw or plain body.
     Content,
-    /// A part of the call at this place of the list.
+    /// A part of the call with this index in the script's list.
     Call(usize),
     /// The finish reason.
     Finish,
     /// The token counts.
     Usage,
-    /// The wire's own sign of the end.
+    /// The end marker of the wire format.
     Done,
 }
 
-/// A body to send: its type and its chunks.
+/// A body: its content type and its chunks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Encoded {
     pub(super) content_type: String,
-    pub(super) chunks: Vec<Chunk>,
-    /// What is sent where a chunk is to be malformed.
+    pub(super) chunks: Vec<BodyChunk>,
+    /// The bytes that replace a chunk that the script makes malformed.
     pub(super) malformed: &'static str,
-    /// What is sent to keep a silent stream alive.
+    /// The bytes that keep a stalled stream alive.
     pub(super) keep_alive: &'static str,
 }
 
 impl Encoded {
-    /// A stream of server-sent events.
-    pub(super) fn events(chunks: Vec<Chunk>) -> Self {
+    /// Returns a stream of server-sent events.
+    pub(super) fn events(chunks: Vec<BodyChunk>) -> Self {
         Self {
             content_type: "text/event-stream; charset=utf-8".to_owned(),
             chunks,
@@ -56,8 +56,8 @@ impl Encoded {
         }
     }
 
-    /// A stream of JSON lines.
-    pub(super) fn lines(chunks: Vec<Chunk>) -> Self {
+    /// Returns a stream of JSON lines.
+    pub(super) fn lines(chunks: Vec<BodyChunk>) -> Self {
         Self {
             content_type: "application/x-ndjson".to_owned(),
             chunks,
@@ -66,36 +66,36 @@ impl Encoded {
         }
     }
 
-    /// A plain body in two chunks, so that faults between chunks have a place in it.
+    /// Returns a plain body in two chunks, so that a script can place a fault between them.
     pub(super) fn plain(body: &Value) -> Self {
         let mut rest = Bytes::from(body.to_string());
         let first = rest.split_to(rest.len() / 2);
         Self::bytes("application/json", [first, rest])
     }
 
-    /// These bytes as they are.
+    /// Returns a body of raw bytes.
     pub(super) fn bytes(content_type: &str, chunks: impl IntoIterator<Item = Bytes>) -> Self {
-        let chunks = chunks.into_iter().map(|bytes| Chunk { bytes, mark: Mark::Content });
+        let chunks = chunks.into_iter().map(|bytes| BodyChunk { bytes, mark: ChunkMark::Content });
         Self { content_type: content_type.to_owned(), ..Self::events(chunks.collect()) }
     }
 
-    /// The number of the chunk before which a place lies; the number of chunks for the end.
+    /// Returns the index of the chunk that follows a position; the number of chunks for the end.
     pub(super) fn position(&self, at: At) -> usize {
         let end = self.chunks.len();
-        let first = |wanted: &dyn Fn(Mark) -> bool| {
+        let first = |wanted: &dyn Fn(ChunkMark) -> bool| {
             self.chunks.iter().position(|chunk| wanted(chunk.mark)).unwrap_or(end)
         };
         match at {
             At::Headers => 0,
             At::Chunk(number) => number.min(end),
-            At::Call(call) => first(&|mark| mark == Mark::Call(call)),
+            At::Call(call) => first(&|mark| mark == ChunkMark::Call(call)),
             At::AfterCall(call) => self
                 .chunks
                 .iter()
-                .rposition(|chunk| chunk.mark == Mark::Call(call))
+                .rposition(|chunk| chunk.mark == ChunkMark::Call(call))
                 .map_or(end, |last| last + 1),
-            At::Finish => first(&|mark| mark == Mark::Finish),
-            At::Done => first(&|mark| mark == Mark::Done),
+            At::Finish => first(&|mark| mark == ChunkMark::Finish),
+            At::Done => first(&|mark| mark == ChunkMark::Done),
         }
     }
 }

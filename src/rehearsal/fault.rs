@@ -1,6 +1,6 @@
-//! How a body is sent: the order of chunks, pauses and gates, and what goes wrong.
+//! Sends a body with the pauses, gates and faults of its script.
 //!
-//! [`plan`] is pure; [`perform`] walks a plan.
+//! [`plan`] is pure; [`perform`] executes a plan.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use std::time::Duration;
 use axum::body::Bytes;
 use futures::Stream;
 
-use super::encoded::{Chunk, Encoded};
-use super::requests::{Desk, Ended, OpenRequest};
+use super::encoded::{BodyChunk, Encoded};
+use super::requests::{Ended, OpenRequest, RehearsalState};
 use super::script::{At, Response};
 
-/// Lets what was written before a cut reach the socket: hyper drops what it has not flushed when
+/// Lets the bytes before a cut reach the socket: hyper drops unflushed bytes when
 /// a body fails.
 const FLUSH: Duration = Duration::from_millis(2);
 
 /// One thing to do while a body is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum SendStep {
     /// Send these bytes.
     Send(Bytes),
     /// Do nothing for so long.
@@ -38,13 +38,13 @@ pub(super) enum Step {
 pub(super) struct BrokeOff;
 
 /// What happens before the status line.
-pub(super) fn before_headers(response: &Response) -> Vec<Step> {
+pub(super) fn before_headers(response: &Response) -> Vec<SendStep> {
     places(response, |at| (at == At::Headers).then_some(0)).remove(&0).unwrap_or_default()
 }
 
 /// What happens after it. `chunk_delay` is for responses that name none.
-pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration) -> Vec<Step> {
-    let chunks: Vec<&Chunk> =
+pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration) -> Vec<SendStep> {
+    let chunks: Vec<&BodyChunk> =
         encoded.chunks.iter().take(response.truncate_after_chunks.unwrap_or(usize::MAX)).collect();
     let end = chunks.len();
     let delay = response.chunk_delay_ms.map_or(chunk_delay, Duration::from_millis);
@@ -54,19 +54,19 @@ pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration
     let mut steps = Vec::new();
     for number in 0..=end {
         if (1..end).contains(&number) && !delay.is_zero() {
-            steps.push(Step::Pause(delay));
+            steps.push(SendStep::Pause(delay));
         }
         steps.append(&mut marked.remove(&number).unwrap_or_default());
         // A fault that lies beyond the end strikes at the end: it never fails to happen.
         if response.stall_after_chunks.is_some_and(|after| after.min(end) == number) {
             let every = response.keep_alive_ms.map(Duration::from_millis);
             let keep_alive = every.map(|every| (every, encoded.keep_alive));
-            steps.push(Step::Stall { keep_alive });
+            steps.push(SendStep::Stall { keep_alive });
             return steps;
         }
         let cut = response.cut_after_chunks.is_some_and(|after| after.min(end) == number);
         if cut || bytes_left == Some(0) {
-            steps.push(Step::Cut);
+            steps.push(SendStep::Cut);
             return steps;
         }
         let Some(chunk) = chunks.get(number) else { break };
@@ -79,11 +79,11 @@ pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration
             *left -= bytes.len();
         }
         if !bytes.is_empty() {
-            steps.push(Step::Send(bytes));
+            steps.push(SendStep::Send(bytes));
         }
     }
     if bytes_left.is_some() {
-        steps.push(Step::Cut);
+        steps.push(SendStep::Cut);
     }
     steps
 }
@@ -92,14 +92,14 @@ pub(super) fn plan(encoded: &Encoded, response: &Response, chunk_delay: Duration
 fn places(
     response: &Response,
     position: impl Fn(At) -> Option<usize>,
-) -> std::collections::BTreeMap<usize, Vec<Step>> {
+) -> std::collections::BTreeMap<usize, Vec<SendStep>> {
     let delays = response.delays.iter().map(|delay| {
-        let pause = Step::Pause(Duration::from_millis(delay.ms));
+        let pause = SendStep::Pause(Duration::from_millis(delay.ms));
         (position(delay.at), pause)
     });
     let holds =
-        response.holds.iter().map(|hold| (position(hold.at), Step::Hold(hold.name.clone())));
-    let mut places = std::collections::BTreeMap::<usize, Vec<Step>>::new();
+        response.holds.iter().map(|hold| (position(hold.at), SendStep::Hold(hold.name.clone())));
+    let mut places = std::collections::BTreeMap::<usize, Vec<SendStep>>::new();
     for (position, step) in delays.chain(holds) {
         if let Some(position) = position {
             places.entry(position).or_default().push(step);
@@ -111,8 +111,8 @@ fn places(
 /// Sends a body by its plan. The stream fails where the plan cuts, and when the server stops; it
 /// is dropped when the client leaves, which `open` notes.
 pub(super) fn perform(
-    steps: Vec<Step>,
-    desk: Arc<Desk>,
+    steps: Vec<SendStep>,
+    desk: Arc<RehearsalState>,
     open: OpenRequest,
 ) -> impl Stream<Item = Result<Bytes, BrokeOff>> + Send {
     let performance = Performance { steps: steps.into(), desk, open };
@@ -139,8 +139,8 @@ pub(super) fn perform(
 }
 
 struct Performance {
-    steps: VecDeque<Step>,
-    desk: Arc<Desk>,
+    steps: VecDeque<SendStep>,
+    desk: Arc<RehearsalState>,
     open: OpenRequest,
 }
 
@@ -149,20 +149,20 @@ impl Performance {
     async fn next(&mut self) -> Option<Result<Bytes, BrokeOff>> {
         loop {
             match self.steps.pop_front()? {
-                Step::Send(bytes) => {
+                SendStep::Send(bytes) => {
                     // Gives hyper the chance to flush, so that every chunk is a write of its own.
                     tokio::task::yield_now().await;
                     return Some(Ok(bytes));
                 }
-                Step::Pause(how_long) => tokio::time::sleep(how_long).await,
-                Step::Hold(name) => self.desk.pass_gate(&name).await,
-                Step::Stall { keep_alive: None } => std::future::pending().await,
-                Step::Stall { keep_alive: Some((every, what)) } => {
+                SendStep::Pause(how_long) => tokio::time::sleep(how_long).await,
+                SendStep::Hold(name) => self.desk.pass_gate(&name).await,
+                SendStep::Stall { keep_alive: None } => std::future::pending().await,
+                SendStep::Stall { keep_alive: Some((every, what)) } => {
                     tokio::time::sleep(every).await;
-                    self.steps.push_front(Step::Stall { keep_alive: Some((every, what)) });
+                    self.steps.push_front(SendStep::Stall { keep_alive: Some((every, what)) });
                     return Some(Ok(Bytes::from_static(what.as_bytes())));
                 }
-                Step::Cut => {
+                SendStep::Cut => {
                     tokio::time::sleep(FLUSH).await;
                     return Some(Err(BrokeOff));
                 }
@@ -173,12 +173,13 @@ impl Performance {
 
 #[cfg(test)]
 mod tests {
-    use super::super::encoded::Mark;
+    use super::super::encoded::ChunkMark;
     use super::super::script::Call;
     use super::*;
 
     fn three() -> Encoded {
-        let chunk = |text: &str| Chunk { bytes: text.to_owned().into(), mark: Mark::Content };
+        let chunk =
+            |text: &str| BodyChunk { bytes: text.to_owned().into(), mark: ChunkMark::Content };
         Encoded::events(["aa", "bb", "cc"].map(chunk).into())
     }
 
@@ -186,14 +187,14 @@ mod tests {
     fn planned(change: impl FnOnce(&mut Response)) -> String {
         let mut response = Response::default();
         change(&mut response);
-        let step = |step: Step| match step {
-            Step::Send(bytes) if bytes == three().malformed => "?".to_owned(),
-            Step::Send(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
-            Step::Pause(how_long) => format!("-{}-", how_long.as_millis()),
-            Step::Hold(name) => format!("[{name}]"),
-            Step::Stall { keep_alive: None } => "~".to_owned(),
-            Step::Stall { keep_alive: Some((every, _)) } => format!("~{}~", every.as_millis()),
-            Step::Cut => "!".to_owned(),
+        let step = |step: SendStep| match step {
+            SendStep::Send(bytes) if bytes == three().malformed => "?".to_owned(),
+            SendStep::Send(bytes) => String::from_utf8(bytes.to_vec()).unwrap(),
+            SendStep::Pause(how_long) => format!("-{}-", how_long.as_millis()),
+            SendStep::Hold(name) => format!("[{name}]"),
+            SendStep::Stall { keep_alive: None } => "~".to_owned(),
+            SendStep::Stall { keep_alive: Some((every, _)) } => format!("~{}~", every.as_millis()),
+            SendStep::Cut => "!".to_owned(),
         };
         plan(&three(), &response, Duration::ZERO).into_iter().map(step).collect()
     }
@@ -233,7 +234,7 @@ mod tests {
             .hold(At::Headers, "h")
             .hold(At::Chunk(0), "c")
             .delay(At::Headers, 2);
-        let pause = Step::Pause(Duration::from_millis(2));
-        assert_eq!(before_headers(&response), [pause, Step::Hold("h".into())]);
+        let pause = SendStep::Pause(Duration::from_millis(2));
+        assert_eq!(before_headers(&response), [pause, SendStep::Hold("h".into())]);
     }
 }

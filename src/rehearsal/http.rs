@@ -1,4 +1,4 @@
-//! The server's paths, and its connections.
+//! The server: paths and connections.
 
 use std::io;
 use std::net::SocketAddr;
@@ -23,23 +23,23 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::dispatch;
 use super::encoded::Encoded;
 use super::fault;
-use super::improvise::improvise;
-use super::openai_chat::MODEL;
-use super::requests::{Desk, Ended, OpenRequest};
+use super::improviser::improvise;
+use super::requests::{Ended, OpenRequest, RehearsalState};
 use super::script::{Response, Then};
-use super::service::{self, Asked, Stamp};
+use super::service::{MODEL, ProviderRequest, ResponseStamp};
 use crate::types::Wire;
 
-/// The header by which every answer says that no model gave it.
+/// The header of every answer that says that no language model produced it.
 pub const REHEARSAL_HEADER: &str = "x-callsheet-rehearsal";
 
-/// Histories are long, but not longer than this.
+/// The largest size of a request body, in bytes.
 const REQUEST_BYTES_MAX: usize = 64 << 20;
 
-/// The paths of every wire, with and without the version before them.
-pub(super) fn router(desk: Arc<Desk>) -> Router {
+/// Returns the routes of every wire format, with and without a version prefix.
+pub(super) fn router(desk: Arc<RehearsalState>) -> Router {
     let mut router = Router::new();
     for prefix in ["", "/v1", "/v1beta"] {
         let path = |end: &str| format!("{prefix}{end}");
@@ -69,12 +69,12 @@ async fn models() -> HttpResponse {
 async fn no_such_path(method: Method, uri: Uri) -> HttpResponse {
     let message =
         format!("Unknown request URL: {method} {}. (offline rehearsal model)", uri.path());
-    whole(404, &service::error(Wire::OpenaiChat, 404, &message))
+    whole(404, &dispatch::error(Wire::OpenaiChat, 404, &message))
 }
 
 async fn ask(
     wire: Wire,
-    State(desk): State<Arc<Desk>>,
+    State(desk): State<Arc<RehearsalState>>,
     uri: Uri,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
@@ -83,13 +83,13 @@ async fn ask(
         Ok(body) => body,
         Err(rejection) => {
             let status = rejection.status().as_u16();
-            return whole(status, &service::error(wire, status, &rejection.body_text()));
+            return whole(status, &dispatch::error(wire, status, &rejection.body_text()));
         }
     };
     let body = serde_json::from_slice::<Value>(&body).unwrap_or_default();
     let action = uri.path().rsplit('/').next().unwrap_or_default();
     let mut open = desk.receive(wire, &uri, &headers, &body);
-    match service::read(wire, &Asked { body: &body, action }) {
+    match dispatch::read(wire, &ProviderRequest { body: &body, action }) {
         Ok(request) => answer(desk, open, &request).await,
         Err(refused) => {
             open.status(refused.status);
@@ -99,8 +99,8 @@ async fn ask(
     }
 }
 
-/// Answers a request as the script says, or by improvising.
-async fn answer(desk: Arc<Desk>, mut open: OpenRequest, request: &Value) -> HttpResponse {
+/// Answers a request by the script or the improviser.
+async fn answer(desk: Arc<RehearsalState>, mut open: OpenRequest, request: &Value) -> HttpResponse {
     let scripted = {
         let mut script = desk.script.lock();
         script.take(request).ok_or(script.then)
@@ -113,26 +113,27 @@ async fn answer(desk: Arc<Desk>, mut open: OpenRequest, request: &Value) -> Http
     for step in fault::before_headers(&response) {
         let reached = async {
             match step {
-                fault::Step::Pause(how_long) => tokio::time::sleep(how_long).await,
-                fault::Step::Hold(name) => desk.pass_gate(&name).await,
-                fault::Step::Send(_) | fault::Step::Stall { .. } | fault::Step::Cut => {}
+                fault::SendStep::Pause(how_long) => tokio::time::sleep(how_long).await,
+                fault::SendStep::Hold(name) => desk.pass_gate(&name).await,
+                fault::SendStep::Send(_) | fault::SendStep::Stall { .. } | fault::SendStep::Cut => {
+                }
             }
         };
-        // A stopped server lets its connections end, whatever they wait for.
+        // A stopped server ends its connections, whatever they wait for.
         if desk.stop.run_until_cancelled(reached).await.is_none() {
             open.end(Ended::Broken);
             return plain_answer(503, "text/plain", Body::empty());
         }
     }
-    let stamp = Stamp { number: open.number, created: seconds_since_1970() };
-    let encoded = service::encode(open.wire, &response, request, stamp);
+    let stamp = ResponseStamp { number: open.number, created: seconds_since_1970() };
+    let encoded = dispatch::encode(open.wire, &response, request, stamp);
     let status = response.status.unwrap_or(200);
     open.status(status);
     stream(desk, open, &response, &encoded, status)
 }
 
 fn stream(
-    desk: Arc<Desk>,
+    desk: Arc<RehearsalState>,
     open: OpenRequest,
     response: &Response,
     encoded: &Encoded,
@@ -173,10 +174,10 @@ fn seconds_since_1970() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// A listener whose connections are counted, and end when the server stops.
+/// A listener whose connections are counted and end when the server stops.
 ///
-/// axum spawns a task for each connection and keeps no hold of it, so the end comes through the
-/// socket: every operation on it fails from then on.
+/// axum spawns a task per connection and keeps no handle of it. Therefore the end comes through the
+/// socket: every operation on it fails once the server has stopped.
 #[derive(Debug)]
 pub(super) struct CountedListener {
     pub(super) listener: TcpListener,
@@ -190,7 +191,7 @@ impl Listener for CountedListener {
 
     async fn accept(&mut self) -> (CountedStream, SocketAddr) {
         let (stream, peer) = Listener::accept(&mut self.listener).await;
-        // Small chunks are to leave when they are written; without it they only come later.
+        // Small chunks are sent at once. If this fails they are only delayed.
         let _ = stream.set_nodelay(true);
         let stopped = Box::pin(self.stop.clone().cancelled_owned());
         (CountedStream { stream, stopped, _counted: self.tasks.token() }, peer)

@@ -1,19 +1,31 @@
-//! The offline rehearsal model: a loopback server that speaks every wire.
+//! The offline rehearsal model: a loopback server that speaks every wire format.
 //!
-//! It is no model, and says so in every answer: the header `x-callsheet-rehearsal`, the model
-//! name `rehearsal`, and a phrase in the final text. With a [`Script`] it does exactly what the
-//! script says, faults included; without one it behaves plausibly for any prompt and any tools.
-//! Like a strict provider it refuses, with HTTP 400 and in the provider's words, a history whose
-//! tool calls are not each answered once, and what else the services of a wire refuse.
+//! It is not a language model, and every answer says so: by the header `x-callsheet-rehearsal`, the
+//! model name `rehearsal`, and a phrase in the final text. With a [`Script`] it does exactly what the
+//! script says, faults included. Without one it improvises: it calls tools that fit the prompt.
+//! Like a strict provider it answers HTTP 400, with the provider's message, to a history whose calls
+//! are not each answered once, and to everything else that the provider refuses.
 //!
-//! Knows nothing of sessions, turns or tools of this crate: it sees what a provider sees.
+//! It knows nothing about sessions, turns or tools of this crate: it sees only what a provider sees.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `http` | the server: paths, connections |
+//! | `requests` | the received requests, and the gates at which streams wait |
+//! | `script` | the script: responses, pauses, gates, faults |
+//! | `fault` | sends a body with the pauses and faults of its script |
+//! | `improviser` | the answers without a script |
+//! | `service`, `dispatch` | the interface of the provider services, and their selection |
+//! | `encoded`, `text` | encoded bodies; splitting of texts |
+//! | `openai_chat`, `openai_responses`, `anthropic`, `gemini`, `ollama` | one service each: its strict request check and its encoding |
 
 mod anthropic;
+mod dispatch;
 mod encoded;
 mod fault;
 mod gemini;
 mod http;
-mod improvise;
+mod improviser;
 mod ollama;
 mod openai_chat;
 mod openai_responses;
@@ -31,26 +43,27 @@ use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
 pub use http::REHEARSAL_HEADER;
-pub use improvise::improvise;
-pub use openai_chat::{MODEL, Refusal, check};
+pub use improviser::improvise;
+pub use openai_chat::{Refusal, check};
 pub use requests::{Ended, ReceivedRequest};
 pub use script::{
     At, Call, Delay, Finish, Hold, InvalidScript, RawChunk, Response, SCRIPT_NAMES, Script, Then,
     When,
 };
+pub use service::MODEL;
 
-use requests::Desk;
+use requests::RehearsalState;
 
-/// How a rehearsal server is started.
+/// The options of a rehearsal server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RehearsalOptions {
-    /// Where it listens; port 0 takes a free one.
+    /// The address to listen on; port 0 selects a free port.
     pub listen: SocketAddr,
-    /// What it answers before it improvises.
+    /// The responses before the server improvises.
     pub script: Script,
-    /// The pause between chunks of responses that name none.
+    /// The pause between chunks of responses that set none.
     pub chunk_delay: Duration,
-    /// How many of the last requests are kept for [`Rehearsal::requests`].
+    /// The number of requests that are kept for [`Rehearsal::requests`].
     pub keep_requests: usize,
 }
 
@@ -67,8 +80,8 @@ impl Default for RehearsalOptions {
 }
 
 impl RehearsalOptions {
-    /// For people who watch: a free port of 127.0.0.1, a pace that can be followed, and no
-    /// request kept, so that it may run for ever.
+    /// Returns options for interactive use: a free port of 127.0.0.1, a readable pace, and no kept
+    /// requests, so that memory does not grow.
     #[must_use]
     pub fn watchable() -> Self {
         Self { chunk_delay: Duration::from_millis(15), keep_requests: 0, ..Self::default() }
@@ -79,7 +92,7 @@ impl RehearsalOptions {
 #[derive(Debug)]
 pub struct Rehearsal {
     address: SocketAddr,
-    desk: Arc<Desk>,
+    desk: Arc<RehearsalState>,
     tasks: TaskTracker,
 }
 
@@ -87,11 +100,15 @@ impl Rehearsal {
     /// Starts a server.
     ///
     /// # Errors
-    /// The address cannot be listened on.
+    /// When the address cannot be bound.
     pub async fn start(options: RehearsalOptions) -> io::Result<Self> {
         let listener = TcpListener::bind(options.listen).await?;
         let address = listener.local_addr()?;
-        let desk = Arc::new(Desk::new(options.script, options.chunk_delay, options.keep_requests));
+        let desk = Arc::new(RehearsalState::new(
+            options.script,
+            options.chunk_delay,
+            options.keep_requests,
+        ));
         let tasks = TaskTracker::new();
         let stop = desk.stop.clone();
         let counted = http::CountedListener { listener, stop: stop.clone(), tasks: tasks.clone() };
@@ -110,53 +127,53 @@ impl Rehearsal {
     /// Starts a server with a script on a free port, without pauses.
     ///
     /// # Errors
-    /// No port can be listened on.
+    /// When no port can be bound.
     pub async fn with_script(script: Script) -> io::Result<Self> {
         Self::start(RehearsalOptions { script, ..RehearsalOptions::default() }).await
     }
 
-    /// Where it listens.
+    /// Returns the address on which it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The base URL as a model's configuration names it, for every wire: `http://127.0.0.1:PORT/v1`,
-    /// to which the wire's own path is appended.
+    /// Returns the `base_url` for a model's configuration, for every wire format:
+    /// `http://127.0.0.1:PORT/v1`.
     #[must_use]
     pub fn base_url(&self) -> String {
         format!("http://{}/v1", self.address)
     }
 
-    /// The requests received so far, in order; only the last ones if there were very many.
+    /// Returns the received requests in order, at most the last `keep_requests`.
     #[must_use]
     pub fn requests(&self) -> Vec<ReceivedRequest> {
         self.desk.kept()
     }
 
-    /// How many requests were received so far.
+    /// Returns the number of received requests.
     #[must_use]
     pub fn received(&self) -> u64 {
         self.desk.received()
     }
 
-    /// Waits until so many requests were received.
+    /// Waits until `count` requests were received.
     pub async fn wait_for_requests(&self, count: u64) {
         self.desk.wait_for_received(count).await;
     }
 
-    /// Waits until the answer to a request (numbered from 1) has ended, and says how; none if the
-    /// request was not kept.
+    /// Waits until the answer to a request (numbered from 1) has ended, and returns the request; `None`
+    /// if it was not kept.
     pub async fn wait_until_ended(&self, number: u64) -> Option<ReceivedRequest> {
         self.desk.wait_until_ended(number).await
     }
 
-    /// Waits until a stream has come to the gate of this name ([`Hold`]).
+    /// Waits until a stream has reached the gate with this name ([`Hold`]).
     pub async fn gate_reached(&self, name: &str) {
         self.desk.gate_reached(name).await;
     }
 
-    /// Opens a gate, for all streams and for ever.
+    /// Opens a gate permanently, for all streams.
     pub fn release(&self, name: &str) {
         self.desk.release(name);
     }
@@ -166,13 +183,13 @@ impl Rehearsal {
         self.desk.script.lock().responses.push(response);
     }
 
-    /// How many responses of the script are left.
+    /// Returns the number of unused responses of the script.
     #[must_use]
     pub fn responses_left(&self) -> usize {
         self.desk.script.lock().responses.len()
     }
 
-    /// Stops the server and waits until its last connection has ended. Streams break off.
+    /// Stops the server and waits for the end of its last connection. Open streams break off.
     pub async fn shutdown(self) {
         self.desk.stop.cancel();
         self.tasks.close();

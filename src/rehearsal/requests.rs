@@ -1,4 +1,4 @@
-//! What the server has received, and the gates at which its streams wait.
+//! The received requests, and the gates at which streams wait.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -17,69 +17,69 @@ use crate::types::Wire;
 /// A request that the server has received.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReceivedRequest {
-    /// Its number, counted from 1 over the server's life.
+    /// Its number, from 1 since the server's start.
     pub number: u64,
-    /// When it was whole.
+    /// The time at which it was received completely.
     pub at: Instant,
-    /// The wire that it speaks.
+    /// Its wire format.
     pub wire: Wire,
-    /// Its path, with the query.
+    /// Its path and query.
     pub path: String,
-    /// Its headers, names in lower case.
+    /// Its headers, with names in lower case.
     pub headers: BTreeMap<String, String>,
-    /// Its body; null if that was no JSON.
+    /// Its body; null if that was not JSON.
     pub body: Value,
-    /// The status it was answered with; 0 before it was.
+    /// The status of the answer; 0 before the answer.
     pub status: u16,
-    /// Whether the answer is out, and how it ended.
+    /// The state of the answer.
     pub ended: Ended,
 }
 
-/// How the sending of an answer ended.
+/// The state of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// It is still being sent.
     Open,
-    /// The whole body was handed over.
+    /// The whole body was sent.
     Whole,
-    /// The script, or the end of the server, broke it off.
+    /// The script or the server's shutdown broke it off.
     Broken,
-    /// The client left before the end.
+    /// The client disconnected before the end.
     ClientLeft,
 }
 
-/// What is seen of the server from outside.
+/// The state that can be observed from outside.
 #[derive(Debug, Default)]
-struct Seen {
+struct ReceivedRequests {
     received: u64,
-    /// The last requests; older ones are forgotten.
+    /// The last requests. Older ones are removed.
     kept: VecDeque<ReceivedRequest>,
     reached: BTreeSet<String>,
     released: BTreeSet<String>,
 }
 
-/// What the connections and the handle share.
+/// The state that the connections and the handle share.
 #[derive(Debug)]
-pub(super) struct Desk {
+pub(super) struct RehearsalState {
     pub(super) script: Mutex<Script>,
     pub(super) chunk_delay: Duration,
     pub(super) stop: CancellationToken,
     keep_requests: usize,
-    seen: watch::Sender<Seen>,
+    seen: watch::Sender<ReceivedRequests>,
 }
 
-impl Desk {
+impl RehearsalState {
     pub(super) fn new(script: Script, chunk_delay: Duration, keep_requests: usize) -> Self {
         Self {
             script: Mutex::new(script),
             chunk_delay,
             stop: CancellationToken::new(),
             keep_requests,
-            seen: watch::Sender::new(Seen::default()),
+            seen: watch::Sender::new(ReceivedRequests::default()),
         }
     }
 
-    /// Notes a request; what is returned follows it to its end.
+    /// Stores a request. The returned value reports its end.
     pub(super) fn receive(
         self: &Arc<Self>,
         wire: Wire,
@@ -149,9 +149,9 @@ impl Desk {
     }
 
     pub(super) async fn wait_until_ended(&self, number: u64) -> Option<ReceivedRequest> {
-        let find = |seen: &Seen| seen.kept.iter().find(|r| r.number == number).cloned();
+        let find = |seen: &ReceivedRequests| seen.kept.iter().find(|r| r.number == number).cloned();
         self.wait_for(|seen| {
-            // One that was forgotten is not waited for.
+            // A removed request cannot be waited for.
             let forgotten = seen.received >= number && find(seen).is_none();
             forgotten || find(seen).is_some_and(|request| request.ended != Ended::Open)
         })
@@ -159,8 +159,8 @@ impl Desk {
         find(&self.seen.borrow())
     }
 
-    async fn wait_for(&self, fits: impl FnMut(&Seen) -> bool) {
-        // Fails only when the sender is gone, and the sender is `self`.
+    async fn wait_for(&self, fits: impl FnMut(&ReceivedRequests) -> bool) {
+        // This fails only when the sender is dropped, and the sender is `self`.
         let _ = self.seen.subscribe().wait_for(fits).await;
     }
 
@@ -172,10 +172,11 @@ impl Desk {
     }
 }
 
-/// A request that is being answered. Dropped before [`OpenRequest::end`], the client has left.
+/// A request while it is answered. Dropping it before [`OpenRequest::end`] means that the client has
+/// disconnected.
 #[derive(Debug)]
 pub(super) struct OpenRequest {
-    desk: Arc<Desk>,
+    desk: Arc<RehearsalState>,
     pub(super) wire: Wire,
     pub(super) number: u64,
     ended: Ended,

@@ -1,7 +1,7 @@
-//! What the rehearsal model is told to answer: the script.
+//! The script: the answers of the rehearsal model, with their pace and faults.
 //!
 //! A script is JSON, or built in Rust. It is a list of responses; each request that passes the
-//! strict check takes the first response that is left and whose `when` fits. When none is left,
+//! strict check takes the first unused response whose `when` fits. When none is left,
 //! the model improvises or says that it is done, as `then` says.
 //!
 //! ```json
@@ -23,33 +23,33 @@ use serde_json::{Value, json};
 
 use super::text::{last_user_text, turns_since_user, words};
 
-/// The names of the scripts that are built in, for [`Script::named`].
+/// The names of the built-in scripts, for [`Script::named`].
 pub const SCRIPT_NAMES: [&str; 3] = ["weather_and_news", "three_tools", "duplicate_calls"];
 
-/// What a rehearsal server answers, request after request.
+/// The answers of a rehearsal server, request after request.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Script {
     /// The responses, in order.
     #[serde(default)]
     pub responses: Vec<Response>,
-    /// What follows when no response is left that fits.
+    /// The behaviour when no unused response fits.
     #[serde(default)]
     pub then: Then,
 }
 
-/// What follows on the end of a script.
+/// The behaviour after the end of a script.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Then {
-    /// Behave plausibly with the prompt and the tools offered.
+    /// Improvise from the prompt and the offered tools.
     #[default]
     Improvise,
-    /// Answer with a short text that says the script is done.
+    /// Answer with a short text that says that the script is done.
     Done,
 }
 
-/// Which requests a response is for; what is absent fits anything.
+/// The requests that a response is for. An absent member fits every request.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct When {
@@ -57,13 +57,13 @@ pub struct When {
     pub model: Option<String>,
     /// A part of the last user message's text.
     pub last_user: Option<String>,
-    /// Whether the request asks for a stream.
+    /// True if the request asks for a stream.
     pub stream: Option<bool>,
-    /// How many responses of the model stand behind the last user message.
+    /// The number of model messages after the last user message.
     pub turns: Option<usize>,
 }
 
-/// One response of a script: what is said, how it is paced, and what goes wrong.
+/// One response of a script: its content, its pace and its faults.
 ///
 /// Chunks are counted from 0 in the order of sending: the opening chunk, reasoning, text, calls
 /// (name first, then the pieces of the arguments), the finish, the usage, `[DONE]`. A plain
@@ -71,55 +71,55 @@ pub struct When {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Response {
-    /// Which requests it is for.
+    /// The requests that it is for.
     pub when: When,
     /// Kept in the script after its use.
     pub repeat: bool,
-    /// Pieces of the model's thinking, each a chunk.
+    /// Pieces of the model's reasoning, one chunk each.
     pub reasoning: Vec<String>,
-    /// Pieces of the answer, each a chunk.
+    /// Pieces of the answer, one chunk each.
     pub text: Vec<String>,
     /// The tool calls, in order.
     pub calls: Vec<Call>,
-    /// The finish reason: `tool_calls` or `stop` where it is absent, none is sent for `null`.
+    /// The finish reason. Absent: `tool_calls` or `stop`. `null`: none is sent.
     #[serde(deserialize_with = "present")]
     pub finish_reason: Finish,
-    /// The usage to send whether or not it was asked for; made up from the lengths where absent.
+    /// The usage, which is then always sent. Absent: computed from the lengths, sent if requested.
     pub usage: Option<Value>,
-    /// A pause before every chunk but the first; the server's own where absent.
+    /// The pause before every chunk but the first. Absent: the server's.
     pub chunk_delay_ms: Option<u64>,
     /// Further pauses.
     pub delays: Vec<Delay>,
-    /// Places where the stream waits until the test releases it.
+    /// Positions where the stream waits until the test releases it.
     pub holds: Vec<Hold>,
-    /// Sent byte for byte instead of everything above (also if the request wants no stream).
+    /// Raw chunks to send instead of everything above, also for a plain request.
     pub raw_chunks: Vec<RawChunk>,
-    /// The content type of `raw_chunks`; `text/event-stream` where absent.
+    /// The content type of `raw_chunks`. Absent: `text/event-stream`.
     pub content_type: Option<String>,
-    /// The HTTP status. One of 400 and above is answered with `error` instead of a response,
+    /// The HTTP status. From 400 on, `error` is sent instead of a response,
     /// unless there are `raw_chunks`.
     pub status: Option<u16>,
     /// The `Retry-After` header.
     pub retry_after: Option<String>,
     /// Further headers of the answer.
     pub headers: BTreeMap<String, String>,
-    /// The body of an error; made up from the status where absent.
+    /// The body of an error. Absent: made from the status.
     pub error: Option<Value>,
-    /// Break the connection after so many bytes of the body.
+    /// Breaks the connection after this number of bytes of the body.
     pub cut_after_bytes: Option<usize>,
-    /// Break the connection after so many chunks.
+    /// Breaks the connection after this number of chunks.
     pub cut_after_chunks: Option<usize>,
-    /// Send nothing more after so many chunks, until the client leaves.
+    /// Sends nothing more after this number of chunks, until the client disconnects.
     pub stall_after_chunks: Option<usize>,
-    /// Send a comment every so many milliseconds of a stall.
+    /// Sends a comment at this interval during a stall, in milliseconds.
     pub keep_alive_ms: Option<u64>,
-    /// Send broken JSON in place of this chunk.
+    /// Sends broken JSON in place of the chunk with this index.
     pub malformed_at_chunk: Option<usize>,
-    /// End the body in good order after the content: no finish, no usage, no `[DONE]`.
+    /// Ends the body properly after the content: no finish reason, no usage, no `[DONE]`.
     pub truncate: bool,
-    /// End the body in good order after so many chunks.
+    /// Ends the body properly after this number of chunks.
     pub truncate_after_chunks: Option<usize>,
-    /// Leave out `[DONE]` alone.
+    /// Omits only `[DONE]`.
     pub no_done: bool,
 }
 
@@ -127,28 +127,28 @@ pub struct Response {
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Call {
-    /// The id; one is made up where it is absent.
+    /// The id. Absent: a generated one.
     pub id: Option<String>,
-    /// Send no id at all.
+    /// Sends no id.
     pub no_id: bool,
-    /// The tool's name; none is sent where it is absent.
+    /// The tool's name. Absent: none is sent.
     pub name: Option<String>,
     /// The arguments as JSON.
     pub arguments: Option<Value>,
-    /// The arguments as text, whatever it is; comes before `arguments`.
+    /// The arguments as raw text, instead of `arguments`.
     pub arguments_raw: Option<String>,
-    /// The index to send; its place in the list where absent.
+    /// The index to send. Absent: the position in the list.
     pub index: Option<u64>,
-    /// Send no index at all.
+    /// Sends no index.
     pub no_index: bool,
-    /// In how many pieces the arguments are streamed; pieces of about 8 characters where absent.
+    /// The number of pieces in which the arguments are streamed. Absent: pieces of about 8 characters.
     pub pieces: Option<usize>,
 }
 
-/// What finish reason a response gives.
+/// The finish reason of a response.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Finish {
-    /// What fits the response.
+    /// The one that fits the response.
     #[default]
     Inferred,
     /// None.
@@ -157,13 +157,13 @@ pub enum Finish {
     Word(String),
 }
 
-/// A place in a response: before a chunk.
+/// A position in a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum At {
-    /// Before the status line: nothing of the answer is sent yet.
+    /// Before the status line, when nothing of the answer has been sent.
     Headers,
-    /// Before the chunk of this number.
+    /// Before the chunk with this index.
     Chunk(usize),
     /// Before the first chunk of this call.
     Call(usize),
@@ -175,27 +175,27 @@ pub enum At {
     Done,
 }
 
-/// A pause at a place.
+/// A pause at a position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Delay {
-    /// Where.
+    /// The position.
     pub at: At,
-    /// How long.
+    /// The length of the pause.
     pub ms: u64,
 }
 
-/// A named gate at a place.
+/// A named gate at a position.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Hold {
-    /// Where.
+    /// The position.
     pub at: At,
-    /// Its name.
+    /// The gate's name.
     pub name: String,
 }
 
-/// Bytes that are sent as they are; text in JSON.
+/// Raw bytes of a chunk; a string in JSON.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(from = "String")]
 pub struct RawChunk(pub Bytes);
@@ -210,13 +210,13 @@ impl Script {
     /// Parses a script from JSON.
     ///
     /// # Errors
-    /// Says where the text is no script.
+    /// When the text is not a script; the error names the position.
     pub fn from_json(text: &str) -> Result<Self, InvalidScript> {
         serde_json::from_str(text).map_err(|error| InvalidScript(error.to_string()))
     }
 
-    /// One of the built-in scripts, for tools `get_weather {city}`, `get_news {topic}` and
-    /// `get_time {zone}`; they do the same whatever the prompt.
+    /// Returns a built-in script for the tools `get_weather {city}`, `get_news {topic}` and
+    /// `get_time {zone}`. It ignores the prompt.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
         let weather = || Call::new("get_weather", json!({"city": "Tokyo"}));
@@ -239,19 +239,19 @@ impl Script {
         Some(Self::of([asking, Response::text(&format!("(offline rehearsal model) {answer}"))]))
     }
 
-    /// A script of these responses, improvising after them.
+    /// Returns a script of these responses, which improvises after them.
     pub fn of(responses: impl IntoIterator<Item = Response>) -> Self {
         Self { responses: responses.into_iter().collect(), then: Then::Improvise }
     }
 
-    /// Says that it is done when no response is left, instead of improvising.
+    /// Returns the script with [`Then::Done`] as its end instead of improvising.
     #[must_use]
     pub fn then_done(mut self) -> Self {
         self.then = Then::Done;
         self
     }
 
-    /// Takes the response for a request out of the script (or copies it, if it repeats).
+    /// Removes the response for a request from the script, or copies it if it repeats.
     pub(super) fn take(&mut self, request: &Value) -> Option<Response> {
         let found = self.responses.iter().position(|response| response.when.fits(request))?;
         if self.responses.get(found)?.repeat {
@@ -275,18 +275,18 @@ impl When {
 }
 
 impl Response {
-    /// A response that says a text, in word-sized pieces.
+    /// Returns a response with a text in word-sized pieces.
     #[must_use]
     pub fn text(text: &str) -> Self {
         Self { text: words(text), ..Self::default() }
     }
 
-    /// A response that makes these calls.
+    /// Returns a response with these calls.
     pub fn calls(calls: impl IntoIterator<Item = Call>) -> Self {
         Self { calls: calls.into_iter().collect(), ..Self::default() }
     }
 
-    /// A response of bytes that are sent as they are, each item in its own write.
+    /// Returns a response of raw bytes, with one write per item.
     pub fn raw<B: Into<Bytes>>(content_type: &str, chunks: impl IntoIterator<Item = B>) -> Self {
         Self {
             raw_chunks: chunks.into_iter().map(|chunk| RawChunk(chunk.into())).collect(),
@@ -295,27 +295,27 @@ impl Response {
         }
     }
 
-    /// An error of a status.
+    /// Returns an error with this status.
     #[must_use]
     pub fn status(status: u16) -> Self {
         Self { status: Some(status), ..Self::default() }
     }
 
-    /// Waits at a place until the test releases the gate.
+    /// Adds a gate: the stream waits at the position until the test releases it.
     #[must_use]
     pub fn hold(mut self, at: At, name: &str) -> Self {
         self.holds.push(Hold { at, name: name.to_owned() });
         self
     }
 
-    /// Pauses at a place.
+    /// Adds a pause at a position.
     #[must_use]
     pub fn delay(mut self, at: At, ms: u64) -> Self {
         self.delays.push(Delay { at, ms });
         self
     }
 
-    /// Changes the response in place: for fields that have no method here.
+    /// Changes members that have no method of their own.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
@@ -324,13 +324,13 @@ impl Response {
 }
 
 impl Call {
-    /// A call of a tool with arguments.
+    /// Returns a call of a tool with arguments.
     #[must_use]
     pub fn new(name: &str, arguments: Value) -> Self {
         Self { name: Some(name.to_owned()), arguments: Some(arguments), ..Self::default() }
     }
 
-    /// A call whose arguments are this text, whatever it is.
+    /// Returns a call with raw arguments.
     #[must_use]
     pub fn raw(name: &str, arguments: &str) -> Self {
         Self {
@@ -340,14 +340,14 @@ impl Call {
         }
     }
 
-    /// Gives the call an id.
+    /// Sets the id.
     #[must_use]
     pub fn id(mut self, id: &str) -> Self {
         self.id = Some(id.to_owned());
         self
     }
 
-    /// The text of the arguments.
+    /// Returns the arguments as text.
     pub(super) fn arguments_text(&self) -> String {
         match (&self.arguments_raw, &self.arguments) {
             (Some(raw), _) => raw.clone(),
@@ -357,12 +357,12 @@ impl Call {
     }
 }
 
-/// The text is no script.
+/// The error of a text that is not a script.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid script: {0}")]
 pub struct InvalidScript(String);
 
-/// Tells an absent finish reason from `null`: it is only called when the field is there.
+/// Distinguishes an absent finish reason from `null`: serde calls it only for a present member.
 fn present<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Finish, D::Error> {
     Ok(Option::<String>::deserialize(from)?.map_or(Finish::Null, Finish::Word))
 }

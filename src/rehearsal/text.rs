@@ -1,8 +1,8 @@
-//! Texts of requests, and texts in pieces.
+//! Reads texts from requests, and splits texts into pieces.
 
 use serde_json::Value;
 
-/// The text of a message's content: a string, or the text parts of an array.
+/// Returns the text of a message's content: a string, or the text parts of an array.
 pub(super) fn content_text(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
@@ -13,21 +13,21 @@ pub(super) fn content_text(content: &Value) -> String {
     }
 }
 
-/// The text of the last user message.
+/// Returns the text of the last user message.
 pub(super) fn last_user_text(request: &Value) -> String {
     let messages = request["messages"].as_array().map(Vec::as_slice).unwrap_or_default();
     let last = messages.iter().rfind(|message| message["role"] == "user");
     last.map(|message| content_text(&message["content"])).unwrap_or_default()
 }
 
-/// How many messages of the model stand behind the last one of the user.
+/// Returns the number of model messages after the last user message.
 pub(super) fn turns_since_user(request: &Value) -> usize {
     let messages = request["messages"].as_array().map(Vec::as_slice).unwrap_or_default();
     let behind = messages.iter().rev().take_while(|message| message["role"] != "user");
     behind.filter(|message| message["role"] == "assistant").count()
 }
 
-/// A text in word-sized pieces: cut after spaces, and every four characters where there are none.
+/// Splits a text into words: after spaces, and after every four characters in texts without spaces.
 pub(super) fn words(text: &str) -> Vec<String> {
     text.split_inclusive([' ', '\n'])
         .flat_map(|word| if word.is_ascii() { vec![word.to_owned()] } else { split_every(word, 4) })
@@ -39,7 +39,7 @@ pub(super) fn split_every(text: &str, chars: usize) -> Vec<String> {
     all.chunks(chars.max(1)).map(|piece| piece.iter().collect()).collect()
 }
 
-/// A text in so many pieces, as even as they can be; empty ones if it is too short.
+/// Splits a text into `count` pieces of nearly equal length; pieces are empty if it is too short.
 pub(super) fn split_in(text: &str, count: usize) -> Vec<String> {
     let all: Vec<char> = text.chars().collect();
     let cut = |piece: usize| piece * all.len() / count.max(1);

@@ -63,7 +63,7 @@ impl CallAssembler {
             self.bucket_mut(*place).is_some_and(|bucket| !bucket.is_followed_by(piece))
         });
         match place {
-            None if piece.says_nothing() => None,
+            None if piece.is_blank() => None,
             None => self.open(piece, arrival, limits, changes),
             Some(CallSlot::Call(at)) => self.continue_call(at, piece, limits, changes),
             Some(CallSlot::PendingCall) => {

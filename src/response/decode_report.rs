@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{PartialCall, ResponseAssembler, ResponseLimits, ended_well, parse_arguments};
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
-use crate::wire::{CallKind, Decoder, DecoderLimits, Delta, Framing, Problem, Wire};
+use crate::wire::{CallKind, Decoder, DecoderOptions, Delta, Framing, Problem, Wire};
 
 /// Decodes a whole response body.
 ///
@@ -13,7 +13,7 @@ use crate::wire::{CallKind, Decoder, DecoderLimits, Delta, Framing, Problem, Wir
 pub fn decode_body(
     wire: Wire,
     framing: Framing,
-    limits: (DecoderLimits, ResponseLimits),
+    limits: (DecoderOptions, ResponseLimits),
     body: &[u8],
 ) -> ResponseAssembler {
     let mut decoder = Decoder::new(wire, framing, limits.0);
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     fn decode(framing: Framing, body: &str) -> Value {
-        let limits = (DecoderLimits::default(), ResponseLimits::default());
+        let limits = (DecoderOptions::default(), ResponseLimits::default());
         describe_response(&decode_body(Wire::OpenaiChat, framing, limits, body.as_bytes()))
     }
 
@@ -181,7 +181,7 @@ mod tests {
     #[test]
     fn a_file_of_another_kind_is_odd() {
         let decode = |body: &str| {
-            let limits = (DecoderLimits::default(), ResponseLimits::default());
+            let limits = (DecoderOptions::default(), ResponseLimits::default());
             let said = describe_response(&decode_body(
                 Wire::OpenaiChat,
                 Framing::Sse,
@@ -199,7 +199,11 @@ mod tests {
     #[test]
     fn limits_are_errors_of_the_response() {
         let limits = (
-            DecoderLimits { event_bytes_max: 100, body_bytes_max: 100 },
+            DecoderOptions {
+                event_bytes_max: 100,
+                body_bytes_max: 100,
+                ..DecoderOptions::default()
+            },
             ResponseLimits::default(),
         );
         for framing in [Framing::Sse, Framing::JsonLines, Framing::Json, Framing::JsonArray] {
@@ -270,7 +274,7 @@ mod tests {
             let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(body.len() + 1)).collect();
             cuts.extend([0, body.len()]);
             cuts.sort_unstable();
-            let limits = DecoderLimits::default();
+            let limits = DecoderOptions::default();
             let mut decoder = Decoder::new(Wire::OpenaiChat, Framing::Sse, limits);
             let mut response = ResponseAssembler::new(ResponseLimits::default());
             let mut deltas = Vec::new();
@@ -293,7 +297,7 @@ mod tests {
 
         #[test]
         fn no_bytes_panic(body in proptest::collection::vec(any::<u8>(), 0..200)) {
-            let limits = (DecoderLimits::default(), ResponseLimits::default());
+            let limits = (DecoderOptions::default(), ResponseLimits::default());
             for framing in [Framing::Sse, Framing::JsonLines, Framing::Json, Framing::JsonArray] {
                 let found = describe_response(&decode_body(Wire::OpenaiChat, framing, limits, &body));
                 prop_assert_eq!(found["tool_calls"].as_array().map(Vec::len), Some(0));

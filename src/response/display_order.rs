@@ -1,7 +1,7 @@
 //! What watchers were shown of a response, in its order: where thinking and text take turns, its
 //! message alone does not tell.
 
-use crate::record::{ResponseMessage, ShownPiece};
+use crate::record::{DisplayedSegment, ResponseMessage};
 
 /// Pieces that are told apart. What comes beyond is shown again as thinking and then text.
 const PIECES_MAX: usize = 1024;
@@ -30,7 +30,7 @@ impl DisplayOrder {
     }
 
     /// The order for the record of this message; empty where it is thinking and then text.
-    pub(crate) fn of(&self, message: &ResponseMessage) -> Vec<ShownPiece> {
+    pub(crate) fn of(&self, message: &ResponseMessage) -> Vec<DisplayedSegment> {
         let kinds = self.pieces.iter().map(|(is_thinking, _)| *is_thinking);
         let mut sorted = kinds.clone().collect::<Vec<_>>();
         sorted.sort_by_key(|is_thinking| !is_thinking);
@@ -43,7 +43,11 @@ impl DisplayOrder {
             let left = if is_thinking { &mut thinking } else { &mut text };
             let bytes = bytes.min(*left);
             *left -= bytes;
-            if is_thinking { ShownPiece::Thinking(bytes) } else { ShownPiece::Text(bytes) }
+            if is_thinking {
+                DisplayedSegment::Thinking(bytes)
+            } else {
+                DisplayedSegment::Text(bytes)
+            }
         });
         pieces.collect()
     }
@@ -60,7 +64,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(pieces: &[(bool, usize)], expect: &[ShownPiece]) {
+    fn check(pieces: &[(bool, usize)], expect: &[DisplayedSegment]) {
         let sum = |of: bool| pieces.iter().filter(|(is, _)| *is == of).map(|(_, n)| n).sum();
         let message = ResponseMessage {
             text: "t".repeat(sum(false)),
@@ -79,7 +83,7 @@ mod tests {
 
     #[test]
     fn pieces_of_a_kind_are_one() {
-        use ShownPiece::{Text, Thinking};
+        use DisplayedSegment::{Text, Thinking};
         check(&[(false, 3), (true, 4)], &[Text(3), Thinking(4)]);
         check(
             &[(true, 1), (true, 2), (false, 3), (true, 4), (false, 5), (false, 6)],

@@ -1,6 +1,6 @@
 //! How a response ended: the one place that reads its finish.
 
-use crate::record::Ending;
+use crate::record::ResponseDisposition;
 use crate::response::ResponseAssembler;
 use crate::response::{ParsedArguments, parse_arguments};
 use crate::types::{FinishKind, ProviderError, ProviderErrorKind};
@@ -21,7 +21,7 @@ pub enum ExchangeEnd {
 pub(crate) fn classify_ending(
     response: &ResponseAssembler,
     end: ExchangeEnd,
-) -> Result<Ending, ProviderError> {
+) -> Result<ResponseDisposition, ProviderError> {
     // What breaks after the finish reason cannot have taken anything away.
     if let (ExchangeEnd::Failed(error), None) = (end, response.finish()) {
         return Err(error);
@@ -34,17 +34,17 @@ pub(crate) fn classify_ending(
     }
     let refused = !response.refusal().is_empty();
     match response.finish().map(|finish| finish.kind) {
-        Some(FinishKind::ContentFilter) => Ok(Ending::Refused),
+        Some(FinishKind::ContentFilter) => Ok(ResponseDisposition::Refused),
         Some(
             FinishKind::Stop
             | FinishKind::ToolCalls
             | FinishKind::Length
             | FinishKind::Pause
             | FinishKind::Other,
-        ) if refused => Ok(Ending::Refused),
-        Some(FinishKind::Length) => Ok(Ending::Length),
+        ) if refused => Ok(ResponseDisposition::Refused),
+        Some(FinishKind::Length) => Ok(ResponseDisposition::Length),
         Some(FinishKind::Stop | FinishKind::ToolCalls | FinishKind::Pause | FinishKind::Other) => {
-            Ok(Ending::Well)
+            Ok(ResponseDisposition::Well)
         }
         Some(FinishKind::Error) => Err(ProviderError::new(
             ProviderErrorKind::InStream,
@@ -53,7 +53,7 @@ pub(crate) fn classify_ending(
         // Some services say that the response is over, but never why. That is taken as good only
         // if nothing in it is cut off.
         None if response.is_done() && !response.is_empty() && all_whole(response) => {
-            Ok(if refused { Ending::Refused } else { Ending::Well })
+            Ok(if refused { ResponseDisposition::Refused } else { ResponseDisposition::Well })
         }
         None if response.is_empty() => {
             Err(ProviderError::new(ProviderErrorKind::Transport, "the response was empty"))
@@ -68,7 +68,7 @@ pub(crate) fn classify_ending(
 /// Whether a response that was read to its end ended well.
 #[must_use]
 pub fn ended_well(response: &ResponseAssembler) -> bool {
-    classify_ending(response, ExchangeEnd::Closed) == Ok(Ending::Well)
+    classify_ending(response, ExchangeEnd::Closed) == Ok(ResponseDisposition::Well)
 }
 
 fn malformed(message: &str) -> ProviderError {
@@ -97,26 +97,35 @@ mod tests {
     fn a_response_ends_by_its_reason_or_else_by_the_wires_sign() {
         let error = || Delta::Error(malformed("m"));
         for (deltas, ending) in [
-            (vec![finish(FinishKind::Stop)], Some(Ending::Well)),
-            (vec![finish(FinishKind::ToolCalls)], Some(Ending::Well)),
-            (vec![finish(FinishKind::Other)], Some(Ending::Well)),
-            (vec![finish(FinishKind::Pause)], Some(Ending::Well)),
-            (vec![Delta::Refusal("no".into()), finish(FinishKind::Pause)], Some(Ending::Refused)),
-            (vec![finish(FinishKind::Length), Delta::Done], Some(Ending::Length)),
-            (vec![finish(FinishKind::ContentFilter), Delta::Done], Some(Ending::Refused)),
-            (vec![Delta::Refusal("no".into()), finish(FinishKind::Stop)], Some(Ending::Refused)),
+            (vec![finish(FinishKind::Stop)], Some(ResponseDisposition::Well)),
+            (vec![finish(FinishKind::ToolCalls)], Some(ResponseDisposition::Well)),
+            (vec![finish(FinishKind::Other)], Some(ResponseDisposition::Well)),
+            (vec![finish(FinishKind::Pause)], Some(ResponseDisposition::Well)),
+            (
+                vec![Delta::Refusal("no".into()), finish(FinishKind::Pause)],
+                Some(ResponseDisposition::Refused),
+            ),
+            (vec![finish(FinishKind::Length), Delta::Done], Some(ResponseDisposition::Length)),
+            (
+                vec![finish(FinishKind::ContentFilter), Delta::Done],
+                Some(ResponseDisposition::Refused),
+            ),
+            (
+                vec![Delta::Refusal("no".into()), finish(FinishKind::Stop)],
+                Some(ResponseDisposition::Refused),
+            ),
             (vec![finish(FinishKind::Error), Delta::Done], None),
             (vec![finish(FinishKind::Stop), error(), Delta::Done], None),
-            (vec![finish(FinishKind::Stop), Delta::Done, error()], Some(Ending::Well)),
+            (vec![finish(FinishKind::Stop), Delta::Done, error()], Some(ResponseDisposition::Well)),
             (vec![text("a"), Delta::Done, error()], None),
             (vec![error(), finish(FinishKind::Stop), Delta::Done, error()], None),
             (vec![text("a")], None),
-            (vec![text("a"), Delta::Done], Some(Ending::Well)),
-            (vec![call(0, "pure", "{}"), Delta::Done], Some(Ending::Well)),
+            (vec![text("a"), Delta::Done], Some(ResponseDisposition::Well)),
+            (vec![call(0, "pure", "{}"), Delta::Done], Some(ResponseDisposition::Well)),
             (vec![call(0, "pure", "{"), Delta::Done], None),
             (
                 vec![Delta::Metadata(ProviderMetadata::Part("{}".into())), Delta::Done],
-                Some(Ending::Well),
+                Some(ResponseDisposition::Well),
             ),
             (vec![Delta::Done], None),
             (vec![], None),

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use super::error::HostError;
 use super::model::ModelRequest;
 use super::models::{Model, ModelChain};
-use crate::config::{AgentConfig, Config, Limits, RunOverrides, TooHigh, ToolPattern};
+use crate::config::{AgentConfig, Config, Limits, OverrideTooHigh, RunOverrides, ToolPattern};
 use crate::message::MessageList;
+use crate::telemetry::Telemetry;
 use crate::tool::{RegisteredTool, ToolRegistry, ToolSpec};
 use crate::turn::TurnRules;
 use crate::wire::{ToolChoice, ToolDefinition};
@@ -154,7 +155,7 @@ impl Agent {
         let is_own = self.models.iter().any(|own| own.name == name);
         if !is_own && !self.allow_overrides {
             let (asked, highest) = (name.to_owned(), self.models.names());
-            return Err(TooHigh { key: "model", asked, highest }.into());
+            return Err(OverrideTooHigh { key: "model", asked, highest }.into());
         }
         Ok(self.models.led_by(model))
     }
@@ -169,7 +170,9 @@ impl Agent {
             }
             if !is_own && !self.allow_overrides {
                 let highest = self.tools.keys().cloned().collect::<Vec<_>>().join(", ");
-                return Err(TooHigh { key: "tools", asked: pattern.text.clone(), highest }.into());
+                return Err(
+                    OverrideTooHigh { key: "tools", asked: pattern.text.clone(), highest }.into()
+                );
             }
         }
         if self.allow_overrides {
@@ -189,6 +192,34 @@ impl Agent {
             tool_choice: if last { ToolChoice::None } else { ToolChoice::Auto },
             ..self.blank.clone()
         }
+    }
+}
+
+/// The rules that the runs of each configured agent follow, without a running host.
+#[derive(Clone, Debug)]
+pub struct AgentRules {
+    agents: BTreeMap<String, Arc<Agent>>,
+}
+
+impl AgentRules {
+    /// The rules of all agents. The configuration's overrides of tools are applied here.
+    ///
+    /// # Errors
+    /// When a configured model has an invalid address, key or header.
+    pub fn new(config: &Config, mut tools: ToolRegistry) -> Result<Self, HostError> {
+        tools.apply_overrides(&config.tools);
+        let models = Arc::new(Model::all(config, &Telemetry::new(&[]))?);
+        Ok(Self { agents: Agent::all(config, tools, &models)? })
+    }
+
+    /// Returns the rules of a run of this agent with these overrides.
+    ///
+    /// # Errors
+    /// When there is no such agent, or the run overrides more than the agent allows.
+    pub fn of(&self, agent: &str, overrides: &RunOverrides) -> Result<Arc<TurnRules>, HostError> {
+        let found = self.agents.get(agent);
+        let agent = found.ok_or_else(|| HostError::UnknownAgent(agent.to_owned()))?;
+        Ok(Arc::clone(&agent.with(overrides)?.rules))
     }
 }
 

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, oneshot};
 
-use super::gauge::{Gauge, Held};
+use super::gauge::{CountGuard, Gauge};
 
 /// How many tools may block at once, in the whole host. Further ones wait for a thread, on their
 /// own time.
@@ -17,16 +17,16 @@ pub(super) const BLOCKING_THREADS_MAX: usize = 64;
 /// The threads of tools that block.
 ///
 /// A thread cannot be killed. When its call is given up, the future is dropped at its next await;
-/// until then the thread is *abandoned*: it keeps its place here, and is counted.
+/// until then the thread is *abandoned*: it keeps its permit here, and is counted.
 #[derive(Clone, Debug)]
 pub(super) struct BlockingPool {
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     abandoned: Gauge,
 }
 
 impl BlockingPool {
     pub(super) fn new(threads_max: usize, abandoned: Gauge) -> Self {
-        Self { places: Arc::new(Semaphore::new(threads_max)), abandoned }
+        Self { permits: Arc::new(Semaphore::new(threads_max)), abandoned }
     }
 
     /// Drives a future to its end on a thread that it may block. Panics when it panics.
@@ -35,15 +35,18 @@ impl BlockingPool {
         &self,
         future: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
-        let place = Arc::clone(&self.places).acquire_owned().await.ok()?;
+        let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
         let (held_on, given_up) = oneshot::channel::<()>();
-        let watch =
-            Watch { thread: Arc::default(), abandoned: self.abandoned.clone(), _held_on: held_on };
+        let watch = CallerGuard {
+            thread: Arc::default(),
+            abandoned: self.abandoned.clone(),
+            _held_on: held_on,
+        };
         let thread = Arc::clone(&watch.thread);
         let runtime = Handle::current();
         let joined = tokio::task::spawn_blocking(move || {
-            let _ended = Ended(thread);
-            let _place = place;
+            let _ended = ThreadEndGuard(thread);
+            let _place = permit;
             runtime.block_on(async {
                 tokio::select! {
                     biased;
@@ -64,39 +67,39 @@ impl BlockingPool {
 
 /// What is known of a thread.
 #[derive(Debug, Default)]
-enum Thread {
+enum ThreadState {
     #[default]
     Working,
     Ended,
-    /// Holds its place in the gauge until the thread ends.
+    /// Holds its permit in the gauge until the thread ends.
     Abandoned {
-        _held: Held,
+        _held: CountGuard,
     },
 }
 
 /// The caller's side: dropped before the thread has ended, it leaves the thread abandoned.
-struct Watch {
-    thread: Arc<Mutex<Thread>>,
+struct CallerGuard {
+    thread: Arc<Mutex<ThreadState>>,
     abandoned: Gauge,
     /// Dropped with this, which tells the thread.
     _held_on: oneshot::Sender<()>,
 }
 
-impl Drop for Watch {
+impl Drop for CallerGuard {
     fn drop(&mut self) {
         let mut thread = self.thread.lock();
-        if matches!(*thread, Thread::Working) {
-            *thread = Thread::Abandoned { _held: self.abandoned.hold() };
+        if matches!(*thread, ThreadState::Working) {
+            *thread = ThreadState::Abandoned { _held: self.abandoned.increment() };
         }
     }
 }
 
 /// The thread's side.
-struct Ended(Arc<Mutex<Thread>>);
+struct ThreadEndGuard(Arc<Mutex<ThreadState>>);
 
-impl Drop for Ended {
+impl Drop for ThreadEndGuard {
     fn drop(&mut self) {
-        *self.0.lock() = Thread::Ended;
+        *self.0.lock() = ThreadState::Ended;
     }
 }
 
@@ -130,7 +133,7 @@ mod tests {
         call.await.unwrap_err();
         assert_eq!(abandoned.count(), 1);
         release.send(()).unwrap();
-        abandoned.emptied().await;
+        abandoned.until_zero().await;
         assert_eq!(pool.run(async { 8 }).await, Some(8));
     }
 

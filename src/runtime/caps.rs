@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ractor::ActorId;
 
-use super::fair_semaphore::{FairSemaphore, Reservation};
+use super::fair_semaphore::{FairSemaphore, PermitRequest};
 use super::gauge::Gauge;
 use crate::tool::ToolRegistry;
 use crate::turn::PermitReply;
@@ -33,7 +33,7 @@ impl Caps {
         tool: &str,
         session: ActorId,
         granted: impl FnOnce() + Send + 'static,
-    ) -> (PermitReply, Option<Reservation>) {
+    ) -> (PermitReply, Option<PermitRequest>) {
         let Some(places) = self.tools.get(tool) else { return (PermitReply::Granted, None) };
         let (place, reservation) = places.reserve(session, granted);
         (place, Some(reservation))

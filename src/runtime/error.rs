@@ -1,7 +1,7 @@
 //! Why a host refuses.
 
-use crate::config::TooHigh;
-use crate::context::SeedError;
+use crate::config::OverrideTooHigh;
+use crate::context::InitialHistoryError;
 use crate::event::EventId;
 use crate::journal::JournalError;
 use crate::turn::ApprovalError;
@@ -15,41 +15,39 @@ pub enum HostError {
     #[error("start the host: {0}")]
     Config(String),
     /// No agent has this name.
-    #[error("open a session: there is no agent {0:?}")]
+    #[error("no agent is called {0:?}")]
     UnknownAgent(String),
     /// A session is there, but its agent is not configured any more.
     #[error(
-        "wake the session: its agent {0:?} is not configured any more (configure it again, or delete the session)"
+        "the session's agent {0:?} is no longer configured; configure it again, or delete the session"
     )]
     AgentGone(String),
     /// The text is no session id.
-    #[error("open a session: an id has 1 to 64 characters of A-Z, a-z, 0-9, _ and -")]
+    #[error("invalid session id: an id has 1 to 64 characters of A-Z, a-z, 0-9, _ and -")]
     InvalidSessionId,
     /// Another session has this id.
-    #[error("open a session: the id is taken")]
+    #[error("another session has this id")]
     SessionExists,
     /// The messages are no history.
-    #[error("open a session: {0}")]
-    InvalidMessages(#[from] SeedError),
+    #[error("{0}")]
+    InvalidMessages(#[from] InitialHistoryError),
     /// `max_sessions` or `max_concurrent_runs` is reached.
-    #[error("begin another {0}: the host is full")]
+    #[error("the host is full: it cannot start another {0}")]
     Full(&'static str),
     /// `max_queued_inputs` is reached.
-    #[error("take the input: {0} wait in this session already")]
+    #[error("the session's queue is full: {0} inputs wait")]
     QueueFull(usize),
     /// The session has a run already.
-    #[error(
-        "begin a run: another one is going on (with \"queue\": true the input waits for its end)"
-    )]
+    #[error("run in progress")]
     RunInProgress,
     /// The run asks for more than its agent may have.
-    #[error("begin a run: {0}")]
-    TooHigh(#[from] TooHigh),
+    #[error("{0}")]
+    TooHigh(#[from] OverrideTooHigh),
     /// The run asks for a tool that is not there.
-    #[error("begin a run: tools: no tool is called {0:?}")]
+    #[error("tools: no tool is called {0:?}")]
     UnknownTool(String),
     /// The run asks for a model that is not configured.
-    #[error("begin a run: model: no model is called {asked:?} (known: {known})")]
+    #[error("model: no model is called {asked:?} (known: {known})")]
     UnknownModel {
         /// What was asked for.
         asked: String,
@@ -57,19 +55,19 @@ pub enum HostError {
         known: String,
     },
     /// No run goes on that could be told something.
-    #[error("steer a run: none is going on")]
+    #[error("no run in progress")]
     NoRun,
     /// The input says nothing.
-    #[error("take the input: it is empty")]
+    #[error("the input is empty")]
     EmptyInput,
     /// The decision about a call does not count.
-    #[error("decide about a call: {0}")]
+    #[error("{0}")]
     Approval(#[from] ApprovalError),
     /// There is no such session.
-    #[error("find the session: there is no session \"{0}\"")]
+    #[error("there is no session \"{0}\"")]
     NoSuchSession(SessionId),
     /// The session has no such record.
-    #[error("fork the session: at: it has records 1 to {last}, not {at}")]
+    #[error("at: the session has records 1 to {last}, not {at}")]
     NoSuchRecord {
         /// What was asked for.
         at: Seq,
@@ -77,15 +75,13 @@ pub enum HostError {
         last: Seq,
     },
     /// The run waits for somebody to say that it may go on.
-    #[error(
-        "ask the run: it was interrupted, and waits to be resumed (POST /v1/sessions/ID/resume) or stopped"
-    )]
+    #[error("the run was interrupted and waits to be resumed or stopped")]
     Suspended,
     /// Nothing waits to be resumed.
-    #[error("resume the run: none waits for that")]
+    #[error("no interrupted run waits to be resumed")]
     NotSuspended,
     /// The key of a request was used for another one.
-    #[error("take the request: its Idempotency-Key was used for another one")]
+    #[error("the Idempotency-Key was used for a different request")]
     KeyReused,
     /// The journal cannot be written or read.
     #[error(transparent)]
@@ -95,9 +91,7 @@ pub enum HostError {
     Rebuild(String),
     /// No such event was shown in the session: the id is of another session, or of another life
     /// of this one.
-    #[error(
-        "watch the session from {asked}: its last record is {last} (0 shows all from the beginning)"
-    )]
+    #[error("there is no event {asked}: the session's last record is {last}")]
     UnknownEventId {
         /// What was asked for.
         asked: EventId,
@@ -105,10 +99,10 @@ pub enum HostError {
         last: Seq,
     },
     /// The session is closed, or died.
-    #[error("ask the session: it is closed")]
+    #[error("the session is closed")]
     SessionClosed,
     /// The host takes nothing more.
-    #[error("begin anything: the host is shutting down")]
+    #[error("the host is shutting down")]
     ShuttingDown,
 }
 

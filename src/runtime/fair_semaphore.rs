@@ -12,15 +12,15 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use ractor::ActorId;
 
-use super::gauge::{Gauge, Held};
+use super::gauge::{CountGuard, Gauge};
 use crate::turn::PermitReply;
 
 /// So many places of one kind.
 #[derive(Debug)]
 pub(super) struct FairSemaphore {
     max: NonZeroU32,
-    /// Held for short sections, never over an await, and not while anybody is told.
-    queue: Mutex<Queue>,
+    /// CountGuard for short sections, never over an await, and not while anybody is told.
+    queue: Mutex<PermitQueue>,
     waiting: Gauge,
 }
 
@@ -36,36 +36,37 @@ impl FairSemaphore {
         self: &Arc<Self>,
         session: ActorId,
         granted: impl FnOnce() + Send + 'static,
-    ) -> (PermitReply, Reservation) {
+    ) -> (PermitReply, PermitRequest) {
         let mut queue = self.queue.lock();
         let number = queue.next_number();
         let place = if queue.taken < self.max.get() {
             queue.taken += 1;
             PermitReply::Granted
         } else {
-            let waiting = Waiting { granted: Box::new(granted), _held: self.waiting.hold() };
+            let waiting =
+                WaitingRequest { granted: Box::new(granted), _held: self.waiting.increment() };
             queue.enter(session, number, waiting);
             PermitReply::Waiting
         };
-        (place, Reservation { places: Arc::clone(self), session, number })
+        (place, PermitRequest { places: Arc::clone(self), session, number })
     }
 }
 
 /// A place, or a place in the line. Dropped, it is given up.
 #[derive(Debug)]
-pub(super) struct Reservation {
+pub(super) struct PermitRequest {
     places: Arc<FairSemaphore>,
     session: ActorId,
     number: u64,
 }
 
-impl Drop for Reservation {
+impl Drop for PermitRequest {
     fn drop(&mut self) {
         let mut queue = self.places.queue.lock();
         let own = queue.leave(self.session, self.number);
         let next = if own.is_none() { queue.hand_on() } else { None };
         drop(queue);
-        if let Some(Waiting { granted, _held }) = next {
+        if let Some(WaitingRequest { granted, _held }) = next {
             granted();
         }
     }
@@ -73,43 +74,43 @@ impl Drop for Reservation {
 
 /// Who has a place, and who waits. While somebody waits, all places are taken.
 #[derive(Debug, Default)]
-struct Queue {
+struct PermitQueue {
     taken: u32,
     numbers: u64,
-    lines: HashMap<ActorId, Line>,
+    lines: HashMap<ActorId, SessionQueue>,
     /// The sessions of which somebody waits, in the order in which they are served.
     turns: BTreeMap<u64, ActorId>,
 }
 
 /// Who waits of a session, by number; never empty.
 #[derive(Debug)]
-struct Line {
+struct SessionQueue {
     turn: u64,
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: BTreeMap<u64, WaitingRequest>,
 }
 
-struct Waiting {
+struct WaitingRequest {
     granted: Box<dyn FnOnce() + Send>,
-    _held: Held,
+    _held: CountGuard,
 }
 
-impl Queue {
+impl PermitQueue {
     fn next_number(&mut self) -> u64 {
         self.numbers += 1;
         self.numbers
     }
 
-    fn enter(&mut self, session: ActorId, number: u64, waiting: Waiting) {
+    fn enter(&mut self, session: ActorId, number: u64, waiting: WaitingRequest) {
         let turns = &mut self.turns;
         let line = self.lines.entry(session).or_insert_with(|| {
             turns.insert(number, session);
-            Line { turn: number, waiting: BTreeMap::new() }
+            SessionQueue { turn: number, waiting: BTreeMap::new() }
         });
         line.waiting.insert(number, waiting);
     }
 
     /// Takes one out of its line, if it waits.
-    fn leave(&mut self, session: ActorId, number: u64) -> Option<Waiting> {
+    fn leave(&mut self, session: ActorId, number: u64) -> Option<WaitingRequest> {
         let line = self.lines.get_mut(&session)?;
         let waiting = line.waiting.remove(&number)?;
         if line.waiting.is_empty() {
@@ -121,7 +122,7 @@ impl Queue {
 
     /// Gives a place that was left to the first of the session whose turn it is, which then stands
     /// behind the others; nobody's, it is free.
-    fn hand_on(&mut self) -> Option<Waiting> {
+    fn hand_on(&mut self) -> Option<WaitingRequest> {
         let turn = self.next_number();
         let first = self.turns.pop_first().and_then(|(_, session)| {
             let line = self.lines.get_mut(&session)?;
@@ -141,9 +142,9 @@ impl Queue {
     }
 }
 
-impl fmt::Debug for Waiting {
+impl fmt::Debug for WaitingRequest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Waiting").finish_non_exhaustive()
+        f.debug_struct("WaitingRequest").finish_non_exhaustive()
     }
 }
 
@@ -164,7 +165,7 @@ mod tests {
     struct Calls {
         places: Arc<FairSemaphore>,
         granted: Arc<Mutex<Vec<&'static str>>>,
-        held: HashMap<&'static str, Reservation>,
+        held: HashMap<&'static str, PermitRequest>,
     }
 
     impl Calls {

@@ -5,34 +5,34 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
-/// How many of a kind there are. Every one holds a [`Held`] for as long as it lives.
+/// How many of a kind there are. Every one holds a [`CountGuard`] for as long as it lives.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gauge {
-    inner: Arc<Inner>,
+    inner: Arc<GaugeCount>,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct GaugeCount {
     count: AtomicUsize,
     emptied: Notify,
 }
 
 impl Gauge {
     /// Counts one more, until the guard is dropped.
-    pub(super) fn hold(&self) -> Held {
+    pub(super) fn increment(&self) -> CountGuard {
         self.inner.count.fetch_add(1, Ordering::Relaxed);
-        Held { gauge: self.clone() }
+        CountGuard { gauge: self.clone() }
     }
 
     /// The same, unless there are `max` already.
-    pub(super) fn try_hold(&self, max: usize) -> Option<Held> {
+    pub(super) fn try_increment(&self, max: usize) -> Option<CountGuard> {
         self.inner
             .count
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |count| {
                 (count < max).then_some(count + 1)
             })
             .ok()?;
-        Some(Held { gauge: self.clone() })
+        Some(CountGuard { gauge: self.clone() })
     }
 
     /// How many there are.
@@ -41,7 +41,7 @@ impl Gauge {
     }
 
     /// Waits until there are none.
-    pub(super) async fn emptied(&self) {
+    pub(super) async fn until_zero(&self) {
         loop {
             let emptied = self.inner.emptied.notified();
             tokio::pin!(emptied);
@@ -57,11 +57,11 @@ impl Gauge {
 
 /// One that is counted.
 #[derive(Debug)]
-pub(super) struct Held {
+pub(super) struct CountGuard {
     gauge: Gauge,
 }
 
-impl Drop for Held {
+impl Drop for CountGuard {
     fn drop(&mut self) {
         if self.gauge.inner.count.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.gauge.inner.emptied.notify_waiters();
@@ -91,14 +91,14 @@ mod tests {
     #[tokio::test]
     async fn counts_up_to_a_maximum_and_tells_when_it_is_empty() {
         let gauge = Gauge::default();
-        gauge.emptied().await;
-        let first = gauge.try_hold(2).unwrap();
-        let second = gauge.hold();
-        assert!(gauge.try_hold(2).is_none());
+        gauge.until_zero().await;
+        let first = gauge.try_increment(2).unwrap();
+        let second = gauge.increment();
+        assert!(gauge.try_increment(2).is_none());
         assert_eq!(gauge.count(), 2);
         let waiting = spawn({
             let gauge = gauge.clone();
-            async move { gauge.emptied().await }
+            async move { gauge.until_zero().await }
         });
         drop(first);
         tokio::task::yield_now().await;

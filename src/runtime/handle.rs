@@ -10,15 +10,16 @@ use std::time::Duration;
 
 use ractor::rpc::CallResult;
 
+use super::awake_session::AwakeSession;
 use super::error::HostError;
+use super::host_ref::{HostRef, TRIES};
 use super::ids;
 use super::message::{RunAccepted, SessionMessage};
 use super::report::RunReport;
 use super::request::RunRequest;
+use super::session_events::SessionEvents;
 use super::snapshot::SessionSnapshot;
 use super::stored_sessions;
-use super::wake::{Link, Live, TRIES};
-use super::watch::Watch;
 use crate::event::EventId;
 use crate::journal::SessionLog;
 use crate::record::{RequestKey, Seq, StopMode};
@@ -39,11 +40,11 @@ const DECIDE_AGAIN: Duration = Duration::from_millis(10);
 #[derive(Clone)]
 pub struct SessionHandle {
     id: SessionId,
-    pub(super) link: Link,
+    pub(super) link: HostRef,
 }
 
 impl SessionHandle {
-    pub(super) fn new(id: SessionId, link: Link) -> Self {
+    pub(super) fn new(id: SessionId, link: HostRef) -> Self {
         Self { id, link }
     }
 
@@ -110,7 +111,7 @@ impl SessionHandle {
         &self,
         new: &RunId,
         request: &RunRequest,
-    ) -> Result<(RunAccepted, Arc<Live>), HostError> {
+    ) -> Result<(RunAccepted, Arc<AwakeSession>), HostError> {
         let ask = |reply| {
             let (id, request) = (new.clone(), Box::new(request.clone()));
             SessionMessage::StartRun { id, request, reply }
@@ -136,8 +137,8 @@ impl SessionHandle {
     /// Comes in to the session, awake: `enter` gives nothing while it falls asleep.
     async fn enter<T>(
         &self,
-        enter: impl Fn(&Live) -> Option<T>,
-    ) -> Result<(T, Arc<Live>), HostError> {
+        enter: impl Fn(&AwakeSession) -> Option<T>,
+    ) -> Result<(T, Arc<AwakeSession>), HostError> {
         for _ in 0..TRIES {
             let live = self.link.live(&self.id).await?;
             if let Some(entered) = enter(&live) {
@@ -154,8 +155,10 @@ impl SessionHandle {
     ///
     /// # Errors
     /// When nothing with that id can have been shown, or the session is closed.
-    pub async fn watch(&self, after: EventId) -> Result<Watch, HostError> {
-        let from = |live: &Live| Watch::from(&live.listeners, &self.id, &live.agent, after);
+    pub async fn watch(&self, after: EventId) -> Result<SessionEvents, HostError> {
+        let from = |live: &AwakeSession| {
+            SessionEvents::from(&live.listeners, &self.id, &live.agent, after)
+        };
         self.enter(from).await?.0
     }
 
@@ -163,7 +166,7 @@ impl SessionHandle {
     ///
     /// # Errors
     /// As [`Self::watch`].
-    pub async fn watch_run(&self, run: RunId, seq: Seq) -> Result<Watch, HostError> {
+    pub async fn watch_run(&self, run: RunId, seq: Seq) -> Result<SessionEvents, HostError> {
         let before = EventId { seq: Seq(seq.0.saturating_sub(1)), bytes: 0 };
         Ok(self.watch(before).await?.of_run(run))
     }
@@ -172,8 +175,8 @@ impl SessionHandle {
     ///
     /// # Errors
     /// When the session is closed.
-    pub async fn watch_from_now(&self) -> Result<Watch, HostError> {
-        Ok(self.enter(|live| Watch::from_now(&live.listeners)).await?.0)
+    pub async fn watch_from_now(&self) -> Result<SessionEvents, HostError> {
+        Ok(self.enter(|live| SessionEvents::from_now(&live.listeners)).await?.0)
     }
 
     /// Says something to the run that goes on: a user's message behind the running turn. A run
@@ -320,7 +323,7 @@ impl SessionHandle {
         }
     }
 
-    async fn stored(&self, seq: Seq, live: &Live) -> Result<Seq, HostError> {
+    async fn stored(&self, seq: Seq, live: &AwakeSession) -> Result<Seq, HostError> {
         let stored = live.log.until_durable(seq).await;
         stored.map(|()| seq).map_err(|error| self.link.shared.not_stored(error))
     }

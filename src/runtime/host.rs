@@ -8,13 +8,15 @@ use std::time::Duration;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 use tokio::time::Instant;
 
+use super::awake_session::AwakeSession;
 use super::gauge::Gauge;
+use super::host_ref::HostRef;
+use super::host_state::{HostState, SessionSlot};
 use super::maintenance;
 use super::message::{HostMessage, SessionMessage};
-use super::session::{self, Opening};
-use super::shared::{SessionSlot, Shared};
-use super::task::{self, Task};
-use super::wake::{Link, Live};
+use super::session;
+use super::session_start::SessionStart;
+use super::task::{self, OwnedTask};
 use crate::telemetry::Telemetry;
 use crate::types::SessionId;
 
@@ -31,30 +33,30 @@ const REVIVALS_MAX: u32 = 3;
 #[derive(Debug)]
 pub(super) struct HostActor;
 
-pub(super) struct State {
-    link: Link,
-    sessions: HashMap<ActorId, (SessionId, Arc<Live>)>,
+pub(super) struct HostActorState {
+    link: HostRef,
+    sessions: HashMap<ActorId, (SessionId, Arc<AwakeSession>)>,
     /// How often sessions have died.
     deaths: HashMap<SessionId, u32>,
-    _upkeep: Task,
-    _lag: Task,
+    _upkeep: OwnedTask,
+    _lag: OwnedTask,
 }
 
 impl Actor for HostActor {
     type Msg = HostMessage;
-    type State = State;
-    type Arguments = Arc<Shared>;
+    type State = HostActorState;
+    type Arguments = Arc<HostState>;
 
     async fn pre_start(
         &self,
         myself: ActorRef<HostMessage>,
-        shared: Arc<Shared>,
-    ) -> Result<State, ActorProcessingErr> {
-        let link = Link { shared, host: myself.clone() };
+        shared: Arc<HostState>,
+    ) -> Result<HostActorState, ActorProcessingErr> {
+        let link = HostRef { shared, host: myself.clone() };
         let idle = link.shared.idle_after.unwrap_or(UPKEEP);
         let period = (idle / 2).clamp(Duration::from_millis(50), UPKEEP);
         // Not counted: it lives as long as the host.
-        let upkeep = Task::spawn(&Gauge::default(), async move {
+        let upkeep = OwnedTask::spawn(&Gauge::default(), async move {
             loop {
                 tokio::time::sleep(period).await;
                 if myself.cast(HostMessage::KeepUp { sent: Instant::now() }).is_err() {
@@ -62,16 +64,16 @@ impl Actor for HostActor {
                 }
             }
         });
-        let lag = Task::spawn(&Gauge::default(), watch_lag(link.shared.telemetry.clone()));
+        let lag = OwnedTask::spawn(&Gauge::default(), watch_lag(link.shared.telemetry.clone()));
         let (sessions, deaths) = (HashMap::new(), HashMap::new());
-        Ok(State { link, sessions, deaths, _upkeep: upkeep, _lag: lag })
+        Ok(HostActorState { link, sessions, deaths, _upkeep: upkeep, _lag: lag })
     }
 
     async fn handle(
         &self,
         myself: ActorRef<HostMessage>,
         message: HostMessage,
-        state: &mut State,
+        state: &mut HostActorState,
     ) -> Result<(), ActorProcessingErr> {
         match message {
             HostMessage::Begin(opening) => state.begin(&myself, *opening).await,
@@ -87,7 +89,7 @@ impl Actor for HostActor {
         &self,
         _: ActorRef<HostMessage>,
         event: SupervisionEvent,
-        state: &mut State,
+        state: &mut HostActorState,
     ) -> Result<(), ActorProcessingErr> {
         match event {
             SupervisionEvent::ActorTerminated(cell, boxed, _) => {
@@ -111,15 +113,15 @@ async fn watch_lag(telemetry: Telemetry) {
     loop {
         let due = Instant::now() + LAG_PERIOD;
         tokio::time::sleep_until(due).await;
-        telemetry.metrics().host().lag(due.elapsed());
+        telemetry.metrics().host().event_loop_lag(due.elapsed());
     }
 }
 
-impl State {
-    async fn begin(&mut self, myself: &ActorRef<HostMessage>, opening: Opening) {
+impl HostActorState {
+    async fn begin(&mut self, myself: &ActorRef<HostMessage>, opening: SessionStart) {
         let (id, shared) = (opening.id.clone(), Arc::clone(&self.link.shared));
-        let goes_on = opening.goes_on();
-        match session::spawn(opening, myself.get_cell()).await {
+        let goes_on = opening.has_work();
+        match session::spawn(opening, self.link.clone(), myself.get_cell()).await {
             Ok(live) => {
                 self.sessions.insert(live.actor.get_id(), (id.clone(), Arc::clone(&live)));
                 if goes_on {
@@ -145,7 +147,7 @@ impl State {
 
     /// A session died of a bug. What it has appended is stored first; then, if a run went on in
     /// it, it is woken to go on.
-    fn revive(&mut self, id: SessionId, dead: Arc<Live>) {
+    fn revive(&mut self, id: SessionId, dead: Arc<AwakeSession>) {
         let deaths = self.deaths.entry(id.clone()).or_default();
         *deaths += 1;
         let ran = dead.state.running.load(Ordering::Acquire);

@@ -6,9 +6,9 @@ use std::sync::atomic::Ordering;
 use serde::Serialize;
 
 use super::error::HostError;
-use super::shared::Shared;
-use super::wake::Link;
-use crate::journal::{JournalError, Listing, StoredSession};
+use super::host_ref::HostRef;
+use super::host_state::HostState;
+use crate::journal::{JournalError, StoredSession, StoredSessionFilter};
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState};
 
@@ -44,20 +44,21 @@ pub struct SessionSummary {
 }
 
 pub(super) async fn sessions(
-    link: &Link,
+    link: &HostRef,
     query: SessionQuery,
 ) -> Result<Vec<SessionSummary>, HostError> {
     let shared = Arc::clone(&link.shared);
     Ok(link.read(move || matching(&shared, query)).await??)
 }
 
-fn matching(shared: &Shared, query: SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
+fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummary>, JournalError> {
     let SessionQuery { mut after, limit, state } = query;
     let limit = if limit == 0 { usize::MAX } else { limit };
     let mut found = Vec::new();
     loop {
         // What a session does now is not known to the journal: it is asked for all.
-        let listing = Listing { after, limit: PAGE.min(limit), ..Listing::default() };
+        let listing =
+            StoredSessionFilter { after, limit: PAGE.min(limit), ..StoredSessionFilter::default() };
         let page = shared.journal.list(&listing)?;
         let is_last = page.len() < listing.limit;
         after = page.last().map(|stored| stored.id.clone());
@@ -73,7 +74,7 @@ fn matching(shared: &Shared, query: SessionQuery) -> Result<Vec<SessionSummary>,
     }
 }
 
-fn summary(shared: &Shared, stored: StoredSession) -> SessionSummary {
+fn summary(shared: &HostState, stored: StoredSession) -> SessionSummary {
     let StoredSession { id, agent, state, seq, opened, touched } = stored;
     let state = match shared.awake(&id) {
         Some(live) if live.state.running.load(Ordering::Acquire) => SessionState::Running,

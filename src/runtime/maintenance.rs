@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::error::HostError;
+use super::host_ref::HostRef;
 use super::message::SessionMessage;
 use super::task;
-use super::wake::Link;
-use crate::journal::{JournalError, Listing, unix_ms};
+use crate::journal::{JournalError, StoredSessionFilter, unix_ms};
 use crate::types::{SessionId, SessionState};
 
 /// How many sessions are woken at once whose runs have failed.
@@ -24,7 +24,7 @@ const DELETE_PAUSE_MS: u64 = 60_000;
 /// How many sessions are deleted at once.
 const DELETED_MAX: usize = 1000;
 
-pub(super) fn keep_up(link: &Link) {
+pub(super) fn keep_up(link: &HostRef) {
     let shared = &link.shared;
     shared.show_all();
     shared.telemetry.upkeep();
@@ -55,7 +55,7 @@ pub(super) fn keep_up(link: &Link) {
 
 /// Lets sessions go to which nothing has happened for a while: first the actors of their runs, and
 /// then all that they have in memory. Those that are gone need no telling.
-fn rest(shared: &super::shared::Shared) {
+fn rest(shared: &super::host_state::HostState) {
     let now = shared.clock_ms();
     for (_, live) in shared.all_awake() {
         let idle_ms = now.saturating_sub(live.state.touched_ms.load(Ordering::Relaxed));
@@ -63,7 +63,7 @@ fn rest(shared: &super::shared::Shared) {
             Some(idle) if u128::from(idle_ms) >= idle.as_millis() => {
                 let _ = live.actor.cast(SessionMessage::Hibernate { idle });
             }
-            _ if idle_ms >= ACTORS_KEPT_MS && live.state.may_rest() => {
+            _ if idle_ms >= ACTORS_KEPT_MS && live.state.has_unused_actors() => {
                 let _ = live.actor.cast(SessionMessage::Rest);
             }
             _ => {}
@@ -72,7 +72,7 @@ fn rest(shared: &super::shared::Shared) {
 }
 
 /// Wakes the sessions whose people have not answered in time.
-fn ring(link: &Link) {
+fn ring(link: &HostRef) {
     let now = unix_ms();
     let mut due = Vec::new();
     {
@@ -92,7 +92,7 @@ fn ring(link: &Link) {
 
 /// Wakes sessions whose runs failed because the journal could not be written: these end so, if it
 /// can be written by now.
-fn mend(link: &Link) {
+fn mend(link: &HostRef) {
     let failed: Vec<SessionId> =
         link.shared.unwritten.lock().values().take(MENDED_MAX).cloned().collect();
     for id in failed {
@@ -106,8 +106,8 @@ fn mend(link: &Link) {
 }
 
 /// Deletes sleeping sessions that nobody has touched for so long.
-fn delete(shared: &super::shared::Shared, kept_ms: u64) -> Result<(), JournalError> {
-    let listing = Listing {
+fn delete(shared: &super::host_state::HostState, kept_ms: u64) -> Result<(), JournalError> {
+    let listing = StoredSessionFilter {
         limit: DELETED_MAX,
         state: Some(SessionState::Idle),
         touched_before: Some(unix_ms().saturating_sub(kept_ms)),

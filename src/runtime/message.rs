@@ -16,11 +16,11 @@ use super::model_limiter::BreakerPermitGuard;
 use super::models::Model;
 use super::report::RunReport;
 use super::request::RunRequest;
-use super::session::Opening;
+use super::session_start::SessionStart;
 use super::snapshot::SessionSnapshot;
 use crate::event::ApprovalRequest;
 use crate::journal::JournalError;
-use crate::record::{Entry, RequestKey, Seq, StopMode};
+use crate::record::{JournalEntry, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
 use crate::turn::{
     ApprovalDecision, ApprovalError, AttemptPlan, CancelReason, PermitReply, TurnRecord, TurnSpec,
@@ -31,7 +31,7 @@ use crate::wire::Delta;
 /// To the actor that supervises the sessions.
 pub(super) enum HostMessage {
     /// Begin a session whose place is reserved, a new one or one that was asleep.
-    Begin(Box<Opening>),
+    Begin(Box<SessionStart>),
     /// Bring the metrics up to date.
     KeepUp { sent: Instant },
 }
@@ -87,11 +87,11 @@ pub(super) struct RunAccepted {
     /// The place of its first record.
     pub(super) seq: Seq,
     /// Gets its report; dropped without one when the session dies. None of a run that is over.
-    pub(super) report: Option<tokio::sync::oneshot::Receiver<Told>>,
+    pub(super) report: Option<tokio::sync::oneshot::Receiver<ReportResult>>,
 }
 
 /// What whoever waits for a run is told, and the place of the run's last record.
-pub(super) type Told = Result<(RunReport, Seq), HostError>;
+pub(super) type ReportResult = Result<(RunReport, Seq), HostError>;
 
 /// To the reader of the model's responses.
 pub(super) enum StreamMessage {
@@ -120,7 +120,12 @@ pub(super) enum AccumulatorMessage {
     RequestPlace { turn: u32, attempt: u32, place: PermitReply },
     /// An exchange is over. Its model's breaker wants to know how it is judged; there is none to
     /// know if nobody was asked.
-    ResponseEnded { turn: u32, attempt: u32, end: ExchangeEnd, pass: Option<BreakerPermitGuard> },
+    ResponseEnded {
+        turn: u32,
+        attempt: u32,
+        end: ExchangeEnd,
+        breaker_permit: Option<BreakerPermitGuard>,
+    },
     /// The turn of a call that waited for a place of its tool has come.
     PlaceGranted { key: CallKey },
     /// A call that was told to stop has had its grace.
@@ -149,7 +154,7 @@ pub(super) struct TurnStart {
     pub(super) trace: Option<Arc<RunTrace>>,
     pub(super) request: Arc<ModelRequest>,
     /// What was recorded of the turn, if it began before its last accumulator died.
-    pub(super) resume: Option<Vec<Arc<Entry>>>,
+    pub(super) resume: Option<Vec<Arc<JournalEntry>>>,
     /// The turn is cancelled before it has begun.
     pub(super) cancel: Option<CancelReason>,
 }

@@ -9,6 +9,7 @@
 
 mod accumulator;
 mod agent;
+mod awake_session;
 mod blocking;
 mod caps;
 mod error;
@@ -16,6 +17,8 @@ mod fair_semaphore;
 mod gauge;
 mod handle;
 mod host;
+mod host_ref;
+mod host_state;
 mod ids;
 mod list;
 mod maintenance;
@@ -27,9 +30,10 @@ mod publish;
 mod recovery;
 mod report;
 mod request;
-mod rules;
+mod run_actors;
 mod session;
-mod shared;
+mod session_events;
+mod session_start;
 mod snapshot;
 mod stored_sessions;
 mod stream;
@@ -38,8 +42,6 @@ mod task;
 #[cfg(test)]
 mod tests;
 mod tool;
-mod wake;
-mod watch;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -53,18 +55,18 @@ use tokio::time::{Instant, timeout};
 pub use crate::event::StatsReport;
 pub use crate::turn::BreakerState;
 pub use crate::types::SessionState;
+pub use agent::AgentRules;
 pub use error::HostError;
 pub use handle::{ReportFuture, SessionHandle, StartedRun};
 pub use list::{SessionQuery, SessionSummary};
 pub use model_limiter::ModelStatus;
 pub use report::{CallReport, RunReport};
 pub use request::RunRequest;
-pub use rules::AgentRules;
+pub use session_events::SessionEvents;
 pub use snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
-pub use watch::Watch;
 
 use crate::config::{Config, Resume};
-use crate::context::Seed;
+use crate::context::InitialHistory;
 use crate::journal::Journal;
 use crate::record::Seq;
 use crate::telemetry::{Metrics, Telemetry, Traces};
@@ -75,13 +77,13 @@ use blocking::{BLOCKING_THREADS_MAX, BlockingPool};
 use caps::Caps;
 use gauge::Gauges;
 use host::HostActor;
+use host_ref::HostRef;
+use host_state::HostState;
 use message::{HostMessage, SessionMessage};
 use models::Model;
 use publish::Publisher;
 use recovery::{READS_MAX, blocking, open_journal, recover, unfinished};
-use session::{Beginning, Opening};
-use shared::Shared;
-use wake::Link;
+use session_start::{SessionOrigin, SessionStart};
 
 /// How long a cancelled run, and then the host itself, may take to end.
 const END_MAX: Duration = Duration::from_secs(5);
@@ -90,12 +92,12 @@ const END_MAX: Duration = Duration::from_secs(5);
 /// last one ends it at once.
 #[derive(Clone, Debug)]
 pub struct Host {
-    inner: Arc<Inner>,
+    inner: Arc<HostInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
-    link: Link,
+struct HostInner {
+    link: HostRef,
     shutdown_grace: Duration,
     cancel_grace: Duration,
 }
@@ -184,7 +186,7 @@ impl Host {
         let cancel_grace = agents.values().map(|agent| agent.limits().cancel_grace).max();
         let stored = Arc::clone(&journal);
         let (stored, unfinished) = blocking(move || unfinished(&*stored)).await??;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(HostState {
             agents,
             journal,
             telemetry,
@@ -212,14 +214,14 @@ impl Host {
             .map_err(|error| HostError::Config(error.to_string()))?;
         let shutdown_grace = config.host.shutdown_grace;
         let cancel_grace = cancel_grace.unwrap_or_default();
-        let link = Link { shared, host: actor };
+        let link = HostRef { shared, host: actor };
         match config.journal.resume {
             Resume::Manual => link.shared.held.lock().extend(unfinished),
             Resume::Auto if unfinished.is_empty() => {}
             Resume::Auto => task::detach(recover(link.clone(), unfinished, began)),
         }
         link.shared.show_counts();
-        Ok(Self { inner: Arc::new(Inner { link, shutdown_grace, cancel_grace }) })
+        Ok(Self { inner: Arc::new(HostInner { link, shutdown_grace, cancel_grace }) })
     }
 
     /// Opens a session.
@@ -232,15 +234,14 @@ impl Host {
         let agent = self.agent(open.agent)?;
         let id = session_id(open.id)?;
         let messages = open.messages;
-        Seed::parse(&messages)?;
+        InitialHistory::parse(&messages)?;
         let (waiter, waited) = oneshot::channel();
         link.shared.reserve(&id, waiter)?;
-        let opening = Opening {
+        let opening = SessionStart {
             publisher: Publisher::new(id.clone(), link.shared.telemetry.clone(), Seq(0)),
             id: id.clone(),
             agent,
-            beginning: Beginning::New { messages },
-            link: link.clone(),
+            origin: SessionOrigin::New { messages },
         };
         let opened = async {
             let (shared, of) = (Arc::clone(&link.shared), id.clone());
@@ -340,18 +341,18 @@ impl Host {
     /// session. All runs that this ends are `interrupted`. When it returns all of that is stored,
     /// and the journal is free for another host.
     pub async fn shutdown(&self) {
-        let Inner { link, shutdown_grace, cancel_grace } = &*self.inner;
+        let HostInner { link, shutdown_grace, cancel_grace } = &*self.inner;
         let shared = &link.shared;
         shared.closing.store(true, Ordering::SeqCst);
         self.interrupt(false);
-        if timeout(*shutdown_grace, shared.gauges.runs.emptied()).await.is_err() {
+        if timeout(*shutdown_grace, shared.gauges.runs.until_zero()).await.is_err() {
             self.interrupt(true);
-            let _ = timeout(END_MAX, shared.gauges.runs.emptied()).await;
+            let _ = timeout(END_MAX, shared.gauges.runs.until_zero()).await;
         }
-        let _ = timeout(*cancel_grace + END_MAX, shared.gauges.tools.emptied()).await;
+        let _ = timeout(*cancel_grace + END_MAX, shared.gauges.tools.until_zero()).await;
         // One that is gone already has been shut down before.
         let _ = link.host.stop_and_wait(None, Some(END_MAX)).await;
-        let _ = timeout(END_MAX, shared.gauges.awake.emptied()).await;
+        let _ = timeout(END_MAX, shared.gauges.awake.until_zero()).await;
         shared.index.lock().clear();
         let journal = Arc::clone(&shared.journal);
         // What is queued by then is stored.
@@ -367,7 +368,7 @@ impl Host {
         }
     }
 
-    fn shared(&self) -> &Shared {
+    fn shared(&self) -> &HostState {
         &self.inner.link.shared
     }
 
@@ -392,7 +393,7 @@ fn session_id(asked: Option<String>) -> Result<SessionId, HostError> {
     id.ok_or(HostError::InvalidSessionId)
 }
 
-impl Drop for Inner {
+impl Drop for HostInner {
     fn drop(&mut self) {
         // Its end kills the sessions, and theirs what runs in them.
         self.link.host.stop(None);

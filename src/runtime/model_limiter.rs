@@ -10,28 +10,28 @@ use ractor::ActorId;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use super::fair_semaphore::{FairSemaphore, Reservation};
-use super::gauge::{Gauge, Held};
+use super::fair_semaphore::{FairSemaphore, PermitRequest};
+use super::gauge::{CountGuard, Gauge};
 use crate::config::ModelConfig;
-use crate::telemetry::{ModelMeter, Shown};
+use crate::telemetry::{GaugeGuard, ModelMetrics};
 use crate::turn::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState, PermitReply,
     ServiceSignal,
 };
 use crate::types::ProviderError;
 
-/// What all sessions of a host pass before they ask one configured model.
+/// What all sessions of a host breaker_permit before they ask one configured model.
 #[derive(Debug)]
 pub(super) struct ModelLimiter {
-    places: Arc<FairSemaphore>,
+    permits: Arc<FairSemaphore>,
     waiting: Gauge,
     in_flight: Gauge,
-    /// Held for short sections, never over an await.
+    /// CountGuard for short sections, never over an await.
     breaker: Mutex<Breaker>,
     /// The breaker has opened: told to those who wait for a place.
     opened: Notify,
     began: Instant,
-    meter: ModelMeter,
+    meter: ModelMetrics,
 }
 
 /// What is known of a configured model now.
@@ -49,34 +49,34 @@ pub struct ModelStatus {
 
 /// A request that may be sent.
 #[derive(Debug)]
-pub(super) struct Entered {
-    pub(super) seat: Seat,
-    pub(super) pass: BreakerPermitGuard,
+pub(super) struct Admission {
+    pub(super) in_flight: InFlightRequest,
+    pub(super) breaker_permit: BreakerPermitGuard,
 }
 
 /// A place at a model, for as long as the exchange lasts. Dropped, it is given to the next.
 #[derive(Debug)]
-pub(super) struct Seat {
-    _reservation: Reservation,
-    _in_flight: Held,
-    _shown: Shown,
+pub(super) struct InFlightRequest {
+    _reservation: PermitRequest,
+    _in_flight: CountGuard,
+    _shown: GaugeGuard,
 }
 
 /// The breaker wants to know how the exchange fares. Dropped, it is told that nobody knows.
 #[derive(Debug)]
 pub(super) struct BreakerPermitGuard {
     gate: Arc<ModelLimiter>,
-    pass: Option<BreakerPermit>,
+    breaker_permit: Option<BreakerPermit>,
 }
 
 impl ModelLimiter {
-    pub(super) fn new(config: &ModelConfig, meter: ModelMeter) -> Arc<Self> {
+    pub(super) fn new(config: &ModelConfig, meter: ModelMetrics) -> Arc<Self> {
         let waiting = Gauge::default();
         let max = config.max_concurrent_requests.unwrap_or(NonZeroU32::MAX);
         let rules =
             BreakerRules { failures: config.breaker_failures, open_for: config.breaker_open_for };
         Arc::new(Self {
-            places: FairSemaphore::new(max, waiting.clone()),
+            permits: FairSemaphore::new(max, waiting.clone()),
             waiting,
             in_flight: Gauge::default(),
             breaker: Mutex::new(Breaker::new(rules)),
@@ -95,11 +95,11 @@ impl ModelLimiter {
         self: &Arc<Self>,
         session: ActorId,
         tell: impl Fn(PermitReply),
-    ) -> Result<Entered, ProviderError> {
+    ) -> Result<Admission, ProviderError> {
         self.check()?;
         let began = Instant::now();
         let (grant, granted) = oneshot::channel();
-        let (place, reservation) = self.places.reserve(session, move || {
+        let (place, reservation) = self.permits.reserve(session, move || {
             // One who is gone gives the place back.
             let _ = grant.send(());
         });
@@ -109,17 +109,17 @@ impl ModelLimiter {
             let _shown = self.meter.request_waiting();
             self.wait(granted).await?;
         }
-        let pass = self.admit()?;
+        let breaker_permit = self.admit()?;
         if waits {
             tell(PermitReply::Granted);
         }
         self.meter.queue_wait(if waits { began.elapsed() } else { Duration::ZERO });
-        let seat = Seat {
+        let in_flight = InFlightRequest {
             _reservation: reservation,
-            _in_flight: self.in_flight.hold(),
+            _in_flight: self.in_flight.increment(),
             _shown: self.meter.request_in_flight(),
         };
-        Ok(Entered { seat, pass })
+        Ok(Admission { in_flight, breaker_permit })
     }
 
     async fn wait(&self, granted: oneshot::Receiver<()>) -> Result<(), ProviderError> {
@@ -143,15 +143,15 @@ impl ModelLimiter {
     fn admit(self: &Arc<Self>) -> Result<BreakerPermitGuard, ProviderError> {
         let mut breaker = self.breaker.lock();
         let now = self.now();
-        let pass = breaker.handle_request(now).map_err(BreakerRefusal::into_error)?;
+        let breaker_permit = breaker.handle_request(now).map_err(BreakerRefusal::into_error)?;
         self.meter.breaker(breaker.state(now));
-        Ok(BreakerPermitGuard { gate: Arc::clone(self), pass: Some(pass) })
+        Ok(BreakerPermitGuard { gate: Arc::clone(self), breaker_permit: Some(breaker_permit) })
     }
 
-    fn ended(&self, pass: BreakerPermit, sign: ServiceSignal) {
+    fn ended(&self, breaker_permit: BreakerPermit, sign: ServiceSignal) {
         let mut breaker = self.breaker.lock();
         let now = self.now();
-        let change = breaker.handle_end(now, pass, sign);
+        let change = breaker.handle_end(now, breaker_permit, sign);
         self.meter.breaker(breaker.state(now));
         drop(breaker);
         let Some(change) = change else { return };
@@ -193,8 +193,8 @@ impl BreakerPermitGuard {
     }
 
     fn end(&mut self, sign: ServiceSignal) {
-        if let Some(pass) = self.pass.take() {
-            self.gate.ended(pass, sign);
+        if let Some(breaker_permit) = self.breaker_permit.take() {
+            self.gate.ended(breaker_permit, sign);
         }
     }
 }
@@ -239,7 +239,7 @@ mod tests {
         assert_eq!(gate.status("main"), ModelStatus { name, breaker, in_flight, waiting });
     }
 
-    async fn enter(gate: &Arc<ModelLimiter>, session: u64) -> Result<Entered, ProviderError> {
+    async fn enter(gate: &Arc<ModelLimiter>, session: u64) -> Result<Admission, ProviderError> {
         gate.enter(ActorId::Local(session), |_| ()).await
     }
 
@@ -277,16 +277,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn nobody_waits_for_a_model_that_is_not_asked() {
         let gate = gate(1, 1);
-        let Entered { seat, pass } = enter(&gate, 1).await.unwrap();
+        let Admission { in_flight, breaker_permit } = enter(&gate, 1).await.unwrap();
         let mut waiting = Box::pin(enter(&gate, 2));
         assert!(poll!(&mut waiting).is_pending());
-        pass.settle(Some(&failure()));
+        breaker_permit.settle(Some(&failure()));
         let Poll::Ready(Err(error)) = poll!(&mut waiting) else { panic!("it is told") };
         assert_eq!(error.retry_after, Some(OPEN_FOR));
         drop(waiting);
         check(&gate, BreakerState::Open, 1, 0);
         assert_eq!(refused(&gate).await, Some(OPEN_FOR));
-        drop(seat);
+        drop(in_flight);
         assert_eq!(refused(&gate).await, Some(OPEN_FOR));
         check(&gate, BreakerState::Open, 0, 0);
     }
@@ -294,7 +294,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn when_its_time_is_over_one_request_finds_out() {
         let gate = gate(8, 1);
-        enter(&gate, 1).await.unwrap().pass.settle(Some(&failure()));
+        enter(&gate, 1).await.unwrap().breaker_permit.settle(Some(&failure()));
         advance(OPEN_FOR / 2).await;
         assert_eq!(refused(&gate).await, Some(OPEN_FOR / 2));
         advance(OPEN_FOR / 2).await;
@@ -303,11 +303,11 @@ mod tests {
         assert_eq!(refused(&gate).await, None);
         // Its user stops it: somebody else finds out.
         drop(trying);
-        enter(&gate, 2).await.unwrap().pass.settle(Some(&failure()));
+        enter(&gate, 2).await.unwrap().breaker_permit.settle(Some(&failure()));
         check(&gate, BreakerState::Open, 0, 0);
         assert_eq!(refused(&gate).await, Some(OPEN_FOR * 2));
         advance(OPEN_FOR * 2).await;
-        enter(&gate, 3).await.unwrap().pass.settle(None);
+        enter(&gate, 3).await.unwrap().breaker_permit.settle(None);
         check(&gate, BreakerState::Closed, 0, 0);
         assert!(enter(&gate, 4).await.is_ok());
     }

@@ -19,7 +19,7 @@ pub(super) struct Model {
     /// Its name in the configuration.
     pub(super) name: String,
     pub(super) client: ModelClient,
-    pub(super) gate: Arc<ModelLimiter>,
+    pub(super) limiter: Arc<ModelLimiter>,
     plan: ModelPlan,
     max_output_tokens: Option<u32>,
     temperature: Option<f64>,
@@ -35,20 +35,24 @@ impl Model {
         telemetry: &Telemetry,
     ) -> Result<BTreeMap<String, Arc<Self>>, HostError> {
         let models = config.models.iter().map(|(name, model)| {
-            let gate = ModelLimiter::new(model, telemetry.metrics().model(name));
-            let model = Self::new(name, model, gate)?;
+            let limiter = ModelLimiter::new(model, telemetry.metrics().model(name));
+            let model = Self::new(name, model, limiter)?;
             Ok((name.clone(), Arc::new(model)))
         });
         models.collect()
     }
 
-    fn new(name: &str, config: &ModelConfig, gate: Arc<ModelLimiter>) -> Result<Self, HostError> {
+    fn new(
+        name: &str,
+        config: &ModelConfig,
+        limiter: Arc<ModelLimiter>,
+    ) -> Result<Self, HostError> {
         let client =
             ModelClient::new(config).map_err(|e| HostError::Config(format!("{name}: {e}")))?;
         Ok(Self {
             name: name.to_owned(),
             client,
-            gate,
+            limiter,
             plan: ModelPlan {
                 origin: Arc::new(ModelOrigin { wire: config.wire, model: config.model.clone() }),
                 streamed: config.stream,
@@ -63,7 +67,7 @@ impl Model {
 
     /// What is known of it now.
     pub(super) fn status(&self) -> ModelStatus {
-        self.gate.status(&self.name)
+        self.limiter.status(&self.name)
     }
 
     /// The same request for this model. Messages and tools stay shared.

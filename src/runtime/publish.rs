@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Weak};
 
-use crate::event::{Event, EventId, Published};
+use crate::event::{Event, EventId, PublishedEvent};
 use crate::journal::{Journal, JournalError, unix_ms};
 use crate::response::ResponseAssembler;
-use crate::telemetry::{Entering, Feed, Recorded, Subscription, Telemetry, logs};
+use crate::telemetry::{Feed, PendingSubscription, RecordPosition, Subscription, Telemetry, logs};
 use crate::types::{RunId, Seq, SessionId};
 
 /// How many events a subscriber may be behind before it is let go. One that never reads costs
@@ -29,12 +29,12 @@ impl Publisher {
 
     /// The session falls asleep, unless anybody listens or is about to. Returns whether it does.
     pub(super) fn leave(&self) -> bool {
-        self.feed.leave()
+        self.feed.close_if_idle()
     }
 
     /// It does not after all.
     pub(super) fn stay(&self) {
-        self.feed.stay();
+        self.feed.reopen();
     }
 
     /// The door for those who listen. It does not keep the subscribers' streams alive: they end
@@ -55,7 +55,13 @@ impl Publisher {
     }
 
     /// Tells everybody of a record.
-    pub(super) fn publish_recorded(&self, run: &RunId, turn: u32, event: Event, of: Recorded) {
+    pub(super) fn publish_recorded(
+        &self,
+        run: &RunId,
+        turn: u32,
+        event: Event,
+        of: RecordPosition,
+    ) {
         debug_assert!(event.is_recorded(), "{event:?} has no record");
         self.tell(run, turn, event, Some(of));
     }
@@ -66,7 +72,7 @@ impl Publisher {
         run: &RunId,
         turn: u32,
         event: Event,
-        record: Option<Recorded>,
+        record: Option<RecordPosition>,
     ) {
         match record.filter(|_| event.is_recorded()) {
             Some(of) => self.publish_recorded(run, turn, event, of),
@@ -74,18 +80,18 @@ impl Publisher {
         }
     }
 
-    fn tell(&self, run: &RunId, turn: u32, event: Event, recorded: Option<Recorded>) {
+    fn tell(&self, run: &RunId, turn: u32, event: Event, recorded: Option<RecordPosition>) {
         // Nothing is counted by text.
-        if !logs::shows_contents() && self.feed.take_text(&event) {
+        if !logs::logs_contents() && self.feed.append_text_if_unwatched(&event) {
             return;
         }
-        let published = Published {
+        let published = PublishedEvent {
             session: self.session.clone(),
             run: run.clone(),
             turn,
             timestamp_ms: recorded.map_or_else(unix_ms, |of| of.time),
             id: None,
-            written: crate::event::Written::default(),
+            stream_text: crate::event::EventStreamText::default(),
             event,
         };
         self.telemetry.observe(&published);
@@ -94,7 +100,7 @@ impl Publisher {
 }
 
 impl Listeners {
-    /// Told by the session's log how far its records have come.
+    /// ReportResult by the session's log how far its records have come.
     pub(super) fn handle_journal(&self, told: Result<Seq, JournalError>) {
         let Some(feed) = self.feed.upgrade() else { return };
         match told {
@@ -113,9 +119,9 @@ pub(super) struct Listeners {
 
 impl Listeners {
     /// The session's feed, unless it is gone or falls asleep. It stays for those who enter.
-    pub(super) fn enter(&self) -> Option<(Arc<Feed>, Entering)> {
+    pub(super) fn enter(&self) -> Option<(Arc<Feed>, PendingSubscription)> {
         let feed = self.feed.upgrade()?;
-        let entering = feed.enter()?;
+        let entering = feed.begin_subscription()?;
         Some((feed, entering))
     }
 

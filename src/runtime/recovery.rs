@@ -6,9 +6,11 @@ use std::sync::Arc;
 use tokio::time::Instant;
 
 use super::error::HostError;
-use super::wake::Link;
+use super::host_ref::HostRef;
 use crate::config::{Config, JournalEngine};
-use crate::journal::{Journal, JournalError, Listing, MemoryJournal, SqliteJournal, SqliteOptions};
+use crate::journal::{
+    Journal, JournalError, MemoryJournal, SqliteJournal, SqliteOptions, StoredSessionFilter,
+};
 use crate::telemetry::Telemetry;
 use crate::types::{SessionId, SessionState};
 
@@ -45,8 +47,11 @@ pub(super) async fn open_journal(
 /// How many sessions are stored, and which of them have runs that have not ended.
 pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>), JournalError> {
     let mut found = Vec::new();
-    let mut listing =
-        Listing { state: Some(SessionState::Running), limit: PAGE, ..Listing::default() };
+    let mut listing = StoredSessionFilter {
+        state: Some(SessionState::Running),
+        limit: PAGE,
+        ..StoredSessionFilter::default()
+    };
     loop {
         let page = journal.list(&listing)?;
         let is_last = page.len() < PAGE;
@@ -59,13 +64,13 @@ pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>
 }
 
 /// Wakes the sessions whose runs have not ended: they go on by themselves.
-pub(super) async fn recover(link: Link, unfinished: Vec<SessionId>, began: Instant) {
+pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: Instant) {
     let all = unfinished.len();
     let woken = unfinished.iter().map(|id| link.live(id));
     let woken = futures::future::join_all(woken).await;
     let recovered = woken.iter().filter(|woken| woken.is_ok()).count();
     let took = began.elapsed();
-    link.shared.telemetry.metrics().journal().recovered(recovered, took);
+    link.shared.telemetry.metrics().journal().runs_recovered(recovered, took);
     tracing::info!(runs = recovered, failed = all - recovered, ?took, "runs_recovered");
 }
 

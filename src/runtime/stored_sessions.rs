@@ -8,16 +8,17 @@ use tokio::sync::oneshot;
 
 use super::error::HostError;
 use super::handle::SessionHandle;
-use super::message::{HostMessage, Told};
+use super::host_ref::HostRef;
+use super::message::{HostMessage, ReportResult};
 use super::publish::Publisher;
 use super::report::{CallReport, Messages, RunReport};
-use super::session::{Beginning, Opening};
-use super::wake::Link;
+use super::session_start::{SessionOrigin, SessionStart};
 use crate::event::Event;
 use crate::journal::SessionLog;
-use crate::record::{Entry, Record, Seq};
-use crate::telemetry::Delivery;
-use crate::turn::{ApprovalDecision, ApprovalError, PastRun, Rebuilt, past_run};
+use crate::record::{JournalEntry, Record, Seq};
+use crate::session::{PastRun, Rebuilt, past_run};
+use crate::telemetry::FeedItem;
+use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{CallKey, RunId, SessionId};
 
 impl SessionHandle {
@@ -25,7 +26,7 @@ impl SessionHandle {
     ///
     /// # Errors
     /// When they cannot be read, or the host shuts down.
-    pub async fn records(&self, after: Seq) -> Result<Vec<Entry>, HostError> {
+    pub async fn records(&self, after: Seq) -> Result<Vec<JournalEntry>, HostError> {
         let (shared, id) = (Arc::clone(&self.link.shared), self.id().clone());
         Ok(self.link.read(move || shared.journal.read(&id, after)).await??)
     }
@@ -36,7 +37,7 @@ impl SessionHandle {
 pub(super) async fn told(
     session: SessionHandle,
     run: RunId,
-    told: Option<oneshot::Receiver<Told>>,
+    told: Option<oneshot::Receiver<ReportResult>>,
     log: Arc<SessionLog>,
 ) -> Result<RunReport, HostError> {
     let Some(told) = told else { return report(session, run).await };
@@ -55,7 +56,7 @@ async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostErr
         }
         loop {
             match events.next().await {
-                Some(Delivery::Event(told)) if !matches!(told.event, Event::RunEnded { .. }) => {}
+                Some(FeedItem::Event(told)) if !matches!(told.event, Event::RunEnded { .. }) => {}
                 Some(_) => break,
                 None => return Err(session.link.shared.gone()),
             }
@@ -63,7 +64,11 @@ async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostErr
     }
 }
 
-async fn ended(link: &Link, id: &SessionId, run: &RunId) -> Result<Option<RunReport>, HostError> {
+async fn ended(
+    link: &HostRef,
+    id: &SessionId,
+    run: &RunId,
+) -> Result<Option<RunReport>, HostError> {
     let (shared, id, run) = (Arc::clone(&link.shared), id.clone(), run.clone());
     let past = link.read(move || {
         let entries = shared.journal.read(&id, Seq(0))?;
@@ -121,7 +126,7 @@ pub(super) async fn decided(
 }
 
 /// Deletes a session whose place was taken for that.
-pub(super) async fn delete(link: &Link, id: &SessionId) -> Result<(), HostError> {
+pub(super) async fn delete(link: &HostRef, id: &SessionId) -> Result<(), HostError> {
     let (shared, of) = (Arc::clone(&link.shared), id.clone());
     let deleted = link
         .look(move || {
@@ -170,11 +175,11 @@ pub(super) async fn fork(
 }
 
 async fn prefix(
-    link: &Link,
+    link: &HostRef,
     from: &SessionId,
     at: Seq,
     to: &SessionId,
-) -> Result<Opening, HostError> {
+) -> Result<SessionStart, HostError> {
     let (shared, source, new) = (Arc::clone(&link.shared), from.clone(), to.clone());
     let (rebuilt, adopted) = link
         .read(move || {
@@ -191,7 +196,7 @@ async fn prefix(
             entries.retain(|entry| entry.seq <= at);
             let record = Record::SessionForked { from: source.clone(), at };
             let seq = Seq(at.0 + 1);
-            entries.push(Entry { seq, time: crate::journal::unix_ms(), shown: 0, record });
+            entries.push(JournalEntry { seq, time: crate::journal::unix_ms(), shown: 0, record });
             let agent = agent_of(&entries, &source)?;
             let own = shared.agents.get(agent).cloned();
             let own = own.ok_or_else(|| HostError::AgentGone(agent.to_owned()))?;
@@ -203,16 +208,15 @@ async fn prefix(
         .await??;
     let agent = link.shared.agents.get(&rebuilt.agent).cloned();
     let agent = agent.ok_or_else(|| HostError::AgentGone(rebuilt.agent.clone()))?;
-    Ok(Opening {
+    Ok(SessionStart {
         publisher: Publisher::new(to.clone(), link.shared.telemetry.clone(), Seq(0)),
         id: to.clone(),
         agent,
-        beginning: Beginning::Forked(Box::new(rebuilt), adopted),
-        link: link.clone(),
+        origin: SessionOrigin::Forked(Box::new(rebuilt), adopted),
     })
 }
 
-fn agent_of<'a>(entries: &'a [Entry], id: &SessionId) -> Result<&'a str, HostError> {
+fn agent_of<'a>(entries: &'a [JournalEntry], id: &SessionId) -> Result<&'a str, HostError> {
     match entries.first().map(|entry| &entry.record) {
         Some(Record::SessionOpened { agent, .. }) => Ok(agent),
         Some(_) | None => Err(HostError::NoSuchSession(id.clone())),

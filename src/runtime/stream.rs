@@ -8,12 +8,12 @@ use parking_lot::Mutex;
 use ractor::rpc::CallResult;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
 
-use super::gauge::{Gauges, Held};
+use super::gauge::{CountGuard, Gauges};
 use super::message::{AccumulatorMessage, AccumulatorRef, StreamMessage};
-use super::model::{Carried, Exchange, ModelRequest};
-use super::model_limiter::{BreakerPermitGuard, Entered};
+use super::model::{Exchange, ExchangeCache, ModelRequest};
+use super::model_limiter::{Admission, BreakerPermitGuard};
 use super::models::Model;
-use super::task::Task;
+use super::task::OwnedTask;
 use crate::response::ExchangeEnd;
 use crate::turn::AttemptPlan;
 use crate::types::TraceContext;
@@ -29,37 +29,37 @@ pub(super) struct StreamSetup {
     pub(super) gauges: Gauges,
 }
 
-pub(super) struct State {
+pub(super) struct StreamState {
     setup: StreamSetup,
-    reading: Option<Task>,
+    reading: Option<OwnedTask>,
     /// What its read loops leave for the next ones.
-    carried: Arc<Mutex<Carried>>,
-    _held: Held,
+    carried: Arc<Mutex<ExchangeCache>>,
+    _held: CountGuard,
 }
 
 impl Actor for StreamActor {
     type Msg = StreamMessage;
-    type State = State;
+    type State = StreamState;
     type Arguments = StreamSetup;
 
     async fn pre_start(
         &self,
         _: ActorRef<StreamMessage>,
         setup: StreamSetup,
-    ) -> Result<State, ActorProcessingErr> {
-        let held = setup.gauges.actors.hold();
-        Ok(State { setup, reading: None, carried: Arc::default(), _held: held })
+    ) -> Result<StreamState, ActorProcessingErr> {
+        let held = setup.gauges.actors.increment();
+        Ok(StreamState { setup, reading: None, carried: Arc::default(), _held: held })
     }
 
     async fn handle(
         &self,
         myself: ActorRef<StreamMessage>,
         message: StreamMessage,
-        state: &mut State,
+        state: &mut StreamState,
     ) -> Result<(), ActorProcessingErr> {
         match message {
             StreamMessage::Request { turn, plan, model, request, trace, to } => {
-                let reader = Reader {
+                let read_loop = ReadLoop {
                     model,
                     session: state.setup.session,
                     turn,
@@ -68,8 +68,8 @@ impl Actor for StreamActor {
                     accumulator: to,
                     carried: Arc::clone(&state.carried),
                 };
-                state.reading = Some(Task::spawn(&state.setup.gauges.tasks, async move {
-                    let read = AssertUnwindSafe(reader.read(plan, request));
+                state.reading = Some(OwnedTask::spawn(&state.setup.gauges.tasks, async move {
+                    let read = AssertUnwindSafe(read_loop.read(plan, request));
                     if read.catch_unwind().await.is_err() {
                         let _ = myself.cast(StreamMessage::ReadLoopDied);
                     }
@@ -85,24 +85,24 @@ impl Actor for StreamActor {
         &self,
         _: ActorRef<StreamMessage>,
         _: SupervisionEvent,
-        _: &mut State,
+        _: &mut StreamState,
     ) -> Result<(), ActorProcessingErr> {
         Ok(())
     }
 }
 
 /// The read loop.
-struct Reader {
+struct ReadLoop {
     model: Arc<Model>,
     session: ActorId,
     turn: u32,
     attempt: u32,
     trace: Option<TraceContext>,
     accumulator: AccumulatorRef,
-    carried: Arc<Mutex<Carried>>,
+    carried: Arc<Mutex<ExchangeCache>>,
 }
 
-impl Reader {
+impl ReadLoop {
     async fn read(self, plan: AttemptPlan, request: Arc<ModelRequest>) {
         if !plan.wait.is_zero() {
             tokio::time::sleep(plan.wait).await;
@@ -113,10 +113,11 @@ impl Reader {
             let message = AccumulatorMessage::RequestPlace { turn, attempt, place };
             let _ = self.accumulator.cast(message);
         };
-        let Entered { seat, pass } = match self.model.gate.enter(self.session, tell).await {
-            Ok(entered) => entered,
-            Err(error) => return self.ended(ExchangeEnd::Failed(error), None),
-        };
+        let Admission { in_flight, breaker_permit } =
+            match self.model.limiter.enter(self.session, tell).await {
+                Ok(entered) => entered,
+                Err(error) => return self.ended(ExchangeEnd::Failed(error), None),
+            };
         let mut exchange = self.exchange(&plan, &request).with_trace(self.trace.clone());
         drop(request);
         let end = loop {
@@ -134,13 +135,13 @@ impl Reader {
         };
         self.carried.lock().take_from(exchange);
         // The next request may be sent before this end is judged.
-        drop(seat);
-        self.ended(end, Some(pass));
+        drop(in_flight);
+        self.ended(end, Some(breaker_permit));
     }
 
-    fn ended(&self, end: ExchangeEnd, pass: Option<BreakerPermitGuard>) {
+    fn ended(&self, end: ExchangeEnd, breaker_permit: Option<BreakerPermitGuard>) {
         let (turn, attempt) = (self.turn, self.attempt);
-        let ended = AccumulatorMessage::ResponseEnded { turn, attempt, end, pass };
+        let ended = AccumulatorMessage::ResponseEnded { turn, attempt, end, breaker_permit };
         let _ = self.accumulator.cast(ended);
     }
 

@@ -11,13 +11,13 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::agent::Agent;
 use super::blocking::BlockingPool;
-use super::fair_semaphore::Reservation;
+use super::fair_semaphore::PermitRequest;
 use super::gauge::Gauges;
 use super::message::{AccumulatorMessage, AccumulatorRef};
 use super::publish::Publisher;
-use super::task::Task;
-use super::tool::{Slot, ToolActor, Work, failed};
-use crate::context::{Variables, View};
+use super::task::OwnedTask;
+use super::tool::{OutcomeSlot, ToolActor, ToolSetup, failed};
+use crate::context::{Variables, VariablesTransaction};
 use crate::event::Event;
 use crate::tool::{ProgressCallback, SharedVariableView, ToolContext};
 use crate::turn::ToolCompletion;
@@ -31,15 +31,15 @@ const PROGRESS_PER_CALL_MAX: u32 = 1000;
 const PROGRESS_CHARS_MAX: usize = 500;
 
 /// What is to be done about a call.
-pub(super) enum ToolOrder {
+pub(super) enum ToolCommand {
     /// Run it.
-    Start(Box<ToolStart>),
+    Start(Box<StartTool>),
     /// Tell it to stop, and kill it after its grace.
     Abort(CallKey),
 }
 
 /// What a call begins with.
-pub(super) struct ToolStart {
+pub(super) struct StartTool {
     pub(super) run: RunId,
     /// Whose tool it is.
     pub(super) agent: Arc<Agent>,
@@ -50,7 +50,7 @@ pub(super) struct ToolStart {
     /// What it brings along to whoever it asks.
     pub(super) trace: Option<TraceContext>,
     /// Its place of its tool, if that has a cap.
-    pub(super) place: Option<Reservation>,
+    pub(super) place: Option<PermitRequest>,
 }
 
 /// Starts calls, stops them, and alone says what became of them. The accumulator has one: calls are
@@ -60,14 +60,14 @@ pub(super) struct ToolSupervisor {
     publisher: Arc<Publisher>,
     pool: BlockingPool,
     gauges: Gauges,
-    running: HashMap<ActorId, Running>,
+    running: HashMap<ActorId, RunningCall>,
 }
 
 /// A call whose actor is alive.
-struct Running {
+struct RunningCall {
     key: CallKey,
     actor: ActorCell,
-    slot: Slot,
+    slot: OutcomeSlot,
     /// What it does with variables, whatever becomes of its actor.
     view: SharedVariableView,
     cancellation: CancellationToken,
@@ -77,7 +77,7 @@ struct Running {
     /// How long it has once it is told to stop.
     grace: Duration,
     /// Kills the call when the grace has passed.
-    end: Option<Task>,
+    end: Option<OwnedTask>,
     killed: bool,
 }
 
@@ -89,11 +89,11 @@ impl ToolSupervisor {
     /// Starts a call. Returns what became of it if it could not start.
     pub(super) async fn start(
         &mut self,
-        start: ToolStart,
+        start: StartTool,
         myself: &AccumulatorRef,
     ) -> Option<(CallKey, ToolCompletion)> {
-        let ToolStart { run, agent, call, variables, idempotency_key, trace, place } = start;
-        let view = View::new(variables, agent.limits().max_variables_bytes);
+        let StartTool { run, agent, call, variables, idempotency_key, trace, place } = start;
+        let view = VariablesTransaction::new(variables, agent.limits().max_variables_bytes);
         let view: SharedVariableView = Arc::new(Mutex::new(view));
         let key = call.key;
         let Some(registered) = agent.tools.get(&*call.name) else {
@@ -101,8 +101,8 @@ impl ToolSupervisor {
             return Some((key, not_started(FailureKind::UnknownTool, "no tool has this name")));
         };
         let cancellation = CancellationToken::new();
-        let slot = Slot::default();
-        let work = Work {
+        let slot = OutcomeSlot::default();
+        let work = ToolSetup {
             tool: Arc::clone(&registered.tool),
             context: ToolContext::new(
                 key,
@@ -117,11 +117,11 @@ impl ToolSupervisor {
             pool: registered.spec.blocking.then(|| self.pool.clone()),
             slot: Arc::clone(&slot),
             place,
-            held: [self.gauges.actors.hold(), self.gauges.tools.hold()],
+            held: [self.gauges.actors.increment(), self.gauges.tools.increment()],
         };
         match Actor::spawn_linked(None, ToolActor, work, myself.get_cell()).await {
             Ok((actor, _)) => {
-                let running = Running {
+                let running = RunningCall {
                     key,
                     actor: actor.get_cell(),
                     slot,
@@ -146,7 +146,7 @@ impl ToolSupervisor {
         &self,
         run: &RunId,
         key: CallKey,
-        slot: &Slot,
+        slot: &OutcomeSlot,
         cancellation: &CancellationToken,
     ) -> ProgressCallback {
         let (publisher, run) = (Arc::downgrade(&self.publisher), run.clone());
@@ -175,7 +175,7 @@ impl ToolSupervisor {
         }
         running.cancellation.cancel();
         let (accumulator, grace) = (myself.clone(), running.grace);
-        running.end = Some(Task::spawn(&self.gauges.tasks, async move {
+        running.end = Some(OwnedTask::spawn(&self.gauges.tasks, async move {
             tokio::time::sleep(grace).await;
             let _ = accumulator.cast(AccumulatorMessage::GraceOver { key });
         }));

@@ -8,15 +8,15 @@ use super::gauge::Gauge;
 
 /// A task that is aborted when its owner drops this.
 #[derive(Debug)]
-pub(super) struct Task {
+pub(super) struct OwnedTask {
     _handle: AbortOnDropHandle<()>,
 }
 
-impl Task {
+impl OwnedTask {
     /// Spawns a task and counts it for as long as it lives.
     #[expect(clippy::disallowed_methods, reason = "whoever holds the value owns the task")]
     pub(super) fn spawn(tasks: &Gauge, future: impl Future<Output = ()> + Send + 'static) -> Self {
-        let held = tasks.hold();
+        let held = tasks.increment();
         let handle = tokio::spawn(async move {
             let _held = held;
             future.await;

@@ -6,14 +6,14 @@ use parking_lot::Mutex;
 use ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent};
 
 use super::blocking::BlockingPool;
-use super::fair_semaphore::Reservation;
-use super::gauge::Held;
+use super::fair_semaphore::PermitRequest;
+use super::gauge::CountGuard;
 use crate::tool::{Tool, ToolContext, ToolError, ToolOutput};
 use crate::types::{FailureKind, ToolOutcome, ToolStatus};
 
 /// Where a call leaves its outcome for its supervisor, which hears of the actor's end before any
 /// message that the actor could send.
-pub(super) type Slot = Arc<Mutex<Option<ToolOutcome>>>;
+pub(super) type OutcomeSlot = Arc<Mutex<Option<ToolOutcome>>>;
 
 /// Runs one call, as its start: it is told nothing. Killing the actor drops the tool's future, and
 /// a panic ends this call alone.
@@ -21,38 +21,38 @@ pub(super) type Slot = Arc<Mutex<Option<ToolOutcome>>>;
 pub(super) struct ToolActor;
 
 /// What a call needs.
-pub(super) struct Work {
+pub(super) struct ToolSetup {
     pub(super) tool: Arc<dyn Tool>,
     pub(super) context: ToolContext,
     /// The pool whose threads the tool may block, if it does.
     pub(super) pool: Option<BlockingPool>,
-    pub(super) slot: Slot,
+    pub(super) slot: OutcomeSlot,
     /// Its place of its tool, if that has a cap: kept until the tool's future is gone, on
     /// whichever thread that is.
-    pub(super) place: Option<Reservation>,
-    pub(super) held: [Held; 2],
+    pub(super) place: Option<PermitRequest>,
+    pub(super) held: [CountGuard; 2],
 }
 
 impl Actor for ToolActor {
     type Msg = ();
-    type State = Option<Work>;
-    type Arguments = Work;
+    type State = Option<ToolSetup>;
+    type Arguments = ToolSetup;
 
     async fn pre_start(
         &self,
         _: ActorRef<()>,
-        work: Work,
-    ) -> Result<Option<Work>, ActorProcessingErr> {
+        work: ToolSetup,
+    ) -> Result<Option<ToolSetup>, ActorProcessingErr> {
         Ok(Some(work))
     }
 
     async fn post_start(
         &self,
         myself: ActorRef<()>,
-        state: &mut Option<Work>,
+        state: &mut Option<ToolSetup>,
     ) -> Result<(), ActorProcessingErr> {
         let Some(work) = state.take() else { return Ok(()) };
-        let Work { tool, context, pool, slot, place, held: _held } = work;
+        let ToolSetup { tool, context, pool, slot, place, held: _held } = work;
         let run = async move {
             let _place = place;
             tool.run(context).await
@@ -73,7 +73,7 @@ impl Actor for ToolActor {
         &self,
         _: ActorRef<()>,
         _: SupervisionEvent,
-        _: &mut Option<Work>,
+        _: &mut Option<ToolSetup>,
     ) -> Result<(), ActorProcessingErr> {
         Ok(())
     }

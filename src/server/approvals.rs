@@ -1,18 +1,18 @@
-//! `POST /v1/sessions/{id}/approvals/{tool_id}`: what somebody says about a call that waits.
+//! `POST /v1/sessions/{id}/approvals/{tool_id}`: a person's decision about a call that waits.
 
 use axum::Json;
 use axum::extract::{Path, rejection::PathRejection};
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 
-use super::body::JsonBody;
 use super::error::ApiError;
+use super::extract::JsonBody;
 use super::sessions::PathSession;
 use crate::runtime::HostError;
 use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{ApprovalPhase, CallKey, Judgement, Verdict};
 
-/// Characters of what is said with a decision; the model reads it after a rejection.
+/// Maximum length of a decision's message, which the model reads after a rejection.
 const MESSAGE_CHARS_MAX: usize = 4000;
 
 #[derive(Debug, Deserialize)]
@@ -21,11 +21,11 @@ pub(super) struct ApprovalDecisionRequest {
     decision: ApprovalChoice,
     message: Option<String>,
     arguments_sha256: Option<String>,
-    /// Needed only where a call was asked about twice, before and after.
+    /// Needed only if the call waited for an approval before and after it ran.
     phase: Option<ApprovalPhase>,
 }
 
-/// The words of the API for what people can decide.
+/// The decisions of the API.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum ApprovalChoice {
@@ -33,7 +33,7 @@ enum ApprovalChoice {
     Reject,
 }
 
-/// A decision that counts, or did before.
+/// An accepted decision; also returned when the same decision is sent again.
 #[derive(Debug, Serialize)]
 struct ApprovalDecisionResponse {
     tool_id: String,
@@ -45,22 +45,22 @@ struct ApprovalDecisionResponse {
 pub(super) async fn decide(
     PathSession(session): PathSession,
     path: Result<Path<(String, String)>, PathRejection>,
-    JsonBody(body): JsonBody<ApprovalDecisionRequest>,
+    JsonBody(request): JsonBody<ApprovalDecisionRequest>,
 ) -> Result<Response, ApiError> {
-    let ApprovalDecisionRequest { decision, message, arguments_sha256, phase } = body;
-    // What cannot be a call's name is the name of no call that waits.
+    let ApprovalDecisionRequest { decision, message, arguments_sha256, phase } = request;
+    // A text that is not a call key cannot name a call that waits.
     let key: CallKey = path
         .ok()
         .and_then(|Path((_, tool_id))| tool_id.parse().ok())
         .ok_or(HostError::Approval(ApprovalError::NotAsked))?;
     let arguments_sha256 = arguments_sha256.ok_or_else(|| {
-        let message = "arguments_sha256 is missing: send back the one of the tool_approval event, \
-                       which stands in the session's current_run.approvals too";
+        let message = "arguments_sha256 is missing: copy it from the tool_approval event or from \
+                       current_run.approvals of the session";
         ApiError::bad_request("invalid_request", message)
     })?;
     let message = message.filter(|message| !message.trim().is_empty());
     if message.as_ref().is_some_and(|message| message.chars().nth(MESSAGE_CHARS_MAX).is_some()) {
-        let message = format!("message: it has more than {MESSAGE_CHARS_MAX} characters");
+        let message = format!("message: at most {MESSAGE_CHARS_MAX} characters are allowed");
         return Err(ApiError::bad_request("invalid_request", message));
     }
     let verdict = match decision {

@@ -1,4 +1,4 @@
-//! What goes wrong with a request, as `{"error":{"code","message"}}` and a fitting status.
+//! Errors of the API: a status code and the body `{"error":{"code","message"}}`.
 
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -6,7 +6,7 @@ use axum::response::{IntoResponse, Response};
 use crate::runtime::HostError;
 use crate::turn::ApprovalError;
 
-/// An answer that is no success.
+/// An error response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ApiError {
     status: StatusCode,
@@ -41,13 +41,13 @@ impl ApiError {
     }
 
     pub(super) fn unauthorized() -> Self {
-        let message = "this host needs Authorization: Bearer with its token";
+        let message = "send the host's token: Authorization: Bearer TOKEN";
         let header = Some((header::WWW_AUTHENTICATE, "Bearer realm=\"callsheet\""));
         Self { header, ..Self::new(StatusCode::UNAUTHORIZED, "unauthorized", message) }
     }
 
-    /// What a host's refusal is over HTTP.
-    fn of_host(error: &HostError) -> Self {
+    /// Maps a host's error to a status code and a message.
+    fn from_host(error: &HostError) -> Self {
         let status = match error {
             HostError::UnknownAgent(_)
             | HostError::InvalidSessionId
@@ -78,21 +78,56 @@ impl ApiError {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
         };
-        // Runs end and make room; nobody knows when, so the shortest wait is said.
+        // The time at which a run ends is unknown, so the shortest wait is suggested.
         let header =
             (status == StatusCode::TOO_MANY_REQUESTS).then_some((header::RETRY_AFTER, "1"));
-        Self { header, ..Self::new(status, error.code(), error.to_string()) }
+        let message = match remedy(error) {
+            Some(remedy) => format!("{error}; {remedy}"),
+            None => error.to_string(),
+        };
+        Self { header, ..Self::new(status, error.code(), message) }
     }
 
     #[cfg(test)]
-    pub(super) fn shown(&self) -> (u16, &'static str) {
+    pub(super) fn status_and_code(&self) -> (u16, &'static str) {
         (self.status.as_u16(), self.code)
+    }
+}
+
+/// Returns the request that helps, for errors that another request can resolve.
+fn remedy(error: &HostError) -> Option<&'static str> {
+    match error {
+        HostError::RunInProgress => Some("send \"queue\": true to wait for it"),
+        HostError::Suspended => Some("POST /v1/sessions/{id}/resume resumes it, .../stop stops it"),
+        HostError::NoRun => Some("POST /v1/sessions/{id}/runs starts one"),
+        HostError::UnknownEventId { .. } => Some("send 0 to read all events from the beginning"),
+        HostError::Config(_)
+        | HostError::UnknownAgent(_)
+        | HostError::AgentGone(_)
+        | HostError::InvalidSessionId
+        | HostError::SessionExists
+        | HostError::InvalidMessages(_)
+        | HostError::Full(_)
+        | HostError::QueueFull(_)
+        | HostError::TooHigh(_)
+        | HostError::UnknownTool(_)
+        | HostError::UnknownModel { .. }
+        | HostError::EmptyInput
+        | HostError::Approval(_)
+        | HostError::NoSuchSession(_)
+        | HostError::NoSuchRecord { .. }
+        | HostError::NotSuspended
+        | HostError::KeyReused
+        | HostError::Journal(_)
+        | HostError::Rebuild(_)
+        | HostError::SessionClosed
+        | HostError::ShuttingDown => None,
     }
 }
 
 impl From<HostError> for ApiError {
     fn from(error: HostError) -> Self {
-        Self::of_host(&error)
+        Self::from_host(&error)
     }
 }
 
@@ -105,5 +140,19 @@ impl IntoResponse for ApiError {
             response.headers_mut().insert(name, HeaderValue::from_static(value));
         }
         response
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_the_request_that_helps() {
+        let error = ApiError::from(HostError::RunInProgress);
+        assert_eq!(error.message, "run in progress; send \"queue\": true to wait for it");
+        assert_eq!(error.status_and_code(), (409, "run_in_progress"));
+        let error = ApiError::from(HostError::SessionExists);
+        assert_eq!(error.message, "another session has this id");
     }
 }

@@ -1,19 +1,20 @@
-//! `/v1/sessions/{id}/events`: a session's events, from where a client has read to.
+//! `GET /v1/sessions/{id}/events`: a session's events from the position that a client has reached.
 
 use axum::extract::State;
 use axum::http::HeaderMap;
 use axum::response::Response;
 use serde::Deserialize;
 
-use super::AppState;
-use super::body::StrictQuery;
 use super::error::ApiError;
+use super::event_stream;
+use super::extract::StrictQuery;
 use super::sessions::PathSession;
-use super::stream;
+use super::state::AppState;
 use crate::event::EventId;
 use crate::types::excerpt;
 
-/// Which event a client has seen last; browsers send it when they connect again.
+/// The header with the id of the last event that a client received. Browsers send it when they
+/// reconnect.
 const LAST_EVENT_ID: &str = "last-event-id";
 
 #[derive(Debug, Deserialize)]
@@ -22,8 +23,8 @@ pub(super) struct WatchQuery {
     after: Option<String>,
 }
 
-/// The events behind `Last-Event-ID` or, where there is none, `?after=`; without either those that
-/// come from now on. A client that connects again with the address it began with means the first.
+/// Streams the events after `Last-Event-ID`, or else after `?after=`, or else from now on. The header
+/// wins because a browser that reconnects repeats the URL with its first `after`.
 pub(super) async fn watch(
     State(state): State<AppState>,
     PathSession(session): PathSession,
@@ -38,12 +39,12 @@ pub(super) async fn watch(
         Some(after) => session.watch(after).await?,
         None => session.watch_from_now().await?,
     };
-    Ok(stream::session(events, &state))
+    Ok(event_stream::session(events, &state))
 }
 
-fn event_id(of: &str, text: &str) -> Result<EventId, ApiError> {
+fn event_id(source: &str, text: &str) -> Result<EventId, ApiError> {
     text.trim().parse().map_err(|error| {
-        let message = format!("{of}: {error}, and not {:?}", excerpt(text, 40));
+        let message = format!("{source}: {error}, not {:?}", excerpt(text, 40));
         ApiError::bad_request("invalid_event_id", message)
     })
 }
@@ -54,7 +55,7 @@ mod tests {
     use crate::types::Seq;
 
     #[test]
-    fn a_place_is_a_record_and_how_much_of_what_came_behind_it() {
+    fn event_ids_are_a_record_and_a_byte_offset() {
         for (text, seq, bytes) in [("0", 0, 0), ("12", 12, 0), ("12.340", 12, 340), (" 7.0 ", 7, 0)]
         {
             let expect = EventId { seq: Seq(seq), bytes };
@@ -63,7 +64,7 @@ mod tests {
         }
         for text in ["", " ", ".", "1.", ".1", "1.2.3", "-1", "+1", "1e3", "18446744073709551616"] {
             let error = event_id("after", text).expect_err(text);
-            assert_eq!(error.shown(), (400, "invalid_event_id"), "{text}");
+            assert_eq!(error.status_and_code(), (400, "invalid_event_id"), "{text}");
         }
     }
 }

@@ -1,9 +1,10 @@
-//! What every request has to pass before anything else looks at it.
+//! Access control: checks every request before its handler runs.
 //!
-//! A page in somebody's browser must not be able to drive a host on loopback. So the request must
-//! name the host as somebody would who means it (a page that points its own name at 127.0.0.1 does
-//! not), must not come from another site's page (no CORS headers are ever sent), and must bring
-//! the token if there is one. Bodies must be JSON besides, which a form cannot send (`body.rs`).
+//! A web page in a user's browser must not be able to control a host on a loopback address. Three
+//! checks prevent this. The `Host` header must name this host, which a page with DNS rebinding cannot
+//! fake. The `Origin` header, if present, must be this host's own (CORS headers are never sent). The
+//! request must carry the bearer token, if one is configured. In addition, bodies must be JSON, which
+//! an HTML form cannot send (`extract.rs`).
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -12,23 +13,24 @@ use axum::extract::{ConnectInfo, Request, State};
 use axum::http::{HeaderMap, Uri, header, uri::Authority};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use subtle::ConstantTimeEq as _;
 
-use super::ServerOptions;
 use super::error::ApiError;
 use super::listener::LocalAddress;
+use super::state::ServerOptions;
 use crate::config::ApiKey;
 
-/// Paths that tell nothing but that the host is there, for probes that bring no token.
-const OPEN_PATHS: [&str; 2] = ["/healthz", "/readyz"];
+/// Paths that need no token: health probes have none, and these reveal no data.
+const PUBLIC_PATHS: [&str; 2] = ["/healthz", "/readyz"];
 
-/// The rules of one server.
+/// The access rules of a server.
 #[derive(Debug)]
 pub(super) struct RequestGuard {
     allowed_hosts: Vec<String>,
     token: Option<ApiKey>,
 }
 
-/// Lets a request pass or answers it.
+/// Middleware that passes a request on, or responds with the error of the failed check.
 pub(super) async fn check(
     State(guard): State<Arc<RequestGuard>>,
     ConnectInfo(LocalAddress(local)): ConnectInfo<LocalAddress>,
@@ -54,44 +56,47 @@ impl RequestGuard {
         headers: &HeaderMap,
         local: Option<SocketAddr>,
     ) -> Result<(), ApiError> {
-        let called = self.check_host(uri, headers, local)?;
-        self.check_origin(headers, &called)?;
+        let host = self.check_host(uri, headers, local)?;
+        self.check_origin(headers, &host)?;
         self.check_token(uri.path(), headers)
     }
 
-    /// Which name the request calls us, if it may.
+    /// Returns the host that the request names, if it is a name of this host.
     fn check_host(
         &self,
         uri: &Uri,
         headers: &HeaderMap,
         local: Option<SocketAddr>,
     ) -> Result<Authority, ApiError> {
-        let invalid = || ApiError::bad_request("invalid_host", "the Host header is no host");
-        let mut named = headers.get_all(header::HOST).iter();
-        let in_header: Option<Authority> = match (named.next(), named.next()) {
+        let invalid =
+            || ApiError::bad_request("invalid_host", "the Host header is not a host name");
+        let mut values = headers.get_all(header::HOST).iter();
+        let in_header: Option<Authority> = match (values.next(), values.next()) {
             (Some(host), None) => Some(parse_host(host.as_bytes()).ok_or_else(invalid)?),
             (None, _) => None,
             (Some(_), Some(_)) => return Err(invalid()),
         };
-        // HTTP/2 and proxies name the host in the address itself; both must be right.
+        // HTTP/2 and proxies put the host into the URI. If both are present, both must be valid.
         for host in in_header.iter().chain(uri.authority()) {
-            if !self.may_be_called(host, local) {
-                let message = format!("this host is not called {host} (see host.allowed_hosts)");
+            if !self.is_own_name(host, local) {
+                let message =
+                    format!("{host} is not a name of this host; add it to host.allowed_hosts");
                 return Err(ApiError::forbidden("forbidden_host", message));
             }
         }
         in_header
             .or_else(|| uri.authority().cloned())
-            .ok_or_else(|| ApiError::bad_request("missing_host", "the request names no host"))
+            .ok_or_else(|| ApiError::bad_request("missing_host", "the request has no Host header"))
     }
 
-    fn may_be_called(&self, host: &Authority, local: Option<SocketAddr>) -> bool {
+    fn is_own_name(&self, host: &Authority, local: Option<SocketAddr>) -> bool {
         let name = host.host().to_ascii_lowercase();
         let bare = name.trim_start_matches('[').trim_end_matches(']');
         let address: Option<IpAddr> = bare.parse().ok();
         let loopback = name == "localhost" || address.is_some_and(|ip| ip.is_loopback());
-        let ours = address.is_some() && address == local.map(|local| local.ip().to_canonical());
-        loopback || ours || self.is_allowed(&name, host.port_u16())
+        let is_local_address =
+            address.is_some() && address == local.map(|local| local.ip().to_canonical());
+        loopback || is_local_address || self.is_allowed(&name, host.port_u16())
     }
 
     fn is_allowed(&self, name: &str, port: Option<u16>) -> bool {
@@ -101,11 +106,13 @@ impl RequestGuard {
             .any(|allowed| allowed == name || Some(allowed) == with_port.as_ref())
     }
 
-    /// A browser says which site's page makes the request; ours is the one at the same address.
-    fn check_origin(&self, headers: &HeaderMap, called: &Authority) -> Result<(), ApiError> {
+    /// Checks the site whose page sent the request, which browsers put into `Origin`. Allowed are this
+    /// host itself and `allowed_hosts`.
+    fn check_origin(&self, headers: &HeaderMap, host: &Authority) -> Result<(), ApiError> {
         let foreign = |origin: &[u8]| {
             let origin = crate::types::excerpt(&String::from_utf8_lossy(origin), 100);
-            let message = format!("pages of {origin:?} may not use this host");
+            let message =
+                format!("pages of {origin:?} must not use this host; add it to host.allowed_hosts");
             ApiError::forbidden("forbidden_origin", message)
         };
         for value in headers.get_all(header::ORIGIN) {
@@ -117,10 +124,10 @@ impl RequestGuard {
             };
             let default_port = if scheme == "http" { 80 } else { 443 };
             let port = authority.port_u16().unwrap_or(default_port);
-            let same = authority.host().eq_ignore_ascii_case(called.host())
-                && port == called.port_u16().unwrap_or(default_port);
+            let same_origin = authority.host().eq_ignore_ascii_case(host.host())
+                && port == host.port_u16().unwrap_or(default_port);
             let name = authority.host().to_ascii_lowercase();
-            if !same && !self.is_allowed(&name, authority.port_u16()) {
+            if !same_origin && !self.is_allowed(&name, authority.port_u16()) {
                 return Err(foreign(value.as_bytes()));
             }
         }
@@ -129,18 +136,18 @@ impl RequestGuard {
 
     fn check_token(&self, path: &str, headers: &HeaderMap) -> Result<(), ApiError> {
         let Some(token) = &self.token else { return Ok(()) };
-        if OPEN_PATHS.contains(&path) {
+        if PUBLIC_PATHS.contains(&path) {
             return Ok(());
         }
-        let mut given = headers.get_all(header::AUTHORIZATION).iter();
-        let bearer = match (given.next(), given.next()) {
+        let mut values = headers.get_all(header::AUTHORIZATION).iter();
+        let bearer = match (values.next(), values.next()) {
             (Some(value), None) => value.as_bytes().split_at_checked(7),
             (None, _) | (Some(_), Some(_)) => None,
         };
         match bearer {
-            Some((scheme, given))
+            Some((scheme, credentials))
                 if scheme.eq_ignore_ascii_case(b"bearer ")
-                    && equal_in_constant_time(given, token.reveal().as_bytes()) =>
+                    && bool::from(credentials.ct_eq(token.reveal().as_bytes())) =>
             {
                 Ok(())
             }
@@ -152,18 +159,6 @@ impl RequestGuard {
 fn parse_host(bytes: &[u8]) -> Option<Authority> {
     let authority = Authority::try_from(bytes).ok()?;
     (!authority.as_str().contains('@') && !authority.host().is_empty()).then_some(authority)
-}
-
-/// Takes the same time wherever the texts differ. Their lengths may show.
-fn equal_in_constant_time(given: &[u8], expected: &[u8]) -> bool {
-    if given.len() != expected.len() {
-        return false;
-    }
-    let differing = given.iter().zip(expected).fold(0, |seen, (a, b)| {
-        // Kept from being turned into an early return.
-        std::hint::black_box(seen | (a ^ b))
-    });
-    differing == 0
 }
 
 #[cfg(test)]
@@ -180,7 +175,7 @@ mod tests {
         RequestGuard::new(&options)
     }
 
-    /// What becomes of a request for `uri` with these headers: `None` if it passes.
+    /// Returns the status and code with which a request is refused, or `None` if it passes.
     fn check(
         guard: &RequestGuard,
         uri: &str,
@@ -195,11 +190,11 @@ mod tests {
         guard
             .check(&uri.parse().expect("parse an address"), &map, local)
             .err()
-            .map(|error| error.shown())
+            .map(|error| error.status_and_code())
     }
 
     #[test]
-    fn only_names_that_mean_this_host_pass() {
+    fn only_names_of_this_host_pass() {
         const FORBIDDEN: Option<(u16, &str)> = Some((403, "forbidden_host"));
         const INVALID: Option<(u16, &str)> = Some((400, "invalid_host"));
         for (host, expected) in [
@@ -231,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_must_be_named_once_and_rightly_everywhere() {
+    fn every_host_name_of_a_request_must_be_allowed() {
         let guard = guard(false);
         assert_eq!(check(&guard, "/", &[]), Some((400, "missing_host")));
         let twice = [("host", "localhost"), ("host", "evil.example")];
@@ -244,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_pages_pass() {
+    fn only_origins_of_this_host_pass() {
         const FORBIDDEN: Option<(u16, &str)> = Some((403, "forbidden_origin"));
         for (host, origin, expected) in [
             ("localhost:7700", "http://localhost:7700", None),
@@ -263,15 +258,15 @@ mod tests {
             ("localhost:7700", "", FORBIDDEN),
         ] {
             let headers = [("host", host), ("origin", origin)];
-            let seen = check(&guard(false), "/v1/sessions", &headers);
-            assert_eq!(seen, expected, "{host} {origin}");
+            let result = check(&guard(false), "/v1/sessions", &headers);
+            assert_eq!(result, expected, "{host} {origin}");
         }
         let both = [("host", "localhost"), ("origin", "http://localhost"), ("origin", "http://e")];
         assert_eq!(check(&guard(false), "/", &both), FORBIDDEN);
     }
 
     #[test]
-    fn the_token_is_asked_for_everywhere_but_by_probes() {
+    fn every_path_but_health_probes_needs_the_token() {
         const UNAUTHORIZED: Option<(u16, &str)> = Some((401, "unauthorized"));
         for (value, expected) in [
             ("Bearer token-1", None),
@@ -293,7 +288,7 @@ mod tests {
         assert_eq!(check(&guard(true), "/metrics", &[host]), UNAUTHORIZED);
         let twice = [host, ("authorization", "Bearer token-1"), ("authorization", "Bearer x")];
         assert_eq!(check(&guard(true), "/metrics", &twice), UNAUTHORIZED);
-        for path in OPEN_PATHS {
+        for path in PUBLIC_PATHS {
             assert_eq!(check(&guard(true), path, &[host]), None, "{path}");
         }
         assert_eq!(check(&guard(false), "/metrics", &[host]), None);

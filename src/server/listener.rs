@@ -1,4 +1,4 @@
-//! Connections as they come in.
+//! The TCP listener, and the local address of a connection.
 
 use std::net::SocketAddr;
 
@@ -7,7 +7,8 @@ use axum::serve::{IncomingStream, Listener};
 use tokio::io;
 use tokio::net::{TcpListener, TcpStream};
 
-/// A listener whose connections send small writes at once: an event is worth its own packet.
+/// A listener whose connections send small writes at once (`TCP_NODELAY`), so that events are not
+/// delayed.
 #[derive(Debug)]
 pub(super) struct NoDelayListener(pub(super) TcpListener);
 
@@ -16,12 +17,12 @@ impl Listener for NoDelayListener {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (TcpStream, SocketAddr) {
-        // The trait's own method waits and tries again when the process has no more descriptors.
-        let (stream, from) = <TcpListener as Listener>::accept(&mut self.0).await;
+        // axum's `Listener::accept` waits and retries when the process is out of file descriptors.
+        let (stream, peer) = <TcpListener as Listener>::accept(&mut self.0).await;
         if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "a connection keeps Nagle's delay");
+            tracing::debug!(%error, "TCP_NODELAY cannot be set for a connection");
         }
-        (stream, from)
+        (stream, peer)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -29,7 +30,8 @@ impl Listener for NoDelayListener {
     }
 }
 
-/// Our end of a connection: what a client may call us, also when we listen on all addresses.
+/// The server's address of a connection. Requests may use it as their host name, even if the server
+/// listens on all addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LocalAddress(pub(super) Option<SocketAddr>);
 

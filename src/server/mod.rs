@@ -1,18 +1,34 @@
-//! The HTTP face of a host: paths, statuses, event streams, and who may use them.
+//! The HTTP API of a host: routes, status codes, event streams and access control.
 //!
-//! Thin by intent: a handler reads a request, asks the [`Host`], and says what came of it.
-//! Everything that a stranger's request has to pass stands in `guard.rs`.
+//! Handlers are thin: each parses a request, calls the [`Host`], and turns the result into a
+//! response.
+//!
+//! | file | what it holds |
+//! | --- | --- |
+//! | `mod.rs` | the server's start and shutdown, and its routes |
+//! | `state.rs` | [`ServerOptions`], and the state that all handlers share |
+//! | `guard.rs` | access control of every request: `Host`, `Origin`, bearer token |
+//! | `listener.rs` | TCP connections without Nagle's delay; the server's address per connection |
+//! | `extract.rs` | strict parsing of JSON bodies and queries; `Idempotency-Key` |
+//! | `error.rs` | [`HostError`](crate::runtime::HostError) as a status code and an error body |
+//! | `sessions.rs` | `/v1/sessions`: open, list, show, close, fork |
+//! | `runs.rs` | `/v1/sessions/{id}/`: `runs`, `steer`, `stop`, `resume` |
+//! | `approvals.rs` | `/v1/sessions/{id}/approvals/{tool_id}` |
+//! | `events.rs` | `/v1/sessions/{id}/events`: the position at which a client starts to read |
+//! | `event_stream.rs` | Server-Sent Events of a run or a session |
+//! | `operations.rs` | `/healthz`, `/readyz`, `/metrics`, and the start page `page.html` |
 
 mod approvals;
-mod body;
 mod error;
+mod event_stream;
 mod events;
+mod extract;
 mod guard;
 mod listener;
-mod ops;
+mod operations;
 mod runs;
 mod sessions;
-mod stream;
+mod state;
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,73 +36,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use axum::routing::{get, post};
+use axum::http::{Method, Uri};
+use axum::routing::{MethodRouter, delete, get, post};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{ApiKey, HostConfig};
 use crate::runtime::Host;
 
 use error::ApiError;
 use guard::RequestGuard;
 use listener::{LocalAddress, NoDelayListener};
-
-/// How a server treats its clients.
-#[derive(Clone, Debug)]
-pub struct ServerOptions {
-    /// Names by which it may be called besides loopback's and its own address.
-    pub allowed_hosts: Vec<String>,
-    /// What requests must bring, if anything.
-    pub token: Option<ApiKey>,
-    /// How long an event stream may be silent before a comment shows that it lives.
-    pub keep_alive: Duration,
-    /// The largest body of a request, and so the limit of the images that users send in it.
-    pub body_bytes_max: usize,
-    /// How long a body may take to arrive.
-    pub body_timeout: Duration,
-    /// How long connections have to end at shutdown.
-    pub close_timeout: Duration,
-}
-
-impl Default for ServerOptions {
-    fn default() -> Self {
-        Self {
-            allowed_hosts: Vec::new(),
-            token: None,
-            keep_alive: Duration::from_secs(15),
-            body_bytes_max: 4 * 1024 * 1024,
-            body_timeout: Duration::from_secs(30),
-            close_timeout: Duration::from_secs(2),
-        }
-    }
-}
-
-impl From<&HostConfig> for ServerOptions {
-    fn from(host: &HostConfig) -> Self {
-        Self {
-            allowed_hosts: host.allowed_hosts.clone(),
-            token: host.token.clone(),
-            ..Self::default()
-        }
-    }
-}
-
-/// What every handler sees.
-#[derive(Debug)]
-struct ServerState {
-    host: Host,
-    options: ServerOptions,
-    /// Cancelled when streams have to end.
-    closing: CancellationToken,
-}
-
-type AppState = Arc<ServerState>;
+pub use state::ServerOptions;
+use state::{ApiState, AppState};
 
 /// Serves a host's API on a listener until [`ServerHandle::shutdown`].
 ///
 /// # Errors
-/// When the listener has no address.
+/// When the listener's address cannot be read.
 pub fn serve(
     listener: TcpListener,
     host: Host,
@@ -96,8 +63,8 @@ pub fn serve(
     let closing = CancellationToken::new();
     let close_timeout = options.close_timeout;
     let guard = RequestGuard::new(&options);
-    let shared = Arc::new(ServerState { host, options, closing: closing.clone() });
-    let service = router(shared, guard).into_make_service_with_connect_info::<LocalAddress>();
+    let state = Arc::new(ApiState { host, options, closing: closing.clone() });
+    let service = router(state, guard).into_make_service_with_connect_info::<LocalAddress>();
     let serving = axum::serve(NoDelayListener(listener), service)
         .with_graceful_shutdown(closing.clone().cancelled_owned());
     #[expect(
@@ -108,7 +75,7 @@ pub fn serve(
     Ok(ServerHandle { addr, closing, close_timeout, task })
 }
 
-/// A server that runs. Dropping it ends the server at once.
+/// A running server. Dropping it aborts the server.
 #[derive(Debug)]
 pub struct ServerHandle {
     addr: SocketAddr,
@@ -118,17 +85,17 @@ pub struct ServerHandle {
 }
 
 impl ServerHandle {
-    /// Where it listens.
+    /// Returns the address that the server listens on.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Accepts nothing more, ends event streams, lets answers under way finish, and returns when
-    /// all connections are closed, at the latest after `close_timeout`. The host goes on.
+    /// Shuts the server down: accepts no more connections, ends event streams, and waits until the
+    /// other responses are complete, at most for `close_timeout`. The host keeps running.
     pub async fn shutdown(mut self) {
         self.closing.cancel();
-        // A client that reads too slowly or never closes must not keep the process alive.
+        // A client that reads slowly or never closes its connection must not block the shutdown.
         let _ = tokio::time::timeout(self.close_timeout, &mut self.task).await;
     }
 }
@@ -140,31 +107,62 @@ impl Drop for ServerHandle {
     }
 }
 
-fn router(shared: AppState, guard: RequestGuard) -> Router {
-    Router::new()
-        .route("/", get(ops::page))
-        .route("/healthz", get(ops::healthz))
-        .route("/readyz", get(ops::readyz))
-        .route("/metrics", get(ops::metrics))
-        .route("/v1/sessions", post(sessions::open).get(sessions::list))
-        .route("/v1/sessions/{id}", get(sessions::snapshot).delete(sessions::close))
-        .route("/v1/sessions/{id}/runs", post(runs::start))
-        .route("/v1/sessions/{id}/events", get(events::watch))
-        .route("/v1/sessions/{id}/steer", post(runs::steer))
-        .route("/v1/sessions/{id}/resume", post(runs::resume))
-        .route("/v1/sessions/{id}/fork", post(sessions::fork))
-        .route("/v1/sessions/{id}/stop", post(runs::stop))
-        .route("/v1/sessions/{id}/approvals/{tool_id}", post(approvals::decide))
+/// The routes: method, path and handler.
+fn routes() -> [(&'static str, &'static str, MethodRouter<AppState>); 15] {
+    [
+        ("GET", "/", get(operations::page)),
+        ("GET", "/healthz", get(operations::healthz)),
+        ("GET", "/readyz", get(operations::readyz)),
+        ("GET", "/metrics", get(operations::metrics)),
+        ("POST", "/v1/sessions", post(sessions::open)),
+        ("GET", "/v1/sessions", get(sessions::list)),
+        ("GET", "/v1/sessions/{id}", get(sessions::snapshot)),
+        ("DELETE", "/v1/sessions/{id}", delete(sessions::close)),
+        ("POST", "/v1/sessions/{id}/fork", post(sessions::fork)),
+        ("POST", "/v1/sessions/{id}/runs", post(runs::start)),
+        ("GET", "/v1/sessions/{id}/events", get(events::watch)),
+        ("POST", "/v1/sessions/{id}/steer", post(runs::steer)),
+        ("POST", "/v1/sessions/{id}/stop", post(runs::stop)),
+        ("POST", "/v1/sessions/{id}/resume", post(runs::resume)),
+        ("POST", "/v1/sessions/{id}/approvals/{tool_id}", post(approvals::decide)),
+    ]
+}
+
+fn router(state: AppState, guard: RequestGuard) -> Router {
+    let router = routes()
+        .into_iter()
+        .fold(Router::new(), |router, (_, path, handler)| router.route(path, handler));
+    router
         .fallback(unknown_path)
         .method_not_allowed_fallback(unknown_method)
         .layer(axum::middleware::from_fn_with_state(Arc::new(guard), guard::check))
-        .with_state(shared)
+        .with_state(state)
 }
 
-async fn unknown_path(uri: axum::http::Uri) -> ApiError {
-    ApiError::not_found("not_found", format!("there is nothing at {}", uri.path()))
+async fn unknown_path(uri: Uri) -> ApiError {
+    ApiError::not_found("not_found", format!("unknown path {}; GET / lists the API", uri.path()))
 }
 
-async fn unknown_method(method: axum::http::Method, uri: axum::http::Uri) -> ApiError {
-    ApiError::method_not_allowed(format!("{} does not take {method}", uri.path()))
+async fn unknown_method(method: Method, uri: Uri) -> ApiError {
+    let path = uri.path();
+    ApiError::method_not_allowed(format!("{path} does not accept {method}; GET / lists the API"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_page_lists_every_route() {
+        let rows = operations::PAGE.split("<tr><td><code>").skip(1);
+        let listed: Vec<String> = rows
+            .map(|row| {
+                let (request, _) = row.split_once("</code>").expect("a row ends its request");
+                request.split('?').next().unwrap_or_default().to_owned()
+            })
+            .collect();
+        let routes: Vec<String> =
+            routes().iter().map(|(method, path, _)| format!("{method} {path}")).collect();
+        assert_eq!(listed, routes);
+    }
 }

@@ -1,4 +1,4 @@
-//! Runs of a session: start one and watch it, wait for it or leave it; steer it, stop it.
+//! Runs of a session: start (and watch it, wait for it, or return at once), steer, stop, resume.
 
 use axum::Json;
 use axum::extract::State;
@@ -8,12 +8,12 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Value, json};
 
-use super::AppState;
-use super::body::{JsonBody, KeyedBody, StrictObject};
 use super::error::ApiError;
+use super::event_stream;
+use super::extract::{JsonBody, KeyedBody, StrictObject};
 use super::sessions::PathSession;
-use super::stream;
-use crate::config::{Approval, LimitOverrides, RunOverrides};
+use super::state::AppState;
+use crate::config::{ApprovalPolicy, LimitOverrides, RunOverrides};
 use crate::record::StopMode;
 use crate::runtime::RunRequest;
 use crate::types::{Content, Execution, TRACEPARENT, TRACESTATE, TraceContext};
@@ -34,14 +34,14 @@ pub(super) struct StartRunRequest {
     tools: Option<Vec<String>>,
     multi_tool_calls: Option<bool>,
     stream: Option<bool>,
-    approval: Option<Approval>,
+    approval: Option<ApprovalPolicy>,
 }
 
 pub(super) async fn start(
     State(state): State<AppState>,
     PathSession(session): PathSession,
     headers: HeaderMap,
-    KeyedBody(start, request): KeyedBody<StartRunRequest>,
+    KeyedBody(body, request): KeyedBody<StartRunRequest>,
 ) -> Result<Response, ApiError> {
     let StartRunRequest {
         input,
@@ -54,21 +54,21 @@ pub(super) async fn start(
         multi_tool_calls,
         stream,
         approval,
-    } = start;
+    } = body;
     let overrides =
         RunOverrides { execution, limits, model, tools, multi_tool_calls, stream, approval };
     let trace = trace(&headers);
     let run = session.start_run(RunRequest { input, overrides, request, trace, queue }).await?;
     if accepts_events(&headers) {
         if run.are_whole {
-            return Ok(stream::run(run.events, &state));
+            return Ok(event_stream::run(run.events, &state));
         }
         run.stored().await?;
         let events = session.watch_run(run.run_id, run.seq).await?;
-        return Ok(stream::past_run(events, &state));
+        return Ok(event_stream::past_run(events, &state));
     }
     if wait {
-        // Nobody reads them, and they would fill up.
+        // Nothing reads the subscription, and its queue would fill up.
         drop(run.events);
         return Ok(Json(run.report.await?).into_response());
     }
@@ -99,7 +99,7 @@ pub(super) struct SteerRunRequest {
     input: Content,
 }
 
-/// Lets a run go on that was interrupted and waits for that.
+/// Resumes an interrupted run that waits for a manual resume.
 pub(super) async fn resume(PathSession(session): PathSession) -> Result<Response, ApiError> {
     let seq = session.resume().await?;
     let body = json!({"id": session.id(), "seq": seq});
@@ -114,13 +114,14 @@ pub(super) async fn steer(
     Ok((StatusCode::ACCEPTED, Json(json!({"seq": seq}))).into_response())
 }
 
-/// What a user says: a text, or a list of text and images. An image is as large as the body may be.
+/// Deserialises the user's input: a text, or a list of texts and images. Only the size of the body
+/// limits an image.
 fn input<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Content, D::Error> {
     Content::parse(&Value::deserialize(deserializer)?)
         .map_err(|error| D::Error::custom(format_args!("input: {error}")))
 }
 
-/// Where the client says that the run stands in its trace. More than one place is none.
+/// Reads the client's trace context. Ignores it if there is more than one `traceparent`.
 fn trace(headers: &HeaderMap) -> Option<TraceContext> {
     let mut parents = headers.get_all(TRACEPARENT).iter();
     let (parent, None) = (parents.next()?, parents.next()) else { return None };
@@ -128,12 +129,12 @@ fn trace(headers: &HeaderMap) -> Option<TraceContext> {
     TraceContext::parse(parent.to_str().ok()?, states)
 }
 
-/// Whether the client asks for events by name; `*/*` asks for nothing in particular.
+/// Returns true if `Accept` names `text/event-stream`. `*/*` does not ask for events.
 fn accepts_events(headers: &HeaderMap) -> bool {
-    let kinds = headers.get_all(header::ACCEPT);
-    kinds.iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')).any(
-        |kind| {
-            let name = kind.split(';').next().unwrap_or_default();
+    let values = headers.get_all(header::ACCEPT);
+    values.iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')).any(
+        |media_range| {
+            let name = media_range.split(';').next().unwrap_or_default();
             name.trim().eq_ignore_ascii_case("text/event-stream")
         },
     )
@@ -144,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_asked_for_by_name() {
+    fn events_are_sent_only_if_accept_names_them() {
         for (value, expected) in [
             ("text/event-stream", true),
             ("application/json, Text/Event-Stream;q=0.9", true),

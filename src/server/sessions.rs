@@ -1,4 +1,4 @@
-//! `/v1/sessions`: open, list, look at, close.
+//! `/v1/sessions`: open, list, show, close and fork sessions.
 
 use axum::Json;
 use axum::extract::{FromRequestParts, RawPathParams, State};
@@ -8,17 +8,17 @@ use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::AppState;
-use super::body::{JsonBody, StrictQuery};
 use super::error::ApiError;
+use super::extract::{JsonBody, StrictQuery};
+use super::state::AppState;
 use crate::runtime::{OpenSession, SessionHandle, SessionQuery, SessionState, SessionSummary};
 use crate::types::{Seq, SessionId};
 
-/// How many sessions a page of the list has where the request does not say.
-const PAGE: usize = 100;
+/// Default of `limit`: the number of sessions on a page.
+const PAGE_LENGTH: usize = 100;
 
-/// How many it has at most.
-const PAGE_MAX: usize = 1000;
+/// Maximum of `limit`.
+const PAGE_LENGTH_MAX: usize = 1000;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -48,7 +48,7 @@ pub(super) struct ListSessionsQuery {
 #[derive(Debug, Serialize)]
 struct SessionPage {
     sessions: Vec<SessionSummary>,
-    /// What `after` is for the next page; null on the last one.
+    /// The value of `after` for the next page; null on the last page.
     next: Option<SessionId>,
 }
 
@@ -56,9 +56,9 @@ pub(super) async fn list(
     State(shared): State<AppState>,
     StrictQuery(ListSessionsQuery { state, limit, after }): StrictQuery<ListSessionsQuery>,
 ) -> Result<Response, ApiError> {
-    let limit = limit.unwrap_or(PAGE);
-    if !(1..=PAGE_MAX).contains(&limit) {
-        let message = format!("limit is a number from 1 to {PAGE_MAX}");
+    let limit = limit.unwrap_or(PAGE_LENGTH);
+    if !(1..=PAGE_LENGTH_MAX).contains(&limit) {
+        let message = format!("limit: must be a number from 1 to {PAGE_LENGTH_MAX}");
         return Err(ApiError::bad_request("invalid_request", message));
     }
     let after = after.map(|after| SessionId::parse(&after)).transpose();
@@ -88,7 +88,7 @@ pub(super) struct ForkSessionRequest {
     id: Option<String>,
 }
 
-/// A new session that begins with the first records of this one.
+/// Opens a new session with the first records of this one.
 pub(super) async fn fork(
     State(state): State<AppState>,
     PathSession(from): PathSession,
@@ -103,14 +103,15 @@ async fn created(session: &SessionHandle) -> Result<Response, ApiError> {
     let agent = session.agent().await?;
     let body = json!({"id": id, "agent": agent, "state": SessionState::Idle});
     let mut response = (StatusCode::CREATED, Json(body)).into_response();
-    // An id holds nothing that a header could not.
+    // All characters of an id are valid in a header, so this cannot fail.
     if let Ok(location) = HeaderValue::try_from(format!("/v1/sessions/{id}")) {
         response.headers_mut().insert(header::LOCATION, location);
     }
     Ok(response)
 }
 
-/// The session that the path names.
+/// The session that the path names. Does not check that the session exists; the first request to it
+/// does.
 #[derive(Debug)]
 pub(super) struct PathSession(pub(super) SessionHandle);
 
@@ -118,16 +119,16 @@ impl FromRequestParts<AppState> for PathSession {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &AppState) -> Result<Self, ApiError> {
-        // A path may name more than the session.
-        let named = RawPathParams::from_request_parts(parts, state).await.map_err(|_| {
-            let message = "the path: what is written with % is no UTF-8";
+        // A path may have more parameters than the session's id.
+        let parameters = RawPathParams::from_request_parts(parts, state).await.map_err(|_| {
+            let message = "the path contains percent-encoded bytes that are not UTF-8";
             ApiError::not_found("not_found", message)
         })?;
-        let mut named = named.iter();
-        let Some((_, text)) = named.find(|(key, _)| *key == "id") else {
+        let mut parameters = parameters.iter();
+        let Some((_, text)) = parameters.find(|(key, _)| *key == "id") else {
             return Err(ApiError::no_such_session(""));
         };
-        // What cannot be an id is the id of nobody.
+        // A text that is not an id cannot name a session.
         SessionId::parse(text)
             .ok()
             .map(|id| Self(state.host.session(&id)))

@@ -5,19 +5,19 @@ use std::sync::Arc;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 
 use super::logs;
+use super::metric_table::{ALL, MetricKind};
 use super::metrics::Metrics;
-use super::names::{self, Kind};
 use super::traces::Traces;
-use crate::event::Published;
+use crate::event::PublishedEvent;
 
 /// The telemetry of one host. Cloning it is cheap, and all clones feed the same page.
 #[derive(Clone, Debug)]
 pub struct Telemetry {
-    inner: Arc<Inner>,
+    inner: Arc<TelemetryInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct TelemetryInner {
     page: PrometheusHandle,
     metrics: Metrics,
     traces: Traces,
@@ -39,12 +39,12 @@ impl Telemetry {
         let recorder = builder().build_recorder();
         let page = recorder.handle();
         let metrics = Metrics::new(Arc::new(recorder), tools);
-        Self { inner: Arc::new(Inner { page, traces: traces(&metrics), metrics }) }
+        Self { inner: Arc::new(TelemetryInner { page, traces: traces(&metrics), metrics }) }
     }
 
     /// Counts and logs an event. Never blocks; for a piece of text it is a match and a look at
     /// the log level.
-    pub fn observe(&self, published: &Published) {
+    pub fn observe(&self, published: &PublishedEvent) {
         self.inner.metrics.record(&published.event);
         logs::log(published);
         self.inner.traces.observe(published);
@@ -80,8 +80,8 @@ impl Telemetry {
 /// Every histogram gets its bounds: one without would be rendered as a summary.
 fn builder() -> PrometheusBuilder {
     let mut builder = PrometheusBuilder::new();
-    for metric in names::ALL {
-        if let Kind::Histogram(bounds) = metric.kind {
+    for metric in ALL {
+        if let MetricKind::Histogram(bounds) = metric.kind {
             let matcher = Matcher::Full(metric.name.to_owned());
             builder = with_bounds(builder, matcher, bounds);
         }

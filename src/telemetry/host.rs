@@ -1,55 +1,27 @@
-//! Metrics of the host as a process: memory, its async runtime, its queues, and how much it takes.
+//! Records the metrics of the host process: memory, the async runtime, queues and limits.
 
 use std::time::Duration;
 
-use ::metrics::{Gauge, Histogram};
 use tokio::runtime::Handle;
 
-use super::families::SharedRecorder;
-use super::names;
+use super::metric_table::HostMetrics;
 
-/// What is measured of the host as a process.
-pub struct HostMeter {
-    memory: Gauge,
-    tasks: Gauge,
-    tasks_queued: Gauge,
-    lag: Histogram,
-    mailbox_wait: Histogram,
-    watcher_queue: Gauge,
-    sessions_max: Gauge,
-    runs_max: Gauge,
-}
-
-impl HostMeter {
-    pub(super) fn new(recorder: &SharedRecorder) -> Self {
-        names::BUILD_INFO.gauge(recorder, &[("version", env!("CARGO_PKG_VERSION"))]).set(1.0);
-        Self {
-            memory: names::MEMORY.gauge(recorder, &[]),
-            tasks: names::TASKS.gauge(recorder, &[]),
-            tasks_queued: names::TASKS_QUEUED.gauge(recorder, &[]),
-            lag: names::EVENT_LOOP_LAG.histogram(recorder, &[]),
-            mailbox_wait: names::HOST_MAILBOX_WAIT.histogram(recorder, &[]),
-            watcher_queue: names::WATCHER_QUEUE.gauge(recorder, &[]),
-            sessions_max: names::SESSIONS_MAX.gauge(recorder, &[]),
-            runs_max: names::RUNS_MAX.gauge(recorder, &[]),
-        }
-    }
-
-    /// Sets how many sessions there may be, and how many runs at once.
-    pub fn limits(&self, sessions_max: usize, runs_max: usize) {
+impl HostMetrics {
+    /// Sets the maximum numbers of sessions and of concurrent runs.
+    pub fn set_limits(&self, sessions_max: usize, runs_max: usize) {
         self.sessions_max.set(sessions_max as f64);
         self.runs_max.set(runs_max as f64);
     }
 
-    /// Sets how many events wait in the fullest queue of a subscriber.
-    pub fn watcher_queue(&self, events: usize) {
+    /// Sets the number of events in the longest queue of a subscriber.
+    pub fn set_watcher_queue(&self, events: usize) {
         self.watcher_queue.set(events as f64);
     }
 
-    /// Sets what there is to know of the process now. What the system does not tell stays as it is.
-    pub fn look(&self) {
+    /// Reads memory and tasks of the process. A value that the system does not report stays as it is.
+    pub fn update(&self) {
         if let Some(bytes) = resident_bytes() {
-            self.memory.set(bytes as f64);
+            self.resident_memory.set(bytes as f64);
         }
         if let Ok(runtime) = Handle::try_current() {
             let runtime = runtime.metrics();
@@ -58,24 +30,18 @@ impl HostMeter {
         }
     }
 
-    /// Counts how late a task was woken.
-    pub fn lag(&self, late: Duration) {
-        self.lag.record(late);
+    /// Records the delay of a timer.
+    pub fn event_loop_lag(&self, delay: Duration) {
+        self.event_loop_lag.record(delay);
     }
 
-    /// Counts how long a message to the host's supervisor waited.
+    /// Records how long a message to the host actor waited in its mailbox.
     pub fn mailbox_wait(&self, waited: Duration) {
         self.mailbox_wait.record(waited);
     }
 }
 
-impl std::fmt::Debug for HostMeter {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HostMeter").finish_non_exhaustive()
-    }
-}
-
-/// Memory in RAM, as Linux tells it (`man 5 proc_pid_status`).
+/// Reads the resident memory of the process on Linux (`man 5 proc_pid_status`).
 fn resident_bytes() -> Option<u64> {
     resident_in(&std::fs::read_to_string("/proc/self/status").ok()?)
 }
@@ -91,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_read_from_the_systems_words() {
+    fn resident_memory_is_parsed_from_proc_status() {
         let status = "VmHWM:\t   20000 kB\nVmRSS:\t   12345 kB\nThreads:\t3\n";
         assert_eq!(resident_in(status), Some(12_345 * 1024));
         assert_eq!(resident_in("VmRSS:\t many kB\n"), None);

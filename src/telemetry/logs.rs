@@ -1,7 +1,7 @@
-//! Events as log lines, and how the binary writes them.
+//! Translates events into log lines, and sets up the log output of the binary.
 //!
-//! What users and models say stands in the log at the level trace only; the first 200 characters
-//! of arguments that could not be used stand in a warning, because they are the finding.
+//! Texts of users, models and tools are logged at the level trace only. The exception are the first 200
+//! characters of arguments that could not be used: the warning needs them to explain the problem.
 
 use std::io::IsTerminal as _;
 use std::str::FromStr;
@@ -11,19 +11,19 @@ use tracing::{Subscriber, debug, error, info, trace, warn};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-use super::handles::error_word;
-use crate::event::{CallLabel, Event, Published, RunStats, TurnSummary};
+use super::labelled_handles::error_type;
+use crate::event::{CallLabel, Event, PublishedEvent, RunStats, TurnSummary};
 use crate::turn::BreakerChange;
 use crate::types::{FailureKind, ProviderError, RunEnd, RunError, ToolResult, excerpt};
 
-/// Characters of a provider's message or of odd arguments that a line shows.
-const SHOWN_CHARS: usize = 200;
+/// Maximum number of characters of a provider's message or of invalid arguments in a log line.
+const EXCERPT_CHARS: usize = 200;
 
-/// What is logged where nobody says otherwise. Of others only warnings: the actor library opens a
-/// span at `info` around each actor, with which every line would begin.
+/// The default filter. Other crates log only warnings: the actor library opens a span at `info`
+/// around each actor, and every line would begin with it.
 const DEFAULT_FILTER: &str = "warn,callsheet=info";
 
-/// Logs with the fields that every line has.
+/// Logs a line with the fields that all lines have.
 macro_rules! line {
     ($level:ident, $of:expr, $($rest:tt)*) => {
         $level!(
@@ -35,14 +35,14 @@ macro_rules! line {
     };
 }
 
-/// Whether what is said stands in the log; asked for each piece of text before it is shown.
+/// Returns whether texts of users, models and tools are logged. Called for each text delta.
 #[must_use]
-pub fn shows_contents() -> bool {
+pub fn logs_contents() -> bool {
     tracing::enabled!(tracing::Level::TRACE)
 }
 
-/// Logs an event. Costs a match and a look at the level where the level is off.
-pub fn log(published: &Published) {
+/// Logs an event. Cheap if its level is disabled.
+pub fn log(published: &PublishedEvent) {
     let of = published;
     match &of.event {
         Event::TextReceived { text } => line!(trace, of, text, "text_received"),
@@ -64,17 +64,17 @@ pub fn log(published: &Published) {
         }
         Event::CallOpened { .. }
         | Event::CallDetected { .. }
-        | Event::ArgumentsOdd { .. }
+        | Event::ArgumentsAnomalyFound { .. }
         | Event::CallWaiting { .. }
         | Event::CallStarted { .. }
         | Event::CallProgressed { .. }
         | Event::CallDiscarded { .. }
         | Event::CallEnded { .. }
-        | Event::ServiceCallShown { .. }
+        | Event::ServiceCallChanged { .. }
         | Event::OutcomeLate { .. }
         | Event::ResultReleased { .. } => call(of),
         Event::ApprovalAsked { .. } | Event::ApprovalGiven { .. } | Event::ConflictFound { .. } => {
-            judged(of);
+            approval_or_conflict(of);
         }
         Event::ResponseEnded { names, .. } => {
             if !names.is_empty() {
@@ -101,7 +101,7 @@ pub fn log(published: &Published) {
     }
 }
 
-/// Logs that a model's breaker has opened or closed, which is of no run alone.
+/// Logs that a model's circuit breaker opened or closed. The line belongs to no run.
 pub(super) fn breaker_changed(model: &str, change: BreakerChange) {
     match change {
         BreakerChange::Opened { failures, time } => {
@@ -111,26 +111,31 @@ pub(super) fn breaker_changed(model: &str, change: BreakerChange) {
     }
 }
 
-/// The lines about one call.
-fn call(of: &Published) {
+/// Logs the events of one call.
+fn call(of: &PublishedEvent) {
     match &of.event {
         Event::CallDetected { call, latency, stream_position, streaming } => {
             detected(of, &call.name, *latency, *stream_position, *streaming);
         }
-        Event::ArgumentsOdd { call, id, oddity, raw } => {
-            let arguments = excerpt(raw, SHOWN_CHARS);
+        Event::ArgumentsAnomalyFound { call, id, oddity, raw } => {
+            let arguments = excerpt(raw, EXCERPT_CHARS);
             let oddity = oddity.as_str();
             let (tool_name, id) = (&*call.name, &**id);
             line!(warn, of, tool_name, id, oddity, arguments, "tool_arguments_odd");
         }
         Event::CallStarted { call, input_summary, early, waited, queued, of: count } => {
             let CallLabel { key, name, .. } = call;
+            let mut position = key.index.saturating_add(1).to_string();
+            // More calls may follow until the response has ended.
+            if !early {
+                position += &format!(" of {count}");
+            }
             line!(
                 debug,
                 of,
                 tool_id = %key,
                 tool_name = &**name,
-                call = %format_args!("{} of {count}", key.index.saturating_add(1)),
+                call = position,
                 early,
                 waited_ms = millis(*waited),
                 queued_ms = queued.map(millis),
@@ -138,7 +143,7 @@ fn call(of: &Published) {
             );
             line!(trace, of, tool_id = %key, arguments = input_summary, "tool_call_arguments");
         }
-        Event::CallEnded { result, parallel, early } => call_ended(of, result, *parallel, *early),
+        Event::CallEnded { result, parallel, early: _ } => call_ended(of, result, *parallel),
         Event::CallOpened { call } => {
             line!(debug, of, tool_id = %call.key, tool_name = &*call.name, "tool_call_opened");
         }
@@ -148,7 +153,7 @@ fn call(of: &Published) {
         Event::CallDiscarded { call, had_result } => {
             line!(debug, of, tool_id = %call.key, had_result, "tool_call_discarded");
         }
-        Event::ServiceCallShown { call, status } => {
+        Event::ServiceCallChanged { call, status } => {
             let (tool_name, status) = (&*call.name, status.as_str());
             line!(debug, of, tool_id = call.tool_id(), tool_name, status, "service_tool_call");
             line!(
@@ -188,7 +193,13 @@ fn call(of: &Published) {
     }
 }
 
-fn detected(of: &Published, tool_name: &str, latency: Duration, position: u64, streaming: bool) {
+fn detected(
+    of: &PublishedEvent,
+    tool_name: &str,
+    latency: Duration,
+    position: u64,
+    streaming: bool,
+) {
     let detection_latency_ms = millis(latency);
     if streaming {
         let stream_position = position;
@@ -205,8 +216,8 @@ fn detected(of: &Published, tool_name: &str, latency: Duration, position: u64, s
     }
 }
 
-/// The lines about what stands between a call and its outcome.
-fn judged(of: &Published) {
+/// Logs approvals and conflicts of variables.
+fn approval_or_conflict(of: &PublishedEvent) {
     if let Event::ApprovalAsked { asked } = &of.event {
         let (tool_id, tool_name) = (asked.call.key, &*asked.call.name);
         line!(info, of, %tool_id, tool_name, phase = asked.phase.as_str(), "tool_approval_asked");
@@ -220,10 +231,11 @@ fn judged(of: &Published) {
     }
 }
 
-fn call_ended(of: &Published, result: &ToolResult, is_parallel: bool, early: bool) {
+fn call_ended(of: &PublishedEvent, result: &ToolResult, is_parallel: bool) {
     let tool_name = &*result.call.name;
     let tool_id = result.call.key;
-    if early {
+    let is_copy = result.notes.duplicate_of.is_some() || result.notes.reused;
+    if result.started.is_some() && !is_copy {
         let execution_latency_ms = millis(result.wait.saturating_add(result.duration));
         line!(info, of, tool_name, execution_latency_ms, is_parallel, "streaming_tool_executed");
     }
@@ -232,18 +244,19 @@ fn call_ended(of: &Published, result: &ToolResult, is_parallel: bool, early: boo
     if result.outcome.kind == Some(FailureKind::Panic) {
         line!(warn, of, %tool_id, tool_name, duration_ms, "tool_panicked");
     }
-    line!(debug, of, %tool_id, tool_name, status, duration_ms, "tool_call_completed");
+    let result_bytes = result.outcome.content.len();
+    line!(debug, of, %tool_id, tool_name, status, duration_ms, result_bytes, "tool_call_completed");
     line!(trace, of, %tool_id, result = &*result.outcome.content, "tool_call_result");
 }
 
-fn attempt_failed(of: &Published, model: &str, error: &ProviderError) {
+fn attempt_failed(of: &PublishedEvent, model: &str, error: &ProviderError) {
     let transient = error.is_transient();
-    let message = excerpt(&error.message, SHOWN_CHARS);
-    let (kind, status) = (error_word(error.kind), error.status);
+    let message = excerpt(&error.message, EXCERPT_CHARS);
+    let (kind, status) = (error_type(error.kind), error.status);
     line!(warn, of, model, kind, status, transient, error = message, "attempt_failed");
 }
 
-fn turn_ended(of: &Published, turn: &TurnSummary) {
+fn turn_ended(of: &PublishedEvent, turn: &TurnSummary) {
     let count = turn.tool_names.len();
     if count > 0 {
         let seconds = turn.times.tools.as_secs_f64();
@@ -256,14 +269,20 @@ fn turn_ended(of: &Published, turn: &TurnSummary) {
     line!(debug, of, total_ms = millis(turn.times.total), "turn_ended");
 }
 
-fn run_ended(of: &Published, end: RunEnd, text: &str, error: Option<&RunError>, stats: &RunStats) {
+fn run_ended(
+    of: &PublishedEvent,
+    end: RunEnd,
+    text: &str,
+    error: Option<&RunError>,
+    stats: &RunStats,
+) {
     let run_end = end.as_str();
     let RunStats { turns, tool_calls, .. } = *stats;
     let seconds = stats.duration.as_secs_f64();
     match error {
         None => line!(info, of, run_end, turns, tool_calls, seconds, "run_ended"),
         Some(RunError { code, message, .. }) => {
-            let error = excerpt(message, SHOWN_CHARS);
+            let error = excerpt(message, EXCERPT_CHARS);
             line!(warn, of, run_end, turns, tool_calls, seconds, code, error, "run_ended");
         }
     }
@@ -274,13 +293,13 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// How log lines are written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Human-readable text.
     #[default]
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
@@ -296,7 +315,7 @@ impl FromStr for LogFormat {
     }
 }
 
-/// Why logs cannot be written as asked.
+/// An error of the log setup.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LogsError {
@@ -304,24 +323,23 @@ pub enum LogsError {
     #[error("a log format is \"text\" or \"json\"")]
     Format,
     /// A filter in the environment does not parse.
-    #[error("set up logs: {variable} is no filter: {reason}")]
+    #[error("set up logs: {variable} is no valid filter: {reason}")]
     Filter {
-        /// Where it stands.
+        /// The environment variable that holds the filter.
         variable: &'static str,
-        /// What is wrong with it.
+        /// The parser's message.
         reason: String,
     },
-    /// The process has a subscriber already.
+    /// The process already has a subscriber.
     #[error("set up logs: {0}")]
-    Taken(#[from] tracing::subscriber::SetGlobalDefaultError),
+    AlreadySet(#[from] tracing::subscriber::SetGlobalDefaultError),
 }
 
-/// Writes the process's log to stderr, never to stdout. What is logged is said by
-/// `CALLSHEET_LOG`, or else by `RUST_LOG`, or else is `info`. Colours are for terminals, unless
-/// `NO_COLOR` is set.
+/// Sends the log of the process to stderr. The filter is `CALLSHEET_LOG`, or else `RUST_LOG`, or else
+/// `info`. Lines are coloured on a terminal, unless `NO_COLOR` is set.
 ///
 /// # Errors
-/// When a filter does not parse, or logs were set up before.
+/// If a filter does not parse, or if the log was already set up.
 pub fn init(format: LogFormat) -> Result<(), LogsError> {
     let filter = filter(|variable| std::env::var(variable).ok())?;
     let coloured = std::io::stderr().is_terminal()
@@ -353,8 +371,7 @@ where
         .with_env_filter(filter)
         .with_writer(writer)
         .with_ansi(coloured)
-        // Else a log that nobody reads any more panics whoever logs: a complaint about a line that
-        // cannot be written is itself printed to stderr.
+        // Errors of the log output would be printed to stderr. If stderr is closed, that panics.
         .log_internal_errors(false)
         .with_target(false);
     match format {
@@ -375,9 +392,9 @@ mod tests {
     use crate::event::samples::{self, published};
 
     #[derive(Clone, Default)]
-    struct Page(Arc<Mutex<Vec<u8>>>);
+    struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl io::Write for Page {
+    impl io::Write for LogBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().extend_from_slice(bytes);
             Ok(bytes.len())
@@ -388,9 +405,9 @@ mod tests {
         }
     }
 
-    /// A line that another test's thread meets first, with nobody listening, may be remembered as
-    /// switched off while a listener is just being made. So somebody always listens.
-    fn keep_every_line_enabled() {
+    /// Installs a global subscriber. Without one, a log line that another test's thread reaches first
+    /// can be cached as disabled while this test installs its own subscriber.
+    fn enable_every_line() {
         static ONCE: std::sync::Once = std::sync::Once::new();
         ONCE.call_once(|| {
             let all = subscriber(LogFormat::Text, EnvFilter::new("trace"), false, std::io::sink);
@@ -405,10 +422,10 @@ mod tests {
         BreakerChange::Closed,
     ];
 
-    /// What these events write at a level.
-    fn written(format: LogFormat, level: &str, events: &[Event]) -> String {
-        keep_every_line_enabled();
-        let page = Page::default();
+    /// Returns the log of these events at a level.
+    fn log_of(format: LogFormat, level: &str, events: &[Event]) -> String {
+        enable_every_line();
+        let page = LogBuffer::default();
         let writer = page.clone();
         let subscriber = subscriber(format, EnvFilter::new(level), false, move || writer.clone());
         tracing::subscriber::with_default(subscriber, || {
@@ -418,8 +435,8 @@ mod tests {
     }
 
     #[test]
-    fn a_line_does_not_begin_with_the_spans_of_others() {
-        let page = Page::default();
+    fn a_line_does_not_begin_with_spans_of_other_crates() {
+        let page = LogBuffer::default();
         let writer = page.clone();
         let filter = filter(|_| None).unwrap();
         let subscriber = subscriber(LogFormat::Text, filter, false, move || writer.clone());
@@ -431,9 +448,9 @@ mod tests {
         assert!(page.contains("INFO a line") && !page.contains("Actor"), "{page}");
     }
 
-    /// The lines of a level as JSON, without their timestamps.
+    /// Returns the log as JSON lines, without their timestamps.
     fn lines(level: &str, events: &[Event]) -> Vec<Value> {
-        let page = written(LogFormat::Json, level, events);
+        let page = log_of(LogFormat::Json, level, events);
         page.lines()
             .map(|line| {
                 let mut line: Value = serde_json::from_str(line).unwrap();
@@ -457,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn the_lines_of_tool_calls_are_as_promised() {
+    fn the_lines_of_tool_calls_have_the_documented_fields() {
         let call = samples::label();
         check(
             "info",
@@ -502,7 +519,7 @@ mod tests {
         );
         check(
             "info",
-            Event::CallEnded { result: Box::new(samples::result()), parallel: true, early: true },
+            Event::CallEnded { result: Box::new(samples::result()), parallel: true, early: false },
             &[(
                 "INFO",
                 json!({
@@ -513,32 +530,38 @@ mod tests {
                 }),
             )],
         );
+        // Before the end of the response, the number of its calls is unknown.
+        for (early, position) in [(false, "3 of 4"), (true, "3")] {
+            check(
+                "debug",
+                Event::CallStarted {
+                    call: call.clone(),
+                    input_summary: "{}".into(),
+                    early,
+                    waited: Duration::from_millis(20),
+                    queued: Some(Duration::from_millis(10)),
+                    of: 4,
+                },
+                &[(
+                    "DEBUG",
+                    json!({
+                        "message": "tool_call_started",
+                        "tool_id": "t3a1c2",
+                        "tool_name": "clock",
+                        "call": position,
+                        "early": early,
+                        "waited_ms": 20,
+                        "queued_ms": 10,
+                    }),
+                )],
+            );
+        }
+        // A call that never ran was not executed.
+        let mut refused = samples::result();
+        refused.started = None;
         check(
             "debug",
-            Event::CallStarted {
-                call,
-                input_summary: "{}".into(),
-                early: false,
-                waited: Duration::from_millis(20),
-                queued: Some(Duration::from_millis(10)),
-                of: 4,
-            },
-            &[(
-                "DEBUG",
-                json!({
-                    "message": "tool_call_started",
-                    "tool_id": "t3a1c2",
-                    "tool_name": "clock",
-                    "call": "3 of 4",
-                    "early": false,
-                    "waited_ms": 20,
-                    "queued_ms": 10,
-                }),
-            )],
-        );
-        check(
-            "debug",
-            Event::CallEnded { result: Box::new(samples::result()), parallel: true, early: false },
+            Event::CallEnded { result: Box::new(refused), parallel: true, early: false },
             &[(
                 "DEBUG",
                 json!({
@@ -547,19 +570,20 @@ mod tests {
                     "tool_name": "clock",
                     "status": "success",
                     "duration_ms": 1500,
+                    "result_bytes": 5,
                 }),
             )],
         );
     }
 
     #[test]
-    fn odd_arguments_and_failed_attempts_are_warnings() {
+    fn invalid_arguments_and_failed_attempts_are_warnings() {
         check(
             "warn",
-            Event::ArgumentsOdd {
+            Event::ArgumentsAnomalyFound {
                 call: samples::label(),
                 id: "call_0_2".into(),
-                oddity: crate::event::Oddity::CutOff,
+                oddity: crate::event::ArgumentsAnomaly::CutOff,
                 raw: "é".repeat(300),
             },
             &[(
@@ -595,9 +619,9 @@ mod tests {
     }
 
     #[test]
-    fn a_breaker_that_opens_is_a_warning_and_one_that_closes_is_told() {
-        keep_every_line_enabled();
-        let page = Page::default();
+    fn a_breaker_that_opens_is_a_warning_and_one_that_closes_is_information() {
+        enable_every_line();
+        let page = LogBuffer::default();
         let writer = page.clone();
         let filter = EnvFilter::new("info");
         let subscriber = subscriber(LogFormat::Text, filter, false, move || writer.clone());
@@ -613,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn turns_without_calls_and_plain_answers_are_quiet() {
+    fn turns_without_calls_and_plain_answers_log_nothing_at_info() {
         let quiet = [
             Event::ResponseEnded { names: vec![], opened: 0, detected: 0, stopped: false },
             Event::TurnEnded { summary: Box::default() },
@@ -628,7 +652,7 @@ mod tests {
     }
 
     #[test]
-    fn contents_stand_in_the_log_only_at_trace() {
+    fn contents_are_logged_only_at_trace() {
         let secret = "swordfish";
         let mut result = samples::result();
         result.outcome.content = secret.into();
@@ -651,7 +675,7 @@ mod tests {
                 input_summary: secret.into(),
             },
             Event::CallProgressed { key: samples::key(), text: secret.into() },
-            Event::ServiceCallShown {
+            Event::ServiceCallChanged {
                 call: Box::new(crate::event::ServiceCall {
                     input_summary: secret.into(),
                     ..samples::service_call()
@@ -667,12 +691,12 @@ mod tests {
                 stats: Box::new(samples::stats()),
             },
         ];
-        assert!(!written(LogFormat::Text, "debug", &events).contains(secret));
-        assert_eq!(written(LogFormat::Text, "trace", &events).matches(secret).count(), 9);
+        assert!(!log_of(LogFormat::Text, "debug", &events).contains(secret));
+        assert_eq!(log_of(LogFormat::Text, "trace", &events).matches(secret).count(), 9);
     }
 
     #[test]
-    fn every_line_says_whose_it_is() {
+    fn every_line_names_session_run_and_turn() {
         let lines = lines("trace", &samples::every());
         assert!(lines.len() >= samples::every().len(), "{lines:#?}");
         for line in lines {
@@ -684,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_for_people_is_one_line() {
+    fn an_event_with_line_breaks_is_logged_as_one_line() {
         let mut call = samples::label();
         call.name = "clock\n\u{1b}[31mERROR forged".into();
         let event = Event::CallDetected {
@@ -693,19 +717,19 @@ mod tests {
             stream_position: 17,
             streaming: true,
         };
-        let page = written(LogFormat::Text, "info", &[event]);
+        let page = log_of(LogFormat::Text, "info", &[event]);
         assert_eq!(page.lines().count(), 1, "{page}");
         assert!(page.contains("INFO streaming_tool_call_detected session=\"s1\""), "{page}");
         assert!(!page.contains('\u{1b}'), "{page}");
     }
 
     #[test]
-    fn the_environment_says_what_is_logged() {
+    fn the_environment_sets_the_filter() {
         let check = |own: Option<&str>, rust: Option<&str>, expect: &str| {
             let seen = filter(|variable| match variable {
                 "CALLSHEET_LOG" => own.map(str::to_owned),
                 "RUST_LOG" => rust.map(str::to_owned),
-                other => panic!("{other} is not asked for"),
+                other => panic!("{other} is unexpected"),
             });
             let seen = seen.map_or_else(|error| error.to_string(), |filter| filter.to_string());
             assert_eq!(seen, expect);
@@ -715,7 +739,7 @@ mod tests {
         check(Some("warn"), Some("debug"), "warn");
         check(Some(""), Some("debug"), "debug");
         let broken = filter(|_| Some("a=b=c".to_owned())).unwrap_err().to_string();
-        assert!(broken.starts_with("set up logs: CALLSHEET_LOG is no filter: "), "{broken}");
+        assert!(broken.starts_with("set up logs: CALLSHEET_LOG is no valid filter: "), "{broken}");
         assert_eq!("json".parse::<LogFormat>().ok(), Some(LogFormat::Json));
         assert_eq!("text".parse::<LogFormat>().ok(), Some(LogFormat::Text));
         assert!("xml".parse::<LogFormat>().is_err());

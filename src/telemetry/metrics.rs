@@ -1,71 +1,41 @@
-//! The one place where events become numbers.
+//! Translates events into metrics.
 
 use std::fmt::{self, Write as _};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use ::metrics::{Counter, Gauge, Histogram};
 
-use super::families::{PerName, PerTool, PerValue, SharedRecorder};
-use super::handles::{AgentHandles, ModelHandles, error_word};
-use super::host::HostMeter;
-use super::journal::JournalMeter;
-use super::models::ModelMeter;
-use super::names;
+use super::labelled_handles::{
+    AgentHandles, PerName, PerTool, PerValue, RequestHandles, error_type,
+};
+use super::metric_table::{
+    self as table, HostMetrics, JournalMetrics, Metric, MetricHandle, MetricKind, RunMetrics,
+    SharedRecorder,
+};
+use super::models::ModelMetrics;
 use crate::config::Limits;
-use crate::event::{Event, Oddity, RunStats, ServiceCallStatus, TurnSummary};
+use crate::event::{ArgumentsAnomaly, Event, RunStats, ServiceCallStatus, TurnSummary};
 use crate::types::{
     FailureKind, ProviderError, ProviderErrorKind, RunEnd, RunError, SessionState, ToolResult,
     Usage, Verdict,
 };
 
-/// The metrics of one host. [`Metrics::record`] feeds what events tell; what no event tells (how
-/// many there are of something now) is set by its own method.
+/// The metrics of one host. [`Metrics::record`] translates events; the numbers of what exists now
+/// have methods of their own.
 pub struct Metrics {
     pub(super) recorder: SharedRecorder,
+    pub(super) runs: RunMetrics,
+    journal: JournalMetrics,
+    host: HostMetrics,
 
-    calls_per_turn: Histogram,
-    multi_call_turns: Counter,
-    /// All tools' running times, in nanoseconds.
-    tool_time_ns: AtomicU64,
-    tool_time_max: Histogram,
-    opened: Counter,
-    detected: Counter,
-    detection_latency: Histogram,
-    execution_latency: Histogram,
-    rollbacks: Counter,
-    fallbacks: Counter,
-
-    seal_to_start: Histogram,
-    starts_early: Counter,
-    overlap_saved: Histogram,
-    discarded: Counter,
-    reorder_wait: Histogram,
-    overhead: Histogram,
-    approval_wait: Histogram,
-    panics: Counter,
-    late: Counter,
-    repairs: Counter,
-    dropped: Counter,
-    service_calls: Counter,
-    pub(super) watchers: Gauge,
-    lagged: Counter,
-    steers: Counter,
-    runs_active: Gauge,
-    queued_inputs: Gauge,
-    calls_waiting: Gauge,
-    threads_abandoned: Gauge,
     sessions: Vec<(SessionState, Gauge)>,
-    journal: JournalMeter,
-    host: HostMeter,
-
     tools: PerTool,
-    models: PerName<ModelHandles>,
+    models: PerName<RequestHandles>,
     agents: PerName<AgentHandles>,
     limits: PerName<Counter>,
     attempts: PerValue<Option<ProviderErrorKind>>,
-    oddities: PerValue<Oddity>,
-    runs: PerValue<RunEnd>,
+    anomalies: PerValue<ArgumentsAnomaly>,
+    run_ends: PerValue<RunEnd>,
     approvals: PerValue<Verdict>,
 }
 
@@ -81,89 +51,70 @@ const ATTEMPT_OUTCOMES: [Option<ProviderErrorKind>; 9] = [
     Some(ProviderErrorKind::Unavailable),
 ];
 
-const ODDITIES: [Oddity; 4] =
-    [Oddity::CutOff, Oddity::Invalid, Oddity::DecodedTwice, Oddity::ChangedAfterSeal];
+const ANOMALIES: [ArgumentsAnomaly; 4] = [
+    ArgumentsAnomaly::CutOff,
+    ArgumentsAnomaly::Invalid,
+    ArgumentsAnomaly::DecodedTwice,
+    ArgumentsAnomaly::ChangedAfterSeal,
+];
 
 impl Metrics {
-    /// Describes every metric to the recorder, and registers those whose labels are known.
-    /// `tools` are the names that may become labels; any other tool is `other`.
+    /// Describes every metric to the recorder, and registers those whose label values are known.
+    /// `tools` are the names that may become label values; any other tool is `other`.
     #[must_use]
     pub fn new(recorder: SharedRecorder, tools: &[String]) -> Self {
-        names::ALL.iter().for_each(|metric| metric.describe(&recorder));
-        // On the page from the start, whether spans are made or not.
+        table::ALL.iter().for_each(|metric| metric.describe(&recorder));
+        // These are on the page even if the host makes no spans.
         let _ = super::traces::counters(&recorder);
-        let counter = |metric: names::Metric| metric.counter(&recorder, &[]);
-        let gauge = |metric: names::Metric| metric.gauge(&recorder, &[]);
-        let histogram = |metric: names::Metric| metric.histogram(&recorder, &[]);
-        let sessions = |state: SessionState| {
-            (state, names::SESSIONS.gauge(&recorder, &[("state", state.as_str())]))
+        let version = [("version", env!("CARGO_PKG_VERSION"))];
+        Gauge::register(&table::BUILD_INFO, &recorder, &version).set(1.0);
+        let session_count = |state: SessionState| {
+            (state, table::SESSIONS.series(&recorder, &[("state", state.as_str())]))
         };
         Self {
-            calls_per_turn: histogram(names::TOOL_CALLS_PER_TURN),
-            multi_call_turns: counter(names::MULTI_TOOL_CALL_TURNS),
-            tool_time_ns: AtomicU64::new(0),
-            tool_time_max: histogram(names::TOOL_EXECUTION_TIME_MAX),
-            opened: counter(names::CALLS_OPENED),
-            detected: counter(names::CALLS_DETECTED),
-            detection_latency: histogram(names::DETECTION_LATENCY),
-            execution_latency: histogram(names::EXECUTION_LATENCY),
-            rollbacks: counter(names::ROLLBACKS),
-            fallbacks: counter(names::FALLBACKS),
-            seal_to_start: histogram(names::SEAL_TO_START),
-            starts_early: counter(names::STARTS_EARLY),
-            overlap_saved: histogram(names::OVERLAP_SAVED),
-            discarded: counter(names::RESULTS_DISCARDED),
-            reorder_wait: histogram(names::REORDER_WAIT),
-            overhead: histogram(names::TURN_OVERHEAD),
+            runs: RunMetrics::register(&recorder, &[]),
+            journal: JournalMetrics::register(&recorder, &[]),
+            host: HostMetrics::register(&recorder, &[]),
+            sessions: SessionState::ALL.into_iter().map(session_count).collect(),
+            tools: PerTool::new(&recorder, tools),
+            models: PerName::default(),
+            agents: PerName::default(),
+            limits: PerName::with_names(&Limits::NAMES, |limit| {
+                table::LIMITS_REACHED.series(&recorder, &[("limit", limit)])
+            }),
+            attempts: PerValue::new(
+                &recorder,
+                table::ATTEMPTS,
+                "outcome",
+                &ATTEMPT_OUTCOMES,
+                |kind| kind.map_or("ok", error_type),
+            ),
+            anomalies: PerValue::new(
+                &recorder,
+                table::ARGUMENTS_ANOMALIES,
+                "oddity",
+                &ANOMALIES,
+                ArgumentsAnomaly::as_str,
+            ),
+            run_ends: PerValue::new(
+                &recorder,
+                table::RUNS,
+                "run_end",
+                &RunEnd::ALL,
+                RunEnd::as_str,
+            ),
             approvals: PerValue::new(
                 &recorder,
-                names::APPROVALS,
+                table::APPROVALS,
                 "verdict",
                 &Verdict::ALL,
                 Verdict::as_str,
             ),
-            approval_wait: histogram(names::APPROVAL_WAIT),
-            panics: counter(names::TOOL_PANICS),
-            late: counter(names::LATE_OUTCOMES),
-            repairs: counter(names::HISTORY_REPAIRS),
-            dropped: counter(names::CALLS_DROPPED),
-            service_calls: counter(names::SERVICE_CALLS),
-            watchers: gauge(names::WATCHERS),
-            lagged: counter(names::SUBSCRIBERS_LAGGED),
-            steers: counter(names::STEERS),
-            runs_active: gauge(names::RUNS_ACTIVE),
-            queued_inputs: gauge(names::QUEUED_INPUTS),
-            calls_waiting: gauge(names::CALLS_WAITING),
-            threads_abandoned: gauge(names::THREADS_ABANDONED),
-            sessions: SessionState::ALL.into_iter().map(sessions).collect(),
-            journal: JournalMeter::new(&recorder),
-            host: HostMeter::new(&recorder),
-            tools: PerTool::new(&recorder, tools),
-            models: PerName::default(),
-            agents: PerName::default(),
-            limits: PerName::known(&Limits::NAMES, |limit| {
-                names::LIMITS_REACHED.counter(&recorder, &[("limit", limit)])
-            }),
-            attempts: PerValue::new(
-                &recorder,
-                names::ATTEMPTS,
-                "outcome",
-                &ATTEMPT_OUTCOMES,
-                |kind| kind.map_or("ok", error_word),
-            ),
-            oddities: PerValue::new(
-                &recorder,
-                names::ARGUMENTS_ODD,
-                "oddity",
-                &ODDITIES,
-                Oddity::as_str,
-            ),
-            runs: PerValue::new(&recorder, names::RUNS, "run_end", &RunEnd::ALL, RunEnd::as_str),
             recorder,
         }
     }
 
-    /// Counts what an event tells. A piece of text or thinking tells nothing and costs nothing.
+    /// Records an event. Text and thinking change no metric and cost nothing.
     pub fn record(&self, event: &Event) {
         match event {
             Event::TextReceived { .. }
@@ -177,34 +128,36 @@ impl Metrics {
             | Event::CallProgressed { .. } => {}
             Event::ApprovalGiven { verdict, waited, .. } => {
                 self.approvals.increment(*verdict);
-                self.approval_wait.record(*waited);
+                self.runs.approval_wait.record(*waited);
             }
             Event::ConflictFound { call, rerun, .. } => {
                 self.tools.conflict(&self.recorder, &call.name, *rerun);
             }
-            Event::RunSteered { .. } => self.steers.increment(1),
-            Event::CallDetected { latency, .. } => self.detection_latency.record(*latency),
-            Event::ArgumentsOdd { oddity, .. } => self.oddities.increment(*oddity),
+            Event::RunSteered { .. } => self.runs.steers.increment(1),
+            Event::CallDetected { latency, .. } => self.runs.detection_latency.record(*latency),
+            Event::ArgumentsAnomalyFound { oddity, .. } => self.anomalies.increment(*oddity),
             Event::CallStarted { call, early, waited, queued, .. } => {
-                self.seal_to_start.record(*waited);
+                self.runs.seal_to_start.record(*waited);
                 if let Some(queued) = queued {
                     self.tools.queue_wait(&self.recorder, &call.name).record(*queued);
                 }
-                self.starts_early.increment(u64::from(*early));
+                self.runs.starts_early.increment(u64::from(*early));
             }
             Event::CallDiscarded { had_result, .. } => {
-                self.discarded.increment(u64::from(*had_result));
+                self.runs.results_discarded.increment(u64::from(*had_result));
             }
             Event::CallEnded { result, .. } => self.call_ended(result),
-            Event::ServiceCallShown { status, .. } => {
-                self.service_calls.increment(u64::from(*status == ServiceCallStatus::Running));
+            Event::ServiceCallChanged { status, .. } => {
+                self.runs.service_calls.increment(u64::from(*status == ServiceCallStatus::Running));
             }
-            Event::OutcomeLate { .. } => self.late.increment(1),
-            Event::ResultReleased { reorder_wait, .. } => self.reorder_wait.record(*reorder_wait),
+            Event::OutcomeLate { .. } => self.runs.late_outcomes.increment(1),
+            Event::ResultReleased { reorder_wait, .. } => {
+                self.runs.reorder_wait.record(*reorder_wait)
+            }
             Event::ResponseEnded { opened, detected, stopped, .. } => {
                 if !stopped {
-                    self.opened.increment(u64::from(*opened));
-                    self.detected.increment(u64::from(*detected));
+                    self.runs.calls_opened.increment(u64::from(*opened));
+                    self.runs.calls_detected.increment(u64::from(*detected));
                 }
             }
             Event::AttemptEnded {
@@ -214,82 +167,87 @@ impl Metrics {
                 self.attempt_ended(model, *duration, first_chunk, *usage, error.as_deref());
             }
             Event::AttemptStarted { rollback, fallback, .. } => {
-                self.rollbacks.increment(u64::from(*rollback));
-                self.fallbacks.increment(u64::from(*fallback));
+                self.runs.rollbacks.increment(u64::from(*rollback));
+                self.runs.model_fallbacks.increment(u64::from(*fallback));
             }
             Event::TurnEnded { summary } => self.turn_ended(summary),
             Event::LimitReached { limit, value, maximum, action: _ } => {
-                // Half of a limit is told, but it is not reached.
+                // The event is published at half of the limit too.
                 if value >= maximum {
                     let handle = self.limits.handles(limit, |limit| {
-                        names::LIMITS_REACHED.counter(&self.recorder, &[("limit", limit)])
+                        table::LIMITS_REACHED.series(&self.recorder, &[("limit", limit)])
                     });
                     handle.increment(1);
                 }
             }
-            Event::HistoryRepaired { repairs } => self.repairs.increment(u64::from(*repairs)),
+            Event::HistoryRepaired { repairs } => {
+                self.runs.history_repairs.increment(u64::from(*repairs))
+            }
             Event::RunEnded { agent, end, error, stats, text: _ } => {
                 self.run_ended(agent, *end, error.as_ref(), stats);
             }
         }
     }
 
-    /// The metrics of a configured model.
+    /// Registers the metrics of a configured model.
     #[must_use]
-    pub fn model(&self, name: &str) -> ModelMeter {
-        ModelMeter::new(&self.recorder, name)
+    pub fn model(&self, name: &str) -> ModelMetrics {
+        ModelMetrics::new(&self.recorder, name)
     }
 
-    /// The metrics of the journal.
+    /// Returns the metrics of the journal.
     #[must_use]
-    pub fn journal(&self) -> &JournalMeter {
+    pub fn journal(&self) -> &JournalMetrics {
         &self.journal
     }
 
-    /// The metrics of the host as a process.
+    /// Returns the metrics of the host process.
     #[must_use]
-    pub fn host(&self) -> &HostMeter {
+    pub fn host(&self) -> &HostMetrics {
         &self.host
     }
 
-    /// Sets how many open sessions are in a state.
+    /// Sets the number of open sessions in a state.
     pub fn sessions(&self, state: SessionState, count: usize) {
         if let Some((_, gauge)) = self.sessions.iter().find(|(known, _)| *known == state) {
             gauge.set(count as f64);
         }
     }
 
-    /// Sets how many runs are going on.
+    /// Sets the number of runs in progress.
     pub fn runs_active(&self, count: usize) {
-        self.runs_active.set(count as f64);
+        self.runs.runs_active.set(count as f64);
     }
 
-    /// Sets how many inputs wait for a run to end.
+    /// Sets the number of inputs that wait for a run to end.
     pub fn queued_inputs(&self, count: usize) {
-        self.queued_inputs.set(count as f64);
+        self.runs.queued_inputs.set(count as f64);
     }
 
-    /// Sets how many calls wait for a place of their tool.
+    /// Sets the number of calls that wait for a permit of their tool.
     pub fn calls_waiting(&self, count: usize) {
-        self.calls_waiting.set(count as f64);
+        self.runs.calls_waiting.set(count as f64);
     }
 
-    /// Sets how many threads of blocking tools were given up and have not come back.
+    /// Sets the number of abandoned threads of blocking tools.
     pub fn threads_abandoned(&self, count: usize) {
-        self.threads_abandoned.set(count as f64);
+        self.runs.threads_abandoned.set(count as f64);
     }
 
-    /// Counts subscribers that were let go because they were too slow.
+    /// Counts subscribers that were removed because they were too slow.
     pub fn subscribers_lagged(&self, count: usize) {
-        self.lagged.increment(count as u64);
+        self.runs.subscribers_lagged.increment(count as u64);
     }
 
-    /// Appends the one sum that has a fraction to a page in Prometheus's text form.
+    /// Appends the sum of seconds to a page in Prometheus's text format.
     pub(super) fn write_sums(&self, page: &mut String) {
-        let names::Metric { name, help, .. } = names::TOOL_EXECUTION_TIME;
-        let seconds = Duration::from_nanos(self.tool_time_ns.load(Ordering::Relaxed)).as_secs_f64();
-        // Writing to a string cannot fail.
-        let _ok = writeln!(page, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {seconds}\n");
+        let sums = table::ALL.iter().filter(|metric| metric.kind == MetricKind::SecondsSum);
+        for Metric { name, help, .. } in sums {
+            let seconds = self.runs.tool_execution_time.seconds();
+            // Writing to a string cannot fail.
+            let _ok =
+                writeln!(page, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {seconds}\n");
+        }
     }
 
     fn call_ended(&self, result: &ToolResult) {
@@ -298,8 +256,8 @@ impl Metrics {
         if let Some((_, handles)) = handles {
             handles.results.increment(1);
         }
-        // A copy of another call's outcome took no time, and its panic was another's. What became
-        // malformed after its start was answered by us, and if its tool had ended, that was told.
+        // The copy of another call's outcome took no time. A call whose arguments changed after its
+        // start was answered by the host, not by its tool.
         let copied = result.notes.duplicate_of.is_some() || result.notes.reused;
         let malformed = result.outcome.kind == Some(FailureKind::Malformed);
         if copied || malformed || result.started.is_none() {
@@ -308,9 +266,9 @@ impl Metrics {
         if let Some((tool, handles)) = handles {
             handles.duration(&self.recorder, tool).record(result.duration);
         }
-        self.execution_latency.record(result.wait.saturating_add(result.duration));
+        self.runs.execution_latency.record(result.wait.saturating_add(result.duration));
         if result.outcome.kind == Some(FailureKind::Panic) {
-            self.panics.increment(1);
+            self.runs.tool_panics.increment(1);
         }
     }
 
@@ -324,28 +282,28 @@ impl Metrics {
     ) {
         self.attempts.increment(error.map(|error| error.kind));
         if error.is_some_and(|error| error.kind == ProviderErrorKind::Unavailable) {
-            // Nobody was asked, and so nothing took any time.
+            // No request was sent.
             return;
         }
-        let handles = self.models.handles(model, |model| ModelHandles::new(&self.recorder, model));
+        let handles =
+            self.models.handles(model, |model| RequestHandles::new(&self.recorder, model));
         match error {
             None => handles.duration.record(duration),
-            // Trouble is rare enough to ask the recorder for its series each time.
-            Some(error) => names::OPERATION_DURATION
-                .histogram(
-                    &self.recorder,
-                    &[
-                        ("gen_ai_operation_name", "chat"),
-                        ("gen_ai_request_model", &handles.name),
-                        ("error_type", error_word(error.kind)),
-                    ],
-                )
-                .record(duration),
+            // Errors are rare, so their series is not cached.
+            Some(error) => {
+                let labels = [
+                    ("gen_ai_operation_name", "chat"),
+                    ("gen_ai_request_model", &handles.model),
+                    ("error_type", error_type(error.kind)),
+                ];
+                Histogram::register(&table::OPERATION_DURATION, &self.recorder, &labels)
+                    .record(duration);
+            }
         }
         if let Some(first_chunk) = first_chunk {
             handles.first_chunk.record(first_chunk);
         }
-        // A service that counts no tokens says so by counting none of either kind.
+        // A service that does not count tokens reports 0 for both kinds.
         if usage.input_tokens > 0 || usage.output_tokens > 0 {
             handles.input_tokens.record(usage.input_tokens as f64);
             handles.output_tokens.record(usage.output_tokens as f64);
@@ -354,20 +312,19 @@ impl Metrics {
 
     fn turn_ended(&self, turn: &TurnSummary) {
         let calls = turn.tool_names.len();
-        self.calls_per_turn.record(calls as f64);
-        self.multi_call_turns.increment(u64::from(calls > 1));
-        self.dropped.increment(u64::from(turn.dropped_calls));
-        self.overhead.record(turn.times.overhead);
+        self.runs.tool_calls_per_turn.record(calls as f64);
+        self.runs.multi_tool_call_turns.increment(u64::from(calls > 1));
+        self.runs.calls_dropped.increment(u64::from(turn.dropped_calls));
+        self.runs.turn_overhead.record(turn.times.overhead);
         if calls > 0 {
-            let sum_ns = u64::try_from(turn.times.tools_sum.as_nanos()).unwrap_or(u64::MAX);
-            self.tool_time_ns.fetch_add(sum_ns, Ordering::Relaxed);
-            self.tool_time_max.record(turn.times.tools_longest);
-            self.overlap_saved.record(turn.times.overlap);
+            self.runs.tool_execution_time.add(turn.times.tools_sum);
+            self.runs.tool_execution_time_max.record(turn.times.tools_longest);
+            self.runs.overlap_saved.record(turn.times.overlap);
         }
     }
 
     fn run_ended(&self, agent: &str, end: RunEnd, error: Option<&RunError>, stats: &RunStats) {
-        self.runs.increment(end);
+        self.run_ends.increment(end);
         let handles = self.agents.handles(agent, |agent| AgentHandles::new(&self.recorder, agent));
         handles.tool_calls.record(f64::from(stats.tool_calls));
         if error.is_none() {
@@ -376,10 +333,11 @@ impl Metrics {
         }
         let labels = [
             ("gen_ai_operation_name", "invoke_agent"),
-            ("gen_ai_agent_name", handles.name.as_str()),
+            ("gen_ai_agent_name", handles.agent.as_str()),
             ("error_type", end.as_str()),
         ];
-        names::INVOKE_AGENT_DURATION.histogram(&self.recorder, &labels).record(stats.duration);
+        Histogram::register(&table::INVOKE_AGENT_DURATION, &self.recorder, &labels)
+            .record(stats.duration);
     }
 }
 
@@ -392,7 +350,7 @@ impl fmt::Debug for Metrics {
 #[cfg(test)]
 mod tests {
     use super::super::Telemetry;
-    use super::super::families::PerTool;
+    use super::super::labelled_handles::PerTool;
     use super::*;
     use crate::event::samples;
     use crate::types::{ToolOutcome, ToolStatus};
@@ -421,12 +379,12 @@ mod tests {
     #[test]
     fn whole_numbers_without_labels_begin_at_zero() {
         let page = telemetry().render();
-        for metric in names::ALL.iter().filter(|metric| metric.labels.is_empty()) {
+        for metric in table::ALL.iter().filter(|metric| metric.labels.is_empty()) {
             match metric.kind {
-                names::Kind::Histogram(_) => {
+                MetricKind::Histogram(_) => {
                     assert_eq!(value(&page, &format!("{}_count", metric.name)), 0.0);
                 }
-                names::Kind::Counter | names::Kind::Sum | names::Kind::Gauge => {
+                MetricKind::Counter | MetricKind::SecondsSum | MetricKind::Gauge => {
                     assert_eq!(value(&page, metric.name), 0.0);
                 }
             }
@@ -441,17 +399,17 @@ mod tests {
         }
         let _model = telemetry.metrics().model("main");
         let page = telemetry.render();
-        for metric in names::ALL {
+        for metric in table::ALL {
             let (name, help) = (metric.name, metric.help);
             let kind = match metric.kind {
-                names::Kind::Counter | names::Kind::Sum => "counter",
-                names::Kind::Gauge => "gauge",
-                names::Kind::Histogram(_) => "histogram",
+                MetricKind::Counter | MetricKind::SecondsSum => "counter",
+                MetricKind::Gauge => "gauge",
+                MetricKind::Histogram(_) => "histogram",
             };
             let head = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n{name}");
             assert!(page.contains(&head), "{head} is not in\n{page}");
         }
-        let known = |name: &str| names::ALL.iter().any(|metric| metric.name == name);
+        let known = |name: &str| table::ALL.iter().any(|metric| metric.name == name);
         for line in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
             assert!(line.split(' ').next().is_some_and(known), "{line} is no constant");
         }
@@ -512,7 +470,7 @@ mod tests {
     fn a_call_of_the_service_counts_as_it_begins_and_for_nothing_else() {
         use ServiceCallStatus::{Discarded, Finished, Running};
         let shown =
-            |status| Event::ServiceCallShown { call: Box::new(samples::service_call()), status };
+            |status| Event::ServiceCallChanged { call: Box::new(samples::service_call()), status };
         check(
             &[shown(Running), shown(Finished), shown(Running), shown(Discarded)],
             &[
@@ -615,8 +573,8 @@ mod tests {
     fn each_value_of_each_enum_has_its_series() {
         let telemetry = telemetry();
         let metrics = telemetry.metrics();
-        RunEnd::ALL.iter().for_each(|end| metrics.runs.increment(*end));
-        ODDITIES.iter().for_each(|oddity| metrics.oddities.increment(*oddity));
+        RunEnd::ALL.iter().for_each(|end| metrics.run_ends.increment(*end));
+        ANOMALIES.iter().for_each(|anomaly| metrics.anomalies.increment(*anomaly));
         ATTEMPT_OUTCOMES.iter().for_each(|outcome| metrics.attempts.increment(*outcome));
         metrics.sessions(SessionState::Idle, 3);
         metrics.sessions(SessionState::Running, 2);
@@ -630,9 +588,9 @@ mod tests {
                 .filter(|line| line.starts_with(&format!("{name}{{")) && line.ends_with(" 1"))
                 .count()
         };
-        assert_eq!(ones(names::RUNS.name), 10);
-        assert_eq!(ones(names::ARGUMENTS_ODD.name), 4);
-        assert_eq!(ones(names::ATTEMPTS.name), 9);
+        assert_eq!(ones(table::RUNS.name), 10);
+        assert_eq!(ones(table::ARGUMENTS_ANOMALIES.name), 4);
+        assert_eq!(ones(table::ATTEMPTS.name), 9);
         assert_eq!(value(&page, "callsheet_sessions{state=\"idle\"}"), 3.0);
         assert_eq!(value(&page, "callsheet_queued_inputs"), 3.0);
         assert_eq!(value(&page, "callsheet_sessions{state=\"running\"}"), 2.0);
@@ -657,7 +615,7 @@ mod tests {
             });
         }
         let page = telemetry.render();
-        let name = names::LIMITS_REACHED.name;
+        let name = table::LIMITS_REACHED.name;
         let series = page.lines().filter(|line| line.starts_with(&format!("{name}{{"))).count();
         assert_eq!(series, 65);
         let own = 64 - Limits::NAMES.len();

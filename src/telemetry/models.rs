@@ -1,82 +1,71 @@
-//! What is shown of one configured model.
+//! Records the metrics of one configured model.
 
 use std::time::Duration;
 
-use ::metrics::{Counter, Gauge, Histogram};
+use ::metrics::Gauge;
 
-use super::families::SharedRecorder;
-use super::{logs, names};
+use super::logs;
+use super::metric_table::{ModelHandles, SharedRecorder};
 use crate::turn::{BreakerChange, BreakerState};
 
-/// The metrics of one configured model, which no event of a run tells: its label is its name in
-/// the configuration. They are there from the host's start, at 0.
+/// The metrics of one configured model. The label is its name in the configuration. They exist from
+/// the start of the host, at 0, and no event of a run feeds them.
 #[derive(Clone, Debug)]
-pub struct ModelMeter {
+pub struct ModelMetrics {
     model: String,
-    in_flight: Gauge,
-    waiting: Gauge,
-    queue_wait: Histogram,
-    breaker: Gauge,
-    opened: Counter,
+    handles: ModelHandles,
 }
 
-impl ModelMeter {
+impl ModelMetrics {
     pub(super) fn new(recorder: &SharedRecorder, model: &str) -> Self {
-        let labels = [("model", model)];
-        Self {
-            model: model.to_owned(),
-            in_flight: names::MODEL_REQUESTS.gauge(recorder, &labels),
-            waiting: names::MODEL_WAITING.gauge(recorder, &labels),
-            queue_wait: names::MODEL_QUEUE_WAIT.histogram(recorder, &labels),
-            breaker: names::BREAKER_STATE.gauge(recorder, &labels),
-            opened: names::BREAKER_OPENED.counter(recorder, &labels),
-        }
+        let handles = ModelHandles::register(recorder, &[("model", model)]);
+        Self { model: model.to_owned(), handles }
     }
 
-    /// Shows one more request that is open, until the guard is dropped.
+    /// Counts one more open request until the guard is dropped.
     #[must_use]
-    pub fn request_in_flight(&self) -> Shown {
-        Shown::new(&self.in_flight)
+    pub fn request_in_flight(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.handles.requests_in_flight)
     }
 
-    /// Shows one more request that waits for a place, until the guard is dropped.
+    /// Counts one more waiting request until the guard is dropped.
     #[must_use]
-    pub fn request_waiting(&self) -> Shown {
-        Shown::new(&self.waiting)
+    pub fn request_waiting(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.handles.requests_waiting)
     }
 
-    /// Counts how long a request had to wait for its place, 0 included.
+    /// Records how long a request waited. 0 is recorded too.
     pub fn queue_wait(&self, waited: Duration) {
-        self.queue_wait.record(waited);
+        self.handles.queue_wait.record(waited);
     }
 
-    /// Shows how far the breaker is open.
+    /// Sets the state of the circuit breaker.
     pub fn breaker(&self, state: BreakerState) {
-        self.breaker.set(f64::from(state.as_number()));
+        self.handles.breaker_state.set(f64::from(state.as_number()));
     }
 
-    /// Counts and logs that the breaker has opened or closed.
+    /// Counts and logs that the circuit breaker opened or closed.
     pub fn breaker_changed(&self, change: BreakerChange) {
         match change {
-            BreakerChange::Opened { .. } => self.opened.increment(1),
+            BreakerChange::Opened { .. } => self.handles.breaker_opened.increment(1),
             BreakerChange::Closed => {}
         }
         logs::breaker_changed(&self.model, change);
     }
 }
 
-/// One that a gauge shows.
+/// Increments a gauge, and decrements it when dropped.
 #[derive(Debug)]
-pub struct Shown(Gauge);
+pub struct GaugeGuard(Gauge);
 
-impl Shown {
+impl GaugeGuard {
     fn new(gauge: &Gauge) -> Self {
         gauge.increment(1.0);
         Self(gauge.clone())
     }
 }
 
-impl Drop for Shown {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.decrement(1.0);
     }
@@ -88,7 +77,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_model_is_shown_from_the_start_and_by_what_becomes_of_it() {
+    fn the_metrics_of_a_model_exist_from_the_start_and_follow_its_state() {
         let telemetry = Telemetry::new(&[]);
         let meter = telemetry.metrics().model("main");
         let check = |lines: [&str; 5]| {

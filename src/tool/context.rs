@@ -1,4 +1,4 @@
-//! What one call may know and do.
+//! The context of one tool call: its arguments, its identity, cancellation, progress and variables.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::ToolError;
 use crate::config::ToolEffect;
-use crate::context::View;
+use crate::context::VariablesTransaction;
 use crate::types::{CallKey, TraceContext};
 
-/// Takes a call's progress texts; bounded by whoever made it.
+/// Receives the progress texts of a call. The caller that provides it bounds their number and size.
 pub type ProgressCallback = Arc<dyn Fn(String) + Send + Sync>;
 
-/// One call's view of the world: its arguments, its names, the sign to stop.
+/// The context of one call: arguments, identity, cancellation, progress and variables.
 #[derive(Clone)]
 pub struct ToolContext {
     key: CallKey,
@@ -29,11 +29,12 @@ pub struct ToolContext {
     view: SharedVariableView,
 }
 
-/// A call's view of the session's variables, shared with whoever takes what the call wrote.
-pub type SharedVariableView = Arc<Mutex<View>>;
+/// A call's view of the session's variables. The runtime keeps the other reference and collects
+/// the call's writes from it.
+pub type SharedVariableView = Arc<Mutex<VariablesTransaction>>;
 
 impl ToolContext {
-    /// A context as the runtime makes it (and as a test of a tool may).
+    /// Makes a context. The runtime calls this for each call; tests of tools may too.
     #[must_use]
     pub fn new(
         key: CallKey,
@@ -47,101 +48,101 @@ impl ToolContext {
         Self { key, arguments, idempotency_key, effect, trace, cancellation, progress, view }
     }
 
-    /// The same as a part of somebody's trace.
+    /// Sets the call's position in a distributed trace.
     #[must_use]
     pub fn with_trace(self, trace: Option<TraceContext>) -> Self {
         Self { trace, ..self }
     }
 
-    /// The same with what the tool's spec says of effects; without it the call may have some.
+    /// Sets the effect that the tool's spec declares. The default is [`ToolEffect::Some`].
     #[must_use]
     pub fn with_effect(self, effect: ToolEffect) -> Self {
         Self { effect, ..self }
     }
 
-    /// The same with a view of variables; without one there are none, and none can be written.
+    /// Sets the view of the session's variables. Without one no variable can be read or written.
     #[must_use]
     pub fn with_variables(self, view: SharedVariableView) -> Self {
         Self { view, ..self }
     }
 
-    /// A variable of the session: what this call wrote itself, or else what held when the call
-    /// started, with what the earlier calls of its turn had written by then.
+    /// Returns a variable of the session: the value that this call wrote, or else the value at the
+    /// call's start, which includes the writes that earlier calls of the turn had made by then.
     ///
-    /// If an earlier call of the turn writes a variable that this one has read before, the host
-    /// sees it: a call of a pure tool is run again, another keeps its result and loses its writes.
+    /// If an earlier call of the turn writes the variable after this read, the host detects the
+    /// conflict: a call of a pure tool runs again; a call with effects keeps its result, and its
+    /// writes are discarded.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<Value> {
         self.view.lock().get(name)
     }
 
-    /// Writes a variable. It counts, with everything else that the call writes, when the call has
-    /// succeeded and every earlier call of the turn has its outcome; until then no other call sees it.
+    /// Writes a variable. All writes of a call take effect together, once the call has succeeded
+    /// and every earlier call of the turn has its outcome. Until then no other call sees them.
     ///
     /// # Errors
-    /// When the name has not 1 to 128 bytes, the call writes more than `max_variables_bytes`, or
-    /// the call is over. Nothing has changed then.
+    /// When the name does not have 1 to 128 bytes, the call writes more than `max_variables_bytes`,
+    /// or the call has ended. The view is unchanged then.
     pub fn set(&self, name: &str, value: impl Into<Value>) -> Result<(), ToolError> {
         self.view.lock().set(name, value.into()).map_err(ToolError::new)
     }
 
-    /// Which call this is.
+    /// Returns the turn, the attempt and the call index.
     #[must_use]
     pub fn key(&self) -> CallKey {
         self.key
     }
 
-    /// The arguments: a JSON object that fits the tool's schema.
+    /// Returns the arguments: a JSON object that is valid for the tool's schema.
     #[must_use]
     pub fn arguments(&self) -> &Value {
         &self.arguments
     }
 
-    /// The arguments as a type.
+    /// Deserialises the arguments.
     ///
     /// # Errors
-    /// When they do not fit it, which the schema check makes impossible for the type that the
-    /// tool's schema was derived from.
+    /// When they do not fit `Input`. This cannot happen if the tool's schema was derived from
+    /// `Input`, because arguments are checked against the schema before the call.
     pub fn input<Input: DeserializeOwned>(&self) -> Result<Input, ToolError> {
         Input::deserialize(&*self.arguments)
             .map_err(|e| ToolError(format!("the arguments do not fit: {e}")))
     }
 
-    /// Stays the same when the host runs the call again after a crash.
+    /// Returns the call's idempotency key. It is the same when the call runs again after a crash.
     #[must_use]
     pub fn idempotency_key(&self) -> &str {
         &self.idempotency_key
     }
 
-    /// Whether the call is to be taken for one with effects, as its tool's author or the
-    /// configuration says.
+    /// Returns the tool's effect as its author or the configuration declares it.
     #[must_use]
     pub fn effect(&self) -> ToolEffect {
         self.effect
     }
 
-    /// Where the call stands in a trace, if it does: what it asks of others brings that along, over
-    /// HTTP as the headers [`TRACEPARENT`](crate::types::TRACEPARENT) and
+    /// Returns the call's position in a distributed trace, if the run has one. A tool that sends
+    /// HTTP requests propagates it in the headers [`TRACEPARENT`](crate::types::TRACEPARENT) and
     /// [`TRACESTATE`](crate::types::TRACESTATE).
     #[must_use]
     pub fn trace(&self) -> Option<&TraceContext> {
         self.trace.as_ref()
     }
 
-    /// Waits until the call is to stop: its deadline passed or its run was stopped. The call's
-    /// outcome stands by then; there is `cancel_grace` left to tidy up. Also returns when the call
-    /// has ended, for whatever the tool has left running.
+    /// Waits until the call is cancelled, because its deadline has passed or its run was stopped.
+    /// The call's outcome is decided by then; the tool has `cancel_grace` left to clean up. Also
+    /// returns when the call has ended, so that tasks which the tool spawned can stop.
     pub async fn cancelled(&self) {
         self.cancellation.cancelled().await;
     }
 
-    /// Whether the call is to stop; for tools that compute.
+    /// Returns true if the call is cancelled. Tools that compute poll this.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.cancellation.is_cancelled()
     }
 
-    /// Tells watchers how far the call is. Shown live, bounded, never kept.
+    /// Publishes a progress text to live watchers. It is bounded in size and never journaled.
     pub fn progress(&self, text: impl Into<String>) {
         (self.progress)(text.into());
     }

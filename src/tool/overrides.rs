@@ -1,4 +1,4 @@
-//! What the configuration changes about registered tools.
+//! Overrides of the configuration (`[tools.NAME]`), applied to the specs of registered tools.
 
 use std::collections::BTreeMap;
 
@@ -6,26 +6,26 @@ use super::{ToolRegistry, ToolSpec};
 use crate::config::ToolOverride;
 
 impl ToolRegistry {
-    /// Changes the specs of registered tools as `[tools.NAME]` says. Names without a tool are
-    /// passed over: [`Config::check_tools`](crate::config::Config::check_tools) finds them.
+    /// Applies the `[tools.NAME]` overrides to the specs of registered tools. Ignores names without
+    /// a tool: [`Config::check_tools`](crate::config::Config::check_tools) reports them.
     pub fn apply_overrides(&mut self, overrides: &BTreeMap<String, ToolOverride>) {
-        for (name, change) in overrides {
-            self.update_spec(name, |spec| change_spec(spec, change));
+        for (name, tool_override) in overrides {
+            self.update_spec(name, |spec| apply_override(spec, tool_override));
         }
     }
 }
 
-fn change_spec(spec: &mut ToolSpec, change: &ToolOverride) {
-    spec.effect = change.effect.unwrap_or(spec.effect);
-    spec.start = change.start.unwrap_or(spec.start);
-    spec.exclusive = change.exclusive.unwrap_or(spec.exclusive);
-    spec.idempotent = change.idempotent.unwrap_or(spec.idempotent);
-    spec.repeatable = change.repeatable.unwrap_or(spec.repeatable);
-    spec.blocking = change.blocking.unwrap_or(spec.blocking);
-    spec.timeout = change.timeout.or(spec.timeout);
-    spec.approval = change.approval.unwrap_or(spec.approval);
-    spec.approval_timeout = change.approval_timeout.unwrap_or(spec.approval_timeout);
-    spec.max_concurrent = change.max_concurrent.or(spec.max_concurrent);
+fn apply_override(spec: &mut ToolSpec, tool_override: &ToolOverride) {
+    spec.effect = tool_override.effect.unwrap_or(spec.effect);
+    spec.start = tool_override.start.unwrap_or(spec.start);
+    spec.exclusive = tool_override.exclusive.unwrap_or(spec.exclusive);
+    spec.idempotent = tool_override.idempotent.unwrap_or(spec.idempotent);
+    spec.repeatable = tool_override.repeatable.unwrap_or(spec.repeatable);
+    spec.blocking = tool_override.blocking.unwrap_or(spec.blocking);
+    spec.timeout = tool_override.timeout.or(spec.timeout);
+    spec.approval = tool_override.approval.unwrap_or(spec.approval);
+    spec.approval_timeout = tool_override.approval_timeout.unwrap_or(spec.approval_timeout);
+    spec.max_concurrent = tool_override.max_concurrent.or(spec.max_concurrent);
 }
 
 #[cfg(test)]
@@ -36,7 +36,7 @@ mod tests {
     use async_trait::async_trait;
 
     use super::*;
-    use crate::config::{Approval, StartPolicy, ToolEffect};
+    use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
     use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput};
 
     struct NoOpTool;
@@ -44,7 +44,7 @@ mod tests {
     #[async_trait]
     impl Tool for NoOpTool {
         fn spec(&self) -> ToolSpec {
-            ToolSpec::with_schema("plain", "does nothing", InputSchema::of::<()>())
+            ToolSpec::with_schema("no_op", "does nothing", InputSchema::of::<()>())
         }
 
         async fn run(&self, _context: ToolContext) -> Result<ToolOutput, ToolError> {
@@ -53,14 +53,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_set_changes_and_the_rest_stays() {
+    fn overrides_replace_only_the_fields_they_set() {
         let mut registry = ToolRegistry::new();
         registry.register(NoOpTool).expect("register");
-        let author = registry.tool("plain").expect("find").spec.as_ref().clone();
-        let nothing = BTreeMap::from([("plain".to_owned(), ToolOverride::default())]);
-        registry.apply_overrides(&nothing);
-        assert_eq!(*registry.tool("plain").expect("find").spec, author);
-        let change = ToolOverride {
+        let original = registry.tool("no_op").expect("find").spec.as_ref().clone();
+        let empty_override = BTreeMap::from([("no_op".to_owned(), ToolOverride::default())]);
+        registry.apply_overrides(&empty_override);
+        assert_eq!(*registry.tool("no_op").expect("find").spec, original);
+        let tool_override = ToolOverride {
             effect: Some(ToolEffect::None),
             start: Some(StartPolicy::OnSeal),
             exclusive: Some(true),
@@ -68,13 +68,13 @@ mod tests {
             repeatable: Some(true),
             blocking: Some(true),
             timeout: Some(Duration::from_secs(2)),
-            approval: Some(Approval::AFTER),
+            approval: Some(ApprovalPolicy::AFTER),
             approval_timeout: Some(Duration::from_secs(3)),
             max_concurrent: NonZeroU32::new(4),
             ..ToolOverride::default()
         };
-        registry.apply_overrides(&BTreeMap::from([("plain".to_owned(), change)]));
-        let expected = author
+        registry.apply_overrides(&BTreeMap::from([("no_op".to_owned(), tool_override)]));
+        let expected = original
             .pure()
             .start_on_seal()
             .exclusive()
@@ -83,8 +83,8 @@ mod tests {
             .blocking()
             .timeout(Duration::from_secs(2))
             .max_concurrent(4)
-            .approval(Approval::AFTER);
+            .approval(ApprovalPolicy::AFTER);
         let expected = ToolSpec { approval_timeout: Duration::from_secs(3), ..expected };
-        assert_eq!(*registry.tool("plain").expect("find").spec, expected);
+        assert_eq!(*registry.tool("no_op").expect("find").spec, expected);
     }
 }

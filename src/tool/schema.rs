@@ -1,4 +1,4 @@
-//! A JSON schema for arguments, compiled once.
+//! JSON schemas of tool arguments, compiled once.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde_json::Value;
 
-/// A JSON schema with its compiled validator. Two are equal when their schemas are.
+/// A JSON schema with its compiled validator. Equality compares the schemas only.
 #[derive(Clone)]
 pub struct InputSchema {
     schema: Arc<Value>,
@@ -15,14 +15,14 @@ pub struct InputSchema {
 }
 
 impl InputSchema {
-    /// The schema of a type, as `schemars` derives it.
+    /// Returns the schema of a type, as `schemars` derives it.
     #[must_use]
     pub fn of<Input: JsonSchema>() -> Self {
         let mut value = schemars::schema_for!(Input).to_value();
         if let Some(object) = value.as_object_mut() {
             object.remove("$schema");
             object.remove("title");
-            // Providers want an object schema that says so, also for a unit type.
+            // Providers require `"type": "object"` and `properties`, even for a unit type.
             object.entry("type").or_insert_with(|| "object".into());
             if object.get("type") == Some(&Value::String("object".into())) {
                 object.entry("properties").or_insert_with(|| serde_json::json!({}));
@@ -37,27 +37,28 @@ impl InputSchema {
     /// Compiles a schema.
     ///
     /// # Errors
-    /// When it is no valid JSON schema, or refers to something outside itself.
+    /// When it is not a valid JSON schema, or refers to another document.
     pub fn parse(schema: Value) -> Result<Self, InvalidSchema> {
         let validator =
             jsonschema::validator_for(&schema).map_err(|e| InvalidSchema(e.to_string()))?;
         Ok(Self { schema: Arc::new(schema), validator: Arc::new(validator) })
     }
 
-    /// The schema as JSON.
+    /// Returns the schema as JSON.
     #[must_use]
     pub fn as_value(&self) -> &Value {
         &self.schema
     }
 
-    /// Names the first thing in `arguments` that does not fit, in one sentence.
+    /// Describes the first violation of the schema in `arguments`, in one sentence. Returns `None` if
+    /// the arguments are valid.
     #[must_use]
-    pub fn first_mismatch(&self, arguments: &Value) -> Option<String> {
-        // To say what is wrong takes much longer than to see that nothing is.
-        let fits = self.validator.is_valid(arguments);
-        let error = (!fits).then(|| self.validator.iter_errors(arguments).next()).flatten()?;
-        let place = error.instance_path().to_string();
-        Some(if place.is_empty() { error.to_string() } else { format!("{place}: {error}") })
+    pub fn first_violation(&self, arguments: &Value) -> Option<String> {
+        // `is_valid` is much faster than `iter_errors`, and most arguments are valid.
+        let valid = self.validator.is_valid(arguments);
+        let error = (!valid).then(|| self.validator.iter_errors(arguments).next()).flatten()?;
+        let path = error.instance_path().to_string();
+        Some(if path.is_empty() { error.to_string() } else { format!("{path}: {error}") })
     }
 }
 
@@ -86,7 +87,7 @@ impl fmt::Debug for InputSchema {
     }
 }
 
-/// The value is no JSON schema.
+/// The value is not a JSON schema.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no valid JSON schema: {0}")]
+#[error("not a valid JSON schema: {0}")]
 pub struct InvalidSchema(String);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::call::{CallPhase, TurnCall, identity};
 use super::model_messages;
 use crate::config::OnExcess;
-use crate::event::Oddity;
+use crate::event::ArgumentsAnomaly;
 use crate::response::{ParsedArguments, parse_arguments};
 use crate::turn::effect::{TurnRules, TurnSpec};
 use crate::types::{CallKey, ToolOutcome};
@@ -66,40 +66,44 @@ pub(super) fn by_rules(index: u32, rules: &TurnRules) -> CallRetention {
 
 /// Takes in the arguments as they came: once, at the seal (or at the end, for a call that was
 /// never sealed). Says what was odd.
-pub(super) fn take_arguments(call: &mut TurnCall, raw: &str, oversize: bool) -> Option<Oddity> {
+pub(super) fn take_arguments(
+    call: &mut TurnCall,
+    raw: &str,
+    oversize: bool,
+) -> Option<ArgumentsAnomaly> {
     let mut odd = None;
     if oversize {
         call.call.raw = Some(raw.to_owned());
         call.unfit = Some(model_messages::invalid_arguments("they are larger than allowed", raw));
-        odd = Some(Oddity::Invalid);
+        odd = Some(ArgumentsAnomaly::Invalid);
     } else {
         match parse_arguments(raw) {
             ParsedArguments::Object { value, decoded_twice } => {
                 call.call.arguments = Arc::new(value);
                 if decoded_twice {
                     call.call.raw = Some(raw.to_owned());
-                    odd = Some(Oddity::DecodedTwice);
+                    odd = Some(ArgumentsAnomaly::DecodedTwice);
                 }
             }
             ParsedArguments::CutOff => {
                 call.call.raw = Some(raw.to_owned());
                 call.unfit = Some(model_messages::cut_off_arguments(raw));
-                odd = Some(Oddity::CutOff);
+                odd = Some(ArgumentsAnomaly::CutOff);
             }
             ParsedArguments::NotAnObject { found } => {
                 call.call.raw = Some(raw.to_owned());
                 call.unfit =
                     Some(model_messages::invalid_arguments(&format!("they are {found}"), raw));
-                odd = Some(Oddity::Invalid);
+                odd = Some(ArgumentsAnomaly::Invalid);
             }
         }
     }
     if call.unfit.is_none()
         && let Some(tool) = &call.tool
-        && let Some(what) = tool.input.first_mismatch(&call.call.arguments)
+        && let Some(what) = tool.input.first_violation(&call.call.arguments)
     {
         call.unfit = Some(model_messages::invalid_arguments(&what, raw));
-        odd = Some(Oddity::Invalid);
+        odd = Some(ArgumentsAnomaly::Invalid);
     }
     call.identity = identity(&call.call);
     odd

@@ -13,7 +13,7 @@ use super::call::{CallPhase, QUOTE_CHARS, TurnCall};
 use super::effect::{ApprovalDecision, ApprovalError};
 use super::{Turn, TurnStage, model_messages};
 use crate::event::{ApprovalRequest, Event, WaitingFor};
-use crate::record::{Ending, Record};
+use crate::record::{Record, ResponseDisposition};
 use crate::types::{
     ApprovalPhase, CallKey, Judgement, ReadSet, ToolCall, ToolOutcome, Verdict, WriteSet, excerpt,
 };
@@ -200,7 +200,7 @@ impl Turn {
         matches!(
             self.stage,
             TurnStage::ResponseEnded { cancelled: Some(_), .. }
-                | TurnStage::ResponseEnded { ending: Ending::Cancelled, .. }
+                | TurnStage::ResponseEnded { ending: ResponseDisposition::Cancelled, .. }
         )
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::Turn;
-use super::effect::{AttemptPlan, Effect, PermitReply, TurnRules};
+use super::effect::{AttemptPlan, PermitReply, TurnAction, TurnRules};
 use crate::event::Event;
 use crate::record::Record;
 use crate::response::{ResponseAssembler, ResponseLimits};
@@ -56,7 +56,7 @@ impl Turn {
         self.asked_at = self.clock.now() + plan.wait;
         self.first_delta_at = None;
         self.clock.model_asked();
-        self.outbox.push_back(Effect::Request(plan));
+        self.effects.perform(TurnAction::Request(plan));
     }
 
     fn model_name(&self, plan: &AttemptPlan) -> String {

@@ -1,82 +1,47 @@
-//! Budgets: what a run may use up, and how a turn ends that uses up more.
+//! Budgets: how a turn ends that uses more than its run has left.
 //!
-//! A run meters its turns, calls and tokens; a turn is told what is left as it begins, and ends
-//! as by a stop as soon as it is known to take more.
+//! The run counts calls and tokens over its turns (`session::run`). Each turn receives the rest as
+//! its [`Budget`] and ends as by a stop as soon as its response exceeds it.
 
 use super::call::TurnCall;
-use super::effect::{CancelReason, Effect, TurnEnd};
-use super::run::LimitHit;
+use super::effect::{CancelReason, TurnAction, TurnEnd};
 use super::{Turn, TurnStage};
-use crate::record::Ending;
+use crate::record::ResponseDisposition;
 use crate::response::ExchangeEnd;
 use crate::response::classify_ending;
 
-/// The limit of a run's tokens, by its name in the configuration.
-pub(super) const MAX_TOKENS: &str = "max_tokens_per_run";
-/// The limit of a run's calls, by its name in the configuration.
-pub(super) const MAX_CALLS: &str = "max_tool_calls_per_run";
+/// The configuration's name of the limit of a run's tokens.
+pub(crate) const MAX_TOKENS: &str = "max_tokens_per_run";
+/// The configuration's name of the limit of a run's calls.
+pub(crate) const MAX_CALLS: &str = "max_tool_calls_per_run";
 
-/// What a run has left as a turn of it begins. `None` is no limit.
+/// What a run has left when one of its turns begins. `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Budget {
-    /// Tokens, read and written ones together.
+    /// Tokens, input and output together.
     pub tokens_left: Option<u64>,
     /// Calls that may still be kept.
     pub calls_left: Option<u32>,
 }
 
-/// How much of one thing a run has used, and how much it may.
+/// A limit that was reached, or half used.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Meter {
-    limit: &'static str,
-    /// What is counted, in the plural.
-    unit: &'static str,
-    maximum: Option<u64>,
-    used: u64,
-    half_told: bool,
-}
-
-impl Meter {
-    pub(super) fn new(limit: &'static str, unit: &'static str, maximum: Option<u64>) -> Self {
-        Self { limit, unit, maximum, used: 0, half_told: false }
-    }
-
-    pub(super) fn add(&mut self, used: u64) {
-        self.used = self.used.saturating_add(used);
-    }
-
-    pub(super) fn used(&self) -> u64 {
-        self.used
-    }
-
-    pub(super) fn left(&self) -> Option<u64> {
-        self.maximum.map(|maximum| maximum.saturating_sub(self.used))
-    }
-
-    /// The limit, if nothing is left; `action` is what is done about it.
-    pub(super) fn used_up(&self, action: &'static str) -> Option<LimitHit> {
-        let maximum = self.maximum.filter(|maximum| self.used >= *maximum)?;
-        Some(LimitHit { limit: self.limit, value: self.used, maximum, action, note: None })
-    }
-
-    /// What the model is told when half or more is used up: once.
-    pub(super) fn half_used(&mut self) -> Option<LimitHit> {
-        let maximum = self.maximum.filter(|maximum| self.used >= maximum.div_ceil(2))?;
-        if std::mem::replace(&mut self.half_told, true) {
-            return None;
-        }
-        let left = maximum.saturating_sub(self.used);
-        let are = if left == 1 { "is" } else { "are" };
-        let note = format!("[callsheet: {left} of {maximum} {} {are} left]", self.unit);
-        let action = if left == 0 { "told" } else { "half_used" };
-        let (limit, value) = (self.limit, self.used);
-        Some(LimitHit { limit, value, maximum, action, note: Some(note) })
-    }
+pub struct LimitHit {
+    /// The limit's name in the configuration.
+    pub limit: &'static str,
+    /// The amount that was used.
+    pub value: u64,
+    /// The amount that is allowed.
+    pub maximum: u64,
+    /// What is done about it.
+    pub action: &'static str,
+    /// The note to the model, which stands behind the turn's last result.
+    pub note: Option<String>,
 }
 
 impl Turn {
-    /// Ends the turn if its response has used up more tokens than the run had left. A complete
-    /// answer is let end: it is paid for, and nothing comes after it. Says whether it did.
+    /// Ends the turn if its response has used more tokens than the run had left. A complete answer
+    /// is kept: it is paid for, and no further request follows. Returns true if the turn ended.
     pub(super) fn end_if_over_tokens(&mut self) -> bool {
         let Some(left) = self.spec.budget.tokens_left else { return false };
         let used = self.tokens_used();
@@ -84,24 +49,25 @@ impl Turn {
             return false;
         }
         let is_cut = match classify_ending(&self.response, ExchangeEnd::Closed) {
-            Ok(Ending::Refused) => false,
+            Ok(ResponseDisposition::Refused) => false,
             Ok(
-                Ending::Well
-                | Ending::Length
-                | Ending::BrokeKept
-                | Ending::Excess
-                | Ending::Cancelled,
+                ResponseDisposition::Well
+                | ResponseDisposition::Length
+                | ResponseDisposition::BrokeKept
+                | ResponseDisposition::Excess
+                | ResponseDisposition::Cancelled,
             ) => self.calls.iter().any(TurnCall::is_kept),
             Err(_) => true,
         };
         if is_cut {
-            self.tell_tokens(used, left);
+            self.record_token_limit(used, left);
             self.cut_off_over_budget();
         }
         is_cut
     }
 
-    /// Ends the turn in the middle of its response: a call has opened that is beyond the run's.
+    /// Ends the turn in the middle of its response, because a call has opened that exceeds the run's
+    /// limit.
     pub(super) fn end_over_calls(&mut self) {
         let Some(maximum) = self.spec.rules.limits.max_tool_calls_per_run.map(u64::from) else {
             return;
@@ -110,33 +76,33 @@ impl Turn {
         self.cut_off_over_budget();
     }
 
-    /// Whether no further request may be made.
+    /// Returns true if no tokens are left for a further request.
     pub(super) fn is_out_of_tokens(&self) -> bool {
         self.spec.budget.tokens_left.is_some_and(|left| self.tokens_used() >= left)
     }
 
-    /// Ends the turn between two attempts: there is nothing left to pay another with. `is_told`:
-    /// the user knows already.
-    pub(super) fn end_out_of_tokens(&mut self, is_told: bool) {
-        if let Some(left) = self.spec.budget.tokens_left.filter(|_| !is_told) {
-            self.tell_tokens(self.tokens_used(), left);
+    /// Ends the turn between two attempts, because no tokens are left for another one. With
+    /// `is_recorded` the limit was recorded before and is not recorded again.
+    pub(super) fn end_out_of_tokens(&mut self, is_recorded: bool) {
+        if let Some(left) = self.spec.budget.tokens_left.filter(|_| !is_recorded) {
+            self.record_token_limit(self.tokens_used(), left);
         }
         self.stage = TurnStage::Finished;
         self.commit(TurnEnd::Cancelled(CancelReason::Budget), None);
     }
 
     fn cut_off_over_budget(&mut self) {
-        self.outbox.push_back(Effect::Disconnect);
-        self.conclude(Ending::Cancelled, Some(CancelReason::Budget));
+        self.effects.perform(TurnAction::Disconnect);
+        self.conclude(ResponseDisposition::Cancelled, Some(CancelReason::Budget));
     }
 
-    /// What this turn has used so far: its failed attempts, and the response that comes.
+    /// Returns the tokens of the failed attempts and of the current response.
     fn tokens_used(&self) -> u64 {
         self.usage.total().saturating_add(self.response.usage().total())
     }
 
-    /// The user is told of the whole run.
-    fn tell_tokens(&mut self, used: u64, left: u64) {
+    /// Records the token limit with the sums of the whole run.
+    fn record_token_limit(&mut self, used: u64, left: u64) {
         let maximum = self.spec.rules.limits.max_tokens_per_run.unwrap_or(left);
         let before = maximum.saturating_sub(left);
         self.tell_limit(MAX_TOKENS, before.saturating_add(used), maximum, "ended");

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::committed::EndedCall;
 use super::isolation::LastWriters;
 use crate::event::{CallLabel, WaitingFor};
 use crate::tool::ToolSpec;
+use crate::transcript::RecordedOutcome;
 use crate::types::{
     ApprovalPhase, CallKey, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult, WriteSet,
     excerpt,
@@ -146,8 +146,9 @@ impl TurnCall {
     }
 
     /// It has the outcome that was recorded.
-    pub(super) fn restore_end(&mut self, ended: &EndedCall) {
-        let EndedCall { outcome, notes, writes, started, wait, duration } = ended.clone();
+    pub(super) fn restore_end(&mut self, ended: &RecordedOutcome<'_>) {
+        let ToolResult { outcome, notes, started, wait, duration, writes, .. } =
+            ended.result(self.call.clone());
         self.started_at = started.map(|_| Duration::ZERO);
         self.recorded = Some(RecordedTimes { started, wait, duration });
         self.notes = notes;

@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use super::admission::{self, CallRetention};
 use super::call::{CallPhase, QUOTE_CHARS, TurnCall};
-use super::{Effect, Turn, TurnStage, model_messages};
-use crate::event::{Event, Oddity, ServiceCall, ServiceCallStatus};
-use crate::record::{Ending, Record};
+use super::effect::TurnAction;
+use super::{Turn, TurnStage, model_messages};
+use crate::event::{ArgumentsAnomaly, Event, ServiceCall, ServiceCallStatus};
+use crate::record::{Record, ResponseDisposition};
 use crate::response::CallChange;
 use crate::types::{CallKey, ProviderError, ProviderErrorKind, excerpt};
 use crate::wire::Delta;
@@ -45,7 +46,7 @@ impl Turn {
         let too_large = |error: &&ProviderError| error.kind == ProviderErrorKind::TooLarge;
         let Some(error) = self.response.error().filter(too_large).cloned() else { return false };
         if self.stage == TurnStage::AwaitingResponse {
-            self.outbox.push_back(Effect::Disconnect);
+            self.effects.perform(TurnAction::Disconnect);
             self.handle_broken(error);
         }
         true
@@ -78,7 +79,7 @@ impl Turn {
             name: bucket.name.clone(),
             input_summary: excerpt(&bucket.raw, QUOTE_CHARS),
         };
-        self.emit(Event::ServiceCallShown { call: Box::new(call), status });
+        self.emit(Event::ServiceCallChanged { call: Box::new(call), status });
     }
 
     fn handle_opened(&mut self, index: usize) {
@@ -117,9 +118,9 @@ impl Turn {
                 call.phase = CallPhase::Dropped;
                 self.dropped.push(name);
                 self.tell_excess("failed");
-                self.outbox.push_back(Effect::Disconnect);
+                self.effects.perform(TurnAction::Disconnect);
                 self.calls.push(call);
-                self.conclude(Ending::Excess, None);
+                self.conclude(ResponseDisposition::Excess, None);
                 return;
             }
             CallRetention::OverBudget => {
@@ -173,7 +174,7 @@ impl Turn {
         let stands = call.has_effects() && call.has_started();
         let was_answered = call.outcome().is_some();
         let counts = call.is_running() || call.is_undecided() || call.has_result();
-        self.tell_oddity(index, Oddity::ChangedAfterSeal);
+        self.tell_oddity(index, ArgumentsAnomaly::ChangedAfterSeal);
         if stands || (was_answered && !counts) {
             // It keeps what came of it, or what was told of why it did not run.
             self.record_ended_again(index);
@@ -201,18 +202,18 @@ impl Turn {
         }
     }
 
-    pub(super) fn tell_oddity(&mut self, index: usize, oddity: Oddity) {
+    pub(super) fn tell_oddity(&mut self, index: usize, oddity: ArgumentsAnomaly) {
         let (Some(bucket), Some(call)) = (self.response.calls().get(index), self.calls.get(index))
         else {
             return;
         };
-        let event = Event::ArgumentsOdd {
+        let event = Event::ArgumentsAnomalyFound {
             call: call.label(),
             id: call.call.id.clone(),
             oddity,
             raw: excerpt(&bucket.raw, QUOTE_CHARS),
         };
-        let too_large = oddity == Oddity::Invalid && bucket.oversize;
+        let too_large = oddity == ArgumentsAnomaly::Invalid && bucket.oversize;
         self.emit(event);
         if too_large {
             // What is beyond the limit is not kept, and so not counted.

@@ -1,6 +1,6 @@
 //! What a turn is given and what it asks for: the values at its border.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,34 +18,118 @@ use crate::types::{
     ToolOutcome, ToolResult, Usage, VariablesUse, Verdict,
 };
 
-/// What the shell has to do for a turn.
+/// An effect of a turn, which its owner performs in the order in which they are polled.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
-    /// Append the record; all records of one poll loop are one append.
+    /// Append the record. All records of one poll loop are one append.
     Record(Record),
-    /// Ask the model, after a wait.
+    /// Publish the event, behind the records that were polled before it.
+    Emit(Event),
+    /// Perform the action at once: it waits for no record.
+    Perform(TurnAction),
+}
+
+/// An action outside the turn, performed as soon as it is polled.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum TurnAction {
+    /// Request a response from the model, after the plan's wait.
     Request(AttemptPlan),
-    /// Drop the exchange that is open, the wait before it included.
+    /// Drop the open exchange, also while it waits to be sent.
     Disconnect,
-    /// Ask the host for a place of the call's tool, which has a cap, and answer by
+    /// Request a permit of the call's tool, whose concurrency is limited by the host. The answer is
     /// [`handle_tool_permit`](super::Turn::handle_tool_permit).
     RequestToolPermit {
-        /// Which call.
+        /// The call that needs the permit.
         key: CallKey,
-        /// Its tool.
+        /// The call's tool.
         tool: Arc<str>,
     },
-    /// The call that asked for a place will not start: it waits no more, or gives the place back.
+    /// Withdraw the permit or the request for it: the call will not start.
     ReleaseToolPermit(CallKey),
-    /// Hand the call to its tool, with what it may see of the variables, and with its place if it
-    /// has asked for one.
-    Start(ToolCall, Variables),
-    /// The call's outcome is decided: tell its tool to stop, and kill it after `cancel_grace`.
+    /// Run the call's tool, with the call's permit if it has one.
+    Start(CallStart),
+    /// Cancel the running tool, and kill it after `cancel_grace`. The call has its outcome.
     Abort(CallKey),
-    /// Tell everybody.
-    Emit(Event),
-    /// The turn is over: write it to the context. The last effect of a turn.
+    /// Write the finished turn to the context. The last effect of a turn but for late outcomes.
     Commit(Box<TurnRecord>),
+}
+
+/// A call that starts.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct CallStart {
+    /// The call.
+    pub call: ToolCall,
+    /// The variables that the call can read.
+    pub variables: Variables,
+    /// The key under which the call may run again after a crash.
+    pub idempotency_key: String,
+}
+
+/// The effects that a turn has asked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct EffectQueue {
+    ready: VecDeque<Effect>,
+    /// Effects that wait until so many records are durable; the numbers never fall.
+    deferred: VecDeque<(u64, DeferredEffect)>,
+    /// Number of records that the turn has asked for.
+    records: u64,
+}
+
+/// An effect that waits until a record is durable.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[expect(clippy::large_enum_variant, reason = "nearly all are of the large kind")]
+pub(super) enum DeferredEffect {
+    /// Queue the effect.
+    Queue(Effect),
+    /// Start the call, whose intent is the record.
+    StartCall(CallKey),
+}
+
+impl EffectQueue {
+    pub(super) fn record(&mut self, record: Record) {
+        self.records += 1;
+        self.ready.push_back(Effect::Record(record));
+    }
+
+    pub(super) fn emit(&mut self, event: Event) {
+        self.ready.push_back(Effect::Emit(event));
+    }
+
+    pub(super) fn perform(&mut self, action: TurnAction) {
+        self.ready.push_back(Effect::Perform(action));
+    }
+
+    /// Defers an effect until every record asked for so far is durable.
+    pub(super) fn defer(&mut self, effect: DeferredEffect) {
+        self.deferred.push_back((self.records, effect));
+    }
+
+    /// Queues the next deferred effect whose records are durable. Returns the call if the effect
+    /// is its start.
+    pub(super) fn handle_recorded(&mut self, upto: u64) -> Option<CallKey> {
+        while let Some((_, deferred)) = self.deferred.pop_front_if(|(needs, _)| *needs <= upto) {
+            match deferred {
+                DeferredEffect::Queue(effect) => self.ready.push_back(effect),
+                DeferredEffect::StartCall(key) => return Some(key),
+            }
+        }
+        None
+    }
+
+    pub(super) fn poll(&mut self) -> Option<Effect> {
+        self.ready.pop_front()
+    }
+
+    /// Number of records that the turn has asked for.
+    #[cfg(test)]
+    pub(super) fn records(&self) -> u64 {
+        self.records
+    }
+
+    /// The deferred effects, each with the number of records that it waits for.
+    pub(super) fn deferred(&self) -> impl ExactSizeIterator<Item = &(u64, DeferredEffect)> {
+        self.deferred.iter()
+    }
 }
 
 /// One exchange with the model.
@@ -95,18 +179,16 @@ pub struct ApprovalDecision {
 #[non_exhaustive]
 pub enum ApprovalError {
     /// No such call waits for this.
-    #[error("nothing is asked about this call")]
+    #[error("this call does not wait for an approval")]
     NotAsked,
     /// The call has other arguments than those that were decided about.
-    #[error("the decision is about other arguments than those of the call")]
+    #[error("arguments_sha256 does not match the arguments of the call")]
     Stale,
     /// It was decided otherwise before.
-    #[error("it was decided before: {}", .0.as_str())]
+    #[error("the call is already decided: {}", .0.as_str())]
     Decided(Verdict),
     /// The call was asked about before it ran too, and the decision does not say what it is about.
-    #[error(
-        "it was asked about before it ran and is asked about its result: say which with \"phase\""
-    )]
+    #[error("the call waits for its second approval: send \"phase\": \"before\" or \"after\"")]
     WhichPhase,
 }
 

@@ -7,21 +7,21 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Budget, ModelPlan, ModelPlans, Rebuilt, TurnRules, TurnSpec};
-use crate::config::{Limits, RunOverrides};
-use crate::context::Variables;
-use crate::record::{Entry, Record, Seq};
-pub(super) use crate::response::fixtures::{call, finish, text};
-use crate::tool::{Approval, InputSchema, ToolSpec};
-use crate::types::{Execution, ModelOrigin, RunId, SessionId, Usage, Wire};
+use super::{Budget, ModelPlan, ModelPlans, TurnRecord, TurnRules, TurnSpec};
+use crate::config::Limits;
+use crate::context::{History, Variables};
+use crate::record::{JournalEntry, Record, Seq};
+pub(crate) use crate::response::fixtures::{call, finish, text};
+use crate::tool::{ApprovalPolicy, InputSchema, ToolSpec};
+use crate::types::{Execution, ModelOrigin, SessionId, Usage, Wire};
 use crate::wire::{CallDelta, Delta};
 
 /// People are asked whether it may run, and whether its result may be seen.
-const BOTH: Approval = Approval { before: true, after: true };
+const BOTH: ApprovalPolicy = ApprovalPolicy { before: true, after: true };
 
 /// One tool of each kind, by its name. Those in the second and third part use variables; of those
 /// in the third, and in the fourth, people are asked. The last two have everything at once.
-pub(super) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
+pub(crate) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
     let schema = || {
         InputSchema::parse(json!({"type": "object", "properties": {"n": {"type": "integer"}}}))
             .unwrap()
@@ -48,14 +48,14 @@ pub(super) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
         tool("set"),
         tool("swap").start_on_seal(),
         tool("set_y"),
-        tool("get_asked").pure().approval(Approval::BEFORE),
-        tool("bump_reviewed").pure().approval(Approval::AFTER),
+        tool("get_asked").pure().approval(ApprovalPolicy::BEFORE),
+        tool("bump_reviewed").pure().approval(ApprovalPolicy::AFTER),
         tool("add_both").approval(BOTH),
-        tool("asked_pure").pure().approval(Approval::BEFORE),
-        tool("asked").approval(Approval::BEFORE),
-        tool("reviewed_pure").pure().approval(Approval::AFTER),
-        tool("reviewed").approval(Approval::AFTER),
-        tool("reviewed_seal").start_on_seal().approval(Approval::AFTER),
+        tool("asked_pure").pure().approval(ApprovalPolicy::BEFORE),
+        tool("asked").approval(ApprovalPolicy::BEFORE),
+        tool("reviewed_pure").pure().approval(ApprovalPolicy::AFTER),
+        tool("reviewed").approval(ApprovalPolicy::AFTER),
+        tool("reviewed_seal").start_on_seal().approval(ApprovalPolicy::AFTER),
         tool("both").approval(BOTH),
         tool("bump_capped").pure().max_concurrent(1),
         tool("add_capped").approval(BOTH).max_concurrent(1),
@@ -65,7 +65,7 @@ pub(super) fn tools() -> BTreeMap<String, Arc<ToolSpec>> {
     .collect()
 }
 
-pub(super) fn rules(execution: Execution) -> TurnRules {
+pub(crate) fn rules(execution: Execution) -> TurnRules {
     TurnRules {
         tools: tools(),
         limits: Limits { tool_timeout: Some(Duration::from_secs(30)), ..Limits::default() },
@@ -77,12 +77,12 @@ pub(super) fn rules(execution: Execution) -> TurnRules {
 }
 
 /// A model that streams.
-pub(super) fn model(name: &str, max_attempts: u32) -> ModelPlan {
+pub(crate) fn model(name: &str, max_attempts: u32) -> ModelPlan {
     let origin = Arc::new(ModelOrigin { wire: Wire::OpenaiChat, model: name.into() });
     ModelPlan { origin, streamed: true, max_attempts }
 }
 
-pub(super) fn spec(rules: TurnRules) -> TurnSpec {
+pub(crate) fn spec(rules: TurnRules) -> TurnSpec {
     TurnSpec {
         number: 1,
         turns_with_calls: 0,
@@ -99,7 +99,7 @@ pub(super) fn spec(rules: TurnRules) -> TurnSpec {
 }
 
 /// More arguments of a call.
-pub(super) fn more(index: u64, arguments: &str) -> Delta {
+pub(crate) fn more(index: u64, arguments: &str) -> Delta {
     Delta::Call(CallDelta {
         index: Some(index),
         arguments: Some(arguments.to_owned()),
@@ -108,15 +108,15 @@ pub(super) fn more(index: u64, arguments: &str) -> Delta {
 }
 
 /// What the response has cost so far.
-pub(super) fn usage(tokens: u64) -> Delta {
+pub(crate) fn usage(tokens: u64) -> Delta {
     let usage = Usage { output_tokens: tokens, ..Usage::default() };
     Delta::Usage { usage, raw: "{}".into() }
 }
 
 /// The records as they are read from the journal: behind the record `after`, each appended at its
 /// time.
-pub(super) fn entries(after: u64, records: &[(Record, u64)]) -> Vec<Entry> {
-    let entry = |((record, time), seq): (&(Record, u64), u64)| Entry {
+pub(crate) fn entries(after: u64, records: &[(Record, u64)]) -> Vec<JournalEntry> {
+    let entry = |((record, time), seq): (&(Record, u64), u64)| JournalEntry {
         seq: Seq(seq),
         time: *time,
         shown: 0,
@@ -135,9 +135,10 @@ fn read_again(record: &Record) -> Record {
         if let Some(read) = known.get(record) {
             return read.clone();
         }
-        let entry = Entry { seq: Seq(1), time: 0, shown: 0, record: record.clone() };
+        let entry = JournalEntry { seq: Seq(1), time: 0, shown: 0, record: record.clone() };
         let session = SessionId::parse("s").unwrap();
-        let read = Entry::read(&session, entry.seq, entry.time, &entry.body()).unwrap().record;
+        let read =
+            JournalEntry::read(&session, entry.seq, entry.time, &entry.body()).unwrap().record;
         if known.len() == KNOWN_MAX {
             known.clear();
         }
@@ -146,19 +147,19 @@ fn read_again(record: &Record) -> Record {
     })
 }
 
-/// The session that has these records of a run's turns.
-pub(super) fn rebuilt(records: &[Record], limits: &Limits) -> Rebuilt {
-    let opened = Record::SessionOpened { agent: "default".into(), messages: Vec::new() };
-    let started = Record::RunStarted {
-        run_id: RunId("run_1".into()),
-        input: "go".into(),
-        overrides: Box::new(RunOverrides::default()),
-        model: "m".into(),
-        execution: Execution::Sequential,
-        request: None,
-        trace: None,
-    };
-    let all = [opened, started].into_iter().chain(records.iter().cloned());
-    let all: Vec<_> = all.map(|record| (record, 0)).collect();
-    Rebuilt::fold(&entries(0, &all), &|_| limits.clone()).unwrap()
+/// Returns the history and the variables after the committed turns in these records of a run.
+pub(crate) fn committed(records: &[Record], limits: &Limits) -> (History, Variables) {
+    let (mut history, mut variables) = (History::new(), Variables::default());
+    history.begin_run("go".into());
+    let mut turn = Vec::new();
+    for (record, time) in records.iter().map(|record| (record.clone(), 0)) {
+        turn.push((record, time));
+        let [.., (Record::TurnCommitted { .. }, _)] = turn.as_slice() else { continue };
+        let entries = entries(0, &std::mem::take(&mut turn));
+        let record = TurnRecord::from_records(entries.iter().map(|entry| &entry.record)).unwrap();
+        let (message, bytes_max) = (record.message.as_ref(), limits.max_result_bytes);
+        history.commit(record.number, message, &record.results, bytes_max);
+        record.results.iter().for_each(|result| variables.apply(&result.writes));
+    }
+    (history, variables)
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::LimitHit;
 use super::admission::{self, CallRetention};
 use super::effect::TurnRules;
-use crate::record::{Ending, Record, ResponseMessage};
+use crate::record::{Record, ResponseDisposition, ResponseMessage};
 use crate::types::Usage;
 
 /// What such a turn begins with.
@@ -25,7 +25,8 @@ impl InitialCallsTurn {
     #[must_use]
     pub fn new(turn: u32, message: &ResponseMessage, rules: &TurnRules) -> Self {
         let mut kept = ResponseMessage { calls: Vec::new(), ..message.clone() };
-        let (mut dropped_calls, mut ending, mut excess) = (Vec::new(), Ending::Well, None);
+        let (mut dropped_calls, mut ending, mut excess) =
+            (Vec::new(), ResponseDisposition::Well, None);
         for call in &message.calls {
             match admission::by_rules(call.key.index, rules) {
                 CallRetention::Keep => kept.calls.push(call.clone()),
@@ -43,7 +44,7 @@ impl InitialCallsTurn {
                 CallRetention::Fail => {
                     dropped_calls.push(call.name.clone());
                     excess.get_or_insert("failed");
-                    ending = Ending::Excess;
+                    ending = ResponseDisposition::Excess;
                 }
             }
         }
@@ -72,7 +73,7 @@ mod tests {
     use super::*;
     use crate::config::{Limits, OnExcess};
     use crate::turn::fixtures::{entries, rules, spec};
-    use crate::turn::{Effect, Run, Turn, TurnEnd, TurnSpec};
+    use crate::turn::{Budget, Effect, Turn, TurnAction, TurnEnd, TurnSpec};
     use crate::types::{CallKey, Execution, ToolCall, ToolStatus};
     use std::time::Duration;
 
@@ -96,7 +97,8 @@ mod tests {
         let mut rules = rules(Execution::Parallel { max: 8 });
         change(&mut rules);
         let seeded = InitialCallsTurn::new(1, &message(names), &rules);
-        let budget = Run::new(&rules.limits).budget();
+        let tokens_left = rules.limits.max_tokens_per_run;
+        let budget = Budget { tokens_left, calls_left: rules.limits.max_tool_calls_per_run };
         let spec = TurnSpec { budget, ..spec(rules) };
         let mut turn = Turn::resume(spec, &entries(0, &[(seeded.response, 0)]), 0, None);
         let (mut started, mut committed) = (Vec::new(), None);
@@ -106,11 +108,12 @@ mod tests {
             }
             turn.handle_recorded(Duration::ZERO, u64::MAX);
             while let Some(effect) = turn.poll() {
-                assert!(!matches!(effect, Effect::Request(_)), "nobody is asked");
-                if let Effect::Start(call, _) = &effect {
-                    started.push(call.name.clone());
+                let Effect::Perform(action) = effect else { continue };
+                assert!(!matches!(action, TurnAction::Request(_)), "no model is requested");
+                if let TurnAction::Start(start) = &action {
+                    started.push(start.call.name.clone());
                 }
-                if let Effect::Commit(record) = effect {
+                if let TurnAction::Commit(record) = action {
                     committed = Some(record);
                 }
             }

@@ -1,4 +1,4 @@
-//! One turn, and the run around it. Machines: no async, no clock, no I/O.
+//! One turn. Machines: no async, no clock, no I/O.
 //!
 //! [`Turn`] is one model response and the calls in it, over as many attempts as it takes. Values
 //! go in by `handle_*`, effects come out of [`Turn::poll`]; time is an argument. Each rule has
@@ -21,11 +21,8 @@
 //! | `model_messages` | what the model is told of calls that did not simply run |
 //! | `resume` | a turn from its records |
 //! | `committed` | a turn that is over, from its records |
-//! | `rebuilt` | a session from its records |
-//! | `replay` | a session once more from its records, compared with them |
+//! | `replay` | a turn once more from its records, compared with them |
 //! | `initial_calls` | a turn of calls that nobody asked a model for |
-//! | `loops` | turns that repeat themselves |
-//! | `run` | turn after turn, and why that ended |
 #![warn(clippy::indexing_slicing)]
 
 mod admission;
@@ -36,29 +33,26 @@ mod breaker;
 mod budget;
 mod call;
 mod clock;
-mod committed;
+pub(crate) mod committed;
 mod deltas;
 mod effect;
 #[cfg(test)]
 pub(crate) mod explorer;
 #[cfg(test)]
-mod fixtures;
+pub(crate) mod fixtures;
 mod initial_calls;
 mod isolation;
-mod loops;
 mod model_messages;
 mod reassembly;
-mod rebuilt;
-mod replay;
+pub(crate) mod replay;
 mod response_end;
 mod resume;
-mod run;
 mod schedule;
 mod step;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,22 +60,18 @@ pub use breaker::{
     Breaker, BreakerChange, BreakerPermit, BreakerRefusal, BreakerRules, BreakerState,
     ServiceSignal,
 };
-pub use budget::Budget;
+pub use budget::{Budget, LimitHit};
+pub(crate) use budget::{MAX_CALLS, MAX_TOKENS};
 pub use committed::results_so_far;
 pub use effect::{
-    ApprovalDecision, ApprovalError, AttemptPlan, CancelReason, Effect, ModelPlan, ModelPlans,
-    PermitReply, ToolCompletion, TurnEnd, TurnRecord, TurnRules, TurnSpec,
+    ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, ModelPlan,
+    ModelPlans, PermitReply, ToolCompletion, TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec,
 };
 pub use initial_calls::InitialCallsTurn;
-pub use rebuilt::{
-    Brought, Continue, KnownRequest, OpenRun, PastRun, QueuedRun, REQUESTS_MAX, RebuildError,
-    Rebuilt, Requests, past_run,
-};
-pub use replay::{Difference, Replayed, replay};
-pub use run::{LimitHit, Next, Run, RunStep, TurnPlan};
+pub use replay::Difference;
 
 use crate::event::{CallLabel, Event};
-use crate::record::{Ending, ResponseMessage};
+use crate::record::{ResponseDisposition, ResponseMessage};
 
 use crate::response::{DisplayOrder, ExchangeEnd, ResponseAssembler, classify_ending};
 use crate::types::{ApprovalPhase, CallKey, FinishReason, Judgement, ToolOutcome, Usage};
@@ -89,8 +79,11 @@ use crate::wire::Delta;
 use attempts::Attempts;
 use call::{CallPhase, TurnCall};
 use clock::TurnClock;
+use effect::{DeferredEffect, EffectQueue};
 use isolation::VisibleVariables;
 use reassembly::Reassembly;
+#[cfg(test)]
+pub(crate) use step::ended;
 
 /// The limit of a run's time, by its name in the configuration.
 const RUN_TIMEOUT: &str = "run_timeout";
@@ -125,19 +118,7 @@ pub struct Turn {
     usage: Usage,
     reassembly: Reassembly,
     clock: TurnClock,
-    outbox: VecDeque<Effect>,
-    /// Effects that wait until so many records are durable; the numbers never fall.
-    held: VecDeque<(u64, DeferredEffect)>,
-    records: u64,
-}
-
-/// What waits until a record is durable.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-#[expect(clippy::large_enum_variant, reason = "nearly all are of the large kind")]
-enum DeferredEffect {
-    Perform(Effect),
-    /// The intent of this call has to be durable.
-    Begin(CallKey),
+    effects: EffectQueue,
 }
 
 /// How far the turn has come.
@@ -147,7 +128,7 @@ enum TurnStage {
     AwaitingResponse,
     /// The response's ending is known; its calls may still run.
     ResponseEnded {
-        ending: Ending,
+        ending: ResponseDisposition,
         message: Option<Arc<ResponseMessage>>,
         cancelled: Option<CancelReason>,
     },
@@ -212,7 +193,7 @@ impl Turn {
         self.response.end(false);
         match classify_ending(&self.response, end) {
             Ok(ending) => {
-                if ending == Ending::Well {
+                if ending == ResponseDisposition::Well {
                     let changes = self.response.end(true);
                     self.handle_changes(changes);
                 }
@@ -260,14 +241,9 @@ impl Turn {
     /// from which it was resumed do not count.
     pub fn handle_recorded(&mut self, now: Duration, upto: u64) {
         self.clock.advance(now);
-        while let Some((_, held)) = self.held.pop_front_if(|(needs, _)| *needs <= upto) {
-            match held {
-                DeferredEffect::Perform(effect) => self.outbox.push_back(effect),
-                DeferredEffect::Begin(key) => {
-                    if let Some(index) = self.position(key) {
-                        self.start_intended(index);
-                    }
-                }
+        while let Some(key) = self.effects.handle_recorded(upto) {
+            if let Some(index) = self.position(key) {
+                self.start_intended(index);
             }
         }
         self.advance();
@@ -312,8 +288,8 @@ impl Turn {
         self.clock.advance(now);
         match &mut self.stage {
             TurnStage::AwaitingResponse => {
-                self.outbox.push_back(Effect::Disconnect);
-                self.conclude(Ending::Cancelled, Some(why));
+                self.effects.perform(TurnAction::Disconnect);
+                self.conclude(ResponseDisposition::Cancelled, Some(why));
             }
             TurnStage::ResponseEnded { cancelled, .. } => {
                 cancelled.get_or_insert(why);
@@ -327,7 +303,7 @@ impl Turn {
     /// Whether something waits until records are stored: a start, a result or the commit.
     #[must_use]
     pub fn waits_for_records(&self) -> bool {
-        !self.held.is_empty()
+        self.effects.deferred().len() > 0
     }
 
     /// Whether all that waits is the commit of a turn that called nothing. Nothing has happened
@@ -335,16 +311,16 @@ impl Turn {
     /// that its end is stored with it.
     #[must_use]
     pub fn may_commit_early(&self) -> bool {
-        let mut held = self.held.iter();
-        let is_commit = |held: &(u64, DeferredEffect)| {
-            matches!(held.1, DeferredEffect::Perform(Effect::Commit(_)))
+        let mut deferred = self.effects.deferred();
+        let is_commit = |(_, deferred): &(u64, DeferredEffect)| {
+            matches!(deferred, DeferredEffect::Queue(Effect::Perform(TurnAction::Commit(_))))
         };
-        self.calls.is_empty() && held.next().is_some_and(is_commit) && held.next().is_none()
+        self.calls.is_empty() && deferred.next().is_some_and(is_commit) && deferred.len() == 0
     }
 
     /// The next thing to be done, until there is none.
     pub fn poll(&mut self) -> Option<Effect> {
-        self.outbox.pop_front()
+        self.effects.poll()
     }
 
     /// When to call [`handle_timeout`](Self::handle_timeout), since the turn began.
@@ -375,7 +351,7 @@ impl Turn {
         let Some(call) = self.calls.get(index) else { return };
         let timeout = deadline.saturating_sub(call.started_at.unwrap_or(deadline));
         let outcome = model_messages::timed_out(call, timeout);
-        self.outbox.push_back(Effect::Abort(call.key()));
+        self.effects.perform(TurnAction::Abort(call.key()));
         self.end_call(index, outcome);
         self.tell_time("tool_timeout", timeout, "timed_out");
     }
@@ -416,9 +392,7 @@ impl Turn {
             usage: Usage::default(),
             reassembly: Reassembly::default(),
             clock: TurnClock::default(),
-            outbox: VecDeque::new(),
-            held: VecDeque::new(),
-            records: 0,
+            effects: EffectQueue::default(),
             spec: Arc::new(spec),
         }
     }

@@ -4,23 +4,27 @@ use std::sync::Arc;
 
 use super::admission;
 use super::call::CallPhase;
-use super::effect::{CancelReason, Effect, TurnEnd};
+use super::effect::{CancelReason, TurnAction, TurnEnd};
 use super::{Turn, TurnStage, attempt_start, model_messages};
 use crate::event::{Event, ServiceCallStatus};
-use crate::record::{Ending, PartialResponse, Record, ResponseMessage};
+use crate::record::{PartialResponse, Record, ResponseDisposition, ResponseMessage};
 use crate::response::DisplayOrder;
 use crate::response::PartialCall;
 use crate::types::{ProviderError, RunError, ToolOutcome, ToolStatus};
 
 impl Turn {
     /// The ending is known: what is kept is recorded, what cannot start any more is answered.
-    pub(super) fn conclude(&mut self, ending: Ending, cancelled: Option<CancelReason>) {
+    pub(super) fn conclude(
+        &mut self,
+        ending: ResponseDisposition,
+        cancelled: Option<CancelReason>,
+    ) {
         self.close_exchange(None);
         self.discard_service_calls(|call| !call.sealed);
         for index in 0..self.calls.len() {
             self.take_in_unsealed(index, ending);
         }
-        if ending == Ending::Refused {
+        if ending == ResponseDisposition::Refused {
             self.drop_all_but_effects();
         }
         let excess = self.response.excess();
@@ -45,7 +49,7 @@ impl Turn {
             names: message.calls.iter().map(|call| call.name.clone()).collect(),
             opened: u32::try_from(self.calls.len() + excess).unwrap_or(u32::MAX),
             detected: u32::try_from(detected.count()).unwrap_or(u32::MAX),
-            stopped: ending == Ending::Cancelled,
+            stopped: ending == ResponseDisposition::Cancelled,
         };
         self.emit(event);
         self.stage = TurnStage::ResponseEnded {
@@ -57,14 +61,20 @@ impl Turn {
     }
 
     /// The calls that cannot start any more.
-    pub(super) fn answer_unstarted(&mut self, ending: Ending) {
+    pub(super) fn answer_unstarted(&mut self, ending: ResponseDisposition) {
         let maximum = self.spec.rules.limits.max_tool_calls_per_turn.unwrap_or_default();
         match ending {
-            Ending::Well | Ending::Refused => {}
-            Ending::Length => self.answer_where_unstarted(&model_messages::cut_off_response()),
-            Ending::BrokeKept => self.answer_where_unstarted(&model_messages::broken_response()),
-            Ending::Excess => self.answer_where_unstarted(&model_messages::over_limit(maximum)),
-            Ending::Cancelled => self.cancel_calls(),
+            ResponseDisposition::Well | ResponseDisposition::Refused => {}
+            ResponseDisposition::Length => {
+                self.answer_where_unstarted(&model_messages::cut_off_response())
+            }
+            ResponseDisposition::BrokeKept => {
+                self.answer_where_unstarted(&model_messages::broken_response())
+            }
+            ResponseDisposition::Excess => {
+                self.answer_where_unstarted(&model_messages::over_limit(maximum))
+            }
+            ResponseDisposition::Cancelled => self.cancel_calls(),
         }
     }
 
@@ -100,7 +110,7 @@ impl Turn {
             match call.phase {
                 CallPhase::Running { .. } => {
                     let outcome = model_messages::cancelled(call);
-                    self.outbox.push_back(Effect::Abort(call.key()));
+                    self.effects.perform(TurnAction::Abort(call.key()));
                     self.end_call(index, outcome);
                 }
                 // It would have run again; what its tool answered is all there is, and it is
@@ -153,7 +163,7 @@ impl Turn {
         let Some(call) = self.calls.get(index) else { return };
         let (label, had_result) = (call.label(), call.has_result() || call.is_undecided());
         if call.is_running() {
-            self.outbox.push_back(Effect::Abort(label.key));
+            self.effects.perform(TurnAction::Abort(label.key));
         }
         self.stop_clock(index);
         self.set_phase(index, CallPhase::Dropped);
@@ -174,7 +184,7 @@ impl Turn {
         });
         self.close_exchange(Some(error.clone()));
         if effects_started {
-            self.conclude(Ending::BrokeKept, None);
+            self.conclude(ResponseDisposition::BrokeKept, None);
             return;
         }
         self.void_attempt();
@@ -232,7 +242,7 @@ impl Turn {
     }
 
     /// A call that was never sealed keeps what came of its arguments.
-    fn take_in_unsealed(&mut self, index: usize, ending: Ending) {
+    fn take_in_unsealed(&mut self, index: usize, ending: ResponseDisposition) {
         let (Some(bucket), Some(call)) =
             (self.response.calls().get(index), self.calls.get_mut(index))
         else {
@@ -245,7 +255,7 @@ impl Turn {
         let odd = admission::take_arguments(call, &bucket.raw, bucket.oversize);
         self.name_call(index);
         // A user's stop cuts arguments off too, and nothing is odd about that.
-        if let Some(oddity) = odd.filter(|_| ending != Ending::Cancelled) {
+        if let Some(oddity) = odd.filter(|_| ending != ResponseDisposition::Cancelled) {
             self.tell_oddity(index, oddity);
         }
     }
@@ -275,7 +285,7 @@ impl Turn {
         }
     }
 
-    fn kept_message(&self, ending: Ending) -> ResponseMessage {
+    fn kept_message(&self, ending: ResponseDisposition) -> ResponseMessage {
         let mut text = self.response.text().to_owned();
         text.push_str(self.response.refusal());
         let kept = self.calls.iter().filter(|call| call.is_kept());
@@ -288,12 +298,12 @@ impl Turn {
         };
         message.drop_parts_without_calls();
         match ending {
-            Ending::Well => {}
-            Ending::Length
-            | Ending::Refused
-            | Ending::BrokeKept
-            | Ending::Excess
-            | Ending::Cancelled => message.drop_unfinished_reasoning(),
+            ResponseDisposition::Well => {}
+            ResponseDisposition::Length
+            | ResponseDisposition::Refused
+            | ResponseDisposition::BrokeKept
+            | ResponseDisposition::Excess
+            | ResponseDisposition::Cancelled => message.drop_unfinished_reasoning(),
         }
         message
     }
@@ -301,7 +311,7 @@ impl Turn {
     /// What would be kept of the response if no more of it came: calls whose arguments still come
     /// would not.
     pub(super) fn response_so_far(&self) -> PartialResponse {
-        let mut message = self.kept_message(Ending::BrokeKept);
+        let mut message = self.kept_message(ResponseDisposition::BrokeKept);
         let is_whole =
             |key| self.calls.iter().any(|c| c.key() == key && c.phase != CallPhase::Open);
         message.calls.retain(|call| is_whole(call.key));

@@ -1,12 +1,11 @@
 //! A turn from its records: after a crash of the host, or of one of the run's actors.
 //!
-//! The same machine goes on with what the journal knows. An outcome that is known is used; an
-//! intent without one is answered `Unknown`, unless its tool is idempotent and runs again under
-//! the same key; what was never intended is decided as if nothing had happened. Questions to
-//! people stand as they were asked, and their time counts on while no host runs.
+//! The turn machine goes on with what the journal holds. An outcome that is recorded is used. An
+//! intent without an outcome is answered `Unknown`, unless its tool is idempotent: then it runs
+//! again under the same idempotency key. A call without an intent is decided as if it were new.
+//! Questions to people stay open, and the time for a decision also passes while no host runs.
 
 use std::borrow::Borrow;
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,130 +13,117 @@ use super::admission::{self, CallRetention};
 use super::attempts::Attempts;
 use super::budget::{MAX_CALLS, MAX_TOKENS};
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
-use super::committed::EndedCall;
 use super::effect::{CancelReason, TurnSpec};
 use super::{RUN_TIMEOUT, Turn, TurnStage, model_messages};
 use crate::event::Event;
-use crate::record::{Ending, Entry, PartialResponse, Record, ResponseMessage, StopMode, shown_of};
+use crate::record::{
+    JournalEntry, PartialResponse, Record, ResponseDisposition, ResponseMessage, StopMode,
+    displayed_text,
+};
+use crate::transcript::{
+    AttemptTranscript, CallTranscript, RunTranscript, Transcript, TurnTranscript,
+};
 use crate::types::{
-    ApprovalPhase, CallKey, FinishReason, Judgement, ProviderError, ProviderErrorKind, ToolCall,
-    Usage,
+    ApprovalPhase, CallKey, Judgement, ProviderError, ProviderErrorKind, ToolCall, Usage,
 };
 
-/// What the records of a turn say.
-#[derive(Debug, Default)]
-struct Known {
-    attempt: u32,
-    /// The model that was asked last, by its name at its service.
-    model: String,
-    streamed: bool,
-    intents: BTreeSet<CallKey>,
-    /// What had come of the response when a call of it last began early.
-    so_far: Option<PartialResponse>,
-    reports: BTreeMap<CallKey, ReportedOutcome>,
-    /// Calls that have answered twice: what they had read at first was out of date.
-    outdated: BTreeSet<CallKey>,
-    /// When people were asked: Unix time in milliseconds.
-    asked: BTreeMap<(CallKey, ApprovalPhase), u64>,
-    judgements: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
-    outcomes: BTreeMap<CallKey, EndedCall>,
-    response: Option<Response>,
-    /// Why the turn was to end before it was over.
+/// The records of the turn's last attempt.
+struct RecordedTurn<'t, 'a> {
+    attempt: &'t AttemptTranscript<'a>,
+    /// The reason to end the turn early.
     cancelled: Option<CancelReason>,
 }
 
-#[derive(Debug)]
-struct Response {
-    ending: Ending,
-    message: Arc<ResponseMessage>,
-    finish_reason: Option<FinishReason>,
-    dropped_calls: Vec<Arc<str>>,
-}
-
 impl Turn {
-    /// Goes on with a turn from the entries that it left: those of this turn, in order, without
-    /// its commit. `now` is the Unix time in milliseconds. `cancel` says why the run is to end, if
-    /// it is; what the entries say of that comes first.
+    /// Resumes a turn from its entries: all that were appended since its first one, without its
+    /// commit. `now` is the Unix time in milliseconds. `cancel` is a reason to end the turn; a
+    /// reason in the entries precedes it.
     #[must_use]
-    pub fn resume<E: Borrow<Entry>>(
+    pub fn resume<E: Borrow<JournalEntry>>(
         spec: TurnSpec,
         entries: &[E],
         now: u64,
         cancel: Option<CancelReason>,
     ) -> Self {
-        let mut usage = Usage::default();
-        let mut known = Known::default();
-        for entry in entries {
-            known.fold(entry.borrow(), &mut usage);
-        }
-        let cancel = known.cancelled.or(cancel);
-        known.cancelled = cancel;
+        let transcript = Transcript::read(entries.iter().map(Borrow::borrow));
+        let run = transcript.runs.last();
+        let turn = run.and_then(|run| run.turns.last());
+        let cancelled = run.and_then(cancel_reason).or(cancel);
+        let not_started = AttemptTranscript::default();
+        let attempt = turn.and_then(TurnTranscript::attempt).unwrap_or(&not_started);
+        let recorded = RecordedTurn { attempt, cancelled };
+        let model = attempt.start.map_or("", |start| start.model);
         let attempts = Attempts::new(Arc::clone(&spec.rules.models), spec.seed);
-        let mut turn = Self::blank(spec, attempts.resumed(known.attempt, &known.model));
-        turn.usage = usage;
-        let since = |time: &u64| Duration::from_millis(now.saturating_sub(*time));
-        turn.asked = known.asked.iter().map(|(question, time)| (*question, since(time))).collect();
-        match known.response.take() {
-            Some(response) => turn.resume_judged(response, &known),
-            None => match known.so_far.take() {
-                Some(so_far) => turn.resume_broken(so_far, &known),
-                None => turn.resume_asking(&known),
-            },
+        let mut resumed = Self::blank(spec, attempts.resumed(recorded.attempt_number(), model));
+        resumed.usage = turn.map(TurnTranscript::usage).unwrap_or_default();
+        let since = |time: u64| Duration::from_millis(now.saturating_sub(time));
+        resumed.asked = recorded.questions().map(|(asked, time)| (asked, since(time))).collect();
+        match (attempt.response, recorded.partial_response()) {
+            (Some(response), _) => {
+                resumed.finish = response.finish_reason.cloned();
+                resumed.dropped = response.dropped_calls.to_vec();
+                resumed.resume_response(response.ending, Arc::clone(response.message), &recorded);
+            }
+            (None, Some(partial)) => resumed.resume_broken(partial, &recorded),
+            (None, None) => resumed.resume_asking(&recorded),
         }
-        match cancel.filter(|_| turn.stage == TurnStage::AwaitingResponse) {
-            Some(why) => turn.handle_cancel(Duration::ZERO, why),
-            None => turn.advance(),
+        match cancelled.filter(|_| resumed.stage == TurnStage::AwaitingResponse) {
+            Some(reason) => resumed.handle_cancel(Duration::ZERO, reason),
+            None => resumed.advance(),
         }
-        // Their time may have passed while nobody was there.
-        turn.expire_questions();
-        turn.advance();
-        turn
+        // The time for a decision may have passed while no host ran.
+        resumed.expire_questions();
+        resumed.advance();
+        resumed
     }
 
-    /// The response was whole: its calls go on.
-    fn resume_judged(&mut self, response: Response, known: &Known) {
-        let Response { ending, message, finish_reason, dropped_calls } = response;
-        self.finish = finish_reason;
-        self.dropped = dropped_calls;
-        self.restore_calls(&message.calls, known);
+    /// Resumes a turn whose response is known: its calls go on.
+    fn resume_response(
+        &mut self,
+        ending: ResponseDisposition,
+        message: Arc<ResponseMessage>,
+        recorded: &RecordedTurn<'_, '_>,
+    ) {
+        self.restore_calls(&message.calls, recorded);
         let message = Some(message).filter(|message| !message.is_blank());
-        let cancelled = known.cancelled;
+        let cancelled = recorded.cancelled;
         self.stage = TurnStage::ResponseEnded { ending, message, cancelled };
-        self.judgements.clone_from(&known.judgements);
-        self.resume_open(known);
+        self.judgements = recorded.judgements().collect();
+        self.resume_open_calls(recorded);
         self.answer_unstarted(ending);
         if cancelled.is_some() {
             self.cancel_calls();
         }
     }
 
-    /// A call with effects had started early, and the rest of the response is lost. Watchers may
-    /// have seen more of it than is kept: what they saw is void, and what is kept is shown again.
-    fn resume_broken(&mut self, so_far: PartialResponse, known: &Known) {
-        let PartialResponse { message, shown } = so_far;
-        let message = Arc::new(message);
-        let error = self.record_host_stopped(known.attempt, true);
+    /// Resumes a turn of which a call with effects had started early, and the rest of the response
+    /// is lost. Watchers may have seen more of it than is kept, so that the kept part is shown
+    /// again.
+    fn resume_broken(&mut self, partial: &PartialResponse, recorded: &RecordedTurn<'_, '_>) {
+        let message = Arc::new(partial.message.clone());
+        let (attempt, start) = (recorded.attempt_number(), recorded.attempt.start);
+        let error = self.record_host_stopped(attempt, true);
         self.emit(Event::AttemptStarted {
-            attempt: known.attempt,
-            model: known.model.clone(),
-            streamed: known.streamed,
+            attempt,
+            model: start.map_or(String::new(), |start| start.model.to_owned()),
+            streamed: start.is_some_and(|start| start.streamed),
             reason: error.message,
             wait: Duration::ZERO,
             rollback: false,
             fallback: false,
         });
-        for piece in shown_of(&message, &shown) {
+        for piece in displayed_text(&message, &partial.shown) {
             self.emit(piece.into());
         }
         self.record(Record::ResponseEnded {
             turn: self.spec.number,
-            attempt: known.attempt,
-            ending: Ending::BrokeKept,
+            attempt,
+            ending: ResponseDisposition::BrokeKept,
             message: Arc::clone(&message),
             finish_reason: None,
             usage: Usage::default(),
             dropped_calls: Vec::new(),
-            shown,
+            shown: partial.shown.clone(),
         });
         self.emit(Event::ResponseEnded {
             names: message.calls.iter().map(|call| call.name.clone()).collect(),
@@ -145,16 +131,10 @@ impl Turn {
             detected: u32::try_from(message.calls.len()).unwrap_or(u32::MAX),
             stopped: false,
         });
-        let response = Response {
-            ending: Ending::BrokeKept,
-            message,
-            finish_reason: None,
-            dropped_calls: Vec::new(),
-        };
-        self.resume_judged(response, known);
+        self.resume_response(ResponseDisposition::BrokeKept, message, recorded);
     }
 
-    /// The open attempt broke because the host stopped.
+    /// Records that the open attempt broke because the host stopped.
     fn record_host_stopped(&mut self, attempt: u32, kept: bool) -> ProviderError {
         let message = "the host stopped during the attempt";
         let error = ProviderError::new(ProviderErrorKind::Transport, message);
@@ -169,56 +149,66 @@ impl Turn {
         error
     }
 
-    /// Nothing that counts had happened: the model is asked again.
-    fn resume_asking(&mut self, known: &Known) {
-        let attempt = known.attempt;
+    /// Resumes a turn that has no response: the model is asked again.
+    fn resume_asking(&mut self, recorded: &RecordedTurn<'_, '_>) {
+        let attempt = recorded.attempt_number();
         if attempt == 0 {
             self.ask();
             return;
         }
         let error = self.record_host_stopped(attempt, false);
-        let is_told = known.cancelled == Some(CancelReason::Budget);
-        if is_told || self.is_out_of_tokens() {
-            self.end_out_of_tokens(is_told);
+        let is_recorded = recorded.cancelled == Some(CancelReason::Budget);
+        if is_recorded || self.is_out_of_tokens() {
+            self.end_out_of_tokens(is_recorded);
             return;
         }
         let plan = self.attempts.first();
         self.ask_again(plan, error.message);
     }
 
-    fn restore_calls(&mut self, calls: &[ToolCall], known: &Known) {
+    fn restore_calls(&mut self, calls: &[ToolCall], recorded: &RecordedTurn<'_, '_>) {
         for call in calls {
             let tool = self.spec.rules.tools.get(&*call.name).cloned();
             let mut restored = TurnCall::restored(call.clone(), tool);
-            if let Some(ended) = known.outcomes.get(&call.key) {
+            let known = recorded.call(call.key);
+            let report = known.and_then(|known| known.reports.last());
+            if let Some(ended) = known.and_then(CallTranscript::outcome) {
                 restored.restore_end(ended);
-                if let Some(report) = known.reports.get(&call.key) {
+                if let Some(report) = report {
                     restored.reads = report.reads.clone();
                 }
-                self.visible.accept(call.key.index, &ended.writes);
-                self.clock.tool_remembered(ended.duration);
-            } else if let Some(report) = known.reports.get(&call.key) {
+                self.visible.accept(call.key.index, ended.writes);
+                self.clock.tool_remembered(Duration::from_millis(ended.duration_ms));
+            } else if let Some(report) = report {
                 restored.started_at = Some(Duration::ZERO);
                 restored.answered_at = Some(Duration::ZERO);
-                restored.notes.conflict = known.outdated.contains(&call.key);
-                restored.phase = CallPhase::Reported(report.clone());
+                // It ran again because what it had read at first was out of date.
+                restored.notes.conflict = known.is_some_and(|known| known.reports.len() > 1);
+                restored.phase = CallPhase::Reported(ReportedOutcome {
+                    outcome: report.outcome.clone(),
+                    reads: report.reads.clone(),
+                    writes: report.writes.clone(),
+                });
             } else {
-                // What was wrong with it is found again, from the same bytes.
+                // The same bytes show again what is wrong with them.
                 let raw = call.raw.clone().unwrap_or_else(|| call.arguments_text());
                 admission::take_arguments(&mut restored, &raw, false);
-                let opening = admission::by_rules(call.key.index, &self.spec.rules);
-                restored.excess = opening == CallRetention::KeepExcess;
+                let retention = admission::by_rules(call.key.index, &self.spec.rules);
+                restored.excess = retention == CallRetention::KeepExcess;
             }
-            if let Some(said) = known.judgements.get(&(call.key, ApprovalPhase::Before)) {
-                restored.notes.before = Some(said.clone());
-            }
+            let decisions = known.into_iter().flat_map(|known| &known.decisions);
+            let before =
+                decisions.filter(|decision| decision.phase == ApprovalPhase::Before).last();
+            restored.notes.before =
+                before.map(|decision| decision.judgement()).or(restored.notes.before);
             self.calls.push(restored);
         }
     }
 
-    /// Reports that need no order are reviewed again. Calls that people had rejected are answered so. Intents without an outcome: run again, or
-    /// answered where the tool must not run twice.
-    fn resume_open(&mut self, known: &Known) {
+    /// Resumes the calls that have no outcome. Reports that need no order are reviewed again, and
+    /// calls that people had rejected are answered. A call that was intended runs again if its tool
+    /// is idempotent, and is answered as unknown otherwise.
+    fn resume_open_calls(&mut self, recorded: &RecordedTurn<'_, '_>) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get_mut(index) else { return };
             if let CallPhase::Reported(ReportedOutcome { outcome, reads, writes }) = &call.phase
@@ -236,11 +226,11 @@ impl Turn {
                 self.end_call(index, model_messages::rejected(ApprovalPhase::Before, &rejection));
                 continue;
             }
-            if !known.intents.contains(&call.key()) {
+            if recorded.call(call.key()).is_none_or(|known| known.intents.is_empty()) {
                 continue;
             }
-            // It may have run: a cancel has to say so, and an identical call behind it must not
-            // run either.
+            // It may have run, so that a cancellation has to say so and an identical call behind it
+            // must not run either.
             call.started_at = Some(Duration::ZERO);
             if call.tool.as_ref().is_some_and(|tool| tool.idempotent) {
                 self.take_ticket(index);
@@ -251,75 +241,47 @@ impl Turn {
     }
 }
 
-impl Known {
-    fn fold(&mut self, entry: &Entry, usage: &mut Usage) {
-        match &entry.record {
-            Record::AttemptStarted { attempt, model, streamed, .. } => {
-                let (attempt, model, cancelled) = (*attempt, model.clone(), self.cancelled);
-                let streamed = *streamed;
-                *self = Self { attempt, model, streamed, cancelled, ..Self::default() };
-            }
-            Record::CallIntended { call, so_far, .. } => {
-                self.intents.insert(call.key);
-                if let Some(so_far) = so_far {
-                    self.so_far = Some((**so_far).clone());
-                }
-            }
-            Record::CallReported { key, outcome, reads, writes } => {
-                let (outcome, reads, writes) = (outcome.clone(), reads.clone(), writes.clone());
-                if self.reports.insert(*key, ReportedOutcome { outcome, reads, writes }).is_some() {
-                    self.outdated.insert(*key);
-                }
-            }
-            Record::ApprovalGiven { key, phase, verdict, message } => {
-                let judgement = Judgement { verdict: *verdict, message: message.clone() };
-                self.judgements.insert((*key, *phase), judgement);
-            }
-            Record::CallEnded { call, .. } => {
-                self.outcomes.extend(EndedCall::of(&entry.record).map(|ended| (call.key, ended)));
-            }
-            Record::ApprovalAsked { asked } => {
-                self.asked.insert((asked.call.key, asked.phase), entry.time);
-            }
-            Record::ResponseEnded {
-                ending,
-                message,
-                finish_reason,
-                usage: spent,
-                dropped_calls,
-                ..
-            } => {
-                *usage += *spent;
-                self.response = Some(Response {
-                    ending: *ending,
-                    message: message.clone(),
-                    finish_reason: finish_reason.clone(),
-                    dropped_calls: dropped_calls.clone(),
-                });
-            }
-            // What is kept of an attempt is counted with its response.
-            Record::AttemptFailed { usage: spent, kept: false, .. } => *usage += *spent,
-            Record::StopAsked { mode: StopMode::Now } => self.cancel(CancelReason::Stop),
-            Record::LimitReached { limit, .. } => match limit.as_str() {
-                MAX_TOKENS | MAX_CALLS => self.cancel(CancelReason::Budget),
-                RUN_TIMEOUT => self.cancel(CancelReason::RunTimeout),
-                _ => {}
-            },
-            Record::SessionOpened { .. }
-            | Record::SessionForked { .. }
-            | Record::InputQueued { .. }
-            | Record::RunStarted { .. }
-            | Record::AttemptFailed { kept: true, .. }
-            | Record::TurnCommitted { .. }
-            | Record::Steered { .. }
-            | Record::StopAsked { mode: StopMode::AfterTurn }
-            | Record::RunEnded { .. }
-            | Record::SessionClosed => {}
-        }
+impl<'t, 'a> RecordedTurn<'t, 'a> {
+    /// The number of the last attempt; 0 if no model was asked.
+    fn attempt_number(&self) -> u32 {
+        self.attempt.start.map_or(0, |_| self.attempt.number)
     }
 
-    /// The first reason stands.
-    fn cancel(&mut self, why: CancelReason) {
-        self.cancelled.get_or_insert(why);
+    fn call(&self, key: CallKey) -> Option<&'t CallTranscript<'a>> {
+        self.attempt.calls.get(&key)
     }
+
+    /// The response up to the last call of it that started early.
+    fn partial_response(&self) -> Option<&'a PartialResponse> {
+        let intents = self.attempt.calls.values().flat_map(|call| &call.intents);
+        let partial = intents.filter_map(|intent| Some((intent.at.index, intent.partial?)));
+        partial.max_by_key(|(index, _)| *index).map(|(_, partial)| partial)
+    }
+
+    /// The times at which people were asked: Unix times in milliseconds.
+    fn questions(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), u64)> {
+        self.attempt.calls.iter().flat_map(|(key, call)| {
+            let questions = call.questions.iter();
+            questions.map(|asked| ((*key, asked.request.phase), asked.at.time))
+        })
+    }
+
+    fn judgements(&self) -> impl Iterator<Item = ((CallKey, ApprovalPhase), Judgement)> {
+        self.attempt.calls.iter().flat_map(|(key, call)| {
+            let decisions = call.decisions.iter();
+            decisions.map(|decision| ((*key, decision.phase), decision.judgement()))
+        })
+    }
+}
+
+/// The first reason to end the turn that was recorded while it went on.
+fn cancel_reason(run: &RunTranscript<'_>) -> Option<CancelReason> {
+    let stops = run.stops.iter().filter(|stop| stop.mode == StopMode::Now);
+    let stops = stops.map(|stop| (stop.at.index, CancelReason::Stop));
+    let limits = run.limits.iter().filter_map(|reached| match reached.limit {
+        MAX_TOKENS | MAX_CALLS => Some((reached.at.index, CancelReason::Budget)),
+        RUN_TIMEOUT => Some((reached.at.index, CancelReason::RunTimeout)),
+        _ => None,
+    });
+    stops.chain(limits).min_by_key(|(index, _)| *index).map(|(_, reason)| reason)
 }

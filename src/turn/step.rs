@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use super::admission::{self, CallAdmission};
 use super::call::{CallPhase, TurnCall};
-use super::effect::{Effect, PermitReply, TurnEnd, TurnRecord};
+use super::effect::{
+    CallStart, DeferredEffect, Effect, PermitReply, TurnAction, TurnEnd, TurnRecord,
+};
 use super::schedule::{self, StartGate, Step};
-use super::{DeferredEffect, Turn, TurnStage};
+use super::{Turn, TurnStage};
 use crate::config::OnExcess;
 use crate::event::{CallLabel, Event, TurnSummary, WaitingFor};
-use crate::record::{Ending, Record, ResponseMessage};
+use crate::record::{Record, ResponseDisposition, ResponseMessage};
 use crate::types::{CallKey, Execution, ToolOutcome, ToolResult, WriteSet};
 
 impl Turn {
@@ -97,9 +99,9 @@ impl Turn {
                 StartGate::Shut
             }
             TurnStage::AwaitingResponse => StartGate::Early,
-            TurnStage::ResponseEnded { ending: Ending::Well, cancelled: None, .. } => {
-                StartGate::Open
-            }
+            TurnStage::ResponseEnded {
+                ending: ResponseDisposition::Well, cancelled: None, ..
+            } => StartGate::Open,
             TurnStage::ResponseEnded { .. } | TurnStage::Finished => StartGate::Shut,
         }
     }
@@ -116,7 +118,7 @@ impl Turn {
         call.phase = CallPhase::AwaitingPermit { since };
         let (key, tool) = (call.key(), call.call.name.clone());
         self.clock.call_queued();
-        self.outbox.push_back(Effect::RequestToolPermit { key, tool });
+        self.effects.perform(TurnAction::RequestToolPermit { key, tool });
     }
 
     /// The host has answered a call that asks for a place of its tool.
@@ -139,7 +141,7 @@ impl Turn {
         if matches!(call.phase, CallPhase::AwaitingPermit { .. }) {
             self.clock.call_dequeued();
         }
-        self.outbox.push_back(Effect::ReleaseToolPermit(call.key()));
+        self.effects.perform(TurnAction::ReleaseToolPermit(call.key()));
     }
 
     /// Starts a call that has its ticket and its places. One with effects first has its intent
@@ -155,7 +157,7 @@ impl Turn {
             let idempotency_key = self.spec.idempotency_key(key);
             let so_far = early.then(|| Box::new(self.response_so_far()));
             self.record(Record::CallIntended { call, idempotency_key, so_far });
-            self.held.push_back((self.records, DeferredEffect::Begin(key)));
+            self.effects.defer(DeferredEffect::StartCall(key));
         } else {
             self.run_call(index);
         }
@@ -190,10 +192,14 @@ impl Turn {
             queued: call.queue_wait,
             of,
         };
-        let start = Effect::Start(call.call.clone(), self.visible.variables.clone());
+        let start = CallStart {
+            call: call.call.clone(),
+            variables: self.visible.variables.clone(),
+            idempotency_key: self.spec.idempotency_key(call.key()),
+        };
         self.clock.tool_started();
         self.emit(event);
-        self.outbox.push_back(start);
+        self.effects.perform(TurnAction::Start(start));
     }
 
     /// Decides the outcome of a call that writes nothing.
@@ -269,7 +275,8 @@ impl Turn {
         }
         let now = self.clock.now();
         while let Some((key, reorder_wait)) = self.reassembly.next(&self.calls, now) {
-            self.hold(Effect::Emit(Event::ResultReleased { key, reorder_wait }));
+            let released = Event::ResultReleased { key, reorder_wait };
+            self.effects.defer(DeferredEffect::Queue(Effect::Emit(released)));
         }
     }
 
@@ -285,11 +292,18 @@ impl Turn {
         self.stage = TurnStage::Finished;
         let end = match (ending, cancelled) {
             (_, Some(why)) => TurnEnd::Cancelled(why),
-            (Ending::Refused, None) => TurnEnd::Refused,
-            (Ending::Excess, None) => TurnEnd::Failed(self.excess_error()),
+            (ResponseDisposition::Refused, None) => TurnEnd::Refused,
+            (ResponseDisposition::Excess, None) => TurnEnd::Failed(self.excess_error()),
             // A turn that was recovered after its run had been cancelled.
-            (Ending::Cancelled, None) => TurnEnd::Cancelled(super::CancelReason::Shutdown),
-            (Ending::Well | Ending::Length | Ending::BrokeKept, None) => TurnEnd::Finished,
+            (ResponseDisposition::Cancelled, None) => {
+                TurnEnd::Cancelled(super::CancelReason::Shutdown)
+            }
+            (
+                ResponseDisposition::Well
+                | ResponseDisposition::Length
+                | ResponseDisposition::BrokeKept,
+                None,
+            ) => TurnEnd::Finished,
         };
         self.commit(end, message);
     }
@@ -312,7 +326,8 @@ impl Turn {
         let (end, summary) = (record.end.clone(), Box::new(self.summary(&record)));
         self.record(Record::TurnCommitted { turn: number, end, summary: summary.clone() });
         self.emit(Event::TurnEnded { summary });
-        self.hold(Effect::Commit(Box::new(record)));
+        let commit = Effect::Perform(TurnAction::Commit(Box::new(record)));
+        self.effects.defer(DeferredEffect::Queue(commit));
         // The session adds to them now, and would copy them while they are shared.
         if !self.spec.held_ids.is_empty() {
             Arc::make_mut(&mut self.spec).held_ids = Arc::default();
@@ -341,17 +356,11 @@ impl Turn {
     }
 
     pub(super) fn emit(&mut self, event: Event) {
-        self.outbox.push_back(Effect::Emit(event));
+        self.effects.emit(event);
     }
 
     pub(super) fn record(&mut self, record: Record) {
-        self.records += 1;
-        self.outbox.push_back(Effect::Record(record));
-    }
-
-    /// Puts an effect behind every record so far, durable ones.
-    pub(super) fn hold(&mut self, effect: Effect) {
-        self.held.push_back((self.records, DeferredEffect::Perform(effect)));
+        self.effects.record(record);
     }
 
     /// Since the turn began.
@@ -361,7 +370,7 @@ impl Turn {
 }
 
 /// The record of a call that has its outcome.
-pub(super) fn ended(result: &ToolResult, early: bool, amended: bool) -> Record {
+pub(crate) fn ended(result: &ToolResult, early: bool, amended: bool) -> Record {
     let ToolResult { call, outcome, notes, started, wait, duration, writes } = result;
     Record::CallEnded {
         call: CallLabel {

@@ -23,7 +23,7 @@ const STATE_BYTES_MAX: usize = 512;
 
 /// A span of some trace: what comes below it belongs to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(try_from = "Headers", into = "Headers")]
+#[serde(try_from = "TraceHeaders", into = "TraceHeaders")]
 pub struct TraceContext {
     trace_id: [u8; 16],
     span_id: [u8; 8],
@@ -34,7 +34,7 @@ pub struct TraceContext {
 /// It as it is written down.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Headers {
+struct TraceHeaders {
     traceparent: String,
     #[serde(skip_serializing_if = "Option::is_none", default)]
     tracestate: Option<String>,
@@ -114,15 +114,15 @@ impl fmt::Display for TraceContext {
     }
 }
 
-impl TryFrom<Headers> for TraceContext {
+impl TryFrom<TraceHeaders> for TraceContext {
     type Error = &'static str;
 
-    fn try_from(headers: Headers) -> Result<Self, Self::Error> {
+    fn try_from(headers: TraceHeaders) -> Result<Self, Self::Error> {
         Self::parse(&headers.traceparent, headers.tracestate.as_deref()).ok_or("no traceparent")
     }
 }
 
-impl From<TraceContext> for Headers {
+impl From<TraceContext> for TraceHeaders {
     fn from(context: TraceContext) -> Self {
         let tracestate = context.tracestate().map(str::to_owned);
         Self { traceparent: context.traceparent(), tracestate }

@@ -1,165 +1,202 @@
-//! A framing and a dialect: bytes in any cut to deltas.
+//! The decoder: splits the bytes of a response into payloads and decodes them with its dialect.
 
 use memchr::memchr;
 
-use super::anthropic::Anthropic;
+use super::anthropic::AnthropicDialect;
 use super::dialect::Dialect;
-use super::gemini::Gemini;
-use super::ollama::Ollama;
-use super::openai_chat::OpenaiChat;
-use super::openai_responses::OpenaiResponses;
-use super::payload;
-use super::shapes::Known;
+use super::fast_path::{PayloadTemplates, TemplateSet, read_payload};
+use super::gemini::GeminiDialect;
+use super::ollama::OllamaDialect;
+use super::openai_chat::OpenaiChatDialect;
+use super::openai_responses::OpenaiResponsesDialect;
 use super::sse::{SseDecoder, SseEvent};
 use super::{Delta, Framing, Problem, Wire};
-use crate::types::{ProviderError, ProviderErrorKind};
+use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 
-/// How much a decoder holds at once.
+/// The limits of a decoder, and whether it may use the fast path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DecoderLimits {
-    /// Bytes of one event, or of one line.
+pub struct DecoderOptions {
+    /// Maximum bytes of one server-sent event or of one line.
     pub event_bytes_max: usize,
-    /// Bytes of one body that is not a stream.
+    /// Maximum bytes of a body that is not a stream.
     pub body_bytes_max: usize,
+    /// Decodes payloads that match a template without parsing them. The deltas are the same
+    /// without it, but decoding takes longer.
+    pub fast_path: bool,
 }
 
-impl Default for DecoderLimits {
+impl Default for DecoderOptions {
     fn default() -> Self {
-        Self { event_bytes_max: 16 << 20, body_bytes_max: 64 << 20 }
+        Self { event_bytes_max: 16 << 20, body_bytes_max: 64 << 20, fast_path: true }
     }
-}
-
-/// What is known of how a service writes its payloads: kept from one response to the next, most of
-/// them need not be parsed. Without it the deltas are the same.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PayloadTemplates {
-    wire: Option<Wire>,
-    known: Known,
 }
 
 /// Turns the bytes of one response into deltas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Decoder {
-    frames: Frames,
+    buffer: FramingBuffer,
     dialect: AnyDialect,
-    shapes: PayloadTemplates,
+    fast_path: bool,
+    templates: PayloadTemplates,
     failed: Option<ProviderError>,
 }
 
+/// The bytes of a payload that is not complete yet, by framing.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Frames {
+enum FramingBuffer {
     Sse(SseDecoder),
     Lines { line: Vec<u8>, bytes_max: usize },
     Whole { body: Vec<u8>, bytes_max: usize, event_bytes_max: usize },
 }
 
-/// The dialect of the response that is read.
+/// The dialect of the response.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum AnyDialect {
-    OpenaiChat(OpenaiChat),
-    OpenaiResponses(OpenaiResponses),
-    Anthropic(Anthropic),
-    Gemini(Gemini),
-    Ollama(Ollama),
+    OpenaiChat(OpenaiChatDialect),
+    OpenaiResponses(OpenaiResponsesDialect),
+    Anthropic(AnthropicDialect),
+    Gemini(GeminiDialect),
+    Ollama(OllamaDialect),
 }
 
 impl AnyDialect {
     fn new(wire: Wire) -> Self {
         match wire {
-            Wire::OpenaiChat => Self::OpenaiChat(OpenaiChat::default()),
-            Wire::OpenaiResponses => Self::OpenaiResponses(OpenaiResponses::default()),
-            Wire::AnthropicMessages => Self::Anthropic(Anthropic::default()),
-            Wire::GeminiGenerate => Self::Gemini(Gemini::default()),
-            Wire::OllamaChat => Self::Ollama(Ollama::default()),
+            Wire::OpenaiChat => Self::OpenaiChat(OpenaiChatDialect::default()),
+            Wire::OpenaiResponses => Self::OpenaiResponses(OpenaiResponsesDialect::default()),
+            Wire::AnthropicMessages => Self::Anthropic(AnthropicDialect::default()),
+            Wire::GeminiGenerate => Self::Gemini(GeminiDialect::default()),
+            Wire::OllamaChat => Self::Ollama(OllamaDialect::default()),
         }
     }
 
-    fn end(&mut self, out: &mut Vec<Delta>) {
+    fn end_of_body(&mut self, out: &mut Vec<Delta>) {
         match self {
-            Self::OpenaiChat(dialect) => dialect.end(out),
-            Self::OpenaiResponses(dialect) => dialect.end(out),
-            Self::Anthropic(dialect) => dialect.end(out),
-            Self::Gemini(dialect) => dialect.end(out),
-            Self::Ollama(dialect) => dialect.end(out),
+            Self::OpenaiChat(dialect) => dialect.end_of_body(out),
+            Self::OpenaiResponses(dialect) => dialect.end_of_body(out),
+            Self::Anthropic(dialect) => dialect.end_of_body(out),
+            Self::Gemini(dialect) => dialect.end_of_body(out),
+            Self::Ollama(dialect) => dialect.end_of_body(out),
         }
     }
 }
 
-/// The dialect with what it has read before.
-struct Reading<'a> {
+/// The dialect together with the templates, which are absent if the fast path is off.
+struct PayloadReader<'a> {
     dialect: &'a mut AnyDialect,
-    known: &'a mut Known,
+    templates: Option<&'a mut TemplateSet>,
 }
 
-impl Reading<'_> {
-    fn payload(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
-        let known = &mut *self.known;
+impl PayloadReader<'_> {
+    fn read(&mut self, event: &str, text: &str, out: &mut Vec<Delta>) {
+        let templates = self.templates.as_deref_mut();
         match self.dialect {
-            AnyDialect::OpenaiChat(of) => payload::read_next(of, known, event, text, out),
-            AnyDialect::OpenaiResponses(of) => payload::read_next(of, known, event, text, out),
-            AnyDialect::Anthropic(of) => payload::read_next(of, known, event, text, out),
-            AnyDialect::Gemini(of) => payload::read_next(of, known, event, text, out),
-            AnyDialect::Ollama(of) => payload::read_next(of, known, event, text, out),
+            AnyDialect::OpenaiChat(dialect) => read_payload(dialect, templates, event, text, out),
+            AnyDialect::OpenaiResponses(dialect) => {
+                read_payload(dialect, templates, event, text, out);
+            }
+            AnyDialect::Anthropic(dialect) => read_payload(dialect, templates, event, text, out),
+            AnyDialect::Gemini(dialect) => read_payload(dialect, templates, event, text, out),
+            AnyDialect::Ollama(dialect) => read_payload(dialect, templates, event, text, out),
         }
+    }
+
+    fn read_event(&mut self, event: &SseEvent<'_>, out: &mut Vec<Delta>) {
+        if event.lossy {
+            out.push(not_utf8(event.data));
+        }
+        self.read(event.name, event.data, out);
+    }
+
+    fn read_bytes(&mut self, bytes: &[u8], out: &mut Vec<Delta>) {
+        let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
+        match std::str::from_utf8(bytes) {
+            Ok(text) => self.read("", text, out),
+            Err(_) => {
+                let text = String::from_utf8_lossy(bytes);
+                out.push(not_utf8(&text));
+                self.read("", &text, out);
+            }
+        }
+    }
+
+    /// Reads a complete body. If it holds no error, its end completes the response.
+    fn read_body(&mut self, bytes: &[u8], out: &mut Vec<Delta>) {
+        let malformed =
+            |message| Delta::Error(ProviderError::new(ProviderErrorKind::Malformed, message));
+        if bytes.is_empty() {
+            out.push(malformed("the response body is empty"));
+            return;
+        }
+        let mut added = Vec::new();
+        self.read_bytes(bytes, &mut added);
+        if added.iter().all(|delta| matches!(delta, Delta::Problem(_))) {
+            added.push(malformed("the response body is no answer of this wire"));
+        } else if !added.iter().any(|delta| matches!(delta, Delta::Error(_))) {
+            added.push(Delta::Done);
+        }
+        out.append(&mut added);
     }
 }
 
 impl Decoder {
-    /// A decoder for one response.
+    /// Creates a decoder for one response.
     #[must_use]
-    pub fn new(wire: Wire, framing: Framing, limits: DecoderLimits) -> Self {
-        Self::with_templates(wire, framing, limits, PayloadTemplates::default())
+    pub fn new(wire: Wire, framing: Framing, options: DecoderOptions) -> Self {
+        Self::with_templates(wire, framing, options, PayloadTemplates::default())
     }
 
-    /// A decoder for one response, with the shapes of an earlier one. Those of another wire are
-    /// forgotten.
+    /// Creates a decoder for one response that starts with the templates of an earlier response.
     #[must_use]
     pub fn with_templates(
         wire: Wire,
         framing: Framing,
-        limits: DecoderLimits,
-        shapes: PayloadTemplates,
+        options: DecoderOptions,
+        templates: PayloadTemplates,
     ) -> Self {
-        let DecoderLimits { event_bytes_max, body_bytes_max } = limits;
-        let frames = match framing {
-            Framing::Sse => Frames::Sse(SseDecoder::new(event_bytes_max)),
-            Framing::JsonLines => Frames::Lines { line: Vec::new(), bytes_max: event_bytes_max },
-            Framing::Json | Framing::JsonArray => {
-                Frames::Whole { body: Vec::new(), bytes_max: body_bytes_max, event_bytes_max }
+        let DecoderOptions { event_bytes_max, body_bytes_max, fast_path } = options;
+        let buffer = match framing {
+            Framing::Sse => FramingBuffer::Sse(SseDecoder::new(event_bytes_max)),
+            Framing::JsonLines => {
+                FramingBuffer::Lines { line: Vec::new(), bytes_max: event_bytes_max }
             }
+            Framing::Json | Framing::JsonArray => FramingBuffer::Whole {
+                body: Vec::new(),
+                bytes_max: body_bytes_max,
+                event_bytes_max,
+            },
         };
         let dialect = AnyDialect::new(wire);
-        let known = if shapes.wire == Some(wire) { shapes.known } else { Known::default() };
-        Self { frames, dialect, shapes: PayloadTemplates { wire: Some(wire), known }, failed: None }
+        Self { buffer, dialect, fast_path, templates: templates.for_wire(wire), failed: None }
     }
 
-    /// The shapes that are known now, for the next response.
+    /// Returns the templates, for the decoder of the next response.
     #[must_use]
     pub fn into_templates(self) -> PayloadTemplates {
-        self.shapes
+        self.templates
     }
 
-    /// Takes more bytes of the body and appends what they mean to `out`.
+    /// Decodes more bytes of the body and appends the deltas to `out`.
     ///
     /// # Errors
-    /// When a hard cap is reached. From then on every call gives the same error.
+    /// A size limit is exceeded. Every later call returns the same error.
     pub fn push(&mut self, bytes: &[u8], out: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        self.guarded(|this| this.take(bytes, out))
+        self.unless_failed(|this| this.decode(bytes, out))
     }
 
-    /// Says that the body has ended, and appends what its last bytes mean to `out`.
+    /// Handles the end of the body and appends the deltas of its last bytes to `out`.
     ///
     /// # Errors
     /// As [`Self::push`].
     pub fn finish(&mut self, out: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        self.guarded(|this| {
-            this.take_end(out)?;
-            this.dialect.end(out);
+        self.unless_failed(|this| {
+            this.decode_end(out)?;
+            this.dialect.end_of_body(out);
             Ok(())
         })
     }
 
-    fn guarded(
+    fn unless_failed(
         &mut self,
         step: impl FnOnce(&mut Self) -> Result<(), ProviderError>,
     ) -> Result<(), ProviderError> {
@@ -169,93 +206,57 @@ impl Decoder {
         }
     }
 
-    fn take(&mut self, mut bytes: &[u8], out: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        let reading = &mut Reading { dialect: &mut self.dialect, known: &mut self.shapes.known };
-        match &mut self.frames {
-            Frames::Sse(sse) => sse
-                .push(bytes, &mut |event| take_event(reading, &event, out))
+    fn decode(&mut self, mut bytes: &[u8], out: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        let templates = self.fast_path.then(|| self.templates.set_mut());
+        let mut reader = PayloadReader { dialect: &mut self.dialect, templates };
+        match &mut self.buffer {
+            FramingBuffer::Sse(sse) => sse
+                .push(bytes, &mut |event| reader.read_event(&event, out))
                 .map_err(|error| too_large(&error)),
-            Frames::Lines { line, bytes_max } => {
+            FramingBuffer::Lines { line, bytes_max } => {
                 while let Some(end) = memchr(b'\n', bytes) {
                     let (head, rest) = bytes.split_at(end);
                     bytes = rest.get(1..).unwrap_or_default();
                     extend(line, head, *bytes_max, "a line")?;
-                    take_text(reading, line, out);
+                    reader.read_bytes(line, out);
                     line.clear();
                 }
                 extend(line, bytes, *bytes_max, "a line")
             }
-            Frames::Whole { body, bytes_max, .. } => extend(body, bytes, *bytes_max, "the body"),
+            FramingBuffer::Whole { body, bytes_max, .. } => {
+                extend(body, bytes, *bytes_max, "the body")
+            }
         }
     }
 
-    fn take_end(&mut self, out: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        let reading = &mut Reading { dialect: &mut self.dialect, known: &mut self.shapes.known };
-        match &mut self.frames {
-            Frames::Sse(sse) => sse
-                .finish(&mut |event| take_event(reading, &event, out))
+    fn decode_end(&mut self, out: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        let templates = self.fast_path.then(|| self.templates.set_mut());
+        let mut reader = PayloadReader { dialect: &mut self.dialect, templates };
+        match &mut self.buffer {
+            FramingBuffer::Sse(sse) => sse
+                .finish(&mut |event| reader.read_event(&event, out))
                 .map_err(|error| too_large(&error)),
-            Frames::Lines { line, .. } => {
-                take_text(reading, &std::mem::take(line), out);
+            FramingBuffer::Lines { line, .. } => {
+                reader.read_bytes(&std::mem::take(line), out);
                 Ok(())
             }
-            Frames::Whole { body, event_bytes_max, .. } => {
+            FramingBuffer::Whole { body, event_bytes_max, .. } => {
                 let body = std::mem::take(body);
                 let text = body.trim_ascii();
-                // Some services stream although a plain answer was asked for.
+                // Some services stream although a plain answer was requested.
                 if [&b"data:"[..], b"event:", b":"].iter().any(|field| text.starts_with(field)) {
                     let mut sse = SseDecoder::new(*event_bytes_max);
-                    let mut sink = |event: SseEvent<'_>| take_event(reading, &event, out);
+                    let mut sink = |event: SseEvent<'_>| reader.read_event(&event, out);
                     return sse
                         .push(text, &mut sink)
                         .and_then(|()| sse.finish(&mut sink))
                         .map_err(|error| too_large(&error));
                 }
-                take_body(reading, text, out);
+                reader.read_body(text, out);
                 Ok(())
             }
         }
     }
-}
-
-fn take_event(reading: &mut Reading<'_>, event: &SseEvent<'_>, out: &mut Vec<Delta>) {
-    if event.lossy {
-        out.push(not_utf8(event.data));
-    }
-    reading.payload(event.name, event.data, out);
-}
-
-fn take_text(reading: &mut Reading<'_>, bytes: &[u8], out: &mut Vec<Delta>) {
-    let bytes = bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(bytes);
-    match std::str::from_utf8(bytes) {
-        Ok(text) => reading.payload("", text, out),
-        Err(_) => {
-            let text = String::from_utf8_lossy(bytes);
-            out.push(not_utf8(&text));
-            reading.payload("", &text, out);
-        }
-    }
-}
-
-/// Reads a whole body; an end without an error is the wire's sign that the response is over.
-fn take_body(reading: &mut Reading<'_>, bytes: &[u8], out: &mut Vec<Delta>) {
-    if bytes.is_empty() {
-        let error = ProviderError::new(ProviderErrorKind::Malformed, "the response body is empty");
-        out.push(Delta::Error(error));
-        return;
-    }
-    let mut added = Vec::new();
-    take_text(reading, bytes, &mut added);
-    if added.iter().all(|delta| matches!(delta, Delta::Problem(_))) {
-        let error = ProviderError::new(
-            ProviderErrorKind::Malformed,
-            "the response body is no answer of this wire",
-        );
-        added.push(Delta::Error(error));
-    } else if !added.iter().any(|delta| matches!(delta, Delta::Error(_))) {
-        added.push(Delta::Done);
-    }
-    out.append(&mut added);
 }
 
 fn extend(
@@ -276,5 +277,5 @@ fn too_large(what: &impl std::fmt::Display) -> ProviderError {
 }
 
 fn not_utf8(text: &str) -> Delta {
-    Delta::Problem(Problem { code: "not_utf8", detail: crate::types::excerpt(text, 200) })
+    Delta::Problem(Problem { code: "not_utf8", detail: excerpt(text, 200) })
 }

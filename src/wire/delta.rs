@@ -1,4 +1,4 @@
-//! The smallest normalised changes that a provider's payload decodes to.
+//! The deltas: the smallest normalised changes that a payload decodes to.
 
 use serde::Serialize;
 
@@ -7,73 +7,73 @@ use crate::types::{FinishReason, ProviderError, Usage};
 /// One normalised change of a response.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Delta {
-    /// A piece of the answer's text.
+    /// More of the answer's text.
     Text(String),
-    /// A piece of the model's thinking.
+    /// More of the model's reasoning.
     Reasoning(String),
-    /// A piece of a refusal.
+    /// More of a refusal.
     Refusal(String),
-    /// A piece of a tool call.
+    /// More of a tool call.
     Call(CallDelta),
-    /// The wire says that this call's arguments are whole (wires with explicit seals).
+    /// The wire marks this call's arguments as complete. Only wires with explicit seals send it.
     Seal {
         /// The wire's own index of the call.
         index: u64,
-        /// The whole arguments, where the wire says them once more (or only now): they stand
-        /// instead of what came in pieces.
+        /// The complete arguments, if the wire sends them with the seal. They replace the
+        /// arguments that came in pieces.
         arguments: Option<String>,
     },
-    /// Something that the service wants back with the next request.
+    /// Data that the service wants back with the next request.
     Metadata(ProviderMetadata),
-    /// Why the response ended; the last one stands.
+    /// The reason why the response ended. The last one counts.
     Finish(FinishReason),
-    /// Token counts; the last ones stand.
+    /// Token counts. The last ones count.
     Usage {
-        /// As we count.
+        /// The counts under our names.
         usage: Usage,
-        /// As the wire said it: JSON text.
+        /// The counts as the wire sent them: JSON text.
         raw: Box<str>,
     },
-    /// The service reports an error within the response.
+    /// An error that the service reports within the response.
     Error(ProviderError),
-    /// Something was odd and was passed over.
+    /// Something unexpected that was ignored.
     Problem(Problem),
-    /// The wire's own sign that the response is over (`[DONE]`, or the end of a plain body).
+    /// The wire's own mark that the response is over: `[DONE]`, or the end of a plain body.
     Done,
 }
 
-/// What a service wants back with the next request, unchanged, beside text and calls.
+/// Data other than text and calls that a service wants back unchanged with the next request.
 ///
-/// Members are the text of one JSON object; only the dialect that wrote them reads them.
+/// Members are the text of one JSON object. Only the dialect that wrote them reads them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ProviderMetadata {
-    /// Ends the text before it, which has these members.
+    /// Ends the text before it, to which these members belong.
     Text {
-        /// None where only the end matters.
+        /// `None` if only the end of the text matters.
         members: Option<Box<str>>,
     },
-    /// Ends the reasoning before it, which has these members.
+    /// Ends the reasoning before it, to which these members belong.
     Reasoning {
-        /// None where only the end matters.
+        /// `None` if only the end of the reasoning matters.
         members: Option<Box<str>>,
     },
-    /// A call has these members.
+    /// These members belong to a call.
     Call {
         /// The wire's own index of the call.
         index: u64,
-        /// Never nothing.
+        /// Never an empty object.
         members: Box<str>,
     },
-    /// The newest call has these members: where the wire's own index is not there.
+    /// These members belong to the newest call, because the wire sent no index.
     LastCall {
-        /// Never nothing.
+        /// Never an empty object.
         members: Box<str>,
     },
-    /// A part of the service's own, at this place: JSON text.
+    /// A part of the service's own at this position: JSON text.
     Part(Box<str>),
 }
 
-/// A piece of a tool call, as the wire said it: nothing is inferred here.
+/// A piece of a tool call as the wire sent it. Nothing is inferred here.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CallDelta {
     /// The wire's index, if it sent a usable one.
@@ -82,47 +82,83 @@ pub struct CallDelta {
     pub id: Option<String>,
     /// The tool's name, if it sent one that is not empty.
     pub name: Option<String>,
-    /// More of the arguments' text; `None` and `Some("")` both add nothing.
+    /// More of the arguments' text. `None` and `Some("")` both add nothing.
     pub arguments: Option<String>,
-    /// What kind of call it is; every piece of a call that the service runs says so.
+    /// The kind of the call. Every piece of a call that the service runs has it.
     pub kind: CallKind,
-    /// The wire itself says that a call begins here, and will say by [`Delta::Seal`] where its
-    /// arguments end. Otherwise both are inferred.
+    /// The wire itself marks the beginning of a call here, and will mark the end of its arguments
+    /// with [`Delta::Seal`]. Without this mark both are inferred.
     pub begins: bool,
 }
 
 impl CallDelta {
-    /// Whether the piece holds more of the arguments than blanks.
+    /// Returns whether the piece holds arguments other than white space.
     #[must_use]
     pub fn has_arguments(&self) -> bool {
         self.arguments.as_deref().is_some_and(|text| !text.trim_ascii().is_empty())
     }
 
-    /// Whether the piece holds nothing at all, apart perhaps from an index.
+    /// Returns whether the piece holds nothing, or an index alone.
     #[must_use]
-    pub fn says_nothing(&self) -> bool {
+    pub fn is_blank(&self) -> bool {
         self.id.is_none() && self.name.is_none() && !self.has_arguments()
     }
 }
 
-/// What kind of call a response holds.
+/// The kind of a call in a response.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CallKind {
     /// A function call that we run.
     #[default]
     Function,
-    /// A call whose input is free text, which its service made for a tool of kind `custom`.
+    /// A call whose input is free text, made for a tool of kind `custom`.
     Custom,
-    /// A call that the service runs itself: shown, and never run by us.
+    /// A call that the service runs itself. It is shown, and we never run it.
     ServerToolUse,
 }
 
-/// Something odd in a response that did not stop us from reading it.
+/// Something unexpected in a response that could be ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Problem {
-    /// A stable word.
+    /// A stable code.
     pub code: &'static str,
-    /// What was seen; at most 200 characters are quoted.
+    /// A description that quotes at most 200 characters of the response.
     pub detail: String,
+}
+
+/// Capacity that a text gets at least once a second piece was appended to it.
+const MERGED_BYTES_MIN: usize = 128;
+
+/// Appends a text to `out`. If the last delta is a text of the same kind, the text is added to it.
+pub(super) fn append_text(kind: impl Fn(String) -> Delta, text: &str, out: &mut Vec<Delta>) {
+    match (kind(String::new()), out.last_mut()) {
+        (Delta::Text(_), Some(Delta::Text(last)))
+        | (Delta::Reasoning(_), Some(Delta::Reasoning(last)))
+        | (Delta::Refusal(_), Some(Delta::Refusal(last))) => extend(last, text),
+        _ => out.push(kind(text.to_owned())),
+    }
+}
+
+/// Appends a piece of a call with more arguments to `out`. If the last delta is a piece of the
+/// same call, the arguments are added to it.
+pub(super) fn append_call(call: CallDelta, arguments: Option<&str>, out: &mut Vec<Delta>) {
+    if let (Some(Delta::Call(last)), Some(arguments)) = (out.last_mut(), arguments) {
+        let CallDelta { index, id, name, arguments: last_arguments, kind, begins } = last;
+        let is_same = (*index, *kind, *begins) == (call.index, call.kind, call.begins)
+            && [id, name].iter().all(|text| text.is_none())
+            && [&call.id, &call.name].iter().all(|text| text.is_none());
+        if let Some(last_arguments) = last_arguments.as_mut().filter(|_| is_same) {
+            return extend(last_arguments, arguments);
+        }
+    }
+    out.push(Delta::Call(CallDelta { arguments: arguments.map(str::to_owned), ..call }));
+}
+
+/// Adds to a text. Where two pieces came at once more mostly follow, so room is made for them.
+fn extend(text: &mut String, more: &str) {
+    if text.capacity() - text.len() < more.len() {
+        text.reserve(more.len().max(MERGED_BYTES_MIN));
+    }
+    text.push_str(more);
 }

@@ -1,72 +1,73 @@
-//! What a wire is: the one shape of the five dialects.
+//! The trait that each of the five dialects implements.
 
 use serde::Serialize;
 
-use super::body::Elements;
-use super::piece::{Outline, Piece};
+use super::fast_path::{TemplateFields, TemplateMatch};
+use super::request_cache::HistoryWriter;
 use super::{Delta, Framing, ModelRequest};
 
-/// One wire: how a service is asked, and how its payloads are read.
+/// One wire: writes its requests and decodes its payloads.
 ///
-/// A value reads one response. It decides nothing about calls: which piece belongs to which call,
-/// and when one is whole, is the accumulator's business.
+/// A value decodes one response. It does not decide which piece belongs to which call nor when a
+/// call is complete: the assembler of the response does.
 pub(super) trait Dialect: Default {
-    /// How a streamed response is framed.
+    /// The framing of a streamed response.
     const STREAM_FRAMING: Framing;
 
-    /// The header in which the service wants its key.
+    /// The header that carries the API key.
     const KEY_HEADER: KeyHeader;
 
-    /// The member of a body that holds the history. It stands last.
-    const HISTORY: &'static str;
+    /// The member of the request body that holds the history. It is written last.
+    const HISTORY_MEMBER: &'static str;
 
     /// Headers that every request needs.
     const HEADERS: &'static [(&'static str, &'static str)] = &[];
 
-    /// The address that takes a request. `base` has no slash at its end, and may leave out the
-    /// version where the service has only one.
+    /// Returns the address for requests. `base` does not end with a slash. It may lack the version
+    /// if the service has only one.
     fn url(base: &str, model: &str, stream: bool) -> String;
 
-    /// All other members of a body.
-    fn head(request: &ModelRequest) -> impl Serialize;
+    /// Returns the members of the request body other than the history.
+    fn request_head(request: &ModelRequest) -> impl Serialize;
 
-    /// Writes the elements of the history, from where they stand, and says how far that is
-    /// settled.
-    fn history(request: &ModelRequest, elements: &mut Elements);
+    /// Writes the elements of the history, from [`HistoryWriter::first_message`] on, and marks
+    /// which of them later requests can reuse.
+    fn write_history(request: &ModelRequest, writer: &mut HistoryWriter);
 
-    /// Reads one JSON object: a payload of a stream, or a whole plain body. `event` is the event's
-    /// name, where it has one; those named `error` are read by [`super::payload`].
+    /// Parses one JSON object, either a payload of a stream or a complete plain body, and appends
+    /// its deltas to `out`. `event` is the name of the server-sent event, or empty. Events named
+    /// `error` do not come here; [`super::full_parse`] reads them.
     ///
-    /// Where all that it reads of an object is one piece, it may say where that stands. It says so
-    /// of the text alone, whatever has come before; see [`Self::piece`].
+    /// If the object holds a single change, it may return the positions of the fields, which must
+    /// depend on the text alone and not on the state of the dialect.
     ///
     /// # Errors
-    /// It is no JSON. Then nothing was read of it.
-    fn object<'p>(
+    /// The text is not valid JSON. Nothing was read of it then.
+    fn parse_payload<'p>(
         &mut self,
         event: &str,
         text: &'p str,
         out: &mut Vec<Delta>,
-    ) -> serde_json::Result<Option<Outline<'p>>>;
+    ) -> serde_json::Result<Option<TemplateFields<'p>>>;
 
-    /// Reads an object that holds this piece and nothing else. It comes to the same as
-    /// [`Self::object`] on such an object, in any state.
-    fn piece(&mut self, _piece: &Piece<'_>, _out: &mut Vec<Delta>) {}
+    /// Decodes a payload that matched a template. In every state the deltas are the same as those
+    /// of [`Self::parse_payload`].
+    fn apply_match(&mut self, _matched: &TemplateMatch<'_>, _out: &mut Vec<Delta>) {}
 
-    /// The payload `[DONE]` came. It is a word of Chat Completions alone; on other wires relays say
+    /// Handles the payload `[DONE]`. Only Chat Completions defines it. On other wires relays send
     /// it after any end, so it proves nothing.
-    fn done_word(&mut self, _out: &mut Vec<Delta>) {}
+    fn done_marker(&mut self, _out: &mut Vec<Delta>) {}
 
-    /// Says that the body has ended.
-    fn end(&mut self, _out: &mut Vec<Delta>) {}
+    /// Handles the end of the body.
+    fn end_of_body(&mut self, _out: &mut Vec<Delta>) {}
 }
 
-/// The header in which a service wants its key.
+/// The header that carries the API key of a service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyHeader {
     /// The header's name, in lower case.
     pub name: &'static str,
-    /// What stands before the key.
+    /// The text before the key in the header's value.
     pub prefix: &'static str,
 }
 
@@ -74,7 +75,8 @@ impl KeyHeader {
     pub(super) const BEARER: Self = Self { name: "authorization", prefix: "Bearer " };
 }
 
-/// Whether an address names a version in its path, such as `v1`, `v1beta` or `v1alpha2`.
+/// Returns whether the path of an address has a version segment such as `v1`, `v1beta` or
+/// `v1alpha2`.
 pub(super) fn has_version(base: &str) -> bool {
     let is_version = |segment: &str| {
         let number = segment.strip_prefix('v').unwrap_or_default();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::Delta;
-use super::mend::value_of;
+use super::repair::parse_value;
 use crate::types::{ProviderError, ProviderErrorKind, excerpt, one_line};
 
 /// Characters of a service's error message that are kept.
@@ -32,7 +32,7 @@ const MESSAGE_KEYS: [&str; 10] = [
 #[must_use]
 pub fn http_error(status: u16, body: &str) -> ProviderError {
     let found = serde_json::from_str::<Value>(body).ok();
-    let mut error = match found.as_ref().and_then(error_of) {
+    let mut error = match found.as_ref().and_then(find_error) {
         Some(value) => provider_error(value),
         None => ProviderError::new(ProviderErrorKind::Status, plain_message(body)),
     };
@@ -50,9 +50,9 @@ pub fn http_error(status: u16, body: &str) -> ProviderError {
 
 /// The error within a JSON value, if it is one: what stands under `error`, or the value itself
 /// where it has the looks of an error.
-pub(super) fn error_of(value: &Value) -> Option<&Value> {
+pub(super) fn find_error(value: &Value) -> Option<&Value> {
     match value {
-        Value::Array(items) => items.iter().find_map(error_of),
+        Value::Array(items) => items.iter().find_map(find_error),
         Value::Object(map) => match map.get("error").filter(|error| says_something(error)) {
             // `{"error": true, "message": ..}`, `{"error": "Not Found", "message": ..}`
             Some(Value::Bool(_)) => Some(value),
@@ -107,16 +107,16 @@ fn retry_delay(details: &Value) -> Option<Duration> {
 }
 
 /// The error in the text that stands under the key `error`, if that says anything.
-pub(super) fn error_in(raw: &str) -> Option<ProviderError> {
+pub(super) fn keyed_error(raw: &str) -> Option<ProviderError> {
     // An error that cannot be read, because it is nested too deeply, is one all the same.
-    let value = value_of(raw).unwrap_or_else(|| Value::String(raw.into()));
-    error_of(&serde_json::json!({ "error": value })).map(provider_error)
+    let value = parse_value(raw).unwrap_or_else(|| Value::String(raw.into()));
+    find_error(&serde_json::json!({ "error": value })).map(provider_error)
 }
 
 /// The error of an event that is named so, whatever it holds.
 pub(super) fn named_error(text: &str) -> ProviderError {
-    match value_of(text) {
-        Some(value) => provider_error(error_of(&value).unwrap_or(&value)),
+    match parse_value(text) {
+        Some(value) => provider_error(find_error(&value).unwrap_or(&value)),
         None if text.is_empty() => {
             ProviderError::new(ProviderErrorKind::InStream, "the service reported an error")
         }
@@ -131,7 +131,7 @@ pub(super) fn unkeyed_error(text: &str) -> Option<Delta> {
     if !words.iter().any(|word| text.contains(word)) {
         return None;
     }
-    value_of(text).as_ref().and_then(error_of).map(provider_error).map(Delta::Error)
+    parse_value(text).as_ref().and_then(find_error).map(provider_error).map(Delta::Error)
 }
 
 /// What a payload is that cannot be read.

@@ -1,74 +1,116 @@
-//! Provider bytes to our nouns, and our nouns to request bodies.
+//! The wires: encodes requests for five provider APIs and decodes their responses into deltas.
 //!
-//! Machines: no HTTP, no clock. A [`Decoder`] is a framing and a dialect; it takes bytes in any
-//! cut and gives [`Delta`]s. A dialect decides nothing about calls: which piece belongs to which
-//! call, and when one is whole, is the accumulator's business (`response::ResponseAssembler`).
+//! This module is pure: no HTTP, no clock, no environment. A [`Decoder`] has a framing and a
+//! dialect. It accepts bytes in chunks of any size and returns [`Delta`]s. A dialect does not
+//! decide which piece belongs to which call nor when a call is complete. The assembler of the
+//! response does (`response::ResponseAssembler`).
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `dialect` | the trait that every dialect implements |
+//! | `request` | a request to a model, independent of the wire |
+//! | `request_cache` | the body of a request, which reuses the bytes of the previous one |
+//! | `extra_members` | the members of a body, merged with `extra_body` of the configuration |
+//! | `call_ids` | call ids and tool names in the form that a service accepts |
+//! | `decoder` | bytes to payloads by framing, payloads to deltas by dialect |
+//! | `sse` | server-sent events |
+//! | `full_parse` | one payload: proxy prefixes, lists, `[DONE]`, errors, repair |
+//! | `fast_path` | payloads that match a template and need no parse |
+//! | `lenient` | deserialisation that ignores values of unexpected types |
+//! | `repair` | repair of invalid JSON |
+//! | `error` | error bodies and error payloads of all services |
+//! | `delta` | the deltas |
+//!
+//! The folder of each dialect (`openai_chat`, `openai_responses`, `anthropic`, `gemini`, `ollama`)
+//! has the same files. A file is missing where the dialect has nothing of that kind.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `mod` | the source of the format, the state of a response, and the `Dialect` implementation |
+//! | `request` | the address and the members of the body other than the history |
+//! | `messages` | the history |
+//! | `payload` | the types of the payloads, and the fields for the fast path |
+//! | `decode` | payloads to deltas, and the finish reasons |
+//! | `stream` | the calls, blocks or items of a stream that are not complete yet |
+//! | `metadata` | data that the service wants back with the next request |
+//! | `usage` | token counts |
+//!
+//! A new dialect needs these steps:
+//!
+//! 1. A variant of [`Wire`] with its word, in `types/wire.rs`.
+//! 2. A folder with a type that implements `Dialect`: the constants, `url`, `request_head`,
+//!    `write_history` and `parse_payload`; also `apply_match` if `parse_payload` returns fields
+//!    for the fast path, and `end_of_body` if the end of the body means anything.
+//! 3. An arm in `dialect_of!` below and in `AnyDialect` of the decoder. The compiler asks for both.
+//! 4. Tests: payloads and errors in the folder's `tests.rs`, bodies as snapshots in `request.rs`
+//!    and `messages.rs`, a strategy in `fast_path/tests/payloads.rs`, recordings for
+//!    `tests/corpus_decode.rs`, and the wire in the lists of `request_cache/tests.rs`,
+//!    `tests/hostile.rs`, `tests/wire_pairs.rs` and `tests/wire_splits.rs`.
 #![warn(clippy::indexing_slicing)]
 
 mod anthropic;
-mod body;
+mod call_ids;
 mod decoder;
 mod delta;
 mod dialect;
 mod error;
-mod fields;
+mod extra_members;
+mod fast_path;
+mod full_parse;
 mod gemini;
-mod ids;
-mod loose;
-mod members;
-mod mend;
+mod lenient;
 mod ollama;
 mod openai_chat;
 mod openai_responses;
-mod payload;
-mod piece;
+mod repair;
 mod request;
-mod shapes;
+mod request_cache;
 mod sse;
 
 use std::fmt;
 use std::str::FromStr;
 
-use anthropic::Anthropic;
-use body::{Cut, Elements};
+use anthropic::AnthropicDialect;
 use dialect::Dialect;
-use gemini::Gemini;
-use ollama::Ollama;
-use openai_chat::OpenaiChat;
-use openai_responses::OpenaiResponses;
+use gemini::GeminiDialect;
+use ollama::OllamaDialect;
+use openai_chat::OpenaiChatDialect;
+use openai_responses::OpenaiResponsesDialect;
+use request_cache::{HistoryWriter, ReusablePrefix};
 
 pub use crate::types::Wire;
-pub(crate) use body::RequestCache;
-pub use decoder::{Decoder, DecoderLimits, PayloadTemplates};
+pub use decoder::{Decoder, DecoderOptions};
 pub use delta::{CallDelta, CallKind, Delta, Problem, ProviderMetadata};
 pub use dialect::KeyHeader;
 pub use error::http_error;
-pub(crate) use mend::replace_lone_surrogates;
+pub use fast_path::PayloadTemplates;
+pub(crate) use repair::replace_lone_surrogates;
 pub use request::{ModelRequest, ToolChoice, ToolDefinition};
+pub(crate) use request_cache::RequestCache;
 pub use sse::{EventTooLong, SseDecoder, SseEvent};
 
-/// Evaluates an expression for the dialect of a wire, under the name of a type.
+/// Evaluates an expression with a type alias for the dialect of a wire.
 macro_rules! dialect_of {
     ($wire:expr, $dialect:ident => $value:expr) => {
         match $wire {
             Wire::OpenaiChat => {
-                type $dialect = OpenaiChat;
+                type $dialect = OpenaiChatDialect;
                 $value
             }
             Wire::OpenaiResponses => {
-                type $dialect = OpenaiResponses;
+                type $dialect = OpenaiResponsesDialect;
                 $value
             }
             Wire::AnthropicMessages => {
-                type $dialect = Anthropic;
+                type $dialect = AnthropicDialect;
                 $value
             }
             Wire::GeminiGenerate => {
-                type $dialect = Gemini;
+                type $dialect = GeminiDialect;
                 $value
             }
             Wire::OllamaChat => {
-                type $dialect = Ollama;
+                type $dialect = OllamaDialect;
                 $value
             }
         }
@@ -76,47 +118,51 @@ macro_rules! dialect_of {
 }
 
 impl Wire {
-    /// The address that takes requests for a model, below its `base_url`.
+    /// Returns the address for requests to a model, below its `base_url`.
     #[must_use]
     pub fn url(self, base_url: &str, model: &str, stream: bool) -> String {
         dialect_of!(self, D => D::url(base_url.trim_end_matches('/'), model, stream))
     }
 
-    /// The header in which services of this wire want their key.
+    /// Returns the header that carries the API key.
     #[must_use]
     pub fn key_header(self) -> KeyHeader {
         dialect_of!(self, D => D::KEY_HEADER)
     }
 
-    /// Headers that every request of this wire needs, names in lower case.
+    /// Returns headers that every request needs, with names in lower case.
     #[must_use]
     pub fn headers(self) -> &'static [(&'static str, &'static str)] {
         dialect_of!(self, D => D::HEADERS)
     }
 
-    /// The framing of a response of this wire.
+    /// Returns the framing of a response.
     #[must_use]
     pub fn framing(self, stream: bool) -> Framing {
         if stream { dialect_of!(self, D => D::STREAM_FRAMING) } else { Framing::Json }
     }
 
-    /// The body of a request.
+    /// Encodes the body of a request.
     #[must_use]
     pub fn request_body(self, request: &ModelRequest) -> Vec<u8> {
-        self.written_on(request, Elements::default()).0
+        self.write_body(request, HistoryWriter::default()).0
     }
 
-    fn written_on(self, request: &ModelRequest, elements: Elements) -> (Vec<u8>, Cut) {
-        dialect_of!(self, D => body::written_on::<D>(request, elements))
+    fn write_body(
+        self,
+        request: &ModelRequest,
+        writer: HistoryWriter,
+    ) -> (Vec<u8>, ReusablePrefix) {
+        dialect_of!(self, D => request_cache::write_body::<D>(request, writer))
     }
 }
 
-/// How the payloads of a response are told apart.
+/// The separation of a response's bytes into payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Framing {
     /// Server-sent events.
     Sse,
-    /// One JSON value a line.
+    /// One JSON value per line.
     JsonLines,
     /// One JSON value: a plain answer, or an error.
     Json,
@@ -144,18 +190,12 @@ impl FromStr for Framing {
             "json-lines" => Ok(Self::JsonLines),
             "json" => Ok(Self::Json),
             "json-array" => Ok(Self::JsonArray),
-            _ => Err(UnknownFraming {
-                what: "framing",
-                allowed: "sse, json-lines, json, json-array",
-            }),
+            _ => Err(UnknownFraming),
         }
     }
 }
 
-/// The word names no wire, or no framing.
+/// The text is not the name of a framing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown {what}; it is one of: {allowed}")]
-pub struct UnknownFraming {
-    what: &'static str,
-    allowed: &'static str,
-}
+#[error("unknown framing; it is one of: sse, json-lines, json, json-array")]
+pub struct UnknownFraming;

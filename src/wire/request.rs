@@ -1,4 +1,4 @@
-//! What a model is asked, before it is written for a wire.
+//! The request to a model, independent of the wire.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,36 +9,36 @@ use serde_json::{Map, Value};
 
 use crate::message::MessageList;
 
-/// What a model is asked.
+/// One request to a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelRequest {
     /// The provider's name of the model.
     pub model: String,
     /// The system prompt.
     pub system: Option<String>,
-    /// The history; on the wire it follows the system prompt.
+    /// The history. On the wire it follows the system prompt.
     pub messages: MessageList,
-    /// What the model may call.
+    /// The tools that the model may call.
     pub tools: Arc<[ToolDefinition]>,
-    /// Whether it may call now; says nothing where there are no tools.
+    /// The rule for calling tools. Without effect if there are no tools.
     pub tool_choice: ToolChoice,
-    /// Whether it may ask for several calls at once; none leaves it to the service.
+    /// Allows several calls in one response. `None` leaves it to the service.
     pub parallel_tool_calls: Option<bool>,
-    /// Whether the answer is wanted as a stream.
+    /// Requests the answer as a stream.
     pub stream: bool,
-    /// The longest answer, in tokens.
+    /// Maximum length of the answer in tokens.
     pub max_output_tokens: Option<u32>,
     /// The sampling temperature.
     pub temperature: Option<f64>,
-    /// Members of the body that we do not know. They win over our own, apart from those that the
-    /// host relies on; an object is merged with ours.
+    /// Extra members of the body. They replace ours, except for those on which the host relies.
+    /// Where both are objects they are merged.
     pub extra_body: Map<String, Value>,
-    /// Members that we would write and its service refuses.
+    /// Members of ours that the service refuses.
     pub omit_body: BTreeSet<String>,
 }
 
 impl ModelRequest {
-    /// A request for a streamed answer, without tools and wishes.
+    /// Creates a request for a streamed answer, without tools and optional parameters.
     #[must_use]
     pub fn new(model: impl Into<String>, messages: MessageList) -> Self {
         Self {
@@ -56,8 +56,8 @@ impl ModelRequest {
         }
     }
 
-    /// Whether nothing but their messages tells them apart.
-    pub(super) fn is_like(&self, other: &Self) -> bool {
+    /// Returns whether two requests are equal except for their messages.
+    pub(super) fn differs_only_in_messages(&self, other: &Self) -> bool {
         let Self {
             model,
             system,
@@ -73,7 +73,7 @@ impl ModelRequest {
         } = self;
         *model == other.model
             && *system == other.system
-            // Those that are shared are not read.
+            // Comparing shared tools compares their pointers first.
             && *tools == other.tools
             && *tool_choice == other.tool_choice
             && *parallel_tool_calls == other.parallel_tool_calls
@@ -85,18 +85,18 @@ impl ModelRequest {
     }
 }
 
-/// A tool as a model is told of it.
+/// The definition of a tool as the model sees it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ToolDefinition {
     /// The tool's name.
     pub name: String,
-    /// What it is for.
+    /// The tool's purpose.
     pub description: String,
     /// The JSON schema of its arguments.
     pub schema: Value,
 }
 
-/// Tools in the form of Chat Completions, which two of the wires share.
+/// Tools in the form of Chat Completions, which Ollama's chat shares.
 pub(super) struct FunctionTools<'a>(pub(super) &'a [ToolDefinition]);
 
 impl Serialize for FunctionTools<'_> {
@@ -122,16 +122,16 @@ impl Serialize for FunctionTools<'_> {
     }
 }
 
-/// Whether the model may call tools now.
+/// The rule for calling tools.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ToolChoice {
-    /// As it likes.
+    /// The model decides.
     #[default]
     Auto,
-    /// It may not; the tools stay listed.
+    /// The model may not call tools. They stay listed.
     None,
-    /// It has to call at least one.
+    /// The model must call at least one tool.
     Required,
-    /// It has to call this one.
+    /// The model must call this tool.
     Tool(Arc<str>),
 }

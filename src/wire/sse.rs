@@ -1,58 +1,59 @@
-//! Bytes in any cut to server-sent events. Bounded, and without allocation per event.
+//! Server-sent events: splits bytes into events, wherever the chunks begin and end.
 //!
-//! Follows <https://html.spec.whatwg.org/multipage/server-sent-events.html> and, where recorded
-//! services do not, understands them all the same: blanks before a field's name, an event that the
-//! end of the body cuts off, a field `error`, and bare JSON between the events.
+//! Memory is bounded, and most events need no allocation. Follows
+//! <https://html.spec.whatwg.org/multipage/server-sent-events.html>. Also accepts what recorded
+//! services send against the standard: spaces before a field's name, a last event without its
+//! blank line, a field `error`, and bare JSON between the events.
 
 use memchr::memchr2;
 
-/// One event.
+/// One server-sent event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SseEvent<'a> {
-    /// The event's name; empty if it has none. A field `error` is an event named `error`.
+    /// The event's name, or empty. A field `error` is an event named `error`.
     pub name: &'a str,
     /// The event's data lines, joined by line feeds.
     pub data: &'a str,
-    /// The data was not UTF-8 everywhere, and has U+FFFD there.
+    /// The data was not valid UTF-8. Each invalid sequence is replaced by U+FFFD.
     pub lossy: bool,
 }
 
-/// An event is longer than it may be.
+/// An event exceeds the size limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an event is longer than {bytes_max} bytes")]
 pub struct EventTooLong {
-    /// What is allowed.
+    /// The limit.
     pub bytes_max: usize,
 }
 
-/// Splits a body into events, in whatever pieces it comes.
+/// Splits a body into events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SseDecoder {
     event_bytes_max: usize,
-    /// The beginning of a line whose end has not come.
+    /// The beginning of a line that is not complete.
     line: Vec<u8>,
     name: Vec<u8>,
     data: Vec<u8>,
-    data_is: Data,
-    /// A line ended with CR: a LF that comes next belongs to it.
+    data_kind: DataKind,
+    /// The last line ended with CR. A following LF belongs to it.
     after_cr: bool,
     at_start: bool,
     failed: bool,
 }
 
-/// What the data of the event in progress is made of.
+/// The source of the data of the current event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Data {
-    /// No line has come.
-    Nothing,
+enum DataKind {
+    /// There is no data yet.
+    None,
     /// `data` fields.
     Fields,
-    /// JSON that stands in the stream without a field's name.
+    /// JSON in the stream without a field name.
     Bare,
 }
 
 impl SseDecoder {
-    /// A decoder that refuses lines and events of more than `event_bytes_max` bytes.
+    /// Creates a decoder that refuses lines and events of more than `event_bytes_max` bytes.
     #[must_use]
     pub fn new(event_bytes_max: usize) -> Self {
         Self {
@@ -60,17 +61,17 @@ impl SseDecoder {
             line: Vec::new(),
             name: Vec::new(),
             data: Vec::new(),
-            data_is: Data::Nothing,
+            data_kind: DataKind::None,
             after_cr: false,
             at_start: true,
             failed: false,
         }
     }
 
-    /// Takes more bytes and hands every event that they end to `sink`.
+    /// Reads more bytes and passes every event that they complete to `sink`.
     ///
     /// # Errors
-    /// When a line or an event is too long; nothing can be read from then on.
+    /// A line or an event is too long. Every later call fails too.
     pub fn push(
         &mut self,
         mut bytes: &[u8],
@@ -92,17 +93,17 @@ impl SseDecoder {
             self.check_room(self.line.len() + line.len())?;
             if self.line.is_empty() {
                 if let (Some(data), Some(b'\n')) = (self.sole_data(line), bytes.first()) {
-                    // A whole event of one line, as nearly all are: nothing has to be kept.
+                    // Nearly all events are one line followed by a blank one. These need no buffer.
                     self.at_start = false;
                     bytes = bytes.get(1..).unwrap_or_default();
                     emit("", data, sink);
                 } else {
-                    self.take_line(line, sink)?;
+                    self.read_line(line, sink)?;
                 }
             } else {
                 let mut whole = std::mem::take(&mut self.line);
                 whole.extend_from_slice(line);
-                self.take_line(&whole, sink)?;
+                self.read_line(&whole, sink)?;
                 whole.clear();
                 self.line = whole;
             }
@@ -110,22 +111,22 @@ impl SseDecoder {
         Ok(())
     }
 
-    /// Says that the body has ended: an event that was cut off counts all the same.
+    /// Handles the end of the body. An event without its blank line counts too.
     ///
     /// # Errors
-    /// When the last event is too long.
+    /// The last event is too long.
     pub fn finish(&mut self, sink: &mut impl FnMut(SseEvent<'_>)) -> Result<(), EventTooLong> {
         let last = std::mem::take(&mut self.line);
         if !last.is_empty() {
-            self.take_line(&last, sink)?;
+            self.read_line(&last, sink)?;
         }
         self.dispatch(sink);
         Ok(())
     }
 
-    /// The data of a line that is the only one of its event so far.
+    /// Returns the data of a `data` line that is the first line of its event.
     fn sole_data<'a>(&self, line: &'a [u8]) -> Option<&'a [u8]> {
-        let alone = self.data_is == Data::Nothing && self.name.is_empty() && !self.after_cr;
+        let alone = self.data_kind == DataKind::None && self.name.is_empty() && !self.after_cr;
         let value = line.strip_prefix(b"data:").filter(|_| alone)?;
         Some(value.strip_prefix(b" ").unwrap_or(value))
     }
@@ -136,7 +137,7 @@ impl SseDecoder {
         if self.failed { Err(EventTooLong { bytes_max }) } else { Ok(()) }
     }
 
-    fn take_line(
+    fn read_line(
         &mut self,
         line: &[u8],
         sink: &mut impl FnMut(SseEvent<'_>),
@@ -158,13 +159,13 @@ impl SseDecoder {
         match (field, stripped.first()) {
             (_, None) => self.dispatch(sink),
             (b"data", _) => {
-                if self.data_is == Data::Bare {
+                if self.data_kind == DataKind::Bare {
                     self.dispatch(sink);
                 }
-                self.add_data(value, Data::Fields)?;
+                self.add_data(value, DataKind::Fields)?;
             }
             (b"event", _) => {
-                if self.data_is == Data::Bare {
+                if self.data_kind == DataKind::Bare {
                     self.dispatch(sink);
                 }
                 self.name.clear();
@@ -173,40 +174,40 @@ impl SseDecoder {
             (b"error", _) => {
                 self.dispatch(sink);
                 self.name.extend_from_slice(b"error");
-                self.add_data(value, Data::Fields)?;
+                self.add_data(value, DataKind::Fields)?;
                 self.dispatch(sink);
             }
-            // A comment stays one within bare JSON.
+            // A comment is also ignored within bare JSON.
             _ if line.starts_with(b":") => {}
-            _ if self.data_is == Data::Bare => self.add_data(line, Data::Bare)?,
+            _ if self.data_kind == DataKind::Bare => self.add_data(line, DataKind::Bare)?,
             (_, Some(b'{' | b'[')) => {
                 self.dispatch(sink);
-                self.add_data(line, Data::Bare)?;
+                self.add_data(line, DataKind::Bare)?;
             }
-            // A field that says nothing about the data.
+            // Other fields (`id`, `retry`) and unknown ones do not concern the data.
             (_, Some(_)) => {}
         }
         Ok(())
     }
 
-    fn add_data(&mut self, value: &[u8], kind: Data) -> Result<(), EventTooLong> {
+    fn add_data(&mut self, value: &[u8], kind: DataKind) -> Result<(), EventTooLong> {
         self.check_room(self.data.len() + value.len() + 1)?;
-        if self.data_is != Data::Nothing {
+        if self.data_kind != DataKind::None {
             self.data.push(b'\n');
         }
-        self.data_is = kind;
+        self.data_kind = kind;
         self.data.extend_from_slice(value);
         Ok(())
     }
 
     fn dispatch(&mut self, sink: &mut impl FnMut(SseEvent<'_>)) {
-        // An error counts even if it says nothing more.
-        if self.data_is != Data::Nothing || self.name == b"error" {
+        // An event named `error` counts even without data.
+        if self.data_kind != DataKind::None || self.name == b"error" {
             emit(&String::from_utf8_lossy(&self.name), &self.data, sink);
         }
         self.name.clear();
         self.data.clear();
-        self.data_is = Data::Nothing;
+        self.data_kind = DataKind::None;
     }
 }
 
@@ -225,18 +226,18 @@ mod tests {
 
     type Event = (String, String);
 
-    fn decode(pieces: &[&[u8]]) -> Vec<Event> {
+    fn decode(chunks: &[&[u8]]) -> Vec<Event> {
         let mut events = Vec::new();
         let mut sink = |event: SseEvent<'_>| events.push((event.name.into(), event.data.into()));
         let mut decoder = SseDecoder::new(1 << 16);
-        for piece in pieces {
-            decoder.push(piece, &mut sink).unwrap();
+        for chunk in chunks {
+            decoder.push(chunk, &mut sink).unwrap();
         }
         decoder.finish(&mut sink).unwrap();
         events
     }
 
-    /// Decodes the body whole and cut at every byte.
+    /// Decodes the body in two chunks, split at every position.
     #[track_caller]
     fn check(body: &str, expected: &[(&str, &str)]) {
         let expected: Vec<Event> =
@@ -259,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn every_line_end() {
+    fn every_line_ending() {
         for end in ["\n", "\r\n", "\r"] {
             let body = "data: a|data: é||: c||event: x|data: b||".replace('|', end);
             check(&body, &[("", "a\né"), ("x", "b")]);
@@ -267,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_services_do_and_the_standard_does_not_know() {
+    fn deviations_of_services_from_the_standard() {
         check("\u{FEFF}data: a\n\n", &[("", "a")]);
         check("data: a", &[("", "a")]);
         check("data: a\n", &[("", "a")]);
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_that_are_no_text_are_told() {
+    fn invalid_utf8_is_marked_as_lossy() {
         let mut seen = Vec::new();
         let mut decoder = SseDecoder::new(100);
         let mut sink = |event: SseEvent<'_>| seen.push((event.data.to_owned(), event.lossy));
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_grows_without_end() {
+    fn memory_is_bounded() {
         let endless_line = |_: usize| b"data: aaaaaaaaaaaaaaaa".to_vec();
         let endless_event = |_: usize| b"data: aaaaaaaaaaaaaaaa\n".to_vec();
         let endless_json =
@@ -304,13 +305,16 @@ mod tests {
             let error = (0..1000).find_map(|at| decoder.push(&body(at), &mut |_| {}).err());
             assert_eq!(error, Some(EventTooLong { bytes_max: 1000 }));
             assert!(decoder.line.capacity() + decoder.data.capacity() < 5000);
-            assert!(decoder.push(b"data: a\n\n", &mut |_| {}).is_err(), "it stays broken");
+            assert!(
+                decoder.push(b"data: a\n\n", &mut |_| {}).is_err(),
+                "a failed decoder accepts no more"
+            );
         }
     }
 
     proptest! {
         #[test]
-        fn no_bytes_panic_and_no_cut_matters(
+        fn no_input_panics_and_chunk_boundaries_do_not_matter(
             body in proptest::collection::vec(
                 prop_oneof![
                     Just(b"\n".to_vec()), Just(b"\r".to_vec()), Just(b"data:".to_vec()),
@@ -325,8 +329,8 @@ mod tests {
             let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(body.len() + 1)).collect();
             cuts.extend([0, body.len()]);
             cuts.sort_unstable();
-            let pieces: Vec<_> = cuts.windows(2).map(|cut| &body[cut[0]..cut[1]]).collect();
-            prop_assert_eq!(decode(&pieces), decode(&[&body]));
+            let chunks: Vec<_> = cuts.windows(2).map(|cut| &body[cut[0]..cut[1]]).collect();
+            prop_assert_eq!(decode(&chunks), decode(&[&body]));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! HTTP as bytes, so that a test says exactly what is sent; and a host to send it to.
+//! A raw HTTP client, which sends exactly the bytes of a test, and a host to send them to.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 #![expect(dead_code, reason = "each test uses its part")]
 
@@ -13,7 +13,7 @@ use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// A host behind its API, with a scripted model.
+/// A host with its HTTP API and a scripted model.
 pub(crate) struct Service {
     pub(crate) host: Host,
     pub(crate) server: ServerHandle,
@@ -21,25 +21,25 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// With a script as JSON and the offline configuration.
+    /// Starts a host with a script as JSON and the default configuration.
     pub(crate) async fn start(script: Value) -> Self {
         Self::start_with(script, "", ServerOptions::default()).await
     }
 
-    /// With a script, the text of a configuration, and the server's options.
+    /// Starts a host with a script, the text of a configuration, and server options.
     pub(crate) async fn start_with(script: Value, config: &str, options: ServerOptions) -> Self {
         let script: Script = serde_json::from_value(script).unwrap();
         let model = Rehearsal::with_script(script).await.unwrap();
-        let is_kept = config.contains("data_dir");
+        let has_data_dir = config.contains("data_dir");
         let mut config = Config::parse(config, "test.toml", &|_| None).unwrap();
-        if !is_kept {
+        if !has_data_dir {
             config.journal.engine = JournalEngine::Memory;
         }
         config.set_rehearsal(BaseUrl::parse(&model.base_url()).unwrap());
-        let http_get_allow = config.tools.get("http_get").map(|change| change.allow.clone());
+        let http_get_allow = config.tools.get("http_get").map(|options| options.allow.clone());
         let http_get_allow = http_get_allow.unwrap_or_default();
-        let options_of_tools = BuiltinOptions { http_get_allow, ..BuiltinOptions::default() };
-        let tools = builtin(&options_of_tools).unwrap();
+        let builtin_options = BuiltinOptions { http_get_allow, ..BuiltinOptions::default() };
+        let tools = builtin(&builtin_options).unwrap();
         let host = Host::start(HostSetup { config, tools }).await.unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let server = server::serve(listener, host.clone(), options).unwrap();
@@ -50,35 +50,36 @@ impl Service {
         self.server.addr()
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> HttpResponse {
         self.send(&format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await
     }
 
-    pub(crate) async fn delete(&self, path: &str) -> Answer {
+    pub(crate) async fn delete(&self, path: &str) -> HttpResponse {
         self.send(&format!("DELETE {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await
     }
 
-    pub(crate) async fn post(&self, path: &str, body: Value) -> Answer {
+    pub(crate) async fn post(&self, path: &str, body: Value) -> HttpResponse {
         self.send(&post(path, "", &body.to_string())).await
     }
 
-    /// Sends a request as it is but for `connection: close`, and reads the whole answer.
-    pub(crate) async fn send(&self, request: &str) -> Answer {
+    /// Sends a request with `connection: close` added, and reads the whole response.
+    pub(crate) async fn send(&self, request: &str) -> HttpResponse {
         let request = request.replacen("\r\n", "\r\nconnection: close\r\n", 1);
-        let mut stream = Reading::open(self.addr(), &request).await;
+        let mut stream = HttpConnection::open(self.addr(), &request).await;
         stream.read_rest().await;
-        Answer::parse(&stream.bytes)
+        stream.response()
     }
 
-    /// Starts a run and reads its events as they come.
-    pub(crate) async fn watch(&self, session: &str, input: &str) -> Reading {
+    /// Starts a run and opens its event stream.
+    pub(crate) async fn watch(&self, session: &str, input: &str) -> HttpConnection {
         let body = serde_json::json!({"input": input}).to_string();
         let path = format!("/v1/sessions/{session}/runs");
-        Reading::open(self.addr(), &post(&path, "accept: text/event-stream\r\n", &body)).await
+        HttpConnection::open(self.addr(), &post(&path, "accept: text/event-stream\r\n", &body))
+            .await
     }
 }
 
-/// A request with a JSON body and further header lines.
+/// Formats a request with a JSON body and additional header lines.
 pub(crate) fn post(path: &str, headers: &str, body: &str) -> String {
     let length = body.len();
     format!(
@@ -87,37 +88,42 @@ pub(crate) fn post(path: &str, headers: &str, body: &str) -> String {
     )
 }
 
-/// A connection and what has come over it.
-pub(crate) struct Reading {
+/// A connection and the bytes that it has received.
+pub(crate) struct HttpConnection {
     stream: TcpStream,
     pub(crate) bytes: Vec<u8>,
 }
 
-impl Reading {
+impl HttpConnection {
     pub(crate) async fn open(addr: SocketAddr, request: &str) -> Self {
         let mut stream = TcpStream::connect(addr).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
         Self { stream, bytes: Vec::new() }
     }
 
-    /// Reads until the text has come.
+    /// Reads until the text has been received.
     pub(crate) async fn until(&mut self, text: &str) {
         while !self.text().contains(text) {
-            assert!(self.more().await, "{text:?} never came, but {:?}", self.text());
+            assert!(self.read_more().await, "{text:?} never came, but {:?}", self.text());
         }
     }
 
     /// Reads until the connection ends.
     pub(crate) async fn read_rest(&mut self) {
-        while self.more().await {}
+        while self.read_more().await {}
+    }
+
+    /// Parses the received bytes as a complete response.
+    pub(crate) fn response(&self) -> HttpResponse {
+        HttpResponse::parse(&self.bytes)
     }
 
     pub(crate) fn text(&self) -> String {
         String::from_utf8_lossy(&self.bytes).into_owned()
     }
 
-    /// The events of a stream that have come.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
+    /// Parses the complete events that have been received.
+    pub(crate) fn events(&self) -> Vec<StreamEvent> {
         let head = self.bytes.windows(4).position(|four| four == b"\r\n\r\n");
         let Some(mut rest) = head.map(|end| &self.bytes[end + 4..]) else { return Vec::new() };
         let mut body = Vec::new();
@@ -128,45 +134,48 @@ impl Reading {
             body.extend_from_slice(chunk);
             rest = rest.get(line + 4 + size..).unwrap_or_default();
         }
-        seen(&String::from_utf8(body).unwrap())
+        parse_events(&String::from_utf8(body).unwrap())
     }
 
-    /// Reads until what has come of the stream is enough.
-    pub(crate) async fn until_seen(&mut self, enough: impl Fn(&[Seen]) -> bool) -> Vec<Seen> {
+    /// Reads until the received events satisfy the condition.
+    pub(crate) async fn until_events(
+        &mut self,
+        enough: impl Fn(&[StreamEvent]) -> bool,
+    ) -> Vec<StreamEvent> {
         loop {
-            let seen = self.seen();
-            if enough(&seen) {
-                return seen;
+            let events = self.events();
+            if enough(&events) {
+                return events;
             }
-            assert!(self.more().await, "it ended too early: {:?}", self.text());
+            assert!(self.read_more().await, "it ended too early: {:?}", self.text());
         }
     }
 
-    pub(crate) async fn more(&mut self) -> bool {
+    pub(crate) async fn read_more(&mut self) -> bool {
         let mut buffer = vec![0; 16 * 1024];
-        // A server that closes with unread bytes of ours may reset the connection.
+        // A server that closes before it has read the whole request may reset the connection.
         let read = self.stream.read(&mut buffer).await.unwrap_or(0);
         self.bytes.extend_from_slice(&buffer[..read]);
         read > 0
     }
 }
 
-/// An answer that is whole.
+/// A complete response.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct HttpResponse {
     pub(crate) status: u16,
     pub(crate) head: String,
     pub(crate) body: String,
 }
 
-impl Answer {
+impl HttpResponse {
     fn parse(bytes: &[u8]) -> Self {
         let text = String::from_utf8(bytes.to_vec()).unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").expect("an answer has a head");
+        let (head, body) = text.split_once("\r\n\r\n").expect("a response has a head");
         let head = head.to_ascii_lowercase();
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
         let chunked = head.contains("transfer-encoding: chunked");
-        let body = if chunked { unchunked(body) } else { body.to_owned() };
+        let body = if chunked { decode_chunks(body) } else { body.to_owned() };
         Self { status, head, body }
     }
 
@@ -179,7 +188,7 @@ impl Answer {
         self.head.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(": "))
     }
 
-    /// Status and `error.code` of an answer that is an error as errors are here.
+    /// Returns status and `error.code` of an error response, and checks its form.
     pub(crate) fn error(&self) -> (u16, String) {
         let json = self.json();
         assert_eq!(self.header("content-type"), Some("application/json"), "{self:?}");
@@ -190,27 +199,27 @@ impl Answer {
 
     /// The types and data of an event stream.
     pub(crate) fn events(&self) -> Vec<(String, Value)> {
-        seen(&self.body).into_iter().map(|event| (event.kind, event.data)).collect()
+        parse_events(&self.body).into_iter().map(|event| (event.kind, event.data)).collect()
     }
 }
 
-/// One event of a stream.
+/// One event of an event stream.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Seen {
+pub(crate) struct StreamEvent {
     pub(crate) id: Option<String>,
     pub(crate) kind: String,
     pub(crate) data: Value,
 }
 
-/// The events of a stream's text that are whole.
-pub(crate) fn seen(body: &str) -> Vec<Seen> {
+/// Parses the complete events of an event stream.
+pub(crate) fn parse_events(body: &str) -> Vec<StreamEvent> {
     let whole = body.rfind("\n\n").map_or("", |end| &body[..end]);
     let events = whole.split("\n\n").filter(|event| event.starts_with("event: "));
     let field = |event: &str, name: &str| {
         event.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
     };
     events
-        .map(|event| Seen {
+        .map(|event| StreamEvent {
             id: field(event, "id: "),
             kind: field(event, "event: ").unwrap(),
             data: serde_json::from_str(&field(event, "data: ").unwrap()).unwrap(),
@@ -218,7 +227,7 @@ pub(crate) fn seen(body: &str) -> Vec<Seen> {
         .collect()
 }
 
-fn unchunked(mut text: &str) -> String {
+fn decode_chunks(mut text: &str) -> String {
     let mut whole = String::new();
     while let Some((size, rest)) = text.split_once("\r\n") {
         let size = usize::from_str_radix(size.trim(), 16).unwrap();
@@ -228,19 +237,14 @@ fn unchunked(mut text: &str) -> String {
     whole
 }
 
-/// The whole answer that a reading holds.
-pub(crate) fn answer(reading: &Reading) -> Answer {
-    Answer::parse(&reading.bytes)
-}
-
-/// The text of an event that has some.
-pub(crate) fn text(event: &Seen) -> Option<&str> {
+/// Returns the text of a text or thinking event.
+pub(crate) fn text(event: &StreamEvent) -> Option<&str> {
     let is_text = matches!(event.kind.as_str(), "thinking" | "content_delta");
     event.data["text"].as_str().filter(|text| is_text && !text.is_empty())
 }
 
-/// What has an id, with texts put together and without those that are void by the end.
-pub(crate) fn whole(events: &[Seen]) -> Vec<String> {
+/// Formats the events with an id. Joins texts, and drops texts that a later attempt voids.
+pub(crate) fn reproducible_lines(events: &[StreamEvent]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut turn = 0;
     for event in events {
@@ -268,7 +272,7 @@ pub(crate) fn whole(events: &[Seen]) -> Vec<String> {
     lines
 }
 
-/// How many runs have ended.
-pub(crate) fn ended(seen: &[Seen]) -> usize {
-    seen.iter().filter(|event| event.kind == "stream_end").count()
+/// Counts the runs that have ended.
+pub(crate) fn ended_runs(events: &[StreamEvent]) -> usize {
+    events.iter().filter(|event| event.kind == "stream_end").count()
 }

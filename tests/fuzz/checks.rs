@@ -1,28 +1,28 @@
-//! What must hold of any bytes: used by the fuzz targets, and by a test over their seeds.
+//! Properties that hold for any bytes; used by the fuzz targets and by `tests/fuzzed.rs`.
 
 use callsheet::response::{
     ParsedArguments, ResponseAssembler, ResponseLimits, describe_response, ended_well,
     parse_arguments,
 };
 use callsheet::types::{CALLS_MAX, Wire};
-use callsheet::wire::{Decoder, DecoderLimits, Delta, Framing, SseDecoder, SseEvent};
+use callsheet::wire::{Decoder, DecoderOptions, Delta, Framing, SseDecoder, SseEvent};
 use serde_json::Value;
 
 const FRAMINGS: [Framing; 4] =
     [Framing::Sse, Framing::JsonLines, Framing::Json, Framing::JsonArray];
 
-/// Small, so that hostile bytes reach them.
-const LIMITS: (DecoderLimits, ResponseLimits) = (
-    DecoderLimits { event_bytes_max: 1 << 16, body_bytes_max: 1 << 18 },
+/// Small limits, so that fuzzed bytes reach them.
+const LIMITS: (DecoderOptions, ResponseLimits) = (
+    DecoderOptions { event_bytes_max: 1 << 16, body_bytes_max: 1 << 18, fast_path: true },
     ResponseLimits { arguments_bytes_max: 1 << 12, calls_max: 64, text_bytes_max: 1 << 16 },
 );
 
-/// Any cut of a body gives the same events, and none is longer than allowed.
+/// Checks that any split of a body gives the same events, within the length limit.
 pub(crate) fn sse(body: &[u8]) {
     let events = |pieces: &[&[u8]]| {
         let mut events = Vec::new();
         let mut sink = |event: SseEvent<'_>| {
-            // One byte that is no UTF-8 becomes three.
+            // A byte that is not UTF-8 is replaced by three bytes.
             assert!(event.data.len() <= 3 * 4096);
             events.push((event.name.to_owned(), event.data.to_owned(), event.lossy));
         };
@@ -37,19 +37,19 @@ pub(crate) fn sse(body: &[u8]) {
     let (whole_ok, whole) = events(&[body]);
     let (cut_ok, cut) = events(&cuts(body));
     assert_eq!(whole_ok, cut_ok);
-    // Where a limit ends it, a cut may have let more events through.
+    // When a limit ends the body, one split may have let more events through.
     let common = if whole_ok { whole.len().max(cut.len()) } else { whole.len().min(cut.len()) };
     assert!(whole.iter().take(common).eq(cut.iter().take(common)));
 }
 
-/// Any cut of a body, in any framing, gives the same response, which keeps to its limits.
+/// Checks that any split of a body, in any framing, gives the same response within its limits.
 pub(crate) fn dialect(wire: Wire, body: &[u8]) {
     for framing in FRAMINGS {
         let whole = decode(wire, framing, &[body]);
         let cut = decode(wire, framing, &cuts(body));
         assert!(
             whole == cut,
-            "a cut matters: {} {}",
+            "the split changes the response: {} {}",
             describe_response(&whole),
             describe_response(&cut)
         );
@@ -57,8 +57,8 @@ pub(crate) fn dialect(wire: Wire, body: &[u8]) {
     }
 }
 
-/// Arguments mean an object, or it is said why not; a cut of them is never taken for another
-/// object.
+/// Checks that arguments are an object or a reported problem, and that cut arguments are never parsed
+/// as another object.
 pub(crate) fn arguments(raw: &[u8]) {
     let Ok(raw) = std::str::from_utf8(raw) else { return };
     match parse_arguments(raw) {
@@ -119,7 +119,7 @@ fn check(response: &ResponseAssembler) {
     }
 }
 
-/// The body in pieces; where it is cut follows from the body itself.
+/// Splits the body at positions that are derived from the body itself.
 fn cuts(body: &[u8]) -> Vec<&[u8]> {
     let seed = body.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)

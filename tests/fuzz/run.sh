@@ -1,11 +1,10 @@
-#!/usr/bin/env bash
-# Fuzzes every target for so many seconds (60 without a number), or the targets that are named:
+# Fuzzes all targets, or the named ones, for SECONDS each (default 60):
 #
 #   bash tests/fuzz/run.sh [SECONDS] [TARGET...]
 #
-# Needs a C++ compiler for libFuzzer. What is found is kept in target/fuzz; a failure leaves the
-# bytes that cause it there and ends the run with status 1. Recordings of real responses, where
-# they are found as the tests find them, are seeds as well.
+# Needs a C++ compiler for libFuzzer. Findings are kept in target/fuzz. A failure leaves the input
+# that causes it there and exits with status 1. Recordings of real responses are used as additional
+# seeds, if the corpus of the tests is present.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -16,7 +15,7 @@ if [ ${#targets[@]} -eq 0 ]; then
   targets=(sse arguments openai_chat openai_responses anthropic_messages gemini_generate ollama_chat)
 fi
 
-# Coverage for libFuzzer; these are rustc's stable names of LLVM's own options.
+# Coverage for libFuzzer: rustc's stable names of the LLVM options.
 instrumented="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
   -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing -Ccodegen-units=1"

@@ -1,5 +1,5 @@
-//! A user of one session: asks, watches, steers, decides, and repeats every request until it is
-//! answered, whichever life of the host answers it.
+//! A client of one session: starts runs, watches, steers, decides, and repeats every request until
+//! some process of the host responds.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,63 +9,63 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use crate::chance::Chance;
-use crate::http::{self, Answer, Events, Seen};
-use crate::job::Job;
-use crate::world::Shared;
+use crate::http_client::{self, EventStream, HttpResponse, StreamEvent};
+use crate::input::UserInput;
+use crate::rng::SeededRng;
+use crate::scenario::SharedState;
 
-/// What the host has answered for.
+/// A request that the host has acknowledged.
 #[derive(Clone, Debug)]
-pub(crate) enum Promise {
-    /// This run was accepted, with the record of this place.
+pub(crate) enum Acknowledged {
+    /// A run was accepted with the record `seq`.
     Run { run_id: String, seq: u64, input: String },
-    /// This was said to a run.
+    /// An input was added to a run.
     Steered { seq: u64, input: String },
-    /// This was decided about a call.
+    /// A decision about a call was accepted.
     Decided { tool_id: String },
 }
 
-/// Everything that a user was told of a session.
+/// Everything that a client received about a session.
 #[derive(Debug)]
-pub(crate) struct Told {
+pub(crate) struct ClientLog {
     pub(crate) session: String,
-    pub(crate) events: Vec<Seen>,
-    pub(crate) promises: Vec<Promise>,
-    /// How often its stream broke and was taken up again.
+    pub(crate) events: Vec<StreamEvent>,
+    pub(crate) acknowledged: Vec<Acknowledged>,
+    /// Number of times that its event stream was opened.
     pub(crate) reconnects: usize,
 }
 
-/// A user of one session.
+/// A client of one session.
 pub(crate) struct Client {
-    shared: Arc<Shared>,
+    shared: Arc<SharedState>,
     session: String,
-    chance: Chance,
-    promises: Vec<Promise>,
+    rng: SeededRng,
+    acknowledged: Vec<Acknowledged>,
     decided: BTreeSet<String>,
     watcher: Arc<Watcher>,
 }
 
-/// What has been seen of the session so far.
+/// The events that have been received so far.
 struct Watcher {
-    events: watch::Sender<Vec<Seen>>,
+    events: watch::Sender<Vec<StreamEvent>>,
     reconnects: Mutex<usize>,
 }
 
 impl Client {
-    /// Opens a session, has these jobs done in it, and tells what it was told.
+    /// Opens a session, runs the inputs in it, and returns the log.
     pub(crate) async fn play(
-        shared: Arc<Shared>,
+        shared: Arc<SharedState>,
         session: &str,
-        mut chance: Chance,
-        mut next: impl FnMut(&mut Chance) -> Option<Vec<Job>>,
-    ) -> Told {
+        mut rng: SeededRng,
+        mut next: impl FnMut(&mut SeededRng) -> Option<Vec<UserInput>>,
+    ) -> ClientLog {
         let watcher =
             Watcher { events: watch::Sender::new(Vec::new()), reconnects: Mutex::default() };
         let mut client = Self {
             shared,
             session: session.to_owned(),
-            chance: chance.split(),
-            promises: Vec::new(),
+            rng: rng.split(),
+            acknowledged: Vec::new(),
             decided: BTreeSet::new(),
             watcher: Arc::new(watcher),
         };
@@ -73,108 +73,109 @@ impl Client {
         let watcher = Arc::clone(&client.watcher);
         let watching = watcher.watch(Arc::clone(&client.shared), session);
         let acting = async {
-            while let Some(jobs) = next(&mut chance) {
-                client.work(jobs).await;
+            while let Some(inputs) = next(&mut rng) {
+                client.run_inputs(inputs).await;
             }
         };
         tokio::select! {
             () = acting => {}
-            () = watching => unreachable!("it watches for ever"),
+            () = watching => unreachable!("the watcher never ends"),
         }
         let (events, reconnects) =
             (client.watcher.events.borrow().clone(), *client.watcher.reconnects.lock());
-        Told { session: client.session, events, promises: client.promises, reconnects }
+        ClientLog { session: client.session, events, acknowledged: client.acknowledged, reconnects }
     }
 
-    /// Asks until some life of the host answers; and whether one broke off before.
-    async fn ask(&self, path: &str, key: Option<&str>, body: &Value) -> (Answer, bool) {
-        let mut lives = self.shared.lives.subscribe();
+    /// Repeats a request until some process of the host responds. The flag is true if an earlier
+    /// connection broke.
+    async fn send(&self, path: &str, key: Option<&str>, body: &Value) -> (HttpResponse, bool) {
+        let mut address = self.shared.address.subscribe();
         let mut broke = false;
         loop {
-            let addr = *lives.borrow_and_update();
+            let addr = *address.borrow_and_update();
             if let Some(addr) = addr {
-                match http::post(addr, path, key, body).await {
-                    // It is about to end.
+                match http_client::post(addr, path, key, body).await {
+                    // The host is shutting down.
                     Ok(answer) if answer.status == 503 => {}
                     Ok(answer) => return (answer, broke),
                     Err(_) => broke = true,
                 }
             }
-            lives.changed().await.unwrap();
+            address.changed().await.unwrap();
         }
     }
 
     async fn open(&self) {
-        let agent = if self.chance.clone().percent(50) { "parallel" } else { "sequential" };
+        let agent = if self.rng.clone().percent(50) { "parallel" } else { "sequential" };
         let body = json!({"id": self.session, "agent": agent});
-        let (answer, broke) = self.ask("/v1/sessions", None, &body).await;
+        let (answer, broke) = self.send("/v1/sessions", None, &body).await;
         let was_there = broke && answer.code() == "session_exists";
         assert!(answer.status == 201 || was_there, "{}: {answer:?}", self.session);
     }
 
-    /// Has these jobs done, the later ones behind the first, and waits for the end of all.
-    async fn work(&mut self, jobs: Vec<Job>) {
+    /// Starts runs for the inputs, later ones queued, and waits until all have ended.
+    async fn run_inputs(&mut self, inputs: Vec<UserInput>) {
         let mut runs = Vec::new();
-        for job in &jobs {
-            let answer = self.start(job).await;
+        for input in &inputs {
+            let answer = self.start(input).await;
             runs.push(answer.body["run_id"].as_str().unwrap().to_owned());
-            if let Some(steer) = &job.steer {
-                self.steer(&job.name, steer).await;
+            if let Some(steer) = &input.steer {
+                self.steer(&input.name, steer).await;
             }
         }
-        if let Some(mode) = jobs[0].stop {
+        if let Some(mode) = inputs[0].stop {
             let path = format!("/v1/sessions/{}/stop", self.session);
-            let (answer, _) = self.ask(&path, None, &json!({"mode": mode})).await;
+            let (answer, _) = self.send(&path, None, &json!({"mode": mode})).await;
             assert_eq!(answer.status, 202, "{answer:?}");
         }
         self.until_ended(&runs).await;
-        for job in &jobs {
-            // The run is over by now, and its key still known.
-            if self.chance.percent(40) {
-                self.start(job).await;
+        for input in &inputs {
+            // The run has ended, but its idempotency key is still stored.
+            if self.rng.percent(40) {
+                self.start(input).await;
             }
         }
     }
 
-    /// The same request has the same answer, in every life.
-    async fn start(&mut self, job: &Job) -> Answer {
+    /// Starts a run. Repetitions with the same key get the same response from every process.
+    async fn start(&mut self, input: &UserInput) -> HttpResponse {
         let path = format!("/v1/sessions/{}/runs", self.session);
-        let (answer, _) = self.ask(&path, Some(&job.name), &job.start).await;
-        assert_eq!(answer.status, 202, "{path} {} {answer:?}", job.start);
-        let promise = Promise::Run {
+        let (answer, _) = self.send(&path, Some(&input.name), &input.start).await;
+        assert_eq!(answer.status, 202, "{path} {} {answer:?}", input.start);
+        let response = Acknowledged::Run {
             run_id: answer.body["run_id"].as_str().unwrap().to_owned(),
             seq: answer.body["seq"].as_u64().unwrap(),
-            input: job.start["input"].as_str().unwrap().to_owned(),
+            input: input.start["input"].as_str().unwrap().to_owned(),
         };
-        self.promises.push(promise);
+        self.acknowledged.push(response);
         answer
     }
 
-    async fn steer(&mut self, job: &str, body: &Value) {
+    async fn steer(&mut self, input: &str, body: &Value) {
         let path = format!("/v1/sessions/{}/steer", self.session);
-        let key = format!("{job}/steer");
+        let key = format!("{input}/steer");
         for _ in 0..2 {
-            let (answer, _) = self.ask(&path, Some(&key), body).await;
+            let (answer, _) = self.send(&path, Some(&key), body).await;
             match answer.status {
-                202 => self.promises.push(Promise::Steered {
+                202 => self.acknowledged.push(Acknowledged::Steered {
                     seq: answer.body["seq"].as_u64().unwrap(),
                     input: body["input"].as_str().unwrap().to_owned(),
                 }),
-                // The run had ended by then.
+                // The run has ended in the meantime.
                 409 if answer.code() == "no_run" => return,
                 _ => panic!("{path}: {answer:?}"),
             }
         }
     }
 
-    /// Waits until these runs have ended, and decides about calls meanwhile.
+    /// Waits until the runs have ended, and decides about calls in the meantime.
     async fn until_ended(&mut self, runs: &[String]) {
         let mut events = self.watcher.events.subscribe();
         loop {
-            let open: Vec<Seen> = {
+            let open: Vec<StreamEvent> = {
                 let seen = events.borrow_and_update();
                 let ended = |run: &String| {
-                    let is_end = |event: &&Seen| event.kind == "stream_end";
+                    let is_end = |event: &&StreamEvent| event.kind == "stream_end";
                     seen.iter().rev().filter(is_end).any(|event| event.data["run_id"] == **run)
                 };
                 if runs.iter().all(ended) {
@@ -182,46 +183,46 @@ impl Client {
                 }
                 seen.iter().filter(|event| event.kind == "tool_approval").cloned().collect()
             };
-            let question = open.iter().find(|event| self.decided.insert(asked(event)));
-            match question {
-                Some(question) => self.decide(question).await,
+            let request = open.iter().find(|event| self.decided.insert(approval_id(event)));
+            match request {
+                Some(request) => self.decide(request).await,
                 None => events.changed().await.unwrap(),
             }
         }
     }
 
-    async fn decide(&mut self, question: &Seen) {
-        let tool_id = question.data["tool_id"].as_str().unwrap();
+    async fn decide(&mut self, request: &StreamEvent) {
+        let tool_id = request.data["tool_id"].as_str().unwrap();
         let path = format!("/v1/sessions/{}/approvals/{tool_id}", self.session);
-        let decision = if self.chance.percent(70) { "approve" } else { "reject" };
+        let decision = if self.rng.percent(70) { "approve" } else { "reject" };
         let body = json!({
             "decision": decision,
-            "phase": question.data["phase"],
-            "arguments_sha256": question.data["arguments_sha256"],
+            "phase": request.data["phase"],
+            "arguments_sha256": request.data["arguments_sha256"],
         });
-        let (answer, _) = self.ask(&path, None, &body).await;
+        let (answer, _) = self.send(&path, None, &body).await;
         match answer.status {
-            200 => self.promises.push(Promise::Decided { tool_id: tool_id.to_owned() }),
-            // The run was stopped before.
+            200 => self.acknowledged.push(Acknowledged::Decided { tool_id: tool_id.to_owned() }),
+            // The run was stopped before the decision.
             404 if answer.code() == "no_such_approval" => {}
             _ => panic!("{path}: {answer:?}"),
         }
     }
 }
 
-fn asked(question: &Seen) -> String {
-    format!("{} {}", question.data["tool_id"], question.data["phase"])
+fn approval_id(request: &StreamEvent) -> String {
+    format!("{} {}", request.data["tool_id"], request.data["phase"])
 }
 
 impl Watcher {
-    /// Watches in every life of the host, each time from behind the last event that came.
-    async fn watch(&self, shared: Arc<Shared>, session: &str) {
-        let mut lives = shared.lives.subscribe();
+    /// Watches every process of the host, each time after the last received event.
+    async fn watch(&self, shared: Arc<SharedState>, session: &str) {
+        let mut address = shared.address.subscribe();
         let mut last = EventId::default();
         loop {
-            let addr = *lives.borrow_and_update();
+            let addr = *address.borrow_and_update();
             if let Some(addr) = addr
-                && let Ok(opened) = Events::open(addr, session, last).await
+                && let Ok(opened) = EventStream::open(addr, session, last).await
             {
                 match opened {
                     Ok(mut stream) => {
@@ -233,20 +234,25 @@ impl Watcher {
                     Err(answer) => assert_eq!(answer.status, 503, "{session} {last}: {answer:?}"),
                 }
             }
-            lives.changed().await.unwrap();
+            address.changed().await.unwrap();
         }
     }
 
-    /// Reads to the end of a stream; whether to connect again at once.
-    async fn read(&self, shared: &Shared, stream: &mut Events, last: &mut EventId) -> bool {
+    /// Reads a stream to its end. Returns true if the client should reconnect at once.
+    async fn read(
+        &self,
+        shared: &SharedState,
+        stream: &mut EventStream,
+        last: &mut EventId,
+    ) -> bool {
         while let Some(event) = stream.next().await {
             if event.kind == "resync" {
                 return true;
             }
             let is_closed = event.data["code"] == "session_closed";
-            assert!(!is_closed, "nobody has closed it: {event:?}");
+            assert!(!is_closed, "the session was not closed: {event:?}");
             if let Some(id) = event.id {
-                assert!(id > *last, "{event:?} came behind {last}");
+                assert!(id > *last, "{event:?} came after {last}");
                 *last = id;
             }
             self.events.send_modify(|events| events.push(event));

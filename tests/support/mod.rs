@@ -1,4 +1,4 @@
-//! A host with one session, real HTTP, and a scripted provider on loopback.
+//! A host with one session and a scripted provider on loopback, over real HTTP.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -13,22 +13,23 @@ use std::time::Duration;
 use callsheet::config::{BaseUrl, Config, JournalEngine};
 use callsheet::rehearsal::{ReceivedRequest, Rehearsal, Script};
 use callsheet::runtime::{Host, HostCounts, HostSetup, OpenSession, RunReport, SessionHandle};
-use callsheet::telemetry::{Delivery, Subscription};
+use callsheet::telemetry::{FeedItem, Subscription};
 use callsheet::tool::ToolRegistry;
 use callsheet::types::{Execution, Wire};
 use futures::StreamExt;
 use serde_json::Value;
 
-/// How long anything here may take before the test fails instead of hanging.
+/// Time limit of every wait, so that a test fails instead of hanging.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
+/// A host, its only session, and the scripted provider.
 pub(crate) struct World {
     pub(crate) model: Rehearsal,
     pub(crate) host: Host,
     pub(crate) session: SessionHandle,
 }
 
-/// A host whose only agent has all of `tools` and asks the scripted provider.
+/// Starts a host whose only agent has all `tools` and uses the scripted provider.
 pub(crate) async fn world(
     script: Script,
     tools: ToolRegistry,
@@ -46,18 +47,18 @@ pub(crate) async fn world(
     World { model, host, session }
 }
 
-/// The same where the provider is asked over another wire.
+/// Starts a host as [`world`] does, with a provider of another dialect.
 pub(crate) async fn world_of(
     wire: Wire,
     script: Script,
     tools: ToolRegistry,
     change: impl FnOnce(&mut Config),
 ) -> World {
-    let over_the_wire = |config: &mut Config| {
+    let with_wire = |config: &mut Config| {
         config.models.values_mut().for_each(|model| model.wire = wire);
         change(config);
     };
-    world(script, tools, over_the_wire).await
+    world(script, tools, with_wire).await
 }
 
 pub(crate) fn parallel(max: u32) -> impl FnOnce(&mut Config) {
@@ -67,23 +68,23 @@ pub(crate) fn parallel(max: u32) -> impl FnOnce(&mut Config) {
 }
 
 impl World {
-    /// One run to its end.
+    /// Runs to the end.
     pub(crate) async fn run(&self, input: &str) -> RunReport {
         within(self.session.run(input)).await.unwrap()
     }
 
-    /// What the provider was sent.
+    /// The requests that the provider received.
     pub(crate) fn requests(&self) -> Vec<ReceivedRequest> {
         self.model.requests()
     }
 
-    /// The messages of the last request, in the provider's own form.
+    /// The messages of the last request, in the provider's format.
     pub(crate) fn last_messages(&self) -> Vec<Value> {
         let requests = self.model.requests();
         requests.last().unwrap().body["messages"].as_array().unwrap().clone()
     }
 
-    /// Waits until nothing is left of the runs: no actor, no task, no tool.
+    /// Waits until no actor, task or tool of a run is left.
     pub(crate) async fn until_idle(&self) {
         let idle = HostCounts { sessions: 1, awake: 1, ..HostCounts::default() };
         within(async {
@@ -94,7 +95,7 @@ impl World {
         .await;
     }
 
-    /// The provider refused nothing, and nothing had to be repaired.
+    /// Checks that the provider refused no request and that no history was repaired.
     #[track_caller]
     pub(crate) fn assert_paired(&self) {
         for request in self.model.requests() {
@@ -105,35 +106,35 @@ impl World {
     }
 }
 
-/// Fails instead of hanging.
+/// Waits for a future, at most for [`PATIENCE`].
 pub(crate) async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future).await.expect("it ends in time")
 }
 
-/// The public events of a subscription until `stream_end`: each as its JSON.
+/// Collects the public events of a subscription as JSON, up to `stream_end`.
 pub(crate) async fn events(mut subscription: Subscription) -> Vec<Value> {
-    let mut seen = Vec::new();
+    let mut collected = Vec::new();
     within(async {
         while let Some(delivery) = subscription.next().await {
-            let Delivery::Event(published) = delivery else { panic!("too slow") };
+            let FeedItem::Event(published) = delivery else { panic!("too slow") };
             for event in published.public() {
-                seen.push(serde_json::from_str(&event.json).unwrap());
+                collected.push(serde_json::from_str(&event.json).unwrap());
             }
-            if seen.last().is_some_and(|event: &Value| event["type"] == "stream_end") {
+            if collected.last().is_some_and(|event: &Value| event["type"] == "stream_end") {
                 return;
             }
         }
     })
     .await;
-    seen
+    collected
 }
 
-/// Waits for a public event.
-pub(crate) async fn until_event(subscription: &mut Subscription, is_it: impl Fn(&Value) -> bool) {
+/// Waits for a public event that satisfies the condition.
+pub(crate) async fn until_event(subscription: &mut Subscription, matches: impl Fn(&Value) -> bool) {
     within(async {
-        while let Some(Delivery::Event(published)) = subscription.next().await {
+        while let Some(FeedItem::Event(published)) = subscription.next().await {
             let mut public = published.public();
-            if public.any(|event| is_it(&serde_json::from_str(&event.json).unwrap())) {
+            if public.any(|event| matches(&serde_json::from_str(&event.json).unwrap())) {
                 return;
             }
         }
@@ -142,13 +143,13 @@ pub(crate) async fn until_event(subscription: &mut Subscription, is_it: impl Fn(
     .await;
 }
 
-/// `type` of each event, without the text pieces.
+/// Returns the `type` of each event, without text deltas.
 pub(crate) fn kinds(events: &[Value]) -> Vec<&str> {
     let kinds = events.iter().map(|event| event["type"].as_str().unwrap());
     kinds.filter(|kind| !matches!(*kind, "content_delta" | "thinking")).collect()
 }
 
-/// The results that a request brings, as `(tool_call_id, content)`, in order.
+/// Returns the tool results of a request as `(tool_call_id, content)`, in order.
 pub(crate) fn results(messages: &[Value]) -> Vec<(&str, &str)> {
     let tools = messages.iter().filter(|message| message["role"] == "tool");
     tools

@@ -1,4 +1,4 @@
-//! Tools that do what a test says, and tell it what they did.
+//! Tools with scripted behaviour, which log their calls and wait for the test.
 #![expect(clippy::expect_used, dead_code, reason = "helpers of tests, each of which uses a part")]
 
 use std::collections::BTreeSet;
@@ -11,16 +11,16 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::watch;
 
-/// What the calls did, and which of them may go on.
+/// The log of the calls, and the control over those that wait.
 #[derive(Clone)]
-pub(crate) struct Stage {
+pub(crate) struct CallControl {
     log: Arc<Mutex<Vec<String>>>,
     changed: watch::Sender<u64>,
     open: Arc<Mutex<BTreeSet<String>>>,
     opened: Arc<Condvar>,
 }
 
-impl Stage {
+impl CallControl {
     pub(crate) fn new() -> Self {
         Self {
             log: Arc::default(),
@@ -30,27 +30,27 @@ impl Stage {
         }
     }
 
-    /// Lets the waiting call `id` go on.
+    /// Releases the waiting call `id`.
     pub(crate) fn release(&self, id: &str) {
         self.open.lock().insert(id.to_owned());
         self.opened.notify_all();
         self.changed.send_modify(|n| *n += 1);
     }
 
-    /// Waits until the log holds the line.
-    pub(crate) async fn seen(&self, line: &str) {
+    /// Waits until the log contains the line.
+    pub(crate) async fn until_logged(&self, line: &str) {
         let mut changed = self.changed.subscribe();
         super::within(changed.wait_for(|_| self.log.lock().iter().any(|l| l == line)))
             .await
-            .expect("the stage stands");
+            .expect("the sender lives");
     }
 
-    /// Waits until the log has so many lines.
+    /// Waits until the log has `count` lines.
     pub(crate) async fn lines(&self, count: usize) {
         let mut changed = self.changed.subscribe();
         super::within(changed.wait_for(|_| self.log.lock().len() == count))
             .await
-            .expect("the stage stands");
+            .expect("the sender lives");
     }
 
     pub(crate) fn log(&self) -> Vec<String> {
@@ -66,20 +66,20 @@ impl Stage {
         let mut open = self.open.lock();
         while !open.contains(id) {
             let waited = self.opened.wait_for(&mut open, super::PATIENCE);
-            assert!(!waited.timed_out(), "nobody releases {id}");
+            assert!(!waited.timed_out(), "{id} was not released");
         }
     }
 
     pub(crate) async fn released(&self, id: &str) {
         let mut changed = self.changed.subscribe();
-        changed.wait_for(|_| self.open.lock().contains(id)).await.expect("the stage stands");
+        changed.wait_for(|_| self.open.lock().contains(id)).await.expect("the sender lives");
     }
 }
 
-/// How a call behaves.
+/// The behaviour of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Manner {
-    /// Answers `done ID` at once.
+pub(crate) enum Behaviour {
+    /// Returns `done ID` at once.
     Quick,
     /// Waits until the test releases its id.
     Waits,
@@ -89,70 +89,70 @@ pub(crate) enum Manner {
     Panics,
     /// Fails.
     Fails,
-    /// Never comes back, and does not watch for a cancel.
+    /// Never returns, and ignores cancellation.
     Hangs,
 }
 
 #[derive(Deserialize, JsonSchema)]
-struct Input {
+struct TestInput {
     id: String,
 }
 
-/// A tool with a manner; its calls are known by the `id` in their arguments.
-pub(crate) struct Staged {
+/// A tool with a scripted behaviour. The `id` in the arguments identifies a call.
+pub(crate) struct ControlledTool {
     pub(crate) spec: ToolSpec,
-    pub(crate) manner: Manner,
-    pub(crate) stage: Stage,
+    pub(crate) behaviour: Behaviour,
+    pub(crate) control: CallControl,
 }
 
 #[async_trait]
-impl Tool for Staged {
+impl Tool for ControlledTool {
     fn spec(&self) -> ToolSpec {
         self.spec.clone()
     }
 
     async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
-        let Input { id } = context.input()?;
-        self.stage.note(format!("start {id}"));
-        match self.manner {
-            Manner::Quick => {}
-            Manner::Waits => self.stage.released(&id).await,
-            Manner::Blocks => self.stage.block_until_released(&id),
-            Manner::Panics => panic!("on stage"),
-            Manner::Fails => return Err(ToolError::new("it does not work")),
-            Manner::Hangs => std::future::pending().await,
+        let TestInput { id } = context.input()?;
+        self.control.note(format!("start {id}"));
+        match self.behaviour {
+            Behaviour::Quick => {}
+            Behaviour::Waits => self.control.released(&id).await,
+            Behaviour::Blocks => self.control.block_until_released(&id),
+            Behaviour::Panics => panic!("on stage"),
+            Behaviour::Fails => return Err(ToolError::new("it does not work")),
+            Behaviour::Hangs => std::future::pending().await,
         }
-        self.stage.note(format!("end {id}"));
+        self.control.note(format!("end {id}"));
         Ok(format!("done {id}").into())
     }
 }
 
-/// Tools that take `{id}`: `quick`, `waits`, `panics`, `fails`, `hangs` are pure; `writes` (quick)
-/// and `slow_write` (waits) have effects.
-pub(crate) fn registry(stage: &Stage) -> ToolRegistry {
+/// Makes a registry of tools with the argument `{id}`. `quick`, `waits`, `panics`, `fails` and `hangs`
+/// are pure; `writes` (quick) and `slow_write` (waits) have effects.
+pub(crate) fn registry(control: &CallControl) -> ToolRegistry {
     let mut registry = ToolRegistry::new();
-    let pure = |name: &str| ToolSpec::new::<Input>(name, "For a test.").pure();
+    let pure = |name: &str| ToolSpec::new::<TestInput>(name, "For a test.").pure();
     let tools = [
-        (pure("quick"), Manner::Quick),
-        (pure("waits"), Manner::Waits),
-        (pure("panics"), Manner::Panics),
-        (pure("fails"), Manner::Fails),
-        (pure("hangs"), Manner::Hangs),
-        (ToolSpec::new::<Input>("writes", "For a test."), Manner::Quick),
-        (ToolSpec::new::<Input>("slow_write", "For a test."), Manner::Waits),
+        (pure("quick"), Behaviour::Quick),
+        (pure("waits"), Behaviour::Waits),
+        (pure("panics"), Behaviour::Panics),
+        (pure("fails"), Behaviour::Fails),
+        (pure("hangs"), Behaviour::Hangs),
+        (ToolSpec::new::<TestInput>("writes", "For a test."), Behaviour::Quick),
+        (ToolSpec::new::<TestInput>("slow_write", "For a test."), Behaviour::Waits),
     ];
-    for (spec, manner) in tools {
-        let tool = Staged { spec, manner, stage: stage.clone() };
+    for (spec, behaviour) in tools {
+        let tool = ControlledTool { spec, behaviour, control: control.clone() };
         registry.register(tool).expect("the names differ");
     }
     registry
 }
 
-/// The same, and `blocks`, which is pure and has a thread of its own.
-pub(crate) fn registry_with_blocks(stage: &Stage) -> ToolRegistry {
-    let mut registry = registry(stage);
-    let spec = ToolSpec::new::<Input>("blocks", "For a test.").pure().blocking();
-    let tool = Staged { spec, manner: Manner::Blocks, stage: stage.clone() };
+/// Adds `blocks`, which is pure and runs on a thread of its own.
+pub(crate) fn registry_with_blocks(control: &CallControl) -> ToolRegistry {
+    let mut registry = registry(control);
+    let spec = ToolSpec::new::<TestInput>("blocks", "For a test.").pure().blocking();
+    let tool = ControlledTool { spec, behaviour: Behaviour::Blocks, control: control.clone() };
     registry.register(tool).expect("the names differ");
     registry
 }

@@ -14,7 +14,7 @@ use serde_json::Value;
 pub use stats::StatsReport;
 
 use super::{
-    ApprovalRequest, CallLabel, Event, Published, RunStats, ServiceCall, ServiceCallStatus,
+    ApprovalRequest, CallLabel, Event, PublishedEvent, RunStats, ServiceCall, ServiceCallStatus,
     TurnSummary, WaitingFor,
 };
 use crate::types::{
@@ -42,9 +42,9 @@ impl PublicEvent {
 }
 
 /// An event has one public event, or none, or the three of a run's end.
-type Views = [Option<PublicEvent>; 3];
+type EventViews = [Option<PublicEvent>; 3];
 
-impl Published {
+impl PublishedEvent {
     /// What clients are shown of the event, in order; nothing for what concerns only the host.
     ///
     /// A text delta costs one allocation.
@@ -52,40 +52,48 @@ impl Published {
         self.views().into_iter().flatten()
     }
 
-    fn views(&self) -> Views {
+    fn views(&self) -> EventViews {
         match &self.event {
             Event::RunStarted { agent, model, execution } => self.one(
                 "stream_start",
-                &StreamStart { agent, model, execution: Shown(*execution) },
+                &StreamStartView { agent, model, execution: AsDisplay(*execution) },
                 agent.len() + model.len(),
             ),
-            Event::TurnStarted => self.one("thinking", &Text { text: "" }, 0),
-            Event::ThinkingReceived { text } => self.one("thinking", &Text { text }, text.len()),
-            Event::TextReceived { text } => self.one("content_delta", &Text { text }, text.len()),
-            Event::CallOpened { call } => self.tool_use(&ToolUse::new(call, "detected")),
-            Event::CallWaiting { call, waiting_for, input_summary } => self.tool_use(&ToolUse {
-                waiting_for: Some(*waiting_for),
-                input_summary: Some(summary(input_summary)),
-                ..ToolUse::new(call, "waiting")
-            }),
+            Event::TurnStarted => self.one("thinking", &TextView { text: "" }, 0),
+            Event::ThinkingReceived { text } => {
+                self.one("thinking", &TextView { text }, text.len())
+            }
+            Event::TextReceived { text } => {
+                self.one("content_delta", &TextView { text }, text.len())
+            }
+            Event::CallOpened { call } => self.tool_use(&ToolUseView::new(call, "detected")),
+            Event::CallWaiting { call, waiting_for, input_summary } => {
+                self.tool_use(&ToolUseView {
+                    waiting_for: Some(*waiting_for),
+                    input_summary: Some(summary(input_summary)),
+                    ..ToolUseView::new(call, "waiting")
+                })
+            }
             Event::CallStarted { call, input_summary, early, waited: _, queued: _, of: _ } => self
-                .tool_use(&ToolUse {
+                .tool_use(&ToolUseView {
                     input_summary: Some(summary(input_summary)),
                     early: Some(*early),
-                    ..ToolUse::new(call, "running")
+                    ..ToolUseView::new(call, "running")
                 }),
             // Whether it had started is not known here.
             Event::CallDiscarded { call, had_result: _ } => {
-                self.tool_use(&ToolUse { early: None, ..ToolUse::new(call, "discarded") })
+                self.tool_use(&ToolUseView { early: None, ..ToolUseView::new(call, "discarded") })
             }
             Event::CallEnded { result, parallel: _, early } => self.call_ended(result, *early),
-            Event::ServiceCallShown { call, status } => {
-                self.one("tool_use", &ServiceToolUse::new(call, *status), 256)
+            Event::ServiceCallChanged { call, status } => {
+                self.one("tool_use", &ServiceToolUseView::new(call, *status), 256)
             }
-            Event::CallProgressed { key, text } => {
-                self.one("tool_progress", &ToolProgress { tool_id: Shown(*key), text }, text.len())
-            }
-            Event::TurnEnded { summary } => self.one("turn_end", &TurnEnd::new(summary), 256),
+            Event::CallProgressed { key, text } => self.one(
+                "tool_progress",
+                &ToolProgressView { tool_id: AsDisplay(*key), text },
+                text.len(),
+            ),
+            Event::TurnEnded { summary } => self.one("turn_end", &TurnEndView::new(summary), 256),
             Event::AttemptStarted { attempt, model, streamed, reason, wait, .. } => {
                 let wait_ms = millis(*wait);
                 let fields =
@@ -101,14 +109,14 @@ impl Published {
                 self.run_ended(*end, text, error.as_ref(), stats)
             }
             Event::ApprovalAsked { asked } => {
-                self.one("tool_approval", &ToolApproval::new(asked), 512)
+                self.one("tool_approval", &ToolApprovalView::new(asked), 512)
             }
             Event::CallDetected { .. }
             | Event::InputQueued { .. }
             | Event::RunSteered { .. }
             | Event::ApprovalGiven { .. }
             | Event::ConflictFound { .. }
-            | Event::ArgumentsOdd { .. }
+            | Event::ArgumentsAnomalyFound { .. }
             | Event::ResultReleased { .. }
             | Event::ResponseEnded { .. }
             | Event::AttemptEnded { .. }
@@ -117,11 +125,11 @@ impl Published {
         }
     }
 
-    fn call_ended(&self, result: &ToolResult, early: bool) -> Views {
+    fn call_ended(&self, result: &ToolResult, early: bool) -> EventViews {
         let call = &result.call;
-        let finished = ToolUse {
+        let finished = ToolUseView {
             call_index: call.key.index,
-            tool_id: Shown(call.key),
+            tool_id: AsDisplay(call.key),
             provider_id: call.provider_id.as_deref(),
             tool_name: &call.name,
             status: "finished",
@@ -131,7 +139,7 @@ impl Published {
         };
         let told = ToolResultView {
             call_index: call.key.index,
-            tool_id: Shown(call.key),
+            tool_id: AsDisplay(call.key),
             provider_id: call.provider_id.as_deref(),
             tool_name: &call.name,
             status: result.outcome.status,
@@ -156,10 +164,10 @@ impl Published {
         text: &str,
         error: Option<&RunError>,
         stats: &RunStats,
-    ) -> Views {
+    ) -> EventViews {
         let said = error.map(|error| self.view("error", error, error.message.len()));
         let error = error.map(|RunError { code, message, .. }| ErrorView { code, message });
-        let last = StreamEnd { run_end: end, text, error };
+        let last = StreamEndView { run_end: end, text, error };
         [
             Some(self.view("session_stats", &StatsReport::from(stats), 192)),
             said,
@@ -167,11 +175,11 @@ impl Published {
         ]
     }
 
-    fn tool_use(&self, fields: &ToolUse<'_>) -> Views {
+    fn tool_use(&self, fields: &ToolUseView<'_>) -> EventViews {
         self.one("tool_use", fields, 256)
     }
 
-    fn one(&self, kind: &'static str, fields: &impl Serialize, bytes: usize) -> Views {
+    fn one(&self, kind: &'static str, fields: &impl Serialize, bytes: usize) -> EventViews {
         [Some(self.view(kind, fields, bytes)), None, None]
     }
 
@@ -179,7 +187,7 @@ impl Published {
     #[expect(clippy::expect_used, reason = "structs with named fields always have a JSON form")]
     fn view(&self, kind: &'static str, fields: &impl Serialize, bytes: usize) -> PublicEvent {
         let mut json = Vec::with_capacity(192 + bytes + bytes / 8);
-        let object = Object {
+        let object = EventObject {
             kind,
             session_id: &self.session,
             run_id: &self.run,
@@ -193,7 +201,7 @@ impl Published {
 }
 
 #[derive(Serialize)]
-struct Object<'a, F: Serialize> {
+struct EventObject<'a, F: Serialize> {
     #[serde(rename = "type")]
     kind: &'static str,
     session_id: &'a SessionId,
@@ -205,21 +213,21 @@ struct Object<'a, F: Serialize> {
 }
 
 #[derive(Serialize)]
-struct StreamStart<'a> {
+struct StreamStartView<'a> {
     agent: &'a str,
     model: &'a str,
-    execution: Shown<Execution>,
+    execution: AsDisplay<Execution>,
 }
 
 #[derive(Serialize)]
-struct Text<'a> {
+struct TextView<'a> {
     text: &'a str,
 }
 
 #[derive(Serialize)]
-struct ToolUse<'a> {
+struct ToolUseView<'a> {
     call_index: u32,
-    tool_id: Shown<CallKey>,
+    tool_id: AsDisplay<CallKey>,
     provider_id: Option<&'a str>,
     tool_name: &'a str,
     status: &'static str,
@@ -228,11 +236,11 @@ struct ToolUse<'a> {
     early: Option<bool>,
 }
 
-impl<'a> ToolUse<'a> {
+impl<'a> ToolUseView<'a> {
     fn new(call: &'a CallLabel, status: &'static str) -> Self {
         Self {
             call_index: call.key.index,
-            tool_id: Shown(call.key),
+            tool_id: AsDisplay(call.key),
             provider_id: call.provider_id.as_deref(),
             tool_name: &call.name,
             status,
@@ -245,7 +253,7 @@ impl<'a> ToolUse<'a> {
 
 /// A call that the service runs itself, with the fields of ours.
 #[derive(Serialize)]
-struct ServiceToolUse<'a> {
+struct ServiceToolUseView<'a> {
     call_index: Option<u32>,
     tool_id: String,
     provider_id: Option<&'a str>,
@@ -257,7 +265,7 @@ struct ServiceToolUse<'a> {
     by: &'static str,
 }
 
-impl<'a> ServiceToolUse<'a> {
+impl<'a> ServiceToolUseView<'a> {
     fn new(call: &'a ServiceCall, status: ServiceCallStatus) -> Self {
         let input = Some(call.input_summary.as_str()).filter(|input| !input.is_empty());
         Self {
@@ -275,15 +283,15 @@ impl<'a> ServiceToolUse<'a> {
 }
 
 #[derive(Serialize)]
-struct ToolProgress<'a> {
-    tool_id: Shown<CallKey>,
+struct ToolProgressView<'a> {
+    tool_id: AsDisplay<CallKey>,
     text: &'a str,
 }
 
 #[derive(Serialize)]
-struct ToolApproval<'a> {
+struct ToolApprovalView<'a> {
     call_index: u32,
-    tool_id: Shown<CallKey>,
+    tool_id: AsDisplay<CallKey>,
     tool_name: &'a str,
     phase: ApprovalPhase,
     input: &'a Value,
@@ -291,11 +299,11 @@ struct ToolApproval<'a> {
     output_summary: Option<Cow<'a, str>>,
 }
 
-impl<'a> ToolApproval<'a> {
+impl<'a> ToolApprovalView<'a> {
     fn new(asked: &'a ApprovalRequest) -> Self {
         Self {
             call_index: asked.call.key.index,
-            tool_id: Shown(asked.call.key),
+            tool_id: AsDisplay(asked.call.key),
             tool_name: &asked.call.name,
             phase: asked.phase,
             input: &asked.arguments,
@@ -308,7 +316,7 @@ impl<'a> ToolApproval<'a> {
 #[derive(Serialize)]
 struct ToolResultView<'a> {
     call_index: u32,
-    tool_id: Shown<CallKey>,
+    tool_id: AsDisplay<CallKey>,
     provider_id: Option<&'a str>,
     tool_name: &'a str,
     status: ToolStatus,
@@ -319,7 +327,7 @@ struct ToolResultView<'a> {
 }
 
 #[derive(Serialize)]
-struct TurnEnd<'a> {
+struct TurnEndView<'a> {
     tool_calls: usize,
     tool_names: &'a [Arc<str>],
     dropped_calls: u32,
@@ -327,7 +335,7 @@ struct TurnEnd<'a> {
     usage: Usage,
 }
 
-impl<'a> TurnEnd<'a> {
+impl<'a> TurnEndView<'a> {
     fn new(turn: &'a TurnSummary) -> Self {
         Self {
             tool_calls: turn.tool_names.len(),
@@ -357,7 +365,7 @@ struct LimitView<'a> {
 }
 
 #[derive(Serialize)]
-struct StreamEnd<'a> {
+struct StreamEndView<'a> {
     run_end: RunEnd,
     text: &'a str,
     error: Option<ErrorView<'a>>,
@@ -370,9 +378,9 @@ struct ErrorView<'a> {
 }
 
 /// Serialises as what `Display` writes, without a string between.
-struct Shown<T>(T);
+struct AsDisplay<T>(T);
 
-impl<T: fmt::Display> Serialize for Shown<T> {
+impl<T: fmt::Display> Serialize for AsDisplay<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&self.0)
     }
@@ -474,6 +482,20 @@ mod tests {
         let known = json!({"input_summary": input_summary, "early": true});
         next(&[tool_use("running", known.clone())]);
         next(&[("tool_progress", json!({"tool_id": "t3a1c2", "text": "half"}))]);
+        next(&[(
+            "tool_approval",
+            json!({
+                "call_index": 2,
+                "tool_id": "t3a1c2",
+                "tool_name": "clock",
+                "phase": "before",
+                "input": {"zone": "Asia/Tokyo"},
+                "arguments_sha256": "5f70",
+                "output_summary": null,
+            }),
+        )]);
+        next(&[]); // ApprovalGiven
+        next(&[]); // ConflictFound
         next(&[tool_use("discarded", json!({"early": null}))]);
         next(&[
             tool_use("finished", known),

@@ -22,7 +22,7 @@ pub(super) fn input_summary(call: &ToolCall) -> String {
     if let Some(raw) = call.raw.as_deref().filter(|_| !understood) {
         return summary(raw).into_owned();
     }
-    let mut head = Head::default();
+    let mut head = TruncatingWriter::default();
     // The writer refuses what is beyond its room; what came before is all that is shown.
     let _full = serde_json::to_writer(&mut head, &call.arguments);
     summary(&String::from_utf8_lossy(&head.bytes)).into_owned()
@@ -30,15 +30,15 @@ pub(super) fn input_summary(call: &ToolCall) -> String {
 
 /// Takes the first bytes of something long: more than 200 characters can need.
 #[derive(Default)]
-struct Head {
+struct TruncatingWriter {
     bytes: Vec<u8>,
 }
 
-impl Head {
+impl TruncatingWriter {
     const BYTES_MAX: usize = SUMMARY_CHARS * 4 + 8;
 }
 
-impl io::Write for Head {
+impl io::Write for TruncatingWriter {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let room = Self::BYTES_MAX.saturating_sub(self.bytes.len()).min(bytes.len());
         self.bytes.extend_from_slice(bytes.get(..room).unwrap_or_default());

@@ -1,178 +1,196 @@
 //! A log to be read and passed on: runs, what was said, and what tools did.
 //!
-//! Whatever a user, a model or a tool wrote stands in a fence that is longer than any in it, or in
-//! a code span of that kind.
+//! Text of a user, a model or a tool stands in a fence that is longer than any fence within it,
+//! or in a code span of that kind.
 
-use std::collections::BTreeMap;
-
-use super::{counted, how_long, images, tokens, when, word};
-use crate::journal::{Entry, unfinished};
-use crate::record::{Record, ResponseMessage};
-use crate::types::{
-    ApprovalPhase, CallKey, Content, RunError, SessionId, ToolCall, ToolOutcome, excerpt, harmless,
-    one_line,
+use super::{counted, how_long, images, question, tokens, when, word};
+use crate::journal::JournalEntry;
+use crate::transcript::{
+    AttemptResponse, AttemptTranscript, CallTranscript, RecordLocation, RecordedOutcome,
+    RecordedRunEnd, RunTranscript, Transcript, TurnTranscript,
 };
+use crate::types::{Content, RunEnd, RunError, SessionId, ToolCall, excerpt, harmless, one_line};
 
-/// Characters of a result that are shown; how many there are stands beside it.
+/// The number of characters of a result that are shown; its length follows it.
 const RESULT_CHARS: usize = 200;
 
-/// Characters of what stands within a line.
+/// The number of characters of a text that stands within a line.
 const SPAN_CHARS: usize = 500;
 
-/// The session's log, piece by piece.
-pub fn markdown<'a>(
-    session: &'a SessionId,
-    entries: &'a [Entry],
-) -> impl Iterator<Item = String> + 'a {
-    let mut log = Log::default();
-    let title = std::iter::once(title(session, entries));
-    let pieces = entries.iter().map(Some).chain([None]);
-    title.chain(pieces.map(move |entry| match entry {
-        Some(entry) => log.entry(entry),
-        None => log.end(),
-    }))
+/// Formats the session's log, piece by piece.
+pub fn markdown(session: &SessionId, entries: &[JournalEntry]) -> impl Iterator<Item = String> {
+    let transcript = Transcript::read(entries);
+    let mut log = MarkdownLog::default();
+    log.add_transcript(&transcript);
+    log.pieces.sort_by_key(|(index, _)| *index);
+    let title = title(session, entries, &transcript);
+    std::iter::once(title).chain(log.pieces.into_iter().map(|(_, piece)| piece))
 }
 
-fn title(session: &SessionId, entries: &[Entry]) -> String {
+fn title(session: &SessionId, entries: &[JournalEntry], transcript: &Transcript<'_>) -> String {
     let mut title = format!("# Session {}\n\n", span(session.as_str()));
     if let (Some(first), Some(last)) = (entries.first(), entries.last()) {
-        if let Record::SessionOpened { agent, .. } = &first.record {
-            title.push_str(&format!("- agent: {}\n", span(agent)));
+        if let Some(opening) = transcript.opening {
+            title.push_str(&format!("- agent: {}\n", span(opening.agent)));
         }
         title.push_str(&format!("- opened: {}\n", when(first.time)));
         title.push_str(&format!("- last change: {}\n", when(last.time)));
         title.push_str(&format!("- {}\n", counted(entries.len(), "record")));
     }
-    if let Some(run) = unfinished(entries) {
+    if let Some(run) = transcript.open_run().and_then(RunTranscript::id) {
         title.push_str(&format!("- run {} has not ended\n", span(&run.0)));
     }
     title
 }
 
-/// The turn that goes on, until its calls are shown.
+/// Pieces of text, each with the index of the record that it stands for.
 #[derive(Default)]
-struct Log<'a> {
-    calls: &'a [ToolCall],
-    outcomes: BTreeMap<CallKey, (&'a ToolOutcome, String)>,
+struct MarkdownLog {
+    pieces: Vec<(usize, String)>,
 }
 
-impl<'a> Log<'a> {
-    fn entry(&mut self, entry: &'a Entry) -> String {
-        match &entry.record {
-            Record::SessionOpened { messages, .. } => match messages.as_slice() {
-                [] => String::new(),
-                _ => {
-                    let lines: Vec<_> = messages.iter().map(ToString::to_string).collect();
-                    format!("\nOpened with these messages:\n\n{}", fence("json", &lines.join("\n")))
-                }
-            },
-            Record::SessionForked { from, at } => {
-                format!("\nForked from session {} at its record {at}.\n", span(from.as_str()))
-            }
-            Record::InputQueued { run_id, input, .. } => {
-                let head = format!("\n**User**, queued for run {}\n\n", span(&run_id.0));
-                format!("{head}{}", said(input))
-            }
-            Record::RunStarted { run_id, input, model, execution, .. } => format!(
-                "\n## Run {}\n\n{}, with {}, {execution}\n\n**User**\n\n{}",
-                span(&run_id.0),
-                when(entry.time),
-                span(model),
-                said(input)
-            ),
-            Record::AttemptStarted { .. }
-            | Record::CallIntended { .. }
-            | Record::CallReported { .. } => String::new(),
-            Record::AttemptFailed { turn, attempt, error, kept, .. } => {
-                let becomes = if *kept { "is kept" } else { "is void" };
-                let why = span(&error.message);
-                let place = format!("Attempt {attempt} of turn {turn}");
-                format!("\n- {place} failed: {why}. What had come of it {becomes}.\n")
-            }
-            Record::ResponseEnded { message, .. } => self.response(message),
-            Record::ApprovalAsked { asked } => {
-                let (name, key) = (span(&asked.call.name), span(&asked.call.key.to_string()));
-                format!("\n- Approval asked: {} {name} ({key})\n", asks(asked.phase))
-            }
-            Record::ApprovalGiven { key, phase, verdict, message } => {
-                let with = message.iter().map(|message| format!(": {}", span(message)));
-                let (key, with): (_, String) = (span(&key.to_string()), with.collect());
-                format!("\n- {} ({key}) {}{with}\n", asks(*phase), verdict.as_str())
-            }
-            Record::CallEnded { call, outcome, notes, started_ms, duration_ms, .. } => {
-                let took = match (notes.duplicate_of, started_ms) {
-                    (Some(of), _) => format!("a copy of {}", span(&of.to_string())),
-                    (None, _) if notes.reused => "from the attempt before".to_owned(),
-                    (None, Some(_)) => how_long(*duration_ms),
-                    (None, None) => "never started".to_owned(),
-                };
-                self.outcomes.insert(call.key, (outcome, took));
-                String::new()
-            }
-            Record::TurnCommitted { turn, end, summary } => {
-                let log = self.calls();
-                format!("{log}\n- Turn {turn}: {}, {}\n", word(end), tokens(summary.usage))
-            }
-            Record::Steered { input, .. } => {
-                format!("\n**User**, to the run that goes on\n\n{}", said(input))
-            }
-            Record::StopAsked { mode } => format!("\n- A stop was asked for: {}\n", word(mode)),
-            Record::LimitReached { limit, value, maximum, action, note } => {
-                let note = note.iter().map(|note| format!(". The model is told {}", span(note)));
-                let (limit, note): (_, String) = (span(limit), note.collect());
-                format!("\n- Limit {limit} reached: {value} of {maximum}, {}{note}\n", span(action))
-            }
-            Record::RunEnded { .. } => run_ended(&entry.record),
-            Record::SessionClosed => "\nThe session was closed.\n".to_owned(),
+impl MarkdownLog {
+    fn add(&mut self, at: RecordLocation, piece: String) {
+        self.pieces.push((at.index, piece));
+    }
+
+    fn add_transcript(&mut self, transcript: &Transcript<'_>) {
+        if let Some(opening) = transcript.opening.filter(|opening| !opening.messages.is_empty()) {
+            let lines: Vec<_> = opening.messages.iter().map(ToString::to_string).collect();
+            let messages = fence("json", &lines.join("\n"));
+            self.add(opening.at, format!("\nOpened with these messages:\n\n{messages}"));
+        }
+        for fork in &transcript.forks {
+            let (from, last) = (span(fork.from.as_str()), fork.last_copied);
+            self.add(fork.at, format!("\nForked from session {from} at its record {last}.\n"));
+        }
+        for queued in &transcript.queued {
+            let (run, input) = (span(&queued.run.0), content(queued.input));
+            self.add(queued.at, format!("\n**User**, queued for run {run}\n\n{input}"));
+        }
+        transcript.runs.iter().for_each(|run| self.add_run(run));
+        if let Some(closed) = transcript.closed {
+            self.add(closed, "\nThe session was closed.\n".to_owned());
         }
     }
 
-    /// What the turn that goes on has by now.
-    fn end(&mut self) -> String {
-        let log = self.calls();
-        if log.is_empty() { log } else { format!("{log}\n- This turn is not committed.\n") }
-    }
-
-    fn response(&mut self, message: &'a ResponseMessage) -> String {
-        let ResponseMessage { text, reasoning, calls, .. } = message;
-        self.calls = calls;
-        let mut log = String::new();
-        if !reasoning.is_empty() {
-            log.push_str("\n> **Thinking**\n>\n");
-            for line in fence("text", reasoning).lines() {
-                log.push_str(&format!("> {line}\n"));
+    fn add_run(&mut self, run: &RunTranscript<'_>) {
+        if let Some(start) = run.start {
+            let (id, model) = (span(&start.id.0), span(start.model));
+            let head = format!("{}, with {model}, {}", when(start.at.time), start.execution);
+            let input = content(start.input);
+            self.add(start.at, format!("\n## Run {id}\n\n{head}\n\n**User**\n\n{input}"));
+        }
+        for turn in &run.turns {
+            self.add_turn(turn);
+            let calls = calls(turn);
+            if let Some(commit) = turn.commit {
+                let (end, tokens) = (word(commit.end), tokens(commit.summary.usage));
+                let line = format!("\n- Turn {}: {end}, {tokens}\n", turn.number);
+                self.add(commit.at, calls + &line);
+            } else if !calls.is_empty() {
+                let index = run.end.map_or(usize::MAX, |end| end.at.index);
+                self.pieces.push((index, calls + "\n- This turn is not committed.\n"));
             }
         }
-        if !text.is_empty() {
-            log.push_str(&format!("\n**Assistant**\n\n{}", fence("text", text)));
+        for steer in &run.steers {
+            let input = content(steer.input);
+            self.add(steer.at, format!("\n**User**, to the run that goes on\n\n{input}"));
         }
-        log
+        for stop in &run.stops {
+            self.add(stop.at, format!("\n- A stop was asked for: {}\n", word(stop.mode)));
+        }
+        for hit in &run.limits {
+            let note = hit.note.map(|note| format!(". The model is told {}", span(note)));
+            let (limit, action) = (span(hit.limit), span(hit.action));
+            let (values, note) =
+                (format!("{} of {}", hit.value, hit.maximum), note.unwrap_or_default());
+            self.add(hit.at, format!("\n- Limit {limit} reached: {values}, {action}{note}\n"));
+        }
+        if let Some(end) = &run.end {
+            self.add(end.at, run_end(end));
+        }
     }
 
-    fn calls(&mut self) -> String {
-        let outcomes = std::mem::take(&mut self.outcomes);
-        let calls = std::mem::take(&mut self.calls);
-        if calls.is_empty() {
-            return String::new();
-        }
-        let mut log = "\n**[Tool Execution Log]**\n".to_owned();
-        for (call, place) in calls.iter().zip(1..) {
-            let ToolCall { key, name, arguments, raw, .. } = call;
-            let outcome = outcomes.get(key);
-            let status = match outcome {
-                Some((outcome, took)) => format!("{}, {took}", outcome.status.as_str()),
-                None => "no outcome yet".to_owned(),
-            };
-            let (name, key) = (span(name), span(&key.to_string()));
-            log.push_str(&format!("\n{place}. {name} ({key}): {status}\n\n"));
-            let arguments = raw.clone().unwrap_or_else(|| arguments.to_string());
-            log.push_str(&format!("Arguments:\n\n{}", fence("json", &arguments)));
-            if let Some((outcome, _)) = outcome {
-                log.push_str(&result(&outcome.content));
+    fn add_turn(&mut self, turn: &TurnTranscript<'_>) {
+        for AttemptTranscript { number, failure, response, calls, .. } in &turn.attempts {
+            if let Some(failure) = failure {
+                let kept = if failure.kept { "is kept" } else { "is void" };
+                let (of, why) = (
+                    format!("Attempt {number} of turn {}", turn.number),
+                    span(&failure.error.message),
+                );
+                let line = format!("\n- {of} failed: {why}. What had come of it {kept}.\n");
+                self.add(failure.at, line);
+            }
+            if let Some(response) = response {
+                self.add(response.at, message(response));
+            }
+            for (key, call) in calls {
+                self.add_approvals(&span(&key.to_string()), call);
             }
         }
-        log
     }
+
+    fn add_approvals(&mut self, key: &str, call: &CallTranscript<'_>) {
+        for asked in &call.questions {
+            let name = span(&asked.request.call.name);
+            let question = question(asked.request.phase);
+            self.add(asked.at, format!("\n- Approval asked: {question} {name} ({key})\n"));
+        }
+        for decision in &call.decisions {
+            let with = decision.message.map(|message| format!(": {}", span(message)));
+            let (verdict, with) = (decision.verdict.as_str(), with.unwrap_or_default());
+            let line = format!("\n- {} ({key}) {verdict}{with}\n", question(decision.phase));
+            self.add(decision.at, line);
+        }
+    }
+}
+
+fn message(response: &AttemptResponse<'_>) -> String {
+    let (text, reasoning) = (&response.message.text, &response.message.reasoning);
+    let mut log = String::new();
+    if !reasoning.is_empty() {
+        log.push_str("\n> **Thinking**\n>\n");
+        for line in fence("text", reasoning).lines() {
+            log.push_str(&format!("> {line}\n"));
+        }
+    }
+    if !text.is_empty() {
+        log.push_str(&format!("\n**Assistant**\n\n{}", fence("text", text)));
+    }
+    log
+}
+
+/// The calls of a turn with their outcomes up to now.
+fn calls(turn: &TurnTranscript<'_>) -> String {
+    let mut log = String::new();
+    for (call, place) in turn.kept_calls().iter().zip(1..) {
+        if place == 1 {
+            log.push_str("\n**[Tool Execution Log]**\n");
+        }
+        let ToolCall { key, name, arguments, raw, .. } = call;
+        let outcome = turn.call(*key).and_then(CallTranscript::outcome);
+        let status = outcome.map_or_else(|| "no outcome yet".to_owned(), status);
+        let (name, key) = (span(name), span(&key.to_string()));
+        log.push_str(&format!("\n{place}. {name} ({key}): {status}\n\n"));
+        let arguments = raw.clone().unwrap_or_else(|| arguments.to_string());
+        log.push_str(&format!("Arguments:\n\n{}", fence("json", &arguments)));
+        if let Some(recorded) = outcome {
+            log.push_str(&result(&recorded.outcome.content));
+        }
+    }
+    log
+}
+
+fn status(recorded: &RecordedOutcome<'_>) -> String {
+    let took = match (recorded.notes.duplicate_of, recorded.started_ms) {
+        (Some(of), _) => format!("a copy of {}", span(&of.to_string())),
+        (None, _) if recorded.notes.reused => "from the attempt before".to_owned(),
+        (None, Some(_)) => how_long(recorded.duration_ms),
+        (None, None) => "never started".to_owned(),
+    };
+    format!("{}, {took}", recorded.outcome.status.as_str())
 }
 
 fn result(content: &str) -> String {
@@ -185,18 +203,19 @@ fn result(content: &str) -> String {
     format!("\nResult{of}:\n\n{}", fence("text", &shown))
 }
 
-fn run_ended(record: &Record) -> String {
-    let Record::RunEnded { end, text, error, stats, .. } = record else { return String::new() };
-    let why = error.iter().map(|RunError { code, message, .. }| {
+fn run_end(ended: &RecordedRunEnd<'_>) -> String {
+    let error = ended.error.map(|RunError { code, message, .. }| {
         format!("\n- Error {}: {}\n", span(code), span(message))
     });
-    let why: String = why.collect();
-    // The answer stood in the last response.
-    let own = text.is_empty() || *end != crate::types::RunEnd::AllToolsFailed;
-    let own = if own { String::new() } else { format!("\n{}", fence("text", text)) };
+    // All other texts of a run's end are those of its last response.
+    let has_own_text = !ended.text.is_empty() && ended.end == RunEnd::AllToolsFailed;
+    let text =
+        if has_own_text { format!("\n{}", fence("text", ended.text)) } else { String::new() };
+    let stats = ended.stats;
     format!(
-        "{own}{why}\n**Run ended**: {}, {}, {}, {} + {} tokens, {}\n",
-        end.as_str(),
+        "{text}{}\n**Run ended**: {}, {}, {}, {} + {} tokens, {}\n",
+        error.unwrap_or_default(),
+        ended.end.as_str(),
         counted(stats.turns as usize, "turn"),
         counted(stats.tool_calls as usize, "call"),
         stats.input_tokens,
@@ -205,24 +224,15 @@ fn run_ended(record: &Record) -> String {
     )
 }
 
-fn asks(phase: ApprovalPhase) -> &'static str {
-    match phase {
-        ApprovalPhase::Before => "may it run?",
-        ApprovalPhase::After => "may its result be seen?",
-    }
-}
-
-fn said(input: &Content) -> String {
-    let images = images(input);
-    let with = if images == 0 {
-        String::new()
-    } else {
-        format!("\n(with {})\n", counted(images, "image"))
+fn content(input: &Content) -> String {
+    let with = match images(input) {
+        0 => String::new(),
+        images => format!("\n(with {})\n", counted(images, "image")),
     };
     format!("{}{with}", fence("text", &input.text()))
 }
 
-/// A block of code that nothing in the text can end.
+/// A code block that no text within it can end.
 fn fence(language: &str, text: &str) -> String {
     let text = harmless(text);
     let fence = "`".repeat(longest_ticks(&text).max(2) + 1);
@@ -230,14 +240,14 @@ fn fence(language: &str, text: &str) -> String {
     format!("{fence}{language}\n{text}{end}{fence}\n")
 }
 
-/// Code within a line, that nothing in the text can end.
+/// A code span that no text within it can end.
 pub(super) fn span(text: &str) -> String {
     let text = one_line(&harmless(text), SPAN_CHARS);
     if text.is_empty() {
         return "(nothing)".to_owned();
     }
     let ticks = "`".repeat(longest_ticks(&text) + 1);
-    // Blanks part it from ticks of its own.
+    // Blanks separate the ticks of the span from those of the text.
     let blank = if text.starts_with('`') || text.ends_with('`') { " " } else { "" };
     format!("{ticks}{blank}{text}{blank}{ticks}")
 }

@@ -1,7 +1,7 @@
 //! A session's records as text, for people and for programs.
 //!
-//! Pure: entries go in, text comes out, piece by piece where there may be much of it. What a model
-//! or a tool said can neither break the layout nor reach a terminal as anything but text.
+//! Pure: entries go in, text comes out, piece by piece where it may be long. The texts of models
+//! and tools can neither break the layout nor send control characters to a terminal.
 
 mod markdown;
 #[cfg(test)]
@@ -13,31 +13,31 @@ use serde_json::Value;
 
 pub use markdown::markdown;
 pub use text::text;
-pub use timeline::{Look, timeline};
+pub use timeline::{TimelineStyle, timeline};
 
-use super::Entry;
+use super::JournalEntry;
 use crate::config::Limits;
 use crate::context::History;
-use crate::turn::{RebuildError, Rebuilt};
-use crate::types::{Content, ContentPart, Usage};
+use crate::session::{RebuildError, Rebuilt};
+use crate::types::{ApprovalPhase, Content, ContentPart, Usage};
 
-/// An entry as one JSON object in a line: `seq, time, type` and the record's own fields.
+/// Formats an entry as a line with one JSON object: `seq, time, type` and the record's own fields.
 #[must_use]
 #[expect(clippy::expect_used, reason = "plain data with text keys always has a JSON form")]
-pub fn jsonl(entry: &Entry) -> String {
+pub fn jsonl(entry: &JournalEntry) -> String {
     let mut line = serde_json::to_string(entry).expect("plain data");
     line.push('\n');
     line
 }
 
-/// The session's history as a JSON array of messages in the Chat Completions form, a message a
-/// line, as a provider accepts it. Results are whole, also where a model was shown less; of a turn
-/// that is not committed nothing is there.
+/// Formats the session's history as a JSON array of messages in the Chat Completions form, a
+/// message a line, as a provider accepts it. Results are whole, also where the model was shown
+/// less. A turn that is not committed has no messages.
 ///
 /// # Errors
 /// When a record contradicts the ones before it.
 #[expect(clippy::expect_used, reason = "messages always have a JSON form")]
-pub fn openai(entries: &[Entry]) -> Result<String, RebuildError> {
+pub fn openai(entries: &[JournalEntry]) -> Result<String, RebuildError> {
     let (messages, _) = whole_history(entries)?.request_messages();
     let lines = messages.iter().map(|message| {
         let mut message = serde_json::to_value(message).expect("a message");
@@ -51,14 +51,13 @@ pub fn openai(entries: &[Entry]) -> Result<String, RebuildError> {
     Ok(if list.is_empty() { "[]\n".to_owned() } else { format!("[\n{list}\n]\n") })
 }
 
-/// The history that these records leave, with results as they were, also where a model was shown
-/// less.
-pub(super) fn whole_history(entries: &[Entry]) -> Result<History, RebuildError> {
+/// The history that a host rebuilds from these records, with whole results.
+pub(super) fn whole_history(entries: &[JournalEntry]) -> Result<History, RebuildError> {
     let limits = Limits { max_result_bytes: usize::MAX, ..Limits::default() };
     Ok(Rebuilt::fold(entries, &|_| limits.clone())?.history)
 }
 
-/// A Unix time in milliseconds, for people: in UTC.
+/// Formats a Unix time in milliseconds for people, in UTC.
 #[must_use]
 pub fn when(time: u64) -> String {
     let time = i64::try_from(time).ok();
@@ -71,24 +70,31 @@ fn how_long(ms: u64) -> String {
     if ms < 1000 { format!("{ms} ms") } else { format!("{}.{:03} s", ms / 1000, ms % 1000) }
 }
 
-fn counted(count: usize, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+fn counted(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
 fn images(input: &Content) -> usize {
     input.parts().iter().filter(|part| matches!(part, ContentPart::Image(_))).count()
 }
 
-/// Tokens read and written.
+/// The tokens that were read and written.
 fn tokens(usage: Usage) -> String {
     format!("{} + {} tokens", usage.input_tokens, usage.output_tokens)
 }
 
-/// The word that a value has in JSON.
+fn question(phase: ApprovalPhase) -> &'static str {
+    match phase {
+        ApprovalPhase::Before => "may it run?",
+        ApprovalPhase::After => "may its result be seen?",
+    }
+}
+
+/// The word for a value in JSON.
 fn word(value: impl serde::Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(Value::String(word)) => word,
-        Ok(Value::Object(one)) => one.keys().next().cloned().unwrap_or_default(),
+        Ok(Value::Object(tagged)) => tagged.keys().next().cloned().unwrap_or_default(),
         Ok(_) | Err(_) => String::new(),
     }
 }

@@ -5,29 +5,29 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::*;
-use crate::journal::fixtures::{entries, rich, session};
 use crate::record::Record;
+use crate::transcript::fixtures::{entries, rich, session};
 
-fn rich_entries() -> Vec<Entry> {
+fn rich_entries() -> Vec<JournalEntry> {
     entries(rich())
 }
 
 #[test]
-fn as_text() {
+fn text_has_lines_for_each_record() {
     let text: String = text(&rich_entries()).collect();
     insta::assert_snapshot!("text", text);
     assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "a terminal would obey it");
 }
 
 #[test]
-fn as_markdown() {
+fn markdown_has_runs_turns_and_calls() {
     let log: String = markdown(&session(), &rich_entries()).collect();
     insta::assert_snapshot!("markdown", log);
     assert!(log.chars().all(|c| c == '\n' || !c.is_control()), "a terminal would obey it");
 }
 
 #[test]
-fn as_jsonl() {
+fn jsonl_can_be_read_back() {
     let lines: String = rich_entries().iter().map(jsonl).collect();
     insta::assert_snapshot!("jsonl", lines);
     for (line, record) in lines.lines().zip(rich()) {
@@ -39,18 +39,18 @@ fn as_jsonl() {
 }
 
 #[test]
-fn as_messages() {
+fn messages_can_open_a_session() {
     let messages = openai(&rich_entries()).unwrap();
     insta::assert_snapshot!("openai", messages);
     let messages: Vec<Value> = serde_json::from_str(&messages).unwrap();
-    let reopened = crate::context::Seed::parse(&messages).unwrap();
-    let history = History::seeded(reopened);
+    let reopened = crate::context::InitialHistory::parse(&messages).unwrap();
+    let history = History::from_initial(reopened);
     assert_eq!((history.messages().len(), history.request_messages().1), (10, 0));
     assert_eq!(openai(&entries(rich().into_iter().take(1))).unwrap(), "[]\n");
 }
 
 #[test]
-fn what_is_not_committed_is_no_message_and_is_shown_as_such() {
+fn an_open_turn_has_no_messages_and_is_marked_as_open() {
     let open = &rich_entries()[..9];
     let messages: Vec<Value> = serde_json::from_str(&openai(open).unwrap()).unwrap();
     assert_eq!(messages.len(), 1, "the user's input alone");
@@ -60,9 +60,9 @@ fn what_is_not_committed_is_no_message_and_is_shown_as_such() {
     }
 }
 
-/// Outside of fences and code spans, nothing of what was said is there.
+/// Quoted text stands only in fences and code spans.
 #[test]
-fn nothing_that_was_said_breaks_the_layout_of_a_log() {
+fn quoted_text_cannot_break_the_layout_of_markdown() {
     let hostile = "x\n```\n````\n# Run ended\n> q\n<!-- \n- `` b ` c";
     let mut records = rich();
     let text = |record: &mut Record| match record {
@@ -110,4 +110,34 @@ fn nothing_that_was_said_breaks_the_layout_of_a_log() {
     ] {
         assert_eq!(markdown::span(text), expected);
     }
+}
+
+#[test]
+fn a_misplaced_record_has_a_line_of_text() {
+    let mut records = rich();
+    // The attempt that answers does not start, so that its response and its calls do not fit.
+    records.remove(4);
+    let entries = entries(records);
+    let lines: Vec<String> = text(&entries).collect();
+    assert_eq!(lines.len(), entries.len());
+    let misplaced: Vec<_> = lines.iter().filter(|line| line.contains("  misplaced  ")).collect();
+    assert!(
+        misplaced[0].contains(r#"{"type":"response_ended","turn":1,"attempt":2"#),
+        "{lines:#?}"
+    );
+    assert!(lines.iter().all(|line| line.len() > 30), "{lines:#?}");
+}
+
+#[test]
+fn the_calls_of_an_abandoned_turn_precede_the_end_of_its_run() {
+    let mut records = rich();
+    records.drain(9..21);
+    let Record::RunEnded { end, error, .. } = &mut records[9] else { panic!("the end of run_1") };
+    *end = crate::types::RunEnd::Failed;
+    let (code, message) = ("internal_error".to_owned(), "its actors died".to_owned());
+    *error = Some(crate::types::RunError { code, message, transient: true });
+    let log: String = markdown(&session(), &entries(records)).collect();
+    let open = log.find("- This turn is not committed.").unwrap();
+    let end = log.find("- Error `internal_error`: `its actors died`").unwrap();
+    assert!(open < end && end < log.find("## Run `run_2`").unwrap(), "{log}");
 }

@@ -1,233 +1,257 @@
 //! For a terminal: a line for each record, and a few more for what it holds.
 
-use super::{counted, how_long, images, tokens, when, word};
-use crate::event::CallLabel;
-use crate::journal::Entry;
-use crate::record::{Record, ResponseMessage};
+use std::collections::BTreeMap;
+
+use super::{counted, how_long, images, question, tokens, when, word};
+use crate::journal::JournalEntry;
+use crate::record::ResponseMessage;
+use crate::transcript::{
+    AttemptResponse, AttemptStart, AttemptTranscript, CallTranscript, RecordLocation,
+    RecordedOutcome, RecordedRunEnd, RunTranscript, Transcript, TurnTranscript,
+};
 use crate::types::{
-    ApprovalPhase, Content, ResultNotes, RunError, ToolCall, ToolOutcome, WriteSet, harmless,
-    metadata, one_line,
+    Content, RunError, ToolCall, ToolOutcome, WriteSet, harmless, metadata, one_line,
 };
 
-/// Characters of a text that are shown; how much there is stands behind it.
+/// The number of characters of a text that are shown; its length follows it.
 const SHOWN_CHARS: usize = 200;
 
-/// Columns of the longest word for a kind of record.
+/// The columns of the longest word for a kind of record.
 const WORD_COLUMNS: usize = 9;
 
-/// The records, each as its lines.
-pub fn text(entries: &[Entry]) -> impl Iterator<Item = String> + '_ {
+/// A word for the kind of a record, and lines about what it holds.
+type Description = (&'static str, Vec<String>);
+
+/// Formats the records, each as its lines.
+pub fn text(entries: &[JournalEntry]) -> impl Iterator<Item = String> + '_ {
     let columns = entries.last().map_or(1, |entry| entry.seq.to_string().len());
-    entries.iter().map(move |entry| rows(entry, columns))
+    let mut log = TextLog::default();
+    log.describe(&Transcript::read(entries));
+    entries.iter().enumerate().map(move |(index, entry)| {
+        let (word, lines) = log.records.remove(&index).unwrap_or_else(|| unplaced(entry));
+        let (seq, time) = (entry.seq.to_string(), when(entry.time));
+        let head = format!("{seq:>columns$}  {time}  {word:<WORD_COLUMNS$}  ");
+        let margin = " ".repeat(head.len());
+        let mut rows = String::new();
+        for (row, line) in lines.iter().enumerate() {
+            let line = format!("{}{line}", if row == 0 { &head } else { &margin });
+            // A control character of a model's text must not break the line.
+            rows.extend(line.trim_end().chars().filter(|c| !c.is_control()));
+            rows.push('\n');
+        }
+        rows
+    })
 }
 
-fn rows(entry: &Entry, columns: usize) -> String {
-    let (word, lines) = described(&entry.record);
-    let (seq, time) = (entry.seq.to_string(), when(entry.time));
-    let head = format!("{seq:>columns$}  {time}  {word:<WORD_COLUMNS$}  ");
-    let margin = " ".repeat(head.len());
-    let mut rows = String::new();
-    for (row, line) in lines.iter().enumerate() {
-        let line = format!("{}{line}", if row == 0 { &head } else { &margin });
-        // No line has an end within itself, whatever a model wrote.
-        rows.extend(line.trim_end().chars().filter(|c| !c.is_control()));
-        rows.push('\n');
+/// Describes a record that does not fit to those before it.
+fn unplaced(entry: &JournalEntry) -> Description {
+    ("misplaced", vec![brief(&serde_json::to_string(&entry.record).unwrap_or_default())])
+}
+
+/// The descriptions of records, by their index.
+#[derive(Default)]
+struct TextLog {
+    records: BTreeMap<usize, Description>,
+}
+
+impl TextLog {
+    fn add(&mut self, at: RecordLocation, word: &'static str, lines: Vec<String>) {
+        self.records.insert(at.index, (word, lines));
     }
-    rows
-}
 
-/// The word for the record, and what there is to know of it.
-fn described(record: &Record) -> (&'static str, Vec<String>) {
-    match record {
-        Record::SessionOpened { agent, messages } => {
-            let with = match messages.len() {
+    fn describe(&mut self, transcript: &Transcript<'_>) {
+        if let Some(opening) = transcript.opening {
+            let with = match opening.messages.len() {
                 0 => String::new(),
                 count => format!(" with {}", counted(count, "message")),
             };
-            ("opened", vec![format!("agent {agent}{with}")])
+            self.add(opening.at, "opened", vec![format!("agent {}{with}", opening.agent)]);
         }
-        Record::SessionForked { from, at } => {
-            ("forked", vec![format!("from session {from}, at its record {at}")])
+        for fork in &transcript.forks {
+            let line = format!("from session {}, at its record {}", fork.from, fork.last_copied);
+            self.add(fork.at, "forked", vec![line]);
         }
-        Record::InputQueued { run_id, input, .. } => {
-            ("queued", vec![format!("{run_id}: {}", said(input))])
+        for queued in &transcript.queued {
+            self.add(
+                queued.at,
+                "queued",
+                vec![format!("{}: {}", queued.run, content(queued.input))],
+            );
         }
-        Record::RunStarted { run_id, input, overrides, model, execution, .. } => {
-            let mut lines = vec![format!("{run_id} with {model}, {execution}"), said(input)];
-            if !overrides.is_none() {
-                let overrides = serde_json::to_string(overrides).unwrap_or_default();
+        transcript.runs.iter().for_each(|run| self.run(run));
+        if let Some(closed) = transcript.closed {
+            self.add(closed, "closed", vec![String::new()]);
+        }
+    }
+
+    fn run(&mut self, run: &RunTranscript<'_>) {
+        if let Some(start) = run.start {
+            let head = format!("{} with {}, {}", start.id, start.model, start.execution);
+            let mut lines = vec![head, content(start.input)];
+            if !start.overrides.is_none() {
+                let overrides = serde_json::to_string(start.overrides).unwrap_or_default();
                 lines.push(format!("changes {overrides}"));
             }
-            ("run", lines)
+            self.add(start.at, "run", lines);
         }
-        Record::AttemptStarted { .. } => ("asked", asked(record)),
-        Record::AttemptFailed { turn, attempt, error, kept, usage, host_stopped: _ } => {
-            let becomes = if *kept { "what had come is kept" } else { "what had come is void" };
-            let head = format!("{}: {becomes}, {}", place(*turn, *attempt), tokens(*usage));
-            ("broke", vec![head, brief(&error.message)])
+        run.turns.iter().for_each(|turn| self.turn(turn));
+        for steer in &run.steers {
+            let line = format!("behind turn {}: {}", steer.after_turn, content(steer.input));
+            self.add(steer.at, "said", vec![line]);
         }
-        Record::ResponseEnded { .. } => ("response", response(record)),
-        Record::CallIntended { call, idempotency_key, so_far: _ } => {
-            ("intends", vec![called(call), format!("under the key {idempotency_key}")])
+        for stop in &run.stops {
+            self.add(stop.at, "stop", vec![word(stop.mode)]);
         }
-        Record::CallReported { key, outcome, reads, writes } => {
-            let mut lines = vec![format!("{key} {}", ended(outcome))];
-            if !reads.0.is_empty() {
-                lines.push(format!("has read {}", names(reads.0.keys())));
+        for hit in &run.limits {
+            let head = format!("{}: {} of {}, {}", hit.limit, hit.value, hit.maximum, hit.action);
+            let note = hit.note.map(|note| format!("the model is told {}", brief(note)));
+            self.add(hit.at, "limit", Vec::from_iter([head].into_iter().chain(note)));
+        }
+        if let Some(end) = &run.end {
+            self.add(end.at, "run ended", run_end_lines(end));
+        }
+    }
+
+    fn turn(&mut self, turn: &TurnTranscript<'_>) {
+        for attempt in &turn.attempts {
+            let of = format!("turn {}, attempt {}", turn.number, attempt.number);
+            self.attempt(&of, attempt);
+        }
+        if let Some(commit) = turn.commit {
+            let calls = counted(commit.summary.tool_names.len(), "call");
+            let (end, tokens) = (word(commit.end), tokens(commit.summary.usage));
+            let line = format!("turn {}: {end}, {calls}, {tokens}", turn.number);
+            self.add(commit.at, "committed", vec![line]);
+        }
+    }
+
+    fn attempt(&mut self, of: &str, attempt: &AttemptTranscript<'_>) {
+        if let Some(start) = &attempt.start {
+            self.add(start.at, "asked", start_lines(of, start));
+        }
+        if let Some(failure) = &attempt.failure {
+            let what = if failure.kept { "what had come is kept" } else { "what had come is void" };
+            let head = format!("{of}: {what}, {}", tokens(failure.usage));
+            self.add(failure.at, "broke", vec![head, brief(&failure.error.message)]);
+        }
+        if let Some(response) = &attempt.response {
+            self.add(response.at, "response", response_lines(of, response));
+        }
+        for (key, call) in &attempt.calls {
+            self.call(&key.to_string(), call);
+        }
+    }
+
+    fn call(&mut self, key: &str, call: &CallTranscript<'_>) {
+        for intent in &call.intents {
+            let under = format!("under the key {}", intent.idempotency_key);
+            self.add(intent.at, "intends", vec![call_line(intent.call), under]);
+        }
+        for report in &call.reports {
+            let mut lines = vec![format!("{key} {}", outcome_line(report.outcome))];
+            if !report.reads.0.is_empty() {
+                lines.push(format!("has read {}", names(report.reads.0.keys())));
             }
-            lines.extend(written("would write", writes));
-            ("reported", lines)
+            lines.extend(writes_line("would write", report.writes));
+            self.add(report.at, "reported", lines);
         }
-        Record::ApprovalAsked { asked } => {
-            let CallLabel { key, name, .. } = &asked.call;
-            let about = asks(asked.phase);
-            ("asks", vec![format!("{about} {key} {name} {}", brief(&asked.arguments.to_string()))])
+        for asked in &call.questions {
+            let (name, arguments) = (&asked.request.call.name, &asked.request.arguments);
+            let (question, arguments) =
+                (question(asked.request.phase), brief(&arguments.to_string()));
+            self.add(asked.at, "asks", vec![format!("{question} {key} {name} {arguments}")]);
         }
-        Record::ApprovalGiven { key, phase, verdict, message } => {
-            let with = message.iter().map(|message| format!(": {}", brief(message)));
-            let with: String = with.collect();
-            ("decided", vec![format!("{} {key} {}{with}", asks(*phase), verdict.as_str())])
+        for decision in &call.decisions {
+            let with = decision.message.map(|message| format!(": {}", brief(message)));
+            let (verdict, with) = (decision.verdict.as_str(), with.unwrap_or_default());
+            let line = format!("{} {key} {verdict}{with}", question(decision.phase));
+            self.add(decision.at, "decided", vec![line]);
         }
-        Record::CallEnded { .. } => ("ended", call_ended(record)),
-        Record::TurnCommitted { turn, end, summary } => {
-            let calls = counted(summary.tool_names.len(), "call");
-            let line = format!("turn {turn}: {}, {calls}, {}", word(end), tokens(summary.usage));
-            ("committed", vec![line])
+        for ended in &call.outcomes {
+            self.add(ended.at, "ended", outcome_lines(ended));
         }
-        Record::Steered { input, after_turn, .. } => {
-            ("said", vec![format!("behind turn {after_turn}: {}", said(input))])
-        }
-        Record::StopAsked { mode } => ("stop", vec![word(mode)]),
-        Record::LimitReached { limit, value, maximum, action, note } => {
-            let mut lines = vec![format!("{limit}: {value} of {maximum}, {action}")];
-            lines.extend(note.iter().map(|note| format!("the model is told {}", brief(note))));
-            ("limit", lines)
-        }
-        Record::RunEnded { .. } => ("run ended", run_ended(record)),
-        Record::SessionClosed => ("closed", vec![String::new()]),
     }
 }
 
-fn asked(record: &Record) -> Vec<String> {
-    let Record::AttemptStarted { turn, attempt, model, streamed, reason, wait_ms } = record else {
-        return Vec::new();
-    };
-    let how = if *streamed { "" } else { ", not streamed" };
-    let mut lines = vec![format!("{} of {model}{how}", place(*turn, *attempt))];
-    if let Some(reason) = reason {
-        lines.push(format!("after {}, because {}", how_long(*wait_ms), brief(reason)));
-    }
-    lines
+fn start_lines(of: &str, start: &AttemptStart<'_>) -> Vec<String> {
+    let how = if start.streamed { "" } else { ", not streamed" };
+    let head = format!("{of} of {}{how}", start.model);
+    let why = start
+        .reason
+        .map(|reason| format!("after {}, because {}", how_long(start.wait_ms), brief(reason)));
+    Vec::from_iter([head].into_iter().chain(why))
 }
 
-fn response(record: &Record) -> Vec<String> {
-    let Record::ResponseEnded {
-        turn,
-        attempt,
-        ending,
-        message,
-        finish_reason,
-        usage,
-        dropped_calls,
-        ..
-    } = record
-    else {
-        return Vec::new();
-    };
-    let reason = finish_reason.iter().map(|reason| format!(" ({})", reason.raw));
-    let reason: String = reason.collect();
-    let (place, ending) = (place(*turn, *attempt), word(ending));
-    let mut lines = vec![format!("{place}: {ending}{reason}, {}", tokens(*usage))];
-    let ResponseMessage { text, reasoning, calls, .. } = &**message;
+fn response_lines(of: &str, response: &AttemptResponse<'_>) -> Vec<String> {
+    let reason = response.finish_reason.map(|reason| format!(" ({})", reason.raw));
+    let (ending, reason) = (word(response.ending), reason.unwrap_or_default());
+    let mut lines = vec![format!("{of}: {ending}{reason}, {}", tokens(response.usage))];
+    let ResponseMessage { text, reasoning, calls, .. } = &**response.message;
     if !reasoning.is_empty() {
         lines.push(format!("thinks {}", brief(reasoning)));
     }
     if !text.is_empty() {
         lines.push(format!("says {}", brief(text)));
     }
-    lines.extend(calls.iter().map(|call| format!("calls {}", called(call))));
-    if !dropped_calls.is_empty() {
-        lines.push(format!("not kept: {}", names(dropped_calls)));
+    lines.extend(calls.iter().map(|call| format!("calls {}", call_line(call))));
+    if !response.dropped_calls.is_empty() {
+        lines.push(format!("not kept: {}", names(response.dropped_calls)));
     }
     lines
 }
 
-fn call_ended(record: &Record) -> Vec<String> {
-    let Record::CallEnded {
-        call, outcome, notes, writes, started_ms, duration_ms, amended, ..
-    } = record
-    else {
-        return Vec::new();
-    };
-    let took = match started_ms {
-        Some(_) => format!("in {}", how_long(*duration_ms)),
+fn outcome_lines(ended: &RecordedOutcome<'_>) -> Vec<String> {
+    let took = match ended.started_ms {
+        Some(_) => format!("in {}", how_long(ended.duration_ms)),
         None => "without a start".to_owned(),
     };
-    let again = if *amended { " (noted again)" } else { "" };
-    let CallLabel { key, name, .. } = call;
-    let mut lines = vec![format!("{key} {name} {took}{again}: {}", ended(outcome))];
-    lines.extend(noted(outcome, notes));
-    lines.extend(written("writes", writes));
+    let again = if ended.amended { " (noted again)" } else { "" };
+    let (key, name) = (ended.label.key, &ended.label.name);
+    let mut lines = vec![format!("{key} {name} {took}{again}: {}", outcome_line(ended.outcome))];
+    let metadata = metadata(ended.outcome, ended.notes);
+    let is_empty = metadata.as_object().is_none_or(serde_json::Map::is_empty);
+    lines.extend((!is_empty).then(|| metadata.to_string()));
+    lines.extend(writes_line("writes", ended.writes));
     lines
 }
 
-fn run_ended(record: &Record) -> Vec<String> {
-    let Record::RunEnded { run_id, end, text, error, stats, waiting } = record else {
-        return Vec::new();
-    };
+fn run_end_lines(ended: &RecordedRunEnd<'_>) -> Vec<String> {
+    let stats = ended.stats;
     let mut lines = vec![format!(
-        "{run_id}: {} after {}, {}, {} + {} tokens, {}",
-        end.as_str(),
+        "{}: {} after {}, {}, {} + {} tokens, {}",
+        ended.id,
+        ended.end.as_str(),
         counted(stats.turns as usize, "turn"),
         counted(stats.tool_calls as usize, "call"),
         stats.input_tokens,
         stats.output_tokens,
         how_long(stats.duration_ms)
     )];
-    if !text.is_empty() {
-        lines.push(brief(text));
+    if !ended.text.is_empty() {
+        lines.push(brief(ended.text));
     }
-    if let Some(RunError { code, message, .. }) = error {
+    if let Some(RunError { code, message, .. }) = ended.error {
         lines.push(format!("{code}: {}", brief(message)));
     }
-    if *waiting > 0 {
-        let waiting = usize::try_from(*waiting).unwrap_or(usize::MAX);
+    if ended.waiting > 0 {
+        let waiting = usize::try_from(ended.waiting).unwrap_or(usize::MAX);
         lines.push(format!("{} behind it", counted(waiting, "input")));
     }
     lines
 }
 
-fn place(turn: u32, attempt: u32) -> String {
-    format!("turn {turn}, attempt {attempt}")
-}
-
-fn asks(phase: ApprovalPhase) -> &'static str {
-    match phase {
-        ApprovalPhase::Before => "may it run?",
-        ApprovalPhase::After => "may its result be seen?",
-    }
-}
-
-fn called(call: &ToolCall) -> String {
+fn call_line(call: &ToolCall) -> String {
     let ToolCall { key, name, arguments, raw, .. } = call;
-    let came = raw.iter().map(|raw| format!(", which came as {}", brief(raw)));
-    let came: String = came.collect();
-    format!("{key} {name} {}{came}", brief(&arguments.to_string()))
+    let raw = raw.as_ref().map(|raw| format!(", which came as {}", brief(raw)));
+    format!("{key} {name} {}{}", brief(&arguments.to_string()), raw.unwrap_or_default())
 }
 
-fn ended(outcome: &ToolOutcome) -> String {
+fn outcome_line(outcome: &ToolOutcome) -> String {
     format!("{} {}", outcome.status.as_str(), brief(&outcome.content))
 }
 
-/// What a client sees of it as metadata.
-fn noted(outcome: &ToolOutcome, notes: &ResultNotes) -> Option<String> {
-    let metadata = metadata(outcome, notes);
-    let is_empty = metadata.as_object().is_none_or(serde_json::Map::is_empty);
-    (!is_empty).then(|| metadata.to_string())
-}
-
-fn written(how: &str, writes: &WriteSet) -> Option<String> {
-    (!writes.is_empty()).then(|| format!("{how} {}", names(writes.0.keys())))
+fn writes_line(verb: &str, writes: &WriteSet) -> Option<String> {
+    (!writes.is_empty()).then(|| format!("{verb} {}", names(writes.0.keys())))
 }
 
 fn names(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
@@ -235,17 +259,18 @@ fn names(names: impl IntoIterator<Item = impl AsRef<str>>) -> String {
     names.join(", ")
 }
 
-fn said(input: &Content) -> String {
-    let images = images(input);
-    let with =
-        if images == 0 { String::new() } else { format!(" with {}", counted(images, "image")) };
+fn content(input: &Content) -> String {
+    let with = match images(input) {
+        0 => String::new(),
+        images => format!(" with {}", counted(images, "image")),
+    };
     format!("{}{with}", brief(&input.text()))
 }
 
-/// A text in one line, and how long it is where that is not all of it.
+/// The beginning of a text in one line, and the length of the text if that is longer.
 fn brief(text: &str) -> String {
     let text = harmless(text);
     let line = one_line(&text, SHOWN_CHARS);
-    let cut = line.chars().count() > SHOWN_CHARS;
-    if cut { format!("{line} [{} characters]", text.chars().count()) } else { line }
+    let is_cut = line.chars().count() > SHOWN_CHARS;
+    if is_cut { format!("{line} [{} characters]", text.chars().count()) } else { line }
 }

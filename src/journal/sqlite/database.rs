@@ -10,8 +10,8 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension};
 
 use super::super::JournalError;
-use super::fault::{self, RESTORE};
-use super::{dir, pages};
+use super::errors::{self, RESTORE};
+use super::{data_directory, pages};
 
 /// Says in the file that it is a journal of this program: `CSHJ`.
 const APPLICATION_ID: i32 = 0x4353_484a;
@@ -51,7 +51,7 @@ const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 /// can be used.
 pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     check_beginning(file)?;
-    let failed = |error| fault::of_opening(file, &error);
+    let failed = |error| errors::of_opening(file, &error);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE
         | OpenFlags::SQLITE_OPEN_CREATE
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -98,7 +98,9 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
 pub(super) fn open_reading(file: &Path) -> rusqlite::Result<Connection> {
     let opened = open_reading_with_log(file);
     match opened.as_ref().map_err(rusqlite::Error::sqlite_error_code) {
-        Err(Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly)) if !dir::log_of(file).exists() => {
+        Err(Some(ErrorCode::CannotOpen | ErrorCode::ReadOnly))
+            if !data_directory::log_of(file).exists() =>
+        {
             let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
                 | OpenFlags::SQLITE_OPEN_NO_MUTEX
                 | OpenFlags::SQLITE_OPEN_URI;
@@ -165,7 +167,7 @@ fn check_beginning(path: &Path) -> Result<(), JournalError> {
 
 /// Whether the database is one of this program; whether it is new.
 pub(super) fn check_kind(connection: &Connection, file: &Path) -> Result<bool, JournalError> {
-    let failed = |error| fault::of_opening(file, &error);
+    let failed = |error| errors::of_opening(file, &error);
     let number = |pragma| connection.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0));
     let application = number("application_id").map_err(failed)?;
     let version = number("user_version").map_err(failed)?;
@@ -187,12 +189,12 @@ pub(super) fn check_kind(connection: &Connection, file: &Path) -> Result<bool, J
 
 /// Whether the file is as long as it should be.
 pub(super) fn check_size(connection: &Connection, file: &Path) -> Result<(), JournalError> {
-    let failed = |error| fault::of_opening(file, &error);
+    let failed = |error| errors::of_opening(file, &error);
     let pages = connection
         .pragma_query_value(None, "page_count", |row| row.get::<_, u64>(0))
         .map_err(failed)?;
     let page_size = page_size(connection).map_err(failed)? as u64;
-    let missing = pages::are_missing(file, &dir::log_of(file), pages, page_size);
+    let missing = pages::are_missing(file, &data_directory::log_of(file), pages, page_size);
     let why = match missing {
         Ok(false) => return Ok(()),
         Ok(true) => format!("it is damaged (its end is cut off): {RESTORE}"),
@@ -223,7 +225,7 @@ fn check_ends(connection: &Connection) -> rusqlite::Result<()> {
 /// How many bytes a database takes on the disk.
 pub(super) fn bytes(file: &Path) -> u64 {
     let size = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
-    size(file) + size(&dir::log_of(file))
+    size(file) + size(&data_directory::log_of(file))
 }
 
 #[cfg(test)]

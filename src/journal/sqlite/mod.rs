@@ -5,16 +5,16 @@
 //! connections of its own and waits for no writing. A lock on a file in the directory says which
 //! host has it, for as long as the engine lives.
 
+mod data_directory;
 mod database;
-mod dir;
-mod fault;
-mod kill;
+mod errors;
+mod kill_point;
 mod pages;
 mod query;
 mod queue;
+mod read_connections;
 mod reader;
-mod readers;
-mod store;
+mod write_connection;
 mod writer;
 
 use std::fmt;
@@ -29,25 +29,25 @@ use parking_lot::Mutex;
 pub use reader::JournalReader;
 
 use super::{
-    Appended, Batch, Entry, Journal, JournalError, JournalObserver, JournalStatus, Listing,
-    StoredSession, state_behind,
+    AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalObserver, JournalStatus,
+    StoredSession, StoredSessionFilter, state_behind,
 };
 use crate::config::Durability;
 use crate::record::{Record, Seq};
 use crate::types::SessionId;
 
-use queue::{Job, Queue, Row, Task};
-use readers::Readers;
-use store::Store;
-use writer::{Parts, Writer};
+use queue::{QueuedBatch, StoredRow, WriteQueue, WriterTask};
+use read_connections::ReadConnections;
+use write_connection::WriteConnection;
+use writer::{JournalWriter, WriterParts};
 
 /// How many sessions one transaction deletes at most.
 const REMOVED_AT_ONCE: usize = 64;
 
 /// Keeps records in a SQLite database.
 pub struct SqliteJournal {
-    queue: Arc<Queue>,
-    readers: Readers,
+    queue: Arc<WriteQueue>,
+    readers: ReadConnections,
     sessions: Arc<AtomicUsize>,
     file: PathBuf,
     writer: Mutex<Option<JoinHandle<()>>>,
@@ -84,10 +84,10 @@ impl SqliteJournal {
         pages_max: Option<u32>,
     ) -> Result<Self, JournalError> {
         let SqliteOptions { durability, holder, observer, queue_max } = options;
-        dir::create(dir)?;
-        let held = dir::Held::take(dir, &holder)?;
-        let file = dir::database(dir);
-        let failed = |error: &rusqlite::Error| fault::of_opening(&file, error);
+        data_directory::create(dir)?;
+        let held = data_directory::DirectoryLock::take(dir, &holder)?;
+        let file = data_directory::database(dir);
+        let failed = |error: &rusqlite::Error| errors::of_opening(&file, error);
         let connection = database::open(&file)?;
         if let Some(pages) = pages_max {
             connection
@@ -96,9 +96,9 @@ impl SqliteJournal {
         }
         let stored = query::count(&connection).map_err(|trouble| trouble.of_opening(&file))?;
         let sessions = Arc::new(AtomicUsize::new(stored));
-        let queue = Arc::new(Queue::new(queue_max));
-        let store = Store::new(connection).map_err(|error| failed(&error))?;
-        let parts = Parts {
+        let queue = Arc::new(WriteQueue::new(queue_max));
+        let store = WriteConnection::new(connection).map_err(|error| failed(&error))?;
+        let parts = WriterParts {
             store,
             queue: Arc::clone(&queue),
             observer,
@@ -110,12 +110,13 @@ impl SqliteJournal {
             path: file.clone(),
             why: error.to_string(),
         };
-        let writer = Writer::new(parts, dir, &dir::log_of(&file)).map_err(of_system)?;
+        let writer =
+            JournalWriter::new(parts, dir, &data_directory::log_of(&file)).map_err(of_system)?;
         let thread = std::thread::Builder::new()
             .name("callsheet-journal".to_owned())
             .spawn(move || writer.run())
             .map_err(of_system)?;
-        let readers = Readers::new(file.clone());
+        let readers = ReadConnections::new(file.clone());
         Ok(Self { queue, readers, sessions, file, writer: Mutex::new(Some(thread)) })
     }
 
@@ -135,7 +136,7 @@ impl SqliteJournal {
 }
 
 impl SqliteJournal {
-    fn ask_writer(&self, task: Task) -> Result<(), JournalError> {
+    fn ask_writer(&self, task: WriterTask) -> Result<(), JournalError> {
         let (done, answer) = sync_channel(1);
         self.queue.push_task(task, done)?;
         answer.recv().unwrap_or(Err(JournalError::Closed))
@@ -152,16 +153,16 @@ impl SqliteJournal {
 }
 
 impl Journal for SqliteJournal {
-    fn append(&self, batch: Batch) -> Appended {
-        let Some(job) = job(batch) else { return Appended::Durable };
+    fn append(&self, batch: Batch) -> AppendStatus {
+        let Some(job) = job(batch) else { return AppendStatus::Durable };
         let first = job.rows.first().map_or(0, |row| row.seq);
-        if job.slot.has_failed(first) {
+        if job.log_state.has_failed(first) {
             let why = format!("a record of session {} before {first} was not stored", job.session);
             job.fail(&JournalError::Write(why));
         } else {
             self.queue.push(job);
         }
-        Appended::Queued
+        AppendStatus::Queued
     }
 
     fn flush(&self) {
@@ -173,7 +174,7 @@ impl Journal for SqliteJournal {
         session: &SessionId,
         after: Seq,
         limit: usize,
-    ) -> Result<Vec<Entry>, JournalError> {
+    ) -> Result<Vec<JournalEntry>, JournalError> {
         self.readers.ask(|connection| query::read(connection, session, after, limit))
     }
 
@@ -181,7 +182,7 @@ impl Journal for SqliteJournal {
         self.readers.ask(|connection| query::find(connection, session))
     }
 
-    fn list(&self, listing: &Listing) -> Result<Vec<StoredSession>, JournalError> {
+    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSession>, JournalError> {
         self.readers.ask(|connection| query::list(connection, listing))
     }
 
@@ -191,12 +192,12 @@ impl Journal for SqliteJournal {
 
     fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError> {
         for group in sessions.chunks(REMOVED_AT_ONCE) {
-            self.ask_writer(Task::Remove(group.to_vec()))?;
+            self.ask_writer(WriterTask::Remove(group.to_vec()))?;
         }
         // The log still holds what is deleted in the database.
-        self.ask_writer(Task::EmptyLog)?;
+        self.ask_writer(WriterTask::EmptyLog)?;
         if !sessions.is_empty() && self.has_copies(sessions)? {
-            self.ask_writer(Task::Vacuum)?;
+            self.ask_writer(WriterTask::Vacuum)?;
         }
         Ok(())
     }
@@ -224,8 +225,8 @@ impl fmt::Debug for SqliteJournal {
 
 /// A batch in its stored form: made here, on the thread of whoever appends, and not on the one
 /// that all share.
-fn job(batch: Batch) -> Option<Job> {
-    let Batch { session, entries, slot, urgent, tell } = batch;
+fn job(batch: Batch) -> Option<QueuedBatch> {
+    let Batch { session, entries, log_state, urgent, on_status } = batch;
     let first = entries.first()?;
     let opens = if let Record::SessionOpened { agent, .. } = &first.record {
         Some(agent.clone())
@@ -233,10 +234,14 @@ fn job(batch: Batch) -> Option<Job> {
         None
     };
     let state = state_behind(&entries);
-    let row = |entry: &Arc<Entry>| Row { seq: entry.seq.0, time: entry.time, body: entry.body() };
-    let rows: Vec<Row> = entries.iter().map(row).collect();
+    let row = |entry: &Arc<JournalEntry>| StoredRow {
+        seq: entry.seq.0,
+        time: entry.time,
+        body: entry.body(),
+    };
+    let rows: Vec<StoredRow> = entries.iter().map(row).collect();
     let bytes = rows.iter().map(|row| row.body.len()).sum();
-    Some(Job { session, opens, state, rows, bytes, urgent, slot, tell })
+    Some(QueuedBatch { session, opens, state, rows, bytes, urgent, log_state, on_status })
 }
 
 #[cfg(test)]

@@ -5,22 +5,22 @@ use std::path::Path;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 
-use super::super::{Entry, JournalError, Listing, StoredSession};
-use super::fault;
+use super::super::{JournalEntry, JournalError, StoredSession, StoredSessionFilter};
+use super::errors;
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState};
 
 /// Why a query has no answer.
-pub(super) enum Trouble {
+pub(super) enum QueryError {
     Sqlite(rusqlite::Error),
     Journal(JournalError),
 }
 
-impl Trouble {
+impl QueryError {
     /// Why a database could not be opened.
     pub(super) fn of_opening(self, file: &Path) -> JournalError {
         match self {
-            Self::Sqlite(error) => fault::of_opening(file, &error),
+            Self::Sqlite(error) => errors::of_opening(file, &error),
             Self::Journal(error) => error,
         }
     }
@@ -28,19 +28,19 @@ impl Trouble {
     /// Why something could not be read.
     pub(super) fn of_reading(self, file: &Path) -> JournalError {
         match self {
-            Self::Sqlite(error) => fault::of_reading(file, &error),
+            Self::Sqlite(error) => errors::of_reading(file, &error),
             Self::Journal(error) => error,
         }
     }
 }
 
-impl From<rusqlite::Error> for Trouble {
+impl From<rusqlite::Error> for QueryError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sqlite(error)
     }
 }
 
-impl From<JournalError> for Trouble {
+impl From<JournalError> for QueryError {
     fn from(error: JournalError) -> Self {
         Self::Journal(error)
     }
@@ -59,7 +59,7 @@ pub(super) fn read(
     session: &SessionId,
     after: Seq,
     limit: usize,
-) -> Result<Vec<Entry>, Trouble> {
+) -> Result<Vec<JournalEntry>, QueryError> {
     let mut statement = connection.prepare_cached(
         "SELECT seq, time, body FROM records
          WHERE session = (SELECT number FROM sessions WHERE id = ?1) AND seq > ?2 ORDER BY seq LIMIT ?3",
@@ -77,7 +77,7 @@ pub(super) fn read(
         }
         last = seq;
         let body = row.get_ref(2)?.as_str().map_err(rusqlite::Error::from)?;
-        let entry = Entry::read(session, Seq(seq), time, body);
+        let entry = JournalEntry::read(session, Seq(seq), time, body);
         entries.push(entry.map_err(JournalError::from)?);
     }
     Ok(entries)
@@ -86,7 +86,7 @@ pub(super) fn read(
 pub(super) fn find(
     connection: &Connection,
     session: &SessionId,
-) -> Result<Option<StoredSession>, Trouble> {
+) -> Result<Option<StoredSession>, QueryError> {
     let mut statement = connection.prepare_cached(&format!("{STORED} s.id = ?1"))?;
     Ok(statement.query_row([session.as_str()], stored).optional()?)
 }
@@ -95,8 +95,8 @@ pub(super) fn find(
 /// only those.
 pub(super) fn list(
     connection: &Connection,
-    listing: &Listing,
-) -> Result<Vec<StoredSession>, Trouble> {
+    listing: &StoredSessionFilter,
+) -> Result<Vec<StoredSession>, QueryError> {
     let after = listing.after.as_ref().map_or("", SessionId::as_str);
     let mut query = format!("{STORED} s.id > ?");
     let mut values = vec![Value::Text(after.to_owned())];
@@ -121,7 +121,7 @@ pub(super) fn list(
     Ok(sessions.collect::<rusqlite::Result<_>>()?)
 }
 
-pub(super) fn count(connection: &Connection) -> Result<usize, Trouble> {
+pub(super) fn count(connection: &Connection) -> Result<usize, QueryError> {
     let mut statement = connection.prepare_cached("SELECT count(*) FROM sessions")?;
     Ok(statement.query_row([], |row| row.get(0))?)
 }
@@ -143,7 +143,7 @@ fn stored(row: &Row<'_>) -> rusqlite::Result<StoredSession> {
 }
 
 /// What is wrong with the database; at most so many findings.
-pub(super) fn check(connection: &Connection, most: i64) -> Result<Vec<String>, Trouble> {
+pub(super) fn check(connection: &Connection, most: i64) -> Result<Vec<String>, QueryError> {
     let mut statement = connection.prepare(&format!("PRAGMA integrity_check({most})"))?;
     let findings = statement.query_map([], |row| row.get::<_, String>(0))?;
     let findings = findings.collect::<rusqlite::Result<Vec<_>>>()?;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use tokio::time::Instant;
 
-use super::super::{JournalError, Slot, Stage, Tell};
+use super::super::{BatchCallback, BatchStatus, JournalError, SessionLogState};
 use crate::types::{SessionId, SessionState};
 
 /// How long a batch that nobody waits for may wait for others.
@@ -22,28 +22,28 @@ const GROUP_BYTES_MAX: usize = 8 << 20;
 const QUEUE_BYTES_MAX: usize = 256 << 20;
 
 /// A batch on its way to the writer, its records already in their stored form.
-pub(super) struct Job {
+pub(super) struct QueuedBatch {
     pub(super) session: SessionId,
     /// Where it begins a session: its agent's name.
     pub(super) opens: Option<String>,
     /// Where it changes that: the session's state behind it.
     pub(super) state: Option<SessionState>,
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<StoredRow>,
     pub(super) bytes: usize,
     pub(super) urgent: bool,
-    pub(super) slot: Arc<Slot>,
-    pub(super) tell: Tell,
+    pub(super) log_state: Arc<SessionLogState>,
+    pub(super) on_status: BatchCallback,
 }
 
 /// A record in its stored form.
-pub(super) struct Row {
+pub(super) struct StoredRow {
     pub(super) seq: u64,
     pub(super) time: u64,
     pub(super) body: String,
 }
 
 /// What the writer does besides storing batches, in order with them.
-pub(super) enum Task {
+pub(super) enum WriterTask {
     /// Deletes sessions.
     Remove(Vec<SessionId>),
     /// Brings the write-ahead log into the database and leaves nothing in it.
@@ -53,34 +53,34 @@ pub(super) enum Task {
 }
 
 /// Told how a task ended.
-pub(super) type Done = SyncSender<Result<(), JournalError>>;
+pub(super) type TaskReply = SyncSender<Result<(), JournalError>>;
 
 /// What the writer does next: first the jobs, then the task.
 #[derive(Default)]
-pub(super) struct Taken {
-    pub(super) jobs: Vec<Job>,
-    pub(super) task: Option<(Task, Done)>,
+pub(super) struct WriterWork {
+    pub(super) jobs: Vec<QueuedBatch>,
+    pub(super) task: Option<(WriterTask, TaskReply)>,
     /// Somebody waits for everything up to here to be durable.
     pub(super) flush: bool,
     /// There will be no more.
     pub(super) ended: bool,
 }
 
-enum Work {
-    Store(Job),
-    Do(Task, Done),
+enum QueueItem {
+    WriteConnection(QueuedBatch),
+    Do(WriterTask, TaskReply),
 }
 
 /// What waits for the writer, in order.
-pub(super) struct Queue {
-    state: Mutex<State>,
+pub(super) struct WriteQueue {
+    state: Mutex<QueueState>,
     ready: Condvar,
     batches_max: usize,
 }
 
 #[derive(Default)]
-struct State {
-    works: VecDeque<Work>,
+struct QueueState {
+    works: VecDeque<QueueItem>,
     batches: usize,
     bytes: usize,
     /// The writer shall not wait for more.
@@ -91,13 +91,13 @@ struct State {
     closed: bool,
 }
 
-impl Queue {
+impl WriteQueue {
     pub(super) fn new(batches_max: usize) -> Self {
         Self { state: Mutex::default(), ready: Condvar::new(), batches_max }
     }
 
     /// Takes a batch, or tells at once that it failed.
-    pub(super) fn push(&self, job: Job) {
+    pub(super) fn push(&self, job: QueuedBatch) {
         let mut state = self.state.lock();
         let refused = if state.closed {
             Some(JournalError::Closed)
@@ -119,7 +119,7 @@ impl Queue {
             state.lazy_since.get_or_insert_with(Instant::now);
             first
         };
-        state.works.push_back(Work::Store(job));
+        state.works.push_back(QueueItem::WriteConnection(job));
         drop(state);
         if wake {
             self.ready.notify_one();
@@ -127,12 +127,12 @@ impl Queue {
     }
 
     /// Takes a task, unless the queue is closed. Whoever asks waits for it, so there are few.
-    pub(super) fn push_task(&self, task: Task, done: Done) -> Result<(), JournalError> {
+    pub(super) fn push_task(&self, task: WriterTask, done: TaskReply) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if state.closed {
             return Err(JournalError::Closed);
         }
-        state.works.push_back(Work::Do(task, done));
+        state.works.push_back(QueueItem::Do(task, done));
         state.hurry = true;
         drop(state);
         self.ready.notify_one();
@@ -165,9 +165,9 @@ impl Queue {
         };
         for work in works {
             match work {
-                Work::Store(job) => job.fail(&JournalError::Closed),
+                QueueItem::WriteConnection(job) => job.fail(&JournalError::Closed),
                 // Dropping the sender tells.
-                Work::Do(..) => {}
+                QueueItem::Do(..) => {}
             }
         }
     }
@@ -178,7 +178,7 @@ impl Queue {
     }
 
     /// Waits until there is something to do, or until a time.
-    pub(super) fn take(&self, until: Option<Instant>) -> Taken {
+    pub(super) fn take(&self, until: Option<Instant>) -> WriterWork {
         let mut state = self.state.lock();
         while !state.hurry && !state.closed {
             let lazy = state.lazy_since.map(|since| since + LAZY_WAIT);
@@ -197,23 +197,23 @@ impl Queue {
     }
 }
 
-impl State {
-    fn drain(&mut self) -> Taken {
-        let mut taken = Taken::default();
+impl QueueState {
+    fn drain(&mut self) -> WriterWork {
+        let mut taken = WriterWork::default();
         let mut bytes = 0;
         while let Some(work) = self.works.pop_front() {
             match work {
-                Work::Store(job) => {
+                QueueItem::WriteConnection(job) => {
                     let fits = taken.jobs.len() < GROUP_BATCHES_MAX
                         && (taken.jobs.is_empty() || bytes + job.bytes <= GROUP_BYTES_MAX);
                     if !fits {
-                        self.works.push_front(Work::Store(job));
+                        self.works.push_front(QueueItem::WriteConnection(job));
                         break;
                     }
                     bytes += job.bytes;
                     taken.jobs.push(job);
                 }
-                Work::Do(task, done) => {
+                QueueItem::Do(task, done) => {
                     taken.task = Some((task, done));
                     break;
                 }
@@ -231,23 +231,23 @@ impl State {
     }
 }
 
-impl Job {
+impl QueuedBatch {
     /// Tells that it is not stored; nothing behind it in its session's log will be.
     pub(super) fn fail(mut self, error: &JournalError) {
         if let Some(first) = self.rows.first() {
-            self.slot.fail(first.seq);
+            self.log_state.fail(first.seq);
         }
-        self.tell(Stage::Failed(error.clone()));
+        self.notify(BatchStatus::Failed(error.clone()));
     }
 
-    pub(super) fn tell(&mut self, stage: Stage) {
-        tell(&mut self.tell, stage);
+    pub(super) fn notify(&mut self, status: BatchStatus) {
+        notify(&mut self.on_status, status);
     }
 }
 
 /// Whoever is told must not end the writer: all sessions need it.
-pub(super) fn tell(tell: &mut Tell, stage: Stage) {
-    let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| tell(stage)));
+pub(super) fn notify(on_status: &mut BatchCallback, status: BatchStatus) {
+    let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| on_status(status)));
     // The panic's message has been printed by its hook.
     drop(told);
 }

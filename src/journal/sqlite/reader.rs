@@ -3,9 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::super::{Entry, JournalError, Listing, StoredSession};
-use super::readers::Readers;
-use super::{database, dir, fault, query};
+use super::super::{JournalEntry, JournalError, StoredSession, StoredSessionFilter};
+use super::read_connections::ReadConnections;
+use super::{data_directory, database, errors, query};
 use crate::record::Seq;
 use crate::types::SessionId;
 
@@ -15,7 +15,7 @@ const FINDINGS_MAX: i64 = 100;
 /// Reads the journal in a data directory: of a host that runs, or of one that was stopped.
 #[derive(Debug)]
 pub struct JournalReader {
-    readers: Readers,
+    readers: ReadConnections,
     file: PathBuf,
 }
 
@@ -25,14 +25,14 @@ impl JournalReader {
     /// # Errors
     /// When there is none, or it cannot be read.
     pub fn open(dir: &Path) -> Result<Self, JournalError> {
-        let file = dir::database(dir);
+        let file = data_directory::database(dir);
         let failed = |why: String| JournalError::Open { path: file.clone(), why };
         if let Err(error) = fs::metadata(&file) {
             return Err(failed(format!("{error}: name the data_dir of a host that has run")));
         }
-        let readers = Readers::new(file.clone());
+        let readers = ReadConnections::new(file.clone());
         let connection =
-            database::open_reading(&file).map_err(|error| fault::of_opening(&file, &error))?;
+            database::open_reading(&file).map_err(|error| errors::of_opening(&file, &error))?;
         if database::check_kind(&connection, &file)? {
             return Err(failed("there is nothing in it yet: start the host once".to_owned()));
         }
@@ -44,7 +44,7 @@ impl JournalReader {
     ///
     /// # Errors
     /// When they cannot be read.
-    pub fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<Entry>, JournalError> {
+    pub fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<JournalEntry>, JournalError> {
         self.readers.ask(|connection| query::read(connection, session, after, usize::MAX))
     }
 
@@ -60,7 +60,7 @@ impl JournalReader {
     ///
     /// # Errors
     /// When they cannot be read.
-    pub fn list(&self, listing: &Listing) -> Result<Vec<StoredSession>, JournalError> {
+    pub fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSession>, JournalError> {
         self.readers.ask(|connection| query::list(connection, listing))
     }
 

@@ -1,4 +1,4 @@
-use super::super::{SessionLog, StoredGroup, Urgency};
+use super::super::{GroupCommit, SessionLog, Urgency};
 use super::*;
 use crate::types::SessionState;
 use std::sync::atomic::AtomicU32;
@@ -27,7 +27,7 @@ impl Drop for TestDir {
 struct Nobody;
 
 impl JournalObserver for Nobody {
-    fn stored(&self, _group: StoredGroup) {}
+    fn stored(&self, _group: GroupCommit) {}
 }
 
 fn options(durability: Durability) -> SqliteOptions {
@@ -76,7 +76,7 @@ async fn what_is_durable_is_there_after_opening_again() {
         let journal = open(&dir, durability);
         assert_eq!(journal.read(&id("s1"), Seq(0)).unwrap(), expected);
         assert_eq!(journal.read(&id("s1"), Seq(1)).unwrap(), expected[1..]);
-        assert_eq!(journal.list(&Listing::default()).unwrap(), [found]);
+        assert_eq!(journal.list(&StoredSessionFilter::default()).unwrap(), [found]);
         let session = log(&journal, "s1", 2);
         session.append(vec![Record::SessionClosed], Urgency::Urgent, || ());
         session.until_durable(Seq(3)).await.unwrap();
@@ -104,7 +104,7 @@ async fn a_full_disk_fails_what_does_not_fit_and_is_left_behind_when_there_is_ro
         assert!(kept > 0 && error.is_transient());
         assert_eq!(journal.count(), Ok(kept));
         // What is there can be read, and deleting makes room.
-        assert_eq!(journal.list(&Listing::default()).unwrap().len(), kept);
+        assert_eq!(journal.list(&StoredSessionFilter::default()).unwrap().len(), kept);
         journal.remove(&[id("s0")]).unwrap();
         let session = log(&journal, "new", 0);
         session.append(vec![large()], Urgency::Urgent, || ());
@@ -125,7 +125,7 @@ async fn the_log_stays_bounded() {
         // Nothing else waits, so the writer has time.
         session.until_durable(Seq(at + 1)).await.unwrap();
     }
-    let log = std::fs::metadata(dir::log_of(&journal.file)).unwrap().len();
+    let log = std::fs::metadata(data_directory::log_of(&journal.file)).unwrap().len();
     assert!(log < 10 << 20, "{log}");
     assert!(journal.status().bytes > 35 << 20);
 }

@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::super::{JournalError, JournalObserver, Slot, Stage, StoredGroup, Tell};
-use super::dir::{self, Held};
-use super::fault;
-use super::queue::{self, Job, Queue, Task};
-use super::store::{Placed, Store};
+use super::super::{
+    BatchCallback, BatchStatus, GroupCommit, JournalError, JournalObserver, SessionLogState,
+};
+use super::data_directory::{self, DirectoryLock};
+use super::errors;
+use super::queue::{self, QueuedBatch, WriteQueue, WriterTask};
+use super::write_connection::{BatchOutcome, WriteConnection};
 use crate::config::Durability;
 
 /// How long what is written may wait for its fsync, with [`Durability::Relaxed`].
@@ -24,54 +26,54 @@ const LOG_PAGES_SOFT: i64 = 1_000;
 const LOG_PAGES_HARD: i64 = 8_000;
 
 /// Writes what the queue gives.
-pub(super) struct Writer {
-    store: Store,
-    queue: Arc<Queue>,
+pub(super) struct JournalWriter {
+    store: WriteConnection,
+    queue: Arc<WriteQueue>,
     observer: Arc<dyn JournalObserver>,
     /// How many sessions are stored.
     sessions: Arc<AtomicUsize>,
     durability: Durability,
     log: File,
-    unsynced: Vec<Unsynced>,
+    unsynced: Vec<UnsyncedBatch>,
     unsynced_since: Option<Instant>,
     /// Why nothing can be stored any more.
     broken: Option<JournalError>,
     /// Let go last, when the database is closed.
-    _held: Held,
+    _held: DirectoryLock,
 }
 
 /// A batch that is written and not yet durable.
-struct Unsynced {
-    slot: Arc<Slot>,
+struct UnsyncedBatch {
+    log_state: Arc<SessionLogState>,
     first: u64,
-    tell: Tell,
+    on_status: BatchCallback,
 }
 
 /// What a writer is made of.
-pub(super) struct Parts {
-    pub(super) store: Store,
-    pub(super) queue: Arc<Queue>,
+pub(super) struct WriterParts {
+    pub(super) store: WriteConnection,
+    pub(super) queue: Arc<WriteQueue>,
     pub(super) observer: Arc<dyn JournalObserver>,
     pub(super) sessions: Arc<AtomicUsize>,
     pub(super) durability: Durability,
-    pub(super) held: Held,
+    pub(super) held: DirectoryLock,
 }
 
 /// Nobody takes from the queue any more, for whatever reason.
-struct Abandons(Arc<Queue>);
+struct AbandonOnDrop(Arc<WriteQueue>);
 
-impl Drop for Abandons {
+impl Drop for AbandonOnDrop {
     fn drop(&mut self) {
         self.0.abandon();
     }
 }
 
-impl Writer {
+impl JournalWriter {
     /// `log` is the write-ahead log in `dir`; from here on its place there is durable.
-    pub(super) fn new(parts: Parts, dir: &Path, log: &Path) -> std::io::Result<Self> {
-        let Parts { store, queue, observer, sessions, durability, held } = parts;
+    pub(super) fn new(parts: WriterParts, dir: &Path, log: &Path) -> std::io::Result<Self> {
+        let WriterParts { store, queue, observer, sessions, durability, held } = parts;
         let log = File::open(log)?;
-        dir::sync(dir)?;
+        data_directory::sync(dir)?;
         let (unsynced, unsynced_since, broken) = (Vec::new(), None, None);
         Ok(Self {
             store,
@@ -89,7 +91,7 @@ impl Writer {
 
     /// Writes until the queue is closed and empty.
     pub(super) fn run(mut self) {
-        let _abandons = Abandons(Arc::clone(&self.queue));
+        let _abandons = AbandonOnDrop(Arc::clone(&self.queue));
         loop {
             let due = self.unsynced_since.map(|since| since + SYNC_WAIT);
             let taken = self.queue.take(due);
@@ -110,7 +112,7 @@ impl Writer {
         }
     }
 
-    fn store(&mut self, jobs: Vec<Job>) {
+    fn store(&mut self, jobs: Vec<QueuedBatch>) {
         if let Some(error) = &self.broken {
             let error = error.clone();
             return jobs.into_iter().for_each(|job| self.fail(job, &error));
@@ -118,24 +120,24 @@ impl Writer {
         let began = Instant::now();
         match self.store.store(&jobs) {
             Ok(placed) => self.stored(jobs, placed, began.elapsed()),
-            Err(error) if jobs.len() > 1 && fault::is_of_one_batch(&error) => {
+            Err(error) if jobs.len() > 1 && errors::is_of_one_batch(&error) => {
                 // It is rolled back. One bad batch does not fail its neighbours.
                 for job in jobs {
                     self.store(vec![job]);
                 }
             }
             Err(error) => {
-                let error = fault::of_writing(&error);
+                let error = errors::of_writing(&error);
                 jobs.into_iter().for_each(|job| self.fail(job, &error));
             }
         }
     }
 
-    fn stored(&mut self, jobs: Vec<Job>, placed: Vec<Placed>, took: Duration) {
-        let mut group = StoredGroup { batches: 0, records: 0, took };
+    fn stored(&mut self, jobs: Vec<QueuedBatch>, placed: Vec<BatchOutcome>, took: Duration) {
+        let mut group = GroupCommit { batches: 0, records: 0, took };
         for (job, placed) in jobs.iter().zip(&placed) {
-            if let Placed::Stored { number, new } = placed {
-                job.slot.number.store(*number, Ordering::Release);
+            if let BatchOutcome::Stored { number, new } = placed {
+                job.log_state.number.store(*number, Ordering::Release);
                 group.batches += 1;
                 group.records += job.rows.len();
                 self.sessions.fetch_add(usize::from(*new), Ordering::AcqRel);
@@ -147,16 +149,16 @@ impl Writer {
         }
         for (mut job, placed) in jobs.into_iter().zip(placed) {
             match placed {
-                Placed::Stored { .. } => {
+                BatchOutcome::Stored { .. } => {
                     if self.durability == Durability::Relaxed {
-                        job.tell(Stage::Written);
+                        job.notify(BatchStatus::Written);
                     }
                     self.unsynced_since.get_or_insert_with(Instant::now);
                     let first = job.rows.first().map_or(0, |row| row.seq);
-                    let Job { slot, tell, .. } = job;
-                    self.unsynced.push(Unsynced { slot, first, tell });
+                    let QueuedBatch { log_state, on_status, .. } = job;
+                    self.unsynced.push(UnsyncedBatch { log_state, first, on_status });
                 }
-                Placed::Refused(error) => self.fail(job, &error),
+                BatchOutcome::Refused(error) => self.fail(job, &error),
             }
         }
         if self.durability == Durability::Strict {
@@ -165,7 +167,7 @@ impl Writer {
     }
 
     /// Tells that a batch is not stored, when what was written before has been told of.
-    fn fail(&mut self, job: Job, error: &JournalError) {
+    fn fail(&mut self, job: QueuedBatch, error: &JournalError) {
         self.sync();
         job.fail(error);
     }
@@ -192,7 +194,7 @@ impl Writer {
         let Err(error) = synced else {
             self.observer.synced(began.elapsed());
             for mut batch in unsynced {
-                queue::tell(&mut batch.tell, Stage::Durable);
+                queue::notify(&mut batch.on_status, BatchStatus::Durable);
             }
             return;
         };
@@ -201,24 +203,24 @@ impl Writer {
         let why = format!("its log cannot be synced ({error}): look at the disk, then start again");
         let error = JournalError::Write(why);
         for mut batch in unsynced {
-            batch.slot.fail(batch.first);
-            queue::tell(&mut batch.tell, Stage::Failed(error.clone()));
+            batch.log_state.fail(batch.first);
+            queue::notify(&mut batch.on_status, BatchStatus::Failed(error.clone()));
         }
         self.broken = Some(error);
     }
 
-    fn perform(&mut self, task: Task) -> Result<(), JournalError> {
+    fn perform(&mut self, task: WriterTask) -> Result<(), JournalError> {
         match task {
-            Task::Remove(sessions) => {
+            WriterTask::Remove(sessions) => {
                 let removed = self.store.remove(&sessions);
-                let removed = removed.map_err(|error| fault::of_writing(&error))?;
+                let removed = removed.map_err(|error| errors::of_writing(&error))?;
                 self.sessions.fetch_sub(removed, Ordering::AcqRel);
                 self.log.sync_data().map_err(|error| JournalError::Write(error.to_string()))
             }
-            Task::EmptyLog => self.empty_log(),
-            Task::Vacuum => {
+            WriterTask::EmptyLog => self.empty_log(),
+            WriterTask::Vacuum => {
                 let written = self.store.connection.execute_batch("VACUUM");
-                written.map_err(|error| fault::of_writing(&error))?;
+                written.map_err(|error| errors::of_writing(&error))?;
                 self.empty_log()
             }
         }
@@ -226,7 +228,7 @@ impl Writer {
 
     /// Leaves nothing in the write-ahead log: it still holds what is deleted in the database.
     fn empty_log(&self) -> Result<(), JournalError> {
-        let failed = |error: &rusqlite::Error| fault::of_writing(error);
+        let failed = |error: &rusqlite::Error| errors::of_writing(error);
         let busy: bool = self
             .store
             .connection

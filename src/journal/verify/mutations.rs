@@ -1,11 +1,14 @@
-//! A good journal, broken in every way that counts: each is seen.
+//! A legal journal is changed in many ways: each illegal change is reported.
 
 use serde_json::{Value, json};
 
 use super::*;
-use crate::journal::fixtures::{entries, rich, session};
+use crate::record::Record;
+use crate::transcript::TIME_FALL_MAX_MS;
+use crate::transcript::fixtures::{entries, rich, session};
+use crate::types::Seq;
 
-fn seen(entries: &[Entry]) -> Vec<Invariant> {
+fn seen(entries: &[JournalEntry]) -> Vec<Invariant> {
     verify(&session(), entries).into_iter().map(|breach| breach.invariant).collect()
 }
 
@@ -14,14 +17,14 @@ fn kind(record: &Record) -> String {
     json["type"].as_str().unwrap().to_owned()
 }
 
-/// The place of the n-th record of this kind, from 0.
+/// The index of the n-th record of this kind, from 0.
 fn at(records: &[Record], of: &str, nth: usize) -> usize {
     let mut found = (0..records.len()).filter(|place| kind(&records[*place]) == of);
     found.nth(nth).unwrap_or_else(|| panic!("there is no {of} {nth}"))
 }
 
-/// The journal where the n-th record of this kind has another value at this place.
-fn changed(of: &str, nth: usize, pointer: &str, value: Value) -> Vec<Entry> {
+/// The journal, where the n-th record of this kind has another value at this JSON pointer.
+fn changed(of: &str, nth: usize, pointer: &str, value: Value) -> Vec<JournalEntry> {
     let mut records = rich();
     let place = at(&records, of, nth);
     let mut json = serde_json::to_value(&records[place]).unwrap();
@@ -34,13 +37,13 @@ fn changed(of: &str, nth: usize, pointer: &str, value: Value) -> Vec<Entry> {
 }
 
 #[test]
-fn a_good_journal_is_good() {
+fn a_legal_journal_has_no_breach() {
     assert_eq!(verify(&session(), &entries(rich())), []);
     assert_eq!(unfinished(&entries(rich())), None);
 }
 
 #[test]
-fn a_prefix_is_good_and_its_run_unfinished() {
+fn a_prefix_has_no_breach_and_may_have_an_open_run() {
     let entries = entries(rich());
     for length in 1..entries.len() {
         assert_eq!(verify(&session(), &entries[..length]), [], "the first {length}");
@@ -50,8 +53,8 @@ fn a_prefix_is_good_and_its_run_unfinished() {
 }
 
 #[test]
-fn a_record_that_is_dropped_leaves_a_breach() {
-    // Nothing else speaks of these.
+fn a_missing_record_is_a_breach() {
+    // No other record depends on these.
     let alone = ["steered", "stop_asked", "limit_reached"];
     let whole = rich();
     for place in 0..whole.len() {
@@ -61,16 +64,16 @@ fn a_record_that_is_dropped_leaves_a_breach() {
         assert_eq!(seen(&gap).contains(&Invariant::Numbering), !is_last, "{place}");
         let mut records = whole.clone();
         let dropped = kind(&records.remove(place));
-        // The intent of a call that answered cannot be told from its being pure, and a run may
-        // go on at the end.
+        // A call without an intent could be one without effects, and the last run may be open.
         let alone = alone.contains(&&*dropped) || dropped == "call_intended" || is_last;
         assert_eq!(seen(&entries(records)).is_empty(), alone, "{place}: {dropped}");
     }
 }
 
 #[test]
-fn a_record_that_is_doubled_is_a_breach() {
-    // After a crash a question is asked again and a call intended again; people repeat themselves.
+fn a_repeated_record_is_a_breach() {
+    // After a crash a question is asked again and a call is intended again. Users may repeat an
+    // input.
     let repeatable = [
         "approval_asked",
         "call_intended",
@@ -89,7 +92,7 @@ fn a_record_that_is_doubled_is_a_breach() {
 }
 
 #[test]
-fn records_that_change_places_are_a_breach() {
+fn exchanged_records_are_a_breach() {
     for (one, other) in [
         (("session_opened", 0), ("run_started", 0)),
         (("run_started", 0), ("attempt_started", 0)),
@@ -113,7 +116,7 @@ fn records_that_change_places_are_a_breach() {
 }
 
 #[test]
-fn a_field_that_is_changed_is_a_breach() {
+fn a_changed_field_is_a_breach() {
     use Invariant::{
         Approval, Commit, Intent, Outcome, Pairing, Response, Run, Session, Sums, Turn, Writes,
     };
@@ -207,7 +210,7 @@ fn a_field_that_is_changed_is_a_breach() {
 }
 
 #[test]
-fn places_and_times_count_up() {
+fn numbers_and_times_rise() {
     let mut late = entries(rich());
     late[4].seq = Seq(9);
     assert_eq!(seen(&late), [Invariant::Numbering]);
@@ -222,7 +225,7 @@ fn places_and_times_count_up() {
 }
 
 #[test]
-fn nothing_comes_after_the_end() {
+fn a_record_after_the_end_is_a_breach() {
     let mut records = rich();
     records.push(Record::SessionClosed);
     assert_eq!(seen(&entries(records.clone())), []);
@@ -234,7 +237,7 @@ fn nothing_comes_after_the_end() {
 }
 
 #[test]
-fn what_a_fork_takes_over_keeps_the_keys_of_its_session() {
+fn copied_records_keep_the_idempotency_keys_of_their_session() {
     let mut records = rich();
     let at = Seq(records.len() as u64);
     records.push(Record::SessionForked { from: session(), at });

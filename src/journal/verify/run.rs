@@ -1,103 +1,119 @@
-//! Runs: one at a time, each with its own id, and sums that agree with its turns.
+//! Checks of runs: each has its own id, the input that waited for it, and sums that agree with
+//! its turns.
 
-use super::{Invariant, Verifier};
-use crate::event::StatsReport;
-use crate::record::{Record, TurnEnd};
-use crate::types::{Content, Execution, RunEnd, RunError, RunId, Usage};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// The run that goes on.
-pub(super) struct OpenRun<'a> {
-    pub(super) id: &'a RunId,
-    pub(super) execution: Execution,
-    /// Its turns that were committed.
-    pub(super) turns: u32,
-    pub(super) tool_calls: u32,
-    pub(super) usage: Usage,
-    /// How its last turn ended, and what its response said.
-    pub(super) last: Option<(&'a TurnEnd, &'a str)>,
+use super::Verifier;
+use crate::record::TurnEnd;
+use crate::transcript::{Invariant, RecordLocation, RecordedRunEnd, RunTranscript};
+use crate::types::{Content, RunEnd, Usage};
+
+/// The runs that have started, and the inputs that wait.
+#[derive(Default)]
+struct RunQueue<'a> {
+    started: BTreeSet<&'a str>,
+    waiting: BTreeMap<&'a str, &'a Content>,
+    /// The numbers of queued inputs and of forks that were read.
+    read: (usize, usize),
 }
 
-impl<'a> Verifier<'a> {
-    pub(super) fn needs_run(&mut self, what: &str) {
-        if self.run.is_none() {
-            self.breach(Invariant::Run, format!("{what}, and none goes on"));
-        }
-    }
-
-    pub(super) fn input_queued(&mut self, id: &'a RunId, input: &'a Content) {
-        if self.started.contains(&*id.0) || self.queued.insert(&id.0, input).is_some() {
-            self.breach(Invariant::Run, format!("{id} is the id of another run"));
-        }
-    }
-
-    pub(super) fn run_started(&mut self, id: &'a RunId, input: &'a Content, execution: Execution) {
-        if let Some(open) = &self.run {
-            let what = format!("{id} begins, and {} has not ended", open.id);
-            self.breach(Invariant::Run, what);
-        }
-        if !self.started.insert(&id.0) {
-            self.breach(Invariant::Run, format!("{id} begins a second time"));
-        }
-        if self.queued.get(&*id.0).is_some_and(|queued| *queued != input) {
-            self.breach(Invariant::Run, format!("{id} waited with another input"));
-        }
-        let (turns, tool_calls, usage, last) = (0, 0, Usage::default(), None);
-        self.run = Some(OpenRun { id, execution, turns, tool_calls, usage, last });
-    }
-
-    /// What a user says stands behind the turn that goes on, which may have left no record yet.
-    pub(super) fn steered(&mut self, after_turn: u32) {
-        self.needs_run("a user spoke to a run");
-        if after_turn != self.last_turn && !self.may_begin(after_turn) {
-            let what = format!("what the user said stands behind turn {after_turn}, which is none");
-            self.breach(Invariant::Turn, what);
-        }
-    }
-
-    pub(super) fn run_ended(&mut self, record: &'a Record) {
-        let Record::RunEnded { run_id, end, text, error, stats, waiting } = record else { return };
-        let behind = self.queued.keys().filter(|id| !self.started.contains(*id)).count();
-        if behind as u64 != *waiting {
-            let what = format!("{run_id} ends with {behind} inputs behind it, and says {waiting}");
-            self.breach(Invariant::Run, what);
-        }
-        let Some(run) = self.run.take() else {
-            self.breach(Invariant::Run, format!("{run_id} ends, and no run goes on"));
-            return;
-        };
-        if run.id != run_id {
-            let what = format!("{run_id} ends, and it is {} that goes on", run.id);
-            self.breach(Invariant::Run, what);
-        }
-        self.gave_up = is_given_up(*end, error.as_ref());
-        if let Some(turn) = self.turn.take().filter(|_| !self.gave_up) {
-            let what = format!("{run_id} ends, and its turn {} was not committed", turn.number);
-            self.breach(Invariant::Run, what);
-        }
-        if error.is_some() != (*end == RunEnd::Failed) {
-            self.breach(Invariant::Run, "a run that failed says why, and no other does");
-        }
-        if !self.gave_up {
-            self.end_agrees(&run, *end, text);
-        }
-        self.sums_agree(&run, *stats);
-    }
-
-    /// A run ends as its last turn says.
-    fn end_agrees(&mut self, run: &OpenRun<'a>, end: RunEnd, text: &str) {
-        let Some((last, said)) = run.last else {
-            // One that waited when its host was shut down.
-            if end == RunEnd::Interrupted {
-                return;
+impl<'a> Verifier<'_, 'a> {
+    pub(super) fn check_runs(&mut self) {
+        let transcript = self.transcript;
+        let mut queue = RunQueue::default();
+        for run in &transcript.runs {
+            if let Some(start) = run.start {
+                self.queue_until(start.at, &mut queue);
+                let (at, id) = (start.at, start.id);
+                self.require(queue.started.insert(&id.0), at, Invariant::Run, || {
+                    format!("{id} starts a second time")
+                });
+                let queued = queue.waiting.remove(&*id.0);
+                let is_same = queued.is_none_or(|queued| queued == start.input);
+                self.require(is_same, at, Invariant::Run, || {
+                    format!("{id} was queued with another input")
+                });
             }
-            self.breach(Invariant::Run, "it ends without a turn");
+            if let Some(end) = run.end {
+                self.queue_until(end.at, &mut queue);
+                let waiting = queue.waiting.len() as u64;
+                self.require(waiting == end.waiting, end.at, Invariant::Run, || {
+                    format!("it counts {} waiting inputs, and {waiting} wait", end.waiting)
+                });
+                self.check_run_end(run, &end);
+            }
+        }
+        self.queue_until(
+            RecordLocation { index: usize::MAX, ..RecordLocation::default() },
+            &mut queue,
+        );
+    }
+
+    /// Queues the inputs before a record. Inputs that wait in another session do not wait in its
+    /// fork.
+    fn queue_until(&mut self, at: RecordLocation, queue: &mut RunQueue<'a>) {
+        let transcript = self.transcript;
+        loop {
+            let input = transcript.queued.get(queue.read.0).filter(|input| input.at.is_before(at));
+            let fork = transcript.forks.get(queue.read.1).filter(|fork| fork.at.is_before(at));
+            match (input, fork) {
+                (input, Some(fork)) if input.is_none_or(|input| fork.at.is_before(input.at)) => {
+                    queue.waiting.clear();
+                    queue.read.1 += 1;
+                }
+                (Some(input), _) => {
+                    let id = &*input.run.0;
+                    let is_new = !queue.started.contains(id)
+                        && queue.waiting.insert(id, input.input).is_none();
+                    self.require(is_new, input.at, Invariant::Run, || {
+                        format!("{id} is the id of another run")
+                    });
+                    queue.read.0 += 1;
+                }
+                (None, _) => return,
+            }
+        }
+    }
+
+    fn check_run_end(&mut self, run: &RunTranscript<'a>, end: &RecordedRunEnd<'a>) {
+        let at = end.at;
+        if let Some(id) = run.id() {
+            self.require(id == end.id, at, Invariant::Run, || {
+                format!("{} ends, and {id} is open", end.id)
+            });
+        }
+        self.require(
+            end.error.is_some() == (end.end == RunEnd::Failed),
+            at,
+            Invariant::Run,
+            || "a run has an error if and only if it failed".to_owned(),
+        );
+        if !end.is_given_up() {
+            if let Some(open) = run.turns.last().filter(|turn| turn.commit.is_none()) {
+                self.require(false, at, Invariant::Run, || {
+                    format!("{} ends before its turn {} is committed", end.id, open.number)
+                });
+            }
+            self.check_end_of_last_turn(run, end);
+        }
+        self.check_sums(run, end);
+    }
+
+    /// Checks that a run ends as its last turn did.
+    fn check_end_of_last_turn(&mut self, run: &RunTranscript<'a>, end: &RecordedRunEnd<'a>) {
+        let Some((turn, commit)) = run.committed().last() else {
+            // A run that waited when its host was shut down.
+            self.require(end.end == RunEnd::Interrupted, end.at, Invariant::Run, || {
+                "it ends without a turn".to_owned()
+            });
             return;
         };
-        let fits = match end {
+        let last = commit.end;
+        let fits = match end.end {
             RunEnd::Answered | RunEnd::MaxTurns | RunEnd::AllToolsFailed | RunEnd::LoopDetected => {
                 *last == TurnEnd::Finished
             }
-            // A limit may be reached between two turns, and a stop may come there.
+            // A limit can be reached between two turns, and a stop can come there.
             RunEnd::Stopped | RunEnd::Budget => {
                 matches!(last, TurnEnd::Finished | TurnEnd::Cancelled(_))
             }
@@ -105,40 +121,39 @@ impl<'a> Verifier<'a> {
             RunEnd::Refused => *last == TurnEnd::Refused,
             RunEnd::Failed => matches!(last, TurnEnd::Failed(_)),
         };
-        if !fits {
-            let what = format!("it ends as {}, and its last turn ended otherwise", end.as_str());
-            self.breach(Invariant::Run, what);
-        }
-        if matches!(end, RunEnd::Answered | RunEnd::MaxTurns) && text != said {
-            self.breach(Invariant::Run, "its answer is not what the last response said");
-        }
+        self.require(fits, end.at, Invariant::Run, || {
+            format!("it ends as {}, and its last turn ended otherwise", end.end.as_str())
+        });
+        let answer = turn.response().map_or("", |response| &response.message.text);
+        let is_answer = matches!(end.end, RunEnd::Answered | RunEnd::MaxTurns);
+        self.require(!is_answer || end.text == answer, end.at, Invariant::Run, || {
+            "its answer is not the text of the last response".to_owned()
+        });
     }
 
-    fn sums_agree(&mut self, run: &OpenRun<'a>, stats: StatsReport) {
-        // A turn that was given up was begun, and never committed.
-        let turns = run.turns..=run.turns + u32::from(self.gave_up);
-        if !turns.contains(&stats.turns) {
-            let what = format!("it counts {} turns, and had {}", stats.turns, run.turns);
-            self.breach(Invariant::Sums, what);
+    fn check_sums(&mut self, run: &RunTranscript<'a>, end: &RecordedRunEnd<'a>) {
+        let (at, stats) = (end.at, end.stats);
+        let (mut turns, mut calls, mut usage) = (0, 0, Usage::default());
+        for (turn, _) in run.committed() {
+            turns += 1;
+            calls += u32::try_from(turn.kept_calls().len()).unwrap_or(u32::MAX);
+            usage += turn.usage();
         }
-        if stats.tool_calls != run.tool_calls {
-            let what = format!("it counts {} calls, and had {}", stats.tool_calls, run.tool_calls);
-            self.breach(Invariant::Sums, what);
-        }
+        // A run that was given up counts the turn that it had begun.
+        let legal = turns..=turns + u32::from(end.is_given_up());
+        self.require(legal.contains(&stats.turns), at, Invariant::Sums, || {
+            format!("it counts {} turns, and had {turns}", stats.turns)
+        });
+        self.require(stats.tool_calls == calls, at, Invariant::Sums, || {
+            format!("it counts {} calls, and had {calls}", stats.tool_calls)
+        });
         let counted = (stats.input_tokens, stats.output_tokens);
-        if counted != (run.usage.input_tokens, run.usage.output_tokens) {
-            let what = format!(
-                "it counts {} and {} tokens, and used {} and {}",
-                counted.0, counted.1, run.usage.input_tokens, run.usage.output_tokens
-            );
-            self.breach(Invariant::Sums, what);
-        }
+        let used = (usage.input_tokens, usage.output_tokens);
+        self.require(counted == used, at, Invariant::Sums, || {
+            let ((input, output), (used_input, used_output)) = (counted, used);
+            format!(
+                "it counts {input} and {output} tokens, and used {used_input} and {used_output}"
+            )
+        });
     }
-}
-
-/// Whether it was ended because its actors died too often: then a turn may be left open.
-fn is_given_up(end: RunEnd, error: Option<&RunError>) -> bool {
-    end == RunEnd::Failed
-        && error
-            .is_some_and(|error| error.code == "internal_error" || error.code == "journal_failed")
 }

@@ -1,9 +1,10 @@
-//! The verifier agrees with the turn machine: whatever happens to a turn, its records are whole.
+//! The verifier agrees with the turn machine: the records of a turn are legal in every scenario.
 
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::journal::fixtures::entries;
+use crate::record::Record;
+use crate::transcript::fixtures::entries;
 use crate::turn::explorer::each_walk;
 use crate::types::Execution;
 
@@ -23,12 +24,11 @@ fn begun(execution: Execution) -> [Record; 2] {
 }
 
 #[test]
-fn what_a_turn_leaves_is_whole_whatever_happens_to_it() {
+fn the_records_of_a_turn_have_no_breach_in_any_scenario() {
     let session = SessionId::parse("s").unwrap();
     let (mut walks, mut kinds) = (0, BTreeSet::new());
     each_walk(|execution, log| {
-        // A turn that had ended before a crash ends again; the session hears of that and records
-        // nothing.
+        // A turn that was committed before a crash commits again, and the session records nothing.
         let committed = |record: &Record| matches!(record, Record::TurnCommitted { .. });
         let end = log.iter().position(committed).map_or(log.len(), |place| place + 1);
         let log = log[..end].iter().cloned();

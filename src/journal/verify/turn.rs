@@ -1,240 +1,180 @@
-//! Turns: consecutive, and so are their attempts; one response each, and a commit that agrees.
+//! Checks of turns: what became of each attempt, one response, and a commit that agrees.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use super::call::CallRecords;
-use super::{Invariant, Verifier};
-use crate::event::TurnSummary;
-use crate::record::{Ending, Record, ResponseMessage, TurnEnd};
-use crate::types::{CallKey, Execution, FinishReason, Usage};
+use super::Verifier;
+use crate::record::{ResponseDisposition, TurnEnd};
+use crate::transcript::{
+    AttemptResponse, AttemptTranscript, CallTranscript, Invariant, RunTranscript, TurnCommit,
+    TurnTranscript,
+};
+use crate::types::Execution;
 
-/// The turn that goes on.
-pub(super) struct OpenTurn<'a> {
-    pub(super) number: u32,
-    pub(super) attempt: u32,
-    /// Whether the attempt failed, and then whether what had come is kept.
-    pub(super) failed: Option<bool>,
-    pub(super) response: Option<Response<'a>>,
-    /// What its attempts have cost.
-    usage: Usage,
-    /// What the records say of the attempt's calls.
-    pub(super) calls: BTreeMap<CallKey, CallRecords<'a>>,
-}
-
-pub(super) struct Response<'a> {
-    pub(super) ending: Ending,
-    pub(super) message: &'a ResponseMessage,
-    finish_reason: Option<&'a FinishReason>,
-    dropped_calls: usize,
-}
-
-impl OpenTurn<'_> {
-    fn new(number: u32) -> Self {
-        Self {
-            number,
-            attempt: 0,
-            failed: None,
-            response: None,
-            usage: Usage::default(),
-            calls: BTreeMap::new(),
-        }
-    }
-}
-
-impl<'a> Verifier<'a> {
-    /// Whether a turn of this number may be the next.
-    pub(super) fn may_begin(&self, turn: u32) -> bool {
-        let skipped = turn.checked_sub(self.last_turn);
-        skipped == Some(1) || (self.gave_up && skipped == Some(2))
-    }
-
-    /// The turn of this number, begun if none goes on.
-    fn turn_for(&mut self, number: u32) -> Option<&mut OpenTurn<'a>> {
-        self.needs_run("a turn goes on in a run");
-        if self.turn.is_none() {
-            if !self.may_begin(number) {
-                let what = format!("turn {number} follows turn {}", self.last_turn);
-                self.breach(Invariant::Turn, what);
+impl<'a> Verifier<'_, 'a> {
+    pub(super) fn check_turn(&mut self, run: &RunTranscript<'a>, turn: &TurnTranscript<'a>) {
+        for attempt in &turn.attempts {
+            self.check_attempt(turn, attempt);
+            for (key, call) in &attempt.calls {
+                self.check_call(attempt, *key, call);
             }
-            self.last_turn = number;
-            self.gave_up = false;
-            self.turn = Some(OpenTurn::new(number));
         }
-        let open = self.turn.as_ref().map_or(0, |turn| turn.number);
-        if open != number {
-            let what = format!("it is of turn {number}, and turn {open} goes on");
-            self.breach(Invariant::Turn, what);
-            return None;
-        }
-        self.turn.as_mut()
-    }
-
-    pub(super) fn attempt_started(&mut self, number: u32, attempt: u32) {
-        let Some(turn) = self.turn_for(number) else { return };
-        let expected = turn.attempt + 1;
-        let goes_on = turn.attempt > 0 && turn.failed != Some(false);
-        let answered = turn.response.is_some();
-        turn.attempt = attempt;
-        turn.failed = None;
-        turn.calls.clear();
-        if attempt != expected {
-            let what = format!("attempt {attempt} stands where {expected} should");
-            self.breach(Invariant::Turn, what);
-        }
-        if answered {
-            self.breach(Invariant::Turn, "an attempt begins after the turn's response");
-        } else if goes_on {
-            self.breach(Invariant::Turn, "an attempt begins before the one before has failed");
+        if let Some(commit) = turn.commit {
+            self.check_commit(run, turn, commit);
         }
     }
 
-    /// The turn, if this is its open attempt.
-    fn attempt_of(&mut self, number: u32, attempt: u32) -> Option<&mut OpenTurn<'a>> {
-        let turn = self.turn_for(number)?;
-        let open = turn.attempt;
-        if open != attempt {
-            let what = format!("it is of attempt {attempt}, and attempt {open} goes on");
-            self.breach(Invariant::Turn, what);
-            return None;
-        }
-        self.turn.as_mut()
-    }
-
-    pub(super) fn attempt_failed(&mut self, number: u32, attempt: u32, kept: bool, cost: Usage) {
-        let Some(turn) = self.attempt_of(number, attempt) else { return };
-        let again = turn.failed.replace(kept).is_some();
-        let answered = turn.response.is_some();
-        if !kept {
-            turn.usage += cost;
-        }
-        let effects = turn.calls.values().any(|call| call.intent.is_some());
-        if again || answered {
-            self.breach(Invariant::Turn, "the attempt fails, and was over before");
-        }
-        if effects != kept {
-            let what = if kept {
-                "what came of it is kept, and no effect had begun"
-            } else {
-                "what came of it is void, and an effect had begun"
+    fn check_attempt(&mut self, turn: &TurnTranscript<'a>, attempt: &AttemptTranscript<'a>) {
+        if let Some(failure) = attempt.failure {
+            let is_earlier = |call: &CallTranscript<'_>| {
+                call.intents.first().is_some_and(|intent| intent.at.is_before(failure.at))
             };
-            self.breach(Invariant::Response, what);
+            let has_effects = attempt.calls.values().any(is_earlier);
+            self.require(has_effects == failure.kept, failure.at, Invariant::Response, || {
+                let what = if failure.kept {
+                    "a part of it is kept, and no call with effects had started"
+                } else {
+                    "all of it is void, and a call with effects had started"
+                };
+                what.to_owned()
+            });
         }
+        let Some(response) = &attempt.response else { return };
+        if attempt.start.is_none() {
+            let is_seeded = self.opens_with_calls && turn.number == 1 && attempt.number == 1;
+            self.require(is_seeded, response.at, Invariant::Turn, || {
+                "it is a response that no model was asked for".to_owned()
+            });
+        }
+        let broke = attempt.failure.map(|failure| failure.kept);
+        let fits = broke == (response.ending == ResponseDisposition::BrokeKept).then_some(true);
+        self.require(fits, response.at, Invariant::Response, || {
+            "a response is the part of a broken attempt if and only if its attempt broke".to_owned()
+        });
+        self.check_message(turn, attempt, response);
+        self.check_kept_calls(attempt, response);
     }
 
-    pub(super) fn response_ended(&mut self, number: u32, attempt: u32, record: &'a Record) {
-        let Record::ResponseEnded { ending, message, finish_reason, usage, dropped_calls, .. } =
-            record
-        else {
-            return;
-        };
-        let seeded = self.opens_with_calls && self.turn.is_none() && self.last_turn == 0;
-        if seeded && let Some(turn) = self.turn_for(number) {
-            // Nobody was asked for it.
-            turn.attempt = 1;
-        }
-        let Some(turn) = self.attempt_of(number, attempt) else { return };
-        let broke = turn.failed.is_some();
-        let fits = turn.failed == (*ending == Ending::BrokeKept).then_some(true);
-        turn.usage += *usage;
-        let again = turn
-            .response
-            .replace(Response {
-                ending: *ending,
-                message,
-                finish_reason: finish_reason.as_ref(),
-                dropped_calls: dropped_calls.len(),
-            })
-            .is_some();
-        if again {
-            self.breach(Invariant::Response, "the turn has a second response");
-        }
-        if !fits {
-            let what = if broke {
-                "its attempt broke, and it says nothing of that"
-            } else {
-                "it is the part that is kept of an attempt, and none broke"
-            };
-            self.breach(Invariant::Response, what);
-        }
-        self.message_fits(number, attempt, message);
-        self.kept_calls_fit();
-    }
-
-    /// The message's calls are of this response, in order, each with an id of its own.
-    fn message_fits(&mut self, turn: u32, attempt: u32, message: &ResponseMessage) {
-        let mut next = 0;
-        let mut ids = BTreeSet::new();
-        for call in &message.calls {
+    /// Checks that the message's calls are of this response, in order, each with its own id.
+    fn check_message(
+        &mut self,
+        turn: &TurnTranscript<'a>,
+        attempt: &AttemptTranscript<'a>,
+        response: &AttemptResponse<'a>,
+    ) {
+        let (at, mut next, mut ids) = (response.at, 0, BTreeSet::new());
+        for call in &response.message.calls {
             let key = call.key;
-            if (key.turn, key.attempt) != (turn, attempt) || key.index < next {
-                self.breach(Invariant::Response, format!("{key} stands where it does not belong"));
-            }
+            let is_own = (key.turn, key.attempt) == (turn.number, attempt.number);
+            self.require(is_own && key.index >= next, at, Invariant::Response, || {
+                format!("the message holds {key}, which does not belong there")
+            });
             next = key.index.saturating_add(1);
-            if !ids.insert(&call.id) {
-                let what = format!("{key} has the id {:?} of another call of the turn", call.id);
-                self.breach(Invariant::Pairing, what);
-            }
-            if !call.arguments.is_object() {
-                self.breach(Invariant::Response, format!("the arguments of {key} are no object"));
-            }
+            self.require(ids.insert(&call.id), at, Invariant::Pairing, || {
+                format!("{key} has the id {:?} of another call of the turn", call.id)
+            });
+            self.require(call.arguments.is_object(), at, Invariant::Response, || {
+                format!("the arguments of {key} are no object")
+            });
         }
     }
 
-    pub(super) fn turn_committed(&mut self, number: u32, end: &'a TurnEnd, summary: &TurnSummary) {
-        if self.turn.is_none() {
-            self.breach(Invariant::Commit, format!("turn {number} is committed, and none goes on"));
-            return;
+    /// Checks what was recorded of calls before the response: a response that ended well keeps
+    /// them all; after a refusal only calls with effects stay; of a response that broke because
+    /// the host stopped only the intended calls are known.
+    fn check_kept_calls(
+        &mut self,
+        attempt: &AttemptTranscript<'a>,
+        response: &AttemptResponse<'a>,
+    ) {
+        let at = response.at;
+        let drops_calls = matches!(
+            response.ending,
+            ResponseDisposition::Refused | ResponseDisposition::BrokeKept
+        );
+        for (key, call) in attempt.calls.iter().filter(|(key, _)| !response.keeps(**key)) {
+            self.require(drops_calls, at, Invariant::Outcome, || format!("{key} is not kept"));
+            let is_lost =
+                response.ending == ResponseDisposition::BrokeKept && !call.intents.is_empty();
+            self.require(!is_lost, at, Invariant::Response, || {
+                format!("the message does not hold {key}, which was intended")
+            });
         }
-        if self.turn_for(number).is_none() {
-            return;
+        for call in &response.message.calls {
+            let mut intents =
+                attempt.calls.get(&call.key).into_iter().flat_map(|known| &known.intents);
+            let first = intents.clone().next();
+            let has_effects = first.is_some_and(|intent| intent.at.is_before(at));
+            let is_refused = response.ending == ResponseDisposition::Refused;
+            self.require(has_effects || !is_refused, at, Invariant::Response, || {
+                format!("{} is kept of a refusal, and has no effects", call.key)
+            });
+            // The raw arguments may have grown since the call was intended.
+            let is_same = intents.all(|intent| {
+                (&intent.call.name, &intent.call.arguments) == (&call.name, &call.arguments)
+            });
+            self.require(is_same, at, Invariant::Intent, || {
+                format!("{} is not the call that was intended", call.key)
+            });
         }
-        let Some(turn) = self.turn.take() else { return };
-        if !end_fits(end, &turn) {
-            self.breach(Invariant::Commit, "it does not end as its response did");
+    }
+
+    fn check_commit(
+        &mut self,
+        run: &RunTranscript<'a>,
+        turn: &TurnTranscript<'a>,
+        commit: TurnCommit<'a>,
+    ) {
+        let (at, summary, response) = (commit.at, commit.summary, turn.response());
+        self.require(end_fits(commit.end, turn), at, Invariant::Commit, || {
+            "it does not end as its response did".to_owned()
+        });
+        self.require(summary.usage == turn.usage(), at, Invariant::Commit, || {
+            "its tokens are not those of its attempts".to_owned()
+        });
+        let names = turn.kept_calls().iter().map(|call| &call.name);
+        self.require(summary.tool_names.iter().eq(names), at, Invariant::Commit, || {
+            "its tools are not those of its calls".to_owned()
+        });
+        let finish_reason = response.and_then(|response| response.finish_reason);
+        let dropped = response.map_or(0, |response| response.dropped_calls.len());
+        let is_same = summary.finish_reason.as_ref() == finish_reason
+            && summary.dropped_calls as usize == dropped;
+        self.require(is_same, at, Invariant::Commit, || {
+            "its finish reason or its dropped calls are not those of its response".to_owned()
+        });
+        for call in turn.kept_calls() {
+            let key = call.key;
+            let name = turn.call(key).and_then(CallTranscript::outcome).map(|end| &end.label.name);
+            self.require(name == Some(&call.name), at, Invariant::Outcome, || match name {
+                Some(name) => format!("{key} is {:?}, and its outcome is of {name:?}", call.name),
+                None => format!("{key} has no outcome"),
+            });
         }
-        if summary.usage != turn.usage {
-            self.breach(Invariant::Commit, "its tokens are not those of its attempts");
-        }
-        let calls = turn.response.as_ref().map_or(&[][..], |response| &response.message.calls);
-        if !summary.tool_names.iter().eq(calls.iter().map(|call| &call.name)) {
-            self.breach(Invariant::Commit, "its tools are not those of its calls");
-        }
-        let (finish, dropped) = turn
-            .response
-            .as_ref()
-            .map_or((None, 0), |response| (response.finish_reason, response.dropped_calls));
-        if summary.finish_reason.as_ref() != finish || summary.dropped_calls as usize != dropped {
-            self.breach(Invariant::Commit, "it says other things of its response than that did");
-        }
-        for call in calls {
-            self.call_is_answered(call, turn.calls.get(&call.key));
-        }
-        let parallel = |run: &super::OpenRun<'_>| run.execution != Execution::Sequential;
-        if self.run.as_ref().is_some_and(|run| parallel(run) != summary.parallel) {
-            self.breach(Invariant::Commit, "its calls were run in another way than its run says");
-        }
-        if let Some(run) = &mut self.run {
-            run.turns += 1;
-            run.tool_calls += u32::try_from(calls.len()).unwrap_or(u32::MAX);
-            run.usage += turn.usage;
-            let said = turn.response.as_ref().map_or("", |response| &response.message.text);
-            run.last = Some((end, said));
-        }
+        let parallel = run.start.map(|start| start.execution != Execution::Sequential);
+        self.require(
+            parallel.is_none_or(|parallel| parallel == summary.parallel),
+            at,
+            Invariant::Commit,
+            || "its execution is not that of its run".to_owned(),
+        );
     }
 }
 
-/// A turn ends as its response did, unless it was cancelled.
-fn end_fits(end: &TurnEnd, turn: &OpenTurn<'_>) -> bool {
-    let cancelled = matches!(end, TurnEnd::Cancelled(_));
-    let Some(response) = &turn.response else {
-        // Its attempts failed, or there were no tokens left for another.
-        return turn.failed == Some(false) && (cancelled || matches!(end, TurnEnd::Failed(_)));
+/// Returns whether a turn ends as its response did, unless it was cancelled.
+fn end_fits(end: &TurnEnd, turn: &TurnTranscript<'_>) -> bool {
+    let is_cancelled = matches!(end, TurnEnd::Cancelled(_));
+    let Some(response) = turn.response() else {
+        // All attempts failed, or no tokens were left for another one.
+        let is_void = turn.attempt().is_some_and(AttemptTranscript::is_void);
+        return is_void && (is_cancelled || matches!(end, TurnEnd::Failed(_)));
     };
-    cancelled
+    is_cancelled
         || match response.ending {
-            Ending::Well | Ending::Length | Ending::BrokeKept => *end == TurnEnd::Finished,
-            Ending::Refused => *end == TurnEnd::Refused,
-            Ending::Excess => matches!(end, TurnEnd::Failed(_)),
-            Ending::Cancelled => false,
+            ResponseDisposition::Well
+            | ResponseDisposition::Length
+            | ResponseDisposition::BrokeKept => *end == TurnEnd::Finished,
+            ResponseDisposition::Refused => *end == TurnEnd::Refused,
+            ResponseDisposition::Excess => matches!(end, TurnEnd::Failed(_)),
+            ResponseDisposition::Cancelled => false,
         }
 }

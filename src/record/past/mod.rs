@@ -1,8 +1,8 @@
-//! What watchers were shown of the past, from the records.
+//! The events of a session's past, from its entries, for watchers that come late.
 //!
-//! The events of records are the same as they were, with the same ids and in the same order. The
-//! text of a response is known when that has ended, and then stands between the events where it
-//! stood; that of an attempt which broke is void and not shown again.
+//! Events that are views of records have the same ids and the same order as when they were live.
+//! The text of a response is known once it has ended, and then stands between the events where it
+//! stood. The text of an attempt that broke is void and does not appear.
 
 mod text;
 
@@ -10,54 +10,53 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Entry, Record, ResponseMessage, ShownPiece};
-use crate::event::{CallLabel, Event, EventId, Published};
+use super::{JournalEntry, Record};
+use crate::event::{CallLabel, Event, EventId, PublishedEvent};
 use crate::types::{Execution, RunId, Seq, SessionId, ToolCall, ToolResult};
-use text::{Text, layout};
-pub use text::{TextPiece, shown_of};
+pub use text::{DisplayedText, displayed_text};
+use text::{UnsentText, display_order};
 
-/// Folds a session's entries into what watchers were shown, from its beginning or that of a run.
+/// Makes the past events of a session from its entries, from its beginning or that of a run.
 #[derive(Clone, Debug)]
-pub struct Past {
+pub struct PastEvents {
     session: SessionId,
     agent: String,
     run: RunId,
     turn: u32,
     parallel: bool,
-    /// The last record whose event was given out.
+    /// The record of the last event that was returned.
     seq: Seq,
-    /// The events of an attempt whose response has not ended: its text stands before them.
-    held: Option<Vec<Published>>,
-    /// The turn's calls, as far as they are known.
+    /// The events of an attempt whose response has not ended: its text precedes them.
+    held: Option<Vec<PublishedEvent>>,
+    /// The known calls of the turn.
     calls: Vec<ToolCall>,
-    /// The model that was asked last, and whether for a streamed answer.
+    /// The model that was asked last, and if a streamed answer was asked for.
     asked: (String, bool),
-    /// Whether it has taken in anything.
-    is_begun: bool,
+    has_read: bool,
 }
 
-/// The attempt that runs, as far as watchers were shown of it.
+/// The text of the running attempt that watchers have seen.
 #[derive(Clone, Debug)]
 pub struct RunningText {
     /// The run.
     pub run: RunId,
-    /// The session's turn.
+    /// The number of the turn in the session.
     pub turn: u32,
-    /// The last record whose event was shown.
+    /// The last record whose event was published.
     pub seq: Seq,
-    /// When that was: Unix time in milliseconds.
+    /// The time of that record: Unix time in milliseconds.
     pub time: u64,
-    /// How many bytes of it stand before these pieces.
+    /// The number of bytes of the attempt's text before these pieces.
     pub from: u64,
     /// The rest of its text and thinking, in order.
-    pub pieces: Vec<TextPiece>,
+    pub pieces: Vec<DisplayedText>,
     /// Its calls that have an outcome.
     pub calls: Vec<ToolCall>,
 }
 
-impl Past {
-    /// The past of a session, from its beginning or that of a run. `turn` is the session's turn
-    /// by then.
+impl PastEvents {
+    /// Starts at the beginning of the session or of a run. `turn` is the session's last turn
+    /// before it.
     #[must_use]
     pub fn new(session: SessionId, agent: &str, turn: u32) -> Self {
         Self {
@@ -70,104 +69,100 @@ impl Past {
             held: None,
             calls: Vec::new(),
             asked: (String::new(), true),
-            is_begun: false,
+            has_read: false,
         }
     }
 
-    /// Takes in the next entry, and appends what is known now of what was shown.
-    pub fn handle_entry(&mut self, entry: &Entry, out: &mut VecDeque<Published>) {
-        let record = &entry.record;
-        self.is_begun = true;
-        if matches!(
-            record,
-            Record::RunStarted { .. }
-                | Record::AttemptStarted { .. }
-                | Record::AttemptFailed { kept: false, .. }
-                | Record::AttemptFailed { host_stopped: true, .. }
-                | Record::TurnCommitted { .. }
-                | Record::RunEnded { .. }
-        ) {
-            self.let_go(out);
-        }
-        self.note(record);
-        if let Some(event) = self.view(record) {
-            self.show(entry, event, out);
-        }
-        if let Record::AttemptStarted { .. }
-        | Record::AttemptFailed { kept: true, host_stopped: true, .. } = record
-        {
-            self.held = Some(Vec::new());
-        }
-        if let Record::ResponseEnded { message, shown, .. } = record {
-            self.end_response(entry, message, shown, out);
-        }
-    }
-
-    /// Remembers what later events are of.
-    fn note(&mut self, record: &Record) {
-        if let Record::SessionOpened { agent, .. } = record {
-            self.agent.clone_from(agent);
-        } else if let Record::RunStarted { run_id, execution, .. } = record {
-            self.run = run_id.clone();
-            self.parallel = *execution != Execution::Sequential;
-        } else if let Record::AttemptStarted { turn, model, streamed, .. } = record {
-            self.turn = *turn;
-            self.asked = (model.clone(), *streamed);
-            self.calls.clear();
-        } else if let Record::CallIntended { call, so_far, .. } = record {
-            self.calls.push(call.clone());
-            self.calls.extend(so_far.iter().flat_map(|part| part.message.calls.iter().cloned()));
-        } else if let Record::ResponseEnded { turn, message, .. } = record {
-            self.turn = *turn;
-            self.calls.extend(message.calls.iter().cloned());
-        } else if let Record::TurnCommitted { turn, .. } = record {
-            self.turn = *turn;
-        }
-    }
-
-    /// The event that the record was shown as, if it was shown by itself.
-    fn view(&self, record: &Record) -> Option<Event> {
-        Some(match record {
-            Record::RunStarted { model, execution, .. } => Event::RunStarted {
-                agent: self.agent.clone(),
-                model: model.clone(),
-                execution: *execution,
-            },
-            Record::AttemptStarted { reason: None, .. } => Event::TurnStarted,
-            Record::AttemptStarted {
-                reason: Some(reason),
-                attempt,
-                model,
-                streamed,
-                wait_ms,
-                ..
-            } => Event::AttemptStarted {
-                attempt: *attempt,
-                model: model.clone(),
-                streamed: *streamed,
-                reason: reason.clone(),
-                wait: Duration::from_millis(*wait_ms),
-                rollback: false,
-                fallback: false,
-            },
-            Record::AttemptFailed { kept: true, host_stopped: true, attempt, error, .. } => {
-                Event::AttemptStarted {
-                    attempt: *attempt,
-                    model: self.asked.0.clone(),
-                    streamed: self.asked.1,
-                    reason: error.message.clone(),
-                    wait: Duration::ZERO,
-                    rollback: false,
-                    fallback: false,
+    /// Reads the next entry, and appends the events that are known now.
+    pub fn handle_entry(&mut self, entry: &JournalEntry, out: &mut VecDeque<PublishedEvent>) {
+        self.has_read = true;
+        let event = match &entry.record {
+            Record::SessionOpened { agent, messages: _ } => {
+                self.agent.clone_from(agent);
+                return;
+            }
+            Record::RunStarted { run_id, model, execution, .. } => {
+                self.release_held(out);
+                self.run = run_id.clone();
+                self.parallel = *execution != Execution::Sequential;
+                let (agent, model) = (self.agent.clone(), model.clone());
+                Event::RunStarted { agent, model, execution: *execution }
+            }
+            Record::AttemptStarted { turn, attempt, model, streamed, reason, wait_ms } => {
+                self.release_held(out);
+                self.turn = *turn;
+                self.asked = (model.clone(), *streamed);
+                self.calls.clear();
+                let wait = Duration::from_millis(*wait_ms);
+                let event = match reason {
+                    None => Event::TurnStarted,
+                    Some(reason) => self.attempt_started(*attempt, reason, wait),
+                };
+                self.push(entry, event, out);
+                self.held = Some(Vec::new());
+                return;
+            }
+            Record::AttemptFailed { attempt, error, kept, host_stopped, .. } => {
+                if !*kept || *host_stopped {
+                    self.release_held(out);
                 }
+                if *kept && *host_stopped {
+                    let event = self.attempt_started(*attempt, &error.message, Duration::ZERO);
+                    self.push(entry, event, out);
+                    self.held = Some(Vec::new());
+                }
+                return;
+            }
+            Record::ResponseEnded { turn, message, shown, .. } => {
+                self.turn = *turn;
+                self.calls.extend(message.calls.iter().cloned());
+                if self.held.is_some() {
+                    let text = UnsentText::new(display_order(message, shown), 0);
+                    self.release_with_text(text, entry.time, out);
+                    return;
+                }
+                // The session was opened with these calls: no model was asked for them.
+                Event::TurnStarted
+            }
+            Record::CallIntended { call, so_far, .. } => {
+                self.calls.push(call.clone());
+                let partial = so_far.iter().flat_map(|partial| &partial.message.calls);
+                self.calls.extend(partial.cloned());
+                return;
             }
             Record::ApprovalAsked { asked } => Event::ApprovalAsked { asked: asked.clone() },
-            Record::CallEnded { early, amended: false, .. } => Event::CallEnded {
-                result: Box::new(result(record)?),
-                parallel: self.parallel,
-                early: *early,
-            },
-            Record::TurnCommitted { summary, .. } => Event::TurnEnded { summary: summary.clone() },
+            Record::CallEnded { amended: true, .. } => return,
+            Record::CallEnded {
+                call,
+                outcome,
+                notes,
+                writes,
+                started_ms,
+                wait_ms,
+                duration_ms,
+                early,
+                amended: false,
+            } => {
+                let CallLabel { key, provider_id, name } = call.clone();
+                // Id and arguments are added when the event is released.
+                let (id, arguments, raw) = (Arc::default(), Arc::default(), None);
+                let result = ToolResult {
+                    call: ToolCall { key, id, provider_id, name, arguments, raw },
+                    outcome: outcome.clone(),
+                    notes: notes.clone(),
+                    started: started_ms.map(Duration::from_millis),
+                    wait: Duration::from_millis(*wait_ms),
+                    duration: Duration::from_millis(*duration_ms),
+                    writes: writes.clone(),
+                };
+                let (result, parallel, early) = (Box::new(result), self.parallel, *early);
+                Event::CallEnded { result, parallel, early }
+            }
+            Record::TurnCommitted { turn, end: _, summary } => {
+                self.release_held(out);
+                self.turn = *turn;
+                Event::TurnEnded { summary: summary.clone() }
+            }
             Record::LimitReached { limit, value, maximum, action, note: _ } => {
                 Event::LimitReached {
                     limit: limit.clone(),
@@ -177,6 +172,7 @@ impl Past {
                 }
             }
             Record::RunEnded { run_id: _, end, text, error, stats, waiting: _ } => {
+                self.release_held(out);
                 Event::RunEnded {
                     agent: self.agent.clone(),
                     end: *end,
@@ -185,31 +181,34 @@ impl Past {
                     stats: Box::new(stats.into()),
                 }
             }
-            Record::SessionOpened { .. }
-            | Record::SessionForked { .. }
+            Record::SessionForked { .. }
             | Record::InputQueued { .. }
-            | Record::AttemptFailed { .. }
-            | Record::ResponseEnded { .. }
-            | Record::CallIntended { .. }
             | Record::CallReported { .. }
             | Record::ApprovalGiven { .. }
-            | Record::CallEnded { amended: true, .. }
             | Record::Steered { .. }
             | Record::StopAsked { .. }
-            | Record::SessionClosed => return None,
-        })
+            | Record::SessionClosed => return,
+        };
+        self.push(entry, event, out);
     }
 
-    /// Appends what was shown of the attempt that runs, when there are no more entries. None runs
-    /// where the host stopped in its middle and has not gone on yet.
-    pub fn finish(&mut self, running: Option<&RunningText>, out: &mut VecDeque<Published>) {
+    fn attempt_started(&self, attempt: u32, reason: &str, wait: Duration) -> Event {
+        let (model, streamed) = self.asked.clone();
+        let reason = reason.to_owned();
+        let (rollback, fallback) = (false, false);
+        Event::AttemptStarted { attempt, model, streamed, reason, wait, rollback, fallback }
+    }
+
+    /// Appends the events and the text of the running attempt, when there are no more entries.
+    /// No attempt runs if the host stopped within it and has not resumed the run.
+    pub fn finish(&mut self, running: Option<&RunningText>, out: &mut VecDeque<PublishedEvent>) {
         let Some(running) = running else {
-            self.let_go(out);
+            self.release_held(out);
             return;
         };
         if self.held.is_none() {
-            if self.is_begun {
-                // What is there of an attempt is void.
+            if self.has_read {
+                // The attempt is void.
                 return;
             }
             self.seq = running.seq;
@@ -219,60 +218,56 @@ impl Past {
         self.calls.extend(running.calls.iter().cloned());
         let pieces = running.pieces.iter();
         let pieces = pieces.map(|piece| (piece.is_thinking, piece.text.as_str())).collect();
-        self.place(Text::new(pieces, running.from), running.time, out);
+        self.release_with_text(UnsentText::new(pieces, running.from), running.time, out);
     }
 
-    fn end_response(
-        &mut self,
-        entry: &Entry,
-        message: &ResponseMessage,
-        shown: &[ShownPiece],
-        out: &mut VecDeque<Published>,
-    ) {
-        if self.held.is_some() {
-            self.place(Text::new(layout(message, shown), 0), entry.time, out);
-        } else {
-            // Calls that the session was opened with, for which no model was asked.
-            self.show(entry, Event::TurnStarted, out);
-        }
-    }
-
-    /// Gives out an event, or keeps it until the text before it is known.
-    fn show(&mut self, entry: &Entry, event: Event, out: &mut VecDeque<Published>) {
+    /// Releases an event, or holds it until the text before it is known.
+    fn push(&mut self, entry: &JournalEntry, event: Event, out: &mut VecDeque<PublishedEvent>) {
         let id = EventId { seq: entry.seq, bytes: entry.shown }.after(&event, Some(entry.seq));
         let published = self.published(id, entry.time, event);
         match &mut self.held {
             Some(held) => held.push(published),
-            None => self.give(published, out),
+            None => self.release(published, out),
         }
     }
 
-    /// Gives out the events of an attempt whose text is void, or that has no more.
-    fn let_go(&mut self, out: &mut VecDeque<Published>) {
+    /// Releases the events of an attempt whose text is void, or that has no more text.
+    fn release_held(&mut self, out: &mut VecDeque<PublishedEvent>) {
         for published in self.held.take().unwrap_or_default() {
-            self.give(published, out);
+            self.release(published, out);
         }
     }
 
-    /// Gives out the events of the attempt with its text between them.
-    fn place(&mut self, mut text: Text<'_>, time: u64, out: &mut VecDeque<Published>) {
+    /// Releases the events of an attempt with its text between them.
+    fn release_with_text(
+        &mut self,
+        mut text: UnsentText<'_>,
+        time: u64,
+        out: &mut VecDeque<PublishedEvent>,
+    ) {
         for published in self.held.take().unwrap_or_default() {
             let upto = published.id.map_or(0, |id| id.bytes);
-            self.tell(&mut text, upto, published.timestamp_ms, out);
-            self.give(published, out);
+            self.release_text(&mut text, upto, published.timestamp_ms, out);
+            self.release(published, out);
         }
-        self.tell(&mut text, u64::MAX, time, out);
+        self.release_text(&mut text, u64::MAX, time, out);
     }
 
-    fn tell(&self, text: &mut Text<'_>, upto: u64, time: u64, out: &mut VecDeque<Published>) {
+    fn release_text(
+        &self,
+        text: &mut UnsentText<'_>,
+        upto: u64,
+        time: u64,
+        out: &mut VecDeque<PublishedEvent>,
+    ) {
         while let Some((is_thinking, piece)) = text.next(upto) {
-            let piece = TextPiece { is_thinking, text: piece.to_owned() };
+            let piece = DisplayedText { is_thinking, text: piece.to_owned() };
             let id = EventId { seq: self.seq, bytes: text.at };
             out.push_back(self.published(id, time, piece.into()));
         }
     }
 
-    fn give(&mut self, mut published: Published, out: &mut VecDeque<Published>) {
+    fn release(&mut self, mut published: PublishedEvent, out: &mut VecDeque<PublishedEvent>) {
         if let Event::CallEnded { result, .. } = &mut published.event
             && let Some(call) = self.calls.iter().find(|call| call.key == result.call.key)
         {
@@ -284,22 +279,22 @@ impl Past {
         out.push_back(published);
     }
 
-    fn published(&self, id: EventId, time: u64, event: Event) -> Published {
-        Published {
+    fn published(&self, id: EventId, time: u64, event: Event) -> PublishedEvent {
+        PublishedEvent {
             session: self.session.clone(),
             run: self.run.clone(),
             turn: self.turn,
             timestamp_ms: time,
             id: Some(id),
-            written: crate::event::Written::default(),
+            stream_text: crate::event::EventStreamText::default(),
             event,
         }
     }
 }
 
-/// What of an event comes behind a place: all of it, or nothing, or the rest of a text.
+/// The part of an event that follows an event id: all of it, nothing, or the rest of a text.
 #[must_use]
-pub fn behind(after: EventId, mut published: Published) -> Option<Published> {
+pub fn part_after(after: EventId, mut published: PublishedEvent) -> Option<PublishedEvent> {
     let Some(id) = published.id else { return Some(published) };
     if id <= after {
         return None;
@@ -312,39 +307,6 @@ pub fn behind(after: EventId, mut published: Published) -> Option<Published> {
         text.drain(..text.floor_char_boundary(seen));
     }
     Some(published)
-}
-
-/// The result of a call, whose arguments are not looked up yet.
-fn result(record: &Record) -> Option<ToolResult> {
-    let Record::CallEnded {
-        call: CallLabel { key, provider_id, name },
-        outcome,
-        notes,
-        writes,
-        started_ms,
-        wait_ms,
-        duration_ms,
-        ..
-    } = record
-    else {
-        return None;
-    };
-    Some(ToolResult {
-        call: ToolCall {
-            key: *key,
-            id: Arc::default(),
-            provider_id: provider_id.clone(),
-            name: name.clone(),
-            arguments: Arc::default(),
-            raw: None,
-        },
-        outcome: outcome.clone(),
-        notes: notes.clone(),
-        started: started_ms.map(Duration::from_millis),
-        wait: Duration::from_millis(*wait_ms),
-        duration: Duration::from_millis(*duration_ms),
-        writes: writes.clone(),
-    })
 }
 
 #[cfg(test)]

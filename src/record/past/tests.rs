@@ -1,25 +1,26 @@
-//! The fold by itself, on entries that were written down and read again.
+//! Past events of entries that were serialised and read again.
 
 use super::text::PIECE_BYTES_MAX;
 use super::*;
-use crate::record::{Ending, StopMode};
+use crate::record::{DisplayedSegment, ResponseMessage};
+use crate::record::{ResponseDisposition, StopMode};
 use crate::types::{CallKey, ProviderError, ProviderErrorKind, ResultNotes, ToolOutcome, Usage};
 
 fn session() -> SessionId {
     SessionId::parse("s1").unwrap()
 }
 
-/// Entries of these records, each with how much had been shown by then.
-fn entries(records: Vec<(u64, Record)>) -> Vec<Entry> {
+/// Entries of these records, each with the number of bytes that had been shown by then.
+fn entries(records: Vec<(u64, Record)>) -> Vec<JournalEntry> {
     let numbered = records.into_iter().zip(1..);
     let entries = numbered.map(|((shown, record), seq)| {
-        let entry = Entry { seq: Seq(seq), time: 1000 + seq, shown, record };
-        Entry::read(&session(), entry.seq, entry.time, &entry.body()).unwrap()
+        let entry = JournalEntry { seq: Seq(seq), time: 1000 + seq, shown, record };
+        JournalEntry::read(&session(), entry.seq, entry.time, &entry.body()).unwrap()
     });
     entries.collect()
 }
 
-fn shown(published: &VecDeque<Published>) -> Vec<String> {
+fn shown(published: &VecDeque<PublishedEvent>) -> Vec<String> {
     let lines = published.iter().map(|published| {
         let id = published.id.unwrap();
         let views = published.public().map(|view| match published.event.text() {
@@ -33,7 +34,7 @@ fn shown(published: &VecDeque<Published>) -> Vec<String> {
 
 #[track_caller]
 fn check(records: Vec<(u64, Record)>, expect: &[&str]) {
-    let mut past = Past::new(session(), "default", 0);
+    let mut past = PastEvents::new(session(), "default", 0);
     let mut out = VecDeque::new();
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
     assert_eq!(shown(&out), expect);
@@ -91,7 +92,12 @@ fn ended(index: u32, shown: u64, amended: bool) -> (u64, Record) {
     (shown, record)
 }
 
-fn response(text: &str, reasoning: &str, pieces: Vec<ShownPiece>, shown: u64) -> (u64, Record) {
+fn response(
+    text: &str,
+    reasoning: &str,
+    pieces: Vec<DisplayedSegment>,
+    shown: u64,
+) -> (u64, Record) {
     let message = ResponseMessage {
         text: text.into(),
         reasoning: reasoning.into(),
@@ -101,7 +107,7 @@ fn response(text: &str, reasoning: &str, pieces: Vec<ShownPiece>, shown: u64) ->
     let record = Record::ResponseEnded {
         turn: 1,
         attempt: 1,
-        ending: Ending::Well,
+        ending: ResponseDisposition::Well,
         message: message.into(),
         finish_reason: None,
         usage: Usage::default(),
@@ -120,8 +126,8 @@ fn failed(kept: bool, shown: u64) -> (u64, Record) {
 }
 
 #[test]
-fn text_stands_where_it_was_between_the_records() {
-    use ShownPiece::{Dropped, Text, Thinking};
+fn text_keeps_its_position_between_the_records() {
+    use DisplayedSegment::{Dropped, Text, Thinking};
     let pieces = vec![Text(3), Thinking(2), Dropped("?".into()), Text(2)];
     check(
         vec![
@@ -153,7 +159,7 @@ fn text_stands_where_it_was_between_the_records() {
 }
 
 #[test]
-fn a_void_attempt_shows_its_records_and_no_text() {
+fn a_void_attempt_has_events_and_no_text() {
     check(
         vec![
             run(),
@@ -174,7 +180,7 @@ fn a_void_attempt_shows_its_records_and_no_text() {
 }
 
 #[test]
-fn a_response_that_broke_and_is_kept_is_shown_as_far_as_it_is_known() {
+fn the_kept_part_of_a_broken_response_is_shown() {
     check(
         vec![
             run(),
@@ -189,7 +195,7 @@ fn a_response_that_broke_and_is_kept_is_shown_as_far_as_it_is_known() {
 }
 
 #[test]
-fn what_is_kept_of_a_response_in_which_the_host_stopped_is_shown_anew() {
+fn the_kept_part_of_a_response_is_shown_again_after_the_host_stopped() {
     let (shown, mut stopped) = failed(true, 0);
     if let Record::AttemptFailed { host_stopped, .. } = &mut stopped {
         *host_stopped = true;
@@ -216,7 +222,7 @@ fn what_is_kept_of_a_response_in_which_the_host_stopped_is_shown_anew() {
 }
 
 #[test]
-fn a_turn_that_the_session_was_opened_with_begins_with_its_response() {
+fn a_turn_of_initial_calls_starts_with_its_response() {
     check(
         vec![run(), response("in the history", "", vec![], 0), ended(0, 0, false)],
         &["1.0 stream_start", "2.0 thinking", "3.0 tool_use+tool_result"],
@@ -224,9 +230,9 @@ fn a_turn_that_the_session_was_opened_with_begins_with_its_response() {
 }
 
 #[test]
-fn long_text_comes_in_pieces() {
+fn long_text_is_split() {
     let text = "é".repeat(PIECE_BYTES_MAX);
-    let mut past = Past::new(session(), "default", 0);
+    let mut past = PastEvents::new(session(), "default", 0);
     let mut out = VecDeque::new();
     let records = vec![attempt(1, None, 0), response(&text, "", vec![], 0)];
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
@@ -235,16 +241,16 @@ fn long_text_comes_in_pieces() {
 }
 
 #[test]
-fn the_running_attempt_stands_behind_what_is_stored() {
+fn the_running_attempt_follows_the_stored_events() {
     let running = |from, pieces: &[(bool, &str)]| {
-        let pieces = pieces.iter().map(|(is_thinking, text)| TextPiece {
+        let pieces = pieces.iter().map(|(is_thinking, text)| DisplayedText {
             is_thinking: *is_thinking,
             text: (*text).to_owned(),
         });
         let (run, pieces) = (RunId("run_1".into()), pieces.collect());
         RunningText { run, turn: 1, seq: Seq(3), time: 7, from, pieces, calls: vec![call(0)] }
     };
-    let mut past = Past::new(session(), "default", 0);
+    let mut past = PastEvents::new(session(), "default", 0);
     let mut out = VecDeque::new();
     let records = vec![run(), attempt(1, None, 0), ended(0, 4, false)];
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
@@ -259,13 +265,13 @@ fn the_running_attempt_stands_behind_what_is_stored() {
             "3.7 content_delta: it"
         ]
     );
-    // One who has seen the last record is shown the rest of the text alone.
+    // A watcher that has seen the last record gets only the rest of the text.
     out.clear();
-    Past::new(session(), "default", 0).finish(Some(&running(5, &[(false, "it")])), &mut out);
+    PastEvents::new(session(), "default", 0).finish(Some(&running(5, &[(false, "it")])), &mut out);
     assert_eq!(shown(&out), ["3.7 content_delta:it"]);
-    // What is there of an attempt that is void by now is not shown.
+    // The text of a void attempt is not shown.
     out.clear();
-    let mut past = Past::new(session(), "default", 0);
+    let mut past = PastEvents::new(session(), "default", 0);
     let records = vec![attempt(1, None, 0), failed(false, 2)];
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
     past.finish(Some(&running(0, &[(false, "so")])), &mut out);
@@ -273,12 +279,12 @@ fn the_running_attempt_stands_behind_what_is_stored() {
 }
 
 #[test]
-fn what_was_stored_of_an_attempt_in_which_the_host_stopped_is_shown() {
-    let mut past = Past::new(session(), "default", 0);
+fn the_stored_events_of_an_interrupted_attempt_are_shown() {
+    let mut past = PastEvents::new(session(), "default", 0);
     let mut out = VecDeque::new();
     let records = vec![run(), attempt(1, None, 0), ended(0, 4, false)];
     entries(records).iter().for_each(|entry| past.handle_entry(entry, &mut out));
-    // The host has begun again, and nothing of the attempt is left.
+    // The host has started again, and the attempt is void.
     past.finish(None, &mut out);
     assert_eq!(shown(&out)[2..], ["3.4 tool_result"]);
 }

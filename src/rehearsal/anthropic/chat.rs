@@ -1,8 +1,8 @@
-//! A request in the Chat Completions form, which scripts and improvisation know.
+//! Converts a request to the Chat Completions form, which scripts and the improviser read.
 
 use serde_json::{Map, Value, json};
 
-/// Translates a request that passed the strict check.
+/// Converts a checked request.
 pub(super) fn request(body: &Value) -> Value {
     let mut messages = Vec::new();
     let system = text_of(&body["system"]);
@@ -36,7 +36,7 @@ pub(super) fn items(list: &Value) -> &[Value] {
     list.as_array().map(Vec::as_slice).unwrap_or_default()
 }
 
-/// The text of a content: a text, or the texts of its blocks.
+/// Returns the text of a content: a string, or the texts of its blocks.
 pub(super) fn text_of(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),

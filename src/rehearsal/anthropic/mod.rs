@@ -1,6 +1,6 @@
 //! Anthropic's Messages: the events of a stream, or one plain body.
 //!
-//! Pure: the same response and request give the same bytes, but for the id given.
+//! Pure: equal responses and requests give equal bytes, apart from the id.
 
 mod chat;
 mod check;
@@ -8,24 +8,24 @@ mod check;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::encoded::{Chunk, Encoded, Mark};
-use super::openai_chat::{self, MODEL};
+use super::encoded::{BodyChunk, ChunkMark, Encoded};
+use super::openai_chat;
 use super::script::{Call, Finish, Response};
-use super::service::{Asked, Refused, Service, Stamp};
+use super::service::{MODEL, ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
 use super::text::{split_every, split_in};
 
-/// The service.
+/// The service of this wire format.
 pub(super) enum Anthropic {}
 
-impl Service for Anthropic {
-    fn read(asked: &Asked<'_>) -> Result<Value, Refused> {
+impl ProviderService for Anthropic {
+    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
         match check::check(asked.body) {
             Ok(()) => Ok(chat::request(asked.body)),
-            Err(message) => Err(Refused { status: 400, body: Self::error(400, &message) }),
+            Err(message) => Err(RequestRefusal { status: 400, body: Self::error(400, &message) }),
         }
     }
 
-    fn encode(response: &Response, request: &Value, stamp: Stamp) -> Encoded {
+    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded {
         let envelope = Envelope { stamp };
         if request["stream"] == true {
             Encoded {
@@ -56,19 +56,19 @@ impl Service for Anthropic {
     }
 }
 
-/// How a signature of this server begins.
+/// The prefix of a signature of this server.
 const SIGNATURE_BEGIN: &str = "rehearsal-";
 
-/// The signature of a thought, which proves that it was not changed.
+/// Returns the signature of a thought. It fails to verify if the thought is changed.
 fn signature(thinking: &str) -> String {
     let hash = Sha256::digest(format!("callsheet rehearsal {thinking}"));
     let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{SIGNATURE_BEGIN}{hex}")
 }
 
-/// What is the same in every part of a response.
+/// The members that every event of a response repeats.
 struct Envelope {
-    stamp: Stamp,
+    stamp: ResponseStamp,
 }
 
 impl Envelope {
@@ -85,14 +85,14 @@ impl Envelope {
         })
     }
 
-    fn stream(&self, response: &Response, request: &Value) -> Vec<Chunk> {
+    fn stream(&self, response: &Response, request: &Value) -> Vec<BodyChunk> {
         let usage = usage(response, request);
         let mut opening_usage = usage.clone();
         opening_usage["output_tokens"] = 1.into();
         let opening = self.message(json!([]), None, opening_usage);
         let start = json!({"type": "message_start", "message": opening});
         let ping = json!({"type": "ping"});
-        let mut chunks = vec![event(&start, Mark::Content), event(&ping, Mark::Content)];
+        let mut chunks = vec![event(&start, ChunkMark::Content), event(&ping, ChunkMark::Content)];
         let mut index = 0;
         if !response.reasoning.is_empty() {
             let pieces = response.reasoning.iter();
@@ -101,14 +101,14 @@ impl Envelope {
             let signed = json!({"type": "signature_delta", "signature": signature});
             let opening = json!({"type": "thinking", "thinking": "", "signature": ""});
             let pieces = pieces.chain([signed]);
-            chunks.extend(block(Some(index), &opening, pieces, Mark::Content));
+            chunks.extend(block(Some(index), &opening, pieces, ChunkMark::Content));
             index += 1;
         }
         if !response.text.is_empty() {
             let pieces = response.text.iter();
             let pieces = pieces.map(|piece| json!({"type": "text_delta", "text": piece}));
             let opening = json!({"type": "text", "text": ""});
-            chunks.extend(block(Some(index), &opening, pieces, Mark::Content));
+            chunks.extend(block(Some(index), &opening, pieces, ChunkMark::Content));
             index += 1;
         }
         for (place, call) in response.calls.iter().enumerate() {
@@ -122,7 +122,7 @@ impl Envelope {
                 .iter()
                 .map(|piece| json!({"type": "input_json_delta", "partial_json": piece}));
             let opening = self.call(place, call, json!({}));
-            chunks.extend(block(index, &opening, pieces, Mark::Call(place)));
+            chunks.extend(block(index, &opening, pieces, ChunkMark::Call(place)));
         }
         if response.truncate {
             return chunks;
@@ -130,10 +130,10 @@ impl Envelope {
         if let Some(word) = stop_reason(response) {
             let delta = json!({"stop_reason": word, "stop_sequence": null});
             let last = json!({"type": "message_delta", "delta": delta, "usage": usage});
-            chunks.push(event(&last, Mark::Finish));
+            chunks.push(event(&last, ChunkMark::Finish));
         }
         if !response.no_done {
-            chunks.push(event(&json!({"type": "message_stop"}), Mark::Done));
+            chunks.push(event(&json!({"type": "message_stop"}), ChunkMark::Done));
         }
         chunks
     }
@@ -165,7 +165,7 @@ impl Envelope {
             let text = call.arguments_text();
             let input = match text.as_str() {
                 "" => json!({}),
-                // What is no JSON has no other way into a plain body.
+                // A plain body can hold text that is not JSON only as a string.
                 _ => serde_json::from_str(&text).unwrap_or(Value::String(text)),
             };
             self.call(place, call, input)
@@ -175,13 +175,13 @@ impl Envelope {
     }
 }
 
-/// A block: its opening, its pieces, its end.
+/// Returns the events of a content block: start, deltas, stop.
 fn block(
     index: Option<u64>,
     opening: &Value,
     pieces: impl Iterator<Item = Value>,
-    mark: Mark,
-) -> Vec<Chunk> {
+    mark: ChunkMark,
+) -> Vec<BodyChunk> {
     let indexed = |mut payload: Value| {
         if let Some(index) = index {
             payload["index"] = index.into();
@@ -197,13 +197,13 @@ fn block(
     chunks
 }
 
-/// An event that has its type for a name.
-fn event(payload: &Value, mark: Mark) -> Chunk {
+/// Returns an event whose name is its type.
+fn event(payload: &Value, mark: ChunkMark) -> BodyChunk {
     let name = payload["type"].as_str().unwrap_or_default();
-    Chunk { bytes: format!("event: {name}\ndata: {payload}\n\n").into(), mark }
+    BodyChunk { bytes: format!("event: {name}\ndata: {payload}\n\n").into(), mark }
 }
 
-/// The stop reason in this wire's words; a script may also say those of Chat Completions.
+/// Returns the stop reason, with the words of Chat Completions translated.
 fn stop_reason(response: &Response) -> Option<String> {
     let word = match &response.finish_reason {
         Finish::Word(word) => match word.as_str() {
@@ -220,7 +220,8 @@ fn stop_reason(response: &Response) -> Option<String> {
     Some(word.to_owned())
 }
 
-/// Token counts: the script's, in this wire's words or those of Chat Completions, or made up.
+/// Returns the token counts: the script's, with the names of this wire format or of Chat Completions,
+/// else estimated.
 fn usage(response: &Response, request: &Value) -> Value {
     let counts = openai_chat::usage(response, request);
     if counts.get("prompt_tokens").is_none() && counts.get("completion_tokens").is_none() {
@@ -257,7 +258,7 @@ mod tests {
 
     fn encode(response: &Response, stream: bool) -> Encoded {
         let request = json!({"stream": stream, "messages": []});
-        Anthropic::encode(response, &request, Stamp { number: 7, created: 1 })
+        Anthropic::encode(response, &request, ResponseStamp { number: 7, created: 1 })
     }
 
     fn text(encoded: &Encoded) -> String {

@@ -1,8 +1,8 @@
 //! Gemini's `generateContent`: the chunks of a stream, or one plain body.
 //!
-//! Pure: the same response and request give the same bytes, but for the id given. Model and method
-//! stand in the path. As Gemini 3 does, the first call of a response has a signature, and so has a
-//! last part of text; most calls have no id.
+//! Pure: equal responses and requests give equal bytes, apart from the id. Model and method are part
+//! of the path. As with Gemini 3, the first call of a response has a signature, as has the last text
+//! part. Most calls have no id.
 
 mod check;
 mod signature;
@@ -10,17 +10,16 @@ mod translate;
 
 use serde_json::{Value, json};
 
-use super::encoded::{Chunk, Encoded, Mark};
-use super::openai_chat::MODEL;
+use super::encoded::{BodyChunk, ChunkMark, Encoded};
 use super::script::{Call, Finish, Response};
-use super::service::{Asked, Refused, Service, Stamp};
+use super::service::{MODEL, ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
 use super::text::split_in;
 
-/// The service.
+/// The service of this wire format.
 pub(super) enum Gemini {}
 
-impl Service for Gemini {
-    fn read(asked: &Asked<'_>) -> Result<Value, Refused> {
+impl ProviderService for Gemini {
+    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
         let action = percent_decoded(asked.action);
         let (model, method) = action.rsplit_once(':').unwrap_or((&action, ""));
         let stream = match method {
@@ -28,15 +27,15 @@ impl Service for Gemini {
             "generateContent" => false,
             _ => {
                 let message = format!("models/{model} has no method {method:?}.");
-                return Err(Refused { status: 404, body: Self::error(404, &message) });
+                return Err(RequestRefusal { status: 404, body: Self::error(404, &message) });
             }
         };
         check::check(model, asked.body)
-            .map_err(|message| Refused { status: 400, body: Self::error(400, &message) })?;
+            .map_err(|message| RequestRefusal { status: 400, body: Self::error(400, &message) })?;
         Ok(translate::to_chat(model, stream, asked.body))
     }
 
-    fn encode(response: &Response, request: &Value, stamp: Stamp) -> Encoded {
+    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded {
         let envelope = Envelope { stamp };
         if request["stream"] == true {
             Encoded::events(envelope.stream(response, request))
@@ -62,9 +61,9 @@ impl Service for Gemini {
     }
 }
 
-/// What is the same in every chunk of a response.
+/// The members that every chunk of a response repeats.
 struct Envelope {
-    stamp: Stamp,
+    stamp: ResponseStamp,
 }
 
 impl Envelope {
@@ -81,31 +80,31 @@ impl Envelope {
         })
     }
 
-    fn chunk(&self, part: &Value, mark: Mark) -> Chunk {
-        Chunk::event(&self.wrap(json!([part]), None), mark)
+    fn chunk(&self, part: &Value, mark: ChunkMark) -> BodyChunk {
+        BodyChunk::event(&self.wrap(json!([part]), None), mark)
     }
 
-    fn stream(&self, response: &Response, request: &Value) -> Vec<Chunk> {
-        let mut chunks = vec![self.chunk(&json!({"text": ""}), Mark::Content)];
+    fn stream(&self, response: &Response, request: &Value) -> Vec<BodyChunk> {
+        let mut chunks = vec![self.chunk(&json!({"text": ""}), ChunkMark::Content)];
         let thought = |text: &String| json!({"text": text, "thought": true});
-        let say = |part: Value| self.chunk(&part, Mark::Content);
+        let say = |part: Value| self.chunk(&part, ChunkMark::Content);
         chunks.extend(response.reasoning.iter().map(thought).map(say));
         chunks.extend(response.text.iter().map(|text| say(json!({"text": text}))));
         for (place, call) in response.calls.iter().enumerate() {
             let parts = self.call_parts(place, call);
-            chunks.extend(parts.iter().map(|part| self.chunk(part, Mark::Call(place))));
+            chunks.extend(parts.iter().map(|part| self.chunk(part, ChunkMark::Call(place))));
         }
         if response.truncate {
             return chunks;
         }
-        // The signature of an answer without calls comes last, on an empty text.
+        // The signature of a response without calls comes last, with an empty text.
         let mut last = json!({"text": ""});
         if response.calls.is_empty() {
             last["thoughtSignature"] = self.signature("").into();
         }
         let mut end = self.wrap(json!([last]), finish_word(response).as_deref());
         end["usageMetadata"] = usage(response, request);
-        chunks.push(Chunk::event(&end, Mark::Finish));
+        chunks.push(BodyChunk::event(&end, ChunkMark::Finish));
         chunks
     }
 
@@ -131,7 +130,7 @@ impl Envelope {
         body
     }
 
-    /// A call: whole, or in pieces where the script says in how many.
+    /// Returns the chunks of a call: one, or as many as the script's `pieces`.
     fn call_parts(&self, place: usize, call: &Call) -> Vec<Value> {
         let whole = self.whole_call(place, call);
         let count = call.pieces.filter(|count| *count > 1);
@@ -157,7 +156,7 @@ impl Envelope {
         let mut function = match serde_json::from_str::<Value>(&text) {
             Ok(args) => json!({"args": args}),
             Err(_) if text.trim().is_empty() => json!({}),
-            // On this wire cut-off arguments are those of a call that is never closed.
+            // In this wire format, cut-off arguments are those of a call that is never closed.
             Err(_) => json!({"willContinue": true}),
         };
         if let Some(name) = &call.name {
@@ -179,7 +178,7 @@ impl Envelope {
     }
 }
 
-/// The leaves of a value, each text in so many pieces.
+/// Returns the leaves of a value, with each text split into `pieces`.
 fn partial_arguments(path: &str, value: &Value, count: usize, out: &mut Vec<Value>) {
     match value {
         Value::Object(map) if !map.is_empty() => {
@@ -200,14 +199,14 @@ fn partial_arguments(path: &str, value: &Value, count: usize, out: &mut Vec<Valu
         }
         Value::Bool(truth) => out.push(json!({"jsonPath": path, "boolValue": truth})),
         Value::Number(number) => out.push(json!({"jsonPath": path, "numberValue": number})),
-        // The wire has no piece for an object or a list that is empty.
+        // The wire format has no piece for an empty object or list.
         Value::Null | Value::Object(_) | Value::Array(_) => {
             out.push(json!({"jsonPath": path, "nullValue": "NULL_VALUE"}));
         }
     }
 }
 
-/// The finish reason; the words of scripts become those of this wire.
+/// Returns the finish reason, with the words of Chat Completions translated.
 fn finish_word(response: &Response) -> Option<String> {
     let word = match &response.finish_reason {
         Finish::Null => return None,
@@ -223,7 +222,8 @@ fn finish_word(response: &Response) -> Option<String> {
     Some(word.to_owned())
 }
 
-/// Token counts: the script's, in whichever words, or made up at four bytes a token.
+/// Returns the token counts: the script's, with the names of any wire format, else one token for four
+/// bytes.
 fn usage(response: &Response, request: &Value) -> Value {
     let said = response.usage.as_ref();
     if let Some(usage) = said.filter(|usage| usage.get("prompt_tokens").is_none()) {
@@ -249,7 +249,7 @@ fn usage(response: &Response, request: &Value) -> Value {
     })
 }
 
-/// Text of a path without its escapes.
+/// Decodes the percent-encoding of a path.
 fn percent_decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text;
@@ -275,7 +275,7 @@ fn percent_decoded(text: &str) -> String {
 mod tests {
     use super::*;
 
-    const STAMP: Stamp = Stamp { number: 7, created: 0 };
+    const STAMP: ResponseStamp = ResponseStamp { number: 7, created: 0 };
 
     fn payloads(response: &Response, stream: bool) -> Vec<Value> {
         let encoded = Gemini::encode(response, &json!({"stream": stream}), STAMP);
@@ -356,7 +356,7 @@ mod tests {
     #[test]
     fn model_and_method_stand_in_the_path() {
         let body = json!({"contents": [{"role": "user", "parts": [{"text": "hi"}]}]});
-        let read = |action| Gemini::read(&Asked { body: &body, action });
+        let read = |action| Gemini::read(&ProviderRequest { body: &body, action });
         let streamed = read("a%20b:streamGenerateContent").unwrap();
         assert_eq!((&streamed["model"], &streamed["stream"]), (&json!("a b"), &json!(true)));
         assert_eq!(read("m:generateContent").unwrap()["stream"], false);

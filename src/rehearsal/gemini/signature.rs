@@ -1,20 +1,21 @@
-//! Signatures: opaque to a client, and told apart from altered ones by the service.
+//! Thought signatures: opaque to a client, verified by the service.
 
 use sha2::{Digest, Sha256};
 
-/// What every signature of the rehearsal model begins with.
+/// The prefix of every signature of the rehearsal model.
 const BEGINNING: &str = "cmVoZWFyc2Fs";
-/// What the documentation names for calls that another model made.
+/// The value that Gemini's documentation gives for calls that another model made.
 const PLACEHOLDERS: [&str; 2] =
     ["skip_thought_signature_validator", "context_engineering_is_the_way_to_go"];
 
-/// The signature of a call with this name, or of a text without one.
+/// Returns the signature of a call with this name, or of a text.
 pub(super) fn sign(number: u64, name: &str) -> String {
     let number = format!("{number:08x}");
     format!("{BEGINNING}{number}{}", checksum(&number, name))
 }
 
-/// Whether a signature may stand on a call with this name: it is ours, or none that we know.
+/// Returns whether a call with this name may have the signature: it is this server's own for that name, or of
+/// an unknown service.
 pub(super) fn is_valid(signature: &str, name: &str) -> bool {
     let is_known = PLACEHOLDERS.contains(&signature);
     let Some(rest) = signature.strip_prefix(BEGINNING).filter(|_| !is_known) else {

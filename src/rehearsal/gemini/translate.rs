@@ -1,10 +1,10 @@
-//! A request that is known to be good, in the Chat Completions form.
+//! Converts a checked request to the Chat Completions form.
 
 use serde_json::{Value, json};
 
 use super::check::{field, list};
 
-/// The request as scripts and improvisation know it.
+/// Returns the request in the form that scripts and the improviser read.
 pub(super) fn to_chat(model: &str, stream: bool, body: &Value) -> Value {
     let mut messages = Vec::new();
     let system = list(field(field(body, "systemInstruction"), "parts"));
@@ -12,7 +12,7 @@ pub(super) fn to_chat(model: &str, stream: bool, body: &Value) -> Value {
     if !system.is_empty() {
         messages.push(json!({"role": "system", "content": system.join("\n")}));
     }
-    // The ids and names of the calls that are not yet answered.
+    // The ids and names of the calls without a result so far.
     let mut open: Vec<(String, String)> = Vec::new();
     for (at, content) in list(field(body, "contents")).iter().enumerate() {
         let parts = list(&content["parts"]);
@@ -84,7 +84,7 @@ fn results(parts: &[Value], open: &mut Vec<(String, String)>) -> Vec<Value> {
     messages
 }
 
-/// What a user says: text alone, or with images.
+/// Converts a user's message: text, or text and images.
 fn said(parts: &[Value]) -> Option<Value> {
     let mut content = Vec::new();
     for part in parts {

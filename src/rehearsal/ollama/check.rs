@@ -1,16 +1,16 @@
-//! What a strict Ollama refuses, and what it is asked in the Chat Completions form.
+//! The strict request check of Ollama, and the conversion to the Chat Completions form.
 //!
-//! Types are checked as Ollama's server does when it reads the request, in the words of Go's
-//! decoder, as seen in bug reports of its users. Three rules are stricter than Ollama's own: it
-//! does not look at roles, it takes arguments that are null or missing, and it answers a history
-//! whose calls and results do not belong together as well as it can.
+//! Types are checked as Ollama's server does when it reads the request, with the messages of Go's
+//! decoder, as bug reports of its users quote them. Three rules are stricter than Ollama, which
+//! ignores roles, accepts arguments that are null or missing, and answers a history whose calls
+//! and results do not match.
 
 use serde_json::{Map, Value, json};
 
-/// Reads a request.
+/// Checks a request and converts it.
 ///
 /// # Errors
-/// The refusal of the first thing that is wrong with it.
+/// The refusal of the first fault.
 pub(super) fn read(body: &Value) -> Result<Value, String> {
     let Value::Object(fields) = body else {
         return Err("invalid character looking for beginning of value".to_owned());
@@ -39,7 +39,7 @@ pub(super) fn read(body: &Value) -> Result<Value, String> {
 
 fn read_messages(messages: &[Value]) -> Result<Vec<Value>, String> {
     let mut read = Vec::with_capacity(messages.len());
-    let mut open: Vec<Open<'_>> = Vec::new();
+    let mut open: Vec<UnansweredCall<'_>> = Vec::new();
     for (at, message) in messages.iter().enumerate() {
         let Value::Object(fields) = message else {
             return Err(wrong(message, "ChatRequest.messages", "api.Message"));
@@ -64,13 +64,13 @@ fn read_messages(messages: &[Value]) -> Result<Vec<Value>, String> {
             return Err(format!("a message of role {role:?} holds tool calls"));
         }
         for (place, call) in calls.iter().enumerate() {
-            open.push(Open::read(call, format!("call_{at}_{place}"))?);
+            open.push(UnansweredCall::read(call, format!("call_{at}_{place}"))?);
         }
         if open.iter().enumerate().any(|(at, call)| open.iter().take(at).any(|c| c.id == call.id)) {
             return Err("two tool calls of a message have the same id".to_owned());
         }
         if !calls.is_empty() {
-            said["tool_calls"] = open.iter().map(Open::as_chat).collect();
+            said["tool_calls"] = open.iter().map(UnansweredCall::as_chat).collect();
         }
         if role == "tool" {
             said["tool_call_id"] = take_answered(&mut open, fields)?.into();
@@ -81,14 +81,14 @@ fn read_messages(messages: &[Value]) -> Result<Vec<Value>, String> {
     Ok(read)
 }
 
-/// A call that is not answered yet.
-struct Open<'a> {
+/// A call without a result so far.
+struct UnansweredCall<'a> {
     id: String,
     name: &'a str,
     arguments: &'a Value,
 }
 
-impl<'a> Open<'a> {
+impl<'a> UnansweredCall<'a> {
     fn read(call: &'a Value, id: String) -> Result<Self, String> {
         let Value::Object(fields) = call else {
             return Err(wrong(call, "ChatRequest.messages.tool_calls", "api.ToolCall"));
@@ -118,11 +118,14 @@ impl<'a> Open<'a> {
     }
 }
 
-/// The id of the call that a tool message answers: by its id, or else by its tool's name.
-fn take_answered(open: &mut Vec<Open<'_>>, fields: &Map<String, Value>) -> Result<String, String> {
+/// Returns the id of the call that a tool message answers: found by its id, else by its tool's name.
+fn take_answered(
+    open: &mut Vec<UnansweredCall<'_>>,
+    fields: &Map<String, Value>,
+) -> Result<String, String> {
     let id = text_in(fields, "tool_call_id", "ChatRequest.messages.tool_call_id")?;
     let name = text_in(fields, "tool_name", "ChatRequest.messages.tool_name")?;
-    let answers = |call: &Open<'_>| {
+    let answers = |call: &UnansweredCall<'_>| {
         (id.is_empty() || call.id == id)
             && (name.is_empty() || call.name == name)
             && !(id.is_empty() && name.is_empty())
@@ -135,11 +138,11 @@ fn take_answered(open: &mut Vec<Open<'_>>, fields: &Map<String, Value>) -> Resul
     }
 }
 
-fn all_answered(open: &[Open<'_>]) -> Result<(), String> {
+fn all_answered(open: &[UnansweredCall<'_>]) -> Result<(), String> {
     match open.first() {
         None => Ok(()),
         Some(call) => {
-            let Open { id, name, .. } = call;
+            let UnansweredCall { id, name, .. } = call;
             Err(format!("the tool call {id:?} of {name:?} has no message that answers it"))
         }
     }
@@ -199,7 +202,7 @@ fn check_tool(tool: &Value) -> Result<(), String> {
     Ok(())
 }
 
-/// The text of a field; none is an empty one, as Go has it.
+/// Returns the text of a member; a missing one is empty, as in Go.
 fn text_in<'a>(fields: &'a Map<String, Value>, key: &str, field: &str) -> Result<&'a str, String> {
     match fields.get(key) {
         None | Some(Value::Null) => Ok(""),
@@ -208,7 +211,7 @@ fn text_in<'a>(fields: &'a Map<String, Value>, key: &str, field: &str) -> Result
     }
 }
 
-/// The items of a field; none is an empty list.
+/// Returns the items of a member; a missing one is an empty list.
 fn list_in<'a>(
     fields: &'a Map<String, Value>,
     key: &str,

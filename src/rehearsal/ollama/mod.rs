@@ -1,28 +1,27 @@
 //! Ollama's own chat: the lines of a stream, or one plain body.
 //!
-//! Pure: the same response and request give the same bytes, but for the id and the time given.
-//! Reason, counts and `done` are one last line, so all of them are marked as its finish.
+//! Pure: equal responses and requests give equal bytes, apart from the id and the time.
+//! The finish reason, the token counts and `done` are one last line, which is marked as the finish.
 
 mod check;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::encoded::{Chunk, Encoded, Mark};
-use super::openai_chat::MODEL;
+use super::encoded::{BodyChunk, ChunkMark, Encoded};
 use super::script::{Call, Finish, Response};
-use super::service::{Asked, Refused, Service, Stamp};
+use super::service::{MODEL, ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
 
-/// The service.
+/// The service of this wire format.
 pub(super) enum Ollama {}
 
-impl Service for Ollama {
-    fn read(asked: &Asked<'_>) -> Result<Value, Refused> {
+impl ProviderService for Ollama {
+    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
         check::read(asked.body)
-            .map_err(|message| Refused { status: 400, body: Self::error(400, &message) })
+            .map_err(|message| RequestRefusal { status: 400, body: Self::error(400, &message) })
     }
 
-    fn encode(response: &Response, request: &Value, stamp: Stamp) -> Encoded {
+    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded {
         let envelope = Envelope { stamp };
         if request["stream"] == true {
             Encoded::lines(envelope.stream(response, request))
@@ -36,9 +35,9 @@ impl Service for Ollama {
     }
 }
 
-/// What is the same in every line of a response.
+/// The members that every line of a response repeats.
 struct Envelope {
-    stamp: Stamp,
+    stamp: ResponseStamp,
 }
 
 impl Envelope {
@@ -49,9 +48,9 @@ impl Envelope {
         json!({"model": MODEL, "created_at": created_at, "message": message, "done": done})
     }
 
-    fn stream(&self, response: &Response, request: &Value) -> Vec<Chunk> {
-        let line = |body: &Value, mark| Chunk { bytes: format!("{body}\n").into(), mark };
-        let say = |message| line(&self.wrap(message, false), Mark::Content);
+    fn stream(&self, response: &Response, request: &Value) -> Vec<BodyChunk> {
+        let line = |body: &Value, mark| BodyChunk { bytes: format!("{body}\n").into(), mark };
+        let say = |message| line(&self.wrap(message, false), ChunkMark::Content);
         let mut chunks = Vec::new();
         for piece in &response.reasoning {
             chunks.push(say(json!({"content": "", "thinking": piece})));
@@ -59,11 +58,11 @@ impl Envelope {
         chunks.extend(response.text.iter().map(|piece| say(json!({"content": piece}))));
         for (place, call) in response.calls.iter().enumerate() {
             let message = json!({"content": "", "tool_calls": [self.call(place, call)]});
-            chunks.push(line(&self.wrap(message, false), Mark::Call(place)));
+            chunks.push(line(&self.wrap(message, false), ChunkMark::Call(place)));
         }
         if !response.truncate {
             let last = self.last(json!({"content": ""}), response, request);
-            chunks.push(line(&last, Mark::Finish));
+            chunks.push(line(&last, ChunkMark::Finish));
         }
         chunks
     }
@@ -84,12 +83,12 @@ impl Envelope {
         }
     }
 
-    /// The line that says why the response ended, and what it cost.
+    /// Returns the last line: the finish reason and the token counts.
     fn last(&self, message: Value, response: &Response, request: &Value) -> Value {
         let mut line = self.wrap(message, !response.no_done);
         match &response.finish_reason {
             Finish::Word(word) => line["done_reason"] = word.as_str().into(),
-            // Also where it calls.
+            // Ollama says `stop` for a response with calls too.
             Finish::Inferred => line["done_reason"] = "stop".into(),
             Finish::Null => {}
         }
@@ -100,7 +99,7 @@ impl Envelope {
         line
     }
 
-    /// A call, which is always whole: the pieces of a script are nothing here.
+    /// Returns the line of a call. Ollama sends calls whole, so `pieces` of the script has no effect.
     fn call(&self, place: usize, call: &Call) -> Value {
         let arguments = match (&call.arguments_raw, &call.arguments) {
             (Some(raw), _) => serde_json::from_str(raw).unwrap_or_else(|_| raw.as_str().into()),
@@ -123,7 +122,7 @@ impl Envelope {
     }
 }
 
-/// Token counts: the script's, or made up at four bytes a token.
+/// Returns the token counts: the script's, else one token for four bytes.
 fn usage(response: &Response, request: &Value) -> Value {
     if let Some(usage) = &response.usage {
         return usage.clone();
@@ -141,7 +140,11 @@ mod tests {
     use super::*;
 
     fn encode(response: &Response, stream: bool) -> Encoded {
-        Ollama::encode(response, &json!({"stream": stream}), Stamp { number: 7, created: 1 })
+        Ollama::encode(
+            response,
+            &json!({"stream": stream}),
+            ResponseStamp { number: 7, created: 1 },
+        )
     }
 
     fn lines(encoded: &Encoded) -> Vec<Value> {

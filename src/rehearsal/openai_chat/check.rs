@@ -1,9 +1,9 @@
-//! What a strict provider refuses, in its own words.
+//! The strict request check, with the error messages of the service.
 //!
-//! A pure check of a Chat Completions request. The rules, the messages and the shape of the error
-//! are those of OpenAI's service, as seen in bug reports of its users; the check of the arguments
-//! is stricter than OpenAI's, because other servers of this wire answer bad arguments in the
-//! history with an error for ever.
+//! Rules, messages and the form of the error
+//! are those of OpenAI's service, as bug reports of its users quote them. The check of the arguments
+//! is stricter than OpenAI's, because other servers of this wire format answer bad arguments in the
+//! history with an error each time.
 
 use std::collections::BTreeSet;
 
@@ -11,14 +11,14 @@ use serde_json::{Value, json};
 
 use super::content::check_parts;
 
-/// Why a request is refused with HTTP 400.
+/// The refusal of a request with HTTP 400.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The provider's words.
+    /// The provider's message.
     pub message: String,
-    /// What part of the request is wrong.
+    /// The path of the faulty part of the request.
     pub param: Option<String>,
-    /// The provider's code for it; often none.
+    /// The provider's error code, if it has one.
     pub code: Option<&'static str>,
 }
 
@@ -63,7 +63,7 @@ impl Refusal {
         .coded("empty_array")
     }
 
-    /// The refusal of a body that is no JSON.
+    /// Returns the refusal of a body that is not JSON.
     #[must_use]
     pub fn bad_json() -> Self {
         Self {
@@ -76,14 +76,14 @@ impl Refusal {
         }
     }
 
-    /// The body of the HTTP answer.
+    /// Returns the body of the HTTP answer.
     #[must_use]
     pub fn body(&self) -> Value {
         error_body(&self.message, "invalid_request_error", self.param.as_deref(), self.code)
     }
 }
 
-/// An error in the provider's shape.
+/// Returns an error body in the provider's form.
 #[must_use]
 pub(super) fn error_body(
     message: &str,
@@ -97,7 +97,7 @@ pub(super) fn error_body(
 /// Checks a request as a strict provider does.
 ///
 /// # Errors
-/// The first thing that is wrong with it.
+/// The first fault.
 pub fn check(request: &Value) -> Result<(), Refusal> {
     let Value::Object(fields) = request else {
         return Err(Refusal::bad_json());
@@ -227,7 +227,8 @@ fn check_calls(at: usize, calls: &Value) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Every call is answered once, at once; every tool message answers a call.
+/// Checks that every call is answered once, directly after its message, and that every tool message
+/// answers a call.
 fn check_pairing(messages: &[Value]) -> Result<(), Refusal> {
     let mut rest = messages.iter().enumerate().peekable();
     while let Some((at, message)) = rest.next() {

@@ -1,14 +1,14 @@
-//! The parts of a message's content, as strictly as OpenAI's service takes them.
+//! The strict check of the parts of a message's content.
 
 use serde_json::Value;
 
 use super::check::Refusal;
 use crate::types::Image;
 
-/// Checks the content of a message that is a list.
+/// Checks the content of a message, if it is a list.
 ///
 /// # Errors
-/// The first part that is wrong.
+/// The first part with a fault.
 pub(super) fn check_parts(at: usize, role: &str, parts: &[Value]) -> Result<(), Refusal> {
     if parts.is_empty() {
         return Err(Refusal::empty_array(format!("messages[{at}].content")));
@@ -20,7 +20,7 @@ pub(super) fn check_parts(at: usize, role: &str, parts: &[Value]) -> Result<(), 
 }
 
 fn check_part(role: &str, part: &Value, here: &str) -> Result<(), Refusal> {
-    // Other services of this wire take the thinking of their models back as a part.
+    // Other services of this wire format accept the reasoning of their models as a part.
     let supported: &[&str] = match role {
         "user" => &["text", "image_url", "input_audio", "file"],
         "assistant" => &["text", "refusal", "thinking"],

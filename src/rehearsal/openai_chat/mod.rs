@@ -1,35 +1,32 @@
 //! Chat Completions: the chunks of a stream, or one plain body.
 //!
-//! Pure: the same response and request give the same bytes, but for the id and the time given.
+//! Pure: equal responses and requests give equal bytes, apart from the id and the time.
 
 mod check;
 mod content;
 
 use serde_json::{Value, json};
 
-use super::encoded::{Chunk, Encoded, Mark};
+use super::encoded::{BodyChunk, ChunkMark, Encoded};
 use super::script::{Call, Finish, Response};
-use super::service::{Asked, Refused, Service, Stamp};
+use super::service::{MODEL, ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
 use super::text::{split_every, split_in};
 
 pub(super) use check::check_name;
 pub use check::{Refusal, check};
 
-/// The name under which the rehearsal model answers, whatever model was asked for.
-pub const MODEL: &str = "rehearsal";
-
-/// The service.
+/// The service of this wire format.
 pub(super) enum OpenaiChat {}
 
-impl Service for OpenaiChat {
-    fn read(asked: &Asked<'_>) -> Result<Value, Refused> {
+impl ProviderService for OpenaiChat {
+    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
         match check(asked.body) {
             Ok(()) => Ok(asked.body.clone()),
-            Err(refusal) => Err(Refused { status: 400, body: refusal.body() }),
+            Err(refusal) => Err(RequestRefusal { status: 400, body: refusal.body() }),
         }
     }
 
-    fn encode(response: &Response, request: &Value, stamp: Stamp) -> Encoded {
+    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded {
         let envelope = Envelope { stamp };
         if request["stream"] == true {
             Encoded::events(envelope.stream(response, request))
@@ -50,9 +47,9 @@ impl Service for OpenaiChat {
     }
 }
 
-/// What is the same in every chunk of a response.
+/// The members that every chunk of a response repeats.
 struct Envelope {
-    stamp: Stamp,
+    stamp: ResponseStamp,
 }
 
 impl Envelope {
@@ -67,41 +64,46 @@ impl Envelope {
         })
     }
 
-    fn chunk(&self, delta: Value, finish: Option<&str>, mark: Mark) -> Chunk {
+    fn chunk(&self, delta: Value, finish: Option<&str>, mark: ChunkMark) -> BodyChunk {
         let choices =
             json!([{"index": 0, "delta": delta, "logprobs": null, "finish_reason": finish}]);
-        Chunk::event(&self.wrap("chat.completion.chunk", choices), mark)
+        BodyChunk::event(&self.wrap("chat.completion.chunk", choices), mark)
     }
 
-    fn stream(&self, response: &Response, request: &Value) -> Vec<Chunk> {
+    fn stream(&self, response: &Response, request: &Value) -> Vec<BodyChunk> {
         let opening = json!({"role": "assistant", "content": "", "refusal": null});
-        let mut chunks = vec![self.chunk(opening, None, Mark::Content)];
-        let say = |field: &str, piece: &str| self.chunk(json!({field: piece}), None, Mark::Content);
+        let mut chunks = vec![self.chunk(opening, None, ChunkMark::Content)];
+        let say =
+            |field: &str, piece: &str| self.chunk(json!({field: piece}), None, ChunkMark::Content);
         chunks.extend(response.reasoning.iter().map(|piece| say("reasoning_content", piece)));
         chunks.extend(response.text.iter().map(|piece| say("content", piece)));
         for (place, call) in response.calls.iter().enumerate() {
             for piece in self.call_pieces(place, call) {
-                chunks.push(self.chunk(json!({"tool_calls": [piece]}), None, Mark::Call(place)));
+                chunks.push(self.chunk(
+                    json!({"tool_calls": [piece]}),
+                    None,
+                    ChunkMark::Call(place),
+                ));
             }
         }
         if response.truncate {
             return chunks;
         }
         if let Some(word) = finish_word(response) {
-            chunks.push(self.chunk(json!({}), Some(&word), Mark::Finish));
+            chunks.push(self.chunk(json!({}), Some(&word), ChunkMark::Finish));
         }
         if response.usage.is_some() || request["stream_options"]["include_usage"] == true {
             let mut last = self.wrap("chat.completion.chunk", json!([]));
             last["usage"] = usage(response, request);
-            chunks.push(Chunk::event(&last, Mark::Usage));
+            chunks.push(BodyChunk::event(&last, ChunkMark::Usage));
         }
         if !response.no_done {
-            chunks.push(Chunk { bytes: "data: [DONE]\n\n".into(), mark: Mark::Done });
+            chunks.push(BodyChunk { bytes: "data: [DONE]\n\n".into(), mark: ChunkMark::Done });
         }
         chunks
     }
 
-    /// The opening of a call, then its arguments piece by piece.
+    /// Returns the opening of a call and the pieces of its arguments.
     fn call_pieces(&self, place: usize, call: &Call) -> Vec<Value> {
         let text = call.arguments_text();
         let pieces = match call.pieces {
@@ -176,7 +178,7 @@ fn finish_word(response: &Response) -> Option<String> {
     }
 }
 
-/// Token counts: the script's, or made up at four bytes a token.
+/// Returns the token counts: the script's, else one token for four bytes.
 pub(super) fn usage(response: &Response, request: &Value) -> Value {
     if let Some(usage) = &response.usage {
         return usage.clone();
@@ -202,11 +204,11 @@ mod tests {
     use super::*;
 
     fn encode(response: &Response, request: &Value, number: u64, created: u64) -> Encoded {
-        OpenaiChat::encode(response, request, Stamp { number, created })
+        OpenaiChat::encode(response, request, ResponseStamp { number, created })
     }
 
     fn lines(encoded: &Encoded) -> Vec<String> {
-        let text = |chunk: &Chunk| String::from_utf8(chunk.bytes.to_vec()).unwrap();
+        let text = |chunk: &BodyChunk| String::from_utf8(chunk.bytes.to_vec()).unwrap();
         encoded.chunks.iter().map(text).collect()
     }
 

@@ -1,8 +1,8 @@
-//! What the service refuses, in its own words.
+//! The strict request check, with the error messages of the service.
 //!
-//! A pure check of a Responses request. The rules and the messages are those of OpenAI's service,
-//! as seen in bug reports of its users, among them
-//! <https://github.com/vercel/ai/issues/7099> (reasoning without what it led to),
+//! Rules and messages are those of OpenAI's Responses service,
+//! as bug reports of its users quote them, among them
+//! <https://github.com/vercel/ai/issues/7099> (reasoning without the item that follows it),
 //! <https://github.com/vercel/ai/issues/7543> (items that are not stored),
 //! <https://github.com/openai/codex/issues/8145> (foreign encrypted reasoning) and
 //! <https://github.com/microsoft/vscode/issues/320060> (outputs without a call).
@@ -12,17 +12,17 @@ use serde_json::Value;
 use super::sealed;
 use crate::rehearsal::openai_chat::{Refusal, check_name};
 
-/// Characters of an id.
+/// The largest length of an id, in characters.
 const ID_CHARS_MAX: usize = 64;
 
-/// A refusal with its HTTP status.
-type Refused = (u16, Refusal);
+/// Returns a refusal with this HTTP status.
+type StatusRefusal = (u16, Refusal);
 
-/// Checks a request as the service does.
+/// Checks a request as strictly as the service does.
 ///
 /// # Errors
-/// The first thing that is wrong with it.
-pub(super) fn check(request: &Value) -> Result<(), Refused> {
+/// The first fault.
+pub(super) fn check(request: &Value) -> Result<(), StatusRefusal> {
     check_form(request).map_err(|refusal| (400, refusal))?;
     if let Value::Array(items) = &request["input"] {
         check_ids(items).map_err(|refusal| (400, refusal))?;
@@ -52,7 +52,7 @@ fn check_form(request: &Value) -> Result<(), Refusal> {
             return Err(Refusal::wrong_type("input", expected, other));
         }
     }
-    // The members of the other wire, which this one does not take.
+    // Members of Chat Completions, which the Responses API refuses.
     for key in ["messages", "max_tokens", "stream_options", "response_format"] {
         if fields.contains_key(key) {
             let message = format!("Unsupported parameter: '{key}'.");
@@ -92,7 +92,7 @@ fn check_item(param: &str, item: &Value) -> Result<(), Refusal> {
             let summary = &item["summary"];
             check_type(summary.is_array(), &format!("{param}.summary"), "an array", summary)
         }
-        // What the service does itself.
+        // Tools that the service runs itself.
         Some("compaction" | "mcp_list_tools") => Ok(()),
         Some(kind) if kind.ends_with("_call") => text("id").map(drop),
         kind => Err(Refusal::new(
@@ -145,7 +145,7 @@ fn check_message(param: &str, role: &str, content: &Value) -> Result<(), Refusal
     Ok(())
 }
 
-/// Refuses what is missing, or of another type than expected.
+/// Refuses a member that is missing or has another type than expected.
 fn check_type(fits: bool, param: &str, expected: &str, value: &Value) -> Result<(), Refusal> {
     match fits {
         true => Ok(()),
@@ -177,7 +177,7 @@ fn check_length(param: &str, id: &str) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Ids of items are short, and each stands once.
+/// Checks that ids of items are short and unique.
 fn check_ids(items: &[Value]) -> Result<(), Refusal> {
     let mut seen: Vec<&str> = Vec::new();
     for (at, item) in items.iter().enumerate() {
@@ -195,7 +195,7 @@ fn check_ids(items: &[Value]) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn check_reasoning(items: &[Value], stateless: bool) -> Result<(), Refused> {
+fn check_reasoning(items: &[Value], stateless: bool) -> Result<(), StatusRefusal> {
     for (at, item) in items.iter().enumerate() {
         let id = item["id"].as_str();
         if item["type"] == "reasoning" {
@@ -227,8 +227,8 @@ fn check_reasoning(items: &[Value], stateless: bool) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Whether an item may follow reasoning: something that the model said, and, where the reasoning
-/// is known by an id of this server, under an id of the same response.
+/// Returns whether an item may follow reasoning: it must come from the model and, if the reasoning has an id
+/// of this server, have an id of the same response.
 fn is_led_to(reasoning: Option<&str>, next: &Value) -> bool {
     let by_model = match next["type"].as_str().unwrap_or("message") {
         "message" => next["role"] == "assistant",
@@ -238,7 +238,7 @@ fn is_led_to(reasoning: Option<&str>, next: &Value) -> bool {
     by_model && (group.is_none() || next["id"].as_str().and_then(thought_group) == group)
 }
 
-/// Which response an id is of, if it is an id of this server and of a response with reasoning.
+/// Returns the response of an id, if this server made the id for a response with reasoning.
 fn thought_group(id: &str) -> Option<&str> {
     let (_, rest) = id.split_once('_')?;
     let (group, index) = rest.split_once('_')?;
@@ -247,10 +247,10 @@ fn thought_group(id: &str) -> Option<&str> {
     (is_number(digits) && is_number(index)).then_some(group)
 }
 
-fn check_encrypted(item: &Value, stateless: bool) -> Result<(), Refused> {
+fn check_encrypted(item: &Value, stateless: bool) -> Result<(), StatusRefusal> {
     let id = item["id"].as_str();
     let Some(encrypted) = item["encrypted_content"].as_str().filter(|text| !text.is_empty()) else {
-        // Services that do not encrypt their reasoning have it as content.
+        // Services that do not encrypt their reasoning send it as content.
         let has_content = item["content"].as_array().is_some_and(|parts| !parts.is_empty());
         if has_content || !stateless {
             return Ok(());
@@ -276,7 +276,7 @@ fn check_encrypted(item: &Value, stateless: bool) -> Result<(), Refused> {
         None if id.is_some_and(|id| thought_group(id).is_some()) => {
             "could not be decrypted or parsed."
         }
-        // A recording that a script plays brings what its own service has sealed.
+        // A recording that a script plays contains reasoning that its own service encrypted.
         None => return Ok(()),
     };
     let name = id.map_or_else(|| encrypted.to_owned(), |id| format!("for item {id}"));
@@ -287,7 +287,7 @@ fn check_encrypted(item: &Value, stateless: bool) -> Result<(), Refused> {
     Err((400, refusal))
 }
 
-/// Every call is answered once, after it; every output answers a call of its kind.
+/// Checks that every call has one output after it, and that every output answers a call of its kind.
 fn check_pairing(items: &[Value]) -> Result<(), Refusal> {
     let mut open: Vec<(&str, &str)> = Vec::new();
     for item in items {

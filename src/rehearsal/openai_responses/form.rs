@@ -1,8 +1,8 @@
-//! A request in the Chat Completions form, which scripts and improvisation know.
+//! Converts a request to the Chat Completions form, which scripts and the improviser read.
 
 use serde_json::{Value, json};
 
-/// Says a request that was checked in the other form. `include` stays beside it.
+/// Converts a checked request. `include` is kept beside it.
 pub(super) fn chat_form(body: &Value) -> Value {
     let mut messages: Vec<Value> = Vec::new();
     if let Some(system) = body["instructions"].as_str() {
@@ -49,7 +49,7 @@ fn add(item: &Value, messages: &mut Vec<Value>) {
                 if item["input"].is_string() { &item["input"] } else { &item["arguments"] };
             let call = json!({"id": item["call_id"], "type": "function",
                 "function": {"name": item["name"], "arguments": arguments}});
-            // Calls of one response, and the text before them, are one message.
+            // The calls of one response and the text before them are one message.
             let last = messages.last_mut().filter(|message| message["role"] == "assistant");
             match last {
                 Some(message) => match message["tool_calls"].as_array_mut() {
@@ -65,7 +65,7 @@ fn add(item: &Value, messages: &mut Vec<Value>) {
             messages
                 .push(json!({"role": "tool", "tool_call_id": item["call_id"], "content": content}));
         }
-        // Reasoning and what the service did itself are nothing in that form.
+        // The Chat Completions form has no reasoning items and no calls that the service ran itself.
         _ => {}
     }
 }

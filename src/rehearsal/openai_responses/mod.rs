@@ -1,7 +1,7 @@
-//! Responses: the events of a stream, or one plain body.
+//! The Responses API: the events of a stream, or one plain body.
 //!
-//! Pure: the same response and request give the same bytes, but for the ids and the time given.
-//! Ids tell how items hang together: those that reasoning led to have a `t` in them.
+//! Pure: equal responses and requests give equal bytes, apart from the ids and the time. The ids of
+//! items that follow reasoning contain a `t`.
 
 mod check;
 mod form;
@@ -9,24 +9,24 @@ mod form;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::encoded::{Chunk, Encoded, Mark};
-use super::openai_chat::{MODEL, OpenaiChat};
+use super::encoded::{BodyChunk, ChunkMark, Encoded};
+use super::openai_chat::OpenaiChat;
 use super::script::{Call, Finish, Response};
-use super::service::{Asked, Refused, Service, Stamp};
+use super::service::{MODEL, ProviderRequest, ProviderService, RequestRefusal, ResponseStamp};
 use super::text::{split_every, split_in};
 
-/// The service.
+/// The service of this wire format.
 pub(super) enum OpenaiResponses {}
 
-impl Service for OpenaiResponses {
-    fn read(asked: &Asked<'_>) -> Result<Value, Refused> {
+impl ProviderService for OpenaiResponses {
+    fn read(asked: &ProviderRequest<'_>) -> Result<Value, RequestRefusal> {
         match check::check(asked.body) {
             Ok(()) => Ok(form::chat_form(asked.body)),
-            Err((status, refusal)) => Err(Refused { status, body: refusal.body() }),
+            Err((status, refusal)) => Err(RequestRefusal { status, body: refusal.body() }),
         }
     }
 
-    fn encode(response: &Response, request: &Value, stamp: Stamp) -> Encoded {
+    fn encode(response: &Response, request: &Value, stamp: ResponseStamp) -> Encoded {
         let envelope = Envelope { response, request, stamp };
         if request["stream"] == true {
             Encoded {
@@ -43,43 +43,43 @@ impl Service for OpenaiResponses {
     }
 }
 
-/// What this server hands out in place of encrypted reasoning, and takes back: it fits only the
-/// item that it came with.
+/// Returns the text that this server sends as encrypted reasoning. It is accepted only with the item
+/// that it came with.
 fn sealed(id: &str, summary: &str) -> String {
     let digest = Sha256::digest(format!("{id}\n{summary}"));
     let hash: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     format!("rehearsal.{id}.{hash}")
 }
 
-/// A response that is written for a request.
+/// A response while it is encoded for a request.
 struct Envelope<'a> {
     response: &'a Response,
     request: &'a Value,
-    stamp: Stamp,
+    stamp: ResponseStamp,
 }
 
-/// How a response ends.
+/// The end of a response.
 struct Ending {
     status: String,
-    /// Why it is incomplete.
+    /// The reason why it is incomplete.
     reason: Option<&'static str>,
     error: Value,
 }
 
-/// What an item is made of.
-enum Source<'a> {
+/// The source of an output item.
+enum ItemSource<'a> {
     Reasoning,
     Message,
     Call(usize, &'a Call),
 }
 
 impl Envelope<'_> {
-    /// What the items of the output are made of, with their indexes.
-    fn sources(&self) -> Vec<(usize, Source<'_>)> {
+    /// Returns the sources of the output items with their indexes.
+    fn sources(&self) -> Vec<(usize, ItemSource<'_>)> {
         let Response { reasoning, text, calls, .. } = self.response;
-        let thinks = (!reasoning.is_empty()).then_some(Source::Reasoning);
-        let speaks = (!text.is_empty() || calls.is_empty()).then_some(Source::Message);
-        let calls = calls.iter().enumerate().map(|(place, call)| Source::Call(place, call));
+        let thinks = (!reasoning.is_empty()).then_some(ItemSource::Reasoning);
+        let speaks = (!text.is_empty() || calls.is_empty()).then_some(ItemSource::Message);
+        let calls = calls.iter().enumerate().map(|(place, call)| ItemSource::Call(place, call));
         thinks.into_iter().chain(speaks).chain(calls).enumerate().collect()
     }
 
@@ -88,10 +88,10 @@ impl Envelope<'_> {
         format!("{prefix}_{thought}{}_{index}", self.stamp.number)
     }
 
-    /// An item as it is when it is done.
-    fn item(&self, index: usize, source: &Source<'_>) -> Value {
+    /// Returns an item in its final form.
+    fn item(&self, index: usize, source: &ItemSource<'_>) -> Value {
         match source {
-            Source::Reasoning => {
+            ItemSource::Reasoning => {
                 let id = self.id("rs", index);
                 let summary = self.response.reasoning.concat();
                 let mut item = json!({"id": id, "type": "reasoning",
@@ -103,13 +103,13 @@ impl Envelope<'_> {
                 }
                 item
             }
-            Source::Message => {
+            ItemSource::Message => {
                 let text = self.response.text.concat();
                 json!({"id": self.id("msg", index), "type": "message", "status": "completed",
                     "role": "assistant",
                     "content": [{"type": "output_text", "annotations": [], "text": text}]})
             }
-            Source::Call(place, call) => {
+            ItemSource::Call(place, call) => {
                 let mut item = json!({"id": self.id("fc", index), "type": "function_call",
                     "status": "completed", "arguments": call.arguments_text()});
                 if !call.no_id {
@@ -168,13 +168,13 @@ impl Envelope<'_> {
         })
     }
 
-    fn stream(&self) -> Vec<Chunk> {
+    fn stream(&self) -> Vec<BodyChunk> {
         let mut events = Vec::new();
         let ending = self.ending();
         let begun = Ending { status: "in_progress".to_owned(), reason: None, error: Value::Null };
         for name in ["response.created", "response.in_progress"] {
             let response = self.whole(&begun, Vec::new());
-            events.push((json!({"type": name, "response": response}), Mark::Content));
+            events.push((json!({"type": name, "response": response}), ChunkMark::Content));
         }
         for ((index, source), item) in self.sources().into_iter().zip(self.items()) {
             self.item_events(index, &source, &item, &mut events);
@@ -186,14 +186,14 @@ impl Envelope<'_> {
                 _ => "response.completed".to_owned(),
             };
             let response = self.whole(&ending, self.items());
-            events.push((json!({"type": name, "response": response}), Mark::Finish));
+            events.push((json!({"type": name, "response": response}), ChunkMark::Finish));
         }
         let numbered = events.into_iter().zip(0_u64..);
         numbered
             .map(|((mut event, mark), number)| {
                 event["sequence_number"] = number.into();
                 let name = event["type"].as_str().unwrap_or_default();
-                Chunk { bytes: format!("event: {name}\ndata: {event}\n\n").into(), mark }
+                BodyChunk { bytes: format!("event: {name}\ndata: {event}\n\n").into(), mark }
             })
             .collect()
     }
@@ -201,26 +201,26 @@ impl Envelope<'_> {
     fn item_events(
         &self,
         index: usize,
-        source: &Source<'_>,
+        source: &ItemSource<'_>,
         item: &Value,
-        events: &mut Vec<(Value, Mark)>,
+        events: &mut Vec<(Value, ChunkMark)>,
     ) {
         let mut begun = item.clone();
-        let (mut index, mut mark) = (Some(index as u64), Mark::Content);
+        let (mut index, mut mark) = (Some(index as u64), ChunkMark::Content);
         let said = match source {
-            Source::Reasoning => {
+            ItemSource::Reasoning => {
                 begun = json!({"id": item["id"], "type": "reasoning", "summary": []});
                 self.thinking(&item["id"])
             }
-            Source::Message => {
+            ItemSource::Message => {
                 begun["status"] = "in_progress".into();
                 begun["content"] = json!([]);
                 self.speaking(&item["id"])
             }
-            Source::Call(place, call) => {
+            ItemSource::Call(place, call) => {
                 begun["status"] = "in_progress".into();
                 begun["arguments"] = "".into();
-                mark = Mark::Call(*place);
+                mark = ChunkMark::Call(*place);
                 index = call.index.or(index).filter(|_| !call.no_index);
                 calling(&item["id"], call)
             }
@@ -272,7 +272,7 @@ impl Envelope<'_> {
         std::iter::once(first).chain(pieces).chain(last).collect()
     }
 
-    /// Token counts: the script's, or made up at four bytes a token.
+    /// Returns the token counts: the script's, else one token for four bytes.
     fn usage(&self) -> Value {
         let Response { reasoning, text, calls, usage, .. } = self.response;
         if let Some(usage) = usage {
@@ -335,11 +335,11 @@ mod tests {
     }
 
     fn encode(response: &Response, request: Value) -> Encoded {
-        OpenaiResponses::encode(response, &request, Stamp { number: 7, created: 1 })
+        OpenaiResponses::encode(response, &request, ResponseStamp { number: 7, created: 1 })
     }
 
     fn events(encoded: &Encoded) -> Vec<Value> {
-        let text = |chunk: &Chunk| String::from_utf8(chunk.bytes.to_vec()).unwrap();
+        let text = |chunk: &BodyChunk| String::from_utf8(chunk.bytes.to_vec()).unwrap();
         let data = |text: String| text.split_once("\ndata: ").unwrap().1.to_owned();
         let chunks = encoded.chunks.iter().map(text).map(data);
         chunks.map(|data| serde_json::from_str(&data).unwrap()).collect()
@@ -403,7 +403,7 @@ mod tests {
         ] {
             assert_eq!(encoded.position(at), number, "{at:?}");
         }
-        // The body of a plain answer is the response that the last event holds.
+        // The body of a plain answer is the response object of the last event.
         let plain = encode(&asking(), json!({"include": [INCLUDE]}));
         let plain: Vec<u8> = plain.chunks.iter().flat_map(|chunk| chunk.bytes.to_vec()).collect();
         let plain: Value = serde_json::from_slice(&plain).unwrap();

@@ -1,56 +1,55 @@
-//! What the machine asks for: its records as one batch, and each effect behind those that stand
-//! before it.
+//! Performs the effects of the turn: its records as one batch, its events behind the records that
+//! precede them, its actions at once.
 
 use std::sync::Arc;
 
 use ractor::ActorRef;
 
-use super::{AccumulatorSetup, Current};
+use super::{AccumulatorSetup, CurrentTurn};
 use crate::event::Event;
-use crate::journal::{Appended, Noted, Urgency, unix_ms};
+use crate::journal::{AppendStatus, PendingRecord, Urgency, unix_ms};
 use crate::record::Seq;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage, StreamMessage};
-use crate::runtime::supervisor::{ToolOrder, ToolStart};
-use crate::telemetry::Recorded;
-use crate::turn::{Effect, PermitReply};
+use crate::runtime::supervisor::{StartTool, ToolCommand};
+use crate::telemetry::RecordPosition;
+use crate::turn::{CallStart, PermitReply, TurnAction};
 use crate::types::CallKey;
 
-/// What one poll loop asks for from its first record on; its room serves the next one.
+/// The records of one poll loop, and the events behind them; its room serves the next one.
 #[derive(Default)]
 pub(super) struct TurnBatch {
-    pub(super) records: Vec<Noted>,
+    pub(super) records: Vec<PendingRecord>,
     /// Each with the number of records before it, and how much had been shown by the last of them.
-    effects: Vec<(u64, u64, Effect)>,
+    events: Vec<(u64, u64, Event)>,
 }
 
 impl TurnBatch {
-    /// Performs the effect now, or behind the records that stand before it.
-    pub(super) fn push(
+    /// Publishes the event now, or behind the records that precede it.
+    pub(super) fn push_event(
         &mut self,
-        effect: Effect,
+        event: Event,
         setup: &AccumulatorSetup,
-        current: &mut Current,
-        myself: &ActorRef<AccumulatorMessage>,
+        current: &mut CurrentTurn,
     ) {
         match self.records.last() {
-            None => setup.perform(effect, None, current, myself),
-            Some(Noted { shown, .. }) => {
-                self.effects.push((self.records.len() as u64, *shown, effect));
+            None => setup.publish(event, None, current),
+            Some(PendingRecord { shown, .. }) => {
+                self.events.push((self.records.len() as u64, *shown, event));
             }
         }
     }
 }
 
 impl AccumulatorSetup {
-    /// Appends the records as one batch, and then does what came behind them. Returns whether the
+    /// Appends the records as one batch, and publishes the events behind them. Returns whether the
     /// turn goes on as if they were durable: because they are, or because it may.
     pub(super) fn store(
         &self,
         batch: &mut TurnBatch,
-        current: &mut Current,
+        current: &mut CurrentTurn,
         myself: &ActorRef<AccumulatorMessage>,
     ) -> bool {
-        let TurnBatch { records, effects } = batch;
+        let TurnBatch { records, events } = batch;
         let count = records.len() as u64;
         current.records += count;
         let (turn, upto) = (current.number, current.records);
@@ -62,11 +61,11 @@ impl AccumulatorSetup {
         let (last, appended) = self.log.append_at(time, records.drain(..), urgency, move || {
             let _ = accumulator.cast(AccumulatorMessage::RecordsStored { turn, upto });
         });
-        for (behind, shown, effect) in effects.drain(..) {
+        for (behind, shown, event) in events.drain(..) {
             let seq = Seq(last.0 - count + behind);
-            self.perform(effect, Some(Recorded { seq, time, shown }), current, myself);
+            self.publish(event, Some(RecordPosition { seq, time, shown }), current);
         }
-        goes_on || appended == Appended::Durable
+        goes_on || appended == AppendStatus::Durable
     }
 
     /// Asks for a place of a tool. One that is granted later is told to the accumulator.
@@ -74,7 +73,7 @@ impl AccumulatorSetup {
         &self,
         key: CallKey,
         tool: &str,
-        of: &mut Current,
+        of: &mut CurrentTurn,
         myself: &ActorRef<AccumulatorMessage>,
     ) -> PermitReply {
         let accumulator = myself.clone();
@@ -88,8 +87,8 @@ impl AccumulatorSetup {
     }
 
     /// Tells the session what people are asked, if that has changed.
-    pub(super) fn tell_questions(&self, current: &mut Current) {
-        let Current { turn, told: (known, rested), .. } = current;
+    pub(super) fn tell_questions(&self, current: &mut CurrentTurn) {
+        let CurrentTurn { turn, told: (known, rested), .. } = current;
         let rests = turn.waits_only_for_people();
         if *rested == rests && turn.pending_approvals().eq(known.iter().copied()) {
             return;
@@ -101,65 +100,70 @@ impl AccumulatorSetup {
         let _ = self.session.cast(SessionMessage::QuestionsChanged { epoch, questions, rests });
     }
 
-    /// Performs an effect; `record` is the one right before it. That a receiver is gone is heard by the session, which then begins anew from the journal.
+    /// Publishes an event of the turn; `record` is the one right before it.
+    fn publish(&self, event: Event, record: Option<RecordPosition>, of: &mut CurrentTurn) {
+        if let Event::AttemptEnded { error, .. } = &event
+            && let Some(breaker_permit) = of.breaker_permit.take()
+        {
+            breaker_permit.settle(error.as_deref());
+        }
+        if let Event::AttemptEnded { error: None, .. } = &event {
+            self.publisher.trace_answer(of.turn.response());
+        }
+        self.publisher.publish_behind(&of.run, of.number, event, record);
+    }
+
+    /// Performs an action of the turn. If its receiver is gone, the session learns of that and
+    /// goes on from the journal.
     pub(super) fn perform(
         &self,
-        effect: Effect,
-        record: Option<Recorded>,
-        of: &mut Current,
+        action: TurnAction,
+        of: &mut CurrentTurn,
         myself: &ActorRef<AccumulatorMessage>,
     ) {
-        match effect {
-            Effect::Record(_) | Effect::RequestToolPermit { .. } => {
-                debug_assert!(false, "these are answered where they are polled");
-            }
-            Effect::ReleaseToolPermit(key) => drop(of.places.remove(&key)),
-            Effect::Request(plan) => {
-                let Some(request) = &of.request else {
-                    debug_assert!(false, "a turn that is over asks for nothing");
-                    return;
-                };
-                let _ = self.stream.cast(StreamMessage::Request {
-                    turn: of.number,
-                    trace: of.trace.as_ref().map(|t| t.of_attempt(of.number, plan.attempt)),
-                    model: Arc::clone(of.agent.models.at(plan.model)),
-                    plan,
-                    request: Arc::clone(request),
-                    to: myself.clone(),
-                });
-            }
-            Effect::Disconnect => {
+        match action {
+            TurnAction::Request(plan) => of.next_request = Some(plan),
+            TurnAction::Disconnect => {
+                of.next_request = None;
                 let _ = self.stream.cast(StreamMessage::Disconnect);
             }
-            Effect::Start(call, variables) => {
-                let start = ToolStart {
+            TurnAction::RequestToolPermit { key, tool } => {
+                let permit = self.reserve(key, &tool, of, myself);
+                of.turn.handle_tool_permit(of.began.elapsed(), key, permit);
+            }
+            TurnAction::ReleaseToolPermit(key) => drop(of.places.remove(&key)),
+            TurnAction::Start(CallStart { call, variables, idempotency_key }) => {
+                let start = StartTool {
                     run: of.run.clone(),
                     agent: Arc::clone(&of.agent),
-                    idempotency_key: of.idempotency_key(call.key),
+                    idempotency_key,
                     trace: of.trace.as_ref().map(|trace| trace.of_call(call.key)),
                     place: of.places.remove(&call.key),
                     call,
                     variables,
                 };
-                of.orders.push_back(ToolOrder::Start(Box::new(start)));
+                of.orders.push_back(ToolCommand::Start(Box::new(start)));
             }
-            Effect::Abort(key) => of.orders.push_back(ToolOrder::Abort(key)),
-            Effect::Emit(event) => {
-                if let Event::AttemptEnded { error, .. } = &event
-                    && let Some(pass) = of.pass.take()
-                {
-                    pass.settle(error.as_deref());
-                }
-                if let Event::AttemptEnded { error: None, .. } = &event {
-                    self.publisher.trace_answer(of.turn.response());
-                }
-                self.publisher.publish_behind(&of.run, of.number, event, record);
-            }
-            Effect::Commit(record) => {
+            TurnAction::Abort(key) => of.orders.push_back(ToolCommand::Abort(key)),
+            TurnAction::Commit(record) => {
                 of.request = None;
                 let epoch = self.epoch;
                 let _ = self.session.cast(SessionMessage::TurnCommitted { epoch, record });
             }
         }
+    }
+
+    /// Sends the request that the turn asked for last, unless it was disconnected since.
+    pub(super) fn send_request(&self, of: &mut CurrentTurn, myself: &ActorRef<AccumulatorMessage>) {
+        // A turn that is over has given its request back, and asks for nothing.
+        let (Some(plan), Some(request)) = (of.next_request.take(), &of.request) else { return };
+        let _ = self.stream.cast(StreamMessage::Request {
+            turn: of.number,
+            trace: of.trace.as_ref().map(|t| t.of_attempt(of.number, plan.attempt)),
+            model: Arc::clone(of.agent.models.at(plan.model)),
+            plan,
+            request: Arc::clone(request),
+            to: myself.clone(),
+        });
     }
 }

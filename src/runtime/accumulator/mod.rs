@@ -13,18 +13,18 @@ use tokio::time::Instant;
 use super::agent::Agent;
 use super::blocking::BlockingPool;
 use super::caps::Caps;
-use super::fair_semaphore::Reservation;
-use super::gauge::{Gauges, Held};
+use super::fair_semaphore::PermitRequest;
+use super::gauge::{CountGuard, Gauges};
 use super::message::{AccumulatorMessage, DecisionReply, SessionMessage, StreamMessage, TurnStart};
 use super::model::ModelRequest;
 use super::model_limiter::BreakerPermitGuard;
 use super::publish::Publisher;
-use super::supervisor::{ToolOrder, ToolSupervisor};
-use super::task::Task;
+use super::supervisor::{ToolCommand, ToolSupervisor};
+use super::task::OwnedTask;
 use super::tool::failed;
 use crate::event::EventId;
-use crate::journal::{Noted, SessionLog, unix_ms};
-use crate::turn::{ApprovalError, Effect, PermitReply, ToolCompletion, Turn};
+use crate::journal::{PendingRecord, SessionLog, unix_ms};
+use crate::turn::{ApprovalError, AttemptPlan, Effect, PermitReply, ToolCompletion, Turn};
 use crate::types::{ApprovalPhase, CallKey, FailureKind, RunId, RunTrace};
 use batch::TurnBatch;
 
@@ -45,21 +45,21 @@ pub(super) struct AccumulatorSetup {
     pub(super) gauges: Gauges,
 }
 
-pub(super) struct State {
+pub(super) struct AccumulatorState {
     setup: AccumulatorSetup,
     tools: ToolSupervisor,
     /// No other turn comes.
     finishing: bool,
-    current: Option<Current>,
+    current: Option<CurrentTurn>,
     batch: TurnBatch,
-    timer: Option<Timer>,
+    timer: Option<TurnTimer>,
     /// Answers to decisions that wait until so many records of the turn are durable.
     answers: Vec<(u64, DecisionReply)>,
-    _held: Held,
+    _held: CountGuard,
 }
 
 /// The turn, which stays when it is over: a tool may still come back late.
-struct Current {
+struct CurrentTurn {
     turn: Turn,
     number: u32,
     run: RunId,
@@ -68,13 +68,15 @@ struct Current {
     trace: Option<Arc<RunTrace>>,
     /// Let go when the turn is over, so that the history is the session's alone again.
     request: Option<Arc<ModelRequest>>,
-    idempotency_scope: String,
+    /// The request to send when all effects are performed: a task that is aborted right away may
+    /// have sent its request by then.
+    next_request: Option<AttemptPlan>,
     /// What is to be done about its calls.
-    orders: VecDeque<ToolOrder>,
+    orders: VecDeque<ToolCommand>,
     /// The places of tools with a cap that calls have or wait for, until they start.
-    places: HashMap<CallKey, Reservation>,
+    places: HashMap<CallKey, PermitRequest>,
     /// Of the exchange that is over and will be judged next.
-    pass: Option<BreakerPermitGuard>,
+    breaker_permit: Option<BreakerPermitGuard>,
     began: Instant,
     /// How many records the turn has asked for.
     records: u64,
@@ -87,25 +89,25 @@ struct Current {
 }
 
 /// The one timer. It may fire too early, which the machine does not mind.
-struct Timer {
+struct TurnTimer {
     at: Instant,
-    _task: Task,
+    _task: OwnedTask,
 }
 
 impl Actor for AccumulatorActor {
     type Msg = AccumulatorMessage;
-    type State = State;
+    type State = AccumulatorState;
     type Arguments = AccumulatorSetup;
 
     async fn pre_start(
         &self,
         _: ActorRef<AccumulatorMessage>,
         setup: AccumulatorSetup,
-    ) -> Result<State, ActorProcessingErr> {
-        let held = setup.gauges.actors.hold();
+    ) -> Result<AccumulatorState, ActorProcessingErr> {
+        let held = setup.gauges.actors.increment();
         let AccumulatorSetup { publisher, pool, gauges, .. } = &setup;
         let tools = ToolSupervisor::new(publisher.clone(), pool.clone(), gauges.clone());
-        Ok(State {
+        Ok(AccumulatorState {
             setup,
             tools,
             finishing: false,
@@ -121,7 +123,7 @@ impl Actor for AccumulatorActor {
         &self,
         myself: ActorRef<AccumulatorMessage>,
         message: AccumulatorMessage,
-        state: &mut State,
+        state: &mut AccumulatorState,
     ) -> Result<(), ActorProcessingErr> {
         state.take(message, &myself);
         state.carry_out(&myself).await;
@@ -132,7 +134,7 @@ impl Actor for AccumulatorActor {
         &self,
         myself: ActorRef<AccumulatorMessage>,
         event: SupervisionEvent,
-        state: &mut State,
+        state: &mut AccumulatorState,
     ) -> Result<(), ActorProcessingErr> {
         let ended = match event {
             SupervisionEvent::ActorTerminated(cell, _, _) => {
@@ -155,10 +157,10 @@ impl Actor for AccumulatorActor {
     }
 }
 
-impl Current {
+impl CurrentTurn {
     fn begin(start: TurnStart) -> Self {
         let TurnStart { spec, run, agent, trace, request, resume, cancel } = start;
-        let (number, idempotency_scope) = (spec.number, spec.idempotency_scope.clone());
+        let number = spec.number;
         let turn = match resume {
             None => {
                 let mut turn = Turn::new(spec);
@@ -177,10 +179,10 @@ impl Current {
             agent,
             trace,
             request: Some(request),
-            idempotency_scope,
+            next_request: None,
             orders: VecDeque::new(),
             places: HashMap::new(),
-            pass: None,
+            breaker_permit: None,
             began,
             records: 0,
             stored: 0,
@@ -188,18 +190,14 @@ impl Current {
             told: Default::default(),
         }
     }
-
-    fn idempotency_key(&self, key: CallKey) -> String {
-        format!("{}/{key}", self.idempotency_scope)
-    }
 }
 
-impl State {
+impl AccumulatorState {
     fn take(&mut self, message: AccumulatorMessage, myself: &ActorRef<AccumulatorMessage>) {
         match message {
             AccumulatorMessage::BeginTurn(start) => {
                 let goes_on = start.resume.is_some();
-                self.current = Some(Current::begin(*start));
+                self.current = Some(CurrentTurn::begin(*start));
                 self.settle(myself);
                 if goes_on {
                     let epoch = self.setup.epoch;
@@ -220,10 +218,10 @@ impl State {
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
                 current.turn.handle_model_permit(now, place);
             }
-            AccumulatorMessage::ResponseEnded { turn, attempt, end, pass } => {
+            AccumulatorMessage::ResponseEnded { turn, attempt, end, breaker_permit } => {
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
                 // A turn that is over judges nothing.
-                current.pass = pass.filter(|_| current.request.is_some());
+                current.breaker_permit = breaker_permit.filter(|_| current.request.is_some());
                 current.turn.handle_response_end(now, end);
             }
             AccumulatorMessage::PlaceGranted { key } => {
@@ -279,13 +277,13 @@ impl State {
     async fn carry_out(&mut self, myself: &ActorRef<AccumulatorMessage>) {
         while let Some(order) = self.current.as_mut().and_then(|of| of.orders.pop_front()) {
             match order {
-                ToolOrder::Start(start) => {
+                ToolCommand::Start(start) => {
                     let ended = Box::pin(self.tools.start(*start, myself)).await;
                     if let Some((key, done)) = ended {
                         self.tool_ended(key, done, myself);
                     }
                 }
-                ToolOrder::Abort(key) => self.tools.abort(key, myself),
+                ToolCommand::Abort(key) => self.tools.abort(key, myself),
             }
         }
         if self.finishing && self.tools.is_done() {
@@ -293,14 +291,14 @@ impl State {
         }
     }
 
-    fn now(&mut self) -> Option<(&mut Current, Duration)> {
+    fn now(&mut self) -> Option<(&mut CurrentTurn, Duration)> {
         let current = self.current.as_mut()?;
         let now = current.began.elapsed();
         Some((current, now))
     }
 
     /// The turn, if a message of that exchange is for it.
-    fn exchange(&mut self, turn: u32, attempt: u32) -> Option<(&mut Current, Duration)> {
+    fn exchange(&mut self, turn: u32, attempt: u32) -> Option<(&mut CurrentTurn, Duration)> {
         self.now()
             .filter(|(current, _)| current.number == turn && current.turn.attempt() == attempt)
     }
@@ -308,9 +306,6 @@ impl State {
     /// Performs what the machine asks for, until it asks for nothing more that can be had now.
     fn settle(&mut self, myself: &ActorRef<AccumulatorMessage>) {
         let Some(current) = self.current.as_mut() else { return };
-        // The exchange to begin, unless it is called off before anything more happens: a task
-        // that is aborted right away may have sent its request by then.
-        let mut request = None;
         let batch = &mut self.batch;
         loop {
             // First, so that whoever hears of a question finds it in the snapshot.
@@ -318,25 +313,13 @@ impl State {
             while let Some(effect) = current.turn.poll() {
                 match effect {
                     Effect::Record(record) => {
-                        batch.records.push(Noted { record, shown: current.shown.bytes });
+                        batch.records.push(PendingRecord { record, shown: current.shown.bytes });
                     }
-                    Effect::Request(_) => request = Some(effect),
-                    Effect::RequestToolPermit { key, tool } => {
-                        let place = self.setup.reserve(key, &tool, current, myself);
-                        current.turn.handle_tool_permit(current.began.elapsed(), key, place);
+                    Effect::Emit(event) => {
+                        current.shown = current.shown.after(&event, None);
+                        batch.push_event(event, &self.setup, current);
                     }
-                    Effect::Emit(ref event) => {
-                        current.shown = current.shown.after(event, None);
-                        batch.push(effect, &self.setup, current, myself);
-                    }
-                    Effect::Disconnect => {
-                        request = None;
-                        batch.push(effect, &self.setup, current, myself);
-                    }
-                    Effect::Start(..)
-                    | Effect::ReleaseToolPermit(_)
-                    | Effect::Abort(_)
-                    | Effect::Commit(_) => batch.push(effect, &self.setup, current, myself),
+                    Effect::Perform(action) => self.setup.perform(action, current, myself),
                 }
             }
             if batch.records.is_empty() || !self.setup.store(batch, current, myself) {
@@ -345,9 +328,7 @@ impl State {
             current.stored = current.records;
             current.turn.handle_recorded(current.began.elapsed(), current.records);
         }
-        if let Some(request) = request {
-            self.setup.perform(request, None, current, myself);
-        }
+        self.setup.send_request(current, myself);
         self.arm(myself);
     }
 
@@ -383,10 +364,10 @@ impl State {
             return;
         }
         let accumulator = myself.clone();
-        let task = Task::spawn(&self.setup.gauges.tasks, async move {
+        let task = OwnedTask::spawn(&self.setup.gauges.tasks, async move {
             tokio::time::sleep_until(at).await;
             let _ = accumulator.cast(AccumulatorMessage::TimerFired);
         });
-        self.timer = Some(Timer { at, _task: task });
+        self.timer = Some(TurnTimer { at, _task: task });
     }
 }

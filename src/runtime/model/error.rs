@@ -83,14 +83,14 @@ pub(super) fn silence(what: &str, after: Duration) -> ProviderError {
 
 /// What a service wishes of those who think of asking once more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Wishes {
+pub(super) struct RetryHints {
     /// How long they are to wait.
     pub(super) retry_after: Option<Duration>,
     /// Whether they are to ask at all.
     retryable: Option<bool>,
 }
 
-impl Wishes {
+impl RetryHints {
     /// Reads `retry-after`, `retry-after-ms` and `x-should-retry`, as the SDKs of OpenAI and
     /// Anthropic do (`_should_retry` and `_parse_retry_after_header` in both).
     pub(super) fn read(headers: &HeaderMap, now: SystemTime) -> Self {
@@ -168,7 +168,7 @@ mod tests {
             headers.insert("x-should-retry", word.parse().unwrap());
             let mut error = ProviderError::new(ProviderErrorKind::Status, "it is busy");
             error.retry_after = Some(Duration::from_secs(1));
-            Wishes::read(&headers, SystemTime::UNIX_EPOCH).put_on(&mut error);
+            RetryHints::read(&headers, SystemTime::UNIX_EPOCH).put_on(&mut error);
             assert_eq!(error.retryable, expected, "{word:?}");
             assert_eq!(error.retry_after, Some(Duration::from_secs(1)), "the body's own wish");
         }

@@ -8,12 +8,12 @@ use bytes::Bytes;
 use reqwest::header::CONTENT_TYPE;
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
-use super::error::Wishes;
-use super::{Inner, error};
+use super::error::RetryHints;
+use super::{ClientInner, error};
 use crate::types::{
     ProviderError, ProviderErrorKind, TRACEPARENT, TRACESTATE, TraceContext, one_line,
 };
-use crate::wire::{Decoder, DecoderLimits, Delta, Framing, PayloadTemplates, http_error};
+use crate::wire::{Decoder, DecoderOptions, Delta, Framing, PayloadTemplates, http_error};
 
 /// How much of an error's body is read.
 const ERROR_BODY_BYTES_MAX: usize = 64 * 1024;
@@ -31,22 +31,22 @@ const TAIL_MAX: Duration = Duration::from_millis(100);
 /// A request and its response. Dropping it drops the connection if the body has not ended.
 #[derive(Debug)]
 pub(crate) struct Exchange {
-    client: Arc<Inner>,
+    client: Arc<ClientInner>,
     streamed: bool,
     trace: Option<TraceContext>,
-    shapes: PayloadTemplates,
-    state: State,
+    templates: PayloadTemplates,
+    state: ExchangeState,
 }
 
 #[derive(Debug)]
-enum State {
+enum ExchangeState {
     Unsent { body: Bytes },
-    Reading(Box<Reading>),
+    ResponseBody(Box<ResponseBody>),
     Over,
 }
 
 #[derive(Debug)]
-struct Reading {
+struct ResponseBody {
     response: reqwest::Response,
     decoder: Option<Decoder>,
     /// Whether bytes count as a sign of life, as they do where events are not told apart.
@@ -60,23 +60,23 @@ struct Reading {
     alarm: Pin<Box<Sleep>>,
     /// The wire has said that the response is over, or the service that it has failed.
     done: bool,
-    wishes: Wishes,
+    wishes: RetryHints,
 }
 
 impl Exchange {
-    /// `shapes` are those of payloads that are known.
+    /// Creates an exchange. `templates` are those of the session's earlier responses.
     pub(super) fn new(
-        client: Arc<Inner>,
+        client: Arc<ClientInner>,
         streamed: bool,
         body: Bytes,
-        shapes: PayloadTemplates,
+        templates: PayloadTemplates,
     ) -> Self {
-        Self { client, streamed, trace: None, shapes, state: State::Unsent { body } }
+        Self { client, streamed, trace: None, templates, state: ExchangeState::Unsent { body } }
     }
 
-    /// The shapes of payloads that are known now; none unless the response was read to its end.
+    /// Returns the templates for the next response; none unless the response was read to its end.
     pub(super) fn into_templates(self) -> PayloadTemplates {
-        self.shapes
+        self.templates
     }
 
     /// The same as a part of somebody's trace.
@@ -87,20 +87,20 @@ impl Exchange {
     /// The next batch of the response, never an empty one: what one chunk of the body decoded to.
     /// After an error there is nothing more.
     pub(crate) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
-        let mut reading = match std::mem::replace(&mut self.state, State::Over) {
-            State::Unsent { body } => match self.send(body).await {
+        let mut reading = match std::mem::replace(&mut self.state, ExchangeState::Over) {
+            ExchangeState::Unsent { body } => match self.send(body).await {
                 Ok(reading) => Box::new(reading),
                 Err(mut error) => {
                     error::place(&mut error, &self.client.plain.url);
                     return Some(Err(error));
                 }
             },
-            State::Reading(reading) => reading,
-            State::Over => return None,
+            ExchangeState::ResponseBody(reading) => reading,
+            ExchangeState::Over => return None,
         };
-        let next = reading.next(&self.client, self.streamed, &mut self.shapes).await;
+        let next = reading.next(&self.client, self.streamed, &mut self.templates).await;
         let Some(mut batch) = next else {
-            self.shapes = reading.decoder.map(Decoder::into_templates).unwrap_or_default();
+            self.templates = reading.decoder.map(Decoder::into_templates).unwrap_or_default();
             return None;
         };
         match &mut batch {
@@ -113,13 +113,17 @@ impl Exchange {
             Err(error) => error::place(error, &self.client.plain.url),
         }
         if batch.is_ok() {
-            self.state = State::Reading(reading);
+            self.state = ExchangeState::ResponseBody(reading);
         }
         Some(batch)
     }
 
-    async fn send(&self, body: Bytes) -> Result<Reading, ProviderError> {
-        let patience = self.client.first_event_timeout;
+    async fn send(&self, body: Bytes) -> Result<ResponseBody, ProviderError> {
+        // A plain answer has one limit for the whole of it: nothing arrives while the model writes.
+        let patience = match self.streamed {
+            true => self.client.first_event_timeout,
+            false => self.client.answer_timeout,
+        };
         let deadline = Instant::now() + patience;
         let mut request = self.client.request(body, self.streamed);
         if let Some(trace) = &self.trace {
@@ -137,19 +141,19 @@ impl Exchange {
             return Err(refusal(response, deadline).await);
         }
         error::check_encoding(response.headers())?;
-        let wishes = Wishes::read(response.headers(), SystemTime::now());
+        let wishes = RetryHints::read(response.headers(), SystemTime::now());
         let (decoder, whole, done) = (None, false, false);
         let alarm = Box::pin(sleep_until(deadline));
-        Ok(Reading { response, decoder, whole, deadline, patience, alarm, done, wishes })
+        Ok(ResponseBody { response, decoder, whole, deadline, patience, alarm, done, wishes })
     }
 }
 
-impl Reading {
+impl ResponseBody {
     async fn next(
         &mut self,
-        client: &Inner,
+        client: &ClientInner,
         streamed: bool,
-        shapes: &mut PayloadTemplates,
+        templates: &mut PayloadTemplates,
     ) -> Option<Result<Vec<Delta>, ProviderError>> {
         let mut batch = Vec::new();
         loop {
@@ -172,8 +176,10 @@ impl Reading {
                     }
                     let framing = framing(client, streamed, &self.response, &bytes);
                     self.whole = framing == Framing::Json;
-                    let (limits, shapes) = (DecoderLimits::default(), std::mem::take(shapes));
-                    let decoder = Decoder::with_templates(client.wire, framing, limits, shapes);
+                    let options =
+                        DecoderOptions { fast_path: client.fast_path, ..DecoderOptions::default() };
+                    let templates = std::mem::take(templates);
+                    let decoder = Decoder::with_templates(client.wire, framing, options, templates);
                     self.decoder.insert(decoder)
                 }
             };
@@ -191,6 +197,8 @@ impl Reading {
             } else if batch.iter().any(is_last) {
                 self.done = true;
                 self.deadline = Instant::now() + TAIL_MAX;
+            } else if !streamed && self.whole {
+                // `answer_timeout` counts from the request.
             } else if self.whole || !batch.is_empty() {
                 self.patience = client.idle_timeout;
                 self.deadline = Instant::now() + self.patience;
@@ -235,7 +243,12 @@ fn reported(delta: &mut Delta) -> Option<&mut ProviderError> {
 }
 
 /// How the body is framed: as its content type says, or as it looks, whatever was asked for.
-fn framing(client: &Inner, streamed: bool, response: &reqwest::Response, begin: &[u8]) -> Framing {
+fn framing(
+    client: &ClientInner,
+    streamed: bool,
+    response: &reqwest::Response,
+    begin: &[u8],
+) -> Framing {
     let kind = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let kind = kind.unwrap_or_default().trim().to_ascii_lowercase();
     if kind.starts_with("text/event-stream") {
@@ -271,7 +284,7 @@ fn no_answer(begin: &[u8]) -> Option<ProviderError> {
 /// The error that a status says, with what the service says of it.
 async fn refusal(mut response: reqwest::Response, deadline: Instant) -> ProviderError {
     let status = response.status().as_u16();
-    let wishes = Wishes::read(response.headers(), SystemTime::now());
+    let wishes = RetryHints::read(response.headers(), SystemTime::now());
     let deadline = deadline.min(Instant::now() + ERROR_BODY_WAIT_MAX);
     let readable = error::check_encoding(response.headers()).is_ok();
     let hint = error::hint(status, response.headers(), wishes.retry_after);

@@ -22,7 +22,7 @@ use reqwest::{Client, Method, Request, RequestBuilder, Url};
 
 pub use crate::wire::ModelRequest;
 pub(super) use exchange::Exchange;
-pub use response::{RequestedCall, Response};
+pub use response::{ModelResponse, RequestedCall};
 
 use crate::config::ModelConfig;
 use crate::tls;
@@ -31,15 +31,15 @@ use crate::wire::{Delta, Framing, KeyHeader, PayloadTemplates, RequestCache, Wir
 
 /// What a session's exchanges leave for its next ones.
 #[derive(Debug, Default)]
-pub(super) struct Carried {
-    written: RequestCache,
-    shapes: PayloadTemplates,
+pub(super) struct ExchangeCache {
+    request_cache: RequestCache,
+    templates: PayloadTemplates,
 }
 
-impl Carried {
+impl ExchangeCache {
     /// An exchange is over.
     pub(super) fn take_from(&mut self, exchange: Exchange) {
-        self.shapes = exchange.into_templates();
+        self.templates = exchange.into_templates();
     }
 }
 
@@ -48,17 +48,19 @@ impl Carried {
 /// Cloning is cheap, and clones share their connections.
 #[derive(Clone, Debug)]
 pub struct ModelClient {
-    inner: Arc<Inner>,
+    inner: Arc<ClientInner>,
 }
 
 #[derive(Debug)]
-struct Inner {
+struct ClientInner {
     http: Client,
     streamed: Target,
     plain: Target,
     wire: Wire,
+    fast_path: bool,
     first_event_timeout: Duration,
     idle_timeout: Duration,
+    answer_timeout: Duration,
 }
 
 /// Where requests of a kind go, with all their headers.
@@ -88,13 +90,15 @@ impl ModelClient {
         })
         .map_err(|error| InvalidModel(error::describe(&error)))?;
         Ok(Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(ClientInner {
                 http,
                 streamed,
                 plain,
                 wire: config.wire,
+                fast_path: config.fast_path,
                 first_event_timeout: config.first_event_timeout,
                 idle_timeout: config.idle_timeout,
+                answer_timeout: config.answer_timeout,
             }),
         })
     }
@@ -103,7 +107,7 @@ impl ModelClient {
     ///
     /// # Errors
     /// When no response could be had, or it reports an error or ends without a finish.
-    pub async fn complete(&self, request: &ModelRequest) -> Result<Response, ProviderError> {
+    pub async fn complete(&self, request: &ModelRequest) -> Result<ModelResponse, ProviderError> {
         let mut response = response::Collector::new(self.inner.wire, request);
         let mut exchange = self.exchange(request);
         while let Some(batch) = exchange.next().await {
@@ -135,14 +139,18 @@ impl ModelClient {
     }
 
     /// A session's next exchange, which has not begun yet.
-    pub(super) fn next_exchange(&self, request: &ModelRequest, carried: &mut Carried) -> Exchange {
-        let body = carried.written.next(self.inner.wire, request);
-        let shapes = std::mem::take(&mut carried.shapes);
-        Exchange::new(Arc::clone(&self.inner), request.stream, body, shapes)
+    pub(super) fn next_exchange(
+        &self,
+        request: &ModelRequest,
+        carried: &mut ExchangeCache,
+    ) -> Exchange {
+        let body = carried.request_cache.body(self.inner.wire, request);
+        let templates = std::mem::take(&mut carried.templates);
+        Exchange::new(Arc::clone(&self.inner), request.stream, body, templates)
     }
 }
 
-impl Inner {
+impl ClientInner {
     fn request(&self, body: Bytes, streamed: bool) -> RequestBuilder {
         let Target { url, headers } = match self.wire.framing(streamed) {
             Framing::Sse | Framing::JsonLines => &self.streamed,

@@ -15,7 +15,7 @@ use crate::wire::{Delta, ModelRequest, Wire};
 /// What a model answered.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Response {
+pub struct ModelResponse {
     /// The text.
     pub text: String,
     /// The model's thinking.
@@ -34,7 +34,7 @@ pub struct Response {
     one_call: bool,
 }
 
-impl Response {
+impl ModelResponse {
     /// The tool calls that count, in the model's order: only the first if the request said
     /// `parallel_tool_calls: Some(false)`, whatever the service made of that.
     #[must_use]
@@ -137,14 +137,14 @@ impl Collector {
         Ok(())
     }
 
-    pub(super) fn finish(mut self) -> Result<Response, ProviderError> {
+    pub(super) fn finish(mut self) -> Result<ModelResponse, ProviderError> {
         self.accumulator.end(true);
         let said = &self.accumulator;
         if said.finish().is_none() && !said.is_done() {
             let message = "the response ended without a finish";
             return Err(ProviderError::new(ProviderErrorKind::Transport, message));
         }
-        Ok(Response {
+        Ok(ModelResponse {
             text: said.text().to_owned(),
             reasoning: said.reasoning().to_owned(),
             refusal: said.refusal().to_owned(),
@@ -177,7 +177,7 @@ mod tests {
         })
     }
 
-    fn response(request: &ModelRequest) -> Response {
+    fn response(request: &ModelRequest) -> ModelResponse {
         let mut collector = Collector::new(Wire::OpenaiChat, request);
         let reason = FinishReason { kind: FinishKind::ToolCalls, raw: "tool_calls".into() };
         let deltas = vec![

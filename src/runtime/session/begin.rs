@@ -5,79 +5,45 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 
 use ractor::{Actor, ActorCell, ActorRef};
-use serde_json::Value;
 
 use super::inputs::QueuedRun;
 use super::run::NewRun;
 use super::{Closing, SessionActor, State};
-use crate::context::{History, Seed, Variables};
+use crate::context::{History, InitialHistory, Variables};
 use crate::journal::{SessionLog, Urgency};
-use crate::record::{Entry, Record, Seq, StopMode};
-use crate::runtime::agent::Agent;
+use crate::record::{Record, Seq, StopMode};
+use crate::runtime::awake_session::{AwakeSession, SessionActivity};
 use crate::runtime::error::HostError;
+use crate::runtime::host_ref::HostRef;
 use crate::runtime::message::SessionMessage;
-use crate::runtime::publish::Publisher;
-use crate::runtime::wake::{Link, Live, LiveState};
-use crate::turn::{Continue, Rebuilt, Requests};
-use crate::types::{SessionId, Usage};
-
-/// What a session begins with.
-#[derive(Debug)]
-pub(in crate::runtime) struct Opening {
-    pub(in crate::runtime) id: SessionId,
-    pub(in crate::runtime) agent: Arc<Agent>,
-    pub(in crate::runtime) beginning: Beginning,
-    pub(in crate::runtime) publisher: Publisher,
-    pub(in crate::runtime) link: Link,
-}
-
-/// Where a session comes from.
-#[derive(Debug)]
-pub(in crate::runtime) enum Beginning {
-    /// It is new.
-    New {
-        /// What the history begins with: checked, in the Chat Completions form.
-        messages: Vec<Value>,
-    },
-    /// It was asleep, or in another process.
-    Rebuilt(Box<Rebuilt>),
-    /// It begins with the records of another one.
-    Forked(Box<Rebuilt>, Vec<Entry>),
-}
-
-impl Opening {
-    /// Whether something has to go on in it: a run, or the next one that waits.
-    pub(in crate::runtime) fn goes_on(&self) -> bool {
-        match &self.beginning {
-            Beginning::New { .. } => false,
-            Beginning::Forked(rebuilt, _) => rebuilt.run.is_some(),
-            Beginning::Rebuilt(rebuilt) => rebuilt.run.is_some() || !rebuilt.queue.is_empty(),
-        }
-    }
-}
+use crate::runtime::session_start::{SessionOrigin, SessionStart};
+use crate::session::{Continue, IdempotencyKeys, Rebuilt};
+use crate::types::Usage;
 
 /// A session about to begin, with what others will know of it.
 #[derive(Debug)]
 pub(in crate::runtime) struct Begun {
-    opening: Opening,
+    opening: SessionStart,
+    link: HostRef,
     log: Arc<SessionLog>,
-    live: Arc<LiveState>,
+    live: Arc<SessionActivity>,
 }
 
 /// Begins a session.
 pub(in crate::runtime) async fn spawn(
-    opening: Opening,
+    opening: SessionStart,
+    link: HostRef,
     supervisor: ActorCell,
-) -> Result<Arc<Live>, HostError> {
+) -> Result<Arc<AwakeSession>, HostError> {
     let agent = opening.agent.name.clone();
-    let listeners = opening.publisher.listeners(&opening.link.shared.journal);
+    let listeners = opening.publisher.listeners(&link.shared.journal);
     // Whoever holds on to the log does not keep the session's streams open.
     let gate = listeners.clone();
     let actor: Arc<OnceLock<ActorRef<SessionMessage>>> = Arc::default();
-    let journal = Arc::clone(&opening.link.shared.journal);
-    let last = match &opening.beginning {
-        Beginning::Rebuilt(rebuilt) => rebuilt.last,
-        Beginning::New { .. } | Beginning::Forked(..) => Seq(0),
+    let journal = Arc::clone(&link.shared.journal);
+    let last = match &opening.origin {
+        SessionOrigin::Rebuilt(rebuilt) => rebuilt.last,
+        SessionOrigin::New { .. } | SessionOrigin::Forked(..) => Seq(0),
     };
     let told = Arc::clone(&actor);
     let log = SessionLog::new(opening.id.clone(), journal, last, move |stored| {
@@ -88,8 +54,8 @@ pub(in crate::runtime) async fn spawn(
             let _ = session.cast(SessionMessage::JournalFailed { error });
         }
     });
-    let (log, state) = (Arc::new(log), Arc::new(LiveState::default()));
-    let begun = Begun { opening, log: Arc::clone(&log), live: Arc::clone(&state) };
+    let (log, state) = (Arc::new(log), Arc::new(SessionActivity::default()));
+    let begun = Begun { opening, link, log: Arc::clone(&log), live: Arc::clone(&state) };
     let (spawned, _) = Actor::spawn_linked(None, SessionActor, begun, supervisor)
         .await
         .map_err(|_| HostError::ShuttingDown)?;
@@ -97,15 +63,15 @@ pub(in crate::runtime) async fn spawn(
     if let Some(error) = log.failure() {
         let _ = spawned.cast(SessionMessage::JournalFailed { error });
     }
-    Ok(Arc::new(Live { agent, actor: spawned, listeners, log, state }))
+    Ok(Arc::new(AwakeSession { agent, actor: spawned, listeners, log, state }))
 }
 
 impl State {
     pub(super) fn begin_session(begun: Begun) -> Self {
-        let Begun { opening, log, live } = begun;
-        let Opening { id, agent, beginning, publisher, link } = opening;
+        let Begun { opening, link, log, live } = begun;
+        let SessionStart { id, agent, origin, publisher } = opening;
         let shared = Arc::clone(&link.shared);
-        let awake = shared.gauges.awake.hold();
+        let awake = shared.gauges.awake.increment();
         let mut state = Self {
             id,
             run_agent: Arc::clone(&agent),
@@ -123,7 +89,7 @@ impl State {
             suspended: None,
             queue: std::collections::VecDeque::new(),
             next: None,
-            requests: Requests::default(),
+            requests: IdempotencyKeys::default(),
             epoch: 0,
             lingering: HashSet::new(),
             live,
@@ -132,18 +98,19 @@ impl State {
             _awake: awake,
         };
         state.touch();
-        match beginning {
-            Beginning::New { messages } => {
+        match origin {
+            SessionOrigin::New { messages } => {
                 // They were checked when the session was asked for.
-                state.history = History::seeded(Seed::parse(&messages).unwrap_or_default());
+                state.history =
+                    History::from_initial(InitialHistory::parse(&messages).unwrap_or_default());
                 let agent = state.agent.name.clone();
                 let opened = Record::SessionOpened { agent, messages };
                 let (last, _) = state.log.append(vec![opened], Urgency::Lazy, || ());
                 // No turn goes on from there.
                 state.log.forget_until(last);
             }
-            Beginning::Rebuilt(rebuilt) => state.take_over(*rebuilt),
-            Beginning::Forked(mut rebuilt, entries) => {
+            SessionOrigin::Rebuilt(rebuilt) => state.take_over(*rebuilt),
+            SessionOrigin::Forked(mut rebuilt, entries) => {
                 state.log.adopt(entries);
                 rebuilt.queue.clear();
                 if let Some(run) = &mut rebuilt.run {
@@ -222,7 +189,7 @@ impl State {
         }
         self.shared.held.lock().remove(&self.id);
         // FairSemaphore of runs that were accepted once are not refused.
-        let place = self.shared.gauges.runs.hold();
+        let place = self.shared.gauges.runs.increment();
         match self.suspended.take() {
             Some(run) => Box::pin(self.resume_run(myself, *run, place)).await,
             None if self.run.is_none() && self.next.is_none() => self.hand_on(place),

@@ -7,14 +7,14 @@ use std::time::Duration;
 use ractor::{ActorRef, RpcReplyPort};
 
 use super::inputs::QueuedRun;
-use super::run::RunActors;
 use super::{Closing, State};
 use crate::journal::JournalError;
 use crate::journal::Urgency;
 use crate::record::{Record, StopMode};
 use crate::runtime::error::HostError;
+use crate::runtime::host_state::SessionSlot;
 use crate::runtime::message::SessionMessage;
-use crate::runtime::shared::SessionSlot;
+use crate::runtime::run_actors::RunActors;
 use crate::runtime::stored_sessions;
 use crate::runtime::task;
 
@@ -62,7 +62,7 @@ impl State {
     /// is the truth, and the next request begins with that.
     pub(super) fn fail(&mut self, myself: &ActorRef<SessionMessage>, error: JournalError) {
         tracing::error!(session = %self.id, %error, "journal_failed");
-        self.shared.telemetry.metrics().journal().failed();
+        self.shared.telemetry.metrics().journal().session_failed();
         let why = HostError::Journal(error);
         if let Some(run) = self.run.take() {
             self.shared.unwritten.lock().insert(run.id.clone(), self.id.clone());

@@ -11,23 +11,23 @@ use crate::event::{Event, RunStats};
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{Record, RequestKey, Seq};
 use crate::runtime::error::HostError;
-use crate::runtime::gauge::Held;
+use crate::runtime::gauge::CountGuard;
+use crate::runtime::host_state::HostState;
 use crate::runtime::message::SessionMessage;
-use crate::runtime::shared::Shared;
 use crate::runtime::snapshot::QueuedInput;
-use crate::telemetry::Recorded;
-use crate::turn::{Brought, KnownRequest};
+use crate::session::{RequestEffect, SeenRequest};
+use crate::telemetry::RecordPosition;
 use crate::types::{Content, RunEnd};
 
 /// A run that waits for the one before it to end.
 pub(super) struct QueuedRun {
     run: NewRun,
-    _counted: Held,
+    _counted: CountGuard,
 }
 
 impl QueuedRun {
-    pub(super) fn new(run: NewRun, shared: &Shared) -> Self {
-        Self { run, _counted: shared.gauges.queued.hold() }
+    pub(super) fn new(run: NewRun, shared: &HostState) -> Self {
+        Self { run, _counted: shared.gauges.queued.increment() }
     }
 
     /// Whether anybody waits for its report.
@@ -44,7 +44,7 @@ impl State {
     pub(super) fn known(
         &self,
         request: Option<&RequestKey>,
-    ) -> Result<Option<KnownRequest>, HostError> {
+    ) -> Result<Option<SeenRequest>, HostError> {
         let Some(request) = request else { return Ok(None) };
         match self.requests.get(&request.key) {
             Some(known) if known.digest == request.digest => Ok(Some(known.clone())),
@@ -64,7 +64,7 @@ impl State {
             return Err(HostError::SessionClosed);
         }
         if let Some(known) = self.known(request.as_ref())? {
-            let is_it = known.brought == Brought::Steered;
+            let is_it = known.brought == RequestEffect::Steered;
             return if is_it { Ok(known.seq) } else { Err(HostError::KeyReused) };
         }
         if input.is_blank() {
@@ -81,7 +81,7 @@ impl State {
         self.publisher.publish(&run.id, self.turn, Event::RunSteered { input: input.clone() });
         self.history.steer(after_turn, input);
         if let Some(request) = request {
-            self.requests.remember(request, seq, Brought::Steered);
+            self.requests.remember(request, seq, RequestEffect::Steered);
         }
         Ok(seq)
     }
@@ -111,7 +111,7 @@ impl State {
     }
 
     /// A run has ended: its place goes to the one that waits longest, or back to the host.
-    pub(super) fn hand_on(&mut self, place: Held) {
+    pub(super) fn hand_on(&mut self, place: CountGuard) {
         if self.shared.is_closing() {
             self.interrupt_queue();
         }
@@ -170,8 +170,8 @@ impl State {
             self.history.begin_run(run.input.clone());
             self.history.end_run();
             let event = Event::RunStarted { agent: agent.clone(), model, execution };
-            let first = Recorded { seq: Seq(last.0.saturating_sub(1)), time, shown: 0 };
-            let last = Recorded { seq: last, time, shown: 0 };
+            let first = RecordPosition { seq: Seq(last.0.saturating_sub(1)), time, shown: 0 };
+            let last = RecordPosition { seq: last, time, shown: 0 };
             self.publisher.publish_recorded(&run.id, self.turn, event, first);
             let event = Event::RunEnded {
                 agent,

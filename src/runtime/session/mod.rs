@@ -19,22 +19,25 @@ use ractor::{
 use tokio::sync::oneshot;
 
 use super::agent::Agent;
+use super::awake_session::SessionActivity;
 use super::error::HostError;
-use super::gauge::Held;
+use super::gauge::CountGuard;
+use super::host_ref::HostRef;
+use super::host_state::HostState;
 use super::message::{AccumulatorMessage, RunAccepted, SessionMessage};
 use super::publish::Publisher;
 use super::request::RunRequest;
-use super::shared::Shared;
+use super::run_actors::RunActors;
 use super::snapshot::{CurrentRun, SessionSnapshot};
-use super::wake::{Link, LiveState};
 use crate::context::{History, Variables};
 use crate::journal::{SessionLog, Urgency};
 use crate::record::{Record, Seq, StopMode};
-use crate::turn::{Brought, CancelReason, OpenRun, Requests};
+use crate::session::{IdempotencyKeys, OpenRun, RequestEffect};
+use crate::turn::CancelReason;
 use crate::types::{RunId, SessionId, SessionState, Usage};
-pub(super) use begin::{Beginning, Opening, spawn};
+pub(super) use begin::spawn;
 use inputs::QueuedRun;
-use run::{ActiveRun, NewRun, RunActors};
+use run::{ActiveRun, NewRun};
 
 /// Runs a session.
 #[derive(Debug)]
@@ -45,8 +48,8 @@ pub(super) struct State {
     agent: Arc<Agent>,
     /// The agent as the run that goes on, or the last one, has it.
     run_agent: Arc<Agent>,
-    shared: Arc<Shared>,
-    link: Link,
+    shared: Arc<HostState>,
+    link: HostRef,
     publisher: Publisher,
     log: Arc<SessionLog>,
     history: History,
@@ -63,20 +66,20 @@ pub(super) struct State {
     /// Runs that wait for it to end. While there are any, a run goes on or the next one begins.
     queue: VecDeque<QueuedRun>,
     /// The run that begins next, with the place of the one that has just ended.
-    next: Option<(NewRun, Held)>,
+    next: Option<(NewRun, CountGuard)>,
     /// Which requests brought its inputs.
-    requests: Requests,
+    requests: IdempotencyKeys,
     /// Which set of actors it has: each has its own number.
     epoch: u64,
     /// Accumulators that were let go, whose last tools still have their grace.
     lingering: HashSet<ActorId>,
     /// What others know of it.
-    live: Arc<LiveState>,
+    live: Arc<SessionActivity>,
     close: Closing,
     /// Those who want to see it.
     looking: Vec<RpcReplyPort<SessionSnapshot>>,
     /// Counted as awake.
-    _awake: Held,
+    _awake: CountGuard,
 }
 
 /// How far the session's end has come.
@@ -217,7 +220,7 @@ impl State {
         }
         let RunRequest { input, overrides, request, trace, queue } = request;
         if let Some(known) = self.known(request.as_ref())? {
-            let Brought::Run(id) = &known.brought else { return Err(HostError::KeyReused) };
+            let RequestEffect::Run(id) = &known.brought else { return Err(HostError::KeyReused) };
             return Ok(RunAccepted { id: id.clone(), seq: known.seq, report: None });
         }
         if self.suspended.is_some() {
@@ -231,7 +234,7 @@ impl State {
         }
         let agent = self.agent.with(&overrides)?;
         let (report, receiver) = oneshot::channel();
-        let brought = Brought::Run(id.clone());
+        let brought = RequestEffect::Run(id.clone());
         let run = NewRun {
             id: id.clone(),
             input,
@@ -258,7 +261,7 @@ impl State {
         &mut self,
         myself: &ActorRef<SessionMessage>,
         run: NewRun,
-        place: Held,
+        place: CountGuard,
     ) -> Result<Seq, HostError> {
         self.run_agent = Arc::clone(&run.agent);
         self.spawn_actors(myself).await.map_err(|_| self.shared.gone())?;
@@ -342,14 +345,14 @@ impl State {
             turn: self.turn,
             suspended: false,
             approvals: run.open.approvals.clone(),
-            results: self.results_so_far(run),
+            results: self.results_so_far(&run.id, run.turn_after),
         });
         let suspended = self.suspended.as_ref().map(|run| CurrentRun {
             run_id: run.id.clone(),
             turn: self.turn,
             suspended: true,
-            approvals: Vec::new(),
-            results: Vec::new(),
+            approvals: self.recorded_approvals(run.turn_after),
+            results: self.results_so_far(&run.id, run.turn_after),
         });
         let current_run = current_run.or(suspended);
         let state = if current_run.is_some() { SessionState::Running } else { SessionState::Idle };
@@ -358,7 +361,7 @@ impl State {
             agent: self.agent.name.clone(),
             state,
             seq: self.log.last(),
-            history: self.history.shown(),
+            history: self.history.display_messages(),
             variables: self.variables.clone(),
             current_run,
             queued: self.queued_inputs(),

@@ -6,15 +6,15 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::State;
-use super::run::ActiveRun;
 use crate::event::ApprovalRequest;
 use crate::journal::unix_ms;
 use crate::record::{Record, Seq};
 use crate::runtime::message::{AccumulatorMessage, DecisionReply};
 use crate::runtime::report::CallReport;
 use crate::runtime::snapshot::PendingApproval;
+use crate::session::open_approvals;
 use crate::turn::{ApprovalDecision, ApprovalError, results_so_far};
-use crate::types::CallKey;
+use crate::types::{CallKey, RunId};
 
 /// The running turn, as its accumulator tells of it.
 #[derive(Debug, Default)]
@@ -43,12 +43,19 @@ impl OpenTurn {
 impl State {
     /// The results of the running turn up to the first call that has none, as far as they are
     /// durable.
-    pub(super) fn results_so_far(&self, run: &ActiveRun) -> Vec<CallReport> {
+    pub(super) fn results_so_far(&self, run: &RunId, turn_after: Seq) -> Vec<CallReport> {
         let durable = self.log.durable();
-        let entries = self.log.entries_since(run.turn_after);
+        let entries = self.log.entries_since(turn_after);
         let records = entries.iter().filter(|entry| entry.seq <= durable);
         let results = results_so_far(records.map(|entry| &entry.record));
-        results.map(|result| CallReport::new(run.id.clone(), None, result)).collect()
+        results.map(|result| CallReport::new(run.clone(), None, result)).collect()
+    }
+
+    /// Returns the open approvals of a suspended run's turn, from its records.
+    pub(super) fn recorded_approvals(&self, turn_after: Seq) -> Vec<PendingApproval> {
+        let entries = self.log.entries_since(turn_after);
+        let open = open_approvals(entries.iter().map(|entry| &**entry)).into_iter();
+        open.map(|open| PendingApproval::new(open.request, open.asked_at)).collect()
     }
 
     pub(super) fn take_questions(

@@ -10,12 +10,12 @@ use std::time::Duration;
 use ractor::{ActorId, ActorRef};
 
 use super::State;
-use super::run::RunActors;
 use crate::journal::{Urgency, unix_ms};
-use crate::record::{Entry, Seq};
+use crate::record::{JournalEntry, Seq};
 use crate::runtime::message::SessionMessage;
-use crate::telemetry::Recorded;
-use crate::turn::{CancelReason, Effect, Turn, TurnRecord, TurnSpec};
+use crate::runtime::run_actors::RunActors;
+use crate::telemetry::RecordPosition;
+use crate::turn::{CancelReason, Effect, Turn, TurnAction, TurnRecord, TurnSpec};
 use crate::types::{RunEnd, RunError, RunId};
 
 /// How often the actors of one run are replaced.
@@ -102,7 +102,7 @@ impl State {
         &self,
         spec: TurnSpec,
         run: &RunId,
-        entries: &[Arc<Entry>],
+        entries: &[Arc<JournalEntry>],
     ) -> Option<TurnRecord> {
         let number = spec.number;
         let mut turn = Turn::resume(spec, entries, unix_ms(), Some(CancelReason::Shutdown));
@@ -113,20 +113,15 @@ impl State {
                 match effect {
                     Effect::Record(record) => batch.push(record),
                     Effect::Emit(event) => events.push((batch.len() as u64, event)),
-                    Effect::Commit(record) => committed = Some(*record),
-                    Effect::Request(_)
-                    | Effect::Disconnect
-                    | Effect::RequestToolPermit { .. }
-                    | Effect::ReleaseToolPermit(_)
-                    | Effect::Start(..)
-                    | Effect::Abort(_) => {}
+                    Effect::Perform(TurnAction::Commit(record)) => committed = Some(*record),
+                    Effect::Perform(_) => {}
                 }
             }
             let (count, time) = (batch.len() as u64, unix_ms());
             let (last, _) = self.log.append_at(time, batch, Urgency::Lazy, || ());
             for (behind, event) in events {
                 let seq = Seq(last.0.saturating_sub(count) + behind);
-                let record = (behind > 0).then_some(Recorded { seq, time, shown: 0 });
+                let record = (behind > 0).then_some(RecordPosition { seq, time, shown: 0 });
                 self.publisher.publish_behind(run, number, event, record);
             }
             if count == 0 {
@@ -140,6 +135,6 @@ impl State {
 
 /// The running turn, if it was over before its accumulator died but the session has not heard of
 /// it: the end of an actor overtakes its last message.
-fn committed(entries: &[Arc<Entry>]) -> Option<TurnRecord> {
+fn committed(entries: &[Arc<JournalEntry>]) -> Option<TurnRecord> {
     TurnRecord::from_records(entries.iter().map(|entry| &entry.record))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use ractor::{Actor, ActorCell, ActorId, ActorRef, SpawnErr};
+use ractor::{Actor, ActorId, ActorRef, SpawnErr};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -14,18 +14,18 @@ use super::open::OpenTurn;
 use crate::config::RunOverrides;
 use crate::event::{Event, RunStats};
 use crate::journal::{Urgency, unix_ms};
-use crate::record::{Entry, Record, RequestKey, Seq, StopMode};
+use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
 use crate::runtime::accumulator::{AccumulatorActor, AccumulatorSetup};
 use crate::runtime::agent::Agent;
-use crate::runtime::gauge::Held;
+use crate::runtime::gauge::CountGuard;
 use crate::runtime::ids;
-use crate::runtime::message::{
-    AccumulatorMessage, AccumulatorRef, SessionMessage, StreamMessage, Told, TurnStart,
-};
+use crate::runtime::message::{AccumulatorMessage, ReportResult, SessionMessage, TurnStart};
 use crate::runtime::report::CallReport;
+use crate::runtime::run_actors::RunActors;
 use crate::runtime::stream::{StreamActor, StreamSetup};
-use crate::telemetry::{Recorded, TracedRun};
-use crate::turn::{CancelReason, Continue, OpenRun, Run, TurnPlan, TurnSpec};
+use crate::session::{Continue, OpenRun, Run, TurnPlan};
+use crate::telemetry::{RecordPosition, TracedRun};
+use crate::turn::{CancelReason, TurnSpec};
 use crate::types::{Content, RunId, RunTrace, TraceContext};
 
 /// A run that is accepted and has not begun.
@@ -41,12 +41,12 @@ pub(super) struct NewRun {
     /// Where it stands in somebody's trace.
     pub(super) trace: Option<TraceContext>,
     /// Who is told of its end, if anybody waits.
-    pub(super) report: Option<oneshot::Sender<Told>>,
+    pub(super) report: Option<oneshot::Sender<ReportResult>>,
 }
 
 impl NewRun {
     /// It is not begun; whoever waits for it is told why.
-    pub(super) fn tell(self, told: Told) {
+    pub(super) fn tell(self, told: ReportResult) {
         if let Some(report) = self.report {
             // Whoever waited may be gone.
             let _ = report.send(told);
@@ -77,10 +77,10 @@ pub(super) struct ActiveRun {
     pub(super) first_message: usize,
     pub(super) stats: RunStats,
     pub(super) calls: Vec<CallReport>,
-    pub(super) report: Option<oneshot::Sender<Told>>,
+    pub(super) report: Option<oneshot::Sender<ReportResult>>,
     /// How long it has waited for people and for nothing else.
     pub(super) people: Duration,
-    pub(super) place: Held,
+    pub(super) place: CountGuard,
 }
 
 impl ActiveRun {
@@ -103,28 +103,11 @@ impl ActiveRun {
     }
 
     /// Tells whoever waits for its end.
-    pub(super) fn tell(self, told: Told) {
+    pub(super) fn tell(self, told: ReportResult) {
         if let Some(report) = self.report {
             // Whoever waited may be gone.
             let _ = report.send(told);
         }
-    }
-}
-
-/// The two actors that runs need. They stay for the next run, until the session rests.
-pub(super) struct RunActors {
-    pub(super) stream: ActorRef<StreamMessage>,
-    pub(super) accumulator: AccumulatorRef,
-}
-
-impl RunActors {
-    pub(super) fn cells(&self) -> [ActorCell; 2] {
-        [self.stream.get_cell(), self.accumulator.get_cell()]
-    }
-
-    /// Whether every tool is back, late ones too.
-    pub(super) fn run_no_tool(&self) -> bool {
-        self.accumulator.get_children().is_empty()
     }
 }
 
@@ -174,7 +157,7 @@ impl State {
         self.actors.take()
     }
 
-    pub(super) fn begin_run(&mut self, run: NewRun, place: Held) -> Seq {
+    pub(super) fn begin_run(&mut self, run: NewRun, place: CountGuard) -> Seq {
         let NewRun { id, input, overrides, request, trace, agent: _, report } = run;
         let first_message = self.history.messages().len();
         let seeded = self.seeded_turn();
@@ -222,7 +205,7 @@ impl State {
             model: rules.models.first().origin.model.clone(),
             execution: rules.execution,
         };
-        let record = Recorded { seq, time, shown: 0 };
+        let record = RecordPosition { seq, time, shown: 0 };
         self.publisher.publish_recorded(&id, self.turn, event, record);
         match seeded {
             Some(seeded) => self.begin_seeded_turn(plan, seeded, record),
@@ -258,7 +241,7 @@ impl State {
         &mut self,
         myself: &ActorRef<SessionMessage>,
         run: OpenRun,
-        place: Held,
+        place: CountGuard,
     ) {
         let OpenRun { id, overrides, trace, machine, stats, results, next, stops, .. } = run;
         self.run_agent = self.agent.as_it_was(&overrides);
@@ -324,7 +307,7 @@ impl State {
     }
 
     /// Gives the turn to the accumulator: a new one, or one that goes on from its records.
-    pub(super) fn hand_out_turn(&self, resume: Option<Vec<Arc<Entry>>>) {
+    pub(super) fn hand_out_turn(&self, resume: Option<Vec<Arc<JournalEntry>>>) {
         let Some(run) = self.run.as_ref() else { return };
         let (messages, repairs) = self.history.request_messages();
         if repairs > 0 {

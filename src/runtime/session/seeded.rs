@@ -4,8 +4,9 @@ use super::State;
 use crate::event::{CallLabel, Event};
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{Record, Seq};
-use crate::telemetry::Recorded;
-use crate::turn::{InitialCallsTurn, TurnPlan};
+use crate::session::TurnPlan;
+use crate::telemetry::RecordPosition;
+use crate::turn::InitialCallsTurn;
 
 impl State {
     /// What the next run begins with instead of a request, if there is something.
@@ -18,7 +19,7 @@ impl State {
     pub(super) fn record_seeded_turn(&mut self, plan: TurnPlan, seeded: InitialCallsTurn) {
         let (last, time) = (self.log.last(), unix_ms());
         self.log.append_at(time, vec![seeded.response.clone()], Urgency::Lazy, || ());
-        self.begin_seeded_turn(plan, seeded, Recorded { seq: last, time, shown: 0 });
+        self.begin_seeded_turn(plan, seeded, RecordPosition { seq: last, time, shown: 0 });
     }
 
     /// Begins the turn, whose response is recorded right behind `after`.
@@ -26,14 +27,14 @@ impl State {
         &mut self,
         plan: TurnPlan,
         seeded: InitialCallsTurn,
-        after: Recorded,
+        after: RecordPosition,
     ) {
         self.turn += 1;
         let Some(run) = self.run.as_mut() else { return };
         run.plan = plan;
         run.turn_after = after.seq;
         let id = run.id.clone();
-        let record = Recorded { seq: Seq(after.seq.0 + 1), ..after };
+        let record = RecordPosition { seq: Seq(after.seq.0 + 1), ..after };
         self.publisher.publish_recorded(&id, self.turn, Event::TurnStarted, record);
         if let Record::ResponseEnded { message, .. } = &seeded.response {
             for call in &message.calls {

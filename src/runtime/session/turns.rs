@@ -10,8 +10,9 @@ use crate::event::Event;
 use crate::journal::{Urgency, unix_ms};
 use crate::record::{Record, Seq};
 use crate::runtime::report::{CallReport, Messages, RunReport};
-use crate::telemetry::Recorded;
-use crate::turn::{LimitHit, Next, RunStep, TurnRecord};
+use crate::session::{FollowUp, RunNext};
+use crate::telemetry::RecordPosition;
+use crate::turn::{LimitHit, TurnRecord};
 use crate::types::{RunEnd, RunError};
 
 /// A record, and the event that is its view.
@@ -33,7 +34,7 @@ impl State {
     }
 
     /// Writes a turn to the history and the run's sums.
-    pub(super) fn write(&mut self, record: TurnRecord) -> Option<RunStep> {
+    pub(super) fn write(&mut self, record: TurnRecord) -> Option<FollowUp> {
         let run = self.run.as_mut()?;
         let bytes_max = self.run_agent.limits().max_result_bytes;
         let steered = self.history.undelivered() > 0;
@@ -55,14 +56,14 @@ impl State {
     }
 
     /// Does what follows from a turn. All that is recorded of that is one batch.
-    pub(super) fn follow(&mut self, step: RunStep) {
+    pub(super) fn follow(&mut self, step: FollowUp) {
         let limits = step.limits.into_iter().map(|hit| self.take_limit(hit)).collect();
         match step.next {
-            Next::Turn(plan) => {
+            RunNext::Turn(plan) => {
                 self.tell(limits);
                 self.begin_turn(plan);
             }
-            Next::End { end, text, error } => self.end_run(limits, end, text, error),
+            RunNext::End { end, text, error } => self.end_run(limits, end, text, error),
         }
     }
 
@@ -88,7 +89,7 @@ impl State {
         if let Some(run) = &self.run {
             for (event, behind) in events.into_iter().zip(1..) {
                 let seq = Seq(last.0.saturating_sub(count) + behind);
-                let record = Recorded { seq, time, shown: 0 };
+                let record = RecordPosition { seq, time, shown: 0 };
                 self.publisher.publish_recorded(&run.id, self.turn, event, record);
             }
         }

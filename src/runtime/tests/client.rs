@@ -150,6 +150,50 @@ async fn silence_comments_and_breaks_are_errors() {
     }
 }
 
+/// Answers one request with a plain body in two halves, a pause before each.
+async fn slow_plain_service(pause: Duration) -> String {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    spawn(async move {
+        let (mut socket, _) = listener.accept().await.unwrap();
+        let (mut buffer, mut read) = (vec![0; 65536], 0);
+        while !buffer[..read].ends_with(b"}") {
+            read += socket.read(&mut buffer[read..]).await.unwrap();
+        }
+        let body = r#"{"choices":[{"message":{"content":"slow"},"finish_reason":"stop"}]}"#;
+        let head = format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        let (first, second) = body.split_at(20);
+        for part in [head + first, second.to_owned()] {
+            tokio::time::sleep(pause).await;
+            // The client may have given up.
+            let _ = socket.write_all(part.as_bytes()).await;
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn a_plain_answer_has_a_time_limit_of_its_own() {
+    let plain = ModelRequest { stream: false, ..request() };
+    for (answer_timeout, ends_well) in [(5_000, true), (400, false)] {
+        let url = slow_plain_service(Duration::from_millis(300)).await;
+        let mut config = ModelConfig::new(BaseUrl::parse(&url).unwrap(), "test-model");
+        config.first_event_timeout = Duration::from_millis(100);
+        config.idle_timeout = Duration::from_millis(100);
+        config.answer_timeout = Duration::from_millis(answer_timeout);
+        match ModelClient::new(&config).unwrap().complete(&plain).await {
+            Ok(response) => assert_eq!((response.text.as_str(), ends_well), ("slow", true)),
+            Err(error) => {
+                assert_eq!((error.kind, ends_well), (ProviderErrorKind::Timeout, false), "{error}");
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn nobody_there_is_a_connect_error_without_the_address() {
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();

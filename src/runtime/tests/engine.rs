@@ -4,14 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::journal::{
-    Appended, Batch, Entry, Journal, JournalError, JournalStatus, Listing, MemoryJournal,
-    StoredSession,
+    AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, MemoryJournal,
+    StoredSession, StoredSessionFilter,
 };
 use crate::record::Seq;
 use crate::types::SessionId;
 
 /// Takes a batch to the engine in its own way.
-pub(super) type Append = dyn Fn(&MemoryJournal, Batch) -> Appended + Send + Sync;
+pub(super) type Append = dyn Fn(&MemoryJournal, Batch) -> AppendStatus + Send + Sync;
 
 /// An engine in memory whose `append` is a test's.
 pub(super) struct Engine {
@@ -21,7 +21,7 @@ pub(super) struct Engine {
 
 impl Engine {
     pub(super) fn new(
-        append: impl Fn(&MemoryJournal, Batch) -> Appended + Send + Sync + 'static,
+        append: impl Fn(&MemoryJournal, Batch) -> AppendStatus + Send + Sync + 'static,
     ) -> Arc<Self> {
         Arc::new(Self { inner: MemoryJournal::new(), append: Box::new(append) })
     }
@@ -33,7 +33,7 @@ impl Engine {
 }
 
 /// All that is stored of a session.
-pub(super) fn entries(journal: &dyn Journal, session: &SessionId) -> Vec<Entry> {
+pub(super) fn entries(journal: &dyn Journal, session: &SessionId) -> Vec<JournalEntry> {
     journal.read(session, Seq(0)).unwrap()
 }
 
@@ -44,7 +44,7 @@ impl fmt::Debug for Engine {
 }
 
 impl Journal for Engine {
-    fn append(&self, batch: Batch) -> Appended {
+    fn append(&self, batch: Batch) -> AppendStatus {
         (self.append)(&self.inner, batch)
     }
 
@@ -55,7 +55,7 @@ impl Journal for Engine {
         session: &SessionId,
         after: Seq,
         limit: usize,
-    ) -> Result<Vec<Entry>, JournalError> {
+    ) -> Result<Vec<JournalEntry>, JournalError> {
         self.inner.read_some(session, after, limit)
     }
 
@@ -63,7 +63,7 @@ impl Journal for Engine {
         self.inner.find(session)
     }
 
-    fn list(&self, listing: &Listing) -> Result<Vec<StoredSession>, JournalError> {
+    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSession>, JournalError> {
         self.inner.list(listing)
     }
 

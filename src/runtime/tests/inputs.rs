@@ -5,10 +5,10 @@ use super::engine::{Engine, entries};
 use super::provider::{Reply, says, text};
 use super::*;
 use crate::config::{Limits, RunOverrides};
-use crate::journal::{Entry, MemoryJournal};
+use crate::journal::{JournalEntry, MemoryJournal};
 use crate::message::Message;
 use crate::record::Record;
-use crate::turn::Rebuilt;
+use crate::session::Rebuilt;
 use crate::types::RunEnd;
 
 /// An engine that does something right before the turn's commit is recorded or right behind, in
@@ -24,7 +24,7 @@ impl Moment {
         let moment = Arc::clone(self);
         Engine::new(move |inner, batch| {
             let is_commit =
-                |entry: &Arc<Entry>| matches!(entry.record, Record::TurnCommitted { .. });
+                |entry: &Arc<JournalEntry>| matches!(entry.record, Record::TurnCommitted { .. });
             let commits = batch.entries.iter().any(is_commit);
             if commits && let Some(act) = moment.before.lock().take() {
                 act();

@@ -27,7 +27,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::*;
 use crate::config::{BaseUrl, JournalEngine, ModelConfig, ToolPattern};
-use crate::journal::{Listing, unfinished, verify};
+use crate::journal::{StoredSessionFilter, unfinished, verify};
 use crate::record::Seq;
 use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use provider::Provider;
@@ -117,7 +117,7 @@ async fn nothing_left(host: &Host) {
 /// Every session's records are such as a host may write, and no run of theirs is open.
 fn journals_are_whole(host: &Host) {
     let journal = &host.inner.link.shared.journal;
-    for stored in journal.list(&Listing::default()).unwrap() {
+    for stored in journal.list(&StoredSessionFilter::default()).unwrap() {
         let entries = journal.read(&stored.id, Seq(0)).unwrap();
         let breaches = verify(&stored.id, &entries);
         assert!(breaches.is_empty(), "{breaches:#?} in {entries:#?}");

@@ -4,18 +4,18 @@ use futures::{FutureExt as _, StreamExt as _};
 
 use super::recovery::{ACCUMULATOR, actors, kill};
 use super::*;
-use crate::config::Approval;
+use crate::config::ApprovalPolicy;
 use crate::event::{ApprovalRequest, Event};
-use crate::journal::Entry;
+use crate::journal::JournalEntry;
 use crate::record::Record;
-use crate::telemetry::{Delivery, Subscription};
+use crate::telemetry::{FeedItem, Subscription};
 use crate::turn::ApprovalDecision;
 use crate::types::{Execution, Judgement, RunEnd, Verdict};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
 /// A tool with effects that people are asked about.
-fn paying(approval: Approval) -> ToolSpec {
+fn paying(approval: ApprovalPolicy) -> ToolSpec {
     ToolSpec { effect: Default::default(), ..spec("pay") }.approval(approval)
 }
 
@@ -23,7 +23,7 @@ fn paying(approval: Approval) -> ToolSpec {
 async fn question(events: &mut Subscription) -> ApprovalRequest {
     let asked = timeout(SOON, async {
         while let Some(delivery) = events.next().await {
-            let Delivery::Event(published) = delivery else { panic!("too slow") };
+            let FeedItem::Event(published) = delivery else { panic!("too slow") };
             if let Event::ApprovalAsked { asked } = &published.event {
                 return ApprovalRequest::clone(asked);
             }
@@ -50,7 +50,7 @@ async fn standing(session: &SessionHandle) {
 /// How many questions are still to be read.
 fn questions(events: &mut Subscription) -> usize {
     let mut asked = 0;
-    while let Some(Some(Delivery::Event(published))) = events.next().now_or_never() {
+    while let Some(Some(FeedItem::Event(published))) = events.next().now_or_never() {
         asked += usize::from(matches!(published.event, Event::ApprovalAsked { .. }));
     }
     asked
@@ -73,7 +73,8 @@ async fn pass(time: Duration) {
 #[tokio::test]
 async fn while_people_are_all_that_is_waited_for_the_clocks_stand_still() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
-    let pay = tool(paying(Approval { before: true, after: true }), |_| async { Ok("paid".into()) });
+    let pay =
+        tool(paying(ApprovalPolicy { before: true, after: true }), |_| async { Ok("paid".into()) });
     let host = host(&provider, registry([pay]), |_| ()).await;
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
@@ -91,7 +92,7 @@ async fn while_people_are_all_that_is_waited_for_the_clocks_stand_still() {
 #[tokio::test]
 async fn a_day_without_an_answer_is_a_no() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
-    let pay = tool(paying(Approval::BEFORE), |_| async { Ok("paid".into()) });
+    let pay = tool(paying(ApprovalPolicy::BEFORE), |_| async { Ok("paid".into()) });
     let host = host(&provider, registry([pay]), |_| ()).await;
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
@@ -106,7 +107,8 @@ async fn a_day_without_an_answer_is_a_no() {
 async fn a_time_beyond_what_the_clock_can_show_is_none() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
     let ever = Duration::from_secs(u64::MAX / 2);
-    let patient = ToolSpec { approval_timeout: ever, ..paying(Approval::BEFORE).timeout(ever) };
+    let patient =
+        ToolSpec { approval_timeout: ever, ..paying(ApprovalPolicy::BEFORE).timeout(ever) };
     let pay = tool(patient, |_| async { Ok("paid".into()) });
     let host = host(&provider, registry([pay]), |_| ()).await;
     let session = session(&host).await;
@@ -120,7 +122,7 @@ async fn a_time_beyond_what_the_clock_can_show_is_none() {
 #[tokio::test]
 async fn beside_a_tool_that_runs_the_clock_runs() {
     let provider = Provider::calling(&[("hang", "{}"), ("pay", "{}")]).await;
-    let pay = tool(paying(Approval::BEFORE), |_| async { Ok("paid".into()) });
+    let pay = tool(paying(ApprovalPolicy::BEFORE), |_| async { Ok("paid".into()) });
     let hang = tool(spec("hang"), |_| std::future::pending());
     let host = host(&provider, registry([pay, hang]), |config| {
         let agent = config.agents.get_mut("default").unwrap();
@@ -144,7 +146,7 @@ async fn beside_a_tool_that_runs_the_clock_runs() {
 #[tokio::test]
 async fn a_question_outlives_its_actors_and_the_time_it_took_does_not_count() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
-    let pay = tool(paying(Approval::BEFORE), |_| async { Ok("paid".into()) });
+    let pay = tool(paying(ApprovalPolicy::BEFORE), |_| async { Ok("paid".into()) });
     let host = host(&provider, registry([pay]), |_| ()).await;
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
@@ -163,7 +165,7 @@ async fn a_question_outlives_its_actors_and_the_time_it_took_does_not_count() {
 async fn an_answer_outlives_its_actors() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
     let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let pay = tool(paying(Approval::BEFORE).idempotent(), {
+    let pay = tool(paying(ApprovalPolicy::BEFORE).idempotent(), {
         let begun = Arc::clone(&begun);
         move |_| {
             let first = begun.fetch_add(1, Ordering::SeqCst) == 0;
@@ -186,7 +188,7 @@ async fn an_answer_outlives_its_actors() {
 #[tokio::test]
 async fn a_decision_that_comes_with_the_death_is_not_lost() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
-    let pay = tool(paying(Approval::BEFORE), |_| async { Ok("paid".into()) });
+    let pay = tool(paying(ApprovalPolicy::BEFORE), |_| async { Ok("paid".into()) });
     let host = host(&provider, registry([pay]), |_| ()).await;
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
@@ -201,7 +203,7 @@ async fn a_decision_that_comes_with_the_death_is_not_lost() {
 async fn what_a_tool_answered_is_in_the_journal_and_with_a_no_nowhere_else() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
     let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
-    let pay = tool(paying(Approval::AFTER), {
+    let pay = tool(paying(ApprovalPolicy::AFTER), {
         let begun = Arc::clone(&begun);
         move |context| {
             begun.fetch_add(1, Ordering::SeqCst);
@@ -229,7 +231,7 @@ async fn what_a_tool_answered_is_in_the_journal_and_with_a_no_nowhere_else() {
         assert!(!request.to_string().contains("secret"), "{request}");
     }
     let entries = super::engine::entries(&*journal, session.id());
-    let reported = entries.iter().find_map(|Entry { record, .. }| {
+    let reported = entries.iter().find_map(|JournalEntry { record, .. }| {
         let Record::CallReported { outcome, .. } = record else { return None };
         Some(&*outcome.content)
     });
@@ -240,7 +242,7 @@ async fn what_a_tool_answered_is_in_the_journal_and_with_a_no_nowhere_else() {
 #[tokio::test]
 async fn a_shutdown_waits_for_no_people() {
     let provider = Provider::calling(&[("pay", "{}")]).await;
-    let pay = tool(paying(Approval::BEFORE), |_| async { Ok("paid".into()) });
+    let pay = tool(paying(ApprovalPolicy::BEFORE), |_| async { Ok("paid".into()) });
     let patient = |config: &mut Config| config.host.shutdown_grace = HOUR;
     let host = host(&provider, registry([pay]), patient).await;
     let session = session(&host).await;

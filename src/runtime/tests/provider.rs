@@ -182,7 +182,7 @@ fn events<E: Into<Box<dyn std::error::Error + Send + Sync>> + 'static>(
     pieces: impl Stream<Item = Result<Bytes, E>> + Send + 'static,
 ) -> Response<Body> {
     let body = pieces.inspect(move |_| {
-        // Held for as long as the body is.
+        // CountGuard for as long as the body is.
         let _ = &open;
     });
     let mut response = Response::new(Body::from_stream(body));

@@ -6,7 +6,7 @@ use super::provider::{Reply, asks_for, says, text};
 use super::*;
 use crate::event::Event;
 use crate::record::StopMode;
-use crate::telemetry::Delivery;
+use crate::telemetry::FeedItem;
 use crate::types::RunEnd;
 
 const STREAM: usize = 0;
@@ -190,7 +190,7 @@ async fn an_actor_that_dies_too_often_fails_the_run_with_every_call_answered() {
     assert_eq!(report.run_messages().len(), 3, "user, call, answer");
     let mut ended = 0;
     use futures::{FutureExt as _, StreamExt as _};
-    while let Some(Some(Delivery::Event(published))) = run.events.next().now_or_never() {
+    while let Some(Some(FeedItem::Event(published))) = run.events.next().now_or_never() {
         ended += usize::from(matches!(published.event, Event::RunEnded { .. }));
     }
     assert_eq!(ended, 1);

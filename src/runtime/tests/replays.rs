@@ -4,9 +4,10 @@ use super::engine::entries;
 use super::provider::{Reply, asks_for, says};
 use super::*;
 use crate::config::{OnExcess, RunOverrides};
-use crate::journal::Listing;
-use crate::record::{Entry, Record, Seq};
-use crate::turn::{Difference, Replayed, TurnRules, replay};
+use crate::journal::StoredSessionFilter;
+use crate::record::{JournalEntry, Record, Seq};
+use crate::session::{Replayed, replay};
+use crate::turn::{Difference, TurnRules};
 use crate::types::{Execution, ToolOutcome};
 
 /// What the host's runs go by.
@@ -21,7 +22,7 @@ fn rules(host: &Host) -> impl Fn(&str, &RunOverrides) -> Result<Arc<TurnRules>, 
 fn replayed(
     host: &Host,
     session: &SessionId,
-    entries: &[Entry],
+    entries: &[JournalEntry],
 ) -> Result<Replayed, Box<Difference>> {
     replay(session, entries, rules(host))
 }
@@ -30,17 +31,17 @@ fn replayed(
 #[track_caller]
 pub(super) fn all(host: &Host) {
     let journal = &*host.inner.link.shared.journal;
-    for session in journal.list(&Listing::default()).unwrap() {
+    for session in journal.list(&StoredSessionFilter::default()).unwrap() {
         let entries = journal.read(&session.id, Seq(0)).unwrap();
         if let Err(difference) = replayed(host, &session.id, &entries) {
-            let lines: Vec<_> = entries.iter().map(Entry::body).collect();
+            let lines: Vec<_> = entries.iter().map(JournalEntry::body).collect();
             panic!("{difference}\nin\n{}", lines.join("\n"));
         }
     }
 }
 
 /// A session with a tool of each kind of ending, and its entries.
-async fn recorded(change: impl FnOnce(&mut Config)) -> (Host, SessionId, Vec<Entry>) {
+async fn recorded(change: impl FnOnce(&mut Config)) -> (Host, SessionId, Vec<JournalEntry>) {
     let provider = Provider::new(|n, _| {
         let calls = [
             ("count", r#"{"n": 1}"#),
@@ -116,7 +117,7 @@ async fn a_call_may_start_before_its_response_has_ended_and_end_behind_that() {
 /// The place and the words of the first difference once the first record that fits is changed.
 #[track_caller]
 fn tampered(
-    (host, id, entries): &(Host, SessionId, Vec<Entry>),
+    (host, id, entries): &(Host, SessionId, Vec<JournalEntry>),
     mut change: impl FnMut(&mut Record) -> bool,
 ) -> (bool, String) {
     let mut entries = entries.clone();
@@ -150,7 +151,7 @@ async fn a_record_that_was_changed_is_found_at_its_place() {
     assert!(there && text.contains("differs:  outcome.content\n"), "its report is there: {text}");
     let (there, text) = tampered(&recorded, |record| {
         let Record::ResponseEnded { ending, .. } = record else { return false };
-        *ending = crate::record::Ending::Length;
+        *ending = crate::record::ResponseDisposition::Length;
         true
     });
     assert!(there && text.contains("differs:  ending"), "{text}");

@@ -8,10 +8,10 @@ use super::provider::{Reply, asks_for, says};
 use super::*;
 use crate::config::RunOverrides;
 use crate::event::Event;
-use crate::journal::{Appended, Entry, Stage, Tell};
+use crate::journal::{AppendStatus, BatchCallback, BatchStatus, JournalEntry};
 use crate::message::Message;
 use crate::record::{Record, Seq, StopMode};
-use crate::telemetry::Delivery;
+use crate::telemetry::FeedItem;
 use crate::types::{Execution, RunEnd, Wire};
 
 fn name(event: &Event) -> String {
@@ -30,7 +30,7 @@ async fn a_run_without_tools_gives_its_answer_and_its_events() {
     let mut run = session.start_run("hello").await.unwrap();
     assert_eq!(run.seq, Seq(2));
     let mut names = Vec::new();
-    while let Some(Delivery::Event(published)) = run.events.next().await {
+    while let Some(FeedItem::Event(published)) = run.events.next().await {
         assert_eq!((&published.session, &published.run), (session.id(), &run.run_id));
         names.push(name(&published.event));
         if matches!(published.event, Event::RunEnded { .. }) {
@@ -270,18 +270,18 @@ async fn a_call_with_effects_waits_until_its_intent_is_durable() {
         }
     });
     // An engine that needs a while for the batch with the intent.
-    let held: Arc<parking_lot::Mutex<Option<Tell>>> = Arc::default();
+    let held: Arc<parking_lot::Mutex<Option<BatchCallback>>> = Arc::default();
     let journal = Engine::new({
         let held = Arc::clone(&held);
         move |inner, mut batch| {
             let is_intent =
-                |entry: &Arc<Entry>| matches!(entry.record, Record::CallIntended { .. });
+                |entry: &Arc<JournalEntry>| matches!(entry.record, Record::CallIntended { .. });
             if !batch.entries.iter().any(is_intent) {
                 return inner.append(batch);
             }
-            *held.lock() = Some(std::mem::replace(&mut batch.tell, Box::new(|_| ())));
+            *held.lock() = Some(std::mem::replace(&mut batch.on_status, Box::new(|_| ())));
             inner.append(batch);
-            Appended::Queued
+            AppendStatus::Queued
         }
     });
     let setup = setup(&provider, registry([pay]), |_| ());
@@ -294,7 +294,7 @@ async fn a_call_with_effects_waits_until_its_intent_is_durable() {
     }
     assert!(!paid.load(Ordering::SeqCst), "it ran before its intent was durable");
     let mut tell = held.lock().take().unwrap();
-    tell(Stage::Durable);
+    tell(BatchStatus::Durable);
     let report = timeout(SOON, run.report).await.unwrap().unwrap();
     assert!(paid.load(Ordering::SeqCst));
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::Answered, "done"));

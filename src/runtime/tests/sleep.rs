@@ -8,7 +8,7 @@ use super::*;
 use crate::event::EventId;
 use crate::message::Message;
 use crate::record::StopMode;
-use crate::telemetry::Delivery;
+use crate::telemetry::FeedItem;
 
 const CLIENTS: usize = 6;
 const ROUNDS: usize = 8;
@@ -52,7 +52,7 @@ async fn nothing_is_lost_or_doubled_on_the_edge_of_sleep() {
                 // All that has happened by now is shown, whether it sleeps meanwhile or not.
                 while runs <= round {
                     match watch.next().await {
-                        Some(Delivery::Event(shown)) => {
+                        Some(FeedItem::Event(shown)) => {
                             runs += usize::from(matches!(
                                 shown.event,
                                 crate::event::Event::RunEnded { .. }

@@ -51,10 +51,10 @@ async fn a_stop_ends_the_wait_between_attempts() {
     let run = session.start_run("go").await.unwrap();
     timeout(SOON, async {
         use crate::event::Event;
-        use crate::telemetry::Delivery;
+        use crate::telemetry::FeedItem;
         use futures::StreamExt as _;
         loop {
-            let Some(Delivery::Event(published)) = events.next().await else { panic!("ended") };
+            let Some(FeedItem::Event(published)) = events.next().await else { panic!("ended") };
             if let Event::AttemptStarted { wait, .. } = published.event {
                 assert_eq!(wait, Duration::from_secs(60));
                 return;

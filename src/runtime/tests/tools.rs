@@ -171,7 +171,7 @@ async fn a_blocking_tool_answers_and_may_panic() {
 #[tokio::test]
 async fn progress_is_shown_while_the_call_is_open_and_is_bounded() {
     use crate::event::Event;
-    use crate::telemetry::Delivery;
+    use crate::telemetry::FeedItem;
     use futures::StreamExt as _;
 
     let provider = Provider::calling(&[("busy", "{}")]).await;
@@ -193,7 +193,7 @@ async fn progress_is_shown_while_the_call_is_open_and_is_bounded() {
     let session = session(&host).await;
     let mut run = session.start_run("go").await.unwrap();
     let mut texts = Vec::new();
-    while let Some(Delivery::Event(published)) = run.events.next().await {
+    while let Some(FeedItem::Event(published)) = run.events.next().await {
         if let Event::CallProgressed { text, .. } = &published.event {
             texts.push(text.clone());
         }
@@ -206,7 +206,7 @@ async fn progress_is_shown_while_the_call_is_open_and_is_bounded() {
     kept.lock().take().unwrap().progress("after the end");
     session.close().await.unwrap();
     while let Some(delivery) = run.events.next().await {
-        let Delivery::Event(published) = delivery else { continue };
+        let FeedItem::Event(published) = delivery else { continue };
         assert!(!matches!(published.event, Event::CallProgressed { .. }));
     }
 }

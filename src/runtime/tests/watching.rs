@@ -12,10 +12,10 @@ use proptest::test_runner::TestRunner;
 use super::engine::{Engine, entries};
 use super::provider::{Reply, chunk, end};
 use super::*;
-use crate::event::{Event, EventId, Published};
-use crate::journal::{Appended, Batch, Entry, Journal, JournalError, Stage};
-use crate::record::{Past, Record, behind};
-use crate::telemetry::Delivery;
+use crate::event::{Event, EventId, PublishedEvent};
+use crate::journal::{AppendStatus, Batch, BatchStatus, Journal, JournalEntry, JournalError};
+use crate::record::{PastEvents, Record, part_after};
+use crate::telemetry::FeedItem;
 use crate::types::Seq;
 
 /// Batches that are accepted and not stored.
@@ -27,20 +27,21 @@ fn late() -> (Arc<Engine>, Waiting) {
     let taken = Arc::clone(&waiting);
     let engine = Engine::new(move |_, batch| {
         taken.lock().push_back(batch);
-        Appended::Queued
+        AppendStatus::Queued
     });
     (engine, waiting)
 }
 
 /// Stores the batch that has waited longest.
 fn store_one(engine: &Engine, waiting: &Waiting) -> bool {
-    let Some(Batch { session, entries, slot, urgent, mut tell }) = waiting.lock().pop_front()
+    let Some(Batch { session, entries, log_state, urgent, mut on_status }) =
+        waiting.lock().pop_front()
     else {
         return false;
     };
-    engine.store(Batch { session, entries, slot, urgent, tell: Box::new(|_| ()) });
-    tell(Stage::Written);
-    tell(Stage::Durable);
+    engine.store(Batch { session, entries, log_state, urgent, on_status: Box::new(|_| ()) });
+    on_status(BatchStatus::Written);
+    on_status(BatchStatus::Durable);
     true
 }
 
@@ -86,13 +87,13 @@ impl Said {
 }
 
 /// The events of a watch until so many runs have ended.
-async fn until_ended(mut watch: Watch, mut runs: usize) -> Vec<Published> {
+async fn until_ended(mut watch: SessionEvents, mut runs: usize) -> Vec<PublishedEvent> {
     let mut seen = Vec::new();
     while runs > 0 {
         match timeout(SOON, watch.next()).await {
-            Ok(Some(Delivery::Event(published))) => {
+            Ok(Some(FeedItem::Event(published))) => {
                 runs -= usize::from(matches!(published.event, Event::RunEnded { .. }));
-                seen.push(Published::clone(&published));
+                seen.push(PublishedEvent::clone(&published));
             }
             other => panic!("{other:?} behind {:?}", seen.last()),
         }
@@ -101,7 +102,7 @@ async fn until_ended(mut watch: Watch, mut runs: usize) -> Vec<Published> {
 }
 
 /// The ids from the begin of each attempt that came to nothing to before its failure.
-fn void(entries: &[Entry]) -> Vec<(Seq, Seq)> {
+fn void(entries: &[JournalEntry]) -> Vec<(Seq, Seq)> {
     let mut began = Seq(0);
     let mut void = Vec::new();
     for entry in entries {
@@ -115,7 +116,7 @@ fn void(entries: &[Entry]) -> Vec<(Seq, Seq)> {
 }
 
 /// What has an id, with texts put together; of void attempts only results.
-fn whole(events: impl IntoIterator<Item = Published>, void: &[(Seq, Seq)]) -> Vec<String> {
+fn whole(events: impl IntoIterator<Item = PublishedEvent>, void: &[(Seq, Seq)]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for published in events {
         let Some(id) = published.id else { continue };
@@ -139,7 +140,7 @@ fn whole(events: impl IntoIterator<Item = Published>, void: &[(Seq, Seq)]) -> Ve
 }
 
 /// What was shown up to a place.
-fn before(live: &[Published], cut: EventId) -> Vec<Published> {
+fn before(live: &[PublishedEvent], cut: EventId) -> Vec<PublishedEvent> {
     let seen = live.iter().cloned().filter_map(|mut published| {
         let id = published.id?;
         if id <= cut {
@@ -160,7 +161,7 @@ fn before(live: &[Published], cut: EventId) -> Vec<Published> {
 }
 
 /// Every place where a watcher may have been, and the middles of texts.
-fn cuts(live: &[Published]) -> Vec<EventId> {
+fn cuts(live: &[PublishedEvent]) -> Vec<EventId> {
     let mut cuts = vec![EventId::default()];
     for published in live {
         let Some(id) = published.id else { continue };
@@ -236,11 +237,13 @@ async fn check(said: Vec<Said>, breaks_at: usize, delays: Vec<u8>) {
 }
 
 /// Watches two runs, and lets another begin at every third of their events.
-async fn watched(session: SessionHandle) -> (Vec<Published>, Vec<(EventId, Vec<Published>)>) {
+async fn watched(
+    session: SessionHandle,
+) -> (Vec<PublishedEvent>, Vec<(EventId, Vec<PublishedEvent>)>) {
     let (mut live, mut others, mut runs) = (Vec::new(), Vec::new(), 2);
     let mut watch = session.watch(EventId::default()).await.unwrap();
     while runs > 0 {
-        let Ok(Some(Delivery::Event(published))) = timeout(SOON, watch.next()).await else {
+        let Ok(Some(FeedItem::Event(published))) = timeout(SOON, watch.next()).await else {
             panic!("it ends after {:?}", live.last());
         };
         runs -= usize::from(matches!(published.event, Event::RunEnded { .. }));
@@ -250,7 +253,7 @@ async fn watched(session: SessionHandle) -> (Vec<Published>, Vec<(EventId, Vec<P
             let other = until_ended(session.watch(cut).await.unwrap(), runs);
             others.push((cut, spawn(other)));
         }
-        live.push(Published::clone(&published));
+        live.push(PublishedEvent::clone(&published));
     }
     let mut ended = Vec::new();
     for (cut, other) in others {
@@ -260,15 +263,15 @@ async fn watched(session: SessionHandle) -> (Vec<Published>, Vec<(EventId, Vec<P
 }
 
 /// The past of entries that were written down and read again.
-fn read_back(session: &SessionHandle, entries: &[Entry]) -> Vec<Published> {
-    let mut past = Past::new(session.id().clone(), "", 0);
+fn read_back(session: &SessionHandle, entries: &[JournalEntry]) -> Vec<PublishedEvent> {
+    let mut past = PastEvents::new(session.id().clone(), "", 0);
     let mut shown = VecDeque::new();
-    for Entry { seq, time, .. } in entries {
+    for JournalEntry { seq, time, .. } in entries {
         let entry = entries.iter().find(|entry| entry.seq == *seq).unwrap();
-        let entry = Entry::read(session.id(), *seq, *time, &entry.body()).unwrap();
+        let entry = JournalEntry::read(session.id(), *seq, *time, &entry.body()).unwrap();
         past.handle_entry(&entry, &mut shown);
     }
-    shown.into_iter().filter_map(|published| behind(EventId::default(), published)).collect()
+    shown.into_iter().filter_map(|published| part_after(EventId::default(), published)).collect()
 }
 
 #[test]
@@ -307,18 +310,18 @@ async fn nothing_leaves_before_it_is_durable_and_nothing_after_a_failure() {
     store_one(&engine, &waiting);
     let next = timeout(SOON, watch.next()).await.unwrap();
     assert!(
-        matches!(&next, Some(Delivery::Event(shown))
+        matches!(&next, Some(FeedItem::Event(shown))
         if shown.id == Some(EventId { seq: Seq(2), bytes: 0 })),
         "{next:?}"
     );
     let failed = waiting.lock().pop_front();
-    let Some(Batch { mut tell, .. }) = failed else { panic!("nothing waits") };
-    tell(Stage::Failed(JournalError::Full));
+    let Some(Batch { mut on_status, .. }) = failed else { panic!("nothing waits") };
+    on_status(BatchStatus::Failed(JournalError::Full));
     let next = timeout(SOON, watch.next()).await.unwrap();
-    assert!(matches!(next, Some(Delivery::Failed(JournalError::Full))), "{next:?}");
+    assert!(matches!(next, Some(FeedItem::Failed(JournalError::Full))), "{next:?}");
     assert!(watch.next().await.is_none());
     let first = run.events.next().await;
-    assert!(matches!(first, Some(Delivery::Event(_))), "{first:?}");
+    assert!(matches!(first, Some(FeedItem::Event(_))), "{first:?}");
     let next = run.events.next().await;
-    assert!(matches!(next, Some(Delivery::Failed(JournalError::Full))), "{next:?}");
+    assert!(matches!(next, Some(FeedItem::Failed(JournalError::Full))), "{next:?}");
 }

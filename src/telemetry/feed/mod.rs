@@ -9,7 +9,7 @@
 //! What a watcher cannot read in the journal is kept for those who come in the middle: the text of
 //! the running attempt, and how far its open calls are.
 
-mod shown;
+mod catch_up;
 mod subscription;
 
 use std::collections::VecDeque;
@@ -20,31 +20,31 @@ use tokio::sync::mpsc;
 use tokio::sync::mpsc::error::TrySendError;
 
 use super::Telemetry;
-use crate::event::{Event, EventId, Published};
+use crate::event::{Event, EventId, PublishedEvent};
 use crate::journal::JournalError;
 use crate::record::RunningText;
 use crate::types::{RunId, Seq};
-use shown::Shown;
-pub use subscription::{Delivery, Subscription, journal_failed};
-use subscription::{End, Watching};
+use catch_up::CatchUpState;
+pub use subscription::{FeedItem, Subscription, journal_failed};
+use subscription::{SubscriberCount, SubscriptionEnd};
 
 /// One session's events on their way to whoever listens. Dropping it ends every subscriber's
 /// stream.
 #[derive(Debug)]
 pub struct Feed {
     telemetry: Telemetry,
-    state: Mutex<State>,
+    state: Mutex<FeedState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct FeedState {
     /// Behind what was published last.
     head: EventId,
     /// The last record up to which all are durable.
     durable: Seq,
     /// Each with the record that it waits for.
-    waiting: VecDeque<(Seq, Published)>,
-    shown: Shown,
+    waiting: VecDeque<(Seq, PublishedEvent)>,
+    shown: CatchUpState,
     subscribers: Vec<Subscriber>,
     failed: Option<JournalError>,
     /// Held by those who are about to subscribe.
@@ -56,19 +56,19 @@ struct State {
 /// Held by somebody who is about to subscribe: the session stays for that.
 #[derive(Clone, Debug)]
 #[must_use = "the session stays only as long as this is held"]
-pub struct Entering(#[expect(dead_code, reason = "counted by its reference")] Arc<()>);
+pub struct PendingSubscription(#[expect(dead_code, reason = "counted by its reference")] Arc<()>);
 
 #[derive(Debug)]
 struct Subscriber {
     /// Whose events it hears; those of all runs if there is none.
     run: Option<RunId>,
-    queue: mpsc::Sender<Arc<Published>>,
-    end: Arc<OnceLock<End>>,
+    queue: mpsc::Sender<Arc<PublishedEvent>>,
+    end: Arc<OnceLock<SubscriptionEnd>>,
 }
 
 /// What an event is the view of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Recorded {
+pub struct RecordPosition {
     /// The record's place.
     pub seq: Seq,
     /// Its time, which is the event's.
@@ -79,7 +79,7 @@ pub struct Recorded {
 
 /// How far watchers have been shown a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub struct FeedPosition {
     /// Behind what was shown last.
     pub at: EventId,
     /// Behind the last event that is the view of a record.
@@ -93,13 +93,13 @@ pub struct Progress {
 
 /// What a watcher who comes in the middle is shown beside what the journal holds.
 #[derive(Debug)]
-pub struct Snapshot {
+pub struct FeedSnapshot {
     /// How far the session has been shown: what the subscription gives comes behind that.
-    pub progress: Progress,
+    pub progress: FeedPosition,
     /// The text of the attempt that runs.
     pub running: Option<RunningText>,
     /// The last states of each open call.
-    pub open: Vec<Arc<Published>>,
+    pub open: Vec<Arc<PublishedEvent>>,
 }
 
 impl Feed {
@@ -107,11 +107,11 @@ impl Feed {
     /// behind; a new one's is 0.
     #[must_use]
     pub fn starting_at(telemetry: Telemetry, at: EventId) -> Self {
-        let state = State {
+        let state = FeedState {
             head: at,
             durable: at.seq,
             waiting: VecDeque::new(),
-            shown: Shown::at(at),
+            shown: CatchUpState::at(at),
             subscribers: Vec::new(),
             failed: None,
             entering: Arc::default(),
@@ -122,14 +122,14 @@ impl Feed {
 
     /// Shows an event, now or as soon as what it stands behind is durable. Gives it its id. Never
     /// blocks.
-    pub fn publish(&self, mut published: Published, recorded: Option<Recorded>) {
+    pub fn publish(&self, mut published: PublishedEvent, recorded: Option<RecordPosition>) {
         let mut state = self.state.lock();
         if state.failed.is_some() {
             return;
         }
         let (event, before) = (&published.event, state.head);
         let id = match recorded {
-            Some(Recorded { seq, shown, .. }) => {
+            Some(RecordPosition { seq, shown, .. }) => {
                 EventId { seq, bytes: shown }.after(event, Some(seq))
             }
             None => before.after(event, None),
@@ -148,7 +148,7 @@ impl Feed {
 
     /// Takes in text if nobody listens and nothing waits, which costs no more than to keep it.
     /// Returns whether that was so.
-    pub fn take_text(&self, event: &Event) -> bool {
+    pub fn append_text_if_unwatched(&self, event: &Event) -> bool {
         let Some((is_thinking, text)) = event.text() else { return false };
         let mut state = self.state.lock();
         if !state.is_idle() || !state.waiting.is_empty() || state.head.seq > state.durable {
@@ -179,7 +179,7 @@ impl Feed {
         state.waiting.clear();
         for subscriber in state.subscribers.drain(..) {
             // It is still there, so it has no end yet.
-            let _ = subscriber.end.set(End::Failed(error.clone()));
+            let _ = subscriber.end.set(SubscriptionEnd::Failed(error.clone()));
         }
         state.failed.get_or_insert(error);
     }
@@ -196,39 +196,39 @@ impl Feed {
 
     /// Adds a subscriber, and says what it has missed behind `after` that no journal holds: of the
     /// running attempt's text only that.
-    pub fn watch(&self, after: EventId, capacity: usize) -> (Subscription, Snapshot) {
+    pub fn subscribe_from(&self, after: EventId, capacity: usize) -> (Subscription, FeedSnapshot) {
         let mut state = self.state.lock();
         let progress = state.progress();
         let from = if after >= progress.recorded { after.bytes } else { 0 };
         let running = state.shown.running(from);
         let open = state.shown.open_calls();
         let subscription = self.add(&mut state, None, capacity);
-        (subscription, Snapshot { progress, running, open })
+        (subscription, FeedSnapshot { progress, running, open })
     }
 
     /// How far watchers have been shown the session.
     #[must_use]
-    pub fn progress(&self) -> Progress {
+    pub fn progress(&self) -> FeedPosition {
         self.state.lock().progress()
     }
 
     /// Somebody is about to subscribe; nobody can to a session that is leaving.
     #[must_use]
-    pub fn enter(&self) -> Option<Entering> {
+    pub fn begin_subscription(&self) -> Option<PendingSubscription> {
         let state = self.state.lock();
-        (!state.left).then(|| Entering(Arc::clone(&state.entering)))
+        (!state.left).then(|| PendingSubscription(Arc::clone(&state.entering)))
     }
 
     /// The session leaves memory, unless somebody listens or is about to. Returns whether it does.
     #[must_use]
-    pub fn leave(&self) -> bool {
+    pub fn close_if_idle(&self) -> bool {
         let mut state = self.state.lock();
         state.left = state.is_idle() && Arc::strong_count(&state.entering) == 1;
         state.left
     }
 
     /// It does not leave after all.
-    pub fn stay(&self) {
+    pub fn reopen(&self) {
         self.state.lock().left = false;
     }
 
@@ -246,7 +246,7 @@ impl Feed {
         state.subscribers.iter().map(|subscriber| waiting(&subscriber.queue)).max().unwrap_or(0)
     }
 
-    fn add(&self, state: &mut State, run: Option<RunId>, capacity: usize) -> Subscription {
+    fn add(&self, state: &mut FeedState, run: Option<RunId>, capacity: usize) -> Subscription {
         let (sender, receiver) = mpsc::channel(capacity.max(1));
         let end = Arc::new(OnceLock::new());
         // An idle session publishes nothing, and those who leave it would never be let go.
@@ -257,10 +257,10 @@ impl Feed {
                 state.subscribers.push(Subscriber { run, queue: sender, end });
             }
             Some(error) => {
-                let _ = end.set(End::Failed(error.clone()));
+                let _ = end.set(SubscriptionEnd::Failed(error.clone()));
             }
         }
-        Subscription::new(receiver, end, state.shown.place(), Watching::new(&self.telemetry))
+        Subscription::new(receiver, end, state.shown.place(), SubscriberCount::new(&self.telemetry))
     }
 
     fn count_lagged(&self, lagged: usize) {
@@ -270,10 +270,10 @@ impl Feed {
     }
 }
 
-impl State {
+impl FeedState {
     /// Hands an event to every subscriber, and lets those go that are gone or too slow. Returns
     /// how many were too slow. Allocates nothing for what nobody hears and nobody is told later.
-    fn show(&mut self, published: Published) -> usize {
+    fn show(&mut self, published: PublishedEvent) -> usize {
         self.subscribers.retain(|subscriber| !subscriber.queue.is_closed());
         let Some(event) = self.shown.take(published, self.subscribers.is_empty()) else { return 0 };
         let mut lagged = 0;
@@ -286,7 +286,7 @@ impl State {
                 Err(TrySendError::Closed(_)) => false,
                 Err(TrySendError::Full(_)) => {
                     // The mark is set before the sender is dropped, which is what the reader sees.
-                    let _ = subscriber.end.set(End::Lagged);
+                    let _ = subscriber.end.set(SubscriptionEnd::Lagged);
                     lagged += 1;
                     false
                 }
@@ -299,8 +299,8 @@ impl State {
         self.subscribers.iter().all(|subscriber| subscriber.queue.is_closed())
     }
 
-    fn progress(&self) -> Progress {
-        Progress {
+    fn progress(&self) -> FeedPosition {
+        FeedPosition {
             at: self.shown.place(),
             recorded: self.shown.recorded,
             durable: self.durable.max(self.shown.place().seq),

@@ -8,22 +8,22 @@ use futures::Stream;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::event::{EventId, PublicEvent, Published};
+use crate::event::{EventId, PublicEvent, PublishedEvent};
 use crate::journal::JournalError;
 use crate::telemetry::Telemetry;
 
 /// What a subscriber gets.
 #[derive(Clone, Debug)]
-pub enum Delivery {
+pub enum FeedItem {
     /// The next event.
-    Event(Arc<Published>),
+    Event(Arc<PublishedEvent>),
     /// The subscriber was too slow and missed what came next. This is its last item.
     Lagged,
     /// The session's journal failed, and what came next is not stored. This is its last item.
     Failed(JournalError),
 }
 
-/// What clients are shown of [`Delivery::Failed`].
+/// What clients are shown of [`FeedItem::Failed`].
 #[must_use]
 pub fn journal_failed(error: &JournalError) -> PublicEvent {
     let json = json!({
@@ -36,48 +36,48 @@ pub fn journal_failed(error: &JournalError) -> PublicEvent {
 }
 
 /// The events of one session, or of one of its runs, from the moment of subscribing: a stream of
-/// [`Delivery`], which ends with the session, or after [`Delivery::Lagged`] or
-/// [`Delivery::Failed`].
+/// [`FeedItem`], which ends with the session, or after [`FeedItem::Lagged`] or
+/// [`FeedItem::Failed`].
 #[derive(Debug)]
 #[must_use = "a subscription that is dropped hears nothing"]
 pub struct Subscription {
-    queue: mpsc::Receiver<Arc<Published>>,
-    end: Arc<OnceLock<End>>,
+    queue: mpsc::Receiver<Arc<PublishedEvent>>,
+    end: Arc<OnceLock<SubscriptionEnd>>,
     is_over: bool,
     began: EventId,
-    _watching: Watching,
+    _watching: SubscriberCount,
 }
 
 /// Why a subscription ends before its session does.
 #[derive(Clone, Debug)]
-pub(super) enum End {
+pub(super) enum SubscriptionEnd {
     Lagged,
     Failed(JournalError),
 }
 
 /// A subscriber as it is counted.
 #[derive(Debug)]
-pub(super) struct Watching(Telemetry);
+pub(super) struct SubscriberCount(Telemetry);
 
-impl Watching {
+impl SubscriberCount {
     pub(super) fn new(telemetry: &Telemetry) -> Self {
-        telemetry.metrics().watchers.increment(1.0);
+        telemetry.metrics().runs.watchers.increment(1.0);
         Self(telemetry.clone())
     }
 }
 
-impl Drop for Watching {
+impl Drop for SubscriberCount {
     fn drop(&mut self) {
-        self.0.metrics().watchers.decrement(1.0);
+        self.0.metrics().runs.watchers.decrement(1.0);
     }
 }
 
 impl Subscription {
     pub(super) fn new(
-        queue: mpsc::Receiver<Arc<Published>>,
-        end: Arc<OnceLock<End>>,
+        queue: mpsc::Receiver<Arc<PublishedEvent>>,
+        end: Arc<OnceLock<SubscriptionEnd>>,
         began: EventId,
-        watching: Watching,
+        watching: SubscriberCount,
     ) -> Self {
         Self { queue, end, is_over: false, began, _watching: watching }
     }
@@ -90,16 +90,16 @@ impl Subscription {
 }
 
 impl Stream for Subscription {
-    type Item = Delivery;
+    type Item = FeedItem;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Delivery>> {
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FeedItem>> {
         let next = ready!(self.queue.poll_recv(context));
         Poll::Ready(match next {
-            Some(event) => Some(Delivery::Event(event)),
+            Some(event) => Some(FeedItem::Event(event)),
             None if std::mem::replace(&mut self.is_over, true) => None,
             None => self.end.get().map(|end| match end {
-                End::Lagged => Delivery::Lagged,
-                End::Failed(error) => Delivery::Failed(error.clone()),
+                SubscriptionEnd::Lagged => FeedItem::Lagged,
+                SubscriptionEnd::Failed(error) => FeedItem::Failed(error.clone()),
             }),
         })
     }

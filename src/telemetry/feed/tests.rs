@@ -19,7 +19,7 @@ fn tell(feed: &Feed, event: Event) {
 
 /// Publishes an event of the record `seq`, before which so much of the attempt was shown.
 fn tell_recorded(feed: &Feed, event: Event, seq: u64, shown: u64) {
-    let recorded = Recorded { seq: Seq(seq), time: 7, shown };
+    let recorded = RecordPosition { seq: Seq(seq), time: 7, shown };
     feed.publish(samples::published(event), Some(recorded));
 }
 
@@ -27,12 +27,12 @@ fn limit() -> Event {
     Event::LimitReached { limit: "l".into(), value: 1, maximum: 2, action: "a".into() }
 }
 
-fn shown(delivery: &Delivery) -> String {
-    let Delivery::Event(published) = delivery else {
+fn shown(delivery: &FeedItem) -> String {
+    let FeedItem::Event(published) = delivery else {
         return match delivery {
-            Delivery::Lagged => "lagged".to_owned(),
-            Delivery::Failed(error) => format!("failed: {error}"),
-            Delivery::Event(_) => unreachable!(),
+            FeedItem::Lagged => "lagged".to_owned(),
+            FeedItem::Failed(error) => format!("failed: {error}"),
+            FeedItem::Event(_) => unreachable!(),
         };
     };
     let id = published.id.map(|id| id.to_string()).unwrap_or_default();
@@ -91,7 +91,7 @@ async fn a_subscriber_to_a_run_hears_that_run_alone_and_lags_for_no_other() {
     let (one, other) = (feed.subscribe_to(RunId("b".into()), 2), feed.subscribe(8));
     for (number, run) in ["a", "a", "a", "b", "c", "b"].into_iter().enumerate() {
         feed.publish(
-            Published { run: RunId(run.into()), ..samples::published(text(number)) },
+            PublishedEvent { run: RunId(run.into()), ..samples::published(text(number)) },
             None,
         );
     }
@@ -120,7 +120,7 @@ async fn a_subscriber_that_reads_does_not_lag() {
     let mut reader = feed.subscribe(1);
     for number in 0..100 {
         tell(&feed, text(number));
-        assert!(matches!(reader.next().await, Some(Delivery::Event(_))));
+        assert!(matches!(reader.next().await, Some(FeedItem::Event(_))));
     }
 }
 
@@ -133,7 +133,7 @@ async fn a_waiting_subscriber_wakes_for_an_event_and_for_the_end() {
         tell(&feed, text(0));
     };
     let (seen, ()) = tokio::join!(waiting.next(), publish);
-    assert!(matches!(seen, Some(Delivery::Event(_))));
+    assert!(matches!(seen, Some(FeedItem::Event(_))));
     let close = async {
         tokio::task::yield_now().await;
         drop(feed);
@@ -187,7 +187,7 @@ fn what_stands_behind_a_record_waits_until_that_is_durable() {
     assert_eq!(ready(&mut events), ["0.1 a"]);
     assert_eq!(feed.progress().at.to_string(), "0.1");
     // The text of one who comes now is what was shown, and not what waits.
-    let (mut late, snapshot) = feed.watch(EventId::default(), 8);
+    let (mut late, snapshot) = feed.subscribe_from(EventId::default(), 8);
     assert!(snapshot.open.is_empty());
     feed.durable(Seq(2));
     assert_eq!(ready(&mut events), ["2.1 LimitReached", "2.3 bc"]);
@@ -210,7 +210,7 @@ fn what_waits_when_the_journal_fails_is_never_shown() {
     let failed = "failed: write the journal: the disk is full";
     assert_eq!(ready(&mut events), [failed]);
     assert!(events.next().now_or_never().is_some_and(|end| end.is_none()));
-    let (mut late, snapshot) = feed.watch(EventId::default(), 8);
+    let (mut late, snapshot) = feed.subscribe_from(EventId::default(), 8);
     assert_eq!(snapshot.progress.at, EventId::default());
     assert_eq!(ready(&mut late), [failed]);
     assert_eq!(
@@ -225,13 +225,13 @@ fn text_that_nobody_hears_is_kept_for_who_comes() {
     let feed = feed();
     feed.durable(Seq(9));
     tell_recorded(&feed, Event::TurnStarted, 3, 0);
-    let heard = |event: &Event| !feed.take_text(event);
+    let heard = |event: &Event| !feed.append_text_if_unwatched(event);
     assert!(!heard(&Event::ThinkingReceived { text: "hm".into() }));
     assert!(!heard(&text("Nö")));
     assert!(!heard(&text("on")));
     assert!(heard(&limit()));
     let running = |after: &str| {
-        let (_, snapshot) = feed.watch(after.parse().unwrap(), 1);
+        let (_, snapshot) = feed.subscribe_from(after.parse().unwrap(), 1);
         let running = snapshot.running.unwrap();
         let pieces = running.pieces.into_iter().map(|piece| (piece.is_thinking, piece.text));
         (running.from, pieces.collect::<Vec<_>>())
@@ -264,7 +264,8 @@ fn text_stays_until_the_record_behind_its_response() {
     tell(&feed, text("all"));
     let ended = Event::ResponseEnded { names: vec![], opened: 0, detected: 0, stopped: false };
     tell(&feed, ended);
-    let pieces = || feed.watch(EventId::default(), 1).1.running.map(|text| text.pieces.len());
+    let pieces =
+        || feed.subscribe_from(EventId::default(), 1).1.running.map(|text| text.pieces.len());
     assert_eq!((feed.progress().at.to_string().as_str(), pieces()), ("1.3", Some(1)));
     tell_recorded(&feed, limit(), 3, 0);
     assert_eq!((feed.progress().at.to_string().as_str(), pieces()), ("3.0", Some(0)));
@@ -280,12 +281,12 @@ fn who_comes_is_told_of_the_calls_that_are_open() {
         call
     };
     let open = || {
-        let (_, snapshot) = feed.watch(EventId::default(), 1);
+        let (_, snapshot) = feed.subscribe_from(EventId::default(), 1);
         snapshot.open.iter().map(|published| kind(&published.event)).collect::<Vec<_>>()
     };
     let service = |status| {
         let call = Box::new(samples::service_call());
-        Event::ServiceCallShown { call, status }
+        Event::ServiceCallChanged { call, status }
     };
     use crate::event::ServiceCallStatus::{Finished, Running};
     tell(&feed, Event::CallOpened { call: call(2) });
@@ -306,7 +307,7 @@ fn who_comes_is_told_of_the_calls_that_are_open() {
         tell(&feed, Event::CallProgressed { key: call(2).key, text: text.into() });
         tell(&feed, Event::CallProgressed { key: call(7).key, text: text.into() });
     }
-    assert_eq!(open(), ["CallStarted", "CallProgressed", "ServiceCallShown", "CallOpened"]);
+    assert_eq!(open(), ["CallStarted", "CallProgressed", "ServiceCallChanged", "CallOpened"]);
     tell(&feed, service(Finished));
     tell(&feed, Event::CallDiscarded { call: call(3), had_result: false });
     assert_eq!(open(), ["CallStarted", "CallProgressed"]);

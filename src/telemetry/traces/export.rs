@@ -41,14 +41,14 @@ const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
 /// Takes finished spans, and never waits for the collector.
 #[derive(Debug)]
-pub(super) struct Exports {
+pub(super) struct SpanExporterQueue {
     processor: BatchSpanProcessor,
-    counts: Arc<Counts>,
+    counts: Arc<SpanCounts>,
     queue_max: usize,
 }
 
 /// What became of spans.
-struct Counts {
+struct SpanCounts {
     /// Spans that wait, or are being sent.
     waiting: AtomicUsize,
     exported: Counter,
@@ -58,7 +58,7 @@ struct Counts {
     failing: AtomicBool,
 }
 
-impl Exports {
+impl SpanExporterQueue {
     /// A way to the collector that the environment names.
     ///
     /// # Errors
@@ -72,18 +72,18 @@ impl Exports {
         if let Some(problem) = unknown(&["OTEL_TRACES_SAMPLER"], &SAMPLERS) {
             tracing::warn!(problem, "all_traces_sampled");
         }
-        let client = Client::from_env().map_err(|error| error.to_string())?;
+        let client = CollectorClient::from_env().map_err(|error| error.to_string())?;
         let exporter = OtlpExporter::builder().with_http().with_http_client(client).build();
         let exporter = exporter.map_err(|error| error.to_string())?;
         let [exported, failed, dropped] = counters(&metrics.recorder);
-        let counts = Arc::new(Counts {
+        let counts = Arc::new(SpanCounts {
             waiting: AtomicUsize::new(0),
             exported,
             failed,
             dropped,
             failing: AtomicBool::new(false),
         });
-        let counted = Counted { exporter, counts: Arc::clone(&counts) };
+        let counted = CountingExporter { exporter, counts: Arc::clone(&counts) };
         let mut processor = BatchSpanProcessor::builder(counted).build();
         processor.set_resource(&resource());
         let queue_max = number("OTEL_BSP_MAX_QUEUE_SIZE").unwrap_or(QUEUE_MAX);
@@ -115,7 +115,7 @@ impl Exports {
     }
 }
 
-impl std::fmt::Debug for Counts {
+impl std::fmt::Debug for SpanCounts {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Counts").field("waiting", &self.waiting).finish_non_exhaustive()
     }
@@ -123,12 +123,12 @@ impl std::fmt::Debug for Counts {
 
 /// An exporter whose doings are counted.
 #[derive(Debug)]
-struct Counted {
+struct CountingExporter {
     exporter: OtlpExporter,
-    counts: Arc<Counts>,
+    counts: Arc<SpanCounts>,
 }
 
-impl SpanExporter for Counted {
+impl SpanExporter for CountingExporter {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let count = batch.len();
         let exported = self.exporter.export(batch).await;
@@ -163,26 +163,26 @@ impl SpanExporter for Counted {
 
 /// The host's own HTTP client for the exporter, whose thread is none of the runtime's.
 #[derive(Debug)]
-struct Client {
-    http: reqwest::Client,
+struct CollectorClient {
+    http: reqwest::CollectorClient,
     runtime: Handle,
 }
 
-impl Client {
+impl CollectorClient {
     fn from_env() -> Result<Self, Box<dyn std::error::Error>> {
         let timeout = number("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT")
             .or_else(|| number("OTEL_EXPORTER_OTLP_TIMEOUT"));
         let timeout = timeout.map_or(TIMEOUT, |ms| Duration::from_millis(ms as u64));
         let http = tls::client(|| {
             // A redirect would take the headers, and a key among them, to another place.
-            reqwest::Client::builder().timeout(timeout).redirect(Policy::none())
+            reqwest::CollectorClient::builder().timeout(timeout).redirect(Policy::none())
         })?;
         Ok(Self { http, runtime: Handle::try_current()? })
     }
 }
 
 #[async_trait]
-impl HttpClient for Client {
+impl HttpClient for CollectorClient {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let (http, request) = (self.http.clone(), request.try_into()?);
         self.runtime.spawn(send(http, request)).await?
@@ -190,7 +190,7 @@ impl HttpClient for Client {
 }
 
 async fn send(
-    http: reqwest::Client,
+    http: reqwest::CollectorClient,
     request: reqwest::Request,
 ) -> Result<Response<Bytes>, HttpError> {
     let mut answer = http.execute(request).await?;

@@ -10,18 +10,18 @@ use opentelemetry_sdk::trace::{SpanData, SpanEvents, SpanLinks};
 use reqwest::Url;
 
 use crate::config::ModelConfig;
-use crate::telemetry::handles::error_word;
+use crate::telemetry::labelled_handles::error_type;
 use crate::types::{ProviderError, TraceContext, Wire, excerpt};
 
 /// Characters of an error's message on a span.
 const ERROR_CHARS_MAX: usize = 200;
 
 /// A span that is over.
-pub(super) struct Finished {
+pub(super) struct FinishedSpan {
     pub(super) name: String,
     pub(super) kind: SpanKind,
     pub(super) context: TraceContext,
-    pub(super) parent: Parent,
+    pub(super) parent: SpanParent,
     pub(super) start: SystemTime,
     pub(super) end: SystemTime,
     pub(super) attributes: Vec<KeyValue>,
@@ -30,26 +30,28 @@ pub(super) struct Finished {
 }
 
 /// What a span is below.
-pub(super) enum Parent {
+pub(super) enum SpanParent {
     None,
     Ours(TraceContext),
     Remote(TraceContext),
 }
 
 /// Where a model is.
-pub(super) struct Service {
+pub(super) struct ModelService {
     provider: &'static str,
     address: Option<String>,
     port: Option<i64>,
 }
 
-impl Finished {
+impl FinishedSpan {
     /// It as the exporter takes it.
     pub(super) fn data(self, scope: &InstrumentationScope) -> SpanData {
         let Self { name, kind, context: of, parent, start, end, mut attributes, error } = self;
         let parent_id = match &parent {
-            Parent::Ours(parent) | Parent::Remote(parent) => SpanId::from_bytes(parent.span_id()),
-            Parent::None => SpanId::INVALID,
+            SpanParent::Ours(parent) | SpanParent::Remote(parent) => {
+                SpanId::from_bytes(parent.span_id())
+            }
+            SpanParent::None => SpanId::INVALID,
         };
         let status = match error {
             Some((kind, message)) => {
@@ -61,7 +63,7 @@ impl Finished {
         SpanData {
             span_context: context(&of, false),
             parent_span_id: parent_id,
-            parent_span_is_remote: matches!(parent, Parent::Remote(_)),
+            parent_span_is_remote: matches!(parent, SpanParent::Remote(_)),
             span_kind: kind,
             name: name.into(),
             start_time: start,
@@ -76,7 +78,7 @@ impl Finished {
     }
 }
 
-impl Service {
+impl ModelService {
     /// The service of a configured model.
     pub(super) fn of(model: &ModelConfig) -> Self {
         let provider = match model.wire {
@@ -102,7 +104,7 @@ impl Service {
 pub(super) fn attempt_error(error: &ProviderError) -> (String, String) {
     let kind = match error.status {
         Some(status) => status.to_string(),
-        None => error_word(error.kind).to_owned(),
+        None => error_type(error.kind).to_owned(),
     };
     (kind, error.message.clone())
 }

@@ -20,10 +20,10 @@ use std::time::Duration;
 
 use ::metrics::Counter;
 
-use super::families::SharedRecorder;
-use super::{Metrics, names};
+use super::Metrics;
+use super::metric_table::{SPANS, SharedRecorder};
 use crate::config::ModelConfig;
-use crate::event::Published;
+use crate::event::PublishedEvent;
 use crate::response::ResponseAssembler;
 use crate::types::{Content, RunId, RunTrace, SessionId, TraceContext};
 use crate::wire::ModelRequest;
@@ -40,8 +40,7 @@ pub struct Traces {
 
 /// What became of spans: exported, failed, dropped.
 pub(super) fn counters(recorder: &SharedRecorder) -> [Counter; 3] {
-    ["exported", "failed", "dropped"]
-        .map(|result| names::SPANS.counter(recorder, &[("result", result)]))
+    ["exported", "failed", "dropped"].map(|result| SPANS.series(recorder, &[("result", result)]))
 }
 
 /// A run that begins, or goes on.
@@ -131,7 +130,7 @@ impl Traces {
     }
 
     /// Makes of an event what there is to make. Never blocks.
-    pub(super) fn observe(&self, published: &Published) {
+    pub(super) fn observe(&self, published: &PublishedEvent) {
         #[cfg(feature = "otlp")]
         if let Some(spans) = &self.spans {
             spans.observe(published);

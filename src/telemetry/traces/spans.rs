@@ -15,10 +15,12 @@ use parking_lot::Mutex;
 
 use super::TracedRun;
 use super::contents;
-use super::export::Exports;
-use super::finished::{Finished, Parent, Service, attempt_error, context, count, text};
+use super::export::SpanExporterQueue;
+use super::finished::{
+    FinishedSpan, ModelService, SpanParent, attempt_error, context, count, text,
+};
 use crate::config::ModelConfig;
-use crate::event::{Event, Published, RunStats};
+use crate::event::{Event, PublishedEvent, RunStats};
 use crate::journal::unix_ms;
 use crate::response::ResponseAssembler;
 use crate::telemetry::Metrics;
@@ -36,17 +38,17 @@ const CAPTURE: &str = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT";
 /// Makes the spans of one host.
 pub(super) struct Spans {
     /// The run of each session that goes on.
-    runs: Mutex<HashMap<SessionId, OpenRun>>,
+    runs: Mutex<HashMap<SessionId, TracedOpenRun>>,
     /// By the models' names at their services.
-    services: HashMap<String, Service>,
+    services: HashMap<String, ModelService>,
     sampler: Box<dyn ShouldSample>,
     captures: bool,
     scope: InstrumentationScope,
-    exports: Exports,
+    exports: SpanExporterQueue,
 }
 
 /// A run that goes on.
-struct OpenRun {
+struct TracedOpenRun {
     id: RunId,
     trace: Arc<RunTrace>,
     /// What the run was asked for in.
@@ -72,7 +74,7 @@ impl Spans {
         models: &BTreeMap<String, ModelConfig>,
         metrics: &Metrics,
     ) -> Result<Self, String> {
-        let services = models.values().map(|model| (model.model.clone(), Service::of(model)));
+        let services = models.values().map(|model| (model.model.clone(), ModelService::of(model)));
         let scope = InstrumentationScope::builder("callsheet");
         Ok(Self {
             runs: Mutex::default(),
@@ -80,7 +82,7 @@ impl Spans {
             sampler: Config::default().sampler,
             captures: contents::is_wanted(std::env::var(CAPTURE).ok().as_deref()),
             scope: scope.with_version(env!("CARGO_PKG_VERSION")).build(),
-            exports: Exports::from_env(metrics)?,
+            exports: SpanExporterQueue::from_env(metrics)?,
         })
     }
 
@@ -108,7 +110,7 @@ impl Spans {
         let clock = (ms(unix_ms()) - elapsed).max(began);
         let known = runs.remove(session).filter(|known| known.id == *id);
         let input = input.filter(|_| self.captures).map(contents::user);
-        let open = OpenRun {
+        let open = TracedOpenRun {
             id: id.clone(),
             trace: Arc::clone(&trace),
             parent: given,
@@ -152,8 +154,8 @@ impl Spans {
         }
     }
 
-    pub(super) fn observe(&self, published: &Published) {
-        let Published { session, run: id, turn, event, .. } = published;
+    pub(super) fn observe(&self, published: &PublishedEvent) {
+        let PublishedEvent { session, run: id, turn, event, .. } = published;
         let is_told = matches!(
             event,
             Event::TurnStarted
@@ -193,17 +195,17 @@ impl Spans {
 
     fn chat(
         &self,
-        run: &mut OpenRun,
+        run: &mut TracedOpenRun,
         session: &SessionId,
         turn: u32,
         now: SystemTime,
         event: &Event,
-    ) -> Finished {
-        let mut span = Finished {
+    ) -> FinishedSpan {
+        let mut span = FinishedSpan {
             name: "chat".to_owned(),
-            kind: SpanKind::Client,
+            kind: SpanKind::CollectorClient,
             context: run.trace.of_attempt(turn, run.attempt),
-            parent: Parent::Ours(run.trace.run().clone()),
+            parent: SpanParent::Ours(run.trace.run().clone()),
             start: now,
             end: now,
             attributes: vec![text("gen_ai.operation.name", "chat")],
@@ -260,11 +262,11 @@ impl Spans {
     /// None of a call that never started, or whose result is that of another.
     fn execute_tool(
         &self,
-        run: &OpenRun,
+        run: &TracedOpenRun,
         session: &SessionId,
         now: SystemTime,
         result: &ToolResult,
-    ) -> Option<Finished> {
+    ) -> Option<FinishedSpan> {
         let ToolResult { call, outcome, notes, started, duration, .. } = result;
         if notes.duplicate_of.is_some() || notes.reused {
             return None;
@@ -287,11 +289,11 @@ impl Spans {
         let kind = || outcome.kind.map_or(outcome.status.as_str(), |kind| kind.as_str());
         // What a tool says may be as private as its result.
         let error = (outcome.status != ToolStatus::Ok).then(|| (kind().to_owned(), String::new()));
-        Some(Finished {
+        Some(FinishedSpan {
             name: format!("execute_tool {}", call.name),
             kind: SpanKind::Internal,
             context: run.trace.of_call(call.key),
-            parent: Parent::Ours(run.trace.run().clone()),
+            parent: SpanParent::Ours(run.trace.run().clone()),
             start,
             end: (start + *duration).min(now.max(start)),
             attributes,
@@ -301,13 +303,13 @@ impl Spans {
 
     fn invoke_agent(
         &self,
-        run: &OpenRun,
+        run: &TracedOpenRun,
         session: &SessionId,
         now: SystemTime,
         (end, error): (RunEnd, Option<&RunError>),
         answer: &str,
         stats: &RunStats,
-    ) -> Finished {
+    ) -> FinishedSpan {
         let mut attributes = vec![
             text("gen_ai.operation.name", "invoke_agent"),
             text("gen_ai.agent.name", &run.agent),
@@ -334,11 +336,11 @@ impl Spans {
             Some(RunError { code, message, .. }) => Some((code.to_string(), message.clone())),
             None => failed.then(|| (end.as_str().to_owned(), String::new())),
         };
-        Finished {
+        FinishedSpan {
             name: format!("invoke_agent {}", run.agent),
             kind: SpanKind::Internal,
             context: run.trace.run().clone(),
-            parent: run.parent.clone().map_or(Parent::None, Parent::Remote),
+            parent: run.parent.clone().map_or(SpanParent::None, SpanParent::Remote),
             start: run.began,
             end: now.max(run.began),
             attributes,

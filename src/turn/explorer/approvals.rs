@@ -72,7 +72,11 @@ impl World {
                 && self.said((key, phase), &self.log).is_none()
                 && matches!(
                     &self.turn.stage,
-                    TurnStage::ResponseEnded { ending: Ending::Well, cancelled: None, .. }
+                    TurnStage::ResponseEnded {
+                        ending: ResponseDisposition::Well,
+                        cancelled: None,
+                        ..
+                    }
                 );
             if for_long {
                 assert_ne!(call.question(), Some(phase), "a question outlived its time");
@@ -121,7 +125,7 @@ impl World {
         assert!(tool.approval.before && self.may_start(call, rules), "asked where none may start");
         assert!(!self.begun.contains(&key) || self.crashes > 0, "asked about a call that ran");
         if let TurnStage::ResponseEnded { ending, .. } = &self.turn.stage {
-            assert_eq!(*ending, Ending::Well, "asked about a call that will not run");
+            assert_eq!(*ending, ResponseDisposition::Well, "asked about a call that will not run");
         }
         for earlier in &self.turn.calls[..place] {
             let unended = earlier.is_kept() && earlier.outcome().is_none();
@@ -200,7 +204,7 @@ impl World {
             matches!(&self.turn.stage, TurnStage::ResponseEnded { cancelled: Some(_), .. });
         for call in &self.turn.calls {
             assert!(call.question().is_none() || !stopped, "a question is open after the cancel");
-            let over = matches!(&self.turn.stage, TurnStage::ResponseEnded { ending, .. } if *ending != Ending::Well);
+            let over = matches!(&self.turn.stage, TurnStage::ResponseEnded { ending, .. } if *ending != ResponseDisposition::Well);
             let asked_before = call.question() == Some(ApprovalPhase::Before);
             assert!(!asked_before || !over, "a question about a call that will not run");
             if call.phase == CallPhase::Ready

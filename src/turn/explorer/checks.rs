@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::Limits;
-use crate::turn::fixtures::rebuilt;
+use crate::turn::fixtures::committed;
 
 /// Whether it is what a tool said.
 pub(super) fn answered_by_its_tool(outcome: &ToolOutcome) -> bool {
@@ -175,11 +175,13 @@ impl World {
         };
         let again = self.crashes > 0 && call.tool.as_ref().unwrap().idempotent;
         match ending {
-            Ending::Well => !cancelled,
+            ResponseDisposition::Well => !cancelled,
             // Its intent was being recorded when the ending came.
-            Ending::Length | Ending::BrokeKept => call.has_effects() && !cancelled,
-            Ending::Refused => again && !cancelled,
-            Ending::Excess | Ending::Cancelled => false,
+            ResponseDisposition::Length | ResponseDisposition::BrokeKept => {
+                call.has_effects() && !cancelled
+            }
+            ResponseDisposition::Refused => again && !cancelled,
+            ResponseDisposition::Excess | ResponseDisposition::Cancelled => false,
         }
     }
 
@@ -224,7 +226,7 @@ impl World {
         live.commit(record.number, record.message.as_ref(), &record.results, 1 << 20);
         assert_eq!(live.request_messages().1, 0, "the history is not paired");
         let limits = Limits { max_result_bytes: 1 << 20, ..Limits::default() };
-        assert_eq!(rebuilt(&self.log, &limits).history, live, "the journal says something else");
+        assert_eq!(committed(&self.log, &limits).0, live, "the journal says something else");
         let ids: HashSet<_> = record.results.iter().map(|result| &result.call.id).collect();
         assert_eq!(ids.len(), record.results.len(), "an id was used twice");
         assert!(record.results.iter().all(|r| r.call.arguments.is_object()));

@@ -1,7 +1,8 @@
 //! What a crash of the host leaves of the world.
 
 use super::*;
-use crate::turn::DeferredEffect;
+use crate::turn::TurnAction;
+use crate::turn::effect::DeferredEffect;
 use crate::turn::fixtures::entries;
 
 /// Longer than people are ever waited for, in milliseconds.
@@ -47,9 +48,11 @@ impl World {
     /// Whether the journal holds the commit, which the session had not heard of. It says the same.
     fn is_recorded_as_over(&mut self) -> bool {
         let Some(record) = TurnRecord::from_records(&self.log) else { return false };
-        let told = self.turn.held.iter().find_map(|(_, held)| match held {
-            DeferredEffect::Perform(Effect::Commit(record)) => Some(record.as_ref()),
-            DeferredEffect::Perform(_) | DeferredEffect::Begin(_) => None,
+        let told = self.turn.effects.deferred().find_map(|(_, held)| match held {
+            DeferredEffect::Queue(Effect::Perform(TurnAction::Commit(record))) => {
+                Some(record.as_ref())
+            }
+            DeferredEffect::Queue(_) | DeferredEffect::StartCall(_) => None,
         });
         assert_eq!(Some(&record), told, "the journal has another turn");
         self.committed = true;

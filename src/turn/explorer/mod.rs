@@ -19,13 +19,13 @@ use std::time::Duration;
 use super::call::{CallPhase, TurnCall};
 use super::fixtures::{call, finish, model, more, rules, spec, text, usage};
 use super::{
-    AttemptPlan, CancelReason, Effect, ModelPlans, PermitReply, ToolCompletion, Turn, TurnEnd,
-    TurnRecord, TurnRules, TurnSpec, TurnStage,
+    AttemptPlan, CallStart, CancelReason, Effect, ModelPlans, PermitReply, ToolCompletion, Turn,
+    TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec, TurnStage,
 };
 use crate::config::OnExcess;
 use crate::context::History;
 use crate::event::Event;
-use crate::record::{Ending, Record};
+use crate::record::{Record, ResponseDisposition};
 use crate::response::ExchangeEnd;
 use crate::types::{
     CallKey, Execution, FailureKind, FinishKind, ProviderError, ProviderErrorKind, RunError,

@@ -7,7 +7,7 @@ use super::checks::answered_by_its_tool;
 use super::*;
 use crate::config::Limits;
 use crate::context::Variables;
-use crate::turn::fixtures::rebuilt;
+use crate::turn::fixtures::committed;
 use crate::types::{ToolCall, WriteSet};
 
 /// What a started call may see.
@@ -134,7 +134,7 @@ impl World {
             variables.apply(&result.writes);
         }
         assert_eq!(
-            rebuilt(&self.log, &Limits::default()).variables,
+            committed(&self.log, &Limits::default()).1,
             variables,
             "the journal says something else"
         );

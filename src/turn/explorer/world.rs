@@ -236,10 +236,14 @@ impl World {
 
     /// Everything that could be decided was, and the turn counts what runs as we do.
     pub(super) fn check_settled(&mut self) {
-        let before = (self.turn.records, self.turn.held.len());
+        let before = (self.turn.effects.records(), self.turn.effects.deferred().len());
         self.turn.advance();
         assert_eq!(self.turn.poll(), None, "something was left undecided");
-        assert_eq!((self.turn.records, self.turn.held.len()), before, "a result was left");
+        assert_eq!(
+            (self.turn.effects.records(), self.turn.effects.deferred().len()),
+            before,
+            "a result was left"
+        );
         assert_eq!(self.turn.clock.running(), self.running.len(), "what runs is miscounted");
         assert_eq!(self.turn.clock.queued(), self.waiting.len(), "what waits is miscounted");
     }
@@ -247,7 +251,7 @@ impl World {
     /// What comes too late changes nothing, and is counted.
     pub(super) fn check_late(&mut self) {
         let asking = self.turn.stage == TurnStage::AwaitingResponse;
-        let before = (self.turn.records, self.turn.held.len(), asking);
+        let before = (self.turn.effects.records(), self.turn.effects.deferred().len(), asking);
         if !asking {
             self.turn.handle_deltas(self.now, vec![text("late"), call(9, "pure", "{}")]);
             self.turn.handle_response_end(self.now, ExchangeEnd::Closed);
@@ -270,7 +274,7 @@ impl World {
             assert_eq!(self.turn.poll(), None, "a place that nobody waits for did something");
         }
         let asking = self.turn.stage == TurnStage::AwaitingResponse;
-        let after = (self.turn.records, self.turn.held.len(), asking);
+        let after = (self.turn.effects.records(), self.turn.effects.deferred().len(), asking);
         assert_eq!(before, after, "something late was recorded");
     }
 
@@ -318,25 +322,27 @@ impl World {
                 self.log.push(record);
                 self.times.push(self.wall());
             }
-            Effect::Request(plan) => {
+            Effect::Perform(TurnAction::Request(plan)) => {
                 assert_eq!(self.delivered, None, "two exchanges at once");
                 assert_eq!(plan.attempt, self.turn.attempt());
                 self.delivered = Some(0);
                 self.check_request(&plan, scenario);
             }
-            Effect::Disconnect => {
+            Effect::Perform(TurnAction::Disconnect) => {
                 assert!(self.delivered.take().is_some(), "no exchange to disconnect");
             }
-            Effect::RequestToolPermit { key, tool } => self.check_reserve(key, &tool, scenario),
-            Effect::ReleaseToolPermit(key) => {
+            Effect::Perform(TurnAction::RequestToolPermit { key, tool }) => {
+                self.check_reserve(key, &tool, scenario)
+            }
+            Effect::Perform(TurnAction::ReleaseToolPermit(key)) => {
                 let had = self.waiting.remove(&key) || self.granted.remove(&key);
                 assert!(had, "a place was given up that was not asked for");
             }
-            Effect::Start(call, snapshot) => {
+            Effect::Perform(TurnAction::Start(CallStart { call, variables: snapshot, .. })) => {
                 self.check_start(&call.key, scenario);
                 self.check_snapshot(call.key, snapshot);
             }
-            Effect::Abort(key) => {
+            Effect::Perform(TurnAction::Abort(key)) => {
                 assert!(self.running.remove(&key), "abort of what does not run");
             }
             Effect::Emit(Event::CallEnded { result, .. }) => {
@@ -370,7 +376,7 @@ impl World {
                 self.released.push(key);
             }
             Effect::Emit(_) => {}
-            Effect::Commit(record) => {
+            Effect::Perform(TurnAction::Commit(record)) => {
                 self.committed = true;
                 self.check_commit(&record, scenario);
             }

@@ -1,4 +1,4 @@
-//! What is compared of two records, and how a difference is told.
+//! The comparison of a recorded and a replayed record, and the report of their difference.
 
 use std::fmt;
 
@@ -8,37 +8,37 @@ use crate::event::{StatsReport, TurnTimes};
 use crate::record::{Record, Seq};
 use crate::types::excerpt;
 
-/// Characters of a record that are shown.
+/// The number of characters of a record that a report quotes.
 const SHOWN_CHARS: usize = 600;
 
-/// The first place at which a replay goes another way than its recording.
+/// The first difference between a recording and its replay.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// The record's place; none where it is about all of them together.
+    /// The record; none if the difference concerns the history or the variables.
     pub seq: Option<Seq>,
-    /// What was recorded there.
+    /// The recorded record.
     pub recorded: Option<Record>,
-    /// What is decided now; none where nothing is.
+    /// The replayed record; none if the replay makes no record there.
     pub now: Option<Record>,
-    /// What there is to say about it.
+    /// A description for people.
     pub why: String,
 }
 
-/// A record that the machine does not ask for.
+/// A recorded record that the machine does not make.
 #[derive(Debug)]
-pub(super) struct Mismatch {
-    pub(super) at: usize,
-    pub(super) now: Option<Box<Record>>,
-    /// What the machine waits for instead.
-    pub(super) state: String,
+pub(crate) struct Mismatch {
+    pub(crate) at: usize,
+    pub(crate) now: Option<Box<Record>>,
+    /// A description of the machine's state, for people.
+    pub(crate) state: String,
 }
 
-/// Whether two records say the same, but for times and what depends on them.
-pub(super) fn same(recorded: &Record, now: &Record) -> bool {
+/// Returns whether two records are equal except for times and what depends on times.
+pub(crate) fn same(recorded: &Record, now: &Record) -> bool {
     recorded == now || timeless(recorded) == timeless(now)
 }
 
-/// The record without what only times have decided.
+/// The record without times and what depends on times.
 pub(super) fn timeless(record: &Record) -> Record {
     let mut record = record.clone();
     match &mut record {
@@ -62,11 +62,12 @@ pub(super) fn timeless(record: &Record) -> Record {
                 ..StatsReport::default()
             };
         }
-        // Which request brought it, and in whose trace, is nothing that is decided.
+        // A replay has no client requests and no traces.
         Record::RunStarted { request, trace, .. } | Record::InputQueued { request, trace, .. } => {
             (*request, *trace) = (None, None);
         }
-        // Where in the response the call stood is not known: the whole message is compared.
+        // The position of the call in the stream is not recorded. The whole message is compared
+        // with the response.
         Record::CallIntended { so_far, .. } => *so_far = None,
         Record::SessionOpened { .. }
         | Record::SessionForked { .. }

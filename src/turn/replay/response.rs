@@ -1,9 +1,10 @@
-//! A response once more, from the message that was kept of it.
+//! Makes the deltas of a response from its kept message.
 
 use std::collections::BTreeSet;
 
-use super::tape::{Kept, Tape, message};
-use crate::record::{Ending, Record, ResponseMessage};
+use super::recording::Recording;
+use crate::record::{ResponseDisposition, ResponseMessage};
+use crate::transcript::{AttemptResponse, AttemptTranscript, CallTranscript};
 use crate::turn::budget::MAX_CALLS;
 use crate::types::{
     CALLS_MAX, FailureKind, FinishKind, FinishReason, MessagePart, ProviderError, ToolCall,
@@ -11,85 +12,84 @@ use crate::types::{
 };
 use crate::wire::{CallDelta, Delta, ProviderMetadata};
 
-/// Piece by piece what is to be fed.
+/// Deltas that are fed to the turn machine together.
 #[derive(Clone, Debug)]
-pub(super) struct Step {
+pub(super) struct ReplayStep {
     pub(super) deltas: Vec<Delta>,
-    /// The call that it makes whole.
+    /// The call that these deltas complete.
     pub(super) seals: Option<u32>,
-    /// The call that it opens, and that left the history: how, nobody knows.
+    /// The call that these deltas open and that left the history for an unknown reason.
     pub(super) gap: Option<u32>,
 }
 
-/// What is known of the response of an attempt, up to its end.
+/// The deltas of an attempt's response, up to its end, as far as they are known.
 pub(super) fn steps(
-    tape: &Tape<'_>,
-    from: usize,
+    recording: &Recording<'_>,
+    at: usize,
     turn: u32,
     attempt: u32,
     bytes_max: usize,
-) -> Vec<Step> {
-    let error = tape.failure(from, turn, attempt);
-    let Some(kept) = tape.response(from, turn, attempt) else {
-        let usage = error.map_or_else(Usage::default, |(_, usage)| usage);
-        return Vec::from_iter(spent(usage).map(Step::of));
+) -> Vec<ReplayStep> {
+    let Some(attempt) = recording.attempt(at, turn, attempt) else { return Vec::new() };
+    let Some(response) = &attempt.response else {
+        let usage = attempt.failure.map(|failure| failure.usage).unwrap_or_default();
+        return Vec::from_iter(spent(usage).map(ReplayStep::of));
     };
-    let early = tape.early(from, kept);
+    let early = recording.early(attempt);
+    let reached = recording.run(at).map(|run| run.limits.as_slice()).unwrap_or_default();
+    // Limits that were reached since the attempt started and before its response ended.
+    let since = attempt.start.map_or(0, |start| start.at.index);
+    let reached = reached.iter().filter(|limit| limit.at.index > since);
+    let reached = reached.filter(|limit| limit.at.is_before(response.at));
+    let limits = reached.map(|limit| (limit.limit, limit.value, limit.maximum)).collect();
     let last_early = early.last().copied();
-    let mut maker = Maker { tape, from, last_early, bytes_max, steps: Vec::new(), opened: 0 };
-    maker.make(kept, error.map(|(error, _)| error));
+    let mut maker =
+        StepMaker { attempt, limits, last_early, bytes_max, steps: Vec::new(), opened: 0 };
+    maker.make(response, attempt.failure.map(|failure| failure.error));
     maker.steps
 }
 
-struct Maker<'t, 'a> {
-    tape: &'t Tape<'a>,
-    from: usize,
-    /// This call and those before it were whole before the response ended.
+struct StepMaker<'t, 'a> {
+    attempt: &'t AttemptTranscript<'a>,
+    /// The limits that were reached while the response came: name, value and maximum.
+    limits: Vec<(&'a str, u64, u64)>,
+    /// This call and those before it were sealed before the response ended.
     last_early: Option<u32>,
-    /// How long a call's arguments may be.
+    /// The maximum length of a call's arguments.
     bytes_max: usize,
-    steps: Vec<Step>,
-    /// The next call that opens.
+    steps: Vec<ReplayStep>,
+    /// The index of the next call that opens.
     opened: u32,
 }
 
-impl Maker<'_, '_> {
-    fn make(&mut self, kept: Kept<'_>, error: Option<&ProviderError>) {
-        let Record::ResponseEnded { ending, message, finish_reason, usage, dropped_calls, .. } =
-            kept.record
-        else {
-            return;
-        };
-        self.content(message, *ending, finish_reason.as_ref());
-        // What ends a response in its middle comes last.
-        let over_calls = self.tape.of_turn(self.from).any(|(at, record)| {
-            at < kept.at
-                && matches!(record, Record::LimitReached { limit, .. } if limit == MAX_CALLS)
-        });
-        let ends_it = *ending == Ending::Excess || over_calls;
+impl StepMaker<'_, '_> {
+    fn make(&mut self, response: &AttemptResponse<'_>, error: Option<&ProviderError>) {
+        let AttemptResponse { ending, message, finish_reason, usage, dropped_calls, .. } =
+            *response;
+        self.content(message, ending, finish_reason);
+        // A call beyond a limit can end the response: it comes last.
+        let over_calls = self.limits.iter().any(|(limit, ..)| *limit == MAX_CALLS);
+        let ends_it = ending == ResponseDisposition::Excess || over_calls;
         let split = dropped_calls.len().saturating_sub(usize::from(ends_it));
         let (before, last) = dropped_calls.split_at(split);
         before.iter().for_each(|name| self.dropped(name));
-        self.beyond_the_cap(kept.at);
+        self.uncounted_calls();
         let mut end = Vec::new();
         end.extend(error.filter(|_| finish_reason.is_some()).cloned().map(Delta::Error));
-        end.extend(finish_reason.clone().map(Delta::Finish));
-        end.extend(spent(*usage));
-        let says_no_more = matches!(ending, Ending::Well | Ending::Refused);
-        end.extend((finish_reason.is_none() && says_no_more).then_some(Delta::Done));
-        self.steps.extend((!end.is_empty()).then_some(Step {
-            deltas: end,
-            seals: None,
-            gap: None,
-        }));
+        end.extend(finish_reason.cloned().map(Delta::Finish));
+        end.extend(spent(usage));
+        let is_complete =
+            matches!(ending, ResponseDisposition::Well | ResponseDisposition::Refused);
+        end.extend((finish_reason.is_none() && is_complete).then_some(Delta::Done));
+        self.push(end);
         last.iter().for_each(|name| self.dropped(name));
     }
 
-    /// Text, thinking, calls and what the service wants back, in their order.
+    /// Adds text, thinking, calls and provider metadata, in their order.
     fn content(
         &mut self,
         message: &ResponseMessage,
-        ending: Ending,
+        ending: ResponseDisposition,
         finish: Option<&FinishReason>,
     ) {
         let (mut text, mut reasoning) = (message.text.as_str(), message.reasoning.as_str());
@@ -99,9 +99,9 @@ impl Maker<'_, '_> {
                 MessagePart::Text { bytes, members } => {
                     let piece = Delta::Text(take(&mut text, *bytes));
                     let members = members.as_deref().map(Box::from);
-                    // One without a byte is nothing but its members.
+                    // A part without a byte holds only members.
                     let piece = Some(piece).filter(|_| *bytes > 0 || members.is_none());
-                    self.say(
+                    self.push(
                         piece
                             .into_iter()
                             .chain([Delta::Metadata(ProviderMetadata::Text { members })]),
@@ -111,14 +111,14 @@ impl Maker<'_, '_> {
                     let piece = Delta::Reasoning(take(&mut reasoning, *bytes));
                     let members = members.as_deref().map(Box::from);
                     let piece = Some(piece).filter(|_| *bytes > 0 || members.is_none());
-                    self.say(
+                    self.push(
                         piece
                             .into_iter()
                             .chain([Delta::Metadata(ProviderMetadata::Reasoning { members })]),
                     );
                 }
                 MessagePart::Raw { json } => {
-                    self.say([Delta::Metadata(ProviderMetadata::Part((&**json).into()))])
+                    self.push([Delta::Metadata(ProviderMetadata::Part((&**json).into()))])
                 }
                 MessagePart::Call { index, members } => {
                     if let Some(call) = calls.next() {
@@ -126,32 +126,33 @@ impl Maker<'_, '_> {
                     }
                     if let Some(members) = members.as_deref() {
                         let (index, members) = (u64::from(*index), members.into());
-                        self.say([Delta::Metadata(ProviderMetadata::Call { index, members })]);
+                        self.push([Delta::Metadata(ProviderMetadata::Call { index, members })]);
                     }
                 }
             }
         }
-        // What no part tells of: all of it where the service wants nothing back; else a refusal,
-        // and thinking that the service had not finished.
+        // The text and thinking that belong to no part: all of it if the service wants nothing
+        // back; otherwise a refusal, and thinking that the service had not finished.
         let filtered = finish.is_some_and(|finish| finish.kind == FinishKind::ContentFilter);
         let is_refusal = match ending {
-            Ending::Refused => !filtered || !message.parts.is_empty(),
-            Ending::Well
-            | Ending::Length
-            | Ending::BrokeKept
-            | Ending::Excess
-            | Ending::Cancelled => !message.parts.is_empty(),
+            ResponseDisposition::Refused => !filtered || !message.parts.is_empty(),
+            ResponseDisposition::Well
+            | ResponseDisposition::Length
+            | ResponseDisposition::BrokeKept
+            | ResponseDisposition::Excess
+            | ResponseDisposition::Cancelled => !message.parts.is_empty(),
         };
         let text = Some(text.to_owned()).filter(|text| !text.is_empty());
         let reasoning = Some(reasoning.to_owned()).filter(|reasoning| !reasoning.is_empty());
         let text = text.map(if is_refusal { Delta::Refusal } else { Delta::Text });
-        self.say(reasoning.map(Delta::Reasoning).into_iter().chain(text));
+        self.push(reasoning.map(Delta::Reasoning).into_iter().chain(text));
         calls.for_each(|call| self.call(call));
     }
 
-    fn say(&mut self, deltas: impl IntoIterator<Item = Delta>) {
+    fn push(&mut self, deltas: impl IntoIterator<Item = Delta>) {
         let deltas: Vec<_> = deltas.into_iter().collect();
-        self.steps.extend((!deltas.is_empty()).then_some(Step { deltas, seals: None, gap: None }));
+        let step = ReplayStep { deltas, seals: None, gap: None };
+        self.steps.extend((!step.deltas.is_empty()).then_some(step));
     }
 
     fn call(&mut self, call: &ToolCall) {
@@ -159,40 +160,35 @@ impl Maker<'_, '_> {
         while self.opened < index {
             let gap = self.opened;
             let deltas = vec![self.open(None, "(unknown)", None)];
-            self.steps.push(Step { deltas, seals: None, gap: Some(gap) });
+            self.steps.push(ReplayStep { deltas, seals: None, gap: Some(gap) });
         }
-        let ended = self.tape.of_turn(self.from).find_map(|(_, record)| {
-            let Record::CallEnded { call: of, outcome, .. } = record else { return None };
-            (of.key == call.key).then_some(outcome)
-        });
+        let recorded = self.attempt.calls.get(&call.key);
+        let ended = recorded.and_then(|call| call.outcomes.first()).map(|ended| ended.outcome);
         let invalid = ended.filter(|outcome| outcome.kind == Some(FailureKind::InvalidArguments));
         let quoted = invalid.and_then(|outcome| quoted(&outcome.content, call));
         let raw = call.raw.clone().or(quoted).unwrap_or_else(|| call.arguments_text());
         let oversize = call.raw.is_some()
             && invalid.is_some_and(|outcome| outcome.content.contains(" larger than allowed"));
         let mut deltas = vec![self.open(call.provider_id.as_deref(), &call.name, Some(raw))];
-        // One piece that does not fit in.
+        // A piece that exceeds the limit.
         let rest = oversize.then(|| " ".repeat(self.bytes_max.saturating_add(1)));
         deltas.extend(rest.map(|rest| more(index, rest)));
         let seals = self.last_early.filter(|last| index <= *last).map(|_| index);
         deltas.extend(seals.map(|index| Delta::Seal { index: u64::from(index), arguments: None }));
-        self.steps.push(Step { deltas, seals, gap: None });
+        self.steps.push(ReplayStep { deltas, seals, gap: None });
     }
 
     fn dropped(&mut self, name: &str) {
         let deltas = vec![self.open(None, name, Some("{}".to_owned()))];
-        self.steps.push(Step { deltas, seals: None, gap: None });
+        self.steps.push(ReplayStep { deltas, seals: None, gap: None });
     }
 
-    /// Calls that were only counted.
-    fn beyond_the_cap(&mut self, end: usize) {
+    /// Adds the calls beyond the cap, which were only counted.
+    fn uncounted_calls(&mut self) {
         let cap = CALLS_MAX as u64;
-        let more = self.tape.of_turn(self.from).find_map(|(at, record)| {
-            let Record::LimitReached { value, maximum, .. } = record else { return None };
-            let is_it = at < end && *maximum == cap && u64::from(self.opened) == cap;
-            is_it.then(|| value.saturating_sub(cap))
-        });
-        for _ in 0..more.unwrap_or_default() {
+        let beyond = self.limits.iter().find(|(.., maximum)| *maximum == cap);
+        let beyond = beyond.filter(|_| u64::from(self.opened) == cap);
+        for _ in 0..beyond.map_or(0, |(_, value, _)| value.saturating_sub(cap)) {
             self.dropped("(unknown)");
         }
     }
@@ -205,55 +201,52 @@ impl Maker<'_, '_> {
     }
 }
 
-impl Step {
+impl ReplayStep {
     fn of(delta: Delta) -> Self {
         Self { deltas: vec![delta], seals: None, gap: None }
     }
 }
 
-/// More bytes of a call.
+/// A delta with more bytes of a call.
 pub(super) fn more(index: u32, arguments: String) -> Delta {
     let index = Some(u64::from(index));
     Delta::Call(CallDelta { index, arguments: Some(arguments), ..CallDelta::default() })
 }
 
-/// Every call of a response that was whole before it ended, and then said more.
+/// The calls of a response that changed after their seal.
 pub(super) fn changed_after_seal(
-    tape: &Tape<'_>,
-    from: usize,
+    recording: &Recording<'_>,
+    at: usize,
     turn: u32,
     attempt: u32,
 ) -> BTreeSet<u32> {
-    let changed = tape.of_turn(from).filter_map(|(_, record)| {
-        let Record::CallEnded { call, notes, .. } = record else { return None };
-        let is_of_it = (call.key.turn, call.key.attempt) == (turn, attempt);
-        (notes.arguments_changed && is_of_it).then_some(call.key.index)
-    });
-    changed.collect()
+    let attempt = recording.attempt(at, turn, attempt);
+    let calls = attempt.into_iter().flat_map(|attempt| &attempt.calls);
+    let is_changed = |call: &CallTranscript<'_>| {
+        let mut outcomes = call.outcomes.iter();
+        outcomes.any(|ended| ended.at.index >= at && ended.notes.arguments_changed)
+    };
+    calls.filter(|(_, call)| is_changed(call)).map(|(key, _)| key.index).collect()
 }
 
-/// The calls of an attempt that were given what an attempt before it had, and what that was: the
-/// arguments that the earlier one had are those of the later.
+/// The calls of an attempt that reused the outcome of an earlier attempt of the turn, with that
+/// outcome. `from` is the turn's first record, `at` the next one.
 pub(super) fn reused<'a>(
-    tape: &Tape<'a>,
+    recording: &Recording<'a>,
     (from, at): (usize, usize),
     turn: u32,
     attempt: u32,
 ) -> Vec<(&'a ToolCall, &'a ToolOutcome)> {
-    let kept = tape.response(at, turn, attempt);
-    let calls = kept.and_then(|kept| message(kept.record)).map(|m| m.calls.as_slice());
-    let calls = calls.unwrap_or_default().iter();
-    let reused = calls.filter_map(|call| {
-        let (_, given) = tape.ended(at, usize::MAX).find(|(of, record)| {
-            *of == call.key && matches!(record, Record::CallEnded { notes, .. } if notes.reused)
-        })?;
-        let mut before = tape.ended(from, at).map(|(_, record)| record);
-        let Record::CallEnded { outcome: given, .. } = given else { return None };
-        let is_it = |record: &&Record| {
-            matches!(record, Record::CallEnded { call: of, outcome, .. }
-                if of.name == call.name && outcome == given)
-        };
-        before.find(is_it).map(|_| (call, given))
+    let Some(attempt) = recording.attempt(at, turn, attempt) else { return Vec::new() };
+    let calls = attempt.response.map(|response| response.message.calls.as_slice());
+    let outcomes = recording.outcomes(at);
+    let earlier = || outcomes.iter().filter(|ended| (from..at).contains(&ended.at.index));
+    let reused = calls.unwrap_or_default().iter().filter_map(|call| {
+        let mut given = attempt.calls.get(&call.key)?.outcomes.iter();
+        let given = given.find(|ended| ended.notes.reused)?.outcome;
+        let is_original =
+            earlier().any(|ended| ended.label.name == call.name && ended.outcome == given);
+        is_original.then_some((call, given))
     });
     reused.collect()
 }
@@ -263,7 +256,7 @@ fn spent(usage: Usage) -> Option<Delta> {
     (usage != Usage::default()).then_some(Delta::Usage { usage, raw })
 }
 
-/// The text of a call's arguments as it came, where the answer to it quotes all of it.
+/// The original text of a call's arguments, if the answer to it quotes all of it.
 fn quoted(answer: &str, call: &ToolCall) -> Option<String> {
     let mark = " Received: ";
     let texts = answer.match_indices(mark).filter_map(|(at, _)| answer.get(at + mark.len()..));

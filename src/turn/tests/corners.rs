@@ -1,7 +1,7 @@
 //! Where the rules meet: what has gone wrong once, and must not again.
 
 use super::*;
-use crate::config::Approval;
+use crate::config::ApprovalPolicy;
 use crate::tool::ToolSpec;
 
 #[test]
@@ -224,7 +224,7 @@ fn what_a_broken_response_had_started_before_a_crash_is_counted() {
 #[test]
 fn a_question_about_a_call_that_is_void_is_asked_again_in_the_next_attempt() {
     let mut rules = rules(PARALLEL);
-    let asks = ToolSpec::clone(&rules.tools["pure"]).approval(Approval::BEFORE);
+    let asks = ToolSpec::clone(&rules.tools["pure"]).approval(ApprovalPolicy::BEFORE);
     rules.tools.insert("asks".into(), Arc::new(asks));
     let mut driver = Driver::with(rules);
     let response = vec![call(0, "asks", "{}"), call(1, "pure", "{}")];

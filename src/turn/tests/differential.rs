@@ -9,7 +9,7 @@ use serde_json::json;
 use super::*;
 use crate::config::Limits;
 use crate::tool::{InputSchema, ToolSpec};
-use crate::turn::fixtures::rebuilt;
+use crate::turn::fixtures::committed;
 use crate::types::{ToolResult, WriteSet};
 
 /// What a tool does, one step after the other, with one number in its hand.
@@ -188,7 +188,7 @@ fn play(programs: &[Program], execution: Execution, order: &[u8]) -> (Vec<ToolRe
         started = driver.started.len();
     }
     assert!(running.is_empty());
-    assert_eq!(numbers(&rebuilt(&driver.log, &Limits::default()).variables), reference.values);
+    assert_eq!(numbers(&committed(&driver.log, &Limits::default()).1), reference.values);
     (driver.commit.unwrap().results, reference)
 }
 

@@ -254,7 +254,7 @@ fn a_resumed_turn_uses_what_is_known_and_answers_the_rest() {
     let started: Vec<_> = effects
         .into_iter()
         .filter_map(|effect| match effect {
-            Effect::Start(call, _) => Some(call.key.index),
+            Effect::Perform(TurnAction::Start(start)) => Some(start.call.key.index),
             _ => None,
         })
         .collect();

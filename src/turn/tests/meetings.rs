@@ -1,7 +1,7 @@
 //! Where rules meet: people, places of tools, variables, stops and crashes.
 
 use super::*;
-use crate::config::Approval;
+use crate::config::ApprovalPolicy;
 use crate::event::WaitingFor;
 use crate::tool::ToolSpec;
 use crate::turn::ApprovalDecision;
@@ -11,7 +11,7 @@ const STALE: &str = "\n[callsheet: an earlier call of the same response changed 
                      this call had read them: x. This result rests on the older values.]";
 
 /// The tools of the fixtures, where one of them asks people.
-fn asking(tool: &str, approval: Approval) -> TurnRules {
+fn asking(tool: &str, approval: ApprovalPolicy) -> TurnRules {
     let mut rules = rules(PARALLEL);
     let spec = ToolSpec::clone(&rules.tools[tool]).approval(approval);
     rules.tools.insert(tool.into(), Arc::new(spec));
@@ -33,24 +33,24 @@ fn asked(driver: &Driver) -> usize {
 
 #[test]
 fn a_call_that_runs_again_is_approved_already_and_asks_for_its_place_again() {
-    let mut driver = Driver::with(asking("capped", Approval::BEFORE));
+    let mut driver = Driver::with(asking("capped", ApprovalPolicy::BEFORE));
     driver.deltas([call(0, "effect", "{}"), call(1, "capped", "{}")]).well();
-    assert_eq!(driver.reserved, [0; 0], "nothing is reserved for a call that may not run");
+    assert_eq!(driver.permits_requested, [0; 0], "nothing is reserved for a call that may not run");
     approve(&mut driver, 1);
-    assert_eq!(driver.reserved, [1]);
+    assert_eq!(driver.permits_requested, [1]);
     driver.place(1, PermitReply::Granted);
     driver.used(1, "old", false);
     driver.used(0, "written", true);
-    assert_eq!((asked(&driver), &driver.reserved[..]), (1, &[1, 1][..]));
+    assert_eq!((asked(&driver), &driver.permits_requested[..]), (1, &[1, 1][..]));
     driver.place(1, PermitReply::Granted);
     driver.used(1, "new", false);
     driver.results(&[("effect", OK, None, "written"), ("capped", OK, None, "new")]);
-    assert_eq!(driver.given_up, [0; 0]);
+    assert_eq!(driver.permits_released, [0; 0]);
 }
 
 #[test]
 fn the_runs_time_goes_on_where_an_approved_call_waits_for_its_place() {
-    let rules = asking("capped", Approval::BEFORE);
+    let rules = asking("capped", ApprovalPolicy::BEFORE);
     let run_time_left = Some(Duration::from_secs(60));
     let mut driver = Driver::new(TurnSpec { run_time_left, ..spec(rules) });
     driver.deltas([call(0, "capped", "{}")]).well();
@@ -67,14 +67,14 @@ fn the_runs_time_goes_on_where_an_approved_call_waits_for_its_place() {
     driver.turn.handle_timeout(deadline);
     driver.pump();
     driver.ended(&TurnEnd::Cancelled(CancelReason::RunTimeout));
-    assert_eq!((&driver.given_up[..], &driver.started[..]), (&[0][..], &[][..]));
+    assert_eq!((&driver.permits_released[..], &driver.started[..]), (&[0][..], &[][..]));
     let text = "Error: not started: the run was ended before";
     driver.results(&[("capped", CANCELLED, NOT_STARTED, text)]);
 }
 
 #[test]
 fn people_see_a_result_as_earlier_writes_leave_it_also_after_a_crash() {
-    let mut driver = Driver::with(asking("effect", Approval::AFTER));
+    let mut driver = Driver::with(asking("effect", ApprovalPolicy::AFTER));
     driver.deltas([call(0, "barrier", "{}"), call(1, "effect", "{}")]).well();
     driver.used(0, "first", true);
     driver.used(1, "second", true);
@@ -117,9 +117,9 @@ fn a_stop_keeps_what_was_to_run_again_and_says_only_what_is_true_of_it() {
     driver.place(1, PermitReply::Granted);
     driver.used(1, "old", false);
     driver.used(0, "written", true);
-    assert_eq!(driver.reserved, [1, 1], "it is to run again");
+    assert_eq!(driver.permits_requested, [1, 1], "it is to run again");
     driver.cancel();
-    assert_eq!(driver.given_up, [1]);
+    assert_eq!(driver.permits_released, [1]);
     let stale = format!("old{STALE}");
     driver.results(&[("effect", OK, None, "written"), ("capped", OK, None, &stale)]);
     let notes = &driver.commit.as_ref().unwrap().results[1].notes;

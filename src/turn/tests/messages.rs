@@ -128,7 +128,7 @@ fn seal(index: u64) -> Delta {
 /// What was shown of calls that the service runs.
 fn shown(driver: &Driver) -> Vec<(String, &'static str, &str)> {
     let shown = driver.events.iter().filter_map(|event| match event {
-        Event::ServiceCallShown { call, status } => {
+        Event::ServiceCallChanged { call, status } => {
             Some((call.tool_id(), status.as_str(), call.input_summary.as_str()))
         }
         _ => None,

@@ -11,7 +11,6 @@ mod meetings;
 mod messages;
 mod people;
 mod rules;
-mod runs;
 mod variables;
 
 use std::collections::BTreeSet;
@@ -20,8 +19,8 @@ use std::time::Duration;
 
 use super::fixtures::{call, entries, finish, more, rules, spec, text};
 use super::{
-    CancelReason, Effect, PermitReply, ToolCompletion, Turn, TurnEnd, TurnRecord, TurnRules,
-    TurnSpec,
+    CancelReason, Effect, PermitReply, ToolCompletion, Turn, TurnAction, TurnEnd, TurnRecord,
+    TurnRules, TurnSpec,
 };
 use crate::config::OnExcess;
 use crate::context::Variables;
@@ -44,9 +43,8 @@ struct Driver {
     /// What the calls that started could see, in the same order.
     snapshots: Vec<Variables>,
     aborted: Vec<u32>,
-    /// Calls that asked for a place of their tool, and those that gave it up.
-    reserved: Vec<u32>,
-    given_up: Vec<u32>,
+    permits_requested: Vec<u32>,
+    permits_released: Vec<u32>,
     requests: Vec<(u32, bool)>,
     disconnects: u32,
     events: Vec<Event>,
@@ -93,8 +91,8 @@ impl Driver {
             started: Vec::new(),
             snapshots: Vec::new(),
             aborted: Vec::new(),
-            reserved: Vec::new(),
-            given_up: Vec::new(),
+            permits_requested: Vec::new(),
+            permits_released: Vec::new(),
             requests: Vec::new(),
             disconnects: 0,
             events: Vec::new(),
@@ -117,23 +115,29 @@ impl Driver {
                         self.records += 1;
                         self.log.push(record);
                     }
-                    Effect::Request(plan) => self.requests.push((plan.attempt, plan.streamed)),
-                    Effect::Disconnect => self.disconnects += 1,
-                    Effect::Start(call, variables) => {
-                        self.snapshots.push(variables);
-                        self.started.push(format!("{}#{}", call.name, call.key.index));
-                    }
-                    Effect::RequestToolPermit { key, .. } => self.reserved.push(key.index),
-                    Effect::ReleaseToolPermit(key) => self.given_up.push(key.index),
-                    Effect::Abort(key) => self.aborted.push(key.index),
                     Effect::Emit(event) => self.events.push(event),
-                    Effect::Commit(record) => self.commit = Some(*record),
+                    Effect::Perform(action) => self.perform(action),
                 }
             }
             if self.records == before {
                 return;
             }
             self.turn.handle_recorded(self.now, self.records);
+        }
+    }
+
+    fn perform(&mut self, action: TurnAction) {
+        match action {
+            TurnAction::Request(plan) => self.requests.push((plan.attempt, plan.streamed)),
+            TurnAction::Disconnect => self.disconnects += 1,
+            TurnAction::Start(start) => {
+                self.snapshots.push(start.variables);
+                self.started.push(format!("{}#{}", start.call.name, start.call.key.index));
+            }
+            TurnAction::RequestToolPermit { key, .. } => self.permits_requested.push(key.index),
+            TurnAction::ReleaseToolPermit(key) => self.permits_released.push(key.index),
+            TurnAction::Abort(key) => self.aborted.push(key.index),
+            TurnAction::Commit(record) => self.commit = Some(*record),
         }
     }
 

@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 use super::*;
 use crate::config::Limits;
 use crate::event::ApprovalRequest;
-use crate::turn::fixtures::rebuilt;
+use crate::turn::fixtures::committed;
 use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{ApprovalPhase, Judgement, Verdict, WriteSet};
 
@@ -212,13 +212,10 @@ fn a_rejected_result_leaves_variables_as_they_were() {
     );
     driver.judge(0, Rejected).started(&["bump_reviewed#0", "get#1"]);
     driver.results(&[("bump_reviewed", REFUSED, REJECTED, UNSEEN), ("get", OK, None, "none")]);
-    assert_eq!(rebuilt(&driver.log, &Limits::default()).variables, Variables::default());
+    assert_eq!(committed(&driver.log, &Limits::default()).1, Variables::default());
     let mut driver = calls(PARALLEL, &["bump_reviewed"]);
     driver.report(0, ToolOutcome::ok("seen"), x(1)).judge(0, Approved);
-    assert_eq!(
-        rebuilt(&driver.log, &Limits::default()).variables.get("x"),
-        Some(&serde_json::json!(1))
-    );
+    assert_eq!(committed(&driver.log, &Limits::default()).1.get("x"), Some(&serde_json::json!(1)));
 }
 
 #[test]
@@ -234,10 +231,7 @@ fn people_see_a_conflicting_effect_as_the_model_would() {
     let result = &driver.commit.as_ref().unwrap().results[1];
     assert!(result.outcome.content.ends_with("What this call wrote to variables was dropped.]"));
     assert!(result.notes.conflict && result.notes.writes_dropped && result.writes.is_empty());
-    assert_eq!(
-        rebuilt(&driver.log, &Limits::default()).variables.get("x"),
-        Some(&serde_json::json!(1))
-    );
+    assert_eq!(committed(&driver.log, &Limits::default()).1.get("x"), Some(&serde_json::json!(1)));
 }
 
 #[test]

@@ -87,7 +87,13 @@ fn a_double_encoded_object_is_decoded_once_more_and_told() {
     let mut driver = Driver::with(rules(PARALLEL));
     driver.deltas([call(0, "pure", "\"{\\\"n\\\":7}\"")]).well().started(&["pure#0"]);
     let odd = driver.events.iter().any(|event| {
-        matches!(event, Event::ArgumentsOdd { oddity: crate::event::Oddity::DecodedTwice, .. })
+        matches!(
+            event,
+            Event::ArgumentsAnomalyFound {
+                oddity: crate::event::ArgumentsAnomaly::DecodedTwice,
+                ..
+            }
+        )
     });
     assert!(odd);
     driver.done(0, "");

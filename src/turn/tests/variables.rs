@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::config::Limits;
-use crate::turn::fixtures::rebuilt;
+use crate::turn::fixtures::committed;
 use crate::types::{ToolResult, Verdict, WriteSet};
 
 fn writes(entries: &[(&str, i64)]) -> WriteSet {
@@ -37,7 +37,7 @@ impl Driver {
         let mut wanted = Variables::default();
         wanted.apply(&writes(expected));
         assert_eq!(variables, wanted);
-        assert_eq!(rebuilt(&self.log, &Limits::default()).variables, wanted);
+        assert_eq!(committed(&self.log, &Limits::default()).1, wanted);
     }
 
     /// Content, whether there was a conflict, and whether writes were dropped.

@@ -1,10 +1,11 @@
-use super::*;
-use crate::types::{ProviderError, ProviderErrorKind};
-use crate::wire::{CallDelta, ProviderMetadata};
 use serde_json::json;
 
+use super::*;
+use crate::types::{FinishReason, ProviderError, ProviderErrorKind};
+use crate::wire::{CallDelta, ProviderMetadata};
+
 fn deltas(payloads: &[&str]) -> Vec<Delta> {
-    crate::wire::payload::deltas::<Anthropic>(payloads)
+    crate::wire::full_parse::deltas::<AnthropicDialect>(payloads)
 }
 
 fn start(index: u64, block: &str) -> String {
@@ -95,7 +96,12 @@ fn finish_reasons_have_a_kind_and_keep_their_word() {
 #[track_caller]
 fn check_error(event: &str, payload: &str, message: &str, status: Option<u16>, code: Option<&str>) {
     let mut out = Vec::new();
-    crate::wire::payload::read(&mut Anthropic::default(), event, payload, &mut out);
+    crate::wire::full_parse::parse_in_full(
+        &mut AnthropicDialect::default(),
+        event,
+        payload,
+        &mut out,
+    );
     let expected = Delta::Error(ProviderError {
         kind: ProviderErrorKind::InStream,
         status,
@@ -155,10 +161,10 @@ fn what_says_nothing_gives_nothing() {
 #[test]
 fn the_name_of_an_event_counts_where_the_payload_says_no_type() {
     let mut out = Vec::new();
-    let mut dialect = Anthropic::default();
+    let mut dialect = AnthropicDialect::default();
     let piece = r#"{"index":0,"delta":{"type":"text_delta","text":"a"}}"#;
-    crate::wire::payload::read(&mut dialect, "content_block_delta", piece, &mut out);
-    crate::wire::payload::read(&mut dialect, "message_stop", "{}", &mut out);
+    crate::wire::full_parse::parse_in_full(&mut dialect, "content_block_delta", piece, &mut out);
+    crate::wire::full_parse::parse_in_full(&mut dialect, "message_stop", "{}", &mut out);
     assert_eq!(out, [Delta::Text("a".into()), Delta::Done]);
 }
 
@@ -208,18 +214,22 @@ fn what_cannot_be_read_is_an_error_and_half_a_character_is_replaced() {
 #[test]
 fn what_is_held_has_a_limit() {
     let calls: Vec<String> = (0..100_000).map(|index| start(index, CALL)).collect();
-    let mut dialect = Anthropic::default();
+    let mut dialect = AnthropicDialect::default();
     let mut out = Vec::new();
-    calls.iter().for_each(|call| crate::wire::payload::read(&mut dialect, "", call, &mut out));
+    calls.iter().for_each(|call| {
+        drop(crate::wire::full_parse::parse_in_full(&mut dialect, "", call, &mut out))
+    });
     assert_eq!(out.len(), 100_000 + 100_000 - 64);
     let service = r#"{"type":"server_tool_use","id":"s","name":"g","input":{}}"#;
     let long = input(0, &"x".repeat(1 << 20));
     let mut said = vec![start(0, service)];
     said.extend(std::iter::repeat_n(long, 20));
     said.push(stop(0));
-    let mut dialect = Anthropic::default();
+    let mut dialect = AnthropicDialect::default();
     let mut out = Vec::new();
-    said.iter().for_each(|payload| crate::wire::payload::read(&mut dialect, "", payload, &mut out));
+    said.iter().for_each(|payload| {
+        crate::wire::full_parse::parse_in_full(&mut dialect, "", payload, &mut out);
+    });
     assert!(!out.iter().any(|delta| matches!(delta, Delta::Metadata(_))));
 }
 
@@ -233,6 +243,6 @@ fn the_version_may_stand_in_the_address() {
         ("https://v2.example.com", "https://v2.example.com/v1/messages"),
         ("http://127.0.0.1:80/v1beta", "http://127.0.0.1:80/v1beta/messages"),
     ] {
-        assert_eq!(Anthropic::url(base, "m", true), url);
+        assert_eq!(AnthropicDialect::url(base, "m", true), url);
     }
 }

@@ -1,17 +1,18 @@
-//! Token counts: what opens a message says some, and what ends it says the rest.
+//! Token counts: `message_start` has some of them and `message_delta` the others, as in Anthropic's
+//! API reference.
 
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::types::Usage;
 use crate::wire::Delta;
-use crate::wire::mend::value_of;
+use crate::wire::repair::parse_value;
 
 /// The counts of one message so far.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
-    /// As the wire said them, later ones laid over earlier ones.
-    said: Map<String, Value>,
+pub(super) struct UsageCounts {
+    /// The counts as the wire sent them. Later ones replace earlier ones.
+    raw: Map<String, Value>,
     uncached: u64,
     written_to_cache: u64,
     cached: u64,
@@ -19,14 +20,14 @@ pub(super) struct Counts {
     reasoning: u64,
 }
 
-impl Counts {
-    /// Lays more counts over those that came; none if nothing is said.
+impl UsageCounts {
+    /// Adds counts. Returns all counts so far, or `None` if there are no new ones.
     pub(super) fn add(&mut self, raw: Option<&RawValue>) -> Option<Delta> {
-        let Value::Object(more) = value_of(raw?.get())? else { return None };
+        let Value::Object(more) = parse_value(raw?.get())? else { return None };
         if more.is_empty() {
             return None;
         }
-        // Counts only grow within a message. Some relays say 0 or nothing where they know no more.
+        // Counts only grow within a message. Some relays send 0 or null for an unchanged count.
         let highest = |count: &mut u64, value: Option<&Value>| {
             *count = value.and_then(number).unwrap_or(0).max(*count);
         };
@@ -36,7 +37,7 @@ impl Counts {
         highest(&mut self.output, more.get("output_tokens"));
         let details = more.get("output_tokens_details");
         highest(&mut self.reasoning, details.and_then(|details| details.get("thinking_tokens")));
-        self.said.extend(more);
+        self.raw.extend(more);
         let usage = Usage {
             input_tokens: self
                 .uncached
@@ -46,7 +47,7 @@ impl Counts {
             cached_tokens: self.cached,
             reasoning_tokens: self.reasoning,
         };
-        let raw = serde_json::to_string(&self.said).unwrap_or_default();
+        let raw = serde_json::to_string(&self.raw).unwrap_or_default();
         Some(Delta::Usage { usage, raw: raw.into() })
     }
 }
@@ -55,7 +56,7 @@ fn number(value: &Value) -> Option<u64> {
     match value {
         Value::Number(number) => number
             .as_u64()
-            // A whole number that was written as `1.0`.
+            // Some services write a whole number as `1.0`.
             .or_else(|| format!("{:.0}", number.as_f64()?).parse().ok()),
         Value::String(text) => text.trim().parse().ok(),
         Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
@@ -66,12 +67,12 @@ fn number(value: &Value) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// Counts in the order of their coming; the last must give these.
+    /// Adds the counts in order. The last result must have these values.
     #[track_caller]
-    fn check(said: &[&str], [input, output, cached, reasoning]: [u64; 4], raw: Value) {
-        let mut counts = Counts::default();
+    fn check(texts: &[&str], [input, output, cached, reasoning]: [u64; 4], raw: Value) {
+        let mut counts = UsageCounts::default();
         let last =
-            said.iter().filter_map(|text| counts.add(Some(serde_json::from_str(text).unwrap())));
+            texts.iter().filter_map(|text| counts.add(Some(serde_json::from_str(text).unwrap())));
         let Some(Delta::Usage { usage, raw: found }) = last.last() else { panic!("no counts") };
         let expected = Usage {
             input_tokens: input,
@@ -79,12 +80,12 @@ mod tests {
             cached_tokens: cached,
             reasoning_tokens: reasoning,
         };
-        assert_eq!(usage, expected, "{said:?}");
+        assert_eq!(usage, expected, "{texts:?}");
         assert_eq!(serde_json::from_str::<Value>(&found).unwrap(), raw);
     }
 
     #[test]
-    fn what_ends_a_message_is_laid_over_what_opened_it() {
+    fn counts_of_the_message_end_update_those_of_its_start() {
         check(
             &[
                 r#"{"input_tokens":5,"cache_creation_input_tokens":10,
@@ -107,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_say_nothing_take_nothing_away() {
+    fn zero_and_null_do_not_reduce_counts() {
         check(
             &[
                 r#"{"input_tokens":9,"cache_read_input_tokens":null,"output_tokens":2}"#,
@@ -123,8 +124,11 @@ mod tests {
             serde_json::json!({"input_tokens": 9.0}),
         );
         for nothing in ["{}", "null", "[]", "7"] {
-            assert_eq!(Counts::default().add(Some(serde_json::from_str(nothing).unwrap())), None);
+            assert_eq!(
+                UsageCounts::default().add(Some(serde_json::from_str(nothing).unwrap())),
+                None
+            );
         }
-        assert_eq!(Counts::default().add(None), None);
+        assert_eq!(UsageCounts::default().add(None), None);
     }
 }

@@ -1,100 +1,102 @@
-//! Arguments that come in pieces, each with the path at which it belongs.
+//! Arguments that come in pieces, each with the JSON path of its value.
 //!
-//! A path is a JSON path of names and places alone: `$.a.b[0]`, `$['x.y']`. What it names is made
-//! where it is missing. Pieces of text at the same path are one text.
+//! A path consists of names and indexes alone: `$.a.b[0]`, `$['x.y']`. Missing objects and lists on
+//! the path are created. Pieces of text at the same path are joined. Source: `partialArgs` in
+//! <https://cloud.google.com/vertex-ai/generative-ai/docs/multimodal/function-calling>.
 
 use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-/// How deep a path may lead: less than a reader of JSON takes.
+/// Maximum depth of a path, below the limit of serde_json.
 const DEPTH_MAX: usize = 100;
-/// How far behind the end of a list a place may lie; what is between becomes null.
+/// Maximum distance of an index from the end of its list. The items between become null.
 const GAP_MAX: usize = 64;
-/// Bytes of one call's arguments, where a value, whatever it is, counts as 16.
+/// Maximum bytes of one call's arguments, where every value counts as [`VALUE_BYTES`].
 const BYTES_MAX: usize = 4 << 20;
 const VALUE_BYTES: usize = 16;
 
 /// The arguments of one call, as far as they have come.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Arguments {
+pub(super) struct PartialArguments {
     root: Value,
     bytes_left: usize,
-    /// A piece could not be placed, so they will never be whole.
-    broken: bool,
+    /// A piece was lost, so they will never be complete.
+    is_incomplete: bool,
 }
 
-/// What a piece brings.
+/// The value of a piece.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Bit<'a> {
+pub(super) enum ArgumentValue<'a> {
     /// More of a text.
     Text(Cow<'a, str>),
-    /// A whole number, truth value or null.
-    Whole(Value),
+    /// A complete number, boolean or null.
+    Complete(Value),
 }
 
-/// A piece has no place.
+/// A piece has a path that is invalid, or at which its value cannot be stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Misplaced;
+pub(super) struct InvalidPath;
 
-enum Step<'a> {
+enum PathStep<'a> {
     Name(Cow<'a, str>),
-    Place(usize),
+    Index(usize),
 }
 
-impl Default for Arguments {
+impl Default for PartialArguments {
     fn default() -> Self {
-        Self { root: Value::Object(Map::new()), bytes_left: BYTES_MAX, broken: false }
+        Self { root: Value::Object(Map::new()), bytes_left: BYTES_MAX, is_incomplete: false }
     }
 }
 
-impl Arguments {
-    /// Takes what a piece brings to its path. Once one had no place, nothing more is taken.
-    pub(super) fn fill(&mut self, path: &str, bit: Bit<'_>) -> Result<(), Misplaced> {
-        if self.broken {
+impl PartialArguments {
+    /// Stores the value of a piece at its path. After an invalid path all pieces are ignored.
+    pub(super) fn push(&mut self, path: &str, value: ArgumentValue<'_>) -> Result<(), InvalidPath> {
+        if self.is_incomplete {
             return Ok(());
         }
-        let placed = self.place(path, bit);
-        self.broken = placed.is_none();
-        placed.ok_or(Misplaced)
+        let stored = self.store(path, value);
+        self.is_incomplete = stored.is_none();
+        stored.ok_or(InvalidPath)
     }
 
-    /// Says that a piece was lost.
-    pub(super) fn lose(&mut self) {
-        self.broken = true;
+    /// Records that a piece was lost.
+    pub(super) fn mark_incomplete(&mut self) {
+        self.is_incomplete = true;
     }
 
-    /// Takes an object that stands for what came before.
-    pub(super) fn replace(&mut self, object: &str) -> Result<(), Misplaced> {
+    /// Replaces the arguments so far by an object.
+    pub(super) fn replace(&mut self, object: &str) -> Result<(), InvalidPath> {
         match serde_json::from_str::<Map<String, Value>>(object) {
             Ok(map) => {
                 self.root = Value::Object(map);
                 Ok(())
             }
             Err(_) => {
-                self.broken = true;
-                Err(Misplaced)
+                self.is_incomplete = true;
+                Err(InvalidPath)
             }
         }
     }
 
-    /// The text of the whole arguments; cut off if a piece had no place.
+    /// Returns the text of the complete arguments. If a piece was lost the text is cut off, so that it
+    /// is invalid JSON.
     pub(super) fn into_text(self) -> String {
         let mut text = self.root.to_string();
-        if self.broken {
+        if self.is_incomplete {
             text.pop();
         }
         text
     }
 
-    /// What has come behind the opening brace, cut off before the last one.
-    pub(super) fn into_rest(self) -> String {
+    /// Returns the text so far, without the outer braces.
+    pub(super) fn into_partial_text(self) -> String {
         let text = self.root.to_string();
         text.get(1..text.len().saturating_sub(1)).unwrap_or_default().to_owned()
     }
 
-    fn place(&mut self, path: &str, bit: Bit<'_>) -> Option<()> {
-        let mut steps = Steps { rest: path.strip_prefix('$').unwrap_or(path), bare: path };
+    fn store(&mut self, path: &str, value: ArgumentValue<'_>) -> Option<()> {
+        let mut steps = PathSteps { rest: path.strip_prefix('$').unwrap_or(path), bare: path };
         let mut at = &mut self.root;
         let mut depth = 0;
         while let Some(step) = steps.next()? {
@@ -107,24 +109,28 @@ impl Arguments {
         if depth == 0 {
             return None;
         }
-        match (at, bit) {
-            (Value::String(text), Bit::Text(more)) => {
+        match (at, value) {
+            (Value::String(text), ArgumentValue::Text(more)) => {
                 spend(&mut self.bytes_left, more.len())?;
                 text.push_str(&more);
             }
-            (at, Bit::Text(text)) => {
+            (at, ArgumentValue::Text(text)) => {
                 spend(&mut self.bytes_left, text.len())?;
                 *at = Value::String(text.into_owned());
             }
-            (at, Bit::Whole(value)) => *at = value,
+            (at, ArgumentValue::Complete(value)) => *at = value,
         }
         Some(())
     }
 }
 
-fn descend<'v>(at: &'v mut Value, step: Step<'_>, bytes_left: &mut usize) -> Option<&'v mut Value> {
+fn descend<'v>(
+    at: &'v mut Value,
+    step: PathStep<'_>,
+    bytes_left: &mut usize,
+) -> Option<&'v mut Value> {
     match step {
-        Step::Name(name) => {
+        PathStep::Name(name) => {
             if at.is_null() {
                 *at = Value::Object(Map::new());
             }
@@ -135,20 +141,20 @@ fn descend<'v>(at: &'v mut Value, step: Step<'_>, bytes_left: &mut usize) -> Opt
             }
             map.get_mut(&*name)
         }
-        Step::Place(place) => {
+        PathStep::Index(index) => {
             if at.is_null() {
                 *at = Value::Array(Vec::new());
             }
             let Value::Array(items) = at else { return None };
-            if place >= items.len() {
-                let more = place - items.len();
+            if index >= items.len() {
+                let more = index - items.len();
                 if more > GAP_MAX {
                     return None;
                 }
                 spend(bytes_left, VALUE_BYTES * (more + 1))?;
-                items.resize(place + 1, Value::Null);
+                items.resize(index + 1, Value::Null);
             }
-            items.get_mut(place)
+            items.get_mut(index)
         }
     }
 }
@@ -158,16 +164,16 @@ fn spend(bytes_left: &mut usize, bytes: usize) -> Option<()> {
     Some(())
 }
 
-/// The steps of a path that is being read.
-struct Steps<'a> {
+/// Iterates over the steps of a path.
+struct PathSteps<'a> {
     rest: &'a str,
-    /// The path as it came: a name may begin it, where nothing stands before.
+    /// The path without the leading `$`, if it has one. It may begin with a name without a dot.
     bare: &'a str,
 }
 
-impl<'a> Steps<'a> {
-    /// The next step, nothing at the end; none at all where this is no path of ours.
-    fn next(&mut self) -> Option<Option<Step<'a>>> {
+impl<'a> PathSteps<'a> {
+    /// Returns the next step, `Some(None)` at the end, and `None` if the path is invalid.
+    fn next(&mut self) -> Option<Option<PathStep<'a>>> {
         let path = self.rest;
         if path.is_empty() {
             return Some(None);
@@ -183,24 +189,24 @@ impl<'a> Steps<'a> {
         let end = name.find(['.', '[']).unwrap_or(name.len());
         let (name, rest) = name.split_at_checked(end)?;
         self.rest = rest;
-        (!name.is_empty() && name != "*").then_some(Some(Step::Name(Cow::Borrowed(name))))
+        (!name.is_empty() && name != "*").then_some(Some(PathStep::Name(Cow::Borrowed(name))))
     }
 
-    fn bracket(&mut self, inner: &'a str) -> Option<Step<'a>> {
+    fn bracket(&mut self, inner: &'a str) -> Option<PathStep<'a>> {
         let quote = inner.chars().next().filter(|c| ['\'', '"'].contains(c));
         let Some(quote) = quote else {
-            let (place, rest) = inner.split_once(']')?;
+            let (index, rest) = inner.split_once(']')?;
             self.rest = rest;
-            let is_place = !place.is_empty() && place.bytes().all(|b| b.is_ascii_digit());
-            return is_place.then(|| place.parse().ok().map(Step::Place)).flatten();
+            let is_index = !index.is_empty() && index.bytes().all(|b| b.is_ascii_digit());
+            return is_index.then(|| index.parse().ok().map(PathStep::Index)).flatten();
         };
         let (name, rest) = quoted(inner.get(1..)?, quote)?;
         self.rest = rest.strip_prefix(']')?;
-        Some(Step::Name(name))
+        Some(PathStep::Name(name))
     }
 }
 
-/// The text up to the closing quote, without its escapes, and what follows.
+/// Returns the text up to the closing quote, unescaped, and the text after it.
 fn quoted(text: &str, quote: char) -> Option<(Cow<'_, str>, &str)> {
     let mut escaped = false;
     let end = text.find(|c: char| {
@@ -213,13 +219,13 @@ fn quoted(text: &str, quote: char) -> Option<(Cow<'_, str>, &str)> {
     if !name.contains('\\') {
         return Some((Cow::Borrowed(name), rest));
     }
-    // The escapes are those of JSON, but for the quote.
+    // The escapes are those of JSON, and that of the single quote.
     let name = name.replace("\\'", "'");
     let name = if quote == '\'' { escape_quotes(&name) } else { name };
     serde_json::from_str(&format!("\"{name}\"")).ok().map(|name: String| (Cow::Owned(name), rest))
 }
 
-/// Escapes the double quotes that are not.
+/// Escapes the double quotes that are not escaped.
 fn escape_quotes(text: &str) -> String {
     let mut escaped = false;
     let mut out = String::with_capacity(text.len());
@@ -239,15 +245,15 @@ mod tests {
 
     use super::*;
 
-    fn filled(pieces: &[(&str, Value)]) -> (Arguments, bool) {
-        let mut arguments = Arguments::default();
+    fn filled(pieces: &[(&str, Value)]) -> (PartialArguments, bool) {
+        let mut arguments = PartialArguments::default();
         let mut placed = true;
         for (path, value) in pieces {
             let bit = match value.as_str() {
-                Some(text) => Bit::Text(text.into()),
-                None => Bit::Whole(value.clone()),
+                Some(text) => ArgumentValue::Text(text.into()),
+                None => ArgumentValue::Complete(value.clone()),
             };
-            placed &= arguments.fill(path, bit).is_ok();
+            placed &= arguments.push(path, bit).is_ok();
         }
         (arguments, placed)
     }
@@ -312,19 +318,22 @@ mod tests {
     fn after_a_lost_piece_nothing_more_is_taken() {
         let (mut arguments, _) =
             filled(&[("$.a", json!("x")), ("$..", json!(1)), ("$.a", json!("y"))]);
-        assert_eq!(arguments.fill("$..", Bit::Whole(json!(1))), Ok(()));
+        assert_eq!(arguments.push("$..", ArgumentValue::Complete(json!(1))), Ok(()));
         assert_eq!(arguments.clone().into_text(), r#"{"a":"x""#);
-        assert_eq!(arguments.into_rest(), r#""a":"x""#);
+        assert_eq!(arguments.into_partial_text(), r#""a":"x""#);
     }
 
     #[test]
     fn there_is_a_limit_to_what_is_held() {
-        let mut arguments = Arguments { bytes_left: 100, ..Arguments::default() };
+        let mut arguments = PartialArguments { bytes_left: 100, ..PartialArguments::default() };
         let long = "x".repeat(60);
-        assert_eq!(arguments.fill("$.a", Bit::Text(long.as_str().into())), Ok(()));
-        assert_eq!(arguments.fill("$.a", Bit::Text(long.as_str().into())), Err(Misplaced));
-        let mut arguments = Arguments { bytes_left: 100, ..Arguments::default() };
-        assert_eq!(arguments.fill("$.a[10]", Bit::Whole(json!(1))), Err(Misplaced));
+        assert_eq!(arguments.push("$.a", ArgumentValue::Text(long.as_str().into())), Ok(()));
+        assert_eq!(
+            arguments.push("$.a", ArgumentValue::Text(long.as_str().into())),
+            Err(InvalidPath)
+        );
+        let mut arguments = PartialArguments { bytes_left: 100, ..PartialArguments::default() };
+        assert_eq!(arguments.push("$.a[10]", ArgumentValue::Complete(json!(1))), Err(InvalidPath));
     }
 
     #[test]
@@ -332,7 +341,7 @@ mod tests {
         let (mut arguments, _) = filled(&[("$.a", json!("x"))]);
         assert_eq!(arguments.replace(r#"{"b":1}"#), Ok(()));
         assert_eq!(arguments.clone().into_text(), r#"{"b":1}"#);
-        assert_eq!(arguments.replace("7"), Err(Misplaced));
+        assert_eq!(arguments.replace("7"), Err(InvalidPath));
         assert_eq!(arguments.into_text(), r#"{"b":1"#);
     }
 }

@@ -1,763 +1,83 @@
 //! Gemini's `generateContent` and `streamGenerateContent`, of the Gemini API and of Vertex AI.
 //!
-//! Format: <https://ai.google.dev/api/generate-content>. Streamed chunks and plain bodies have the
-//! same shape, and a stream has no last word: one whose finish reason came has ended well. Only
-//! candidate 0 counts. A call comes whole, mostly without an id; or, from Vertex, in pieces that
-//! tell by path where they belong. Signatures of the model's thinking stand on parts of any kind
-//! and go back in the same part (<https://ai.google.dev/gemini-api/docs/thought-signatures>).
+//! Format: Google's API reference, <https://ai.google.dev/api/generate-content>. Streamed chunks and
+//! plain bodies have the same form. A stream has no end marker: it is complete once its finish
+//! reason came. Only candidate 0 counts. A call comes complete and mostly without an id, or, from
+//! Vertex AI, in pieces whose paths say where they belong. Thought signatures stand on parts of any
+//! kind and go back in the same part
+//! (<https://ai.google.dev/gemini-api/docs/thought-signatures>).
 
 mod arguments;
-mod calls;
-mod contents;
+mod decode;
+mod messages;
+mod payload;
 mod request;
 mod schema;
+mod stream;
 mod usage;
 
-use std::mem::take;
-use std::sync::Arc;
-
 use serde::Serialize;
-use serde::de::MapAccess;
-use serde_json::Value;
-use serde_json::value::RawValue;
 
-use super::body::Elements;
 use super::dialect::{Dialect, KeyHeader};
-use super::error::{error_in, unkeyed_error};
-use super::fields::{Fields, Fill, FillEach, List, fill};
-use super::loose::{JsonText, Scalar};
-use super::piece::Outline;
-use super::{Delta, Framing, ModelRequest, ProviderMetadata};
-use crate::types::{FinishKind, FinishReason};
+use super::fast_path::TemplateFields;
+use super::lenient::read_object;
+use super::request_cache::HistoryWriter;
+use super::{Delta, Framing, ModelRequest};
 
-use calls::{Call, Calls};
-use usage::{Counts, usage_of};
+use payload::ChunkPayload;
+use stream::CallTracker;
+use usage::UsageCounts;
 
-/// The dialect: the calls so far, and what was counted.
+/// The dialect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Gemini {
-    calls: Calls,
+pub(super) struct GeminiDialect {
+    calls: CallTracker,
     /// A finish reason has come.
     finished: bool,
-    /// The last of them says that the model said all it wanted.
+    /// The last finish reason is `STOP`.
     ended_well: bool,
-    counts: Counts,
-    /// What was said of them last: most services repeat it in every chunk.
+    counts: UsageCounts,
+    /// The text of the last token counts. Most services repeat it in every chunk.
     last_usage: String,
 }
 
-#[derive(Default)]
-struct Chunk<'a> {
-    candidates: List<Candidate<'a>>,
-    usage: Option<&'a RawValue>,
-    feedback: Feedback<'a>,
-    error: Option<&'a RawValue>,
-}
-
-impl<'de> Fields<'de> for Chunk<'de> {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
-        match key {
-            "candidates" => {
-                self.candidates = List::default();
-                map.next_value_seed(FillEach(&mut self.candidates))?;
-            }
-            "usageMetadata" | "usage_metadata" => self.usage = map.next_value()?,
-            "promptFeedback" | "prompt_feedback" => {
-                map.next_value_seed(Fill(&mut self.feedback))?;
-            }
-            "error" => self.error = map.next_value()?,
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-}
-
-/// What the service thinks of the prompt.
-#[derive(Default)]
-struct Feedback<'a> {
-    block_reason: Scalar<'a>,
-    /// Why, in a sentence: it may stand alone.
-    block_reason_message: Scalar<'a>,
-}
-
-impl<'de> Fields<'de> for Feedback<'de> {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
-        match key {
-            "blockReason" | "block_reason" => self.block_reason = map.next_value()?,
-            "blockReasonMessage" | "block_reason_message" => {
-                self.block_reason_message = map.next_value()?;
-            }
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-}
-
-#[derive(Default)]
-struct Candidate<'a> {
-    index: Scalar<'a>,
-    content: Content<'a>,
-    finish_reason: Scalar<'a>,
-}
-
-impl<'de> Fields<'de> for Candidate<'de> {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
-        match key {
-            "index" => self.index = map.next_value()?,
-            "content" => drop(map.next_value_seed(Fill(&mut self.content))?),
-            "finishReason" | "finish_reason" => self.finish_reason = map.next_value()?,
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-}
-
-#[derive(Default)]
-struct Content<'a> {
-    parts: List<Part<'a>>,
-}
-
-impl<'de> Fields<'de> for Content<'de> {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
-        match key {
-            "parts" => {
-                self.parts = List::default();
-                map.next_value_seed(FillEach(&mut self.parts))?;
-            }
-            _ => return Ok(false),
-        }
-        Ok(true)
-    }
-}
-
-#[derive(Default)]
-struct Part<'a> {
-    text: Scalar<'a>,
-    thought: JsonText<'a>,
-    signature: Scalar<'a>,
-    call: Option<Box<Call<'a>>>,
-    /// The other members, as those of an object that is not closed.
-    other: String,
-}
-
-impl<'de> Fields<'de> for Part<'de> {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
-        match key {
-            "text" => self.text = map.next_value()?,
-            "thought" => self.thought = map.next_value()?,
-            "thoughtSignature" | "thought_signature" => self.signature = map.next_value()?,
-            "functionCall" | "function_call" => {
-                let mut call = Box::<Call<'_>>::default();
-                self.call = map.next_value_seed(Fill(&mut *call))?.then_some(call);
-            }
-            _ => {
-                if let Some(value) = map.next_value::<Option<&RawValue>>()? {
-                    let before = if self.other.is_empty() { '{' } else { ',' };
-                    self.other.push(before);
-                    self.other.push_str(&Value::from(key).to_string());
-                    self.other.push(':');
-                    self.other.push_str(value.get());
-                }
-            }
-        }
-        Ok(true)
-    }
-}
-
-impl Dialect for Gemini {
+impl Dialect for GeminiDialect {
     const STREAM_FRAMING: Framing = Framing::Sse;
     const KEY_HEADER: KeyHeader = KeyHeader { name: "x-goog-api-key", prefix: "" };
-    const HISTORY: &'static str = "contents";
+    const HISTORY_MEMBER: &'static str = "contents";
 
     fn url(base: &str, model: &str, stream: bool) -> String {
         request::url(base, model, stream)
     }
 
-    fn head(request: &ModelRequest) -> impl Serialize {
-        request::Head(request)
+    fn request_head(request: &ModelRequest) -> impl Serialize {
+        request::RequestHead(request)
     }
 
-    fn history(request: &ModelRequest, elements: &mut Elements) {
-        contents::write(request, elements);
+    fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {
+        messages::write(request, writer);
     }
 
-    // Each payload counts anew, so none has a piece alone.
-    fn object<'p>(
+    // Every chunk has token counts, so none holds a single change.
+    fn parse_payload<'p>(
         &mut self,
         _event: &str,
         text: &'p str,
         out: &mut Vec<Delta>,
-    ) -> serde_json::Result<Option<Outline<'p>>> {
-        let mut chunk = Chunk::default();
-        fill(text, &mut chunk)?;
-        self.chunk(chunk, text, out);
+    ) -> serde_json::Result<Option<TemplateFields<'p>>> {
+        let mut chunk = ChunkPayload::default();
+        read_object(text, &mut chunk)?;
+        self.decode_chunk(chunk, text, out);
         Ok(None)
     }
 
-    fn end(&mut self, out: &mut Vec<Delta>) {
+    fn end_of_body(&mut self, out: &mut Vec<Delta>) {
         if self.ended_well {
             self.calls.close(out);
         }
-        self.calls.give_up(out);
+        self.calls.break_off(out);
     }
-}
-
-impl Gemini {
-    fn chunk(&mut self, mut chunk: Chunk<'_>, text: &str, out: &mut Vec<Delta>) {
-        let before = out.len();
-        let has_candidates = !chunk.candidates.is_empty();
-        for (place, candidate) in (0..).zip(chunk.candidates.items_mut()) {
-            if candidate.index.as_number().unwrap_or(place) == 0 {
-                self.candidate(candidate, out);
-            }
-        }
-        let Feedback { block_reason, block_reason_message } = &chunk.feedback;
-        let blocked = [block_reason, block_reason_message]
-            .iter()
-            .any(|why| why.as_text().is_some_and(says_why));
-        if blocked && !has_candidates && !self.finished {
-            // The prompt was refused: there is no answer, and so no word for its end.
-            out.push(Delta::Finish(FinishReason {
-                kind: FinishKind::ContentFilter,
-                raw: Arc::default(),
-            }));
-        }
-        if let Some(raw) = chunk.usage.filter(|raw| raw.get() != self.last_usage) {
-            raw.get().clone_into(&mut self.last_usage);
-            out.extend(usage_of(raw, &mut self.counts));
-        }
-        if let Some(error) = chunk.error.and_then(|raw| error_in(raw.get())) {
-            out.push(Delta::Error(error));
-        } else if !has_candidates && out.len() == before {
-            // Nothing that a chunk holds: perhaps an error without the key.
-            out.extend(unkeyed_error(text));
-        }
-    }
-
-    fn candidate(&mut self, candidate: &mut Candidate<'_>, out: &mut Vec<Delta>) {
-        for part in candidate.content.parts.items_mut() {
-            self.part(take(part), out);
-        }
-        if let Some(raw) = take(&mut candidate.finish_reason).into_text() {
-            self.finished = true;
-            self.ended_well = raw.eq_ignore_ascii_case("STOP");
-            out.push(Delta::Finish(FinishReason { kind: self.finish_kind(&raw), raw: raw.into() }));
-        }
-    }
-
-    fn part(&mut self, part: Part<'_>, out: &mut Vec<Delta>) {
-        let Part { text, thought, signature, call, mut other } = part;
-        let thought = thought.0.as_deref() == Some("true");
-        let signature = signature.into_text();
-        let signed = signature.map(|text| Value::from(text).to_string());
-        let members =
-            signed.as_ref().map(|text| format!(r#"{{"thoughtSignature":{text}}}"#).into());
-        let text = text.into_text();
-        if let Some(call) = call {
-            self.calls.take(*call, members, out);
-        } else if let (None, false) = (&text, other.is_empty()) {
-            // A part of the service's own: it goes back as it came.
-            if thought {
-                other.push_str(r#","thought":true"#);
-            }
-            if let Some(signed) = signed {
-                other.push_str(r#","thoughtSignature":"#);
-                other.push_str(&signed);
-            }
-            other.push('}');
-            out.push(Delta::Metadata(ProviderMetadata::Part(other.into())));
-        } else if thought {
-            out.extend(
-                members
-                    .is_some()
-                    .then_some(Delta::Metadata(ProviderMetadata::Reasoning { members: None })),
-            );
-            out.extend(text.map(Delta::Reasoning));
-            out.extend(
-                members.map(|m| Delta::Metadata(ProviderMetadata::Reasoning { members: Some(m) })),
-            );
-        } else {
-            // A signature belongs to its own part, which may be empty, and to none before it.
-            out.extend(
-                members
-                    .is_some()
-                    .then_some(Delta::Metadata(ProviderMetadata::Text { members: None })),
-            );
-            out.extend(text.map(Delta::Text));
-            out.extend(
-                members.map(|m| Delta::Metadata(ProviderMetadata::Text { members: Some(m) })),
-            );
-        }
-    }
-
-    fn finish_kind(&self, word: &str) -> FinishKind {
-        match word.to_ascii_uppercase().as_str() {
-            "STOP" if !self.calls.is_empty() => FinishKind::ToolCalls,
-            "STOP" => FinishKind::Stop,
-            "MAX_TOKENS" => FinishKind::Length,
-            "SAFETY"
-            | "RECITATION"
-            | "LANGUAGE"
-            | "BLOCKLIST"
-            | "PROHIBITED_CONTENT"
-            | "SPII"
-            | "IMAGE_SAFETY"
-            | "IMAGE_PROHIBITED_CONTENT"
-            | "IMAGE_RECITATION"
-            | "MODEL_ARMOR" => FinishKind::ContentFilter,
-            "MALFORMED_FUNCTION_CALL"
-            | "UNEXPECTED_TOOL_CALL"
-            | "TOO_MANY_TOOL_CALLS"
-            | "MALFORMED_RESPONSE"
-            | "MISSING_THOUGHT_SIGNATURE"
-            | "ERROR" => FinishKind::Error,
-            _ => FinishKind::Other,
-        }
-    }
-}
-
-/// Whether the word for a blocked prompt is one.
-fn says_why(word: &str) -> bool {
-    !word.is_empty() && !word.eq_ignore_ascii_case("BLOCK_REASON_UNSPECIFIED")
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::types::{ProviderError, ProviderErrorKind, Usage};
-    use crate::wire::CallDelta;
-
-    fn deltas(payloads: &[&str]) -> Vec<Delta> {
-        crate::wire::payload::deltas::<Gemini>(payloads)
-    }
-
-    fn text(text: &str) -> Delta {
-        Delta::Text(text.into())
-    }
-
-    fn finish(raw: &str, kind: FinishKind) -> Delta {
-        Delta::Finish(FinishReason { kind, raw: raw.into() })
-    }
-
-    fn begins(index: u64, id: Option<&str>, name: &str, arguments: &str) -> Delta {
-        Delta::Call(CallDelta {
-            index: Some(index),
-            id: id.map(str::to_owned),
-            name: Some(name.into()),
-            arguments: Some(arguments.into()),
-            begins: true,
-            ..CallDelta::default()
-        })
-    }
-
-    fn piece(index: u64, arguments: &str) -> CallDelta {
-        let arguments = Some(arguments.into());
-        CallDelta { index: Some(index), arguments, ..CallDelta::default() }
-    }
-
-    fn rest(index: u64, arguments: &str) -> Delta {
-        Delta::Call(piece(index, arguments))
-    }
-
-    fn seal(index: u64, arguments: Option<&str>) -> Delta {
-        Delta::Seal { index, arguments: arguments.map(str::to_owned) }
-    }
-
-    fn signature(text: &str) -> Box<str> {
-        format!(r#"{{"thoughtSignature":"{text}"}}"#).into()
-    }
-
-    fn chunk(parts: &str) -> String {
-        format!(r#"{{"candidates":[{{"content":{{"role":"model","parts":[{parts}]}}}}]}}"#)
-    }
-
-    #[track_caller]
-    fn check_parts(parts: &[&str], expected: &[Delta]) {
-        let chunks: Vec<String> = parts.iter().map(|parts| chunk(parts)).collect();
-        let chunks: Vec<&str> = chunks.iter().map(String::as_str).collect();
-        assert_eq!(deltas(&chunks), expected, "{parts:?}");
-        let snake: Vec<String> = chunks
-            .iter()
-            .map(|chunk| {
-                chunk
-                    .replace("functionCall", "function_call")
-                    .replace("thoughtSignature", "thought_signature")
-                    .replace("partialArgs", "partial_args")
-                    .replace("willContinue", "will_continue")
-                    .replace("jsonPath", "json_path")
-                    .replace("Value\"", "_value\"")
-            })
-            .collect();
-        let snake: Vec<&str> = snake.iter().map(String::as_str).collect();
-        assert_eq!(deltas(&snake), expected, "{snake:?}");
-    }
-
-    #[test]
-    fn text_and_thoughts() {
-        check_parts(&[r#"{"text":"a"},{"text":"b\n"}"#], &[text("a"), text("b\n")]);
-        check_parts(
-            &[r#"{"text":"t","thought":true},{"text":"a","thought":false}"#],
-            &[Delta::Reasoning("t".into()), text("a")],
-        );
-        check_parts(&[r#"{"text":""},{},null,7,{"text":null},{"thought":true,"text":""}"#], &[]);
-        check_parts(&[r#"{"text":5,"thought":"true"}"#], &[Delta::Reasoning("5".into())]);
-    }
-
-    #[test]
-    fn a_signature_stays_with_its_own_part() {
-        let keep = |members: Option<&str>| {
-            Delta::Metadata(ProviderMetadata::Text { members: members.map(signature) })
-        };
-        let thought = |members: Option<&str>| {
-            Delta::Metadata(ProviderMetadata::Reasoning { members: members.map(signature) })
-        };
-        check_parts(
-            &[r#"{"text":"a"}"#, r#"{"text":"b","thoughtSignature":"s"}"#],
-            &[text("a"), keep(None), text("b"), keep(Some("s"))],
-        );
-        check_parts(
-            &[r#"{"text":"a"}"#, r#"{"text":"","thoughtSignature":"s"}"#],
-            &[text("a"), keep(None), keep(Some("s"))],
-        );
-        check_parts(&[r#"{"thoughtSignature":"s"}"#], &[keep(None), keep(Some("s"))]);
-        check_parts(
-            &[r#"{"text":"t","thought":true,"thoughtSignature":"s"}"#],
-            &[thought(None), Delta::Reasoning("t".into()), thought(Some("s"))],
-        );
-        let members = signature("s");
-        check_parts(
-            &[r#"{"thoughtSignature":"s","functionCall":{"name":"f","args":{}}}"#],
-            &[
-                begins(0, None, "f", "{}"),
-                seal(0, None),
-                Delta::Metadata(ProviderMetadata::Call { index: 0, members }),
-            ],
-        );
-    }
-
-    #[test]
-    fn parts_of_the_services_own_are_kept_as_they_are() {
-        let part = |json: &str| Delta::Metadata(ProviderMetadata::Part(json.into()));
-        check_parts(
-            &[r#"{"executableCode":{"language":"PYTHON","code":"1"}},{"text":"a"},
-                {"toolCall":{"id":"x"},"thoughtSignature":"s","nothing":null}"#],
-            &[
-                part(r#"{"executableCode":{"language":"PYTHON","code":"1"}}"#),
-                text("a"),
-                part(r#"{"toolCall":{"id":"x"},"thoughtSignature":"s"}"#),
-            ],
-        );
-        check_parts(
-            &[r#"{"inlineData":{"mimeType":"image/png","data":"AAAA"},"thought":true,"x":1}"#],
-            &[part(
-                r#"{"inlineData":{"mimeType":"image/png","data":"AAAA"},"x":1,"thought":true}"#,
-            )],
-        );
-        check_parts(&[r#"{"text":"a","partMetadata":{}}"#], &[text("a")]);
-    }
-
-    #[test]
-    fn whole_calls_in_their_order() {
-        check_parts(
-            &[
-                r#"{"functionCall":{"name":"f","args":{"b": 1,"a":2}}},{"functionCall":{"id":"i","name":"f"}}"#,
-                r#"{"functionCall":{"name":"g","args":null,"id":""}}"#,
-            ],
-            &[
-                begins(0, None, "f", r#"{"b": 1,"a":2}"#),
-                seal(0, None),
-                begins(1, Some("i"), "f", "{}"),
-                seal(1, None),
-                begins(2, None, "g", "{}"),
-                seal(2, None),
-            ],
-        );
-        check_parts(&[r#"{"functionCall":{}},{"functionCall":null},{"functionCall":"f"}"#], &[]);
-        let nameless = CallDelta { begins: true, ..piece(0, r#"{"a":1}"#) };
-        check_parts(
-            &[r#"{"functionCall":{"args":{"a":1}}}"#],
-            &[Delta::Call(nameless), seal(0, None)],
-        );
-    }
-
-    #[test]
-    fn a_call_in_pieces() {
-        let piece = |path: &str, value: &str| {
-            format!(
-                r#"{{"functionCall":{{"partialArgs":[{{"jsonPath":"{path}",{value}}}],"willContinue":true}}}}"#
-            )
-        };
-        let opens = r#"{"functionCall":{"name":"f","willContinue":true}}"#;
-        let closes = r#"{"functionCall":{}}"#;
-        check_parts(
-            &[
-                opens,
-                &piece("$.a", r#""stringValue":"x","willContinue":true"#),
-                &piece("$.a", r#""stringValue":"y""#),
-                &piece("$.b[0]", r#""numberValue":2.5"#),
-                &piece("$.b[1]", r#""boolValue":true"#),
-                &piece("$.c", r#""nullValue":null"#),
-                &piece("$.d", r#""willContinue":true"#),
-                closes,
-                closes,
-            ],
-            &[begins(0, None, "f", "{"), seal(0, Some(r#"{"a":"xy","b":[2.5,true],"c":null}"#))],
-        );
-        // Closed by the piece that does not go on; the name with every piece.
-        check_parts(
-            &[
-                r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":"$.a","stringValue":"x"}],"willContinue":true}}"#,
-                r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":"$.a","stringValue":"y"}]}}"#,
-                r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":"$.n","numberValue":7}]}}"#,
-            ],
-            &[
-                begins(0, None, "f", "{"),
-                seal(0, Some(r#"{"a":"xy"}"#)),
-                begins(1, None, "f", "{"),
-                seal(1, Some(r#"{"n":7}"#)),
-            ],
-        );
-        check_parts(
-            &[opens, r#"{"functionCall":{"id":"i","args":{"a":1}}}"#],
-            &[
-                begins(0, None, "f", "{"),
-                Delta::Call(CallDelta {
-                    index: Some(0),
-                    id: Some("i".into()),
-                    ..CallDelta::default()
-                }),
-                seal(0, Some(r#"{"a":1}"#)),
-            ],
-        );
-    }
-
-    #[test]
-    fn a_call_that_is_never_closed_reads_as_cut_off() {
-        let opens = r#"{"functionCall":{"name":"f","willContinue":true}}"#;
-        let piece = r#"{"functionCall":{"partialArgs":[{"jsonPath":"$.a","stringValue":"x"}],"willContinue":true}}"#;
-        check_parts(&[opens, piece], &[begins(0, None, "f", "{"), rest(0, r#""a":"x""#)]);
-        let end = |word: &str| format!(r#"{{"candidates":[{{"finishReason":"{word}"}}]}}"#);
-        let cut_off = deltas(&[&chunk(opens), &chunk(piece), &end("MAX_TOKENS")]);
-        assert_eq!(cut_off.last(), Some(&rest(0, r#""a":"x""#)));
-    }
-
-    #[test]
-    fn a_call_that_begins_and_a_good_ending_close_the_open_call() {
-        let opens = r#"{"functionCall":{"name":"f","willContinue":true}}"#;
-        let piece = r#"{"functionCall":{"partialArgs":[{"jsonPath":"$.a","stringValue":"x"}],"willContinue":true}}"#;
-        let whole = seal(0, Some(r#"{"a":"x"}"#));
-        check_parts(
-            &[opens, piece, r#"{"functionCall":{"name":"g","args":{}}}"#],
-            &[begins(0, None, "f", "{"), whole.clone(), begins(1, None, "g", "{}"), seal(1, None)],
-        );
-        check_parts(
-            &[opens, opens, r#"{"functionCall":{"name":"f"}}"#],
-            &[
-                begins(0, None, "f", "{"),
-                seal(0, Some("{}")),
-                begins(1, None, "f", "{"),
-                seal(1, Some("{}")),
-            ],
-        );
-        let end = r#"{"candidates":[{"finishReason":"STOP"}]}"#;
-        let ended = deltas(&[&chunk(opens), &chunk(piece), end]);
-        assert_eq!(
-            ended,
-            [begins(0, None, "f", "{"), finish("STOP", FinishKind::ToolCalls), whole]
-        );
-    }
-
-    #[test]
-    fn pieces_without_a_place_are_told_and_leave_the_call_cut_off() {
-        let problem = |detail: &str| {
-            Delta::Problem(crate::wire::Problem {
-                code: "argument_without_place",
-                detail: detail.into(),
-            })
-        };
-        check_parts(
-            &[r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":"$.a","numberValue":1},
-                {"jsonPath":"$.a[1000000000]","numberValue":1},{"jsonPath":"$.b","numberValue":1}]}}"#],
-            &[begins(0, None, "f", "{"), problem("$.a[1000000000]"), seal(0, Some(r#"{"a":1"#))],
-        );
-        let many = vec![r#"{"jsonPath":"$.a","stringValue":"x"}"#; 5000].join(",");
-        let call = format!(r#"{{"functionCall":{{"name":"f","partialArgs":[{many}]}}}}"#);
-        let found = deltas(&[&chunk(&call)]);
-        assert_eq!(found.get(1), Some(&problem("too many pieces at once")));
-    }
-
-    #[test]
-    fn only_candidate_0_counts() {
-        let candidates = |list: &str| format!(r#"{{"candidates":{list}}}"#);
-        let a = r#""content":{"parts":[{"text":"a"}]}"#;
-        let b = r#""content":{"parts":[{"text":"b"}]}"#;
-        for list in [
-            format!(r#"[{{"index":1,{b}}},{{"index":0,{a}}}]"#),
-            format!(r#"[{{{a}}},{{{b}}}]"#),
-            format!(r#"[{{"index":"0",{a}}},{{"index":1,{b}}},null]"#),
-            format!(r#"{{{a}}}"#),
-        ] {
-            assert_eq!(deltas(&[&candidates(&list)]), [text("a")], "{list}");
-        }
-        for nothing in [
-            "[]",
-            "null",
-            "7",
-            "[{}]",
-            r#"[{"content":null}]"#,
-            r#"[{"content":{"parts":null},"finishReason":null}]"#,
-        ] {
-            assert_eq!(deltas(&[&candidates(nothing)]), [], "{nothing}");
-        }
-    }
-
-    #[test]
-    fn finish_reasons_have_a_kind_and_keep_their_word() {
-        for (word, kind) in [
-            ("STOP", FinishKind::Stop),
-            ("MAX_TOKENS", FinishKind::Length),
-            ("SAFETY", FinishKind::ContentFilter),
-            ("RECITATION", FinishKind::ContentFilter),
-            ("LANGUAGE", FinishKind::ContentFilter),
-            ("PROHIBITED_CONTENT", FinishKind::ContentFilter),
-            ("IMAGE_SAFETY", FinishKind::ContentFilter),
-            ("MALFORMED_FUNCTION_CALL", FinishKind::Error),
-            ("UNEXPECTED_TOOL_CALL", FinishKind::Error),
-            ("MISSING_THOUGHT_SIGNATURE", FinishKind::Error),
-            ("stop", FinishKind::Stop),
-            ("OTHER", FinishKind::Other),
-            ("FINISH_REASON_UNSPECIFIED", FinishKind::Other),
-        ] {
-            let chunk = format!(r#"{{"candidates":[{{"finishReason":"{word}"}}]}}"#);
-            assert_eq!(deltas(&[&chunk]), [finish(word, kind)]);
-        }
-        let call = chunk(r#"{"functionCall":{"name":"f"}}"#);
-        let end = r#"{"candidates":[{"finish_reason":"STOP"}]}"#;
-        assert_eq!(deltas(&[&call, end]).last(), Some(&finish("STOP", FinishKind::ToolCalls)));
-    }
-
-    #[test]
-    fn a_blocked_prompt_is_a_refusal_without_a_word() {
-        let blocked = r#"{"promptFeedback":{"blockReason":"SAFETY","safetyRatings":[]}}"#;
-        assert_eq!(deltas(&[blocked]), [finish("", FinishKind::ContentFilter)]);
-        let said = r#"{"candidates":[],"promptFeedback":{"blockReasonMessage":"m"}}"#;
-        assert_eq!(deltas(&[said]), [finish("", FinishKind::ContentFilter)]);
-        let ended = r#"{"candidates":[{"finishReason":"SAFETY"}]}"#;
-        assert_eq!(deltas(&[ended, blocked]), [finish("SAFETY", FinishKind::ContentFilter)]);
-        for fine in [
-            r#"{"promptFeedback":{"safetyRatings":[]}}"#,
-            r#"{"promptFeedback":{"blockReason":"BLOCK_REASON_UNSPECIFIED"}}"#,
-            r#"{"promptFeedback":{"blockReason":null}}"#,
-            r#"{"promptFeedback":null}"#,
-            r#"{"promptFeedback":[]}"#,
-        ] {
-            assert_eq!(deltas(&[fine]), [], "{fine}");
-        }
-    }
-
-    #[test]
-    fn usage_beside_everything() {
-        let raw = r#"{"promptTokenCount":3,"candidatesTokenCount":2}"#;
-        let usage = Usage { input_tokens: 3, output_tokens: 2, ..Usage::default() };
-        let counts = Delta::Usage { usage, raw: raw.into() };
-        let body = chunk(r#"{"text":"a"}"#);
-        for key in ["usageMetadata", "usage_metadata"] {
-            let body = format!(r#"{{"{key}":{raw},{}"#, &body[1..]);
-            assert_eq!(deltas(&[&body]), [text("a"), counts.clone()]);
-        }
-    }
-
-    #[test]
-    fn errors_wherever_they_stand() {
-        let error = r#"{"error":{"code":503,"message":"m","status":"UNAVAILABLE"}}"#;
-        let expected = ProviderError {
-            status: Some(503),
-            code: Some("503".into()),
-            ..ProviderError::new(ProviderErrorKind::InStream, "m")
-        };
-        let after_text = chunk(r#"{"text":"a"}"#);
-        for payloads in [vec![error], vec![&after_text, error], vec![&format!("[{error}]")]] {
-            assert_eq!(deltas(&payloads).last(), Some(&Delta::Error(expected.clone())));
-        }
-        let bare = deltas(&[r#"{"code":"x","message":"m"}"#]);
-        assert!(matches!(&bare[..], [Delta::Error(e)] if e.message == "m"), "{bare:?}");
-        let mut out = Vec::new();
-        crate::wire::payload::read(&mut Gemini::default(), "error", r#"{"message":"m"}"#, &mut out);
-        assert!(matches!(&out[..], [Delta::Error(e)] if e.message == "m"), "{out:?}");
-        assert_eq!(deltas(&[r#"{"error":null}"#, r#"{"error":{}}"#]), []);
-    }
-
-    #[test]
-    fn what_cannot_be_read_is_an_error_and_what_can_be_mended_is_read() {
-        let cut = deltas(&[r#"{"candidates":[{"content":{"parts":[{"text":"a"#]);
-        assert!(
-            matches!(&cut[..], [Delta::Error(e)] if e.kind == ProviderErrorKind::Malformed),
-            "{cut:?}"
-        );
-        let a = chunk(r#"{"text":"a"}"#);
-        assert_eq!(deltas(&[&format!("{a}\n{a}\n[DONE]")]), [text("a"), text("a")]);
-        assert_eq!(deltas(&[&format!("data: {a}"), "", "{}", "[]"]), [text("a")]);
-        assert_eq!(deltas(&[&chunk(r#"{"text":"\ud83d"}"#)]), [text("\u{FFFD}")]);
-        assert_eq!(deltas(&[&format!("[{a},\n{a}]")]), [text("a"), text("a")]);
-        let ping = deltas(&["ping"]);
-        assert!(matches!(&ping[..], [Delta::Problem(p)] if p.code == "not_json"), "{ping:?}");
-        let twice = chunk(r#"{"text":"b","text":"a"}"#);
-        assert_eq!(deltas(&[&twice]), [text("a")]);
-    }
-
-    #[test]
-    fn no_odd_value_costs_what_stands_beside_it() {
-        let places = [
-            r#""modelVersion":?,"#,
-            r#""usageMetadata":?,"#,
-            r#""usageMetadata":{"promptTokenCount":?},"#,
-            r#""promptFeedback":?,"#,
-            r#""promptFeedback":{"blockReason":?},"#,
-        ];
-        let candidate = [r#""finishReason":?,"#, r#""safetyRatings":?,"#];
-        let part = [
-            r#"?"#,
-            r#"{"thought":?}"#,
-            r#"{"thoughtSignature":?}"#,
-            r#"{"inlineData":?}"#,
-            r#"{"functionCall":?}"#,
-            r#"{"functionCall":{"name":?}}"#,
-            r#"{"functionCall":{"name":"f","args":?}}"#,
-            r#"{"functionCall":{"name":"f","id":?,"willContinue":?}}"#,
-            r#"{"functionCall":{"name":"f","partialArgs":?}}"#,
-            r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":?,"stringValue":"x"}]}}"#,
-            r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":"$.a","stringValue":?}]}}"#,
-            r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":"$.a","numberValue":?}]}}"#,
-            r#"{"functionCall":{"name":"f","partialArgs":[{"jsonPath":"$.a","nullValue":?}]}}"#,
-        ];
-        let wrap = |outer: &str, inner: &str, part: &str| {
-            format!(
-                r#"{{{outer}"candidates":[{{{inner}"content":{{"parts":[{part}{{"text":"ok"}}]}}}}]}}"#
-            )
-        };
-        let shapes = places.iter().map(|outer| wrap(outer, "", ""));
-        let shapes = shapes.chain(candidate.iter().map(|inner| wrap("", inner, "")));
-        let shapes = shapes.chain(part.iter().map(|part| wrap("", "", &format!("{part},"))));
-        for shape in shapes {
-            for odd in [
-                "null",
-                "true",
-                "7",
-                "-1",
-                "1.5",
-                "\"x\"",
-                "\"\"",
-                "[]",
-                "[7]",
-                "{}",
-                r#"{"a":[{}]}"#,
-            ] {
-                let payload = shape.replace('?', odd);
-                let found = deltas(&[&payload]);
-                assert!(found.contains(&text("ok")), "{payload}: {found:?}");
-                let is_error = |delta: &Delta| matches!(delta, Delta::Error(_));
-                assert!(!found.iter().any(is_error), "{payload}: {found:?}");
-            }
-        }
-    }
-}
+mod tests;

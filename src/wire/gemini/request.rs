@@ -1,4 +1,5 @@
-//! A request's address, and its body.
+//! The address of a request, and the members of the body other than the contents, as in Google's API
+//! reference, <https://ai.google.dev/api/generate-content>.
 
 use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
@@ -6,15 +7,15 @@ use serde_json::Value;
 
 use super::schema::parameters;
 use crate::wire::dialect::has_version;
-use crate::wire::members::Members;
+use crate::wire::extra_members::BodyMembers;
 use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
 
-/// What a model's name may begin with if it says itself what kind of resource it is.
+/// First segments of model names that are resource names of other kinds.
 const RESOURCES: [&str; 4] = ["tunedModels", "publishers", "endpoints", "projects"];
 
-/// The address that takes a request.
+/// Returns the address for requests.
 ///
-/// A base without a version gets the Gemini API's. On Vertex AI a model belongs to a publisher,
+/// A base without a version gets the version of the Gemini API. On Vertex AI a model belongs to a publisher,
 /// which is Google where neither base nor model names one.
 pub(super) fn url(base: &str, model: &str, stream: bool) -> String {
     let base = base.strip_suffix("/models").unwrap_or(base);
@@ -25,7 +26,7 @@ pub(super) fn url(base: &str, model: &str, stream: bool) -> String {
     let kind =
         model.split('/').next().filter(|kind| model.contains('/') && RESOURCES.contains(kind));
     let (base, resource) = match kind {
-        // What the base says of this already is not said twice.
+        // The base may hold the beginning of the resource name already.
         Some(kind) => {
             let before = base.find(&format!("/{kind}/")).and_then(|at| base.get(..at));
             (before.unwrap_or(&base), encoded(model, true))
@@ -39,6 +40,7 @@ pub(super) fn url(base: &str, model: &str, stream: bool) -> String {
     format!("{base}/{resource}:{method}")
 }
 
+/// Percent-encodes a model's name.
 fn encoded(name: &str, with_slashes: bool) -> String {
     let mut text = String::with_capacity(name.len());
     for byte in name.bytes() {
@@ -52,12 +54,13 @@ fn encoded(name: &str, with_slashes: bool) -> String {
     text
 }
 
-/// Members which the host relies on, so that `extra_body` cannot replace them.
-const OURS: [&str; 2] = ["contents", "tools"];
+/// Members on which the host relies. `extra_body` cannot replace them.
+const PROTECTED_MEMBERS: [&str; 2] = ["contents", "tools"];
 
-pub(super) struct Head<'a>(pub(super) &'a ModelRequest);
+/// The members of the body other than the contents.
+pub(super) struct RequestHead<'a>(pub(super) &'a ModelRequest);
 
-impl Serialize for Head<'_> {
+impl Serialize for RequestHead<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         struct Config {
@@ -67,41 +70,45 @@ impl Serialize for Head<'_> {
             temperature: Option<f64>,
         }
         let request = self.0;
-        let mut body = Members::new(serializer.serialize_map(None)?, request, &OURS);
+        let mut body =
+            BodyMembers::new(serializer.serialize_map(None)?, request, &PROTECTED_MEMBERS);
         if let Some(text) = request.system.as_deref().filter(|text| !text.is_empty()) {
-            body.put("systemInstruction", &System { parts: [Text { text }] })?;
+            body.write("systemInstruction", &SystemParam { parts: [TextParam { text }] })?;
         }
         if !request.tools.is_empty() {
-            body.put("tools", &[Tools { declarations: Declarations(&request.tools) }])?;
-            body.put("toolConfig", &Choice(&request.tool_choice))?;
+            body.write(
+                "tools",
+                &[ToolsParam { declarations: FunctionDeclarations(&request.tools) }],
+            )?;
+            body.write("toolConfig", &ToolChoiceParam(&request.tool_choice))?;
         }
         let &ModelRequest { max_output_tokens, temperature, .. } = request;
         if max_output_tokens.is_some() || temperature.is_some() {
-            body.put("generationConfig", &Config { max_output_tokens, temperature })?;
+            body.write("generationConfig", &Config { max_output_tokens, temperature })?;
         }
-        body.end()
+        body.finish()
     }
 }
 
 #[derive(Serialize)]
-struct System<'a> {
-    parts: [Text<'a>; 1],
+struct SystemParam<'a> {
+    parts: [TextParam<'a>; 1],
 }
 
 #[derive(Serialize)]
-struct Text<'a> {
+struct TextParam<'a> {
     text: &'a str,
 }
 
 #[derive(Serialize)]
-struct Tools<'a> {
+struct ToolsParam<'a> {
     #[serde(rename = "functionDeclarations")]
-    declarations: Declarations<'a>,
+    declarations: FunctionDeclarations<'a>,
 }
 
-struct Declarations<'a>(&'a [ToolDefinition]);
+struct FunctionDeclarations<'a>(&'a [ToolDefinition]);
 
-impl Serialize for Declarations<'_> {
+impl Serialize for FunctionDeclarations<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         struct Declaration<'a> {
@@ -119,9 +126,9 @@ impl Serialize for Declarations<'_> {
     }
 }
 
-struct Choice<'a>(&'a ToolChoice);
+struct ToolChoiceParam<'a>(&'a ToolChoice);
 
-impl Serialize for Choice<'_> {
+impl Serialize for ToolChoiceParam<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         struct Mode<'a> {
@@ -149,7 +156,7 @@ mod tests {
     use crate::wire::Wire;
 
     #[test]
-    fn the_address_of_every_base_and_model() {
+    fn addresses_of_all_kinds_of_bases_and_models() {
         let google = "https://generativelanguage.googleapis.com";
         let vertex = "https://us-central1-aiplatform.googleapis.com/v1/projects/p/locations/l";
         for (base, model, expected) in [

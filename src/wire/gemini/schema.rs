@@ -22,11 +22,11 @@ const NUMBERS: [(&str, &[&str]); 6] = [
     ("maxLength", &["string"]),
 ];
 
-type Object = Map<String, Value>;
+type SchemaObject = Map<String, Value>;
 
 /// The schema of a function's arguments; none for a function without any.
 pub(super) fn parameters(schema: &Value) -> Option<Value> {
-    let mut writer = Writer { root: schema, left: SCHEMAS_MAX, refs: Vec::new() };
+    let mut writer = SchemaWriter { root: schema, left: SCHEMAS_MAX, refs: Vec::new() };
     let mut whole = writer.schema(schema, 0);
     if whole.get("type").is_none_or(|kind| kind != "object") {
         // Arguments that are one of several objects: all of their members, none of them required.
@@ -36,15 +36,15 @@ pub(super) fn parameters(schema: &Value) -> Option<Value> {
     Some(Value::Object(whole))
 }
 
-struct Writer<'a> {
+struct SchemaWriter<'a> {
     root: &'a Value,
     left: usize,
     /// The references that lead here: one that is met again has no end.
     refs: Vec<String>,
 }
 
-impl Writer<'_> {
-    fn schema(&mut self, schema: &Value, depth: usize) -> Object {
+impl SchemaWriter<'_> {
+    fn schema(&mut self, schema: &Value, depth: usize) -> SchemaObject {
         self.left = self.left.saturating_sub(1);
         let Value::Object(schema) = schema else { return of_type("string") };
         if depth > DEPTH_MAX || self.left == 0 {
@@ -69,7 +69,7 @@ impl Writer<'_> {
     }
 
     /// What a reference names, with what stands beside it.
-    fn reference(&mut self, name: &str, beside: &Object, depth: usize) -> Object {
+    fn reference(&mut self, name: &str, beside: &SchemaObject, depth: usize) -> SchemaObject {
         let found = name.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)).cloned();
         let known = self.refs.iter().any(|before| before == name);
         let Some(target) = found.filter(|_| !known) else {
@@ -85,7 +85,7 @@ impl Writer<'_> {
     }
 
     /// The schema with those of its `allOf` laid under it.
-    fn all_of(&self, schema: &Object) -> Object {
+    fn all_of(&self, schema: &SchemaObject) -> SchemaObject {
         let mut whole = schema.clone();
         let Some(Value::Array(parts)) = whole.remove("allOf") else { return whole };
         for part in &parts {
@@ -110,10 +110,10 @@ impl Writer<'_> {
         whole
     }
 
-    fn any_of(&mut self, schema: &Object, branches: &[Value], depth: usize) -> Object {
+    fn any_of(&mut self, schema: &SchemaObject, branches: &[Value], depth: usize) -> SchemaObject {
         let (nulls, branches): (Vec<&Value>, Vec<&Value>) =
             branches.iter().partition(|branch| is_null(branch));
-        let mut written: Vec<Object> = Vec::new();
+        let mut written: Vec<SchemaObject> = Vec::new();
         for branch in branches {
             let mut branch = branch.clone();
             // What stands beside the branches holds for each.
@@ -138,7 +138,7 @@ impl Writer<'_> {
                         describe(branch, schema);
                     }
                 }
-                Object::from_iter([("anyOf".to_owned(), Value::from_iter(written))])
+                SchemaObject::from_iter([("anyOf".to_owned(), Value::from_iter(written))])
             }
         };
         if !nulls.is_empty() {
@@ -147,7 +147,7 @@ impl Writer<'_> {
         one
     }
 
-    fn typed(&mut self, schema: &Object, depth: usize) -> Object {
+    fn typed(&mut self, schema: &SchemaObject, depth: usize) -> SchemaObject {
         let words = schema.get("enum").and_then(Value::as_array).cloned();
         let words = words.or_else(|| schema.get("const").map(|word| vec![word.clone()]));
         let mut kinds = kinds_of(schema, words.as_deref());
@@ -160,9 +160,9 @@ impl Writer<'_> {
                 let branches = several
                     .iter()
                     .map(|kind| self.of_kind(kind, schema, words.as_deref(), depth + 1));
-                let mut branches: Vec<Object> = branches.collect();
+                let mut branches: Vec<SchemaObject> = branches.collect();
                 branches.iter_mut().for_each(|branch| describe(branch, schema));
-                Object::from_iter([("anyOf".to_owned(), Value::from_iter(branches))])
+                SchemaObject::from_iter([("anyOf".to_owned(), Value::from_iter(branches))])
             }
         };
         if is_nullable {
@@ -174,10 +174,10 @@ impl Writer<'_> {
     fn of_kind(
         &mut self,
         kind: &str,
-        schema: &Object,
+        schema: &SchemaObject,
         words: Option<&[Value]>,
         depth: usize,
-    ) -> Object {
+    ) -> SchemaObject {
         let mut written = of_type(kind);
         for (key, kinds) in NUMBERS {
             let value = schema.get(key).filter(|value| value.is_number() && kinds.contains(&kind));
@@ -222,9 +222,9 @@ impl Writer<'_> {
         written
     }
 
-    fn members(&mut self, schema: &Object, written: &mut Object, depth: usize) {
+    fn members(&mut self, schema: &SchemaObject, written: &mut SchemaObject, depth: usize) {
         let Some(Value::Object(members)) = schema.get("properties") else { return };
-        let properties: Object = members
+        let properties: SchemaObject = members
             .iter()
             .map(|(name, member)| (name.clone(), self.schema(member, depth + 1).into()))
             .collect();
@@ -243,8 +243,8 @@ impl Writer<'_> {
     }
 
     /// One object with the members of several.
-    fn joined(&self, branches: &[Value]) -> Option<Object> {
-        let mut properties = Object::new();
+    fn joined(&self, branches: &[Value]) -> Option<SchemaObject> {
+        let mut properties = SchemaObject::new();
         for branch in branches {
             for (name, member) in branch.get("properties").and_then(Value::as_object)? {
                 let known = properties.entry(name.as_str()).or_insert_with(|| member.clone());
@@ -262,8 +262,8 @@ impl Writer<'_> {
     }
 }
 
-fn of_type(kind: &str) -> Object {
-    Object::from_iter([("type".to_owned(), kind.into())])
+fn of_type(kind: &str) -> SchemaObject {
+    SchemaObject::from_iter([("type".to_owned(), kind.into())])
 }
 
 fn is_null(schema: &Value) -> bool {
@@ -272,7 +272,7 @@ fn is_null(schema: &Value) -> bool {
 }
 
 /// The types that a schema names, or that what it says is for.
-fn kinds_of(schema: &Object, words: Option<&[Value]>) -> Vec<&'static str> {
+fn kinds_of(schema: &SchemaObject, words: Option<&[Value]>) -> Vec<&'static str> {
     const KINDS: [&str; 7] = ["string", "number", "integer", "boolean", "array", "object", "null"];
     let known = |word: &str| KINDS.into_iter().find(|kind| kind.eq_ignore_ascii_case(word));
     let mut kinds: Vec<&str> = match schema.get("type") {
@@ -317,7 +317,7 @@ fn kind_of_value(value: &Value) -> &'static str {
 }
 
 /// One enum in the place of branches that are each one word or some.
-fn one_of_words(branches: &[Object]) -> Option<Object> {
+fn one_of_words(branches: &[SchemaObject]) -> Option<SchemaObject> {
     let mut words = Vec::new();
     for branch in branches {
         words.extend(branch.get("enum")?.as_array()?.iter().cloned());
@@ -328,7 +328,7 @@ fn one_of_words(branches: &[Object]) -> Option<Object> {
 }
 
 /// Nothing may stand beside `anyOf`, so there its first branch says it.
-fn make_nullable(schema: &mut Object) {
+fn make_nullable(schema: &mut SchemaObject) {
     let first = schema.get_mut("anyOf").and_then(|branches| branches.get_mut(0));
     match first.and_then(Value::as_object_mut) {
         Some(first) => first.insert("nullable".to_owned(), true.into()),
@@ -337,7 +337,7 @@ fn make_nullable(schema: &mut Object) {
 }
 
 /// Puts what the schema says of itself before what is known already.
-fn describe(written: &mut Object, schema: &Object) {
+fn describe(written: &mut SchemaObject, schema: &SchemaObject) {
     let text = schema.get("description").and_then(Value::as_str).filter(|text| !text.is_empty());
     let Some(text) = text.filter(|_| !written.contains_key("anyOf")) else { return };
     let text = match written.get("description").and_then(Value::as_str) {
@@ -478,7 +478,7 @@ mod tests {
         );
         check(json!({"$ref": "https://example.com/s.json"}), json!({"type": "object"}));
         // Each names the one below it twice: 2^64 schemas.
-        let mut defs = Object::new();
+        let mut defs = SchemaObject::new();
         for n in 0..64 {
             let below = json!({"$ref": format!("#/$defs/d{}", n + 1)});
             defs.insert(format!("d{n}"), json!({"properties": {"a": below, "b": below}}));

@@ -1,30 +1,30 @@
-//! Token counts, as Gemini tells them: whole in the last chunk, and often in every one.
+//! Token counts: `usageMetadata` of Google's API reference. The last chunk has all of them, and often
+//! every chunk has.
 
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
 use crate::types::Usage;
 use crate::wire::Delta;
-use crate::wire::fields::{Fields, fill};
-use crate::wire::loose::Scalar;
+use crate::wire::lenient::{ReadMembers, Scalar, read_object};
 
-/// Reads a `usageMetadata`; none if the object holds nothing. What it does not say stays as it was
-/// said before: some chunks bring no counts at all.
-pub(super) fn usage_of(raw: &RawValue, before: &mut Counts) -> Option<Delta> {
+/// Reads a `usageMetadata` into `counts`. Returns `None` if the object is empty. Missing counts keep
+/// their values, because some chunks have no counts at all.
+pub(super) fn usage_of(raw: &RawValue, counts: &mut UsageCounts) -> Option<Delta> {
     let text = raw.get();
     if !text.starts_with('{') || text.trim_matches(['{', '}', ' ', '\n', '\r', '\t']).is_empty() {
         return None;
     }
-    let mut counts = *before;
-    if fill(text, &mut counts).is_ok() {
-        *before = counts;
+    let mut new = *counts;
+    if read_object(text, &mut new).is_ok() {
+        *counts = new;
     }
-    Some(Delta::Usage { usage: before.usage(), raw: text.into() })
+    Some(Delta::Usage { usage: counts.usage(), raw: text.into() })
 }
 
-/// The counts of a response, as far as they were said.
+/// The counts of a response so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counts {
+pub(super) struct UsageCounts {
     prompt: u64,
     tool_use_prompt: u64,
     candidates: u64,
@@ -32,8 +32,8 @@ pub(super) struct Counts {
     cached: u64,
 }
 
-impl<'de> Fields<'de> for Counts {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+impl<'de> ReadMembers<'de> for UsageCounts {
+    fn read_member<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
         let count = match key {
             "promptTokenCount" | "prompt_token_count" => &mut self.prompt,
             "toolUsePromptTokenCount" | "tool_use_prompt_token_count" => &mut self.tool_use_prompt,
@@ -42,17 +42,17 @@ impl<'de> Fields<'de> for Counts {
             "cachedContentTokenCount" | "cached_content_token_count" => &mut self.cached,
             _ => return Ok(false),
         };
-        let said = map.next_value::<Scalar<'de>>()?.as_number();
-        *count = said.unwrap_or(*count);
+        let new = map.next_value::<Scalar<'de>>()?.as_number();
+        *count = new.unwrap_or(*count);
         Ok(true)
     }
 }
 
-impl Counts {
+impl UsageCounts {
     fn usage(self) -> Usage {
         Usage {
             input_tokens: self.prompt.saturating_add(self.tool_use_prompt),
-            // Here thoughts are not counted with the answer.
+            // `candidatesTokenCount` does not include the thoughts.
             output_tokens: self.candidates.saturating_add(self.thoughts),
             cached_tokens: self.cached,
             reasoning_tokens: self.thoughts,
@@ -66,7 +66,7 @@ mod tests {
 
     #[track_caller]
     fn check(texts: &[&str], [input, output, cached, reasoning]: [u64; 4]) {
-        let mut counts = Counts::default();
+        let mut counts = UsageCounts::default();
         let mut last = None;
         for text in texts {
             last = usage_of(serde_json::from_str(text).unwrap(), &mut counts);
@@ -97,16 +97,16 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_without_counts_takes_none_away() {
+    fn missing_counts_keep_their_values() {
         let first = r#"{"promptTokenCount":9,"candidatesTokenCount":5}"#;
         check(&[first, r#"{"trafficType":"ON_DEMAND"}"#], [9, 5, 0, 0]);
         check(&[first, r#"{"candidatesTokenCount":7}"#], [9, 7, 0, 0]);
     }
 
     #[test]
-    fn nothing_is_no_usage() {
+    fn an_empty_object_has_no_usage() {
         for text in ["{}", "{ }", "null", "[]", "7"] {
-            let mut counts = Counts::default();
+            let mut counts = UsageCounts::default();
             assert_eq!(usage_of(serde_json::from_str(text).unwrap(), &mut counts), None, "{text}");
         }
     }

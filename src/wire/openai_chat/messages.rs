@@ -1,8 +1,8 @@
-//! A history in the Chat Completions form, as a service is sent it.
+//! The history in the form of OpenAI's Chat Completions API reference.
 //!
-//! The model that said a message gets back what it wants with it; any other gets text and calls.
-//! What users say in a row is one message, because some services and many chat templates want the
-//! roles to alternate.
+//! The model that wrote a message gets back its metadata with it. Any other model gets text and
+//! calls. Consecutive messages of users are joined, because some services and many chat templates
+//! require alternating roles.
 
 use std::borrow::Cow;
 
@@ -10,86 +10,95 @@ use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 
-use super::kept::{CallMembers, Field, FunctionMembers, ReasoningMembers};
+use super::metadata::{CallMembers, FunctionMembers, ReasoningField, ReasoningMembers};
 use crate::message::{Message, RequestPart, ResponseMessage};
 use crate::types::{Content, ContentPart, ModelOrigin, ToolCall, Wire};
-use crate::wire::body::Elements;
-use crate::wire::{ModelRequest, ids};
+use crate::wire::request_cache::HistoryWriter;
+use crate::wire::{ModelRequest, call_ids};
 
-/// The longest id that the services of this family take from each other.
+/// Maximum length of a call id that the services of this family accept from each other: the limit
+/// of OpenAI's API.
 const ID_CHARS_MAX: usize = 40;
 
 /// Writes the messages of a request, system prompt first.
 ///
-/// What follows a message of the model, or a result, does not change it any more; what a user says
-/// joins that.
-pub(super) fn write(request: &ModelRequest, elements: &mut Elements) {
-    let asked = ModelOrigin { wire: Wire::OpenaiChat, model: request.model.clone() };
+/// A message of the model or a tool result does not depend on later messages. A user's message is
+/// joined with the next one if that is a user's too.
+pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
+    let origin = ModelOrigin { wire: Wire::OpenaiChat, model: request.model.clone() };
     if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
-        && elements.is_empty()
+        && writer.is_empty()
     {
-        elements.put(&Said { role: "system", content });
+        writer.write(&TextMessage { role: "system", content });
     }
-    let first = elements.first_message();
-    elements.settle(first);
+    let first = writer.first_message();
+    writer.mark_reusable(first);
     let before = request.messages.iter().take(first).map(|message| &**message);
-    let mut ids = Ids { asked: &asked, said_by: said_by(before) };
+    let mut ids = CallIdMap { origin: &origin, last_author: last_author(before) };
     let new = request.messages.iter().map(|message| &**message).enumerate().skip(first);
-    let mut rest = new.filter(|(_, message)| !is_silent(message)).peekable();
-    while let Some((place, message)) = rest.next() {
+    let mut messages = new.filter(|(_, message)| !is_empty_answer(message)).peekable();
+    while let Some((position, message)) = messages.next() {
         match message {
             Message::User { content } => {
                 let mut more = Vec::new();
-                while let Some((_, Message::User { content })) = rest.peek() {
+                while let Some((_, Message::User { content })) = messages.peek() {
                     more.push(content);
-                    rest.next();
+                    messages.next();
                 }
-                elements.put(&Said { role: "user", content: &*joined(content, &more) });
+                writer.write(&TextMessage { role: "user", content: &*joined(content, &more) });
             }
             Message::Assistant(message) => {
-                ids.said_by = message.origin.as_deref();
-                elements.put(&Assistant::new(message, &ids));
-                elements.settle(place + 1);
+                ids.last_author = message.origin.as_deref();
+                writer.write(&AssistantMessage::new(message, &ids));
+                writer.mark_reusable(position + 1);
             }
             Message::Tool { call_id, name: _, content, metadata: _ } => {
-                elements.put(&Answer { role: "tool", tool_call_id: ids.sent(call_id), content });
-                elements.settle(place + 1);
+                writer.write(&ToolMessage {
+                    role: "tool",
+                    tool_call_id: ids.map(call_id),
+                    content,
+                });
+                writer.mark_reusable(position + 1);
             }
         }
     }
 }
 
-/// Who said the last message of a model that is sent.
-fn said_by<'a>(messages: impl DoubleEndedIterator<Item = &'a Message>) -> Option<&'a ModelOrigin> {
-    messages.rev().filter(|message| !is_silent(message)).find_map(|message| match message {
-        Message::Assistant(said) => Some(said.origin.as_deref()),
-        Message::User { .. } | Message::Tool { .. } => None,
-    })?
+/// Returns the origin of the last message of a model that is sent.
+fn last_author<'a>(
+    messages: impl DoubleEndedIterator<Item = &'a Message>,
+) -> Option<&'a ModelOrigin> {
+    messages.rev().filter(|message| !is_empty_answer(message)).find_map(
+        |message| match message {
+            Message::Assistant(response) => Some(response.origin.as_deref()),
+            Message::User { .. } | Message::Tool { .. } => None,
+        },
+    )?
 }
 
-/// Whether a model answered with nothing: some services refuse a message of it that is empty
-/// (Mistral: "Assistant message must have either content or tool_calls").
-fn is_silent(message: &Message) -> bool {
+/// Returns whether a message is an empty answer of a model, which some services refuse (Mistral's
+/// error: "Assistant message must have either content or tool_calls").
+fn is_empty_answer(message: &Message) -> bool {
     match message {
-        Message::Assistant(said) => said.text.is_empty() && said.calls.is_empty(),
+        Message::Assistant(response) => response.text.is_empty() && response.calls.is_empty(),
         Message::User { .. } | Message::Tool { .. } => false,
     }
 }
 
 #[derive(Serialize)]
-struct Said<'a, C: Serialize + ?Sized> {
+struct TextMessage<'a, C: Serialize + ?Sized> {
     role: &'static str,
     content: &'a C,
 }
 
 #[derive(Serialize)]
-struct Answer<'a> {
+struct ToolMessage<'a> {
     role: &'static str,
     tool_call_id: Cow<'a, str>,
     content: &'a str,
 }
 
-/// What users said in a row: one text where it is nothing else, which every service takes.
+/// Joins consecutive contents of users. Texts alone become one text, which every service accepts.
 fn joined<'a>(first: &'a Content, more: &[&'a Content]) -> Cow<'a, Content> {
     if more.is_empty() {
         return Cow::Borrowed(first);
@@ -103,95 +112,108 @@ fn joined<'a>(first: &'a Content, more: &[&'a Content]) -> Cow<'a, Content> {
     Cow::Owned(parts().cloned().collect::<Vec<ContentPart>>().into())
 }
 
-/// Under which id a call and its answer are sent.
-struct Ids<'a> {
-    asked: &'a ModelOrigin,
-    /// Who said the calls; none for a message that a session was opened with.
-    said_by: Option<&'a ModelOrigin>,
+/// Maps call ids to the form in which a call and its result are sent.
+struct CallIdMap<'a> {
+    /// The model that receives the request.
+    origin: &'a ModelOrigin,
+    /// The model that made the calls; `None` for a message with which the session was opened.
+    last_author: Option<&'a ModelOrigin>,
 }
 
-impl Ids<'_> {
-    /// An id of this wire stays as it is, and so does one that a session was opened with. One of
-    /// another wire is mapped, and one that is too long for any model but its own.
-    fn sent<'i>(&self, id: &'i str) -> Cow<'i, str> {
-        let is_foreign = self.said_by.is_some_and(|origin| {
+impl CallIdMap<'_> {
+    /// Returns the id unchanged if it came from this wire or with the session's opening messages.
+    /// An id of another wire is mapped, and so is one that is too long unless the model itself made
+    /// it.
+    fn map<'i>(&self, id: &'i str) -> Cow<'i, str> {
+        let is_foreign = self.last_author.is_some_and(|origin| {
             let is_too_long = || id.chars().nth(ID_CHARS_MAX).is_some();
-            origin.wire != self.asked.wire || (origin != self.asked && is_too_long())
+            origin.wire != self.origin.wire || (origin != self.origin && is_too_long())
         });
-        if is_foreign { Cow::Owned(ids::of_nine(id)) } else { Cow::Borrowed(id) }
+        if is_foreign { Cow::Owned(call_ids::nine_char_id(id)) } else { Cow::Borrowed(id) }
     }
 }
 
-/// A model's message.
-struct Assistant<'a> {
+/// A message of a model.
+struct AssistantMessage<'a> {
     text: &'a str,
-    thinking: &'a str,
-    /// Where the thinking goes, if it is sent.
-    field: Option<Field>,
-    /// Sent in its place.
+    reasoning: &'a str,
+    /// The field for the reasoning, if it is sent.
+    field: Option<ReasoningField>,
+    /// `reasoning_details`, sent instead of the reasoning's text.
     details: Option<&'a RawValue>,
-    /// Sent beside it.
+    /// `reasoning_opaque`.
     opaque: Option<&'a RawValue>,
-    calls: Vec<Call<'a>>,
+    calls: Vec<CallParam<'a>>,
 }
 
-impl<'a> Assistant<'a> {
-    fn new(message: &'a ResponseMessage, ids: &Ids<'_>) -> Self {
+impl<'a> AssistantMessage<'a> {
+    fn new(message: &'a ResponseMessage, ids: &CallIdMap<'_>) -> Self {
         let (mut field, mut details, mut opaque) = (None, None, None);
         let mut calls = Vec::with_capacity(message.calls.len());
-        let mut thinking_bytes = 0;
-        for piece in message.request_parts(ids.asked) {
-            match piece {
+        let mut reasoning_bytes = 0;
+        for part in message.request_parts(ids.origin) {
+            match part {
                 RequestPart::Reasoning { text, members } => {
-                    thinking_bytes += text.len();
-                    let found: ReasoningMembers<'_> = read(members);
+                    reasoning_bytes += text.len();
+                    let found: ReasoningMembers<'_> = read_members(members);
                     field = field.or(found.field);
                     details = found.reasoning_details.or(details);
                     opaque = found.reasoning_opaque.or(opaque);
                 }
                 RequestPart::Call { call, members } => {
-                    calls.push(Call::new(call, ids.sent(&call.id), read(members)));
+                    calls.push(CallParam::new(call, ids.map(&call.id), read_members(members)));
                 }
-                // All pieces of it are the text, and this dialect keeps nothing else.
+                // The text parts are the message's text. This dialect writes no raw parts.
                 RequestPart::Text { .. } | RequestPart::Raw(_) => {}
             }
         }
-        // Its pieces are the reasoning's first bytes.
-        let thinking = message.reasoning.get(..thinking_bytes).unwrap_or_default();
-        // A model goes on thinking where its calls left it; what it thought before an answer is
-        // over, and some services refuse it.
+        // The reasoning parts are the first bytes of the reasoning.
+        let reasoning = message.reasoning.get(..reasoning_bytes).unwrap_or_default();
+        // A model continues the reasoning that led to its calls. Reasoning before a final answer is
+        // no longer needed, and some services refuse it.
         if calls.is_empty() {
             (field, details, opaque) = (None, None, None);
         }
-        if thinking.is_empty() || details.is_some() {
+        if reasoning.is_empty() || details.is_some() {
             field = None;
         }
-        Self { text: &message.text, thinking, field, details, opaque, calls }
+        Self { text: &message.text, reasoning, field, details, opaque, calls }
     }
 }
 
-/// Members that this dialect wrote itself.
-fn read<'a, T: serde::Deserialize<'a> + Default>(members: Option<&'a str>) -> T {
+/// Reads members that this dialect wrote itself.
+fn read_members<'a, T: serde::Deserialize<'a> + Default>(members: Option<&'a str>) -> T {
     members.and_then(|members| serde_json::from_str(members).ok()).unwrap_or_default()
 }
 
-impl Serialize for Assistant<'_> {
+impl Serialize for AssistantMessage<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { text, thinking, field, details, opaque, calls } = self;
+        let Self { text, reasoning, field, details, opaque, calls } = self;
         let mut map = serializer.serialize_map(None)?;
         map.serialize_entry("role", "assistant")?;
         match field {
-            Some(Field::Content) => map.serialize_entry("content", &Parts { thinking, text })?,
-            Some(Field::ReasoningContent | Field::Reasoning | Field::ReasoningText) | None => {
+            Some(ReasoningField::Content) => {
+                map.serialize_entry("content", &ThinkingContent { thinking: reasoning, text })?
+            }
+            Some(
+                ReasoningField::ReasoningContent
+                | ReasoningField::Reasoning
+                | ReasoningField::ReasoningText,
+            )
+            | None => {
                 let content = Some(*text).filter(|text| !text.is_empty());
                 map.serialize_entry("content", &content)?;
             }
         }
         match field {
-            Some(Field::ReasoningContent) => map.serialize_entry("reasoning_content", thinking)?,
-            Some(Field::Reasoning) => map.serialize_entry("reasoning", thinking)?,
-            Some(Field::ReasoningText) => map.serialize_entry("reasoning_text", thinking)?,
-            Some(Field::Content) | None => {}
+            Some(ReasoningField::ReasoningContent) => {
+                map.serialize_entry("reasoning_content", reasoning)?
+            }
+            Some(ReasoningField::Reasoning) => map.serialize_entry("reasoning", reasoning)?,
+            Some(ReasoningField::ReasoningText) => {
+                map.serialize_entry("reasoning_text", reasoning)?
+            }
+            Some(ReasoningField::Content) | None => {}
         }
         if let Some(details) = details {
             map.serialize_entry("reasoning_details", details)?;
@@ -206,13 +228,13 @@ impl Serialize for Assistant<'_> {
     }
 }
 
-/// A content of which thinking is a part.
-struct Parts<'a> {
+/// A content in parts, of which one is the reasoning (Mistral's API reference).
+struct ThinkingContent<'a> {
     thinking: &'a str,
     text: &'a str,
 }
 
-impl Serialize for Parts<'_> {
+impl Serialize for ThinkingContent<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         #[serde(tag = "type", rename_all = "snake_case")]
@@ -231,11 +253,11 @@ impl Serialize for Parts<'_> {
 }
 
 #[derive(Serialize)]
-struct Call<'a> {
+struct CallParam<'a> {
     id: Cow<'a, str>,
     #[serde(rename = "type")]
     kind: &'static str,
-    function: Function<'a>,
+    function: FunctionParam<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
     extra_content: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -245,7 +267,7 @@ struct Call<'a> {
 }
 
 #[derive(Serialize)]
-struct Function<'a> {
+struct FunctionParam<'a> {
     name: Cow<'a, str>,
     arguments: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -254,14 +276,15 @@ struct Function<'a> {
     thought_signature: Option<&'a RawValue>,
 }
 
-impl<'a> Call<'a> {
+impl<'a> CallParam<'a> {
     fn new(call: &'a ToolCall, id: Cow<'a, str>, members: CallMembers<'a>) -> Self {
         let CallMembers { extra_content, provider_specific_fields, thought_signature, function } =
             members;
         let function = {
             let FunctionMembers { provider_specific_fields, thought_signature } = function;
-            let (name, arguments) = (ids::tool_name(&call.name), call.arguments_text());
-            Function { name, arguments, provider_specific_fields, thought_signature }
+            let (name, arguments) =
+                (call_ids::sanitized_tool_name(&call.name), call.arguments_text());
+            FunctionParam { name, arguments, provider_specific_fields, thought_signature }
         };
         let kind = "function";
         Self { id, kind, function, extra_content, provider_specific_fields, thought_signature }
@@ -460,7 +483,7 @@ mod tests {
             let calls = vec![call(0, id)];
             let message = ResponseMessage { calls, origin: from, ..ResponseMessage::default() };
             let sent = sent_to("m", vec![Message::Assistant(message.into()), result(id)]);
-            let expected = if is_kept { id.to_owned() } else { ids::of_nine(id) };
+            let expected = if is_kept { id.to_owned() } else { call_ids::nine_char_id(id) };
             assert_eq!(sent[0]["tool_calls"][0]["id"], expected);
             assert_eq!(sent[1]["tool_call_id"], expected);
         }

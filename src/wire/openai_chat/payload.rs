@@ -1,51 +1,54 @@
-//! What the payloads hold, so far as it is read.
+//! The members of a response that the dialect reads.
 
 use serde::Deserialize;
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 
-use super::kept::{CallMembers, FunctionMembers};
-use crate::wire::fields::{Fields, Fill, FillEach, List, Loose};
-use crate::wire::loose::{Content, JsonText, Number, Scalar};
-use crate::wire::piece::{Outline, Said, Slot};
+use super::metadata::{CallMembers, FunctionMembers};
+use crate::wire::fast_path::{FieldRole, TemplateFields, TemplateKind};
+use crate::wire::lenient::{
+    JsonText, Lenient, LenientList, Number, ObjectListSeed, ObjectSeed, ReadMembers, Scalar,
+    TextContent,
+};
 
 #[derive(Default)]
-pub(super) struct Chunk<'a> {
-    pub(super) choices: List<Choice<'a>>,
-    /// There is such a list, whatever it holds.
+pub(super) struct ChunkPayload<'a> {
+    pub(super) choices: LenientList<ChoicePayload<'a>>,
+    /// `choices` is a list, which may be empty.
     pub(super) has_choices: bool,
     pub(super) usage: Option<&'a RawValue>,
-    pub(super) x_groq: Loose<Box<Groq<'a>>>,
+    pub(super) x_groq: Lenient<Box<GroqPayload<'a>>>,
     pub(super) error: Option<&'a RawValue>,
-    /// What nobody reads, and what is another in each response.
+    /// Not read. It changes with every response.
     pub(super) id: Scalar<'a>,
+    /// Not read. It changes with every response.
     pub(super) created: Option<&'a RawValue>,
-    /// What nobody reads, and what is another in each payload.
-    pub(super) noise: Option<&'a RawValue>,
+    /// Not read. It changes with every payload.
+    pub(super) obfuscation: Option<&'a RawValue>,
 }
 
-impl<'de> Fields<'de> for Chunk<'de> {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+impl<'de> ReadMembers<'de> for ChunkPayload<'de> {
+    fn read_member<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
         match key {
             "choices" => {
-                self.choices = List::default();
-                self.has_choices = map.next_value_seed(FillEach(&mut self.choices))?;
+                self.choices = LenientList::default();
+                self.has_choices = map.next_value_seed(ObjectListSeed(&mut self.choices))?;
             }
             "usage" => self.usage = map.next_value()?,
             "x_groq" => self.x_groq = map.next_value()?,
             "error" => self.error = map.next_value()?,
             "id" => self.id = map.next_value()?,
             "created" => self.created = map.next_value()?,
-            "obfuscation" => self.noise = map.next_value()?,
+            "obfuscation" => self.obfuscation = map.next_value()?,
             _ => return Ok(false),
         }
         Ok(true)
     }
 }
 
-/// What one service puts into an object of its own.
+/// The member `x_groq`, in which Groq's API sends token counts and errors.
 #[derive(Default, Deserialize)]
-pub(super) struct Groq<'a> {
+pub(super) struct GroqPayload<'a> {
     #[serde(borrow, default)]
     pub(super) usage: Option<&'a RawValue>,
     #[serde(borrow, default)]
@@ -53,23 +56,23 @@ pub(super) struct Groq<'a> {
 }
 
 #[derive(Default)]
-pub(super) struct Choice<'a> {
+pub(super) struct ChoicePayload<'a> {
     pub(super) index: Scalar<'a>,
-    pub(super) delta: Body<'a>,
-    pub(super) message: Option<Box<Body<'a>>>,
+    pub(super) delta: MessagePayload<'a>,
+    pub(super) message: Option<Box<MessagePayload<'a>>>,
     pub(super) finish_reason: Scalar<'a>,
     pub(super) usage: Option<&'a RawValue>,
     pub(super) error: Option<&'a RawValue>,
 }
 
-impl<'de> Fields<'de> for Choice<'de> {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+impl<'de> ReadMembers<'de> for ChoicePayload<'de> {
+    fn read_member<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
         match key {
             "index" => self.index = map.next_value()?,
-            "delta" => drop(map.next_value_seed(Fill(&mut self.delta))?),
+            "delta" => drop(map.next_value_seed(ObjectSeed(&mut self.delta))?),
             "message" => {
                 let message = self.message.insert(Box::default());
-                map.next_value_seed(Fill(&mut **message))?;
+                map.next_value_seed(ObjectSeed(&mut **message))?;
             }
             "finish_reason" => self.finish_reason = map.next_value()?,
             "usage" => self.usage = map.next_value()?,
@@ -80,22 +83,22 @@ impl<'de> Fields<'de> for Choice<'de> {
     }
 }
 
-/// What a `delta` or a `message` holds.
+/// A `delta` or a `message`.
 #[derive(Default)]
-pub(super) struct Body<'a> {
-    pub(super) content: Content<'a>,
-    pub(super) reasoning_content: Content<'a>,
-    pub(super) reasoning: Content<'a>,
-    pub(super) reasoning_text: Content<'a>,
+pub(super) struct MessagePayload<'a> {
+    pub(super) content: TextContent<'a>,
+    pub(super) reasoning_content: TextContent<'a>,
+    pub(super) reasoning: TextContent<'a>,
+    pub(super) reasoning_text: TextContent<'a>,
     pub(super) reasoning_details: Option<&'a RawValue>,
     pub(super) reasoning_opaque: Option<&'a RawValue>,
-    pub(super) refusal: Content<'a>,
-    pub(super) tool_calls: List<Box<Call<'a>>>,
-    pub(super) function_call: Loose<Box<Function<'a>>>,
+    pub(super) refusal: TextContent<'a>,
+    pub(super) tool_calls: LenientList<Box<CallPayload<'a>>>,
+    pub(super) function_call: Lenient<Box<FunctionPayload<'a>>>,
 }
 
-impl<'de> Fields<'de> for Body<'de> {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+impl<'de> ReadMembers<'de> for MessagePayload<'de> {
+    fn read_member<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
         match key {
             "content" => self.content = map.next_value()?,
             "reasoning_content" => self.reasoning_content = map.next_value()?,
@@ -113,22 +116,22 @@ impl<'de> Fields<'de> for Body<'de> {
 }
 
 #[derive(Default, Deserialize)]
-pub(super) struct Call<'a> {
+pub(super) struct CallPayload<'a> {
     #[serde(borrow, default)]
     pub(super) index: Number<'a>,
     #[serde(borrow, default)]
     pub(super) id: Scalar<'a>,
     #[serde(borrow, default)]
-    pub(super) function: Loose<Function<'a>>,
+    pub(super) function: Lenient<FunctionPayload<'a>>,
     #[serde(borrow, default)]
-    pub(super) custom: Loose<Custom<'a>>,
+    pub(super) custom: Lenient<CustomPayload<'a>>,
     #[serde(borrow, default)]
     pub(super) extra_content: Option<&'a RawValue>,
     #[serde(borrow, default)]
     pub(super) provider_specific_fields: Option<&'a RawValue>,
     #[serde(borrow, default)]
     pub(super) thought_signature: Option<&'a RawValue>,
-    /// Name and arguments of a service that leaves out the `function` around them.
+    /// The name and the arguments, from services that leave out the object `function`.
     #[serde(borrow, default)]
     pub(super) name: Scalar<'a>,
     #[serde(borrow, default)]
@@ -136,7 +139,7 @@ pub(super) struct Call<'a> {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Function<'a> {
+pub(super) struct FunctionPayload<'a> {
     #[serde(borrow, default)]
     pub(super) name: Scalar<'a>,
     #[serde(borrow, default)]
@@ -148,89 +151,96 @@ pub(super) struct Function<'a> {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Custom<'a> {
+pub(super) struct CustomPayload<'a> {
     #[serde(borrow, default)]
     pub(super) name: Scalar<'a>,
     #[serde(borrow, default)]
     pub(super) input: Scalar<'a>,
 }
 
-impl<'a> Chunk<'a> {
-    /// Where the piece stands, if there is nothing else in it that is read.
-    pub(super) fn outline(&self) -> Option<Outline<'a>> {
-        let Self { choices, has_choices: _, usage, x_groq, error, id, created, noise } = self;
+impl<'a> ChunkPayload<'a> {
+    /// Returns the fields of a template if the chunk holds a single change.
+    pub(super) fn template_fields(&self) -> Option<TemplateFields<'a>> {
+        let Self { choices, has_choices: _, usage, x_groq, error, id, created, obfuscation } = self;
         let choice = choices.only()?;
-        let is_more = usage.is_some() || x_groq.0.is_some() || error.is_some();
+        let has_more = usage.is_some() || x_groq.0.is_some() || error.is_some();
         let is_first = choice.index.as_number().unwrap_or(0) == 0;
-        let outline = choice.outline().filter(|_| is_first && !is_more)?;
-        let marked = outline.unread_text(Slot::Mark, id)?.unread(Slot::Mark, *created)?;
-        marked.unread(Slot::Noise, *noise)
+        let fields = choice.template_fields().filter(|_| is_first && !has_more)?;
+        let fields = fields.ignored_text(FieldRole::IgnoredConstant, id)?;
+        let fields = fields.ignored(FieldRole::IgnoredConstant, *created)?;
+        fields.ignored(FieldRole::IgnoredVarying, *obfuscation)
     }
 }
 
-impl<'a> Choice<'a> {
-    fn outline(&self) -> Option<Outline<'a>> {
+impl<'a> ChoicePayload<'a> {
+    fn template_fields(&self) -> Option<TemplateFields<'a>> {
         let Self { index: _, delta, message, finish_reason, usage, error } = self;
-        let is_more = message.is_some() || usage.is_some() || error.is_some();
-        if is_more {
+        let has_more = message.is_some() || usage.is_some() || error.is_some();
+        if has_more {
             return None;
         }
-        if finish_reason.says_nothing() {
-            return delta.outline();
+        if finish_reason.is_blank() {
+            return delta.template_fields();
         }
-        let ends = Outline::of(Said::Finish).scalar(Slot::Text, finish_reason)?;
-        delta.says_nothing().then_some(ends)
+        let ends =
+            TemplateFields::of(TemplateKind::Finish).scalar(FieldRole::Text, finish_reason)?;
+        delta.is_blank().then_some(ends)
     }
 }
 
-impl<'a> Body<'a> {
-    /// Whether nothing stands in it.
-    fn says_nothing(&self) -> bool {
+impl<'a> MessagePayload<'a> {
+    /// Returns whether it holds nothing.
+    fn is_blank(&self) -> bool {
         let Self { content, reasoning_content, reasoning, reasoning_text, .. } = self;
         let Self { reasoning_details, reasoning_opaque, refusal, .. } = self;
         let texts = [content, reasoning_content, reasoning, reasoning_text, refusal];
-        texts.into_iter().all(Content::says_nothing)
+        texts.into_iter().all(TextContent::is_blank)
             && reasoning_details.is_none()
             && reasoning_opaque.is_none()
             && self.tool_calls.is_empty()
             && self.function_call.0.is_none()
     }
 
-    fn outline(&self) -> Option<Outline<'a>> {
-        let is_more = self.reasoning_details.is_some()
+    fn template_fields(&self) -> Option<TemplateFields<'a>> {
+        let has_more = self.reasoning_details.is_some()
             || self.reasoning_opaque.is_some()
             || self.function_call.0.is_some();
         let texts = [
-            (Said::Text, &self.content),
-            (Said::ReasoningContent, &self.reasoning_content),
-            (Said::Reasoning, &self.reasoning),
-            (Said::ReasoningText, &self.reasoning_text),
-            (Said::Refusal, &self.refusal),
+            (TemplateKind::Text, &self.content),
+            (TemplateKind::ReasoningContent, &self.reasoning_content),
+            (TemplateKind::Reasoning, &self.reasoning),
+            (TemplateKind::ReasoningText, &self.reasoning_text),
+            (TemplateKind::Refusal, &self.refusal),
         ];
-        let mut said = texts.iter().filter(|(_, content)| !content.says_nothing());
-        match (said.next(), said.next()) {
-            _ if is_more => None,
-            (None, None) if !self.tool_calls.is_empty() => self.tool_calls.only()?.outline(),
-            // Nothing yet, as most streams begin.
-            (None, None) => Outline::of(Said::Text).content(Slot::Text, &self.content),
-            (Some((said, content)), None) if self.tool_calls.is_empty() => {
-                Outline::of(*said).content(Slot::Text, content)
+        let mut present = texts.iter().filter(|(_, content)| !content.is_blank());
+        match (present.next(), present.next()) {
+            _ if has_more => None,
+            (None, None) if !self.tool_calls.is_empty() => {
+                self.tool_calls.only()?.template_fields()
+            }
+            // Most streams begin with a chunk without text.
+            (None, None) => {
+                TemplateFields::of(TemplateKind::Text).content(FieldRole::Text, &self.content)
+            }
+            (Some((kind, content)), None) if self.tool_calls.is_empty() => {
+                TemplateFields::of(*kind).content(FieldRole::Text, content)
             }
             _ => None,
         }
     }
 }
 
-impl<'a> Call<'a> {
-    fn outline(&self) -> Option<Outline<'a>> {
+impl<'a> CallPayload<'a> {
+    fn template_fields(&self) -> Option<TemplateFields<'a>> {
         let Self { index, id, function, custom: _, name: _, arguments: _, .. } = self;
         let function = function.0.as_ref().filter(|_| self.members().is_empty())?;
-        let outline = Outline::of(Said::Arguments).number(Slot::Index, *index)?;
-        let outline = outline.scalar(Slot::Id, id)?.scalar(Slot::Name, &function.name)?;
-        outline.json_text(Slot::Text, &function.arguments)
+        let fields =
+            TemplateFields::of(TemplateKind::Arguments).number(FieldRole::Index, *index)?;
+        let fields = fields.scalar(FieldRole::Id, id)?.scalar(FieldRole::Name, &function.name)?;
+        fields.json_text(FieldRole::Text, &function.arguments)
     }
 
-    /// What stands beside it, to be sent back.
+    /// Returns the members that go back with the call.
     pub(super) fn members(&self) -> CallMembers<'a> {
         let function = self.function.0.as_ref();
         CallMembers {

@@ -1,47 +1,50 @@
-//! What a request says beside its messages, in the Chat Completions form.
+//! The members of a Chat Completions body other than the messages, as in OpenAI's API reference,
+//! <https://platform.openai.com/docs/api-reference/chat/create>.
 
 use serde::{Serialize, Serializer};
 
-use crate::wire::members::Members;
+use crate::wire::extra_members::BodyMembers;
 use crate::wire::request::FunctionTools;
 use crate::wire::{ModelRequest, ToolChoice};
 
-/// Members which the host relies on, so that `extra_body` cannot replace them.
-const OURS: [&str; 4] = ["model", "messages", "tools", "stream"];
+/// Members on which the host relies. `extra_body` cannot replace them.
+const PROTECTED_MEMBERS: [&str; 4] = ["model", "messages", "tools", "stream"];
 
-pub(super) struct Head<'a>(pub(super) &'a ModelRequest);
+/// The members of the body other than the messages.
+pub(super) struct RequestHead<'a>(pub(super) &'a ModelRequest);
 
-impl Serialize for Head<'_> {
+impl Serialize for RequestHead<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let request = self.0;
-        let mut body = Members::new(serializer.serialize_map(None)?, request, &OURS);
-        body.put("model", &request.model)?;
+        let mut body =
+            BodyMembers::new(serializer.serialize_map(None)?, request, &PROTECTED_MEMBERS);
+        body.write("model", &request.model)?;
         if !request.tools.is_empty() {
-            body.put("tools", &FunctionTools(&request.tools))?;
-            body.put("tool_choice", &Choice(&request.tool_choice))?;
+            body.write("tools", &FunctionTools(&request.tools))?;
+            body.write("tool_choice", &ToolChoiceParam(&request.tool_choice))?;
             if let Some(parallel) = request.parallel_tool_calls {
-                body.put("parallel_tool_calls", &parallel)?;
+                body.write("parallel_tool_calls", &parallel)?;
             }
         }
-        body.put("stream", &request.stream)?;
+        body.write("stream", &request.stream)?;
         if request.stream {
-            body.put("stream_options", &StreamOptions { include_usage: true })?;
+            body.write("stream_options", &StreamOptions { include_usage: true })?;
         }
         if let Some(tokens) = request.max_output_tokens {
-            body.put(longest_answer(&request.model), &tokens)?;
+            body.write(output_limit_member(&request.model), &tokens)?;
         }
         if let Some(temperature) = request.temperature {
-            body.put("temperature", &temperature)?;
+            body.write("temperature", &temperature)?;
         }
-        body.end()
+        body.finish()
     }
 }
 
-/// The member that says how long an answer may be.
+/// Returns the name of the member that limits the length of the answer.
 ///
-/// Every service knows `max_tokens`, and some refuse any other; but OpenAI's models that reason
-/// refuse that one (<https://platform.openai.com/docs/api-reference/chat/create>).
-fn longest_answer(model: &str) -> &'static str {
+/// Every service knows `max_tokens`, and some refuse any other name. OpenAI's reasoning models
+/// refuse `max_tokens` (<https://platform.openai.com/docs/api-reference/chat/create>).
+fn output_limit_member(model: &str) -> &'static str {
     let name = model.rsplit('/').next().unwrap_or(model);
     let begins_with = |word: &str, from: char| {
         let next = name.strip_prefix(word).and_then(|rest| rest.chars().next());
@@ -54,9 +57,9 @@ fn longest_answer(model: &str) -> &'static str {
     }
 }
 
-struct Choice<'a>(&'a ToolChoice);
+struct ToolChoiceParam<'a>(&'a ToolChoice);
 
-impl Serialize for Choice<'_> {
+impl Serialize for ToolChoiceParam<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
         struct Named<'a> {
@@ -166,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn without_tools_nothing_is_said_of_them() {
+    fn a_request_without_tools_has_no_tool_members() {
         let body = sent(&ModelRequest {
             parallel_tool_calls: Some(false),
             tool_choice: ToolChoice::None,
@@ -177,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn openais_models_that_reason_have_their_own_word_for_the_longest_answer() {
+    fn openais_reasoning_models_get_their_own_member_for_the_output_limit() {
         for (model, member) in [
             ("o1", "max_completion_tokens"),
             ("o4-mini-2025-04-16", "max_completion_tokens"),
@@ -201,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn extra_members_win_over_wishes_but_not_over_what_the_host_relies_on() {
+    fn extra_members_replace_optional_members_but_not_protected_ones() {
         let extra = json!({"temperature": 1, "top_k": 5, "stream": false, "messages": "x",
             "stream_options": {"include_usage": false}});
         let request = ModelRequest {

@@ -1,26 +1,28 @@
-//! Token counts, under the names that the services of this family give them.
+//! Token counts under the names that services of this family use: `prompt_tokens` and
+//! `completion_tokens` of OpenAI's Chat Completions API reference, `input_tokens` and
+//! `output_tokens` of its Responses API reference, `prompt_cache_hit_tokens` of DeepSeek's API
+//! reference, and others as recorded.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::types::Usage;
 use crate::wire::Delta;
-use crate::wire::fields::Loose;
-use crate::wire::loose::Scalar;
-use crate::wire::mend::value_of;
+use crate::wire::lenient::{Lenient, Scalar};
+use crate::wire::repair::parse_value;
 
-/// Token counts in the words of this family of services; none if the object holds nothing.
+/// Reads token counts. Returns `None` if the object is empty.
 pub(in crate::wire) fn usage_of(raw: &RawValue) -> Option<Delta> {
     let text = raw.get();
     if !text.starts_with('{') || text.trim_matches(['{', '}', ' ', '\n', '\r', '\t']).is_empty() {
         return None;
     }
-    let usage = match serde_json::from_str::<Counts<'_>>(text) {
+    let usage = match serde_json::from_str::<UsageCounts<'_>>(text) {
         Ok(counts) => counts.usage(),
-        // A key that stands twice: the last one counts.
-        Err(_) => value_of(text)
+        // A repeated key makes the typed parse fail. The last one counts.
+        Err(_) => parse_value(text)
             .and_then(|value| {
-                Some(serde_json::from_str::<Counts<'_>>(&value.to_string()).ok()?.usage())
+                Some(serde_json::from_str::<UsageCounts<'_>>(&value.to_string()).ok()?.usage())
             })
             .unwrap_or_default(),
     };
@@ -28,24 +30,24 @@ pub(in crate::wire) fn usage_of(raw: &RawValue) -> Option<Delta> {
 }
 
 #[derive(Deserialize)]
-struct Counts<'a> {
+struct UsageCounts<'a> {
     #[serde(borrow, default)]
     prompt_tokens: Scalar<'a>,
     #[serde(borrow, default)]
     completion_tokens: Scalar<'a>,
-    // Some gateways send both names.
+    // Some gateways send these names as well.
     #[serde(borrow, default)]
     input_tokens: Scalar<'a>,
     #[serde(borrow, default)]
     output_tokens: Scalar<'a>,
     #[serde(borrow, default)]
-    prompt_tokens_details: Loose<Details<'a>>,
+    prompt_tokens_details: Lenient<TokenDetails<'a>>,
     #[serde(borrow, default)]
-    completion_tokens_details: Loose<Details<'a>>,
+    completion_tokens_details: Lenient<TokenDetails<'a>>,
     #[serde(borrow, default)]
-    input_tokens_details: Loose<Details<'a>>,
+    input_tokens_details: Lenient<TokenDetails<'a>>,
     #[serde(borrow, default)]
-    output_tokens_details: Loose<Details<'a>>,
+    output_tokens_details: Lenient<TokenDetails<'a>>,
     #[serde(borrow, default)]
     prompt_cache_hit_tokens: Scalar<'a>,
     #[serde(borrow, default)]
@@ -55,35 +57,36 @@ struct Counts<'a> {
 }
 
 #[derive(Deserialize)]
-struct Details<'a> {
+struct TokenDetails<'a> {
     #[serde(borrow, default)]
     cached_tokens: Scalar<'a>,
     #[serde(borrow, default)]
     reasoning_tokens: Scalar<'a>,
 }
 
-impl<'a> Counts<'a> {
+impl<'a> UsageCounts<'a> {
     fn usage(self) -> Usage {
-        let details = |named: Loose<Details<'a>>, or: Loose<Details<'a>>| named.0.or(or.0);
-        let read = details(self.prompt_tokens_details, self.input_tokens_details)
+        let details =
+            |named: Lenient<TokenDetails<'a>>, or: Lenient<TokenDetails<'a>>| named.0.or(or.0);
+        let prompt = details(self.prompt_tokens_details, self.input_tokens_details)
             .map(|details| details.cached_tokens);
-        let written = details(self.completion_tokens_details, self.output_tokens_details)
+        let answer = details(self.completion_tokens_details, self.output_tokens_details)
             .map(|details| details.reasoning_tokens);
         Usage {
-            input_tokens: first(&[Some(self.prompt_tokens), Some(self.input_tokens)]),
-            output_tokens: first(&[Some(self.completion_tokens), Some(self.output_tokens)]),
-            cached_tokens: first(&[
-                read,
+            input_tokens: first_number(&[Some(self.prompt_tokens), Some(self.input_tokens)]),
+            output_tokens: first_number(&[Some(self.completion_tokens), Some(self.output_tokens)]),
+            cached_tokens: first_number(&[
+                prompt,
                 Some(self.prompt_cache_hit_tokens),
                 Some(self.cached_tokens),
             ]),
-            reasoning_tokens: first(&[written, Some(self.reasoning_tokens)]),
+            reasoning_tokens: first_number(&[answer, Some(self.reasoning_tokens)]),
         }
     }
 }
 
-fn first(places: &[Option<Scalar<'_>>]) -> u64 {
-    places.iter().flatten().find_map(Scalar::as_number).unwrap_or(0)
+fn first_number(values: &[Option<Scalar<'_>>]) -> u64 {
+    values.iter().flatten().find_map(Scalar::as_number).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -103,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_under_every_name() {
+    fn counts_are_read_under_every_name() {
         check(
             r#"{"prompt_tokens":9,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":4},
                 "completion_tokens_details":{"reasoning_tokens":3}}"#,
@@ -132,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_no_usage() {
+    fn an_empty_object_has_no_usage() {
         for text in ["{}", "{ }", "null", "[]", "7"] {
             assert_eq!(usage_of(serde_json::from_str(text).unwrap()), None, "{text}");
         }

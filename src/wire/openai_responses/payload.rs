@@ -1,40 +1,42 @@
-//! What the payloads hold, so far as it is read.
+//! The members of a response that the dialect reads.
 
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::items::{Kind, Named};
-use crate::wire::fields::{Fields, Fill};
-use crate::wire::loose::{Content, JsonText, Number, Scalar};
-use crate::wire::mend::value_of;
-use crate::wire::piece::{Outline, Said, Slot};
+use super::stream::{ItemKind, ItemRef};
+use crate::wire::fast_path::{FieldRole, TemplateFields, TemplateKind};
+use crate::wire::lenient::{JsonText, Number, ObjectSeed, ReadMembers, Scalar, TextContent};
+use crate::wire::repair::parse_value;
 
+/// An event of a stream, or a plain body.
 #[derive(Default)]
-pub(super) struct Event<'a> {
+pub(super) struct EventPayload<'a> {
     pub(super) kind: Scalar<'a>,
     pub(super) output_index: Number<'a>,
     pub(super) item_id: Scalar<'a>,
-    /// Of a content or of a summary.
+    /// The index of a part of an item: `content_index` or `summary_index`.
     pub(super) part_index: Number<'a>,
-    pub(super) delta: Content<'a>,
-    pub(super) text: Content<'a>,
-    pub(super) refusal: Content<'a>,
+    pub(super) delta: TextContent<'a>,
+    pub(super) text: TextContent<'a>,
+    pub(super) refusal: TextContent<'a>,
     pub(super) arguments: JsonText<'a>,
     pub(super) input: Scalar<'a>,
     pub(super) name: Scalar<'a>,
     pub(super) item: Option<&'a RawValue>,
     pub(super) response: Option<&'a RawValue>,
     pub(super) error: Option<&'a RawValue>,
-    /// Of a plain body.
+    /// A member of a plain body.
     pub(super) output: Option<&'a RawValue>,
     pub(super) object: Scalar<'a>,
-    /// What nobody reads, and what is another in each payload.
-    pub(super) noise: [Option<&'a RawValue>; 2],
+    /// Not read. It changes with every payload.
+    sequence_number: Option<&'a RawValue>,
+    /// Not read. It changes with every payload.
+    obfuscation: Option<&'a RawValue>,
 }
 
-impl<'de> Fields<'de> for Event<'de> {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+impl<'de> ReadMembers<'de> for EventPayload<'de> {
+    fn read_member<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
         match key {
             "type" => self.kind = map.next_value()?,
             "output_index" => self.output_index = map.next_value()?,
@@ -51,38 +53,40 @@ impl<'de> Fields<'de> for Event<'de> {
             "error" => self.error = map.next_value()?,
             "output" => self.output = map.next_value()?,
             "object" => self.object = map.next_value()?,
-            "sequence_number" => self.noise[0] = map.next_value()?,
-            "obfuscation" => self.noise[1] = map.next_value()?,
+            "sequence_number" => self.sequence_number = map.next_value()?,
+            "obfuscation" => self.obfuscation = map.next_value()?,
             _ => return Ok(false),
         }
         Ok(true)
     }
 }
 
-impl<'a> Event<'a> {
-    /// Its type, or else its name.
-    pub(super) fn word<'s>(&'s self, name: &'s str) -> &'s str {
+impl<'a> EventPayload<'a> {
+    /// Returns its type, or the event's name if it has no type.
+    pub(super) fn kind_or<'s>(&'s self, name: &'s str) -> &'s str {
         self.kind.as_text().filter(|word| !word.is_empty()).unwrap_or(name)
     }
 
-    /// Which item it means.
-    pub(super) fn named(&self) -> Named<'_> {
+    /// Returns the item to which it refers.
+    pub(super) fn item_ref(&self) -> ItemRef<'_> {
         let (index, id) = (self.output_index.value(), self.item_id.as_text());
-        Named { index, id, ..Named::default() }
+        ItemRef { index, id, ..ItemRef::default() }
     }
 
-    /// Where the piece stands of an event that holds one.
-    pub(super) fn outline(&self, said: Said) -> Option<Outline<'a>> {
-        let outline = Outline::of(said).content(Slot::Text, &self.delta)?;
-        let outline = outline.number(Slot::Index, self.output_index)?;
-        let outline = outline.number(Slot::Part, self.part_index)?;
-        let outline = outline.scalar(Slot::Id, &self.item_id)?;
-        outline.unread(Slot::Noise, self.noise[0])?.unread(Slot::Noise, self.noise[1])
+    /// Returns the fields of a template for an event that holds a piece of this kind.
+    pub(super) fn template_fields(&self, kind: TemplateKind) -> Option<TemplateFields<'a>> {
+        let fields = TemplateFields::of(kind).content(FieldRole::Text, &self.delta)?;
+        let fields = fields.number(FieldRole::Index, self.output_index)?;
+        let fields = fields.number(FieldRole::PartIndex, self.part_index)?;
+        let fields = fields.scalar(FieldRole::Id, &self.item_id)?;
+        let fields = fields.ignored(FieldRole::IgnoredVarying, self.sequence_number)?;
+        fields.ignored(FieldRole::IgnoredVarying, self.obfuscation)
     }
 }
 
+/// An item of the response's output.
 #[derive(Default)]
-pub(super) struct ItemBody<'a> {
+pub(super) struct ItemPayload<'a> {
     pub(super) kind: Scalar<'a>,
     pub(super) id: Scalar<'a>,
     pub(super) call_id: Scalar<'a>,
@@ -91,16 +95,16 @@ pub(super) struct ItemBody<'a> {
     pub(super) input: JsonText<'a>,
     pub(super) status: Scalar<'a>,
     pub(super) phase: Scalar<'a>,
-    /// Where the tool of a call stands, if it is not among those that have no such place.
+    /// The namespace of a call's tool, if it has one.
     pub(super) namespace: Scalar<'a>,
-    /// Who made a call, if it was not the model itself.
+    /// The origin of a call that the model did not make itself.
     pub(super) caller: Option<&'a RawValue>,
-    pub(super) content: Content<'a>,
-    pub(super) summary: Content<'a>,
+    pub(super) content: TextContent<'a>,
+    pub(super) summary: TextContent<'a>,
 }
 
-impl<'de> Fields<'de> for ItemBody<'de> {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+impl<'de> ReadMembers<'de> for ItemPayload<'de> {
+    fn read_member<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
         match key {
             "type" => self.kind = map.next_value()?,
             "id" => self.id = map.next_value()?,
@@ -120,24 +124,25 @@ impl<'de> Fields<'de> for ItemBody<'de> {
     }
 }
 
+/// A complete response.
 #[derive(Default)]
-pub(super) struct Body<'a> {
+pub(super) struct ResponsePayload<'a> {
     pub(super) status: Scalar<'a>,
     pub(super) output: Option<&'a RawValue>,
     pub(super) usage: Option<&'a RawValue>,
     pub(super) error: Option<&'a RawValue>,
-    pub(super) incomplete_details: Incomplete<'a>,
+    pub(super) incomplete_details: IncompleteDetails<'a>,
 }
 
-impl<'de> Fields<'de> for Body<'de> {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+impl<'de> ReadMembers<'de> for ResponsePayload<'de> {
+    fn read_member<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
         match key {
             "status" => self.status = map.next_value()?,
             "output" => self.output = map.next_value()?,
             "usage" => self.usage = map.next_value()?,
             "error" => self.error = map.next_value()?,
             "incomplete_details" => {
-                map.next_value_seed(Fill(&mut self.incomplete_details))?;
+                map.next_value_seed(ObjectSeed(&mut self.incomplete_details))?;
             }
             _ => return Ok(false),
         }
@@ -146,12 +151,12 @@ impl<'de> Fields<'de> for Body<'de> {
 }
 
 #[derive(Default)]
-pub(super) struct Incomplete<'a> {
+pub(super) struct IncompleteDetails<'a> {
     pub(super) reason: Scalar<'a>,
 }
 
-impl<'de> Fields<'de> for Incomplete<'de> {
-    fn take<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+impl<'de> ReadMembers<'de> for IncompleteDetails<'de> {
+    fn read_member<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
         if key == "reason" {
             self.reason = map.next_value()?;
         }
@@ -159,41 +164,44 @@ impl<'de> Fields<'de> for Incomplete<'de> {
     }
 }
 
-impl ItemBody<'_> {
-    pub(super) fn named<'s>(
+impl ItemPayload<'_> {
+    /// Returns the kind of the item and a reference to it. An item without a type is recognised by
+    /// its members.
+    pub(super) fn item_ref<'s>(
         &'s self,
         index: Option<u64>,
         id: Option<&'s str>,
-    ) -> (Kind, Named<'s>) {
+    ) -> (ItemKind, ItemRef<'s>) {
         let call_id = self.call_id.as_text().filter(|id| !id.is_empty());
         let kind = match self.kind.as_text().filter(|word| !word.is_empty()) {
-            Some(word) => Kind::of(word),
-            // What it holds tells what it is.
-            None if call_id.is_some() && self.input.0.is_some() => Kind::Custom,
-            None if call_id.is_some() => Kind::Function,
-            None if !matches!(self.summary, Content::Nothing) => Kind::Reasoning,
-            None => Kind::Message,
+            Some(kind) => ItemKind::of(kind),
+            None if call_id.is_some() && self.input.0.is_some() => ItemKind::Custom,
+            None if call_id.is_some() => ItemKind::Function,
+            None if !matches!(self.summary, TextContent::Absent) => ItemKind::Reasoning,
+            None => ItemKind::Message,
         };
         let name = self.name.as_text().filter(|_| kind.is_call());
-        (kind, Named { index, id, call_id, name })
+        (kind, ItemRef { index, id, call_id, name })
     }
 
-    /// What belongs to a call or a message as an item: its `id`, and what stands beside it.
-    pub(super) fn members(&self, kind: Kind) -> Option<Box<str>> {
+    /// Returns the members that go back with a call or a message as an item: its `id`, and others
+    /// that the service needs. Returns `None` without an id.
+    pub(super) fn members(&self, kind: ItemKind) -> Option<Box<str>> {
         let id = self.id.as_text().filter(|id| !id.is_empty())?;
         let mut members = Map::from_iter([("id".to_owned(), id.into())]);
-        let said =
+        let texts =
             [("status", &self.status), ("phase", &self.phase), ("namespace", &self.namespace)];
-        for (key, value) in said {
-            // What was cut off is sent back as what was understood of it.
+        for (key, value) in texts {
+            // An incomplete item goes back without its status, as far as it was received.
             if let Some(word) = value.as_text().filter(|word| *word != "incomplete") {
                 members.insert(key.to_owned(), word.into());
             }
         }
-        if let Some(caller @ Value::Object(_)) = self.caller.and_then(|raw| value_of(raw.get())) {
+        if let Some(caller @ Value::Object(_)) = self.caller.and_then(|raw| parse_value(raw.get()))
+        {
             members.insert("caller".to_owned(), caller);
         }
-        if kind == Kind::Custom {
+        if kind == ItemKind::Custom {
             members.insert("type".to_owned(), "custom_tool_call".into());
         }
         Some(Value::Object(members).to_string().into())

@@ -1,51 +1,50 @@
-//! Rows on a common time axis, as text.
+//! Rows of a timeline as text, some turns on a common time axis.
 
-use super::axis::Axis;
-use super::{Bar, Look, Mark, Row, Run, What, heading};
+use std::collections::BTreeSet;
+
+use super::{Bar, Row, RunTimeline, Sign, TimelineStyle};
 use crate::types::{fitting, text_columns};
 
-/// Turns and rows that share an axis, where that is more than one turn: with more of them nothing
-/// is told apart.
-const AN_AXIS: (usize, usize) = (8, 24);
+/// The most turns, and the most rows, that share an axis. A turn with more rows has its own.
+const AXIS_TURNS_MAX: usize = 8;
+const AXIS_ROWS_MAX: usize = 24;
 
-/// Calls of a turn that are drawn, each in a row of its own.
-const CALLS_MAX: usize = 16;
+/// The calls of a turn that have a row each. The rest share one.
+const CALL_ROWS_MAX: usize = 16;
 
-/// Columns of what stands behind the bars, wide and narrow.
-const BEHIND: (usize, usize) = (17, 8);
+/// The columns from one tick of an axis to the next, at least.
+const TICK_COLUMNS: u64 = 12;
 
-/// From so many columns on it is wide.
-const WIDE: usize = 60;
+/// Time without a stream or a tool is shortened if it is longer than this and than all busy time.
+const IDLE_MS: u64 = 1_000;
 
-/// What is drawn, and how it is coloured.
-pub(super) type Cell = (char, &'static str);
+/// From this width on there is room for words behind the bars.
+const WIDE_COLUMNS: usize = 60;
 
-pub(super) const BLANK: Cell = (' ', "");
+/// A character and its colour: an SGR parameter of a terminal.
+type Cell = (char, &'static str);
 
-impl What {
-    pub(super) fn cell(self) -> Cell {
+const BLANK: Cell = (' ', "");
+const CUT: Cell = ('┊', "2");
+
+const LEGEND: [(Sign, &str); 7] = [
+    (Sign::Model, "model streams"),
+    (Sign::Wait, "waits"),
+    (Sign::People, "waits for people"),
+    (Sign::Tool, "tool runs"),
+    (Sign::Broken, "broke or failed"),
+    (Sign::NotRun, "never ran"),
+    (Sign::Open, "open"),
+];
+
+impl Sign {
+    fn cell(self) -> Cell {
         match self {
             Self::Wait => ('·', "2"),
             Self::People => ('?', "33"),
             Self::Model => ('═', "36"),
             Self::Tool => ('█', "32"),
             Self::Broken => ('×', "31"),
-        }
-    }
-}
-
-impl Bar {
-    /// Whether it is of that kind, and seen.
-    pub(super) fn is(&self, what: What) -> bool {
-        let is_empty = self.from == self.until && matches!(what, What::Wait | What::People);
-        self.what == what && !is_empty
-    }
-}
-
-impl Mark {
-    fn cell(self) -> Cell {
-        match self {
-            Self::Model => BLANK,
             Self::Ok => ('✓', "32"),
             Self::Failed => ('✗', "31"),
             Self::NotRun => ('-', "31"),
@@ -54,211 +53,301 @@ impl Mark {
     }
 }
 
-/// A run: its heading, then its turns, some to an axis.
-pub(super) fn draw(run: &Run<'_>, look: Look) -> String {
-    let columns = look.columns.clamp(40, 400);
-    let mut text = String::new();
-    line(&mut text, &heading(run), columns);
-    let left_out = run.turns.len().saturating_sub(look.turns_max);
-    if left_out > 0 {
-        line(&mut text, &format!("({left_out} turns before these are not drawn)"), columns);
+impl Bar {
+    fn is_drawn(self) -> bool {
+        self.from < self.until || !matches!(self.sign, Sign::Wait | Sign::People)
     }
-    let shown = run.turns.get(left_out..).unwrap_or_default();
-    let label = shown.iter().flatten().map(label_columns).max().unwrap_or_default();
-    let label = label.min(columns * 3 / 10);
-    let mut left = shown;
-    // The first axis begins with the run.
-    let mut begin = (left_out == 0).then_some(run.began);
-    while !left.is_empty() {
-        let (turns, behind) = left.split_at(turns_of_an_axis(left));
-        let page = Page { run, label, columns, begin: begin.take(), coloured: look.coloured };
-        page.draw(&mut text, turns);
-        left = behind;
+}
+
+/// Draws a run: its heading, then its turns.
+pub(super) fn draw(run: &RunTimeline, style: TimelineStyle) -> String {
+    let columns = style.columns.clamp(40, 400);
+    let mut text = format!("{}\n", fitting(&run.heading, columns));
+    let hidden = run.turns.len().saturating_sub(style.turns_max);
+    if hidden > 0 {
+        let line = format!("({hidden} turns before these are not drawn)");
+        text.push_str(&format!("{}\n", fitting(&line, columns)));
+    }
+    let mut turns = run.turns.get(hidden..).unwrap_or_default();
+    let label = turns
+        .iter()
+        .flatten()
+        .map(|row| text_columns(&row.label) + if row.mark.is_some() { 3 } else { 0 });
+    let label = label.max().unwrap_or_default().min(columns * 3 / 10);
+    let notes = if columns >= WIDE_COLUMNS { 17 } else { 8 };
+    // The first axis begins with the run, the others with their first bar.
+    let mut begin = (hidden == 0).then_some(run.began);
+    while !turns.is_empty() {
+        let rows = turns.iter().scan(0, |sum, rows| {
+            *sum += rows.len().min(CALL_ROWS_MAX);
+            Some(*sum)
+        });
+        let fit = rows.take(AXIS_TURNS_MAX).take_while(|rows| *rows <= AXIS_ROWS_MAX).count();
+        let (own, others) = turns.split_at(fit.max(1));
+        let bars = own.iter().flatten().flat_map(|row| row.bars.iter().copied()).collect();
+        let axis = Axis::new(bars, begin.take(), columns - label - 1 - notes);
+        let layout = RowLayout { label, notes, coloured: style.coloured, axis };
+        layout.draw(&mut text, run.began, own, columns);
+        turns = others;
     }
     text
 }
 
-/// How many of the turns, at least one, share the next axis.
-fn turns_of_an_axis(turns: &[Vec<Row>]) -> usize {
-    let rows = turns.iter().scan(0, |sum, rows| {
-        *sum += rows.len().min(CALLS_MAX);
-        Some(*sum)
+/// The meaning of the signs in these runs.
+pub(super) fn legend(runs: &[RunTimeline], style: TimelineStyle) -> String {
+    let rows = runs.iter().flat_map(|run| run.turns.iter().flatten());
+    let signs = rows.flat_map(|row| {
+        let bars = row.bars.iter().filter(|bar| bar.is_drawn());
+        bars.map(|bar| bar.sign).chain(row.mark)
     });
-    rows.take(AN_AXIS.0).take_while(|rows| *rows <= AN_AXIS.1).count().max(1)
-}
-
-/// What the signs mean that are in these runs.
-pub(super) fn legend(runs: &[Run<'_>], look: Look) -> String {
-    let rows = || runs.iter().flat_map(|run| run.turns.iter().flatten());
-    let is_drawn = |what| rows().any(|row| row.bars.iter().any(|bar| bar.is(what)));
-    let bars = [
-        (What::Model, "model streams"),
-        (What::Wait, "waits"),
-        (What::People, "waits for people"),
-        (What::Tool, "tool runs"),
-        (What::Broken, "broke or failed"),
-    ];
-    let bars = bars.into_iter().filter(|(what, _)| is_drawn(*what));
-    let marks = [(Mark::NotRun, "never ran"), (Mark::Open, "open")];
-    let marks = marks.into_iter().filter(|(mark, _)| rows().any(|row| row.mark == *mark));
-    let signs = bars.map(|(what, meaning)| (what.cell(), meaning));
+    let signs: BTreeSet<Sign> = signs.collect();
     let (mut text, mut used) = (String::new(), 0);
-    for (cell, meaning) in signs.chain(marks.map(|(mark, meaning)| (mark.cell(), meaning))) {
-        let wide = text_columns(meaning) + 2;
-        if used > 0 && used + 2 + wide > look.columns.clamp(40, 400) {
+    for (sign, meaning) in LEGEND.into_iter().filter(|(sign, _)| signs.contains(sign)) {
+        let columns = text_columns(meaning) + 2;
+        if used > 0 && used + 2 + columns > style.columns.clamp(40, 400) {
             text.push('\n');
             used = 0;
         } else if used > 0 {
             text.push_str("  ");
             used += 2;
         }
-        used += wide;
-        put(&mut text, &[cell], look.coloured);
-        text.push(' ');
-        text.push_str(meaning);
+        used += columns;
+        put(&mut text, &[sign.cell()], style.coloured);
+        text.push_str(&format!(" {meaning}"));
     }
-    text.push('\n');
-    text
+    text + "\n"
 }
 
-/// Where time was left out.
-pub(super) const CUT: Cell = ('┊', "2");
-
-/// Some turns of a run that share an axis.
-struct Page<'a> {
-    run: &'a Run<'a>,
+/// The columns of a row: label, bars on an axis, notes.
+struct RowLayout {
     label: usize,
-    columns: usize,
-    /// Where the axis begins, if not with the first bar.
-    begin: Option<u64>,
+    notes: usize,
     coloured: bool,
+    axis: Axis,
 }
 
-impl Page<'_> {
-    fn draw(&self, text: &mut String, turns: &[Vec<Row>]) {
-        let behind = self.behind();
-        let room = self.columns - self.label - 1 - behind;
-        let bars = turns.iter().flatten().flat_map(|row| row.bars.iter().copied());
-        let axis = Axis::new(bars.collect(), self.begin, room);
+impl RowLayout {
+    fn draw(&self, text: &mut String, began: u64, turns: &[Vec<Row>], columns: usize) {
         let margin = " ".repeat(self.label + 1);
-        let ticks = axis.ticks(self.run.began);
         text.push_str(&margin);
-        put(text, &ticks, self.coloured);
+        put(text, &self.axis.ticks(began), self.coloured);
         text.push('\n');
         for rows in turns {
-            let mut calls = 0;
-            let is_shown = |row: &&Row| {
-                calls += usize::from(row.mark != Mark::Model);
-                row.mark == Mark::Model || calls <= CALLS_MAX
-            };
-            for row in rows.iter().filter(is_shown) {
-                self.row(text, &axis, row);
+            let (mut calls, mut hidden) = (0, Vec::new());
+            for row in rows {
+                calls += usize::from(row.mark.is_some());
+                if row.mark.is_none() || calls <= CALL_ROWS_MAX {
+                    self.row(text, row);
+                } else {
+                    hidden.push(row);
+                }
             }
-            if let Some(row) = rest(rows) {
-                self.row(text, &axis, &row);
+            if let Some(row) = summary(&hidden) {
+                self.row(text, &row);
             }
         }
-        for (from, until) in axis.cuts() {
-            let (from, idle) = (from.saturating_sub(self.run.began), until - from);
-            let what = format!("┊ {} without a stream or a tool, from", how_long(idle));
-            line(text, &format!("{margin}{what} {}", how_long(from)), self.columns);
+        for part in self.axis.parts.iter().filter(|part| part.is_cut) {
+            let (idle, from) = (how_long(part.until - part.from), part.from.saturating_sub(began));
+            let from = how_long(from);
+            let line = format!("{margin}┊ {idle} without a stream or a tool, from {from}");
+            text.push_str(&format!("{}\n", fitting(&line, columns)));
         }
     }
 
-    fn behind(&self) -> usize {
-        if self.columns >= WIDE { BEHIND.0 } else { BEHIND.1 }
-    }
-
-    fn row(&self, text: &mut String, axis: &Axis, row: &Row) {
-        let mut head = Vec::with_capacity(self.label);
-        if row.mark != Mark::Model {
-            head.extend([BLANK, row.mark.cell(), BLANK]);
+    fn row(&self, text: &mut String, row: &Row) {
+        let mut cells = Vec::with_capacity(self.label);
+        if let Some(mark) = row.mark {
+            cells.extend([BLANK, mark.cell(), BLANK]);
         }
-        let clean: String = row.label.chars().filter(|c| !c.is_control()).collect();
-        let left = self.label.saturating_sub(head.len());
-        let fits = fitting(&clean, left);
-        let fits = if fits == clean { fits } else { fitting(&clean, left.saturating_sub(1)) };
-        head.extend(fits.chars().map(|c| (c, "")));
-        let mut used = text_columns(fits) + head.len() - fits.chars().count();
-        if fits != clean {
-            head.push(('…', ""));
-            used += 1;
+        let mut label: String = row.label.chars().filter(|c| !c.is_control()).collect();
+        let room = self.label.saturating_sub(cells.len());
+        if text_columns(&label) > room {
+            label = format!("{}…", fitting(&label, room.saturating_sub(1)));
         }
-        head.extend(std::iter::repeat_n(BLANK, self.label.saturating_sub(used) + 1));
-        head.extend(axis.cells(&row.bars));
-        let told = self.told(row);
-        let blanks = self.behind().saturating_sub(text_columns(&told));
-        head.extend(std::iter::repeat_n(BLANK, blanks));
-        head.extend(told.chars().map(|c| (c, "")));
-        while head.last().is_some_and(|(c, _)| *c == ' ') {
-            head.pop();
-        }
-        put(text, &head, self.coloured);
-        text.push('\n');
-    }
-
-    /// How long it took, and the word for what became of it where both fit.
-    fn told(&self, row: &Row) -> String {
-        let took = row.took.map(how_long);
-        match took {
-            Some(took) if row.word.is_empty() => took,
-            Some(took) if self.columns >= WIDE => format!("{} {took}", row.word),
+        let blanks = (self.label + 1).saturating_sub(cells.len() + text_columns(&label));
+        cells.extend(label.chars().map(|c| (c, "")));
+        cells.extend(std::iter::repeat_n(BLANK, blanks));
+        cells.extend(self.axis.cells(&row.bars));
+        let is_wide = self.notes > 8;
+        let notes = match row.duration_ms.map(how_long) {
+            Some(duration) if row.word.is_empty() => duration,
+            Some(duration) if is_wide => format!("{} {duration}", row.word),
             Some(_) | None => row.word.to_owned(),
-        }
+        };
+        let blanks = self.notes.saturating_sub(text_columns(&notes));
+        cells.extend(std::iter::repeat_n(BLANK, blanks));
+        cells.extend(notes.chars().map(|c| (c, "")));
+        let end = cells.iter().rposition(|(c, _)| *c != ' ').map_or(0, |last| last + 1);
+        cells.truncate(end);
+        put(text, &cells, self.coloured);
+        text.push('\n');
     }
 }
 
 /// One row for the calls that have none of their own.
-fn rest(rows: &[Row]) -> Option<Row> {
-    let calls: Vec<&Row> =
-        rows.iter().filter(|row| row.mark != Mark::Model).skip(CALLS_MAX).collect();
-    let mark = calls.iter().map(|row| row.mark).max()?;
+fn summary(calls: &[&Row]) -> Option<Row> {
+    let mark = Some(calls.iter().filter_map(|row| row.mark).max()?);
     let bars = calls.iter().flat_map(|row| row.bars.iter().copied()).collect();
-    let wrong = calls.iter().filter(|row| matches!(row.mark, Mark::Failed | Mark::NotRun)).count();
+    let wrong =
+        calls.iter().filter(|row| matches!(row.mark, Some(Sign::Failed | Sign::NotRun))).count();
     let label = match wrong {
         0 => format!("{} more", calls.len()),
         wrong => format!("{} more, {wrong} not ok", calls.len()),
     };
-    Some(Row { mark, label, bars, word: "", took: None })
+    Some(Row { mark, label, bars, word: "", duration_ms: None })
 }
 
-fn label_columns(row: &Row) -> usize {
-    text_columns(&row.label) + if row.mark == Mark::Model { 0 } else { 3 }
-}
-
-/// Cells as text, with the signs for colours where these change.
+/// Appends cells, with colour sequences where the colour changes.
 fn put(text: &mut String, cells: &[Cell], coloured: bool) {
-    let mut ink = "";
-    for (c, wanted) in cells {
-        if coloured && *wanted != ink {
-            if !ink.is_empty() {
-                text.push_str("\x1b[0m");
-            }
+    let mut colour = "";
+    for (c, wanted) in cells.iter().chain([&('\0', "")]) {
+        if coloured && *wanted != colour {
+            text.push_str(if colour.is_empty() { "" } else { "\x1b[0m" });
             if !wanted.is_empty() {
                 text.push_str(&format!("\x1b[{wanted}m"));
             }
-            ink = wanted;
+            colour = wanted;
         }
-        text.push(*c);
-    }
-    if !ink.is_empty() {
-        text.push_str("\x1b[0m");
+        text.extend((*c != '\0').then_some(*c));
     }
 }
 
-fn line(text: &mut String, line: &str, columns: usize) {
-    text.push_str(fitting(line, columns));
-    text.push('\n');
+/// Maps times to columns. Long times in which nothing goes on are shortened.
+struct Axis {
+    columns: u64,
+    /// Consecutive parts, in order.
+    parts: Vec<AxisPart>,
+    /// The sum of all drawn lengths.
+    drawn: u64,
 }
 
-/// A time as short as it stays useful.
+struct AxisPart {
+    from: u64,
+    until: u64,
+    /// Its begin and its length on the axis.
+    at: u64,
+    length: u64,
+    is_cut: bool,
+}
+
+impl Axis {
+    fn new(mut bars: Vec<Bar>, begin: Option<u64>, columns: usize) -> Self {
+        let begin = bars.iter().map(|bar| bar.from).chain(begin).min().unwrap_or_default();
+        let end = bars.iter().map(|bar| bar.until).max().unwrap_or_default().max(begin + 1);
+        bars.retain(|bar| matches!(bar.sign, Sign::Model | Sign::Tool));
+        bars.sort_by_key(|bar| bar.from);
+        let mut busy: Vec<(u64, u64)> = Vec::new();
+        for Bar { from, until, .. } in bars {
+            match busy.last_mut().filter(|(_, last)| from <= *last) {
+                Some((_, last)) => *last = until.max(*last),
+                None => busy.push((from, until)),
+            }
+        }
+        let sum: u64 = busy.iter().map(|(from, until)| until - from).sum();
+        let mut axis = Self { columns: columns as u64, parts: Vec::new(), drawn: 0 };
+        let mut at = begin;
+        for (from, until) in busy.into_iter().chain([(end, end)]) {
+            let from = from.max(at);
+            let is_cut = from - at > sum.max(IDLE_MS);
+            axis.push(at, from, if is_cut { (sum / 8).max(1) } else { from - at }, is_cut);
+            at = until.max(from);
+            axis.push(from, at, at - from, false);
+        }
+        axis
+    }
+
+    fn push(&mut self, from: u64, until: u64, length: u64, is_cut: bool) {
+        if until > from {
+            self.parts.push(AxisPart { from, until, at: self.drawn, length, is_cut });
+            self.drawn += length;
+        }
+    }
+
+    /// The column of a time. The end of the axis is one behind the last column.
+    fn column(&self, time: u64) -> u64 {
+        let part = self.parts.iter().find(|part| time <= part.until).or(self.parts.last());
+        let Some(part) = part else { return 0 };
+        let into = time.clamp(part.from, part.until) - part.from;
+        let at = part.at + scaled(into, part.length, part.until - part.from);
+        scaled(at, self.columns, self.drawn)
+    }
+
+    fn cells(&self, bars: &[Bar]) -> Vec<Cell> {
+        let mut bars: Vec<Bar> = bars.iter().copied().filter(|bar| bar.is_drawn()).collect();
+        bars.sort_by_key(|bar| bar.sign);
+        let mut cells = vec![BLANK; usize::try_from(self.columns).unwrap_or_default()];
+        for Bar { from, until, sign } in bars {
+            let until = self.column(until);
+            // A failure is drawn over the end of what failed.
+            let at_end = until.saturating_sub(1);
+            let at_begin = self.column(from).min(self.columns - 1);
+            let from = if sign == Sign::Broken { at_end } else { at_begin };
+            for at in from..until.max(from + 1) {
+                let cell = usize::try_from(at).ok().and_then(|at| cells.get_mut(at));
+                cell.into_iter().for_each(|cell| *cell = sign.cell());
+            }
+        }
+        cells
+    }
+
+    /// The axis itself: round times since the run began, and signs where time was cut.
+    fn ticks(&self, began: u64) -> Vec<Cell> {
+        let mut cells = Vec::new();
+        let least = scaled(TICK_COLUMNS, self.drawn, self.columns).max(1);
+        let tens = (0..19).map(|exponent| 10_u64.pow(exponent));
+        let interval = tens.flat_map(|ten| [ten, 2 * ten, 5 * ten]).find(|ms| *ms >= least);
+        let interval = interval.unwrap_or(u64::MAX);
+        for part in &self.parts {
+            if part.is_cut {
+                let at = self.column(part.from).midpoint(self.column(part.until));
+                put_at(&mut cells, at, &[CUT]);
+                continue;
+            }
+            let mut since = part.from.saturating_sub(began).next_multiple_of(interval);
+            while began + since < part.until {
+                let sign = format!("|{}", tick(since, interval));
+                let sign: Vec<Cell> = sign.chars().map(|c| (c, CUT.1)).collect();
+                let at = self.column(began + since);
+                if at + sign.len() as u64 <= self.columns {
+                    put_at(&mut cells, at, &sign);
+                }
+                since += interval;
+            }
+        }
+        cells
+    }
+}
+
+/// A time on the axis, precise enough to differ from the next one.
+fn tick(ms: u64, interval: u64) -> String {
+    if ms < 60_000 || interval >= 1_000 {
+        return how_long(ms);
+    }
+    let text = format!("{}.{:03}", ms / 1_000, ms % 1_000);
+    format!("{} s", text.trim_end_matches('0').trim_end_matches('.'))
+}
+
+/// Puts a sign at a column, unless it would touch the one before.
+fn put_at(cells: &mut Vec<Cell>, at: u64, sign: &[Cell]) {
+    let at = usize::try_from(at).unwrap_or(usize::MAX);
+    if cells.is_empty() || cells.len() < at {
+        cells.resize(at, BLANK);
+        cells.extend(sign);
+    }
+}
+
+fn scaled(value: u64, to: u64, of: u64) -> u64 {
+    let value = u128::from(value) * u128::from(to) / u128::from(of.max(1));
+    u64::try_from(value).unwrap_or(u64::MAX)
+}
+
+/// A duration with few digits.
 pub(super) fn how_long(ms: u64) -> String {
     let (seconds, minutes) = (ms / 1_000, ms / 60_000);
     match ms {
         0..1_000 => format!("{ms} ms"),
         1_000..60_000 => {
-            let text = format!("{seconds}.{:03}", ms % 1_000);
-            let text = text.get(..text.len() - 1).unwrap_or_default();
+            let text = format!("{seconds}.{:02}", ms % 1_000 / 10);
             format!("{} s", text.trim_end_matches('0').trim_end_matches('.'))
         }
         60_000..3_600_000 => format!("{minutes} m {} s", seconds % 60),

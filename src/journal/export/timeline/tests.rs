@@ -3,28 +3,28 @@ use serde_json::{Value, json};
 use super::*;
 use crate::types::{Seq, text_columns};
 
-/// When the run began: Unix time in milliseconds.
+/// The time of the run's start: Unix time in milliseconds.
 const BEGAN: u64 = 1_700_000_000_000;
 
-/// Records at their times since the run began.
-fn entries(records: Vec<(u64, Value)>) -> Vec<Entry> {
+/// Entries of these records, with times since the run's start.
+fn entries(records: Vec<(u64, Value)>) -> Vec<JournalEntry> {
     let numbered = records.into_iter().zip(1..);
     let entry = |((at, record), n)| {
         let record = serde_json::from_value(record).unwrap();
-        Entry { seq: Seq(n), time: BEGAN + at, shown: 0, record }
+        JournalEntry { seq: Seq(n), time: BEGAN + at, shown: 0, record }
     };
     numbered.map(entry).collect()
 }
 
-fn look(columns: usize) -> Look {
-    Look { columns, coloured: false, turns_max: 12 }
+fn style(columns: usize) -> TimelineStyle {
+    TimelineStyle { columns, coloured: false, turns_max: 12 }
 }
 
-fn drawn(records: Vec<(u64, Value)>, look: Look) -> String {
-    let text: String = timeline(&entries(records), None, look).collect();
+fn drawn(records: Vec<(u64, Value)>, style: TimelineStyle) -> String {
+    let text: String = timeline(&entries(records), None, style).collect();
     for line in text.lines() {
-        assert!(text_columns(line) <= look.columns, "{line:?} is too wide");
-        assert!(look.coloured || !line.contains(char::is_control), "{line:?}");
+        assert!(text_columns(line) <= style.columns, "{line:?} is too wide");
+        assert!(style.coloured || !line.contains(char::is_control), "{line:?}");
     }
     text
 }
@@ -55,7 +55,7 @@ fn broke(at: u64, turn: u32, attempt: u32, message: &str) -> (u64, Value) {
     )
 }
 
-/// The host was gone in the middle of the attempt.
+/// The failure of an attempt during which the host stopped.
 fn stopped(at: u64, turn: u32, attempt: u32) -> (u64, Value) {
     let (at, mut failed) = broke(at, turn, attempt, "the host stopped during the attempt");
     failed["host_stopped"] = true.into();
@@ -78,7 +78,7 @@ fn response(at: u64, turn: u32, attempt: u32, ending: &str, names: &[&str]) -> (
     (at, record)
 }
 
-/// A call that waited, started and ran so long.
+/// The outcome of a call, with its wait, its start and its duration.
 fn ran(of: (u32, u32, u32), name: &str, times: [u64; 3], status: &str) -> (u64, Value) {
     let (wait, started, took) = (times[0], times[1], times[2]);
     let record = json!({"type": "call_ended", "outcome": {"status": status, "content": "x"},
@@ -101,7 +101,7 @@ fn ended(at: u64, end: &str, turns: u64, calls: u64) -> (u64, Value) {
     (at, record)
 }
 
-/// The same three calls in the same response, as each way of running them has them.
+/// A run with three calls in one response.
 fn three(times: [[u64; 3]; 3], done: u64) -> Vec<(u64, Value)> {
     let names = ["clock", "http_get", "calculator"];
     let mut records = vec![began(), asked(2, 1, 1, 0), response(402, 1, 1, "well", &names)];
@@ -118,28 +118,28 @@ fn three(times: [[u64; 3]; 3], done: u64) -> Vec<(u64, Value)> {
 }
 
 #[test]
-fn one_call_after_the_other() {
+fn sequential_calls() {
     let times = [[302, 402, 200], [402, 602, 300], [582, 902, 100]];
     for columns in [40, 80, 200] {
-        let text = drawn(three(times, 1_005), look(columns));
+        let text = drawn(three(times, 1_005), style(columns));
         insta::assert_snapshot!(format!("sequential_{columns}"), text);
     }
 }
 
 #[test]
-fn calls_beside_each_other() {
+fn parallel_calls() {
     let times = [[302, 402, 200], [200, 402, 300], [80, 402, 100]];
-    insta::assert_snapshot!("parallel", drawn(three(times, 705), look(80)));
+    insta::assert_snapshot!("parallel", drawn(three(times, 705), style(80)));
 }
 
 #[test]
-fn calls_that_start_while_the_response_comes() {
+fn calls_that_start_early() {
     let times = [[0, 100, 200], [0, 200, 300], [0, 320, 100]];
-    insta::assert_snapshot!("early", drawn(three(times, 505), look(80)));
+    insta::assert_snapshot!("early", drawn(three(times, 505), style(80)));
 }
 
 #[test]
-fn what_failed_was_refused_copied_or_never_ran() {
+fn failed_refused_and_copied_calls() {
     let names = ["a", "slow", "pay", "nothing", "a", "wire"];
     let unknown = json!({"status": "error", "kind": "unknown_tool", "content": "no such tool"});
     let refused = json!({"status": "refused", "kind": "rejected", "content": "no"});
@@ -175,12 +175,12 @@ fn what_failed_was_refused_copied_or_never_ran() {
         response(1_300, 2, 1, "length", &[]),
         ended(1_301, "answered", 2, 6),
     ];
-    insta::assert_snapshot!("failures_40", drawn(records.clone(), look(40)));
-    insta::assert_snapshot!("failures", drawn(records, look(80)));
+    insta::assert_snapshot!("failures_40", drawn(records.clone(), style(40)));
+    insta::assert_snapshot!("failures", drawn(records, style(80)));
 }
 
 #[test]
-fn a_run_that_was_stopped() {
+fn a_stopped_run() {
     let mut records = three([[0, 100, 300], [0, 200, 201], [0, 320, 81]], 405);
     records.retain(|(at, record)| *at < 402 && record["type"] != "response_ended");
     records.push(ran((1, 1, 0), "clock", [0, 100, 301], "cancelled"));
@@ -188,11 +188,11 @@ fn a_run_that_was_stopped() {
     let cancelled = json!({"status": "cancelled", "kind": "cancelled", "content": "x"});
     records.push(not_run(402, (1, 1, 1), "http_get", cancelled));
     records.push(ended(403, "stopped", 1, 2));
-    insta::assert_snapshot!("stopped", drawn(records, look(80)));
+    insta::assert_snapshot!("stopped", drawn(records, style(80)));
 }
 
 #[test]
-fn a_run_that_goes_on() {
+fn an_open_run() {
     let intended = |at, index: u32| {
         let call = json!({"key": key(1, 1, index), "id": "c", "provider_id": null,
             "name": "pay", "arguments": {}});
@@ -206,15 +206,15 @@ fn a_run_that_goes_on() {
         intended(451, 1),
         (600, json!({"type": "steered", "input": "quick", "after_turn": 1})),
     ];
-    insta::assert_snapshot!("open_tools", drawn(records.clone(), look(80)));
-    insta::assert_snapshot!("open_model", drawn(records[..2].to_vec(), look(80)));
-    assert_eq!(drawn(Vec::new(), look(80)), "", "no run, no picture");
-    assert!(drawn(records[..1].to_vec(), look(80)).starts_with("run_1: has not ended\n"));
+    insta::assert_snapshot!("open_tools", drawn(records.clone(), style(80)));
+    insta::assert_snapshot!("open_model", drawn(records[..2].to_vec(), style(80)));
+    assert_eq!(drawn(Vec::new(), style(80)), "", "no run, no picture");
+    assert!(drawn(records[..1].to_vec(), style(80)).starts_with("run_1: has not ended\n"));
 }
 
-/// The host was killed while the model streamed, and once more while people were asked for a day.
+/// The host is killed while the model streams, and again while a question is open for a day.
 #[test]
-fn time_in_which_nothing_went_on_is_left_out_and_told() {
+fn idle_time_is_shortened_and_noted() {
     let hour = 3_600_000;
     let day = 24 * hour;
     let call = json!({"key": key(1, 2, 0), "provider_id": null, "name": "pay"});
@@ -239,11 +239,11 @@ fn time_in_which_nothing_went_on_is_left_out_and_told() {
         response(day + 2_900, 2, 1, "well", &[]),
         ended(day + 2_901, "answered", 2, 1),
     ];
-    insta::assert_snapshot!("left_out", drawn(records, look(80)));
+    insta::assert_snapshot!("left_out", drawn(records, style(80)));
 }
 
 #[test]
-fn a_long_run_has_so_many_rows_and_no_more() {
+fn a_long_run_has_a_limited_number_of_rows() {
     let mut records = vec![began()];
     for turn in 1..=100_u32 {
         let at = u64::from(turn) * 1_000;
@@ -255,19 +255,19 @@ fn a_long_run_has_so_many_rows_and_no_more() {
         }));
     }
     records.push(ended(101_000, "answered", 100, 6_400));
-    let last = Look { turns_max: 12, ..look(100) };
+    let last = TimelineStyle { turns_max: 12, ..style(100) };
     let text = drawn(records.clone(), last);
-    // A heading, what is left out, 12 turns of 18 rows below an axis, the legend.
+    // A heading, a line about hidden turns, 12 turns of 18 rows below an axis each, the legend.
     assert_eq!(text.lines().count(), 2 + 12 * 19 + 1, "{text}");
     insta::assert_snapshot!("long", text.lines().take(24).collect::<Vec<_>>().join("\n"));
-    let all = drawn(records, Look { turns_max: usize::MAX, ..look(100) });
+    let all = drawn(records, TimelineStyle { turns_max: usize::MAX, ..style(100) });
     assert_eq!(all.lines().filter(|line| line.starts_with("turn ")).count(), 100);
 }
 
 #[test]
-fn colours_change_no_sign() {
+fn colours_do_not_change_the_text() {
     let records = three([[302, 402, 200], [402, 602, 300], [582, 902, 100]], 1_005);
-    let plain = drawn(records.clone(), look(80));
+    let plain = drawn(records.clone(), style(80));
     let coloured = drawn_coloured(records);
     let mut bare = coloured.clone();
     while let Some(at) = bare.find('\x1b') {
@@ -279,19 +279,19 @@ fn colours_change_no_sign() {
 }
 
 fn drawn_coloured(records: Vec<(u64, Value)>) -> String {
-    timeline(&entries(records), None, Look { coloured: true, ..look(80) }).collect()
+    timeline(&entries(records), None, TimelineStyle { coloured: true, ..style(80) }).collect()
 }
 
 #[test]
-fn names_cannot_reach_the_terminal() {
+fn control_characters_in_names_are_removed() {
     let mut records = vec![began(), asked(0, 1, 1, 0)];
     records.push(response(100, 1, 1, "well", &["a\x1b[2J\u{9b}31m\nb"]));
-    let text = drawn(records, look(80));
+    let text = drawn(records, style(80));
     assert!(text.contains("a[2J31mb"), "{text}");
 }
 
 #[test]
-fn a_time_is_told_as_short_as_is_useful() {
+fn durations_have_few_digits() {
     for (ms, expected) in [
         (0, "0 ms"),
         (999, "999 ms"),

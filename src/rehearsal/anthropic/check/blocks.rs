@@ -1,4 +1,4 @@
-//! The blocks of messages: which may stand where, and what each must hold.
+//! The strict check of content blocks: their order and their members.
 
 use std::collections::BTreeSet;
 
@@ -8,18 +8,18 @@ use super::{check_text, fits};
 use crate::rehearsal::anthropic::chat::items;
 use crate::rehearsal::anthropic::{SIGNATURE_BEGIN, signature};
 
-/// What only the whole history tells.
+/// Facts that only the whole history contains.
 #[derive(Default)]
-pub(super) struct Seen {
-    /// Ids of calls so far.
+pub(super) struct HistoryIds {
+    /// The ids of the calls so far.
     calls: BTreeSet<String>,
-    /// Ids of calls so far that the service ran itself.
+    /// The ids of the calls so far that the service ran itself.
     service_calls: BTreeSet<String>,
-    /// Ids of those that are answered anywhere.
+    /// The ids of the calls that have a result anywhere.
     answered: BTreeSet<String>,
 }
 
-impl Seen {
+impl HistoryIds {
     pub(super) fn of(messages: &[Value]) -> Self {
         let said = messages.iter().filter(|message| message["role"] == "assistant");
         let blocks = said.flat_map(|message| items(&message["content"]));
@@ -27,7 +27,7 @@ impl Seen {
         Self { answered: answered.map(str::to_owned).collect(), ..Self::default() }
     }
 
-    /// A call that the service ran needs its result, unless the service may still run it.
+    /// Checks that a call of the service has its result, unless the service may still run it.
     pub(super) fn check_service_calls(
         &self,
         at: usize,
@@ -61,12 +61,12 @@ fn is_service_call(block: &Value) -> bool {
     kind != "tool_use" && kind.ends_with("tool_use")
 }
 
-/// Checks one block by itself.
+/// Checks one block without its context.
 pub(super) fn check_block(
     here: &str,
     role: &str,
     block: &Value,
-    seen: &mut Seen,
+    seen: &mut HistoryIds,
 ) -> Result<(), String> {
     let kind = block["type"].as_str().unwrap_or_default();
     match (role, kind) {
@@ -132,8 +132,8 @@ fn check_result(here: &str, block: &Value) -> Result<(), String> {
     }
 }
 
-/// One that came in raw bytes of a script cannot be known here, so a signature is only checked
-/// where it claims to be of this server.
+/// A signature from raw bytes of a script is unknown here, so a signature is checked only
+/// if it has the prefix of this server.
 fn check_thinking(here: &str, block: &Value) -> Result<(), String> {
     required(here, "thinking", block, "thinking")?;
     required(here, "thinking", block, "signature")?;
@@ -145,7 +145,7 @@ fn check_thinking(here: &str, block: &Value) -> Result<(), String> {
     Ok(())
 }
 
-fn check_call(here: &str, block: &Value, seen: &mut Seen) -> Result<(), String> {
+fn check_call(here: &str, block: &Value, seen: &mut HistoryIds) -> Result<(), String> {
     for (key, chars_max) in [("id", usize::MAX), ("name", 128)] {
         required(here, "tool_use", block, key)?;
         if !fits(block[key].as_str().unwrap_or_default(), chars_max) {

@@ -1,7 +1,7 @@
-//! What the service refuses, in its own words.
+//! The strict request check, with the error messages of the service.
 //!
-//! A pure check of a Messages request. The rules and the messages are those of Anthropic's service,
-//! as seen in a recording and in bug reports of its users.
+//! Rules and messages are those of Anthropic's Messages service,
+//! as a recording and bug reports of its users quote them.
 
 mod blocks;
 
@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 use super::chat::items;
-use blocks::{Seen, check_block};
+use blocks::{HistoryIds, check_block};
 
-/// Members that a request may have.
+/// The members of a request.
 const MEMBERS: [&str; 20] = [
     "cache_control",
     "container",
@@ -36,7 +36,7 @@ const MEMBERS: [&str; 20] = [
     "top_p",
 ];
 
-/// Checks a request as the service does: `Err` has the message of its refusal.
+/// Checks a request as strictly as the service does. `Err` is the message of the refusal.
 pub(super) fn check(request: &Value) -> Result<(), String> {
     let Value::Object(members) = request else {
         return Err("The request body is not valid JSON".to_owned());
@@ -73,7 +73,7 @@ pub(super) fn check(request: &Value) -> Result<(), String> {
 }
 
 fn check_messages(messages: &[Value]) -> Result<(), String> {
-    let mut seen = Seen::of(messages);
+    let mut seen = HistoryIds::of(messages);
     for (at, message) in messages.iter().enumerate() {
         let role = message["role"].as_str().unwrap_or_default();
         if !["user", "assistant"].contains(&role) {
@@ -127,7 +127,7 @@ fn check_text(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// What may stand at the end of a message of the model's.
+/// Checks the last block of an assistant message.
 fn check_ending(at: usize, content: &Value, is_final: bool) -> Result<(), String> {
     let last = items(content).last();
     if last.is_some_and(|block| block["type"] == "thinking" || block["type"] == "redacted_thinking")
@@ -145,7 +145,8 @@ fn check_ending(at: usize, content: &Value, is_final: bool) -> Result<(), String
     Ok(())
 }
 
-/// Every call is answered once, at the beginning of the next message; every result answers a call.
+/// Checks that every call is answered once, at the start of the next message, and every result answers
+/// a call.
 fn check_results(at: usize, before: Option<&Value>, message: &Value) -> Result<(), String> {
     if let Some(before) = before {
         check_answered(at - 1, before, Some(message))?;
@@ -250,7 +251,7 @@ fn check_tools(request: &Value) -> Result<(), String> {
     }
 }
 
-/// Whether a name or an id has allowed characters, and not too many.
+/// Returns whether a name or an id has only allowed characters and a valid length.
 fn fits(text: &str, chars_max: usize) -> bool {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || b == b'_' || b == b'-';
     (1..=chars_max).contains(&text.len()) && text.bytes().all(allowed)

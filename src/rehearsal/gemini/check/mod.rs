@@ -1,7 +1,7 @@
-//! What Gemini refuses, in its own words.
+//! The strict request check, with the error messages of the service.
 //!
-//! The rules and messages are those of the Gemini API as its users report them, and of its page on
-//! thought signatures. Where the API has become lenient (roles that do not take turns) the check
+//! Rules and messages are those of the Gemini API as its users report them, and of its page on
+//! thought signatures. Where the API has become lenient (roles that do not alternate) the check
 //! stays strict, because Vertex AI and older versions are.
 
 mod tools;
@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::signature;
 
-/// What a body may hold.
+/// The members of a body.
 const BODY: [&str; 9] = [
     "contents",
     "systemInstruction",
@@ -22,7 +22,7 @@ const BODY: [&str; 9] = [
     "labels",
     "serviceTier",
 ];
-/// What a part may be; exactly one of them.
+/// The members of a part that hold its data; a part has exactly one.
 const DATA: [&str; 9] = [
     "text",
     "inlineData",
@@ -34,14 +34,14 @@ const DATA: [&str; 9] = [
     "toolCall",
     "toolResponse",
 ];
-/// What may stand beside it.
+/// The members of a part that may accompany its data.
 const BESIDE: [&str; 5] =
     ["thought", "thoughtSignature", "videoMetadata", "partMetadata", "mediaResolution"];
 
-/// Checks the body of a request to a model as the service does.
+/// Checks the body of a request to a model as strictly as the service does.
 ///
 /// # Errors
-/// Its words for the first thing that is wrong.
+/// The service's message for the first fault.
 pub(super) fn check(model: &str, body: &Value) -> Result<(), String> {
     let Value::Object(members) = body else {
         return Err("Invalid JSON payload received. Expected an object.".to_owned());
@@ -59,7 +59,7 @@ pub(super) fn check(model: &str, body: &Value) -> Result<(), String> {
     tools::check_tools(body)
 }
 
-/// A member, in either spelling; null if there is none.
+/// Returns a member by either of its spellings; null if it is missing.
 pub(super) fn field<'a>(value: &'a Value, camel: &str) -> &'a Value {
     match value.get(camel) {
         Some(found) => found,
@@ -67,7 +67,7 @@ pub(super) fn field<'a>(value: &'a Value, camel: &str) -> &'a Value {
     }
 }
 
-/// The items of a list; none if it is no list.
+/// Returns the items of a list; nothing for any other value.
 pub(super) fn list(value: &Value) -> &[Value] {
     value.as_array().map(Vec::as_slice).unwrap_or_default()
 }
@@ -83,7 +83,7 @@ fn snake(camel: &str) -> String {
     text
 }
 
-/// Refuses a member that the service has no field for.
+/// Refuses an unknown member.
 fn known(members: &Map<String, Value>, names: &[&[&str]], place: &str) -> Result<(), String> {
     let is_known =
         |key: &str| names.iter().copied().flatten().any(|n| *n == key || snake(n) == key);
@@ -179,7 +179,7 @@ fn of_kind<'a>(content: &'a Value, kind: &'a str) -> impl Iterator<Item = &'a Va
     list(&content["parts"]).iter().map(move |part| field(part, kind)).filter(|v| v.is_object())
 }
 
-/// Sides take turns; every call is answered once, in the content right behind it.
+/// Checks that roles alternate and that every call is answered once, in the next content.
 fn check_turns(contents: &[Value]) -> Result<(), String> {
     let mut before: Option<&Value> = None;
     for content in contents {
@@ -211,7 +211,7 @@ fn check_turns(contents: &[Value]) -> Result<(), String> {
     }
 }
 
-/// Whether each result is one of another call: by id where the call has one, else by name.
+/// Returns whether each result answers a different call: matched by id if the call has one, else by name.
 fn all_answered(mut asked: Vec<Value>, results: &[&Value]) -> bool {
     results.iter().all(|result| {
         let is_its = |call: &Value| match call["id"].as_str() {
@@ -222,8 +222,8 @@ fn all_answered(mut asked: Vec<Value>, results: &[&Value]) -> bool {
     })
 }
 
-/// The first call of every content since a user last said something has a signature: the models
-/// from Gemini 3 on demand it. One that was altered no model takes.
+/// Checks that the first call of every content after the last user message has a signature: models
+/// from Gemini 3 on require it. No model accepts an altered signature.
 fn check_signatures(model: &str, contents: &[Value]) -> Result<(), String> {
     let is_said = |part: &Value| field(part, "functionResponse").is_null();
     let begins = |c: &Value| c["role"] == "user" && list(&c["parts"]).iter().any(is_said);

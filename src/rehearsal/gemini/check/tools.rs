@@ -1,4 +1,4 @@
-//! What Gemini refuses of tools and their schemas.
+//! The strict check of tools and their schemas.
 
 use serde_json::{Map, Value};
 
@@ -31,7 +31,7 @@ const SCHEMA: [&str; 22] = [
 ];
 const TYPES: [&str; 7] = ["string", "number", "integer", "boolean", "array", "object", "null"];
 
-/// Checks tools, their schemas, and whether they may be called.
+/// Checks the tools, their schemas and the tool configuration.
 pub(super) fn check_tools(body: &Value) -> Result<(), String> {
     let mut names: Vec<&str> = Vec::new();
     for (at, tool) in list(field(body, "tools")).iter().enumerate() {
@@ -108,7 +108,7 @@ fn check_schema(schema: &Value, place: &str) -> Result<(), String> {
              repeating, cannot start list."
         ));
     }
-    // Beside the branches nothing may stand.
+    // No other member may accompany the branches.
     let is_branching = members.contains_key("anyOf") && members.len() == 1;
     if kind.is_null() && !is_branching {
         return wrong("type", "schema didn't specify the schema type field");

@@ -1,16 +1,17 @@
-//! What may have brought a record about.
+//! The inputs that may have led to a record.
 
 use super::*;
 
 impl Play<'_, '_> {
-    /// What may lead to the record, the likeliest first.
+    /// The inputs that may lead to the record, the likeliest first.
     pub(super) fn inputs(&self, record: &Record) -> Vec<Input> {
         let mut inputs = Vec::new();
         match record {
             Record::AttemptFailed { host_stopped: true, .. } => {}
             Record::AttemptFailed { error, .. } => inputs.push(self.broken(error)),
             Record::ResponseEnded { ending, .. } => {
-                let why = self.why().filter(|_| *ending == Ending::Cancelled);
+                let why =
+                    self.cancel_reason().filter(|_| *ending == ResponseDisposition::Cancelled);
                 inputs.extend(why.map(Input::Cancel));
                 inputs.push(Input::End(ExchangeEnd::Closed));
             }
@@ -42,7 +43,7 @@ impl Play<'_, '_> {
                 inputs.push(Input::Judge(*key, *phase, judgement));
             }
             Record::CallIntended { .. } | Record::ApprovalAsked { .. } => {
-                inputs.extend(call_of(record).and_then(|key| self.opened(key)));
+                inputs.extend(self.recording.call_at(self.at).and_then(|key| self.opened(key)));
                 inputs.extend((1..=self.steps.len()).map(Input::Response));
             }
             Record::TurnCommitted { .. }
@@ -56,11 +57,11 @@ impl Play<'_, '_> {
             | Record::RunEnded { .. }
             | Record::SessionClosed => {}
         }
-        inputs.extend(self.why().map(Input::Cancel));
+        inputs.extend(self.cancel_reason().map(Input::Cancel));
         inputs.push(Input::GoOn);
-        // A cancel of which the end of the turn does not tell, because the host stopped first.
+        // A cancellation that the end of the turn does not show, because the host stopped first.
         let is_end = matches!(record, Record::CallEnded { .. }) && !self.cancelled;
-        let forgotten = is_end && self.tape.cancelled(self.at).is_none();
+        let forgotten = is_end && self.recording.cancelled(self.at).is_none();
         inputs.extend(forgotten.then_some(Input::Cancel(CancelReason::Shutdown)));
         inputs.extend((self.resumed_at != Some(self.at)).then_some(Input::Crash));
         inputs
@@ -70,12 +71,12 @@ impl Play<'_, '_> {
         Input::End(ExchangeEnd::Failed(error.clone()))
     }
 
-    /// Why the turn is cancelled from outside, if it is and was not yet.
-    fn why(&self) -> Option<CancelReason> {
-        self.tape.cancelled(self.at).filter(|_| !self.cancelled)
+    /// The reason of a cancellation from outside that has not been replayed yet.
+    fn cancel_reason(&self) -> Option<CancelReason> {
+        self.recording.cancelled(self.at).filter(|_| !self.cancelled)
     }
 
-    /// The response up to where this call is whole.
+    /// The response up to the seal of this call.
     pub(super) fn opened(&self, key: CallKey) -> Option<Input> {
         let is_open = key.attempt == self.turn.attempt();
         let place = self.steps.iter().position(|step| step.seals == Some(key.index));
@@ -83,7 +84,7 @@ impl Play<'_, '_> {
     }
 
     fn answered(&self, key: CallKey, done: ToolCompletion) -> Option<Input> {
-        // Only the machine itself gives any other answer.
+        // Tools cannot answer in any other way: only the machine can.
         let is_a_tools = match done.outcome.kind {
             None
             | Some(
@@ -112,7 +113,7 @@ impl Play<'_, '_> {
     fn ended(&self, key: CallKey, outcome: &ToolOutcome) -> Option<Input> {
         let runs = self.call(key).is_some_and(TurnCall::is_running);
         if runs && outcome.kind == Some(FailureKind::Timeout) {
-            return Some(Input::TimedOut(self.tape.timed_out(self.at)));
+            return Some(Input::TimedOut(self.recording.timed_out(self.at)));
         }
         let used = VariablesUse::default();
         self.answered(key, ToolCompletion { outcome: outcome.clone(), used })

@@ -1,74 +1,75 @@
-//! One turn once more: what its records say came from outside is fed to the machine, and what the
-//! machine asks to be recorded is compared with them.
+//! Replays one turn. Inputs from outside are inferred from the records and fed to the machine; the
+//! machine's records are compared with them.
 //!
-//! What came in, and when, is inferred from the next record that has to be explained. Where more
-//! than one thing may have brought it about (a late fsync, a place of a tool, a crash), each is
-//! tried on a copy of the machine, and the first that leads to the record is what happened.
+//! An input is inferred from the next record. Several inputs may lead to the same record (a late
+//! fsync, a permit, a crash). Each is tried on a copy of the machine, and the first one that leads
+//! to the record is taken.
 
-mod asked;
+mod effects;
 mod inputs;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::difference::{Mismatch, same};
-use super::response::{self, Step};
-use super::tape::{Tape, call_of};
-use crate::record::{Ending, Record};
+use super::recording::Recording;
+use super::response::{self, ReplayStep};
+use crate::record::{Record, ResponseDisposition};
 use crate::response::ExchangeEnd;
 use crate::turn::call::{self, CallPhase, TurnCall};
+use crate::turn::effect::DeferredEffect;
 use crate::turn::effect::{
     ApprovalDecision, CancelReason, Effect, PermitReply, ToolCompletion, TurnRecord, TurnSpec,
 };
-use crate::turn::{DeferredEffect, Turn, TurnStage};
+use crate::turn::{Turn, TurnAction, TurnStage};
 use crate::types::{
     ApprovalPhase, CallKey, FailureKind, Judgement, ProviderError, ToolOutcome, VariablesUse,
     Verdict,
 };
 use crate::wire::Delta;
 
-/// How a turn's part of the recording came to its end.
+/// The end of a replayed turn.
 #[derive(Debug)]
-pub(super) enum Played {
-    /// The turn is over.
+pub(crate) enum Played {
+    /// The turn was committed.
     Committed(Box<TurnRecord>),
-    /// The run was ended over it.
+    /// The session gave the run up.
     GivenUp,
     /// The recording ends before the turn does.
     Unfinished,
 }
 
-/// A turn that is played.
+/// A replay of a turn.
 #[derive(Clone, Debug)]
-pub(super) struct Play<'t, 'a> {
-    tape: &'t Tape<'a>,
-    /// The next record.
+pub(crate) struct Play<'t, 'a> {
+    recording: &'t Recording<'a>,
+    /// The index of the next record.
     at: usize,
-    /// The turn's first record.
+    /// The index of the turn's first record.
     from: usize,
-    /// The response of calls that nobody asked for.
+    /// The response of a turn that runs the session's initial calls.
     seeded: Option<Record>,
     turn: Turn,
     spec: Arc<TurnSpec>,
-    /// Records that the machine has asked for, and how many of them it knows to be durable.
+    /// The number of records that the machine has made, and how many of them it knows to be durable.
     asked: u64,
     stored: u64,
-    /// Calls that ask for a place of their tool.
-    wanting: Vec<CallKey>,
-    /// What is still to come of the response.
-    steps: Vec<Step>,
+    /// Calls that wait for a permit of their tool.
+    permit_requests: Vec<CallKey>,
+    /// The rest of the response.
+    steps: Vec<ReplayStep>,
     changed_after_seal: Vec<CallKey>,
     cancelled: bool,
-    /// Where the host was last thought to have stopped.
+    /// The index at which the host was last assumed to have stopped.
     resumed_at: Option<usize>,
     committed: Option<Box<TurnRecord>>,
     over: bool,
 }
 
-/// What may have come from outside.
+/// An input that may have come from outside.
 #[derive(Clone, Debug)]
 enum Input {
-    /// So many more steps of the response.
+    /// This number of further steps of the response.
     Response(usize),
     End(ExchangeEnd),
     Disturb(CallKey),
@@ -77,30 +78,30 @@ enum Input {
     Judge(CallKey, ApprovalPhase, Judgement),
     OutOfTime,
     Cancel(CancelReason),
-    /// Records are durable, and places are free.
+    /// Records are durable, and permits are free.
     GoOn,
-    /// The host stopped, and went on from its records.
+    /// The host stopped, and resumed the turn from its records.
     Crash,
 }
 
 impl<'t, 'a> Play<'t, 'a> {
-    /// A turn whose first record is at `from`: one that asks a model, or one of calls that nobody
-    /// asked for, whose response is there.
-    pub(super) fn new(
-        tape: &'t Tape<'a>,
+    /// Starts the replay of a turn whose first record is at `from`. `seeded` is the response of a
+    /// turn that runs the session's initial calls.
+    pub(crate) fn new(
+        recording: &'t Recording<'a>,
         from: usize,
         spec: TurnSpec,
         seeded: Option<Record>,
     ) -> Self {
         let turn = match &seeded {
             Some(response) => {
-                let entry = tape.entry(from).map(|entry| entry.beside(response.clone()));
+                let entry = recording.entry(from).map(|entry| entry.beside(response.clone()));
                 Turn::resume(spec.clone(), entry.as_slice(), 0, None)
             }
             None => Turn::new(spec.clone()),
         };
         Self {
-            tape,
+            recording,
             at: from,
             from,
             seeded,
@@ -108,7 +109,7 @@ impl<'t, 'a> Play<'t, 'a> {
             spec: Arc::new(spec),
             asked: 0,
             stored: 0,
-            wanting: Vec::new(),
+            permit_requests: Vec::new(),
             steps: Vec::new(),
             changed_after_seal: Vec::new(),
             cancelled: false,
@@ -118,11 +119,11 @@ impl<'t, 'a> Play<'t, 'a> {
         }
     }
 
-    /// Plays the turn to its end.
+    /// Replays the turn to its end.
     ///
     /// # Errors
-    /// At the first record that the machine does not ask for.
-    pub(super) fn run(mut self) -> Result<(usize, Played), Mismatch> {
+    /// At the first record that the machine does not make.
+    pub(crate) fn run(mut self) -> Result<(usize, Played), Mismatch> {
         if let Err(mismatch) = self.drain() {
             self = self.crashed(mismatch)?;
         }
@@ -130,18 +131,18 @@ impl<'t, 'a> Play<'t, 'a> {
             if let Some(record) = self.committed.take() {
                 return Ok((self.at, Played::Committed(record)));
             }
-            self.at = self.tape.next_asked(self.at);
-            let Some(record) = self.tape.record(self.at).filter(|_| !self.over) else {
+            self.at = self.recording.next_made(self.at);
+            let Some(record) = self.recording.record(self.at).filter(|_| !self.over) else {
                 return Ok((self.at, Played::Unfinished));
             };
-            if gives_up(record) {
+            if self.recording.run_end(self.at).is_some_and(|end| end.is_given_up()) {
                 return Ok((self.at, Played::GivenUp));
             }
             self = self.explain(record)?;
         }
     }
 
-    /// Feeds whatever brings about the next record, or a step towards it.
+    /// Feeds the input that leads to the next record, or to a state before it.
     fn explain(self, record: &Record) -> Result<Self, Mismatch> {
         let mut misses = Vec::new();
         for input in self.inputs(record) {
@@ -151,12 +152,12 @@ impl<'t, 'a> Play<'t, 'a> {
             match trial.drain() {
                 Ok(()) if trial.has_moved_from(&self) => return Ok(trial),
                 Ok(()) => {}
-                // That it did not stop here says nothing about what else is decided now.
+                // This crash did not happen: the mismatch says nothing about other inputs.
                 Err(mismatch) if crashes && mismatch.at <= self.at => {}
                 Err(mismatch) => misses.push((trial, mismatch)),
             }
         }
-        // The host may have stopped in the middle of what came of it.
+        // The host may have stopped before all records of an input were stored.
         let mut closest: Option<Mismatch> = None;
         for (trial, mismatch) in misses {
             let mismatch = if mismatch.at > self.at {
@@ -175,7 +176,7 @@ impl<'t, 'a> Play<'t, 'a> {
         Err(closest.unwrap_or(Mismatch { at: self.at, now: None, state }))
     }
 
-    /// Goes on from the records before the one that does not fit, if the host had stopped there.
+    /// Resumes from the records before the mismatch, as if the host had stopped there.
     fn crashed(mut self, mismatch: Mismatch) -> Result<Self, Mismatch> {
         let mut at = mismatch.at;
         loop {
@@ -242,7 +243,7 @@ impl<'t, 'a> Play<'t, 'a> {
         self.turn.handle_deltas(Duration::ZERO, batch);
     }
 
-    /// All that is known of the response.
+    /// Feeds the rest of the response.
     fn feed_whole(&mut self) {
         if self.turn.stage != TurnStage::AwaitingResponse {
             return;
@@ -251,12 +252,12 @@ impl<'t, 'a> Play<'t, 'a> {
             self.feed_steps(1);
         }
         let (turn, attempt) = (self.spec.number, self.turn.attempt());
-        for index in response::changed_after_seal(self.tape, self.at, turn, attempt) {
+        for index in response::changed_after_seal(self.recording, self.at, turn, attempt) {
             self.disturb(CallKey { turn, attempt, index });
         }
     }
 
-    /// More bytes come for a call that was whole.
+    /// Feeds more bytes for a call that was sealed.
     fn disturb(&mut self, key: CallKey) {
         if key.attempt != self.turn.attempt() || self.changed_after_seal.contains(&key) {
             return;
@@ -277,7 +278,8 @@ impl<'t, 'a> Play<'t, 'a> {
                 self.turn.end_timed_out(index, deadline);
             }
         }
-        if self.tape.runs_out_of_time(self.at) && self.spec.rules.limits.run_timeout.is_some() {
+        if self.recording.runs_out_of_time(self.at) && self.spec.rules.limits.run_timeout.is_some()
+        {
             self.cancelled = true;
             self.turn.end_out_of_time();
         }
@@ -299,34 +301,34 @@ impl<'t, 'a> Play<'t, 'a> {
         let Some(asked) = self.turn.pending_approval(key) else { return };
         let arguments_sha256 = asked.arguments_sha256;
         let decision = ApprovalDecision { phase: Some(phase), judgement, arguments_sha256 };
-        // A decision that does not count leads to no record.
+        // A decision that is refused leads to no record.
         let _ = self.turn.handle_approval(Duration::ZERO, key, decision);
     }
 
     fn go_on(&mut self) {
         self.stored = self.asked;
         self.turn.handle_recorded(Duration::ZERO, self.asked);
-        for key in std::mem::take(&mut self.wanting) {
+        for key in std::mem::take(&mut self.permit_requests) {
             self.turn.handle_tool_permit(Duration::ZERO, key, PermitReply::Granted);
         }
     }
 
     fn crash(&mut self) {
-        let first = self.tape.entry(self.from).zip(self.seeded.as_ref());
+        let first = self.recording.entry(self.from).zip(self.seeded.as_ref());
         let first = first.map(|(entry, response)| entry.beside(response.clone()));
-        let told = (self.from..self.at).filter_map(|at| self.tape.entry(at)).cloned();
-        let entries: Vec<_> = first.into_iter().chain(told).collect();
-        // The host went on when it wrote the next record.
-        let now = self.tape.entry(self.at).map_or(0, |entry| entry.time);
+        let recorded = (self.from..self.at).filter_map(|at| self.recording.entry(at)).cloned();
+        let entries: Vec<_> = first.into_iter().chain(recorded).collect();
+        // The host resumed the turn when it wrote the next record.
+        let now = self.recording.entry(self.at).map_or(0, |entry| entry.time);
         self.turn = Turn::resume((*self.spec).clone(), &entries, now, None);
         (self.asked, self.stored) = (0, 0);
-        self.wanting.clear();
+        self.permit_requests.clear();
         self.steps.clear();
         self.cancelled = false;
         self.resumed_at = Some(self.at);
     }
 
-    /// What the machine waits for, for people.
+    /// Describes what the machine waits for.
     fn state(&self) -> String {
         let asked =
             self.turn.pending_approvals().map(|(key, _)| format!("people are asked about {key}"));
@@ -342,10 +344,4 @@ impl<'t, 'a> Play<'t, 'a> {
             TurnStage::Finished => "the turn is over".to_owned(),
         }
     }
-}
-
-/// Whether the run was ended because its actors died too often, which no machine decides.
-pub(super) fn gives_up(record: &Record) -> bool {
-    let Record::RunEnded { error: Some(error), .. } = record else { return false };
-    error.code == "internal_error" || error.code == "journal_failed"
 }

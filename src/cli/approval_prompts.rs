@@ -1,0 +1,266 @@
+//! Approvals of calls during `callsheet run`: asked in the terminal, or decided by a flag.
+
+use std::collections::VecDeque;
+use std::io::{self, IsTerminal as _};
+use std::sync::mpsc::{SyncSender, sync_channel};
+
+use tokio::sync::mpsc::{Receiver, channel};
+
+use super::output;
+use super::progress::approval_question;
+use crate::event::{ApprovalRequest, Event};
+use crate::runtime::SessionHandle;
+use crate::turn::ApprovalDecision;
+use crate::types::{ApprovalPhase, CallKey, Judgement, Verdict};
+
+/// The way in which approvals are decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ApprovalMode {
+    /// Approves every call.
+    Approve,
+    /// Asks in the terminal.
+    Ask,
+    /// Rejects every call. Holds the reason, which the model reads.
+    Reject(&'static str),
+}
+
+impl ApprovalMode {
+    pub(super) fn from_flags(approve: bool, json: bool) -> Self {
+        if approve {
+            Self::Approve
+        } else if json {
+            Self::Reject("no approval is possible: --json only prints events")
+        } else if !io::stdin().is_terminal() {
+            Self::Reject("no approval is possible: standard input is not a terminal")
+        } else if !io::stderr().is_terminal() {
+            Self::Reject("no approval is possible: standard error is not a terminal")
+        } else {
+            Self::Ask
+        }
+    }
+}
+
+/// The approvals that a run waits for. Asks for one at a time.
+#[derive(Debug)]
+pub(super) struct ApprovalPrompts {
+    mode: ApprovalMode,
+    pending: VecDeque<ApprovalRequest>,
+    /// The run is being stopped; no more prompts are shown.
+    closed: bool,
+    /// The approval whose prompt is on the screen.
+    prompted: Option<(CallKey, ApprovalPhase)>,
+    lines: Option<StdinLines>,
+}
+
+impl ApprovalPrompts {
+    pub(super) fn new(mode: ApprovalMode) -> Self {
+        Self { mode, pending: VecDeque::new(), closed: false, prompted: None, lines: None }
+    }
+
+    /// Updates the pending approvals from an event.
+    pub(super) fn handle_event(&mut self, event: &Event) {
+        if let Event::ApprovalAsked { asked } = event {
+            if !self.closed {
+                self.pending.push_back((**asked).clone());
+            }
+        } else if let Event::ApprovalGiven { call, phase, .. } = event {
+            self.pending.retain(|request| (request.call.key, request.phase) != (call.key, *phase));
+        } else if let Event::CallEnded { result, .. } = event {
+            self.pending.retain(|request| request.call.key != result.call.key);
+        } else if let Event::CallDiscarded { call, .. } = event {
+            self.pending.retain(|request| request.call.key != call.key);
+        }
+        let is_pending = |prompted: &(CallKey, ApprovalPhase)| {
+            self.pending.iter().any(|request| (request.call.key, request.phase) == *prompted)
+        };
+        if self.prompted.is_some_and(|prompted| !is_pending(&prompted)) {
+            self.void_prompt();
+        }
+    }
+
+    /// Decides all pending approvals if the mode does not ask.
+    pub(super) async fn decide_without_asking(&mut self, session: &SessionHandle) {
+        let judgement = match self.mode {
+            ApprovalMode::Ask => return,
+            ApprovalMode::Approve => Judgement { verdict: Verdict::Approved, message: None },
+            ApprovalMode::Reject(reason) => rejection(Some(reason.to_owned())),
+        };
+        while let Some(request) = self.pending.pop_front() {
+            decide(session, request, judgement.clone()).await;
+        }
+    }
+
+    /// Returns the prompt for the next pending approval and starts to read its answer.
+    pub(super) fn next_prompt(&mut self) -> Option<String> {
+        if self.mode != ApprovalMode::Ask {
+            return None;
+        }
+        let request = self.pending.front()?;
+        self.prompted = Some((request.call.key, request.phase));
+        self.lines.get_or_insert_with(StdinLines::new).request_line();
+        Some(approval_question(request) + " [y/N] ")
+    }
+
+    /// Returns true while a prompt is on the screen.
+    pub(super) fn is_prompting(&self) -> bool {
+        self.prompted.is_some()
+    }
+
+    /// Waits for the next line of standard input. Returns `None` when it has ended.
+    pub(super) async fn next_line(&mut self) -> Option<String> {
+        match &mut self.lines {
+            Some(lines) => lines.lines.recv().await.flatten(),
+            None => None,
+        }
+    }
+
+    /// Decides the prompted approval by the line that was typed.
+    pub(super) async fn handle_line(&mut self, session: &SessionHandle, line: Option<String>) {
+        if let Some(lines) = &mut self.lines {
+            lines.is_requested = false;
+        }
+        self.prompted = None;
+        let Some(line) = line else {
+            output::to_stderr("\n");
+            self.mode = ApprovalMode::Reject("no approval is possible: standard input has ended");
+            return;
+        };
+        if let Some(request) = self.pending.pop_front() {
+            decide(session, request, parse_answer(&line)).await;
+        }
+    }
+
+    /// Drops all pending approvals and shows no more prompts.
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+        self.pending.clear();
+        self.void_prompt();
+    }
+
+    /// Notes on the screen that the current prompt needs no answer.
+    fn void_prompt(&mut self) {
+        if self.prompted.take().is_some() {
+            output::to_stderr("(no answer is needed any more)\n");
+        }
+    }
+}
+
+async fn decide(session: &SessionHandle, request: ApprovalRequest, judgement: Judgement) {
+    let ApprovalRequest { call, phase, arguments_sha256, .. } = request;
+    let decision = ApprovalDecision { phase: Some(phase), judgement, arguments_sha256 };
+    if let Err(error) = session.decide(call.key, decision).await {
+        output::error(&error.to_string());
+    }
+}
+
+/// Parses an answer. `y` and `yes` approve; anything else rejects, with the text as the reason.
+fn parse_answer(line: &str) -> Judgement {
+    let line = line.trim();
+    match line.to_ascii_lowercase().as_str() {
+        "y" | "yes" => Judgement { verdict: Verdict::Approved, message: None },
+        "" | "n" | "no" => rejection(None),
+        _ => rejection(Some(line.to_owned())),
+    }
+}
+
+fn rejection(message: Option<String>) -> Judgement {
+    Judgement { verdict: Verdict::Rejected, message }
+}
+
+/// Lines of standard input, read by a thread that the process does not join. The thread reads a line
+/// only on request.
+#[derive(Debug)]
+struct StdinLines {
+    requests: SyncSender<()>,
+    lines: Receiver<Option<String>>,
+    /// A line was requested and has not arrived.
+    is_requested: bool,
+}
+
+impl StdinLines {
+    fn new() -> Self {
+        let (requests, requested) = sync_channel(1);
+        let (sender, lines) = channel(1);
+        std::thread::spawn(move || {
+            while requested.recv().is_ok() {
+                let mut line = String::new();
+                let count = io::stdin().read_line(&mut line).unwrap_or(0);
+                let line = Some(line).filter(|_| count > 0);
+                if sender.blocking_send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { requests, lines, is_requested: false }
+    }
+
+    /// Requests a line, unless the last requested line has not arrived yet.
+    fn request_line(&mut self) {
+        if !std::mem::replace(&mut self.is_requested, true) {
+            // If the thread has ended, `lines` is closed and reports it.
+            let _ = self.requests.try_send(());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::CallLabel;
+
+    fn asked(index: u32, phase: ApprovalPhase) -> Event {
+        let key = CallKey { turn: 1, attempt: 1, index };
+        Event::ApprovalAsked {
+            asked: Box::new(ApprovalRequest {
+                call: CallLabel { key, provider_id: None, name: "pay".into() },
+                phase,
+                arguments: serde_json::json!({"amount": index}).into(),
+                arguments_sha256: "h".to_owned(),
+                output_summary: None,
+            }),
+        }
+    }
+
+    fn given(index: u32) -> Event {
+        let key = CallKey { turn: 1, attempt: 1, index };
+        Event::ApprovalGiven {
+            call: CallLabel { key, provider_id: None, name: "pay".into() },
+            phase: ApprovalPhase::Before,
+            verdict: Verdict::Expired,
+            waited: std::time::Duration::ZERO,
+        }
+    }
+
+    #[test]
+    fn anything_but_yes_rejects() {
+        let yes = Judgement { verdict: Verdict::Approved, message: None };
+        for (line, expect) in [
+            ("y\n", yes.clone()),
+            (" YES \n", yes),
+            ("\n", rejection(None)),
+            ("No\n", rejection(None)),
+            ("y es\n", rejection(Some("y es".to_owned()))),
+            ("too much\n", rejection(Some("too much".to_owned()))),
+        ] {
+            assert_eq!(parse_answer(line), expect, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn an_approval_that_is_decided_elsewhere_is_not_prompted() {
+        let mut prompts = ApprovalPrompts::new(ApprovalMode::Ask);
+        prompts.handle_event(&asked(0, ApprovalPhase::Before));
+        prompts.handle_event(&asked(1, ApprovalPhase::Before));
+        prompts.handle_event(&given(1));
+        assert_eq!(prompts.pending.len(), 1);
+        prompts.prompted = Some((CallKey { turn: 1, attempt: 1, index: 0 }, ApprovalPhase::Before));
+        prompts.handle_event(&asked(1, ApprovalPhase::After));
+        assert!(prompts.is_prompting());
+        prompts.handle_event(&given(0));
+        assert!(!prompts.is_prompting());
+        assert_eq!(prompts.pending.len(), 1);
+        prompts.close();
+        prompts.handle_event(&asked(2, ApprovalPhase::Before));
+        assert_eq!(prompts.next_prompt(), None);
+    }
+}

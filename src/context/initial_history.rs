@@ -1,0 +1,562 @@
+//! Messages that a session is opened with, in the Chat Completions form that our histories have.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::message::Message;
+use crate::record::ResponseMessage;
+use crate::types::{CALLS_MAX, CallKey, Content, ToolCall, excerpt};
+
+/// How many messages a session may be opened with.
+pub const INITIAL_MESSAGES_MAX: usize = 10_000;
+
+/// Characters of a stranger's text that an error quotes.
+const QUOTE_CHARS: usize = 64;
+
+/// What a session is opened with: messages that satisfy the pairing rule, and perhaps calls that
+/// nobody has answered yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct InitialHistory {
+    pub(super) messages: Vec<Arc<Message>>,
+    /// The last message, if it holds calls: they are the session's first turn.
+    pub(super) open: Option<Arc<ResponseMessage>>,
+}
+
+/// Messages that a session cannot be opened with: which, and why.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{place}: {problem}")]
+pub struct InitialHistoryError {
+    place: String,
+    problem: String,
+}
+
+impl InitialHistory {
+    /// Parses messages: of users, of assistants, and of tools. `content` is a text or a list of
+    /// text parts, which become lines; a user's may hold images too, and then it stays a list.
+    /// `metadata` is kept as our own histories show it.
+    ///
+    /// # Errors
+    /// Names the place of the first message that is none, or that breaks the pairing rule: each
+    /// call is answered, once, before anybody else speaks, unless the last message makes it.
+    pub fn parse(values: &[Value]) -> Result<Self, InitialHistoryError> {
+        if values.len() > INITIAL_MESSAGES_MAX {
+            let count = values.len();
+            return Err(InitialHistoryError {
+                place: "messages".to_owned(),
+                problem: format!("at most {INITIAL_MESSAGES_MAX} are taken, and there are {count}"),
+            });
+        }
+        let mut messages = Vec::with_capacity(values.len());
+        let mut calls = UnansweredCalls::default();
+        for (index, value) in values.iter().enumerate() {
+            let message = read(value, &mut calls).map_err(|wrong| wrong.of_message(index))?;
+            match &message {
+                Message::Tool { .. } => {}
+                Message::User { .. } => {
+                    calls.all_answered()?;
+                    calls = UnansweredCalls::default();
+                }
+                Message::Assistant(message) => {
+                    calls.all_answered()?;
+                    calls = UnansweredCalls::of(index, &message.calls);
+                }
+            }
+            messages.push(Arc::new(message));
+        }
+        let open = match messages.last().map(Arc::as_ref) {
+            Some(Message::Assistant(message)) if !message.calls.is_empty() => {
+                Some(Arc::new(first_turn(message)))
+            }
+            Some(_) | None => None,
+        };
+        match &open {
+            Some(_) => drop(messages.pop()),
+            None => calls.all_answered()?,
+        }
+        Ok(Self { messages, open })
+    }
+}
+
+/// The response that the session's first turn goes on from.
+fn first_turn(message: &ResponseMessage) -> ResponseMessage {
+    let calls = message.calls.iter().map(|call| ToolCall {
+        key: CallKey { turn: 1, attempt: 1, index: call.key.index },
+        ..call.clone()
+    });
+    ResponseMessage { calls: calls.collect(), ..message.clone() }
+}
+
+/// The calls of the last assistant's message, and which of them are answered.
+#[derive(Debug, Default)]
+struct UnansweredCalls {
+    message: usize,
+    calls: Vec<PendingAnswer>,
+}
+
+#[derive(Debug)]
+struct PendingAnswer {
+    id: String,
+    name: String,
+    answered: bool,
+}
+
+impl UnansweredCalls {
+    fn of(message: usize, calls: &[ToolCall]) -> Self {
+        let calls = calls.iter().map(|call| PendingAnswer {
+            id: call.id.to_string(),
+            name: call.name.to_string(),
+            answered: false,
+        });
+        Self { message, calls: calls.collect() }
+    }
+
+    /// Takes an answer, and says which tool gave it.
+    fn answer(&mut self, id: &str) -> Result<String, MessageProblem> {
+        let quoted = excerpt(id, QUOTE_CHARS);
+        let Some(call) = self.calls.iter_mut().find(|call| call.id == id) else {
+            return Err(wrong(
+                "",
+                format!("it answers {quoted:?}, and no call right before it has that id"),
+            ));
+        };
+        if std::mem::replace(&mut call.answered, true) {
+            return Err(wrong("", format!("call {quoted:?} is answered already")));
+        }
+        Ok(call.name.clone())
+    }
+
+    fn all_answered(&self) -> Result<(), InitialHistoryError> {
+        match self.calls.iter().find(|call| !call.answered) {
+            None => Ok(()),
+            Some(PendingAnswer { id, .. }) => {
+                let id = excerpt(id, QUOTE_CHARS);
+                let problem = format!("call {id:?} is not answered right behind its message");
+                Err(wrong("", problem).of_message(self.message))
+            }
+        }
+    }
+}
+
+/// What is wrong within a message, and where in it.
+#[derive(Debug)]
+struct MessageProblem {
+    path: String,
+    problem: String,
+}
+
+fn wrong(path: impl Into<String>, problem: impl Into<String>) -> MessageProblem {
+    MessageProblem { path: path.into(), problem: problem.into() }
+}
+
+impl MessageProblem {
+    fn of_message(self, index: usize) -> InitialHistoryError {
+        InitialHistoryError {
+            place: format!("messages[{index}]{}", self.path),
+            problem: self.problem,
+        }
+    }
+}
+
+fn read(value: &Value, asked: &mut UnansweredCalls) -> Result<Message, MessageProblem> {
+    let Value::Object(fields) = value else { return Err(wrong("", "a message is an object")) };
+    let role = fields.get("role").ok_or_else(|| wrong("", "it has no \"role\""))?;
+    match role.as_str() {
+        Some("user") => read_user(fields),
+        Some("assistant") => read_assistant(fields),
+        Some("tool") => read_tool(fields, asked),
+        Some("system" | "developer") => {
+            Err(wrong(".role", "the system prompt is the agent's; leave this message out"))
+        }
+        Some(_) | None => {
+            let role = excerpt(&role.to_string(), QUOTE_CHARS);
+            Err(wrong(".role", format!("is \"user\", \"assistant\" or \"tool\", not {role}")))
+        }
+    }
+}
+
+fn read_user(fields: &Map<String, Value>) -> Result<Message, MessageProblem> {
+    only(fields, &["role", "content", "metadata"], "")?;
+    let content = match fields.get("content") {
+        None | Some(Value::Null) => Content::default(),
+        Some(content) => Content::parse(content).map_err(|error| {
+            let part = error.part().map(|at| format!("[{at}]")).unwrap_or_default();
+            wrong(format!(".content{part}"), error.problem())
+        })?,
+    };
+    if content.is_blank() {
+        return Err(wrong(".content", "is empty"));
+    }
+    let is_text = content.parts().iter().all(|part| part.as_text().is_some());
+    let content = if is_text { content.text().into_owned().into() } else { content };
+    Ok(Message::User { content })
+}
+
+fn read_assistant(fields: &Map<String, Value>) -> Result<Message, MessageProblem> {
+    only(fields, &["role", "content", "tool_calls", "metadata"], "")?;
+    let text = text(fields)?.unwrap_or_default();
+    let metadata = metadata(fields)?;
+    let reasoning = metadata.get("reasoning").and_then(Value::as_str).unwrap_or_default();
+    let calls = match fields.get("tool_calls") {
+        None | Some(Value::Null) => Vec::new(),
+        Some(Value::Array(calls)) => read_calls(calls)?,
+        Some(_) => return Err(wrong(".tool_calls", "is a list")),
+    };
+    if text.is_empty() && calls.is_empty() {
+        return Err(wrong("", "it has neither content nor tool_calls"));
+    }
+    let reasoning = reasoning.to_owned();
+    Ok(Message::Assistant(
+        ResponseMessage { text, reasoning, calls, ..ResponseMessage::default() }.into(),
+    ))
+}
+
+fn read_tool(
+    fields: &Map<String, Value>,
+    asked: &mut UnansweredCalls,
+) -> Result<Message, MessageProblem> {
+    only(fields, &["role", "content", "tool_call_id", "name", "metadata"], "")?;
+    let content = text(fields)?.ok_or_else(|| wrong(".content", "is missing"))?;
+    let metadata = Value::Object(metadata(fields)?);
+    let call_id = filled(fields, "tool_call_id", "")?;
+    let name = asked.answer(&call_id)?;
+    let (call_id, name, content) = (call_id.into(), name.into(), content.into());
+    Ok(Message::Tool { call_id, name, content, metadata })
+}
+
+fn read_calls(values: &[Value]) -> Result<Vec<ToolCall>, MessageProblem> {
+    if values.len() > CALLS_MAX {
+        let problem = format!("at most {CALLS_MAX} are taken, and there are {}", values.len());
+        return Err(wrong(".tool_calls", problem));
+    }
+    let mut calls: Vec<ToolCall> = Vec::with_capacity(values.len());
+    for (index, value) in values.iter().enumerate() {
+        let path = format!(".tool_calls[{index}]");
+        let call = read_call(value, index, &path)?;
+        if calls.iter().any(|other| other.id == call.id) {
+            let id = excerpt(&call.id, QUOTE_CHARS);
+            let problem = format!("another call of the message has the id {id:?}");
+            return Err(wrong(path + ".id", problem));
+        }
+        calls.push(call);
+    }
+    Ok(calls)
+}
+
+fn read_call(value: &Value, index: usize, path: &str) -> Result<ToolCall, MessageProblem> {
+    let Value::Object(fields) = value else { return Err(wrong(path, "a call is an object")) };
+    only(fields, &["id", "type", "function"], path)?;
+    if fields.get("type").is_some_and(|kind| kind != "function") {
+        return Err(wrong(format!("{path}.type"), "is \"function\""));
+    }
+    let id = filled(fields, "id", path)?;
+    let path = format!("{path}.function");
+    let Some(Value::Object(function)) = fields.get("function") else {
+        return Err(wrong(path, "is an object with \"name\" and \"arguments\""));
+    };
+    only(function, &["name", "arguments"], &path)?;
+    let name = filled(function, "name", &path)?;
+    let arguments = function.get("arguments").and_then(Value::as_str).and_then(arguments);
+    let Some(arguments) = arguments else {
+        return Err(wrong(path + ".arguments", "is the JSON text of an object"));
+    };
+    Ok(ToolCall {
+        // Turns of the session begin at 1; what was said before has no keys of its own.
+        key: CallKey { turn: 0, attempt: 0, index: u32::try_from(index).unwrap_or(u32::MAX) },
+        provider_id: Some(id.as_str().into()),
+        id: id.into(),
+        name: name.into(),
+        arguments: Arc::new(arguments),
+        raw: None,
+    })
+}
+
+/// The object that the text means. Services send an empty text for no arguments.
+fn arguments(text: &str) -> Option<Value> {
+    if text.is_empty() {
+        return Some(Value::Object(Map::new()));
+    }
+    serde_json::from_str(text).ok().filter(Value::is_object)
+}
+
+/// Refuses keys that are not known, unless they say nothing: libraries write out every field that
+/// a message could have.
+fn only(fields: &Map<String, Value>, known: &[&str], path: &str) -> Result<(), MessageProblem> {
+    let says_nothing =
+        |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
+    let odd =
+        fields.iter().find(|(key, value)| !known.contains(&key.as_str()) && !says_nothing(value));
+    match odd {
+        None => Ok(()),
+        Some((key, _)) => {
+            let key = excerpt(key, QUOTE_CHARS);
+            let known = known.join(", ");
+            Err(wrong(path, format!("unknown key {key:?} (known: {known})")))
+        }
+    }
+}
+
+/// The content: a text, or the lines of its text parts; none for `null` and a missing one.
+fn text(fields: &Map<String, Value>) -> Result<Option<String>, MessageProblem> {
+    match fields.get("content") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => Ok(Some(text.clone())),
+        Some(Value::Array(parts)) => {
+            let texts = parts.iter().enumerate().map(|(index, part)| {
+                let is_text = part.get("type").is_some_and(|kind| kind == "text");
+                part.get("text").filter(|_| is_text).and_then(Value::as_str).ok_or_else(|| {
+                    let problem = "is {\"type\": \"text\", \"text\": ...}; nothing else is taken";
+                    wrong(format!(".content[{index}]"), problem)
+                })
+            });
+            texts.collect::<Result<Vec<_>, _>>().map(|texts| Some(texts.join("\n")))
+        }
+        Some(_) => Err(wrong(".content", "is a text or a list of text parts")),
+    }
+}
+
+fn metadata(fields: &Map<String, Value>) -> Result<Map<String, Value>, MessageProblem> {
+    match fields.get("metadata") {
+        None | Some(Value::Null) => Ok(Map::new()),
+        Some(Value::Object(metadata)) => Ok(metadata.clone()),
+        Some(_) => Err(wrong(".metadata", "is an object")),
+    }
+}
+
+/// A text with something in it.
+fn filled(fields: &Map<String, Value>, key: &str, path: &str) -> Result<String, MessageProblem> {
+    let text = fields.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
+    text.map(str::to_owned)
+        .ok_or_else(|| wrong(format!("{path}.{key}"), "is a text with something in it"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn call(id: &str, arguments: &str) -> Value {
+        json!({"id": id, "type": "function", "function": {"name": "clock", "arguments": arguments}})
+    }
+
+    fn asks(ids: &[&str]) -> Value {
+        let calls: Vec<_> = ids.iter().map(|id| call(id, "{}")).collect();
+        json!({"role": "assistant", "content": null, "tool_calls": calls})
+    }
+
+    fn answers(id: &str) -> Value {
+        json!({"role": "tool", "tool_call_id": id, "content": "noon"})
+    }
+
+    fn user() -> Value {
+        json!({"role": "user", "content": "hi"})
+    }
+
+    #[track_caller]
+    fn refused(messages: &[Value], error: &str) {
+        assert_eq!(InitialHistory::parse(messages).unwrap_err().to_string(), error);
+    }
+
+    #[test]
+    fn our_own_histories_are_read_back_as_they_were() {
+        let messages = [
+            user(),
+            json!({"role": "assistant", "content": "Look.",
+                "tool_calls": [call("a", "{\"n\":1}"), call("b", "{}")],
+                "metadata": {"reasoning": "hm"}}),
+            json!({"role": "tool", "tool_call_id": "b", "content": ""}),
+            json!({"role": "tool", "tool_call_id": "a", "content": "no",
+                "metadata": {"error": true, "kind": "tool_error"}}),
+            json!({"role": "assistant", "content": "Done."}),
+            asks(&["a"]),
+            answers("a"),
+        ];
+        let seed = InitialHistory::parse(&messages).unwrap();
+        assert_eq!(seed.open, None);
+        let shown: Vec<Value> =
+            seed.messages.iter().map(|m| serde_json::to_value(m).unwrap()).collect();
+        assert_eq!(shown, messages);
+        assert_eq!(super::super::paired(&seed.messages).1, 0);
+    }
+
+    #[test]
+    fn calls_at_the_end_are_the_first_turn() {
+        let seed = InitialHistory::parse(&[user(), asks(&["a", "b"])]).unwrap();
+        assert_eq!(seed.messages.len(), 1);
+        let open = seed.open.unwrap();
+        let calls: Vec<_> = open.calls.iter().map(|c| (&*c.id, c.key.to_string())).collect();
+        assert_eq!(calls, [("a", "t1a1c0".to_owned()), ("b", "t1a1c1".to_owned())]);
+        assert_eq!(InitialHistory::parse(&[]).unwrap(), InitialHistory::default());
+    }
+
+    #[test]
+    fn what_libraries_write_is_read() {
+        let seed = InitialHistory::parse(&[
+            json!({"role": "user", "content": [
+                {"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}),
+            json!({"role": "assistant", "content": "", "refusal": null, "annotations": [],
+                "audio": null, "function_call": null, "tool_calls": [call("a", "")]}),
+            json!({"role": "tool", "tool_call_id": "a", "name": "clock", "content": [
+                {"type": "text", "text": "noon"}]}),
+        ])
+        .unwrap();
+        let shown = serde_json::to_value(&seed.messages).unwrap();
+        assert_eq!(shown[0]["content"], "one\ntwo");
+        assert_eq!(shown[1]["tool_calls"][0]["function"]["arguments"], "{}");
+        assert_eq!(shown[2]["content"], "noon");
+    }
+
+    #[test]
+    fn images_of_users_are_kept() {
+        let messages = [
+            json!({"role": "user", "content": [
+                {"type": "text", "text": "look"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}]}),
+            json!({"role": "user", "content": [
+                {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]}),
+        ];
+        let seed = InitialHistory::parse(&messages).unwrap();
+        assert_eq!(serde_json::to_value(&seed.messages).unwrap(), json!(messages));
+    }
+
+    #[test]
+    fn the_pairing_rule_holds() {
+        refused(
+            &[user(), asks(&["a", "b"]), answers("a"), user()],
+            "messages[1]: call \"b\" is not answered right behind its message",
+        );
+        refused(
+            &[asks(&["a", "b"]), answers("b")],
+            "messages[0]: call \"a\" is not answered right behind its message",
+        );
+        refused(
+            &[asks(&["a"]), asks(&["b"])],
+            "messages[0]: call \"a\" is not answered right behind its message",
+        );
+        refused(
+            &[asks(&["a"]), answers("a"), answers("a")],
+            "messages[2]: call \"a\" is answered already",
+        );
+        for behind in [user(), json!({"role": "assistant", "content": "So."})] {
+            refused(
+                &[user(), asks(&["a"]), answers("a"), behind, answers("a")],
+                "messages[4]: it answers \"a\", and no call right before it has that id",
+            );
+        }
+        refused(
+            &[asks(&["a", "a"])],
+            "messages[0].tool_calls[1].id: another call of the message has the id \"a\"",
+        );
+    }
+
+    #[test]
+    fn what_is_no_message_is_named_with_its_place() {
+        let call = |call: Value| json!({"role": "assistant", "tool_calls": [call]});
+        let function = |function: Value| call(json!({"id": "a", "function": function}));
+        let arguments =
+            "messages[0].tool_calls[0].function.arguments: is the JSON text of an object";
+        for (message, error) in [
+            (json!("hi"), "messages[0]: a message is an object"),
+            (json!({}), "messages[0]: it has no \"role\""),
+            (
+                json!({"role": "system", "content": "x"}),
+                "messages[0].role: the system prompt is the agent's; leave this message out",
+            ),
+            (
+                json!({"role": "developer", "content": "x"}),
+                "messages[0].role: the system prompt is the agent's; leave this message out",
+            ),
+            (
+                json!({"role": "bot"}),
+                "messages[0].role: is \"user\", \"assistant\" or \"tool\", not \"bot\"",
+            ),
+            (json!({"role": "user"}), "messages[0].content: is empty"),
+            (json!({"role": "user", "content": " "}), "messages[0].content: is empty"),
+            (
+                json!({"role": "user", "content": 1}),
+                "messages[0].content: is a text or a list of parts",
+            ),
+            (
+                json!({"role": "user", "content": [{"type": "text", "text": " "}]}),
+                "messages[0].content: is empty",
+            ),
+            (
+                json!({"role": "user", "content": [
+                    {"type": "text", "text": "x"}, {"type": "image_url", "image_url": {}}]}),
+                "messages[0].content[1]: its \"image_url\" is no object with a \"url\"",
+            ),
+            (
+                json!({"role": "assistant", "content": 1}),
+                "messages[0].content: is a text or a list of text parts",
+            ),
+            (
+                json!({"role": "assistant", "content": [{"type": "image_url", "image_url": {}}]}),
+                "messages[0].content[0]: is {\"type\": \"text\", \"text\": ...}; nothing else is taken",
+            ),
+            (
+                json!({"role": "user", "content": "x", "name": "Al"}),
+                "messages[0]: unknown key \"name\" (known: role, content, metadata)",
+            ),
+            (
+                json!({"role": "assistant", "content": null}),
+                "messages[0]: it has neither content nor tool_calls",
+            ),
+            (
+                json!({"role": "assistant", "content": "x", "metadata": 1}),
+                "messages[0].metadata: is an object",
+            ),
+            (json!({"role": "assistant", "tool_calls": {}}), "messages[0].tool_calls: is a list"),
+            (call(json!(1)), "messages[0].tool_calls[0]: a call is an object"),
+            (
+                call(json!({"function": {}})),
+                "messages[0].tool_calls[0].id: is a text with something in it",
+            ),
+            (
+                call(json!({"id": "a", "type": "custom", "custom": {}})),
+                "messages[0].tool_calls[0]: unknown key \"custom\" (known: id, type, function)",
+            ),
+            (
+                call(json!({"id": "a", "type": "custom"})),
+                "messages[0].tool_calls[0].type: is \"function\"",
+            ),
+            (
+                call(json!({"id": "a"})),
+                "messages[0].tool_calls[0].function: is an object with \"name\" and \"arguments\"",
+            ),
+            (
+                function(json!({"arguments": "{}"})),
+                "messages[0].tool_calls[0].function.name: is a text with something in it",
+            ),
+            (function(json!({"name": "n"})), arguments),
+            (function(json!({"name": "n", "arguments": {}})), arguments),
+            (function(json!({"name": "n", "arguments": "[1]"})), arguments),
+            (function(json!({"name": "n", "arguments": "{\"a\":"})), arguments),
+            (
+                json!({"role": "tool", "content": "x"}),
+                "messages[0].tool_call_id: is a text with something in it",
+            ),
+            (json!({"role": "tool", "tool_call_id": "a"}), "messages[0].content: is missing"),
+        ] {
+            refused(&[message], error);
+        }
+    }
+
+    #[test]
+    fn there_are_not_too_many() {
+        let messages = vec![user(); INITIAL_MESSAGES_MAX];
+        assert!(InitialHistory::parse(&messages).is_ok());
+        let more = [messages, vec![user()]].concat();
+        refused(&more, "messages: at most 10000 are taken, and there are 10001");
+        let call = |id: u32| {
+            let function = json!({"name": "f", "arguments": ""});
+            json!({"id": id.to_string(), "function": function})
+        };
+        let asks = |calls| json!({"role": "assistant", "tool_calls": (0..calls).map(call).collect::<Vec<_>>()});
+        assert!(InitialHistory::parse(&[asks(1024)]).is_ok());
+        refused(
+            &[asks(1025)],
+            "messages[0].tool_calls: at most 1024 are taken, and there are 1025",
+        );
+    }
+}

@@ -1,0 +1,95 @@
+//! Connections that only read, so that reading waits for no writing.
+
+use std::path::PathBuf;
+
+use parking_lot::{Condvar, Mutex};
+use rusqlite::Connection;
+
+use super::super::JournalError;
+use super::query::QueryError;
+use super::{database, errors};
+
+/// How many may read at once. Further ones wait.
+const CONNECTIONS_MAX: usize = 4;
+
+/// Connections to one database that only read.
+#[derive(Debug)]
+pub(super) struct ReadConnections {
+    file: PathBuf,
+    pool: Mutex<ConnectionPool>,
+    given_back: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct ConnectionPool {
+    idle: Vec<Connection>,
+    lent: usize,
+    closed: bool,
+}
+
+impl ReadConnections {
+    pub(super) fn new(file: PathBuf) -> Self {
+        let (pool, given_back) = (Mutex::default(), Condvar::new());
+        Self { file, pool, given_back }
+    }
+
+    /// Asks something of the database.
+    pub(super) fn ask<T>(
+        &self,
+        question: impl FnOnce(&Connection) -> Result<T, QueryError>,
+    ) -> Result<T, JournalError> {
+        let idle = self.lend()?;
+        // Given back, as nothing, if the question panics.
+        let mut lent = LentConnection { readers: self, connection: None };
+        let connection = match idle {
+            Some(connection) => connection,
+            None => database::open_reading(&self.file)
+                .map_err(|error| errors::of_reading(&self.file, &error))?,
+        };
+        let answer = question(&connection);
+        lent.connection = Some(connection);
+        answer.map_err(|trouble| trouble.of_reading(&self.file))
+    }
+
+    /// Closes what is idle, and each of the others when it is given back.
+    pub(super) fn close(&self) {
+        let idle = {
+            let mut pool = self.pool.lock();
+            pool.closed = true;
+            std::mem::take(&mut pool.idle)
+        };
+        self.given_back.notify_all();
+        drop(idle);
+    }
+
+    /// A place among those that read, with a connection if one is idle.
+    fn lend(&self) -> Result<Option<Connection>, JournalError> {
+        let mut pool = self.pool.lock();
+        while pool.lent >= CONNECTIONS_MAX && !pool.closed {
+            self.given_back.wait(&mut pool);
+        }
+        if pool.closed {
+            return Err(JournalError::Closed);
+        }
+        pool.lent += 1;
+        Ok(pool.idle.pop())
+    }
+}
+
+/// A place among those that read.
+struct LentConnection<'r> {
+    readers: &'r ReadConnections,
+    connection: Option<Connection>,
+}
+
+impl Drop for LentConnection<'_> {
+    fn drop(&mut self) {
+        let mut pool = self.readers.pool.lock();
+        pool.lent -= 1;
+        if !pool.closed {
+            pool.idle.extend(self.connection.take());
+        }
+        drop(pool);
+        self.readers.given_back.notify_one();
+    }
+}

@@ -1,0 +1,155 @@
+//! One transaction.
+
+use std::sync::atomic::Ordering;
+
+use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
+
+use super::super::JournalError;
+use super::kill_point::KillPoint;
+use super::queue::QueuedBatch;
+use crate::types::{SessionId, SessionState};
+
+/// What became of a batch in a transaction that was committed.
+pub(super) enum BatchOutcome {
+    /// It is stored, in the session of this number; `new` where it began that.
+    Stored { number: i64, new: bool },
+    /// It does not fit what is stored.
+    Refused(JournalError),
+}
+
+/// The database as its one writer sees it.
+#[derive(Debug)]
+pub(super) struct WriteConnection {
+    pub(super) connection: Connection,
+    /// The number of the next new session. Never one of a session that was removed: a log of that
+    /// may still remember it.
+    next_number: i64,
+    kill: KillPoint,
+}
+
+impl WriteConnection {
+    pub(super) fn new(connection: Connection) -> rusqlite::Result<Self> {
+        let numbers = "SELECT coalesce(max(number), 0) + 1 FROM sessions";
+        let next_number = connection.query_row(numbers, [], |row| row.get(0))?;
+        Ok(Self { connection, next_number, kill: KillPoint::from_env() })
+    }
+
+    /// Stores batches in one transaction: those that fit, or none.
+    pub(super) fn store(&mut self, jobs: &[QueuedBatch]) -> rusqlite::Result<Vec<BatchOutcome>> {
+        let behavior = TransactionBehavior::Immediate;
+        let transaction = self.connection.transaction_with_behavior(behavior)?;
+        let mut records = 0;
+        let mut placed = Vec::with_capacity(jobs.len());
+        for job in jobs {
+            let place = place(&transaction, &mut self.next_number, job)?;
+            if matches!(place, BatchOutcome::Stored { .. }) {
+                records += job.rows.len();
+            }
+            placed.push(place);
+        }
+        self.kill.before_commit(records);
+        transaction.commit()?;
+        self.kill.after_commit(records);
+        Ok(placed)
+    }
+
+    /// Deletes sessions; how many of them there were.
+    pub(super) fn remove(&mut self, sessions: &[SessionId]) -> rusqlite::Result<usize> {
+        let behavior = TransactionBehavior::Immediate;
+        let transaction = self.connection.transaction_with_behavior(behavior)?;
+        let mut removed = 0;
+        for session in sessions {
+            let Some(number) = number_of(&transaction, session)? else { continue };
+            transaction
+                .prepare_cached("DELETE FROM records WHERE session = ?1")?
+                .execute([number])?;
+            removed += transaction
+                .prepare_cached("DELETE FROM sessions WHERE number = ?1")?
+                .execute([number])?;
+        }
+        transaction.commit()?;
+        Ok(removed)
+    }
+}
+
+fn place(
+    transaction: &Transaction<'_>,
+    next_number: &mut i64,
+    job: &QueuedBatch,
+) -> rusqlite::Result<BatchOutcome> {
+    let id = &job.session;
+    let refused = |why: String| Ok(BatchOutcome::Refused(JournalError::Write(why)));
+    let Some(first) = job.rows.first() else {
+        return refused("a batch without records".to_owned());
+    };
+    if job.log_state.has_failed(first.seq) {
+        return refused(format!("a record of session {id} before {} was not stored", first.seq));
+    }
+    let known = match job.log_state.number.load(Ordering::Acquire) {
+        0 => number_of(transaction, id)?,
+        number => Some(number),
+    };
+    let new = known.is_none();
+    let number = match (known, &job.opens) {
+        (Some(number), _) => {
+            let last: Option<u64> = transaction
+                .prepare_cached(
+                    "SELECT seq FROM records WHERE session = ?1 ORDER BY seq DESC LIMIT 1",
+                )?
+                .query_row([number], |row| row.get(0))
+                .optional()?;
+            match last {
+                Some(last) if last.checked_add(1) == Some(first.seq) => number,
+                Some(last) => {
+                    return refused(format!(
+                        "record {} of session {id} does not follow the last one, {last}",
+                        first.seq
+                    ));
+                }
+                None => return refused(format!("session {id} has been removed")),
+            }
+        }
+        (None, Some(agent)) if first.seq == 1 => {
+            let number = *next_number;
+            *next_number += 1;
+            let insert = "INSERT INTO sessions(number, id, agent, running, opened) VALUES (?1, ?2, ?3, ?4, ?5)";
+            let running = job.state == Some(SessionState::Running);
+            transaction.prepare_cached(insert)?.execute((
+                number,
+                id.as_str(),
+                agent,
+                running,
+                first.time,
+            ))?;
+            number
+        }
+        (None, Some(_) | None) => return refused(format!("there is no session {id}")),
+    };
+    insert_rows(transaction, number, job)?;
+    if let (false, Some(state)) = (new, job.state) {
+        transaction
+            .prepare_cached("UPDATE sessions SET running = ?2 WHERE number = ?1 AND running <> ?2")?
+            .execute((number, state == SessionState::Running))?;
+    }
+    Ok(BatchOutcome::Stored { number, new })
+}
+
+fn insert_rows(
+    transaction: &Transaction<'_>,
+    number: i64,
+    job: &QueuedBatch,
+) -> rusqlite::Result<()> {
+    let mut insert = transaction
+        .prepare_cached("INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)")?;
+    for row in &job.rows {
+        insert.execute((number, row.seq, row.time, &row.body))?;
+    }
+    Ok(())
+}
+
+fn number_of(transaction: &Transaction<'_>, id: &SessionId) -> rusqlite::Result<Option<i64>> {
+    transaction
+        .prepare_cached("SELECT number FROM sessions WHERE id = ?1")?
+        .query_row([id.as_str()], |row| row.get(0))
+        .optional()
+}

@@ -1,0 +1,128 @@
+//! The answers of the rehearsal model to a prompt without a script.
+//!
+//! Pure and deterministic. The improviser does not understand language: it searches the prompt for
+//! names of the offered tools and for values that fit their arguments, and makes the calls that
+//! follow. When every call is answered it quotes the results.
+//!
+//! | file | what it does |
+//! | --- | --- |
+//! | `prompt` | finds values in a prompt: cities, expressions, URLs, paths, quotations, numbers |
+//! | `tool_selection` | decides which of the offered tools a prompt asks for, and with which values |
+//! | `arguments` | makes arguments that fit a tool's JSON schema |
+
+mod arguments;
+mod prompt;
+#[cfg(test)]
+mod tests;
+mod tool_selection;
+
+use serde_json::Value;
+
+use self::prompt::Prompt;
+use self::tool_selection::{OfferedTool, SelectedCall, select_calls};
+use super::script::{Call, Response};
+use super::text::{content_text, last_user_text};
+use crate::types::excerpt;
+
+/// The number of characters of one result that the final answer quotes.
+const QUOTE_CHARS_MAX: usize = 2000;
+
+/// Answers a request that passed the strict check: with calls, or with a final text.
+#[must_use]
+pub fn improvise(request: &Value) -> Response {
+    let prompt = Prompt::read(&last_user_text(request));
+    let answered = answered_calls(request);
+    let tools: Vec<OfferedTool<'_>> = request["tools"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|tool| OfferedTool::read(&tool["function"]))
+        .collect();
+    let one_at_a_time = request["parallel_tool_calls"] == false;
+    let mut calls = Vec::new();
+    if request["tool_choice"] != "none" && (answered.is_empty() || one_at_a_time) {
+        calls = select_calls(&prompt, &tools, &request["tool_choice"]);
+    }
+    if one_at_a_time {
+        calls.retain(|call| !answered.iter().any(|answered| answered.is_of(call)));
+        calls.truncate(1);
+    }
+    if calls.is_empty() {
+        return Response::text(&final_answer(&prompt, &answered, !tools.is_empty()));
+    }
+    let lead = match (answered.is_empty(), prompt.is_chinese()) {
+        (false, _) => "",
+        (true, true) => "我来查一下。",
+        (true, false) => "Let me look that up.",
+    };
+    let mut response = Response::text(lead);
+    response.calls = calls.into_iter().map(|call| Call::new(&call.name, call.arguments)).collect();
+    response
+}
+
+/// A call of the history with its result.
+struct AnsweredCall {
+    name: String,
+    arguments: Value,
+    result: String,
+}
+
+impl AnsweredCall {
+    fn is_of(&self, call: &SelectedCall) -> bool {
+        self.name == call.name && self.arguments == call.arguments
+    }
+}
+
+/// Returns the answered calls after the last user message, in order.
+fn answered_calls(request: &Value) -> Vec<AnsweredCall> {
+    let messages = request["messages"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let last_user = messages.iter().rposition(|message| message["role"] == "user");
+    let since = messages.get(last_user.map_or(0, |at| at + 1)..).unwrap_or_default();
+    let mut answered = Vec::new();
+    // A later message may use an id again, so the search for an answer starts after the call.
+    for (at, message) in since.iter().enumerate() {
+        for call in message["tool_calls"].as_array().into_iter().flatten() {
+            let answer = since.iter().skip(at + 1).find(|m| m["tool_call_id"] == call["id"]);
+            let arguments = call["function"]["arguments"].as_str().unwrap_or_default();
+            answered.push(AnsweredCall {
+                name: call["function"]["name"].as_str().unwrap_or_default().to_owned(),
+                arguments: serde_json::from_str(arguments).unwrap_or_default(),
+                result: answer.map(result_text).unwrap_or_default(),
+            });
+        }
+    }
+    answered
+}
+
+/// Returns the text of a result without the notes that the host appends after an empty line.
+fn result_text(answer: &Value) -> String {
+    let mut text = content_text(&answer["content"]);
+    if let Some(notes) = text.rfind("\n\n[callsheet: ") {
+        text.truncate(notes);
+    }
+    text
+}
+
+fn final_answer(prompt: &Prompt, answered: &[AnsweredCall], has_tools: bool) -> String {
+    if answered.is_empty() {
+        let quote = excerpt(prompt.text.trim(), 200);
+        return match (prompt.is_chinese(), has_tools) {
+            (true, true) => format!("（离线排练模型）没有合适的工具。你说的是：{quote}"),
+            (true, false) => format!("（离线排练模型）没有可用的工具。你说的是：{quote}"),
+            (false, true) => {
+                format!("(offline rehearsal model) None of the tools fits this. You said: {quote}")
+            }
+            (false, false) => {
+                format!("(offline rehearsal model) There are no tools to use. You said: {quote}")
+            }
+        };
+    }
+    let head = match prompt.is_chinese() {
+        true => "（离线排练模型）工具的回答：",
+        false => "(offline rehearsal model) The tools answered:",
+    };
+    answered.iter().fold(head.to_owned(), |text, call| {
+        let result = excerpt(call.result.trim(), QUOTE_CHARS_MAX);
+        format!("{text}\n- {}: {result}", call.name)
+    })
+}

@@ -1,0 +1,41 @@
+//! A session that is in memory, as the rest of the host sees it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use ractor::ActorRef;
+
+use super::message::SessionMessage;
+use super::publish::Listeners;
+use crate::journal::SessionLog;
+
+/// A session whose actor is running.
+#[derive(Debug)]
+pub(super) struct AwakeSession {
+    pub(super) agent: String,
+    pub(super) actor: ActorRef<SessionMessage>,
+    pub(super) listeners: Listeners,
+    pub(super) log: Arc<SessionLog>,
+    pub(super) state: Arc<SessionActivity>,
+}
+
+/// The activity of a session, readable without a message to its actor.
+#[derive(Debug, Default)]
+pub(super) struct SessionActivity {
+    /// True while a run is in progress.
+    pub(super) running: AtomicBool,
+    /// True while the session has the actors of a run.
+    pub(super) has_actors: AtomicBool,
+    /// Set before the session leaves memory. Messages that it had not handled by then go to the
+    /// actor that is started next.
+    pub(super) leaving: AtomicBool,
+    /// The time of the last request, in milliseconds since the host started.
+    pub(super) touched_ms: AtomicU64,
+}
+
+impl SessionActivity {
+    /// Returns true if the session has the actors of a run but no run.
+    pub(super) fn has_unused_actors(&self) -> bool {
+        self.has_actors.load(Ordering::Acquire) && !self.running.load(Ordering::Acquire)
+    }
+}

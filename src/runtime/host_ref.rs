@@ -1,0 +1,158 @@
+//! A session that is awake, and how one that sleeps is woken.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ractor::rpc::CallResult;
+use ractor::{ActorRef, RpcReplyPort};
+use tokio::sync::oneshot;
+
+use super::awake_session::AwakeSession;
+use super::error::HostError;
+use super::host_state::{HostState, SessionSlot};
+use super::message::{HostMessage, SessionMessage};
+use super::publish::Publisher;
+use super::session_start::{SessionOrigin, SessionStart};
+use super::task;
+use crate::record::{Record, Seq};
+use crate::session::Rebuilt;
+use crate::types::SessionId;
+
+/// How often a request is handed in whose session falls asleep before it takes it.
+pub(super) const TRIES: u32 = 100;
+
+/// A host's sessions, for those who ask them.
+#[derive(Clone, Debug)]
+pub(super) struct HostRef {
+    pub(super) shared: Arc<HostState>,
+    pub(super) host: ActorRef<HostMessage>,
+}
+
+impl HostRef {
+    /// The session, awake.
+    pub(super) async fn live(&self, id: &SessionId) -> Result<Arc<AwakeSession>, HostError> {
+        loop {
+            let waiting = {
+                let mut index = self.shared.index.lock();
+                match index.get_mut(id) {
+                    Some(SessionSlot::Awake(live)) => return Ok(Arc::clone(live)),
+                    Some(SessionSlot::Leaving) => return Err(HostError::NoSuchSession(id.clone())),
+                    Some(SessionSlot::Waking(waiting)) => {
+                        let (waiter, waited) = oneshot::channel();
+                        waiting.push(waiter);
+                        waited
+                    }
+                    None if self.shared.is_closing() => return Err(HostError::ShuttingDown),
+                    None => {
+                        let (waiter, waited) = oneshot::channel();
+                        index.insert(id.clone(), SessionSlot::Waking(vec![waiter]));
+                        self.wake(id);
+                        waited
+                    }
+                }
+            };
+            match waiting.await {
+                // Somebody else wanted to open one of that name.
+                Ok(Err(HostError::SessionExists)) => {}
+                Ok(woken) => return woken,
+                Err(_) => return Err(HostError::ShuttingDown),
+            }
+        }
+    }
+
+    /// Asks the session something, and wakes it if it sleeps.
+    pub(super) async fn ask<T: Send + 'static>(
+        &self,
+        id: &SessionId,
+        message: impl Fn(RpcReplyPort<T>) -> SessionMessage,
+    ) -> Result<(T, Arc<AwakeSession>), HostError> {
+        for _ in 0..TRIES {
+            let live = self.live(id).await?;
+            match live.actor.call(&message, None).await {
+                Ok(CallResult::Success(answer)) => return Ok((answer, live)),
+                Ok(CallResult::Timeout | CallResult::SenderError) | Err(_) => {
+                    if !live.state.leaving.load(Ordering::Acquire) {
+                        break;
+                    }
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
+        Err(self.shared.gone())
+    }
+
+    /// Reads the session from the journal and begins it. Its place says `Waking`.
+    pub(super) fn wake(&self, id: &SessionId) {
+        let (link, id) = (self.clone(), id.clone());
+        task::detach(async move {
+            let begun = match link.rebuild(&id).await {
+                Ok(opening) => link.host.cast(HostMessage::Begin(Box::new(opening))),
+                Err(error) => {
+                    if !matches!(error, HostError::NoSuchSession(_)) {
+                        tracing::error!(session = %id, %error, "session_not_woken");
+                    }
+                    link.shared.not_woken(&id, error);
+                    return;
+                }
+            };
+            if begun.is_err() {
+                link.shared.not_woken(&id, HostError::ShuttingDown);
+            }
+        });
+    }
+
+    /// What was appended by an actor that died is stored: the session is woken now, or when
+    /// somebody asks for it.
+    pub(super) fn go_on_waking(&self, id: &SessionId, now: bool) {
+        let mut index = self.shared.index.lock();
+        let is_wanted = matches!(index.get(id), Some(SessionSlot::Waking(waiting)) if now || !waiting.is_empty());
+        if is_wanted {
+            self.wake(id);
+        } else {
+            index.remove(id);
+        }
+    }
+
+    async fn rebuild(&self, id: &SessionId) -> Result<SessionStart, HostError> {
+        let (shared, of) = (Arc::clone(&self.shared), id.clone());
+        let rebuilt = self.read(move || rebuilt(&shared, &of)).await??;
+        let agent = self.shared.agents.get(&rebuilt.agent).cloned();
+        let agent = agent.ok_or_else(|| HostError::AgentGone(rebuilt.agent.clone()))?;
+        Ok(SessionStart {
+            publisher: Publisher::new(id.clone(), self.shared.telemetry.clone(), rebuilt.last),
+            id: id.clone(),
+            agent,
+            origin: SessionOrigin::Rebuilt(Box::new(rebuilt)),
+        })
+    }
+
+    /// Finds or removes a session: at once, or where it holds up nobody.
+    pub(super) async fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, HostError> {
+        if self.shared.journal.is_in_memory() { Ok(look()) } else { self.read(look).await }
+    }
+
+    /// Does what waits for a disk where it holds up nobody.
+    pub(super) async fn read<T: Send + 'static>(
+        &self,
+        read: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, HostError> {
+        let _permit = self.shared.reads.acquire().await.map_err(|_| HostError::ShuttingDown)?;
+        tokio::task::spawn_blocking(read).await.map_err(|_| HostError::ShuttingDown)
+    }
+}
+
+fn rebuilt(shared: &HostState, id: &SessionId) -> Result<Rebuilt, HostError> {
+    let entries = shared.journal.read(id, Seq(0))?;
+    let Some(first) = entries.first() else { return Err(HostError::NoSuchSession(id.clone())) };
+    let Record::SessionOpened { agent, .. } = &first.record else {
+        return Err(HostError::Rebuild(format!("session {id} does not begin with its opening")));
+    };
+    let own = shared.agents.get(agent).ok_or_else(|| HostError::AgentGone(agent.clone()))?;
+    let limits = |overrides: &_| own.as_it_was(overrides).limits().clone();
+    let rebuilt = Rebuilt::fold(&entries, &limits)
+        .map_err(|error| HostError::Rebuild(format!("session {id}: {error}")))?;
+    if rebuilt.closed { Err(HostError::NoSuchSession(id.clone())) } else { Ok(rebuilt) }
+}

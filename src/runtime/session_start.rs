@@ -1,0 +1,45 @@
+//! The values that a session actor starts with.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::agent::Agent;
+use super::publish::Publisher;
+use crate::record::JournalEntry;
+use crate::session::Rebuilt;
+use crate::types::SessionId;
+
+/// A session that is about to start.
+#[derive(Debug)]
+pub(super) struct SessionStart {
+    pub(super) id: SessionId,
+    pub(super) agent: Arc<Agent>,
+    pub(super) origin: SessionOrigin,
+    pub(super) publisher: Publisher,
+}
+
+/// The source of a session's first state.
+#[derive(Debug)]
+pub(super) enum SessionOrigin {
+    /// The session is new.
+    New {
+        /// The first messages of the history, already validated, in the Chat Completions form.
+        messages: Vec<Value>,
+    },
+    /// The session was rebuilt from the journal.
+    Rebuilt(Box<Rebuilt>),
+    /// The session starts with a copy of these records of another session.
+    Forked(Box<Rebuilt>, Vec<JournalEntry>),
+}
+
+impl SessionStart {
+    /// Returns true if the session has an unfinished run or a queued input.
+    pub(super) fn has_work(&self) -> bool {
+        match &self.origin {
+            SessionOrigin::New { .. } => false,
+            SessionOrigin::Forked(rebuilt, _) => rebuilt.run.is_some(),
+            SessionOrigin::Rebuilt(rebuilt) => rebuilt.run.is_some() || !rebuilt.queue.is_empty(),
+        }
+    }
+}

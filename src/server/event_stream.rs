@@ -1,0 +1,287 @@
+//! Event streams: the events of a session or of one run as Server-Sent Events.
+//!
+//! All events that are ready are joined into one write. Closing a stream does not stop the run.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::{HeaderValue, header};
+use axum::response::Response;
+use futures::{FutureExt as _, Stream, StreamExt as _};
+use tokio_util::sync::CancellationToken;
+
+use super::state::AppState;
+use crate::event::{Event, EventId};
+use crate::runtime::{Host, SessionEvents};
+use crate::telemetry::{FeedItem, Subscription, journal_failed};
+
+/// Size at which joined events are written.
+const WRITE_BYTES_MAX: usize = 64 * 1024;
+
+/// The last event of a stream whose session was closed.
+const SESSION_CLOSED: &str = "{\"type\":\"error\",\"code\":\"session_closed\",\
+                              \"message\":\"the session is closed\",\"transient\":false}";
+
+/// Streams the events of a new run, until the run ends or the server shuts down.
+pub(super) fn run(events: Subscription, state: &AppState) -> Response {
+    let position = StreamPosition { last: events.began(), ends_with_run: true };
+    respond(writes(events, position, StreamSettings::new(state)))
+}
+
+/// Streams the events of a run that an earlier request with the same `Idempotency-Key` started.
+pub(super) fn past_run(events: SessionEvents, state: &AppState) -> Response {
+    let position = StreamPosition { last: events.began(), ends_with_run: true };
+    respond(writes(events, position, StreamSettings::new(state)))
+}
+
+/// Streams the events of a session, until it is closed or the server shuts down.
+pub(super) fn session(events: SessionEvents, state: &AppState) -> Response {
+    let position = StreamPosition { last: events.began(), ends_with_run: false };
+    respond(writes(events, position, StreamSettings::new(state)))
+}
+
+fn respond(writes: impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static) -> Response {
+    let mut response = Response::new(Body::from_stream(writes));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    // Without this header nginx buffers events.
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// Settings of a stream: its keep-alive interval, and the signals that end it without an event.
+#[derive(Clone)]
+struct StreamSettings {
+    keep_alive: Duration,
+    closing: CancellationToken,
+    /// The host. When it shuts down, its subscriptions end although the sessions are not closed.
+    host: Option<Host>,
+}
+
+impl StreamSettings {
+    fn new(state: &AppState) -> Self {
+        let host = Some(state.host.clone());
+        Self { keep_alive: state.options.keep_alive, closing: state.closing.clone(), host }
+    }
+
+    /// Returns true if the events ended because the host shuts down. The session is not closed then.
+    fn is_host_shutdown(&self, next: Option<&FeedItem>) -> bool {
+        next.is_none() && self.host.as_ref().is_some_and(|host| !host.is_ready())
+    }
+}
+
+/// The position of a client in the events.
+struct StreamPosition {
+    /// Id of the last event that was written; a client reconnects with it.
+    last: EventId,
+    ends_with_run: bool,
+}
+
+/// Turns events into writes. All events that are ready go into one write.
+fn writes(
+    events: impl Stream<Item = FeedItem> + Unpin + Send + 'static,
+    position: StreamPosition,
+    settings: StreamSettings,
+) -> impl Stream<Item = Result<Bytes, Infallible>> + Send + 'static {
+    futures::stream::unfold(Some((events, position)), move |state| {
+        let settings = settings.clone();
+        async move {
+            let (mut events, mut position) = state?;
+            let first = tokio::select! {
+                // Events that are ready are still written when the server shuts down.
+                biased;
+                first = events.next() => first,
+                () = settings.closing.cancelled() => return None,
+                () = tokio::time::sleep(settings.keep_alive) => {
+                    let comment = Bytes::from_static(b": alive\n\n");
+                    return Some((Ok(comment), Some((events, position))));
+                }
+            };
+            if settings.is_host_shutdown(first.as_ref()) {
+                return None;
+            }
+            let mut text = String::new();
+            let mut ended = position.append(&mut text, first.as_ref());
+            while !ended && text.len() < WRITE_BYTES_MAX && !settings.closing.is_cancelled() {
+                let Some(next) = events.next().now_or_never() else { break };
+                ended = settings.is_host_shutdown(next.as_ref())
+                    || position.append(&mut text, next.as_ref());
+            }
+            Some((Ok(Bytes::from(text)), (!ended).then_some((events, position))))
+        }
+    })
+}
+
+impl StreamPosition {
+    /// Appends the text of a item, or of the end of the session. Returns true if it is the last.
+    fn append(&mut self, text: &mut String, item: Option<&FeedItem>) -> bool {
+        match item {
+            Some(FeedItem::Event(published)) => {
+                self.last = published.id.unwrap_or(self.last);
+                text.push_str(published.stream_text());
+                self.ends_with_run && matches!(published.event, Event::RunEnded { .. })
+            }
+            Some(FeedItem::Lagged) => {
+                let json = format!("{{\"type\":\"resync\",\"id\":\"{}\"}}", self.last);
+                append_event(text, "resync", &json);
+                true
+            }
+            Some(FeedItem::Failed(error)) => {
+                let event = journal_failed(error);
+                append_event(text, event.kind, &event.json);
+                true
+            }
+            None => {
+                append_event(text, "error", SESSION_CLOSED);
+                true
+            }
+        }
+    }
+}
+
+fn append_event(text: &mut String, kind: &str, json: &str) {
+    for part in ["event: ", kind, "\ndata: ", json, "\n\n"] {
+        text.push_str(part);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::event::samples::published;
+    use crate::event::{Event, RunStats};
+    use crate::telemetry::{Feed, Telemetry};
+    use crate::types::RunEnd;
+
+    const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+    fn text(text: &str) -> crate::event::PublishedEvent {
+        published(Event::TextReceived { text: text.to_owned() })
+    }
+
+    fn end() -> crate::event::PublishedEvent {
+        published(Event::RunEnded {
+            agent: "default".to_owned(),
+            end: RunEnd::Answered,
+            text: "done".to_owned(),
+            error: None,
+            stats: Box::new(RunStats::default()),
+        })
+    }
+
+    fn feed() -> Feed {
+        Feed::starting_at(Telemetry::new(&[]), EventId::default())
+    }
+
+    fn publish(feed: &Feed, event: crate::event::PublishedEvent) {
+        feed.publish(event, None);
+    }
+
+    fn start(feed: &Feed) -> (impl Stream<Item = String> + Unpin + use<>, CancellationToken) {
+        let closing = CancellationToken::new();
+        let writes = {
+            let position = StreamPosition { last: EventId::default(), ends_with_run: true };
+            let settings =
+                StreamSettings { keep_alive: KEEP_ALIVE, closing: closing.clone(), host: None };
+            writes(feed.subscribe(8), position, settings)
+        };
+        let texts = writes.map(|bytes| {
+            let Ok(bytes) = bytes;
+            String::from_utf8(bytes.to_vec()).expect("read a write")
+        });
+        (Box::pin(texts), closing)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn ready_events_are_joined_into_one_write() {
+        let feed = feed();
+        let (mut writes, _closing) = start(&feed);
+        publish(&feed, text("a"));
+        publish(&feed, text("b"));
+        let write = writes.next().await.expect("a write");
+        let kinds: Vec<&str> = write.lines().filter(|line| line.starts_with("event")).collect();
+        assert_eq!(kinds, ["event: content_delta", "event: content_delta"]);
+        let data: Vec<&str> = write
+            .split("\n\n")
+            .filter_map(|event| event.split_once("data: "))
+            .map(|e| e.1)
+            .collect();
+        let texts: Vec<serde_json::Value> =
+            data.iter().map(|data| serde_json::from_str(data).expect("parse")).collect();
+        assert_eq!(texts[0]["text"], "a");
+        assert_eq!(texts[1]["text"], "b");
+        assert_eq!(texts[0]["session_id"], "s1");
+        publish(&feed, text("c"));
+        assert!(writes.next().await.expect("a write").contains("\"text\":\"c\""));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_stream_ends_with_its_run() {
+        let feed = feed();
+        let (mut writes, _closing) = start(&feed);
+        publish(&feed, end());
+        publish(&feed, text("of the next run"));
+        let write = writes.next().await.expect("a write");
+        assert!(write.contains("event: session_stats\n"), "{write}");
+        assert!(write.contains("event: stream_end\n") && !write.contains("next run"), "{write}");
+        assert_eq!(writes.next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn closing_the_session_ends_the_stream_with_an_error() {
+        let feed = feed();
+        let (mut writes, _closing) = start(&feed);
+        publish(&feed, text("a"));
+        drop(feed);
+        let write = writes.next().await.expect("a write");
+        let (_, error) = write.split_once("event: error\ndata: ").expect("an error");
+        let error: serde_json::Value = serde_json::from_str(error).expect("parse");
+        assert_eq!(
+            error,
+            serde_json::json!({"type": "error", "code": "session_closed",
+                "message": "the session is closed", "transient": false})
+        );
+        assert_eq!(writes.next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_stream_sends_comments() {
+        let feed = feed();
+        let (mut writes, _closing) = start(&feed);
+        let started = Instant::now();
+        assert_eq!(writes.next().await.as_deref(), Some(": alive\n\n"));
+        assert_eq!(started.elapsed(), KEEP_ALIVE);
+        assert_eq!(writes.next().await.as_deref(), Some(": alive\n\n"));
+        assert_eq!(started.elapsed(), KEEP_ALIVE * 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_reader_gets_resync() {
+        let feed = feed();
+        let (mut writes, _closing) = start(&feed);
+        for _ in 0..9 {
+            publish(&feed, text("a"));
+        }
+        let write = writes.next().await.expect("a write");
+        assert_eq!(write.matches("event: content_delta\n").count(), 8);
+        assert!(
+            write.ends_with("event: resync\ndata: {\"type\":\"resync\",\"id\":\"0.8\"}\n\n"),
+            "{write}"
+        );
+        assert_eq!(writes.next().await, None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn server_shutdown_ends_the_stream_after_ready_events() {
+        let feed = feed();
+        let (mut writes, closing) = start(&feed);
+        publish(&feed, text("a"));
+        closing.cancel();
+        assert!(writes.next().await.expect("a write").contains("content_delta"));
+        assert_eq!(writes.next().await, None);
+    }
+}

@@ -1,0 +1,254 @@
+//! Strict parsing of request bodies and queries: unknown members are errors.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, FailedToBufferBody};
+use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Query, Request};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header, request::Parts};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use sha2::{Digest as _, Sha256};
+
+use super::error::ApiError;
+use super::state::AppState;
+use crate::record::RequestKey;
+
+/// Maximum length of an `Idempotency-Key`.
+const KEY_BYTES_MAX: usize = 255;
+
+/// A JSON body without members that its type does not have.
+#[derive(Debug)]
+pub(super) struct JsonBody<T>(pub(super) T);
+
+impl<T: DeserializeOwned> FromRequest<AppState> for JsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        let KeyedBody(body, _) = KeyedBody::from_request(request, state).await?;
+        Ok(Self(body))
+    }
+}
+
+/// A JSON body as [`JsonBody`], with the request's `Idempotency-Key` if it has one.
+#[derive(Debug)]
+pub(super) struct KeyedBody<T>(pub(super) T, pub(super) Option<RequestKey>);
+
+impl<T: DeserializeOwned> FromRequest<AppState> for KeyedBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &AppState) -> Result<Self, ApiError> {
+        if !is_json(request.headers()) {
+            return Err(ApiError::new(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "unsupported_media_type",
+                "the body must be JSON, with Content-Type: application/json",
+            ));
+        }
+        let keys: Vec<HeaderValue> =
+            request.headers().get_all("idempotency-key").iter().cloned().collect();
+        let uri = request.uri().clone();
+        let reading = read(request, state.options.body_bytes_max);
+        let bytes =
+            tokio::time::timeout(state.options.body_timeout, reading).await.map_err(|_| {
+                let seconds = state.options.body_timeout.as_secs_f64();
+                let message = format!("the body did not arrive within {seconds} s");
+                ApiError::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
+            })??;
+        let parsed = parse(&bytes)?;
+        Ok(Self(parsed, request_key(&keys, &uri, &bytes)?))
+    }
+}
+
+/// Reads a body of at most `bytes_max` bytes. Refuses a longer `Content-Length` at once.
+async fn read(mut request: Request, bytes_max: usize) -> Result<Bytes, ApiError> {
+    let too_large = || {
+        let message = format!("the body has more than {bytes_max} bytes");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+    };
+    let declared = request.headers().get(header::CONTENT_LENGTH);
+    let declared = declared.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    if declared.is_some_and(|length| length > bytes_max as u64) {
+        return Err(too_large());
+    }
+    DefaultBodyLimit::max(bytes_max).apply(&mut request);
+    Bytes::from_request(request, &()).await.map_err(|rejection| {
+        let is_too_large = matches!(
+            rejection,
+            BytesRejection::FailedToBufferBody(FailedToBufferBody::LengthLimitError(_))
+        );
+        if is_too_large {
+            return too_large();
+        }
+        let message = format!("the connection broke in the body: {}", rejection.body_text());
+        ApiError::bad_request("body_broken", message)
+    })
+}
+
+/// Returns the request's `Idempotency-Key`, with a digest of the path and of the body. The order of
+/// the body's members does not change the digest.
+fn request_key(
+    keys: &[HeaderValue],
+    uri: &Uri,
+    body: &[u8],
+) -> Result<Option<RequestKey>, ApiError> {
+    let key = match keys {
+        [] => return Ok(None),
+        [key] => key.to_str().ok().filter(|text| (1..=KEY_BYTES_MAX).contains(&text.len())),
+        [_, _, ..] => None,
+    };
+    let key = key.ok_or_else(|| {
+        let message = format!(
+            "Idempotency-Key: send one key of 1 to {KEY_BYTES_MAX} visible ASCII characters"
+        );
+        ApiError::bad_request("invalid_request", message)
+    })?;
+    let body: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    let digest = Sha256::digest(format!("{} {body}", uri.path()));
+    let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(Some(RequestKey { key: key.to_owned(), digest }))
+}
+
+/// A query without parameters that its type does not have.
+#[derive(Debug)]
+pub(super) struct StrictQuery<T>(pub(super) T);
+
+impl<T: DeserializeOwned, S: Sync> FromRequestParts<S> for StrictQuery<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _state: &S) -> Result<Self, ApiError> {
+        Query::try_from_uri(&parts.uri).map(|Query(query)| Self(query)).map_err(|rejection| {
+            let reason = std::error::Error::source(&rejection)
+                .map_or_else(|| rejection.to_string(), ToString::to_string);
+            ApiError::bad_request("invalid_request", format!("invalid query: {reason}"))
+        })
+    }
+}
+
+/// A JSON object. serde alone would also accept an array with the values of the fields.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct StrictObject<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for StrictObject<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct ObjectVisitor<T>(PhantomData<T>);
+
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for ObjectVisitor<T> {
+            type Value = T;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<T, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields))
+            }
+        }
+
+        deserializer.deserialize_map(ObjectVisitor(PhantomData)).map(Self)
+    }
+}
+
+/// Parses a body. The error names the line and column, and unknown or missing members.
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(bytes).map(|StrictObject(body)| body).map_err(|error| {
+        let invalid_request = |reason: String| {
+            ApiError::bad_request("invalid_request", format!("invalid body: {reason}"))
+        };
+        match error.classify() {
+            serde_json::error::Category::Data => invalid_request(error.to_string()),
+            // serde reports a syntax error if an enum's value is not a string, although the body
+            // is valid JSON.
+            serde_json::error::Category::Syntax
+                if serde_json::from_slice::<IgnoredAny>(bytes).is_ok() =>
+            {
+                let (line, column) = (error.line(), error.column());
+                invalid_request(format!("expected a string at line {line} column {column}"))
+            }
+            serde_json::error::Category::Io
+            | serde_json::error::Category::Syntax
+            | serde_json::error::Category::Eof => {
+                ApiError::bad_request("invalid_json", format!("the body is not JSON: {error}"))
+            }
+        }
+    })
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok())
+        .and_then(|value| value.split(';').next())
+        .is_some_and(|media_type| media_type.trim().eq_ignore_ascii_case("application/json"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Sample {
+        #[expect(dead_code, reason = "only read by serde")]
+        input: String,
+        #[expect(dead_code, reason = "only read by serde")]
+        inner: Option<StrictObject<SampleInner>>,
+    }
+
+    #[derive(Debug, serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct SampleInner {
+        #[expect(dead_code, reason = "only read by serde")]
+        mode: crate::record::StopMode,
+    }
+
+    #[test]
+    fn errors_of_a_body_name_line_and_column() {
+        for (text, code, part) in [
+            ("{\"input\":\"a\",\"inputs\":1}", "invalid_request", "unknown field `inputs`"),
+            ("{}", "invalid_request", "missing field `input`"),
+            ("{\"input\":1}", "invalid_request", "line 1 column 10"),
+            ("[1]", "invalid_request", "invalid type: sequence, expected an object"),
+            (" [\"a\"]", "invalid_request", "expected an object"),
+            ("\"a\"", "invalid_request", "expected an object"),
+            ("{\"input\":\"a\",\"inner\":[\"now\"]}", "invalid_request", "expected an object"),
+            (
+                "{\"input\":\"a\",\"inner\":{\"mode\":5}}",
+                "invalid_request",
+                "expected a string at line 1",
+            ),
+            (
+                "{\"input\":\"a\",\"inner\":{\"mode\":[true]}}",
+                "invalid_request",
+                "expected a string",
+            ),
+            ("{\"input\":\"a\",\"inner\":{\"x\":5}}", "invalid_request", "line 1 column 25"),
+            ("{\n\"input\" 1}", "invalid_json", "line 2 column 9"),
+            ("", "invalid_json", "line 1 column 0"),
+            ("{\"input\":\"a\"} x", "invalid_json", "trailing"),
+        ] {
+            let error = parse::<Sample>(text.as_bytes()).expect_err("refuse");
+            assert_eq!(error.status_and_code(), (400, code), "{text}");
+            assert!(format!("{error:?}").contains(part), "{text}: {error:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_json_media_type_is_accepted() {
+        for (value, expected) in [
+            ("application/json", true),
+            ("Application/JSON; charset=utf-8", true),
+            ("text/plain", false),
+            ("application/x-www-form-urlencoded", false),
+            ("application/jsonp", false),
+            ("", false),
+        ] {
+            let headers: HeaderMap =
+                [(header::CONTENT_TYPE, value.parse().expect("parse"))].into_iter().collect();
+            assert_eq!(is_json(&headers), expected, "{value}");
+        }
+        assert!(!is_json(&HeaderMap::new()));
+    }
+}

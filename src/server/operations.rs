@@ -1,0 +1,59 @@
+//! Health checks, metrics, and the start page that lists the API.
+
+use axum::Json;
+use axum::extract::{ConnectInfo, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value, json};
+
+use super::error::ApiError;
+use super::listener::LocalAddress;
+use super::state::AppState;
+use crate::runtime::ModelStatus;
+use crate::telemetry::Telemetry;
+
+/// The start page. Lists every route of the API.
+pub(super) const PAGE: &str = include_str!("page.html");
+
+/// The address in `page.html`, which is replaced by the server's own.
+const EXAMPLE_ADDRESS: &str = "127.0.0.1:7700";
+
+pub(super) async fn page(
+    ConnectInfo(LocalAddress(local)): ConnectInfo<LocalAddress>,
+) -> impl IntoResponse {
+    let page = match local {
+        Some(local) => PAGE.replace(EXAMPLE_ADDRESS, &local.to_string()),
+        None => PAGE.to_owned(),
+    };
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, "default-src 'none'; style-src 'unsafe-inline'"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
+    (headers, page)
+}
+
+pub(super) async fn healthz() -> impl IntoResponse {
+    Json(json!({"status": "ok"}))
+}
+
+/// Reports whether the host accepts runs, and the state of its models. A failing model does not make
+/// the host unready: another host would have the same problem.
+pub(super) async fn readyz(State(state): State<AppState>) -> Result<Response, ApiError> {
+    if state.host.is_ready() {
+        let models = state.host.models().into_iter().map(|model| {
+            let ModelStatus { name, breaker, in_flight, waiting } = model;
+            let breaker = breaker.as_str();
+            (name, json!({"breaker": breaker, "in_flight": in_flight, "waiting": waiting}))
+        });
+        let models: Map<String, Value> = models.collect();
+        return Ok(Json(json!({"status": "ready", "models": models})).into_response());
+    }
+    let message = "the host does not accept runs: it is starting or shutting down";
+    Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", message))
+}
+
+pub(super) async fn metrics(State(state): State<AppState>) -> impl IntoResponse {
+    state.host.bring_metrics_up_to_date();
+    ([(header::CONTENT_TYPE, Telemetry::CONTENT_TYPE)], state.host.telemetry().render())
+}

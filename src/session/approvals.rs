@@ -1,0 +1,54 @@
+//! The open approvals of a turn, from its records.
+
+use std::collections::BTreeMap;
+
+use crate::event::ApprovalRequest;
+use crate::record::{JournalEntry, Record};
+use crate::types::CallKey;
+
+/// An approval that was requested and is neither decided nor void.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenApproval {
+    /// The request.
+    pub request: ApprovalRequest,
+    /// When it was requested: Unix time in milliseconds.
+    pub asked_at: u64,
+}
+
+/// Returns the open approvals of a turn in call order. `entries` are the turn's records so far.
+pub fn open_approvals<'a>(
+    entries: impl IntoIterator<Item = &'a JournalEntry>,
+) -> Vec<OpenApproval> {
+    let mut open: BTreeMap<CallKey, OpenApproval> = BTreeMap::new();
+    for JournalEntry { record, time, .. } in entries {
+        match record {
+            // A new attempt voids the calls of the one before.
+            Record::AttemptStarted { .. } => open.clear(),
+            Record::ApprovalAsked { asked } => {
+                let approval = OpenApproval { request: (**asked).clone(), asked_at: *time };
+                open.insert(asked.call.key, approval);
+            }
+            Record::ApprovalGiven { key, .. } => {
+                open.remove(key);
+            }
+            Record::CallEnded { call, .. } => {
+                open.remove(&call.key);
+            }
+            Record::TurnCommitted { .. } => open.clear(),
+            Record::SessionOpened { .. }
+            | Record::SessionForked { .. }
+            | Record::SessionClosed
+            | Record::InputQueued { .. }
+            | Record::RunStarted { .. }
+            | Record::RunEnded { .. }
+            | Record::Steered { .. }
+            | Record::StopAsked { .. }
+            | Record::LimitReached { .. }
+            | Record::AttemptFailed { .. }
+            | Record::ResponseEnded { .. }
+            | Record::CallIntended { .. }
+            | Record::CallReported { .. } => {}
+        }
+    }
+    open.into_values().collect()
+}

@@ -1,0 +1,603 @@
+//! The run machine: counts turns, calls and tokens, and decides after each turn what follows.
+
+use super::loop_detection::{LoopDetector, LoopVerdict};
+use super::meter::Meter;
+use crate::config::Limits;
+use crate::turn::{Budget, CancelReason, LimitHit, MAX_CALLS, MAX_TOKENS, TurnEnd, TurnRecord};
+use crate::types::{RunEnd, RunError, ToolStatus};
+
+/// The final text of a run that ended because turn after turn failed.
+const ALL_FAILED: &str = "All tool calls failed. Please check the error messages and try again.";
+
+/// A run, from one user input to its end. [`handle_turn`](Self::handle_turn) decides after each
+/// committed turn whether another turn follows or the run ends.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Run {
+    /// Turns that have begun, without requests for a final answer and without a turn of initial
+    /// calls.
+    turns: Meter,
+    /// Calls in the history.
+    calls: Meter,
+    /// Tokens of all attempts.
+    tokens: Meter,
+    loops: LoopDetector,
+    max_failed_turns: Option<u32>,
+    /// The run began with a turn of initial calls.
+    has_initial_calls: bool,
+    /// IdempotencyKeys for a final answer that were made.
+    last_requests: u32,
+    /// Consecutive turns in which every call failed.
+    failed_turns: u32,
+    stop_after_turn: bool,
+    /// The run end that follows the request for a final answer, while that request is open.
+    end_after_last_request: Option<RunEnd>,
+}
+
+/// The next turn of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct TurnPlan {
+    /// The model is asked for a final answer without calls.
+    pub last_request: bool,
+}
+
+/// The consequences of a committed turn.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct FollowUp {
+    /// Limits that were reached or half used, in the order in which they are recorded.
+    pub limits: Vec<LimitHit>,
+    /// Another turn, or the end of the run.
+    pub next: RunNext,
+}
+
+/// Another turn, or the end of the run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum RunNext {
+    /// Another turn.
+    Turn(TurnPlan),
+    /// The run ends.
+    End {
+        /// Why the run ends.
+        end: RunEnd,
+        /// The final answer, or as much of it as there is.
+        text: String,
+        /// The error, if the run failed.
+        error: Option<RunError>,
+    },
+}
+
+impl Run {
+    /// Creates a run that has not begun.
+    #[must_use]
+    pub fn new(limits: &Limits) -> Self {
+        Self {
+            turns: Meter::new("max_turns", "turns", limits.max_turns.map(u64::from)),
+            calls: Meter::new(
+                MAX_CALLS,
+                "tool calls",
+                limits.max_tool_calls_per_run.map(u64::from),
+            ),
+            tokens: Meter::new(MAX_TOKENS, "tokens", limits.max_tokens_per_run),
+            loops: LoopDetector::new(limits.repeat_limit),
+            max_failed_turns: limits.max_failed_turns,
+            has_initial_calls: false,
+            last_requests: 0,
+            failed_turns: 0,
+            stop_after_turn: false,
+            end_after_last_request: None,
+        }
+    }
+
+    /// Begins the first turn.
+    pub fn begin(&mut self) -> TurnPlan {
+        self.turns.add(1);
+        TurnPlan { last_request: false }
+    }
+
+    /// Begins a turn of the calls that the session was opened with. The model is asked once they
+    /// are answered. This turn counts towards no limit.
+    pub fn begin_with_calls(&mut self) -> TurnPlan {
+        self.has_initial_calls = true;
+        TurnPlan { last_request: false }
+    }
+
+    /// Ends the run after the current turn.
+    pub fn handle_stop_after_turn(&mut self) {
+        self.stop_after_turn = true;
+    }
+
+    /// Returns the budget that is left for the next turn.
+    #[must_use]
+    pub fn budget(&self) -> Budget {
+        let calls_left = self.calls.left().map(|left| u32::try_from(left).unwrap_or(u32::MAX));
+        Budget { tokens_left: self.tokens.left(), calls_left }
+    }
+
+    /// Decides what follows a committed turn. `steered` means that a user's input arrived during
+    /// the turn and stands behind it in the history, so the model has to be asked again. The model
+    /// is also asked again after a response that its service paused.
+    pub fn handle_turn(&mut self, turn: &TurnRecord, steered: bool) -> FollowUp {
+        self.tokens.add(turn.usage.total());
+        if self.turns.used() > 0 {
+            self.calls.add(turn.results.len() as u64);
+        }
+        let text = turn.message.as_ref().map(|message| message.text.clone()).unwrap_or_default();
+        match &turn.end {
+            TurnEnd::Cancelled(CancelReason::Stop) => end(RunEnd::Stopped, text),
+            TurnEnd::Cancelled(CancelReason::RunTimeout) => end(RunEnd::TimedOut, text),
+            TurnEnd::Cancelled(CancelReason::Shutdown) => end(RunEnd::Interrupted, text),
+            // The turn has recorded the limit.
+            TurnEnd::Cancelled(CancelReason::Budget) => end(RunEnd::Budget, text),
+            TurnEnd::Refused => end(RunEnd::Refused, text),
+            TurnEnd::Failed(error) => {
+                let error = Some(error.clone());
+                FollowUp {
+                    limits: Vec::new(),
+                    next: RunNext::End { end: RunEnd::Failed, text, error },
+                }
+            }
+            TurnEnd::Finished => self.follow_up_finished(turn, text, steered),
+        }
+    }
+
+    /// Returns the number of turns that have begun, with requests for a final answer and the turn
+    /// of initial calls.
+    #[must_use]
+    pub fn turns(&self) -> u32 {
+        let turns = u32::try_from(self.turns.used()).unwrap_or(u32::MAX);
+        turns.saturating_add(u32::from(self.has_initial_calls)).saturating_add(self.last_requests)
+    }
+
+    fn follow_up_finished(&mut self, turn: &TurnRecord, text: String, steered: bool) -> FollowUp {
+        match self.end_after_last_request {
+            // The final answer was requested because the text was empty, not because of a limit.
+            Some(RunEnd::Answered) if steered => self.end_after_last_request = None,
+            Some(end) => return self.answered(end, text),
+            None => {}
+        }
+        let needs_turn = steered || turn.is_paused() || !turn.results.is_empty();
+        if !needs_turn && !text.is_empty() {
+            return self.answered(RunEnd::Answered, text);
+        }
+        if self.stop_after_turn {
+            return end(RunEnd::Stopped, text);
+        }
+        if let Some(hit) = self.tokens.used_up("ended") {
+            return FollowUp { limits: vec![hit], ..end(RunEnd::Budget, text) };
+        }
+        if self.turns.used() == 0 {
+            return FollowUp { limits: Vec::new(), next: RunNext::Turn(self.begin()) };
+        }
+        if needs_turn {
+            self.next_turn(turn, text)
+        } else {
+            self.request_final_answer(RunEnd::Answered)
+        }
+    }
+
+    /// Ends the run with an answer. The answer is kept even where the tokens are used up.
+    fn answered(&self, why: RunEnd, text: String) -> FollowUp {
+        let limits = self.tokens.used_up("answer_kept").into_iter().collect();
+        FollowUp { limits, ..end(why, text) }
+    }
+
+    /// Follows up a turn with calls, a turn that a user's input steered, or a paused turn.
+    fn next_turn(&mut self, turn: &TurnRecord, text: String) -> FollowUp {
+        let results = &turn.results;
+        let all_failed =
+            !results.is_empty() && results.iter().all(|r| r.outcome.status != ToolStatus::Ok);
+        self.failed_turns = if all_failed { self.failed_turns + 1 } else { 0 };
+        if let Some(maximum) = self.max_failed_turns.filter(|max| self.failed_turns >= *max) {
+            let hit = LimitHit {
+                limit: "max_failed_turns",
+                value: u64::from(self.failed_turns),
+                maximum: u64::from(maximum),
+                action: "ended",
+                note: None,
+            };
+            let step = end(RunEnd::AllToolsFailed, ALL_FAILED.to_owned());
+            return FollowUp { limits: vec![hit], ..step };
+        }
+        let mut limits = Vec::new();
+        match self.loops.handle_turn(results) {
+            LoopVerdict::NoLoop => {}
+            LoopVerdict::Warn(hit) => limits.push(hit),
+            LoopVerdict::End(hit) => {
+                return FollowUp { limits: vec![hit], ..end(RunEnd::LoopDetected, text) };
+            }
+        }
+        if let Some(hit) = self.turns.used_up("final_answer") {
+            limits.push(hit);
+            return FollowUp { limits, ..self.request_final_answer(RunEnd::MaxTurns) };
+        }
+        // Checked before the next turn is counted. A note needs a result to stand behind.
+        if !results.is_empty() {
+            let meters = [&mut self.turns, &mut self.calls, &mut self.tokens];
+            limits.extend(meters.into_iter().filter_map(Meter::half_used));
+        }
+        self.turns.add(1);
+        FollowUp { limits, next: RunNext::Turn(TurnPlan { last_request: false }) }
+    }
+
+    fn request_final_answer(&mut self, end: RunEnd) -> FollowUp {
+        self.end_after_last_request = Some(end);
+        self.last_requests += 1;
+        FollowUp { limits: Vec::new(), next: RunNext::Turn(TurnPlan { last_request: true }) }
+    }
+}
+
+fn end(end: RunEnd, text: String) -> FollowUp {
+    FollowUp { limits: Vec::new(), next: RunNext::End { end, text, error: None } }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::TurnTimes;
+    use crate::record::ResponseMessage;
+    use crate::types::{
+        CallKey, FailureKind, FinishKind, FinishReason, ResultNotes, ToolCall, ToolOutcome,
+        ToolResult, Usage,
+    };
+    use std::time::Duration;
+
+    fn turn(text: &str, calls: u32) -> TurnRecord {
+        let results = (0..calls).map(|index| ToolResult {
+            call: ToolCall {
+                key: CallKey { turn: 1, attempt: 1, index },
+                id: format!("c{index}").into(),
+                provider_id: None,
+                name: "clock".into(),
+                arguments: serde_json::json!({}).into(),
+                raw: None,
+            },
+            outcome: ToolOutcome::ok("noon"),
+            notes: ResultNotes::default(),
+            started: None,
+            wait: Duration::ZERO,
+            duration: Duration::ZERO,
+            writes: crate::types::WriteSet::default(),
+        });
+        TurnRecord {
+            number: 1,
+            end: TurnEnd::Finished,
+            message: Some(
+                ResponseMessage { text: text.into(), ..ResponseMessage::default() }.into(),
+            ),
+            results: results.collect(),
+            dropped_calls: Vec::new(),
+            finish_reason: None,
+            usage: Usage::default(),
+            times: TurnTimes::default(),
+        }
+    }
+
+    fn run(max_turns: u32) -> Run {
+        let mut run = Run::new(&Limits { max_turns: Some(max_turns), ..Limits::default() });
+        assert_eq!(run.begin(), TurnPlan { last_request: false });
+        run
+    }
+
+    fn ended(why: RunEnd, text: &str) -> FollowUp {
+        end(why, text.into())
+    }
+
+    fn another(last_request: bool) -> FollowUp {
+        FollowUp { limits: Vec::new(), next: RunNext::Turn(TurnPlan { last_request }) }
+    }
+
+    fn hit(limit: &'static str, value: u64, maximum: u64, action: &'static str) -> LimitHit {
+        LimitHit { limit, value, maximum, action, note: None }
+    }
+
+    fn noted(hit: LimitHit, note: &str) -> LimitHit {
+        LimitHit { note: Some(note.to_owned()), ..hit }
+    }
+
+    /// A turn with calls that differ from those of other numbers.
+    fn new_calls(number: u64, calls: u32) -> TurnRecord {
+        let mut turn = turn("", calls);
+        for result in &mut turn.results {
+            result.call.arguments = serde_json::json!({"n": number}).into();
+        }
+        turn
+    }
+
+    fn costing(turn: TurnRecord, tokens: u64) -> TurnRecord {
+        let usage = Usage { input_tokens: tokens - 1, output_tokens: 1, ..Usage::default() };
+        TurnRecord { usage, ..turn }
+    }
+
+    fn failed(calls: u32) -> TurnRecord {
+        let mut turn = turn("", calls);
+        for result in &mut turn.results {
+            result.outcome =
+                ToolOutcome::not_ok(ToolStatus::Failed, FailureKind::ToolError, "Error: no");
+        }
+        turn
+    }
+
+    #[test]
+    fn a_text_without_calls_is_the_answer() {
+        assert_eq!(run(3).handle_turn(&turn("noon", 0), false), ended(RunEnd::Answered, "noon"));
+    }
+
+    #[test]
+    fn out_of_turns_a_final_answer_is_asked_for_and_the_end_stays_max_turns() {
+        let mut run = run(3);
+        assert_eq!(run.handle_turn(&turn("", 1), false), another(false));
+        let half = hit("max_turns", 2, 3, "half_used");
+        let half = noted(half, "[callsheet: 1 of 3 turns is left]");
+        let next = FollowUp { limits: vec![half], ..another(false) };
+        assert_eq!(run.handle_turn(&new_calls(1, 1), false), next);
+        let limits = vec![hit("max_turns", 3, 3, "final_answer")];
+        assert_eq!(run.handle_turn(&turn("", 1), false), FollowUp { limits, ..another(true) });
+        assert_eq!(run.handle_turn(&turn("so far", 0), false), ended(RunEnd::MaxTurns, "so far"));
+        assert_eq!(run.turns(), 4);
+    }
+
+    #[test]
+    fn after_an_empty_answer_the_model_is_asked_once_more() {
+        let mut run = run(2);
+        assert_eq!(run.handle_turn(&turn("", 0), false), another(true));
+        assert_eq!(run.handle_turn(&turn("", 0), false), ended(RunEnd::Answered, ""));
+    }
+
+    #[test]
+    fn consecutive_failed_turns_end_the_run() {
+        let mut run = run(20);
+        let mixed = TurnRecord {
+            results: [failed(1).results, turn("", 1).results].concat(),
+            ..turn("", 0)
+        };
+        for turn in [failed(2), failed(1), mixed, failed(1), failed(3)] {
+            assert_eq!(run.handle_turn(&turn, false), another(false));
+        }
+        let limits = vec![hit("max_failed_turns", 3, 3, "ended")];
+        let over = FollowUp { limits, ..ended(RunEnd::AllToolsFailed, ALL_FAILED) };
+        assert_eq!(run.handle_turn(&failed(1), false), over);
+        let mut at_once = Run::new(&Limits { max_failed_turns: Some(1), ..Limits::default() });
+        at_once.begin();
+        assert_eq!(at_once.handle_turn(&failed(1), false).next, over.next);
+        let mut never = Run::new(&Limits {
+            max_turns: None,
+            max_failed_turns: None,
+            repeat_limit: None,
+            ..Limits::default()
+        });
+        never.begin();
+        for _ in 0..8 {
+            assert_eq!(never.handle_turn(&failed(1), false), another(false));
+        }
+    }
+
+    #[test]
+    fn tokens_that_are_used_up_end_the_run_and_an_answer_stands() {
+        let limits = Limits { max_tokens_per_run: Some(100), ..Limits::default() };
+        let begun = || {
+            let mut run = Run::new(&limits);
+            run.begin();
+            run
+        };
+        let mut run = begun();
+        assert_eq!(run.handle_turn(&costing(new_calls(1, 1), 49), false), another(false));
+        assert_eq!(run.budget(), Budget { tokens_left: Some(51), calls_left: None });
+        let half = hit(MAX_TOKENS, 60, 100, "half_used");
+        let half = noted(half, "[callsheet: 40 of 100 tokens are left]");
+        let next = FollowUp { limits: vec![half], ..another(false) };
+        assert_eq!(run.handle_turn(&costing(new_calls(2, 1), 11), false), next);
+        let mut answered = run.clone();
+        let over = |value, action| vec![hit(MAX_TOKENS, value, 100, action)];
+        let step = FollowUp { limits: over(100, "ended"), ..ended(RunEnd::Budget, "so far") };
+        assert_eq!(run.handle_turn(&costing(turn("so far", 1), 40), false), step);
+        let step = FollowUp { limits: over(101, "answer_kept"), ..ended(RunEnd::Answered, "noon") };
+        assert_eq!(answered.handle_turn(&costing(turn("noon", 0), 41), false), step);
+        // There is nothing to ask for an answer with.
+        let step = FollowUp { limits: over(100, "ended"), ..ended(RunEnd::Budget, "") };
+        assert_eq!(begun().handle_turn(&costing(turn("", 0), 100), false), step);
+        let cancelled = TurnEnd::Cancelled(CancelReason::Budget);
+        let cut = costing(TurnRecord { end: cancelled, ..turn("part", 1) }, 120);
+        assert_eq!(begun().handle_turn(&cut, false), ended(RunEnd::Budget, "part"));
+    }
+
+    #[test]
+    fn calls_are_counted_over_the_run_and_the_model_is_told_once_what_is_left() {
+        let mut run = Run::new(&Limits { max_tool_calls_per_run: Some(5), ..Limits::default() });
+        run.begin();
+        assert_eq!(run.handle_turn(&new_calls(1, 2), false), another(false));
+        let mut all_at_once = run.clone();
+        let half = hit(MAX_CALLS, 4, 5, "half_used");
+        let half = noted(half, "[callsheet: 1 of 5 tool calls is left]");
+        let next = FollowUp { limits: vec![half], ..another(false) };
+        assert_eq!(run.handle_turn(&new_calls(2, 2), false), next);
+        assert_eq!(run.handle_turn(&new_calls(3, 1), false), another(false));
+        assert_eq!(run.budget(), Budget { tokens_left: None, calls_left: Some(0) });
+        let none = hit(MAX_CALLS, 5, 5, "told");
+        let none = noted(none, "[callsheet: 0 of 5 tool calls are left]");
+        let next = FollowUp { limits: vec![none], ..another(false) };
+        assert_eq!(all_at_once.handle_turn(&new_calls(2, 3), false), next);
+    }
+
+    #[test]
+    fn turns_that_repeat_themselves_are_told_and_then_end_the_run() {
+        let begun = |repeat_limit| {
+            let limits = Limits { max_turns: None, repeat_limit, ..Limits::default() };
+            let mut run = Run::new(&limits);
+            run.begin();
+            run
+        };
+        let told = |count, end| {
+            let note = format!(
+                "[callsheet: {count} turns in a row made the same calls and got the same results; \
+                 after {end} the run is ended]"
+            );
+            let limits = vec![noted(hit("repeat_limit", count, count, "told"), &note)];
+            FollowUp { limits, ..another(false) }
+        };
+        let mut run = begun(Some(2));
+        assert_eq!(run.handle_turn(&turn("", 2), false), another(false));
+        // Other results, other arguments, other calls: the count begins anew.
+        let mut answered_otherwise = turn("", 2);
+        answered_otherwise.results[1].outcome = ToolOutcome::ok("one");
+        for other in [answered_otherwise, new_calls(1, 2), turn("", 1), turn("", 2)] {
+            assert_eq!(run.handle_turn(&other, false), another(false));
+        }
+        assert_eq!(run.handle_turn(&turn("", 2), false), told(2, 4));
+        assert_eq!(run.handle_turn(&turn("", 2), false), another(false));
+        let limits = vec![hit("repeat_limit", 4, 2, "ended")];
+        let over = FollowUp { limits, ..ended(RunEnd::LoopDetected, "again") };
+        assert_eq!(run.handle_turn(&turn("again", 2), false), over);
+        let mut never = begun(None);
+        for _ in 0..20 {
+            assert_eq!(never.handle_turn(&turn("", 1), false), another(false));
+        }
+        // One turn alone repeats nothing, and the second is twice one.
+        let mut at_once = begun(Some(1));
+        assert_eq!(at_once.handle_turn(&turn("", 1), false), another(false));
+        let limits = vec![hit("repeat_limit", 2, 1, "ended")];
+        let over = FollowUp { limits, ..ended(RunEnd::LoopDetected, "") };
+        assert_eq!(at_once.handle_turn(&turn("", 1), false), over);
+    }
+
+    #[test]
+    fn a_stop_after_the_turn_lets_an_answer_be_one() {
+        let mut stopped = run(5);
+        stopped.handle_stop_after_turn();
+        assert_eq!(stopped.handle_turn(&turn("wait", 1), false), ended(RunEnd::Stopped, "wait"));
+        let mut answered = run(5);
+        answered.handle_stop_after_turn();
+        assert_eq!(answered.handle_turn(&turn("noon", 0), false), ended(RunEnd::Answered, "noon"));
+    }
+
+    #[test]
+    fn cancelled_turns_end_the_run_for_their_reason() {
+        for (why, end) in [
+            (CancelReason::Stop, RunEnd::Stopped),
+            (CancelReason::RunTimeout, RunEnd::TimedOut),
+            (CancelReason::Shutdown, RunEnd::Interrupted),
+            (CancelReason::Budget, RunEnd::Budget),
+        ] {
+            let cancelled = TurnRecord { end: TurnEnd::Cancelled(why), ..turn("part", 1) };
+            assert_eq!(run(3).handle_turn(&cancelled, false), ended(end, "part"));
+        }
+    }
+
+    #[test]
+    fn steering_takes_another_turn() {
+        for said in [turn("noon", 0), turn("", 0), turn("wait", 1)] {
+            let mut run = run(3);
+            assert_eq!(run.handle_turn(&said, true), another(false));
+            assert_eq!(run.handle_turn(&turn("one", 0), false), ended(RunEnd::Answered, "one"));
+            assert_eq!(run.turns(), 2);
+        }
+    }
+
+    /// A turn that its service paused.
+    fn paused(turn: TurnRecord) -> TurnRecord {
+        let reason = FinishReason { kind: FinishKind::Pause, raw: "pause_turn".into() };
+        TurnRecord { finish_reason: Some(reason), ..turn }
+    }
+
+    #[test]
+    fn a_paused_response_takes_another_turn() {
+        let raw = ResponseMessage {
+            parts: vec![crate::types::MessagePart::Raw { json: "{}".into() }],
+            ..ResponseMessage::default()
+        };
+        let raw = TurnRecord { message: Some(raw.into()), ..turn("", 0) };
+        for said in [turn("so far", 0), turn("so far", 1), raw] {
+            let mut run = run(3);
+            assert_eq!(run.handle_turn(&paused(said), false), another(false));
+            assert_eq!(run.handle_turn(&turn("noon", 0), false), ended(RunEnd::Answered, "noon"));
+            assert_eq!(run.turns(), 2);
+        }
+    }
+
+    #[test]
+    fn a_paused_response_without_text_is_an_empty_answer() {
+        for said in [turn("", 0), TurnRecord { message: None, ..turn("", 0) }] {
+            assert_eq!(run(3).handle_turn(&paused(said), false), another(true));
+        }
+    }
+
+    #[test]
+    fn a_paused_response_keeps_to_the_limits_of_a_turn_with_calls() {
+        let part = || paused(turn("part", 0));
+        let mut out_of_turns = run(1);
+        let limits = vec![hit("max_turns", 1, 1, "final_answer")];
+        assert_eq!(out_of_turns.handle_turn(&part(), false), FollowUp { limits, ..another(true) });
+        assert_eq!(out_of_turns.handle_turn(&part(), false), ended(RunEnd::MaxTurns, "part"));
+        let mut stopped = run(5);
+        stopped.handle_stop_after_turn();
+        assert_eq!(stopped.handle_turn(&part(), false), ended(RunEnd::Stopped, "part"));
+        let limits = Limits { max_tokens_per_run: Some(100), ..Limits::default() };
+        let mut over_budget = Run::new(&limits);
+        over_budget.begin();
+        let limits = vec![hit(MAX_TOKENS, 100, 100, "ended")];
+        let over = FollowUp { limits, ..ended(RunEnd::Budget, "part") };
+        assert_eq!(over_budget.handle_turn(&costing(part(), 100), false), over);
+    }
+
+    #[test]
+    fn steering_does_not_raise_max_turns() {
+        let mut run = run(1);
+        let limits = vec![hit("max_turns", 1, 1, "final_answer")];
+        let last = FollowUp { limits, ..another(true) };
+        assert_eq!(run.handle_turn(&turn("noon", 0), true), last);
+        assert_eq!(run.handle_turn(&turn("one", 0), true), ended(RunEnd::MaxTurns, "one"));
+        assert_eq!(run.turns(), 2);
+    }
+
+    #[test]
+    fn steering_during_the_request_after_an_empty_answer_takes_another_turn() {
+        let mut run = run(3);
+        assert_eq!(run.handle_turn(&turn("", 0), false), another(true));
+        assert_eq!(run.handle_turn(&turn("noon", 0), true), another(false));
+        assert_eq!(run.handle_turn(&turn("", 0), false), another(true));
+        assert_eq!(run.handle_turn(&turn("", 0), false), ended(RunEnd::Answered, ""));
+        assert_eq!(run.turns(), 4);
+    }
+
+    #[test]
+    fn a_stop_wins_over_steering() {
+        for said in [turn("noon", 0), turn("", 0), turn("", 1)] {
+            let text = said.message.as_ref().unwrap().text.clone();
+            let mut stopped = run(5);
+            stopped.handle_stop_after_turn();
+            assert_eq!(stopped.handle_turn(&said, true), ended(RunEnd::Stopped, &text));
+        }
+        let refused = TurnRecord { end: TurnEnd::Refused, ..turn("no", 0) };
+        assert_eq!(run(5).handle_turn(&refused, true), ended(RunEnd::Refused, "no"));
+        let mut failing = run(5);
+        for _ in 0..2 {
+            assert_eq!(failing.handle_turn(&failed(1), true), another(false));
+        }
+        assert_eq!(
+            failing.handle_turn(&failed(1), true).next,
+            ended(RunEnd::AllToolsFailed, ALL_FAILED).next
+        );
+    }
+
+    #[test]
+    fn an_answer_between_failed_turns_resets_their_count() {
+        let mut run = run(9);
+        for (turn, steered) in [(failed(1), false), (failed(1), false), (turn("noon", 0), true)] {
+            assert_eq!(run.handle_turn(&turn, steered), another(false));
+        }
+        assert_eq!(run.handle_turn(&failed(1), false), another(false));
+    }
+
+    #[test]
+    fn the_turn_of_initial_calls_counts_towards_no_limit() {
+        let limits = Limits { max_turns: Some(1), max_failed_turns: Some(1), ..Limits::default() };
+        let mut run = Run::new(&limits);
+        assert_eq!(run.begin_with_calls(), TurnPlan { last_request: false });
+        assert_eq!(run.turns(), 1);
+        assert_eq!(run.handle_turn(&failed(2), true), another(false));
+        assert_eq!(run.handle_turn(&turn("noon", 0), false), ended(RunEnd::Answered, "noon"));
+        assert_eq!(run.turns(), 2);
+        let mut stopped = Run::new(&limits);
+        stopped.begin_with_calls();
+        stopped.handle_stop_after_turn();
+        assert_eq!(stopped.handle_turn(&turn("", 1), true), ended(RunEnd::Stopped, ""));
+    }
+}

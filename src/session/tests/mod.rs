@@ -1,0 +1,3 @@
+//! The rules of runs.
+
+mod runs;

@@ -1,0 +1,322 @@
+//! `calculator {expression}`: arithmetic with exact numbers, units and functions.
+//!
+//! Evaluates with the `fend-core` library. Variables, user-defined functions, strings, dates, dice
+//! and currencies are refused. The remaining language cannot loop, but an evaluation can take very
+//! long, so its time is limited.
+
+mod expression;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use fend_core::Interrupt;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use tokio::time::Instant;
+
+use self::expression::{FendExpression, InvalidExpression};
+use crate::tool::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+
+/// Maximum length of a result. A longer result is an error, because a cut number would be wrong.
+const RESULT_BYTES_MAX: usize = 4096;
+
+/// Time limit of one evaluation.
+const COMPUTING_TIME_MAX: Duration = Duration::from_secs(2);
+
+/// Time limit of the call, in case the evaluation does not stop at its own limit: fend does not
+/// check for an interrupt while it reduces a fraction of two very long numbers.
+const CALL_TIME_MAX: Duration = Duration::from_secs(5);
+
+/// Number of fend's interrupt checks between two reads of the clock.
+const CHECKS_PER_CLOCK_READ: u32 = 64;
+
+/// Stack size of an evaluation. fend's parser recurses once per bracket and sign, and each level uses
+/// 28 kB in a debug build: the longest expression may need 14 MB, and a stack overflow would abort
+/// the process. Untouched pages are never committed.
+const STACK_BYTES: usize = 64 << 20;
+
+/// Evaluates an arithmetic expression. Pure.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Calculator;
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+struct CalculatorInput {
+    /// The expression, for example `17% of 2,350`, `sqrt(2) * 10^3`, `5 feet 3 inches to cm`,
+    /// `100 °F to °C` or `1/3 to 5 dp`. The decimal separator is a point; commas separate thousands.
+    expression: String,
+}
+
+#[async_trait]
+impl Tool for Calculator {
+    fn spec(&self) -> ToolSpec {
+        ToolSpec::new::<CalculatorInput>(
+            "calculator",
+            "Computes an arithmetic expression exactly: + - * / ^ % ! mod, functions such as \
+             sqrt, ln, log, sin (of radians, or `30 degrees`), round, abs, and units.",
+        )
+        .pure()
+        .blocking()
+        .timeout(CALL_TIME_MAX)
+    }
+
+    async fn run(&self, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let CalculatorInput { expression } = context.input()?;
+        let deadline = Instant::now() + COMPUTING_TIME_MAX;
+        let expired = move || Instant::now() >= deadline || context.is_cancelled();
+        evaluate_in_thread(&expression, expired).map(ToolOutput).map_err(ToolError::new)
+    }
+}
+
+/// The reason why an expression has no result.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum EvaluationError {
+    #[error(transparent)]
+    InvalidExpression(#[from] InvalidExpression),
+    #[error("the evaluation took longer than {} s and was stopped", COMPUTING_TIME_MAX.as_secs())]
+    TimedOut,
+    #[error(
+        "the result has {0} bytes, more than {RESULT_BYTES_MAX}; ask for fewer digits, for \
+         example with `to 10 sf`"
+    )]
+    ResultTooLong(usize),
+    #[error("the result is too large for these functions, which are precise to 15 digits")]
+    Imprecise,
+    #[error("cannot evaluate {expression:?}: {reason}")]
+    Rejected { expression: String, reason: String },
+    #[error("the evaluation failed: {0}")]
+    Evaluator(String),
+}
+
+/// Evaluates an expression on a thread of its own, which has a large stack.
+fn evaluate_in_thread(
+    source: &str,
+    expired: impl Fn() -> bool + Send + Sync + 'static,
+) -> Result<String, EvaluationError> {
+    let expression = Arc::new(FendExpression::parse(source)?);
+    let interrupt = Arc::new(InterruptCheck { expired, checks: AtomicU32::new(0) });
+    let (parsed, interrupted) = (Arc::clone(&expression), Arc::clone(&interrupt));
+    let evaluation = thread::Builder::new()
+        .name("calculator".to_owned())
+        .stack_size(STACK_BYTES)
+        .spawn(move || evaluate_with_rounding(&parsed, interrupted.as_ref()))
+        .map_err(|e| EvaluationError::Evaluator(format!("start a thread: {e}")))?;
+    let result = evaluation
+        .join()
+        .map_err(|_| EvaluationError::Evaluator("the evaluator panicked".to_owned()))?;
+    let text = result.map_err(|reason| match (interrupt.expired)() {
+        true => EvaluationError::TimedOut,
+        false => EvaluationError::Rejected { expression: source.trim().to_owned(), reason },
+    })?;
+    if is_beyond_precision(&expression, &text) {
+        return Err(EvaluationError::Imprecise);
+    }
+    match text.len() <= RESULT_BYTES_MAX {
+        true => Ok(text),
+        false => Err(EvaluationError::ResultTooLong(text.len())),
+    }
+}
+
+/// Evaluates to ten decimal places, or to fifteen significant digits if that would give zero. An
+/// expression with its own conversion is evaluated as it is. Without a conversion fend would search
+/// for the period of each fraction, which is slow, and return up to a thousand decimals.
+fn evaluate_with_rounding(
+    expression: &FendExpression,
+    interrupt: &impl Interrupt,
+) -> Result<String, String> {
+    let text = expression.as_str();
+    if expression.has_conversion() {
+        return evaluate(text, interrupt);
+    }
+    match evaluate(&format!("{text} to 10 dp"), interrupt) {
+        Ok(result) if result == "approx. 0" || result == "approx. -0" => {
+            evaluate(&format!("{text} to 15 sf"), interrupt)
+        }
+        Ok(result) => Ok(result),
+        // The result cannot be rounded because it is not a number, as in `2 ≠ 3`.
+        Err(_) => evaluate(text, interrupt),
+    }
+}
+
+/// Runs fend in a new context without a clock, random numbers and exchange rates.
+fn evaluate(expression: &str, interrupt: &impl Interrupt) -> Result<String, String> {
+    let mut context = fend_core::Context::new();
+    let result = fend_core::evaluate_with_interrupt(expression, &mut context, interrupt)?;
+    if result.output_is_empty() {
+        return Err("it has no value".to_owned());
+    }
+    Ok(result.get_main_result().to_owned())
+}
+
+/// Returns true if floating point has made the result imprecise. fend rounds with floating point
+/// numbers, which are exact to fifteen digits, and turns values above 2^64 into 2^64.
+fn is_beyond_precision(expression: &FendExpression, result: &str) -> bool {
+    let numbers = result.split(|c: char| !c.is_ascii_digit() && c != '.');
+    let digits_max = numbers.map(|number| number.split('.').next().unwrap_or("").len()).max();
+    let saturated = result.starts_with("approx.") && result.contains("18446744073709551616");
+    saturated || (expression.has_rounding() && digits_max.unwrap_or(0) > 15)
+}
+
+/// Interrupts fend when the evaluation's time limit has passed or its call is cancelled.
+struct InterruptCheck<F> {
+    expired: F,
+    checks: AtomicU32,
+}
+
+impl<F: Fn() -> bool + Sync> Interrupt for InterruptCheck<F> {
+    fn should_interrupt(&self) -> bool {
+        self.checks.fetch_add(1, Ordering::Relaxed).is_multiple_of(CHECKS_PER_CLOCK_READ)
+            && (self.expired)()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::expression::EXPRESSION_CHARS_MAX;
+    use super::*;
+
+    fn evaluated(expression: &str) -> Result<String, String> {
+        let deadline = Duration::from_millis(500);
+        let started = Instant::now();
+        evaluate_in_thread(expression, move || started.elapsed() >= deadline)
+            .map_err(|e| e.to_string())
+    }
+
+    fn check(expression: &str, expect: &str) {
+        assert_eq!(evaluated(expression).as_deref(), Ok(expect), "{expression}");
+    }
+
+    #[track_caller]
+    fn check_error(expression: &str, expect: &str) {
+        let error = evaluated(expression).expect_err(expression);
+        assert!(error.contains(expect), "{expression:?}: {error}");
+    }
+
+    #[test]
+    fn evaluates_exactly() {
+        check("17 % of 2,350", "399.5");
+        check("17% of 2350", "399.5");
+        check("0.1 + 0.2", "0.3");
+        check("1,000,000.50 * 2", "2000001");
+        check("1,00,000 + 1", "100001");
+        check("2 + 2 =", "4");
+        check("2^64", "18446744073709551616");
+        check("2**10", "1024");
+        check("2³", "8");
+        check("6 × 7 ÷ 2 − 1", "20");
+        check("7 mod 3", "1");
+        check("（1＋2）＊３", "9");
+        check("sqrt(16) + abs(-3)", "7");
+        check("5 feet 3 inches to cm", "160.02 cm");
+        check("20 °C to °F", "68 °F");
+        check("1/3", "approx. 0.3333333333");
+        check("50!/49!", "50");
+        check("0xff + 1", "0x100");
+        check("2 + 2 ≠ 5", "true");
+        check("2^64 to hex", "10000000000000000");
+        check("round(2.5) + floor(-2.5) + ceil(2.1)", "3");
+    }
+
+    #[test]
+    fn rounds_long_decimals() {
+        check("50000*(1+0.07/12)^(12*30)", "approx. 405824.8737679804");
+        check("1.00583^360", "approx. 8.1068199223");
+        check("1.07^30", "approx. 7.6122550427");
+        check("1e-12 * 3", "0.000000000003");
+        check("2/3 * 1e-12", "approx. 0.000000000000666666666666667");
+        check("1/3 to 3 dp", "approx. 0.333");
+        check("10^30", "1000000000000000000000000000000");
+    }
+
+    #[test]
+    fn a_function_call_binds_tighter_than_a_power() {
+        check("sin(1)^2 + cos(1)^2", "approx. 1");
+        check("round(2.4)^2", "4");
+        check("2 ln(e)^3", "approx. 2");
+        check("SQRT(16) ^ sqrt (4)", "16");
+        check("sqrt(abs(-16)^2)/2", "8");
+        check("3 kg(2)^2", "12 kg");
+        check("sqrt 16", "4");
+    }
+
+    #[test]
+    fn refuses_imprecise_results() {
+        for expression in ["floor(1e25/7)", "round(9007199254740993.5)", "sinh(50)", "(1+i)^1000"] {
+            check_error(expression, "precise to 15 digits");
+        }
+        check("2^64 + 0", "18446744073709551616");
+        check("round(10^15/7)", "142857142857143");
+    }
+
+    #[test]
+    fn refuses_ambiguous_notation() {
+        check_error("1,5 + 1", "write a point");
+        check_error("1.000,5", "write a point");
+        check_error("1,2345", "write a point");
+        check_error("max(1,2)", "write a point");
+        check_error(",5", "write a point");
+        check_error("1,,000", "write a point");
+        check_error("roll d6", "dice");
+        check_error("300d300", "dice");
+        check_error("2⁰¹²³⁴⁵⁶⁷⁸⁹", "superscript");
+    }
+
+    #[test]
+    fn refuses_function_definitions_strings_dates_and_currencies() {
+        for (expression, sign) in [
+            ("f = x: f x", "'='"),
+            ("(x => x x) (x => x x)", "'='"),
+            ("λx.x", "'λ'"),
+            ("\\x.x", "\\\\"),
+            ("\"2020-01-01\" to date", "'\"'"),
+            ("@2020-01-01", "'@'"),
+            ("1 << 99999999999", "'<'"),
+            ("1; 2", "';'"),
+            ("# note", "'#'"),
+        ] {
+            check_error(expression, "has no meaning");
+            check_error(expression, sign);
+        }
+        check_error("today", "unable to get the current date");
+        check_error("5 USD to EUR", "exchange rates are not available");
+        check_error("nonsense + 1", "unknown identifier");
+        check_error("1/0", "division by zero");
+        check_error(" ", "empty");
+        check_error("?", "empty");
+    }
+
+    #[test]
+    fn stops_evaluations_that_take_too_long() {
+        for hostile in
+            ["9^9^9^9", "100000!", "3!!!!!", "fib 10^9", "1e999999999", "pi to 1000000000 dp"]
+        {
+            let started = Instant::now();
+            check_error(hostile, "took longer");
+            assert!(started.elapsed() < Duration::from_secs(5), "{hostile}");
+        }
+    }
+
+    #[test]
+    fn limits_the_length_of_expression_and_result() {
+        check_error(&"1".repeat(501), "501 characters");
+        check_error("2^20000", "the result has 6021 bytes");
+    }
+
+    #[test]
+    fn survives_the_deepest_nesting() {
+        for deep in ["(", ")", "-", "+", "-(", "abs(", "ln(", "2^", "sqrt ", "1+", "not ", "m "] {
+            let times = (EXPRESSION_CHARS_MAX - 1) / deep.len();
+            // Only the absence of a stack overflow matters, not the result.
+            let _ = evaluated(&format!("{}1", deep.repeat(times)));
+        }
+        check(&format!("{}1{}", "(".repeat(240), ")".repeat(240)), "1");
+    }
+
+    #[test]
+    fn stops_when_the_call_is_cancelled() {
+        assert_eq!(evaluate_in_thread("9^9^9^9", || true), Err(EvaluationError::TimedOut));
+    }
+}

@@ -1,0 +1,160 @@
+//! The text that the model reads of an HTTP response: status, content type and body.
+
+use reqwest::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
+use reqwest::{Response, StatusCode};
+
+use super::GetError;
+use crate::types::excerpt;
+
+/// Maximum length of a quoted header or URL.
+const QUOTED_CHARS_MAX: usize = 200;
+
+/// Reads a response with any status. Does not read a body that is not text.
+pub(super) async fn read(mut response: Response, bytes_max: usize) -> Result<String, GetError> {
+    let head = head(&response);
+    // Must be read before the body: afterwards it is the length of the unread rest.
+    let size = response.content_length();
+    if let Some(why) = unreadable(&response) {
+        let size = size.map_or("of unknown size".to_owned(), |bytes| format!("{bytes} bytes"));
+        return Ok(format!("{head}\n[the body is left out: {why}, {size}]"));
+    }
+    let mut body = Vec::new();
+    let mut complete = true;
+    while let Some(chunk) = response.chunk().await? {
+        let remaining = bytes_max - body.len();
+        complete = chunk.len() <= remaining;
+        body.extend_from_slice(chunk.get(..remaining).unwrap_or(&chunk));
+        if !complete {
+            break;
+        }
+    }
+    Ok(format!("{head}\n{}", text(&body, complete, size)))
+}
+
+/// Returns the status line, the content type and the URL, which redirects may have changed.
+fn head(response: &Response) -> String {
+    let status = status_line(response.status());
+    let content_type = header(response, &CONTENT_TYPE).unwrap_or_else(|| "missing".to_owned());
+    let url = shorten(response.url().as_str());
+    format!("HTTP {status}\nurl: {url}\ncontent-type: {content_type}\n")
+}
+
+fn status_line(status: StatusCode) -> String {
+    match status.canonical_reason() {
+        Some(reason) => format!("{} {reason}", status.as_str()),
+        None => status.as_str().to_owned(),
+    }
+}
+
+/// Returns the reason why the body cannot be read as text, if there is one.
+fn unreadable(response: &Response) -> Option<String> {
+    let encoding = header(response, &CONTENT_ENCODING);
+    if let Some(encoding) = encoding.filter(|coding| !coding.eq_ignore_ascii_case("identity")) {
+        return Some(format!("it is encoded as {encoding}"));
+    }
+    let content_type = header(response, &CONTENT_TYPE)?;
+    (!is_text(&content_type)).then(|| format!("it is {content_type}"))
+}
+
+fn is_text(content_type: &str) -> bool {
+    const TEXTS: [&str; 9] = [
+        "application/json",
+        "application/javascript",
+        "application/ecmascript",
+        "application/xml",
+        "application/x-ndjson",
+        "application/x-www-form-urlencoded",
+        "application/x-yaml",
+        "application/yaml",
+        "application/toml",
+    ];
+    let essence = content_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    essence.starts_with("text/")
+        || essence.ends_with("+json")
+        || essence.ends_with("+xml")
+        || TEXTS.contains(&essence.as_str())
+}
+
+/// Returns the body as text, with notes about a cut and about invalid UTF-8.
+fn text(body: &[u8], complete: bool, size: Option<u64>) -> String {
+    let bytes = if complete { body } else { without_partial_character(body) };
+    if memchr::memchr(0, bytes).is_some() {
+        return format!("[the body is left out: it is not text, {} bytes or more]", body.len());
+    }
+    let mut text = String::from_utf8_lossy(bytes).into_owned();
+    if text.is_empty() {
+        text.push_str("[the body is empty]");
+    }
+    if std::str::from_utf8(bytes).is_err() {
+        text.push_str("\n[invalid UTF-8 in the body is replaced by \u{fffd}]");
+    }
+    if !complete {
+        let of = size.map_or("more".to_owned(), |size| size.to_string());
+        text.push_str(&format!("\n[cut: these are the first {} of {of} bytes]", bytes.len()));
+    }
+    text
+}
+
+/// Removes the bytes of a last character that the cut left incomplete.
+fn without_partial_character(bytes: &[u8]) -> &[u8] {
+    let partial = bytes.utf8_chunks().last().map_or(0, |chunk| {
+        // `error_len` is `None` only for the beginning of a valid character.
+        let invalid = chunk.invalid();
+        let is_partial = std::str::from_utf8(invalid).is_err_and(|e| e.error_len().is_none());
+        if is_partial { invalid.len() } else { 0 }
+    });
+    bytes.get(..bytes.len() - partial).unwrap_or(bytes)
+}
+
+fn header(response: &Response, name: &HeaderName) -> Option<String> {
+    let value = response.headers().get(name)?;
+    Some(shorten(&String::from_utf8_lossy(value.as_bytes())))
+}
+
+/// Shortens a text from outside, to quote it.
+pub(super) fn shorten(text: &str) -> String {
+    excerpt(text, QUOTED_CHARS_MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_recognised_by_its_content_type() {
+        for content_type in [
+            "text/html; charset=utf-8",
+            "TEXT/Plain",
+            "application/json",
+            "application/problem+json",
+            "application/atom+xml;type=feed",
+        ] {
+            assert!(is_text(content_type), "{content_type}");
+        }
+        for content_type in ["image/png", "application/octet-stream", "", "application/pdf"] {
+            assert!(!is_text(content_type), "{content_type}");
+        }
+    }
+
+    #[test]
+    fn body_text_notes_cuts_and_invalid_bytes() {
+        assert_eq!(text(b"", true, None), "[the body is empty]");
+        assert_eq!(text(b"hello", true, Some(5)), "hello");
+        assert_eq!(
+            text(b"caf\xe9 noir", true, None),
+            "caf\u{fffd} noir\n[invalid UTF-8 in the body is replaced by \u{fffd}]"
+        );
+        assert_eq!(
+            text("día"[..].as_bytes(), false, Some(9)),
+            "día\n[cut: these are the first 4 of 9 bytes]"
+        );
+        assert_eq!(
+            text(&"dí".as_bytes()[..2], false, None),
+            "d\n[cut: these are the first 1 of more bytes]"
+        );
+        assert_eq!(
+            text(b"a\0b", true, None),
+            "[the body is left out: it is not text, 3 bytes or more]"
+        );
+    }
+}

@@ -1,0 +1,149 @@
+//! The description of a tool: its name and schema for the model, its policy for the schedule.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use schemars::JsonSchema;
+
+use super::InputSchema;
+use crate::config::{ApprovalPolicy, StartPolicy, ToolEffect};
+
+/// Default of [`ToolSpec::approval_timeout`].
+const APPROVAL_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Name and schema of a tool for the model, and its policy for the schedule.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ToolSpec {
+    /// The name: `[a-zA-Z0-9_-]{1,64}`, which every provider accepts.
+    pub name: String,
+    /// The description that the model reads.
+    pub description: String,
+    /// The JSON schema of the arguments.
+    pub input: InputSchema,
+    /// Effects of a call outside this process.
+    pub effect: ToolEffect,
+    /// The moment at which a sealed call may start; only used for tools with effects.
+    pub start: StartPolicy,
+    /// Runs alone: a barrier in call order.
+    pub exclusive: bool,
+    /// May run again with the same idempotency key after a crash.
+    pub idempotent: bool,
+    /// Identical calls of one response all run; otherwise only the first runs and its result is
+    /// copied.
+    pub repeatable: bool,
+    /// Blocks or computes; runs on a thread of its own pool.
+    pub blocking: bool,
+    /// Time limit of one call; the agent's `tool_timeout` if `None`.
+    pub timeout: Option<Duration>,
+    /// Phases of a call that need a person's approval.
+    pub approval: ApprovalPolicy,
+    /// Time limit of an approval; an expired approval counts as a rejection.
+    pub approval_timeout: Duration,
+    /// Number of its calls that may run at once in the whole host; unlimited if `None`.
+    pub max_concurrent: Option<NonZeroU32>,
+}
+
+impl ToolSpec {
+    /// Describes a tool with effects whose arguments are `Input`. The defaults are safe for any
+    /// tool: it starts only after the response has finished, and never runs twice.
+    #[must_use]
+    pub fn new<Input: JsonSchema>(name: &str, description: &str) -> Self {
+        Self::with_schema(name, description, InputSchema::of::<Input>())
+    }
+
+    /// Describes a tool as [`Self::new`] does, with an existing JSON schema.
+    #[must_use]
+    pub fn with_schema(name: &str, description: &str, input: InputSchema) -> Self {
+        Self {
+            name: name.to_owned(),
+            description: description.to_owned(),
+            input,
+            effect: ToolEffect::Some,
+            start: StartPolicy::OnFinish,
+            exclusive: false,
+            idempotent: false,
+            repeatable: false,
+            blocking: false,
+            timeout: None,
+            approval: ApprovalPolicy::NEVER,
+            approval_timeout: APPROVAL_TIMEOUT,
+            max_concurrent: None,
+        }
+    }
+
+    /// Declares that a call has no effects outside this process: it may start on its seal.
+    #[must_use]
+    pub fn pure(mut self) -> Self {
+        self.effect = ToolEffect::None;
+        self
+    }
+
+    /// Lets a call start on its own seal although it has effects.
+    #[must_use]
+    pub fn start_on_seal(mut self) -> Self {
+        self.start = StartPolicy::OnSeal;
+        self
+    }
+
+    /// Makes a call run alone, as a barrier in call order.
+    #[must_use]
+    pub fn exclusive(mut self) -> Self {
+        self.exclusive = true;
+        self
+    }
+
+    /// Lets a call run again with the same idempotency key after a crash.
+    #[must_use]
+    pub fn idempotent(mut self) -> Self {
+        self.idempotent = true;
+        self
+    }
+
+    /// Makes identical calls of one response all run.
+    #[must_use]
+    pub fn repeatable(mut self) -> Self {
+        self.repeatable = true;
+        self
+    }
+
+    /// Runs calls on a thread of their own pool, because they block or compute.
+    #[must_use]
+    pub fn blocking(mut self) -> Self {
+        self.blocking = true;
+        self
+    }
+
+    /// Sets the time limit of one call.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Requires a person's approval of each call, within [`Self::approval_timeout`].
+    #[must_use]
+    pub fn approval(mut self, approval: ApprovalPolicy) -> Self {
+        self.approval = approval;
+        self
+    }
+
+    /// Limits how many calls run at once in the whole host, over all sessions; 0 counts as 1.
+    /// Further calls wait, and the sessions take turns.
+    #[must_use]
+    pub fn max_concurrent(mut self, calls: u32) -> Self {
+        self.max_concurrent = NonZeroU32::new(calls).or(Some(NonZeroU32::MIN));
+        self
+    }
+
+    /// Returns true if a call has effects outside this process.
+    #[must_use]
+    pub fn has_effects(&self) -> bool {
+        self.effect == ToolEffect::Some
+    }
+
+    /// Returns true if a sealed call may start before the response has ended.
+    #[must_use]
+    pub fn may_start_early(&self) -> bool {
+        !self.has_effects() || self.start == StartPolicy::OnSeal
+    }
+}

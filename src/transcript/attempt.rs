@@ -1,0 +1,239 @@
+//! Attempts of a turn, their responses and their calls.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::RecordLocation;
+use crate::event::{ApprovalRequest, CallLabel};
+use crate::record::{DisplayedSegment, PartialResponse, ResponseDisposition, ResponseMessage};
+use crate::types::{
+    ApprovalPhase, CallKey, FinishReason, Judgement, ProviderError, ReadSet, ResultNotes, ToolCall,
+    ToolOutcome, ToolResult, Usage, Verdict, WriteSet,
+};
+
+/// An attempt of a turn: one HTTP exchange with a provider.
+#[derive(Clone, Debug, Default)]
+pub struct AttemptTranscript<'a> {
+    /// The number of the attempt in its turn, from 1.
+    pub number: u32,
+    /// The start; none for a response that the session was opened with.
+    pub start: Option<AttemptStart<'a>>,
+    /// The failure, if it broke.
+    pub failure: Option<AttemptFailure<'a>>,
+    /// The response, if one is kept.
+    pub response: Option<AttemptResponse<'a>>,
+    /// The calls that have records, also those that the response does not keep.
+    pub calls: BTreeMap<CallKey, CallTranscript<'a>>,
+}
+
+/// The start of an attempt.
+#[derive(Clone, Copy, Debug)]
+pub struct AttemptStart<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The name of the model that was asked, at its service.
+    pub model: &'a str,
+    /// True if a streamed answer was asked for.
+    pub streamed: bool,
+    /// The error of the attempt before.
+    pub reason: Option<&'a str>,
+    /// The time between the decision and the request, in milliseconds.
+    pub wait_ms: u64,
+}
+
+/// The failure of an attempt.
+#[derive(Clone, Copy, Debug)]
+pub struct AttemptFailure<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The error.
+    pub error: &'a ProviderError,
+    /// True if the part that had come is kept as the turn's response.
+    pub kept: bool,
+    /// The tokens that it cost.
+    pub usage: Usage,
+    /// True if it broke because the host stopped.
+    pub host_stopped: bool,
+}
+
+/// The kept part of a response.
+#[derive(Clone, Copy, Debug)]
+pub struct AttemptResponse<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The end of the response.
+    pub ending: ResponseDisposition,
+    /// The message.
+    pub message: &'a Arc<ResponseMessage>,
+    /// The provider's finish reason.
+    pub finish_reason: Option<&'a FinishReason>,
+    /// The tokens that it cost.
+    pub usage: Usage,
+    /// The names of calls that were decoded but are not kept.
+    pub dropped_calls: &'a [Arc<str>],
+    /// The order in which watchers were shown its text and thinking.
+    pub shown: &'a [DisplayedSegment],
+}
+
+/// The records of a call, each list in their order.
+#[derive(Clone, Debug, Default)]
+pub struct CallTranscript<'a> {
+    /// Intents to start it. A tool that is idempotent is intended again after a crash.
+    pub intents: Vec<CallIntent<'a>>,
+    /// Answers of its tool that may still be dropped, or reviewed by people.
+    pub reports: Vec<RecordedReport<'a>>,
+    /// Questions to people about it.
+    pub questions: Vec<RecordedQuestion<'a>>,
+    /// Decisions of people about it.
+    pub decisions: Vec<RecordedDecision<'a>>,
+    /// Its outcome. Those behind the first only change notes, or replace a result that does not
+    /// count.
+    pub outcomes: Vec<RecordedOutcome<'a>>,
+}
+
+/// The intent to start a call with effects.
+#[derive(Clone, Copy, Debug)]
+pub struct CallIntent<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The call, with its arguments.
+    pub call: &'a ToolCall,
+    /// The key that stays the same if the call runs again.
+    pub idempotency_key: &'a str,
+    /// The response up to then, where that had not ended.
+    pub partial: Option<&'a PartialResponse>,
+}
+
+/// The answer of a tool that may still be dropped, or reviewed by people.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordedReport<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The answer of the tool.
+    pub outcome: &'a ToolOutcome,
+    /// The variables that it had read.
+    pub reads: &'a ReadSet,
+    /// The variables that it would write.
+    pub writes: &'a WriteSet,
+}
+
+/// A question to people about a call.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordedQuestion<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The question, and the call that it concerns.
+    pub request: &'a ApprovalRequest,
+}
+
+/// A decision about a call: by people, or because none was made in time.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordedDecision<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The question that it answers.
+    pub phase: ApprovalPhase,
+    /// The decision.
+    pub verdict: Verdict,
+    /// A message for the model or for people.
+    pub message: Option<&'a str>,
+}
+
+/// The outcome of a call, as it was recorded.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordedOutcome<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The call.
+    pub label: &'a CallLabel,
+    /// The outcome.
+    pub outcome: &'a ToolOutcome,
+    /// Notes about it.
+    pub notes: &'a ResultNotes,
+    /// The variables that it writes.
+    pub writes: &'a WriteSet,
+    /// The time of its start, in milliseconds since the run began; none if it never started.
+    pub started_ms: Option<u64>,
+    /// The time from its seal to its start, in milliseconds.
+    pub wait_ms: u64,
+    /// The time from its start to its outcome, in milliseconds.
+    pub duration_ms: u64,
+    /// True if it started before its response had ended.
+    pub early: bool,
+    /// True if only the notes have changed since the outcome was recorded first.
+    pub amended: bool,
+}
+
+impl AttemptTranscript<'_> {
+    /// Returns whether the attempt broke and nothing of it is kept.
+    #[must_use]
+    pub fn is_void(&self) -> bool {
+        self.failure.is_some_and(|failure| !failure.kept)
+    }
+}
+
+impl AttemptResponse<'_> {
+    /// Returns whether the message holds this call.
+    #[must_use]
+    pub fn keeps(&self, key: CallKey) -> bool {
+        self.message.calls.iter().any(|call| call.key == key)
+    }
+}
+
+impl RecordedOutcome<'_> {
+    /// The result of the call, with times in whole milliseconds.
+    #[must_use]
+    pub fn result(&self, call: ToolCall) -> ToolResult {
+        ToolResult {
+            call,
+            outcome: self.outcome.clone(),
+            notes: self.notes.clone(),
+            started: self.started_ms.map(Duration::from_millis),
+            wait: Duration::from_millis(self.wait_ms),
+            duration: Duration::from_millis(self.duration_ms),
+            writes: self.writes.clone(),
+        }
+    }
+}
+
+impl RecordedDecision<'_> {
+    /// The decision as the outcome of its call notes it.
+    #[must_use]
+    pub fn judgement(&self) -> Judgement {
+        Judgement { verdict: self.verdict, message: self.message.map(str::to_owned) }
+    }
+}
+
+impl<'a> CallTranscript<'a> {
+    /// The name of the tool; none where no record holds it.
+    #[must_use]
+    pub fn name(&self) -> Option<&'a str> {
+        let intended = self.intents.first().map(|intent| &*intent.call.name);
+        let asked = || self.questions.first().map(|asked| &*asked.request.call.name);
+        let ended = || self.outcomes.first().map(|ended| &*ended.label.name);
+        intended.or_else(asked).or_else(ended)
+    }
+
+    /// All its records, list by list.
+    pub fn locations(&self) -> impl Iterator<Item = RecordLocation> {
+        let intents = self.intents.iter().map(|intent| intent.at);
+        let reports = self.reports.iter().map(|report| report.at);
+        let questions = self.questions.iter().map(|question| question.at);
+        let decisions = self.decisions.iter().map(|decision| decision.at);
+        let outcomes = self.outcomes.iter().map(|outcome| outcome.at);
+        intents.chain(reports).chain(questions).chain(decisions).chain(outcomes)
+    }
+
+    /// The outcome as it was recorded last.
+    #[must_use]
+    pub fn outcome(&self) -> Option<&RecordedOutcome<'a>> {
+        self.outcomes.last()
+    }
+
+    /// The first decision about this question, which is the one that counts.
+    #[must_use]
+    pub fn decision(&self, phase: ApprovalPhase) -> Option<&RecordedDecision<'a>> {
+        self.decisions.iter().find(|decision| decision.phase == phase)
+    }
+}

@@ -1,0 +1,309 @@
+//! The one typed reading of a session's records: runs, their turns, their attempts, their calls.
+//!
+//! Everything that interprets a journal reads a [`Transcript`] instead of matching on records:
+//! checks, exports, the resumption of a turn. It borrows from the records and copies no text.
+//! Records that no host writes are read as far as they can be understood, and each of them is
+//! listed in [`Transcript::breaches`].
+//!
+//! | file | holds |
+//! | --- | --- |
+//! | this one | sessions, runs and turns |
+//! | `attempt` | attempts, responses and calls |
+//! | `reader` | the reading itself: where each record belongs |
+//! | `breach` | invariants, and breaches of them |
+
+mod attempt;
+mod breach;
+#[cfg(test)]
+pub(crate) mod fixtures;
+mod reader;
+#[cfg(test)]
+mod tests;
+
+pub use attempt::{
+    AttemptFailure, AttemptResponse, AttemptStart, AttemptTranscript, CallIntent, CallTranscript,
+    RecordedDecision, RecordedOutcome, RecordedQuestion, RecordedReport,
+};
+pub use breach::{Breach, Invariant};
+pub use reader::TIME_FALL_MAX_MS;
+
+use serde_json::Value;
+
+use crate::config::RunOverrides;
+use crate::event::{StatsReport, TurnSummary};
+use crate::record::{StopMode, TurnEnd};
+use crate::types::{
+    CallKey, Content, Execution, RunEnd, RunError, RunId, Seq, SessionId, ToolCall, Usage,
+};
+
+/// The location of a record in a journal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RecordLocation {
+    /// The number of records that were read before it.
+    pub index: usize,
+    /// Its number in the session's journal.
+    pub seq: Seq,
+    /// When it was appended: Unix time in milliseconds.
+    pub time: u64,
+}
+
+impl RecordLocation {
+    /// Returns whether the record stands before another one.
+    #[must_use]
+    pub fn is_before(self, other: Self) -> bool {
+        self.index < other.index
+    }
+}
+
+/// A session's records as runs, turns, attempts and calls.
+///
+/// It can also be read from a part of the records, such as those of one turn. The run and the
+/// turn that the part begins in then have no start, and breaches mean nothing.
+#[derive(Clone, Debug, Default)]
+pub struct Transcript<'a> {
+    /// The opening of the session.
+    pub opening: Option<SessionOpening<'a>>,
+    /// The forks: the records before a fork are those of another session.
+    pub forks: Vec<SessionFork<'a>>,
+    /// The inputs that waited for an earlier run to end.
+    pub queued: Vec<RecordedInput<'a>>,
+    /// The runs, in their order.
+    pub runs: Vec<RunTranscript<'a>>,
+    /// The record that closed the session.
+    pub closed: Option<RecordLocation>,
+    /// Records that do not fit to those before them, in their order.
+    pub breaches: Vec<Breach>,
+    first: Option<Seq>,
+    last: Option<RecordLocation>,
+    latest_time: u64,
+    last_turn: u32,
+}
+
+/// The opening of a session.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionOpening<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The session's agent.
+    pub agent: &'a str,
+    /// The messages that it was opened with, in the Chat Completions form.
+    pub messages: &'a [Value],
+}
+
+/// A fork of another session.
+#[derive(Clone, Copy, Debug)]
+pub struct SessionFork<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The other session.
+    pub from: &'a SessionId,
+    /// The last record that was copied from it.
+    pub last_copied: Seq,
+}
+
+/// An input that waits for an earlier run to end.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordedInput<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The run that will start with it.
+    pub run: &'a RunId,
+    /// The user's input.
+    pub input: &'a Content,
+    /// The run's changes to its agent.
+    pub overrides: &'a RunOverrides,
+}
+
+/// A run: one input to its final answer.
+#[derive(Clone, Debug, Default)]
+pub struct RunTranscript<'a> {
+    /// The start; none if the records that were read begin within the run.
+    pub start: Option<RunStart<'a>>,
+    /// Its turns, in their order.
+    pub turns: Vec<TurnTranscript<'a>>,
+    /// Inputs of users while it was open.
+    pub steers: Vec<SteeredInput<'a>>,
+    /// Requests to stop it.
+    pub stops: Vec<StopRequest>,
+    /// Limits that it reached.
+    pub limits: Vec<ReachedLimit<'a>>,
+    /// The end; none while it is open.
+    pub end: Option<RecordedRunEnd<'a>>,
+}
+
+/// The start of a run.
+#[derive(Clone, Copy, Debug)]
+pub struct RunStart<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The run.
+    pub id: &'a RunId,
+    /// The user's input.
+    pub input: &'a Content,
+    /// The run's changes to its agent.
+    pub overrides: &'a RunOverrides,
+    /// The name of the model that it asks first, at its service.
+    pub model: &'a str,
+    /// The order in which its calls are run.
+    pub execution: Execution,
+}
+
+/// An input for a run that is open.
+#[derive(Clone, Copy, Debug)]
+pub struct SteeredInput<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The user's input.
+    pub input: &'a Content,
+    /// The turn that was open: the input follows it in the history.
+    pub after_turn: u32,
+}
+
+/// A request to stop a run.
+#[derive(Clone, Copy, Debug)]
+pub struct StopRequest {
+    /// The record.
+    pub at: RecordLocation,
+    /// Now, or after the turn.
+    pub mode: StopMode,
+}
+
+/// A limit that was reached, or half used.
+#[derive(Clone, Copy, Debug)]
+pub struct ReachedLimit<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// Its name in the configuration.
+    pub limit: &'a str,
+    /// The value that was seen.
+    pub value: u64,
+    /// The value that is allowed.
+    pub maximum: u64,
+    /// The action that was taken.
+    pub action: &'a str,
+    /// The text for the model about it.
+    pub note: Option<&'a str>,
+}
+
+/// The end of a run, as it was recorded.
+#[derive(Clone, Copy, Debug)]
+pub struct RecordedRunEnd<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The run that ended.
+    pub id: &'a RunId,
+    /// The reason of the end.
+    pub end: RunEnd,
+    /// The final answer, or as much of it as there is.
+    pub text: &'a str,
+    /// The error of a run that failed.
+    pub error: Option<&'a RunError>,
+    /// The run's sums.
+    pub stats: &'a StatsReport,
+    /// The number of inputs that waited for its end.
+    pub waiting: u64,
+}
+
+/// A turn: one response of a model and its calls.
+#[derive(Clone, Debug, Default)]
+pub struct TurnTranscript<'a> {
+    /// The number of the turn in the session, from 1.
+    pub number: u32,
+    /// Its attempts, in their order.
+    pub attempts: Vec<AttemptTranscript<'a>>,
+    /// The commit; none while it is open.
+    pub commit: Option<TurnCommit<'a>>,
+}
+
+/// The commit of a turn.
+#[derive(Clone, Copy, Debug)]
+pub struct TurnCommit<'a> {
+    /// The record.
+    pub at: RecordLocation,
+    /// The end of the turn.
+    pub end: &'a TurnEnd,
+    /// Its sums.
+    pub summary: &'a TurnSummary,
+}
+
+impl<'a> Transcript<'a> {
+    /// The run that has not ended, if the last one has not.
+    #[must_use]
+    pub fn open_run(&self) -> Option<&RunTranscript<'a>> {
+        self.runs.last().filter(|run| run.end.is_none())
+    }
+
+    /// The turn of the open run that is not committed, if there is one.
+    #[must_use]
+    pub fn open_turn(&self) -> Option<&TurnTranscript<'a>> {
+        self.open_run()?.turns.last().filter(|turn| turn.commit.is_none())
+    }
+
+    /// The last record that was read.
+    #[must_use]
+    pub fn last(&self) -> Option<RecordLocation> {
+        self.last
+    }
+}
+
+impl<'a> RunTranscript<'a> {
+    /// The id of the run, if its start was read.
+    #[must_use]
+    pub fn id(&self) -> Option<&'a RunId> {
+        self.start.map(|start| start.id)
+    }
+
+    /// The turns that were committed.
+    pub fn committed(&self) -> impl Iterator<Item = (&TurnTranscript<'a>, TurnCommit<'a>)> {
+        self.turns.iter().filter_map(|turn| Some((turn, turn.commit?)))
+    }
+}
+
+impl RecordedRunEnd<'_> {
+    /// Returns whether the session gave the run up because its actors died too often. Such a run
+    /// may leave a turn without a commit.
+    #[must_use]
+    pub fn is_given_up(&self) -> bool {
+        let is_internal = |code: &str| code == "internal_error" || code == "journal_failed";
+        self.end == RunEnd::Failed && self.error.is_some_and(|error| is_internal(&error.code))
+    }
+}
+
+impl<'a> TurnTranscript<'a> {
+    /// The last attempt.
+    #[must_use]
+    pub fn attempt(&self) -> Option<&AttemptTranscript<'a>> {
+        self.attempts.last()
+    }
+
+    /// The response that is kept: that of the last attempt.
+    #[must_use]
+    pub fn response(&self) -> Option<&AttemptResponse<'a>> {
+        self.attempt()?.response.as_ref()
+    }
+
+    /// The calls of the response, in call order.
+    #[must_use]
+    pub fn kept_calls(&self) -> &'a [ToolCall] {
+        self.response().map(|response| &*response.message.calls).unwrap_or_default()
+    }
+
+    /// The records of a call of the last attempt.
+    #[must_use]
+    pub fn call(&self, key: CallKey) -> Option<&CallTranscript<'a>> {
+        self.attempt()?.calls.get(&key)
+    }
+
+    /// The tokens that its attempts have cost up to now. An attempt that broke and is kept is
+    /// counted with its response.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let mut usage = Usage::default();
+        for attempt in &self.attempts {
+            let failure = attempt.failure.filter(|failure| !failure.kept);
+            usage += failure.map(|failure| failure.usage).unwrap_or_default();
+            usage += attempt.response.map(|response| response.usage).unwrap_or_default();
+        }
+        usage
+    }
+}

@@ -1,0 +1,365 @@
+//! Reads records one after the other and puts each where it belongs.
+
+use super::{
+    AttemptFailure, AttemptResponse, AttemptStart, AttemptTranscript, Breach, CallIntent,
+    CallTranscript, Invariant, ReachedLimit, RecordLocation, RecordedDecision, RecordedInput,
+    RecordedOutcome, RecordedQuestion, RecordedReport, RecordedRunEnd, RunStart, RunTranscript,
+    SessionFork, SessionOpening, SteeredInput, StopRequest, Transcript, TurnCommit, TurnTranscript,
+};
+use crate::record::{JournalEntry, Record};
+use crate::types::CallKey;
+
+/// The longest time by which a clock may be set back, in milliseconds: a day.
+pub const TIME_FALL_MAX_MS: u64 = 24 * 60 * 60 * 1000;
+
+impl<'a> Transcript<'a> {
+    /// Reads these entries.
+    #[must_use]
+    pub fn read(entries: impl IntoIterator<Item = &'a JournalEntry>) -> Self {
+        let mut transcript = Self::default();
+        entries.into_iter().for_each(|entry| transcript.push(entry));
+        transcript
+    }
+
+    /// Reads records whose numbers and times are not known.
+    #[must_use]
+    pub fn of_records(records: impl IntoIterator<Item = &'a Record>) -> Self {
+        let mut transcript = Self::default();
+        for (record, index) in records.into_iter().zip(0_usize..) {
+            let seq = crate::types::Seq(index as u64 + 1);
+            transcript.add(RecordLocation { index, seq, time: 0 }, record);
+        }
+        transcript
+    }
+
+    /// Reads the next entry.
+    pub fn push(&mut self, entry: &'a JournalEntry) {
+        let index = self.last.map_or(0, |last| last.index + 1);
+        let at = RecordLocation { index, seq: entry.seq, time: entry.time };
+        let first = *self.first.get_or_insert(entry.seq);
+        let expected = if index == 0 { 1 } else { first.0 + index as u64 };
+        if entry.seq.0 != expected {
+            self.breach(at, Invariant::Numbering, format!("its number should be {expected}"));
+        }
+        let fall = self.latest_time.saturating_sub(entry.time);
+        if fall > TIME_FALL_MAX_MS {
+            let what = format!("its time is {} s before that of an earlier record", fall / 1000);
+            self.breach(at, Invariant::Time, what);
+        }
+        self.latest_time = self.latest_time.max(entry.time);
+        if index == 0 && !matches!(entry.record, Record::SessionOpened { .. }) {
+            self.breach(at, Invariant::Session, "no record before it opens the session");
+        }
+        if self.closed.is_some() {
+            self.breach(at, Invariant::Session, "it follows the end of the session");
+        }
+        if entry.shown > 0 && self.open_run().is_none() {
+            self.breach(at, Invariant::Run, "it counts shown text, and no run is open");
+        }
+        self.add(at, &entry.record);
+    }
+
+    fn add(&mut self, at: RecordLocation, record: &'a Record) {
+        self.last = Some(at);
+        match record {
+            Record::SessionOpened { agent, messages } => {
+                if at.index > 0 {
+                    self.breach(at, Invariant::Session, "the session is opened again");
+                } else {
+                    self.opening = Some(SessionOpening { at, agent, messages });
+                }
+            }
+            Record::SessionForked { from, at: last_copied } => {
+                self.forks.push(SessionFork { at, from, last_copied: *last_copied });
+            }
+            Record::InputQueued { run_id: run, input, overrides, request: _, trace: _ } => {
+                self.queued.push(RecordedInput { at, run, input, overrides });
+            }
+            Record::RunStarted { run_id, input, overrides, model, execution, .. } => {
+                if self.open_run().is_some() {
+                    let what = format!("{run_id} starts before the end of the run before");
+                    self.breach(at, Invariant::Run, what);
+                }
+                let (id, execution) = (run_id, *execution);
+                let start = RunStart { at, id, input, overrides, model, execution };
+                self.runs.push(RunTranscript { start: Some(start), ..RunTranscript::default() });
+            }
+            Record::AttemptStarted { turn, attempt, model, streamed, reason, wait_ms } => {
+                let (streamed, reason, wait_ms) = (*streamed, reason.as_deref(), *wait_ms);
+                let start = AttemptStart { at, model, streamed, reason, wait_ms };
+                self.add_attempt(*turn, *attempt, start);
+            }
+            Record::AttemptFailed { turn, attempt, error, kept, usage, host_stopped } => {
+                let (kept, usage, host_stopped) = (*kept, *usage, *host_stopped);
+                let failure = AttemptFailure { at, error, kept, usage, host_stopped };
+                self.add_failure(*turn, *attempt, failure);
+            }
+            Record::ResponseEnded {
+                turn,
+                attempt,
+                ending,
+                message,
+                finish_reason,
+                usage,
+                dropped_calls,
+                shown,
+            } => {
+                let response = AttemptResponse {
+                    at,
+                    ending: *ending,
+                    message,
+                    finish_reason: finish_reason.as_ref(),
+                    usage: *usage,
+                    dropped_calls,
+                    shown,
+                };
+                self.add_response(*turn, *attempt, response);
+            }
+            Record::CallIntended { call, idempotency_key, so_far } => {
+                let partial = so_far.as_deref();
+                if let Some(known) = self.open_call(at, call.key, Invariant::Intent) {
+                    known.intents.push(CallIntent { at, call, idempotency_key, partial });
+                }
+            }
+            Record::CallReported { key, outcome, reads, writes } => {
+                if let Some(call) = self.open_call(at, *key, Invariant::Outcome) {
+                    call.reports.push(RecordedReport { at, outcome, reads, writes });
+                }
+            }
+            Record::ApprovalAsked { asked: request } => {
+                if let Some(call) = self.open_call(at, request.call.key, Invariant::Approval) {
+                    call.questions.push(RecordedQuestion { at, request });
+                }
+            }
+            Record::ApprovalGiven { key, phase, verdict, message } => {
+                let (phase, verdict, message) = (*phase, *verdict, message.as_deref());
+                if let Some(call) = self.open_call(at, *key, Invariant::Approval) {
+                    call.decisions.push(RecordedDecision { at, phase, verdict, message });
+                }
+            }
+            Record::CallEnded {
+                call: label,
+                outcome,
+                notes,
+                writes,
+                started_ms,
+                wait_ms,
+                duration_ms,
+                early,
+                amended,
+            } => {
+                if let Some(call) = self.call(at, label.key) {
+                    call.outcomes.push(RecordedOutcome {
+                        at,
+                        label,
+                        outcome,
+                        notes,
+                        writes,
+                        started_ms: *started_ms,
+                        wait_ms: *wait_ms,
+                        duration_ms: *duration_ms,
+                        early: *early,
+                        amended: *amended,
+                    });
+                }
+            }
+            Record::TurnCommitted { turn, end, summary } => {
+                self.add_commit(*turn, TurnCommit { at, end, summary });
+            }
+            Record::Steered { input, after_turn, request: _ } => {
+                let after_turn = *after_turn;
+                if after_turn != self.last_turn && !self.may_begin(after_turn) {
+                    let what = format!("the input follows turn {after_turn}, which does not exist");
+                    self.breach(at, Invariant::Turn, what);
+                }
+                if let Some(run) = self.open_run_for(at) {
+                    run.steers.push(SteeredInput { at, input, after_turn });
+                }
+            }
+            Record::StopAsked { mode } => {
+                if let Some(run) = self.open_run_for(at) {
+                    run.stops.push(StopRequest { at, mode: *mode });
+                }
+            }
+            Record::LimitReached { limit, value, maximum, action, note } => {
+                let (value, maximum, note) = (*value, *maximum, note.as_deref());
+                if let Some(run) = self.open_run_for(at) {
+                    run.limits.push(ReachedLimit { at, limit, value, maximum, action, note });
+                }
+            }
+            Record::RunEnded { run_id: id, end, text, error, stats, waiting } => {
+                let (end, error, waiting) = (*end, error.as_ref(), *waiting);
+                let run_end = RecordedRunEnd { at, id, end, text, error, stats, waiting };
+                if self.open_run().is_none() {
+                    self.breach(at, Invariant::Run, format!("{id} ends, and no run is open"));
+                } else if let Some(run) = self.runs.last_mut() {
+                    run.end = Some(run_end);
+                }
+            }
+            Record::SessionClosed => {
+                self.closed.get_or_insert(at);
+            }
+        }
+    }
+
+    fn breach(&mut self, at: RecordLocation, invariant: Invariant, what: impl Into<String>) {
+        self.breaches.push(Breach { seq: at.seq, invariant, what: what.into() });
+    }
+
+    /// The open run that a record belongs to. Where none is open, one without a start is added.
+    fn open_run_for(&mut self, at: RecordLocation) -> Option<&mut RunTranscript<'a>> {
+        if self.open_run().is_none() {
+            self.breach(at, Invariant::Run, "it belongs to a run, and no run is open");
+            self.runs.push(RunTranscript::default());
+        }
+        self.runs.last_mut()
+    }
+
+    /// Returns whether a turn of this number may be the next. A run that was given up may have
+    /// begun a turn that left no record.
+    fn may_begin(&self, turn: u32) -> bool {
+        let run = self.runs.iter().rfind(|run| run.end.is_some() || !run.turns.is_empty());
+        let gave_up = run.and_then(|run| run.end).is_some_and(|end| end.is_given_up());
+        let skipped = turn.checked_sub(self.last_turn);
+        skipped == Some(1) || (gave_up && skipped == Some(2))
+    }
+
+    /// The open turn, if it has this number. A later turn begins with its first record.
+    fn turn(&mut self, at: RecordLocation, number: u32) -> Option<&mut TurnTranscript<'a>> {
+        let open = self.open_turn().map(|turn| turn.number);
+        let is_next = self.may_begin(number);
+        self.open_run_for(at)?;
+        if let Some(open) = open.filter(|open| *open != number) {
+            let what = format!("it belongs to turn {number}, and turn {open} is open");
+            self.breach(at, Invariant::Turn, what);
+            if number < open {
+                return None;
+            }
+        } else if open.is_none() && !is_next {
+            let what = format!("turn {number} follows turn {}", self.last_turn);
+            self.breach(at, Invariant::Turn, what);
+        }
+        let run = self.runs.last_mut()?;
+        if open != Some(number) {
+            self.last_turn = number;
+            run.turns.push(TurnTranscript { number, ..TurnTranscript::default() });
+        }
+        run.turns.last_mut()
+    }
+
+    fn add_attempt(&mut self, turn: u32, number: u32, start: AttemptStart<'a>) {
+        let at = start.at;
+        let Some(open) = self.turn(at, turn) else { return };
+        let last = open.attempts.last();
+        let expected = last.map_or(1, |last| last.number + 1);
+        let is_answered = last.is_some_and(|last| last.response.is_some());
+        let goes_on = last.is_some_and(|last| !last.is_void());
+        let start = Some(start);
+        open.attempts.push(AttemptTranscript { number, start, ..AttemptTranscript::default() });
+        if number != expected {
+            let what = format!("it starts attempt {number}, and {expected} is the next");
+            self.breach(at, Invariant::Turn, what);
+        }
+        if is_answered {
+            self.breach(at, Invariant::Turn, "an attempt starts after the turn's response");
+        } else if goes_on {
+            self.breach(at, Invariant::Turn, "an attempt starts before the last one failed");
+        }
+    }
+
+    /// The open attempt of a turn, if it has this number.
+    fn attempt(
+        &mut self,
+        at: RecordLocation,
+        turn: u32,
+        number: u32,
+    ) -> Option<&mut AttemptTranscript<'a>> {
+        let open = self.turn(at, turn)?.attempts.last().map_or(0, |last| last.number);
+        if open != number {
+            let what = format!("it belongs to attempt {number}, and attempt {open} is open");
+            self.breach(at, Invariant::Turn, what);
+            return None;
+        }
+        self.turn(at, turn)?.attempts.last_mut()
+    }
+
+    fn add_failure(&mut self, turn: u32, number: u32, failure: AttemptFailure<'a>) {
+        let Some(attempt) = self.attempt(failure.at, turn, number) else { return };
+        if attempt.failure.is_some() || attempt.response.is_some() {
+            self.breach(failure.at, Invariant::Turn, "the attempt fails, and was over before");
+        } else {
+            attempt.failure = Some(failure);
+        }
+    }
+
+    /// Adds a response. One without an attempt is that of calls which the session was opened with.
+    fn add_response(&mut self, turn: u32, number: u32, response: AttemptResponse<'a>) {
+        let Some(open) = self.turn(response.at, turn) else { return };
+        if open.attempts.is_empty() {
+            open.attempts.push(AttemptTranscript { number, ..AttemptTranscript::default() });
+        }
+        let Some(attempt) = self.attempt(response.at, turn, number) else { return };
+        if attempt.response.is_some() {
+            self.breach(response.at, Invariant::Response, "the turn has a second response");
+        } else {
+            attempt.response = Some(response);
+        }
+    }
+
+    fn add_commit(&mut self, number: u32, commit: TurnCommit<'a>) {
+        let at = commit.at;
+        if self.open_turn().is_none() {
+            let what = format!("turn {number} is committed, and no turn is open");
+            self.breach(at, Invariant::Commit, what);
+        }
+        if let Some(turn) = self.turn(at, number) {
+            turn.commit = Some(commit);
+        }
+    }
+
+    /// The call that a record concerns: one of the open attempt that is not void and is kept.
+    fn call(&mut self, at: RecordLocation, key: CallKey) -> Option<&mut CallTranscript<'a>> {
+        let attempt = self.open_turn().map(|turn| (turn.number, turn.attempt()));
+        let wrong = match attempt {
+            None => Some((Invariant::Turn, format!("it concerns {key}, and no turn is open"))),
+            Some((turn, None)) => {
+                let what = format!("it concerns {key}, and turn {turn} has no attempt");
+                Some((Invariant::Turn, what))
+            }
+            Some((turn, Some(open))) if (key.turn, key.attempt) != (turn, open.number) => {
+                let attempt = open.number;
+                let what =
+                    format!("it concerns {key}, and attempt {attempt} of turn {turn} is open");
+                Some((Invariant::Turn, what))
+            }
+            Some((_, Some(open))) if open.is_void() => {
+                Some((Invariant::Turn, format!("it concerns {key}, whose attempt is void")))
+            }
+            Some((_, Some(open))) if open.response.is_some_and(|kept| !kept.keeps(key)) => {
+                Some((Invariant::Outcome, format!("it concerns {key}, which is not kept")))
+            }
+            Some((_, Some(_))) => None,
+        };
+        if let Some((invariant, what)) = wrong {
+            self.breach(at, invariant, what);
+            return None;
+        }
+        let attempt = self.runs.last_mut()?.turns.last_mut()?.attempts.last_mut()?;
+        Some(attempt.calls.entry(key).or_default())
+    }
+
+    /// The call that a record concerns, unless it has its outcome.
+    fn open_call(
+        &mut self,
+        at: RecordLocation,
+        key: CallKey,
+        invariant: Invariant,
+    ) -> Option<&mut CallTranscript<'a>> {
+        if !self.call(at, key)?.outcomes.is_empty() {
+            self.breach(at, invariant, format!("{key} has its outcome already"));
+            return None;
+        }
+        let attempt = self.runs.last_mut()?.turns.last_mut()?.attempts.last_mut()?;
+        attempt.calls.get_mut(&key)
+    }
+}

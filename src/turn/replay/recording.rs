@@ -1,0 +1,297 @@
+//! The records that are replayed, and what later records say about earlier decisions.
+
+use std::collections::BTreeSet;
+
+use crate::record::{JournalEntry, Record, ResponseDisposition, StopMode};
+use crate::transcript::{
+    AttemptResponse, AttemptTranscript, CallTranscript, RecordLocation, RecordedInput,
+    RecordedOutcome, RecordedReport, RecordedRunEnd, RunTranscript, SteeredInput, Transcript,
+    TurnTranscript,
+};
+use crate::turn::CancelReason;
+use crate::turn::effect::TurnEnd;
+use crate::types::{CallKey, FailureKind, ReadSet};
+
+/// The records of a session, read only. An `at` is the index of a record.
+#[derive(Debug)]
+pub(crate) struct Recording<'a> {
+    entries: &'a [JournalEntry],
+    transcript: Transcript<'a>,
+    /// A role for each record.
+    roles: Vec<RecordRole<'a>>,
+}
+
+/// A record that came from outside: no machine makes it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ExternalInput<'a> {
+    /// An input that waits for an earlier run to end.
+    Queued(RecordedInput<'a>),
+    /// An input for the run that is open.
+    Steered(SteeredInput<'a>),
+    /// A request to stop the run.
+    Stop(StopMode),
+    /// A fork: the records before it are those of another session.
+    Fork,
+}
+
+/// The part that a record has in a replay.
+#[derive(Clone, Copy, Debug)]
+enum RecordRole<'a> {
+    /// It came from outside.
+    Input(ExternalInput<'a>),
+    /// It concerns a call.
+    Call(CallKey),
+    /// It concerns a call that no message holds: its arguments are not known any more, so that it
+    /// is not replayed.
+    Skipped,
+    /// Any other record that a machine makes.
+    Made,
+}
+
+impl<'a> Recording<'a> {
+    pub(crate) fn new(entries: &'a [JournalEntry]) -> Self {
+        let transcript = Transcript::read(entries);
+        let roles = vec![RecordRole::Made; entries.len()];
+        let mut recording = Self { entries, transcript, roles };
+        recording.set_roles();
+        recording
+    }
+
+    fn set_roles(&mut self) {
+        let Self { transcript, roles, .. } = self;
+        let mut set = |at: RecordLocation, role| {
+            roles.get_mut(at.index).into_iter().for_each(|known| *known = role);
+        };
+        for queued in &transcript.queued {
+            set(queued.at, RecordRole::Input(ExternalInput::Queued(*queued)));
+        }
+        for fork in &transcript.forks {
+            set(fork.at, RecordRole::Input(ExternalInput::Fork));
+        }
+        for run in &transcript.runs {
+            for steer in &run.steers {
+                set(steer.at, RecordRole::Input(ExternalInput::Steered(*steer)));
+            }
+            for stop in &run.stops {
+                set(stop.at, RecordRole::Input(ExternalInput::Stop(stop.mode)));
+            }
+            for attempt in run.turns.iter().flat_map(|turn| &turn.attempts) {
+                for (key, call) in &attempt.calls {
+                    let is_kept = attempt.response.is_some_and(|response| response.keeps(*key));
+                    let role = if is_kept { RecordRole::Call(*key) } else { RecordRole::Skipped };
+                    call.locations().for_each(|at| set(at, role));
+                }
+            }
+        }
+        for run in &transcript.runs {
+            let attempts = run.turns.iter().flat_map(|turn| &turn.attempts);
+            let void: Vec<_> = attempts.filter(|attempt| attempt.is_void()).collect();
+            for limit in &run.limits {
+                let before = limit.at.index.checked_sub(1);
+                let outcome = before.and_then(|at| outcome_at(run, at));
+                // A limit is recorded right behind the outcome of a call, or within an attempt.
+                let is_skipped = match outcome.zip(before) {
+                    Some((_, before)) => matches!(roles.get(before), Some(RecordRole::Skipped)),
+                    None => void.iter().any(|attempt| is_within(limit.at, attempt)),
+                };
+                if is_skipped && let Some(role) = roles.get_mut(limit.at.index) {
+                    *role = RecordRole::Skipped;
+                }
+            }
+        }
+    }
+
+    pub(crate) fn transcript(&self) -> &Transcript<'a> {
+        &self.transcript
+    }
+
+    pub(crate) fn entry(&self, at: usize) -> Option<&'a JournalEntry> {
+        self.entries.get(at)
+    }
+
+    pub(crate) fn record(&self, at: usize) -> Option<&'a Record> {
+        self.entry(at).map(|entry| &entry.record)
+    }
+
+    /// The record as an input, if it came from outside.
+    pub(crate) fn input(&self, at: usize) -> Option<ExternalInput<'a>> {
+        match self.roles.get(at)? {
+            RecordRole::Input(input) => Some(*input),
+            RecordRole::Call(_) | RecordRole::Skipped | RecordRole::Made => None,
+        }
+    }
+
+    /// The call that a record concerns.
+    pub(super) fn call_at(&self, at: usize) -> Option<CallKey> {
+        match self.roles.get(at)? {
+            RecordRole::Call(key) => Some(*key),
+            RecordRole::Input(_) | RecordRole::Skipped | RecordRole::Made => None,
+        }
+    }
+
+    /// The index of the next record that a machine has made.
+    pub(crate) fn next_made(&self, at: usize) -> usize {
+        let mut roles = self.roles.iter().skip(at);
+        let is_other =
+            |role: &RecordRole<'_>| matches!(role, RecordRole::Input(_) | RecordRole::Skipped);
+        let next = roles.position(|role| !is_other(role));
+        next.map_or(self.entries.len().max(at), |skipped| at + skipped)
+    }
+
+    /// The run that is open at a record, or starts next.
+    pub(crate) fn run(&self, at: usize) -> Option<&RunTranscript<'a>> {
+        let is_over = |run: &RunTranscript<'_>| run.end.is_some_and(|end| end.at.index < at);
+        self.transcript.runs.get(self.transcript.runs.partition_point(is_over))
+    }
+
+    /// The end of a run that is recorded at an index.
+    pub(crate) fn run_end(&self, at: usize) -> Option<RecordedRunEnd<'a>> {
+        self.run(at)?.end.filter(|end| end.at.index == at)
+    }
+
+    /// The turn that is open at a record, or begins next in its run.
+    pub(crate) fn turn(&self, at: usize) -> Option<&TurnTranscript<'a>> {
+        let turns = &self.run(at)?.turns;
+        let is_over =
+            |turn: &TurnTranscript<'_>| turn.commit.is_some_and(|commit| commit.at.index < at);
+        turns.get(turns.partition_point(is_over))
+    }
+
+    pub(super) fn attempt(
+        &self,
+        at: usize,
+        turn: u32,
+        attempt: u32,
+    ) -> Option<&AttemptTranscript<'a>> {
+        let turn = self.turn(at).filter(|open| open.number == turn)?;
+        turn.attempts.iter().find(|known| known.number == attempt)
+    }
+
+    fn call(&self, at: usize, key: CallKey) -> Option<&CallTranscript<'a>> {
+        self.attempt(at, key.turn, key.attempt)?.calls.get(&key)
+    }
+
+    /// The reason for which the turn is cancelled from outside.
+    pub(super) fn cancelled(&self, at: usize) -> Option<CancelReason> {
+        match self.turn(at)?.commit?.end {
+            TurnEnd::Cancelled(reason) => Some(*reason).filter(|why| *why != CancelReason::Budget),
+            TurnEnd::Finished | TurnEnd::Refused | TurnEnd::Failed(_) => None,
+        }
+    }
+
+    /// The variables that a call had read when it next answered.
+    pub(super) fn next_reads(&self, at: usize, key: CallKey) -> Option<&'a ReadSet> {
+        let report = self.call(at, key)?.reports.iter().find(|report| report.at.index >= at)?;
+        Some(report.reads)
+    }
+
+    /// Returns whether a call ever started; none if it has no outcome.
+    pub(super) fn started(&self, at: usize, key: CallKey) -> Option<bool> {
+        let mut outcomes = self.call(at, key)?.outcomes.iter();
+        let outcome = outcomes.find(|outcome| outcome.at.index >= at && !outcome.amended)?;
+        Some(outcome.started_ms.is_some())
+    }
+
+    /// The outcomes of the open turn's calls, in the order of the records.
+    pub(super) fn outcomes(&self, at: usize) -> Vec<RecordedOutcome<'a>> {
+        let attempts = self.turn(at).into_iter().flat_map(|turn| &turn.attempts);
+        let outcomes = attempts.flat_map(|attempt| attempt.calls.values());
+        let mut outcomes: Vec<_> =
+            outcomes.flat_map(|call| call.outcomes.iter().copied()).collect();
+        outcomes.sort_by_key(|outcome| outcome.at.index);
+        outcomes
+    }
+
+    /// Returns whether the intent of a call is still to come.
+    pub(super) fn is_intended(&self, at: usize, key: CallKey) -> bool {
+        let call = self.call(at, key);
+        call.is_some_and(|call| call.intents.iter().any(|intent| intent.at.index >= at))
+    }
+
+    /// The calls that timed out together from a record on.
+    pub(super) fn timed_out(&self, at: usize) -> Vec<CallKey> {
+        let mut keys = Vec::new();
+        let Some(run) = self.run(at) else { return keys };
+        for at in at.. {
+            match outcome_at(run, at) {
+                Some(ended) if ended.outcome.kind == Some(FailureKind::Timeout) => {
+                    keys.push(ended.label.key);
+                }
+                Some(_) => break,
+                None if limit_at(run, at) == Some("tool_timeout") => {}
+                None => break,
+            }
+        }
+        keys
+    }
+
+    /// Returns whether the time of the run was over together with that of these calls.
+    pub(super) fn runs_out_of_time(&self, at: usize) -> bool {
+        let Some(run) = self.run(at) else { return false };
+        let is_skipped =
+            |at| outcome_at(run, at).is_some() || limit_at(run, at) == Some("tool_timeout");
+        let next = (at..self.entries.len()).find(|at| !is_skipped(*at));
+        next.and_then(|at| limit_at(run, at)) == Some("run_timeout")
+    }
+
+    /// The calls of a response that were sealed before it ended.
+    pub(super) fn early(&self, attempt: &AttemptTranscript<'a>) -> BTreeSet<u32> {
+        let Some(response) = &attempt.response else { return BTreeSet::new() };
+        let is_well = response.ending == ResponseDisposition::Well;
+        let kept = response.message.calls.iter().map(|call| call.key);
+        let is_early = |key: &CallKey| {
+            attempt.calls.get(key).is_some_and(|call| {
+                let mut outcomes = call.outcomes.iter();
+                call.locations().any(|at| at.is_before(response.at))
+                    || outcomes.any(|ended| {
+                        let ran = ended.notes.duplicate_of.is_some() || ended.started_ms.is_some();
+                        ended.early || ended.notes.arguments_changed || (!is_well && ran)
+                    })
+                    || call
+                        .reports
+                        .iter()
+                        .any(|report| missed_write(attempt, response, *key, report))
+            })
+        };
+        kept.filter(is_early).map(|key| key.index).collect()
+    }
+}
+
+fn is_within(at: RecordLocation, attempt: &AttemptTranscript<'_>) -> bool {
+    attempt.start.is_some_and(|start| start.at.is_before(at))
+        && attempt.failure.is_some_and(|failure| at.is_before(failure.at))
+}
+
+/// The outcome that is recorded at an index.
+fn outcome_at<'t, 'a>(run: &'t RunTranscript<'a>, at: usize) -> Option<&'t RecordedOutcome<'a>> {
+    let turn =
+        run.turns.partition_point(|turn| turn.commit.is_some_and(|commit| commit.at.index < at));
+    let calls = run.turns.get(turn)?.attempts.iter().flat_map(|attempt| attempt.calls.values());
+    let mut outcomes = calls.flat_map(|call| &call.outcomes);
+    outcomes.find(|outcome| outcome.at.index == at)
+}
+
+/// The limit that is recorded at an index.
+fn limit_at<'a>(run: &RunTranscript<'a>, at: usize) -> Option<&'a str> {
+    run.limits.iter().find(|limit| limit.at.index == at).map(|limit| limit.limit)
+}
+
+/// Returns whether a call did not see what an earlier call had written before the response ended:
+/// then it had started by then.
+fn missed_write(
+    attempt: &AttemptTranscript<'_>,
+    response: &AttemptResponse<'_>,
+    key: CallKey,
+    report: &RecordedReport<'_>,
+) -> bool {
+    // A call that saw any write of the turn started after the response.
+    if report.reads.0.values().any(Option::is_some) {
+        return false;
+    }
+    let earlier = attempt.calls.iter().filter(|(other, _)| other.index < key.index);
+    let mut reports = earlier.flat_map(|(_, call)| &call.reports);
+    reports.any(|other| {
+        let mut names = other.writes.0.keys();
+        other.at.is_before(response.at) && names.any(|name| report.reads.0.contains_key(name))
+    })
+}

@@ -1,0 +1,167 @@
+//! Decoding: events and plain bodies to deltas.
+
+use std::mem::take;
+
+use serde_json::value::RawValue;
+
+use super::AnthropicDialect;
+use super::payload::EventPayload;
+use super::usage::UsageCounts;
+use crate::types::{FinishKind, FinishReason};
+use crate::wire::Delta;
+use crate::wire::delta::{append_call, append_text};
+use crate::wire::error::{keyed_error, named_error, unkeyed_error};
+use crate::wire::fast_path::{TemplateKind, TemplateMatch};
+use crate::wire::lenient::{ReadMembers, read_object};
+use crate::wire::repair::parse_value;
+
+/// Maximum number of blocks of one plain body that are read. The rest is ignored.
+const BLOCKS_MAX: usize = 4096;
+
+impl AnthropicDialect {
+    pub(super) fn decode_match(&mut self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
+        match (matched.kind, matched.nonempty_text()) {
+            (TemplateKind::Arguments, _) => {
+                let text = matched.text.as_deref();
+                let call = text.and_then(|text| self.blocks.push_input(matched.index, text));
+                if let Some(call) = call {
+                    append_call(call, text, out);
+                }
+            }
+            (TemplateKind::Reasoning, Some(text)) => {
+                self.blocks.mark_thinking(matched.index);
+                append_text(Delta::Reasoning, text, out);
+            }
+            (_, Some(text)) => append_text(Delta::Text, text, out),
+            (_, None) => {}
+        }
+    }
+
+    pub(super) fn decode_event(
+        &mut self,
+        name: &str,
+        event: &mut EventPayload<'_>,
+        text: &str,
+        out: &mut Vec<Delta>,
+    ) {
+        let index = event.index.value();
+        match event.kind_or(name) {
+            "content_block_delta" => self.blocks.push(index, &event.delta, text, out),
+            "content_block_start" => {
+                self.blocks.begin(index, event.content_block.map_or("{}", RawValue::get), out);
+            }
+            "content_block_stop" => self.blocks.stop(index, out),
+            "message_start" => self.message_start(event, out),
+            "message_delta" => self.message_delta(event, out),
+            "message_stop" => self.message_stop(event, out),
+            "message" => self.message(event, out),
+            "error" => return out.push(Delta::Error(named_error(text))),
+            "" if event.content.is_some() => self.message(event, out),
+            "" if event.error.is_none() => {
+                // The event has no known member, so it may be an error without the key `error`.
+                out.extend(unkeyed_error(text));
+            }
+            // Pings and unknown events are ignored.
+            _ => {}
+        }
+        out.extend(event.error.and_then(|raw| keyed_error(raw.get())).map(Delta::Error));
+    }
+
+    /// Begins a message. If another one is open, a relay has joined two answers.
+    fn message_start(&mut self, event: &EventPayload<'_>, out: &mut Vec<Delta>) {
+        self.blocks.break_off(out);
+        self.counts = UsageCounts::default();
+        let Some(raw) = event.message.map(RawValue::get) else { return };
+        let mut repaired = None;
+        let (_, mut message) = read_or_repair::<EventPayload<'_>>(raw, &mut repaired);
+        self.read_blocks(message.content, out);
+        out.extend(self.counts.add(message.usage));
+        self.start_finish = take(&mut message.stop_reason).into_text();
+    }
+
+    fn message_delta(&mut self, event: &mut EventPayload<'_>, out: &mut Vec<Delta>) {
+        let outer = take(&mut event.stop_reason).into_text();
+        self.finish(take(&mut event.delta.stop_reason).into_text().or(outer), out);
+        out.extend(self.counts.add(event.usage));
+    }
+
+    fn message_stop(&mut self, event: &EventPayload<'_>, out: &mut Vec<Delta>) {
+        if self.finish.is_none() {
+            let word = self.start_finish.take();
+            self.finish(word, out);
+        }
+        self.close(out);
+        out.extend(self.counts.add(event.usage));
+        out.push(Delta::Done);
+    }
+
+    /// Ends the open blocks. Some relays leave out `content_block_stop`, so after a good finish the
+    /// end of the message ends all blocks.
+    fn close(&mut self, out: &mut Vec<Delta>) {
+        match self.finish {
+            Some(
+                FinishKind::Stop | FinishKind::ToolCalls | FinishKind::Pause | FinishKind::Other,
+            ) => self.blocks.stop_all(out),
+            Some(FinishKind::Length | FinishKind::ContentFilter | FinishKind::Error) | None => {
+                self.blocks.break_off(out);
+            }
+        }
+    }
+
+    /// Decodes a complete message.
+    fn message(&mut self, message: &mut EventPayload<'_>, out: &mut Vec<Delta>) {
+        self.read_blocks(message.content, out);
+        self.finish(take(&mut message.stop_reason).into_text(), out);
+        out.extend(self.counts.add(message.usage));
+    }
+
+    fn read_blocks(&mut self, content: Option<&RawValue>, out: &mut Vec<Delta>) {
+        let Some(content) = content.map(RawValue::get) else { return };
+        if let Ok(text) = serde_json::from_str::<String>(content) {
+            out.extend(Some(text).filter(|text| !text.is_empty()).map(Delta::Text));
+            return;
+        }
+        let blocks = serde_json::from_str::<Vec<&RawValue>>(content).unwrap_or_default();
+        for (index, block) in (0..).zip(blocks.iter().take(BLOCKS_MAX)) {
+            self.blocks.begin(Some(index), block.get(), out);
+            self.blocks.stop(Some(index), out);
+        }
+    }
+
+    fn finish(&mut self, word: Option<String>, out: &mut Vec<Delta>) {
+        let Some(raw) = word else { return };
+        let kind = finish_kind(&raw);
+        self.finish = Some(kind);
+        out.push(Delta::Finish(FinishReason { kind, raw: raw.into() }));
+    }
+}
+
+/// Reads an object that is a member of a payload, and returns it with its JSON. A lone surrogate in
+/// it is only found when it is read; then `repaired` holds the JSON, with U+FFFD instead of the
+/// surrogate. Members that still cannot be read keep their defaults.
+pub(super) fn read_or_repair<'a, T: ReadMembers<'a> + Default>(
+    raw: &'a str,
+    repaired: &'a mut Option<String>,
+) -> (&'a str, T) {
+    let mut object = T::default();
+    if read_object(raw, &mut object).is_ok() {
+        return (raw, object);
+    }
+    let text = parse_value(raw).map(|value| value.to_string()).unwrap_or_default();
+    let raw = repaired.insert(text).as_str();
+    object = T::default();
+    let _ = read_object(raw, &mut object);
+    (raw, object)
+}
+
+fn finish_kind(word: &str) -> FinishKind {
+    match word {
+        "end_turn" | "stop_sequence" => FinishKind::Stop,
+        "tool_use" => FinishKind::ToolCalls,
+        "max_tokens" | "model_context_window_exceeded" => FinishKind::Length,
+        "refusal" => FinishKind::ContentFilter,
+        "pause_turn" => FinishKind::Pause,
+        "error" => FinishKind::Error,
+        _ => FinishKind::Other,
+    }
+}

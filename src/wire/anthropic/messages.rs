@@ -1,0 +1,346 @@
+//! The history: messages of the user and the model alternate, and the results of calls are the
+//! first blocks of the user's next message.
+//!
+//! Rules: <https://docs.anthropic.com/en/api/messages> and
+//! <https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking>. Further rules are known
+//! from error messages of the service: it refuses texts of white space alone, repeated ids, thinking
+//! at the end of a message, and results of its own tools without their calls.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::ser::SerializeMap;
+use serde::{Deserialize, Serialize, Serializer};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+use crate::message::{Message, RequestPart, ResponseMessage};
+use crate::types::{Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall, Wire};
+use crate::wire::ModelRequest;
+use crate::wire::call_ids::{sanitized, sanitized_tool_name};
+use crate::wire::lenient::Scalar;
+use crate::wire::request_cache::HistoryWriter;
+
+/// Stands for an empty message of a user, because the service refuses empty texts.
+const EMPTY_MESSAGE: &str = "(nothing)";
+
+/// Maximum length of an id that every service of this wire accepts.
+const ID_CHARS_MAX: usize = 64;
+
+/// A message: consecutive blocks of one role.
+#[derive(Debug, Serialize)]
+struct MessageParam<'a> {
+    role: Role,
+    content: Vec<BlockParam<'a>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Role {
+    User,
+    Assistant,
+}
+
+#[derive(Debug)]
+enum BlockParam<'a> {
+    Text { text: &'a str, members: Option<&'a str> },
+    Thinking { text: &'a str, members: &'a str },
+    Image(&'a Image),
+    Call { id: Cow<'a, str>, call: &'a ToolCall, members: Option<&'a str> },
+    Result { id: Cow<'a, str>, content: &'a str, is_error: bool },
+    Raw { json: &'a RawValue, is_thinking: bool },
+}
+
+/// Writes the messages of a request.
+pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
+    let (messages, reusable) = messages(request);
+    writer.write_all(&messages, reusable, request.messages.len());
+}
+
+/// Returns the messages, and how many of them stay the same whatever follows. The last message may
+/// change, and so may all messages from the first call on that the service ran itself, because that
+/// call goes back only once its result came.
+fn messages(request: &ModelRequest) -> (Vec<MessageParam<'_>>, usize) {
+    let origin = ModelOrigin { wire: Wire::AnthropicMessages, model: request.model.clone() };
+    let history = &*request.messages;
+    let mut builder = MessageBuilder { messages: Vec::new(), ids: CallIdMap::default() };
+    let mut service_calls = ServiceCalls::of(history, &origin);
+    let mut reusable = usize::MAX;
+    let last_message = history.iter().rposition(|m| !matches!(**m, Message::Tool { .. }));
+    for (position, message) in history.iter().enumerate() {
+        service_calls.may_be_running = last_message == Some(position);
+        match message.as_ref() {
+            Message::User { content } => builder.user(content),
+            Message::Assistant(message) => {
+                let before = builder.messages.len().saturating_sub(1);
+                builder.assistant(message, &origin, &mut service_calls);
+                if !service_calls.called.is_empty() {
+                    reusable = reusable.min(before);
+                }
+            }
+            Message::Tool { call_id, content, metadata, .. } => {
+                let is_error = metadata.get("error") == Some(&Value::Bool(true));
+                let id = builder.ids.of_result(call_id);
+                builder.add(Role::User, [BlockParam::Result { id, content, is_error }]);
+            }
+        }
+    }
+    let messages = builder.finish();
+    let reusable = reusable.min(messages.len().saturating_sub(1));
+    (messages, reusable)
+}
+
+struct MessageBuilder<'a> {
+    messages: Vec<MessageParam<'a>>,
+    ids: CallIdMap<'a>,
+}
+
+impl<'a> MessageBuilder<'a> {
+    fn user(&mut self, content: &'a Content) {
+        let blocks = content.parts().iter().filter_map(|part| match part {
+            ContentPart::Text(text) => text_block(text, None),
+            ContentPart::Image(image) => Some(BlockParam::Image(image)),
+        });
+        self.add(Role::User, blocks);
+    }
+
+    fn assistant(
+        &mut self,
+        message: &'a ResponseMessage,
+        origin: &ModelOrigin,
+        service_calls: &mut ServiceCalls,
+    ) {
+        let is_own = message.is_from(origin);
+        self.ids.next_message();
+        let mut blocks = Vec::new();
+        for part in message.request_parts(origin) {
+            let block = match part {
+                RequestPart::Text { text, members } => text_block(text, members),
+                // Thinking that broke off has no members, and every service refuses it.
+                RequestPart::Reasoning { text, members } => {
+                    members.map(|members| BlockParam::Thinking { text, members })
+                }
+                RequestPart::Call { call, members } => {
+                    let id = self.ids.of_call(&call.id, is_own);
+                    Some(BlockParam::Call { id, call, members })
+                }
+                RequestPart::Raw(json) => service_calls.block(json),
+            };
+            blocks.extend(block);
+        }
+        while blocks.last().is_some_and(BlockParam::is_thinking) {
+            blocks.pop();
+        }
+        self.add(Role::Assistant, blocks);
+    }
+
+    fn add(&mut self, role: Role, blocks: impl IntoIterator<Item = BlockParam<'a>>) {
+        let mut blocks = blocks.into_iter().peekable();
+        match self.messages.last_mut() {
+            Some(last) if last.role == role => last.content.extend(blocks),
+            Some(_) | None => {
+                // An empty message of a user is kept, because two messages of the model may not
+                // follow each other.
+                if role == Role::Assistant && blocks.peek().is_none() {
+                    return;
+                }
+                if self.messages.is_empty() && role == Role::Assistant {
+                    self.messages.push(MessageParam { role: Role::User, content: Vec::new() });
+                }
+                self.messages.push(MessageParam { role, content: blocks.collect() });
+            }
+        }
+    }
+
+    fn finish(mut self) -> Vec<MessageParam<'a>> {
+        for message in self.messages.iter_mut().filter(|message| message.content.is_empty()) {
+            message.content.push(BlockParam::Text { text: EMPTY_MESSAGE, members: None });
+        }
+        if let Some(MessageParam { role: Role::Assistant, content }) = self.messages.last_mut()
+            && let Some(BlockParam::Text { text, .. }) = content.last_mut()
+        {
+            *text = text.trim_end();
+        }
+        self.messages
+    }
+}
+
+/// Returns a block for a text, unless it is white space alone, which the service refuses.
+fn text_block<'a>(text: &'a str, members: Option<&'a str>) -> Option<BlockParam<'a>> {
+    (!text.trim().is_empty()).then_some(BlockParam::Text { text, members })
+}
+
+impl BlockParam<'_> {
+    fn is_thinking(&self) -> bool {
+        match self {
+            Self::Thinking { .. } => true,
+            Self::Raw { is_thinking, .. } => *is_thinking,
+            Self::Text { .. } | Self::Image(_) | Self::Call { .. } | Self::Result { .. } => false,
+        }
+    }
+}
+
+/// Maps call ids to unique ids of allowed characters. Ids that the model itself made stay unchanged
+/// unless they repeat, because services of other vendors with this wire have ids of other forms.
+#[derive(Debug, Default)]
+struct CallIdMap<'a> {
+    used: BTreeSet<String>,
+    /// The ids of the last message's calls and the ids that were sent for them.
+    last_calls: Vec<(&'a str, Cow<'a, str>)>,
+}
+
+impl<'a> CallIdMap<'a> {
+    fn next_message(&mut self) {
+        self.last_calls.clear();
+    }
+
+    fn of_call(&mut self, id: &'a str, is_own: bool) -> Cow<'a, str> {
+        let mut sent =
+            if is_own { Cow::Borrowed(id) } else { sanitized(id, is_allowed, ID_CHARS_MAX) };
+        let mut times = 1;
+        while self.used.contains(&*sent) {
+            times += 1;
+            let again = format!("{id}_{times}");
+            sent = Cow::Owned(sanitized(&again, is_allowed, ID_CHARS_MAX).into_owned());
+        }
+        self.used.insert(sent.clone().into_owned());
+        self.last_calls.push((id, sent.clone()));
+        sent
+    }
+
+    fn of_result(&self, id: &'a str) -> Cow<'a, str> {
+        let called = self.last_calls.iter().find(|(called, _)| *called == id);
+        called.map_or_else(|| sanitized(id, is_allowed, ID_CHARS_MAX), |(_, sent)| sent.clone())
+    }
+}
+
+pub(super) fn is_allowed(c: char) -> bool {
+    c.is_ascii_alphanumeric() || c == '_' || c == '-'
+}
+
+/// The calls that the service ran itself. It accepts a call and its result only together, unless the
+/// call may still be running because the response paused.
+#[derive(Debug, Default)]
+struct ServiceCalls {
+    answered: BTreeSet<String>,
+    called: BTreeSet<String>,
+    /// The message is the last one, or only results of its calls follow.
+    may_be_running: bool,
+}
+
+/// The members of a kept block that decide whether it can go back.
+#[derive(Default, Deserialize)]
+struct BlockHeader<'a> {
+    #[serde(borrow, rename = "type", default)]
+    kind: Scalar<'a>,
+    #[serde(borrow, default)]
+    id: Scalar<'a>,
+    #[serde(borrow, default)]
+    tool_use_id: Scalar<'a>,
+}
+
+impl ServiceCalls {
+    fn of(messages: &[Arc<Message>], origin: &ModelOrigin) -> Self {
+        let own_parts = messages.iter().filter_map(|message| match message.as_ref() {
+            Message::Assistant(message) if message.is_from(origin) => Some(&message.parts),
+            Message::Assistant(_) | Message::User { .. } | Message::Tool { .. } => None,
+        });
+        let answered = own_parts.flatten().filter_map(|part| match part {
+            MessagePart::Raw { json } => block_header(json).tool_use_id.into_text(),
+            MessagePart::Text { .. } | MessagePart::Reasoning { .. } | MessagePart::Call { .. } => {
+                None
+            }
+        });
+        Self { answered: answered.collect(), ..Self::default() }
+    }
+
+    /// Returns a kept block if the service accepts it.
+    fn block<'a>(&mut self, json: &'a str) -> Option<BlockParam<'a>> {
+        let BlockHeader { kind, id, tool_use_id } = block_header(json);
+        let kind = kind.as_text().unwrap_or_default();
+        let is_accepted = if kind.ends_with("tool_use") {
+            let id = id.into_text().unwrap_or_default();
+            let is_accepted = self.may_be_running || self.answered.contains(&id);
+            self.called.insert(id);
+            is_accepted
+        } else {
+            tool_use_id.into_text().is_none_or(|id| self.called.contains(&id))
+        };
+        let json = serde_json::from_str(json).ok().filter(|_| is_accepted)?;
+        Some(BlockParam::Raw { json, is_thinking: kind == "redacted_thinking" })
+    }
+}
+
+fn block_header(json: &str) -> BlockHeader<'_> {
+    serde_json::from_str(json).unwrap_or_default()
+}
+
+impl Serialize for BlockParam<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if let Self::Raw { json, .. } = self {
+            return json.serialize(serializer);
+        }
+        let mut map = serializer.serialize_map(None)?;
+        match self {
+            Self::Text { text, members } => {
+                map.serialize_entry("type", "text")?;
+                map.serialize_entry("text", text)?;
+                write_members(&mut map, *members)?;
+            }
+            Self::Thinking { text, members } => {
+                map.serialize_entry("type", "thinking")?;
+                map.serialize_entry("thinking", text)?;
+                write_members(&mut map, Some(members))?;
+            }
+            Self::Image(image) => {
+                map.serialize_entry("type", "image")?;
+                map.serialize_entry("source", &source(image))?;
+            }
+            Self::Call { id, call, members } => {
+                map.serialize_entry("type", "tool_use")?;
+                map.serialize_entry("id", id)?;
+                map.serialize_entry("name", &sanitized_tool_name(&call.name))?;
+                match &*call.arguments {
+                    object @ Value::Object(_) => map.serialize_entry("input", object)?,
+                    Value::Null
+                    | Value::Bool(_)
+                    | Value::Number(_)
+                    | Value::String(_)
+                    | Value::Array(_) => map.serialize_entry("input", &Map::new())?,
+                }
+                write_members(&mut map, *members)?;
+            }
+            Self::Result { id, content, is_error } => {
+                map.serialize_entry("type", "tool_result")?;
+                map.serialize_entry("tool_use_id", id)?;
+                if !content.trim().is_empty() {
+                    map.serialize_entry("content", content)?;
+                }
+                if *is_error {
+                    map.serialize_entry("is_error", &true)?;
+                }
+            }
+            Self::Raw { .. } => {}
+        }
+        map.end()
+    }
+}
+
+/// Writes the members that were kept with a block: the text of one JSON object.
+fn write_members<M: SerializeMap>(map: &mut M, members: Option<&str>) -> Result<(), M::Error> {
+    let members = members.and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok());
+    for (key, value) in members.into_iter().flatten() {
+        map.serialize_entry(&key, &value)?;
+    }
+    Ok(())
+}
+
+fn source(image: &Image) -> Value {
+    match image {
+        Image::Url(url) => json!({"type": "url", "url": &**url}),
+        Image::Base64 { media_type, data } => {
+            json!({"type": "base64", "media_type": &**media_type, "data": &**data})
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! The members of the body other than the messages, as in Anthropic's API reference,
+//! <https://docs.anthropic.com/en/api/messages>.
+
+use std::borrow::Cow;
+
+use serde::ser::SerializeSeq;
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+
+use crate::wire::extra_members::BodyMembers;
+use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
+
+/// The limit of the answer's length if none is configured. The API requires one.
+const MAX_TOKENS: u64 = 8192;
+
+/// Members on which the host relies. `extra_body` cannot replace them.
+const PROTECTED_MEMBERS: [&str; 4] = ["model", "messages", "tools", "stream"];
+
+/// The members of the body other than the messages.
+pub(super) struct RequestHead<'a>(pub(super) &'a ModelRequest);
+
+impl Serialize for RequestHead<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let request = self.0;
+        let mut body =
+            BodyMembers::new(serializer.serialize_map(None)?, request, &PROTECTED_MEMBERS);
+        body.write("model", &request.model)?;
+        body.write("max_tokens", &max_tokens(request))?;
+        if let Some(system) = request.system.as_deref().filter(|text| !text.trim().is_empty()) {
+            body.write("system", system)?;
+        }
+        if !request.tools.is_empty() {
+            body.write("tools", &ToolsParam(&request.tools))?;
+            body.write("tool_choice", &tool_choice(request))?;
+        }
+        if let Some(temperature) = request.temperature {
+            // The API's maximum is 1. Other wires accept up to 2.
+            body.write("temperature", &temperature.clamp(0.0, 1.0))?;
+        }
+        body.write("stream", &request.stream)?;
+        body.finish()
+    }
+}
+
+/// Returns the limit of the answer's length, including thinking. The default has room for the
+/// configured thinking budget, because the service refuses a budget that is not smaller
+/// (<https://docs.anthropic.com/en/docs/build-with-claude/extended-thinking>).
+fn max_tokens(request: &ModelRequest) -> u64 {
+    if let Some(tokens) = request.max_output_tokens {
+        return tokens.into();
+    }
+    let thinking = request.extra_body.get("thinking");
+    let budget = thinking.and_then(|thinking| thinking.get("budget_tokens")?.as_u64());
+    budget.unwrap_or(0).saturating_add(MAX_TOKENS)
+}
+
+fn tool_choice(request: &ModelRequest) -> Value {
+    let mut choice = match &request.tool_choice {
+        ToolChoice::Auto => json!({"type": "auto"}),
+        // The API refuses `disable_parallel_tool_use` here.
+        ToolChoice::None => return json!({"type": "none"}),
+        ToolChoice::Required => json!({"type": "any"}),
+        ToolChoice::Tool(name) => json!({"type": "tool", "name": &**name}),
+    };
+    if request.parallel_tool_calls == Some(false)
+        && let Some(members) = choice.as_object_mut()
+    {
+        members.insert("disable_parallel_tool_use".to_owned(), Value::Bool(true));
+    }
+    choice
+}
+
+struct ToolsParam<'a>(&'a [ToolDefinition]);
+
+impl Serialize for ToolsParam<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Tool<'a> {
+            name: &'a str,
+            #[serde(skip_serializing_if = "str::is_empty")]
+            description: &'a str,
+            input_schema: Cow<'a, Value>,
+        }
+        let mut seq = serializer.serialize_seq(Some(self.0.len()))?;
+        for ToolDefinition { name, description, schema } in self.0 {
+            seq.serialize_element(&Tool {
+                name,
+                description,
+                input_schema: object_schema(schema),
+            })?;
+        }
+        seq.end()
+    }
+}
+
+/// Returns a schema in the form that the service accepts: of an object, without alternatives at the
+/// top level (its error message: "input_schema does not support oneOf, allOf, or anyOf at the top
+/// level"). The host checks the arguments of a call against the original schema.
+fn object_schema(schema: &Value) -> Cow<'_, Value> {
+    const ALTERNATIVES: [&str; 3] = ["oneOf", "anyOf", "allOf"];
+    let Value::Object(members) = schema else { return Cow::Owned(json!({"type": "object"})) };
+    let fits = members.get("type").is_some_and(|kind| kind == "object")
+        && !ALTERNATIVES.iter().any(|key| members.contains_key(*key));
+    if fits {
+        return Cow::Borrowed(schema);
+    }
+    let mut members = members.clone();
+    members.retain(|key, _| !ALTERNATIVES.contains(&key.as_str()));
+    members.insert("type".to_owned(), Value::from("object"));
+    Cow::Owned(Value::Object(members))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+
+    use serde_json::{Value, json};
+
+    use super::super::messages::is_allowed;
+    use super::*;
+    use crate::message::{Message, ResponseMessage};
+    use crate::types::{
+        CallKey, Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall, Wire,
+    };
+
+    fn user(text: &str) -> Message {
+        Message::User { content: text.into() }
+    }
+
+    fn call(index: u32, id: &str, arguments: Value) -> ToolCall {
+        ToolCall {
+            key: CallKey { turn: 1, attempt: 1, index },
+            id: id.into(),
+            provider_id: Some(id.into()),
+            name: "add".into(),
+            arguments: arguments.into(),
+            raw: None,
+        }
+    }
+
+    fn said(text: &str, calls: impl IntoIterator<Item = ToolCall>) -> ResponseMessage {
+        let calls = calls.into_iter().collect();
+        ResponseMessage { text: text.into(), calls, ..ResponseMessage::default() }
+    }
+
+    fn from(wire: Wire, model: &str) -> Option<Arc<ModelOrigin>> {
+        Some(Arc::new(ModelOrigin { wire, model: model.into() }))
+    }
+
+    fn result(id: &str, content: &str, metadata: Value) -> Message {
+        Message::Tool { call_id: id.into(), name: "add".into(), content: content.into(), metadata }
+    }
+
+    fn asking(messages: impl IntoIterator<Item = Message>) -> ModelRequest {
+        ModelRequest::new("m", messages.into_iter().map(Arc::new).collect::<Vec<_>>().into())
+    }
+
+    fn with_tools(request: ModelRequest) -> ModelRequest {
+        let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+        let add = ToolDefinition { name: "add".into(), description: "Adds.".into(), schema };
+        let schema = json!({"anyOf": [{"required": ["x"]}], "properties": {"x": {}}});
+        let odd = ToolDefinition { name: "odd".into(), description: String::new(), schema };
+        ModelRequest { system: Some("Be brief.".into()), tools: [add, odd].into(), ..request }
+    }
+
+    fn sent(request: &ModelRequest) -> Value {
+        serde_json::from_slice(&Wire::AnthropicMessages.request_body(request)).unwrap()
+    }
+
+    fn sent_messages(messages: impl IntoIterator<Item = Message>) -> Value {
+        sent(&asking(messages))["messages"].clone()
+    }
+
+    /// Thinking, a cited text, a search of the service's own and a call, as this wire's model said them.
+    fn rich() -> ResponseMessage {
+        let raw = |json: Value| MessagePart::Raw { json: json.to_string().into() };
+        ResponseMessage {
+            reasoning: "hmunsigned".into(),
+            origin: from(Wire::AnthropicMessages, "m"),
+            parts: vec![
+                MessagePart::Reasoning { bytes: 2, members: Some(r#"{"signature":"s"}"#.into()) },
+                raw(json!({"type": "redacted_thinking", "data": "zz"})),
+                raw(
+                    json!({"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}),
+                ),
+                raw(json!({"type": "web_search_tool_result", "tool_use_id": "s1", "content": []})),
+                raw(json!({"type": "web_search_tool_result", "tool_use_id": "s0", "content": []})),
+                raw(
+                    json!({"type": "server_tool_use", "id": "s2", "name": "web_search", "input": {}}),
+                ),
+                MessagePart::Text {
+                    bytes: 2,
+                    members: Some(r#"{"citations":[{"cited_text":"x"}]}"#.into()),
+                },
+                MessagePart::Text { bytes: 2, members: None },
+                MessagePart::Reasoning { bytes: 8, members: None },
+                MessagePart::Call {
+                    index: 0,
+                    members: Some(r#"{"caller":{"type":"direct"}}"#.into()),
+                },
+            ],
+            ..said("ab\n\n", [call(0, "toolu:1", json!({"a": 1}))])
+        }
+    }
+
+    #[test]
+    fn plain() {
+        insta::assert_json_snapshot!(sent(&ModelRequest { stream: false, ..asking([user("hi")]) }));
+    }
+
+    #[test]
+    fn streamed_with_tools_and_wishes() {
+        insta::assert_json_snapshot!(sent(&ModelRequest {
+            parallel_tool_calls: Some(false),
+            max_output_tokens: Some(100),
+            temperature: Some(1.5),
+            ..with_tools(asking([user("1 + 2?")]))
+        }));
+    }
+
+    #[test]
+    fn a_message_goes_back_whole_to_the_model_that_said_it() {
+        let history = [
+            user("look"),
+            Message::Assistant(rich().into()),
+            result("toolu:1", "3", json!({})),
+            user("and?"),
+        ];
+        insta::assert_json_snapshot!(sent_messages(history));
+    }
+
+    #[test]
+    fn another_model_gets_its_text_and_its_calls() {
+        let history = [
+            user("look"),
+            Message::Assistant(rich().into()),
+            result("toolu:1", "3", json!({})),
+            user("and?"),
+        ];
+        insta::assert_json_snapshot!(
+            sent(&ModelRequest { model: "n".into(), ..asking(history) })["messages"]
+        );
+    }
+
+    #[test]
+    fn strange_ids_and_cut_off_arguments() {
+        let error = json!({"error": true, "kind": "cut_off_arguments"});
+        let of_chat = |calls: [ToolCall; 2]| {
+            let origin = from(Wire::OpenaiChat, "x");
+            Message::Assistant(ResponseMessage { origin, ..said(" ", calls) }.into())
+        };
+        let turn = |a: Value| {
+            [
+                of_chat([call(0, "functions.add:0", a), call(1, "0", json!({}))]),
+                result("functions.add:0", "", json!({})),
+                result("0", "cut off", error.clone()),
+            ]
+        };
+        let history = [user("go")].into_iter().chain(turn(json!({"a": 1}))).chain(turn(json!([7])));
+        insta::assert_json_snapshot!(sent_messages(history));
+    }
+
+    #[test]
+    fn ids_of_this_wire_stay_unless_they_repeat_or_another_model_made_them() {
+        let turn = |model: &str| {
+            let calls = [call(0, "f:0", json!({})), call(1, "1", json!({}))];
+            let origin = from(Wire::AnthropicMessages, model);
+            let message = ResponseMessage { origin, ..said("", calls) };
+            [
+                Message::Assistant(message.into()),
+                result("f:0", "a", json!({})),
+                result("1", "b", json!({})),
+                user("go on"),
+            ]
+        };
+        let body = sent_messages(["m", "m", "n"].into_iter().flat_map(turn));
+        let ids = |block: &str, member: &str| -> Vec<String> {
+            let contents = body.as_array().unwrap().iter().map(|turn| turn["content"].as_array());
+            let blocks = contents.flat_map(Option::unwrap).filter(|b| b["type"] == block);
+            blocks.map(|b| b[member].as_str().unwrap().to_owned()).collect()
+        };
+        let called = ids("tool_use", "id");
+        assert_eq!(called[..2], ["f:0", "1"]);
+        assert!(called[2..].iter().all(|id| id.chars().all(is_allowed)), "{called:?}");
+        assert_eq!(called.iter().collect::<BTreeSet<_>>().len(), 6, "{called:?}");
+        assert_eq!(ids("tool_result", "tool_use_id"), called);
+    }
+
+    #[test]
+    fn users_are_merged_and_images_sent() {
+        let parts = |url: &str| {
+            vec![
+                ContentPart::Text("what is this?".into()),
+                ContentPart::Text(" \n".into()),
+                ContentPart::Image(Image::parse(url).unwrap()),
+            ]
+        };
+        let history = [
+            Message::Assistant(said("Hello.", []).into()),
+            Message::User { content: Content::from(parts("https://example.com/a.png")) },
+            user(""),
+            Message::User { content: Content::from(parts("data:image/png;base64,AAAA")) },
+            Message::Assistant(said("A.", []).into()),
+            Message::Assistant(said("B. \n", []).into()),
+        ];
+        insta::assert_json_snapshot!(sent_messages(history));
+    }
+
+    #[test]
+    fn a_user_who_says_nothing_says_so_in_words() {
+        let nothing = json!([{"role": "user", "content": [{"type": "text", "text": "(nothing)"}]}]);
+        assert_eq!(sent_messages([user(" ")]), nothing);
+        let history = [user("a"), Message::Assistant(said("b", []).into()), user("")];
+        assert_eq!(sent_messages(history)[2], nothing[0]);
+    }
+
+    #[test]
+    fn thinking_alone_is_not_sent() {
+        let thought = ResponseMessage {
+            reasoning: "hm".into(),
+            origin: from(Wire::AnthropicMessages, "m"),
+            parts: vec![
+                MessagePart::Reasoning { bytes: 2, members: Some(r#"{"signature":"s"}"#.into()) },
+                MessagePart::Raw { json: r#"{"type":"redacted_thinking","data":"z"}"#.into() },
+            ],
+            ..ResponseMessage::default()
+        };
+        let text = |text: &str| json!({"type": "text", "text": text});
+        assert_eq!(
+            sent_messages([user("a"), Message::Assistant(thought.into()), user("b")]),
+            json!([{"role": "user", "content": [text("a"), text("b")]}])
+        );
+    }
+
+    #[test]
+    fn a_call_that_the_service_may_still_run_goes_back_without_a_result() {
+        let paused = |origin| ResponseMessage {
+            origin,
+            parts: vec![MessagePart::Raw {
+                json: r#"{"type":"server_tool_use","id":"s","name":"g","input":{}}"#.into(),
+            }],
+            ..ResponseMessage::default()
+        };
+        let ours = || Message::Assistant(paused(from(Wire::AnthropicMessages, "m")).into());
+        let count = |messages: Vec<Message>| sent_messages(messages).as_array().unwrap().len();
+        assert_eq!(count(vec![user("a"), ours()]), 2);
+        assert_eq!(count(vec![user("a"), ours(), user("b")]), 1);
+    }
+
+    #[test]
+    fn tools_that_may_not_be_called_stay_listed() {
+        let request = ModelRequest {
+            tool_choice: ToolChoice::None,
+            parallel_tool_calls: Some(false),
+            ..with_tools(asking([user("a")]))
+        };
+        let body = sent(&request);
+        assert_eq!(body["tool_choice"], json!({"type": "none"}));
+        assert_eq!(body["tools"].as_array().unwrap().len(), 2);
+        for (choice, expected) in [
+            (ToolChoice::Required, json!({"type": "any"})),
+            (ToolChoice::Tool("add".into()), json!({"type": "tool", "name": "add"})),
+        ] {
+            let request = ModelRequest { tool_choice: choice, ..with_tools(asking([user("a")])) };
+            assert_eq!(sent(&request)["tool_choice"], expected);
+        }
+    }
+
+    #[test]
+    fn extra_members_win_over_wishes_but_not_over_what_the_host_relies_on() {
+        let extra = json!({"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 4096,
+        "stream": false, "messages": []});
+        let request =
+            ModelRequest { extra_body: extra.as_object().unwrap().clone(), ..asking([user("a")]) };
+        let body = sent(&request);
+        assert_eq!((&body["max_tokens"], &body["stream"]), (&json!(4096), &json!(true)));
+        assert_eq!(body["thinking"]["budget_tokens"], 1024);
+        assert_eq!(body["messages"].as_array().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn there_is_room_for_the_thinking_that_is_allowed() {
+        let extra = json!({"thinking": {"type": "enabled", "budget_tokens": 16_000}});
+        let request =
+            ModelRequest { extra_body: extra.as_object().unwrap().clone(), ..asking([user("a")]) };
+        assert_eq!(sent(&request)["max_tokens"], 24_192);
+        let request = ModelRequest { max_output_tokens: Some(20_000), ..request };
+        assert_eq!(sent(&request)["max_tokens"], 20_000);
+        let extra = json!({"thinking": {"type": "adaptive"}});
+        let request =
+            ModelRequest { extra_body: extra.as_object().unwrap().clone(), ..asking([user("a")]) };
+        assert_eq!(sent(&request)["max_tokens"], 8192);
+    }
+}

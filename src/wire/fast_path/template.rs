@@ -1,0 +1,337 @@
+//! Payload templates: comparing a payload with one, and making one.
+//!
+//! A template is a payload that was parsed in full and held a single change, with the positions of
+//! its fields. Another payload with the same bytes around these positions parses to the same
+//! change with its own values. This holds for the payload alone: the dialect applies the match to
+//! its current state, so a template stays valid whatever comes in between, and in the next
+//! response. A payload that does not certainly match is parsed in full.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use memchr::memchr;
+
+use super::fields::{FIELDS_MAX, FieldRole, TEMPLATE_BYTES_MAX, TemplateFields};
+use super::scan::{number_bytes, string_bytes};
+use super::{TemplateKind, TemplateMatch};
+
+/// Maximum number of templates. A response mostly needs one each for text, reasoning and calls.
+pub(super) const TEMPLATES_MAX: usize = 6;
+
+/// Maximum number of templates of one kind. The first payload of a kind mostly has a template of
+/// its own. If every payload has one, none is worth keeping.
+pub(super) const TEMPLATES_PER_KIND_MAX: usize = 2;
+
+/// The templates of one wire, the one that matched last first.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(in crate::wire) struct TemplateSet {
+    pub(super) templates: Vec<PayloadTemplate>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PayloadTemplate {
+    kind: TemplateKind,
+    event: String,
+    /// The payload that updated the template last.
+    payload: String,
+    /// The fields at which other payloads may differ, by position.
+    fields: Vec<TemplateField>,
+    stable: StableValues,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct TemplateField {
+    begin: usize,
+    end: usize,
+    role: FieldRole,
+    /// The field is the inside of a JSON string; otherwise it is digits.
+    is_string: bool,
+}
+
+/// The values of the template's fields that seldom change.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct StableValues {
+    index: Option<u64>,
+    part_index: Option<u64>,
+    id: Option<Range<usize>>,
+    name: Option<Range<usize>>,
+}
+
+/// The position of the text in a payload, if it holds one.
+type TextSpan = Option<FieldSpan>;
+
+/// The position of a field in a payload: the inside of a string, or digits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct FieldSpan {
+    begin: usize,
+    end: usize,
+    has_escapes: bool,
+}
+
+impl TemplateSet {
+    /// Returns the change that a payload holds if it matches a template.
+    ///
+    /// Most payloads match the same template as the one before, with the same stable values. These
+    /// are found by comparing bytes alone. Otherwise the first template that fits takes over the
+    /// stable values of the payload.
+    pub(super) fn match_payload<'p>(
+        &'p mut self,
+        event: &str,
+        payload: &'p str,
+    ) -> Option<TemplateMatch<'p>> {
+        let mut templates = self.templates.iter().enumerate();
+        let found =
+            templates.find_map(|(at, template)| Some((at, template.compare(event, payload)?)));
+        let (at, text) = match found {
+            Some(found) => found,
+            None => {
+                let fits = |template: &mut PayloadTemplate| template.update(event, payload);
+                let at = self.templates.iter_mut().position(fits)?;
+                (at, self.templates.get(at)?.compare(event, payload)?)
+            }
+        };
+        if at > 0 {
+            self.templates.get_mut(..=at)?.rotate_right(1);
+        }
+        self.templates.first()?.matched(payload, text)
+    }
+
+    /// Makes a template of a payload that was parsed in full and has these fields.
+    pub(super) fn add(&mut self, event: &str, payload: &str, fields: &TemplateFields<'_>) {
+        let Some(template) = PayloadTemplate::of(event, payload, fields) else { return };
+        let mut of_kind = 1;
+        self.templates.retain(|other| {
+            of_kind += usize::from(other.kind == template.kind);
+            other.kind != template.kind || of_kind <= TEMPLATES_PER_KIND_MAX
+        });
+        self.templates.truncate(TEMPLATES_MAX - 1);
+        self.templates.insert(0, template);
+    }
+}
+
+impl PayloadTemplate {
+    fn of(event: &str, payload: &str, fields: &TemplateFields<'_>) -> Option<Self> {
+        if !is_short(event, payload) {
+            return None;
+        }
+        let mut positions = Vec::with_capacity(FIELDS_MAX);
+        for field in fields.iter() {
+            positions.push(TemplateField::locate(payload, field)?);
+        }
+        positions.sort_unstable_by_key(|field| field.begin);
+        let mut template = Self {
+            kind: fields.kind,
+            event: event.to_owned(),
+            payload: String::new(),
+            fields: positions,
+            stable: StableValues::default(),
+        };
+        // A template that does not match its own payload is not certain, so it is dropped.
+        payload.clone_into(&mut template.payload);
+        template.update(event, payload).then_some(template)
+    }
+
+    /// Returns the position of the text if the payload equals the template's in everything but
+    /// the fields that change with every payload.
+    fn compare(&self, event: &str, payload: &str) -> Option<TextSpan> {
+        let mut text = None;
+        let mut comparison = self.comparison(event, payload)?;
+        for field in self.fields.iter().filter(|field| !field.role.is_stable()) {
+            let span = comparison.next(field)?;
+            if field.role == FieldRole::Text {
+                text = Some(span);
+            } else if span.has_escapes {
+                // The escape may be invalid, which only a full parse finds out.
+                return None;
+            }
+        }
+        comparison.end().map(|()| text)
+    }
+
+    /// Returns the change of a payload that [`Self::compare`] accepted.
+    fn matched<'p>(&'p self, payload: &'p str, text: TextSpan) -> Option<TemplateMatch<'p>> {
+        let StableValues { index, part_index, id, name } = &self.stable;
+        let inside = |span: &Option<Range<usize>>| self.payload.get(span.clone()?);
+        let text = match text {
+            Some(span) => Some(span.text(payload)?),
+            None => None,
+        };
+        let (kind, index, part_index) = (self.kind, *index, *part_index);
+        Some(TemplateMatch { kind, text, index, part_index, id: inside(id), name: inside(name) })
+    }
+
+    /// Makes a payload that fits the template the template's own payload. Returns whether it fits.
+    fn update(&mut self, event: &str, payload: &str) -> bool {
+        let found = is_short(event, payload).then(|| self.spans(event, payload)).flatten();
+        let Some((spans, stable)) = found else { return false };
+        for (field, FieldSpan { begin, end, .. }) in self.fields.iter_mut().zip(spans) {
+            (field.begin, field.end) = (begin, end);
+        }
+        payload.clone_into(&mut self.payload);
+        self.stable = stable;
+        true
+    }
+
+    /// Returns the positions of the fields in a payload that fits, and its stable values.
+    fn spans(&self, event: &str, payload: &str) -> Option<([FieldSpan; FIELDS_MAX], StableValues)> {
+        let mut spans = [FieldSpan::default(); FIELDS_MAX];
+        let mut stable = StableValues::default();
+        let mut comparison = self.comparison(event, payload)?;
+        for (field, found) in self.fields.iter().zip(&mut spans) {
+            let span = comparison.next(field)?;
+            // Only the text is unescaped when it is read.
+            if span.has_escapes && field.role != FieldRole::Text {
+                return None;
+            }
+            *found = span;
+            let range = span.begin..span.end;
+            match field.role {
+                FieldRole::Index => stable.index = Some(payload.get(range)?.parse().ok()?),
+                FieldRole::PartIndex => {
+                    stable.part_index = Some(payload.get(range)?.parse().ok()?);
+                }
+                FieldRole::Id => stable.id = Some(range),
+                FieldRole::Name => stable.name = Some(range),
+                FieldRole::Text | FieldRole::IgnoredConstant | FieldRole::IgnoredVarying => {}
+            }
+        }
+        comparison.end().map(|()| (spans, stable))
+    }
+
+    fn comparison<'s>(&'s self, event: &str, payload: &'s str) -> Option<Comparison<'s>> {
+        let (known, payload) = (self.payload.as_bytes(), payload.as_bytes());
+        is_same(event, &self.event).then_some(Comparison { known, payload, at: [0, 0] })
+    }
+}
+
+impl TemplateField {
+    /// Locates a value that was read of a payload, if it stands there as a string or as digits.
+    fn locate(payload: &str, (role, text): &(FieldRole, Cow<'_, str>)) -> Option<Self> {
+        let role = *role;
+        let Range { start: begin, end } = match text {
+            Cow::Borrowed(text) => slice_position(payload, text)?,
+            Cow::Owned(text) => escaped_position(payload, text)?,
+        };
+        let byte_at = |at: usize| payload.as_bytes().get(at).copied();
+        let is_string = byte_at(begin.checked_sub(1)?) == Some(b'"') && byte_at(end) == Some(b'"');
+        let is_number = text.bytes().all(|byte| byte.is_ascii_digit());
+        let fits = match role {
+            FieldRole::Text | FieldRole::Id | FieldRole::Name => is_string,
+            FieldRole::Index | FieldRole::PartIndex => is_number && !is_string,
+            FieldRole::IgnoredConstant | FieldRole::IgnoredVarying => is_string || is_number,
+        };
+        fits.then_some(Self { begin, end, role, is_string })
+    }
+}
+
+impl FieldRole {
+    /// Returns whether the field mostly has the same value as in the payload before. Comparing it
+    /// as fixed bytes is faster than reading it.
+    fn is_stable(self) -> bool {
+        match self {
+            Self::Index | Self::PartIndex | Self::Id | Self::Name | Self::IgnoredConstant => true,
+            Self::Text | Self::IgnoredVarying => false,
+        }
+    }
+}
+
+/// A comparison of a payload with the template's, from the beginning.
+struct Comparison<'s> {
+    known: &'s [u8],
+    payload: &'s [u8],
+    /// The number of bytes that are compared already, in the template's payload and in the other.
+    at: [usize; 2],
+}
+
+impl Comparison<'_> {
+    /// Compares the bytes before a field and returns the field's position in the payload.
+    fn next(&mut self, field: &TemplateField) -> Option<FieldSpan> {
+        let [known, at] = self.at;
+        let before = self.known.get(known..field.begin)?;
+        let remaining = self.payload.get(at..)?.strip_prefix(before)?;
+        let begin = at + before.len();
+        let (length, has_escapes) = if field.is_string {
+            string_bytes(remaining)?
+        } else {
+            (number_bytes(remaining)?, false)
+        };
+        self.at = [field.end, begin + length];
+        Some(FieldSpan { begin, end: begin + length, has_escapes })
+    }
+
+    /// Compares the remaining bytes.
+    fn end(&self) -> Option<()> {
+        let [known, at] = self.at;
+        (self.payload.get(at..)? == self.known.get(known..)?).then_some(())
+    }
+}
+
+/// Returns the position of a slice of the payload, computed from the addresses of both.
+fn slice_position(payload: &str, part: &str) -> Option<Range<usize>> {
+    let begin = (part.as_ptr() as usize).checked_sub(payload.as_ptr() as usize)?;
+    let end = begin.checked_add(part.len())?;
+    (end < payload.len()).then_some(begin..end)
+}
+
+/// Returns the position of the only string with escapes that stands for this text. Returns `None`
+/// if there are several.
+fn escaped_position(payload: &str, text: &str) -> Option<Range<usize>> {
+    let (mut at, mut found) = (0, None);
+    while let Some(quote) = memchr(b'"', payload.as_bytes().get(at..)?) {
+        let begin = at + quote + 1;
+        let (length, has_escapes) = string_bytes(payload.as_bytes().get(begin..)?)?;
+        let span = FieldSpan { begin, end: begin + length, has_escapes };
+        if has_escapes
+            && span.text(payload).as_deref() == Some(text)
+            && found.replace(begin..span.end).is_some()
+        {
+            return None;
+        }
+        at = span.end + 1;
+    }
+    found
+}
+
+/// Returns whether a payload is short enough to become a template.
+fn is_short(event: &str, payload: &str) -> bool {
+    event.len() + payload.len() <= TEMPLATE_BYTES_MAX
+}
+
+/// Returns whether two event names are equal. Most wires have no event names, and comparing two
+/// empty texts byte by byte is slow: some versions of the C library read the address of an empty
+/// text with a mask, and the processor has to suppress the fault.
+fn is_same(one: &str, other: &str) -> bool {
+    one.len() == other.len() && (one.is_empty() || one == other)
+}
+
+impl FieldSpan {
+    /// Returns the text of a string, or `None` if an escape is invalid.
+    fn text(self, payload: &str) -> Option<Cow<'_, str>> {
+        if self.has_escapes {
+            let quoted = payload.get(self.begin.checked_sub(1)?..self.end.checked_add(1)?)?;
+            return unescaped(quoted).map(Cow::Owned);
+        }
+        payload.get(self.begin..self.end).map(Cow::Borrowed)
+    }
+}
+
+/// Returns the text of a JSON string, given with its quotes.
+fn unescaped(quoted: &str) -> Option<String> {
+    let mut rest = quoted.strip_prefix('"')?.strip_suffix('"')?;
+    let mut text = String::with_capacity(rest.len());
+    while let Some(at) = memchr(b'\\', rest.as_bytes()) {
+        text.push_str(rest.get(..at)?);
+        text.push(match rest.as_bytes().get(at + 1)? {
+            b'"' => '"',
+            b'\\' => '\\',
+            b'/' => '/',
+            b'n' => '\n',
+            b't' => '\t',
+            // The other escapes are rare, so serde_json reads the whole string.
+            _ => return serde_json::from_str(quoted).ok(),
+        });
+        rest = rest.get(at + 2..)?;
+    }
+    text.push_str(rest);
+    Some(text)
+}

@@ -1,0 +1,139 @@
+//! Decoding: chunks and plain bodies to deltas.
+
+use std::mem::take;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::GeminiDialect;
+use super::payload::{CandidatePayload, ChunkPayload, PartPayload, PromptFeedback};
+use super::usage::usage_of;
+use crate::types::{FinishKind, FinishReason};
+use crate::wire::error::{keyed_error, unkeyed_error};
+use crate::wire::{Delta, ProviderMetadata};
+
+impl GeminiDialect {
+    pub(super) fn decode_chunk(
+        &mut self,
+        mut chunk: ChunkPayload<'_>,
+        text: &str,
+        out: &mut Vec<Delta>,
+    ) {
+        let before = out.len();
+        let has_candidates = !chunk.candidates.is_empty();
+        for (position, candidate) in (0..).zip(chunk.candidates.items_mut()) {
+            if candidate.index.as_number().unwrap_or(position) == 0 {
+                self.decode_candidate(candidate, out);
+            }
+        }
+        let PromptFeedback { block_reason, block_reason_message } = &chunk.feedback;
+        let blocked = [block_reason, block_reason_message]
+            .iter()
+            .any(|reason| reason.as_text().is_some_and(is_block_reason));
+        if blocked && !has_candidates && !self.finished {
+            // The prompt was refused, so there is no candidate with a finish reason.
+            out.push(Delta::Finish(FinishReason {
+                kind: FinishKind::ContentFilter,
+                raw: Arc::default(),
+            }));
+        }
+        if let Some(raw) = chunk.usage.filter(|raw| raw.get() != self.last_usage) {
+            raw.get().clone_into(&mut self.last_usage);
+            out.extend(usage_of(raw, &mut self.counts));
+        }
+        if let Some(error) = chunk.error.and_then(|raw| keyed_error(raw.get())) {
+            out.push(Delta::Error(error));
+        } else if !has_candidates && out.len() == before {
+            // The chunk has no known member, so it may be an error without the key `error`.
+            out.extend(unkeyed_error(text));
+        }
+    }
+
+    fn decode_candidate(&mut self, candidate: &mut CandidatePayload<'_>, out: &mut Vec<Delta>) {
+        for part in candidate.content.parts.items_mut() {
+            self.decode_part(take(part), out);
+        }
+        if let Some(raw) = take(&mut candidate.finish_reason).into_text() {
+            self.finished = true;
+            self.ended_well = raw.eq_ignore_ascii_case("STOP");
+            out.push(Delta::Finish(FinishReason { kind: self.finish_kind(&raw), raw: raw.into() }));
+        }
+    }
+
+    fn decode_part(&mut self, part: PartPayload<'_>, out: &mut Vec<Delta>) {
+        let PartPayload { text, thought, signature, call, mut other_members } = part;
+        let thought = thought.0.as_deref() == Some("true");
+        let signature = signature.into_text();
+        let signed = signature.map(|text| Value::from(text).to_string());
+        let members =
+            signed.as_ref().map(|text| format!(r#"{{"thoughtSignature":{text}}}"#).into());
+        let text = text.into_text();
+        if let Some(call) = call {
+            self.calls.push(*call, members, out);
+        } else if let (None, false) = (&text, other_members.is_empty()) {
+            // A part of an unknown kind goes back as it came.
+            if thought {
+                other_members.push_str(r#","thought":true"#);
+            }
+            if let Some(signed) = signed {
+                other_members.push_str(r#","thoughtSignature":"#);
+                other_members.push_str(&signed);
+            }
+            other_members.push('}');
+            out.push(Delta::Metadata(ProviderMetadata::Part(other_members.into())));
+        } else if thought {
+            out.extend(
+                members
+                    .is_some()
+                    .then_some(Delta::Metadata(ProviderMetadata::Reasoning { members: None })),
+            );
+            out.extend(text.map(Delta::Reasoning));
+            out.extend(members.map(|members| {
+                Delta::Metadata(ProviderMetadata::Reasoning { members: Some(members) })
+            }));
+        } else {
+            // A signature belongs to its own part, which may be empty, and not to the text before.
+            out.extend(
+                members
+                    .is_some()
+                    .then_some(Delta::Metadata(ProviderMetadata::Text { members: None })),
+            );
+            out.extend(text.map(Delta::Text));
+            out.extend(
+                members.map(|members| {
+                    Delta::Metadata(ProviderMetadata::Text { members: Some(members) })
+                }),
+            );
+        }
+    }
+
+    fn finish_kind(&self, word: &str) -> FinishKind {
+        match word.to_ascii_uppercase().as_str() {
+            "STOP" if !self.calls.is_empty() => FinishKind::ToolCalls,
+            "STOP" => FinishKind::Stop,
+            "MAX_TOKENS" => FinishKind::Length,
+            "SAFETY"
+            | "RECITATION"
+            | "LANGUAGE"
+            | "BLOCKLIST"
+            | "PROHIBITED_CONTENT"
+            | "SPII"
+            | "IMAGE_SAFETY"
+            | "IMAGE_PROHIBITED_CONTENT"
+            | "IMAGE_RECITATION"
+            | "MODEL_ARMOR" => FinishKind::ContentFilter,
+            "MALFORMED_FUNCTION_CALL"
+            | "UNEXPECTED_TOOL_CALL"
+            | "TOO_MANY_TOOL_CALLS"
+            | "MALFORMED_RESPONSE"
+            | "MISSING_THOUGHT_SIGNATURE"
+            | "ERROR" => FinishKind::Error,
+            _ => FinishKind::Other,
+        }
+    }
+}
+
+/// Returns whether a text is the reason why a prompt was blocked.
+fn is_block_reason(word: &str) -> bool {
+    !word.is_empty() && !word.eq_ignore_ascii_case("BLOCK_REASON_UNSPECIFIED")
+}

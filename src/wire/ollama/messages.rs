@@ -1,0 +1,114 @@
+//! The history in the form of Ollama's API reference, <https://docs.ollama.com/api/chat>.
+
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::message::{Message, ResponseMessage};
+use crate::types::{Content, ContentPart, Image, ModelOrigin, ToolCall, Wire};
+use crate::wire::ModelRequest;
+use crate::wire::request_cache::HistoryWriter;
+
+/// Writes the messages of a request, system prompt first. No message depends on later ones.
+pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
+    let origin = ModelOrigin { wire: Wire::OllamaChat, model: request.model.clone() };
+    if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
+        && writer.is_empty()
+    {
+        writer.write(&MessageParam { content, ..MessageParam::of_role("system") });
+    }
+    for message in request.messages.iter().skip(writer.first_message()) {
+        match &**message {
+            Message::User { content } => {
+                let (text, images) = (text_of(content), images_of(content));
+                let content = &text;
+                writer.write(&MessageParam { content, images, ..MessageParam::of_role("user") });
+            }
+            Message::Assistant(message) => {
+                writer.write(&MessageParam::of_model(message, &origin));
+            }
+            Message::Tool { call_id, name, content, metadata: _ } => {
+                writer.write(&MessageParam {
+                    content,
+                    tool_name: name,
+                    tool_call_id: call_id,
+                    ..MessageParam::of_role("tool")
+                });
+            }
+        }
+    }
+    writer.mark_reusable(request.messages.len());
+}
+
+#[derive(Default, Serialize)]
+struct MessageParam<'a> {
+    role: &'static str,
+    content: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    thinking: &'a str,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    images: Vec<&'a str>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<CallParam<'a>>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    tool_name: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    tool_call_id: &'a str,
+}
+
+#[derive(Serialize)]
+struct CallParam<'a> {
+    id: &'a str,
+    function: FunctionParam<'a>,
+}
+
+#[derive(Serialize)]
+struct FunctionParam<'a> {
+    name: &'a str,
+    arguments: &'a Value,
+}
+
+impl<'a> MessageParam<'a> {
+    fn of_role(role: &'static str) -> Self {
+        Self { role, ..Self::default() }
+    }
+
+    fn of_model(message: &'a ResponseMessage, origin: &ModelOrigin) -> Self {
+        let ResponseMessage { text, reasoning, calls, .. } = message;
+        // A model continues the reasoning that led to its calls. Reasoning before a final answer
+        // is no longer needed, and reasoning of another model is not sent.
+        let continues = !calls.is_empty() && message.is_from(origin);
+        let thinking = if continues { reasoning } else { "" };
+        let tool_calls = calls.iter().map(CallParam::new).collect();
+        Self { content: text, thinking, tool_calls, ..Self::of_role("assistant") }
+    }
+}
+
+impl<'a> CallParam<'a> {
+    fn new(call: &'a ToolCall) -> Self {
+        let ToolCall { id, name, arguments, .. } = call;
+        Self { id, function: FunctionParam { name, arguments } }
+    }
+}
+
+/// Returns the text of a content, with one line for each image that is given by its address.
+fn text_of(content: &Content) -> String {
+    let lines: Vec<String> = content
+        .parts()
+        .iter()
+        .filter_map(|part| match part {
+            ContentPart::Text(text) => Some(text.clone()),
+            ContentPart::Image(Image::Url(url)) => Some(format!("[image: {url}]")),
+            ContentPart::Image(Image::Base64 { .. }) => None,
+        })
+        .collect();
+    lines.join("\n")
+}
+
+/// Returns the data of the images that the service accepts.
+fn images_of(content: &Content) -> Vec<&str> {
+    let images = content.parts().iter().filter_map(|part| match part {
+        ContentPart::Image(Image::Base64 { data, .. }) => Some(&**data),
+        ContentPart::Image(Image::Url(_)) | ContentPart::Text(_) => None,
+    });
+    images.collect()
+}

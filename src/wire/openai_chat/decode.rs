@@ -1,0 +1,222 @@
+//! Decoding: chunks and plain bodies to deltas.
+
+use std::borrow::Cow;
+use std::mem::take;
+
+use super::OpenaiChatDialect;
+use super::metadata::ReasoningField;
+use super::payload::{CallPayload, ChoicePayload, ChunkPayload, MessagePayload};
+use super::usage::usage_of;
+use crate::types::{FinishKind, FinishReason};
+use crate::wire::delta::{append_call, append_text};
+use crate::wire::error::{find_error, keyed_error, provider_error, unkeyed_error};
+use crate::wire::fast_path::{TemplateKind, TemplateMatch};
+use crate::wire::lenient::{Lenient, TextContent};
+use crate::wire::repair::parse_value;
+use crate::wire::{CallDelta, CallKind, Delta};
+
+impl OpenaiChatDialect {
+    pub(super) fn decode_match(&mut self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
+        let text = matched.nonempty_text();
+        if matched.kind == TemplateKind::Finish {
+            return text.into_iter().for_each(|raw| self.push_finish(raw, out));
+        }
+        self.has_deltas |= text.is_some() || matched.kind == TemplateKind::Arguments;
+        match (matched.kind, text) {
+            (TemplateKind::Arguments, _) => {
+                let some =
+                    |text: Option<&str>| text.filter(|text| !text.is_empty()).map(Into::into);
+                let (index, id, name) = (matched.index, some(matched.id), some(matched.name));
+                self.metadata.before_call(out);
+                let call = CallDelta { index, id, name, ..CallDelta::default() };
+                append_call(call, matched.text.as_deref(), out);
+            }
+            (TemplateKind::Text, Some(text)) => append_text(Delta::Text, text, out),
+            (TemplateKind::Refusal, Some(text)) => append_text(Delta::Refusal, text, out),
+            (TemplateKind::Reasoning, Some(text)) => {
+                self.append_reasoning(ReasoningField::Reasoning, text, out);
+            }
+            (TemplateKind::ReasoningContent, Some(text)) => {
+                self.append_reasoning(ReasoningField::ReasoningContent, text, out);
+            }
+            (TemplateKind::ReasoningText, Some(text)) => {
+                self.append_reasoning(ReasoningField::ReasoningText, text, out);
+            }
+            // This wire has no summaries and no free-text input. The finish is handled above.
+            (_, None) | (TemplateKind::Summary | TemplateKind::Input | TemplateKind::Finish, _) => {
+            }
+        }
+    }
+
+    fn append_reasoning(&mut self, field: ReasoningField, text: &str, out: &mut Vec<Delta>) {
+        self.metadata.set_reasoning_field(field);
+        append_text(Delta::Reasoning, text, out);
+    }
+
+    pub(super) fn decode_chunk(
+        &mut self,
+        mut chunk: ChunkPayload<'_>,
+        text: &str,
+        out: &mut Vec<Delta>,
+    ) {
+        let before = out.len();
+        let mut choice_usage = None;
+        for choice in chunk.choices.items_mut() {
+            if choice.index.as_number().unwrap_or(0) == 0 {
+                choice_usage = choice.usage.or(choice_usage);
+                self.decode_choice(choice, out);
+            }
+        }
+        let is_blank = out.len() == before;
+        let groq = chunk.x_groq.0.as_deref();
+        let usage = [chunk.usage, choice_usage, groq.and_then(|groq| groq.usage)];
+        out.extend(usage.into_iter().flatten().find_map(usage_of));
+        if let Some(error) = chunk.error.and_then(|raw| keyed_error(raw.get())) {
+            // Members beside `error` may hold more details than `error` itself.
+            let whole = parse_value(text);
+            let error = whole.as_ref().and_then(find_error).map(provider_error).unwrap_or(error);
+            out.push(Delta::Error(error));
+        } else if let Some(error) = groq.and_then(|groq| keyed_error(groq.error?.get())) {
+            out.push(Delta::Error(error));
+        } else if is_blank && !chunk.has_choices {
+            // The chunk is no answer, even if it has token counts. It may be an error without the
+            // key `error`.
+            out.extend(unkeyed_error(text));
+        }
+    }
+
+    fn decode_choice(&mut self, choice: &mut ChoicePayload<'_>, out: &mut Vec<Delta>) {
+        let before = out.len();
+        self.decode_message(&mut choice.delta, false, out);
+        self.has_deltas |= out.len() > before;
+        if let Some(message) = choice.message.as_mut().filter(|_| !self.has_deltas) {
+            self.decode_message(message, true, out);
+        }
+        if let Some(raw) = take(&mut choice.finish_reason).into_text() {
+            self.push_finish(&raw, out);
+        }
+        out.extend(choice.error.and_then(|raw| keyed_error(raw.get())).map(Delta::Error));
+    }
+
+    fn push_finish(&mut self, raw: &str, out: &mut Vec<Delta>) {
+        self.metadata.finish(out);
+        out.push(Delta::Finish(FinishReason { kind: finish_kind(raw), raw: raw.into() }));
+    }
+
+    /// Decodes a `delta` or, if `is_complete`, a `message`.
+    fn decode_message(
+        &mut self,
+        message: &mut MessagePayload<'_>,
+        is_complete: bool,
+        out: &mut Vec<Delta>,
+    ) {
+        for (field, reasoning) in [
+            (ReasoningField::ReasoningContent, &mut message.reasoning_content),
+            (ReasoningField::Reasoning, &mut message.reasoning),
+            (ReasoningField::ReasoningText, &mut message.reasoning_text),
+        ] {
+            let before = out.len();
+            take(reasoning).push_deltas(Delta::Reasoning, out);
+            if out.len() > before {
+                self.metadata.set_reasoning_field(field);
+                // Services that send two of the fields send the same text in both.
+                break;
+            }
+        }
+        if let Some(details) = message.reasoning_details {
+            self.metadata.add_details(details, is_complete);
+        }
+        if let Some(opaque) = message.reasoning_opaque {
+            self.metadata.set_opaque(opaque);
+        }
+        let before = out.len();
+        let has_parts = matches!(message.content, TextContent::List(_) | TextContent::Part(_));
+        take(&mut message.content).push_deltas(Delta::Text, out);
+        let added = out.get(before..).unwrap_or_default();
+        if has_parts && added.iter().any(|delta| matches!(delta, Delta::Reasoning(_))) {
+            self.metadata.set_reasoning_field(ReasoningField::Content);
+        }
+        take(&mut message.refusal).push_deltas(Delta::Refusal, out);
+        if message.tool_calls.is_empty() {
+            if let Some(function) = message.function_call.0.take() {
+                // The deprecated `function_call`: a single call without index and id.
+                let function = Lenient(Some(*function));
+                self.decode_call(CallPayload { function, ..CallPayload::default() }, None, out);
+            }
+            return;
+        }
+        for (position, call) in (0..).zip(message.tool_calls.items_mut()) {
+            // Every item of a complete message is a call of its own.
+            self.decode_call(take(&mut **call), is_complete.then_some(position), out);
+        }
+    }
+
+    /// Decodes a piece of a call. `default_index` is its index if it has none.
+    fn decode_call(
+        &mut self,
+        call: CallPayload<'_>,
+        default_index: Option<u64>,
+        out: &mut Vec<Delta>,
+    ) {
+        let members = call.members();
+        let mut piece = CallDelta {
+            index: call.index.value().or(default_index),
+            id: call.id.into_text(),
+            ..CallDelta::default()
+        };
+        if let Some(function) = call.function.0 {
+            piece.name = function.name.into_text();
+            piece.arguments = function.arguments.0.map(Cow::into_owned);
+        } else if let Some(custom) = call.custom.0 {
+            piece.kind = CallKind::Custom;
+            piece.name = custom.name.into_text();
+            piece.arguments = custom.input.into_text();
+        } else {
+            piece.name = call.name.into_text();
+            piece.arguments = call.arguments.0.map(Cow::into_owned);
+        }
+        let (index, begins) = (piece.index, piece.name.is_some());
+        self.metadata.before_call(out);
+        out.push(Delta::Call(piece));
+        if !members.is_empty() {
+            self.metadata.add_call_members(index, begins, &members, out);
+        }
+    }
+}
+
+/// Returns the meaning of a finish reason: the words of services of this family, and words of
+/// other APIs that gateways pass on unchanged.
+fn finish_kind(word: &str) -> FinishKind {
+    match word.to_ascii_lowercase().replace('-', "_").as_str() {
+        "stop" | "eos" | "eos_token" | "end_turn" | "stop_sequence" | "complete" | "completed" => {
+            FinishKind::Stop
+        }
+        "tool_calls" | "function_call" | "tool_use" | "tool_call" => FinishKind::ToolCalls,
+        "length"
+        | "max_tokens"
+        | "model_length"
+        | "max_output_tokens"
+        | "max_completion_tokens"
+        | "model_context_window_exceeded" => FinishKind::Length,
+        "content_filter"
+        | "content_filtered"
+        | "sensitive"
+        | "refusal"
+        | "safety"
+        | "recitation"
+        | "prohibited_content"
+        | "blocklist"
+        | "spii"
+        | "guardrail_intervened"
+        | "image_safety"
+        | "error_toxic" => FinishKind::ContentFilter,
+        "pause_turn" => FinishKind::Pause,
+        "error"
+        | "network_error"
+        | "insufficient_system_resource"
+        | "aborted"
+        | "abort"
+        | "malformed_function_call" => FinishKind::Error,
+        _ => FinishKind::Other,
+    }
+}

@@ -1,0 +1,375 @@
+//! Metadata that services of this family want back with the next request, other than text and
+//! calls.
+//!
+//! - The reasoning of a message with calls, in the field in which it came. DeepSeek answers HTTP 400
+//!   without it (<https://api-docs.deepseek.com/guides/thinking_mode#tool-calls>), and so does Kimi.
+//!   Mistral wants it in the content (<https://docs.mistral.ai/capabilities/reasoning/>).
+//! - `reasoning_details` instead of the reasoning's text, unchanged and in order
+//!   (<https://openrouter.ai/docs/guides/best-practices/reasoning-tokens>). In a stream they come in
+//!   pieces, which are joined here.
+//! - `reasoning_text` and `reasoning_opaque` of GitHub's Copilot, for a message with calls. It
+//!   answers HTTP 400 without them (<https://github.com/anomalyco/opencode/issues/4468>).
+//! - Thought signatures of a call: Gemini's `extra_content`
+//!   (<https://ai.google.dev/gemini-api/docs/thought-signatures#openai>), and
+//!   `provider_specific_fields` or `thought_signature`, as gateways name them.
+
+use serde::de::MapAccess;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value};
+
+use crate::wire::lenient::{ReadMembers, Scalar, read_object};
+use crate::wire::{Delta, ProviderMetadata};
+
+/// Maximum bytes of `reasoning_details`. If they exceed it, the text goes back instead.
+const DETAILS_BYTES_MAX: usize = 4 << 20;
+/// Maximum number of `reasoning_details` after they are joined.
+const DETAILS_MAX: usize = 1024;
+
+/// The field of a message that holds the reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum ReasoningField {
+    ReasoningContent,
+    Reasoning,
+    ReasoningText,
+    /// A part of the content.
+    Content,
+}
+
+/// The members that go back with a message's reasoning.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct ReasoningMembers<'a> {
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub(super) field: Option<ReasoningField>,
+    #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
+    pub(super) reasoning_details: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
+    pub(super) reasoning_opaque: Option<&'a RawValue>,
+}
+
+/// The members that go back with a call.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct CallMembers<'a> {
+    #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
+    pub(super) extra_content: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
+    pub(super) provider_specific_fields: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
+    pub(super) thought_signature: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "FunctionMembers::is_empty", borrow, default)]
+    pub(super) function: FunctionMembers<'a>,
+}
+
+/// The members that go back with a call's function.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub(super) struct FunctionMembers<'a> {
+    #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
+    pub(super) provider_specific_fields: Option<&'a RawValue>,
+    #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
+    pub(super) thought_signature: Option<&'a RawValue>,
+}
+
+impl CallMembers<'_> {
+    pub(super) fn is_empty(&self) -> bool {
+        let Self { extra_content, provider_specific_fields, thought_signature, function } = self;
+        let all = [extra_content, provider_specific_fields, thought_signature];
+        all.iter().all(|member| member.is_none()) && function.is_empty()
+    }
+}
+
+impl FunctionMembers<'_> {
+    fn is_empty(&self) -> bool {
+        self.provider_specific_fields.is_none() && self.thought_signature.is_none()
+    }
+}
+
+/// Collects the metadata of a response.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct MetadataCollector {
+    /// The first field in which reasoning came.
+    field: Option<ReasoningField>,
+    details: ReasoningDetails,
+    /// The `reasoning_opaque`, which comes in one piece.
+    opaque: Option<Box<str>>,
+    /// Reasoning goes back only with a message that has calls.
+    has_calls: bool,
+    /// The current metadata of the reasoning is published.
+    is_published: bool,
+    /// The newest call with members: its index and all of its members.
+    call_members: Option<(Option<u64>, Map<String, Value>)>,
+}
+
+impl MetadataCollector {
+    /// Records the field in which reasoning came.
+    pub(super) fn set_reasoning_field(&mut self, field: ReasoningField) {
+        self.field.get_or_insert(field);
+    }
+
+    /// Adds `reasoning_details`. Those of a complete message are not pieces to be joined.
+    pub(super) fn add_details(&mut self, raw: &RawValue, is_complete: bool) {
+        let before = (self.details.bytes, self.details.items.len());
+        self.details.push(raw, is_complete);
+        self.is_published &= before == (self.details.bytes, self.details.items.len());
+    }
+
+    /// Records a `reasoning_opaque`.
+    pub(super) fn set_opaque(&mut self, raw: &RawValue) {
+        let text = raw.get();
+        if text.len() <= DETAILS_BYTES_MAX && self.opaque.as_deref() != Some(text) {
+            self.opaque = Some(text.into());
+            self.is_published = false;
+        }
+    }
+
+    /// Publishes the metadata of the reasoning before the first piece of a call, so that a response
+    /// that breaks off later has it too. Details are not published yet, because their signatures
+    /// may still be missing.
+    pub(super) fn before_call(&mut self, out: &mut Vec<Delta>) {
+        self.has_calls = true;
+        if !self.is_published && self.details.items.is_empty() {
+            self.publish(out);
+        }
+    }
+
+    /// Adds members of the call with this index, or of the newest call, and publishes them if they
+    /// are new. `begins` is whether this is the call's first piece.
+    pub(super) fn add_call_members(
+        &mut self,
+        index: Option<u64>,
+        begins: bool,
+        found: &CallMembers<'_>,
+        out: &mut Vec<Delta>,
+    ) {
+        let text = serde_json::to_string(found).unwrap_or_default();
+        let Ok(Value::Object(found)) = serde_json::from_str(&text) else { return };
+        let (last, members) = self.call_members.get_or_insert_default();
+        if *last != index || begins {
+            *last = index;
+            members.clear();
+        }
+        let before = members.clone();
+        members.extend(found);
+        if *members != before {
+            let members = Value::Object(members.clone()).to_string().into();
+            out.push(Delta::Metadata(match index {
+                Some(index) => ProviderMetadata::Call { index, members },
+                None => ProviderMetadata::LastCall { members },
+            }));
+        }
+    }
+
+    /// Publishes the metadata of the reasoning at the end of the response.
+    pub(super) fn finish(&mut self, out: &mut Vec<Delta>) {
+        if self.has_calls && !self.is_published {
+            self.publish(out);
+        }
+    }
+
+    fn publish(&mut self, out: &mut Vec<Delta>) {
+        let details = self.details.to_json();
+        if self.field.is_none() && details.is_none() && self.opaque.is_none() {
+            return;
+        }
+        self.is_published = true;
+        let members = ReasoningMembers {
+            field: self.field,
+            reasoning_details: details.as_deref(),
+            reasoning_opaque: self
+                .opaque
+                .as_deref()
+                .and_then(|text| serde_json::from_str(text).ok()),
+        };
+        let members = serde_json::to_string(&members).unwrap_or_default();
+        out.push(Delta::Metadata(ProviderMetadata::Reasoning { members: Some(members.into()) }));
+    }
+}
+
+/// The `reasoning_details` of a response.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct ReasoningDetails {
+    items: Vec<Map<String, Value>>,
+    bytes: usize,
+    /// A limit was exceeded, so no details are kept.
+    is_over_limit: bool,
+}
+
+/// The most frequent item of `reasoning_details`: one token of text.
+#[derive(Default)]
+struct ReasoningDetailsItem<'a> {
+    kind: Scalar<'a>,
+    index: Scalar<'a>,
+    text: Scalar<'a>,
+    /// There are other members.
+    has_other_members: bool,
+}
+
+impl<'de> ReadMembers<'de> for ReasoningDetailsItem<'de> {
+    fn read_member<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
+        match key {
+            "type" => self.kind = map.next_value()?,
+            "index" => self.index = map.next_value()?,
+            "text" => self.text = map.next_value()?,
+            // Every item has the same `format`.
+            "format" => return Ok(false),
+            _ => {
+                self.has_other_members = true;
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+}
+
+impl ReasoningDetails {
+    fn push(&mut self, raw: &RawValue, is_complete: bool) {
+        if self.is_over_limit {
+            return;
+        }
+        let text = raw.get();
+        let fits = self.bytes.saturating_add(text.len()) <= DETAILS_BYTES_MAX;
+        if !is_complete && fits && self.append(text) {
+            return;
+        }
+        let Ok(found) = serde_json::from_str::<Vec<Map<String, Value>>>(text) else { return };
+        for item in found.into_iter().filter(|item| !item.is_empty()) {
+            self.merge(item, is_complete);
+        }
+        if !self.items.is_empty() {
+            self.bytes = self.bytes.saturating_add(text.len());
+        }
+        if self.bytes > DETAILS_BYTES_MAX || self.items.len() > DETAILS_MAX {
+            *self = Self { is_over_limit: true, ..Self::default() };
+        }
+    }
+
+    /// Appends an item that only continues the text of the last one. Returns whether it did.
+    fn append(&mut self, text: &str) -> bool {
+        let Some(object) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) else {
+            return false;
+        };
+        let mut piece = ReasoningDetailsItem::default();
+        let read = read_object(object, &mut piece).is_ok() && !piece.has_other_members;
+        let Some(last) = self.items.last_mut().filter(|_| read) else { return false };
+        let same_kind = last.get("type").and_then(Value::as_str) == piece.kind.as_text();
+        let same_index = last.get("index").and_then(Value::as_u64) == piece.index.as_number();
+        if !same_kind || !same_index || piece.kind.as_text() != Some("reasoning.text") {
+            return false;
+        }
+        match (last.get_mut("text"), piece.text.as_text()) {
+            (Some(Value::String(text)), Some(more)) => {
+                text.push_str(more);
+                self.bytes = self.bytes.saturating_add(more.len());
+                true
+            }
+            (Some(_) | None, _) => false,
+        }
+    }
+
+    /// Adds an item, or joins it with the item of the same type and index whose text it continues.
+    /// Encrypted items always come in one piece.
+    fn merge(&mut self, item: Map<String, Value>, is_complete: bool) {
+        let kind = item.get("type").and_then(Value::as_str);
+        let is_text = matches!(kind, Some("reasoning.text" | "reasoning.summary"));
+        let index = item.get("index").filter(|index| !index.is_null());
+        let is_same = |old: &Map<String, Value>| {
+            let id = |item: &Map<String, Value>| item.get("id").cloned().unwrap_or_default();
+            old.get("type").and_then(Value::as_str) == kind
+                && old.get("index").filter(|index| !index.is_null()) == index
+                && (id(old) == id(&item) || id(old).is_null() || id(&item).is_null())
+        };
+        let found = if is_complete || !is_text {
+            None
+        } else if index.is_some() {
+            self.items.iter().rposition(is_same)
+        } else {
+            self.items.len().checked_sub(1).filter(|at| self.items.get(*at).is_some_and(is_same))
+        };
+        let Some(old) = found.and_then(|at| self.items.get_mut(at)) else {
+            self.items.push(item);
+            return;
+        };
+        for (key, value) in item {
+            match (old.get_mut(&key), value) {
+                (Some(Value::String(text)), Value::String(more))
+                    if key == "text" || key == "summary" =>
+                {
+                    text.push_str(&more);
+                }
+                (Some(_), Value::Null) => {}
+                (_, value) => drop(old.insert(key, value)),
+            }
+        }
+    }
+
+    fn to_json(&self) -> Option<Box<RawValue>> {
+        let items = Some(&self.items).filter(|items| !items.is_empty())?;
+        serde_json::value::to_raw_value(items).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn raw(value: &Value) -> Box<RawValue> {
+        RawValue::from_string(value.to_string()).unwrap()
+    }
+
+    #[track_caller]
+    fn check(pieces: &[Value], is_complete: bool, expected: Value) {
+        let mut details = ReasoningDetails::default();
+        pieces.iter().for_each(|piece| details.push(&raw(piece), is_complete));
+        assert_eq!(json!(details.items), expected);
+    }
+
+    #[test]
+    fn pieces_of_details_are_joined() {
+        let text =
+            |text: &str| json!({"type": "reasoning.text", "text": text, "format": "x", "index": 0});
+        let signed = json!({"type": "reasoning.text", "signature": "s", "text": "", "index": 0});
+        let whole = json!({"type": "reasoning.text", "text": "abc", "format": "x", "index": 0,
+            "signature": "s"});
+        check(
+            &[json!([text("a")]), json!([text("b")]), json!([text("c"), signed])],
+            false,
+            json!([whole]),
+        );
+        let summary = |text: &str| json!({"type": "reasoning.summary", "summary": text});
+        let secret = |data: &str| json!({"type": "reasoning.encrypted", "data": data, "index": 0});
+        check(
+            &[json!([summary("a")]), json!([summary("b"), secret("x")]), json!([secret("y")])],
+            false,
+            json!([summary("ab"), secret("x"), secret("y")]),
+        );
+        let at = |index: u64| json!({"type": "reasoning.text", "text": "a", "index": index});
+        let twice = json!({"type": "reasoning.text", "text": "aa", "index": 0});
+        check(&[json!([at(0)]), json!([at(1)]), json!([at(0)])], false, json!([twice, at(1)]));
+        let named = |id: &str| json!({"type": "reasoning.text", "text": "a", "id": id, "index": 0});
+        check(&[json!([named("a"), named("b")])], false, json!([named("a"), named("b")]));
+    }
+
+    #[test]
+    fn details_of_a_complete_message_are_unchanged() {
+        let text = json!({"type": "reasoning.text", "text": "a"});
+        check(&[json!([text, text])], true, json!([text, text]));
+        for nothing in [json!(null), json!("x"), json!([]), json!([7]), json!({}), json!([{}])] {
+            check(&[nothing], false, json!([]));
+        }
+    }
+
+    #[test]
+    fn details_have_a_limit() {
+        let mut details = ReasoningDetails::default();
+        let text = "x".repeat(1 << 20);
+        let piece = raw(&json!([{"type": "reasoning.text", "text": text, "index": 0}]));
+        (0..5).for_each(|_| details.push(&piece, false));
+        assert!(details.is_over_limit && details.items.is_empty());
+        let mut details = ReasoningDetails::default();
+        let many: Vec<Value> = (0..=DETAILS_MAX).map(|index| json!({ "index": index })).collect();
+        details.push(&raw(&json!(many)), true);
+        assert!(details.is_over_limit && details.items.is_empty());
+    }
+}

@@ -1,0 +1,342 @@
+//! Decoding: events and plain bodies to deltas. [`super::decode_items`] decodes complete items.
+
+use std::mem::take;
+
+use serde_json::value::RawValue;
+
+use super::OpenaiResponsesDialect;
+use super::payload::{EventPayload, ResponsePayload};
+use super::stream::{ItemKind, ItemRef, TextKind};
+use crate::types::{FinishKind, FinishReason, ProviderError};
+use crate::wire::delta::{append_call, append_text};
+use crate::wire::error::{find_error, keyed_error, malformed, named_error, provider_error};
+use crate::wire::fast_path::{TemplateFields, TemplateKind, TemplateMatch};
+use crate::wire::lenient::{TextContent, read_object};
+use crate::wire::openai_chat::usage::usage_of;
+use crate::wire::repair::parse_value;
+use crate::wire::{CallDelta, CallKind, Delta};
+
+/// The text or the call to which a piece of text belongs.
+enum PieceTarget {
+    Text(TextKind),
+    Call(CallDelta),
+}
+
+impl PieceTarget {
+    fn into_delta(self, text: Option<String>) -> Delta {
+        match self {
+            Self::Text(kind) => kind.delta(text.unwrap_or_default()),
+            Self::Call(call) => Delta::Call(CallDelta { arguments: text, ..call }),
+        }
+    }
+}
+
+impl OpenaiResponsesDialect {
+    pub(super) fn decode_match(&mut self, matched: &TemplateMatch<'_>, out: &mut Vec<Delta>) {
+        let item = ItemRef { index: matched.index, id: matched.id, ..ItemRef::default() };
+        let text = matched.nonempty_text();
+        match self.piece_target(matched.kind, item, matched.part_index, text) {
+            Some(PieceTarget::Text(kind)) => {
+                append_text(|text| kind.delta(text), text.unwrap_or_default(), out);
+            }
+            Some(PieceTarget::Call(call)) => append_call(call, text, out),
+            None => {}
+        }
+    }
+
+    /// Decodes an event, or a plain body. Returns the fields of a template if it is a piece of a
+    /// text or of arguments.
+    pub(super) fn decode_event<'p>(
+        &mut self,
+        name: &str,
+        event: &mut EventPayload<'p>,
+        text: &str,
+        out: &mut Vec<Delta>,
+    ) -> Option<TemplateFields<'p>> {
+        let Some(kind) = piece_kind(event.kind_or(name)) else {
+            self.decode_other_event(name, event, text, out);
+            return None;
+        };
+        let fields = event.template_fields(kind);
+        let part_index = event.part_index.value();
+        let text = text_of(take(&mut event.delta));
+        let target = self.piece_target(kind, event.item_ref(), part_index, text.as_deref());
+        out.extend(target.map(|target| target.into_delta(text)));
+        fields
+    }
+
+    fn decode_other_event(
+        &mut self,
+        name: &str,
+        event: &mut EventPayload<'_>,
+        text: &str,
+        out: &mut Vec<Delta>,
+    ) {
+        match event.kind_or(name) {
+            "response.output_text.done" => self.complete_text(TextKind::Text, event, out),
+            "response.refusal.done" => self.complete_text(TextKind::Refusal, event, out),
+            "response.reasoning_text.done" => self.complete_text(TextKind::Reasoning, event, out),
+            "response.reasoning_summary_text.done" => {
+                self.complete_text(TextKind::Summary, event, out);
+            }
+            "response.function_call_arguments.done" => {
+                let arguments = event.arguments.0.as_deref().map(str::to_owned);
+                self.seal_call(ItemKind::Function, event, arguments, out);
+            }
+            "response.custom_tool_call_input.done" => {
+                let input = event.input.as_text().map(str::to_owned);
+                self.seal_call(ItemKind::Custom, event, input, out);
+            }
+            "response.output_item.added" => self.decode_item(event, false, out),
+            "response.output_item.done" => self.decode_item(event, true, out),
+            "response.completed" | "response.done" => {
+                self.decode_end("completed", event, text, out);
+            }
+            "response.incomplete" => self.decode_end("incomplete", event, text, out),
+            "response.failed" => self.decode_end("failed", event, text, out),
+            "response.cancelled" => self.decode_end("cancelled", event, text, out),
+            "error" | "response.error" => out.push(Delta::Error(error_event(text))),
+            "" if event.output.is_some() || event.object.as_text() == Some("response") => {
+                self.decode_response("", text, out);
+            }
+            kind if !kind.starts_with("response.") => {
+                // Some gateways send errors with a type of their own or without a type.
+                let is_error = kind.is_empty() || kind.ends_with("_error") || event.error.is_some();
+                let value = parse_value(text).filter(|_| is_error);
+                if value.as_ref().is_some_and(|value| find_error(value).is_some()) {
+                    out.push(Delta::Error(error_event(text)));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns the text or the call to which a piece belongs. Returns `None` if the piece repeats
+    /// something.
+    fn piece_target(
+        &mut self,
+        kind: TemplateKind,
+        item: ItemRef<'_>,
+        part_index: Option<u64>,
+        text: Option<&str>,
+    ) -> Option<PieceTarget> {
+        let text_kind = match kind {
+            TemplateKind::Arguments => return self.argument_target(ItemKind::Function, item),
+            TemplateKind::Input => return self.argument_target(ItemKind::Custom, item),
+            TemplateKind::Text => TextKind::Text,
+            TemplateKind::Refusal => TextKind::Refusal,
+            TemplateKind::Summary => TextKind::Summary,
+            TemplateKind::Reasoning
+            | TemplateKind::ReasoningContent
+            | TemplateKind::ReasoningText => TextKind::Reasoning,
+            // This wire has no such pieces.
+            TemplateKind::Finish => return None,
+        };
+        self.text_target(text_kind, item, part_index, text)
+    }
+
+    fn text_target(
+        &mut self,
+        kind: TextKind,
+        item: ItemRef<'_>,
+        part_index: Option<u64>,
+        text: Option<&str>,
+    ) -> Option<PieceTarget> {
+        let position = self.find_or_add(kind.item_kind(), item);
+        let item = self.items.get_mut(position)?;
+        // Some services send reasoning both as text and as a summary. The first kind counts.
+        let is_repeated = item.last_text.is_some_and(|(last, _)| repeats_reasoning(last, kind));
+        let text = text.filter(|_| !is_repeated)?;
+        item.piece_bytes += text.len();
+        item.last_text = Some((kind, part_index));
+        item.has_text |= kind == TextKind::Text;
+        Some(PieceTarget::Text(kind))
+    }
+
+    fn argument_target(&mut self, kind: ItemKind, item: ItemRef<'_>) -> Option<PieceTarget> {
+        let position = self.find_or_add(kind, item);
+        let item = self.items.get_mut(position)?;
+        let begins = !item.is_named && !item.has_arguments;
+        item.has_arguments = true;
+        let (index, kind) = (Some(item.index), kind.call_kind());
+        Some(PieceTarget::Call(CallDelta { index, kind, begins, ..CallDelta::default() }))
+    }
+
+    /// Decodes a complete part of an item's text. It counts if it did not come in pieces.
+    fn complete_text(
+        &mut self,
+        kind: TextKind,
+        event: &mut EventPayload<'_>,
+        out: &mut Vec<Delta>,
+    ) {
+        let position = self.find_or_add(kind.item_kind(), event.item_ref());
+        let Some(item) = self.items.get_mut(position) else { return };
+        let part_index = event.part_index.value();
+        let text = if kind == TextKind::Refusal { &mut event.refusal } else { &mut event.text };
+        let text = take(text);
+        // Some services number the parts differently in pieces and in complete texts, so the length
+        // of the pieces is compared too.
+        let piece_bytes = take(&mut item.piece_bytes);
+        let repeats = matches!(&text, TextContent::Text(text) if text.len() == piece_bytes);
+        let is_next =
+            |last: Option<u64>| last.zip(part_index).is_some_and(|(last, part)| last < part);
+        if item.last_text.is_none_or(|(_, last)| is_next(last) && !repeats) {
+            let text = text_of(text);
+            let target = self.text_target(kind, event.item_ref(), part_index, text.as_deref());
+            out.extend(target.map(|target| target.into_delta(text)));
+            if let Some(item) = self.items.get_mut(position) {
+                item.piece_bytes = 0;
+            }
+        }
+    }
+
+    /// Decodes the complete arguments of a call.
+    fn seal_call(
+        &mut self,
+        kind: ItemKind,
+        event: &EventPayload<'_>,
+        arguments: Option<String>,
+        out: &mut Vec<Delta>,
+    ) {
+        let position = self.find_or_add(kind, event.item_ref());
+        let Some(item) = self.items.get_mut(position) else { return };
+        let name = event.name.as_text().filter(|name| !name.is_empty());
+        if let Some(name) = name.filter(|_| !item.is_named) {
+            item.is_named = true;
+            out.push(Delta::Call(CallDelta {
+                index: Some(item.index),
+                name: Some(name.to_owned()),
+                kind: kind.call_kind(),
+                begins: !item.has_arguments,
+                ..CallDelta::default()
+            }));
+        }
+        // An empty text does not mean empty arguments. The complete item follows and has them.
+        let arguments = arguments.filter(|text| !text.is_empty() && item.is_named);
+        if let Some(arguments) = arguments {
+            item.is_sealed = true;
+            out.push(Delta::Seal { index: item.index, arguments: Some(arguments) });
+        }
+    }
+
+    /// Returns the position of the item to which an event refers. Adds an item if none is known.
+    fn find_or_add(&mut self, kind: ItemKind, item: ItemRef<'_>) -> usize {
+        self.items.find(kind, item).unwrap_or_else(|| self.items.add(kind, item))
+    }
+
+    fn decode_end(
+        &mut self,
+        status: &'static str,
+        event: &EventPayload<'_>,
+        text: &str,
+        out: &mut Vec<Delta>,
+    ) {
+        // Some services leave out the object `response` around the members.
+        self.decode_response(status, event.response.map_or(text, RawValue::get), out);
+    }
+
+    /// Decodes a complete response. `event_status` is the status that the event's type implies, or
+    /// empty for a plain body.
+    fn decode_response(&mut self, event_status: &'static str, text: &str, out: &mut Vec<Delta>) {
+        let mut response = ResponsePayload::default();
+        if let Err(error) = read_object(text, &mut response) {
+            return out.push(malformed(text, &error));
+        }
+        self.decode_output(response.output.map_or("", RawValue::get), out);
+        let error = response.error.and_then(|raw| keyed_error(raw.get()));
+        let own_status = response.status.as_text().unwrap_or_default();
+        let status = match (own_status, event_status) {
+            ("completed" | "incomplete" | "failed" | "cancelled", _) => own_status,
+            // The event's type overrides a status that is not final.
+            (_, "completed" | "incomplete" | "failed" | "cancelled") => event_status,
+            ("", _) if error.is_some() => "failed",
+            ("", _) => "completed",
+            _ => own_status,
+        };
+        let has_calls = self.items.all().iter().any(|item| item.kind.is_call());
+        let reason = response.incomplete_details.reason.as_text().unwrap_or_default();
+        let kind = finish_kind(status, reason, has_calls);
+        out.extend(error.map(Delta::Error));
+        out.push(Delta::Finish(FinishReason { kind, raw: status.into() }));
+        out.extend(response.usage.and_then(usage_of));
+        out.push(Delta::Done);
+    }
+}
+
+/// Returns the kind of the pieces that events of this type hold.
+fn piece_kind(event_type: &str) -> Option<TemplateKind> {
+    match event_type {
+        "response.output_text.delta" | "response.text.delta" => Some(TemplateKind::Text),
+        "response.refusal.delta" => Some(TemplateKind::Refusal),
+        "response.reasoning_text.delta"
+        | "response.reasoning_content.delta"
+        | "response.reasoning.delta" => Some(TemplateKind::Reasoning),
+        "response.reasoning_summary_text.delta" | "response.reasoning_summary.delta" => {
+            Some(TemplateKind::Summary)
+        }
+        "response.function_call_arguments.delta" => Some(TemplateKind::Arguments),
+        "response.custom_tool_call_input.delta" => Some(TemplateKind::Input),
+        _ => None,
+    }
+}
+
+impl TextKind {
+    fn item_kind(self) -> ItemKind {
+        match self {
+            Self::Text | Self::Refusal => ItemKind::Message,
+            Self::Reasoning | Self::Summary => ItemKind::Reasoning,
+        }
+    }
+
+    fn delta(self, text: String) -> Delta {
+        match self {
+            Self::Text => Delta::Text(text),
+            Self::Refusal => Delta::Refusal(text),
+            Self::Reasoning | Self::Summary => Delta::Reasoning(text),
+        }
+    }
+}
+
+impl ItemKind {
+    pub(super) fn call_kind(self) -> CallKind {
+        if self == Self::Custom { CallKind::Custom } else { CallKind::Function }
+    }
+}
+
+/// Returns whether a text repeats reasoning that came before as the other kind.
+fn repeats_reasoning(last: TextKind, kind: TextKind) -> bool {
+    last != kind && kind.item_kind() == ItemKind::Reasoning
+}
+
+/// Returns the text of a piece. In an older form of the API it is a member of an object.
+fn text_of(delta: TextContent<'_>) -> Option<String> {
+    match delta {
+        TextContent::Text(text) => Some(text.into_owned()).filter(|text| !text.is_empty()),
+        TextContent::Part(part) => text_of(part.text),
+        TextContent::Absent | TextContent::List(_) => None,
+    }
+}
+
+fn finish_kind(status: &str, reason: &str, has_calls: bool) -> FinishKind {
+    match status {
+        "completed" if has_calls => FinishKind::ToolCalls,
+        "completed" => FinishKind::Stop,
+        "incomplete" if reason == "content_filter" => FinishKind::ContentFilter,
+        "incomplete" => FinishKind::Length,
+        // A response with one of the latter two runs in the background and would have to be polled.
+        "failed" | "cancelled" | "queued" | "in_progress" => FinishKind::Error,
+        _ => FinishKind::Other,
+    }
+}
+
+/// Returns the error of an error event: its member `error`, or the event itself.
+fn error_event(text: &str) -> ProviderError {
+    let Some(value) = parse_value(text) else { return named_error(text) };
+    let mut error = provider_error(find_error(&value).unwrap_or(&value));
+    let outer = provider_error(&value);
+    // Gateways put the HTTP status that they received beside the error.
+    if value.get("status").is_some() || value.get("status_code").is_some() {
+        error.status = outer.status.or(error.status);
+    }
+    error
+}

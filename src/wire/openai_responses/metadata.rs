@@ -1,0 +1,111 @@
+//! Metadata: the form in which a model's items go back to it.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::message::{RequestPart, ResponseMessage};
+use crate::types::MessagePart;
+use crate::wire::lenient::Scalar;
+
+/// Maximum length of an item's id, from the service's error message for longer ids.
+pub(super) const ID_CHARS_MAX: usize = 64;
+
+/// The form in which the items of one message go back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReplayMode {
+    /// Items as they came.
+    Whole,
+    /// Items without their ids, because some services send ids that they refuse: reasoning, text
+    /// and calls.
+    WithoutIds,
+    /// Text and calls alone, without items.
+    Bare,
+}
+
+/// The members that decide whether an item of the service's own can go back.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct ProviderItem<'a> {
+    #[serde(rename = "type", borrow)]
+    kind: Scalar<'a>,
+    #[serde(borrow)]
+    id: Scalar<'a>,
+    #[serde(borrow)]
+    encrypted_content: Scalar<'a>,
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
+}
+
+impl<'a> ProviderItem<'a> {
+    /// Reads a kept item.
+    pub(super) fn of(json: &'a str) -> Self {
+        serde_json::from_str(json).unwrap_or_default()
+    }
+
+    pub(super) fn is_reasoning(&self) -> bool {
+        self.kind.as_text() == Some("reasoning")
+    }
+
+    /// Returns whether it is a call that the client must answer. None of these is a tool of ours, so
+    /// there is no result, and the service refuses the call without one.
+    fn needs_client_result(&self) -> bool {
+        let kind = self.kind.as_text().unwrap_or_default();
+        let client_calls = ["computer_call", "local_shell_call", "shell_call", "apply_patch_call"];
+        client_calls.contains(&kind) || kind == "mcp_approval_request"
+    }
+
+    fn has_content(&self) -> bool {
+        let is_some = |text: &str| !text.is_empty();
+        self.encrypted_content.as_text().is_some_and(is_some)
+            || self.content.is_some_and(|content| content.get().contains('{'))
+    }
+
+    /// Returns whether the service accepts it. `stores` is whether the service stores items and
+    /// finds them by their ids.
+    pub(super) fn can_go_back(&self, stores: bool) -> bool {
+        match self.kind.as_text() {
+            None | Some("") => false,
+            Some("reasoning") => stores || self.has_content(),
+            Some(_) => !self.needs_client_result(),
+        }
+    }
+}
+
+/// Returns the form in which a message goes back to the model that wrote it.
+///
+/// A reasoning item can go back only if an item follows to which it can have led. If one cannot, the
+/// message goes back without items.
+pub(super) fn replay_mode(
+    message: &ResponseMessage,
+    parts: &[RequestPart<'_>],
+    stores: bool,
+) -> ReplayMode {
+    let mut is_followed = false;
+    for part in message.parts.iter().rev() {
+        match part {
+            MessagePart::Reasoning { .. } | MessagePart::Text { bytes: 0, .. } => {}
+            MessagePart::Text { .. } => is_followed = true,
+            MessagePart::Call { index, .. } => {
+                is_followed = message.calls.iter().any(|call| call.key.index == *index);
+            }
+            MessagePart::Raw { json } => {
+                let item = ProviderItem::of(json);
+                let goes_back = item.can_go_back(stores) && (is_followed || !item.is_reasoning());
+                if !goes_back && item.is_reasoning() {
+                    return ReplayMode::Bare;
+                }
+                is_followed = goes_back;
+            }
+        }
+    }
+    let is_long = |id: &str| id.chars().count() > ID_CHARS_MAX;
+    let has_long_id = parts.iter().any(|part| match part {
+        RequestPart::Text { members: Some(json), .. }
+        | RequestPart::Call { members: Some(json), .. }
+        | RequestPart::Raw(json) => ProviderItem::of(json).id.as_text().is_some_and(is_long),
+        RequestPart::Text { .. } | RequestPart::Call { .. } | RequestPart::Reasoning { .. } => {
+            false
+        }
+    });
+    if has_long_id { ReplayMode::WithoutIds } else { ReplayMode::Whole }
+}

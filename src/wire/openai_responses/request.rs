@@ -1,0 +1,400 @@
+//! The members of the body other than the history, as in OpenAI's API reference,
+//! <https://platform.openai.com/docs/api-reference/responses/create>.
+//!
+//! The host keeps the history itself, so requests ask the service to store nothing and to return
+//! its reasoning encrypted. The service checks that the items of a model are consistent when they
+//! go back. Its error messages give the rules:
+//!
+//! - A reasoning item and the item that it led to go back together ("was provided without its
+//!   required following item", "without its required 'reasoning' item").
+//! - Reasoning that the service did not store must have its content ("Items are not persisted when
+//!   `store` is set to false").
+//! - Ids of calls have at most 64 characters.
+//!
+//! Items go back as they came. If one of them cannot, the message goes back as text and calls
+//! without ids.
+
+use serde::ser::SerializeSeq;
+use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
+
+use crate::wire::extra_members::BodyMembers;
+use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
+
+/// Members on which the host relies. `extra_body` cannot replace them.
+const PROTECTED_MEMBERS: [&str; 4] = ["model", "input", "tools", "stream"];
+
+/// The smallest limit of the answer's length that the service accepts (its error message).
+const OUTPUT_TOKENS_MIN: u32 = 16;
+
+/// Prefixes of the names of models that do not reason. The service refuses a request for their
+/// encrypted reasoning ("Encrypted content is not supported with this model"). Every other model
+/// may reason.
+const WITHOUT_REASONING: [&str; 4] = ["gpt-3", "gpt-4", "chatgpt-4", "gpt-5-chat"];
+
+/// The members of the body other than the input.
+pub(super) struct RequestHead<'a>(pub(super) &'a ModelRequest);
+
+impl Serialize for RequestHead<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let request = self.0;
+        let mut body =
+            BodyMembers::new(serializer.serialize_map(None)?, request, &PROTECTED_MEMBERS);
+        body.write("model", &request.model)?;
+        if let Some(system) = request.system.as_deref().filter(|text| !text.is_empty()) {
+            body.write("instructions", system)?;
+        }
+        if !request.tools.is_empty() {
+            body.write("tools", &ToolsParam(&request.tools))?;
+            body.write("tool_choice", &tool_choice(&request.tool_choice))?;
+            if let Some(parallel) = request.parallel_tool_calls {
+                body.write("parallel_tool_calls", &parallel)?;
+            }
+        }
+        body.write("stream", &request.stream)?;
+        if let Some(tokens) = request.max_output_tokens {
+            body.write("max_output_tokens", &tokens.max(OUTPUT_TOKENS_MIN))?;
+        }
+        if let Some(temperature) = request.temperature {
+            body.write("temperature", &temperature)?;
+        }
+        body.write("store", &false)?;
+        if may_reason(&request.model) {
+            body.write("include", &["reasoning.encrypted_content"])?;
+        }
+        body.finish()
+    }
+}
+
+/// Returns whether a model may reason, judged by its name without the prefixes of gateways.
+fn may_reason(model: &str) -> bool {
+    let name = model.rsplit('/').next().unwrap_or(model);
+    let name = name.strip_prefix("ft:").unwrap_or(name);
+    !WITHOUT_REASONING.iter().any(|known| name.starts_with(known))
+}
+
+fn tool_choice(choice: &ToolChoice) -> Value {
+    match choice {
+        ToolChoice::Auto => "auto".into(),
+        ToolChoice::None => "none".into(),
+        ToolChoice::Required => "required".into(),
+        ToolChoice::Tool(name) => json!({"type": "function", "name": **name}),
+    }
+}
+
+struct ToolsParam<'a>(&'a [ToolDefinition]);
+
+impl Serialize for ToolsParam<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Tool<'a> {
+            #[serde(rename = "type")]
+            kind: &'static str,
+            name: &'a str,
+            description: &'a str,
+            parameters: &'a Value,
+            /// The service's default, true, refuses schemas that it can only partly enforce.
+            strict: bool,
+        }
+        let mut seq = serializer.serialize_seq(Some(self.0.len()))?;
+        for ToolDefinition { name, description, schema } in self.0 {
+            seq.serialize_element(&Tool {
+                kind: "function",
+                name,
+                description,
+                parameters: schema,
+                strict: false,
+            })?;
+        }
+        seq.end()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::message::{Message, ResponseMessage};
+    use crate::types::{CallKey, Content, MessagePart, ModelOrigin, ToolCall, Wire};
+
+    fn call(index: u32, id: &str, arguments: Value) -> ToolCall {
+        ToolCall {
+            key: CallKey { turn: 1, attempt: 1, index },
+            id: id.into(),
+            provider_id: Some(id.into()),
+            name: "add".into(),
+            arguments: arguments.into(),
+            raw: None,
+        }
+    }
+
+    fn result(id: &str, content: &str) -> Message {
+        Message::Tool {
+            call_id: id.into(),
+            name: "add".into(),
+            content: content.into(),
+            metadata: json!({"error": true}),
+        }
+    }
+
+    fn said(parts: Vec<MessagePart>) -> ResponseMessage {
+        let origin = ModelOrigin { wire: Wire::OpenaiResponses, model: "m".into() };
+        ResponseMessage {
+            text: "Let me add.".into(),
+            reasoning: "hm".into(),
+            calls: vec![call(0, "call_1", json!({"a": 1})), call(1, "call_2", json!({}))],
+            origin: Some(Arc::new(origin)),
+            parts,
+        }
+    }
+
+    fn raw(json: &str) -> MessagePart {
+        MessagePart::Raw { json: json.into() }
+    }
+
+    const THOUGHT: &str =
+        r#"{"id": "rs_1", "type": "reasoning", "encrypted_content": "e", "summary": []}"#;
+
+    fn parts() -> Vec<MessagePart> {
+        let members = |text: &str| Some(text.into());
+        vec![
+            MessagePart::Reasoning { bytes: 2, members: None },
+            raw(THOUGHT),
+            MessagePart::Text {
+                bytes: 11,
+                members: members(r#"{"id":"msg_1","phase":"commentary"}"#),
+            },
+            raw(r#"{"type":"web_search_call","id":"ws_1","status":"completed"}"#),
+            MessagePart::Call {
+                index: 0,
+                members: members(r#"{"id":"fc_1","status":"completed"}"#),
+            },
+            MessagePart::Call { index: 1, members: members(r#"{"id":"fc_2"}"#) },
+        ]
+    }
+
+    fn history(message: ResponseMessage) -> crate::message::MessageList {
+        [
+            Message::User { content: "1 + 2?".into() },
+            Message::Assistant(message.into()),
+            result("call_1", "3"),
+            result("call_2", "bad"),
+        ]
+        .map(Arc::new)
+        .into()
+    }
+
+    fn sent(request: &ModelRequest) -> Value {
+        serde_json::from_slice(&Wire::OpenaiResponses.request_body(request)).unwrap()
+    }
+
+    /// The items between the user's and the outputs.
+    fn back(parts: Vec<MessagePart>) -> Vec<Value> {
+        let body = sent(&ModelRequest::new("m", history(said(parts))));
+        let items = body["input"].as_array().unwrap();
+        items[1..items.len() - 2].to_vec()
+    }
+
+    fn with_tools() -> ModelRequest {
+        let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+        let tool = ToolDefinition { name: "add".into(), description: "Adds.".into(), schema };
+        ModelRequest {
+            system: Some("Be brief.".into()),
+            tools: [tool].into(),
+            ..ModelRequest::new("m", history(said(parts())))
+        }
+    }
+
+    #[test]
+    fn streamed_with_all_that_its_own_model_said() {
+        insta::assert_json_snapshot!(sent(&ModelRequest {
+            parallel_tool_calls: Some(false),
+            max_output_tokens: Some(100),
+            temperature: Some(0.5),
+            ..with_tools()
+        }));
+    }
+
+    #[test]
+    fn plain_with_what_another_model_said() {
+        insta::assert_json_snapshot!(sent(&ModelRequest {
+            model: "other".into(),
+            tool_choice: ToolChoice::Tool("add".into()),
+            stream: false,
+            ..with_tools()
+        }));
+    }
+
+    #[test]
+    fn images_and_ids_that_are_too_long() {
+        let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
+        let content = json!([{"type": "text", "text": "What is it?"},
+            image("https://a.example/b.png"), image("data:image/png;base64,aGk=")]);
+        let long = "functions.add:0-".repeat(5);
+        let messages = [
+            Message::User { content: Content::parse(&content).unwrap() },
+            Message::User { content: "Well?".into() },
+            Message::Assistant(
+                ResponseMessage {
+                    calls: vec![call(0, &long, json!({})), call(1, "functions.add:0", json!({}))],
+                    ..ResponseMessage::default()
+                }
+                .into(),
+            ),
+            result(&long, "3"),
+            result("functions.add:0", "3"),
+        ];
+        insta::assert_json_snapshot!(sent(&ModelRequest {
+            tool_choice: ToolChoice::None,
+            ..ModelRequest::new("m", messages.map(Arc::new).into())
+        }));
+    }
+
+    #[test]
+    fn a_call_of_no_tool_goes_back_under_a_name_that_is_taken() {
+        let mut message = said(parts());
+        message.calls[0].name = "multi_tool_use.parallel".into();
+        for model in ["m", "other"] {
+            let body = sent(&ModelRequest::new(model, history(message.clone())));
+            let items = body["input"].as_array().unwrap().iter();
+            let names: Vec<_> = items.filter_map(|item| item["name"].as_str()).collect();
+            assert_eq!(names, ["multi_tool_use_parallel_41c06c9e", "add"]);
+        }
+    }
+
+    #[test]
+    fn reasoning_goes_back_byte_for_byte() {
+        let body = Wire::OpenaiResponses.request_body(&with_tools());
+        assert!(String::from_utf8(body).unwrap().contains(THOUGHT));
+    }
+
+    #[test]
+    fn what_cannot_hang_together_goes_as_text_and_calls() {
+        let bare = json!([
+            {"type": "message", "role": "assistant", "content": "Let me add."},
+            {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": "{\"a\":1}"},
+            {"type": "function_call", "call_id": "call_2", "name": "add", "arguments": "{}"},
+        ]);
+        let without = |at: usize, other: MessagePart| {
+            let mut parts = parts();
+            parts[at] = other;
+            back(parts)
+        };
+        // Nobody stored it, and it is not there.
+        let empty = r#"{"id":"rs_1","type":"reasoning","encrypted_content":null,"content":[]}"#;
+        assert_eq!(json!(without(1, raw(empty))), bare);
+        // Nothing follows it; or what it led to did not stay in the history.
+        assert_eq!(json!(back([parts(), vec![raw(THOUGHT)]].concat())), bare);
+        let dropped = MessagePart::Call { index: 7, members: None };
+        assert_eq!(json!(back([parts(), vec![raw(THOUGHT), dropped]].concat())), bare);
+        // Its content stands in for what is encrypted.
+        let open = r#"{"id":"rs_1","type":"reasoning","content":[{"type":"reasoning_text"}]}"#;
+        assert_eq!(without(1, raw(open))[0]["id"], "rs_1");
+    }
+
+    #[test]
+    fn stored_reasoning_goes_back_without_its_content() {
+        let mut parts = parts();
+        parts[1] = raw(r#"{"id":"rs_1","type":"reasoning","summary":[]}"#);
+        let request = ModelRequest::new("m", history(said(parts)));
+        let extra = json!({"store": true, "include": []}).as_object().unwrap().clone();
+        let stored = ModelRequest { extra_body: extra, ..request.clone() };
+        let body = sent(&stored);
+        assert_eq!((&body["store"], &body["include"]), (&json!(true), &json!([])));
+        assert_eq!(body["input"][1]["id"], "rs_1");
+        let left_to_the_service =
+            ModelRequest { omit_body: ["store".to_owned()].into(), ..request.clone() };
+        assert_eq!(sent(&left_to_the_service)["input"][1]["id"], "rs_1");
+        assert_eq!(sent(&request)["input"][1]["type"], "message");
+    }
+
+    #[test]
+    fn names_that_a_model_made_up_are_sent_as_the_service_takes_them() {
+        let mut message = said(parts());
+        message.calls[0].name = "functions.add".into();
+        message.calls[1].name = "x".repeat(70).into();
+        let body = sent(&ModelRequest::new("m", history(message)));
+        let items = body["input"].as_array().unwrap().iter();
+        let names: Vec<_> = items.filter_map(|item| item["name"].as_str()).collect();
+        assert!(names[0].starts_with("functions_add_"), "{names:?}");
+        assert_eq!((names.len(), names[1].len()), (2, 64), "{names:?}");
+    }
+
+    #[test]
+    fn thoughts_are_not_wanted_of_models_that_have_none() {
+        let wants =
+            |model: &str| sent(&ModelRequest::new(model, [].into())).get("include").is_some();
+        for model in
+            ["gpt-4o", "gpt-4.1-mini", "openai/gpt-4o", "ft:gpt-4o:a::b", "gpt-5-chat-latest"]
+        {
+            assert!(!wants(model), "{model}");
+        }
+        for model in ["gpt-5", "gpt-5.1-chat-latest", "o3", "openai/o4-mini", "grok-4", "my-own"] {
+            assert!(wants(model), "{model}");
+        }
+        let extra = json!({"include": ["web_search_call.results"]}).as_object().unwrap().clone();
+        let request = ModelRequest { extra_body: extra, ..ModelRequest::new("gpt-4o", [].into()) };
+        assert_eq!(sent(&request)["include"], json!(["web_search_call.results"]));
+    }
+
+    #[test]
+    fn the_longest_answer_is_as_long_as_the_service_takes() {
+        let request =
+            ModelRequest { max_output_tokens: Some(5), ..ModelRequest::new("m", [].into()) };
+        assert_eq!(sent(&request)["max_output_tokens"], 16);
+    }
+
+    #[test]
+    fn a_call_goes_back_with_who_made_it_and_where_its_tool_stands() {
+        let members =
+            r#"{"id":"fc_1","namespace":"n","caller":{"type":"program","caller_id":"c"}}"#;
+        let call = MessagePart::Call { index: 0, members: Some(members.into()) };
+        let sent = back(vec![call, MessagePart::Call { index: 1, members: None }]);
+        assert_eq!(sent[0]["namespace"], "n");
+        assert_eq!(sent[0]["caller"], json!({"type": "program", "caller_id": "c"}));
+        assert_eq!(sent[1].get("caller"), None);
+    }
+
+    #[test]
+    fn ids_that_no_service_takes_are_left_out() {
+        let mut parts = parts();
+        parts[4] = MessagePart::Call {
+            index: 0,
+            members: Some(json!({"id": "x".repeat(400)}).to_string().into()),
+        };
+        let items = back(parts);
+        let types: Vec<_> = items.iter().map(|item| item["type"].as_str().unwrap()).collect();
+        assert_eq!(types, ["reasoning", "message", "function_call", "function_call"]);
+        assert!(items.iter().all(|item| item.get("id").is_none()), "{items:?}");
+        assert_eq!(items[0]["encrypted_content"], "e");
+        assert_eq!(items[1]["phase"], "commentary");
+    }
+
+    #[test]
+    fn a_call_that_nobody_answers_is_left_out() {
+        let mut parts = parts();
+        parts[3] = raw(r#"{"type":"computer_call","id":"cu_1","call_id":"c"}"#);
+        let items = back(parts);
+        assert!(items.iter().all(|item| item["type"] != "computer_call"), "{items:?}");
+        assert_eq!(items.len(), 4);
+    }
+
+    #[test]
+    fn a_call_with_free_text_has_an_output_of_its_own_kind() {
+        let members = r#"{"id":"ctc_1","type":"custom_tool_call"}"#;
+        let mut message = said(vec![
+            MessagePart::Call { index: 0, members: Some(members.into()) },
+            MessagePart::Call { index: 1, members: None },
+        ]);
+        message.calls[0].raw = Some("x = 1".into());
+        let body = sent(&ModelRequest::new("m", history(message)));
+        let input = body["input"].as_array().unwrap();
+        let find = |kind: &str| input.iter().find(|item| item["type"] == kind).unwrap().clone();
+        let call = json!({"type": "custom_tool_call", "id": "ctc_1", "call_id": "call_1",
+            "name": "add", "input": "x = 1"});
+        assert_eq!(find("custom_tool_call"), call);
+        assert_eq!(find("custom_tool_call_output")["call_id"], "call_1");
+        assert_eq!(find("function_call_output")["call_id"], "call_2");
+    }
+}

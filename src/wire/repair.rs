@@ -1,0 +1,157 @@
+//! JSON repair: makes payloads readable that some services write with invalid JSON.
+
+use std::borrow::Cow;
+
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+/// The result of repairing a payload that is not valid JSON.
+pub(in crate::wire) enum Repaired<'a> {
+    /// The same payload as valid JSON.
+    Payload(String),
+    /// Several payloads that came as one.
+    Payloads(Vec<&'a str>),
+}
+
+/// Repairs a payload. Nothing is lost, except that a lone surrogate becomes U+FFFD and `NaN` and
+/// `Infinity` become `null`.
+#[cold]
+pub(in crate::wire) fn repair(text: &str) -> Option<Repaired<'_>> {
+    // Without the blank line between them, two server-sent events are read as one.
+    let starts_payload = |line: &str| line.starts_with('{') || line == "[DONE]";
+    if text.contains('\n') && text.lines().all(|line| starts_payload(line.trim())) {
+        return Some(Repaired::Payloads(text.lines().collect()));
+    }
+    // Some services send two payloads in one event, with nothing between them.
+    let payloads = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
+    if let Ok(payloads) = payloads.collect::<Result<Vec<_>, _>>()
+        && payloads.len() > 1
+    {
+        return Some(Repaired::Payloads(payloads.into_iter().map(RawValue::get).collect()));
+    }
+    // A repeated key makes the typed parse fail. The last one counts.
+    if let Ok(value) = serde_json::from_str::<Value>(text) {
+        return Some(Repaired::Payload(value.to_string()));
+    }
+    let whole = replace_lone_surrogates(text);
+    match repair_tokens(&whole) {
+        Cow::Owned(repaired) => Some(Repaired::Payload(repaired)),
+        Cow::Borrowed(_) => match whole {
+            Cow::Owned(repaired) => Some(Repaired::Payload(repaired)),
+            Cow::Borrowed(_) => None,
+        },
+    }
+}
+
+/// Parses a JSON value. A lone surrogate becomes U+FFFD.
+pub(in crate::wire) fn parse_value(text: &str) -> Option<Value> {
+    serde_json::from_str(text)
+        .or_else(|_| serde_json::from_str(&replace_lone_surrogates(text)))
+        .ok()
+}
+
+/// Replaces `NaN`, `Infinity` and `-Infinity` by `null`, and escapes control characters within
+/// strings.
+fn repair_tokens(text: &str) -> Cow<'_, str> {
+    let mut repaired = String::new();
+    let (mut copied, mut in_string, mut escaped) = (0, false, false);
+    for (at, byte) in text.bytes().enumerate() {
+        let found = match byte {
+            _ if escaped => {
+                escaped = false;
+                continue;
+            }
+            b'\\' => {
+                escaped = in_string;
+                continue;
+            }
+            b'"' => {
+                in_string = !in_string;
+                continue;
+            }
+            0..0x20 if in_string => Some((1, format!("\\u{byte:04x}"))),
+            b'N' | b'I' | b'-' if !in_string => ["NaN", "Infinity", "-Infinity"]
+                .iter()
+                .find(|word| at >= copied && text.get(at..).is_some_and(|t| t.starts_with(**word)))
+                .map(|word| (word.len(), "null".to_owned())),
+            _ => None,
+        };
+        if let Some((length, instead)) = found {
+            repaired.push_str(text.get(copied..at).unwrap_or_default());
+            repaired.push_str(&instead);
+            copied = at + length;
+        }
+    }
+    if copied == 0 {
+        return Cow::Borrowed(text);
+    }
+    repaired.push_str(text.get(copied..).unwrap_or_default());
+    Cow::Owned(repaired)
+}
+
+/// Replaces every escape that is half of a surrogate pair by U+FFFD.
+pub(crate) fn replace_lone_surrogates(text: &str) -> Cow<'_, str> {
+    let unit = |at: usize| -> Option<u16> {
+        let digits = text.get(at..)?.strip_prefix("\\u")?.get(..4)?;
+        u16::from_str_radix(digits, 16).ok()
+    };
+    let mut repaired = String::new();
+    let (mut copied, mut at) = (0, 0);
+    while let Some(found) = text.get(at..).and_then(|rest| rest.find('\\')) {
+        let escape = at + found;
+        at = match (unit(escape), unit(escape + 6)) {
+            (Some(0xD800..=0xDBFF), Some(0xDC00..=0xDFFF)) => escape + 12,
+            (Some(0xD800..=0xDFFF), _) => {
+                repaired.push_str(text.get(copied..escape).unwrap_or_default());
+                repaired.push_str("\\ufffd");
+                copied = escape + 6;
+                copied
+            }
+            // Skips the escaped character, which is ASCII in JSON.
+            (Some(_) | None, _) => escape + 2,
+        };
+    }
+    if copied == 0 {
+        return Cow::Borrowed(text);
+    }
+    repaired.push_str(text.get(copied..).unwrap_or_default());
+    Cow::Owned(repaired)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn non_finite_numbers_and_control_characters_are_repaired() {
+        for (text, expected) in [
+            (
+                r#"{"a":NaN,"b":[Infinity,-Infinity],"c":-1}"#,
+                r#"{"a":null,"b":[null,null],"c":-1}"#,
+            ),
+            (r#"{"NaN":"\" -Infinity \\","a":NaN}"#, r#"{"NaN":"\" -Infinity \\","a":null}"#),
+            ("{\n\"a\":\"x\ty\0\"}", "{\n\"a\":\"x\\u0009y\\u0000\"}"),
+            (r#"{"a":"é"}"#, r#"{"a":"é"}"#),
+            ("\"\\", "\"\\"),
+        ] {
+            assert_eq!(repair_tokens(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn lone_surrogates_are_replaced_and_pairs_are_kept() {
+        for (text, repaired) in [
+            (r"a\\ud83d", r"a\\ud83d"),
+            (r"\ud83d\ude00", r"\ud83d\ude00"),
+            (r"\u00e9\n", r"\u00e9\n"),
+            (r"\ud83d", r"\ufffd"),
+            (r"x\ude00y", r"x\ufffdy"),
+            (r"\ud83d\ud83d\ude00", r"\ufffd\ud83d\ude00"),
+            (r"\ud83dé", r"\ufffdé"),
+            (r"\ud8", r"\ud8"),
+            (r"\", r"\"),
+        ] {
+            assert_eq!(replace_lone_surrogates(text), repaired, "{text}");
+        }
+    }
+}

@@ -1,0 +1,258 @@
+use proptest::prelude::*;
+use proptest::sample::select;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::message::ResponseMessage;
+use crate::types::{CallKey, Content, ContentPart, Image, MessagePart, ModelOrigin, ToolCall};
+use crate::wire::{ToolChoice, ToolDefinition};
+
+const WIRES: [Wire; 5] = [
+    Wire::OpenaiChat,
+    Wire::OpenaiResponses,
+    Wire::AnthropicMessages,
+    Wire::GeminiGenerate,
+    Wire::OllamaChat,
+];
+
+fn user(text: &str) -> Message {
+    Message::User { content: text.into() }
+}
+
+fn call(index: u32, id: &str) -> ToolCall {
+    ToolCall {
+        key: CallKey { turn: 1, attempt: 1, index },
+        id: id.into(),
+        provider_id: Some(id.into()),
+        name: "add".into(),
+        arguments: json!({"a": 1}).into(),
+        raw: None,
+    }
+}
+
+fn result(id: &str) -> Message {
+    let metadata = json!({"error": id == "c1"});
+    Message::Tool { call_id: id.into(), name: "add".into(), content: "3".into(), metadata }
+}
+
+fn request(messages: MessageList) -> ModelRequest {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
+    let tool = ToolDefinition { name: "add".into(), description: "Adds.".into(), schema };
+    ModelRequest {
+        system: Some("Be brief.".into()),
+        tools: [tool].into(),
+        ..ModelRequest::new("m", messages)
+    }
+}
+
+/// A history of `count` turns, each with a call, its result and a message of the user.
+fn turns(count: usize) -> MessageList {
+    let turn = |at: usize| {
+        let id = format!("c{at}");
+        let origin = Some(Arc::new(ModelOrigin { wire: Wire::OpenaiChat, model: "m".into() }));
+        let calls = vec![call(0, &id)];
+        let response = ResponseMessage { calls, origin, ..ResponseMessage::default() };
+        [Message::Assistant(response.into()), result(&id), user("And on.")]
+    };
+    let all = std::iter::once(user("Go on.")).chain((0..count).flat_map(turn));
+    all.map(Arc::new).collect()
+}
+
+/// A change of the session or of the request between two requests.
+#[derive(Clone, Debug)]
+enum Change {
+    Append(Vec<Message>),
+    /// Changes a message in place.
+    Edit(usize),
+    /// Replaces the first messages by a summary.
+    Compact(usize),
+    Model(&'static str),
+    Wire(Wire),
+    System(&'static str),
+    Choice(ToolChoice),
+    Stream(bool),
+    Stores(bool),
+    NewTools,
+    /// Replaces all messages by equal copies.
+    Copy,
+}
+
+fn part() -> impl Strategy<Value = MessagePart> {
+    let raw = |value: Value| MessagePart::Raw { json: value.to_string().into() };
+    let members = || {
+        select(vec![
+            None,
+            Some(json!({"field": "reasoning_content", "signature": "s"})),
+            Some(json!({"type": "custom_tool_call", "id": "x"})),
+        ])
+        .prop_map(|members| members.map(|members| members.to_string().into()))
+    };
+    prop_oneof![
+        (0_usize..3, members()).prop_map(|(bytes, members)| MessagePart::Text { bytes, members }),
+        (0_usize..3, members())
+            .prop_map(|(bytes, members)| MessagePart::Reasoning { bytes, members }),
+        (0_u32..2, members()).prop_map(|(index, members)| MessagePart::Call { index, members }),
+        select(vec![
+            raw(json!({"type": "server_tool_use", "id": "s", "name": "web_search"})),
+            raw(json!({"type": "web_search_tool_result", "tool_use_id": "s"})),
+            raw(json!({"type": "redacted_thinking", "data": "x"})),
+            raw(json!({"type": "reasoning", "id": "rs", "encrypted_content": "e"})),
+        ]),
+    ]
+}
+
+/// A message of a model, mostly of the one that receives the request.
+fn response(wire: Wire) -> impl Strategy<Value = Message> {
+    let origin = prop_oneof![
+        3 => Just((wire, "m")),
+        1 => (select(&WIRES[..]), select(vec!["m", "n"])),
+    ];
+    let ids = select(vec![vec![], vec!["c0"], vec!["c0", "c1"]]);
+    let parts = prop::collection::vec(part(), 0..4);
+    let text = select(vec!["", "ok ", "abc"]);
+    (proptest::option::weighted(0.9, origin), ids, parts, text).prop_map(
+        |(origin, ids, parts, text)| {
+            Message::Assistant(
+                ResponseMessage {
+                    text: text.into(),
+                    reasoning: "hmm".into(),
+                    calls: ids.iter().zip(0..).map(|(id, index)| call(index, id)).collect(),
+                    origin: origin
+                        .map(|(wire, model)| Arc::new(ModelOrigin { wire, model: model.into() })),
+                    parts,
+                }
+                .into(),
+            )
+        },
+    )
+}
+
+fn message(wire: Wire) -> impl Strategy<Value = Message> {
+    let image = ContentPart::Image(Image::parse("data:image/png;base64,AAAA").unwrap());
+    let image = Message::User { content: Content::from(vec![image]) };
+    prop_oneof![
+        2 => select(vec![user("a"), user(""), image]),
+        3 => response(wire),
+        3 => select(vec![result("c0"), result("c1")]),
+    ]
+}
+
+fn change(wire: Wire) -> impl Strategy<Value = Change> {
+    prop_oneof![
+        20 => prop::collection::vec(message(wire), 0..4).prop_map(Change::Append),
+        1 => any::<usize>().prop_map(Change::Edit),
+        1 => any::<usize>().prop_map(Change::Compact),
+        1 => select(vec!["m", "n"]).prop_map(Change::Model),
+        1 => select(&WIRES[..]).prop_map(Change::Wire),
+        1 => select(vec!["", "Be brief."]).prop_map(Change::System),
+        1 => select(vec![ToolChoice::Auto, ToolChoice::None]).prop_map(Change::Choice),
+        1 => any::<bool>().prop_map(Change::Stream),
+        1 => any::<bool>().prop_map(Change::Stores),
+        1 => Just(Change::NewTools),
+        1 => Just(Change::Copy),
+    ]
+}
+
+fn perform(change: Change, wire: &mut Wire, request: &mut ModelRequest) {
+    let messages = &mut request.messages;
+    match change {
+        Change::Append(new) => new.into_iter().for_each(|message| messages.push(message)),
+        Change::Edit(place) => match messages.get_mut(place % messages.len().max(1)) {
+            Some(Message::Tool { content, .. }) => *content = format!("{content} (edited)").into(),
+            Some(Message::Assistant(response)) => {
+                Arc::make_mut(response).text.push_str(" (edited)")
+            }
+            Some(message @ Message::User { .. }) => *message = user("edited"),
+            None => {}
+        },
+        Change::Compact(count) => {
+            let rest = messages.iter().skip(count % (messages.len() + 1)).cloned();
+            *messages = std::iter::once(Arc::new(user("In short."))).chain(rest).collect();
+        }
+        Change::Model(model) => request.model = model.into(),
+        Change::Wire(other) => *wire = other,
+        Change::System(system) => request.system = Some(system.into()),
+        Change::Choice(choice) => request.tool_choice = choice,
+        Change::Stream(stream) => request.stream = stream,
+        Change::Stores(stores) => {
+            request.extra_body.insert("store".into(), stores.into());
+        }
+        Change::NewTools => request.tools = Arc::new([]),
+        Change::Copy => {
+            *messages = messages.iter().map(|message| Arc::new(Message::clone(message))).collect();
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_cached_body_equals_a_body_written_from_scratch(
+        (wire, changes) in select(&WIRES[..]).prop_flat_map(|wire| {
+            (Just(wire), prop::collection::vec((change(wire), any::<bool>()), 1..12))
+        }),
+    ) {
+        let (mut wire, mut request) = (wire, request(MessageList::default()));
+        let (mut cache, mut held) = (RequestCache::default(), Vec::new());
+        for (change, holds) in changes {
+            perform(change, &mut wire, &mut request);
+            let body = cache.body(wire, &request);
+            let in_full = wire.request_body(&request);
+            prop_assert_eq!(&body, &in_full, "{:?}", String::from_utf8_lossy(&body));
+            prop_assert!(serde_json::from_slice::<Value>(&body).is_ok());
+            if holds {
+                held.push((body, in_full));
+            }
+        }
+        // A body that is still held is not modified.
+        for (body, in_full) in held {
+            prop_assert_eq!(body, in_full);
+        }
+    }
+}
+
+#[test]
+fn the_prefix_of_a_history_is_reused_on_every_wire() {
+    for (wire, reusable) in WIRES.into_iter().zip([30, 31, 31, 31, 31]) {
+        let mut request = request(turns(10));
+        let mut cache = RequestCache::default();
+        let before = cache.body(wire, &request);
+        let prefix = cache.last.as_ref().unwrap().prefix;
+        assert_eq!(prefix.messages, reusable, "{wire}");
+        let last = before.len() - prefix.bytes;
+        assert!(
+            (1..150).contains(&last),
+            "{wire}: {last} bytes are not reused, more than the last turn"
+        );
+        request.messages.push(user("And more."));
+        let body = cache.body(wire, &request);
+        assert_eq!(body[..prefix.bytes], before[..prefix.bytes], "{wire}");
+        assert_eq!(body, wire.request_body(&request), "{wire}");
+    }
+}
+
+#[test]
+fn the_cost_of_the_next_body_does_not_depend_on_the_length_of_the_history() {
+    for is_held in [false, true] {
+        let costs = [10, 1_000].map(|count| {
+            let mut request = request(turns(count));
+            let mut cache = RequestCache::default();
+            let mut next = |request: &ModelRequest| cache.body(Wire::OpenaiChat, request);
+            next(&request);
+            let mut add_turn = || {
+                let [.., response, result, _] = &*turns(1) else { panic!("a turn") };
+                let more = [response, result].map(Arc::clone);
+                request.messages = request.messages.iter().cloned().chain(more).collect();
+                request.clone()
+            };
+            // The first addition may grow the buffer.
+            let held = next(&add_turn());
+            let held = Some(held).filter(|_| is_held);
+            let asked = add_turn();
+            let cost = allocation_counter::measure(|| drop(next(&asked)));
+            drop(held);
+            // A body that is still held is copied.
+            (cost.count_total, cost.bytes_total * u64::from(!is_held))
+        });
+        assert_eq!(costs[0], costs[1], "held: {is_held}");
+    }
+}
