@@ -84,7 +84,7 @@ fn ratio(wire: Wire, framing: Framing, name: &str, body: &[u8]) -> [String; 5] {
     ]
 }
 
-/// How many events a body holds.
+/// Counts the events of a body.
 fn events(framing: Framing, body: &[u8]) -> usize {
     let lines = body.split(|byte| *byte == b'\n');
     lines.filter(|line| line.starts_with(b"data: ") || framing == Framing::JsonLines).count()

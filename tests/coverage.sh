@@ -3,7 +3,10 @@
 # folder, and fails below 90 %. Lines of tests inside src/ are not counted.
 #
 # Installs its tools if they are missing: rustup's llvm-tools (they match rustc's LLVM) and
-# cargo-llvm-cov. The build with instrumentation takes several minutes.
+# cargo-llvm-cov. The build with instrumentation takes several minutes, and the explorers of the state
+# machines are slow with it. Arguments go to the test binaries:
+#
+#   bash tests/coverage.sh [--skip explorer]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 percent_min=90
@@ -15,7 +18,7 @@ export PATH="$PWD/target/coverage-tools/bin:$PATH"
 command -v cargo-llvm-cov >/dev/null || cargo install --quiet --locked cargo-llvm-cov --root target/coverage-tools
 
 lcov=target/coverage.lcov
-cargo llvm-cov --locked --lib --bins --tests --ignore-run-fail --lcov --output-path "$lcov"
+cargo llvm-cov --locked --lib --bins --tests --ignore-run-fail --lcov --output-path "$lcov" -- "$@"
 
 # A file of lcov has, for each source file, one line "SF:path" and lines "DA:line,count".
 awk -v root="$PWD/" -v percent_min="$percent_min" '
@@ -46,6 +49,7 @@ awk -v root="$PWD/" -v percent_min="$percent_min" '
   }
   END {
     printf "%-20s %8s %8s %8s\n", "folder", "lines", "covered", "percent"
+    fflush()
     order = "sort"
     for (folder in lines) {
       printf "%-20s %8d %8d %7.1f%%\n", folder, lines[folder], covered[folder], 100 * covered[folder] / lines[folder] | order

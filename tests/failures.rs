@@ -333,6 +333,9 @@ async fn after_max_turns_a_final_answer_without_tools_is_requested() {
     let events = events(started.events).await;
     let report = within(started.report).await.expect("a report");
     assert_eq!((report.run_end, report.text.as_str()), (RunEnd::MaxTurns, "So far."));
+    assert_eq!((report.turns, report.stats.turns), (2, 2), "the last request does not count");
+    let stats = events.iter().rfind(|event| event["type"] == "session_stats").expect("sums");
+    assert_eq!(stats["turns"], 2);
     assert_eq!(control.log(), ["start a", "end a", "start b", "end b"]);
     let last = &world.requests()[2].body;
     assert_eq!(last["tool_choice"], "none");
@@ -403,8 +406,8 @@ async fn on_excess_fail_ends_the_run_and_the_session_continues() {
     assert_eq!(report.error.expect("an error").message, message);
     assert_eq!(control.log(), [""; 0]);
     assert_eq!(world.run("and now?").await.run_end, RunEnd::Answered);
-    let refused = "Error: not run: at most 3 tool calls are run per response. \
-                   Send the call again in a later response if it is still needed.";
+    let refused = "Error: not run: the response held more than the 3 tool calls that are allowed, \
+                   and the run was ended.";
     let expected = ["call-a", "call-b", "call-c"].map(|id| (id, refused));
     assert_eq!(results(&world.last_messages()), expected);
     world.assert_paired();

@@ -257,3 +257,39 @@ async fn a_host_shutdown_closes_no_session() {
         assert_eq!(refused.error(), (503, "shutting_down".to_owned()));
     }
 }
+
+#[tokio::test]
+async fn text_of_a_turn_whose_attempts_are_used_up_is_void_live_and_in_every_replay() {
+    let delta = |delta: Value| format!("data: {}\n\n", json!({"choices": [{"delta": delta}]}));
+    // An error that no repetition mends.
+    let error = json!({"error": {"message": "so it is", "code": 401}});
+    let chunks = [
+        delta(json!({"reasoning_content": "Hm."})),
+        delta(json!({"content": "This "})),
+        delta(json!({"content": "is lost."})),
+        format!("data: {error}\n\n"),
+    ];
+    let script = json!({"responses": [
+        {"content_type": "text/event-stream", "raw_chunks": chunks, "chunk_delay_ms": 5}]});
+    let service = service(script).await;
+    let mut reading = events(&service, "?after=0", "").await;
+    assert_eq!(service.post("/v1/sessions/s/runs", json!({"input": "go"})).await.status, 202);
+    let live = within(reading.until_events(|seen| ended_runs(seen) == 1)).await;
+    let shown: String = live.iter().filter_map(text).collect();
+    assert!(shown.starts_with("Hm.This"), "{shown:?}");
+    let expected = reproducible_lines(&live);
+    let is_text =
+        |line: &&String| line.starts_with("content_delta") || line.starts_with("thinking:");
+    assert_eq!(expected.iter().filter(is_text).count(), 0, "{expected:?}");
+    let attempt = live.iter().find(|event| event.kind == "attempt").unwrap();
+    assert_eq!((&attempt.data["attempt"], &attempt.data["wait_ms"]), (&json!(1), &json!(0)));
+    for (at, event) in live.iter().enumerate().take(live.len() - 1) {
+        let Some(id) = &event.id else { continue };
+        let mut reading = events(&service, &format!("?after={id}"), "").await;
+        let rest = within(reading.until_events(|seen| ended_runs(seen) == 1)).await;
+        assert_eq!(reproducible_lines(&[&live[..=at], &rest].concat()), expected, "after {id}");
+    }
+    let mut replay = events(&service, "?after=0", "").await;
+    let replay = within(replay.until_events(|seen| ended_runs(seen) == 1)).await;
+    assert_eq!(reproducible_lines(&replay), expected);
+}

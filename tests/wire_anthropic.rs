@@ -85,7 +85,7 @@ async fn thinking_goes_back_unchanged_with_its_signature() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_is_asked_for_again() {
+async fn a_stream_that_breaks_is_retried() {
     for broken in [
         Response { cut_after_chunks: Some(4), ..Response::text("This will not come whole.") },
         Response { truncate: true, ..Response::text("This will not come whole.") },
@@ -101,7 +101,7 @@ async fn a_stream_that_breaks_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn an_overload_that_comes_with_a_good_status_is_asked_again_and_a_bad_request_is_not() {
+async fn an_overload_within_a_stream_is_retried_and_a_bad_request_is_not() {
     let in_stream = |kind: &str| {
         let start = r#"{"type":"message_start","message":{"type":"message","content":[]}}"#;
         let error = json!({"type": "error", "error": {"type": kind, "message": "Overloaded"}});
@@ -154,7 +154,7 @@ async fn a_call_that_is_cut_off_by_the_length_is_answered_and_the_run_goes_on() 
 }
 
 #[tokio::test]
-async fn without_a_script_it_calls_what_fits_and_tells_what_came_of_it() {
+async fn without_a_script_it_calls_matching_tools_and_reports_their_results() {
     let (world, control) = world([], as_it_is).await;
     let report = world.run("Call quick with id \"a\".").await;
     assert_eq!(report.run_end, RunEnd::Answered);

@@ -1,4 +1,4 @@
-//! What the blocks of Anthropic's Messages become: whole responses, as `callsheet decode` reads them.
+//! Decoding of Anthropic's content blocks, tested with complete responses.
 
 #![expect(clippy::unwrap_used, reason = "a test helper that fails is a failed test")]
 
@@ -123,7 +123,7 @@ fn bytes_after_the_end_of_a_block_make_its_call_malformed() {
 }
 
 #[test]
-fn what_a_block_of_text_or_thinking_wants_back() {
+fn text_and_thinking_blocks_keep_their_metadata() {
     let cite = |text: &str| {
         let delta = json!({"type": "citations_delta", "citation": {"cited_text": text}});
         json!({"type": "content_block_delta", "index": 1, "delta": delta}).to_string()
@@ -178,7 +178,7 @@ fn thinking_without_a_signature_is_whole_if_something_follows() {
 }
 
 #[test]
-fn what_the_service_runs_itself_is_shown_and_kept_whole_in_its_place() {
+fn calls_that_the_service_runs_are_shown_and_kept_in_order() {
     let call = r#"{"type":"server_tool_use","id":"s","name":"web_search","input":{},"caller":{"type":"direct"}}"#;
     let result = r#"{"type":"web_search_tool_result","tool_use_id":"s","content":[{"encrypted_content":"é=="}]}"#;
     let compaction = r#"{"type":"compaction","content":null,"encrypted_content":null}"#;
@@ -282,7 +282,7 @@ fn paths(value: &Value, here: &str, found: &mut Vec<String>) {
 }
 
 #[test]
-fn no_odd_value_costs_the_payload() {
+fn a_value_of_an_unexpected_type_does_not_lose_the_payload() {
     let server = r#"{"type":"server_tool_use","id":"s","name":"g","input":{"a":1}}"#;
     let payloads = [
         r#"{"type":"message_start","message":{"content":[{"type":"text","text":"t"}],

@@ -102,7 +102,7 @@ async fn turns_with_parallel_tools_streamed_and_plain() {
 }
 
 #[tokio::test]
-async fn signatures_go_back_unchanged_in_the_part_that_they_came_with() {
+async fn signatures_go_back_unchanged_in_their_part() {
     let control = CallControl::new();
     let thought = json!({"text": "Hm.", "thought": true, "thoughtSignature": "c2lnIHI="});
     let text = json!({"text": "Look:"});
@@ -128,7 +128,7 @@ async fn signatures_go_back_unchanged_in_the_part_that_they_came_with() {
 }
 
 #[tokio::test]
-async fn a_call_that_comes_in_pieces_runs_with_the_whole() {
+async fn a_call_in_pieces_runs_with_its_complete_arguments() {
     let control = CallControl::new();
     let mut call = Call::new("quick", json!({"id": "a long one, \"quoted\""}));
     call.pieces = Some(4);
@@ -177,7 +177,7 @@ async fn a_whole_call_starts_before_the_response_has_ended() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_is_asked_for_again() {
+async fn a_stream_that_breaks_is_retried() {
     let control = CallControl::new();
     let asks = || Response::calls([call("quick", "a")]);
     let script = Script::of([
@@ -195,7 +195,7 @@ async fn a_stream_that_breaks_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn an_error_in_the_midst_of_a_stream_is_no_answer() {
+async fn an_error_within_a_stream_fails_the_attempt() {
     let error = json!({"error": {"code": 503, "message": "The model is overloaded.", "status": "UNAVAILABLE",
         "details": [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "0.001s"}]}});
     let said = format!("data: {}\n\n", parts(json!([{"text": "Half"}])));
@@ -231,7 +231,7 @@ async fn a_blocked_prompt_or_answer_ends_the_run_refused() {
 }
 
 #[tokio::test]
-async fn a_history_from_elsewhere_is_taken() {
+async fn a_history_of_another_wire_is_accepted() {
     let control = CallControl::new();
     let script = Script::of([Response::calls([call("quick", "b")]), Response::text("All done.")]);
     let world = world(&control, script, true).await;
@@ -263,7 +263,7 @@ async fn a_history_from_elsewhere_is_taken() {
     world.assert_paired();
 }
 
-/// What `callsheet decode` shows of a stream of these payloads.
+/// The output of `callsheet decode` for a stream of these payloads.
 fn decoded(payloads: &[Value]) -> Value {
     let body: String = payloads.iter().map(|payload| format!("data: {payload}\n\n")).collect();
     let limits = (DecoderOptions::default(), ResponseLimits::default());
@@ -271,7 +271,7 @@ fn decoded(payloads: &[Value]) -> Value {
 }
 
 #[test]
-fn what_is_shown_of_calls_that_are_not_whole() {
+fn decode_shows_incomplete_calls() {
     let open = json!({"functionCall": {"name": "f", "willContinue": true}});
     let misplaced = json!({"functionCall": {"name": "f",
         "partialArgs": [{"jsonPath": "$.a[1000000000]", "numberValue": 1}]}});

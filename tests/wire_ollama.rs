@@ -124,7 +124,7 @@ fn text() -> Response {
 }
 
 #[tokio::test]
-async fn an_error_in_mid_stream_is_asked_for_again() {
+async fn an_error_within_a_stream_is_retried() {
     let lines = [
         json!({"model": "m", "message": {"role": "assistant", "content": "This"}, "done": false}),
         json!({"error": "an error was encountered while running the model"}),
@@ -135,7 +135,7 @@ async fn an_error_in_mid_stream_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_is_asked_for_again() {
+async fn a_stream_that_breaks_is_retried() {
     recovers_from(Response { cut_after_chunks: Some(3), ..text() }).await;
     recovers_from(Response { cut_after_bytes: Some(50), ..text() }).await;
     recovers_from(Response { truncate: true, ..text() }).await;
@@ -144,14 +144,14 @@ async fn a_stream_that_breaks_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn a_stream_that_stalls_is_given_up_even_if_it_is_kept_alive() {
+async fn a_stream_that_stalls_times_out_despite_keep_alives() {
     let stalled = Response { stall_after_chunks: Some(2), ..text() };
     recovers_from(stalled.clone()).await;
     recovers_from(Response { keep_alive_ms: Some(20), ..stalled }).await;
 }
 
 #[tokio::test]
-async fn a_refusal_is_told_in_the_services_words() {
+async fn an_error_keeps_the_message_of_the_service() {
     let denied =
         Response { error: Some(json!({"error": "model 'm' not found"})), ..Response::status(404) };
     let (world, _) = scripted([denied], |_| {}).await;

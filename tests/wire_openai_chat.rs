@@ -1,4 +1,4 @@
-//! What a Chat Completions service gets back of its own: over real HTTP.
+//! Metadata that goes back to a Chat Completions service, over real HTTP.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 mod support;
@@ -28,7 +28,7 @@ async fn sent_back(first: Response, stream: bool) -> Value {
 }
 
 #[tokio::test]
-async fn thinking_goes_back_with_the_calls_it_led_to() {
+async fn reasoning_goes_back_with_its_calls() {
     for stream in [true, false] {
         let calls =
             [Call::new("quick", json!({"id": "a"})), Call::new("quick", json!({"id": "b"}))];
@@ -40,7 +40,7 @@ async fn thinking_goes_back_with_the_calls_it_led_to() {
 }
 
 #[tokio::test]
-async fn signatures_go_back_beside_their_calls_and_details_as_they_came() {
+async fn signatures_and_details_go_back_unchanged() {
     let call = |index: u64, id: &str, extra: Value| {
         let function = json!({"name": "quick", "arguments": format!("{{\"id\":\"{id}\"}}")});
         json!({"index": index, "id": id, "type": "function", "function": function,

@@ -92,7 +92,7 @@ async fn check(from: Wire, to: Wire, stream: bool) {
     let wires: Vec<Wire> = requests.iter().map(|request| request.wire).collect();
     assert_eq!(wires, [[from; 3], [to; 3], [from; 3]].concat(), "{pair}");
     assert!(requests.iter().all(|request| request.status == 200), "{pair}");
-    // What was said over the first wire reaches the service of the second, and the other way.
+    // Messages from each wire reach the service of the other.
     for (request, said) in [(&requests[3], vec!["first"]), (&requests[6], vec!["first", "second"])]
     {
         let mut sent = Vec::new();
@@ -105,14 +105,14 @@ async fn check(from: Wire, to: Wire, stream: bool) {
         // Answered as what it is, a cut-off call or a cut-off response.
         assert!(sent.iter().any(|text| text.contains("cut off")), "{pair}");
     }
-    // Thinking goes back to nobody but the model that thought it.
+    // Reasoning goes back only to the model that wrote it.
     let mut sent = Vec::new();
     texts(&requests[3].body, &mut sent);
     assert!(!sent.iter().any(|text| text.contains("first thinks")), "{pair}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_history_goes_over_every_wire() {
+async fn a_history_of_every_wire_is_accepted_by_every_other() {
     for (_, from) in Wire::WORDS {
         for (_, to) in Wire::WORDS {
             check(from, to, true).await;

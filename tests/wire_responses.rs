@@ -135,7 +135,7 @@ async fn after(first: Response) -> (RunReport, World) {
 }
 
 #[tokio::test]
-async fn what_breaks_is_asked_for_again() {
+async fn broken_responses_are_retried() {
     let text = || Response::text("This will not come whole.");
     for broken in [
         Response { cut_after_chunks: Some(5), ..text() },
@@ -161,7 +161,7 @@ fn error_event(code: &str) -> Response {
 }
 
 #[tokio::test]
-async fn an_error_within_a_stream_is_tried_again_unless_its_code_says_that_it_will_stay() {
+async fn an_error_within_a_stream_is_retried_unless_its_code_is_permanent() {
     for code in ["rate_limit_exceeded", "server_error", "nobody_knows"] {
         let (report, world) = after(error_event(code)).await;
         assert_eq!(report.run_end, RunEnd::Answered, "{code}");
@@ -192,7 +192,7 @@ async fn calls_that_are_cut_off_are_answered_and_the_session_goes_on() {
 }
 
 #[tokio::test]
-async fn one_call_of_several_goes_back_with_the_reasoning_that_led_to_it() {
+async fn a_kept_call_goes_back_with_the_reasoning_that_led_to_it() {
     let (world, _) = scripted([asking(["a", "b"]), Response::text("Done.")], |config| {
         config.agents.get_mut("default").unwrap().multi_tool_calls = false;
     })
@@ -208,7 +208,7 @@ async fn one_call_of_several_goes_back_with_the_reasoning_that_led_to_it() {
 /// Everything of this response is said several times; whatever is left out, as long as one place
 /// is left for each thing, it says the same.
 #[test]
-fn a_response_says_the_same_whatever_of_its_repetitions_is_left_out() {
+fn a_response_decodes_to_the_same_without_its_repetitions() {
     let arguments = json!({"id": "a"}).to_string();
     let content = json!([{"type": "output_text", "text": "Hi."}]);
     let message = |content: &Value| json!({"type": "message", "id": "m", "content": content});

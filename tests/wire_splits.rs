@@ -9,14 +9,14 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 use serde_json::{Map, Value, json};
 
-/// What a model says: texts, and calls with arguments of a few members.
+/// A model's response: texts, and calls with arguments of a few members.
 #[derive(Clone, Debug)]
 struct Said {
     texts: Vec<String>,
     calls: Vec<(String, Map<String, Value>)>,
 }
 
-/// How it is sent.
+/// The splitting of the response into payloads and chunks.
 #[derive(Clone, Debug)]
 struct Sent {
     line_end: &'static str,
@@ -280,7 +280,7 @@ fn read(wire: Wire, framing: Framing, body: &[u8], cuts: &[Index]) -> ResponseAs
 
 proptest! {
     #[test]
-    fn what_is_put_together_is_what_was_said(said in said(), sent in sent()) {
+    fn a_split_response_is_assembled_correctly(said in said(), sent in sent()) {
         for (_, wire) in Wire::WORDS {
             let events = streamed(wire, &said, sent.piece_chars);
             let whole = [plain(wire, &said)];

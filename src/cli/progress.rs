@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use crate::event::ConflictResolution;
 use crate::event::{
     ApprovalRequest, CallLabel, Event, RunStats, ServiceCall, ServiceCallStatus, WaitingFor,
 };
@@ -83,8 +84,8 @@ impl RunProgress {
             Event::ApprovalGiven { call, phase, verdict, waited: _ } => {
                 Some(ScreenItem::Line(approval_line(&call.name, *phase, *verdict)))
             }
-            Event::ConflictFound { call, names, rerun } => {
-                Some(ScreenItem::Line(conflict_line(&call.name, names, *rerun)))
+            Event::ConflictFound { call, names, resolution } => {
+                Some(ScreenItem::Line(conflict_line(&call.name, names, *resolution)))
             }
             Event::CallDiscarded { call, had_result: _ } => {
                 self.close(call.key);
@@ -97,8 +98,9 @@ impl RunProgress {
             Event::ServiceCallChanged { call, status } => {
                 service_line(call, *status).map(ScreenItem::Line)
             }
-            Event::AttemptStarted { attempt, reason, model, .. } => {
-                // The new attempt voids all calls of the failed one.
+            Event::AttemptStarted { attempt, reason, model, .. }
+            | Event::AttemptVoided { attempt, reason, model, streamed: _ } => {
+                // All calls of the failed attempt are void.
                 self.open.clear();
                 Some(ScreenItem::Line(format!(
                     "! attempt {attempt} with {model}: {}",
@@ -213,9 +215,13 @@ fn approval_line(name: &str, phase: ApprovalPhase, verdict: Verdict) -> String {
     format!("{mark} {}{subject} {}", short(name), verdict.as_str())
 }
 
-fn conflict_line(name: &str, names: &[VariableName], rerun: bool) -> String {
+fn conflict_line(name: &str, names: &[VariableName], resolution: ConflictResolution) -> String {
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
-    let consequence = if rerun { "it runs again" } else { "its writes are discarded" };
+    let consequence = match resolution {
+        ConflictResolution::Rerun => "it runs again",
+        ConflictResolution::WritesDropped => "its writes are discarded",
+        ConflictResolution::ResultKept => "its result rests on the older values",
+    };
     format!(
         "! {} read a variable too early ({}): {consequence}",
         short(name),
@@ -359,7 +365,7 @@ mod tests {
         };
         assert_eq!(shown(&given), "- clock's result expired");
         let names = vec!["a".into(), "b".into()];
-        let conflict = Event::ConflictFound { call, names, rerun: true };
+        let conflict = Event::ConflictFound { call, names, resolution: ConflictResolution::Rerun };
         assert_eq!(shown(&conflict), "! clock read a variable too early (a, b): it runs again");
     }
 

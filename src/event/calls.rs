@@ -69,6 +69,32 @@ impl ServiceCallStatus {
     }
 }
 
+/// How a conflict over variables is resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ConflictResolution {
+    /// The call runs again.
+    Rerun,
+    /// The call keeps its result, and what it wrote to variables is dropped.
+    WritesDropped,
+    /// The call keeps its result, and had written nothing to variables.
+    ResultKept,
+}
+
+impl ConflictResolution {
+    /// Every resolution.
+    pub const ALL: [Self; 3] = [Self::Rerun, Self::WritesDropped, Self::ResultKept];
+
+    /// Returns the word for metrics and logs.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Rerun => "rerun",
+            Self::WritesDropped => "writes_dropped",
+            Self::ResultKept => "result_kept",
+        }
+    }
+}
+
 /// What people are asked about a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -25,6 +25,7 @@ impl EventId {
             event,
             Event::TurnStarted
                 | Event::AttemptStarted { .. }
+                | Event::AttemptVoided { .. }
                 | Event::ResponseEnded { .. }
                 | Event::TurnEnded { .. }
                 | Event::RunStarted { .. }

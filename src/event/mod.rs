@@ -12,7 +12,8 @@ mod sums;
 mod view;
 
 pub use calls::{
-    ApprovalRequest, ArgumentsAnomaly, CallLabel, ServiceCall, ServiceCallStatus, WaitingFor,
+    ApprovalRequest, ArgumentsAnomaly, CallLabel, ConflictResolution, ServiceCall,
+    ServiceCallStatus, WaitingFor,
 };
 pub use id::{EventId, InvalidEventId};
 pub use stream_text::EventStreamText;
@@ -144,8 +145,8 @@ pub enum Event {
         call: CallLabel,
         /// The variables' names.
         names: Vec<VariableName>,
-        /// Whether it is run again; if not, its writes were dropped.
-        rerun: bool,
+        /// How the conflict is resolved.
+        resolution: ConflictResolution,
     },
     /// What a call did or would have done counts no more: its response was void.
     CallDiscarded {
@@ -228,6 +229,18 @@ pub enum Event {
         /// Whether this one asks the next of the agent's models.
         fallback: bool,
     },
+    /// The last attempt of a turn failed after watchers were shown some of it, and no attempt
+    /// follows. What was shown of the turn is void.
+    AttemptVoided {
+        /// The attempt that failed.
+        attempt: u32,
+        /// The model's name at its service.
+        model: String,
+        /// Whether a streamed answer was asked for.
+        streamed: bool,
+        /// Why the attempt failed.
+        reason: String,
+    },
     /// A turn is over and in the history.
     TurnEnded {
         /// What there is to know of it.
@@ -273,6 +286,7 @@ impl Event {
             Self::RunStarted { .. }
             | Self::TurnStarted
             | Self::AttemptStarted { .. }
+            | Self::AttemptVoided { .. }
             | Self::ApprovalAsked { .. }
             | Self::CallEnded { .. }
             | Self::TurnEnded { .. }

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::{
-    ApprovalRequest, ArgumentsAnomaly, CallLabel, Event, PublishedEvent, RunStats, ServiceCall,
-    ServiceCallStatus, TurnSummary, TurnTimes, WaitingFor,
+    ApprovalRequest, ArgumentsAnomaly, CallLabel, ConflictResolution, Event, PublishedEvent,
+    RunStats, ServiceCall, ServiceCallStatus, TurnSummary, TurnTimes, WaitingFor,
 };
 use crate::types::{
     ApprovalPhase, CallKey, Execution, FinishKind, FinishReason, ProviderError, ProviderErrorKind,
@@ -137,7 +137,7 @@ kinds! {
     RunStarted InputQueued RunSteered TurnStarted ThinkingReceived TextReceived CallOpened
     CallDetected ArgumentsAnomalyFound CallWaiting CallStarted CallProgressed ApprovalAsked
     ApprovalGiven ConflictFound CallDiscarded CallEnded ServiceCallChanged OutcomeLate
-    ResultReleased ResponseEnded AttemptEnded AttemptStarted TurnEnded LimitReached
+    ResultReleased ResponseEnded AttemptEnded AttemptStarted AttemptVoided TurnEnded LimitReached
     HistoryRepaired RunEnded
 }
 
@@ -204,7 +204,11 @@ pub(crate) fn every() -> Vec<Event> {
             verdict: Verdict::Approved,
             waited: ms(7_000),
         },
-        Event::ConflictFound { call: call.clone(), names: vec!["zone".into()], rerun: true },
+        Event::ConflictFound {
+            call: call.clone(),
+            names: vec!["zone".into()],
+            resolution: ConflictResolution::Rerun,
+        },
         Event::CallDiscarded { call: call.clone(), had_result: true },
         Event::CallEnded { result: Box::new(result()), parallel: true, early: true },
         Event::ServiceCallChanged {
@@ -229,6 +233,12 @@ pub(crate) fn every() -> Vec<Event> {
             wait: ms(250),
             rollback: true,
             fallback: false,
+        },
+        Event::AttemptVoided {
+            attempt: 3,
+            model: "m".into(),
+            streamed: true,
+            reason: "it broke".into(),
         },
         Event::TurnEnded { summary: Box::new(summary()) },
         Event::LimitReached {

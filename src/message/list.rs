@@ -1,4 +1,4 @@
-//! Messages in their order, shared by those who read them.
+//! A list of messages that is shared without copying.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -7,21 +7,21 @@ use serde::Serialize;
 
 use super::Message;
 
-/// Messages in order. Cloning shares them: a request holds a history's list, however long that is.
-/// To change a list that is shared copies it first, message by message as pointers.
+/// Messages in order. Cloning shares the list, so a request can hold a long history at no cost.
+/// Changing a shared list first copies its pointers, not its messages.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct MessageList(Arc<Vec<Arc<Message>>>);
 
 impl MessageList {
-    /// Puts a message behind the others.
+    /// Appends a message.
     pub fn push(&mut self, message: Message) {
         Arc::make_mut(&mut self.0).push(Arc::new(message));
     }
 
-    /// A message to be changed; none where there is none.
+    /// Returns a message for modification.
     #[must_use]
-    pub fn get_mut(&mut self, place: usize) -> Option<&mut Message> {
-        Arc::make_mut(&mut self.0).get_mut(place).map(Arc::make_mut)
+    pub fn get_mut(&mut self, position: usize) -> Option<&mut Message> {
+        Arc::make_mut(&mut self.0).get_mut(position).map(Arc::make_mut)
     }
 }
 
@@ -55,24 +55,24 @@ impl FromIterator<Arc<Message>> for MessageList {
 mod tests {
     use super::*;
 
-    fn said(count: usize) -> MessageList {
+    fn messages(count: usize) -> MessageList {
         (0..count).map(|at| Arc::new(Message::User { content: at.to_string().into() })).collect()
     }
 
     #[test]
-    fn a_copy_keeps_what_it_had() {
-        let mut list = said(2);
+    fn a_clone_is_independent_of_later_changes() {
+        let mut list = messages(2);
         let before = list.clone();
         list.push(Message::User { content: "2".into() });
         assert!(matches!(list.get_mut(0), Some(Message::User { .. })));
-        assert_eq!((before, list), (said(2), said(3)));
+        assert_eq!((before, list), (messages(2), messages(3)));
     }
 
     #[test]
-    fn neither_sharing_nor_adding_costs_more_where_there_is_more() {
+    fn the_cost_of_sharing_and_appending_does_not_depend_on_the_length() {
         let costs = [10, 1_000].map(|count| {
-            let mut list = said(count);
-            // Room for the next ones is made now and then.
+            let mut list = messages(count);
+            // The first addition may grow the list.
             list.push(Message::User { content: "room".into() });
             allocation_counter::measure(|| {
                 let shared = list.clone();

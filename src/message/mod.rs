@@ -1,7 +1,7 @@
-//! What a history is made of, and its Chat Completions form.
+//! The messages of a history, and their Chat Completions form.
 //!
-//! The form is `role`, `content`, `tool_calls: [{id, type, function: {name, arguments}}]`,
-//! `tool_call_id`; ours has `metadata` beside them, which no service is sent.
+//! The form has the members `role`, `content`, `tool_calls: [{id, type, function: {name,
+//! arguments}}]` and `tool_call_id`. Ours also has `metadata`, which is not sent to services.
 
 mod list;
 mod request_parts;
@@ -22,56 +22,55 @@ pub use request_parts::RequestPart;
 /// As JSON it is in the Chat Completions form with `metadata`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// What a user said.
+    /// A user's message.
     User {
         /// Text and images.
         content: Content,
     },
-    /// What the model said.
+    /// A model's message.
     Assistant(Arc<ResponseMessage>),
-    /// What became of one call.
+    /// The result of one call.
     Tool {
         /// The id of the call that is answered.
         call_id: Arc<str>,
         /// The tool's name.
         name: Arc<str>,
-        /// What the model is told.
+        /// The result as the model sees it.
         content: Arc<str>,
-        /// What else there is to know of the result: a JSON object.
+        /// Further data of the result: a JSON object.
         metadata: Value,
     },
 }
 
-/// What the model said, as it is kept.
+/// A model's message.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ResponseMessage {
-    /// The answer's text; may be empty where there are calls.
+    /// The answer's text. May be empty if there are calls.
     pub text: String,
-    /// The model's thinking.
+    /// The model's reasoning.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub reasoning: String,
     /// The calls that stay in the history, in call order.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub calls: Vec<ToolCall>,
-    /// Who said it; none for a message that a session was opened with.
+    /// The model that wrote it; `None` for a message with which the session was opened.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub origin: Option<Arc<ModelOrigin>>,
-    /// The order of its parts, and what the service wants back with them; empty where it wants
-    /// nothing but text and calls.
+    /// The order of its parts, with the data that the service wants back with them. Empty if text and
+    /// calls are enough.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub parts: Vec<MessagePart>,
 }
 
 impl ResponseMessage {
-    /// Whether it holds nothing that a history could show: neither text, nor calls, nor parts of
-    /// the service's own.
+    /// Returns whether it has neither text, nor calls, nor parts of the service's own.
     #[must_use]
     pub fn is_blank(&self) -> bool {
         let is_raw = |part: &MessagePart| matches!(part, MessagePart::Raw { .. });
         self.text.is_empty() && self.calls.is_empty() && !self.parts.iter().any(is_raw)
     }
 
-    /// Drops the parts of calls that it does not hold.
+    /// Removes the parts of calls that it does not hold.
     pub(crate) fn drop_parts_without_calls(&mut self) {
         let calls = &self.calls;
         self.parts.retain(|part| match part {
@@ -82,9 +81,9 @@ impl ResponseMessage {
         });
     }
 
-    /// Drops the part of its last reasoning if that has nothing which belongs to it: where a
-    /// response was cut off, its service has not said yet what it wants back with that reasoning,
-    /// and would refuse it alone. The text stays.
+    /// Removes the part of its last reasoning if that has no members. The service of a response that
+    /// was cut off has not sent the members yet, and refuses the reasoning without them. The text
+    /// of the reasoning stays.
     pub(crate) fn drop_unfinished_reasoning(&mut self) {
         let is_reasoning = |part: &MessagePart| matches!(part, MessagePart::Reasoning { .. });
         let Some(last) = self.parts.iter().rposition(is_reasoning) else { return };
@@ -173,13 +172,13 @@ mod tests {
     }
 
     #[test]
-    fn a_users_message() {
+    fn a_user_message_has_role_and_content() {
         let form = json!({"role": "user", "content": "hi"});
         check(&Message::User { content: "hi".into() }, form);
     }
 
     #[test]
-    fn an_assistants_message() {
+    fn an_assistant_message_has_calls_and_reasoning_as_metadata() {
         let call = ToolCall {
             key: CallKey { turn: 1, attempt: 1, index: 0 },
             id: "c0".into(),
@@ -209,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tools_message() {
+    fn a_tool_message_has_its_call_id_and_metadata() {
         let message = Message::Tool {
             call_id: "c0".into(),
             name: "add".into(),

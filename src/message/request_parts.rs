@@ -1,31 +1,31 @@
-//! A model's message piece by piece, as its own service wants it back, or as any other takes it.
+//! The parts of a model's message in the form in which they go into a request.
 
 use super::ResponseMessage;
 use crate::types::{MessagePart, ModelOrigin, ToolCall};
 
-/// One piece of a model's message. `members` and `Raw` are JSON text that the asked wire's dialect
-/// wrote itself.
+/// One part of a model's message in a request. `members` and `Raw` are JSON text that the dialect of
+/// the request's wire wrote itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RequestPart<'a> {
     /// Text.
     Text {
         /// Not empty, unless there are members.
         text: &'a str,
-        /// What belongs to it.
+        /// Members that go back with it.
         members: Option<&'a str>,
     },
-    /// Thinking: only given back to the model that thought it.
+    /// Reasoning. It goes back only to the model that wrote it.
     Reasoning {
         /// May be empty.
         text: &'a str,
-        /// What belongs to it.
+        /// Members that go back with it.
         members: Option<&'a str>,
     },
     /// A call.
     Call {
         /// The call.
         call: &'a ToolCall,
-        /// What belongs to it.
+        /// Members that go back with it.
         members: Option<&'a str>,
     },
     /// A part of the service's own.
@@ -33,54 +33,55 @@ pub enum RequestPart<'a> {
 }
 
 impl ResponseMessage {
-    /// Whether it came from this model.
+    /// Returns whether this model wrote the message.
     #[must_use]
-    pub fn is_from(&self, asked: &ModelOrigin) -> bool {
-        self.origin.as_deref() == Some(asked)
+    pub fn is_from(&self, model: &ModelOrigin) -> bool {
+        self.origin.as_deref() == Some(model)
     }
 
-    /// The message for a model that is asked.
+    /// Returns the parts of the message for a request to a model.
     ///
-    /// For the model that it came from, its parts in the order in which they came, with all that
-    /// belongs to them. For any other its text and its calls.
+    /// The model that wrote the message gets all parts in order, with their members. Any other model
+    /// gets text and calls.
     #[must_use]
-    pub fn request_parts(&self, asked: &ModelOrigin) -> Vec<RequestPart<'_>> {
-        let mut pieces = Vec::with_capacity(self.parts.len().max(1 + self.calls.len()));
+    pub fn request_parts(&self, model: &ModelOrigin) -> Vec<RequestPart<'_>> {
+        let mut parts = Vec::with_capacity(self.parts.len().max(1 + self.calls.len()));
         let (mut text, mut reasoning) = (self.text.as_str(), self.reasoning.as_str());
-        let mut given = 0;
-        for part in self.parts.iter().filter(|_| self.is_from(asked)) {
-            let piece = match part {
-                MessagePart::Text { bytes, members } => {
-                    RequestPart::Text { text: take(&mut text, *bytes), members: members.as_deref() }
-                }
+        let mut written = 0;
+        for part in self.parts.iter().filter(|_| self.is_from(model)) {
+            let request_part = match part {
+                MessagePart::Text { bytes, members } => RequestPart::Text {
+                    text: split_off(&mut text, *bytes),
+                    members: members.as_deref(),
+                },
                 MessagePart::Reasoning { bytes, members } => {
-                    let text = take(&mut reasoning, *bytes);
+                    let text = split_off(&mut reasoning, *bytes);
                     RequestPart::Reasoning { text, members: members.as_deref() }
                 }
                 MessagePart::Call { index, members } => {
-                    let calls = self.calls.get(given..).unwrap_or_default();
+                    let calls = self.calls.get(written..).unwrap_or_default();
                     let Some(call) = calls.first().filter(|call| call.key.index == *index) else {
-                        // It did not stay in the history.
+                        // The call was removed from the history.
                         continue;
                     };
-                    given += 1;
+                    written += 1;
                     RequestPart::Call { call, members: members.as_deref() }
                 }
                 MessagePart::Raw { json } => RequestPart::Raw(json),
             };
-            pieces.push(piece);
+            parts.push(request_part);
         }
         if !text.is_empty() {
-            pieces.push(RequestPart::Text { text, members: None });
+            parts.push(RequestPart::Text { text, members: None });
         }
-        let rest = self.calls.get(given..).unwrap_or_default();
-        pieces.extend(rest.iter().map(|call| RequestPart::Call { call, members: None }));
-        pieces
+        let rest = self.calls.get(written..).unwrap_or_default();
+        parts.extend(rest.iter().map(|call| RequestPart::Call { call, members: None }));
+        parts
     }
 }
 
-/// The next bytes of a text; the rest of it where there are not so many.
-fn take<'a>(text: &mut &'a str, bytes: usize) -> &'a str {
+/// Splits the next bytes off a text, or all of it if it is shorter.
+fn split_off<'a>(text: &mut &'a str, bytes: usize) -> &'a str {
     let (head, rest) = text.split_at_checked(bytes).unwrap_or((text, ""));
     *text = rest;
     head
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn its_own_model_gets_every_part_in_order_and_what_no_part_tells_of_last() {
+    fn the_model_that_wrote_it_gets_all_parts_in_order_and_the_remaining_text_and_calls_last() {
         let (message, [first, last]) = (message(), [call(0), call(2)]);
         assert_eq!(
             message.request_parts(&origin("m")),

@@ -2,7 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::{PartialCall, ResponseAssembler, ResponseLimits, ended_well, parse_arguments};
+use super::{
+    ParsedArguments, PartialCall, ResponseAssembler, ResponseLimits, ended_well, parse_arguments,
+};
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 use crate::wire::{CallKind, Decoder, DecoderOptions, Delta, Framing, Problem, Wire};
 
@@ -43,6 +45,8 @@ pub fn describe_response(response: &ResponseAssembler) -> Value {
     let mut calls: Vec<&PartialCall> =
         response.calls().iter().chain(response.service_calls()).collect();
     calls.sort_by_key(|call| call.arrival);
+    let mut problems = response.problems().to_vec();
+    problems.extend(calls.iter().copied().filter_map(cut_off_arguments));
     let calls: Vec<Value> =
         (0_u64..).zip(calls).map(|(place, call)| describe_call(place, call)).collect();
     json!({
@@ -54,7 +58,7 @@ pub fn describe_response(response: &ResponseAssembler) -> Value {
         "finish_reason": response.finish().map(|finish| &finish.raw).filter(|raw| !raw.is_empty()),
         "usage": response.usage_raw().and_then(|raw| serde_json::from_str::<Value>(raw).ok()),
         "error": response.error().map(describe_error),
-        "problems": response.problems(),
+        "problems": problems,
     })
 }
 
@@ -75,6 +79,17 @@ fn describe_call(place: u64, call: &PartialCall) -> Value {
         "complete": call.sealed && !call.changed_after_seal && is_readable,
         "kind": call.kind,
     })
+}
+
+/// Returns the problem of a call whose arguments end in the middle. Free text has no such end.
+fn cut_off_arguments(call: &PartialCall) -> Option<Problem> {
+    let is_json = match call.kind {
+        CallKind::Function | CallKind::ServerToolUse => true,
+        CallKind::Custom => false,
+    };
+    let is_cut_off = is_json && matches!(parse_arguments(&call.raw), ParsedArguments::CutOff);
+    let detail = || excerpt(&format!("{}: {}", call.name, call.raw), 200);
+    is_cut_off.then(|| Problem { code: "arguments_cut_off", detail: detail() })
 }
 
 fn describe_error(error: &ProviderError) -> Value {
@@ -124,6 +139,7 @@ mod tests {
                 call(1, "g", r#"{"x":"#, Value::Null, false)],
             "finish_reason": "length",
             "usage": {"n": 1},
+            "problems": [{"code": "arguments_cut_off", "detail": "g: {\"x\":"}],
         });
         check(Framing::JsonLines, &format!("{TWO_CALLS}\r\n{end}"), expected.clone());
         check(Framing::Sse, &format!("data: {TWO_CALLS}\n\ndata: {end}"), expected.clone());

@@ -29,6 +29,11 @@ impl DisplayOrder {
         }
     }
 
+    /// Whether nothing was shown.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pieces.is_empty()
+    }
+
     /// The order for the record of this message; empty where it is thinking and then text.
     pub(crate) fn of(&self, message: &ResponseMessage) -> Vec<DisplayedSegment> {
         let kinds = self.pieces.iter().map(|(is_thinking, _)| *is_thinking);

@@ -24,8 +24,6 @@ pub struct Run {
     max_failed_turns: Option<u32>,
     /// The run began with a turn of initial calls.
     has_initial_calls: bool,
-    /// IdempotencyKeys for a final answer that were made.
-    last_requests: u32,
     /// Consecutive turns in which every call failed.
     failed_turns: u32,
     stop_after_turn: bool,
@@ -80,7 +78,6 @@ impl Run {
             loops: LoopDetector::new(limits.repeat_limit),
             max_failed_turns: limits.max_failed_turns,
             has_initial_calls: false,
-            last_requests: 0,
             failed_turns: 0,
             stop_after_turn: false,
             end_after_last_request: None,
@@ -139,12 +136,12 @@ impl Run {
         }
     }
 
-    /// Returns the number of turns that have begun, with requests for a final answer and the turn
-    /// of initial calls.
+    /// Returns the number of turns that have begun, with the turn of initial calls. The request
+    /// for a final answer does not count, as it does not count in `max_turns`.
     #[must_use]
     pub fn turns(&self) -> u32 {
         let turns = u32::try_from(self.turns.used()).unwrap_or(u32::MAX);
-        turns.saturating_add(u32::from(self.has_initial_calls)).saturating_add(self.last_requests)
+        turns.saturating_add(u32::from(self.has_initial_calls))
     }
 
     fn follow_up_finished(&mut self, turn: &TurnRecord, text: String, steered: bool) -> FollowUp {
@@ -220,7 +217,6 @@ impl Run {
 
     fn request_final_answer(&mut self, end: RunEnd) -> FollowUp {
         self.end_after_last_request = Some(end);
-        self.last_requests += 1;
         FollowUp { limits: Vec::new(), next: RunNext::Turn(TurnPlan { last_request: true }) }
     }
 }
@@ -332,7 +328,7 @@ mod tests {
         let limits = vec![hit("max_turns", 3, 3, "final_answer")];
         assert_eq!(run.handle_turn(&turn("", 1), false), FollowUp { limits, ..another(true) });
         assert_eq!(run.handle_turn(&turn("so far", 0), false), ended(RunEnd::MaxTurns, "so far"));
-        assert_eq!(run.turns(), 4);
+        assert_eq!(run.turns(), 3);
     }
 
     #[test]
@@ -544,7 +540,7 @@ mod tests {
         let last = FollowUp { limits, ..another(true) };
         assert_eq!(run.handle_turn(&turn("noon", 0), true), last);
         assert_eq!(run.handle_turn(&turn("one", 0), true), ended(RunEnd::MaxTurns, "one"));
-        assert_eq!(run.turns(), 2);
+        assert_eq!(run.turns(), 1);
     }
 
     #[test]
@@ -554,7 +550,7 @@ mod tests {
         assert_eq!(run.handle_turn(&turn("noon", 0), true), another(false));
         assert_eq!(run.handle_turn(&turn("", 0), false), another(true));
         assert_eq!(run.handle_turn(&turn("", 0), false), ended(RunEnd::Answered, ""));
-        assert_eq!(run.turns(), 4);
+        assert_eq!(run.turns(), 2);
     }
 
     #[test]

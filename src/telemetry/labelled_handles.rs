@@ -9,6 +9,7 @@ use ::metrics::{Counter, Histogram};
 use parking_lot::RwLock;
 
 use super::metric_table::{self as table, Metric, OTHER, SharedRecorder};
+use crate::event::ConflictResolution;
 use crate::types::{ProviderErrorKind, ToolStatus};
 
 /// Maximum number of names of tools, models, agents and limits that become label values. Further
@@ -130,7 +131,7 @@ pub(super) struct PerTool {
 struct ToolHandles {
     statuses: Vec<ToolStatusHandles>,
     /// By whether the call ran again.
-    conflicts: PerValue<bool>,
+    conflicts: PerValue<ConflictResolution>,
     /// Registered at the first use, because few tools have `max_concurrent`.
     queue_wait: OnceLock<Histogram>,
 }
@@ -188,8 +189,13 @@ impl PerTool {
     }
 
     /// Counts a call whose reads conflict with the writes of an earlier call.
-    pub(super) fn conflict(&self, recorder: &SharedRecorder, tool: &str, rerun: bool) {
-        self.tool(recorder, tool).1.conflicts.increment(rerun);
+    pub(super) fn conflict(
+        &self,
+        recorder: &SharedRecorder,
+        tool: &str,
+        resolution: ConflictResolution,
+    ) {
+        self.tool(recorder, tool).1.conflicts.increment(resolution);
     }
 
     fn tool(&self, recorder: &SharedRecorder, tool: &str) -> (&str, &ToolHandles) {
@@ -214,9 +220,9 @@ impl ToolHandles {
                 .series(recorder, &[("tool", tool), ("status", status.as_str())]),
             duration: OnceLock::new(),
         };
-        let conflicts = [(true, "rerun"), (false, "writes_dropped")].map(|(rerun, resolution)| {
-            let labels = [("tool", tool), ("resolution", resolution)];
-            (rerun, table::VARIABLE_CONFLICTS.series(recorder, &labels))
+        let conflicts = ConflictResolution::ALL.map(|resolution| {
+            let labels = [("tool", tool), ("resolution", resolution.as_str())];
+            (resolution, table::VARIABLE_CONFLICTS.series(recorder, &labels))
         });
         Self {
             statuses: PerTool::STATUSES.into_iter().map(status_handles).collect(),

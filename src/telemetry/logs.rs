@@ -89,6 +89,9 @@ pub fn log(published: &PublishedEvent) {
             let wait_ms = millis(*wait);
             line!(info, of, attempt, model, streamed, wait_ms, "attempt_started");
         }
+        Event::AttemptVoided { attempt, model, streamed: _, reason: _ } => {
+            line!(debug, of, attempt, model, "attempt_voided");
+        }
         Event::TurnEnded { summary } => turn_ended(of, summary),
         Event::LimitReached { limit, value, maximum, action } => {
             if value < maximum {
@@ -183,6 +186,7 @@ fn call(of: &PublishedEvent) {
         | Event::ResponseEnded { .. }
         | Event::AttemptEnded { .. }
         | Event::AttemptStarted { .. }
+        | Event::AttemptVoided { .. }
         | Event::TurnEnded { .. }
         | Event::LimitReached { .. }
         | Event::HistoryRepaired { .. }
@@ -225,9 +229,9 @@ fn approval_or_conflict(of: &PublishedEvent) {
         let (tool_id, tool_name, phase) = (call.key, &*call.name, phase.as_str());
         let (verdict, waited_ms) = (verdict.as_str(), millis(*waited));
         line!(info, of, %tool_id, tool_name, phase, verdict, waited_ms, "tool_approval_given");
-    } else if let Event::ConflictFound { call, names, rerun } = &of.event {
+    } else if let Event::ConflictFound { call, names, resolution } = &of.event {
         let (tool_id, tool_name) = (call.key, &*call.name);
-        line!(warn, of, %tool_id, tool_name, ?names, rerun, "variable_conflict");
+        line!(warn, of, %tool_id, tool_name, ?names, resolution = resolution.as_str(), "variable_conflict");
     }
 }
 

@@ -390,7 +390,7 @@ metric_table! {
         TOOL_RESULTS: Counter, Count, ["tool", "status"], "callsheet_tool_results_total",
             "Outcomes of tool calls, including calls that never ran.";
         VARIABLE_CONFLICTS: Counter, Count, ["tool", "resolution"], "callsheet_variable_conflicts_total",
-            "Tool calls that read variables which an earlier call of the turn then wrote. They ran again, or lost their writes.";
+            "Tool calls that read variables which an earlier call of the turn then wrote. They ran again, lost their writes, or had written nothing.";
         APPROVALS: Counter, Count, ["verdict"], "callsheet_approvals_total",
             "Approval requests by verdict.";
         ATTEMPTS: Counter, Count, ["outcome"], "callsheet_attempts_total",

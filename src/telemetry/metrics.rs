@@ -122,6 +122,7 @@ impl Metrics {
             | Event::InputQueued { .. }
             | Event::RunStarted { .. }
             | Event::TurnStarted
+            | Event::AttemptVoided { .. }
             | Event::CallOpened { .. }
             | Event::CallWaiting { .. }
             | Event::ApprovalAsked { .. }
@@ -130,8 +131,8 @@ impl Metrics {
                 self.approvals.increment(*verdict);
                 self.runs.approval_wait.record(*waited);
             }
-            Event::ConflictFound { call, rerun, .. } => {
-                self.tools.conflict(&self.recorder, &call.name, *rerun);
+            Event::ConflictFound { call, resolution, .. } => {
+                self.tools.conflict(&self.recorder, &call.name, *resolution);
             }
             Event::RunSteered { .. } => self.runs.steers.increment(1),
             Event::CallDetected { latency, .. } => self.runs.detection_latency.record(*latency),

@@ -1,4 +1,4 @@
-//! A session with records of every kind, for tests of code that reads journals.
+//! A session with records of most kinds, for tests of code that reads journals.
 
 use serde_json::{Value, json};
 

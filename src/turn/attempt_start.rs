@@ -59,7 +59,7 @@ impl Turn {
         self.effects.perform(TurnAction::Request(plan));
     }
 
-    fn model_name(&self, plan: &AttemptPlan) -> String {
+    pub(super) fn model_name(&self, plan: &AttemptPlan) -> String {
         self.spec.rules.models.at(plan.model).origin.model.clone()
     }
 

@@ -13,7 +13,7 @@ use super::call::{CallPhase, ReportedOutcome};
 use super::schedule::StartGate;
 use super::{Turn, TurnStage, model_messages};
 use crate::context::Variables;
-use crate::event::Event;
+use crate::event::{ConflictResolution, Event};
 use crate::record::Record;
 use crate::types::{
     ApprovalPhase, CallKey, ReadSet, ToolOutcome, ToolStatus, VariableName, VariablesUse, WriteSet,
@@ -139,6 +139,11 @@ impl Turn {
         // Where people were asked about the result before a crash, all of this was told.
         let is_asked = self.asked.contains_key(&(call.key(), ApprovalPhase::After));
         let known = call.notes.conflict || is_asked;
+        let resolution = match (rerun, report.writes.is_empty()) {
+            (true, _) => ConflictResolution::Rerun,
+            (false, false) => ConflictResolution::WritesDropped,
+            (false, true) => ConflictResolution::ResultKept,
+        };
         call.notes.conflict |= !names.is_empty();
         call.reads.clone_from(&report.reads);
         let label = call.label();
@@ -160,7 +165,7 @@ impl Turn {
             self.review_or_end(index, outcome, writes);
         }
         if !names.is_empty() && !known {
-            self.emit(Event::ConflictFound { call: label, names, rerun });
+            self.emit(Event::ConflictFound { call: label, names, resolution });
         } else if names.is_empty() && full && !is_asked {
             let (bytes, maximum) = (bytes as u64, maximum as u64);
             self.tell_limit("max_variables_bytes", bytes, maximum, "writes_dropped");

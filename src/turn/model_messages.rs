@@ -68,6 +68,18 @@ pub(super) fn over_limit(maximum: u32) -> ToolOutcome {
     )
 }
 
+/// The response held too many calls, which ended the run.
+pub(super) fn failed_over_limit(maximum: u32) -> ToolOutcome {
+    ToolOutcome::not_ok(
+        ToolStatus::Refused,
+        FailureKind::Limit,
+        format!(
+            "Error: not run: the response held more than the {maximum} tool calls that are \
+             allowed, and the run was ended."
+        ),
+    )
+}
+
 /// The response was cut off at its maximal length.
 pub(super) fn cut_off_response() -> ToolOutcome {
     not_started("Error: not run: the response was cut off")

@@ -72,7 +72,7 @@ impl Turn {
                 self.answer_where_unstarted(&model_messages::broken_response())
             }
             ResponseDisposition::Excess => {
-                self.answer_where_unstarted(&model_messages::over_limit(maximum))
+                self.answer_where_unstarted(&model_messages::failed_over_limit(maximum))
             }
             ResponseDisposition::Cancelled => self.cancel_calls(),
         }
@@ -187,9 +187,17 @@ impl Turn {
             self.conclude(ResponseDisposition::BrokeKept, None);
             return;
         }
+        let is_shown = !self.layout.is_empty();
         self.void_attempt();
-        match self.attempts.after(&error, self.plan.streamed) {
-            Some(_) if self.is_out_of_tokens() => self.end_out_of_tokens(false),
+        let next = self.attempts.after(&error, self.plan.streamed);
+        let is_out_of_tokens = self.is_out_of_tokens();
+        if is_shown && (next.is_none() || is_out_of_tokens) {
+            let (attempt, streamed) = (self.plan.attempt, self.plan.streamed);
+            let (model, reason) = (self.model_name(&self.plan), error.message.clone());
+            self.emit(Event::AttemptVoided { attempt, model, streamed, reason });
+        }
+        match next {
+            Some(_) if is_out_of_tokens => self.end_out_of_tokens(false),
             Some(plan) => self.ask_again(plan, error.message),
             None => self.fail(error),
         }

@@ -159,6 +159,13 @@ impl Turn {
         let error = self.record_host_stopped(attempt, false);
         let is_recorded = recorded.cancelled == Some(CancelReason::Budget);
         if is_recorded || self.is_out_of_tokens() {
+            let start = recorded.attempt.start;
+            self.emit(Event::AttemptVoided {
+                attempt,
+                model: start.map_or(String::new(), |start| start.model.to_owned()),
+                streamed: start.is_some_and(|start| start.streamed),
+                reason: error.message,
+            });
             self.end_out_of_tokens(is_recorded);
             return;
         }
@@ -196,9 +203,8 @@ impl Turn {
                 let retention = admission::by_rules(call.key.index, &self.spec.rules);
                 restored.excess = retention == CallRetention::KeepExcess;
             }
-            let decisions = known.into_iter().flat_map(|known| &known.decisions);
-            let before =
-                decisions.filter(|decision| decision.phase == ApprovalPhase::Before).last();
+            let mut decisions = known.into_iter().flat_map(|known| &known.decisions);
+            let before = decisions.rfind(|decision| decision.phase == ApprovalPhase::Before);
             restored.notes.before =
                 before.map(|decision| decision.judgement()).or(restored.notes.before);
             self.calls.push(restored);

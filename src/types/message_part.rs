@@ -1,4 +1,4 @@
-//! What a model's message is made of, beyond the nouns that every wire has.
+//! The parts of a model's message, and the model that wrote it.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use super::Wire;
 
-/// Who said a message.
+/// The model that wrote a message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ModelOrigin {
-    /// The wire over which it came.
+    /// The wire over which the message came.
     pub wire: Wire,
     /// The model's name at its service.
     pub model: String,
@@ -17,40 +17,40 @@ pub struct ModelOrigin {
 
 /// One part of a model's message, in the order in which the service sent them.
 ///
-/// Parts are kept where the service wants something back with the next request that text and
-/// calls do not hold: signatures of its thinking, calls that it ran itself and their results.
-/// `members` (one JSON object) and `Raw` (any JSON) are text that only the dialect which wrote it
-/// reads, and they go back only to the model that they came from. Cloning shares them.
+/// Parts are kept if the service wants data back with the next request that text and calls do not
+/// hold: signatures of its reasoning, calls that it ran itself and their results. `members` (one
+/// JSON object) and `Raw` (any JSON) are text that only the dialect that wrote it reads. They go
+/// back only to the model from which they came. Cloning shares them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "part", rename_all = "snake_case")]
 pub enum MessagePart {
-    /// The next so many bytes of the message's text.
+    /// The next bytes of the message's text.
     Text {
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
-        /// What belongs to this text.
+        /// Members that go back with this text.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         members: Option<Arc<str>>,
     },
-    /// The next so many bytes of the message's reasoning.
+    /// The next bytes of the message's reasoning.
     Reasoning {
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
-        /// What belongs to this reasoning.
+        /// Members that go back with this reasoning.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         members: Option<Arc<str>>,
     },
     /// The call with this index.
     Call {
-        /// Its place in the response, from 0.
+        /// Its index in the response, from 0.
         index: u32,
-        /// What belongs to this call.
+        /// Members that go back with this call.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         members: Option<Arc<str>>,
     },
-    /// A part that is the service's own.
+    /// A part of the service's own.
     Raw {
-        /// The part as it was.
+        /// The part as the service sent it.
         json: Arc<str>,
     },
 }

@@ -1,14 +1,14 @@
-//! The wire formats by name. What they mean is the business of the dialects.
+//! The wire formats by name. The dialects in `wire/` implement them.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A wire format: how a service is asked, and how it answers.
+/// A wire format: the API of a service for requests and responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wire {
-    /// Chat Completions, and the dialects of services that follow them.
+    /// OpenAI's Chat Completions, and the dialects of services that follow it.
     OpenaiChat,
     /// OpenAI's Responses.
     OpenaiResponses,
@@ -21,7 +21,7 @@ pub enum Wire {
 }
 
 impl Wire {
-    /// The wires with their words for configuration, commands and metrics.
+    /// The wires with their names in configuration, commands and metrics.
     pub const WORDS: [(&'static str, Self); 5] = [
         ("openai-chat", Self::OpenaiChat),
         ("openai-responses", Self::OpenaiResponses),
@@ -30,7 +30,7 @@ impl Wire {
         ("ollama-chat", Self::OllamaChat),
     ];
 
-    /// The word for configuration, commands and metrics.
+    /// Returns the name in configuration, commands and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -58,7 +58,7 @@ impl std::str::FromStr for Wire {
     }
 }
 
-/// The word names no wire.
+/// The text is not the name of a wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownWire;
 

@@ -1,4 +1,7 @@
-//! Errors as the services of this family write them.
+//! Provider errors: error bodies and error payloads of all wires.
+//!
+//! The forms are those of the API references of OpenAI, Anthropic, Google and Ollama, and of recorded
+//! answers of other services and gateways.
 
 use std::time::Duration;
 
@@ -8,10 +11,10 @@ use super::Delta;
 use super::repair::parse_value;
 use crate::types::{ProviderError, ProviderErrorKind, excerpt, one_line};
 
-/// Characters of a service's error message that are kept.
+/// Maximum length of a service's error message in characters.
 const MESSAGE_CHARS_MAX: usize = 1000;
 
-/// Where the text of an error stands; what says more comes first.
+/// The members that may hold the text of an error, the most specific first.
 const MESSAGE_KEYS: [&str; 10] = [
     "message",
     "detail",
@@ -25,9 +28,9 @@ const MESSAGE_KEYS: [&str; 10] = [
     "title",
 ];
 
-/// Reads the body of an HTTP response whose status is no success.
+/// Reads the body of an HTTP response whose status is not a success.
 ///
-/// Understands `{"error": {"message", "type", "code"}}`, `{"error": "text"}`, `{"detail": ..}`,
+/// Accepts `{"error": {"message", "type", "code"}}`, `{"error": "text"}`, `{"detail": ..}`,
 /// `{"message": ..}`, an array around one of them, and plain text.
 #[must_use]
 pub fn http_error(status: u16, body: &str) -> ProviderError {
@@ -42,18 +45,18 @@ pub fn http_error(status: u16, body: &str) -> ProviderError {
     };
     error.kind = ProviderErrorKind::Status;
     error.status = Some(status);
-    // Sent as "too many requests", but no waiting fills an account.
-    let is_about_money = error.code.as_deref().and_then(status_of_code) == Some(402);
-    error.retryable = Some(false).filter(|_| is_about_money);
+    // OpenAI sends an exhausted quota with status 429 too, but a retry cannot succeed.
+    let is_billing_error = error.code.as_deref().and_then(status_of_code) == Some(402);
+    error.retryable = Some(false).filter(|_| is_billing_error);
     error
 }
 
-/// The error within a JSON value, if it is one: what stands under `error`, or the value itself
-/// where it has the looks of an error.
+/// Finds the error in a JSON value: its member `error`, or the value itself if it has members that
+/// only errors have.
 pub(super) fn find_error(value: &Value) -> Option<&Value> {
     match value {
         Value::Array(items) => items.iter().find_map(find_error),
-        Value::Object(map) => match map.get("error").filter(|error| says_something(error)) {
+        Value::Object(map) => match map.get("error").filter(|error| is_nonempty(error)) {
             // `{"error": true, "message": ..}`, `{"error": "Not Found", "message": ..}`
             Some(Value::Bool(_)) => Some(value),
             Some(Value::String(_)) if map.get("message").is_some_and(Value::is_string) => {
@@ -61,18 +64,18 @@ pub(super) fn find_error(value: &Value) -> Option<&Value> {
             }
             Some(error) => Some(error),
             None if map.get("choices").is_some_and(|choices| !choices.is_null()) => None,
-            // A status beside the answer, which is zero where there is no error.
+            // MiniMax sends a status beside every answer. It is 0 without an error.
             None if map.get("base_resp").is_some_and(has_failed) => map.get("base_resp"),
             None => ["message", "detail", "error_message", "error_msg", "errors", "msg"]
                 .iter()
-                .any(|key| map.get(*key).is_some_and(says_something))
+                .any(|key| map.get(*key).is_some_and(is_nonempty))
                 .then_some(value),
         },
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => None,
     }
 }
 
-/// An error that was reported within a response.
+/// Converts an error that a service reported within a response.
 pub(super) fn provider_error(value: &Value) -> ProviderError {
     let mut error = ProviderError::new(ProviderErrorKind::InStream, message_of(value));
     if let Value::Object(map) = value {
@@ -81,7 +84,7 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
             .find_map(|key| map.get(*key).and_then(status_of));
         error.code = ["code", "error_code", "type", "status_code", "status"].iter().find_map(
             |key| match map.get(*key) {
-                // That it is an error is no code.
+                // The type `error` is not specific.
                 Some(Value::String(word)) if !word.is_empty() && word != "error" => {
                     Some(word.clone())
                 }
@@ -98,22 +101,23 @@ pub(super) fn provider_error(value: &Value) -> ProviderError {
     error
 }
 
-/// How long Google's services ask us to wait: a detail of type `google.rpc.RetryInfo`, whose
-/// `retryDelay` is text such as `34s` or `1.5s`.
+/// Returns the delay that Google's services request: the detail `google.rpc.RetryInfo`
+/// (<https://cloud.google.com/apis/design/errors>), whose `retryDelay` is a text such as `34s` or
+/// `1.5s`.
 fn retry_delay(details: &Value) -> Option<Duration> {
     let delays = details.as_array()?.iter().filter_map(|detail| detail.get("retryDelay")?.as_str());
     let seconds = |delay: &str| delay.trim().strip_suffix('s')?.parse().ok();
     delays.filter_map(seconds).find_map(|seconds| Duration::try_from_secs_f64(seconds).ok())
 }
 
-/// The error in the text that stands under the key `error`, if that says anything.
+/// Reads the value of a member `error`. Returns `None` if it is empty.
 pub(super) fn keyed_error(raw: &str) -> Option<ProviderError> {
-    // An error that cannot be read, because it is nested too deeply, is one all the same.
+    // A value that is nested too deeply cannot be read, but it is an error too.
     let value = parse_value(raw).unwrap_or_else(|| Value::String(raw.into()));
     find_error(&serde_json::json!({ "error": value })).map(provider_error)
 }
 
-/// The error of an event that is named so, whatever it holds.
+/// Reads the data of an event named `error`, which is an error in any form.
 pub(super) fn named_error(text: &str) -> ProviderError {
     match parse_value(text) {
         Some(value) => provider_error(find_error(&value).unwrap_or(&value)),
@@ -124,9 +128,9 @@ pub(super) fn named_error(text: &str) -> ProviderError {
     }
 }
 
-/// The error in a payload that holds nothing of its wire, and may be one without the key.
+/// Reads a payload that has no known member of its wire. It may be an error without the key `error`.
 pub(super) fn unkeyed_error(text: &str) -> Option<Delta> {
-    // Without one of these words it is none, and most that ask have only counted tokens.
+    // Most such payloads hold only token counts. The search for these words is faster than a parse.
     let words = ["error", "message", "detail", "msg", "base_resp", "\\"];
     if !words.iter().any(|word| text.contains(word)) {
         return None;
@@ -134,15 +138,15 @@ pub(super) fn unkeyed_error(text: &str) -> Option<Delta> {
     parse_value(text).as_ref().and_then(find_error).map(provider_error).map(Delta::Error)
 }
 
-/// What a payload is that cannot be read.
+/// Returns the error for a payload that cannot be read.
 pub(super) fn malformed(text: &str, error: &serde_json::Error) -> Delta {
-    // What is lost here may be part of a call, so the response cannot be trusted.
+    // The payload may have held part of a call, so the response cannot be used.
     let message = format!("a payload is no JSON ({error}): {}", one_line(text, 200));
     Delta::Error(ProviderError::new(ProviderErrorKind::Malformed, message))
 }
 
-/// The HTTP status that a code stands for, where it comes without one: within a stream that began
-/// well. Whether an error is transient hangs on it. What nobody lists here stays transient.
+/// Returns the HTTP status that an error code stands for. Errors within a stream have no status of
+/// their own, and the status decides whether the error is transient. Unknown codes are transient.
 ///
 /// OpenAI: <https://platform.openai.com/docs/guides/error-codes>, and the codes of `ResponseError`
 /// in its API reference; `slow_down` and `server_is_overloaded` as its own Codex client reads them.
@@ -178,7 +182,7 @@ fn status_of_code(code: &str) -> Option<u16> {
         | "invalid_value"
         | "string_above_max_length" => 400,
         "invalid_api_key" | "authentication_error" => 401,
-        // Sent with 429, but no waiting helps.
+        // Sent with status 429, but a retry cannot succeed.
         "insufficient_quota"
         | "quota_exceeded"
         | "billing_hard_limit_reached"
@@ -203,7 +207,7 @@ fn has_failed(status: &Value) -> bool {
     status.get("status_code").and_then(Value::as_i64).is_some_and(|code| code != 0)
 }
 
-fn says_something(value: &Value) -> bool {
+fn is_nonempty(value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => false,
         Value::Bool(true) | Value::Number(_) => true,
@@ -229,7 +233,7 @@ fn message_of(value: &Value) -> String {
     }
 }
 
-/// The text of a message, which may itself be an object (or a list of them) that holds the text.
+/// Returns the text of an error, which may be nested in objects and lists.
 fn text_of(value: &Value, depth: usize) -> Option<&str> {
     let deeper = |inner| text_of(inner, depth.checked_sub(1)?);
     match value {
@@ -240,7 +244,7 @@ fn text_of(value: &Value, depth: usize) -> Option<&str> {
     }
 }
 
-/// The text, or the title if it is a web page.
+/// Returns the text of a body that is not JSON: the title of a web page, or else all of it.
 fn plain_message(body: &str) -> String {
     let body = body.trim();
     let title = body
@@ -266,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn every_shape_gives_its_message() {
+    fn the_message_is_found_in_every_form_of_an_error() {
         check(
             r#"{"error":{"message":"slow down","type":"requests","code":"rate_limit_exceeded"}}"#,
             "slow down",
@@ -311,21 +315,21 @@ mod tests {
     }
 
     #[test]
-    fn an_account_that_is_used_up_is_not_asked_again() {
+    fn an_exhausted_quota_is_not_transient() {
         let body = |code: &str| format!(r#"{{"error":{{"message":"m","code":"{code}"}}}}"#);
         assert!(!http_error(429, &body("insufficient_quota")).is_transient());
         assert!(http_error(429, &body("rate_limit_exceeded")).is_transient());
     }
 
     #[test]
-    fn a_long_message_is_cut() {
+    fn a_long_message_is_shortened() {
         let error = http_error(500, &"é".repeat(5000));
         let before = "HTTP status 500: ".len();
         assert_eq!(error.message.chars().count(), before + MESSAGE_CHARS_MAX + 1);
     }
 
     #[test]
-    fn a_wait_that_is_asked_for_among_the_details() {
+    fn the_retry_delay_is_read_from_the_details() {
         let with = |details: &str| {
             let body = format!(r#"{{"error":{{"code":429,"message":"m","details":{details}}}}}"#);
             http_error(429, &body).retry_after
@@ -354,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_known_word_says_its_status() {
+    fn a_known_error_type_implies_its_status() {
         let status = |value: serde_json::Value| provider_error(&value).status;
         let overloaded = serde_json::json!({"type": "overloaded_error", "message": "m"});
         assert!(provider_error(&overloaded).is_transient());
@@ -367,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_that_is_known_decides_it_too() {
+    fn a_known_error_code_implies_its_status() {
         for (value, status, transient) in [
             (serde_json::json!({"code": "insufficient_quota", "message": "m"}), Some(402), false),
             (serde_json::json!({"code": "invalid_prompt", "message": "m"}), Some(400), false),

@@ -100,6 +100,16 @@ impl PublishedEvent {
                     AttemptView { attempt: *attempt, model, streamed: *streamed, reason, wait_ms };
                 self.one("attempt", &fields, model.len() + reason.len())
             }
+            Event::AttemptVoided { attempt, model, streamed, reason } => {
+                let fields = AttemptView {
+                    attempt: *attempt,
+                    model,
+                    streamed: *streamed,
+                    reason,
+                    wait_ms: 0,
+                };
+                self.one("attempt", &fields, model.len() + reason.len())
+            }
             Event::LimitReached { limit, value, maximum, action } => self.one(
                 "limit_reached",
                 &LimitView { limit, value: *value, maximum: *maximum, action },
@@ -536,6 +546,10 @@ mod tests {
         next(&[(
             "attempt",
             json!({"attempt": 2, "model": "m", "streamed": false, "reason": "it broke", "wait_ms": 250}),
+        )]);
+        next(&[(
+            "attempt",
+            json!({"attempt": 3, "model": "m", "streamed": true, "reason": "it broke", "wait_ms": 0}),
         )]);
         next(&[(
             "turn_end",

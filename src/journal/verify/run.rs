@@ -133,14 +133,15 @@ impl<'a> Verifier<'_, 'a> {
 
     fn check_sums(&mut self, run: &RunTranscript<'a>, end: &RecordedRunEnd<'a>) {
         let (at, stats) = (end.at, end.stats);
-        let (mut turns, mut calls, mut usage) = (0, 0, Usage::default());
+        let (mut turns, mut calls, mut usage) = (0_u32, 0, Usage::default());
         for (turn, _) in run.committed() {
             turns += 1;
             calls += u32::try_from(turn.kept_calls().len()).unwrap_or(u32::MAX);
             usage += turn.usage();
         }
-        // A run that was given up counts the turn that it had begun.
-        let legal = turns..=turns + u32::from(end.is_given_up());
+        // A run that was given up counts the turn that it had begun. Requests for a final answer
+        // do not count, and each follows a turn that does.
+        let legal = turns.div_ceil(2)..=turns + u32::from(end.is_given_up());
         self.require(legal.contains(&stats.turns), at, Invariant::Sums, || {
             format!("it counts {} turns, and had {turns}", stats.turns)
         });

@@ -32,6 +32,8 @@ pub struct PastEvents {
     calls: Vec<ToolCall>,
     /// The model that was asked last, and if a streamed answer was asked for.
     asked: (String, bool),
+    /// The event that voids the text of a failed attempt. It is returned if no attempt follows.
+    voided: Option<PublishedEvent>,
     has_read: bool,
 }
 
@@ -69,6 +71,7 @@ impl PastEvents {
             held: None,
             calls: Vec::new(),
             asked: (String::new(), true),
+            voided: None,
             has_read: false,
         }
     }
@@ -76,6 +79,11 @@ impl PastEvents {
     /// Reads the next entry, and appends the events that are known now.
     pub fn handle_entry(&mut self, entry: &JournalEntry, out: &mut VecDeque<PublishedEvent>) {
         self.has_read = true;
+        let is_retried =
+            matches!(entry.record, Record::AttemptStarted { .. } | Record::AttemptFailed { .. });
+        if let Some(voided) = self.voided.take().filter(|_| !is_retried) {
+            self.release(voided, out);
+        }
         let event = match &entry.record {
             Record::SessionOpened { agent, messages: _ } => {
                 self.agent.clone_from(agent);
@@ -105,6 +113,14 @@ impl PastEvents {
             Record::AttemptFailed { attempt, error, kept, host_stopped, .. } => {
                 if !*kept || *host_stopped {
                     self.release_held(out);
+                }
+                // How much was shown before a crash is not known.
+                if !*kept && (entry.shown > 0 || *host_stopped) {
+                    let (model, streamed) = self.asked.clone();
+                    let (attempt, reason) = (*attempt, error.message.clone());
+                    let event = Event::AttemptVoided { attempt, model, streamed, reason };
+                    let id = EventId { seq: entry.seq, bytes: 0 };
+                    self.voided = Some(self.published(id, entry.time, event));
                 }
                 if *kept && *host_stopped {
                     let event = self.attempt_started(*attempt, &error.message, Duration::ZERO);

@@ -139,7 +139,7 @@ proptest! {
                 }
             }
         }
-        prop_assert!(last_requests <= 1 && run.turns() == requests);
+        prop_assert!(last_requests <= 1 && run.turns() == requests - last_requests);
         prop_assert!(limits.max_turns.is_none_or(|max| requests <= max + 1));
         for ((limit, action), times) in told {
             let again = limit == "repeat_limit" && action == "told";

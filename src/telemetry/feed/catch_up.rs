@@ -144,6 +144,7 @@ impl CatchUpState {
             Event::RunStarted { .. }
                 | Event::TurnStarted
                 | Event::AttemptStarted { .. }
+                | Event::AttemptVoided { .. }
                 | Event::TurnEnded { .. }
                 | Event::RunEnded { .. }
         ) {

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::config::OnExcess;
 use crate::context::History;
-use crate::event::Event;
+use crate::event::{ConflictResolution, Event};
 use crate::record::{Record, ResponseDisposition};
 use crate::response::ExchangeEnd;
 use crate::types::{

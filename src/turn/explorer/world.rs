@@ -360,8 +360,8 @@ impl World {
                 let told = self.ended.remove(&call.key).is_some();
                 assert!(had_result || !told || !self.is_tools_answer(&call.key));
             }
-            Effect::Emit(Event::ConflictFound { call, rerun, .. }) => {
-                self.check_conflict(call.key, rerun);
+            Effect::Emit(Event::ConflictFound { call, resolution, .. }) => {
+                self.check_conflict(call.key, resolution == ConflictResolution::Rerun);
             }
             Effect::Emit(Event::ApprovalAsked { asked }) => {
                 self.show((asked.call.key, asked.phase));

@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::config::Limits;
+use crate::event::ConflictResolution;
 use crate::turn::fixtures::committed;
 use crate::types::{ToolResult, Verdict, WriteSet};
 
@@ -48,10 +49,10 @@ impl Driver {
         assert_eq!((result.notes.conflict, result.notes.writes_dropped), (conflict, dropped));
     }
 
-    fn conflicts(&self) -> Vec<(u32, String, bool)> {
+    fn conflicts(&self) -> Vec<(u32, String, ConflictResolution)> {
         let conflicts = self.events.iter().filter_map(|event| match event {
-            Event::ConflictFound { call, names, rerun } => {
-                Some((call.key.index, names.join(","), *rerun))
+            Event::ConflictFound { call, names, resolution } => {
+                Some((call.key.index, names.join(","), *resolution))
             }
             _ => None,
         });
@@ -87,7 +88,7 @@ fn a_pure_call_that_read_too_early_runs_again_and_sees_what_was_written() {
     let seen: Vec<_> = driver.snapshots.iter().map(|seen| seen.get("x").cloned()).collect();
     assert_eq!(seen, [None, None, Some(json!(1))]);
     driver.uses(1, "1", &["x"], &[]).told(1, "1", true, false);
-    assert_eq!(driver.conflicts(), [(1, "x".to_owned(), true)]);
+    assert_eq!(driver.conflicts(), [(1, "x".to_owned(), ConflictResolution::Rerun)]);
     driver.leaves(&[("x", 1)]);
 }
 
@@ -97,12 +98,13 @@ fn a_call_with_effects_keeps_its_result_and_loses_all_it_wrote() {
     driver.uses(1, "swapped", &["x", "y"], &[("x", 5), ("y", 5)]).uses(0, "", &[], &[("x", 1)]);
     driver.started(&["set#0", "swap#1"]);
     driver.told(1, &format!("swapped{DROPPED}"), true, true);
-    assert_eq!(driver.conflicts(), [(1, "x".to_owned(), false)]);
+    assert_eq!(driver.conflicts(), [(1, "x".to_owned(), ConflictResolution::WritesDropped)]);
     driver.leaves(&[("x", 1)]);
     // Where it wrote nothing, nothing is said to be lost.
     let mut reader = calls(&["set", "add"]);
     reader.uses(1, "sent", &["x"], &[]).uses(0, "", &[], &[("x", 1)]);
     reader.told(1, &format!("sent{OLDER}"), true, false);
+    assert_eq!(reader.conflicts(), [(1, "x".to_owned(), ConflictResolution::ResultKept)]);
 }
 
 #[test]

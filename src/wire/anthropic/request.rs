@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_of_this_wire_stay_unless_they_repeat_or_another_model_made_them() {
+    fn ids_of_the_same_model_are_unchanged_unless_they_repeat() {
         let turn = |model: &str| {
             let calls = [call(0, "f:0", json!({})), call(1, "1", json!({}))];
             let origin = from(Wire::AnthropicMessages, model);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_user_who_says_nothing_says_so_in_words() {
+    fn an_empty_user_message_is_replaced_by_a_placeholder() {
         let nothing = json!([{"role": "user", "content": [{"type": "text", "text": "(nothing)"}]}]);
         assert_eq!(sent_messages([user(" ")]), nothing);
         let history = [user("a"), Message::Assistant(said("b", []).into()), user("")];

@@ -38,7 +38,7 @@ fn refs(payloads: &[String]) -> Vec<&str> {
 const CALL: &str = r#"{"type":"tool_use","id":"a","name":"f","input":{}}"#;
 
 #[test]
-fn a_call_opens_grows_and_is_sealed_where_its_block_ends() {
+fn a_call_starts_grows_and_is_sealed_at_the_end_of_its_block() {
     let payloads = [start(1, CALL), input(1, ""), input(1, r#"{"x""#), input(1, ":1}"), stop(1)];
     let piece = |arguments: &str| {
         Delta::Call(CallDelta {
@@ -60,7 +60,7 @@ fn a_call_opens_grows_and_is_sealed_where_its_block_ends() {
 }
 
 #[test]
-fn what_else_a_call_says_goes_back_with_it() {
+fn other_members_of_a_call_go_back_with_it() {
     let kept = |beside: &str| {
         let call = format!(r#"{{"type":"tool_use","id":"a","name":"f","input":{{}},{beside}}}"#);
         let found = deltas(&[&start(2, &call)]);
@@ -70,12 +70,12 @@ fn what_else_a_call_says_goes_back_with_it() {
         let keep = ProviderMetadata::Call { index: 2, members: format!("{{{beside}}}").into() };
         assert_eq!(kept(beside), Some(Delta::Metadata(keep)));
     }
-    // What says nothing does not go back: not every relay takes it.
+    // Members with default values do not go back, because some relays refuse them.
     assert_eq!(kept(r#""caller":{"type":"direct"},"more":null"#), None);
 }
 
 #[test]
-fn finish_reasons_have_a_kind_and_keep_their_word() {
+fn finish_reasons_have_a_kind_and_keep_their_text() {
     for (word, kind) in [
         ("end_turn", FinishKind::Stop),
         ("stop_sequence", FinishKind::Stop),
@@ -114,7 +114,7 @@ fn check_error(event: &str, payload: &str, message: &str, status: Option<u16>, c
 }
 
 #[test]
-fn errors_wherever_they_stand() {
+fn errors_are_found_in_every_position() {
     let overloaded =
         r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
     for event in ["error", "", "message"] {
@@ -132,7 +132,7 @@ fn errors_wherever_they_stand() {
 }
 
 #[test]
-fn what_says_nothing_gives_nothing() {
+fn empty_payloads_have_no_deltas() {
     for nothing in [
         r#"{"type":"ping"}"#,
         r#"{"type":"a_later_event","index":0,"delta":{"text":"x"}}"#,
@@ -159,7 +159,7 @@ fn what_says_nothing_gives_nothing() {
 }
 
 #[test]
-fn the_name_of_an_event_counts_where_the_payload_says_no_type() {
+fn the_event_name_counts_if_the_payload_has_no_type() {
     let mut out = Vec::new();
     let mut dialect = AnthropicDialect::default();
     let piece = r#"{"index":0,"delta":{"type":"text_delta","text":"a"}}"#;
@@ -169,7 +169,7 @@ fn the_name_of_an_event_counts_where_the_payload_says_no_type() {
 }
 
 #[test]
-fn what_a_piece_holds_counts_where_it_says_no_type() {
+fn a_delta_without_a_type_is_recognised_by_its_members() {
     for (piece, expected) in [
         (r#"{"text":"a"}"#, Some(Delta::Text("a".into()))),
         (r#"{"type":null,"thinking":"a"}"#, Some(Delta::Reasoning("a".into()))),
@@ -189,13 +189,13 @@ fn what_a_piece_holds_counts_where_it_says_no_type() {
 }
 
 #[test]
-fn a_marker_that_does_not_belong_proves_nothing() {
+fn a_done_marker_on_this_wire_is_ignored() {
     let text = piece(0, "text_delta", "text", "a");
     assert_eq!(deltas(&[&text, "[DONE]"]), [Delta::Text("a".into())]);
 }
 
 #[test]
-fn what_cannot_be_read_is_an_error_and_half_a_character_is_replaced() {
+fn invalid_json_is_an_error_and_a_lone_surrogate_is_replaced() {
     let cut = deltas(&[r#"{"type":"content_block_delta","delta":{"text":"a"#]);
     assert!(
         matches!(&cut[..], [Delta::Error(e)] if e.kind == ProviderErrorKind::Malformed),
@@ -212,7 +212,7 @@ fn what_cannot_be_read_is_an_error_and_half_a_character_is_replaced() {
 }
 
 #[test]
-fn what_is_held_has_a_limit() {
+fn a_kept_block_has_a_size_limit() {
     let calls: Vec<String> = (0..100_000).map(|index| start(index, CALL)).collect();
     let mut dialect = AnthropicDialect::default();
     let mut out = Vec::new();
@@ -234,7 +234,7 @@ fn what_is_held_has_a_limit() {
 }
 
 #[test]
-fn the_version_may_stand_in_the_address() {
+fn the_address_may_contain_the_version() {
     for (base, url) in [
         ("https://api.example.com", "https://api.example.com/v1/messages"),
         ("https://api.example.com/v1", "https://api.example.com/v1/messages"),

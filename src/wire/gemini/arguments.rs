@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_piece_without_a_place_leaves_the_arguments_cut_off() {
+    fn an_invalid_path_leaves_the_arguments_cut_off() {
         let deep = format!("${}", "[0]".repeat(1 + DEPTH_MAX));
         for path in [
             "",
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_object_stands_instead() {
+    fn an_object_replaces_the_arguments_so_far() {
         let (mut arguments, _) = filled(&[("$.a", json!("x"))]);
         assert_eq!(arguments.replace(r#"{"b":1}"#), Ok(()));
         assert_eq!(arguments.clone().into_text(), r#"{"b":1}"#);

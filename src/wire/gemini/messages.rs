@@ -336,7 +336,7 @@ mod tests {
         serde_json::from_slice(&Wire::GeminiGenerate.request_body(&request)).unwrap()
     }
 
-    /// What the model said: thinking, text, two calls, and a part of the service's own.
+    /// A model's message: reasoning, text, two calls, and a part of the service's own.
     fn said() -> ResponseMessage {
         let signed = |text: &str| Some(format!(r#"{{"thoughtSignature":"{text}"}}"#).into());
         ResponseMessage {
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_whose_signed_sibling_did_not_stay_gets_the_placeholder() {
+    fn a_call_whose_signed_sibling_was_removed_gets_the_placeholder() {
         let mut response = said();
         response.calls.remove(0);
         let contents =
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn users_and_the_model_take_turns() {
+    fn contents_of_user_and_model_alternate() {
         let said = |text: &str| {
             Message::Assistant(
                 ResponseMessage { text: text.into(), ..ResponseMessage::default() }.into(),
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn strange_names_and_arguments_are_taken() {
+    fn invalid_names_and_arguments_are_made_valid() {
         let mut response = said();
         response.origin = None;
         response.calls.truncate(1);

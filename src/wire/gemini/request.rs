@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_said_of_what_is_not_asked() {
+    fn members_without_a_value_are_not_sent() {
         assert_eq!(sent(&ModelRequest::new("m", [].into())), json!({"contents": []}));
     }
 

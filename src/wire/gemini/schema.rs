@@ -1,19 +1,19 @@
-//! JSON schemas as Gemini takes them: a select subset of OpenAPI 3.0.
+//! JSON schemas in the form that Gemini accepts: a subset of OpenAPI 3.0.
 //!
-//! Format: <https://ai.google.dev/api/caching#Schema>. The service refuses the whole request for
-//! one word that it does not know, for a list of types, for an enum that is no text, for a list
-//! without `items`. What cannot be said is left out: it makes a schema wider, and our own check of
-//! the arguments holds the model to the rest. `title`, `default`, `examples` and `pattern` are
-//! left out too: they are known, but change nothing, and older versions refuse them.
+//! Format: <https://ai.google.dev/api/caching#Schema>. The service refuses the whole request for an
+//! unknown keyword, a list of types, an enum that is not of texts, or a list without `items`. A
+//! keyword that cannot be expressed is left out. This makes the schema wider, and the host checks the
+//! arguments against the original schema. `title`, `default`, `examples` and `pattern` are left out
+//! too, because they change nothing and older versions refuse them.
 
 use serde_json::{Map, Value, json};
 
-/// How deep schemas are followed; below that an object is any object.
+/// Maximum depth of a schema. Deeper schemas become objects of any kind.
 const DEPTH_MAX: usize = 24;
-/// How many schemas are written for one tool: references can name each other without end.
+/// Maximum number of schemas of one tool, because references can expand without limit.
 const SCHEMAS_MAX: usize = 2000;
-/// Members that mean the same there, with the types that they are for.
-const NUMBERS: [(&str, &[&str]); 6] = [
+/// Keywords with the same meaning in both forms, and the types to which they apply.
+const NUMERIC_KEYWORDS: [(&str, &[&str]); 6] = [
     ("minimum", &["number", "integer"]),
     ("maximum", &["number", "integer"]),
     ("minItems", &["array"]),
@@ -24,12 +24,13 @@ const NUMBERS: [(&str, &[&str]); 6] = [
 
 type SchemaObject = Map<String, Value>;
 
-/// The schema of a function's arguments; none for a function without any.
+/// Converts the schema of a function's arguments. Returns `None` for a function without arguments.
 pub(super) fn parameters(schema: &Value) -> Option<Value> {
     let mut writer = SchemaWriter { root: schema, left: SCHEMAS_MAX, refs: Vec::new() };
     let mut whole = writer.schema(schema, 0);
     if whole.get("type").is_none_or(|kind| kind != "object") {
-        // Arguments that are one of several objects: all of their members, none of them required.
+        // Arguments that are one of several objects become one object with the members of all, none
+        // of them required.
         whole = writer.joined(whole.get("anyOf")?.as_array()?)?;
     }
     whole.get("properties")?;
@@ -39,7 +40,7 @@ pub(super) fn parameters(schema: &Value) -> Option<Value> {
 struct SchemaWriter<'a> {
     root: &'a Value,
     left: usize,
-    /// The references that lead here: one that is met again has no end.
+    /// The references that are being followed, to detect cycles.
     refs: Vec<String>,
 }
 
@@ -68,7 +69,7 @@ impl SchemaWriter<'_> {
         written
     }
 
-    /// What a reference names, with what stands beside it.
+    /// Converts the schema that a reference names, with the description beside the reference.
     fn reference(&mut self, name: &str, beside: &SchemaObject, depth: usize) -> SchemaObject {
         let found = name.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer)).cloned();
         let known = self.refs.iter().any(|before| before == name);
@@ -84,7 +85,7 @@ impl SchemaWriter<'_> {
         written
     }
 
-    /// The schema with those of its `allOf` laid under it.
+    /// Merges the schemas of `allOf` into a schema. Its own keywords take precedence.
     fn all_of(&self, schema: &SchemaObject) -> SchemaObject {
         let mut whole = schema.clone();
         let Some(Value::Array(parts)) = whole.remove("allOf") else { return whole };
@@ -116,7 +117,7 @@ impl SchemaWriter<'_> {
         let mut written: Vec<SchemaObject> = Vec::new();
         for branch in branches {
             let mut branch = branch.clone();
-            // What stands beside the branches holds for each.
+            // Keywords beside the branches apply to each branch.
             if let (Value::Object(branch), Some(kind)) = (&mut branch, schema.get("type"))
                 && !branch.contains_key("$ref")
             {
@@ -127,11 +128,11 @@ impl SchemaWriter<'_> {
                 written.push(branch);
             }
         }
-        let mut one = match (written.len(), one_of_words(&written)) {
+        let mut one = match (written.len(), joined_enums(&written)) {
             (0, _) => of_type("string"),
             (1, _) => written.remove(0),
             (_, Some(words)) => words,
-            // Beside it nothing may stand, so each branch says what is said of all.
+            // `anyOf` allows no other keyword beside it, so each branch gets the description.
             (_, None) => {
                 for branch in &mut written {
                     if !branch.contains_key("description") {
@@ -179,7 +180,7 @@ impl SchemaWriter<'_> {
         depth: usize,
     ) -> SchemaObject {
         let mut written = of_type(kind);
-        for (key, kinds) in NUMBERS {
+        for (key, kinds) in NUMERIC_KEYWORDS {
             let value = schema.get(key).filter(|value| value.is_number() && kinds.contains(&kind));
             written.extend(value.map(|value| (key.to_owned(), value.clone())));
         }
@@ -195,7 +196,7 @@ impl SchemaWriter<'_> {
             "object" => self.members(schema, &mut written, depth),
             "array" => {
                 let items = schema.get("items").or(schema.get("prefixItems"));
-                // Of a list whose places differ, the first stands for all.
+                // The schema of the first position of a tuple is used for all items.
                 let items = match items {
                     Some(Value::Array(places)) => places.first(),
                     items => items,
@@ -242,7 +243,7 @@ impl SchemaWriter<'_> {
         written.insert("properties".to_owned(), Value::Object(properties));
     }
 
-    /// One object with the members of several.
+    /// Joins several objects into one that has the members of all.
     fn joined(&self, branches: &[Value]) -> Option<SchemaObject> {
         let mut properties = SchemaObject::new();
         for branch in branches {
@@ -271,7 +272,7 @@ fn is_null(schema: &Value) -> bool {
         || schema.get("const").is_some_and(Value::is_null)
 }
 
-/// The types that a schema names, or that what it says is for.
+/// Returns the types that a schema names, or those that its other keywords imply.
 fn kinds_of(schema: &SchemaObject, words: Option<&[Value]>) -> Vec<&'static str> {
     const KINDS: [&str; 7] = ["string", "number", "integer", "boolean", "array", "object", "null"];
     let known = |word: &str| KINDS.into_iter().find(|kind| kind.eq_ignore_ascii_case(word));
@@ -316,8 +317,8 @@ fn kind_of_value(value: &Value) -> &'static str {
     }
 }
 
-/// One enum in the place of branches that are each one word or some.
-fn one_of_words(branches: &[SchemaObject]) -> Option<SchemaObject> {
+/// Joins branches that are all enums into one enum.
+fn joined_enums(branches: &[SchemaObject]) -> Option<SchemaObject> {
     let mut words = Vec::new();
     for branch in branches {
         words.extend(branch.get("enum")?.as_array()?.iter().cloned());
@@ -327,7 +328,7 @@ fn one_of_words(branches: &[SchemaObject]) -> Option<SchemaObject> {
     Some(written)
 }
 
-/// Nothing may stand beside `anyOf`, so there its first branch says it.
+/// Allows null. `anyOf` allows no other keyword beside it, so its first branch gets the flag.
 fn make_nullable(schema: &mut SchemaObject) {
     let first = schema.get_mut("anyOf").and_then(|branches| branches.get_mut(0));
     match first.and_then(Value::as_object_mut) {
@@ -336,7 +337,7 @@ fn make_nullable(schema: &mut SchemaObject) {
     };
 }
 
-/// Puts what the schema says of itself before what is known already.
+/// Puts the schema's own description before one that was generated.
 fn describe(written: &mut SchemaObject, schema: &SchemaObject) {
     let text = schema.get("description").and_then(Value::as_str).filter(|text| !text.is_empty());
     let Some(text) = text.filter(|_| !written.contains_key("anyOf")) else { return };
@@ -366,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_left_out() {
+    fn unknown_keywords_are_left_out() {
         check(
             json!({"type": "string", "title": "T", "default": "a", "examples": ["a"], "$comment": "c",
                 "pattern": "^a", "format": "email", "minLength": 1, "minItems": 2, "deprecated": true}),
@@ -396,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn null_is_a_flag() {
+    fn null_becomes_the_nullable_flag() {
         check(json!({"type": ["string", "null"]}), json!({"type": "string", "nullable": true}));
         check(json!({"type": "null"}), json!({"type": "string", "nullable": true}));
         check(
@@ -456,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_say_of_what() {
+    fn lists_have_items() {
         let of = |items: Value| json!({"type": "array", "items": items});
         check(json!({"type": "array"}), of(json!({"type": "string"})));
         check(of(json!(true)), of(json!({"type": "string"})));
@@ -465,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn references_are_followed_and_have_an_end() {
+    fn references_are_followed_and_cycles_end() {
         check(json!({"$ref": "#/$defs/Leaf"}), json!({"type": "string", "description": "A leaf."}));
         check(
             json!({"$ref": "#/$defs/Tree"}),

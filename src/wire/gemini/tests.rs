@@ -111,7 +111,7 @@ fn a_signature_stays_with_its_own_part() {
 }
 
 #[test]
-fn parts_of_the_services_own_are_kept_as_they_are() {
+fn parts_of_unknown_kinds_are_kept_unchanged() {
     let part = |json: &str| Delta::Metadata(ProviderMetadata::Part(json.into()));
     check_parts(
         &[r#"{"executableCode":{"language":"PYTHON","code":"1"}},{"text":"a"},
@@ -130,7 +130,7 @@ fn parts_of_the_services_own_are_kept_as_they_are() {
 }
 
 #[test]
-fn whole_calls_in_their_order() {
+fn complete_calls_come_in_order() {
     check_parts(
         &[
             r#"{"functionCall":{"name":"f","args":{"b": 1,"a":2}}},{"functionCall":{"id":"i","name":"f"}}"#,
@@ -208,7 +208,7 @@ fn a_call_that_is_never_closed_reads_as_cut_off() {
 }
 
 #[test]
-fn a_call_that_begins_and_a_good_ending_close_the_open_call() {
+fn the_next_call_and_a_good_finish_close_the_open_call() {
     let opens = r#"{"functionCall":{"name":"f","willContinue":true}}"#;
     let piece = r#"{"functionCall":{"partialArgs":[{"jsonPath":"$.a","stringValue":"x"}],"willContinue":true}}"#;
     let whole = seal(0, Some(r#"{"a":"x"}"#));
@@ -231,7 +231,7 @@ fn a_call_that_begins_and_a_good_ending_close_the_open_call() {
 }
 
 #[test]
-fn pieces_without_a_place_are_told_and_leave_the_call_cut_off() {
+fn pieces_with_an_invalid_path_are_reported_and_leave_the_call_cut_off() {
     let problem = |detail: &str| {
         Delta::Problem(crate::wire::Problem {
             code: "argument_without_place",
@@ -275,7 +275,7 @@ fn only_candidate_0_counts() {
 }
 
 #[test]
-fn finish_reasons_have_a_kind_and_keep_their_word() {
+fn finish_reasons_have_a_kind_and_keep_their_text() {
     for (word, kind) in [
         ("STOP", FinishKind::Stop),
         ("MAX_TOKENS", FinishKind::Length),
@@ -300,7 +300,7 @@ fn finish_reasons_have_a_kind_and_keep_their_word() {
 }
 
 #[test]
-fn a_blocked_prompt_is_a_refusal_without_a_word() {
+fn a_blocked_prompt_is_a_content_filter_finish_without_text() {
     let blocked = r#"{"promptFeedback":{"blockReason":"SAFETY","safetyRatings":[]}}"#;
     assert_eq!(deltas(&[blocked]), [finish("", FinishKind::ContentFilter)]);
     let said = r#"{"candidates":[],"promptFeedback":{"blockReasonMessage":"m"}}"#;
@@ -331,7 +331,7 @@ fn usage_beside_everything() {
 }
 
 #[test]
-fn errors_wherever_they_stand() {
+fn errors_are_found_in_every_position() {
     let error = r#"{"error":{"code":503,"message":"m","status":"UNAVAILABLE"}}"#;
     let expected = ProviderError {
         status: Some(503),
@@ -356,7 +356,7 @@ fn errors_wherever_they_stand() {
 }
 
 #[test]
-fn what_cannot_be_read_is_an_error_and_what_can_be_mended_is_read() {
+fn invalid_json_is_an_error_unless_it_can_be_repaired() {
     let cut = deltas(&[r#"{"candidates":[{"content":{"parts":[{"text":"a"#]);
     assert!(
         matches!(&cut[..], [Delta::Error(e)] if e.kind == ProviderErrorKind::Malformed),
@@ -374,7 +374,7 @@ fn what_cannot_be_read_is_an_error_and_what_can_be_mended_is_read() {
 }
 
 #[test]
-fn no_odd_value_costs_what_stands_beside_it() {
+fn a_value_of_an_unexpected_type_does_not_affect_other_members() {
     let places = [
         r#""modelVersion":?,"#,
         r#""usageMetadata":?,"#,

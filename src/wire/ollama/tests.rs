@@ -61,7 +61,7 @@ fn text_and_thinking() {
 }
 
 #[test]
-fn a_call_is_whole_and_counted_as_it_comes() {
+fn a_call_is_complete_and_numbered_in_order() {
     let line = |call: &str| format!(r#"{{"message":{{"tool_calls":[{call}]}},"done":false}}"#);
     let first = r#"{"id":"a","function":{"index":0,"name":"f","arguments":{"x":[1,"é"]}}}"#;
     let second = r#"{"function":{"name":"g","arguments":{}}}"#;
@@ -100,7 +100,7 @@ fn arguments_of_any_type() {
 }
 
 #[test]
-fn the_last_line_has_reason_and_counts() {
+fn the_last_line_has_a_finish_reason_and_token_counts() {
     let counts = |raw: &str, input_tokens, output_tokens| {
         let usage = Usage { input_tokens, output_tokens, ..Usage::default() };
         Delta::Usage { usage, raw: raw.into() }
@@ -130,7 +130,7 @@ fn the_last_line_has_reason_and_counts() {
 }
 
 #[test]
-fn reasons_have_a_kind_and_keep_their_word() {
+fn finish_reasons_have_a_kind_and_keep_their_text() {
     for (word, kind) in [
         ("stop", FinishKind::Stop),
         ("length", FinishKind::Length),
@@ -158,7 +158,7 @@ fn check_error(line: &str, message: &str, status: Option<u16>, code: Option<&str
 }
 
 #[test]
-fn errors_wherever_they_stand() {
+fn errors_are_found_in_every_position() {
     check_error(r#"{"error":"m"}"#, "m", None, None);
     check_error(r#"{"error":{"message":"m","code":503}}"#, "m", Some(503), Some("503"));
     check_error(r#"{"StatusCode":429,"Status":"429 Too Many","error":"m"}"#, "m", Some(429), None);
@@ -179,7 +179,7 @@ fn errors_wherever_they_stand() {
 }
 
 #[test]
-fn what_cannot_be_read_is_an_error_and_what_is_no_line_is_a_problem() {
+fn invalid_json_is_an_error_and_other_text_is_a_problem() {
     let cut = deltas(&[r#"{"message":{"content":"a"#]);
     assert!(
         matches!(&cut[..], [Delta::Error(e)] if e.kind == ProviderErrorKind::Malformed),
@@ -193,7 +193,7 @@ fn what_cannot_be_read_is_an_error_and_what_is_no_line_is_a_problem() {
 }
 
 #[test]
-fn lines_that_can_be_mended() {
+fn invalid_lines_are_repaired_where_possible() {
     let a = r#"{"message":{"content":"a"}}"#;
     for several in [format!("{a}\n{a}"), format!("{a}{a}"), format!("[{a},{a}]")] {
         assert_eq!(deltas(&[&several]), [text("a"), text("a")], "{several}");
@@ -205,7 +205,7 @@ fn lines_that_can_be_mended() {
 }
 
 #[test]
-fn the_address_may_or_may_not_name_the_api() {
+fn the_base_address_may_contain_the_api_path() {
     for (base, url) in [
         ("http://a:11434", "http://a:11434/api/chat"),
         ("http://a:11434/api", "http://a:11434/api/chat"),

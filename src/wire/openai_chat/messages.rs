@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_of_no_tool_goes_back_under_a_name_that_is_taken() {
+    fn a_call_of_an_unknown_tool_goes_back_under_a_valid_name() {
         let mut message = said(vec![]);
         message.calls[0].name = "multi_tool_use.parallel".into();
         for model in ["m", "other"] {
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn thinking_goes_back_in_its_field_with_calls_and_to_its_own_model() {
+    fn reasoning_goes_back_in_its_field_with_calls_to_the_model_that_wrote_it() {
         let text = MessagePart::Text { bytes: 2, members: None };
         for (field, member, content) in [
             ("reasoning_content", "reasoning_content", json!("ok")),
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn details_go_back_in_the_place_of_the_text() {
+    fn reasoning_details_go_back_instead_of_the_text() {
         let details = json!([{"type": "reasoning.encrypted", "data": "x", "index": 0}]);
         let parts = vec![
             thought(2, &json!({"field": "reasoning"})),
@@ -402,14 +402,14 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_of_nothing_is_not_sent() {
+    fn an_empty_answer_is_not_sent() {
         let silent = ResponseMessage { reasoning: "hm".into(), ..ResponseMessage::default() };
         let messages = vec![user("a"), Message::Assistant(silent.into()), user("b")];
         assert_eq!(sent_to("m", messages), json!([{"role": "user", "content": "a\n\nb"}]));
     }
 
     #[test]
-    fn what_is_opaque_goes_back_beside_the_text() {
+    fn reasoning_opaque_goes_back_beside_the_text() {
         let parts = vec![
             thought(2, &json!({"field": "reasoning_text"})),
             thought(0, &json!({"field": "reasoning_text", "reasoning_opaque": "x"})),
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_a_model_made_up_is_one_that_services_take() {
+    fn an_invalid_tool_name_is_sanitized() {
         let named = |name: &str| {
             let calls = vec![ToolCall { name: name.into(), ..call(0, "c0") }];
             let message = ResponseMessage { calls, ..ResponseMessage::default() };
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn only_foreign_ids_are_mapped_and_answers_with_their_calls() {
+    fn only_ids_of_other_wires_are_mapped_and_results_like_their_calls() {
         let long = "c".repeat(41);
         let fits = "c".repeat(40);
         for (from, id, is_kept) in [
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn what_users_say_in_a_row_is_one_message() {
+    fn consecutive_user_messages_are_joined() {
         let text = |text: &str| ContentPart::Text(text.into());
         let image = ContentPart::Image(Image::parse("https://example.com/a.png").unwrap());
         let with_image = Message::User { content: vec![text("see"), image].into() };

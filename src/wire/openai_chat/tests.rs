@@ -81,7 +81,7 @@ fn content_in_parts() {
 }
 
 #[test]
-fn pieces_of_calls_as_the_wire_says_them() {
+fn pieces_of_calls_are_decoded_without_inference() {
     let function = r#""function":{"name":"f","arguments":"{}"}"#;
     for (index, expected) in [
         (r#""index":2,"#, Some(2)),
@@ -113,7 +113,7 @@ fn pieces_of_calls_as_the_wire_says_them() {
 }
 
 #[test]
-fn arguments_that_are_no_text() {
+fn arguments_of_any_json_type_become_text() {
     for (arguments, expected) in [
         ("null", None),
         (r#""null""#, Some("null")),
@@ -130,7 +130,7 @@ fn arguments_that_are_no_text() {
 }
 
 #[test]
-fn one_call_alone_in_place_of_a_list_and_the_older_form() {
+fn a_single_call_without_a_list_and_the_deprecated_form_are_read() {
     check_delta(
         r#"{"tool_calls":{"index":0,"id":"a","function":{"name":"f"}}}"#,
         &[piece(Some(0), "a", "f", None)],
@@ -139,7 +139,7 @@ fn one_call_alone_in_place_of_a_list_and_the_older_form() {
         r#"{"function_call":{"name":"f","arguments":""}}"#,
         &[piece(None, "", "f", Some(""))],
     );
-    // Where both stand they are the same call.
+    // If both are present they hold the same call.
     check_delta(
         r#"{"function_call":{"name":"f","arguments":"{}"},
             "tool_calls":[{"index":0,"id":"a","function":{"name":"f","arguments":"{}"}}]}"#,
@@ -150,7 +150,7 @@ fn one_call_alone_in_place_of_a_list_and_the_older_form() {
 }
 
 #[test]
-fn a_call_with_free_text() {
+fn a_custom_call_has_free_text() {
     let chunk = r#"{"choices":[{"delta":{"tool_calls":[
         {"index":0,"id":"a","type":"custom","custom":{"name":"f","input":"x=1"}}]}}]}"#;
     let expected = CallDelta {
@@ -165,7 +165,7 @@ fn a_call_with_free_text() {
 }
 
 #[test]
-fn a_message_beside_a_delta_is_not_counted_again() {
+fn a_message_after_deltas_is_ignored() {
     let both = r#"{"choices":[{"delta":{"content":"a"},"message":{"content":"a"}}]}"#;
     let summary = r#"{"choices":[{"message":{"content":"ab"},"finish_reason":"stop"}]}"#;
     assert_eq!(deltas(&[both, summary]), [text("a"), finish("stop", FinishKind::Stop)]);
@@ -176,7 +176,7 @@ fn a_message_beside_a_delta_is_not_counted_again() {
 }
 
 #[test]
-fn a_message_gives_each_call_its_place() {
+fn calls_of_a_complete_message_are_numbered() {
     let body = r#"{"choices":[{"message":{"content":null,"tool_calls":[
         {"function":{"name":"f","arguments":""}},{"function":{"name":"f","arguments":""}}]}}]}"#;
     assert_eq!(
@@ -196,7 +196,7 @@ fn chunk(delta: &str) -> String {
 const FINISH: &str = r#"{"choices":[{"delta":{},"finish_reason":"tool_calls"}]}"#;
 
 #[test]
-fn the_field_of_thinking_is_kept_where_calls_follow() {
+fn the_reasoning_field_is_kept_if_calls_follow() {
     let call = r#"{"tool_calls":[{"index":0,"id":"a","function":{"name":"f"}}]}"#;
     for (thinking, field) in [
         (r#"{"reasoning_content":"r"}"#, "reasoning_content"),
@@ -226,7 +226,7 @@ fn the_field_of_thinking_is_kept_where_calls_follow() {
 }
 
 #[test]
-fn reasoning_details_are_kept_when_they_are_whole() {
+fn reasoning_details_are_kept_once_they_are_complete() {
     let thinking = |text: &str| {
         chunk(&format!(
             r#"{{"reasoning":"{text}","reasoning_details":
@@ -259,7 +259,7 @@ fn reasoning_details_are_kept_when_they_are_whole() {
 }
 
 #[test]
-fn what_is_opaque_is_kept_wherever_it_comes() {
+fn reasoning_opaque_is_kept_in_every_position() {
     let call = chunk(r#"{"tool_calls":[{"index":0,"function":{"name":"f"}}]}"#);
     let thinking = chunk(r#"{"reasoning_text":"r"}"#);
     let opaque = chunk(r#"{"content":null,"reasoning_opaque":"x"}"#);
@@ -279,7 +279,7 @@ fn what_is_opaque_is_kept_wherever_it_comes() {
 }
 
 #[test]
-fn what_stands_beside_a_call_is_kept_with_it() {
+fn extra_members_of_a_call_are_kept_with_it() {
     let extra = json!({"google": {"thought_signature": "s"}});
     let member = |index, members: Value| {
         Delta::Metadata(ProviderMetadata::Call { index, members: members.to_string().into() })
@@ -348,7 +348,7 @@ fn only_the_first_choice_counts() {
 }
 
 #[test]
-fn finish_reasons_have_a_kind_and_keep_their_word() {
+fn finish_reasons_have_a_kind_and_keep_their_text() {
     for (word, kind) in [
         ("stop", FinishKind::Stop),
         ("STOP", FinishKind::Stop),
@@ -391,7 +391,7 @@ fn check_error(payload: &str, message: &str, status: Option<u16>, code: Option<&
 }
 
 #[test]
-fn errors_wherever_they_stand() {
+fn errors_are_found_in_every_position() {
     check_error(r#"{"error":{"message":"m","type":"t","code":null}}"#, "m", None, Some("t"));
     check_error(r#"{"error":"m"}"#, "m", None, None);
     check_error(r#"{"error":{"code":503,"message":"m"}}"#, "m", Some(503), Some("503"));
@@ -422,7 +422,7 @@ fn errors_wherever_they_stand() {
         None,
         Some("1004"),
     );
-    // What was counted does not hide it.
+    // Token counts in the payload do not hide the error.
     let counted = r#"{"choices":null,"usage":{"total_tokens":0},
         "base_resp":{"status_code":1004,"status_msg":"m"}}"#;
     let found = deltas(&[counted]);
@@ -476,7 +476,7 @@ fn an_event_named_error_is_one() {
 }
 
 #[test]
-fn what_cannot_be_read_is_an_error_and_what_is_no_payload_is_a_problem() {
+fn invalid_json_is_an_error_and_other_text_is_a_problem() {
     let cut = deltas(&[r#"{"choices":[{"delta":{"content":"a"#]);
     assert!(
         matches!(&cut[..], [Delta::Error(e)] if e.kind == ProviderErrorKind::Malformed),
@@ -490,7 +490,7 @@ fn what_cannot_be_read_is_an_error_and_what_is_no_payload_is_a_problem() {
 }
 
 #[test]
-fn payloads_that_can_be_mended() {
+fn invalid_payloads_are_repaired_where_possible() {
     let a = r#"{"choices":[{"delta":{"content":"a"}}]}"#;
     assert_eq!(deltas(&[&format!("{a}\n{a}\n[DONE]")]), [text("a"), text("a"), Delta::Done]);
     assert_eq!(deltas(&[&format!("{a}{a}")]), [text("a"), text("a")]);
@@ -508,7 +508,7 @@ fn payloads_that_can_be_mended() {
 }
 
 #[test]
-fn a_list_has_a_limit() {
+fn the_length_of_lists_is_limited() {
     let calls = vec![r#"{"name":"f"}"#; 10_000].join(",");
     let chunk = format!(r#"{{"choices":[{{"delta":{{"tool_calls":[{calls}]}}}}]}}"#);
     assert_eq!(deltas(&[&chunk]).len(), 4097);
@@ -517,7 +517,7 @@ fn a_list_has_a_limit() {
 }
 
 #[test]
-fn the_end_and_usage() {
+fn usage_and_the_done_marker_are_read() {
     let usage = r#"{"prompt_tokens":3,"completion_tokens":2}"#;
     let counts = Delta::Usage {
         usage: crate::types::Usage {

@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_of_no_tool_goes_back_under_a_name_that_is_taken() {
+    fn a_call_of_an_unknown_tool_goes_back_under_a_valid_name() {
         let mut message = said(parts());
         message.calls[0].name = "multi_tool_use.parallel".into();
         for model in ["m", "other"] {
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_hang_together_goes_as_text_and_calls() {
+    fn inconsistent_items_go_back_as_text_and_calls() {
         let bare = json!([
             {"type": "message", "role": "assistant", "content": "Let me add."},
             {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": "{\"a\":1}"},
@@ -281,7 +281,7 @@ mod tests {
             parts[at] = other;
             back(parts)
         };
-        // Nobody stored it, and it is not there.
+        // The service did not store the reasoning, and its content is missing.
         let empty = r#"{"id":"rs_1","type":"reasoning","encrypted_content":null,"content":[]}"#;
         assert_eq!(json!(without(1, raw(empty))), bare);
         // Nothing follows it; or what it led to did not stay in the history.
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_a_model_made_up_are_sent_as_the_service_takes_them() {
+    fn invalid_tool_names_are_sanitized() {
         let mut message = said(parts());
         message.calls[0].name = "functions.add".into();
         message.calls[1].name = "x".repeat(70).into();
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn thoughts_are_not_wanted_of_models_that_have_none() {
+    fn encrypted_reasoning_is_not_requested_from_models_without_reasoning() {
         let wants =
             |model: &str| sent(&ModelRequest::new(model, [].into())).get("include").is_some();
         for model in
@@ -339,14 +339,14 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_answer_is_as_long_as_the_service_takes() {
+    fn the_output_limit_is_at_least_the_minimum_of_the_service() {
         let request =
             ModelRequest { max_output_tokens: Some(5), ..ModelRequest::new("m", [].into()) };
         assert_eq!(sent(&request)["max_output_tokens"], 16);
     }
 
     #[test]
-    fn a_call_goes_back_with_who_made_it_and_where_its_tool_stands() {
+    fn a_call_goes_back_with_its_caller_and_namespace() {
         let members =
             r#"{"id":"fc_1","namespace":"n","caller":{"type":"program","caller_id":"c"}}"#;
         let call = MessagePart::Call { index: 0, members: Some(members.into()) };
@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_that_no_service_takes_are_left_out() {
+    fn ids_that_are_too_long_are_left_out() {
         let mut parts = parts();
         parts[4] = MessagePart::Call {
             index: 0,
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_that_nobody_answers_is_left_out() {
+    fn a_call_that_the_client_cannot_answer_is_left_out() {
         let mut parts = parts();
         parts[3] = raw(r#"{"type":"computer_call","id":"cu_1","call_id":"c"}"#);
         let items = back(parts);
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_with_free_text_has_an_output_of_its_own_kind() {
+    fn the_result_of_a_custom_call_has_its_own_type() {
         let members = r#"{"id":"ctc_1","type":"custom_tool_call"}"#;
         let mut message = said(vec![
             MessagePart::Call { index: 0, members: Some(members.into()) },

@@ -68,7 +68,7 @@ const DONE: &str = r#""output_index":1,"item":{"type":"function_call","id":"fc_1
 const MEMBERS: &str = r#"{"id":"fc_1","status":"completed"}"#;
 
 #[test]
-fn a_call_is_begun_filled_sealed_and_kept() {
+fn a_call_starts_grows_is_sealed_and_keeps_its_members() {
     check(
         &[
             ("output_item.added", ADDED),
@@ -96,7 +96,7 @@ fn a_call_is_begun_filled_sealed_and_kept() {
 }
 
 #[test]
-fn a_call_that_only_its_end_or_only_the_whole_response_tells_of_counts_once() {
+fn a_call_that_is_only_in_its_end_event_or_in_the_response_counts_once() {
     let item = r#"{"type":"function_call","id":"fc_1","status":"completed","call_id":"c1","name":"f","arguments":{"a":1}}"#;
     let end = [finish("completed", FinishKind::ToolCalls), Delta::Done];
     let response = format!(r#""response":{{"status":"completed","output":[{item}]}}"#);
@@ -117,7 +117,7 @@ fn a_call_that_only_its_end_or_only_the_whole_response_tells_of_counts_once() {
 }
 
 #[test]
-fn items_are_told_apart_by_index_or_else_by_id_or_else_by_order() {
+fn items_are_found_by_index_then_by_id_then_by_order() {
     let add = |index: &str, id: &str, call: &str| {
         let item = format!(
             r#"{{"type":"function_call","id":"{id}","call_id":"{call}","name":"f","arguments":""}}"#
@@ -197,7 +197,7 @@ fn a_call_that_is_cut_off_is_not_sealed_by_its_item() {
 }
 
 #[test]
-fn an_empty_whole_is_no_whole_and_the_item_decides() {
+fn empty_complete_arguments_are_ignored_and_the_item_decides() {
     check(
         &[
             ("output_item.added", ADDED),
@@ -211,7 +211,7 @@ fn an_empty_whole_is_no_whole_and_the_item_decides() {
 }
 
 #[test]
-fn a_call_with_free_text() {
+fn a_custom_call_has_free_text() {
     let item = |status: &str, input: &str| {
         format!(
             r#""output_index":0,"item":{{"type":"custom_tool_call","id":"ctc_1","status":"{status}","call_id":"c1","name":"f","input":"{input}"}}"#
@@ -239,7 +239,7 @@ fn a_call_with_free_text() {
 }
 
 #[test]
-fn text_counts_once_wherever_it_stands() {
+fn repeated_text_counts_once() {
     let item = |content: &str| {
         format!(r#""output_index":0,"item":{{"type":"message","id":"m","content":{content}}}"#)
     };
@@ -271,7 +271,7 @@ fn text_counts_once_wherever_it_stands() {
 }
 
 #[test]
-fn a_refusal_is_none_of_the_text() {
+fn a_refusal_is_not_text() {
     let refusal = Delta::Refusal("no".into());
     check(
         &[
@@ -286,7 +286,7 @@ fn a_refusal_is_none_of_the_text() {
 }
 
 #[test]
-fn reasoning_counts_once_and_is_kept_whole() {
+fn repeated_reasoning_counts_once_and_the_item_is_kept() {
     let item = r#"{"type":"reasoning","id":"rs_1","encrypted_content":"e","summary":[{"type":"summary_text","text":"ab"},{"type":"summary_text","text":"c"}]}"#;
     let done = format!(r#""output_index":0,"item":{item}"#);
     let done = ("output_item.done", done.as_str());
@@ -319,7 +319,7 @@ fn reasoning_counts_once_and_is_kept_whole() {
 }
 
 #[test]
-fn a_message_is_an_item_only_where_it_has_to_be() {
+fn a_message_goes_back_as_an_item_only_if_required() {
     let message = r#""output_index":1,"item":{"type":"message","id":"m","status":"completed","phase":"commentary","content":"ab"}"#;
     let bare = message.replace(r#""phase":"commentary","#, "");
     let kept =
@@ -336,7 +336,7 @@ fn a_message_is_an_item_only_where_it_has_to_be() {
 }
 
 #[test]
-fn calls_that_come_at_once_are_told_apart_by_their_ids() {
+fn concurrent_calls_with_one_index_are_distinguished_by_their_ids() {
     let item = |id: &str, arguments: &str| {
         format!(
             r#""output_index":0,"item":{{"type":"function_call","id":"fc_{id}","call_id":"{id}","name":"f","arguments":"{arguments}"}}"#
@@ -386,7 +386,7 @@ fn calls_that_come_at_once_are_told_apart_by_their_ids() {
 }
 
 #[test]
-fn a_call_that_the_list_names_otherwise_is_no_other_call() {
+fn a_call_with_a_new_id_in_the_response_list_is_the_same_call() {
     let listed = |id: &str, name: &str| {
         format!(
             r#""response":{{"output":[{{"type":"function_call","call_id":"{id}","name":"{name}","arguments":"{{}}"}}]}}"#
@@ -406,7 +406,7 @@ fn a_call_that_the_list_names_otherwise_is_no_other_call() {
 }
 
 #[test]
-fn a_call_keeps_who_made_it_and_where_its_tool_stands() {
+fn a_call_keeps_its_caller_and_namespace() {
     let item = |beside: &str| {
         format!(
             r#""item":{{"type":"function_call","id":"fc_1","call_id":"c1","name":"f","arguments":"{{}}",{beside}}}"#
@@ -421,7 +421,7 @@ fn a_call_keeps_who_made_it_and_where_its_tool_stands() {
 }
 
 #[test]
-fn reasoning_that_comes_after_what_it_led_to_is_not_kept() {
+fn reasoning_that_comes_after_its_result_is_not_kept() {
     let response = r#""response":{"output":[{"type":"reasoning","id":"rs_1"},
         {"type":"function_call","id":"fc_1","call_id":"c1","name":"f","arguments":"{}"}]}"#;
     check(
@@ -436,7 +436,7 @@ fn reasoning_that_comes_after_what_it_led_to_is_not_kept() {
 }
 
 #[test]
-fn what_the_service_did_itself_is_kept_and_is_no_call() {
+fn items_of_tools_that_the_service_ran_are_kept_and_are_no_calls() {
     for kind in ["web_search_call", "mcp_call", "code_interpreter_call", "not_known_yet"] {
         let item = format!(r#"{{"type":"{kind}","id":"x","name":"n","arguments":"{{}}"}}"#);
         let done = format!(r#""output_index":0,"item":{item}"#);
@@ -455,7 +455,7 @@ fn what_the_service_did_itself_is_kept_and_is_no_call() {
 }
 
 #[test]
-fn the_status_decides_how_it_ended() {
+fn the_status_decides_the_finish_kind() {
     for (kind, response, raw, finished) in [
         ("completed", r#"{"status":"completed"}"#, "completed", FinishKind::Stop),
         ("completed", "{}", "completed", FinishKind::Stop),
@@ -515,7 +515,7 @@ fn check_error(payload: &str, message: &str, code: Option<&str>, status: Option<
 }
 
 #[test]
-fn errors_wherever_they_stand() {
+fn errors_are_found_in_every_position() {
     let quota = r#"{"type":"insufficient_quota","code":"insufficient_quota","message":"m"}"#;
     check_error(
         &format!(r#"{{"type":"error","sequence_number":2,"error":{quota}}}"#),
@@ -567,7 +567,7 @@ fn errors_wherever_they_stand() {
 }
 
 #[test]
-fn what_says_nothing_gives_nothing() {
+fn empty_payloads_have_no_deltas() {
     for payload in [
         r#"{"type":"response.created","response":{"status":"in_progress","output":[],"error":null}}"#,
         r#"{"type":"response.not_known_yet","delta":"a","text":"b","error":{"message":"m"}}"#,
@@ -591,7 +591,7 @@ fn what_says_nothing_gives_nothing() {
 }
 
 #[test]
-fn what_cannot_be_read_is_an_error_and_what_can_be_mended_is_read() {
+fn invalid_json_is_an_error_unless_it_can_be_repaired() {
     let cut = deltas(&[r#"{"type":"response.output_text.delta","delta":"a"#]);
     assert!(
         matches!(&cut[..], [Delta::Error(e)] if e.kind == ProviderErrorKind::Malformed),
@@ -609,7 +609,7 @@ fn what_cannot_be_read_is_an_error_and_what_can_be_mended_is_read() {
 }
 
 #[test]
-fn an_item_without_a_type_is_what_it_holds() {
+fn an_item_without_a_type_is_recognised_by_its_members() {
     let item = r#""item":{"id":"fc_1","call_id":"c1","name":"f","arguments":"{}"}"#;
     check(
         &[("output_item.done", item)],
@@ -691,7 +691,7 @@ fn any_event() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn whatever_stands_in_an_event_no_payload_is_lost(
+    fn no_event_makes_a_later_payload_unreadable(
         payloads in prop::collection::vec(any_event(), 0..12),
     ) {
         let payloads: Vec<_> = payloads.iter().map(String::as_str).collect();
@@ -710,7 +710,7 @@ proptest! {
 }
 
 #[test]
-fn a_great_many_items_take_a_bounded_time_and_room() {
+fn many_items_take_bounded_time_and_memory() {
     let mut dialect = OpenaiResponsesDialect::default();
     let mut out = Vec::new();
     for index in 0..20_000 {

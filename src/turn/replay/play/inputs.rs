@@ -4,7 +4,7 @@ use super::*;
 
 impl Play<'_, '_> {
     /// The inputs that may lead to the record, the likeliest first.
-    pub(super) fn inputs(&self, record: &Record) -> Vec<Input> {
+    pub(super) fn inputs(&self, record: &Record) -> Vec<ReplayInput> {
         let mut inputs = Vec::new();
         match record {
             Record::AttemptFailed { host_stopped: true, .. } => {}
@@ -12,15 +12,15 @@ impl Play<'_, '_> {
             Record::ResponseEnded { ending, .. } => {
                 let why =
                     self.cancel_reason().filter(|_| *ending == ResponseDisposition::Cancelled);
-                inputs.extend(why.map(Input::Cancel));
-                inputs.push(Input::End(ExchangeEnd::Closed));
+                inputs.extend(why.map(ReplayInput::Cancel));
+                inputs.push(ReplayInput::End(ExchangeEnd::Closed));
             }
             Record::LimitReached { limit, .. } if limit == "run_timeout" => {
-                inputs.push(Input::OutOfTime);
+                inputs.push(ReplayInput::OutOfTime);
             }
             Record::LimitReached { .. } => {
-                inputs.extend((1..=self.steps.len()).map(Input::Response));
-                inputs.push(Input::End(ExchangeEnd::Closed));
+                inputs.extend((1..=self.steps.len()).map(ReplayInput::Response));
+                inputs.push(ReplayInput::End(ExchangeEnd::Closed));
             }
             Record::CallReported { key, outcome, reads, writes } => {
                 let used = VariablesUse {
@@ -33,18 +33,18 @@ impl Play<'_, '_> {
             }
             Record::CallEnded { call, outcome, notes, .. } => {
                 if notes.arguments_changed && !self.changed_after_seal.contains(&call.key) {
-                    inputs.push(Input::Disturb(call.key));
+                    inputs.push(ReplayInput::Disturb(call.key));
                 }
                 inputs.extend(self.ended(call.key, outcome));
                 inputs.extend(self.opened(call.key));
             }
             Record::ApprovalGiven { key, phase, verdict, message } => {
                 let judgement = Judgement { verdict: *verdict, message: message.clone() };
-                inputs.push(Input::Judge(*key, *phase, judgement));
+                inputs.push(ReplayInput::Judge(*key, *phase, judgement));
             }
             Record::CallIntended { .. } | Record::ApprovalAsked { .. } => {
                 inputs.extend(self.recording.call_at(self.at).and_then(|key| self.opened(key)));
-                inputs.extend((1..=self.steps.len()).map(Input::Response));
+                inputs.extend((1..=self.steps.len()).map(ReplayInput::Response));
             }
             Record::TurnCommitted { .. }
             | Record::AttemptStarted { .. }
@@ -57,18 +57,18 @@ impl Play<'_, '_> {
             | Record::RunEnded { .. }
             | Record::SessionClosed => {}
         }
-        inputs.extend(self.cancel_reason().map(Input::Cancel));
-        inputs.push(Input::GoOn);
+        inputs.extend(self.cancel_reason().map(ReplayInput::Cancel));
+        inputs.push(ReplayInput::GoOn);
         // A cancellation that the end of the turn does not show, because the host stopped first.
         let is_end = matches!(record, Record::CallEnded { .. }) && !self.cancelled;
         let forgotten = is_end && self.recording.cancelled(self.at).is_none();
-        inputs.extend(forgotten.then_some(Input::Cancel(CancelReason::Shutdown)));
-        inputs.extend((self.resumed_at != Some(self.at)).then_some(Input::Crash));
+        inputs.extend(forgotten.then_some(ReplayInput::Cancel(CancelReason::Shutdown)));
+        inputs.extend((self.resumed_at != Some(self.at)).then_some(ReplayInput::Crash));
         inputs
     }
 
-    fn broken(&self, error: &ProviderError) -> Input {
-        Input::End(ExchangeEnd::Failed(error.clone()))
+    fn broken(&self, error: &ProviderError) -> ReplayInput {
+        ReplayInput::End(ExchangeEnd::Failed(error.clone()))
     }
 
     /// The reason of a cancellation from outside that has not been replayed yet.
@@ -77,13 +77,13 @@ impl Play<'_, '_> {
     }
 
     /// The response up to the seal of this call.
-    pub(super) fn opened(&self, key: CallKey) -> Option<Input> {
+    pub(super) fn opened(&self, key: CallKey) -> Option<ReplayInput> {
         let is_open = key.attempt == self.turn.attempt();
         let place = self.steps.iter().position(|step| step.seals == Some(key.index));
-        place.filter(|_| is_open).map(|place| Input::Response(place + 1))
+        place.filter(|_| is_open).map(|place| ReplayInput::Response(place + 1))
     }
 
-    fn answered(&self, key: CallKey, done: ToolCompletion) -> Option<Input> {
+    fn answered(&self, key: CallKey, done: ToolCompletion) -> Option<ReplayInput> {
         // Tools cannot answer in any other way: only the machine can.
         let is_a_tools = match done.outcome.kind {
             None
@@ -107,13 +107,13 @@ impl Play<'_, '_> {
             ) => false,
         };
         let runs = self.call(key).is_some_and(TurnCall::is_running);
-        (runs && is_a_tools).then_some(Input::Outcome(key, done))
+        (runs && is_a_tools).then_some(ReplayInput::Outcome(key, done))
     }
 
-    fn ended(&self, key: CallKey, outcome: &ToolOutcome) -> Option<Input> {
+    fn ended(&self, key: CallKey, outcome: &ToolOutcome) -> Option<ReplayInput> {
         let runs = self.call(key).is_some_and(TurnCall::is_running);
         if runs && outcome.kind == Some(FailureKind::Timeout) {
-            return Some(Input::TimedOut(self.recording.timed_out(self.at)));
+            return Some(ReplayInput::TimedOut(self.recording.timed_out(self.at)));
         }
         let used = VariablesUse::default();
         self.answered(key, ToolCompletion { outcome: outcome.clone(), used })

@@ -68,7 +68,7 @@ pub(crate) struct Play<'t, 'a> {
 
 /// An input that may have come from outside.
 #[derive(Clone, Debug)]
-enum Input {
+enum ReplayInput {
     /// This number of further steps of the response.
     Response(usize),
     End(ExchangeEnd),
@@ -147,7 +147,7 @@ impl<'t, 'a> Play<'t, 'a> {
         let mut misses = Vec::new();
         for input in self.inputs(record) {
             let mut trial = self.clone();
-            let crashes = matches!(input, Input::Crash);
+            let crashes = matches!(input, ReplayInput::Crash);
             trial.feed(input);
             match trial.drain() {
                 Ok(()) if trial.has_moved_from(&self) => return Ok(trial),
@@ -201,32 +201,32 @@ impl<'t, 'a> Play<'t, 'a> {
             || self.resumed_at != other.resumed_at
     }
 
-    fn feed(&mut self, input: Input) {
+    fn feed(&mut self, input: ReplayInput) {
         let now = Duration::ZERO;
         match input {
-            Input::Response(steps) => self.feed_steps(steps),
-            Input::End(end) => {
+            ReplayInput::Response(steps) => self.feed_steps(steps),
+            ReplayInput::End(end) => {
                 self.feed_whole();
                 self.turn.handle_response_end(now, end);
             }
-            Input::Disturb(key) => self.disturb(key),
-            Input::Outcome(key, done) => self.turn.handle_outcome(now, key, done),
-            Input::TimedOut(keys) => self.time_out(&keys),
-            Input::Judge(key, phase, judgement) => self.judge(key, phase, judgement),
-            Input::OutOfTime => {
+            ReplayInput::Disturb(key) => self.disturb(key),
+            ReplayInput::Outcome(key, done) => self.turn.handle_outcome(now, key, done),
+            ReplayInput::TimedOut(keys) => self.time_out(&keys),
+            ReplayInput::Judge(key, phase, judgement) => self.judge(key, phase, judgement),
+            ReplayInput::OutOfTime => {
                 self.feed_whole();
                 self.cancelled = true;
                 if self.spec.rules.limits.run_timeout.is_some() {
                     self.turn.end_out_of_time();
                 }
             }
-            Input::Cancel(why) => {
+            ReplayInput::Cancel(why) => {
                 self.feed_whole();
                 self.cancelled = true;
                 self.turn.handle_cancel(now, why);
             }
-            Input::GoOn => self.go_on(),
-            Input::Crash => self.crash(),
+            ReplayInput::GoOn => self.go_on(),
+            ReplayInput::Crash => self.crash(),
         }
     }
 
@@ -262,7 +262,7 @@ impl<'t, 'a> Play<'t, 'a> {
         if key.attempt != self.turn.attempt() || self.changed_after_seal.contains(&key) {
             return;
         }
-        if let Some(Input::Response(steps)) = self.opened(key) {
+        if let Some(ReplayInput::Response(steps)) = self.opened(key) {
             self.feed_steps(steps);
         }
         self.changed_after_seal.push(key);
