@@ -1,4 +1,4 @@
-//! `callsheet.toml`: what each key means, and what is said of what is wrong.
+//! Parses `callsheet.toml`: the meaning of each key, and the error messages.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 use std::num::NonZeroU32;
@@ -26,7 +26,7 @@ fn parse(text: &str) -> Config {
     Config::parse(text, "callsheet.toml", &environment).unwrap()
 }
 
-/// Everything that is said of a file, without the file's name before each.
+/// Returns the errors of a file, without the file's name.
 fn complaints(text: &str) -> Vec<String> {
     let errors = Config::parse(text, "callsheet.toml", &environment).expect_err("refuse");
     let shown = errors.iter().map(ToString::to_string);
@@ -34,7 +34,7 @@ fn complaints(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn an_empty_file_is_the_offline_host() {
+fn an_empty_file_configures_the_offline_host() {
     let config = Config::default();
     assert_eq!(parse("").agents, config.agents);
     assert_eq!(parse("").models, config.models);
@@ -237,7 +237,7 @@ allow = ["localhost:8080", "10.0.0.0/8", "fd00::/8", "::1", "intranet"]
 }
 
 #[test]
-fn secrets_show_themselves_nowhere() {
+fn secrets_are_never_printed() {
     let model = "[models.m]\nbase_url = 'http://h/v1'\nmodel = 'x'\napi_key_env = 'KEY'\n";
     let config = parse(&format!("{model}[host]\ntoken_env = 'TOKEN'\n"));
     assert!(config.host.token.is_some());
@@ -276,7 +276,7 @@ fn broken_toml_names_its_line() {
 }
 
 #[test]
-fn what_is_wrong_with_the_journal() {
+fn errors_of_the_journal_section() {
     check(
         "[journal]\nengine = 'sqlite3'\ndurability = 1\nresume = 'always'\nkeep_idle = 'x'\n",
         &[
@@ -299,7 +299,7 @@ fn what_is_wrong_with_the_journal() {
 }
 
 #[test]
-fn what_is_wrong_with_the_host() {
+fn errors_of_the_host_section() {
     check(
         "[host]\nlisten = 7700\nmax_sessions = 0\n",
         &["2: host.listen: is a text, not 7700", "3: host.max_sessions: must be at least 1"],
@@ -331,7 +331,7 @@ fn what_is_wrong_with_the_host() {
 }
 
 #[test]
-fn what_is_wrong_with_a_model() {
+fn errors_of_a_model_section() {
     let model =
         |rest: &str| format!("[models.main]\nbase_url = 'http://h/v1'\nmodel = 'x'\n{rest}");
     check(
@@ -346,7 +346,7 @@ fn what_is_wrong_with_a_model() {
     check(
         "[models.main]\nmodel = 'x'\nbase_url = 'ftp://h'\n",
         &[
-            "3: models.main.base_url: \"ftp://h\" is no address such as \"https://api.example.com/v1\": it does not begin with http:// or https://",
+            "3: models.main.base_url: \"ftp://h\" is not a base URL such as \"https://api.example.com/v1\": it does not begin with http:// or https://",
         ],
     );
     check(
@@ -399,7 +399,7 @@ fn what_is_wrong_with_a_model() {
 }
 
 #[test]
-fn what_is_wrong_with_an_agent() {
+fn errors_of_an_agent_section() {
     let one = "[models.main]\nbase_url = 'http://h/v1'\nmodel = 'x'\n";
     let two = format!("{one}[models.second]\nbase_url = 'http://h/v1'\nmodel = 'x'\n");
     check(
@@ -432,7 +432,7 @@ fn what_is_wrong_with_an_agent() {
     check(
         &two,
         &[
-            " agents: several models and no agent: say which one, as in [agents.default] model = \"NAME\"",
+            " agents: several models but no agent: choose one, as in [agents.default] model = \"NAME\"",
         ],
     );
     check(&format!("{two}[agents.a]\n"), &["7: agents.a.model: is missing"]);
@@ -461,7 +461,7 @@ fn what_is_wrong_with_an_agent() {
 }
 
 #[test]
-fn what_is_wrong_with_a_tool() {
+fn errors_of_a_tool_section() {
     check(
         "[tools.clock]\neffect = 'all'\n[tools.http_get]\nallow = ['10.0.0.0/33']\nmax_concurrent = 0\n",
         &[
@@ -511,7 +511,7 @@ fn the_environment_overrides_two_switches() {
 }
 
 #[test]
-fn fallback_models_are_kept_in_their_order_and_an_agent_given_a_model_asks_no_other() {
+fn fallback_models_keep_their_order_and_a_given_model_replaces_them() {
     let models =
         ["a", "b"].map(|name| format!("[models.{name}]\nbase_url = 'http://h/v1'\nmodel = 'x'\n"));
     let agent = "[agents.default]\nmodel = 'b'\nfallback_models = ['a', 'rehearsal']\n";
@@ -526,7 +526,7 @@ fn fallback_models_are_kept_in_their_order_and_an_agent_given_a_model_asks_no_ot
 }
 
 #[test]
-fn tools_are_checked_against_those_there_are() {
+fn tools_are_checked_against_the_registered_tools() {
     let agent = "[agents.a]\ntools = ['clock', 'http_*',\n 'clok']\n";
     let config = parse(&format!("{agent}[tools.clok]\nexclusive = true\n"));
     let errors = config.check_tools(&["clock", "http_get"]).expect_err("refuse");
@@ -542,7 +542,7 @@ fn tools_are_checked_against_those_there_are() {
 }
 
 #[test]
-fn another_address_is_held_to_the_same_rule() {
+fn another_listen_address_needs_a_token_too() {
     let mut config = Config::default();
     config.set_listen("127.0.0.1:0".parse().unwrap()).unwrap();
     let error = config.set_listen("0.0.0.0:0".parse().unwrap()).expect_err("refuse");
@@ -572,7 +572,7 @@ fn addresses_of_services() {
 }
 
 #[test]
-fn what_could_be_a_key_is_shown_to_nobody() {
+fn a_value_that_may_be_a_key_is_not_printed() {
     let config = parse(
         "[models.main]\nwire = 'openai-chat'\nbase_url = 'http://localhost:1/v1'\nmodel = 'm'\n\
          api_key_env = 'KEY'\nheaders = { X-Api-Key = 'secret-2' }\n",

@@ -1,5 +1,5 @@
-//! The dashboards and the rules speak only of metrics and labels that the host has, and show all
-//! of them; the README says what each panel and each metric means.
+//! The dashboards and rules use only existing metrics and labels and show all metrics. The README
+//! describes each panel and metric.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "helpers of tests")]
 
 mod panels;
@@ -11,10 +11,10 @@ use callsheet::telemetry::metric_table::{ALL, Metric, MetricKind};
 use panels::{Dashboard, Expression, dashboards, folder, readme, table};
 use serde_json::Value;
 
-/// What PromQL itself brings along; a function that is not here yet fails the test until it is.
+/// The known functions of PromQL. An unknown one fails the test.
 const FUNCTIONS: &[&str] = &["histogram_quantile", "increase", "max", "rate", "sum"];
 
-/// Words before a list of labels.
+/// Keywords before a list of labels.
 const GROUPINGS: &[&str] = &["by", "without"];
 
 /// Labels that Prometheus adds.
@@ -23,7 +23,7 @@ const SCRAPE_LABELS: &[&str] = &["instance", "job", "le"];
 const RULES: &str = "callsheet.rules.yml";
 
 #[test]
-fn the_dashboards_name_only_what_exists() {
+fn the_dashboards_use_only_existing_metrics() {
     for dashboard in dashboards() {
         let expressions = dashboard.expressions();
         assert!(expressions.len() > 30, "{}: {}", dashboard.name(), expressions.len());
@@ -31,7 +31,7 @@ fn the_dashboards_name_only_what_exists() {
         for query in dashboard.variable_queries() {
             let inner = query.text.strip_prefix("label_values(").expect("what Grafana offers");
             let (series, label) = inner.trim_end_matches(')').rsplit_once(", ").unwrap();
-            // Written so that the label is looked at too.
+            // In this form the label is checked too.
             let text = format!("sum by ({label}) ({series})");
             check(&Expression { text, ..query }, &[]);
         }
@@ -59,7 +59,7 @@ fn every_metric_is_shown_or_left_out_on_purpose() {
 }
 
 #[test]
-fn the_rules_name_only_what_exists() {
+fn the_rules_use_only_existing_metrics() {
     let rules = rules();
     let recorded: Vec<&str> =
         rules.iter().filter(|rule| !rule.is_alert).map(|rule| rule.name.as_str()).collect();
@@ -96,7 +96,7 @@ fn every_alert_has_a_description_and_tests_that_it_fires_clears_and_is_silent() 
 }
 
 #[test]
-fn the_dashboards_are_of_one_make() {
+fn the_dashboards_have_a_consistent_structure() {
     let all = dashboards();
     let names: Vec<&str> = all.iter().map(Dashboard::name).collect();
     assert_eq!(names, ["callsheet-host", "callsheet-overview", "callsheet-tools"]);
@@ -135,7 +135,7 @@ fn the_dashboards_are_of_one_make() {
 }
 
 #[test]
-fn the_readme_explains_every_panel() {
+fn the_readme_describes_every_panel() {
     let readme = readme();
     let mut expected = String::new();
     for dashboard in dashboards() {
@@ -165,7 +165,7 @@ fn the_readmes_table_is_what_the_code_registers() {
 }
 
 #[test]
-fn an_expression_is_taken_apart() {
+fn names_in_an_expression_are_parsed() {
     let parsed = parse(
         "histogram_quantile(0.5, sum by (le, status) (rate(a_bucket{job=~\"$job\",x!=\"y by z\"}[5m]))) / b",
     );
@@ -173,7 +173,7 @@ fn an_expression_is_taken_apart() {
     assert_eq!(parsed.labels, ["le", "status", "job", "x"]);
 }
 
-/// A metric's row in the README.
+/// Returns a metric's row in the README.
 fn row(metric: &Metric) -> String {
     let kind = match metric.kind {
         MetricKind::Counter | MetricKind::SecondsSum => "counter",
@@ -197,7 +197,7 @@ fn row(metric: &Metric) -> String {
     format!("`{name}` | {kind} | {labels} | {unit} | {help} | {from}")
 }
 
-/// A rule of the file, as far as these tests look at it.
+/// A rule of the file, with the parts that these tests check.
 struct Rule {
     name: String,
     is_alert: bool,
@@ -205,8 +205,8 @@ struct Rule {
     text: String,
 }
 
-/// The rules. Each begins with its name, and an expression is one line or what is indented deeper
-/// than its key.
+/// Parses the rules. Each starts with its name. An expression is one line, or the following lines
+/// with deeper indentation.
 fn rules() -> Vec<Rule> {
     let file = fs::read_to_string(folder().join(RULES)).unwrap();
     let mut rules: Vec<Rule> = Vec::new();
@@ -238,14 +238,14 @@ fn rules() -> Vec<Rule> {
     rules
 }
 
-/// What an expression names.
+/// The names in an expression.
 #[derive(Default)]
 struct Named {
     metrics: Vec<String>,
     labels: Vec<String>,
 }
 
-/// Takes a PromQL expression apart, as far as names go.
+/// Parses the names in a PromQL expression.
 fn parse(expression: &str) -> Named {
     let mut named = Named::default();
     let mut braces = false;

@@ -7,7 +7,7 @@ mod support;
 
 use callsheet::config::{Config, RunOverrides};
 use callsheet::record::{JournalEntry, Record, Seq};
-use callsheet::session::{Continue, Rebuilt, RunNext};
+use callsheet::session::{RunNext, RunStage, Session, StoredSession};
 use callsheet::types::RunEnd;
 use host_directory::{HostDirectory, HostServer, decision};
 use serde_json::{Value, json};
@@ -58,12 +58,12 @@ fn limits(_: &RunOverrides) -> callsheet::config::Limits {
     Config::default().agents["default"].limits.clone()
 }
 
-fn rebuilt(entries: &[JournalEntry]) -> Rebuilt {
-    Rebuilt::fold(entries, &limits).unwrap()
+fn stored(entries: &[JournalEntry]) -> Session {
+    StoredSession::read(entries, &limits).unwrap().session
 }
 
-fn shown(rebuilt: &Rebuilt) -> Value {
-    serde_json::to_value(rebuilt.history.display_messages()).unwrap()
+fn displayed(session: &Session) -> Value {
+    serde_json::to_value(session.history().display_messages()).unwrap()
 }
 
 #[tokio::test]
@@ -86,33 +86,30 @@ async fn a_fork_at_any_record_has_the_state_of_that_record() {
         assert_eq!(entries[..at], all[..at], "{at}");
         let from = Record::SessionForked { from: host_directory::id("s"), at: Seq(at as u64) };
         assert_eq!(entries[at].record, from);
-        let prefix = rebuilt(&all[..at]);
+        let prefix = stored(&all[..at]);
         let ends = |entry: &JournalEntry| matches!(entry.record, Record::RunEnded { .. });
         let ended: Vec<_> = entries[at..].iter().filter(|entry| ends(entry)).collect();
-        if let Some(run) = &prefix.run {
+        if let Some(run) = prefix.run() {
             assert_eq!(ended.len(), 1, "{at}: the open run ends");
             let Record::RunEnded { end, .. } = &ended[0].record else { unreachable!() };
-            // If the last turn is complete, its run ends the same way.
-            let expected = match &run.next {
-                Continue::Step(step) => match &step.next {
+            // A run whose last turn is over ends as it would have ended.
+            let expected = match &run.stage {
+                RunStage::FollowUp(follow_up) => match &follow_up.next {
                     RunNext::End { end, .. } => *end,
                     RunNext::Turn(_) => RunEnd::Stopped,
                 },
-                Continue::Turn { .. } => RunEnd::Stopped,
+                RunStage::Ready(_) | RunStage::Turn(_) => RunEnd::Stopped,
             };
             assert_eq!(*end, expected, "{at}");
         } else {
             assert_eq!(entries.len(), at + 1, "{at}: nothing else happens");
-            assert_eq!(snapshot["history"], shown(&prefix), "{at}");
+            assert_eq!(snapshot["history"], displayed(&prefix), "{at}");
         }
         // The fork starts with the original's messages, and every call has a result.
         let history = snapshot["history"].as_array().unwrap();
-        let messages = shown(&prefix);
-        let messages = messages.as_array().unwrap();
-        assert!(
-            history.len() >= messages.len() && history[..messages.len()] == messages[..],
-            "{at}"
-        );
+        let told = displayed(&prefix);
+        let told = told.as_array().unwrap();
+        assert!(history.len() >= told.len() && history[..told.len()] == told[..], "{at}");
         let count = |role: &str| history.iter().filter(|m| m["role"] == role).count();
         let calls = history.iter().filter_map(|m| m["tool_calls"].as_array()).map(Vec::len);
         assert_eq!(calls.sum::<usize>(), count("tool"), "{at}: {history:?}");

@@ -1,5 +1,5 @@
-//! The dashboards are what Grafana's published types (npm's `@grafana/schema`) allow, by the
-//! TypeScript compiler; `tests/grafana/dashboard.ts` says what is checked beyond them.
+//! Checks the dashboards against Grafana's published types (npm's `@grafana/schema`) with the
+//! TypeScript compiler. `tests/grafana/dashboard.ts` has further checks.
 
 mod panels;
 
@@ -10,7 +10,7 @@ use std::process::Command;
 use panels::dashboards;
 
 #[test]
-fn the_dashboards_are_what_grafanas_types_allow() {
+fn the_dashboards_match_grafanas_types() {
     let project = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/grafana"));
     let compiler = "node_modules/typescript/bin/tsc";
     let node = Command::new("node").arg("--version").output();
@@ -32,7 +32,7 @@ fn the_dashboards_are_what_grafanas_types_allow() {
     assert_eq!(all.len(), 3);
     for dashboard in all {
         let json = fs::read_to_string(&dashboard.file).unwrap();
-        // As a literal, so that a field which the types do not have is an error.
+        // As a literal, so that unknown fields are errors.
         let text = format!(
             "import type {{ Dashboard }} from \"./dashboard.ts\";\n\
              export const dashboard: Dashboard = {json};\n"

@@ -126,7 +126,7 @@ async fn an_invalid_input_is_refused_and_the_error_names_the_part() {
         (
             json!([{"type": "image_url", "image_url": detailed}]),
             "invalid_request",
-            "part 0: its \\\"image_url.detail\\\" is not taken",
+            "part 0: its \\\"image_url.detail\\\" is not supported",
         ),
         (json!([]), "empty_input", "the input is empty"),
         (json!([text(" "), text("\n")]), "empty_input", "the input is empty"),

@@ -1,4 +1,4 @@
-//! What a run costs the journal: counted, not timed.
+//! The number of appends, transactions and fsyncs of a run.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test")]
 
 use std::collections::{HashMap, HashSet};
@@ -25,11 +25,11 @@ use serde_json::json;
 const CALLS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Where so many sessions wait for the disk.
+/// Counts the sessions that wait for the disk.
 const SESSIONS: usize = 64;
 
-/// SQLite on a disk, with batches that nobody waits for held back until one comes that somebody
-/// waits for. The engine may do that for a few milliseconds; without a clock the counts are exact.
+/// A SQLite journal that holds back lazy batches until an urgent one arrives. The engine may do so
+/// for a few milliseconds; without a clock the counts are exact.
 #[derive(Debug)]
 struct Counted {
     sqlite: SqliteJournal,
@@ -46,14 +46,14 @@ struct Counts {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The types of the records of each batch.
+    /// The record types of each batch.
     batches: Vec<Vec<String>>,
     /// The sessions of urgent batches.
     waiting: HashSet<SessionId>,
-    /// How many batches each transaction stored.
+    /// Number of batches of each transaction.
     transactions: Vec<usize>,
     fsyncs: usize,
-    /// How many sessions have to wait for the disk before it goes on.
+    /// Number of sessions that must wait for the disk before it continues.
     gate: usize,
 }
 
@@ -85,7 +85,7 @@ impl Counted {
         Arc::new(Self { sqlite, lazy: Mutex::default(), counts, dir })
     }
 
-    /// Forgets what was counted; from now on the disk waits for so many sessions.
+    /// Resets the counts. From now on the disk waits for this number of sessions.
     fn reset(&self, gate: usize) {
         *self.counts.state.lock() = State { gate, ..State::default() };
     }
@@ -100,7 +100,7 @@ impl Counted {
     }
 }
 
-/// One batch of two of the same session.
+/// Joins two batches of the same session.
 fn joined(before: Batch, behind: Batch) -> Batch {
     let mut entries = before.entries;
     entries.extend(behind.entries);
@@ -131,7 +131,7 @@ impl Journal for Counted {
         let session = batch.session.clone();
         if batch.urgent {
             self.pass_on(batch);
-            // Once it stands in the queue: the disk may go on then.
+            // Counted when it is in the queue, so the disk may continue.
             self.counts.state.lock().waiting.insert(session);
             self.counts.changed.notify_all();
         } else {
@@ -188,7 +188,7 @@ struct Work {
     i: usize,
 }
 
-/// Has effects, or none.
+/// A tool with or without effects.
 struct WorkTool {
     is_pure: bool,
 }
@@ -212,7 +212,7 @@ struct World {
     _model: Rehearsal,
 }
 
-/// The responses of so many runs that work at once: each turn of four calls, then each answer.
+/// The responses of concurrent runs: each has a turn of four calls and then an answer.
 fn work(runs: usize) -> Vec<Response> {
     let calls = || (0..CALLS).map(|i| Call::new("work", json!({"i": i})));
     let work = (0..runs).map(|_| Response::calls(calls()));
@@ -235,7 +235,7 @@ async fn world(name: &str, is_pure: bool, execution: Execution, script: Vec<Resp
 }
 
 impl World {
-    /// One run in a new session: the batches that it appended, and how many fsyncs it took.
+    /// Runs one prompt in a new session. Returns its batches and the number of fsyncs.
     async fn cost_of_run(&self, calls: usize) -> (Vec<Vec<String>>, usize) {
         let session = self.host.open_session(OpenSession::default()).await.unwrap();
         self.journal.reset(0);
@@ -259,13 +259,13 @@ async fn a_turn_of_four_calls_with_effects_takes_five_fsyncs_and_the_answer_one_
     let expected: [&[&str]; 10] = [
         &["run_started"],
         &["attempt_started"],
-        // From here on somebody waits.
+        // From here on the batches are urgent.
         &["response_ended", "call_intended"],
         &["call_ended", "call_intended"],
         &["call_ended", "call_intended"],
         &["call_ended", "call_intended"],
         &["call_ended", "turn_committed"],
-        // These are stored together.
+        // These records are stored together.
         &["attempt_started"],
         &["response_ended", "turn_committed"],
         &["run_ended"],
@@ -281,7 +281,7 @@ async fn the_intents_of_calls_in_parallel_are_one_append() {
     let intents = ["call_intended"; CALLS].map(str::to_owned);
     let asked = batches.iter().find(|batch| batch[0] == "response_ended").unwrap();
     assert_eq!(asked[1..], intents, "{batches:?}");
-    // The outcomes come one by one, or some of them together.
+    // The outcomes arrive separately or together.
     assert!((3..=2 + CALLS).contains(&fsyncs), "{fsyncs}: {batches:?}");
 }
 
@@ -306,7 +306,7 @@ async fn an_answer_alone_takes_one_fsync() {
 }
 
 #[tokio::test]
-async fn sessions_that_wait_for_the_disk_share_an_fsync() {
+async fn waiting_sessions_share_an_fsync() {
     let World { host, journal, _model } =
         world("many", false, Execution::Sequential, work(SESSIONS)).await;
     let open = (0..SESSIONS).map(|_| host.open_session(OpenSession::default()));
@@ -315,7 +315,7 @@ async fn sessions_that_wait_for_the_disk_share_an_fsync() {
     let reports = within(join_all(sessions.iter().map(|session| session.run("Work.")))).await;
     assert!(reports.into_iter().all(|report| report.unwrap().run_end == RunEnd::Answered));
     let State { transactions, fsyncs, .. } = std::mem::take(&mut *journal.counts.state.lock());
-    // While the first one was made durable all others came.
+    // The others arrived during the first fsync.
     assert!(transactions[1] >= SESSIONS - transactions[0], "{transactions:?}");
     assert!(fsyncs < SESSIONS * 6, "{fsyncs}: {transactions:?}");
     host.shutdown().await;

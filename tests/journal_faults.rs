@@ -1,4 +1,4 @@
-//! Journals that cannot be written, or are none; what is deleted; and many sessions in a list.
+//! Journals that cannot be written or are invalid, deleted sessions, and long session lists.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
@@ -19,7 +19,7 @@ use futures::StreamExt as _;
 use host_directory::{HostDirectory, id, until, within};
 use serde_json::{Value, json};
 
-/// The real binary on a data directory.
+/// The real binary with a data directory.
 struct Binary {
     child: Child,
     addr: SocketAddr,
@@ -45,7 +45,7 @@ impl Binary {
         let first = first.unwrap();
         let addr = first.split("http://").nth(1).unwrap().split(' ').next().unwrap();
         let addr = addr.parse().unwrap();
-        // So that it never waits for somebody to read what it logs.
+        // The log goes to a file, so the binary never blocks on a pipe.
         std::thread::spawn(move || lines.for_each(drop));
         Self { child, addr }
     }
@@ -88,7 +88,7 @@ impl Drop for Binary {
     }
 }
 
-/// The exit status, and what is said of it without the name of the program.
+/// Returns the exit status and the message without the program's name.
 #[track_caller]
 fn refused(output: &Output) -> String {
     let said = String::from_utf8(output.stderr.clone()).unwrap();
@@ -115,10 +115,10 @@ fn ends(dir: &Path, session: &str) -> Vec<String> {
         .collect()
 }
 
-/// No file may grow beyond a size: as on a disk that is full, until there is room again.
+/// Limits the size of files, like a full disk, until the limit is raised.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_full_disk_fails_runs_and_nothing_else_and_is_recovered_from() {
+async fn a_full_disk_fails_only_runs_and_the_host_recovers() {
     let dir = path("full");
     let host = Binary::start(&dir, &["prlimit", "--fsize=600000:unlimited"]);
     for session in ["s", "t", "u"] {
@@ -141,7 +141,7 @@ async fn a_full_disk_fails_runs_and_nothing_else_and_is_recovered_from() {
     let streamed = host.post("/v1/sessions/u/runs", "accept: text/event-stream\r\n", body).await;
     let (kind, last) = streamed.events().pop().unwrap();
     assert_eq!((kind.as_str(), &last["code"]), ("error", &json!("journal_failed")), "{last}");
-    // It answers all the same, and shows nothing that is not stored.
+    // It still answers, and shows only stored records.
     assert_eq!(host.get("/healthz").await.status, 200);
     assert_eq!(host.get("/v1/sessions").await.json()["sessions"].as_array().unwrap().len(), 3);
     for session in ["s", "t", "u"] {
@@ -149,7 +149,7 @@ async fn a_full_disk_fails_runs_and_nothing_else_and_is_recovered_from() {
         let seq = host_directory::entries(&dir, session).len();
         match shown.status {
             200 => assert_eq!(shown.json()["seq"], seq),
-            // Its run is still to be ended.
+            // The failed run has not been ended yet.
             503 => assert_eq!(shown.error().1, "journal_failed"),
             _ => panic!("{shown:?}"),
         }
@@ -164,7 +164,7 @@ async fn a_full_disk_fails_runs_and_nothing_else_and_is_recovered_from() {
         let answer = within(async {
             loop {
                 let answer = host.run(session, "again").await;
-                // Until then the run that failed is still to be ended.
+                // Until then the failed run has not been ended.
                 if answer.status == 200 {
                     break answer;
                 }
@@ -176,7 +176,7 @@ async fn a_full_disk_fails_runs_and_nothing_else_and_is_recovered_from() {
     let mut expected = vec!["answered"; answered];
     expected.extend(["failed", "answered"]);
     let ended = ends(&dir, "s");
-    // The run whose begin is not stored never was.
+    // The run whose start was not stored does not exist.
     assert!(ended == expected || ended == vec!["answered"; answered + 1], "{ended:?}");
     for (id, breaches) in host_directory::verified(&dir) {
         assert!(breaches.is_empty(), "{id}: {breaches:?}");
@@ -187,7 +187,7 @@ async fn a_full_disk_fails_runs_and_nothing_else_and_is_recovered_from() {
 }
 
 #[test]
-fn what_is_no_journal_is_refused_in_one_line() {
+fn an_invalid_journal_is_refused_with_one_line() {
     let dir = path("file");
     std::fs::write(&dir, "a file").unwrap();
     let said = refused(&command(&dir, &["env"]).output().unwrap());
@@ -202,7 +202,7 @@ fn what_is_no_journal_is_refused_in_one_line() {
 }
 
 #[tokio::test]
-async fn what_was_a_journal_is_refused_in_one_line() {
+async fn a_damaged_journal_is_refused_with_one_line() {
     let dir = path("damaged");
     let mut host = Binary::start(&dir, &["env"]);
     host.open("s").await;
@@ -230,7 +230,7 @@ async fn what_was_a_journal_is_refused_in_one_line() {
 }
 
 #[tokio::test]
-async fn nothing_is_left_of_a_session_that_is_deleted() {
+async fn nothing_remains_of_a_deleted_session() {
     let secret = "a-very-secret-word";
     let directory =
         HostDirectory::new(json!({"responses": [{"text": ["a-very-secret-", "answer"]}]})).await;
@@ -257,7 +257,7 @@ async fn nothing_is_left_of_a_session_that_is_deleted() {
 }
 
 #[tokio::test]
-async fn a_run_that_goes_on_is_stopped_before_its_session_is_deleted() {
+async fn a_run_in_progress_is_stopped_before_its_session_is_deleted() {
     let writes = json!({"name": "slow_write", "arguments": {"id": "a"}});
     let directory = HostDirectory::new(json!({"responses": [{"calls": [writes]}]})).await;
     let served = directory.start("", "").await;
@@ -273,7 +273,7 @@ async fn a_run_that_goes_on_is_stopped_before_its_session_is_deleted() {
 }
 
 #[tokio::test]
-async fn sessions_that_nobody_touches_are_deleted_and_no_others() {
+async fn only_unused_sessions_are_deleted() {
     let writes = json!({"name": "writes", "arguments": {"id": "a"}});
     let directory = HostDirectory::new(json!({"responses": [{"calls": [writes]}]})).await;
     let rest = "[journal]\nkeep_idle = \"300ms\"\n[tools.writes]\napproval = \"before\"";
@@ -293,7 +293,7 @@ async fn sessions_that_nobody_touches_are_deleted_and_no_others() {
     assert_eq!(served.get("/v1/sessions/old1").await.status, 404);
     assert_eq!(served.snapshot("asks").await["state"], "running");
     assert_eq!(served.snapshot("listened").await["state"], "idle");
-    // The id is free again.
+    // The id can be used again.
     served.open("old1").await;
     served.shutdown().await;
 }
@@ -313,7 +313,7 @@ async fn a_thousand_sessions_are_listed_page_by_page() {
     served.begin("s500", json!({"input": "go"})).await;
     served.until_snapshot("s500", |s| s["current_run"]["approvals"][0].is_object()).await;
     served.asleep().await;
-    // Those that sleep count.
+    // Hibernated sessions count.
     let full = served.post("/v1/sessions", json!({"id": "more"})).await;
     assert_eq!(full.error(), (429, "host_full".to_owned()));
     let forked = served.post("/v1/sessions/s001/fork", json!({"at": 1})).await;

@@ -1,5 +1,4 @@
-//! The journal in a SQLite database: what it stores, what it deletes, and what it says of files
-//! that are not as they should be.
+//! The SQLite journal: storing, deleting, and errors of damaged files.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -23,7 +22,7 @@ use callsheet::types::{Content, Execution, RunEnd, RunId, SessionId, SessionStat
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
-/// A directory of its own, deleted with what is in it.
+/// A temporary directory, deleted at the end.
 struct TestDir(PathBuf);
 
 impl TestDir {
@@ -49,7 +48,7 @@ impl TestDir {
         self.0.join("journal.db")
     }
 
-    /// As a crash leaves it: the files as they are now.
+    /// Copies the current files, as a crash would leave them.
     fn copy(&self) -> Self {
         let copy = Self::new();
         fs::create_dir(&copy.0).unwrap();
@@ -69,8 +68,8 @@ impl Drop for TestDir {
     }
 }
 
-/// Keeps what it is told; with a gate, the writer's thread waits behind each transaction until it
-/// is let on.
+/// Collects the observer's calls. With a gate, the writer thread waits after each transaction until
+/// the gate opens.
 #[derive(Debug, Default)]
 struct Groups {
     groups: Mutex<Vec<GroupCommit>>,
@@ -88,7 +87,7 @@ impl JournalObserver for Groups {
     fn stored(&self, group: GroupCommit) {
         self.groups.lock().push(group);
         if let Some(Gate { arrived, go_on }) = &self.gate {
-            // A test that has ended waits for nothing.
+            // A finished test opens the gate.
             let _ = arrived.send(());
             let _ = go_on.lock().recv();
         }
@@ -105,7 +104,7 @@ impl Groups {
     }
 }
 
-/// Where a test meets the writer's thread.
+/// A gate at which a test controls the writer thread.
 struct Meeting {
     arrived: Receiver<()>,
     go_on: Option<SyncSender<()>>,
@@ -155,7 +154,7 @@ fn log(journal: &Arc<SqliteJournal>, session: &str, last: u64) -> SessionLog {
     SessionLog::new(id(session), journal, Seq(last), |_| ())
 }
 
-/// A journal's records as a session's log would append them, with what is told of each batch.
+/// Appends records like a session's log, and collects the status of each batch.
 struct Raw {
     session: SessionId,
     log_state: Arc<SessionLogState>,
@@ -185,13 +184,13 @@ impl Raw {
         assert_eq!(journal.append(self.batch(seq, record, true)), AppendStatus::Queued);
     }
 
-    /// What is told next.
+    /// Returns the next status.
     fn next(&self) -> (u64, BatchStatus) {
         self.told.recv().unwrap()
     }
 }
 
-/// Bytes and numbers that are the same every time.
+/// A deterministic source of bytes and numbers.
 fn random() -> impl FnMut(u64) -> u64 {
     let mut seed = 7_u64;
     move |below| {
@@ -204,7 +203,7 @@ fn block_on<T>(future: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
 }
 
-/// The message of an error that opening gives.
+/// Returns the error message of opening the journal.
 fn refused(dir: &TestDir) -> String {
     match SqliteJournal::open(&dir.0, options()) {
         Ok(_) => panic!("opened"),
@@ -212,7 +211,7 @@ fn refused(dir: &TestDir) -> String {
     }
 }
 
-/// A journal of a few sessions, closed; its entries by session.
+/// Creates and closes a journal of a few sessions. Returns its entries by session.
 fn filled(dir: &TestDir) -> Vec<(SessionId, Vec<JournalEntry>)> {
     let journal = open(dir);
     let mut random = random();
@@ -234,7 +233,7 @@ fn filled(dir: &TestDir) -> Vec<(SessionId, Vec<JournalEntry>)> {
 }
 
 #[test]
-fn nothing_of_a_removed_session_is_left_on_the_disk() {
+fn nothing_of_a_removed_session_remains_on_the_disk() {
     let mut random = random();
     let dir = TestDir::new();
     let journal = open(&dir);
@@ -266,7 +265,7 @@ fn nothing_of_a_removed_session_is_left_on_the_disk() {
 }
 
 #[test]
-fn a_second_host_is_told_who_has_the_directory() {
+fn a_second_host_learns_who_uses_the_directory() {
     let dir = TestDir::new();
     let journal = open(&dir);
     let error = SqliteJournal::open(&dir.0, options()).unwrap_err();
@@ -283,21 +282,21 @@ fn a_second_host_is_told_who_has_the_directory() {
 
 #[cfg(unix)]
 #[test]
-fn the_directory_is_for_this_user_alone() {
+fn the_directory_is_accessible_only_to_this_user() {
     use std::os::unix::fs::PermissionsExt;
     let dir = TestDir::new();
     let inner = TestDir(dir.0.join("of").join("the host"));
     drop(open(&inner));
     let mode = fs::metadata(&inner.0).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o700);
-    // The write-ahead log is gone with the host that is stopped.
+    // A stopped host has removed the write-ahead log.
     let names: BTreeSet<_> =
         fs::read_dir(&inner.0).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names, ["callsheet.lock".into(), "journal.db".into()].into());
 }
 
 #[test]
-fn what_cannot_be_a_journal_is_refused_with_a_reason() {
+fn an_invalid_journal_is_refused_with_a_reason() {
     let dir = TestDir::new();
     fs::write(&dir.0, "a file").unwrap();
     assert!(refused(&dir).ends_with(": it is no directory: name another data_dir"));
@@ -331,7 +330,7 @@ fn what_cannot_be_a_journal_is_refused_with_a_reason() {
     drop(connection);
     drop(open(&dir));
 
-    // Somebody looks into it with a tool that locks it.
+    // Another tool locks the database.
     let connection = rusqlite::Connection::open(dir.database()).unwrap();
     let exclusive = |row: &rusqlite::Row<'_>| row.get::<_, String>(0);
     connection.pragma_update_and_check(None, "locking_mode", "exclusive", exclusive).unwrap();
@@ -355,7 +354,7 @@ fn a_directory_that_cannot_be_written_is_refused_but_can_be_read() {
         }
     };
     set(true);
-    // Nothing keeps the superuser from writing.
+    // The superuser can always write.
     let writable = fs::write(dir.0.join("probe"), "").is_ok();
     let opened = SqliteJournal::open(&dir.0, options()).map(drop);
     let read = JournalReader::open(&dir.0).and_then(|reader| reader.read(&expected[0].0, Seq(0)));
@@ -368,7 +367,7 @@ fn a_directory_that_cannot_be_written_is_refused_but_can_be_read() {
 }
 
 #[test]
-fn what_a_crash_leaves_is_recovered() {
+fn records_are_recovered_after_a_crash() {
     let dir = TestDir::new();
     let journal = open(&dir);
     let raw = Raw::new("a");
@@ -383,7 +382,7 @@ fn what_a_crash_leaves_is_recovered() {
     }
 }
 
-/// What is stored is read as it was, or there is an error.
+/// Reads the journal. Each entry is either unchanged or an error.
 fn check_damaged(
     dir: &TestDir,
     expected: &[(SessionId, Vec<JournalEntry>)],
@@ -398,7 +397,7 @@ fn check_damaged(
 }
 
 #[test]
-fn a_file_that_is_cut_off_is_noticed_when_it_is_opened() {
+fn a_truncated_file_is_detected_when_it_is_opened() {
     let dir = TestDir::new();
     let expected = filled(&dir);
     let whole = fs::read(dir.database()).unwrap();
@@ -416,7 +415,7 @@ fn a_file_that_is_cut_off_is_noticed_when_it_is_opened() {
 }
 
 #[test]
-fn a_file_that_is_cut_off_under_its_log_is_noticed_too() {
+fn a_truncated_file_with_a_log_is_detected() {
     let dir = TestDir::new();
     filled(&dir);
     let journal = open(&dir);
@@ -435,7 +434,7 @@ fn a_file_that_is_cut_off_under_its_log_is_noticed_too() {
 }
 
 #[test]
-fn flipped_bytes_end_in_errors_and_never_in_a_panic() {
+fn flipped_bytes_cause_errors_and_never_a_panic() {
     let dir = TestDir::new();
     let expected = filled(&dir);
     let whole = fs::read(dir.database()).unwrap();
@@ -462,14 +461,14 @@ fn flipped_bytes_end_in_errors_and_never_in_a_panic() {
         let all = expected.iter().all(|(session, _)| journal.read(session, Seq(0)).is_ok());
         errors += usize::from(!all || journal.list(&StoredSessionFilter::default()).is_err());
         drop(journal);
-        // What it finds is for people.
+        // The problems are texts for people.
         let _ = JournalReader::open(&copy.0).and_then(|reader| reader.check());
     }
     assert!(errors > 0, "some were noticed");
 }
 
 #[test]
-fn many_batches_have_one_transaction() {
+fn many_batches_share_one_transaction() {
     let dir = TestDir::new();
     let (groups, mut meeting) = gated();
     let journal =
@@ -497,7 +496,7 @@ fn many_batches_have_one_transaction() {
 }
 
 #[test]
-fn batches_that_nobody_waits_for_are_stored_with_the_next_urgent_one_or_on_their_own() {
+fn lazy_batches_are_stored_with_the_next_urgent_one_or_after_a_delay() {
     let dir = TestDir::new();
     let journal = open(&dir);
     let raw = Raw::new("a");
@@ -507,7 +506,7 @@ fn batches_that_nobody_waits_for_are_stored_with_the_next_urgent_one_or_on_their
     journal.flush();
     assert_eq!(raw.next(), (2, BatchStatus::Durable));
     journal.append(raw.batch(3, said("x"), false));
-    // What waits is stored before the end.
+    // Queued batches are stored before closing.
     drop(journal);
     assert_eq!(raw.next(), (3, BatchStatus::Durable));
     assert_eq!(open(&dir).read(&id("a"), Seq(0)).unwrap().len(), 3);
@@ -532,7 +531,7 @@ fn relaxed_batches_are_written_then_durable_in_order() {
         told,
         [(1, BatchStatus::Written), (2, BatchStatus::Written), (3, BatchStatus::Written)]
     );
-    // Nobody flushes.
+    // There is no flush.
     raw.append(&journal, 4);
     assert_eq!([raw.next(), raw.next()], [(4, BatchStatus::Written), (4, BatchStatus::Durable)]);
     raw.append(&journal, 5);
@@ -541,7 +540,7 @@ fn relaxed_batches_are_written_then_durable_in_order() {
 }
 
 #[test]
-fn more_than_may_wait_fails_and_leaves_no_gap() {
+fn batches_beyond_the_queue_limit_fail_and_leave_no_gap() {
     let dir = TestDir::new();
     let (groups, mut meeting) = gated();
     let journal =
@@ -549,10 +548,10 @@ fn more_than_may_wait_fails_and_leaves_no_gap() {
             .unwrap();
     let (raw, other) = (Raw::new("a"), Raw::new("b"));
     raw.append(&journal, 1);
-    // Stored, and not told of yet.
+    // The batch is stored, but its status is not reported.
     meeting.arrived.recv().unwrap();
     (2..=4).for_each(|seq| raw.append(&journal, seq));
-    // At once, before those that wait.
+    // The failure is reported at once, before the queued batches.
     assert_eq!(raw.next(), (4, BatchStatus::Failed(JournalError::Overloaded)));
     drop(meeting.go_on.take());
     for seq in 1..=3 {
@@ -567,7 +566,7 @@ fn more_than_may_wait_fails_and_leaves_no_gap() {
 }
 
 #[test]
-fn a_batch_that_does_not_fit_fails_alone() {
+fn an_invalid_batch_fails_alone() {
     let dir = TestDir::new();
     let (groups, mut meeting) = gated();
     let journal =
@@ -575,7 +574,7 @@ fn a_batch_that_does_not_fit_fails_alone() {
     let (gap, large, good) = (Raw::new("gap"), Raw::new("large"), Raw::new("good"));
     gap.append(&journal, 1);
     meeting.arrived.recv().unwrap();
-    // All in one transaction: one leaves a gap, one cannot be stored at all.
+    // All are in one transaction. One batch leaves a gap, one cannot be stored.
     gap.append(&journal, 3);
     gap.append(&journal, 2);
     let mut batch = large.batch(1, opened(), true);
@@ -594,7 +593,7 @@ fn a_batch_that_does_not_fit_fails_alone() {
         assert!(text.contains(why), "{text}");
     };
     failed(&gap, "record 3 of session gap does not follow the last one, 1");
-    // With a new log it would do.
+    // A new log can append it.
     assert_eq!(gap.next(), (2, BatchStatus::Durable));
     failed(&large, "");
     failed(&large, "a record of session large before 2 was not stored");
@@ -604,7 +603,7 @@ fn a_batch_that_does_not_fit_fails_alone() {
 }
 
 #[test]
-fn a_session_that_was_removed_takes_nothing_more() {
+fn a_removed_session_accepts_no_more_records() {
     let dir = TestDir::new();
     let journal = open(&dir);
     let raw = Raw::new("a");
@@ -612,7 +611,7 @@ fn a_session_that_was_removed_takes_nothing_more() {
     assert_eq!(raw.next(), (1, BatchStatus::Durable));
     journal.remove(&[id("a"), id("never")]).unwrap();
     assert_eq!((journal.count(), journal.find(&id("a"))), (Ok(0), Ok(None)));
-    // Another one, which must not get what is meant for the first.
+    // Another session, which must not receive the records of the first.
     let other = Raw::new("a");
     other.append(&journal, 1);
     assert_eq!(other.next(), (1, BatchStatus::Durable));
@@ -623,7 +622,7 @@ fn a_session_that_was_removed_takes_nothing_more() {
 }
 
 #[test]
-fn many_threads_leave_order_and_no_gaps() {
+fn concurrent_appends_keep_order_without_gaps() {
     let dir = TestDir::new();
     let journal = open(&dir);
     let logs: Vec<SessionLog> = (0..4).map(|at| log(&journal, &format!("s{at}"), 0)).collect();
@@ -694,7 +693,7 @@ fn commands_read_a_live_journal_and_one_of_a_stopped_host() {
     check(&JournalReader::open(&dir.0).unwrap());
 }
 
-/// Not a test by itself: the process of the next one, which is killed.
+/// The process that the next test kills. It is no test by itself.
 #[test]
 fn child() {
     let Some(dir) = std::env::var_os("CALLSHEET_TEST_DIR") else { return };
@@ -708,7 +707,7 @@ fn child() {
 
 #[cfg(all(unix, debug_assertions))]
 #[test]
-fn a_process_is_killed_where_it_is_told_to_be() {
+fn a_process_kills_itself_at_the_configured_point() {
     use std::os::unix::process::ExitStatusExt;
     for (told, stored) in [("30", 30), ("30-before", 29)] {
         let dir = TestDir::new();
@@ -777,7 +776,7 @@ fn record(kind: u8) -> Record {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// The engine in memory is so simple that it can be seen to be right.
+    /// The in-memory engine is the reference: it is simple enough to be correct by inspection.
     #[test]
     fn it_answers_as_the_engine_in_memory_does(operations in operations()) {
         let dir = TestDir::new();

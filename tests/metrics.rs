@@ -1,4 +1,4 @@
-//! What a run leaves on the metrics page.
+//! The metrics of a run and of the host.
 #![expect(clippy::expect_used, reason = "a test")]
 
 mod support;
@@ -25,7 +25,7 @@ async fn a_run_of_two_turns_is_counted() {
     world.run("go").await;
     let page = world.host.telemetry().render();
     for (series, expected) in [
-        // One turn with two calls, and one with none.
+        // One turn with two calls and one turn without calls.
         ("tool_calls_per_turn_count", 2.0),
         ("tool_calls_per_turn_sum", 2.0),
         ("multi_tool_call_turns_total", 1.0),
@@ -43,14 +43,14 @@ async fn a_run_of_two_turns_is_counted() {
 }
 
 #[tokio::test]
-async fn a_host_tells_of_itself() {
+async fn the_host_reports_its_limits_version_and_load() {
     let script = Script::of([Response::text("Done.")]);
     let world = world(script, registry(&CallControl::new()), |config| {
         config.host.max_sessions = 70;
         config.host.max_concurrent_runs = 7;
     })
     .await;
-    // A subscriber that takes nothing.
+    // A subscriber that reads nothing.
     let _slow = world.session.start_run("go").await.expect("a run").events;
     world.until_idle().await;
     let page = || {
@@ -69,7 +69,7 @@ async fn a_host_tells_of_itself() {
     {
         assert!(value(&shown, series) > 0.0, "{series}");
     }
-    // The runtime has been looked at, sooner or later.
+    // The host measures the runtime at intervals.
     within(async {
         while value(&page(), "callsheet_event_loop_lag_seconds_count") == 0.0 {
             tokio::task::yield_now().await;

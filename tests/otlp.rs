@@ -1,4 +1,4 @@
-//! Spans as a collector gets them: the real binary, real HTTP and real protobuf.
+//! Spans as a collector receives them, with the real binary, HTTP and protobuf.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a test fails by panicking")]
 
 mod collector;
@@ -19,7 +19,7 @@ async fn model(script: Value) -> Rehearsal {
     Rehearsal::with_script(script).await.unwrap()
 }
 
-/// A turn with a page, a sum and a mistake, then the answer.
+/// A turn with a page, a sum and a failing call, then the answer.
 async fn three_calls(pages: &Pages) -> Rehearsal {
     model(json!({"responses": [
         {"text": ["Let me look."], "calls": [
@@ -33,7 +33,7 @@ async fn three_calls(pages: &Pages) -> Rehearsal {
     .await
 }
 
-/// The binary's run of the prompt with such variables.
+/// Runs the binary with a prompt and these environment variables.
 async fn run(model: &Rehearsal, collector: &str, variables: &[(&str, &str)]) -> String {
     let folder = Folder::new(&model.base_url());
     let output = folder.run(collector, variables, PROMPT).await;
@@ -110,12 +110,12 @@ async fn a_run_is_a_tree_of_spans() {
         assert_eq!(Spans::status(span), status);
     }
 
-    // Models and tools are sent the spans that they are.
+    // Models and tools receive the ids of their spans.
     let sent: Vec<_> = model.requests().iter().map(|r| r.headers["traceparent"].clone()).collect();
     assert_eq!(sent, [traceparent(chats[0]), traceparent(chats[1])]);
     assert_eq!(pages.asked(), [traceparent(spans.tool("page"))]);
 
-    // What was said stays at home.
+    // Contents are not exported.
     let bytes = collector.text();
     for said in ["secret", "Let me look", "6 * 7", "/page"] {
         assert!(!bytes.contains(said), "{said} was exported");
@@ -127,7 +127,7 @@ async fn a_run_is_a_tree_of_spans() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_attempt_is_a_span_and_one_that_failed_says_why() {
+async fn each_attempt_is_a_span_and_a_failed_one_has_its_error() {
     let collector = Collector::start().await;
     let model = model(json!({"responses": [
         {"status": 503, "retry_after": "0"},
@@ -182,7 +182,7 @@ async fn a_run_that_fails_is_an_error() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_said_is_exported_where_the_environment_asks_for_it() {
+async fn contents_are_exported_if_the_environment_enables_it() {
     let (collector, pages) = (Collector::start().await, Pages::start().await);
     let model = three_calls(&pages).await;
     let capture = ("OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT", "true");
@@ -214,9 +214,9 @@ async fn what_was_said_is_exported_where_the_environment_asks_for_it() {
     assert_eq!(sum["gen_ai.tool.call.arguments"], "{\"expression\":\"6 * 7\"}");
 }
 
-/// A sampler's no is passed on, and so is that of whoever asked for the run.
+/// The sampling decision of the host or of the client is passed on.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_not_sampled_is_passed_on_and_not_exported() {
+async fn unsampled_traces_are_passed_on_and_not_exported() {
     let collector = Collector::start().await;
     let model = model(json!({"responses": [{"text": ["Hi."], "repeat": true}]})).await;
     run(&model, &collector.url, &[("OTEL_TRACES_SAMPLER", "always_off")]).await;
@@ -237,11 +237,11 @@ async fn what_is_not_sampled_is_passed_on_and_not_exported() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_collector_that_is_dead_or_silent_costs_a_run_nothing_but_its_spans() {
+async fn a_dead_or_silent_collector_costs_a_run_only_its_spans() {
     let model = model(json!({"responses": [{"text": ["Hi."], "repeat": true}]})).await;
     let timeout = ("OTEL_EXPORTER_OTLP_TIMEOUT", "300");
     let log = ("CALLSHEET_LOG", "warn");
-    // Nothing listens there: the port is taken, and not listened on.
+    // The port is bound, but nothing listens on it.
     let taken = tokio::net::TcpSocket::new_v4().unwrap();
     taken.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let dead = format!("http://{}", taken.local_addr().unwrap());
@@ -258,7 +258,7 @@ async fn a_collector_that_is_dead_or_silent_costs_a_run_nothing_but_its_spans() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_that_is_asked_for_over_http_is_below_what_asked_for_it() {
+async fn a_run_requested_over_http_is_a_child_of_the_clients_span() {
     let collector = Collector::start().await;
     let model = model(json!({"responses": [{"text": ["Hi."], "repeat": true}]})).await;
     let folder = Folder::new(&model.base_url());
@@ -285,27 +285,27 @@ async fn a_run_that_is_asked_for_over_http_is_below_what_asked_for_it() {
     assert_ne!(sent(1), given.replace("-01", "-00"), "a span of its own");
 }
 
-/// The queue is bounded, and what does not fit is counted.
+/// The queue is bounded. Spans that do not fit are counted.
 #[tokio::test(flavor = "multi_thread")]
-async fn spans_that_find_no_room_are_dropped_and_counted() {
+async fn spans_beyond_the_queue_are_dropped_and_counted() {
     let model = model(json!({"responses": [{"text": ["Hi."], "repeat": true}]})).await;
     let folder = Folder::new(&model.base_url());
     let silent = Collector::silent().await;
-    // However slow this test is, no export is given up while it runs.
+    // The time limit of an export is longer than this test.
     let patient = ("OTEL_EXPORTER_OTLP_TIMEOUT", "600000");
     let host = folder.serve(&silent, &[("OTEL_BSP_MAX_QUEUE_SIZE", "3"), patient]).await;
     for _ in 0..5 {
         host.ask(&[]).await;
     }
     let page = host.metrics().await;
-    // Two spans a run, and three that wait.
+    // Two spans per run, and three in the queue.
     assert!(page.contains("callsheet_spans_total{result=\"dropped\"} 7"), "{page}");
     host.stop().await;
 }
 
-/// The trace, the run's span and its begin outlive the host.
+/// Trace, span and start time of the run survive the host.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_run_goes_on_in_its_trace_after_a_crash() {
+async fn a_resumed_run_continues_its_trace_after_a_crash() {
     let collector = Collector::start().await;
     let pages = Pages::start().await;
     let model = model(json!({"responses": [
@@ -330,7 +330,7 @@ async fn a_run_goes_on_in_its_trace_after_a_crash() {
     assert_eq!(hex(&agent.trace_id), "4bf92f3577b34da6a3ce929d0e0e4736");
     assert_eq!(hex(&agent.parent_span_id), "00f067aa0ba902b7");
     let below: Vec<_> = spans.below(agent).iter().map(|span| span.name.clone()).collect();
-    // The first exchange was over before the crash, and had its span then if it was sent in time.
+    // The first request ended before the crash. Its span may have been sent.
     assert!(
         below.ends_with(&["execute_tool http_get".to_owned(), "chat m".to_owned()]),
         "{below:?}"

@@ -58,11 +58,11 @@ async fn a_run_may_exceed_its_agent_only_if_overrides_may_raise() {
     for (overrides, message) in [
         (
             json!({"execution": "parallel:5"}),
-            "execution: parallel:5 is more than this agent may have (parallel:4)",
+            "execution: parallel:5 is more than the agent allows (parallel:4)",
         ),
         (
             json!({"limits": {"max_turns": 0}}),
-            "limits.max_turns: no limit is more than this agent may have (10)",
+            "limits.max_turns: no limit is more than the agent allows (10)",
         ),
         (json!({"tools": ["nope"]}), "tools: no tool is called \"nope\""),
     ] {
@@ -151,7 +151,7 @@ async fn a_model_outside_the_agent_needs_permission() {
     let start = |model: &str| world.session.start_run(request_with(json!({"model": model})));
     let refused = start("other").await.expect_err("too much");
     assert_eq!(refused.code(), "limit_too_high");
-    let message = "model: other is more than this agent may have (rehearsal, backup)";
+    let message = "model: other is more than the agent allows (rehearsal, backup)";
     assert_eq!(refused.to_string(), message);
     let unknown = start("nobody").await.expect_err("it is not there");
     assert_eq!(unknown.code(), "unknown_model");

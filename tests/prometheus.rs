@@ -1,6 +1,6 @@
-//! A real Prometheus reads a real host under load, failures included: then every expression of
-//! every panel and rule has data. Prometheus runs on the configuration and the rules that
-//! `dashboards/` ships, but for the host's address and shorter pauses.
+//! A real Prometheus scrapes a real host under load, with failures. Then every expression of every
+//! panel and rule has data. Prometheus runs with the configuration and rules of `dashboards/`,
+//! except for the host's address and shorter intervals.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod client;
@@ -28,12 +28,11 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-/// What Grafana puts in for a panel that shows some hours.
+/// The values of Grafana's variables for a panel that shows some hours.
 const RATE_INTERVAL: &str = "1m";
 const RANGE: &str = "1h";
 
-/// Runs that go well, and runs in which something goes wrong: what the user says, and how the
-/// run ends.
+/// Scenes: the user's input of a run and its run end. In some of them something fails.
 const SCENES: [(&str, &str); 11] = [
     ("several quick calls", "answered"),
     ("a call that fails", "answered"),
@@ -57,15 +56,15 @@ async fn every_expression_has_data() {
     prometheus.start(served.addr());
     prometheus.until_ready().await;
 
-    // Somebody watches, and so one session stays awake.
+    // A watched session stays in memory.
     served.open("watched").await;
     let _watcher = served.events("watched", "0").await;
-    // A rate is that of what came between two looks.
+    // A rate needs two scrapes.
     for wave in ["one", "two"] {
         load(&served, wave).await;
         prometheus.until_scraped().await;
     }
-    // The others are asleep by then.
+    // The other sessions are hibernated by then.
     until("all but one sleep", || served.host.counts().awake == 1).await;
     prometheus.until_scraped().await;
 
@@ -86,7 +85,7 @@ async fn every_expression_has_data() {
     directory.verify();
 }
 
-/// What the lists on top of a dashboard are filled with, as expressions.
+/// The queries of the dashboards' variables, as expressions.
 fn lists(dashboard: &Dashboard) -> Vec<Expression> {
     let queries = dashboard.variable_queries().into_iter();
     let expression = |query: Expression| {
@@ -97,7 +96,7 @@ fn lists(dashboard: &Dashboard) -> Vec<Expression> {
     queries.map(expression).collect()
 }
 
-/// What the load was to bring about did happen.
+/// Checks that the load had its effects.
 fn happened(page: &str) {
     for series in [
         "callsheet_runs_recovered_total",
@@ -132,13 +131,13 @@ fn happened(page: &str) {
         let value: f64 = value.unwrap_or_else(|| panic!("no {series}")).parse().unwrap();
         assert!(value > 0.0, "{series} is {value}");
     }
-    // No label is the id of a session, of a call, or a name that only the model knows.
+    // No label is the id of a session or call, or a name that only the model knows.
     for id in ["watched", "crashed", "one-", "two-", "t1a1c", "call_", "nobody"] {
         assert!(!page.contains(&format!("\"{id}")), "{id} is on the page");
     }
 }
 
-/// What the model says, by what the user said.
+/// The model's answers, by the user's input.
 fn script() -> Value {
     let call = |tool: &str, id: &str| json!({"name": tool, "arguments": {"id": id}});
     let named = |tool: &str| json!({"name": tool, "arguments": {"name": "x"}});
@@ -227,7 +226,7 @@ fn setup(directory: &HostDirectory, backup: &Rehearsal) -> HostSetup {
     setup
 }
 
-/// A host that goes on with a run of one that crashed.
+/// Starts a host that resumes a run of a crashed host.
 async fn recovered(directory: &HostDirectory, backup: &Rehearsal) -> HostServer {
     let setup = setup(directory, backup);
     let crashing = HostServer::start(setup.clone()).await.unwrap();
@@ -238,7 +237,7 @@ async fn recovered(directory: &HostDirectory, backup: &Rehearsal) -> HostServer 
     within(async {
         loop {
             match HostServer::start(setup.clone()).await {
-                // The last host's actors are still ending.
+                // The actors of the last host are still stopping.
                 Err(HostError::Journal(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
                 started => return started.unwrap(),
             }
@@ -247,7 +246,7 @@ async fn recovered(directory: &HostDirectory, backup: &Rehearsal) -> HostServer 
     .await
 }
 
-/// Every scene once, at once, each in a session of its own.
+/// Runs every scene concurrently, each in a session of its own.
 async fn load(served: &HostServer, wave: &str) {
     let scenes = SCENES.iter().enumerate().map(|(number, (input, end))| async move {
         let session = format!("{wave}-{number}");
@@ -258,7 +257,7 @@ async fn load(served: &HostServer, wave: &str) {
     tokio::join!(join_all(scenes), ask(served, wave), steer(served, wave), fall_back(served, wave));
 }
 
-/// A person is asked about a call, and says yes the first time and no the next.
+/// A call needs approval. The first one is approved, the second one rejected.
 async fn ask(served: &HostServer, wave: &str) {
     let session = format!("{wave}-asked");
     served.open(&session).await;
@@ -272,7 +271,7 @@ async fn ask(served: &HostServer, wave: &str) {
     served.until_snapshot(&session, |snapshot| snapshot["state"] == "idle").await;
 }
 
-/// Something is said to a run that goes on, and another one waits for it; both are stopped.
+/// A run is steered, and another one is queued behind it. Both are stopped.
 async fn steer(served: &HostServer, wave: &str) {
     let session = format!("{wave}-steered");
     served.open(&session).await;
@@ -285,7 +284,7 @@ async fn steer(served: &HostServer, wave: &str) {
     served.until_snapshot(&session, |snapshot| snapshot["state"] == "idle").await;
 }
 
-/// The agent's first model fails, and is not asked any more.
+/// The agent's first model fails until its circuit breaker opens.
 async fn fall_back(served: &HostServer, wave: &str) {
     for number in 0..3 {
         let id = format!("{wave}-shaky-{number}");
@@ -301,7 +300,7 @@ struct Named {
     name: String,
 }
 
-/// Writes a variable when the other one has read it.
+/// Writes a variable after the other call has read it.
 struct Late(Arc<Semaphore>);
 
 #[async_trait]
@@ -318,7 +317,7 @@ impl Tool for Late {
     }
 }
 
-/// Reads a variable, and tells that it has.
+/// Reads a variable and notifies the other call.
 struct Peek(Arc<Semaphore>);
 
 #[async_trait]
@@ -335,7 +334,7 @@ impl Tool for Peek {
     }
 }
 
-/// A Prometheus of this test's own. Dropping it ends it and deletes what it stored.
+/// A Prometheus process of this test. Dropping it stops it and deletes its data.
 struct Prometheus {
     addr: SocketAddr,
     dir: PathBuf,
@@ -343,7 +342,7 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    /// None where there is none, which is a failure where `CI` is true.
+    /// Returns `None` if Prometheus is not installed. That is a failure if `CI` is true.
     fn find() -> Option<Self> {
         let version = Command::new("prometheus").arg("--version").output();
         if let Err(error) = version {
@@ -354,12 +353,12 @@ impl Prometheus {
         }
         let dir = std::env::temp_dir().join(format!("callsheet-prometheus-{}", std::process::id()));
         std::fs::create_dir_all(&dir).unwrap();
-        // It cannot choose a port that it tells of, so a free one is chosen for it.
+        // Prometheus cannot report a port that it chooses, so a free one is chosen here.
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         Some(Self { addr: free.local_addr().unwrap(), dir, child: None })
     }
 
-    /// Starts it on the configuration that is shipped, looking at `host` five times a second.
+    /// Starts it with the shipped configuration, scraping `host` five times per second.
     fn start(&mut self, host: SocketAddr) {
         let mut config = std::fs::read_to_string(panels::folder().join("prometheus.yml")).unwrap();
         let rules = panels::folder().join("callsheet.rules.yml");
@@ -385,7 +384,7 @@ impl Prometheus {
         self.child = Some(child.unwrap());
     }
 
-    /// Waits until it has looked at the host; it begins with that after five seconds.
+    /// Waits for the first scrape, which takes up to five seconds.
     async fn until_ready(&self) {
         let ready = within(async {
             loop {
@@ -400,7 +399,7 @@ impl Prometheus {
         ready.await;
     }
 
-    /// Waits until it has looked twice at the host and once at the rules from now on.
+    /// Waits for two more scrapes and one more rule evaluation.
     async fn until_scraped(&self) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
         let scrapes = format!("sum(timestamp(callsheet_runs_active) > bool {})", now + 0.5);
@@ -420,7 +419,8 @@ impl Prometheus {
         .await;
     }
 
-    /// The expressions of its rules; of alerts what is compared, since none shall fire here.
+    /// Returns the expressions of its rules. Of alerts it returns the compared value, because no
+    /// alert fires here.
     async fn rules(&self) -> Vec<Expression> {
         let rules = self.get("/api/v1/rules").await.json();
         let groups = rules["data"]["groups"].as_array().unwrap().iter();
@@ -442,7 +442,7 @@ impl Prometheus {
         rules.map(expression).collect()
     }
 
-    /// Nothing, if a query gives at least one number; else what is wrong with it.
+    /// Returns `None` if a query returns at least one number, or else the problem.
     async fn data(&self, query: &str) -> Result<(), String> {
         let answer = self.send_query(query).await;
         let json = answer.json();
@@ -478,7 +478,7 @@ impl Prometheus {
 impl Drop for Prometheus {
     fn drop(&mut self) {
         if let Some(child) = &mut self.child {
-            // One that has ended by itself was told of in its log.
+            // If it has already ended, its log was printed.
             let _ = child.kill();
             let _ = child.wait();
         }

@@ -1,5 +1,5 @@
-//! Prometheus's own checker finds nothing to object to: on the metrics page, in the rules and in the
-//! configuration; and the alerts do what `tests/alerts.yml` expects.
+//! Checks the metrics page, the rules and the configuration with promtool, and the alerts with
+//! `tests/alerts.yml`.
 #![expect(clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::io::Write as _;
@@ -15,7 +15,7 @@ use callsheet::types::{
 };
 
 #[test]
-fn promtool_finds_nothing_on_the_page() {
+fn promtool_accepts_the_metrics_page() {
     let telemetry = Telemetry::new(&["clock".to_owned()]);
     events().into_iter().for_each(|event| telemetry.observe(&published(event)));
     telemetry.metrics().model("main").queue_wait(Duration::from_secs(1));
@@ -28,13 +28,13 @@ fn promtool_finds_nothing_on_the_page() {
 }
 
 #[test]
-fn promtool_finds_nothing_in_the_rules_and_the_configuration() {
+fn promtool_accepts_the_rules_and_the_configuration() {
     promtool(&["check", "rules", &path("dashboards/callsheet.rules.yml")], "");
     promtool(&["check", "config", &path("dashboards/prometheus.yml")], "");
 }
 
 #[test]
-fn alerts_fire_where_they_should_and_nowhere_else() {
+fn alerts_fire_clear_and_stay_silent() {
     promtool(&["test", "rules", &path("tests/alerts.yml")], "");
 }
 
@@ -42,7 +42,7 @@ fn path(file: &str) -> String {
     format!("{}/{file}", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Fails if promtool objects. Without promtool the check is skipped, but not where `CI` is true.
+/// Fails if promtool reports a problem. Without promtool the check is skipped, unless `CI` is true.
 fn promtool(arguments: &[&str], input: &str) {
     let child = Command::new("promtool")
         .args(arguments)
@@ -78,7 +78,7 @@ fn published(event: Event) -> PublishedEvent {
     }
 }
 
-/// Events that fill every metric with labels; the others stand on the page from the start.
+/// Events that fill every metric with labels. The other metrics are on the page from the start.
 fn events() -> Vec<Event> {
     let key = CallKey { turn: 1, attempt: 1, index: 0 };
     let call = CallLabel { key, provider_id: None, name: "clock".into() };

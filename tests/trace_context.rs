@@ -1,4 +1,4 @@
-//! A run that is asked for in somebody's trace: what models and tools are sent of it.
+//! The trace context that models and tools receive for a run with a client's trace.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod client;
@@ -16,7 +16,7 @@ use tokio::net::TcpListener;
 
 const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
-/// A server whose pages note what they are asked with.
+/// A server whose pages record the headers of their requests.
 struct Pages {
     url: String,
     asked: Arc<Mutex<Vec<HeaderMap>>>,
@@ -40,8 +40,8 @@ impl Pages {
     }
 }
 
-/// What one run with these header lines sent: `(traceparent, tracestate)` of each request to the
-/// model, and of the one to the page.
+/// Runs a prompt with these headers. Returns `(traceparent, tracestate)` of each request to the
+/// model and of the request to the page.
 async fn sent(headers: &str) -> Vec<(Option<String>, Option<String>)> {
     let pages = Pages::start().await;
     let script = json!({"responses": [
@@ -77,14 +77,14 @@ async fn ask(service: &Service, headers: &str, input: &str) -> HttpResponse {
 }
 
 #[tokio::test]
-async fn models_and_tools_are_sent_the_trace_of_the_run() {
+async fn models_and_tools_receive_the_trace_of_the_run() {
     let lines = format!("traceparent: {PARENT}\r\ntracestate: rojo=1\r\ntracestate: congo=2\r\n");
     let expected = (Some(PARENT.to_owned()), Some("rojo=1,congo=2".to_owned()));
     assert_eq!(sent(&lines).await, [expected.clone(), expected.clone(), expected]);
 }
 
 #[tokio::test]
-async fn what_is_no_trace_is_ignored() {
+async fn an_invalid_trace_is_ignored() {
     let invalid_state = format!("traceparent: {PARENT}\r\ntracestate: no entry\r\n");
     let parent_alone = vec![(Some(PARENT.to_owned()), None); 3];
     assert_eq!(sent(&invalid_state).await, parent_alone);
@@ -94,9 +94,9 @@ async fn what_is_no_trace_is_ignored() {
     }
 }
 
-/// Each run has the trace that it was asked for in, also one that had to wait.
+/// Each run has the trace of its own request, also if it was queued.
 #[tokio::test]
-async fn a_run_that_waits_keeps_its_trace() {
+async fn a_queued_run_keeps_its_trace() {
     let script = json!({"responses": [
         {"text": ["Now ", "then."], "holds": [{"at": {"chunk": 2}, "name": "middle"}]},
         {"text": ["Later."]}
@@ -116,10 +116,10 @@ async fn a_run_that_waits_keeps_its_trace() {
     assert_eq!(sent, [None, Some(PARENT.to_owned())]);
 }
 
-/// A program that cannot export says so where the environment asks it to.
+/// A program without the exporter logs a warning if the environment asks for one.
 #[cfg(not(feature = "otlp"))]
 #[test]
-fn a_binary_that_exports_nothing_says_so_once() {
+fn a_binary_without_the_exporter_logs_one_warning() {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_callsheet"));
     command.args(["run", "--rehearsal", "What is 6 * 7?"]).env("CALLSHEET_LOG", "warn");
     command.env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9");

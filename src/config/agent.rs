@@ -10,32 +10,32 @@ use super::values::{self, Parsed};
 use super::{ModelConfig, REHEARSAL};
 use crate::types::Execution;
 
-/// One agent: whom it asks, what it may use, how its calls are run.
+/// The configuration of one agent: models, tools, limits and execution mode.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AgentConfig {
-    /// The configured model's name.
+    /// The name of the configured model.
     pub model: String,
-    /// Names of the configured models that a turn goes on with, in this order, when the attempts
-    /// with the one before are used up.
+    /// Names of the fallback models. When all attempts with a model have failed, the turn continues
+    /// with the next one.
     pub fallback_models: Vec<String>,
-    /// What the model is told first; nothing if empty.
+    /// The system prompt. Empty means none.
     pub system: String,
-    /// Which of the registered tools it may call; none if empty.
+    /// Patterns of the tools that it may call. Empty means none.
     pub tools: Vec<ToolPattern>,
-    /// Whether more than the first call of a response is kept.
+    /// Whether a response may have more than one tool call. If not, only the first is kept.
     pub multi_tool_calls: bool,
-    /// How its calls are run.
+    /// The execution mode of tool calls.
     pub execution: Execution,
-    /// Whether calls may start while their response still comes.
+    /// Whether tool calls may start before the end of their response.
     pub early_start: bool,
-    /// Whether a run may ask for more than this.
+    /// Whether a run's overrides may exceed the agent's configuration.
     pub allow_overrides: bool,
-    /// What its runs and their turns may use.
+    /// The limits of its runs and turns.
     pub limits: Limits,
 }
 
 impl AgentConfig {
-    /// An agent without tools or system prompt that asks `model`.
+    /// Creates an agent without tools and system prompt that uses `model`.
     #[must_use]
     pub fn new(model: impl Into<String>) -> Self {
         Self {
@@ -51,23 +51,23 @@ impl AgentConfig {
         }
     }
 
-    /// The agent of a host whose configuration names none.
+    /// Returns the agent of a configuration without agents.
     pub(super) fn default_with(model: &str) -> Self {
         let tools = ["clock", "calculator", "http_get"].map(ToolPattern::new).to_vec();
         Self { tools, ..Self::new(model) }
     }
 
-    /// The same with the only model there is.
+    /// Returns the agent of a configuration without agents, with its only model.
     pub(super) fn embedded(models: &BTreeMap<String, ModelConfig>) -> Parsed<Self> {
         match only(models) {
             Some(model) => Ok(Self::default_with(model)),
-            None => Err("several models and no agent: say which one, as in [agents.default] \
+            None => Err("several models but no agent: choose one, as in [agents.default] \
                          model = \"NAME\""
                 .to_owned()),
         }
     }
 
-    /// The models that its turns ask, in this order.
+    /// Returns the names of its models in the order of use.
     pub fn models(&self) -> impl Iterator<Item = &str> {
         std::iter::once(&self.model).chain(&self.fallback_models).map(String::as_str)
     }
@@ -105,27 +105,27 @@ impl AgentConfig {
     }
 }
 
-/// The name of a tool, in which `*` stands for any characters and `?` for one.
+/// A pattern for tool names: `*` matches any characters, `?` matches one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ToolPattern {
-    /// As it was written.
+    /// The text of the pattern.
     pub text: String,
 }
 
 impl ToolPattern {
-    /// A pattern, or a plain name.
+    /// Parses a pattern or a plain name.
     #[must_use]
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into() }
     }
 
-    /// Whether a tool of this name is meant.
+    /// Returns whether the pattern matches a name.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         let (pattern, name) = (self.text.as_bytes(), name.as_bytes());
         let (mut at, mut seen) = (0, 0);
         let mut star: Option<(usize, usize)> = None;
-        // Backtracks to the last star only, so the work is at most the product of the lengths.
+        // Backtracks to the last star only, so the cost is at most the product of the lengths.
         while let Some(byte) = name.get(seen) {
             match pattern.get(at) {
                 Some(b'*') => {
@@ -144,7 +144,7 @@ impl ToolPattern {
     }
 }
 
-/// The model that an agent means that names none.
+/// Returns the model of an agent that names none.
 fn only(models: &BTreeMap<String, ModelConfig>) -> Option<&str> {
     let mut names = models.keys();
     match (names.next(), names.next()) {
@@ -163,7 +163,7 @@ fn known_model(value: &DeValue<'_>, models: &BTreeMap<String, ModelConfig>) -> P
     Err(format!("no model is called {name:?}{hint}"))
 }
 
-/// The models to fall back on: no model is asked twice.
+/// Parses the fallback models. A model may be listed only once.
 fn fallbacks(
     section: &Section<'_, '_>,
     own: &str,

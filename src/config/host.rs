@@ -8,33 +8,32 @@ use super::model::ApiKey;
 use super::source::Section;
 use super::values::{self, Parsed};
 
-/// The variable that holds the host's token where the file names no other.
+/// The default environment variable for the host's token.
 pub const TOKEN_ENV: &str = "CALLSHEET_TOKEN";
 
-/// The host itself: where it listens, whom it answers, how much it takes on.
+/// The configuration of the host: address, access and limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostConfig {
-    /// Where it listens.
+    /// The address to listen on.
     pub listen: SocketAddr,
-    /// Names by which it may be called besides loopback's and the listen address; lower case,
-    /// with a port where only that port is meant.
+    /// Allowed `Host` names besides loopback and the listen address. Lower case; with a port if
+    /// only that port is allowed.
     pub allowed_hosts: Vec<String>,
-    /// The variable that the token is in.
+    /// The environment variable that holds the token.
     pub token_env: String,
-    /// What requests must bring, if there is one.
+    /// The token that requests must have, if any.
     pub token: Option<ApiKey>,
-    /// How long running tools have to finish when the host is shut down.
+    /// The time that running tools have to finish at shutdown.
     pub shutdown_grace: Duration,
-    /// How many sessions there may be.
+    /// Maximum number of sessions.
     pub max_sessions: usize,
-    /// How many runs there may be at once.
+    /// Maximum number of concurrent runs.
     pub max_concurrent_runs: usize,
-    /// How many inputs may wait in one session: runs, and what was said to the one that goes on.
+    /// Maximum number of inputs that wait in one session: queued runs and steering inputs.
     pub max_queued_inputs: usize,
-    /// Where the journal is; one that is not absolute is seen from where the host was started.
+    /// The directory of the journal. A relative path starts at the host's working directory.
     pub data_dir: PathBuf,
-    /// A session that nothing happens in for so long leaves memory; only its records stay. `None`
-    /// is never.
+    /// An idle session is unloaded after this time; its records stay. `None` means never.
     pub idle_after: Option<Duration>,
 }
 
@@ -67,7 +66,8 @@ impl HostConfig {
                 .unwrap_or(default.idle_after),
         };
         section.finish();
-        // A token that cannot be used must not become no token. An empty variable is as good as none.
+        // An unusable token is an error, so the host never runs without one by mistake. An empty
+        // variable means no token.
         let given = env(&host.token_env).is_some_and(|text| !text.trim().is_empty());
         if given && let Err(error) = ApiKey::from_env(&host.token_env, env) {
             section.complain("token_env", error.to_string());
@@ -77,7 +77,7 @@ impl HostConfig {
         host
     }
 
-    /// Whether the host may listen where it is told to.
+    /// Checks whether the host may listen on this address.
     pub(super) fn check(&self) -> Parsed<()> {
         if self.listen.ip().is_loopback() || self.token.is_some() {
             return Ok(());
@@ -108,10 +108,10 @@ fn listen(value: &toml::de::DeValue<'_>) -> Parsed<SocketAddr> {
     parse_listen(&values::text(value)?)
 }
 
-/// An address with a port, as the file and the command line name it; `localhost` is 127.0.0.1.
+/// Parses an address with a port from the file or the command line. `localhost` means 127.0.0.1.
 ///
 /// # Errors
-/// What is expected instead.
+/// If the text is not an address with a port.
 pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     let port = text.strip_prefix("localhost:").and_then(|port| port.parse().ok());
     match port {
@@ -133,7 +133,7 @@ fn allowed_host(value: &toml::de::DeValue<'_>) -> Parsed<String> {
     }
 }
 
-/// `host:port`, `[v6]:port` or one without a port.
+/// Splits `host:port` or `[v6]:port`. The port may be missing.
 pub(super) fn split_port(text: &str) -> (&str, Option<&str>) {
     let after_address = text.rfind(']').map_or(0, |at| at + 1);
     match text.get(after_address..).unwrap_or_default().rfind(':') {
@@ -145,7 +145,7 @@ pub(super) fn split_port(text: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// A DNS name, an IPv4 address or an IPv6 address in brackets.
+/// Returns whether the text is a DNS name, an IPv4 address or an IPv6 address in brackets.
 pub(super) fn is_host_name(text: &str) -> bool {
     if let Some(address) = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')) {
         return address.parse::<std::net::Ipv6Addr>().is_ok();

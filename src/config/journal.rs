@@ -5,44 +5,44 @@ use std::time::Duration;
 use super::source::Section;
 use super::values;
 
-/// How records are stored.
+/// The configuration of the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct JournalConfig {
-    /// Where.
+    /// The storage engine.
     pub engine: JournalEngine,
-    /// What is waited for.
+    /// The durability that a run waits for.
     pub durability: Durability,
-    /// What becomes of runs that had not ended when the host stopped.
+    /// The handling of runs that were in progress when the host ended.
     pub resume: Resume,
-    /// Sessions that nothing has happened in for so long are deleted; `None` keeps them.
+    /// Sessions without activity for this time are deleted. `None` means never.
     pub keep_idle: Option<Duration>,
 }
 
-/// Where records are stored.
+/// A storage engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum JournalEngine {
     /// In a SQLite database in the data directory.
     Sqlite,
-    /// In memory: they end with the host.
+    /// In memory. Records are lost when the host ends.
     Memory,
 }
 
-/// What a run waits for before it goes on. Watchers and those who get an answer wait until it
-/// survives the end of the machine in either case.
+/// The durability that a run waits for before it continues. Watchers and clients that wait for an
+/// answer always wait for an fsync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Durability {
-    /// Its records survive the end of the machine.
+    /// Records survive a crash of the machine.
     Strict,
-    /// They survive the end of the process.
+    /// Records survive a crash of the process.
     Relaxed,
 }
 
-/// What becomes of runs that had not ended when the host stopped.
+/// The handling of runs that were in progress when the host ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Resume {
-    /// They go on when the host starts.
+    /// Runs are resumed when the host starts.
     Auto,
-    /// They go on when somebody asks.
+    /// Runs are resumed on request.
     Manual,
 }
 

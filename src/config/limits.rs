@@ -5,40 +5,41 @@ use std::time::Duration;
 use super::source::Section;
 use super::values;
 
-/// What a run and its turns may use. `None` is no limit (the decoder's hard caps stay).
+/// The limits of a run and its turns. `None` means no limit, except for the hard limits of the
+/// decoder.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Limits {
-    /// Turns of one run; the last request for a final answer is not counted.
+    /// Maximum number of turns of a run, without the final request for an answer.
     pub max_turns: Option<u32>,
-    /// So many turns in a row in which every call failed end the run.
+    /// Number of consecutive turns in which every call failed that ends the run.
     pub max_failed_turns: Option<u32>,
-    /// Tokens of one run, those of failed attempts included: read and written ones together.
+    /// Maximum number of input and output tokens of a run, including failed attempts.
     pub max_tokens_per_run: Option<u64>,
-    /// Calls of one run that are kept in the history.
+    /// Maximum number of calls of a run that are kept in the history.
     pub max_tool_calls_per_run: Option<u32>,
-    /// After so many turns in a row with the same calls and results the model is told so; twice
+    /// After this many consecutive turns with the same calls and results the model is warned. Twice
     /// as many end the run.
     pub repeat_limit: Option<u32>,
-    /// Calls of one response.
+    /// Maximum number of calls of a response.
     pub max_tool_calls_per_turn: Option<u32>,
-    /// What becomes of the calls above that.
+    /// The handling of calls above that limit.
     pub on_excess: OnExcess,
-    /// How long one call may run, where its tool does not say.
+    /// The time limit of a call, if its tool has none.
     pub tool_timeout: Option<Duration>,
-    /// How long a call that was told to stop has before its actor is killed.
+    /// The time that a stopped call has before its actor is killed.
     pub cancel_grace: Duration,
-    /// How long a run may take.
+    /// The time limit of a run.
     pub run_timeout: Option<Duration>,
-    /// The size of one call's arguments.
+    /// Maximum size of a call's arguments.
     pub max_arguments_bytes: usize,
-    /// The part of a result that the model is shown.
+    /// Maximum size of the part of a result that the model receives.
     pub max_result_bytes: usize,
-    /// The size of a session's variables: names, and values as JSON.
+    /// Maximum size of a session's variables: names, and values as JSON.
     pub max_variables_bytes: usize,
 }
 
 impl Limits {
-    /// The names of those that can be reached.
+    /// The configuration keys of the limits that can be reached.
     pub const NAMES: [&str; 11] = [
         "max_turns",
         "max_failed_turns",
@@ -118,15 +119,15 @@ impl Default for Limits {
     }
 }
 
-/// What becomes of calls above `max_tool_calls_per_turn`.
+/// The handling of calls above `max_tool_calls_per_turn`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnExcess {
-    /// As many again are kept and answered; what is above that is truncated.
+    /// Up to twice the limit is kept and answered. Further calls are dropped.
     #[default]
     Answer,
-    /// They leave the history.
+    /// The calls are removed from the history.
     Truncate,
-    /// The stream is closed and the run ends `failed`.
+    /// The stream is closed, and the run ends as `failed`.
     Fail,
 }
 
@@ -141,7 +142,7 @@ mod tests {
     use crate::config::Config;
 
     #[test]
-    fn the_names_are_those_of_the_configuration() {
+    fn limit_names_are_configuration_keys() {
         for name in Limits::NAMES {
             let is_read = ["1", "\"1s\""].iter().any(|value| {
                 let text = format!("[agents.default.limits]\n{name} = {value}\n");

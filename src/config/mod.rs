@@ -1,9 +1,8 @@
-//! `callsheet.toml`, parsed once, validated, and passed in as values.
+//! Parses and validates `callsheet.toml`.
 //!
-//! What is read here is never looked at again as text: durations, addresses, patterns and keys of
-//! services leave as types. Everything wrong is found before anything starts, and named by file,
-//! line and key. Knows nothing of HTTP, actors or tools; the names of the registered tools are
-//! passed in ([`Config::check_tools`]).
+//! Values are converted to types: durations, addresses, patterns and API keys. All errors are found
+//! before the host starts, with file, line and key. Depends on neither HTTP nor actors nor tools;
+//! [`Config::check_tools`] receives the names of the registered tools.
 
 mod agent;
 mod host;
@@ -29,39 +28,39 @@ pub use source::{ConfigError, ConfigErrors};
 pub use tools::{ApprovalPolicy, StartPolicy, ToolEffect, ToolOverride};
 pub use values::parse_duration;
 
-use source::{Origins, Source};
+use source::{ConfigSource, Origins};
 use values::Parsed;
 
-/// The name of the built-in offline model. No model of the file may have it.
+/// The name of the built-in offline model. The file must not define a model of this name.
 pub const REHEARSAL: &str = "rehearsal";
 
-/// The agent of a host whose configuration names none.
+/// The name of the agent of a configuration without agents.
 pub const DEFAULT_AGENT: &str = "default";
 
-/// Overrides `multi_tool_calls` of every agent.
+/// The environment variable that overrides `multi_tool_calls` of every agent.
 pub const MULTI_TOOL_CALLS_ENV: &str = "CALLSHEET_MULTI_TOOL_CALLS";
 
-/// Overrides `stream` of every model.
+/// The environment variable that overrides `stream` of every model.
 pub const STREAM_ENV: &str = "CALLSHEET_STREAM";
 
-/// Turns the fast path of decoding off for every model if its value is `off`.
+/// The environment variable that turns the fast path of decoding off for every model, by `off`.
 pub const FAST_PATH_ENV: &str = "CALLSHEET_FAST_PATH";
 
-/// Everything that a host is told.
+/// The whole configuration of a host.
 ///
-/// [`Config::default`] is what an empty file means: one agent that talks to the offline rehearsal
-/// model, whose address is filled in by [`Config::set_rehearsal`] once it has started.
+/// [`Config::default`] is the configuration of an empty file: one agent that uses the offline
+/// rehearsal model. Its address is set by [`Config::set_rehearsal`] after it has started.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The host itself.
+    /// The host.
     pub host: HostConfig,
-    /// How records are stored.
+    /// The journal.
     pub journal: JournalConfig,
     /// Models by name.
     pub models: BTreeMap<String, ModelConfig>,
-    /// Agents by name; every agent's models are in `models`.
+    /// Agents by name. All models that they name are in `models`.
     pub agents: BTreeMap<String, AgentConfig>,
-    /// What the file changes about tools, by tool name.
+    /// Changes to tools, by tool name.
     pub tools: BTreeMap<String, ToolOverride>,
     stream: Option<bool>,
     fast_path: bool,
@@ -69,18 +68,18 @@ pub struct Config {
 }
 
 impl Config {
-    /// Parses the text of a configuration file. `file` names it in errors, `env` looks up a
-    /// variable of the environment.
+    /// Parses a configuration file. `file` is its name in errors, `env` looks up environment
+    /// variables.
     ///
     /// # Errors
-    /// Everything that is wrong with the file and with the variables that it names, in the order
-    /// of its lines.
+    /// Returns all errors of the file and of the environment variables that it names, in the order
+    /// of lines.
     pub fn parse(
         text: &str,
         file: &str,
         env: &dyn Fn(&str) -> Option<String>,
     ) -> Result<Self, ConfigErrors> {
-        let source = Source::new(text, file);
+        let source = ConfigSource::new(text, file);
         let Some(root) = source.root() else { return Err(source.into_errors()) };
         let host = HostConfig::read(&root.table("host"), env);
         let journal = JournalConfig::read(&root.table("journal"));
@@ -137,13 +136,13 @@ impl Config {
         Ok(config)
     }
 
-    /// Whether an agent may talk to the offline rehearsal model, so that it has to be started.
+    /// Returns whether an agent uses the offline rehearsal model, which must then be started.
     #[must_use]
     pub fn needs_rehearsal(&self) -> bool {
         self.agents.values().any(AgentConfig::asks_rehearsal)
     }
 
-    /// Says where the offline rehearsal model listens.
+    /// Sets the address of the offline rehearsal model.
     pub fn set_rehearsal(&mut self, base_url: BaseUrl) {
         match self.models.get_mut(REHEARSAL) {
             Some(model) => model.base_url = base_url,
@@ -151,13 +150,13 @@ impl Config {
         }
     }
 
-    /// Lets every agent talk to the offline rehearsal model over a wire, whatever the file says.
+    /// Makes every agent use the offline rehearsal model with this wire format.
     pub fn use_rehearsal(&mut self, wire: Wire) {
         let model = ModelConfig { wire, ..ModelConfig::rehearsal(BaseUrl::nowhere()) };
         self.use_model(REHEARSAL, model);
     }
 
-    /// Adds a model and lets every agent talk to it, and to no other.
+    /// Adds a model and makes every agent use only this one.
     pub fn use_model(&mut self, name: &str, model: ModelConfig) {
         self.add_model(name, model);
         for agent in self.agents.values_mut() {
@@ -166,8 +165,7 @@ impl Config {
         }
     }
 
-    /// Whether models stream their answers, for every model that is there and that is added
-    /// later.
+    /// Switches streaming on or off for every model, including models that are added later.
     pub fn set_stream(&mut self, on: bool) {
         self.stream = Some(on);
         for model in self.models.values_mut() {
@@ -175,26 +173,26 @@ impl Config {
         }
     }
 
-    /// Whether more than the first call of a response is kept, for every agent.
+    /// Switches multiple tool calls per response on or off for every agent.
     pub fn set_multi_tool_calls(&mut self, on: bool) {
         for agent in self.agents.values_mut() {
             agent.multi_tool_calls = on;
         }
     }
 
-    /// Listens somewhere else.
+    /// Sets the address to listen on.
     ///
     /// # Errors
-    /// When other machines could connect there and the host has no token.
+    /// If the address is not loopback and the host has no token.
     pub fn set_listen(&mut self, listen: SocketAddr) -> Result<(), ConfigErrors> {
         self.host.listen = listen;
         self.host.check().map_err(|message| ConfigErrors::single("--listen", message))
     }
 
-    /// Checks every name and pattern of tools against the tools that there are.
+    /// Checks the names and patterns of tools against the registered tools.
     ///
     /// # Errors
-    /// A pattern that matches no tool, and a `[tools.NAME]` without a tool of that name.
+    /// If a pattern matches no tool, or if `[tools.NAME]` names an unknown tool.
     pub fn check_tools(&self, registered: &[&str]) -> Result<(), ConfigErrors> {
         let mut errors = Vec::new();
         for (name, agent) in &self.agents {
@@ -214,7 +212,7 @@ impl Config {
         if errors.is_empty() { Ok(()) } else { Err(ConfigErrors::new(errors)) }
     }
 
-    /// What is wrong with a tool's own value, with the place it was written at.
+    /// Creates an error about a value of `[tools.NAME]`, with its line.
     #[must_use]
     pub fn tool_error(&self, tool: &str, key: &str, message: impl Into<String>) -> ConfigErrors {
         ConfigErrors::new(vec![self.origins.error(&format!("tools.{tool}.{key}"), message.into())])
@@ -257,7 +255,7 @@ fn no_tool(pattern: &str, registered: &[&str]) -> String {
 }
 
 /// Reads [`FAST_PATH_ENV`]. The fast path is on without it.
-fn fast_path(source: &Source<'_>, env: &dyn Fn(&str) -> Option<String>) -> bool {
+fn fast_path(source: &ConfigSource<'_>, env: &dyn Fn(&str) -> Option<String>) -> bool {
     match env(FAST_PATH_ENV).as_deref() {
         None | Some("on") => true,
         Some("off") => false,
@@ -268,8 +266,12 @@ fn fast_path(source: &Source<'_>, env: &dyn Fn(&str) -> Option<String>) -> bool 
     }
 }
 
-/// A switch of the environment: `true` or `false`, or not there.
-fn switch(source: &Source<'_>, env: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<bool> {
+/// Parses an environment variable with the value `true` or `false`.
+fn switch(
+    source: &ConfigSource<'_>,
+    env: &dyn Fn(&str) -> Option<String>,
+    name: &str,
+) -> Option<bool> {
     let text = env(name)?;
     let parsed: Parsed<bool> = match text.as_str() {
         "true" => Ok(true),

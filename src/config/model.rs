@@ -11,44 +11,45 @@ use super::source::Section;
 use super::values::{self, Parsed};
 use crate::types::Wire;
 
-/// One model: where it is, how it is asked, how long is waited.
+/// The configuration of one model: address, wire format and time limits.
 #[derive(Clone, PartialEq)]
 pub struct ModelConfig {
-    /// What is spoken to it.
+    /// The wire format.
     pub wire: Wire,
-    /// The address before `/chat/completions`.
+    /// The base URL, without `/chat/completions`.
     pub base_url: BaseUrl,
-    /// Its name at its service.
+    /// The name of the model at its service.
     pub model: String,
-    /// What its service wants to see, if anything.
+    /// The API key, if the service needs one.
     pub api_key: Option<ApiKey>,
-    /// Whether answers are streamed.
+    /// Whether responses are streamed.
     pub stream: bool,
-    /// How long a connection may take.
+    /// The time limit for a connection.
     pub connect_timeout: Duration,
-    /// How long the first event of an answer may take.
+    /// The time limit for the first event of a streamed response.
     pub first_event_timeout: Duration,
-    /// How long a later event may take.
+    /// The time limit between later events.
     pub idle_timeout: Duration,
     /// The time limit of a whole plain (not streamed) answer, from its request to its last byte.
     pub answer_timeout: Duration,
-    /// How many attempts a turn has with this model.
+    /// Maximum number of attempts of a turn with this model.
     pub max_attempts: u32,
-    /// How many requests to it may be open at once in the whole host; none: any number.
+    /// Maximum number of concurrent requests to the model in the host. `None` means no limit.
     pub max_concurrent_requests: Option<NonZeroU32>,
-    /// After so many failures in a row it is not asked for a while; none: it always is.
+    /// Number of consecutive failures that open the circuit breaker. `None` disables it.
     pub breaker_failures: Option<u32>,
-    /// How long it is not asked then. Doubles each time that it is tried in vain, up to eightfold.
+    /// The time that the circuit breaker stays open. Doubles after each failed probe, up to eight
+    /// times.
     pub breaker_open_for: Duration,
-    /// The longest answer asked for.
+    /// Maximum number of output tokens that requests ask for.
     pub max_output_tokens: Option<u32>,
-    /// How freely it answers.
+    /// The sampling temperature.
     pub temperature: Option<f64>,
-    /// Headers sent with every request, names in lower case.
+    /// Additional headers of every request, with lower-case names.
     pub headers: BTreeMap<String, String>,
-    /// Fields put into every request's body.
+    /// Additional fields of every request body.
     pub extra_body: serde_json::Map<String, serde_json::Value>,
-    /// Fields that we would put there, and that its service refuses.
+    /// Fields that are removed from request bodies because the service rejects them.
     pub omit_body: BTreeSet<String>,
     /// Decodes payloads that match a template without parsing them. Set by the environment.
     pub fast_path: bool,
@@ -61,14 +62,14 @@ impl fmt::Debug for ModelConfig {
             .field("base_url", &self.base_url)
             .field("model", &self.model)
             .field("stream", &self.stream)
-            // The names alone: some services take their key in a header of their own.
+            // Only the names: some services expect the API key in a header of their own.
             .field("headers", &self.headers.keys())
             .finish_non_exhaustive()
     }
 }
 
 impl ModelConfig {
-    /// A model that speaks Chat Completions, with the defaults for the rest.
+    /// Creates a model with the Chat Completions wire format and default values.
     #[must_use]
     pub fn new(base_url: BaseUrl, model: impl Into<String>) -> Self {
         Self {
@@ -94,7 +95,7 @@ impl ModelConfig {
         }
     }
 
-    /// The built-in offline model at its address.
+    /// Creates the built-in offline model at an address.
     #[must_use]
     pub fn rehearsal(base_url: BaseUrl) -> Self {
         Self::new(base_url, super::REHEARSAL)
@@ -154,11 +155,12 @@ impl ModelConfig {
     }
 }
 
-/// The address of a service, up to what the wire adds: `https://api.example.com/v1`.
+/// The base URL of a service, without the path that the wire format appends, such as
+/// `https://api.example.com/v1`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BaseUrl(String);
 
-/// What the wires add to an address themselves.
+/// The paths that the wire formats append.
 const ENDPOINTS: [&str; 6] = [
     "/chat/completions",
     "/responses",
@@ -169,13 +171,14 @@ const ENDPOINTS: [&str; 6] = [
 ];
 
 impl BaseUrl {
-    /// Parses an address.
+    /// Parses a base URL.
     ///
     /// # Errors
-    /// When it is no http or https address of a host, or brings a query, a fragment or a login.
+    /// If the text is not an http or https URL with a host, or if it has a query, a fragment or
+    /// credentials.
     pub fn parse(text: &str) -> Result<Self, InvalidBaseUrl> {
         let invalid = |why: &str| InvalidBaseUrl { text: text.to_owned(), why: why.to_owned() };
-        // The parser of the client that will use the address, so that both agree on it.
+        // The HTTP client uses the same parser, so both agree.
         let url = reqwest::Url::parse(text).map_err(|error| invalid(&error.to_string()))?;
         if !matches!(url.scheme(), "http" | "https") {
             return Err(invalid("it does not begin with http:// or https://"));
@@ -196,13 +199,13 @@ impl BaseUrl {
         Ok(Self(url.as_str().trim_end_matches('/').to_owned()))
     }
 
-    /// The address without a slash at its end.
+    /// Returns the URL without a slash at the end.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Where nobody listens: the place of the rehearsal model until it has started.
+    /// Returns an address without a listener, for the rehearsal model before it has started.
     pub(super) fn nowhere() -> Self {
         Self("http://127.0.0.1:0/v1".to_owned())
     }
@@ -214,23 +217,23 @@ impl fmt::Display for BaseUrl {
     }
 }
 
-/// The text is no address of a service.
+/// The text is not a valid base URL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is no address such as \"https://api.example.com/v1\": {why}")]
+#[error("{text:?} is not a base URL such as \"https://api.example.com/v1\": {why}")]
 pub struct InvalidBaseUrl {
     text: String,
     why: String,
 }
 
-/// A secret from the environment. It shows itself to nobody but [`ApiKey::reveal`]'s caller.
+/// A secret from the environment. `Debug` does not print it; only [`ApiKey::reveal`] returns it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ApiKey(String);
 
 impl ApiKey {
-    /// The secret in a variable of the environment.
+    /// Reads the secret from an environment variable.
     ///
     /// # Errors
-    /// When the variable is not set, is empty, or holds what no header can carry.
+    /// If the variable is not set, is empty, or contains characters that a header cannot have.
     pub fn from_env(name: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Self, MissingKey> {
         let missing = |why| MissingKey { name: name.to_owned(), why };
         let secret = env(name).ok_or_else(|| missing("is not set"))?;
@@ -244,7 +247,7 @@ impl ApiKey {
         Ok(Self(secret.to_owned()))
     }
 
-    /// The secret itself, for a header or a comparison.
+    /// Returns the secret, for a header or a comparison.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
@@ -257,7 +260,7 @@ impl fmt::Debug for ApiKey {
     }
 }
 
-/// A variable of the environment that should hold a secret and does not.
+/// An environment variable that should hold a secret and does not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the environment variable {name} {why}")]
 pub struct MissingKey {
@@ -285,7 +288,7 @@ fn headers(value: &DeValue<'_>) -> Parsed<BTreeMap<String, String>> {
         let name = name.get_ref().to_ascii_lowercase();
         let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
         if name.is_empty() || !name.bytes().all(token) {
-            return Err(format!("{name:?} is no name of a header"));
+            return Err(format!("{name:?} is not a valid header name"));
         }
         if matches!(name.as_str(), "authorization" | "content-type" | "content-length" | "host") {
             return Err(format!("{name} is set by the host itself (keys come from api_key_env)"));
@@ -299,7 +302,7 @@ fn headers(value: &DeValue<'_>) -> Parsed<BTreeMap<String, String>> {
     Ok(headers)
 }
 
-/// Fields of bodies which the host relies on, whatever the wire.
+/// Fields of request bodies that the host needs with every wire format.
 const OURS: [&str; 6] = ["model", "messages", "input", "contents", "tools", "stream"];
 
 fn omitted(value: &DeValue<'_>) -> Parsed<String> {

@@ -1,7 +1,8 @@
-//! What one run may change about its agent.
+//! The overrides of a run: changes to its agent's configuration.
 //!
-//! Unless the agent says `allow_overrides`, a run may only ask for less: lower limits, fewer
-//! places, fewer tools, one of the agent's models. No limit counts as the highest.
+//! Unless the agent has `allow_overrides`, a run may only reduce what its agent allows: lower
+//! limits, fewer concurrent calls, fewer tools, one of the agent's models. No limit counts as the
+//! highest value.
 
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -13,34 +14,34 @@ use super::tools::ApprovalPolicy;
 use super::values;
 use crate::types::Execution;
 
-/// What one run changes about its agent. `None`: as the agent has it.
+/// The changes of one run to its agent's configuration. `None` means no change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunOverrides {
-    /// How its calls are run.
+    /// The execution mode of tool calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub execution: Option<Execution>,
-    /// What it may use.
+    /// The limits.
     #[serde(skip_serializing_if = "LimitOverrides::is_none")]
     pub limits: LimitOverrides,
-    /// The configured model that it asks first; the agent's others follow in their order.
+    /// The configured model to use first. The agent's other models follow in their order.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
-    /// Which tools it may call: names or patterns.
+    /// The names or patterns of the tools that it may call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<String>>,
-    /// Whether more than the first call of a response is kept.
+    /// Whether a response may have more than one tool call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub multi_tool_calls: Option<bool>,
-    /// Whether streamed answers are asked for, of all its models.
+    /// Whether responses are streamed, for all its models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<bool>,
-    /// What people are asked about the calls of all its tools, beside what each tool asks for.
+    /// The approval policy of all its tools, in addition to the policies of the tools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub approval: Option<ApprovalPolicy>,
 }
 
-/// The limits that one run changes, by their names in the configuration; 0 is no limit.
+/// The limits of one run, by configuration key. 0 means no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LimitOverrides {
@@ -62,46 +63,46 @@ pub struct LimitOverrides {
     /// See [`Limits::max_tool_calls_per_turn`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tool_calls_per_turn: Option<u32>,
-    /// See [`Limits::tool_timeout`]; a text such as `"30s"`.
+    /// See [`Limits::tool_timeout`]. A text such as `"30s"`.
     #[serde(with = "time", skip_serializing_if = "Option::is_none")]
     pub tool_timeout: Option<Duration>,
-    /// See [`Limits::run_timeout`]; a text such as `"10m"`.
+    /// See [`Limits::run_timeout`]. A text such as `"10m"`.
     #[serde(with = "time", skip_serializing_if = "Option::is_none")]
     pub run_timeout: Option<Duration>,
-    /// See [`Limits::max_arguments_bytes`]; never without a limit.
+    /// See [`Limits::max_arguments_bytes`]. It cannot be unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_arguments_bytes: Option<NonZeroUsize>,
-    /// See [`Limits::max_result_bytes`]; never without a limit.
+    /// See [`Limits::max_result_bytes`]. It cannot be unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_result_bytes: Option<NonZeroUsize>,
-    /// See [`Limits::max_variables_bytes`]; never without a limit.
+    /// See [`Limits::max_variables_bytes`]. It cannot be unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_variables_bytes: Option<NonZeroUsize>,
 }
 
-/// A run asks for more than its agent may have.
+/// The overrides of a run exceed its agent's configuration.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{key}: {asked} is more than this agent may have ({highest})")]
+#[error("{key}: {asked} is more than the agent allows ({highest})")]
 pub struct OverrideTooHigh {
-    /// What was asked for.
+    /// The configuration key.
     pub key: &'static str,
-    /// How much.
+    /// The requested value.
     pub asked: String,
-    /// What the agent may have.
+    /// The highest value that the agent allows.
     pub highest: String,
 }
 
 impl RunOverrides {
-    /// Whether nothing is changed.
+    /// Returns whether there are no changes.
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The execution of the run.
+    /// Returns the execution mode of the run.
     ///
     /// # Errors
-    /// When it has more places than the agent's, unless it may.
+    /// If it allows more concurrent calls than the agent's, and `may_raise` is false.
     pub fn execution(&self, own: Execution, may_raise: bool) -> Result<Execution, OverrideTooHigh> {
         let places = |execution| match execution {
             Execution::Sequential => 1,
@@ -114,10 +115,10 @@ impl RunOverrides {
         }
     }
 
-    /// Whether the run keeps more than the first call of a response.
+    /// Returns whether the run allows multiple tool calls per response.
     ///
     /// # Errors
-    /// When it is switched on and the agent has it off, unless it may.
+    /// If the run enables it, the agent does not, and `may_raise` is false.
     pub fn multi_tool_calls(&self, own: bool, may_raise: bool) -> Result<bool, OverrideTooHigh> {
         match self.multi_tool_calls {
             Some(true) if !own && !may_raise => Err(too_high("multi_tool_calls", true, own)),
@@ -126,10 +127,10 @@ impl RunOverrides {
         }
     }
 
-    /// What people are asked about the calls of a tool that asks for `own`.
+    /// Returns the approval policy of a tool whose own policy is `own`.
     ///
     /// # Errors
-    /// When nobody is to be asked and the tool asks for somebody, unless it may.
+    /// If the run disables approvals that the tool requires, and `may_raise` is false.
     pub fn approval(
         &self,
         tool: &str,
@@ -148,16 +149,16 @@ impl RunOverrides {
 }
 
 impl LimitOverrides {
-    /// Whether no limit is changed.
+    /// Returns whether no limit changes.
     #[must_use]
     pub fn is_none(&self) -> bool {
         *self == Self::default()
     }
 
-    /// The limits of the run.
+    /// Returns the limits of the run.
     ///
     /// # Errors
-    /// Names the first limit that is higher than the agent's, unless it may be.
+    /// If a limit exceeds the agent's and `may_raise` is false. Names the first one.
     pub fn apply(&self, own: &Limits, may_raise: bool) -> Result<Limits, OverrideTooHigh> {
         let number = |key, asked, own| lower(key, asked, own, may_raise, |n: u32| n.to_string());
         let time = |key, asked, own| {
@@ -216,7 +217,7 @@ impl LimitOverrides {
     }
 }
 
-/// One limit: none, or the type's zero, is the highest.
+/// Applies one limit. `None` and the type's zero mean no limit, the highest value.
 fn lower<T: Copy + Default + PartialOrd>(
     key: &'static str,
     asked: Option<T>,
@@ -242,7 +243,7 @@ fn too_high(key: &'static str, asked: impl ToString, highest: impl ToString) -> 
     OverrideTooHigh { key, asked: asked.to_string(), highest: highest.to_string() }
 }
 
-/// A limit of time, as the text that requests have.
+/// Serialises time limits as texts.
 mod time {
     use super::{Deserialize, Deserializer, Duration, Serializer, values};
 
@@ -293,10 +294,10 @@ mod tests {
         let json = r#"{"limits": {"max_turns": 2, "max_failed_turns": 1, "tool_timeout": "50ms"}}"#;
         check(json, false, Ok(lower));
         let more = r#"{"limits": {"max_turns": 11}}"#;
-        check(more, false, Err("limits.max_turns: 11 is more than this agent may have (10)"));
+        check(more, false, Err("limits.max_turns: 11 is more than the agent allows (10)"));
         check(more, true, Ok(Limits { max_turns: Some(11), ..own }));
         let none = r#"{"limits": {"run_timeout": "0s"}}"#;
-        let error = "limits.run_timeout: no limit is more than this agent may have (600s)";
+        let error = "limits.run_timeout: no limit is more than the agent allows (600s)";
         check(none, false, Err(error));
         check(none, true, Ok(Limits { run_timeout: None, ..own }));
     }
@@ -316,10 +317,10 @@ mod tests {
         };
         check(budgets, false, Ok(lower));
         let never = r#"{"limits": {"repeat_limit": 0}}"#;
-        let error = "limits.repeat_limit: no limit is more than this agent may have (3)";
+        let error = "limits.repeat_limit: no limit is more than the agent allows (3)";
         check(never, false, Err(error));
         let more = r#"{"limits": {"max_result_bytes": 65537}}"#;
-        let error = "limits.max_result_bytes: 65537 is more than this agent may have (65536)";
+        let error = "limits.max_result_bytes: 65537 is more than the agent allows (65536)";
         check(more, false, Err(error));
         let raised =
             Limits { max_result_bytes: 65537, max_failed_turns: None, ..Limits::default() };
@@ -327,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn places_and_switches_may_only_fall() {
+    fn concurrency_and_switches_may_only_be_reduced() {
         let own = Execution::Parallel { max: 4 };
         let asked = |text: &str| parsed(&format!(r#"{{"execution": "{text}"}}"#)).unwrap();
         assert_eq!(asked("sequential").execution(own, false), Ok(Execution::Sequential));
@@ -335,7 +336,7 @@ mod tests {
         let error = asked("parallel:5").execution(own, false).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "execution: parallel:5 is more than this agent may have (parallel:4)"
+            "execution: parallel:5 is more than the agent allows (parallel:4)"
         );
         assert!(asked("parallel").execution(Execution::Sequential, true).is_ok());
         let on = parsed(r#"{"multi_tool_calls": true}"#).unwrap();
@@ -344,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn people_may_only_be_asked_more() {
+    fn approvals_may_only_be_added() {
         let asked = |text: &str| parsed(&format!(r#"{{"approval": "{text}"}}"#)).unwrap();
         let both = ApprovalPolicy { before: true, after: true };
         for (asked_for, own, may_raise, expect) in [
@@ -357,7 +358,7 @@ mod tests {
                 "never",
                 both,
                 false,
-                Err("approval: never is more than this agent may have (pay: before and after)"),
+                Err("approval: never is more than the agent allows (pay: before and after)"),
             ),
         ] {
             let found = asked(asked_for).approval("pay", own, may_raise);
@@ -368,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn invalid_values_are_reported_by_key() {
         for (json, part) in [
             (r#"{"executoin": "sequential"}"#, "unknown field `executoin`"),
             (r#"{"execution": "fast"}"#, "execution is \"sequential\""),

@@ -1,4 +1,4 @@
-//! The file as tables and lines: who asks for a key gets its value or leaves an error.
+//! Reads values from the tables of the file, and records errors with their lines.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,16 +9,16 @@ use toml::de::{DeTable, DeValue};
 
 use super::values::{self, Parsed};
 
-/// One thing that is wrong: `callsheet.toml:12: agents.default.model: ...`.
+/// One error: `callsheet.toml:12: agents.default.model: ...`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigError {
-    /// The file; none where a flag or a variable of the environment is wrong.
+    /// The file. `None` if a flag or an environment variable is wrong.
     pub file: Option<String>,
-    /// The line, from 1; none where something is missing from the whole file.
+    /// The line, from 1. `None` if a key is missing from the whole file.
     pub line: Option<usize>,
-    /// The key with all its tables, or the flag or variable.
+    /// The full key with its tables, or the flag or environment variable.
     pub key: String,
-    /// What is wrong with it.
+    /// The problem.
     pub message: String,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for ConfigError {
     }
 }
 
-/// Everything that is wrong, at least one thing, in the order of the lines.
+/// All errors, at least one, in the order of lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigErrors(Vec<ConfigError>);
 
@@ -48,14 +48,14 @@ impl ConfigErrors {
         Self(errors)
     }
 
-    /// One error that comes from no file.
+    /// Creates an error without a file.
     #[must_use]
     pub fn single(key: impl Into<String>, message: impl Into<String>) -> Self {
         let (key, message) = (key.into(), message.into());
         Self(vec![ConfigError { file: None, line: None, key, message }])
     }
 
-    /// The errors, in the order of the lines.
+    /// Returns the errors in the order of lines.
     pub fn iter(&self) -> impl Iterator<Item = &ConfigError> {
         self.0.iter()
     }
@@ -75,7 +75,7 @@ impl fmt::Display for ConfigErrors {
 
 impl std::error::Error for ConfigErrors {}
 
-/// Where each key stood, for errors that are found after parsing.
+/// The positions of the keys, for errors that are found after parsing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Origins {
     file: Option<String>,
@@ -89,16 +89,16 @@ impl Origins {
     }
 }
 
-/// A file while it is read.
+/// A file that is being read.
 #[derive(Debug)]
-pub(super) struct Source<'t> {
+pub(super) struct ConfigSource<'t> {
     text: &'t str,
     table: Option<Spanned<DeTable<'t>>>,
     origins: RefCell<Origins>,
     errors: RefCell<Vec<ConfigError>>,
 }
 
-impl<'t> Source<'t> {
+impl<'t> ConfigSource<'t> {
     pub(super) fn new(text: &'t str, file: &str) -> Self {
         let (table, errors) = match DeTable::parse(text) {
             Ok(table) => (Some(table), Vec::new()),
@@ -113,7 +113,7 @@ impl<'t> Source<'t> {
         Self { text, table, origins: RefCell::new(origins), errors: RefCell::new(errors) }
     }
 
-    /// The file's tables; none when it is no TOML.
+    /// Returns the file's root table. `None` if the file is not TOML.
     pub(super) fn root(&self) -> Option<Section<'_, 't>> {
         let table = self.table.as_ref()?;
         Some(Section::new(self, String::new(), Some(table.get_ref())))
@@ -131,7 +131,7 @@ impl<'t> Source<'t> {
         self.errors.borrow_mut().push(error);
     }
 
-    /// Where everything stood, if nothing was wrong.
+    /// Returns the positions of the keys if there were no errors.
     pub(super) fn finish(self) -> Result<Origins, ConfigErrors> {
         if self.errors.borrow().is_empty() {
             Ok(self.origins.into_inner())
@@ -149,21 +149,21 @@ impl<'t> Source<'t> {
     }
 }
 
-/// One table while it is read. What nobody asked for by [`Section::finish`] is an unknown key.
+/// A table that is being read. Keys that are not read before [`Section::finish`] are unknown.
 #[derive(Debug)]
 pub(super) struct Section<'s, 't> {
-    source: &'s Source<'t>,
+    source: &'s ConfigSource<'t>,
     path: String,
     table: Option<&'s DeTable<'t>>,
     known: RefCell<BTreeSet<&'static str>>,
 }
 
 impl<'s, 't> Section<'s, 't> {
-    fn new(source: &'s Source<'t>, path: String, table: Option<&'s DeTable<'t>>) -> Self {
+    fn new(source: &'s ConfigSource<'t>, path: String, table: Option<&'s DeTable<'t>>) -> Self {
         Self { source, path, table, known: RefCell::default() }
     }
 
-    /// The value of a key as `parse` understands it; none when it is not there or wrong.
+    /// Parses the value of a key. `None` if it is missing or wrong.
     pub(super) fn read<T>(
         &self,
         key: &'static str,
@@ -180,7 +180,7 @@ impl<'s, 't> Section<'s, 't> {
         }
     }
 
-    /// The items of a list, each as `parse` understands it; none when the key is not there.
+    /// Parses the items of a list. `None` if the key is missing.
     pub(super) fn list<T>(
         &self,
         key: &'static str,
@@ -204,7 +204,7 @@ impl<'s, 't> Section<'s, 't> {
         Some(parsed)
     }
 
-    /// A table in this one; without keys if it is not there.
+    /// Returns a table within this one. It is empty if it is missing.
     pub(super) fn table(&self, key: &'static str) -> Self {
         let table = self.value(key).and_then(|value| {
             let table = value.get_ref().as_table();
@@ -217,7 +217,7 @@ impl<'s, 't> Section<'s, 't> {
         Section::new(self.source, self.key(key), table)
     }
 
-    /// The tables of a table of named things, such as `[models.NAME]`.
+    /// Returns the tables of named things, such as `[models.NAME]`.
     pub(super) fn tables(&self, key: &'static str) -> Vec<(String, Self)> {
         let group = self.table(key);
         let mut found = Vec::new();
@@ -238,7 +238,7 @@ impl<'s, 't> Section<'s, 't> {
         found
     }
 
-    /// Leaves an error about a key, or about the whole table where the key is not there.
+    /// Records an error about a key, or about the whole table if the key is missing.
     pub(super) fn complain(&self, key: &str, message: impl Into<String>) {
         let entry = self.table.and_then(|table| table.get_key_value(key));
         let offset = entry.map(|(key, _)| key.span().start);
@@ -249,8 +249,8 @@ impl<'s, 't> Section<'s, 't> {
         self.source.errors.borrow_mut().push(error);
     }
 
-    /// Leaves an error if a key that must be there is not there; `missing` says whether a value
-    /// came of it, and a key that is there and wrong has its error already.
+    /// Records an error if a required key is missing. `missing` says whether there is no value; a
+    /// wrong value already has its error.
     pub(super) fn require(&self, key: &'static str, missing: bool) {
         if missing && !self.has(key) {
             self.complain(key, "is missing");
@@ -261,14 +261,14 @@ impl<'s, 't> Section<'s, 't> {
         self.table.is_some_and(|table| table.contains_key(key))
     }
 
-    /// Leaves a better error about a key that is unknown.
+    /// Records a specific error for an unknown key.
     pub(super) fn forbid(&self, key: &'static str, message: &str) {
         if self.value(key).is_some() {
             self.complain(key, message);
         }
     }
 
-    /// Every key that nobody has asked for is an error.
+    /// Records an error for every key that was not read.
     pub(super) fn finish(&self) {
         let known = self.known.borrow();
         for (key, _) in self.table.into_iter().flat_map(DeTable::iter) {
@@ -290,7 +290,7 @@ impl<'s, 't> Section<'s, 't> {
     }
 }
 
-/// ` (did you mean NAME?)` for the closest of the names, if one is close.
+/// Returns ` (did you mean NAME?)` for the most similar name, if there is one.
 pub(super) fn did_you_mean<'n>(wrong: &str, names: impl Iterator<Item = &'n str>) -> String {
     let far = (wrong.chars().count() / 3).max(1);
     names
@@ -301,7 +301,7 @@ pub(super) fn did_you_mean<'n>(wrong: &str, names: impl Iterator<Item = &'n str>
         .unwrap_or_default()
 }
 
-/// How many characters must be put in, left out or changed to make one text of the other.
+/// Returns the edit distance of two texts.
 fn distance(from: &str, to: &str) -> usize {
     let to: Vec<char> = to.chars().collect();
     let mut row: Vec<usize> = (0..=to.len()).collect();
@@ -325,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_closest_name_is_offered_and_far_ones_are_not() {
+    fn only_similar_names_are_suggested() {
         let names = || ["max_turns", "run_timeout", "tool_timeout"].into_iter();
         assert_eq!(did_you_mean("max_turn", names()), " (did you mean max_turns?)");
         assert_eq!(did_you_mean("tool_timeuot", names()), " (did you mean tool_timeout?)");

@@ -14,56 +14,57 @@ use super::source::Section;
 use super::values::{self, Parsed};
 use crate::types::excerpt;
 
-/// Whether anybody outside this process can notice a call.
+/// The visibility of a tool's calls outside the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolEffect {
-    /// Nothing outside this process can notice the call: it may start early, and may be repeated.
+    /// Calls have no effect outside the process. They may start early and may be repeated.
     None,
-    /// Somebody may notice: it waits for a good finish, and is never repeated by a retry.
+    /// Calls may have effects outside the process. They wait for the response to complete, and a
+    /// retry never repeats them.
     #[default]
     Some,
 }
 
-/// When a sealed call of a tool with effects may start.
+/// The time at which a sealed call of a tool with effects may start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StartPolicy {
-    /// When the response has ended well.
+    /// After the response has completed.
     #[default]
     OnFinish,
-    /// As soon as its own arguments are whole, even if the response should break off later.
+    /// As soon as the call is sealed, even if the response breaks later.
     OnSeal,
 }
 
-/// When people are asked about a tool's calls.
+/// The approval policy of a tool.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ApprovalPolicy {
-    /// Whether a call may run.
+    /// Approval is needed before a call runs.
     pub before: bool,
-    /// Whether the model may see its result.
+    /// Approval is needed before the model sees the result.
     pub after: bool,
 }
 
 impl ApprovalPolicy {
-    /// Nobody is asked.
+    /// No approval is needed.
     pub const NEVER: Self = Self { before: false, after: false };
-    /// Whether a call may run.
+    /// Approval is needed before a call runs.
     pub const BEFORE: Self = Self { before: true, after: false };
-    /// Whether the model may see its result.
+    /// Approval is needed before the model sees the result.
     pub const AFTER: Self = Self { before: false, after: true };
 
-    /// The words of the configuration and of requests.
+    /// The values in the configuration and in requests.
     pub(super) const WORDS: [(&'static str, Self); 3] =
         [("never", Self::NEVER), ("before", Self::BEFORE), ("after", Self::AFTER)];
 
-    /// Whether people are asked at all.
+    /// Returns whether any approval is needed.
     #[must_use]
     pub fn is_asked(self) -> bool {
         self != Self::NEVER
     }
 
-    /// Everything that one of the two asks for.
+    /// Returns the union of both policies.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self { before: self.before || other.before, after: self.after || other.after }
@@ -100,33 +101,33 @@ impl<'de> Deserialize<'de> for ApprovalPolicy {
     }
 }
 
-/// What the file changes about one tool. None: as the tool's author set it.
+/// The changes of the configuration to one tool. `None` means no change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ToolOverride {
-    /// Whether anybody can notice a call.
+    /// The visibility of calls outside the process.
     pub effect: Option<ToolEffect>,
-    /// When a sealed call may start.
+    /// The time at which a sealed call may start.
     pub start: Option<StartPolicy>,
-    /// Whether it runs alone.
+    /// Whether calls run exclusively.
     pub exclusive: Option<bool>,
-    /// Whether it may be run again with the same idempotency key.
+    /// Whether a call may run again with the same idempotency key.
     pub idempotent: Option<bool>,
-    /// Whether identical calls of one response run each for itself.
+    /// Whether identical calls of one response each run.
     pub repeatable: Option<bool>,
-    /// Whether it is run on a thread of its own pool.
+    /// Whether calls run on a thread of the blocking pool.
     pub blocking: Option<bool>,
-    /// How long one call may run.
+    /// The time limit of a call.
     pub timeout: Option<Duration>,
     /// When people are asked about its calls.
     pub approval: Option<ApprovalPolicy>,
-    /// How long they have to answer.
+    /// The time limit of a decision.
     pub approval_timeout: Option<Duration>,
-    /// How many calls may run at once in the whole host.
+    /// Maximum number of concurrent calls in the host.
     pub max_concurrent: Option<NonZeroU32>,
-    /// Of `read_file`: the folder beneath which it reads.
+    /// For `read_file`: the root directory.
     pub root: Option<PathBuf>,
-    /// Of `http_get`: addresses that would be refused, each `host`, `host:port`, an address or a
-    /// network such as `10.0.0.0/8`.
+    /// For `http_get`: allowed addresses that would be refused by default. Each is `host`,
+    /// `host:port`, an IP address or a network such as `10.0.0.0/8`.
     pub allow: Vec<String>,
 }
 

@@ -1,16 +1,16 @@
-//! What single values mean.
+//! Parsers of single values.
 
 use std::time::Duration;
 
 use toml::de::DeValue;
 
-/// A value as understood, or what is wrong with it.
+/// A parsed value, or the problem with it.
 pub(super) type Parsed<T> = Result<T, String>;
 
-/// No time of the configuration is longer; clocks can be added to it without overflow.
+/// Maximum duration. Adding it to a clock does not overflow.
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 60 * 60);
 
-/// The message for a value of another kind than asked for.
+/// Returns the message for a value of the wrong type.
 pub(super) fn not(wanted: &str, value: &DeValue<'_>) -> String {
     format!("is {wanted}, not {}", described(value))
 }
@@ -19,7 +19,7 @@ pub(super) fn text(value: &DeValue<'_>) -> Parsed<String> {
     value.as_str().map(str::to_owned).ok_or_else(|| not("a text", value))
 }
 
-/// A text with something in it.
+/// Parses a text that is not empty.
 pub(super) fn filled_text(value: &DeValue<'_>) -> Parsed<String> {
     let text = text(value)?;
     if text.trim().is_empty() { Err("must not be empty".to_owned()) } else { Ok(text) }
@@ -29,7 +29,7 @@ pub(super) fn switch(value: &DeValue<'_>) -> Parsed<bool> {
     value.as_bool().ok_or_else(|| not("true or false", value))
 }
 
-/// A whole number that fits `T`.
+/// Parses a whole number that fits `T`.
 pub(super) fn number<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
     let Some(integer) = value.as_integer() else { return Err(not("a whole number", value)) };
     let number = i128::from_str_radix(integer.as_str(), integer.radix())
@@ -43,7 +43,7 @@ pub(super) fn number<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
         .ok_or_else(|| format!("{number} is too large"))
 }
 
-/// A whole number above 0 that fits `T`.
+/// Parses a whole number above 0 that fits `T`.
 pub(super) fn count<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
     match number::<u64>(value)? {
         0 => Err("must be at least 1".to_owned()),
@@ -51,7 +51,7 @@ pub(super) fn count<T: TryFrom<u64>>(value: &DeValue<'_>) -> Parsed<T> {
     }
 }
 
-/// A whole number where 0 is no limit.
+/// Parses a whole number. 0 means no limit.
 pub(super) fn limit<T>(value: &DeValue<'_>) -> Parsed<Option<T>>
 where
     T: TryFrom<u64> + Default + PartialEq,
@@ -59,7 +59,7 @@ where
     number(value).map(|number: T| Some(number).filter(|number| *number != T::default()))
 }
 
-/// A number with or without a fraction.
+/// Parses a number with or without a fraction.
 pub(super) fn float(value: &DeValue<'_>) -> Parsed<f64> {
     let text = match (value.as_float(), value.as_integer()) {
         (Some(float), _) => float.as_str().to_owned(),
@@ -70,7 +70,7 @@ pub(super) fn float(value: &DeValue<'_>) -> Parsed<f64> {
     if number.is_finite() { Ok(number) } else { Err(format!("{text} is no number")) }
 }
 
-/// A time such as `"30s"`, which may be 0.
+/// Parses a duration such as `"30s"`, which may be 0.
 pub(super) fn duration(value: &DeValue<'_>) -> Parsed<Duration> {
     let Some(text) = value.as_str() else {
         return Err(not("a time such as \"30s\"", value));
@@ -78,18 +78,18 @@ pub(super) fn duration(value: &DeValue<'_>) -> Parsed<Duration> {
     parse_duration(text)
 }
 
-/// A time above 0.
+/// Parses a duration above 0.
 pub(super) fn time(value: &DeValue<'_>) -> Parsed<Duration> {
     let duration = duration(value)?;
     if duration.is_zero() { Err("must be longer than 0".to_owned()) } else { Ok(duration) }
 }
 
-/// A time where 0 is no limit.
+/// Parses a duration. 0 means no limit.
 pub(super) fn time_limit(value: &DeValue<'_>) -> Parsed<Option<Duration>> {
     duration(value).map(|duration| Some(duration).filter(|duration| !duration.is_zero()))
 }
 
-/// One of a few words.
+/// Parses one of these words.
 pub(super) fn word<T: Copy>(value: &DeValue<'_>, words: &[(&str, T)]) -> Parsed<T> {
     let found = value.as_str().and_then(|text| words.iter().find(|(word, _)| *word == text));
     found.map(|(_, meaning)| *meaning).ok_or_else(|| {
@@ -102,7 +102,7 @@ pub(super) fn word<T: Copy>(value: &DeValue<'_>, words: &[(&str, T)]) -> Parsed<
     })
 }
 
-/// A table of TOML as an object of JSON.
+/// Converts a TOML value to JSON.
 pub(super) fn json(value: &DeValue<'_>) -> Parsed<serde_json::Value> {
     Ok(match value {
         DeValue::String(text) => text.as_ref().into(),
@@ -119,7 +119,7 @@ pub(super) fn json(value: &DeValue<'_>) -> Parsed<serde_json::Value> {
     })
 }
 
-/// A table of TOML as the fields of an object of JSON.
+/// Converts a TOML table to the fields of a JSON object.
 pub(super) fn json_object(
     value: &DeValue<'_>,
 ) -> Parsed<serde_json::Map<String, serde_json::Value>> {
@@ -132,7 +132,7 @@ pub(super) fn json_object(
     Ok(fields)
 }
 
-/// Whether a model, an agent or a tool may be called so.
+/// Checks the name of a model, an agent or a tool.
 pub(super) fn check_name(name: &str) -> Parsed<()> {
     let fits = (1..=64).contains(&name.len())
         && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
@@ -140,10 +140,10 @@ pub(super) fn check_name(name: &str) -> Parsed<()> {
     if fits { Ok(()) } else { Err(message.to_owned()) }
 }
 
-/// Parses a time such as `30s`, `5m`, `250ms` or `24h`.
+/// Parses a duration such as `30s`, `5m`, `250ms` or `24h`.
 ///
 /// # Errors
-/// Says what it is not.
+/// If the text is not a duration.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let wrong = || format!("is a time such as \"30s\", \"5m\", \"250ms\" or \"24h\", not {text:?}");
     let digits = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;

@@ -1,4 +1,4 @@
-//! The messages of a session, and what is counted over them.
+//! The messages of a session, and counts over them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,30 +10,30 @@ use crate::record::ResponseMessage;
 use crate::types::{CallKey, Content, ResultNotes, ToolCall, ToolOutcome, ToolResult, metadata};
 
 /// The messages of a session, in call order. Cloning shares them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct History {
     messages: MessageList,
-    /// So many of them, from the first on, keep the pairing rule.
+    /// Number of messages from the beginning that are known to satisfy the pairing rule.
     paired: usize,
     turns: u32,
     turns_with_calls: u32,
     held_ids: Arc<BTreeSet<String>>,
-    /// Whether the last result has a note behind it.
+    /// Whether a note follows the last result.
     noted: bool,
-    /// What users said while a turn goes on: it stands behind the turn.
+    /// Inputs that arrived during the current turn. They follow it.
     undelivered: Vec<Content>,
-    /// Calls that the session was opened with and that nobody has answered: its first turn.
+    /// Unanswered initial calls. They are the session's first turn.
     open: Option<Arc<ResponseMessage>>,
 }
 
 impl History {
-    /// An empty history.
+    /// Creates an empty history.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The history that a session is opened with.
+    /// Creates a history from initial messages.
     #[must_use]
     pub fn from_initial(seed: InitialHistory) -> Self {
         let mut history = Self { open: seed.open, ..Self::default() };
@@ -47,8 +47,8 @@ impl History {
         history
     }
 
-    /// A run begins with what a user said. It stands behind the calls that the session was opened
-    /// with, which are answered first.
+    /// Starts a run with a user's input. The input follows the initial calls, which are answered
+    /// first.
     pub fn begin_run(&mut self, input: Content) {
         match self.open {
             Some(_) => self.undelivered.push(input),
@@ -56,15 +56,15 @@ impl History {
         }
     }
 
-    /// The calls that the session was opened with, until they are answered: the response that its
-    /// first turn goes on from.
+    /// Returns the initial calls until they are answered: the response with which the first turn
+    /// starts.
     #[must_use]
     pub fn open_calls(&self) -> Option<&ResponseMessage> {
         self.open.as_deref()
     }
 
-    /// A user said something while `after_turn` went on. It stands right behind that turn, which
-    /// may have been committed meanwhile.
+    /// Adds a user's input that arrived during `after_turn`. It directly follows that turn, which
+    /// may already be committed.
     pub fn steer(&mut self, after_turn: u32, input: Content) {
         if self.turns >= after_turn {
             self.push_user(input);
@@ -73,20 +73,20 @@ impl History {
         }
     }
 
-    /// How many inputs wait for the end of the turn that goes on.
+    /// Returns the number of inputs that wait for the end of the current turn.
     #[must_use]
     pub fn undelivered(&self) -> usize {
         self.undelivered.len()
     }
 
-    /// The run is over: what was said to it and did not get through stands at its end.
+    /// Ends the run. Inputs that were not delivered follow at its end.
     pub fn end_run(&mut self) {
         self.open = None;
         self.deliver();
     }
 
-    /// A turn is over: its message, one result for each of its calls, and behind them what users
-    /// said meanwhile.
+    /// Commits a turn: its message, one result for each call, and the inputs that arrived
+    /// meanwhile.
     pub fn commit(
         &mut self,
         turn: u32,
@@ -100,8 +100,8 @@ impl History {
         });
     }
 
-    /// Tells the model something of ours behind the last result, if nothing but what users said
-    /// stands behind that. A blank line parts it from what the tool said.
+    /// Appends a note for the model to the last result, if only user messages follow it. A blank
+    /// line separates it from the tool's text.
     pub fn add_note(&mut self, note: &str) {
         let is_said = |message: &Arc<Message>| matches!(**message, Message::User { .. });
         let Some(last) = self.messages.iter().rposition(|message| !is_said(message)) else {
@@ -117,21 +117,22 @@ impl History {
         }
     }
 
-    /// The messages, in order.
+    /// Returns the messages in order.
     #[must_use]
     pub fn messages(&self) -> &MessageList {
         &self.messages
     }
 
-    /// The messages as people are shown them: with the calls that nobody has answered yet.
+    /// Returns the messages for display, including unanswered initial calls.
     #[must_use]
     pub fn display_messages(&self) -> Vec<Arc<Message>> {
         let open = self.open.iter().map(|message| Arc::new(Message::Assistant(message.clone())));
         self.messages.iter().cloned().chain(open).collect()
     }
 
-    /// The messages as a provider may be sent them, and how many repairs that took. It takes
-    /// none, unless we have a bug. What was found paired when it was written is not read again.
+    /// Returns the messages for a request, and the number of repairs that the pairing rule needed.
+    /// It is 0 unless the host has a bug. Messages that are known to be paired are not checked
+    /// again.
     #[must_use]
     pub fn request_messages(&self) -> (MessageList, u32) {
         let (known, rest) = self.split();
@@ -141,31 +142,31 @@ impl History {
         }
     }
 
-    /// The session's last turn; 0 before the first.
+    /// Returns the session's last turn; 0 before the first.
     #[must_use]
     pub fn turns(&self) -> u32 {
         self.turns
     }
 
-    /// How many turns had calls.
+    /// Returns the number of turns with calls.
     #[must_use]
     pub fn turns_with_calls(&self) -> u32 {
         self.turns_with_calls
     }
 
-    /// Ids of the form of our own, `call_{n}_{index}`, that are taken.
+    /// Returns the used ids of the form `call_{n}_{index}`, which the host itself generates.
     #[must_use]
     pub fn held_ids(&self) -> Arc<BTreeSet<String>> {
         Arc::clone(&self.held_ids)
     }
 
-    /// The messages that are known to be paired, and those behind them.
+    /// Returns the messages that are known to be paired, and those after them.
     fn split(&self) -> (&[Arc<Message>], &[Arc<Message>]) {
         self.messages.split_at_checked(self.paired).unwrap_or((&self.messages, &[]))
     }
 
-    /// Reads what was written since the last time: no call of it is open, or the next time it is
-    /// read again.
+    /// Checks the messages that were added since the last check. They are checked again if a call
+    /// is unanswered.
     fn check_pairs(&mut self) {
         if are_paired(self.split().1) {
             self.paired = self.messages.len();
@@ -198,8 +199,8 @@ impl History {
         self.count_calls(&message.calls);
         self.messages.push(Message::Assistant(Arc::clone(message)));
         for call in &message.calls {
-            // A call without an outcome would be a bug of the turn; the check at request building
-            // answers it and counts that.
+            // A call without an outcome would be a bug of the turn. The request's pairing check
+            // then answers it and counts a repair.
             let Some((outcome, notes)) = answer(call.key) else { continue };
             self.messages.push(Message::Tool {
                 call_id: call.id.clone(),
@@ -212,7 +213,8 @@ impl History {
 
     fn count_calls(&mut self, calls: &[ToolCall]) {
         self.turns_with_calls += u32::from(!calls.is_empty());
-        // Others cannot meet one of ours, and the set is copied while the turn still shares it.
+        // Other ids cannot collide with generated ones. The set may be shared with the turn and
+        // copied.
         let taken: Vec<_> = calls.iter().filter(|call| is_like_ours(&call.id)).collect();
         if !taken.is_empty() {
             Arc::make_mut(&mut self.held_ids).extend(taken.iter().map(|call| call.id.to_string()));
@@ -231,7 +233,7 @@ impl History {
     }
 }
 
-/// Whether a call without an id could be given this one: `call_{n}_{index}`.
+/// Returns whether the host could generate this id: `call_{n}_{index}`.
 fn is_like_ours(id: &str) -> bool {
     let parts = id.strip_prefix("call_").and_then(|rest| rest.split_once('_'));
     parts.is_some_and(|(turn, index)| {
@@ -239,7 +241,7 @@ fn is_like_ours(id: &str) -> bool {
     })
 }
 
-/// The part of a result that the model is shown, and how much there was.
+/// Returns the part of a result for the model, with a note about the full size.
 fn shorten(content: &Arc<str>, bytes_max: usize) -> Arc<str> {
     if content.len() <= bytes_max {
         return Arc::clone(content);
@@ -282,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn notes_stand_behind_the_last_result_in_lines_of_their_own() {
+    fn notes_follow_the_last_result_on_separate_lines() {
         let message =
             Arc::new(ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() });
         let mut history = History::new();
@@ -294,14 +296,14 @@ mod tests {
     }
 
     #[test]
-    fn a_long_result_is_shown_in_part() {
+    fn a_long_result_is_truncated() {
         let shorten = |bytes_max| shorten(&"été".into(), bytes_max);
         assert_eq!(&*shorten(5), "été");
         assert_eq!(&*shorten(4), "ét\n[the result is cut here: 3 of 5 bytes are shown]");
     }
 
     #[test]
-    fn only_ids_that_we_could_give_are_held() {
+    fn only_ids_that_the_host_could_generate_are_recorded() {
         let mut history = History::new();
         let ids =
             ["call_4_3", "call_abc", "call_12", "call_1_", "call__1", "call_1_x", "toolu_1_2"];
@@ -313,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_takes_no_more_of_a_long_history_than_of_a_short_one() {
+    fn a_request_costs_the_same_for_a_long_history() {
         let costs = [1, 1_000].map(|turns| {
             let mut history = History::new();
             history.begin_run("Go on.".into());
@@ -340,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_paired_is_read_until_it_is() {
+    fn unpaired_messages_are_checked_again_until_they_are_paired() {
         let message = Arc::new(ResponseMessage {
             calls: vec![call(0), call(1)],
             ..ResponseMessage::default()
@@ -357,21 +359,22 @@ mod tests {
     }
 
     #[test]
-    fn a_turn_that_said_nothing_leaves_no_message() {
+    fn a_turn_with_an_empty_response_adds_no_message() {
         let mut history = History::new();
         history.commit(3, Some(&Arc::default()), &[], 10);
         assert_eq!((history.messages().len(), history.turns()), (0, 3));
     }
 
     #[test]
-    fn only_turns_with_calls_are_counted_as_such() {
-        let said = Arc::new(ResponseMessage { text: "noon".into(), ..ResponseMessage::default() });
+    fn turns_with_calls_are_counted() {
+        let text_only =
+            Arc::new(ResponseMessage { text: "noon".into(), ..ResponseMessage::default() });
         let called =
             Arc::new(ResponseMessage { calls: vec![call(0)], ..ResponseMessage::default() });
         let mut history = History::new();
-        history.commit(1, Some(&said), &[], 10);
+        history.commit(1, Some(&text_only), &[], 10);
         history.commit(2, Some(&called), &[result(call(0), "")], 10);
-        history.commit(3, Some(&said), &[], 10);
+        history.commit(3, Some(&text_only), &[], 10);
         assert_eq!((history.turns(), history.turns_with_calls()), (3, 1));
     }
 }

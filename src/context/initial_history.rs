@@ -1,4 +1,4 @@
-//! Messages that a session is opened with, in the Chat Completions form that our histories have.
+//! Parses the initial messages of a session, in the Chat Completions form.
 
 use std::sync::Arc;
 
@@ -8,22 +8,21 @@ use crate::message::Message;
 use crate::record::ResponseMessage;
 use crate::types::{CALLS_MAX, CallKey, Content, ToolCall, excerpt};
 
-/// How many messages a session may be opened with.
+/// Maximum number of initial messages.
 pub const INITIAL_MESSAGES_MAX: usize = 10_000;
 
-/// Characters of a stranger's text that an error quotes.
+/// Maximum number of characters of an input that an error quotes.
 const QUOTE_CHARS: usize = 64;
 
-/// What a session is opened with: messages that satisfy the pairing rule, and perhaps calls that
-/// nobody has answered yet.
+/// Initial messages that satisfy the pairing rule. The last message may have unanswered calls.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InitialHistory {
     pub(super) messages: Vec<Arc<Message>>,
-    /// The last message, if it holds calls: they are the session's first turn.
+    /// The last message, if it has calls. They are the session's first turn.
     pub(super) open: Option<Arc<ResponseMessage>>,
 }
 
-/// Messages that a session cannot be opened with: which, and why.
+/// An error in the initial messages: position and problem.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {problem}")]
 pub struct InitialHistoryError {
@@ -32,13 +31,14 @@ pub struct InitialHistoryError {
 }
 
 impl InitialHistory {
-    /// Parses messages: of users, of assistants, and of tools. `content` is a text or a list of
-    /// text parts, which become lines; a user's may hold images too, and then it stays a list.
-    /// `metadata` is kept as our own histories show it.
+    /// Parses messages of users, assistants and tools. `content` is a text or a list of text parts,
+    /// which are joined by line feeds. A user's content may contain images; then it stays a list.
+    /// `metadata` has the form of the host's own histories.
     ///
     /// # Errors
-    /// Names the place of the first message that is none, or that breaks the pairing rule: each
-    /// call is answered, once, before anybody else speaks, unless the last message makes it.
+    /// If a message is invalid or violates the pairing rule: each call must be answered exactly
+    /// once before the next message of another role, except for the calls of the last message.
+    /// Names the first such message.
     pub fn parse(values: &[Value]) -> Result<Self, InitialHistoryError> {
         if values.len() > INITIAL_MESSAGES_MAX {
             let count = values.len();
@@ -78,7 +78,7 @@ impl InitialHistory {
     }
 }
 
-/// The response that the session's first turn goes on from.
+/// Creates the response with which the session's first turn starts.
 fn first_turn(message: &ResponseMessage) -> ResponseMessage {
     let calls = message.calls.iter().map(|call| ToolCall {
         key: CallKey { turn: 1, attempt: 1, index: call.key.index },
@@ -87,7 +87,7 @@ fn first_turn(message: &ResponseMessage) -> ResponseMessage {
     ResponseMessage { calls: calls.collect(), ..message.clone() }
 }
 
-/// The calls of the last assistant's message, and which of them are answered.
+/// The calls of the last assistant message, and which of them are answered.
 #[derive(Debug, Default)]
 struct UnansweredCalls {
     message: usize,
@@ -111,7 +111,7 @@ impl UnansweredCalls {
         Self { message, calls: calls.collect() }
     }
 
-    /// Takes an answer, and says which tool gave it.
+    /// Marks a call as answered, and returns its tool's name.
     fn answer(&mut self, id: &str) -> Result<String, MessageProblem> {
         let quoted = excerpt(id, QUOTE_CHARS);
         let Some(call) = self.calls.iter_mut().find(|call| call.id == id) else {
@@ -138,7 +138,7 @@ impl UnansweredCalls {
     }
 }
 
-/// What is wrong within a message, and where in it.
+/// A problem within a message, and its position there.
 #[derive(Debug)]
 struct MessageProblem {
     path: String,
@@ -261,7 +261,7 @@ fn read_call(value: &Value, index: usize, path: &str) -> Result<ToolCall, Messag
         return Err(wrong(path + ".arguments", "is the JSON text of an object"));
     };
     Ok(ToolCall {
-        // Turns of the session begin at 1; what was said before has no keys of its own.
+        // Turns of the session start at 1, so calls of earlier messages have turn 0.
         key: CallKey { turn: 0, attempt: 0, index: u32::try_from(index).unwrap_or(u32::MAX) },
         provider_id: Some(id.as_str().into()),
         id: id.into(),
@@ -271,7 +271,7 @@ fn read_call(value: &Value, index: usize, path: &str) -> Result<ToolCall, Messag
     })
 }
 
-/// The object that the text means. Services send an empty text for no arguments.
+/// Parses the arguments. Services send an empty text for no arguments.
 fn arguments(text: &str) -> Option<Value> {
     if text.is_empty() {
         return Some(Value::Object(Map::new()));
@@ -279,8 +279,7 @@ fn arguments(text: &str) -> Option<Value> {
     serde_json::from_str(text).ok().filter(Value::is_object)
 }
 
-/// Refuses keys that are not known, unless they say nothing: libraries write out every field that
-/// a message could have.
+/// Rejects unknown keys that have a value. Client libraries also write fields without a value.
 fn only(fields: &Map<String, Value>, known: &[&str], path: &str) -> Result<(), MessageProblem> {
     let says_nothing =
         |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
@@ -296,7 +295,8 @@ fn only(fields: &Map<String, Value>, known: &[&str], path: &str) -> Result<(), M
     }
 }
 
-/// The content: a text, or the lines of its text parts; none for `null` and a missing one.
+/// Returns the content: a text, or its text parts joined by line feeds. `None` if it is `null` or
+/// missing.
 fn text(fields: &Map<String, Value>) -> Result<Option<String>, MessageProblem> {
     match fields.get("content") {
         None | Some(Value::Null) => Ok(None),
@@ -323,7 +323,7 @@ fn metadata(fields: &Map<String, Value>) -> Result<Map<String, Value>, MessagePr
     }
 }
 
-/// A text with something in it.
+/// Returns a text that is not empty.
 fn filled(fields: &Map<String, Value>, key: &str, path: &str) -> Result<String, MessageProblem> {
     let text = fields.get(key).and_then(Value::as_str).filter(|text| !text.is_empty());
     text.map(str::to_owned)
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn our_own_histories_are_read_back_as_they_were() {
+    fn histories_of_the_host_are_read_back() {
         let messages = [
             user(),
             json!({"role": "assistant", "content": "Look.",
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_at_the_end_are_the_first_turn() {
+    fn calls_of_the_last_message_are_the_first_turn() {
         let seed = InitialHistory::parse(&[user(), asks(&["a", "b"])]).unwrap();
         assert_eq!(seed.messages.len(), 1);
         let open = seed.open.unwrap();
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_libraries_write_is_read() {
+    fn messages_of_client_libraries_are_accepted() {
         let seed = InitialHistory::parse(&[
             json!({"role": "user", "content": [
                 {"type": "text", "text": "one"}, {"type": "text", "text": "two"}]}),
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_named_with_its_place() {
+    fn invalid_messages_are_reported_with_their_position() {
         let call = |call: Value| json!({"role": "assistant", "tool_calls": [call]});
         let function = |function: Value| call(json!({"id": "a", "function": function}));
         let arguments =
@@ -543,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn there_are_not_too_many() {
+    fn too_many_messages_or_calls_are_rejected() {
         let messages = vec![user(); INITIAL_MESSAGES_MAX];
         assert!(InitialHistory::parse(&messages).is_ok());
         let more = [messages, vec![user()]].concat();

@@ -1,5 +1,5 @@
-//! What a session knows: its history and its variables. Machines: the session actor alone writes
-//! them.
+//! The context of a session: history and variables. Pure state machines; the session actor alone
+//! changes them.
 #![warn(clippy::indexing_slicing)]
 
 mod history;

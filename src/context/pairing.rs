@@ -1,4 +1,4 @@
-//! The pairing rule: each call of an assistant message is answered, once, right behind it.
+//! The pairing rule: each call of an assistant message is answered exactly once, directly after it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,15 +7,15 @@ use serde_json::json;
 
 use crate::message::Message;
 
-/// The messages with the pairing rule made true, and how many repairs that took: an answer added
-/// for a call without one, an answer left out that answers no call or answers it again.
+/// Repairs messages to satisfy the pairing rule, and returns the number of repairs: an answer added
+/// for an unanswered call, or an answer removed that has no call or answers it again.
 #[must_use]
 pub fn paired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
     debug_assert!(messages.iter().all(|message| is_unique(message)), "ids are unique in a message");
     repaired(messages)
 }
 
-/// Whether the messages keep the pairing rule, whatever comes behind them.
+/// Returns whether the messages satisfy the pairing rule.
 #[must_use]
 pub(super) fn are_paired(messages: &[Arc<Message>]) -> bool {
     messages.iter().all(|message| is_unique(message)) && repaired(messages).1 == 0
@@ -49,7 +49,7 @@ fn repaired(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
     (sent, repairs)
 }
 
-/// Whether the ids of a message's calls differ.
+/// Returns whether the ids of a message's calls differ.
 fn is_unique(message: &Message) -> bool {
     let Message::Assistant(message) = message else { return true };
     let ids: BTreeSet<&str> = message.calls.iter().map(|call| &*call.id).collect();
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_paired_is_sent_as_it_is() {
+    fn paired_messages_are_unchanged() {
         check(
             &[user(), assistant(&["a", "b"]), tool("a"), tool("b"), assistant(&[])],
             "user assistant a b assistant",
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_answered_and_what_is_too_much_left_out() {
+    fn missing_answers_are_added_and_superfluous_ones_removed() {
         check(&[user(), assistant(&["a", "b"]), tool("b"), user()], "user assistant b a user", 1);
         check(&[user(), assistant(&["a"]), tool("a"), tool("a")], "user assistant a", 1);
         check(&[user(), tool("x"), assistant(&["a"])], "user assistant a", 2);

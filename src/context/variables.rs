@@ -1,7 +1,7 @@
-//! The variables of a session, and one call's view of them.
+//! The variables of a session, and a call's transaction on them.
 //!
-//! A call reads a snapshot and writes to a set of its own; what it read and wrote is judged when
-//! every earlier call of its turn has its outcome (`turn`'s `isolation`).
+//! A call reads a snapshot and collects its writes. Both are checked for conflicts when every
+//! earlier call of its turn has its outcome (`turn`'s `isolation`).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::types::{VariableName, VariablesUse, WriteSet};
 
-/// How long a variable's name may be, in bytes.
+/// Maximum length of a variable's name, in bytes.
 pub const VARIABLE_NAME_BYTES_MAX: usize = 128;
 
 /// The variables of a session: JSON values by name. Cloning shares them.
@@ -23,18 +23,18 @@ pub struct Variables {
 }
 
 impl Variables {
-    /// A variable's value.
+    /// Returns the value of a variable.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&Value> {
         self.values.get(name).map(Arc::as_ref)
     }
 
-    /// The names and values, by name.
+    /// Returns names and values in the order of names.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
         self.values.iter().map(|(name, value)| (name.as_ref(), value.as_ref()))
     }
 
-    /// Makes a call's writes part of the variables. Snapshots stay as they are.
+    /// Applies a call's writes. Existing snapshots do not change.
     pub fn apply(&mut self, writes: &WriteSet) {
         if !writes.is_empty() {
             let entries = writes.0.iter().map(|(name, value)| (name.clone(), Arc::clone(value)));
@@ -42,7 +42,7 @@ impl Variables {
         }
     }
 
-    /// How many bytes names and values as JSON would take with these writes.
+    /// Returns the size of names and values as JSON after these writes.
     #[must_use]
     pub fn bytes_with(&self, writes: &WriteSet) -> usize {
         let kept = self.values.iter().filter(|(name, _)| !writes.0.contains_key(*name));
@@ -50,7 +50,7 @@ impl Variables {
     }
 }
 
-/// One call's view: a snapshot, what it read of that, and what it writes.
+/// A call's transaction: a snapshot, the names that it read, and its writes.
 #[derive(Debug, Default)]
 pub struct VariablesTransaction {
     snapshot: Variables,
@@ -60,13 +60,14 @@ pub struct VariablesTransaction {
 }
 
 impl VariablesTransaction {
-    /// A view of a snapshot. One call may write at most `bytes_max` bytes, names and JSON.
+    /// Creates a transaction on a snapshot. It may write at most `bytes_max` bytes of names and
+    /// JSON.
     #[must_use]
     pub fn new(snapshot: Variables, bytes_max: usize) -> Self {
         Self { snapshot, bytes_max, ..Self::default() }
     }
 
-    /// What the call itself wrote, or else the snapshot's value.
+    /// Returns the value that the call wrote, or else the snapshot's value.
     pub fn get(&mut self, name: &str) -> Option<Value> {
         if let Some(own) = self.used.writes.0.get(name) {
             return Some(own.as_ref().clone());
@@ -77,11 +78,10 @@ impl VariablesTransaction {
         self.snapshot.get(name).cloned()
     }
 
-    /// Writes a variable, for this call until it counts for all.
+    /// Writes a variable. Only this call sees it until it is committed.
     ///
     /// # Errors
-    /// When the name is empty or too long, or the call writes more than it may; then nothing has
-    /// changed.
+    /// If the name is empty or too long, or the writes exceed the limit. Then nothing changes.
     pub fn set(&mut self, name: &str, value: Value) -> Result<(), VariableError> {
         if name.is_empty() || name.len() > VARIABLE_NAME_BYTES_MAX {
             return Err(VariableError::Name { bytes: name.len() });
@@ -96,35 +96,35 @@ impl VariablesTransaction {
         Ok(())
     }
 
-    /// What was read and written, whereafter nothing more counts.
+    /// Ends the transaction and returns its reads and writes. Later writes fail.
     pub fn take(&mut self) -> VariablesUse {
         self.bytes_max = 0;
         std::mem::take(&mut self.used)
     }
 }
 
-/// Why a variable was not written.
+/// An error of writing a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum VariableError {
-    /// Its name is none.
+    /// The name is invalid.
     #[error("a variable's name has 1 to {VARIABLE_NAME_BYTES_MAX} bytes, not {bytes}")]
     Name {
-        /// How many the name has.
+        /// The length of the name.
         bytes: usize,
     },
-    /// The call writes too much.
+    /// The writes exceed the limit.
     #[error("write {bytes} bytes of variables, where {maximum} are allowed (max_variables_bytes)")]
     TooLarge {
-        /// How much it would be, names and JSON.
+        /// The size of the writes, names and JSON.
         bytes: usize,
-        /// How much it may be.
+        /// The limit.
         maximum: usize,
     },
 }
 
 fn bytes_of(name: &str, value: &Value) -> usize {
-    /// Counts what is written to it.
+    /// Counts the bytes that are written.
     struct ByteCounter(usize);
 
     impl io::Write for ByteCounter {
@@ -139,7 +139,7 @@ fn bytes_of(name: &str, value: &Value) -> usize {
     }
 
     let mut counter = ByteCounter(name.len());
-    // A value that could not be written as JSON would not fit.
+    // A value that cannot be serialised counts as too large.
     serde_json::to_writer(&mut counter, value).map_or(usize::MAX / 2, |()| counter.0)
 }
 
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_reads_what_it_wrote_and_only_what_it_read_elsewhere_is_a_read() {
+    fn a_call_reads_its_own_writes_and_only_reads_of_the_snapshot_count() {
         let mut variables = Variables::default();
         variables.apply(&writes(&[("x", json!(1))]));
         let mut view = VariablesTransaction::new(variables.clone(), 100);
@@ -164,13 +164,13 @@ mod tests {
         let used = view.take();
         assert_eq!(used.reads, ["x".into(), "y".into()].into());
         assert_eq!(used.writes, writes(&[("z", json!([2]))]));
-        // What a tool still does when its call is over is nobody's business.
+        // Later writes of a tool whose call has ended are ignored.
         assert!(view.set("late", json!(1)).is_err());
         assert_eq!(view.take(), VariablesUse::default());
     }
 
     #[test]
-    fn a_snapshot_stays_as_it_was() {
+    fn a_snapshot_does_not_change() {
         let mut variables = Variables::default();
         let snapshot = variables.clone();
         variables.apply(&writes(&[("x", json!(1))]));
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_writes_no_more_than_it_may() {
+    fn a_call_cannot_exceed_its_write_limit() {
         let mut view = VariablesTransaction::new(Variables::default(), 10);
         assert_eq!(view.set("x", json!("1234567")), Ok(()));
         let too_large = VariableError::TooLarge { bytes: 12, maximum: 10 };

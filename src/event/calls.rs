@@ -1,4 +1,4 @@
-//! What events say of calls.
+//! Data about tool calls in events.
 
 use std::sync::Arc;
 
@@ -7,38 +7,39 @@ use serde_json::Value;
 
 use crate::types::{ApprovalPhase, CallKey};
 
-/// What clients know a call by.
+/// The identification of a call for clients.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CallLabel {
-    /// Which call: `tool_id` and `call_index` come from it.
+    /// The key, from which `tool_id` and `call_index` follow.
     pub key: CallKey,
-    /// What the provider called it.
+    /// The provider's id.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub provider_id: Option<Arc<str>>,
     /// The tool's name, as the model wrote it.
     pub name: Arc<str>,
 }
 
-/// A call that the service runs itself: shown, and nothing more.
+/// A tool call that the model's service runs itself. The host only reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ServiceCall {
     /// The session's turn.
     pub turn: u32,
     /// The turn's attempt.
     pub attempt: u32,
-    /// Its place among the response's calls of this kind, from 0.
+    /// Its position among the service's calls of the response, from 0.
     pub place: u32,
-    /// What the provider called it.
+    /// The provider's id.
     pub provider_id: Option<Arc<str>>,
     /// The tool's name at the service.
     pub name: Arc<str>,
-    /// The first 200 characters of its arguments, as far as they have come.
+    /// The first 200 characters of its arguments received so far.
     pub input_summary: String,
 }
 
 impl ServiceCall {
-    /// What clients know it by: `t{turn}a{attempt}s{place}`, which names no call of ours.
+    /// Returns the id for clients: `t{turn}a{attempt}s{place}`. It differs from every id of a call
+    /// of the host.
     #[must_use]
     pub fn tool_id(&self) -> String {
         let Self { turn, attempt, place, .. } = self;
@@ -46,19 +47,19 @@ impl ServiceCall {
     }
 }
 
-/// How far a call is that the service runs itself.
+/// The status of a call that the service runs itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServiceCallStatus {
-    /// It has begun.
+    /// The call started.
     Running,
-    /// All of it has come.
+    /// The call is complete.
     Finished,
-    /// It counts no more: its response was void, or ended in the middle of it.
+    /// The call was discarded: its response was void, or ended before the call.
     Discarded,
 }
 
 impl ServiceCallStatus {
-    /// The word for clients and logs.
+    /// Returns the name for clients and logs.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -95,40 +96,40 @@ impl ConflictResolution {
     }
 }
 
-/// What people are asked about a call.
+/// A request for approval of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ApprovalRequest {
     /// The call.
     pub call: CallLabel,
-    /// What they are asked.
+    /// The phase.
     pub phase: ApprovalPhase,
-    /// The arguments as they will be run, or were: a JSON object.
+    /// The arguments, a JSON object.
     pub arguments: Arc<Value>,
-    /// The SHA-256 of those arguments as compact JSON with sorted keys, in hex digits. A decision
-    /// brings it back, so that it is about these very arguments.
+    /// The SHA-256 of the arguments as compact JSON with sorted keys, in hex digits. A decision
+    /// must repeat it, so that it applies to exactly these arguments.
     pub arguments_sha256: String,
-    /// The first 200 characters of the result, where there is one.
+    /// The first 200 characters of the result, if there is one.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub output_summary: Option<String>,
 }
 
-/// What is odd about arguments.
+/// An anomaly of received arguments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ArgumentsAnomaly {
-    /// They end in the middle.
+    /// The arguments are truncated.
     CutOff,
-    /// They are no object, or do not fit the tool's schema.
+    /// The arguments are not an object, or do not match the tool's schema.
     Invalid,
-    /// A JSON string held the object.
+    /// The arguments are encoded twice: a JSON string contains the object.
     DecodedTwice,
-    /// Bytes came after the seal.
+    /// More argument bytes arrived after the seal.
     ChangedAfterSeal,
 }
 
 impl ArgumentsAnomaly {
-    /// The word for logs and metrics.
+    /// Returns the name for logs and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -140,18 +141,18 @@ impl ArgumentsAnomaly {
     }
 }
 
-/// What a sealed call waits for.
+/// The reason why a sealed call waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WaitingFor {
-    /// The response to end well.
+    /// The response must complete.
     Finish,
-    /// An earlier call to take its ticket (or, in sequence, to end).
+    /// An earlier call must receive its ticket. With sequential execution, it must end.
     Ticket,
-    /// An exclusive call, or the calls before this exclusive one.
+    /// An exclusive call must end, or this exclusive call waits for the calls before it.
     Exclusive,
-    /// One of the places of `max`, or one of its tool in the host.
+    /// A permit of `max` or of the tool is needed.
     Capacity,
-    /// People, to say that it may run.
+    /// An approval is needed.
     Approval,
 }

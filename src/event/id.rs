@@ -1,4 +1,4 @@
-//! Places in what watchers are shown.
+//! Positions in a session's event stream.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,18 +6,19 @@ use std::str::FromStr;
 use super::Event;
 use crate::types::Seq;
 
-/// A place in what watchers are shown: behind the event of a record, and so many bytes of text and
-/// thinking of the running attempt behind that. To clients it is `SEQ.N`.
+/// A position in a session's event stream: the last record whose event was published, and the
+/// number of bytes of text and thinking of the running attempt after it. Clients see `SEQ.N`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId {
-    /// The last record whose event was shown.
+    /// The last record whose event was published.
     pub seq: Seq,
-    /// Bytes of the running attempt's text and thinking; 0 where none runs.
+    /// Bytes of the running attempt's text and thinking. 0 if no attempt runs.
     pub bytes: u64,
 }
 
 impl EventId {
-    /// The place behind an event. `recorded` is the place of its record, if it is the view of one.
+    /// Returns the position after an event. `recorded` is the sequence number of its record, if it
+    /// is the view of one.
     #[must_use]
     pub fn after(self, event: &Event, recorded: Option<Seq>) -> Self {
         let seq = recorded.unwrap_or(self.seq);
@@ -46,7 +47,7 @@ impl fmt::Display for EventId {
 impl FromStr for EventId {
     type Err = InvalidEventId;
 
-    /// Reads `SEQ.N`, or `SEQ` for the place right behind that record.
+    /// Parses `SEQ.N`, or `SEQ` for the position right after that record.
     fn from_str(text: &str) -> Result<Self, InvalidEventId> {
         let digits = |part: &str| {
             let all = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
@@ -57,13 +58,13 @@ impl FromStr for EventId {
     }
 }
 
-/// The text names no place in a session's events.
+/// The text is not an event id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an event's id is SEQ.N or SEQ, in digits, such as 12.340")]
 pub struct InvalidEventId;
 
 impl Event {
-    /// The text of a piece of it, and whether it is thinking.
+    /// Returns the text of a delta, and whether it is thinking.
     #[must_use]
     pub fn text(&self) -> Option<(bool, &str)> {
         if let Self::TextReceived { text } = self {

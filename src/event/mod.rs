@@ -1,8 +1,8 @@
-//! Every observable fact of a run, in the past tense.
+//! The observable facts of a run, named in the past tense.
 //!
-//! Logs, metrics and subscribers all come from here, and nothing else feeds them. An event that
-//! must survive is the view of a record; text, thinking and states are transient. What clients
-//! are shown of it is [`PublishedEvent::public`].
+//! Logs, metrics and subscribers are fed by events alone. An event that must survive a crash is the
+//! view of a record; text, thinking and states are transient. [`PublishedEvent::public`] is the
+//! form for clients.
 
 mod calls;
 mod id;
@@ -31,202 +31,204 @@ use crate::types::{
 /// One observable fact.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Event {
-    /// A run began.
+    /// A run started.
     RunStarted {
-        /// Which agent runs.
+        /// The agent's name.
         agent: String,
-        /// The configured model's name at its service.
+        /// The model's name at its service.
         model: String,
-        /// How its calls are run.
+        /// The execution mode of tool calls.
         execution: Execution,
     },
-    /// A user's input waits for the run that goes on to end. Published for the run that it will be.
+    /// A user's input was queued behind the run in progress. Published for the run that it will
+    /// start.
     InputQueued {
-        /// What the user said.
+        /// The user's input.
         input: Content,
-        /// How many wait in the session, this one included.
+        /// Number of queued inputs of the session, including this one.
         waiting: usize,
     },
-    /// A user said something to the run that goes on.
+    /// A user gave an input to the run in progress.
     RunSteered {
-        /// What the user said.
+        /// The user's input.
         input: Content,
     },
-    /// A turn began.
+    /// A turn started.
     TurnStarted,
-    /// A piece of thinking came.
+    /// A thinking delta arrived.
     ThinkingReceived {
-        /// The piece.
+        /// The delta.
         text: String,
     },
-    /// A piece of the answer came.
+    /// A text delta arrived.
     TextReceived {
-        /// The piece.
+        /// The delta.
         text: String,
     },
-    /// A call's name is known.
+    /// A call opened: its name is known.
     CallOpened {
         /// The call.
         call: CallLabel,
     },
-    /// A call's arguments are whole and valid.
+    /// A call was sealed with valid arguments.
     CallDetected {
         /// The call.
         call: CallLabel,
-        /// From the request to the seal.
+        /// Time from the request to the seal.
         latency: Duration,
-        /// How many deltas of the response came before the seal; pieces that were read at once are
-        /// one.
+        /// Number of deltas of the response before the seal. Deltas that were read together count
+        /// as one.
         stream_position: u64,
         /// Whether the response was streamed.
         streaming: bool,
     },
-    /// A call's arguments were cut off, invalid, or encoded twice.
+    /// A call's arguments were truncated, invalid, or encoded twice.
     ArgumentsAnomalyFound {
         /// The call.
         call: CallLabel,
-        /// The id under which the history knows it.
+        /// The call's id in the history.
         id: Arc<str>,
-        /// What is odd.
+        /// The anomaly.
         oddity: ArgumentsAnomaly,
-        /// The first 200 characters as they came.
+        /// The first 200 characters as received.
         raw: String,
     },
     /// A sealed call cannot start yet.
     CallWaiting {
         /// The call.
         call: CallLabel,
-        /// What it waits for.
+        /// The reason.
         waiting_for: WaitingFor,
         /// The first 200 characters of its arguments.
         input_summary: String,
     },
-    /// A call was handed to its tool.
+    /// A call started.
     CallStarted {
         /// The call.
         call: CallLabel,
         /// The first 200 characters of its arguments.
         input_summary: String,
-        /// Whether the response was still coming.
+        /// Whether the response had not ended.
         early: bool,
-        /// From the seal.
+        /// Time since the seal.
         waited: Duration,
-        /// How much of that it waited for a place of its tool in the host; none if that has no cap.
+        /// Part of that time in which it waited for a permit of its tool. `None` if the tool has no
+        /// limit.
         queued: Option<Duration>,
-        /// How many calls of the response are known by now.
+        /// Number of calls of the response that are known so far.
         of: u32,
     },
-    /// A tool tells how far it is.
+    /// A tool reported progress.
     CallProgressed {
-        /// Which call.
+        /// The call's key.
         key: CallKey,
-        /// What it says.
+        /// The tool's message.
         text: String,
     },
-    /// People are asked about a call, and it waits for them.
+    /// A call needs approval and waits for it.
     ApprovalAsked {
-        /// What they are asked, and about what.
+        /// The request.
         asked: Box<ApprovalRequest>,
     },
-    /// They have said, or did not say in time.
+    /// An approval was decided, or expired.
     ApprovalGiven {
         /// The call.
         call: CallLabel,
-        /// What they were asked.
+        /// The phase.
         phase: ApprovalPhase,
-        /// What was decided.
+        /// The verdict.
         verdict: Verdict,
-        /// How long the call waited for it.
+        /// Time that the call waited for it.
         waited: Duration,
     },
-    /// A call had read variables that an earlier call of its turn wrote meanwhile.
+    /// A call read variables that an earlier call of its turn then wrote.
     ConflictFound {
         /// The call.
         call: CallLabel,
-        /// The variables' names.
+        /// The names of the variables.
         names: Vec<VariableName>,
         /// How the conflict is resolved.
         resolution: ConflictResolution,
     },
-    /// What a call did or would have done counts no more: its response was void.
+    /// A call was discarded because its response was void.
     CallDiscarded {
         /// The call.
         call: CallLabel,
-        /// Whether it had a result already.
+        /// Whether it already had a result.
         had_result: bool,
     },
-    /// A call has its outcome.
+    /// A call ended: it has its outcome.
     CallEnded {
-        /// Call, outcome and times.
+        /// The result, with call and times.
         result: Box<ToolResult>,
-        /// Whether the calls of its turn may run beside each other.
+        /// Whether calls of its turn may run concurrently.
         parallel: bool,
         /// Whether it started before its response had ended.
         early: bool,
     },
-    /// A call that the service runs itself began, ended, or counts no more.
+    /// The status of a call that the service runs itself changed.
     ServiceCallChanged {
         /// The call.
         call: Box<ServiceCall>,
-        /// How far it is.
+        /// The new status.
         status: ServiceCallStatus,
     },
-    /// An outcome came for a call that had one, and was dropped.
+    /// An outcome was dropped because its call already had one.
     OutcomeLate {
         /// The call.
         call: CallLabel,
     },
-    /// A result was made known in call order.
+    /// A result was released in call order.
     ResultReleased {
-        /// Which call.
+        /// The call's key.
         key: CallKey,
-        /// How long the outcome waited for earlier calls and for the ending.
+        /// Time that the outcome waited for earlier calls and for the end of the response.
         reorder_wait: Duration,
     },
-    /// A response's ending is known.
+    /// A response ended.
     ResponseEnded {
         /// Names of the calls that are kept, in call order.
         names: Vec<Arc<str>>,
-        /// How many calls the response opened.
+        /// Number of calls that the response opened.
         opened: u32,
-        /// How many were sealed with valid arguments.
+        /// Number of calls that were sealed with valid arguments.
         detected: u32,
-        /// Whether a user's stop ended it (its calls are not counted then).
+        /// Whether a user stopped it. Its calls do not count in the detection metrics then.
         stopped: bool,
     },
-    /// An exchange with the model is over.
+    /// A model request ended.
     AttemptEnded {
         /// The model's name at its service.
         model: String,
         /// Whether the answer was streamed.
         streamed: bool,
-        /// From the request to the end.
+        /// Time from the request to the end.
         duration: Duration,
-        /// From the request to the first delta.
+        /// Time from the request to the first delta.
         first_chunk: Option<Duration>,
-        /// What it cost.
+        /// The token usage.
         usage: Usage,
-        /// The provider's reason for the end, if it gave one.
+        /// The finish reason, if any.
         finish_reason: Option<FinishReason>,
-        /// Why it failed, if it did.
+        /// The error, if it failed.
         error: Option<Box<ProviderError>>,
     },
-    /// Another attempt of the turn begins after a wait, or the host stopped in the middle of one
-    /// and goes on with what it has kept of it. What was shown of the turn is void.
+    /// Another attempt of the turn started, after a delay or because the host was restarted.
+    /// Watchers discard the text of the turn so far.
     AttemptStarted {
-        /// From 2.
+        /// The number of the attempt, from 2.
         attempt: u32,
         /// The model's name at its service.
         model: String,
-        /// Whether a streamed answer is asked for.
+        /// Whether a streamed answer is requested.
         streamed: bool,
-        /// Why the last attempt failed.
+        /// The error of the previous attempt.
         reason: String,
-        /// How long is waited before.
+        /// The delay before it.
         wait: Duration,
-        /// Whether this one asks for the plain answer because streams broke.
+        /// Whether it requests a plain answer because streams broke.
         rollback: bool,
-        /// Whether this one asks the next of the agent's models.
+        /// Whether it uses the agent's next model.
         fallback: bool,
     },
     /// The last attempt of a turn failed after watchers were shown some of it, and no attempt
@@ -241,45 +243,45 @@ pub enum Event {
         /// Why the attempt failed.
         reason: String,
     },
-    /// A turn is over and in the history.
+    /// A turn was committed to the history.
     TurnEnded {
-        /// What there is to know of it.
+        /// The summary of the turn.
         summary: Box<TurnSummary>,
     },
-    /// A limit was reached, or half of it is used up.
+    /// A limit was reached, or half of it is used.
     LimitReached {
-        /// The configuration's name of it.
+        /// The configuration key of the limit.
         limit: String,
-        /// What was seen.
+        /// The current value.
         value: u64,
-        /// What is allowed.
+        /// The limit.
         maximum: u64,
-        /// What is done about it.
+        /// The action that follows.
         action: String,
     },
-    /// A request had to be repaired to satisfy the pairing rule: a bug of ours.
+    /// A request was repaired to satisfy the pairing rule. This is a bug of the host.
     HistoryRepaired {
-        /// How many messages were added or left out.
+        /// Number of messages that were added or removed.
         repairs: u32,
     },
-    /// The run is over.
+    /// A run ended.
     RunEnded {
-        /// Which agent ran.
+        /// The agent's name.
         agent: String,
-        /// Why.
+        /// The reason.
         end: RunEnd,
-        /// The final answer, or what there is of it.
+        /// The final answer, or the part of it that arrived.
         text: String,
-        /// What went wrong, if something did.
+        /// The error, if any.
         error: Option<RunError>,
-        /// Its sums.
+        /// The statistics.
         stats: Box<RunStats>,
     },
 }
 
 impl Event {
-    /// Whether it is the view of a record: it stands right behind that, and is shown again
-    /// whenever the past is.
+    /// Returns whether the event is the view of a record. Such an event is published when its
+    /// record is durable, and is part of every replay.
     #[must_use]
     pub fn is_recorded(&self) -> bool {
         match self {
@@ -315,7 +317,7 @@ impl Event {
     }
 }
 
-/// An event as it leaves the session: whose it is and when it happened.
+/// A published event: with session, run, turn and time.
 #[derive(Clone, Debug)]
 pub struct PublishedEvent {
     /// The session.
@@ -326,11 +328,11 @@ pub struct PublishedEvent {
     pub turn: u32,
     /// Unix time in milliseconds.
     pub timestamp_ms: u64,
-    /// Where a watcher who has seen it goes on; none of what is shown anew to each.
+    /// The id from which a watcher can continue after this event. `None` for state events.
     pub id: Option<EventId>,
-    /// Its text for event streams.
+    /// The text for event streams, made on first use.
     pub stream_text: EventStreamText,
-    /// What happened.
+    /// The event.
     pub event: Event,
 }
 

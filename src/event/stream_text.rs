@@ -1,18 +1,18 @@
-//! An event as it is written to event streams: once, however many watch.
+//! The text of an event in event streams. It is made once for all watchers.
 
 use std::fmt::Write as _;
 use std::sync::OnceLock;
 
 use super::PublishedEvent;
 
-/// The text of an event for event streams, once somebody has asked for it.
+/// The text of an event for event streams, made on first use.
 #[derive(Clone, Debug, Default)]
 pub struct EventStreamText(OnceLock<Box<str>>);
 
 impl PublishedEvent {
-    /// What a stream of Server-Sent Events holds of it: each public event with its type, its data
-    /// and, where it has one, its id; empty for what concerns only the host. It is made once and
-    /// shared by all who watch.
+    /// Returns the text for a stream of Server-Sent Events: each public event with its type, its
+    /// data and its id, if it has one. Empty for events that clients do not receive. All watchers
+    /// share the text.
     pub fn stream_text(&self) -> &str {
         self.stream_text.0.get_or_init(|| {
             let mut text = String::new();

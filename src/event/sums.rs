@@ -1,4 +1,4 @@
-//! What turns and runs add up to.
+//! Statistics of turns and runs.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,50 +8,50 @@ use serde::{Deserialize, Serialize};
 use super::micros;
 use crate::types::{FinishReason, Usage};
 
-/// What there is to know of a turn that is over.
+/// The summary of a turn that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TurnSummary {
     /// Names of the answered calls, in call order.
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub tool_names: Vec<Arc<str>>,
-    /// How many calls were decoded but not kept.
+    /// Number of calls that were decoded but not kept.
     pub dropped_calls: u32,
-    /// Why the response ended.
+    /// The finish reason of the response.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub finish_reason: Option<FinishReason>,
-    /// What the turn cost.
+    /// The token usage of the turn.
     pub usage: Usage,
-    /// How its calls were run.
+    /// Whether calls could run concurrently.
     pub parallel: bool,
-    /// Where its time went.
+    /// The times.
     pub times: TurnTimes,
 }
 
-/// Where a turn's time went. The parts overlap where tools ran beside the stream.
-/// As JSON in microseconds.
+/// The times of a turn. They overlap if tools run while the response is streamed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TurnTimes {
-    /// From begin to commit.
+    /// Time from start to commit.
     #[serde(rename = "total_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub total: Duration,
-    /// While an exchange with the model was open, waits between attempts included.
+    /// Time in which a model request was open, including delays between attempts.
     #[serde(rename = "model_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub model: Duration,
-    /// While at least one tool ran.
+    /// Time in which at least one tool ran.
     #[serde(rename = "tools_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub tools: Duration,
-    /// While both.
+    /// Time in which both were the case.
     #[serde(rename = "overlap_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub overlap: Duration,
-    /// While the turn waited for people and for nothing else.
+    /// Time in which the turn waited only for approvals.
     #[serde(rename = "people_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub people: Duration,
-    /// While none of these, and no call waited for a place of its tool: our own doing.
+    /// Time in which none of these was the case and no call waited for a permit of its tool: the
+    /// overhead of the host.
     #[serde(rename = "overhead_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub overhead: Duration,
-    /// All tools' running times added up.
+    /// Sum of the running times of all tools.
     #[serde(rename = "tools_sum_us", with = "micros", skip_serializing_if = "Duration::is_zero")]
     pub tools_sum: Duration,
     /// The longest running time of one tool.
@@ -63,29 +63,29 @@ pub struct TurnTimes {
     pub tools_longest: Duration,
 }
 
-/// A run's sums.
+/// The statistics of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RunStats {
-    /// Turns that were begun, the last request included.
+    /// Number of turns that started, including the final request for an answer.
     pub turns: u32,
-    /// Calls that were answered.
+    /// Number of calls that were answered.
     pub tool_calls: u32,
-    /// What the run cost.
+    /// The token usage of the run.
     pub usage: Usage,
-    /// From the run's start to its end.
+    /// Time from start to end.
     pub duration: Duration,
-    /// As in [`TurnTimes`], over all turns.
+    /// The sum of this time in [`TurnTimes`] over all turns.
     pub model: Duration,
-    /// As in [`TurnTimes`], over all turns.
+    /// The sum of this time in [`TurnTimes`] over all turns.
     pub tools: Duration,
-    /// As in [`TurnTimes`], over all turns.
+    /// The sum of this time in [`TurnTimes`] over all turns.
     pub overhead: Duration,
-    /// As in [`TurnTimes`], over all turns.
+    /// The sum of this time in [`TurnTimes`] over all turns.
     pub overlap: Duration,
 }
 
 impl RunStats {
-    /// Adds what a turn that is over has cost, with so many calls.
+    /// Adds the usage and times of a turn that has ended, and its number of calls.
     pub fn add(&mut self, usage: Usage, calls: usize, times: &TurnTimes) {
         self.usage += usage;
         self.tool_calls += u32::try_from(calls).unwrap_or(u32::MAX);

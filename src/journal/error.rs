@@ -1,19 +1,19 @@
-//! Why a journal does not do what it is asked.
+//! The errors of a journal.
 
 use std::path::PathBuf;
 
 use crate::record::UnreadableRecord;
 
-/// Why records cannot be stored or read.
+/// An error of storing or reading records.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum JournalError {
-    /// Another host has the data directory.
-    #[error("open the journal in {}: {holder} has it: stop that one, or name another data_dir", .dir.display())]
+    /// Another host uses the data directory.
+    #[error("open the journal in {}: {holder} uses it: stop that host, or set another data_dir", .dir.display())]
     Locked {
         /// The directory.
         dir: PathBuf,
-        /// Who has it.
+        /// The process that uses it.
         holder: String,
     },
     /// The journal cannot be opened.
@@ -21,23 +21,23 @@ pub enum JournalError {
     Open {
         /// The file or directory.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem, and what to do.
         why: String,
     },
-    /// There is no room left.
+    /// The disk is full.
     #[error("write the journal: the disk is full")]
     Full,
-    /// It cannot be written.
+    /// The journal cannot be written.
     #[error("write the journal: {0}")]
     Write(String),
-    /// It cannot be read.
+    /// The journal cannot be read.
     #[error("read the journal: {0}")]
     Read(String),
-    /// A record in it cannot be read.
+    /// A record cannot be read.
     #[error(transparent)]
     Unreadable(#[from] UnreadableRecord),
-    /// More batches wait than may.
-    #[error("write the journal: too much waits to be written")]
+    /// The queue is full.
+    #[error("write the journal: the queue is full")]
     Overloaded,
     /// The journal is closed.
     #[error("write the journal: it is closed")]
@@ -45,7 +45,7 @@ pub enum JournalError {
 }
 
 impl JournalError {
-    /// Whether the same may work later without anybody's doing.
+    /// Returns whether a retry may succeed.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::Full | Self::Overloaded | Self::Write(_))

@@ -1,4 +1,4 @@
-//! One session's way to the journal.
+//! Appends the records of one session to the journal.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,15 +12,15 @@ use super::{
 use crate::record::{Record, Seq};
 use crate::types::SessionId;
 
-/// One session's journal: numbers the records, hands them to the engine, and knows which of them
-/// are durable.
+/// The journal of one session. Numbers the records, passes them to the engine, and tracks which of
+/// them are durable.
 #[derive(Debug)]
 pub struct SessionLog {
     session: SessionId,
     journal: Arc<dyn Journal>,
     log_state: Arc<SessionLogState>,
-    /// Held over the engine's `append`, so that numbers reach it in order.
-    numbered: Mutex<Sequence>,
+    /// Locked during the engine's `append`, so that it receives the records in order.
+    sequence: Mutex<Sequence>,
     progress: Arc<LogProgress>,
 }
 
@@ -28,11 +28,11 @@ pub struct SessionLog {
 struct Sequence {
     last: Seq,
     closed: bool,
-    /// The entries that [`SessionLog::entries_since`] gives.
+    /// The recent entries, for [`SessionLog::entries_since`].
     tail: Vec<Arc<JournalEntry>>,
 }
 
-/// How far the appended records have come.
+/// The durability of the appended records.
 struct LogProgress {
     state: Mutex<DurabilityState>,
     listener: DurabilityListener,
@@ -45,15 +45,15 @@ struct DurabilityState {
     waiting: Vec<(Seq, oneshot::Sender<Result<(), JournalError>>)>,
 }
 
-/// Told of every record up to which all are durable, in order, and once of a failure.
+/// Receives the last durable record, in order, and a failure once.
 pub(super) type DurabilityListener = Box<dyn Fn(Result<Seq, JournalError>) + Send + Sync>;
 
-/// A record, and how much watchers had been shown of the running attempt by then.
+/// A record that is about to be appended, with the amount of text that watchers have received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PendingRecord {
     /// The record.
     pub record: Record,
-    /// Bytes of text and thinking.
+    /// Bytes of text and thinking of the running attempt that watchers have received.
     pub shown: u64,
 }
 
@@ -63,17 +63,17 @@ impl From<Record> for PendingRecord {
     }
 }
 
-/// Whether somebody waits for a batch.
+/// The urgency of a batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Urgency {
-    /// It is stored as soon as can be.
+    /// The batch is stored as soon as possible.
     Urgent,
-    /// It may be stored with the next urgent one, or a little later.
+    /// The batch may be stored with the next urgent one, or after a short delay.
     Lazy,
 }
 
 impl SessionLog {
-    /// The log of a session whose last record is `last`; all up to it are durable.
+    /// Creates the log of a session whose last record is `last`. All records up to it are durable.
     #[must_use]
     pub fn new(
         session: SessionId,
@@ -86,13 +86,13 @@ impl SessionLog {
             session,
             journal,
             log_state: Arc::default(),
-            numbered: Mutex::new(Sequence { last, closed: false, tail: Vec::new() }),
+            sequence: Mutex::new(Sequence { last, closed: false, tail: Vec::new() }),
             progress: Arc::new(LogProgress { state, listener: Box::new(listener) }),
         }
     }
 
-    /// Appends records as one batch. `acknowledge` is called when they are stored, as durably as
-    /// the journal is told to be before a run goes on, unless that is so at once; after a failure
+    /// Appends records as one batch. `acknowledge` is called when they are stored with the
+    /// durability that a run waits for, unless they are durable when this returns. After a failure
     /// it is never called.
     pub fn append<N: Into<PendingRecord>>(
         &self,
@@ -103,7 +103,7 @@ impl SessionLog {
         self.append_at(unix_ms(), records, urgency, acknowledge)
     }
 
-    /// The same with the time that the records get: that of the events which are their views.
+    /// Appends records with this time, which is the time of their events.
     pub fn append_at<N: Into<PendingRecord>>(
         &self,
         time: u64,
@@ -112,21 +112,21 @@ impl SessionLog {
         acknowledge: impl FnOnce() + Send + 'static,
     ) -> (Seq, AppendStatus) {
         let mut records = records.into_iter().peekable();
-        let mut numbered = self.numbered.lock();
+        let mut sequence = self.sequence.lock();
         if records.peek().is_none() {
-            return (numbered.last, AppendStatus::Durable);
+            return (sequence.last, AppendStatus::Durable);
         }
-        if numbered.closed {
-            return (numbered.last, AppendStatus::Queued);
+        if sequence.closed {
+            return (sequence.last, AppendStatus::Queued);
         }
         let mut entries = Vec::with_capacity(records.size_hint().0);
         for record in records {
             let PendingRecord { record, shown } = record.into();
-            numbered.last.0 += 1;
-            entries.push(Arc::new(JournalEntry { seq: numbered.last, time, shown, record }));
+            sequence.last.0 += 1;
+            entries.push(Arc::new(JournalEntry { seq: sequence.last, time, shown, record }));
         }
-        numbered.tail.extend(entries.iter().cloned());
-        let last = numbered.last;
+        sequence.tail.extend(entries.iter().cloned());
+        let last = sequence.last;
         let progress = Arc::clone(&self.progress);
         let mut acknowledge = Some(acknowledge);
         let appended = self.journal.append(Batch {
@@ -134,13 +134,13 @@ impl SessionLog {
             entries,
             log_state: Arc::clone(&self.log_state),
             urgent: urgency == Urgency::Urgent,
-            on_status: Box::new(move |stage| {
-                if !matches!(stage, BatchStatus::Failed(_))
+            on_status: Box::new(move |status| {
+                if !matches!(status, BatchStatus::Failed(_))
                     && let Some(acknowledge) = acknowledge.take()
                 {
                     acknowledge();
                 }
-                progress.told(last, stage);
+                progress.update(last, status);
             }),
         });
         if appended == AppendStatus::Durable {
@@ -149,33 +149,33 @@ impl SessionLog {
         (last, appended)
     }
 
-    /// Takes no more records: whoever appends now is told nothing.
+    /// Closes the log. Later appends are ignored.
     pub fn close(&self) {
-        self.numbered.lock().closed = true;
+        self.sequence.lock().closed = true;
     }
 
-    /// The same if all that was appended is durable. Returns whether it is.
+    /// Closes the log if all appended records are durable. Returns whether they are.
     #[must_use]
     pub fn close_if_durable(&self) -> bool {
-        let mut numbered = self.numbered.lock();
-        let is_durable = self.durable() == numbered.last;
-        numbered.closed |= is_durable;
+        let mut sequence = self.sequence.lock();
+        let is_durable = self.durable() == sequence.last;
+        sequence.closed |= is_durable;
         is_durable
     }
 
-    /// The last record's place; 0 before the first.
+    /// Returns the sequence number of the last record; 0 before the first.
     #[must_use]
     pub fn last(&self) -> Seq {
-        self.numbered.lock().last
+        self.sequence.lock().last
     }
 
-    /// The last record up to which all are durable.
+    /// Returns the last record up to which all are durable.
     #[must_use]
     pub fn durable(&self) -> Seq {
         self.progress.state.lock().durable
     }
 
-    /// Why nothing more can be stored, if that is so.
+    /// Returns the error after which no more records can be stored, if any.
     #[must_use]
     pub fn failure(&self) -> Option<JournalError> {
         self.progress.state.lock().failed.clone()
@@ -184,7 +184,7 @@ impl SessionLog {
     /// Waits until all records up to a place are durable.
     ///
     /// # Errors
-    /// When one of them, or one before, could not be stored.
+    /// If one of them, or an earlier one, could not be stored.
     pub async fn until_durable(&self, upto: Seq) -> Result<(), JournalError> {
         let receiver = {
             let mut state = self.progress.state.lock();
@@ -202,58 +202,58 @@ impl SessionLog {
         receiver.await.unwrap_or(Err(JournalError::Closed))
     }
 
-    /// The entries that were appended after a place, in order; from the last
-    /// [`Self::forget_until`] on, durable or not.
+    /// Returns the entries after `after`, in order, durable or not. Entries up to the last
+    /// [`Self::forget_until`] are missing.
     #[must_use]
     pub fn entries_since(&self, after: Seq) -> Vec<Arc<JournalEntry>> {
-        let numbered = self.numbered.lock();
-        let begin = numbered.tail.partition_point(|entry| entry.seq <= after);
-        numbered.tail.iter().skip(begin).cloned().collect()
+        let sequence = self.sequence.lock();
+        let begin = sequence.tail.partition_point(|entry| entry.seq <= after);
+        sequence.tail.iter().skip(begin).cloned().collect()
     }
 
-    /// Keeps entries at hand that were read from the journal.
+    /// Adds entries that were read from the journal to the recent entries.
     pub fn remember(&self, entries: impl IntoIterator<Item = JournalEntry>) {
-        let mut numbered = self.numbered.lock();
+        let mut sequence = self.sequence.lock();
         let mut tail: Vec<_> = entries.into_iter().map(Arc::new).collect();
-        tail.append(&mut numbered.tail);
-        numbered.tail = tail;
+        tail.append(&mut sequence.tail);
+        sequence.tail = tail;
     }
 
-    /// Appends entries that another session's log has had: their places and times stay. For a log
-    /// without records.
+    /// Appends entries of another session's log, which keep their numbers and times. The log must
+    /// be empty.
     pub fn adopt(&self, entries: Vec<JournalEntry>) {
-        let mut numbered = self.numbered.lock();
+        let mut sequence = self.sequence.lock();
         let Some(last) = entries.last().map(|entry| entry.seq) else { return };
-        numbered.last = last;
+        sequence.last = last;
         let progress = Arc::clone(&self.progress);
         let appended = self.journal.append(Batch {
             session: self.session.clone(),
             entries: entries.into_iter().map(Arc::new).collect(),
             log_state: Arc::clone(&self.log_state),
             urgent: false,
-            on_status: Box::new(move |stage| progress.told(last, stage)),
+            on_status: Box::new(move |status| progress.update(last, status)),
         });
         if appended == AppendStatus::Durable {
             self.progress.durable(last);
         }
     }
 
-    /// Keeps no entries up to a place at hand.
+    /// Removes the recent entries up to `upto`.
     pub fn forget_until(&self, upto: Seq) {
-        let mut numbered = self.numbered.lock();
-        let begin = numbered.tail.partition_point(|entry| entry.seq <= upto);
-        if begin == numbered.tail.len() {
-            // A session that idles keeps no room for it.
-            numbered.tail = Vec::new();
+        let mut sequence = self.sequence.lock();
+        let begin = sequence.tail.partition_point(|entry| entry.seq <= upto);
+        if begin == sequence.tail.len() {
+            // An idle session keeps no memory for it.
+            sequence.tail = Vec::new();
         } else {
-            numbered.tail.drain(..begin);
+            sequence.tail.drain(..begin);
         }
     }
 }
 
 impl LogProgress {
-    fn told(&self, upto: Seq, stage: BatchStatus) {
-        match stage {
+    fn update(&self, upto: Seq, status: BatchStatus) {
+        match status {
             BatchStatus::Written => {}
             BatchStatus::Durable => self.durable(upto),
             BatchStatus::Failed(error) => self.failed(&error),
@@ -274,7 +274,7 @@ impl LogProgress {
         }
         (self.listener)(Ok(upto));
         for (_, waiting) in done {
-            // Whoever waited may be gone.
+            // The waiter may have been dropped.
             let _ = waiting.send(Ok(()));
         }
     }

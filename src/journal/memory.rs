@@ -1,4 +1,4 @@
-//! The engine that keeps records in memory: they live as long as the process.
+//! The storage engine that keeps records in memory, until the process ends.
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -13,14 +13,14 @@ use super::{
 use crate::record::{Record, Seq};
 use crate::types::{SessionId, SessionState};
 
-/// Keeps records in memory. Every batch is durable, in this engine's sense, at once.
+/// Stores records in memory. Every batch counts as durable at once.
 #[derive(Debug, Default)]
 pub struct MemoryJournal {
     sessions: Mutex<BTreeMap<SessionId, Vec<Arc<JournalEntry>>>>,
 }
 
 impl MemoryJournal {
-    /// An engine without records.
+    /// Creates an empty engine.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

@@ -1,7 +1,7 @@
 //! The append-only list of a session's records, from which it is rebuilt.
 //!
 //! A [`Journal`] is an engine that stores the records of many sessions, one file per engine. A
-//! [`SessionLog`] is one session's way to it: it numbers the records, so that session and
+//! - way to it: it numbers the records, so that session and
 //! accumulator can append side by side without a gap, and knows which of them are durable.
 
 mod error;
@@ -29,24 +29,24 @@ pub use verify::{unfinished, verify};
 use crate::record::{Record, Seq};
 use crate::types::{SessionId, SessionState};
 
-/// An engine that stores records. Everything but `append`, `flush` and `status` may wait for a
-/// disk: call it where that holds up nobody.
+/// A storage engine for records. All methods except `append`, `flush` and `status` may block on a
+/// disk.
 pub trait Journal: Send + Sync + fmt::Debug {
-    /// Takes a batch: all of it is stored or nothing, in the order of the calls for one session.
-    /// Never waits: an engine that has to wait for a disk queues the batch and tells later, from a
-    /// thread of its own. One whose queue is full tells at once that the batch failed.
+    /// Appends a batch atomically. Batches of one session are stored in the order of the calls.
+    /// Never blocks: an engine that uses a disk queues the batch and reports its status later, from
+    /// a thread of its own. If the queue is full, it reports the failure at once.
     ///
-    /// After a batch of a session has failed, so do all later ones with the same [`SessionLogState`].
+    /// After a batch has failed, all later batches with the same [`SessionLogState`] fail.
     fn append(&self, batch: Batch) -> AppendStatus;
 
-    /// Somebody waits for what is queued: batches that are not urgent are stored now too.
+    /// Stores all queued batches soon, including those that are not urgent.
     fn flush(&self);
 
-    /// A session's stored entries after `after`, in order, at most so many; what is still queued is
-    /// not among them.
+    /// Returns at most `limit` stored entries of a session after `after`, in order. Queued entries
+    /// are not included.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If they cannot be read.
     fn read_some(
         &self,
         session: &SessionId,
@@ -54,48 +54,48 @@ pub trait Journal: Send + Sync + fmt::Debug {
         limit: usize,
     ) -> Result<Vec<JournalEntry>, JournalError>;
 
-    /// All of a session's stored entries after `after`.
+    /// Returns all stored entries of a session after `after`.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If they cannot be read.
     fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<JournalEntry>, JournalError> {
         self.read_some(session, after, usize::MAX)
     }
 
-    /// A stored session by its id.
+    /// Returns a stored session.
     ///
     /// # Errors
-    /// When that cannot be read.
+    /// If it cannot be read.
     fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError>;
 
-    /// Stored sessions by id.
+    /// Returns stored sessions in the order of their ids.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If they cannot be read.
     fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSession>, JournalError>;
 
-    /// How many sessions are stored.
+    /// Returns the number of stored sessions.
     ///
     /// # Errors
-    /// When that cannot be read.
+    /// If it cannot be read.
     fn count(&self) -> Result<usize, JournalError>;
 
-    /// Deletes sessions; when this returns nothing of them is left on the disk. One that is not
-    /// there is no error.
+    /// Deletes sessions. After this returns, no data of them is left on the disk. Unknown sessions
+    /// are ignored.
     ///
     /// # Errors
-    /// When they could not be deleted; some may be.
+    /// If they could not be deleted. Some may have been.
     fn remove(&self, sessions: &[SessionId]) -> Result<(), JournalError>;
 
-    /// Whether it finds and removes sessions without waiting for a disk.
+    /// Returns whether it finds and removes sessions without blocking on a disk.
     fn is_in_memory(&self) -> bool {
         false
     }
 
-    /// What there is to know of the engine now.
+    /// Returns the current status of the engine.
     fn status(&self) -> JournalStatus;
 
-    /// Stores what is queued and ends; batches that come later fail.
+    /// Stores all queued batches and closes. Later batches fail.
     fn close(&self) {}
 }
 
@@ -105,120 +105,119 @@ pub struct Batch {
     pub session: SessionId,
     /// Its next records, without a gap.
     pub entries: Vec<Arc<JournalEntry>>,
-    /// What the engine remembers of the session's log.
+    /// The engine's state of the session's log.
     pub log_state: Arc<SessionLogState>,
-    /// Whether somebody waits for it.
+    /// Whether a run or a client waits for it.
     pub urgent: bool,
-    /// Told what becomes of it.
+    /// Receives its status.
     pub on_status: BatchCallback,
 }
 
-/// Told what becomes of a batch: `Written` at most once, then `Durable` or `Failed` once.
+/// Receives the status of a batch: `Written` at most once, then `Durable` or `Failed` once.
 pub type BatchCallback = Box<dyn FnMut(BatchStatus) + Send>;
 
-/// How far a batch has come.
+/// The status of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BatchStatus {
-    /// It survives the end of the process, and is told where that is before it survives the end
-    /// of the machine.
+    /// The batch survives a crash of the process. Reported only by engines in which it does not yet
+    /// survive a crash of the machine.
     Written,
-    /// It survives the end of the machine.
+    /// The batch survives a crash of the machine.
     Durable,
-    /// It is not stored.
+    /// The batch is not stored.
     Failed(JournalError),
 }
 
-/// What an engine remembers of one [`SessionLog`], for its own use.
+/// The state that an engine keeps for one [`SessionLog`].
 #[derive(Debug, Default)]
 pub struct SessionLogState {
-    /// The engine's number of the session; 0 before it is known.
+    /// The engine's number of the session. 0 if it is unknown.
     number: AtomicI64,
-    /// The first record that could not be stored; 0 while there is none. What comes later would
-    /// leave a gap.
+    /// The first record that could not be stored, or 0. Later records would leave a gap.
     failed: AtomicU64,
 }
 
 impl SessionLogState {
-    /// The records from this one on are not stored.
+    /// Marks the records from this one on as not stored.
     fn fail(&self, from: u64) {
         let earlier = |failed| (failed == 0 || from < failed).then_some(from);
-        // It stays as it is where it was earlier already.
+        // An earlier failure is kept.
         let _ = self.failed.fetch_update(Ordering::AcqRel, Ordering::Acquire, earlier);
     }
 
-    /// Whether this record, or one before, could not be stored.
+    /// Returns whether this record, or an earlier one, could not be stored.
     fn has_failed(&self, seq: u64) -> bool {
         (1..=seq).contains(&self.failed.load(Ordering::Acquire))
     }
 }
 
-/// How durable a batch is when `append` returns.
+/// The durability of a batch when `append` returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AppendStatus {
-    /// It is, and nothing more is told.
+    /// The batch is durable. No status follows.
     Durable,
-    /// It is accepted, in order, or has failed; the rest is told.
+    /// The batch is queued, or has failed. Its status follows.
     Queued,
 }
 
-/// A session as it is stored.
+/// A stored session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct StoredSession {
     /// Its id.
     pub id: SessionId,
     /// Its agent's name.
     pub agent: String,
-    /// Running where a run has not ended, or inputs wait behind it; else idle.
+    /// Running if a run has not ended or inputs wait, else idle.
     pub state: SessionState,
-    /// The place of its last record.
+    /// The sequence number of its last record.
     pub seq: Seq,
-    /// When it was opened: Unix time in milliseconds.
+    /// The time at which it was opened: Unix time in milliseconds.
     pub opened: u64,
-    /// When its last record was appended: Unix time in milliseconds.
+    /// The time of its last record: Unix time in milliseconds.
     pub touched: u64,
 }
 
-/// Which stored sessions are asked for.
+/// A filter for stored sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoredSessionFilter {
-    /// Those behind this id.
+    /// Sessions after this id.
     pub after: Option<SessionId>,
-    /// At most so many; 0 is no limit.
+    /// Maximum number of sessions. 0 means no limit.
     pub limit: usize,
-    /// Those in this state.
+    /// Sessions in this state.
     pub state: Option<SessionState>,
-    /// Those whose last record is older: Unix time in milliseconds.
+    /// Sessions whose last record is older: Unix time in milliseconds.
     pub touched_before: Option<u64>,
 }
 
-/// What there is to know of an engine.
+/// The status of an engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct JournalStatus {
-    /// How many batches wait.
+    /// Number of queued batches.
     pub queued: usize,
-    /// How many bytes it takes on the disk.
+    /// Size on disk in bytes.
     pub bytes: u64,
 }
 
-/// What an engine tells of its work, for metrics.
+/// Receives measurements of an engine, for metrics.
 pub trait JournalObserver: Send + Sync + fmt::Debug {
-    /// Batches were stored together.
+    /// A transaction was committed.
     fn stored(&self, group: GroupCommit);
 
-    /// All that was stored has got its fsync, together, which took so long.
+    /// An fsync made all committed transactions durable.
     fn synced(&self, took: std::time::Duration) {
         let _ = took;
     }
 }
 
-/// Batches that were stored together.
+/// Batches that one transaction stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupCommit {
-    /// How many batches.
+    /// Number of batches.
     pub batches: usize,
-    /// How many records.
+    /// Number of records.
     pub records: usize,
-    /// How long the transaction took.
+    /// Duration of the transaction.
     pub took: std::time::Duration,
 }
 
@@ -232,11 +231,11 @@ impl fmt::Debug for Batch {
     }
 }
 
-/// A session's state behind records, where they change it.
+/// Returns the session's state after these records, if they change it.
 fn state_behind(entries: &[Arc<JournalEntry>]) -> Option<SessionState> {
     entries.iter().rev().find_map(|entry| {
         let record = &entry.record;
-        // Whatever waits behind a run goes on with it.
+        // A queued input keeps the session running.
         if matches!(record, Record::RunStarted { .. } | Record::RunEnded { waiting: 1.., .. }) {
             return Some(SessionState::Running);
         }
@@ -244,7 +243,7 @@ fn state_behind(entries: &[Arc<JournalEntry>]) -> Option<SessionState> {
     })
 }
 
-/// Unix time in milliseconds.
+/// Returns the Unix time in milliseconds.
 #[must_use]
 pub fn unix_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

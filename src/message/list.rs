@@ -9,7 +9,7 @@ use super::Message;
 
 /// Messages in order. Cloning shares the list, so a request can hold a long history at no cost.
 /// Changing a shared list first copies its pointers, not its messages.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct MessageList(Arc<Vec<Arc<Message>>>);
 
 impl MessageList {

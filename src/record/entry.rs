@@ -1,30 +1,30 @@
-//! A record in its place, and how it is written down.
+//! Journal entries and their stored form.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Record, Seq};
 use crate::types::{SessionId, excerpt};
 
-/// The version of what is written. A reader refuses a later one.
+/// The version of the stored form. Readers reject later versions.
 pub const RECORD_VERSION: u32 = 1;
 
-/// A record in its place.
+/// A record with its sequence number and time.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct JournalEntry {
-    /// Its place in the session's journal.
+    /// The sequence number in the session's journal.
     pub seq: Seq,
-    /// When it was appended: Unix time in milliseconds.
+    /// The time at which it was appended: Unix time in milliseconds.
     pub time: u64,
-    /// How many bytes of text and thinking watchers had been shown of the running attempt by
-    /// then; 0 where none ran.
+    /// Bytes of text and thinking of the running attempt that watchers had received. 0 if no
+    /// attempt ran.
     #[serde(skip_serializing_if = "super::is_zero")]
     pub shown: u64,
-    /// What happened.
+    /// The record.
     #[serde(flatten)]
     pub record: Record,
 }
 
-/// An entry's body, as it is stored beside its place and time.
+/// The stored body of an entry. Sequence number and time are stored beside it.
 #[derive(Serialize)]
 struct StoredRecord<'a> {
     v: u32,
@@ -42,27 +42,27 @@ struct Read {
     record: Record,
 }
 
-/// What every version has.
+/// The part that all versions have.
 #[derive(Deserialize)]
 struct Versioned {
     v: u32,
 }
 
-/// A stored record that cannot be read.
+/// An error of reading a stored record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("read record {} of session {session}: {why}", .seq.0)]
 pub struct UnreadableRecord {
     /// The session.
     pub session: SessionId,
-    /// The record's place.
+    /// The record's sequence number.
     pub seq: Seq,
-    /// What is wrong with it.
+    /// The problem.
     pub why: String,
 }
 
 impl JournalEntry {
-    /// The body to store: one JSON object `{"v", "shown"?, "record"}`. Place and time are stored
-    /// beside it.
+    /// Returns the body to store: one JSON object `{"v", "shown"?, "record"}`. Sequence number and
+    /// time are stored beside it.
     #[must_use]
     #[expect(clippy::expect_used, reason = "plain data with text keys always has a JSON form")]
     pub fn body(&self) -> String {
@@ -70,16 +70,16 @@ impl JournalEntry {
         serde_json::to_string(&written).expect("plain data")
     }
 
-    /// Another record in the place of this one.
+    /// Returns another record with the same sequence number and time.
     #[must_use]
     pub fn beside(&self, record: Record) -> Self {
         Self { record, ..*self }
     }
 
-    /// The entry that was stored with this body.
+    /// Parses a stored entry.
     ///
     /// # Errors
-    /// When the body is broken, of a later version, or holds what this version does not know.
+    /// If the body is broken, has a later version, or contains unknown fields.
     pub fn read(
         session: &SessionId,
         seq: Seq,
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read() {
+    fn a_stored_entry_is_read_back() {
         let record = Record::StopAsked { mode: StopMode::Now };
         let entry = JournalEntry { seq: Seq(3), time: 7, shown: 12, record };
         let body = r#"{"v":1,"shown":12,"record":{"type":"stop_asked","mode":"now"}}"#;
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_is_refused() {
+    fn unknown_versions_and_fields_are_rejected() {
         for (body, expect) in [
             (
                 r#"{"v":2,"record":{"type":"new_fact"}}"#,

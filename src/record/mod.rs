@@ -1,7 +1,6 @@
-//! What the journal holds: messages and decisions, never token deltas.
+//! The records of the journal: messages and decisions, but no token deltas.
 //!
-//! Machines name records, engines store them. A session is rebuilt by folding its records, and
-//! what watchers are shown of the past comes from them too.
+//! A session is rebuilt by folding its records. Watchers receive the past from them too.
 
 mod entry;
 mod past;
@@ -25,199 +24,201 @@ use crate::types::{
     WriteSet,
 };
 
-/// How a response ended, and so what becomes of its calls (DESIGN's table, one row each).
+/// The end of a response, which decides what happens to its calls. `docs/architecture.md` has the
+/// table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ResponseDisposition {
-    /// It ended well: every call runs.
+    /// The response completed. Every call runs.
     Well,
-    /// It was cut off at its maximal length: what had not started is answered.
+    /// The response reached its maximum length. Calls that had not started are answered with an
+    /// error.
     Length,
-    /// It was refused or filtered: what had not started leaves the history.
+    /// The response was refused or filtered. Calls that had not started are removed from the
+    /// history.
     Refused,
-    /// It broke after a call with effects had started: the part is the turn.
+    /// The response broke after a call with effects had started. The received part is kept as the
+    /// turn.
     BrokeKept,
-    /// It held too many calls, and `on_excess` is `fail`.
+    /// The response had too many calls, and `on_excess` is `fail`.
     Excess,
-    /// The run was ended while it came.
+    /// The run was stopped during the response.
     Cancelled,
 }
 
-/// How a turn ended.
+/// The end of a turn.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TurnEnd {
-    /// The response is kept and every call in it is answered.
+    /// The response is kept, and every call is answered.
     Finished,
-    /// The model or the service refused.
+    /// The model or the service refused to answer.
     Refused,
-    /// No response could be had, or it broke a hard rule.
+    /// No attempt gave a response, or the response violated a hard limit.
     Failed(RunError),
-    /// It was cancelled.
+    /// The turn was cancelled.
     Cancelled(CancelReason),
 }
 
-/// Why a turn is cancelled.
+/// The reason why a turn is cancelled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CancelReason {
-    /// Somebody asked.
+    /// A client stopped the run.
     Stop,
-    /// `run_timeout` passed.
+    /// The run exceeded `run_timeout`.
     RunTimeout,
-    /// The host shuts down.
+    /// The host shut down.
     Shutdown,
-    /// The run has used up its tokens or its calls.
+    /// The run used up its tokens or its calls.
     Budget,
 }
 
-/// Which request of a client brought an input, so that the same request again has no second
-/// effect.
+/// The client's request that contained an input. A repeated request has no second effect.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RequestKey {
     /// The client's `Idempotency-Key`.
     pub key: String,
-    /// The SHA-256 of what was asked, in hex digits: the same key with anything else is an error.
+    /// The SHA-256 of the request, in hex digits. The same key with another request is an error.
     pub digest: String,
 }
 
-/// A piece of what watchers were shown of a response, in the order in which it came.
+/// A segment of a response in the order in which watchers received it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DisplayedSegment {
-    /// The next so many bytes of the message's text.
+    /// The next bytes of the message's text, by number.
     Text(usize),
-    /// The next so many bytes of the message's reasoning.
+    /// The next bytes of the message's reasoning, by number.
     Thinking(usize),
-    /// Thinking that the message does not keep.
+    /// Thinking that is not part of the message.
     Dropped(String),
 }
 
-/// As much of a response as had come when a call of it began early: if the host stops then, that is
-/// what is kept of it.
+/// The part of a response that had arrived when one of its calls started early. It is kept if the
+/// host ends then.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PartialResponse {
-    /// Its text, its thinking and the calls that are whole, the one that begins among them.
+    /// Text, thinking and sealed calls, including the call that starts.
     pub message: ResponseMessage,
-    /// What watchers were shown of it, as with [`Record::ResponseEnded`].
+    /// The segments that watchers received, as in [`Record::ResponseEnded`].
     #[serde(skip_serializing_if = "Vec::is_empty", default)]
     pub shown: Vec<DisplayedSegment>,
 }
 
-/// One fact that must survive.
+/// A fact that must survive a crash.
 ///
-/// As JSON it is an object with a `type` and its fields; a reader refuses fields that it does not
-/// know.
+/// Its JSON form is an object with a `type` and fields. Readers reject unknown fields.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Record {
-    /// The session began.
+    /// The session was opened.
     SessionOpened {
-        /// Which agent it is.
+        /// The agent's name.
         agent: String,
-        /// The messages that it was opened with, in the Chat Completions form.
+        /// The initial messages, in the Chat Completions form.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         messages: Vec<Value>,
     },
-    /// The records before this one are those of another session, which goes its own way.
+    /// The records before this one were copied from another session.
     SessionForked {
         /// The other session.
         from: SessionId,
-        /// Its last record that was taken over.
+        /// The last copied record.
         at: Seq,
     },
-    /// A user's input waits for the run that goes on to end.
+    /// A user's input was queued behind the run in progress.
     InputQueued {
-        /// The run that will begin with it.
+        /// The run that it will start.
         run_id: RunId,
-        /// What the user said.
+        /// The user's input.
         input: Content,
-        /// What the run changes about its agent.
+        /// The overrides of the run.
         #[serde(skip_serializing_if = "RunOverrides::is_none", default)]
         overrides: Box<RunOverrides>,
-        /// Which request brought it.
+        /// The client's request.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         request: Option<RequestKey>,
-        /// Where it stands in a trace of whoever asked for it.
+        /// The client's trace context.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         trace: Option<TraceContext>,
     },
-    /// A run began with a user's input.
+    /// A run started.
     RunStarted {
         /// The run.
         run_id: RunId,
-        /// What the user said.
+        /// The user's input.
         input: Content,
-        /// What the run changes about its agent.
+        /// The overrides of the run.
         #[serde(skip_serializing_if = "RunOverrides::is_none", default)]
         overrides: Box<RunOverrides>,
-        /// The name of the model that it asks first, at its service.
+        /// The name of its first model at its service.
         model: String,
-        /// How its calls are run.
+        /// The execution mode of tool calls.
         execution: Execution,
-        /// Which request brought it; for one that waited, that stands with its `InputQueued`.
+        /// The client's request. If the input was queued, `InputQueued` has it instead.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         request: Option<RequestKey>,
-        /// Where it stands in a trace of whoever asked for it.
+        /// The client's trace context.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         trace: Option<TraceContext>,
     },
-    /// An HTTP exchange of a turn began.
+    /// An attempt of a turn started.
     AttemptStarted {
         /// The session's turn.
         turn: u32,
         /// The turn's attempt, from 1.
         attempt: u32,
-        /// Which model was asked.
+        /// The model's name.
         model: String,
-        /// Whether a streamed answer was asked for.
+        /// Whether a streamed answer was requested.
         streamed: bool,
-        /// Why the attempt before failed, if there was one.
+        /// The error of the previous attempt, if any.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         reason: Option<String>,
-        /// How long was waited before, in milliseconds.
+        /// The delay before it, in milliseconds.
         #[serde(skip_serializing_if = "is_zero", default)]
         wait_ms: u64,
     },
-    /// An attempt broke.
+    /// An attempt failed.
     AttemptFailed {
         /// The session's turn.
         turn: u32,
         /// The turn's attempt.
         attempt: u32,
-        /// Why.
+        /// The reason.
         error: ProviderError,
-        /// Whether what had come is kept as the turn.
+        /// Whether the received part is kept as the turn.
         kept: bool,
-        /// What it cost all the same.
+        /// The token usage.
         #[serde(default)]
         usage: Usage,
-        /// Whether it broke because the host stopped: what watchers were shown of it is void, and
-        /// what is kept is shown again.
+        /// Whether it failed because the host ended. Watchers then discard its text, and receive
+        /// the kept part again.
         #[serde(skip_serializing_if = "std::ops::Not::not", default)]
         host_stopped: bool,
     },
-    /// The response's ending is known; its message is whole.
+    /// The response ended, and its message is complete.
     ResponseEnded {
         /// The session's turn.
         turn: u32,
         /// The turn's attempt.
         attempt: u32,
-        /// How it ended.
+        /// The end.
         ending: ResponseDisposition,
-        /// What is kept of it.
+        /// The kept message.
         message: Arc<ResponseMessage>,
-        /// The provider's word, if it gave one.
+        /// The finish reason, if any.
         finish_reason: Option<FinishReason>,
-        /// What it cost.
+        /// The token usage.
         usage: Usage,
-        /// Names of calls that were decoded but are not kept.
+        /// Names of the calls that were decoded but not kept.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         dropped_calls: Vec<Arc<str>>,
-        /// What watchers were shown of it, in its order; empty where that is the message's
-        /// reasoning and then its text.
+        /// The segments in the order in which watchers received them. Empty if that is the
+        /// message's reasoning and then its text.
         #[serde(skip_serializing_if = "Vec::is_empty", default)]
         shown: Vec<DisplayedSegment>,
     },
@@ -225,106 +226,108 @@ pub enum Record {
     CallIntended {
         /// The call, with its arguments.
         call: ToolCall,
-        /// Stays the same if the call is run again.
+        /// The idempotency key. It stays the same if the call runs again.
         idempotency_key: String,
-        /// The response so far, where that has not ended yet.
+        /// The response so far, if it has not ended.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         so_far: Option<Box<PartialResponse>>,
     },
-    /// A call's tool has answered, but what comes of that is not decided yet: earlier calls may
-    /// still change what it has read, or people are asked.
+    /// A call's tool returned, but the result is not final: earlier calls may still change
+    /// variables that it read, or an approval is needed.
     CallReported {
-        /// Which call.
+        /// The call.
         key: CallKey,
-        /// What the tool answered.
+        /// The tool's outcome.
         outcome: ToolOutcome,
-        /// What it has read of the session's variables.
+        /// The variables that it read.
         #[serde(default)]
         reads: ReadSet,
-        /// What it would write to them.
+        /// The variables that it writes.
         #[serde(skip_serializing_if = "WriteSet::is_empty", default)]
         writes: WriteSet,
     },
-    /// People are asked about a call.
+    /// A call needs approval.
     ApprovalAsked {
-        /// What they are asked, and about what.
+        /// The request.
         asked: Box<ApprovalRequest>,
     },
-    /// They have said, or did not say in time.
+    /// An approval was decided, or expired.
     ApprovalGiven {
-        /// Which call.
+        /// The call.
         key: CallKey,
-        /// What they were asked.
+        /// The phase.
         phase: ApprovalPhase,
-        /// What was decided.
+        /// The verdict.
         verdict: Verdict,
-        /// What was said with it.
+        /// The message of the decision.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         message: Option<String>,
     },
-    /// A call has its outcome.
+    /// A call ended: it has its outcome.
     CallEnded {
-        /// Which call.
+        /// The call.
         call: CallLabel,
-        /// What became of it.
+        /// The outcome.
         outcome: ToolOutcome,
-        /// What else there is to know of it.
+        /// Additional facts about the result.
         #[serde(default)]
         notes: ResultNotes,
-        /// What it writes to the session's variables.
+        /// The variables that it writes.
         #[serde(skip_serializing_if = "WriteSet::is_empty", default)]
         writes: WriteSet,
-        /// When it started, in milliseconds since the run began; none if it never did.
+        /// Start time, in milliseconds since the start of the run. `None` if the call never
+        /// started.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         started_ms: Option<u64>,
-        /// From its seal to its start, in milliseconds.
+        /// Time from seal to start, in milliseconds.
         #[serde(skip_serializing_if = "is_zero", default)]
         wait_ms: u64,
-        /// From its start to its outcome, in milliseconds.
+        /// Time from start to outcome, in milliseconds.
         #[serde(skip_serializing_if = "is_zero", default)]
         duration_ms: u64,
-        /// Whether it started before its response had ended.
+        /// Whether it started before the end of its response.
         #[serde(skip_serializing_if = "std::ops::Not::not", default)]
         early: bool,
-        /// Whether only the notes have changed since the outcome was recorded: nothing is told.
+        /// Whether this record only changes the notes of an earlier one. No event is published
+        /// then.
         #[serde(skip_serializing_if = "std::ops::Not::not", default)]
         amended: bool,
     },
-    /// The turn's message and results are in the history.
+    /// The turn's message and results were committed to the history.
     TurnCommitted {
         /// The session's turn.
         turn: u32,
-        /// How it ended.
+        /// The end.
         end: TurnEnd,
-        /// What there is to know of it.
+        /// The summary of the turn.
         summary: Box<TurnSummary>,
     },
-    /// A user said something to the run that goes on.
+    /// A user gave an input to the run in progress.
     Steered {
-        /// What the user said.
+        /// The user's input.
         input: Content,
-        /// The session's turn that went on: the input stands behind it.
+        /// The turn in progress. The input follows it in the history.
         after_turn: u32,
-        /// Which request brought it.
+        /// The client's request.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         request: Option<RequestKey>,
     },
-    /// Somebody asked the run to stop.
+    /// A client asked the run to stop.
     StopAsked {
-        /// How.
+        /// The mode.
         mode: StopMode,
     },
-    /// A limit was reached, or half of it is used up.
+    /// A limit was reached, or half of it is used.
     LimitReached {
-        /// The configuration's name of it.
+        /// The configuration key of the limit.
         limit: String,
-        /// What was seen.
+        /// The current value.
         value: u64,
-        /// What is allowed.
+        /// The limit.
         maximum: u64,
-        /// What is done about it.
+        /// The action that follows.
         action: String,
-        /// What the model is told of it, behind the last result of the turn before.
+        /// The note for the model, appended to the last result of the previous turn.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         note: Option<String>,
     },
@@ -332,15 +335,15 @@ pub enum Record {
     RunEnded {
         /// The run.
         run_id: RunId,
-        /// Why.
+        /// The reason.
         end: RunEnd,
-        /// The final answer, or what there is of it.
+        /// The final answer, or the part of it that arrived.
         text: String,
-        /// What went wrong, if something did.
+        /// The error, if any.
         error: Option<RunError>,
-        /// Its sums.
+        /// The statistics.
         stats: StatsReport,
-        /// How many inputs wait behind it.
+        /// Number of inputs that are queued behind it.
         #[serde(skip_serializing_if = "is_zero", default)]
         waiting: u64,
     },
@@ -348,13 +351,13 @@ pub enum Record {
     SessionClosed,
 }
 
-/// How a run is asked to stop.
+/// The mode of a stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StopMode {
-    /// At once: what runs is aborted.
+    /// At once. Running calls are aborted.
     Now,
-    /// After every call of this turn has ended.
+    /// After all calls of this turn have ended.
     AfterTurn,
 }
 

@@ -15,7 +15,7 @@ use super::publish::Publisher;
 use super::session_start::{SessionOrigin, SessionStart};
 use super::task;
 use crate::record::{Record, Seq};
-use crate::session::Rebuilt;
+use crate::session::StoredSession;
 use crate::types::SessionId;
 
 /// How often a request is handed in whose session falls asleep before it takes it.
@@ -122,7 +122,7 @@ impl HostRef {
             publisher: Publisher::new(id.clone(), self.shared.telemetry.clone(), rebuilt.last),
             id: id.clone(),
             agent,
-            origin: SessionOrigin::Rebuilt(Box::new(rebuilt)),
+            origin: SessionOrigin::Stored(Box::new(rebuilt)),
         })
     }
 
@@ -144,7 +144,7 @@ impl HostRef {
     }
 }
 
-fn rebuilt(shared: &HostState, id: &SessionId) -> Result<Rebuilt, HostError> {
+fn rebuilt(shared: &HostState, id: &SessionId) -> Result<StoredSession, HostError> {
     let entries = shared.journal.read(id, Seq(0))?;
     let Some(first) = entries.first() else { return Err(HostError::NoSuchSession(id.clone())) };
     let Record::SessionOpened { agent, .. } = &first.record else {
@@ -152,7 +152,11 @@ fn rebuilt(shared: &HostState, id: &SessionId) -> Result<Rebuilt, HostError> {
     };
     let own = shared.agents.get(agent).ok_or_else(|| HostError::AgentGone(agent.clone()))?;
     let limits = |overrides: &_| own.as_it_was(overrides).limits().clone();
-    let rebuilt = Rebuilt::fold(&entries, &limits)
+    let rebuilt = StoredSession::read(&entries, &limits)
         .map_err(|error| HostError::Rebuild(format!("session {id}: {error}")))?;
-    if rebuilt.closed { Err(HostError::NoSuchSession(id.clone())) } else { Ok(rebuilt) }
+    if rebuilt.session.is_closed() {
+        Err(HostError::NoSuchSession(id.clone()))
+    } else {
+        Ok(rebuilt)
+    }
 }

@@ -1,11 +1,29 @@
 //! The shells: the only folder that names ractor.
 //!
 //! A [`Host`] supervises sessions. A session owns its history and, for its runs, two actors: the
-//! reader of the model's responses, and the owner of the turn, which supervises the tool calls, one
-//! actor each. They move values and decide nothing; the machines in `turn` do.
+//! stream actor, which reads the model's responses, and the accumulator, which owns the turn and
+//! supervises the tool calls, one actor each. The actors move values; the machines in `turn` and
+//! `session` decide.
 //!
-//! No actor awaits long work, so that a stop always gets through, but that of a call: its start is
-//! the tool. When one of the two dies, the session ends the other and goes on from its records.
+//! No actor awaits long work in a handler, so that a stop always gets through. A tool's actor is
+//! the exception: its start is the tool. When the stream actor or the accumulator dies, the session
+//! ends the other one and continues from its records.
+//!
+//! | file | what it decides or holds |
+//! | --- | --- |
+//! | `host` | the actor that supervises all sessions |
+//! | `host_state`, `host_ref` | the state that the sessions of a host share; how a session is found or woken |
+//! | `session/`, `session_start`, `awake_session` | the session actor; the values that it starts with; a session in memory |
+//! | `handle`, `request`, `report`, `snapshot`, `list` | the public face of a session, and the values that it takes and returns |
+//! | `session_events`, `publish` | the events of a session: past and live; their way to watchers, metrics and logs |
+//! | `run_actors`, `message` | the actors of a run; every message between actors |
+//! | `accumulator/`, `stream` | the owner of the turn; the reader of the model's responses |
+//! | `supervisor`, `tool`, `blocking` | running tool calls; one call; the threads of tools that block |
+//! | `agent`, `models`, `model/` | a configured agent; the configured models; the client of one model |
+//! | `model_limiter`, `caps`, `fair_semaphore` | limits per model, with its circuit breaker; limits per tool; the semaphore of both |
+//! | `gauge`, `task`, `ids` | counts of what is alive; tasks that end with their owner; new ids |
+//! | `maintenance`, `recovery`, `stored_sessions` | periodic work; unfinished runs at start; reading, forking and deleting stored sessions |
+//! | `error` | why a host or a session refuses |
 
 mod accumulator;
 mod agent;

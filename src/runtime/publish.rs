@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 use crate::event::{Event, EventId, PublishedEvent};
 use crate::journal::{Journal, JournalError, unix_ms};
 use crate::response::ResponseAssembler;
-use crate::telemetry::{Feed, PendingSubscription, RecordPosition, Subscription, Telemetry, logs};
+use crate::telemetry::{Feed, PendingSubscription, SourceRecord, Subscription, Telemetry, logs};
 use crate::types::{RunId, Seq, SessionId};
 
 /// How many events a subscriber may be behind before it is let go. One that never reads costs
@@ -55,13 +55,7 @@ impl Publisher {
     }
 
     /// Tells everybody of a record.
-    pub(super) fn publish_recorded(
-        &self,
-        run: &RunId,
-        turn: u32,
-        event: Event,
-        of: RecordPosition,
-    ) {
+    pub(super) fn publish_recorded(&self, run: &RunId, turn: u32, event: Event, of: SourceRecord) {
         debug_assert!(event.is_recorded(), "{event:?} has no record");
         self.tell(run, turn, event, Some(of));
     }
@@ -72,7 +66,7 @@ impl Publisher {
         run: &RunId,
         turn: u32,
         event: Event,
-        record: Option<RecordPosition>,
+        record: Option<SourceRecord>,
     ) {
         match record.filter(|_| event.is_recorded()) {
             Some(of) => self.publish_recorded(run, turn, event, of),
@@ -80,7 +74,7 @@ impl Publisher {
         }
     }
 
-    fn tell(&self, run: &RunId, turn: u32, event: Event, recorded: Option<RecordPosition>) {
+    fn tell(&self, run: &RunId, turn: u32, event: Event, recorded: Option<SourceRecord>) {
         // Nothing is counted by text.
         if !logs::logs_contents() && self.feed.append_text_if_unwatched(&event) {
             return;

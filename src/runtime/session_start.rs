@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::agent::Agent;
 use super::publish::Publisher;
 use crate::record::JournalEntry;
-use crate::session::Rebuilt;
+use crate::session::StoredSession;
 use crate::types::SessionId;
 
 /// A session that is about to start.
@@ -27,10 +27,10 @@ pub(super) enum SessionOrigin {
         /// The first messages of the history, already validated, in the Chat Completions form.
         messages: Vec<Value>,
     },
-    /// The session was rebuilt from the journal.
-    Rebuilt(Box<Rebuilt>),
+    /// The session was read from the journal.
+    Stored(Box<StoredSession>),
     /// The session starts with a copy of these records of another session.
-    Forked(Box<Rebuilt>, Vec<JournalEntry>),
+    Forked(Box<StoredSession>, Vec<JournalEntry>),
 }
 
 impl SessionStart {
@@ -38,8 +38,9 @@ impl SessionStart {
     pub(super) fn has_work(&self) -> bool {
         match &self.origin {
             SessionOrigin::New { .. } => false,
-            SessionOrigin::Forked(rebuilt, _) => rebuilt.run.is_some(),
-            SessionOrigin::Rebuilt(rebuilt) => rebuilt.run.is_some() || !rebuilt.queue.is_empty(),
+            SessionOrigin::Stored(stored) | SessionOrigin::Forked(stored, _) => {
+                stored.session.run().is_some() || stored.session.queue().len() > 0
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a session shows of itself.
+//! The public snapshot of a session.
 
 use std::sync::Arc;
 
@@ -12,62 +12,62 @@ use crate::message::Message;
 use crate::record::Seq;
 use crate::types::{ApprovalPhase, Content, RunId, SessionId, SessionState, Usage};
 
-/// What a session holds.
+/// A snapshot of a session.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SessionSnapshot {
-    /// Its id.
+    /// The session's id.
     pub id: SessionId,
-    /// Its agent's name.
+    /// The name of the session's agent.
     pub agent: String,
-    /// What it is doing.
+    /// The session's state.
     pub state: SessionState,
-    /// The place of its last record.
+    /// The position of the last record.
     pub seq: Seq,
-    /// Its history; what the running turn said is not in it yet, but calls that the session was
-    /// opened with are.
+    /// The history. The current turn is not in it yet; unanswered calls that the session was opened
+    /// with are.
     pub history: Vec<Arc<Message>>,
-    /// Its variables, by name.
+    /// The variables by name.
     pub variables: Variables,
-    /// The run that goes on.
+    /// The run in progress.
     pub current_run: Option<CurrentRun>,
-    /// The inputs that wait for it to end, in order.
+    /// The inputs that wait for the run to end, in order.
     pub queued: Vec<QueuedInput>,
-    /// What all its runs cost.
+    /// The usage of all runs.
     pub usage: Usage,
 }
 
-/// A run that goes on.
+/// A run in progress.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CurrentRun {
-    /// The run.
+    /// The run's id.
     pub run_id: RunId,
-    /// The session's turn that it is in.
+    /// The number of the current turn.
     pub turn: u32,
-    /// Whether it was interrupted by the end of its host, and waits to be resumed or stopped.
+    /// True if the end of its host interrupted the run and it waits to be resumed or stopped.
     pub suspended: bool,
-    /// What people are asked at present, in call order.
+    /// The open approvals, in call order.
     pub approvals: Vec<PendingApproval>,
-    /// The results of the running turn up to the first call that has none: they are kept,
-    /// whatever becomes of the others.
+    /// The results of the current turn up to the first call that has none. These are kept even if
+    /// the turn fails.
     pub results: Vec<CallReport>,
 }
 
-/// A call that waits for people.
+/// A call that waits for a decision.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PendingApproval {
-    /// What clients know the call by.
+    /// The id of the call for clients.
     pub tool_id: String,
     /// The tool's name.
     pub tool_name: String,
-    /// What is asked.
+    /// The phase of the approval.
     pub phase: ApprovalPhase,
-    /// The arguments as they will be run, or were: a JSON object.
+    /// The arguments that the tool will receive, or received: a JSON object.
     pub input: Arc<Value>,
-    /// What a decision brings back, so that it is about these very arguments.
+    /// The SHA-256 of the arguments. A decision has to repeat it.
     pub arguments_sha256: String,
-    /// The first 200 characters of the result, where there is one.
+    /// The first 200 characters of the result, if there is one.
     pub output_summary: Option<String>,
-    /// Since when: Unix time in milliseconds.
+    /// The time of the request: Unix time in milliseconds.
     pub asked_at: u64,
 }
 
@@ -86,11 +86,11 @@ impl PendingApproval {
     }
 }
 
-/// An input that waits for the run that goes on to end.
+/// An input that waits for the current run to end.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct QueuedInput {
-    /// The run that will begin with it.
+    /// The run that will start with the input.
     pub run_id: RunId,
-    /// What the user said.
+    /// The user's input.
     pub input: Content,
 }

@@ -16,7 +16,7 @@ use super::session_start::{SessionOrigin, SessionStart};
 use crate::event::Event;
 use crate::journal::SessionLog;
 use crate::record::{JournalEntry, Record, Seq};
-use crate::session::{PastRun, Rebuilt, past_run};
+use crate::session::{PastRun, StoredSession, past_run};
 use crate::telemetry::FeedItem;
 use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{CallKey, RunId, SessionId};
@@ -201,7 +201,7 @@ async fn prefix(
             let own = shared.agents.get(agent).cloned();
             let own = own.ok_or_else(|| HostError::AgentGone(agent.to_owned()))?;
             let limits = |overrides: &_| own.as_it_was(overrides).limits().clone();
-            let rebuilt = Rebuilt::fold(&entries, &limits)
+            let rebuilt = StoredSession::read(&entries, &limits)
                 .map_err(|error| HostError::Rebuild(error.to_string()))?;
             Ok((rebuilt, entries))
         })

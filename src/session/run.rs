@@ -54,7 +54,7 @@ pub enum RunNext {
     Turn(TurnPlan),
     /// The run ends.
     End {
-        /// Why the run ends.
+        /// The reason of the end.
         end: RunEnd,
         /// The final answer, or as much of it as there is.
         text: String,

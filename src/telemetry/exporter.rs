@@ -1,4 +1,4 @@
-//! One host's metrics page, and the one entrance for its events.
+//! The telemetry of one host: metrics page, logs and traces.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::metrics::Metrics;
 use super::traces::Traces;
 use crate::event::PublishedEvent;
 
-/// The telemetry of one host. Cloning it is cheap, and all clones feed the same page.
+/// The telemetry of one host. All clones feed the same page.
 #[derive(Clone, Debug)]
 pub struct Telemetry {
     inner: Arc<TelemetryInner>,
@@ -27,13 +27,13 @@ impl Telemetry {
     /// The content type of [`Telemetry::render`].
     pub const CONTENT_TYPE: &'static str = "text/plain; version=0.0.4; charset=utf-8";
 
-    /// Telemetry for a host that has these tools, and traces nothing.
+    /// Creates telemetry for a host with these tools, without traces.
     #[must_use]
     pub fn new(tools: &[String]) -> Self {
         Self::with_traces(tools, |_| Traces::default())
     }
 
-    /// The same for a host whose spans `traces` makes.
+    /// Creates telemetry with traces.
     #[must_use]
     pub fn with_traces(tools: &[String], traces: impl FnOnce(&Metrics) -> Traces) -> Self {
         let recorder = builder().build_recorder();
@@ -42,7 +42,7 @@ impl Telemetry {
         Self { inner: Arc::new(TelemetryInner { page, traces: traces(&metrics), metrics }) }
     }
 
-    /// Counts and logs an event. Never blocks; for a piece of text it is a match and a look at
+    /// Records and logs an event. Never blocks. For a text delta it costs a match and a check of
     /// the log level.
     pub fn observe(&self, published: &PublishedEvent) {
         self.inner.metrics.record(&published.event);
@@ -50,19 +50,19 @@ impl Telemetry {
         self.inner.traces.observe(published);
     }
 
-    /// The metrics, for what no event tells.
+    /// Returns the metrics.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
         &self.inner.metrics
     }
 
-    /// Its spans.
+    /// Returns the traces.
     #[must_use]
     pub fn traces(&self) -> &Traces {
         &self.inner.traces
     }
 
-    /// The page in Prometheus's text form.
+    /// Renders the page in Prometheus's text format.
     #[must_use]
     pub fn render(&self) -> String {
         let mut page = self.inner.page.render();
@@ -70,14 +70,14 @@ impl Telemetry {
         page
     }
 
-    /// Moves samples into their buckets. Without it they pile up until somebody reads the page,
-    /// so the host calls it every 5 seconds.
+    /// Moves samples into their buckets. The host calls it every 5 seconds; otherwise samples
+    /// accumulate until the page is rendered.
     pub fn upkeep(&self) {
         self.inner.page.run_upkeep();
     }
 }
 
-/// Every histogram gets its bounds: one without would be rendered as a summary.
+/// Sets the bounds of every histogram. A histogram without bounds would be rendered as a summary.
 fn builder() -> PrometheusBuilder {
     let mut builder = PrometheusBuilder::new();
     for metric in ALL {
@@ -89,7 +89,10 @@ fn builder() -> PrometheusBuilder {
     builder
 }
 
-#[expect(clippy::expect_used, reason = "only empty bounds are refused, and a test knows of none")]
+#[expect(
+    clippy::expect_used,
+    reason = "only empty bounds are an error, and a test checks that there are none"
+)]
 fn with_bounds(builder: PrometheusBuilder, of: Matcher, bounds: &[f64]) -> PrometheusBuilder {
     builder.set_buckets_for_metric(of, bounds).expect("bounds are not empty")
 }

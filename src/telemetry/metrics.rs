@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn every_metric_has_help_and_is_what_it_says() {
+    fn every_metric_is_rendered_with_its_description_and_type() {
         let telemetry = telemetry();
         for event in samples::every() {
             telemetry.metrics().record(&event);
@@ -451,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stopped_response_does_not_count_as_undetected() {
+    fn a_response_stopped_by_a_user_is_not_counted() {
         let ended = |stopped| Event::ResponseEnded {
             names: vec!["clock".into()],
             opened: 3,
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_of_the_service_counts_as_it_begins_and_for_nothing_else() {
+    fn a_call_of_the_service_is_counted_once_at_its_start() {
         use ServiceCallStatus::{Discarded, Finished, Running};
         let shown =
             |status| Event::ServiceCallChanged { call: Box::new(samples::service_call()), status };
@@ -483,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn results_are_counted_by_tool_and_status_and_only_real_runs_take_time() {
+    fn results_are_counted_by_tool_and_status_and_only_executed_calls_have_durations() {
         let ended = |name: &str, change: fn(&mut ToolResult)| {
             let mut result = samples::result();
             result.call.name = name.into();
@@ -539,7 +539,7 @@ mod tests {
     }
 
     #[test]
-    fn attempts_tell_of_good_and_bad_exchanges() {
+    fn attempts_are_recorded_by_outcome() {
         let ended = |error| Event::AttemptEnded {
             model: "m".into(),
             streamed: true,
@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_names_share_one_series() {
+    fn further_names_share_one_series() {
         let telemetry = telemetry();
         for number in 0..1_000 {
             let limit = format!("limit_{number}");
@@ -625,7 +625,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thousand_tools_do_not_explode_the_page() {
+    fn a_thousand_tools_have_at_most_64_series_of_their_own() {
         let called = |name: &str| Event::CallStarted {
             call: crate::event::CallLabel { name: name.into(), ..samples::label() },
             input_summary: String::new(),
@@ -641,7 +641,7 @@ mod tests {
             Event::CallEnded { result, parallel: false, early: false }
         };
         let tools: Vec<String> = (0..1_000).map(|number| format!("tool_{number}")).collect();
-        // As many as the host has, and as many that it has not.
+        // A host with all of these tools, and one with only two of them.
         for known in [&tools[..], &tools[..2]] {
             let telemetry = Telemetry::new(known);
             for tool in tools.iter().chain(&tools) {

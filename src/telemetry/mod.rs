@@ -1,9 +1,8 @@
-//! What the outside sees of a host: metrics, logs, and the subscribers of a session.
+//! Metrics, logs, traces and the event feeds of sessions.
 //!
-//! What happens in runs is told by [`PublishedEvent`](crate::event::PublishedEvent) events; what is true of
-//! the host as a whole is set by its own methods. Nothing here knows of HTTP, of actors or of how
-//! a turn works. No metric and no recorder is global to the process, so
-//! that several hosts in one process each have their own page.
+//! Runs are observed through [`PublishedEvent`](crate::event::PublishedEvent)s. Numbers of what
+//! exists now are set by methods. Depends on neither HTTP nor actors. No metric and no recorder is
+//! global to the process, so several hosts in one process each have a page of their own.
 
 mod exporter;
 pub mod feed;
@@ -18,7 +17,7 @@ mod traces;
 
 pub use exporter::Telemetry;
 pub use feed::{
-    Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, RecordPosition, Subscription,
+    Feed, FeedItem, FeedPosition, FeedSnapshot, PendingSubscription, SourceRecord, Subscription,
     journal_failed,
 };
 pub use logs::{LogFormat, init};

@@ -15,7 +15,7 @@ pub(crate) const MAX_TOKENS: &str = "max_tokens_per_run";
 /// The configuration's name of the limit of a run's calls.
 pub(crate) const MAX_CALLS: &str = "max_tool_calls_per_run";
 
-/// What a run has left when one of its turns begins. `None` means no limit.
+/// The rest of a run's limits when one of its turns begins. `None` means no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Budget {
     /// Tokens, input and output together.
@@ -33,7 +33,7 @@ pub struct LimitHit {
     pub value: u64,
     /// The amount that is allowed.
     pub maximum: u64,
-    /// What is done about it.
+    /// The consequence.
     pub action: &'static str,
     /// The note to the model, which stands behind the turn's last result.
     pub note: Option<String>,

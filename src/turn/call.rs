@@ -1,52 +1,55 @@
 //! One call of a response, from its first bytes to its outcome.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use super::isolation::LastWriters;
 use crate::event::{CallLabel, WaitingFor};
 use crate::tool::ToolSpec;
 use crate::transcript::RecordedOutcome;
 use crate::types::{
-    ApprovalPhase, CallKey, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult, WriteSet,
-    excerpt,
+    ApprovalPhase, CallKey, ReadSet, ResultNotes, ToolCall, ToolOutcome, ToolResult, VariableName,
+    WriteSet, excerpt,
 };
+
+/// The index of the last call of the turn that wrote each variable.
+pub(super) type LastWriters = BTreeMap<VariableName, u32>;
 
 /// Characters of arguments and results that are quoted to people.
 pub(super) const QUOTE_CHARS: usize = 200;
 
-/// Where a call stands.
+/// The phase of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum CallPhase {
-    /// Its arguments are still coming.
+    /// Its arguments are incomplete.
     Open,
-    /// Its arguments are whole; it is not yet decided whether it runs.
+    /// Its arguments are complete; its admission is not decided yet.
     Sealed,
-    /// It may run, and waits for its ticket or a place.
+    /// It may run, and waits for its ticket or a permit.
     Ready,
     /// It gets a copy of that call's outcome.
     Duplicate { of: CallKey },
-    /// It has its ticket and a place of `max`, and asks for one of its tool, which has a cap.
+    /// It has its ticket and a permit of `max`, and waits for a permit of its tool.
     AwaitingPermit { since: Duration },
-    /// It has its ticket and its places; its intent is being recorded.
+    /// It has its ticket and its permits; its intent is being recorded.
     Intended,
-    /// People are asked whether it may run.
+    /// It waits for the approval to run.
     AwaitingApproval { until: Option<Duration> },
     /// Its tool runs.
     Running { deadline: Option<Duration> },
-    /// Its tool has answered; what earlier calls wrote may still change what comes of it.
+    /// Its tool has finished; writes of earlier calls may still change its outcome.
     Reported(ReportedOutcome),
-    /// People are asked whether the model may see what its tool answered.
+    /// It waits for the approval of its result.
     AwaitingReview { outcome: ToolOutcome, writes: WriteSet, until: Option<Duration> },
     /// Its outcome is decided.
     Ended { outcome: ToolOutcome, at: Duration },
-    /// It leaves the history; nothing is owed for it.
+    /// It is not kept in the history and gets no outcome.
     Dropped,
 }
 
-/// What a tool has answered.
+/// The outcome that a tool reported, with the variables that it used.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct ReportedOutcome {
     pub(super) outcome: ToolOutcome,
@@ -70,7 +73,7 @@ pub(super) struct TurnCall {
     /// The tool, if there is one of that name.
     pub(super) tool: Option<Arc<ToolSpec>>,
     pub(super) phase: CallPhase,
-    /// One call too many: it is answered, not run.
+    /// The call exceeds the limit per response: it is answered, not run.
     pub(super) excess: bool,
     /// What is wrong with its arguments, if anything: the answer it gets.
     pub(super) unfit: Option<ToolOutcome>,

@@ -7,9 +7,7 @@
 //! an earlier call outside its snapshot, that is a conflict: a pure call is run again, and cannot
 //! meet another one then; any other keeps its result and loses all its writes.
 
-use std::collections::BTreeMap;
-
-use super::call::{CallPhase, ReportedOutcome};
+use super::call::{CallPhase, LastWriters, ReportedOutcome};
 use super::schedule::StartGate;
 use super::{Turn, TurnStage, model_messages};
 use crate::context::Variables;
@@ -18,9 +16,6 @@ use crate::record::Record;
 use crate::types::{
     ApprovalPhase, CallKey, ReadSet, ToolOutcome, ToolStatus, VariableName, VariablesUse, WriteSet,
 };
-
-/// Which call of the turn, by its place, was the last to write each name.
-pub(super) type LastWriters = BTreeMap<VariableName, u32>;
 
 /// The variables as the calls that have ended leave them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

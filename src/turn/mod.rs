@@ -7,22 +7,22 @@
 //! | file | rule |
 //! | --- | --- |
 //! | `deltas` | deltas to calls that open, are sealed, or turn out malformed |
-//! | `admission` | which calls run, what the others are answered |
+//! | `admission` | which calls are kept, run, answered or copied |
 //! | `schedule` | which sealed calls may start now |
-//! | `isolation` | what calls see of each other's writes; conflicts |
-//! | `approval` | people in the loop |
-//! | `response_end` | what each ending leaves of the calls |
+//! | `isolation` | snapshots of variables, write conflicts, reruns |
+//! | `approval` | approval requests, decisions and their expiry |
+//! | `response_end` | calls and text kept at each ending of a response |
 //! | `step` | what is done after every event: admit, start, release, commit |
 //! | `budget` | what a run may use up, and how a turn ends that uses up more |
-//! | `attempt_start` | the exchanges with a model, begun and counted |
-//! | `attempts` | whether, when and how a model is asked once more, and which |
-//! | `breaker` | when a model is not asked at all, because its service fails |
+//! | `attempt_start` | start and end of each request to a model |
+//! | `attempts` | retry, backoff, fallback models, plain answers after broken streams |
+//! | `breaker` | circuit breaker of a model |
 //! | `reassembly` | outcomes in any order, released in call order |
-//! | `model_messages` | what the model is told of calls that did not simply run |
+//! | `model_messages` | result texts of calls that did not run normally |
 //! | `resume` | a turn from its records |
 //! | `committed` | a turn that is over, from its records |
 //! | `replay` | a turn once more from its records, compared with them |
-//! | `initial_calls` | a turn of calls that nobody asked a model for |
+//! | `initial_calls` | a turn of calls that the session was opened with |
 #![warn(clippy::indexing_slicing)]
 
 mod admission;

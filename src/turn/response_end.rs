@@ -1,4 +1,4 @@
-//! What each ending of a response leaves of its calls: the table of the design, row by row.
+//! The end of a response: which of its calls and which of its text are kept, by how it ended.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::response::PartialCall;
 use crate::types::{ProviderError, RunError, ToolOutcome, ToolStatus};
 
 impl Turn {
-    /// The ending is known: what is kept is recorded, what cannot start any more is answered.
+    /// Ends the response: records what is kept, and answers the calls that can no longer start.
     pub(super) fn conclude(
         &mut self,
         ending: ResponseDisposition,
@@ -60,7 +60,7 @@ impl Turn {
         self.answer_unstarted(ending);
     }
 
-    /// The calls that cannot start any more.
+    /// Answers the calls that can no longer start.
     pub(super) fn answer_unstarted(&mut self, ending: ResponseDisposition) {
         let maximum = self.spec.rules.limits.max_tool_calls_per_turn.unwrap_or_default();
         match ending {
@@ -103,7 +103,7 @@ impl Turn {
         }
     }
 
-    /// Everything that has no outcome yet gets a truthful one.
+    /// Answers every call that has no outcome yet.
     pub(super) fn cancel_calls(&mut self) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
@@ -146,7 +146,7 @@ impl Turn {
         }
     }
 
-    /// After a refusal: a call with effects that has started stays, with its outcome.
+    /// Drops all calls after a refusal, except calls with effects that have started.
     fn drop_all_but_effects(&mut self) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get(index) else { return };
@@ -157,7 +157,7 @@ impl Turn {
         }
     }
 
-    /// Stops a call that runs, and says that what it did counts no more.
+    /// Aborts a running call and drops it with its result.
     pub(super) fn discard(&mut self, index: usize) {
         self.give_up_place(index);
         let Some(call) = self.calls.get(index) else { return };
@@ -170,7 +170,8 @@ impl Turn {
         self.emit(Event::CallDiscarded { call: label, had_result });
     }
 
-    /// The response broke. If no call with effects has started it is void; else it is the turn.
+    /// Ends a broken response. It is void unless a call with effects has started: then the partial
+    /// message is the turn.
     pub(super) fn handle_broken(&mut self, error: ProviderError) {
         let effects_started =
             self.calls.iter().any(|call| call.has_effects() && call.has_started());
@@ -214,7 +215,7 @@ impl Turn {
         self.commit(TurnEnd::Failed(error), None);
     }
 
-    /// Says that calls count no more which the service runs, or ran, itself.
+    /// Publishes that calls which the service runs itself are discarded.
     fn discard_service_calls(&mut self, which: impl Fn(&PartialCall) -> bool) {
         for at in 0..self.response.service_calls().len() {
             if self.response.service_calls().get(at).is_some_and(&which) {
@@ -223,7 +224,7 @@ impl Turn {
         }
     }
 
-    /// Nothing of this attempt counts, but results of pure calls are kept for the next.
+    /// Voids the attempt. Results of pure calls are kept for the next attempt.
     fn void_attempt(&mut self) {
         self.discard_service_calls(|_| true);
         for index in 0..self.calls.len() {
@@ -249,7 +250,7 @@ impl Turn {
         self.layout = DisplayOrder::default();
     }
 
-    /// A call that was never sealed keeps what came of its arguments.
+    /// Parses the arguments of a call that was never sealed, as far as they were received.
     fn take_in_unsealed(&mut self, index: usize, ending: ResponseDisposition) {
         let (Some(bucket), Some(call)) =
             (self.response.calls().get(index), self.calls.get_mut(index))
@@ -316,8 +317,8 @@ impl Turn {
         message
     }
 
-    /// What would be kept of the response if no more of it came: calls whose arguments still come
-    /// would not.
+    /// Returns the part of the response that would be kept if it ended now: calls whose arguments
+    /// are incomplete are left out.
     pub(super) fn response_so_far(&self) -> PartialResponse {
         let mut message = self.kept_message(ResponseDisposition::BrokeKept);
         let is_whole =

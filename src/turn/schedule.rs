@@ -10,29 +10,29 @@ use super::call::{CallPhase, TurnCall};
 use crate::event::WaitingFor;
 use crate::types::Execution;
 
-/// What the response allows.
+/// The calls that the state of the response allows to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StartGate {
-    /// It is still coming: only calls whose tool may start early.
+    /// The response is incomplete: only calls of tools that may start early.
     Early,
-    /// It is still coming, and nothing starts before its end.
+    /// No call may start.
     Shut,
-    /// It ended well: every call.
+    /// The response ended well: every call may start.
     Open,
 }
 
-/// What is to be done about one call.
+/// The next action for one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It takes its ticket and a place of `max`.
+    /// The call takes its ticket and a permit of `max`.
     Start(usize),
-    /// It may start as soon as people say so: they are to be asked.
+    /// The call needs an approval before it starts.
     Ask(usize),
-    /// It has to wait, for a reason that was not told before.
+    /// The call waits, for a reason that was not published before.
     Wait(usize, WaitingFor),
 }
 
-/// The first thing to be done, in call order; none when nothing changed.
+/// Returns the first action in call order; none when nothing changed.
 pub(super) fn next_step(calls: &[TurnCall], execution: Execution, gate: StartGate) -> Option<Step> {
     let places = match execution {
         Execution::Sequential => 1,

@@ -1,19 +1,19 @@
-//! What people are asked about a call, and what they say.
+//! Approvals of tool calls: phases and verdicts.
 
 use serde::{Deserialize, Serialize};
 
-/// What people are asked about a call.
+/// The point at which a call needs approval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ApprovalPhase {
-    /// May it run?
+    /// Before the call runs.
     Before,
-    /// May the model see its result?
+    /// After the call ran, before the model sees its result.
     After,
 }
 
 impl ApprovalPhase {
-    /// The word for clients, logs and metrics.
+    /// Returns the name for clients, logs and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -23,15 +23,15 @@ impl ApprovalPhase {
     }
 }
 
-/// What was decided.
+/// The verdict of an approval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// It may.
+    /// Approved.
     Approved,
-    /// It may not.
+    /// Rejected.
     Rejected,
-    /// Nobody said anything in time, so it may not.
+    /// No decision arrived in time. The call is treated as rejected.
     Expired,
 }
 
@@ -39,7 +39,7 @@ impl Verdict {
     /// Every verdict.
     pub const ALL: [Self; 3] = [Self::Approved, Self::Rejected, Self::Expired];
 
-    /// The word for clients, logs and metrics.
+    /// Returns the name for clients, logs and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -50,12 +50,12 @@ impl Verdict {
     }
 }
 
-/// A verdict, and what was said with it.
+/// A verdict with an optional message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Judgement {
-    /// What was decided.
+    /// The verdict of an approval.
     pub verdict: Verdict,
-    /// What whoever decided has to say; after a rejection the model is told.
+    /// The message of the person who decided. After a rejection the model receives it.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub message: Option<String>,
 }

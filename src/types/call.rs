@@ -1,4 +1,4 @@
-//! Calls and what becomes of them.
+//! Tool calls, their outcomes and their results.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,14 +10,14 @@ use serde_json::Value;
 
 use super::{Judgement, Verdict, WriteSet};
 
-/// How many calls of one response, or of one message that a session is opened with, are kept at
-/// all, whatever the limits of a run say.
+/// Maximum number of calls that are kept of one response, or of one initial message of a session.
+/// It applies in addition to the limits of a run.
 pub const CALLS_MAX: usize = 1024;
 
-/// Which tool call this is, inside the host: never the provider's id.
+/// Identifies a tool call inside the host. It is never the provider's id.
 ///
-/// `turn` counts the session's turns from 1 and is never reset; `attempt` counts from 1 within
-/// the turn; `index` is the call's dense place in the response, from 0. Shown to clients as
+/// `turn` counts the session's turns from 1 and is never reset. `attempt` counts from 1 within the
+/// turn. `index` is the call's position in the response, from 0 and without gaps. Clients see
 /// `t{turn}a{attempt}c{index}`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct CallKey {
@@ -25,7 +25,7 @@ pub struct CallKey {
     pub turn: u32,
     /// The turn's attempt, from 1.
     pub attempt: u32,
-    /// The call's place in the response, from 0.
+    /// The call's position in the response, from 0.
     pub index: u32,
 }
 
@@ -48,69 +48,68 @@ impl FromStr for CallKey {
                 index: index.parse().ok()?,
             })
         };
-        // One call has one name: no signs, no zeros in front.
+        // Each call has exactly one text form: signs and leading zeros are invalid.
         parts().filter(|key| key.to_string() == text).ok_or(InvalidCallKey)
     }
 }
 
-/// The text names no call.
+/// The text is not a call key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a tool_id is t, a turn, a, an attempt, c and an index, such as t1a1c0")]
 pub struct InvalidCallKey;
 
-/// A call that the model asked for, as we understood it. Cloning shares its texts.
+/// A tool call of the model, as decoded. Cloning shares its texts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ToolCall {
-    /// Which call this is.
+    /// The call's key.
     pub key: CallKey,
-    /// The id under which history and provider know the call.
+    /// The id of the call in the history and in requests to the provider.
     pub id: Arc<str>,
-    /// What the provider called it, if anything; differs from `id` only when that was unusable.
+    /// The provider's id, if any. It differs from `id` only if it was unusable.
     pub provider_id: Option<Arc<str>>,
     /// The tool's name.
     pub name: Arc<str>,
-    /// The arguments as understood: always a JSON object.
+    /// The decoded arguments, always a JSON object.
     pub arguments: Arc<Value>,
-    /// The text as it arrived, kept only when `arguments` is not simply its meaning
-    /// (cut off, no object, encoded twice).
+    /// The received text. Present only if it was truncated, not an object, or encoded twice.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub raw: Option<String>,
 }
 
 impl ToolCall {
-    /// The arguments as JSON text, their keys sorted: the same text for the same arguments.
+    /// Returns the arguments as JSON text with sorted keys: equal arguments give equal text.
     #[must_use]
     pub fn arguments_text(&self) -> String {
-        // Much cheaper than to display the value, which writes it in many small pieces.
+        // `Display` would write the value in many small pieces.
         serde_json::to_string(&*self.arguments).unwrap_or_default()
     }
 }
 
-/// What became of a call.
+/// The status of a call's outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ToolStatus {
-    /// The tool ran and gave a result.
+    /// The tool ran and returned a result.
     #[serde(rename = "success")]
     Ok,
-    /// It ran and failed, or could not be run.
+    /// The tool ran and failed, or could not run.
     #[serde(rename = "error")]
     Failed,
-    /// It ran longer than it may.
+    /// The tool exceeded its time limit.
     #[serde(rename = "timeout")]
     TimedOut,
-    /// It was stopped, or never started.
+    /// The call was stopped, or never started.
     #[serde(rename = "cancelled")]
     Cancelled,
-    /// It was not let run.
+    /// The call was not allowed to run.
     #[serde(rename = "refused")]
     Refused,
-    /// The host stopped during the call.
+    /// The host ended during the call.
     #[serde(rename = "unknown")]
     Unknown,
 }
 
 impl ToolStatus {
-    /// The word for clients, logs and metrics.
+    /// Returns the name for clients, logs and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -124,7 +123,7 @@ impl ToolStatus {
     }
 }
 
-/// Why a call did not succeed: the `kind` of a result's metadata.
+/// The reason why a call did not succeed: the `kind` of a result's metadata.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailureKind {
@@ -134,32 +133,33 @@ pub enum FailureKind {
     Panic,
     /// The tool's actor was killed.
     Killed,
-    /// The deadline passed.
+    /// The tool exceeded its time limit.
     Timeout,
-    /// Stopped while it ran.
+    /// The call was stopped while it ran.
     Cancelled,
-    /// Ended before it could start: a stop, a cut-off or broken response.
+    /// The call ended before it could start: the run was stopped, or the response was truncated or
+    /// broke.
     NotStarted,
-    /// No tool has this name here.
+    /// The host has no tool of this name.
     UnknownTool,
-    /// The arguments are no object, or do not fit the tool's schema.
+    /// The arguments are not an object, or do not match the tool's schema.
     InvalidArguments,
-    /// The arguments end in the middle.
+    /// The arguments are truncated.
     CutOffArguments,
-    /// Bytes came for the call after it was sealed.
+    /// More argument bytes arrived after the call was sealed.
     Malformed,
-    /// One call too many for a response.
+    /// The response has more calls than its limit allows.
     Limit,
-    /// The host stopped during the call.
+    /// The host ended during the call.
     HostStopped,
-    /// A person did not let it run, or its result be seen.
+    /// A person rejected the call or its result.
     Rejected,
-    /// Nobody said in time whether it may run, or its result be seen.
+    /// No decision about the call or its result arrived in time.
     ApprovalExpired,
 }
 
 impl FailureKind {
-    /// The word for clients, logs and metrics.
+    /// Returns the name for clients, logs and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -181,84 +181,84 @@ impl FailureKind {
     }
 }
 
-/// The one outcome of a call.
+/// The outcome of a call. Each call has exactly one.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ToolOutcome {
-    /// What became of it.
+    /// The status.
     pub status: ToolStatus,
-    /// Why, on all but success.
+    /// The reason, unless the call succeeded.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub kind: Option<FailureKind>,
-    /// What the model is told.
+    /// The text for the model.
     pub content: Arc<str>,
 }
 
 impl ToolOutcome {
-    /// A success with what the tool answered.
+    /// Creates a success with the tool's answer.
     #[must_use]
     pub fn ok(content: impl Into<Arc<str>>) -> Self {
         Self { status: ToolStatus::Ok, kind: None, content: content.into() }
     }
 
-    /// Anything but a success.
+    /// Creates an outcome that is not a success.
     #[must_use]
     pub fn not_ok(status: ToolStatus, kind: FailureKind, content: impl Into<Arc<str>>) -> Self {
         Self { status, kind: Some(kind), content: content.into() }
     }
 
-    /// Says more behind what it says.
+    /// Appends a text to the content.
     pub(crate) fn append(&mut self, text: &str) {
         self.content = [&*self.content, text].concat().into();
     }
 }
 
-/// An outcome with its call, as told to the model, to clients and to the run report.
+/// A call with its outcome, for the model, for clients and for the run report.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ToolResult {
-    /// The call that is answered.
+    /// The call.
     pub call: ToolCall,
-    /// What became of it.
+    /// The status.
     pub outcome: ToolOutcome,
-    /// What else there is to know of it.
+    /// Additional facts about the result.
     pub notes: ResultNotes,
-    /// When it started, since the run began; none if it never did.
+    /// Start time, relative to the start of the run. `None` if the call never started.
     pub started: Option<Duration>,
-    /// From seal to start (or to the answer, if it never started).
+    /// Time from seal to start, or to the outcome if the call never started.
     pub wait: Duration,
-    /// From start to outcome; zero if it never started.
+    /// Time from start to outcome. Zero if the call never started.
     pub duration: Duration,
-    /// What it writes to the session's variables.
+    /// The variables that the call writes.
     pub writes: WriteSet,
 }
 
-/// What else there is to know of a result.
+/// Additional facts about a result.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct ResultNotes {
-    /// This is a copy of that call's outcome.
+    /// The outcome is a copy of this call's outcome.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub duplicate_of: Option<CallKey>,
-    /// The response went on to change the arguments after the call had started.
+    /// The response changed the arguments after the call had started.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub arguments_changed: bool,
-    /// The result of an earlier attempt of the same turn was used again.
+    /// The result was reused from an earlier attempt of the same turn.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub reused: bool,
-    /// An earlier call of the turn wrote what this one had read before.
+    /// An earlier call of the turn wrote a variable that this call had already read.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub conflict: bool,
-    /// What it wrote to variables does not count.
+    /// The call's writes to variables were dropped.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub writes_dropped: bool,
-    /// Whether people let it run, where they were asked.
+    /// The decision about running the call, if approval was needed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub before: Option<Judgement>,
-    /// Whether people let its result be seen, where they were asked.
+    /// The decision about its result, if approval was needed.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub after: Option<Judgement>,
 }
 
 impl ResultNotes {
-    /// The judgement that forbade something.
+    /// Returns the decision that rejected the call or its result.
     #[must_use]
     pub fn rejection(&self) -> Option<&Judgement> {
         let judgements = [&self.before, &self.after].into_iter().flatten();
@@ -267,14 +267,15 @@ impl ResultNotes {
 }
 
 impl ToolResult {
-    /// The `metadata` of the result in events, reports and histories; `{}` when there is none.
+    /// Returns the `metadata` of the result in events, reports and histories; `{}` if there is
+    /// none.
     #[must_use]
     pub fn metadata(&self) -> Value {
         metadata(&self.outcome, &self.notes)
     }
 }
 
-/// The `metadata` of an outcome: a JSON object, empty for a plain success.
+/// Returns the `metadata` of an outcome: a JSON object, empty for a plain success.
 #[must_use]
 pub fn metadata(outcome: &ToolOutcome, notes: &ResultNotes) -> Value {
     let mut map = serde_json::Map::new();
@@ -306,7 +307,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_is_read_as_it_is_shown_and_in_no_other_way() {
+    fn a_call_key_has_one_text_form() {
         let key = CallKey { turn: 12, attempt: 1, index: 0 };
         assert_eq!(key.to_string().parse(), Ok(key));
         for text in [

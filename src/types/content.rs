@@ -1,4 +1,4 @@
-//! What a user says: text, and images beside it.
+//! The content of a user's message: text and images.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -11,17 +11,17 @@ use serde_json::Value;
 
 use super::excerpt;
 
-/// Characters of a stranger's text that an error quotes.
+/// Maximum number of characters of an input that an error quotes.
 const QUOTE_CHARS: usize = 64;
 
-/// What a user says. Cloning shares images.
+/// The content of a user's message. Cloning shares images.
 ///
-/// As JSON it is in the Chat Completions form: a text, or a list of parts of type `text` and
-/// `image_url`, where an image is an address or a `data:` URL.
+/// Its JSON form is that of Chat Completions: a text, or a list of parts of type `text` and
+/// `image_url`. An image is a URL or a `data:` URL.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Content(Vec<ContentPart>);
 
-/// A part of what a user says.
+/// One part of the content.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ContentPart {
     /// Text.
@@ -30,21 +30,21 @@ pub enum ContentPart {
     Image(Image),
 }
 
-/// An image: where it is, or its bytes.
+/// An image, by URL or as data.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Image {
-    /// An `http` or `https` address that the service can reach.
+    /// An `http` or `https` URL that the service can reach.
     Url(Arc<str>),
-    /// The image itself.
+    /// The data of the image.
     Base64 {
-        /// Such as `image/png`.
+        /// The media type, such as `image/png`.
         media_type: Arc<str>,
-        /// Its bytes in base64, with padding.
+        /// The data in base64, with padding.
         data: Arc<str>,
     },
 }
 
-/// The JSON is nothing that a user can say.
+/// The JSON is not valid content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidContent {
     part: Option<usize>,
@@ -56,13 +56,13 @@ impl InvalidContent {
         Self { part: None, problem: problem.into() }
     }
 
-    /// Which part it is about, from 0, where it is about one.
+    /// Returns the index of the invalid part, from 0, if one part is invalid.
     #[must_use]
     pub fn part(&self) -> Option<usize> {
         self.part
     }
 
-    /// What is wrong with that part, or with the whole.
+    /// Returns the problem with that part, or with the whole content.
     #[must_use]
     pub fn problem(&self) -> &str {
         &self.problem
@@ -82,13 +82,13 @@ impl fmt::Display for InvalidContent {
 impl std::error::Error for InvalidContent {}
 
 impl Content {
-    /// The parts in their order.
+    /// Returns the parts in order.
     #[must_use]
     pub fn parts(&self) -> &[ContentPart] {
         &self.0
     }
 
-    /// The text; parts of it are lines.
+    /// Returns the text. Text parts are joined by line feeds.
     #[must_use]
     pub fn text(&self) -> Cow<'_, str> {
         let texts = self.0.iter().filter_map(ContentPart::as_text);
@@ -98,16 +98,16 @@ impl Content {
         }
     }
 
-    /// Whether there is neither an image nor a text with more than blanks.
+    /// Returns whether the content has no image and only blank text.
     #[must_use]
     pub fn is_blank(&self) -> bool {
         self.0.iter().all(|part| part.as_text().is_some_and(|text| text.trim().is_empty()))
     }
 
-    /// Reads the Chat Completions form.
+    /// Parses the Chat Completions form.
     ///
     /// # Errors
-    /// Says what is wrong where it is neither a text nor a list of text and images.
+    /// If it is neither a text nor a list of texts and images.
     pub fn parse(value: &Value) -> Result<Self, InvalidContent> {
         match value {
             Value::String(text) => Ok(text.as_str().into()),
@@ -127,7 +127,7 @@ impl Content {
 }
 
 impl ContentPart {
-    /// The text, if it is one.
+    /// Returns the text of a text part.
     #[must_use]
     pub fn as_text(&self) -> Option<&str> {
         match self {
@@ -138,10 +138,10 @@ impl ContentPart {
 }
 
 impl Image {
-    /// An image by its address, or by a `data:` URL that holds it.
+    /// Creates an image from its URL, or from a `data:` URL.
     ///
     /// # Errors
-    /// When it is neither.
+    /// If the text is neither.
     pub fn parse(url: &str) -> Result<Self, InvalidContent> {
         let invalid =
             |why: &str| InvalidContent::new(format!("{:?} {why}", excerpt(url, QUOTE_CHARS)));
@@ -167,7 +167,7 @@ impl Image {
         Ok(Self::Url(url.into()))
     }
 
-    /// The address, or the `data:` URL that holds the image.
+    /// Returns the URL, or a `data:` URL with the image.
     #[must_use]
     pub fn url(&self) -> Cow<'_, str> {
         match self {
@@ -192,7 +192,7 @@ impl From<&str> for Content {
 }
 
 impl From<Vec<ContentPart>> for Content {
-    /// Leaves out texts of nothing but blanks: they say nothing, and some services refuse them.
+    /// Removes blank text parts. They have no content, and some services reject them.
     fn from(mut parts: Vec<ContentPart>) -> Self {
         parts.retain(|part| part.as_text().is_none_or(|text| !text.trim().is_empty()));
         Self(parts)
@@ -253,7 +253,7 @@ fn parse_part(part: &Value) -> Result<ContentPart, InvalidContent> {
             let url = image["url"].as_str().ok_or_else(|| {
                 InvalidContent::new("its \"image_url\" is no object with a \"url\"")
             })?;
-            // What services take for granted is no wish that would be passed over.
+            // Default values of the services are ignored.
             let known: &[&str] =
                 if image["detail"] == "auto" { &["url", "detail"] } else { &["url"] };
             only(image, known, "image_url.")?;
@@ -263,7 +263,7 @@ fn parse_part(part: &Value) -> Result<ContentPart, InvalidContent> {
     }
 }
 
-/// Refuses what would be passed over without a word. Libraries write out members that say nothing.
+/// Rejects unknown members that have a value. Client libraries also write members without a value.
 fn only(object: &Value, known: &[&str], path: &str) -> Result<(), InvalidContent> {
     let fields = object.as_object().into_iter().flatten();
     let odd =
@@ -272,7 +272,7 @@ fn only(object: &Value, known: &[&str], path: &str) -> Result<(), InvalidContent
         None => Ok(()),
         Some((key, _)) => {
             let key = excerpt(&format!("{path}{key}"), QUOTE_CHARS);
-            Err(InvalidContent::new(format!("its {key:?} is not taken; leave it out")))
+            Err(InvalidContent::new(format!("its {key:?} is not supported; leave it out")))
         }
     }
 }
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn text_and_images_are_read_as_they_are_written() {
+    fn text_and_images_survive_serialisation() {
         check(json!("hi"), "hi");
         let image = |url: &str| json!({"type": "image_url", "image_url": {"url": url}});
         let text = |text: &str| json!({"type": "text", "text": text});
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn what_libraries_write_beside_a_part_and_says_nothing_is_passed_over() {
+    fn members_without_a_value_are_ignored() {
         let value = json!([
             {"type": "text", "text": "a", "annotations": null},
             {"type": "image_url", "image_url": {"url": "https://a/b", "detail": "auto"}},
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_can_say_is_named() {
+    fn invalid_content_is_rejected_with_a_reason() {
         let image = |url: &str| json!([{"type": "image_url", "image_url": {"url": url}}]);
         for (value, why) in [
             (json!(7), "is a text or a list of parts"),
@@ -350,11 +350,11 @@ mod tests {
             ),
             (
                 json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache": {}}]),
-                "part 1: its \"cache\" is not taken; leave it out",
+                "part 1: its \"cache\" is not supported; leave it out",
             ),
             (
                 json!([{"type": "image_url", "image_url": {"url": "https://a/b", "detail": "low"}}]),
-                "part 0: its \"image_url.detail\" is not taken; leave it out",
+                "part 0: its \"image_url.detail\" is not supported; leave it out",
             ),
         ] {
             let error = Content::parse(&value).unwrap_err();
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn blanks_say_nothing() {
+    fn blank_text_is_removed() {
         assert!(Content::from(" \n").is_blank() && Content::default().is_blank());
         let image = Image::parse("https://example.com/a.png").unwrap();
         let image = Content::from(vec![ContentPart::Image(image)]);

@@ -1,6 +1,6 @@
-//! The nouns: ids, messages, calls, outcomes, finish reasons, usage.
+//! Basic value types: ids, calls, outcomes, finish reasons, usage.
 //!
-//! Everything here is a plain value. Nothing here knows of HTTP, of actors or of time.
+//! They are plain values and do not depend on HTTP, actors or clocks.
 
 mod approval;
 mod call;
@@ -28,7 +28,7 @@ pub use trace::{RunTrace, TRACEPARENT, TRACESTATE, TraceContext};
 pub use variables::{ReadSet, VariableName, VariablesUse, WriteSet};
 pub use wire::{UnknownWire, Wire};
 
-/// The name of a session: `[A-Za-z0-9_-]{1,64}`. Cloning shares it.
+/// The id of a session: `[A-Za-z0-9_-]{1,64}`. Cloning shares it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SessionId(#[serde(deserialize_with = "session_id")] Arc<str>);
@@ -37,14 +37,14 @@ impl SessionId {
     /// Parses a session id.
     ///
     /// # Errors
-    /// Says what is wrong when `text` is not `[A-Za-z0-9_-]{1,64}`.
+    /// If `text` does not match `[A-Za-z0-9_-]{1,64}`.
     pub fn parse(text: &str) -> Result<Self, InvalidSessionId> {
         let fits = (1..=64).contains(&text.len())
             && text.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_' || b == b'-');
         if fits { Ok(Self(text.into())) } else { Err(InvalidSessionId) }
     }
 
-    /// The id as text.
+    /// Returns the id as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -62,13 +62,12 @@ fn session_id<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Arc<s
     SessionId::parse(&text).map(|id| id.0).map_err(serde::de::Error::custom)
 }
 
-/// The text is no session id.
+/// The text is not a session id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a session id has 1 to 64 characters of A-Z, a-z, 0-9, _ and -")]
 pub struct InvalidSessionId;
 
-/// The name of a run, unique in the process's life and beyond: `run_` and 16 hex digits. Cloning
-/// shares it.
+/// The id of a run, globally unique: `run_` and 16 hex digits. Cloning shares it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RunId(pub Arc<str>);
@@ -79,7 +78,8 @@ impl fmt::Display for RunId {
     }
 }
 
-/// A record's place in its session's journal: from 1, without gaps; 0 is before the first.
+/// The sequence number of a record in its session's journal: from 1, without gaps. 0 is the
+/// position before the first record.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
 )]
@@ -92,23 +92,23 @@ impl fmt::Display for Seq {
     }
 }
 
-/// What an open session is doing.
+/// The state of an open session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SessionState {
-    /// It waits for an input.
+    /// The session waits for an input.
     Idle,
-    /// A run is going on in it, or waits to go on.
+    /// A run is in progress, or waits to be resumed.
     Running,
-    /// Nothing of it is in memory; the next request wakes it.
+    /// The session is not in memory. The next request loads it.
     Hibernated,
 }
 
 impl SessionState {
-    /// Every state.
+    /// All states.
     pub const ALL: [Self; 3] = [Self::Idle, Self::Running, Self::Hibernated];
 
-    /// The word for clients and metrics.
+    /// Returns the name for clients and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -119,34 +119,34 @@ impl SessionState {
     }
 }
 
-/// Why a run ended.
+/// The reason why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RunEnd {
     /// The model gave its final answer.
     Answered,
-    /// The turns ran out.
+    /// The limit of turns was reached.
     MaxTurns,
-    /// Somebody stopped it.
+    /// A client stopped the run.
     Stopped,
     /// The model or the service refused.
     Refused,
-    /// It could not go on.
+    /// The run could not continue.
     Failed,
     /// `run_timeout` passed.
     TimedOut,
-    /// The host was shut down.
+    /// The host shut down.
     Interrupted,
-    /// In turn after turn every call failed.
+    /// All calls failed in too many consecutive turns.
     AllToolsFailed,
-    /// It used up its tokens or its calls.
+    /// The run used up its tokens or its calls.
     Budget,
-    /// Turn after turn made the same calls and got the same results.
+    /// Consecutive turns made the same calls with the same results.
     LoopDetected,
 }
 
 impl RunEnd {
-    /// Every end.
+    /// All run ends.
     pub const ALL: [Self; 10] = [
         Self::Answered,
         Self::MaxTurns,
@@ -160,7 +160,7 @@ impl RunEnd {
         Self::LoopDetected,
     ];
 
-    /// The word for clients, logs and metrics.
+    /// Returns the name for clients, logs and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -178,25 +178,25 @@ impl RunEnd {
     }
 }
 
-/// What went wrong, for clients: a stable code and a sentence.
+/// An error for clients: a stable code and a message.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct RunError {
-    /// A stable word, such as `provider_error` or `TOOL_CALL_LIMIT_EXCEEDED`.
+    /// A stable code, such as `provider_error` or `TOOL_CALL_LIMIT_EXCEEDED`.
     pub code: String,
-    /// A sentence for people.
+    /// A message for people.
     pub message: String,
-    /// Whether the same run may fare better later.
+    /// Whether the same run may succeed later.
     #[serde(default)]
     pub transient: bool,
 }
 
-/// How a run's calls are run: one after the other, or several at once.
+/// The execution mode of a run's tool calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Execution {
-    /// A call starts when every earlier one has ended.
+    /// Sequential: a call starts when all earlier calls have ended.
     Sequential,
-    /// At most `max` calls run at once.
+    /// Parallel: at most `max` calls run concurrently.
     Parallel {
         /// At least 1.
         max: u32,
@@ -204,7 +204,7 @@ pub enum Execution {
 }
 
 impl Execution {
-    /// Places for `parallel` without a number.
+    /// The limit of `parallel` without a number.
     pub const PARALLEL_DEFAULT: u32 = 16;
 }
 
@@ -248,12 +248,12 @@ impl TryFrom<String> for Execution {
     }
 }
 
-/// The text names no execution.
+/// The text is not an execution mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("execution is \"sequential\", \"parallel\" or \"parallel:N\" with N from 1 to 1024")]
 pub struct InvalidExecution;
 
-/// The first `chars_max` characters of a text, with an ellipsis if there is more.
+/// Returns the first `chars_max` characters of a text, with an ellipsis if there are more.
 #[must_use]
 pub fn excerpt(text: &str, chars_max: usize) -> String {
     match text.char_indices().nth(chars_max) {
@@ -266,20 +266,21 @@ pub fn excerpt(text: &str, chars_max: usize) -> String {
     }
 }
 
-/// The beginning of a text in one line: every run of blanks and line ends is one blank.
+/// Returns the beginning of a text as one line. Each sequence of white space becomes one space.
 #[must_use]
 pub fn one_line(text: &str, chars_max: usize) -> String {
     let words = text.split_whitespace().take(chars_max);
     excerpt(&words.collect::<Vec<_>>().join(" "), chars_max)
 }
 
-/// The text without what a terminal would obey. Lines and tabs stay.
+/// Returns the text without control characters that a terminal would interpret. Keeps line feeds
+/// and tabs.
 #[must_use]
 pub fn harmless(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
 
-/// As much of a line as fits in so many columns of a terminal.
+/// Returns the part of a line that fits into this number of terminal columns.
 #[must_use]
 pub fn fitting(line: &str, columns: usize) -> &str {
     let mut used = 0;
@@ -292,7 +293,7 @@ pub fn fitting(line: &str, columns: usize) -> &str {
     line
 }
 
-/// How many columns of a terminal a line takes.
+/// Returns the number of terminal columns that a line needs.
 #[must_use]
 pub fn text_columns(line: &str) -> usize {
     line.chars().map(columns_of).sum()

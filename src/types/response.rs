@@ -1,4 +1,4 @@
-//! What a service says about a response: why it ended, what it cost, what went wrong.
+//! Properties of a response: finish reason, token usage, errors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,26 +9,26 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FinishKind {
-    /// The model had no more to say.
+    /// The model finished its answer.
     Stop,
-    /// The model waits for tools.
+    /// The model waits for tool results.
     ToolCalls,
-    /// The response was cut off at its maximal length.
+    /// The response reached its maximum length.
     Length,
-    /// The service withheld the rest.
+    /// The service withheld the rest of the response.
     ContentFilter,
-    /// The service interrupted a long response, and goes on when it is sent it back.
+    /// The service paused a long response. It continues when it receives the response back.
     Pause,
-    /// The service gave up: it counts as a broken response.
+    /// The service reported a failure. The response counts as broken.
     Error,
-    /// A word we do not know; the response counts as ended well.
+    /// An unknown reason. The response counts as completed.
     Other,
 }
 
-/// Why a response ended: our kind, and the provider's word.
+/// The finish reason of a response: the unified kind and the provider's word.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FinishReason {
-    /// Our kind.
+    /// The unified kind.
     pub kind: FinishKind,
     /// The provider's word, unchanged.
     pub raw: Arc<str>,
@@ -37,18 +37,18 @@ pub struct FinishReason {
 /// Token counts of one response (or a sum of them).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Usage {
-    /// Tokens read, cached ones included.
+    /// Input tokens, including cached ones.
     pub input_tokens: u64,
-    /// Tokens written, reasoning included where the service counts it so.
+    /// Output tokens, including reasoning if the service counts it there.
     pub output_tokens: u64,
-    /// Tokens read from the service's cache.
+    /// Input tokens that came from the service's cache.
     pub cached_tokens: u64,
-    /// Tokens spent on reasoning.
+    /// Output tokens used for reasoning.
     pub reasoning_tokens: u64,
 }
 
 impl Usage {
-    /// Tokens read and written: what budgets count.
+    /// Returns the sum of input and output tokens, which budgets count.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.input_tokens.saturating_add(self.output_tokens)
@@ -64,49 +64,49 @@ impl std::ops::AddAssign for Usage {
     }
 }
 
-/// What kind of trouble an attempt met.
+/// The kind of error of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ProviderErrorKind {
-    /// No connection was made.
+    /// The connection could not be established.
     Connect,
-    /// Nothing came for too long.
+    /// No data arrived in time.
     Timeout,
-    /// The connection broke, or the body ended without a finish.
+    /// The connection broke, or the body ended without a finish reason.
     Transport,
-    /// An HTTP status that is no success.
+    /// The HTTP status was not a success.
     Status,
     /// The service reported an error within the response.
     InStream,
-    /// What came is no response of this wire.
+    /// The data is not a response of this wire format.
     Malformed,
-    /// A hard cap of the decoder was reached.
+    /// The response exceeded a hard limit of the decoder.
     TooLarge,
-    /// The model was not asked, because it failed too often of late.
+    /// No request was sent, because the model's circuit breaker is open.
     Unavailable,
 }
 
-/// Why an attempt failed.
+/// The error of a failed attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct ProviderError {
-    /// What kind of trouble.
+    /// The kind of error.
     pub kind: ProviderErrorKind,
-    /// The HTTP status, where there was one (also one named inside a stream's error).
+    /// The HTTP status, or the status that an error within a stream names.
     pub status: Option<u16>,
     /// The provider's code or type, if it gave one.
     pub code: Option<String>,
-    /// What happened, for people.
+    /// A message for people.
     pub message: String,
-    /// How long the service asked us to wait.
+    /// The delay before a retry that the service requested.
     pub retry_after: Option<Duration>,
-    /// Whether the service itself said that another attempt may fare better; it knows best.
+    /// Whether the service said that a retry may succeed. It takes precedence.
     #[serde(default)]
     pub retryable: Option<bool>,
 }
 
 impl ProviderError {
-    /// An error of a kind with nothing but a message.
+    /// Creates an error from a kind and a message.
     #[must_use]
     pub fn new(kind: ProviderErrorKind, message: impl Into<String>) -> Self {
         Self {
@@ -119,9 +119,9 @@ impl ProviderError {
         }
     }
 
-    /// Whether another attempt may fare better: what the service said of that, or else transport
-    /// trouble, timeouts, broken and failed streams, and the statuses 408, 409, 429, 499 and 5xx, also
-    /// where they stand for an error within a response.
+    /// Returns whether a retry may succeed. The service's own statement decides. Otherwise these
+    /// errors are transient: transport errors, timeouts, broken and failed streams, and the
+    /// statuses 408, 409, 429, 499 and 5xx, also within a stream.
     #[must_use]
     pub fn is_transient(&self) -> bool {
         if let Some(retryable) = self.retryable {

@@ -1,5 +1,5 @@
-//! Where a run stands in somebody's trace, as W3C Trace Context
-//! (<https://www.w3.org/TR/trace-context/>) says it.
+//! The trace that a run belongs to, as defined by W3C Trace Context
+//! (<https://www.w3.org/TR/trace-context/>).
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use sha2::{Digest, Sha256};
 
 use super::{CallKey, RunId, SessionId};
 
-/// The header that names a trace and a span in it.
+/// The header with the ids of the trace and of the parent span.
 pub const TRACEPARENT: &str = "traceparent";
 
-/// The header with what tracing systems want to keep beside it.
+/// The header with vendor-specific trace data.
 pub const TRACESTATE: &str = "tracestate";
 
-/// How many entries a `tracestate` may have.
+/// Maximum number of entries of a `tracestate`.
 const STATE_ENTRIES_MAX: usize = 32;
 
-/// How long one is that is passed on.
+/// Maximum length of a `tracestate` that is passed on, in bytes.
 const STATE_BYTES_MAX: usize = 512;
 
-/// A span of some trace: what comes below it belongs to it.
+/// A span of a trace. The spans of a run are its children.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "TraceHeaders", into = "TraceHeaders")]
 pub struct TraceContext {
@@ -31,7 +31,7 @@ pub struct TraceContext {
     state: Option<Arc<str>>,
 }
 
-/// It as it is written down.
+/// The serialised form.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TraceHeaders {
@@ -40,21 +40,21 @@ struct TraceHeaders {
     tracestate: Option<String>,
 }
 
-/// The flag that says that the trace is recorded.
+/// The flag of a sampled trace.
 const SAMPLED: u8 = 1;
 
-/// The flags that this version of the headers knows: sampled, and that the trace's id is random.
+/// The flags of this version of the headers: sampled, and random trace id.
 const FLAGS: u8 = 3;
 
 impl TraceContext {
-    /// The root of a trace, or a span below another one.
+    /// Creates a root span, or a span below another one.
     #[must_use]
     pub fn new(trace_id: [u8; 16], span_id: [u8; 8], sampled: bool) -> Self {
         Self { trace_id, span_id, flags: u8::from(sampled), state: None }
     }
 
-    /// What a request's headers say: none where `traceparent` is missing or not valid, which is as
-    /// good as missing. A `tracestate` that is not valid is left out.
+    /// Parses the headers of a request. Returns `None` if `traceparent` is missing or invalid.
+    /// Ignores an invalid `tracestate`.
     #[must_use]
     pub fn parse<'a>(
         traceparent: &str,
@@ -66,37 +66,37 @@ impl TraceContext {
         Some(context)
     }
 
-    /// The `traceparent` header.
+    /// Returns the `traceparent` header.
     #[must_use]
     pub fn traceparent(&self) -> String {
         self.to_string()
     }
 
-    /// The `tracestate` header, if there is one.
+    /// Returns the `tracestate` header, if any.
     #[must_use]
     pub fn tracestate(&self) -> Option<&str> {
         self.state.as_deref()
     }
 
-    /// The trace.
+    /// Returns the id of the trace.
     #[must_use]
     pub fn trace_id(&self) -> [u8; 16] {
         self.trace_id
     }
 
-    /// The span in it.
+    /// Returns the id of the span.
     #[must_use]
     pub fn span_id(&self) -> [u8; 8] {
         self.span_id
     }
 
-    /// Whether the trace is recorded.
+    /// Returns whether the trace is sampled.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
         self.flags & SAMPLED != 0
     }
 
-    /// Another span of the same trace.
+    /// Returns another span of the same trace.
     #[must_use]
     pub fn with_span(&self, span_id: [u8; 8], sampled: bool) -> Self {
         let flags = (self.flags & FLAGS & !SAMPLED) | u8::from(sampled);
@@ -129,7 +129,7 @@ impl From<TraceContext> for TraceHeaders {
     }
 }
 
-/// A later version of the header may have more behind a further dash.
+/// Parses a `traceparent` header. A later version may append data after another dash.
 fn parent(text: &str) -> Option<TraceContext> {
     let (version, rest) = (hex::<1>(text.get(..2)?)?, text.get(2..)?);
     let is_whole = match version {
@@ -149,7 +149,7 @@ fn parent(text: &str) -> Option<TraceContext> {
     is_known.then_some(TraceContext { trace_id, span_id, flags, state: None })
 }
 
-/// Lower case only, as the header wants it.
+/// Parses lower-case hex digits.
 fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),
@@ -167,8 +167,8 @@ fn hex<const N: usize>(text: &str) -> Option<[u8; N]> {
     Some(bytes)
 }
 
-/// The entries of a valid `tracestate`; of one that is too long the long ones go first, then the
-/// last.
+/// Returns the entries of a valid `tracestate`. If it is too long, long entries are removed first,
+/// then the last ones.
 fn state(text: &str) -> Option<Arc<str>> {
     let entries = text.split(',').map(|entry| entry.trim_matches([' ', '\t']));
     let mut entries: Vec<&str> = entries.filter(|entry| !entry.is_empty()).collect();
@@ -203,27 +203,27 @@ fn is_value(value: &str) -> bool {
     (1..=256).contains(&value.len()) && value.chars().all(is_letter)
 }
 
-/// What the requests and the calls of a run bring along.
+/// The trace context of a run's model requests and tool calls.
 ///
-/// Where no spans are made of the run, that is what came with the run, unchanged. Else each of its
-/// exchanges and calls is a span of its own. The ids of these follow from session, run and place,
-/// so that a run that goes on after a crash goes on in the same trace.
+/// If the host makes no spans, this is the context that the client sent. Otherwise each model
+/// request and each tool call is a span of its own. Span ids are derived from session, run and
+/// position, so a run that is resumed after a crash continues the same trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunTrace {
     run: TraceContext,
-    /// What the ids of spans are made of.
+    /// The seed of the span ids.
     seed: Option<[u8; 32]>,
 }
 
 impl RunTrace {
-    /// The trace of a run that is passed on as it came.
+    /// Creates the trace of a run that passes on the client's context.
     #[must_use]
     pub fn passed_on(given: TraceContext) -> Self {
         Self { run: given, seed: None }
     }
 
-    /// The trace of a run that has spans: below what came with it, or a trace of its own.
-    /// `is_sampled` decides about a trace by its id.
+    /// Creates the trace of a run that has spans: below the client's span, or as a new trace.
+    /// `is_sampled` decides by the trace id.
     #[must_use]
     pub fn with_spans(
         session: &SessionId,
@@ -248,19 +248,19 @@ impl RunTrace {
         Self { run: context, seed: Some(seed) }
     }
 
-    /// The run's own span, or what came with it.
+    /// Returns the run's span, or the client's context.
     #[must_use]
     pub fn run(&self) -> &TraceContext {
         &self.run
     }
 
-    /// What a request to a model brings along.
+    /// Returns the trace context of a model request.
     #[must_use]
     pub fn of_attempt(&self, turn: u32, attempt: u32) -> TraceContext {
         self.below(|| format!("t{turn}a{attempt}"))
     }
 
-    /// What a call brings along.
+    /// Returns the trace context of a tool call.
     #[must_use]
     pub fn of_call(&self, key: CallKey) -> TraceContext {
         self.below(|| key.to_string())
@@ -274,7 +274,7 @@ impl RunTrace {
     }
 }
 
-/// An id, which is never all zeros.
+/// Derives an id. It is never zero.
 fn digest<const N: usize>(seed: &[u8; 32], what: &str) -> [u8; N] {
     let digest: [u8; 32] = Sha256::new().chain_update(seed).chain_update(what).finalize().into();
     let mut id = [0; N];
@@ -289,7 +289,7 @@ mod tests {
     const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 
     #[test]
-    fn a_traceparent_is_read_as_the_specification_says() {
+    fn traceparent_is_parsed_as_specified() {
         let zeros = "0".repeat(32);
         for (text, expected) in [
             (PARENT, Some(PARENT)),
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tracestate_is_kept_if_it_is_one() {
+    fn a_valid_tracestate_is_kept() {
         let long = |n: usize, bytes: usize| format!("k{n}={}", "v".repeat(bytes - 3));
         let many: Vec<String> = (0..33).map(|n| format!("k{n}=v")).collect();
         let filled = format!("{},{},{}", long(0, 200), long(1, 128), long(2, 128));
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_passed_on_has_spans_of_its_own_only_where_spans_are_made() {
+    fn requests_and_calls_have_spans_of_their_own_only_if_spans_are_made() {
         let given = TraceContext::parse(PARENT, ["a=1"]).unwrap();
         let key = CallKey { turn: 1, attempt: 2, index: 0 };
         let passed = RunTrace::passed_on(given.clone());

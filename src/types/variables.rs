@@ -1,4 +1,4 @@
-//! What a call does with the variables of its session.
+//! Reads and writes of session variables by tool calls.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,38 +9,38 @@ use serde_json::Value;
 /// The name of a variable.
 pub type VariableName = Arc<str>;
 
-/// What one call writes: all of it counts, or nothing.
+/// The writes of one call. They take effect together or not at all.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct WriteSet(pub BTreeMap<VariableName, Arc<Value>>);
 
 impl WriteSet {
-    /// Whether nothing is written.
+    /// Returns whether there are no writes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// What one call has read of its snapshot, and what it writes.
+/// The reads and writes of one call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct VariablesUse {
-    /// The names that were read, found or not.
+    /// The names that the call read, whether or not they existed.
     pub reads: BTreeSet<VariableName>,
-    /// What is written.
+    /// The writes.
     pub writes: WriteSet,
 }
 
 impl VariablesUse {
-    /// Whether the call had nothing to do with variables.
+    /// Returns whether the call used no variables.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.reads.is_empty() && self.writes.is_empty()
     }
 }
 
-/// What a call has read, each name with the call of its turn whose write it saw: the place of
-/// that call, or none where the value is older than the turn.
+/// The reads of a call. Each name maps to the index of the call in the same turn whose write was
+/// visible, or to `None` if the value is older than the turn.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ReadSet(pub BTreeMap<VariableName, Option<u32>>);

@@ -1,4 +1,4 @@
-//! The binary in a folder of its own, with a configuration that asks a scripted model.
+//! The binary in a directory of its own, with a configuration for a scripted model.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 
-/// How long anything here may take before the test fails instead of hanging.
+/// Time limit of every step, after which the test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Folder {
@@ -21,7 +21,7 @@ impl Folder {
         Self::with(model, "memory", "")
     }
 
-    /// One that keeps its sessions, and asks people about pages.
+    /// Creates a host that keeps its sessions and requires approval for pages.
     pub(crate) fn asking_people(model: &str) -> Self {
         Self::with(model, "sqlite", "approval = \"before\"\n")
     }
@@ -54,7 +54,7 @@ impl Folder {
         command
     }
 
-    /// One prompt to its end.
+    /// Runs one prompt to its end.
     pub(crate) async fn run(
         &self,
         collector: &str,
@@ -67,7 +67,7 @@ impl Folder {
         tokio::time::timeout(PATIENCE, run).await.expect("it ends in time").unwrap()
     }
 
-    /// The host, once it listens.
+    /// Starts the host and waits until it listens.
     pub(crate) async fn serve(&self, collector: &str, variables: &[(&str, &str)]) -> Host {
         let mut command = self.command(collector, variables);
         let mut child = command.arg("serve").stderr(Stdio::piped()).spawn().unwrap();
@@ -78,7 +78,7 @@ impl Folder {
                 let (_, behind) = line.split_once("listening on ")?;
                 behind.split(' ').next().map(str::to_owned)
             });
-            // Read on, so that nobody who writes there has to wait.
+            // Keeps reading, so that writers never block.
             std::thread::spawn(move || lines.for_each(drop));
             url.expect("it listens")
         });
@@ -94,7 +94,7 @@ fn client() -> reqwest::Client {
     callsheet::tls::client(|| reqwest::Client::builder().no_proxy().timeout(PATIENCE)).unwrap()
 }
 
-/// A host that serves one session.
+/// A running host with one session.
 pub(crate) struct Host {
     child: Child,
     url: String,
@@ -115,24 +115,24 @@ impl Host {
         request.send().await?.error_for_status()?.json().await
     }
 
-    /// A run to its end.
+    /// Runs a prompt to its end.
     pub(crate) async fn ask(&self, headers: &[(&str, &str)]) {
         let body = json!({"input": "Hello.", "wait": true});
         let report = self.post("/v1/sessions/s/runs", body, headers).await.unwrap();
         assert_eq!(report["run_end"], "answered", "{report}");
     }
 
-    /// A run that nobody waits for.
+    /// Starts a run without waiting for its end.
     pub(crate) async fn begin(&self, headers: &[(&str, &str)]) {
         self.post("/v1/sessions/s/runs", json!({"input": "Hello."}), headers).await.unwrap();
     }
 
-    /// Waits until people are asked.
+    /// Waits for an approval request.
     pub(crate) async fn until_asked(&self) {
         self.until(|session| session["current_run"]["approvals"][0].is_object()).await;
     }
 
-    /// Waits until no run goes on.
+    /// Waits until no run is in progress.
     pub(crate) async fn until_idle(&self) {
         self.until(|session| session["state"] == "idle").await;
     }
@@ -168,7 +168,7 @@ impl Host {
         answer.text().await.unwrap()
     }
 
-    /// Ends it politely: what waits is exported.
+    /// Shuts it down gracefully: queued spans are exported.
     pub(crate) async fn stop(mut self) {
         let id = self.child.id().to_string();
         assert!(
@@ -182,7 +182,7 @@ impl Host {
         tokio::time::timeout(PATIENCE, ended).await.expect("it ends in time");
     }
 
-    /// Ends it at once.
+    /// Kills it.
     pub(crate) fn kill(self) {
         drop(self);
     }
@@ -190,7 +190,7 @@ impl Host {
 
 impl Drop for Host {
     fn drop(&mut self) {
-        // One that has ended is not there to be killed.
+        // It may already have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,4 +1,4 @@
-//! A collector, pages for a tool to read, and the binary that is traced.
+//! A span collector, a web server for a tool, and the traced binary.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod binary;
@@ -25,7 +25,7 @@ use tokio::net::TcpListener;
 
 pub(crate) use binary::Folder;
 
-/// What a collector was sent in one request.
+/// One request to a collector.
 #[derive(Clone, Debug)]
 pub(crate) struct Received {
     pub(crate) headers: BTreeMap<String, String>,
@@ -34,7 +34,7 @@ pub(crate) struct Received {
     bytes: Bytes,
 }
 
-/// A receiver of OTLP over HTTP.
+/// A collector that receives OTLP over HTTP.
 pub(crate) struct Collector {
     pub(crate) url: String,
     received: Arc<Mutex<Vec<Received>>>,
@@ -48,12 +48,12 @@ impl Collector {
         Self { url, received }
     }
 
-    /// The address of one that takes connections and never answers.
+    /// Returns the address of a collector that accepts connections and never answers.
     pub(crate) async fn silent() -> String {
         served(Router::new().route("/v1/traces", post(std::future::pending::<String>))).await
     }
 
-    /// The spans in the order of their begins.
+    /// Returns the spans in the order of their start times.
     pub(crate) fn spans(&self) -> Vec<Span> {
         let received = self.received.lock();
         let spans = received.iter().flat_map(|request| request.spans.iter().cloned());
@@ -62,12 +62,12 @@ impl Collector {
         spans
     }
 
-    /// The first request.
+    /// Returns the first request.
     pub(crate) fn request(&self) -> Received {
         self.received.lock().first().unwrap().clone()
     }
 
-    /// Everything that came, as far as it is text.
+    /// Returns everything that was received, as text.
     pub(crate) fn text(&self) -> String {
         let received = self.received.lock();
         received
@@ -107,7 +107,7 @@ async fn served(router: Router) -> String {
     url
 }
 
-/// A server whose page notes the `traceparent` that it is asked with.
+/// A server that records the `traceparent` of its requests.
 pub(crate) struct Pages {
     pub(crate) url: String,
     asked: Arc<Mutex<Vec<String>>>,
@@ -131,7 +131,7 @@ impl Pages {
     }
 }
 
-/// Spans in the order of their begins.
+/// Returns spans in the order of their start times.
 pub(crate) struct Spans(pub(crate) Vec<Span>);
 
 impl Spans {
@@ -149,7 +149,7 @@ impl Spans {
         self.0.iter().filter(|span| span.parent_span_id == parent.span_id).collect()
     }
 
-    /// The span of a call by the provider's id.
+    /// Returns the span of a call by the provider's id.
     #[track_caller]
     pub(crate) fn tool(&self, id: &str) -> &Span {
         let is_it = |span: &&Span| {
@@ -183,7 +183,7 @@ fn value(any: &AnyValue) -> Value {
     }
 }
 
-/// The header that stands for a span that is recorded.
+/// Returns the header of a sampled span.
 pub(crate) fn traceparent(span: &Span) -> String {
     format!("00-{}-{}-01", hex(&span.trace_id), hex(&span.span_id))
 }

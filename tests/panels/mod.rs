@@ -1,4 +1,4 @@
-//! The dashboards as they stand in their folder.
+//! Reads the dashboards.
 #![expect(clippy::unwrap_used, dead_code, reason = "helpers of tests, each of which uses a part")]
 
 use std::fs;
@@ -8,12 +8,12 @@ use serde_json::Value;
 
 /// One dashboard.
 pub(crate) struct Dashboard {
-    /// Its file.
+    /// The file.
     pub(crate) file: PathBuf,
     pub(crate) json: Value,
 }
 
-/// An expression, and where it stands.
+/// An expression and its position.
 pub(crate) struct Expression {
     pub(crate) place: String,
     pub(crate) text: String,
@@ -44,12 +44,12 @@ impl Dashboard {
         self.file.file_stem().unwrap().to_str().unwrap()
     }
 
-    /// Its panels and rows, in order.
+    /// Returns the panels and rows in order.
     pub(crate) fn panels(&self) -> &[Value] {
         self.json["panels"].as_array().unwrap()
     }
 
-    /// Every expression of its panels.
+    /// Returns every expression of its panels.
     pub(crate) fn expressions(&self) -> Vec<Expression> {
         let mut found = Vec::new();
         for panel in self.panels() {
@@ -62,7 +62,7 @@ impl Dashboard {
         found
     }
 
-    /// What the lists on its top are filled with.
+    /// Returns the queries of its variables.
     pub(crate) fn variable_queries(&self) -> Vec<Expression> {
         let list = self.json["templating"]["list"].as_array().unwrap().iter();
         let queries = list.filter_map(|variable| {
@@ -73,7 +73,7 @@ impl Dashboard {
     }
 }
 
-/// An expression as Grafana sends it, with "All" chosen in its lists.
+/// Returns an expression as Grafana sends it, with "All" selected in its variables.
 pub(crate) fn substituted(expression: &str, rate_interval: &str, range: &str) -> String {
     let variables =
         [("$__rate_interval", rate_interval), ("$__range", range), ("$job", ".*"), ("$tool", ".*")];
@@ -84,7 +84,8 @@ pub(crate) fn substituted(expression: &str, rate_interval: &str, range: &str) ->
     text
 }
 
-/// The rows of the table under a heading of a Markdown text, without its head: cells, trimmed.
+/// Returns the rows of the table under a heading of a Markdown text, without the header row, as
+/// trimmed cells.
 pub(crate) fn table<'m>(markdown: &'m str, heading: &str) -> Vec<Vec<&'m str>> {
     let mut lines = markdown.lines().skip_while(|line| *line != heading).skip(1);
     let table = lines.by_ref().skip_while(|line| !line.starts_with('|'));

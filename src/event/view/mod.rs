@@ -1,4 +1,4 @@
-//! What clients are shown of an event: the names and fields that are promised to them.
+//! The public form of events: names and fields that clients rely on.
 
 mod stats;
 mod summary;
@@ -23,31 +23,30 @@ use crate::types::{
 };
 use summary::{input_summary, summary};
 
-/// One event as clients get it, without its `id`.
+/// A public event, without its `id`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublicEvent {
-    /// Its type, such as `content_delta`.
+    /// The type, such as `content_delta`.
     pub kind: &'static str,
     /// One JSON object: `type, session_id, run_id, turn, timestamp` and the type's own fields.
     pub json: String,
 }
 
 impl PublicEvent {
-    /// Whether it has no `id`: a state that is shown anew to each who comes, or what stands again
-    /// in `stream_end`.
+    /// Returns whether the event has no `id`: a state, or data that `stream_end` repeats.
     #[must_use]
     pub fn is_state(&self) -> bool {
         matches!(self.kind, "tool_use" | "tool_progress" | "session_stats" | "error")
     }
 }
 
-/// An event has one public event, or none, or the three of a run's end.
+/// The public events of an event: at most three, which a run's end has.
 type EventViews = [Option<PublicEvent>; 3];
 
 impl PublishedEvent {
-    /// What clients are shown of the event, in order; nothing for what concerns only the host.
+    /// Returns the public events in order. None for events that only concern the host.
     ///
-    /// A text delta costs one allocation.
+    /// A text delta takes one allocation.
     pub fn public(&self) -> impl Iterator<Item = PublicEvent> + use<> {
         self.views().into_iter().flatten()
     }
@@ -80,7 +79,7 @@ impl PublishedEvent {
                     early: Some(*early),
                     ..ToolUseView::new(call, "running")
                 }),
-            // Whether it had started is not known here.
+            // It is unknown whether the call had started early.
             Event::CallDiscarded { call, had_result: _ } => {
                 self.tool_use(&ToolUseView { early: None, ..ToolUseView::new(call, "discarded") })
             }
@@ -147,7 +146,7 @@ impl PublishedEvent {
             input_summary: Some(Cow::Owned(input_summary(call))),
             early: Some(early),
         };
-        let told = ToolResultView {
+        let result_view = ToolResultView {
             call_index: call.key.index,
             tool_id: AsDisplay(call.key),
             provider_id: call.provider_id.as_deref(),
@@ -158,12 +157,11 @@ impl PublishedEvent {
             wait_ms: millis(result.wait),
             metadata: result.metadata(),
         };
-        // Of a call whose response broke the arguments are not kept, and that it has finished
-        // stands in its result.
+        // The arguments of a discarded call are not kept.
         let is_known = !call.arguments.is_null();
         [
             is_known.then(|| self.view("tool_use", &finished, 256)),
-            Some(self.view("tool_result", &told, 256)),
+            Some(self.view("tool_result", &result_view, 256)),
             None,
         ]
     }
@@ -175,12 +173,12 @@ impl PublishedEvent {
         error: Option<&RunError>,
         stats: &RunStats,
     ) -> EventViews {
-        let said = error.map(|error| self.view("error", error, error.message.len()));
+        let error_view = error.map(|error| self.view("error", error, error.message.len()));
         let error = error.map(|RunError { code, message, .. }| ErrorView { code, message });
         let last = StreamEndView { run_end: end, text, error };
         [
             Some(self.view("session_stats", &StatsReport::from(stats), 192)),
-            said,
+            error_view,
             Some(self.view("stream_end", &last, text.len())),
         ]
     }
@@ -193,7 +191,7 @@ impl PublishedEvent {
         [Some(self.view(kind, fields, bytes)), None, None]
     }
 
-    /// Writes one object; `bytes` is about how much its own fields need.
+    /// Serialises one object. `bytes` is the estimated size of its own fields.
     #[expect(clippy::expect_used, reason = "structs with named fields always have a JSON form")]
     fn view(&self, kind: &'static str, fields: &impl Serialize, bytes: usize) -> PublicEvent {
         let mut json = Vec::with_capacity(192 + bytes + bytes / 8);
@@ -261,7 +259,7 @@ impl<'a> ToolUseView<'a> {
     }
 }
 
-/// A call that the service runs itself, with the fields of ours.
+/// A call that the service runs itself, with the fields of the host's calls.
 #[derive(Serialize)]
 struct ServiceToolUseView<'a> {
     call_index: Option<u32>,
@@ -387,7 +385,7 @@ struct ErrorView<'a> {
     message: &'a str,
 }
 
-/// Serialises as what `Display` writes, without a string between.
+/// Serialises the `Display` form without an intermediate string.
 struct AsDisplay<T>(T);
 
 impl<T: fmt::Display> Serialize for AsDisplay<T> {
@@ -451,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_begins_with_what_all_have() {
+    fn an_object_begins_with_the_common_fields() {
         let views: Vec<_> =
             published(Event::TextReceived { text: "a \"b\"\n é".into() }).public().collect();
         let json = concat!(
@@ -472,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn every_event_has_the_views_of_the_contract() {
+    fn every_event_has_the_documented_public_events() {
         let mut events = samples::every().into_iter();
         let mut next = |expect: &[(&str, Value)]| check(events.next().unwrap(), expect);
         next(&[(
@@ -584,7 +582,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_call_says_why() {
+    fn a_failed_call_has_its_reason() {
         let mut result = samples::result();
         result.call.provider_id = None;
         result.call.arguments = json!({}).into();

@@ -1,4 +1,4 @@
-//! A run's sums, for clients.
+//! The public form of a run's statistics.
 
 use std::time::Duration;
 
@@ -8,27 +8,27 @@ use super::millis;
 use crate::event::RunStats;
 use crate::types::Usage;
 
-/// A run's sums, as `session_stats` tells them.
+/// The statistics of a run, as in `session_stats`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct StatsReport {
-    /// Turns that were begun, the last request included.
+    /// Number of turns that started, including the final request for an answer.
     pub turns: u32,
-    /// Calls that were answered.
+    /// Number of calls that were answered.
     pub tool_calls: u32,
-    /// Tokens read.
+    /// Input tokens.
     pub input_tokens: u64,
-    /// Tokens written.
+    /// Output tokens.
     pub output_tokens: u64,
-    /// From the run's start to its end.
+    /// Time from start to end.
     pub duration_ms: u64,
-    /// While an exchange with the model was open.
+    /// Time in which a model request was open.
     pub model_ms: u64,
-    /// While at least one tool ran.
+    /// Time in which at least one tool ran.
     pub tools_ms: u64,
-    /// While neither.
+    /// Time in which neither was the case: the overhead of the host.
     pub overhead_ms: u64,
-    /// While both.
+    /// Time in which both were the case.
     pub overlap_saved_ms: u64,
 }
 
@@ -49,21 +49,21 @@ impl From<&RunStats> for StatsReport {
 }
 
 impl From<&StatsReport> for RunStats {
-    /// The sums as far as they are told: what is shown of them is the same again.
-    fn from(told: &StatsReport) -> Self {
+    /// Converts back. The result has the same public form.
+    fn from(report: &StatsReport) -> Self {
         Self {
-            turns: told.turns,
-            tool_calls: told.tool_calls,
+            turns: report.turns,
+            tool_calls: report.tool_calls,
             usage: Usage {
-                input_tokens: told.input_tokens,
-                output_tokens: told.output_tokens,
+                input_tokens: report.input_tokens,
+                output_tokens: report.output_tokens,
                 ..Usage::default()
             },
-            duration: Duration::from_millis(told.duration_ms),
-            model: Duration::from_millis(told.model_ms),
-            tools: Duration::from_millis(told.tools_ms),
-            overhead: Duration::from_millis(told.overhead_ms),
-            overlap: Duration::from_millis(told.overlap_saved_ms),
+            duration: Duration::from_millis(report.duration_ms),
+            model: Duration::from_millis(report.model_ms),
+            tools: Duration::from_millis(report.tools_ms),
+            overhead: Duration::from_millis(report.overhead_ms),
+            overlap: Duration::from_millis(report.overlap_saved_ms),
         }
     }
 }

@@ -1,14 +1,14 @@
-//! What clients are shown of long inputs and outputs.
+//! Summaries of long inputs and outputs.
 
 use std::borrow::Cow;
 use std::io;
 
 use crate::types::ToolCall;
 
-/// Characters of a call's input or output that clients are shown, the ellipsis included.
+/// Maximum number of characters of a summary, including the ellipsis.
 const SUMMARY_CHARS: usize = 200;
 
-/// The text, or its first 199 characters and an ellipsis.
+/// Returns the text, or its first 199 characters and an ellipsis.
 pub(super) fn summary(text: &str) -> Cow<'_, str> {
     if text.chars().nth(SUMMARY_CHARS).is_none() {
         return Cow::Borrowed(text);
@@ -16,19 +16,19 @@ pub(super) fn summary(text: &str) -> Cow<'_, str> {
     Cow::Owned(text.chars().take(SUMMARY_CHARS - 1).chain(['…']).collect())
 }
 
-/// A call's arguments as they were understood, or as they came where nothing was understood.
+/// Returns a summary of the call's arguments, or of the received text if it could not be decoded.
 pub(super) fn input_summary(call: &ToolCall) -> String {
     let understood = call.arguments.as_object().is_none_or(|map| !map.is_empty());
     if let Some(raw) = call.raw.as_deref().filter(|_| !understood) {
         return summary(raw).into_owned();
     }
     let mut head = TruncatingWriter::default();
-    // The writer refuses what is beyond its room; what came before is all that is shown.
+    // The writer stops when it is full. The summary needs no more.
     let _full = serde_json::to_writer(&mut head, &call.arguments);
     summary(&String::from_utf8_lossy(&head.bytes)).into_owned()
 }
 
-/// Takes the first bytes of something long: more than 200 characters can need.
+/// Keeps the first bytes that are written: more than 200 characters need.
 #[derive(Default)]
 struct TruncatingWriter {
     bytes: Vec<u8>,

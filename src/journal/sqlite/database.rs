@@ -1,4 +1,4 @@
-//! The database: its tables, how it is opened, and what is looked at before it is used.
+//! Opens the database, creates its tables and checks it.
 
 use std::fmt::Write;
 use std::fs::{self, File};
@@ -13,14 +13,14 @@ use super::super::JournalError;
 use super::errors::{self, RESTORE};
 use super::{data_directory, pages};
 
-/// Says in the file that it is a journal of this program: `CSHJ`.
+/// The application id in the file: `CSHJ`.
 const APPLICATION_ID: i32 = 0x4353_484a;
 
-/// The version of the tables.
+/// The version of the schema.
 const SCHEMA_VERSION: i32 = 1;
 
-/// Records lie in a rowid table behind each other as they came, so that a transaction writes few
-/// pages however many sessions it is of; the index finds them by session and place.
+/// The schema. Records are in a rowid table in the order of insertion, so a transaction writes few
+/// pages even for many sessions. The index finds them by session and sequence number.
 const SCHEMA: &str = "
     CREATE TABLE sessions(
         number INTEGER PRIMARY KEY,
@@ -39,16 +39,14 @@ const SCHEMA: &str = "
     CREATE UNIQUE INDEX records_by_place ON records(session, seq);
 ";
 
-/// How long to wait for another program that has the database locked: while it is opened, and
-/// later, when it may be somebody who looks into it.
+/// Time to wait for a lock of another program: when the database is opened, and later.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(1);
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What every SQLite database begins with.
+/// The first bytes of every SQLite database.
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 
-/// Opens the database for its writer, makes the tables where there are none, and looks whether it
-/// can be used.
+/// Opens the database for the writer, creates missing tables and checks it.
 pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     check_beginning(file)?;
     let failed = |error| errors::of_opening(file, &error);
@@ -57,7 +55,7 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
         | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(file, flags).map_err(failed)?;
     connection.busy_timeout(OPEN_TIMEOUT).map_err(failed)?;
-    // Closing must not bring the log into a database that is found to be damaged.
+    // Closing must not checkpoint the log into a damaged database.
     let keep_log = DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE;
     connection.set_db_config(keep_log, true).map_err(failed)?;
     let fresh = check_kind(&connection, file)?;
@@ -71,11 +69,11 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
         );
         return Err(JournalError::Open { path: file.to_owned(), why });
     }
-    // The tables are durable whatever durability records have.
+    // The tables are always durable.
     connection.pragma_update(None, "synchronous", "full").map_err(failed)?;
     connection.pragma_update(None, "secure_delete", true).map_err(failed)?;
     connection.pragma_update(None, "cache_size", -32_768).map_err(failed)?;
-    // The writer does that itself, when nobody waits.
+    // The writer does checkpoints itself when the queue is empty.
     connection.pragma_update(None, "wal_autocheckpoint", 0).map_err(failed)?;
     keep_plans(&connection).map_err(failed)?;
     if fresh {
@@ -84,17 +82,16 @@ pub(super) fn open(file: &Path) -> Result<Connection, JournalError> {
     check_ends(&connection).map_err(failed)?;
     connection.set_db_config(keep_log, false).map_err(failed)?;
     connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
-    // From now on the writer syncs the log.
+    // From here on the writer syncs the log.
     connection.pragma_update(None, "synchronous", "normal").map_err(failed)?;
     Ok(connection)
 }
 
-/// Opens a connection that only reads.
+/// Opens a read-only connection.
 ///
-/// Even that needs the log and the memory that goes with it, as files beside the database. Where
-/// they are not there and cannot be made, no host is at work: a host has them, and one that is
-/// stopped has left nothing in them. Then the database alone is all there is. (One that was
-/// killed leaves its log; in a directory that cannot be written that is an error.)
+/// A read-only connection needs the log and the shared-memory file too. If they do not exist and
+/// cannot be created, no host is running, and a stopped host has emptied its log: then the database
+/// file alone is complete. A killed host leaves its log; in a read-only directory that is an error.
 pub(super) fn open_reading(file: &Path) -> rusqlite::Result<Connection> {
     let opened = open_reading_with_log(file);
     match opened.as_ref().map_err(rusqlite::Error::sqlite_error_code) {
@@ -120,15 +117,15 @@ fn open_reading_with_log(file: &Path) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// Has each statement planned once. Otherwise SQLite plans one anew whenever a value is bound that
-/// it could plan by (<https://www.sqlite.org/queryplanner-ng.html#qpstab>), which takes longer than
-/// our statements themselves.
+/// Disables replanning. Otherwise SQLite plans a statement again for some bound values
+/// (<https://www.sqlite.org/queryplanner-ng.html#qpstab>), which takes longer than the statements
+/// themselves.
 fn keep_plans(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(32);
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true).map(drop)
 }
 
-/// The URI of a file that nobody changes.
+/// Returns the URI of an immutable file.
 fn immutable(file: &Path) -> String {
     let mut uri = "file:".to_owned();
     for byte in file.as_os_str().as_encoded_bytes() {
@@ -136,7 +133,7 @@ fn immutable(file: &Path) -> String {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => {
                 uri.push(char::from(*byte));
             }
-            // Writing to a text cannot fail.
+            // Writing to a string cannot fail.
             other => drop(write!(uri, "%{other:02X}")),
         }
     }
@@ -151,8 +148,8 @@ fn create_tables(connection: &mut Connection) -> rusqlite::Result<()> {
     transaction.commit()
 }
 
-/// SQLite takes an empty file for an empty database, and looks at nothing else before the first
-/// query; what is no database at all is told here.
+/// Checks the file header. SQLite treats an empty file as an empty database, and reads others only
+/// at the first query.
 fn check_beginning(path: &Path) -> Result<(), JournalError> {
     let failed = |why: String| Err(JournalError::Open { path: path.to_owned(), why });
     let mut begin = Vec::new();
@@ -165,7 +162,7 @@ fn check_beginning(path: &Path) -> Result<(), JournalError> {
     }
 }
 
-/// Whether the database is one of this program; whether it is new.
+/// Checks that the database belongs to this program. Returns whether it is new.
 pub(super) fn check_kind(connection: &Connection, file: &Path) -> Result<bool, JournalError> {
     let failed = |error| errors::of_opening(file, &error);
     let number = |pragma| connection.pragma_query_value(None, pragma, |row| row.get::<_, i32>(0));
@@ -187,7 +184,7 @@ pub(super) fn check_kind(connection: &Connection, file: &Path) -> Result<bool, J
     }
 }
 
-/// Whether the file is as long as it should be.
+/// Checks that the file is complete.
 pub(super) fn check_size(connection: &Connection, file: &Path) -> Result<(), JournalError> {
     let failed = |error| errors::of_opening(file, &error);
     let pages = connection
@@ -207,8 +204,7 @@ pub(super) fn page_size(connection: &Connection) -> rusqlite::Result<usize> {
     connection.pragma_query_value(None, "page_size", |row| row.get(0))
 }
 
-/// Reads the ends of the tables: most of what breaks a file can be seen there, or when it is
-/// opened.
+/// Reads the ends of the tables, which finds most kinds of damage.
 fn check_ends(connection: &Connection) -> rusqlite::Result<()> {
     let last =
         "SELECT session, seq, length(CAST(body AS BLOB)) FROM records ORDER BY rowid DESC LIMIT 1";
@@ -222,7 +218,7 @@ fn check_ends(connection: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// How many bytes a database takes on the disk.
+/// Returns the size of the database on disk in bytes.
 pub(super) fn bytes(file: &Path) -> u64 {
     let size = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
     size(file) + size(&data_directory::log_of(file))

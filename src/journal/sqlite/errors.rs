@@ -1,4 +1,4 @@
-//! What SQLite's errors mean.
+//! Converts SQLite's errors to journal errors.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use rusqlite::{Error, ErrorCode};
 
 use super::super::JournalError;
 
-/// Why a batch or a removal failed.
+/// Converts an error of a write.
 pub(super) fn of_writing(error: &Error) -> JournalError {
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => JournalError::Full,
@@ -14,14 +14,14 @@ pub(super) fn of_writing(error: &Error) -> JournalError {
     }
 }
 
-/// Whether another batch would have been stored: what is wrong is the batch, not the database.
+/// Returns whether the error concerns one batch, not the database.
 pub(super) fn is_of_one_batch(error: &Error) -> bool {
     use ErrorCode::{ConstraintViolation, TooBig, TypeMismatch};
     let Error::SqliteFailure(failure, _) = error else { return true };
     matches!(failure.code, ConstraintViolation | TooBig | TypeMismatch)
 }
 
-/// Why something could not be read.
+/// Converts an error of a read.
 pub(super) fn of_reading(file: &Path, error: &Error) -> JournalError {
     let file = file.display();
     JournalError::Read(match error.sqlite_error_code() {
@@ -32,7 +32,7 @@ pub(super) fn of_reading(file: &Path, error: &Error) -> JournalError {
     })
 }
 
-/// Why a database could not be opened, and what to do.
+/// Converts an error of opening a database, with a hint.
 pub(super) fn of_opening(file: &Path, error: &Error) -> JournalError {
     let why = match error.sqlite_error_code() {
         Some(ErrorCode::DatabaseCorrupt) => format!("it is damaged ({error}): {RESTORE}"),
@@ -49,6 +49,6 @@ pub(super) fn of_opening(file: &Path, error: &Error) -> JournalError {
     JournalError::Open { path: file.to_owned(), why }
 }
 
-/// What to do about a database that cannot be used.
+/// Returns the hint for a database that cannot be used.
 pub(super) const RESTORE: &str =
     "restore it from a copy, or move it away to begin without sessions";

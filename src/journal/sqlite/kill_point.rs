@@ -1,10 +1,10 @@
-//! A switch for tests of crashes, not in release builds.
+//! A switch for crash tests, disabled in release builds.
 //!
-//! With `CALLSHEET_KILL_AT=N` in the environment the process kills itself (SIGKILL) right after the
-//! transaction that holds the Nth record that it writes has been committed, before anybody is
-//! told; with `CALLSHEET_KILL_AT=N-before` right before it is committed.
+//! With `CALLSHEET_KILL_AT=N` in the environment, the process kills itself (SIGKILL) right after
+//! the commit of the transaction that contains its Nth record, before any status is reported. With
+//! `CALLSHEET_KILL_AT=N-before`, it does so right before the commit.
 
-/// When the process is to be killed, if it is.
+/// The point at which the process kills itself, if any.
 #[derive(Debug, Default)]
 pub(super) struct KillPoint {
     #[cfg(debug_assertions)]
@@ -16,16 +16,16 @@ pub(super) struct KillPoint {
 #[cfg(debug_assertions)]
 impl KillPoint {
     pub(super) fn from_env() -> Self {
-        let told = std::env::var("CALLSHEET_KILL_AT").ok();
-        Self { at: told.as_deref().and_then(parse), written: 0 }
+        let value = std::env::var("CALLSHEET_KILL_AT").ok();
+        Self { at: value.as_deref().and_then(parse), written: 0 }
     }
 
-    /// A transaction with so many records is about to be committed.
+    /// Called before the commit of a transaction with this number of records.
     pub(super) fn before_commit(&self, records: usize) {
         self.kill_if(self.written + records, true);
     }
 
-    /// It has been.
+    /// Called after the commit.
     pub(super) fn after_commit(&mut self, records: usize) {
         self.written += records;
         self.kill_if(self.written, false);
@@ -38,7 +38,7 @@ impl KillPoint {
             if !killed.is_ok_and(|status| status.success()) {
                 std::process::abort();
             }
-            // The signal is on its way.
+            // The signal arrives soon.
             loop {
                 std::thread::park();
             }
@@ -47,10 +47,10 @@ impl KillPoint {
 }
 
 #[cfg(debug_assertions)]
-fn parse(told: &str) -> Option<(usize, bool)> {
-    match told.strip_suffix("-before") {
+fn parse(value: &str) -> Option<(usize, bool)> {
+    match value.strip_suffix("-before") {
         Some(at) => Some((at.parse().ok()?, true)),
-        None => Some((told.parse().ok()?, false)),
+        None => Some((value.parse().ok()?, false)),
     }
 }
 
@@ -72,15 +72,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_switch_is_read() {
-        for (told, expected) in [
+    fn the_environment_variable_is_parsed() {
+        for (value, expected) in [
             ("3", Some((3, false))),
             ("3-before", Some((3, true))),
             ("", None),
             ("x", None),
             ("-before", None),
         ] {
-            assert_eq!(parse(told), expected, "{told:?}");
+            assert_eq!(parse(value), expected, "{value:?}");
         }
     }
 }

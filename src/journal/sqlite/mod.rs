@@ -1,9 +1,9 @@
-//! The engine that keeps records in a SQLite database in the data directory.
+//! The storage engine that keeps records in a SQLite database in the data directory.
 //!
-//! One thread writes. It takes what waits in a bounded queue and stores it in one transaction with
-//! one fsync, so that many sessions share what a disk can do; then it tells each batch. Reading has
-//! connections of its own and waits for no writing. A lock on a file in the directory says which
-//! host has it, for as long as the engine lives.
+//! One thread writes. It stores the batches of a bounded queue in one transaction with one fsync,
+//! so many sessions share the disk's throughput, and then reports the status of each batch. Reads
+//! use connections of their own and do not wait for writes. A lock file in the directory identifies
+//! the host that uses it.
 
 mod data_directory;
 mod database;
@@ -41,10 +41,10 @@ use read_connections::ReadConnections;
 use write_connection::WriteConnection;
 use writer::{JournalWriter, WriterParts};
 
-/// How many sessions one transaction deletes at most.
+/// Maximum number of sessions that one transaction deletes.
 const REMOVED_AT_ONCE: usize = 64;
 
-/// Keeps records in a SQLite database.
+/// Stores records in a SQLite database.
 pub struct SqliteJournal {
     queue: Arc<WriteQueue>,
     readers: ReadConnections,
@@ -53,31 +53,30 @@ pub struct SqliteJournal {
     writer: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// How a [`SqliteJournal`] works.
+/// The options of a [`SqliteJournal`].
 #[derive(Clone, Debug)]
 pub struct SqliteOptions {
-    /// When a batch is told of as stored.
+    /// The durability at which a batch is reported as stored.
     pub durability: Durability,
-    /// What to tell another host that wants the directory, behind the number of this process:
-    /// `listening on 127.0.0.1:7700`.
+    /// The text in the lock file, after the id of this process: `listening on 127.0.0.1:7700`.
     pub holder: String,
-    /// Told of every transaction, on the thread that writes.
+    /// Receives every transaction, on the writer thread.
     pub observer: Arc<dyn JournalObserver>,
-    /// How many batches may wait to be written. More fail.
+    /// Maximum number of queued batches. Further batches fail.
     pub queue_max: usize,
 }
 
 impl SqliteJournal {
-    /// Opens the journal in a data directory, which is made where it is not there, and holds the
-    /// directory until the engine is dropped or closed.
+    /// Opens the journal in a data directory, creating it if necessary. The directory stays locked
+    /// until the engine is closed or dropped.
     ///
     /// # Errors
-    /// When somebody else holds it, or it cannot be used.
+    /// If another host has locked it, or it cannot be used.
     pub fn open(dir: &Path, options: SqliteOptions) -> Result<Self, JournalError> {
         Self::open_limited(dir, options, None)
     }
 
-    /// With a limit of pages a test can fill the disk.
+    /// `pages_max` lets a test fill the disk.
     fn open_limited(
         dir: &Path,
         options: SqliteOptions,
@@ -85,7 +84,7 @@ impl SqliteJournal {
     ) -> Result<Self, JournalError> {
         let SqliteOptions { durability, holder, observer, queue_max } = options;
         data_directory::create(dir)?;
-        let held = data_directory::DirectoryLock::take(dir, &holder)?;
+        let lock = data_directory::DirectoryLock::acquire(dir, &holder)?;
         let file = data_directory::database(dir);
         let failed = |error: &rusqlite::Error| errors::of_opening(&file, error);
         let connection = database::open(&file)?;
@@ -104,7 +103,7 @@ impl SqliteJournal {
             observer,
             sessions: Arc::clone(&sessions),
             durability,
-            held,
+            lock,
         };
         let of_system = |error: std::io::Error| JournalError::Open {
             path: file.clone(),
@@ -120,16 +119,16 @@ impl SqliteJournal {
         Ok(Self { queue, readers, sessions, file, writer: Mutex::new(Some(thread)) })
     }
 
-    /// Stores what waits, closes the database and lets go of the directory. What is appended
-    /// later fails. Waits for the disk, as dropping the engine does.
+    /// Stores the queued batches, closes the database and unlocks the directory. Later batches
+    /// fail. Blocks on the disk, as dropping the engine does.
     fn end(&self) {
-        // The writer's connection is to be the last one: it empties the write-ahead log.
+        // The writer's connection must close last: closing it empties the write-ahead log.
         self.readers.close();
         self.queue.close();
         let Some(thread) = self.writer.lock().take() else { return };
-        // Whoever is told of a batch may drop the engine then and there.
+        // A batch's callback may drop the engine on the writer thread.
         if thread.thread().id() != std::thread::current().id() {
-            // A panic has been printed by its hook.
+            // The panic hook has printed the message.
             let _ = thread.join();
         }
     }
@@ -142,8 +141,7 @@ impl SqliteJournal {
         answer.recv().unwrap_or(Err(JournalError::Closed))
     }
 
-    /// Whether copies of deleted rows are left; looks through the file, here and not on the
-    /// writer's thread.
+    /// Returns whether copies of deleted rows remain. Scans the file on the calling thread.
     fn has_copies(&self, removed: &[SessionId]) -> Result<bool, JournalError> {
         let page_size = self.readers.ask(|connection| Ok(database::page_size(connection)?))?;
         let ids: Vec<&str> = removed.iter().map(SessionId::as_str).collect();
@@ -194,7 +192,7 @@ impl Journal for SqliteJournal {
         for group in sessions.chunks(REMOVED_AT_ONCE) {
             self.ask_writer(WriterTask::Remove(group.to_vec()))?;
         }
-        // The log still holds what is deleted in the database.
+        // The write-ahead log still contains the deleted rows.
         self.ask_writer(WriterTask::EmptyLog)?;
         if !sessions.is_empty() && self.has_copies(sessions)? {
             self.ask_writer(WriterTask::Vacuum)?;
@@ -223,8 +221,7 @@ impl fmt::Debug for SqliteJournal {
     }
 }
 
-/// A batch in its stored form: made here, on the thread of whoever appends, and not on the one
-/// that all share.
+/// Converts a batch to its stored form, on the calling thread instead of the shared writer thread.
 fn job(batch: Batch) -> Option<QueuedBatch> {
     let Batch { session, entries, log_state, urgent, on_status } = batch;
     let first = entries.first()?;

@@ -1,4 +1,4 @@
-//! What is asked of a stored journal.
+//! The read queries of a stored journal.
 
 use std::path::Path;
 
@@ -10,14 +10,14 @@ use super::errors;
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState};
 
-/// Why a query has no answer.
+/// An error of a query.
 pub(super) enum QueryError {
     Sqlite(rusqlite::Error),
     Journal(JournalError),
 }
 
 impl QueryError {
-    /// Why a database could not be opened.
+    /// Converts the error for opening a database.
     pub(super) fn of_opening(self, file: &Path) -> JournalError {
         match self {
             Self::Sqlite(error) => errors::of_opening(file, &error),
@@ -25,7 +25,7 @@ impl QueryError {
         }
     }
 
-    /// Why something could not be read.
+    /// Converts the error for reading.
     pub(super) fn of_reading(self, file: &Path) -> JournalError {
         match self {
             Self::Sqlite(error) => errors::of_reading(file, &error),
@@ -46,14 +46,14 @@ impl From<JournalError> for QueryError {
     }
 }
 
-/// A session and its last record, which the index finds.
+/// Selects sessions with their last record, which the index finds.
 const STORED: &str = "
     SELECT s.id, s.agent, s.running, s.opened, r.seq, r.time
     FROM sessions s JOIN records r ON r.session = s.number
         AND r.seq = (SELECT max(seq) FROM records WHERE session = s.number)
     WHERE ";
 
-/// A session's entries after `after`, in order.
+/// Returns a session's entries after `after`, in order.
 pub(super) fn read(
     connection: &Connection,
     session: &SessionId,
@@ -91,8 +91,8 @@ pub(super) fn find(
     Ok(statement.query_row([session.as_str()], stored).optional()?)
 }
 
-/// Sessions by id. Reads no more than it needs to fill `limit`, and for those that are running
-/// only those.
+/// Returns sessions in the order of their ids. Reads no more rows than `limit` needs, and only
+/// running sessions if the filter asks for them.
 pub(super) fn list(
     connection: &Connection,
     listing: &StoredSessionFilter,
@@ -142,7 +142,7 @@ fn stored(row: &Row<'_>) -> rusqlite::Result<StoredSession> {
     })
 }
 
-/// What is wrong with the database; at most so many findings.
+/// Returns at most `most` problems of the database.
 pub(super) fn check(connection: &Connection, most: i64) -> Result<Vec<String>, QueryError> {
     let mut statement = connection.prepare(&format!("PRAGMA integrity_check({most})"))?;
     let findings = statement.query_map([], |row| row.get::<_, String>(0))?;

@@ -1,4 +1,4 @@
-//! What waits for the writer.
+//! The queue of the writer thread.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -11,22 +11,22 @@ use tokio::time::Instant;
 use super::super::{BatchCallback, BatchStatus, JournalError, SessionLogState};
 use crate::types::{SessionId, SessionState};
 
-/// How long a batch that nobody waits for may wait for others.
+/// Maximum delay of a batch that is not urgent.
 const LAZY_WAIT: Duration = Duration::from_millis(10);
 
-/// What one transaction stores at most, unless one batch alone is more.
+/// Maximum size of a transaction, unless a single batch is larger.
 const GROUP_BATCHES_MAX: usize = 1_024;
 const GROUP_BYTES_MAX: usize = 8 << 20;
 
-/// The bodies that may wait, together.
+/// Maximum size of all queued bodies.
 const QUEUE_BYTES_MAX: usize = 256 << 20;
 
-/// A batch on its way to the writer, its records already in their stored form.
+/// A queued batch, with its records in stored form.
 pub(super) struct QueuedBatch {
     pub(super) session: SessionId,
-    /// Where it begins a session: its agent's name.
+    /// The agent's name, if the batch opens a session.
     pub(super) opens: Option<String>,
-    /// Where it changes that: the session's state behind it.
+    /// The session's state after the batch, if it changes.
     pub(super) state: Option<SessionState>,
     pub(super) rows: Vec<StoredRow>,
     pub(super) bytes: usize,
@@ -35,73 +35,73 @@ pub(super) struct QueuedBatch {
     pub(super) on_status: BatchCallback,
 }
 
-/// A record in its stored form.
+/// A record in stored form.
 pub(super) struct StoredRow {
     pub(super) seq: u64,
     pub(super) time: u64,
     pub(super) body: String,
 }
 
-/// What the writer does besides storing batches, in order with them.
+/// A task of the writer besides storing batches. Tasks keep their order among batches.
 pub(super) enum WriterTask {
     /// Deletes sessions.
     Remove(Vec<SessionId>),
-    /// Brings the write-ahead log into the database and leaves nothing in it.
+    /// Checkpoints the write-ahead log and empties it.
     EmptyLog,
-    /// Writes the database anew, then empties the log.
+    /// Rebuilds the database (`VACUUM`), then empties the log.
     Vacuum,
 }
 
-/// Told how a task ended.
+/// Receives the result of a task.
 pub(super) type TaskReply = SyncSender<Result<(), JournalError>>;
 
-/// What the writer does next: first the jobs, then the task.
+/// The next work of the writer: first the batches, then the task.
 #[derive(Default)]
 pub(super) struct WriterWork {
-    pub(super) jobs: Vec<QueuedBatch>,
+    pub(super) queued: Vec<QueuedBatch>,
     pub(super) task: Option<(WriterTask, TaskReply)>,
-    /// Somebody waits for everything up to here to be durable.
+    /// Everything up to here must become durable.
     pub(super) flush: bool,
-    /// There will be no more.
+    /// The queue is closed and empty.
     pub(super) ended: bool,
 }
 
 enum QueueItem {
-    WriteConnection(QueuedBatch),
+    Store(QueuedBatch),
     Do(WriterTask, TaskReply),
 }
 
-/// What waits for the writer, in order.
+/// The queue of the writer thread, in order.
 pub(super) struct WriteQueue {
     state: Mutex<QueueState>,
     ready: Condvar,
-    batches_max: usize,
+    queuedmax: usize,
 }
 
 #[derive(Default)]
 struct QueueState {
-    works: VecDeque<QueueItem>,
+    items: VecDeque<QueueItem>,
     batches: usize,
     bytes: usize,
-    /// The writer shall not wait for more.
+    /// The writer must not wait for more batches.
     hurry: bool,
     flush: bool,
-    /// When the first lazy batch of those that wait came.
+    /// The time at which the first queued lazy batch arrived.
     lazy_since: Option<Instant>,
     closed: bool,
 }
 
 impl WriteQueue {
-    pub(super) fn new(batches_max: usize) -> Self {
-        Self { state: Mutex::default(), ready: Condvar::new(), batches_max }
+    pub(super) fn new(queuedmax: usize) -> Self {
+        Self { state: Mutex::default(), ready: Condvar::new(), queuedmax }
     }
 
-    /// Takes a batch, or tells at once that it failed.
+    /// Queues a batch, or reports at once that it failed.
     pub(super) fn push(&self, job: QueuedBatch) {
         let mut state = self.state.lock();
         let refused = if state.closed {
             Some(JournalError::Closed)
-        } else if state.batches >= self.batches_max || state.bytes > QUEUE_BYTES_MAX {
+        } else if state.batches >= self.queuedmax || state.bytes > QUEUE_BYTES_MAX {
             Some(JournalError::Overloaded)
         } else {
             None
@@ -119,27 +119,28 @@ impl WriteQueue {
             state.lazy_since.get_or_insert_with(Instant::now);
             first
         };
-        state.works.push_back(QueueItem::WriteConnection(job));
+        state.items.push_back(QueueItem::Store(job));
         drop(state);
         if wake {
             self.ready.notify_one();
         }
     }
 
-    /// Takes a task, unless the queue is closed. Whoever asks waits for it, so there are few.
+    /// Queues a task, unless the queue is closed. The caller waits for the result, so there are few
+    /// tasks.
     pub(super) fn push_task(&self, task: WriterTask, done: TaskReply) -> Result<(), JournalError> {
         let mut state = self.state.lock();
         if state.closed {
             return Err(JournalError::Closed);
         }
-        state.works.push_back(QueueItem::Do(task, done));
+        state.items.push_back(QueueItem::Do(task, done));
         state.hurry = true;
         drop(state);
         self.ready.notify_one();
         Ok(())
     }
 
-    /// Lets the writer wait for nothing more, and make durable what it has written.
+    /// Makes the writer store and sync all queued batches.
     pub(super) fn flush(&self) {
         let mut state = self.state.lock();
         state.flush = true;
@@ -149,36 +150,36 @@ impl WriteQueue {
         }
     }
 
-    /// Takes nothing more; what waits is still given out.
+    /// Closes the queue. Queued batches are still stored.
     pub(super) fn close(&self) {
         self.state.lock().closed = true;
         self.ready.notify_one();
     }
 
-    /// Takes nothing more, and tells what waits that it failed: nobody is there to store it.
+    /// Closes the queue and fails the queued batches, because no writer remains.
     pub(super) fn abandon(&self) {
-        let works = {
+        let items = {
             let mut state = self.state.lock();
             state.closed = true;
             (state.batches, state.bytes) = (0, 0);
-            std::mem::take(&mut state.works)
+            std::mem::take(&mut state.items)
         };
-        for work in works {
-            match work {
-                QueueItem::WriteConnection(job) => job.fail(&JournalError::Closed),
-                // Dropping the sender tells.
+        for item in items {
+            match item {
+                QueueItem::Store(job) => job.fail(&JournalError::Closed),
+                // Dropping the sender reports the failure.
                 QueueItem::Do(..) => {}
             }
         }
     }
 
-    /// How many batches wait.
+    /// Returns the number of queued batches.
     pub(super) fn len(&self) -> usize {
         self.state.lock().batches
     }
 
-    /// Waits until there is something to do, or until a time.
-    pub(super) fn take(&self, until: Option<Instant>) -> WriterWork {
+    /// Waits until there is work, or until a time.
+    pub(super) fn next_work(&self, until: Option<Instant>) -> WriterWork {
         let mut state = self.state.lock();
         while !state.hurry && !state.closed {
             let lazy = state.lazy_since.map(|since| since + LAZY_WAIT);
@@ -199,40 +200,41 @@ impl WriteQueue {
 
 impl QueueState {
     fn drain(&mut self) -> WriterWork {
-        let mut taken = WriterWork::default();
+        let mut work = WriterWork::default();
         let mut bytes = 0;
-        while let Some(work) = self.works.pop_front() {
-            match work {
-                QueueItem::WriteConnection(job) => {
-                    let fits = taken.jobs.len() < GROUP_BATCHES_MAX
-                        && (taken.jobs.is_empty() || bytes + job.bytes <= GROUP_BYTES_MAX);
+        while let Some(item) = self.items.pop_front() {
+            match item {
+                QueueItem::Store(job) => {
+                    let fits = work.queued.len() < GROUP_BATCHES_MAX
+                        && (work.queued.is_empty() || bytes + job.bytes <= GROUP_BYTES_MAX);
                     if !fits {
-                        self.works.push_front(QueueItem::WriteConnection(job));
+                        self.items.push_front(QueueItem::Store(job));
                         break;
                     }
                     bytes += job.bytes;
-                    taken.jobs.push(job);
+                    work.queued.push(job);
                 }
                 QueueItem::Do(task, done) => {
-                    taken.task = Some((task, done));
+                    work.task = Some((task, done));
                     break;
                 }
             }
         }
-        self.batches -= taken.jobs.len();
+        self.batches -= work.queued.len();
         self.bytes -= bytes;
-        self.hurry = !self.works.is_empty();
+        self.hurry = !self.items.is_empty();
         if !self.hurry {
             self.lazy_since = None;
-            taken.flush = std::mem::take(&mut self.flush);
-            taken.ended = self.closed;
+            work.flush = std::mem::take(&mut self.flush);
+            work.ended = self.closed;
         }
-        taken
+        work
     }
 }
 
 impl QueuedBatch {
-    /// Tells that it is not stored; nothing behind it in its session's log will be.
+    /// Reports that the batch is not stored. Later records of its session will not be stored
+    /// either.
     pub(super) fn fail(mut self, error: &JournalError) {
         if let Some(first) = self.rows.first() {
             self.log_state.fail(first.seq);
@@ -245,9 +247,9 @@ impl QueuedBatch {
     }
 }
 
-/// Whoever is told must not end the writer: all sessions need it.
+/// Calls a callback. A panic in it must not end the writer, which all sessions need.
 pub(super) fn notify(on_status: &mut BatchCallback, status: BatchStatus) {
-    let told = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| on_status(status)));
-    // The panic's message has been printed by its hook.
-    drop(told);
+    let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| on_status(status)));
+    // The panic hook has printed the message.
+    drop(result);
 }

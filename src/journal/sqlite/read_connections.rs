@@ -1,4 +1,4 @@
-//! Connections that only read, so that reading waits for no writing.
+//! A pool of read-only connections. Reads do not wait for writes.
 
 use std::path::PathBuf;
 
@@ -9,10 +9,10 @@ use super::super::JournalError;
 use super::query::QueryError;
 use super::{database, errors};
 
-/// How many may read at once. Further ones wait.
+/// Maximum number of concurrent reads. Further reads wait.
 const CONNECTIONS_MAX: usize = 4;
 
-/// Connections to one database that only read.
+/// The read-only connections to one database.
 #[derive(Debug)]
 pub(super) struct ReadConnections {
     file: PathBuf,
@@ -33,13 +33,13 @@ impl ReadConnections {
         Self { file, pool, given_back }
     }
 
-    /// Asks something of the database.
+    /// Runs a query.
     pub(super) fn ask<T>(
         &self,
         question: impl FnOnce(&Connection) -> Result<T, QueryError>,
     ) -> Result<T, JournalError> {
         let idle = self.lend()?;
-        // Given back, as nothing, if the question panics.
+        // If the query panics, the permit is returned without a connection.
         let mut lent = LentConnection { readers: self, connection: None };
         let connection = match idle {
             Some(connection) => connection,
@@ -51,7 +51,7 @@ impl ReadConnections {
         answer.map_err(|trouble| trouble.of_reading(&self.file))
     }
 
-    /// Closes what is idle, and each of the others when it is given back.
+    /// Closes idle connections, and the others when they are returned.
     pub(super) fn close(&self) {
         let idle = {
             let mut pool = self.pool.lock();
@@ -62,7 +62,7 @@ impl ReadConnections {
         drop(idle);
     }
 
-    /// A place among those that read, with a connection if one is idle.
+    /// Acquires a permit, and an idle connection if there is one.
     fn lend(&self) -> Result<Option<Connection>, JournalError> {
         let mut pool = self.pool.lock();
         while pool.lent >= CONNECTIONS_MAX && !pool.closed {
@@ -76,7 +76,7 @@ impl ReadConnections {
     }
 }
 
-/// A place among those that read.
+/// The permit of a read.
 struct LentConnection<'r> {
     readers: &'r ReadConnections,
     connection: Option<Connection>,

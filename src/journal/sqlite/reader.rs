@@ -1,4 +1,4 @@
-//! What commands read of a journal, whether a host has it or not.
+//! Read access to a journal for commands, while a host uses it or after the host was stopped.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use super::{data_directory, database, errors, query};
 use crate::record::Seq;
 use crate::types::SessionId;
 
-/// How many findings [`JournalReader::check`] gives at most.
+/// Maximum number of problems that [`JournalReader::check`] returns.
 const FINDINGS_MAX: i64 = 100;
 
-/// Reads the journal in a data directory: of a host that runs, or of one that was stopped.
+/// Reads the journal in a data directory of a running or stopped host.
 #[derive(Debug)]
 pub struct JournalReader {
     readers: ReadConnections,
@@ -23,7 +23,7 @@ impl JournalReader {
     /// Opens the journal in a data directory.
     ///
     /// # Errors
-    /// When there is none, or it cannot be read.
+    /// If there is none, or it cannot be read.
     pub fn open(dir: &Path) -> Result<Self, JournalError> {
         let file = data_directory::database(dir);
         let failed = |why: String| JournalError::Open { path: file.clone(), why };
@@ -40,47 +40,47 @@ impl JournalReader {
         Ok(Self { readers, file })
     }
 
-    /// A session's entries after `after`, in order.
+    /// Returns a session's entries after `after`, in order.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If they cannot be read.
     pub fn read(&self, session: &SessionId, after: Seq) -> Result<Vec<JournalEntry>, JournalError> {
         self.readers.ask(|connection| query::read(connection, session, after, usize::MAX))
     }
 
-    /// A stored session by its id.
+    /// Returns a stored session.
     ///
     /// # Errors
-    /// When that cannot be read.
+    /// If it cannot be read.
     pub fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError> {
         self.readers.ask(|connection| query::find(connection, session))
     }
 
-    /// Stored sessions by id.
+    /// Returns stored sessions in the order of their ids.
     ///
     /// # Errors
-    /// When they cannot be read.
+    /// If they cannot be read.
     pub fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSession>, JournalError> {
         self.readers.ask(|connection| query::list(connection, listing))
     }
 
-    /// How many sessions are stored.
+    /// Returns the number of stored sessions.
     ///
     /// # Errors
-    /// When that cannot be read.
+    /// If it cannot be read.
     pub fn count(&self) -> Result<usize, JournalError> {
         self.readers.ask(query::count)
     }
 
-    /// What is wrong with the database itself; nothing if all is well. Reads all of it.
+    /// Checks the whole database and returns its problems.
     ///
     /// # Errors
-    /// When it cannot be read at all.
+    /// If it cannot be read at all.
     pub fn check(&self) -> Result<Vec<String>, JournalError> {
         self.readers.ask(|connection| query::check(connection, FINDINGS_MAX))
     }
 
-    /// The database.
+    /// Returns the path of the database.
     #[must_use]
     pub fn file(&self) -> &Path {
         &self.file

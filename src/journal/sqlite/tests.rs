@@ -3,7 +3,7 @@ use super::*;
 use crate::types::SessionState;
 use std::sync::atomic::AtomicU32;
 
-/// A directory of its own, deleted with what is in it.
+/// A temporary directory, deleted at the end.
 struct TestDir(PathBuf);
 
 impl TestDir {
@@ -53,7 +53,7 @@ fn open(dir: &TestDir, durability: Durability) -> Arc<SqliteJournal> {
 }
 
 #[tokio::test]
-async fn what_is_durable_is_there_after_opening_again() {
+async fn durable_records_survive_reopening() {
     for durability in [Durability::Strict, Durability::Relaxed] {
         let dir = TestDir::new();
         let journal = open(&dir, durability);
@@ -85,7 +85,7 @@ async fn what_is_durable_is_there_after_opening_again() {
 }
 
 #[tokio::test]
-async fn a_full_disk_fails_what_does_not_fit_and_is_left_behind_when_there_is_room() {
+async fn a_full_disk_fails_batches_until_there_is_space_again() {
     for durability in [Durability::Strict, Durability::Relaxed] {
         let dir = TestDir::new();
         let journal = SqliteJournal::open_limited(&dir.0, options(durability), Some(60)).unwrap();
@@ -103,7 +103,7 @@ async fn a_full_disk_fails_what_does_not_fit_and_is_left_behind_when_there_is_ro
         assert_eq!(error, JournalError::Full);
         assert!(kept > 0 && error.is_transient());
         assert_eq!(journal.count(), Ok(kept));
-        // What is there can be read, and deleting makes room.
+        // Existing records can be read, and deleting frees space.
         assert_eq!(journal.list(&StoredSessionFilter::default()).unwrap().len(), kept);
         journal.remove(&[id("s0")]).unwrap();
         let session = log(&journal, "new", 0);
@@ -114,7 +114,7 @@ async fn a_full_disk_fails_what_does_not_fit_and_is_left_behind_when_there_is_ro
 }
 
 #[tokio::test]
-async fn the_log_stays_bounded() {
+async fn the_write_ahead_log_stays_bounded() {
     let dir = TestDir::new();
     let journal = open(&dir, Durability::Relaxed);
     let session = log(&journal, "s", 0);
@@ -122,7 +122,7 @@ async fn the_log_stays_bounded() {
     let body = "x".repeat(100_000);
     for at in 1..400 {
         session.append(vec![opened(&body)], Urgency::Urgent, || ());
-        // Nothing else waits, so the writer has time.
+        // The queue is empty, so the writer checkpoints.
         session.until_durable(Seq(at + 1)).await.unwrap();
     }
     let log = std::fs::metadata(data_directory::log_of(&journal.file)).unwrap().len();
@@ -131,7 +131,7 @@ async fn the_log_stays_bounded() {
 }
 
 #[tokio::test]
-async fn a_listener_that_panics_ends_nothing() {
+async fn a_panicking_listener_does_not_stop_the_writer() {
     let dir = TestDir::new();
     let journal = open(&dir, Durability::Strict);
     let engine = Arc::clone(&journal) as Arc<dyn Journal>;

@@ -1,4 +1,4 @@
-//! One transaction.
+//! The transactions of the writer.
 
 use std::sync::atomic::Ordering;
 
@@ -9,20 +9,20 @@ use super::kill_point::KillPoint;
 use super::queue::QueuedBatch;
 use crate::types::{SessionId, SessionState};
 
-/// What became of a batch in a transaction that was committed.
+/// The outcome of a batch in a committed transaction.
 pub(super) enum BatchOutcome {
-    /// It is stored, in the session of this number; `new` where it began that.
+    /// The batch is stored in the session with this number. `new` if it created the session.
     Stored { number: i64, new: bool },
-    /// It does not fit what is stored.
+    /// The batch does not continue the stored records.
     Refused(JournalError),
 }
 
-/// The database as its one writer sees it.
+/// The connection of the writer.
 #[derive(Debug)]
 pub(super) struct WriteConnection {
     pub(super) connection: Connection,
-    /// The number of the next new session. Never one of a session that was removed: a log of that
-    /// may still remember it.
+    /// The number of the next new session. Numbers of removed sessions are not reused, because
+    /// their logs may still use them.
     next_number: i64,
     kill: KillPoint,
 }
@@ -34,26 +34,27 @@ impl WriteConnection {
         Ok(Self { connection, next_number, kill: KillPoint::from_env() })
     }
 
-    /// Stores batches in one transaction: those that fit, or none.
-    pub(super) fn store(&mut self, jobs: &[QueuedBatch]) -> rusqlite::Result<Vec<BatchOutcome>> {
+    /// Stores batches in one transaction. Batches that do not continue the stored records are
+    /// refused.
+    pub(super) fn store(&mut self, batches: &[QueuedBatch]) -> rusqlite::Result<Vec<BatchOutcome>> {
         let behavior = TransactionBehavior::Immediate;
         let transaction = self.connection.transaction_with_behavior(behavior)?;
         let mut records = 0;
-        let mut placed = Vec::with_capacity(jobs.len());
-        for job in jobs {
-            let place = place(&transaction, &mut self.next_number, job)?;
-            if matches!(place, BatchOutcome::Stored { .. }) {
-                records += job.rows.len();
+        let mut outcomes = Vec::with_capacity(batches.len());
+        for batch in batches {
+            let outcome = insert_batch(&transaction, &mut self.next_number, batch)?;
+            if matches!(outcome, BatchOutcome::Stored { .. }) {
+                records += batch.rows.len();
             }
-            placed.push(place);
+            outcomes.push(outcome);
         }
         self.kill.before_commit(records);
         transaction.commit()?;
         self.kill.after_commit(records);
-        Ok(placed)
+        Ok(outcomes)
     }
 
-    /// Deletes sessions; how many of them there were.
+    /// Deletes sessions. Returns how many existed.
     pub(super) fn remove(&mut self, sessions: &[SessionId]) -> rusqlite::Result<usize> {
         let behavior = TransactionBehavior::Immediate;
         let transaction = self.connection.transaction_with_behavior(behavior)?;
@@ -72,25 +73,25 @@ impl WriteConnection {
     }
 }
 
-fn place(
+fn insert_batch(
     transaction: &Transaction<'_>,
     next_number: &mut i64,
-    job: &QueuedBatch,
+    batch: &QueuedBatch,
 ) -> rusqlite::Result<BatchOutcome> {
-    let id = &job.session;
+    let id = &batch.session;
     let refused = |why: String| Ok(BatchOutcome::Refused(JournalError::Write(why)));
-    let Some(first) = job.rows.first() else {
+    let Some(first) = batch.rows.first() else {
         return refused("a batch without records".to_owned());
     };
-    if job.log_state.has_failed(first.seq) {
+    if batch.log_state.has_failed(first.seq) {
         return refused(format!("a record of session {id} before {} was not stored", first.seq));
     }
-    let known = match job.log_state.number.load(Ordering::Acquire) {
+    let known = match batch.log_state.number.load(Ordering::Acquire) {
         0 => number_of(transaction, id)?,
         number => Some(number),
     };
     let new = known.is_none();
-    let number = match (known, &job.opens) {
+    let number = match (known, &batch.opens) {
         (Some(number), _) => {
             let last: Option<u64> = transaction
                 .prepare_cached(
@@ -113,7 +114,7 @@ fn place(
             let number = *next_number;
             *next_number += 1;
             let insert = "INSERT INTO sessions(number, id, agent, running, opened) VALUES (?1, ?2, ?3, ?4, ?5)";
-            let running = job.state == Some(SessionState::Running);
+            let running = batch.state == Some(SessionState::Running);
             transaction.prepare_cached(insert)?.execute((
                 number,
                 id.as_str(),
@@ -125,8 +126,8 @@ fn place(
         }
         (None, Some(_) | None) => return refused(format!("there is no session {id}")),
     };
-    insert_rows(transaction, number, job)?;
-    if let (false, Some(state)) = (new, job.state) {
+    insert_rows(transaction, number, batch)?;
+    if let (false, Some(state)) = (new, batch.state) {
         transaction
             .prepare_cached("UPDATE sessions SET running = ?2 WHERE number = ?1 AND running <> ?2")?
             .execute((number, state == SessionState::Running))?;
@@ -137,11 +138,11 @@ fn place(
 fn insert_rows(
     transaction: &Transaction<'_>,
     number: i64,
-    job: &QueuedBatch,
+    batch: &QueuedBatch,
 ) -> rusqlite::Result<()> {
     let mut insert = transaction
         .prepare_cached("INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)")?;
-    for row in &job.rows {
+    for row in &batch.rows {
         insert.execute((number, row.seq, row.time, &row.body))?;
     }
     Ok(())

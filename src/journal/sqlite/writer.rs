@@ -1,4 +1,4 @@
-//! The thread that writes: many batches in one transaction, one fsync for all of them.
+//! The writer thread: stores many batches in one transaction, with one fsync for all of them.
 
 use std::fs::File;
 use std::path::Path;
@@ -17,49 +17,49 @@ use super::queue::{self, QueuedBatch, WriteQueue, WriterTask};
 use super::write_connection::{BatchOutcome, WriteConnection};
 use crate::config::Durability;
 
-/// How long what is written may wait for its fsync, with [`Durability::Relaxed`].
+/// Maximum delay of the fsync with [`Durability::Relaxed`].
 const SYNC_WAIT: Duration = Duration::from_millis(100);
 
-/// From so many pages on the write-ahead log is brought into the database when nothing waits,
-/// and when anything does.
+/// Number of pages of the write-ahead log from which the writer checkpoints it: with an empty
+/// queue, and always.
 const LOG_PAGES_SOFT: i64 = 1_000;
 const LOG_PAGES_HARD: i64 = 8_000;
 
-/// Writes what the queue gives.
+/// Stores the batches of the queue.
 pub(super) struct JournalWriter {
     store: WriteConnection,
     queue: Arc<WriteQueue>,
     observer: Arc<dyn JournalObserver>,
-    /// How many sessions are stored.
+    /// Number of stored sessions.
     sessions: Arc<AtomicUsize>,
     durability: Durability,
     log: File,
     unsynced: Vec<UnsyncedBatch>,
     unsynced_since: Option<Instant>,
-    /// Why nothing can be stored any more.
+    /// The error after which nothing can be stored.
     broken: Option<JournalError>,
-    /// Let go last, when the database is closed.
-    _held: DirectoryLock,
+    /// Unlocked last, after the database is closed.
+    _lock: DirectoryLock,
 }
 
-/// A batch that is written and not yet durable.
+/// A batch that is written but not durable.
 struct UnsyncedBatch {
     log_state: Arc<SessionLogState>,
     first: u64,
     on_status: BatchCallback,
 }
 
-/// What a writer is made of.
+/// The parts of a writer.
 pub(super) struct WriterParts {
     pub(super) store: WriteConnection,
     pub(super) queue: Arc<WriteQueue>,
     pub(super) observer: Arc<dyn JournalObserver>,
     pub(super) sessions: Arc<AtomicUsize>,
     pub(super) durability: Durability,
-    pub(super) held: DirectoryLock,
+    pub(super) lock: DirectoryLock,
 }
 
-/// Nobody takes from the queue any more, for whatever reason.
+/// Abandons the queue when the writer ends for any reason.
 struct AbandonOnDrop(Arc<WriteQueue>);
 
 impl Drop for AbandonOnDrop {
@@ -69,9 +69,10 @@ impl Drop for AbandonOnDrop {
 }
 
 impl JournalWriter {
-    /// `log` is the write-ahead log in `dir`; from here on its place there is durable.
+    /// Creates the writer. `log` is the write-ahead log in `dir`; its directory entry is durable
+    /// afterwards.
     pub(super) fn new(parts: WriterParts, dir: &Path, log: &Path) -> std::io::Result<Self> {
-        let WriterParts { store, queue, observer, sessions, durability, held } = parts;
+        let WriterParts { store, queue, observer, sessions, durability, lock } = parts;
         let log = File::open(log)?;
         data_directory::sync(dir)?;
         let (unsynced, unsynced_since, broken) = (Vec::new(), None, None);
@@ -85,80 +86,81 @@ impl JournalWriter {
             unsynced,
             unsynced_since,
             broken,
-            _held: held,
+            _lock: lock,
         })
     }
 
-    /// Writes until the queue is closed and empty.
+    /// Runs until the queue is closed and empty.
     pub(super) fn run(mut self) {
         let _abandons = AbandonOnDrop(Arc::clone(&self.queue));
         loop {
             let due = self.unsynced_since.map(|since| since + SYNC_WAIT);
-            let taken = self.queue.take(due);
-            if !taken.jobs.is_empty() {
-                self.store(taken.jobs);
+            let work = self.queue.next_work(due);
+            if !work.queued.is_empty() {
+                self.store(work.queued);
             }
-            if let Some((task, done)) = taken.task {
-                // Who asked may be gone.
+            if let Some((task, done)) = work.task {
+                // The receiver may have been dropped.
                 let _ = done.send(self.perform(task));
             }
-            if taken.flush || taken.ended || due.is_some_and(|due| due <= Instant::now()) {
+            if work.flush || work.ended || due.is_some_and(|due| due <= Instant::now()) {
                 self.sync();
             }
-            if taken.ended {
+            if work.ended {
                 return;
             }
             self.checkpoint();
         }
     }
 
-    fn store(&mut self, jobs: Vec<QueuedBatch>) {
+    fn store(&mut self, batches: Vec<QueuedBatch>) {
         if let Some(error) = &self.broken {
             let error = error.clone();
-            return jobs.into_iter().for_each(|job| self.fail(job, &error));
+            return batches.into_iter().for_each(|batch| self.fail(batch, &error));
         }
         let began = Instant::now();
-        match self.store.store(&jobs) {
-            Ok(placed) => self.stored(jobs, placed, began.elapsed()),
-            Err(error) if jobs.len() > 1 && errors::is_of_one_batch(&error) => {
-                // It is rolled back. One bad batch does not fail its neighbours.
-                for job in jobs {
-                    self.store(vec![job]);
+        match self.store.store(&batches) {
+            Ok(outcomes) => self.stored(batches, outcomes, began.elapsed()),
+            Err(error) if batches.len() > 1 && errors::is_of_one_batch(&error) => {
+                // The transaction was rolled back. Each batch is stored alone, so that one bad
+                // batch does not fail the others.
+                for batch in batches {
+                    self.store(vec![batch]);
                 }
             }
             Err(error) => {
                 let error = errors::of_writing(&error);
-                jobs.into_iter().for_each(|job| self.fail(job, &error));
+                batches.into_iter().for_each(|batch| self.fail(batch, &error));
             }
         }
     }
 
-    fn stored(&mut self, jobs: Vec<QueuedBatch>, placed: Vec<BatchOutcome>, took: Duration) {
+    fn stored(&mut self, batches: Vec<QueuedBatch>, outcomes: Vec<BatchOutcome>, took: Duration) {
         let mut group = GroupCommit { batches: 0, records: 0, took };
-        for (job, placed) in jobs.iter().zip(&placed) {
-            if let BatchOutcome::Stored { number, new } = placed {
-                job.log_state.number.store(*number, Ordering::Release);
+        for (batch, outcome) in batches.iter().zip(&outcomes) {
+            if let BatchOutcome::Stored { number, new } = outcome {
+                batch.log_state.number.store(*number, Ordering::Release);
                 group.batches += 1;
-                group.records += job.rows.len();
+                group.records += batch.rows.len();
                 self.sessions.fetch_add(usize::from(*new), Ordering::AcqRel);
             }
         }
-        // Whoever is told of a batch finds it counted.
+        // Counted before the callbacks, so that they see current metrics.
         if group.batches > 0 {
             self.observer.stored(group);
         }
-        for (mut job, placed) in jobs.into_iter().zip(placed) {
-            match placed {
+        for (mut batch, outcome) in batches.into_iter().zip(outcomes) {
+            match outcome {
                 BatchOutcome::Stored { .. } => {
                     if self.durability == Durability::Relaxed {
-                        job.notify(BatchStatus::Written);
+                        batch.notify(BatchStatus::Written);
                     }
                     self.unsynced_since.get_or_insert_with(Instant::now);
-                    let first = job.rows.first().map_or(0, |row| row.seq);
-                    let QueuedBatch { log_state, on_status, .. } = job;
+                    let first = batch.rows.first().map_or(0, |row| row.seq);
+                    let QueuedBatch { log_state, on_status, .. } = batch;
                     self.unsynced.push(UnsyncedBatch { log_state, first, on_status });
                 }
-                BatchOutcome::Refused(error) => self.fail(job, &error),
+                BatchOutcome::Refused(error) => self.fail(batch, &error),
             }
         }
         if self.durability == Durability::Strict {
@@ -166,23 +168,22 @@ impl JournalWriter {
         }
     }
 
-    /// Tells that a batch is not stored, when what was written before has been told of.
-    fn fail(&mut self, job: QueuedBatch, error: &JournalError) {
+    /// Reports that a batch is not stored, after the status of all earlier batches.
+    fn fail(&mut self, batch: QueuedBatch, error: &JournalError) {
         self.sync();
-        job.fail(error);
+        batch.fail(error);
     }
 
-    /// Makes durable what is written.
+    /// Makes all written batches durable.
     ///
-    /// With `synchronous=NORMAL` SQLite appends a transaction to the write-ahead log without an
-    /// fsync. After a crash it takes over the log's transactions up to the first whose checksum is
-    /// wrong, so a transaction is durable as soon as the log up to its end is: one fdatasync of the
-    /// log does that for all of them. What a checkpoint has moved into the database is durable
-    /// there, since it syncs the log before and the database after; and a log that begins anew syncs
-    /// its header. (`walCheckpoint` and `walWriteFrames` in sqlite3.c; <https://sqlite.org/wal.html>,
-    /// section 2.3.) The log stays the same file while a connection to the database is open, SQLite
-    /// takes no locks on it that closing this handle could drop, and since it was opened before
-    /// the writes it is told of every error.
+    /// With `synchronous=NORMAL`, SQLite appends a transaction to the write-ahead log without an
+    /// fsync. After a crash it recovers the log's transactions up to the first wrong checksum. So a
+    /// transaction is durable once the log up to its end is synced, and one fdatasync of the log
+    /// serves all of them. A checkpoint syncs the log before and the database after it moves pages,
+    /// and a restarted log syncs its header (`walCheckpoint` and `walWriteFrames` in sqlite3.c;
+    /// <https://sqlite.org/wal.html>, section 2.3). The log stays the same file while a connection
+    /// is open. SQLite holds no locks on it that closing this handle could release. The handle was
+    /// opened before the writes, so it reports every error.
     fn sync(&mut self) {
         self.unsynced_since = None;
         if self.unsynced.is_empty() {
@@ -198,8 +199,8 @@ impl JournalWriter {
             }
             return;
         };
-        // The system has given up pages of the log that SQLite takes for written: nothing behind
-        // them can become durable.
+        // The system dropped pages of the log that SQLite considers written. Nothing after them can
+        // become durable.
         let why = format!("its log cannot be synced ({error}): look at the disk, then start again");
         let error = JournalError::Write(why);
         for mut batch in unsynced {
@@ -226,7 +227,7 @@ impl JournalWriter {
         }
     }
 
-    /// Leaves nothing in the write-ahead log: it still holds what is deleted in the database.
+    /// Empties the write-ahead log, which still contains the deleted rows.
     fn empty_log(&self) -> Result<(), JournalError> {
         let failed = |error: &rusqlite::Error| errors::of_writing(error);
         let busy: bool = self
@@ -242,8 +243,8 @@ impl JournalWriter {
         self.log.sync_all().map_err(|error| JournalError::Write(error.to_string()))
     }
 
-    /// Brings the write-ahead log into the database when it is long: when nothing waits, or when
-    /// it is very long. Then the next transaction begins it anew.
+    /// Checkpoints the write-ahead log if it is long and the queue is empty, or if it is very long.
+    /// The next transaction then restarts the log.
     fn checkpoint(&self) {
         let connection = &self.store.connection;
         let pages = connection
@@ -251,7 +252,7 @@ impl JournalWriter {
             .and_then(|mut pragma| pragma.query_row([], |row| row.get::<_, i64>(1)));
         let allowed = if self.queue.len() == 0 { LOG_PAGES_SOFT } else { LOG_PAGES_HARD };
         if pages.is_ok_and(|pages| pages >= allowed) {
-            // It is tried again behind the next transaction; what is in the log is durable there.
+            // It is tried again after the next transaction. The records in the log are durable.
             let _ = connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()));
         }
     }

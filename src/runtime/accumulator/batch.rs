@@ -11,7 +11,7 @@ use crate::journal::{AppendStatus, PendingRecord, Urgency, unix_ms};
 use crate::record::Seq;
 use crate::runtime::message::{AccumulatorMessage, SessionMessage, StreamMessage};
 use crate::runtime::supervisor::{StartTool, ToolCommand};
-use crate::telemetry::RecordPosition;
+use crate::telemetry::SourceRecord;
 use crate::turn::{CallStart, PermitReply, TurnAction};
 use crate::types::CallKey;
 
@@ -63,7 +63,7 @@ impl AccumulatorSetup {
         });
         for (behind, shown, event) in events.drain(..) {
             let seq = Seq(last.0 - count + behind);
-            self.publish(event, Some(RecordPosition { seq, time, shown }), current);
+            self.publish(event, Some(SourceRecord { seq, time, shown }), current);
         }
         goes_on || appended == AppendStatus::Durable
     }
@@ -101,7 +101,7 @@ impl AccumulatorSetup {
     }
 
     /// Publishes an event of the turn; `record` is the one right before it.
-    fn publish(&self, event: Event, record: Option<RecordPosition>, of: &mut CurrentTurn) {
+    fn publish(&self, event: Event, record: Option<SourceRecord>, of: &mut CurrentTurn) {
         if let Event::AttemptEnded { error, .. } = &event
             && let Some(breaker_permit) = of.breaker_permit.take()
         {

@@ -1,24 +1,24 @@
-//! How a session begins: opened, read from the journal, or as another future of another one.
+//! The begin of a session: it opens, it is read from the journal, or it forks another session.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use ractor::{Actor, ActorCell, ActorRef};
+use tokio::time::Instant;
 
-use super::inputs::QueuedRun;
-use super::run::NewRun;
-use super::{Closing, SessionActor, State};
-use crate::context::{History, InitialHistory, Variables};
-use crate::journal::{SessionLog, Urgency};
-use crate::record::{Record, Seq, StopMode};
+use super::run::{ActiveRun, RunAgents, RunCaller};
+use super::{SessionActor, State};
+use crate::config::RunOverrides;
+use crate::journal::SessionLog;
+use crate::record::{JournalEntry, Seq};
 use crate::runtime::awake_session::{AwakeSession, SessionActivity};
 use crate::runtime::error::HostError;
 use crate::runtime::host_ref::HostRef;
 use crate::runtime::message::SessionMessage;
 use crate::runtime::session_start::{SessionOrigin, SessionStart};
-use crate::session::{Continue, IdempotencyKeys, Rebuilt};
-use crate::types::Usage;
+use crate::session::{OpenRun, QueuedRun, Session, SessionEffect};
 
 /// A session about to begin, with what others will know of it.
 #[derive(Debug)]
@@ -37,12 +37,12 @@ pub(in crate::runtime) async fn spawn(
 ) -> Result<Arc<AwakeSession>, HostError> {
     let agent = opening.agent.name.clone();
     let listeners = opening.publisher.listeners(&link.shared.journal);
-    // Whoever holds on to the log does not keep the session's streams open.
+    // A reference to the log does not keep the session's streams open.
     let gate = listeners.clone();
     let actor: Arc<OnceLock<ActorRef<SessionMessage>>> = Arc::default();
     let journal = Arc::clone(&link.shared.journal);
     let last = match &opening.origin {
-        SessionOrigin::Rebuilt(rebuilt) => rebuilt.last,
+        SessionOrigin::Stored(stored) => stored.last,
         SessionOrigin::New { .. } | SessionOrigin::Forked(..) => Seq(0),
     };
     let told = Arc::clone(&actor);
@@ -50,7 +50,7 @@ pub(in crate::runtime) async fn spawn(
         let failed = stored.as_ref().err().cloned();
         gate.handle_journal(stored);
         if let Some((error, session)) = failed.zip(told.get()) {
-            // One that is gone has nobody left to tell.
+            // A session that has ended needs no notice.
             let _ = session.cast(SessionMessage::JournalFailed { error });
         }
     });
@@ -72,128 +72,82 @@ impl State {
         let SessionStart { id, agent, origin, publisher } = opening;
         let shared = Arc::clone(&link.shared);
         let awake = shared.gauges.awake.increment();
+        let (session, stored) = match origin {
+            // The messages were checked when the session was requested.
+            SessionOrigin::New { messages } => (Session::open(&agent.name, messages), None),
+            SessionOrigin::Stored(stored) => {
+                (stored.session, Some((stored.last, stored.turn_entries)))
+            }
+            SessionOrigin::Forked(stored, entries) => {
+                log.adopt(entries);
+                (stored.session, Some((stored.last, stored.turn_entries)))
+            }
+        };
+        let first_of_turn = |(last, entries): &(Seq, Vec<JournalEntry>)| {
+            entries.first().map_or(*last, |first| Seq(first.seq.0.saturating_sub(1)))
+        };
         let mut state = Self {
             id,
-            run_agent: Arc::clone(&agent),
-            agent,
+            session,
+            agents: RunAgents::new(agent),
             shared,
             link,
             publisher,
             log,
-            history: History::new(),
-            variables: Variables::default(),
-            usage: Usage::default(),
-            turn: 0,
+            started: Instant::now(),
             run: None,
             actors: None,
-            suspended: None,
-            queue: std::collections::VecDeque::new(),
-            next: None,
-            requests: IdempotencyKeys::default(),
+            callers: HashMap::new(),
+            slot: None,
+            stored_turn_after: stored.as_ref().map_or(Seq(0), first_of_turn),
             epoch: 0,
             lingering: HashSet::new(),
             live,
-            close: Closing::No,
-            looking: Vec::new(),
+            closers: Vec::new(),
+            snapshot_replies: Vec::new(),
             _awake: awake,
         };
-        state.touch();
-        match origin {
-            SessionOrigin::New { messages } => {
-                // They were checked when the session was asked for.
-                state.history =
-                    History::from_initial(InitialHistory::parse(&messages).unwrap_or_default());
-                let agent = state.agent.name.clone();
-                let opened = Record::SessionOpened { agent, messages };
-                let (last, _) = state.log.append(vec![opened], Urgency::Lazy, || ());
-                // No turn goes on from there.
-                state.log.forget_until(last);
-            }
-            SessionOrigin::Rebuilt(rebuilt) => state.take_over(*rebuilt),
-            SessionOrigin::Forked(mut rebuilt, entries) => {
-                state.log.adopt(entries);
-                rebuilt.queue.clear();
-                if let Some(run) = &mut rebuilt.run {
-                    run.stops = Some(StopMode::Now);
-                }
-                state.take_over(*rebuilt);
-            }
+        state.live.touched_ms.store(state.shared.clock_ms(), Ordering::Relaxed);
+        if let Some((_, entries)) = stored {
+            state.log.remember(entries);
+        }
+        state.count_queued();
+        state.live.running.store(state.session.run().is_some(), Ordering::Release);
+        let agents = state.agents.clone();
+        let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
+        while let Some(SessionEffect::Record(batch)) = state.session.poll(Duration::ZERO, &rules_of)
+        {
+            state.append(batch);
         }
         state
     }
 
-    /// Takes over what the journal says.
-    fn take_over(&mut self, rebuilt: Rebuilt) {
-        let Rebuilt { history, variables, usage, turn, queue, requests, run, .. } = rebuilt;
-        self.history = history;
-        self.variables = variables;
-        self.usage = usage;
-        self.turn = turn;
-        self.requests = requests;
-        for waits in queue {
-            let agent = self.agent.as_it_was(&waits.overrides);
-            let run = NewRun {
-                id: waits.run_id,
-                input: waits.input,
-                overrides: waits.overrides,
-                request: None,
-                trace: waits.trace,
-                agent,
-                report: None,
-            };
-            self.queue.push_back(QueuedRun::new(run, &self.shared));
-        }
-        if let Some(run) = run {
-            if let Continue::Turn { entries, .. } = &run.next {
-                self.log.remember(entries.iter().cloned());
-            }
-            self.live.running.store(true, Ordering::Release);
-            self.suspended = Some(Box::new(run));
-        }
+    /// Counts the runs that wait in the queue of a stored session. No caller waits for them.
+    fn count_queued(&mut self) {
+        let queued = self.session.queue().map(|QueuedRun { run_id, .. }| {
+            let counted = Some(self.shared.gauges.queued.increment());
+            (run_id.clone(), RunCaller { report: None, _counted: counted })
+        });
+        self.callers = queued.collect();
     }
 
-    /// Goes on with what the journal says was going on, unless somebody has to ask for that.
-    pub(super) async fn go_on(&mut self, myself: &ActorRef<SessionMessage>) {
-        let is_asked = self.suspended.as_ref().is_some_and(|run| run.stops.is_some());
-        // One that was only asleep was interrupted by nothing.
-        let is_held = self.shared.held.lock().contains(&self.id);
-        // Inputs that only wait are no unfinished run.
-        if !is_held || is_asked || self.suspended.is_none() {
-            self.go_on_now(myself).await;
-        }
-    }
-
-    /// The same, asked by somebody.
-    pub(super) async fn resume(
-        &mut self,
-        myself: &ActorRef<SessionMessage>,
-    ) -> Result<Seq, HostError> {
-        if self.suspended.is_none() {
-            return Err(HostError::NotSuspended);
-        }
-        self.go_on_now(myself).await;
-        Ok(self.log.last())
-    }
-
-    /// Somebody asks for what needs the run.
-    pub(super) async fn go_on_if_suspended(&mut self, myself: &ActorRef<SessionMessage>) {
-        if self.suspended.is_some() {
-            self.go_on_now(myself).await;
-        }
-    }
-
-    async fn go_on_now(&mut self, myself: &ActorRef<SessionMessage>) {
-        if self.shared.is_closing() {
-            // It goes on when the next host starts.
-            return;
-        }
+    /// Takes a place among the host's runs, after the session was resumed.
+    pub(super) fn resumed(&mut self) {
         self.shared.held.lock().remove(&self.id);
-        // FairSemaphore of runs that were accepted once are not refused.
-        let place = self.shared.gauges.runs.increment();
-        match self.suspended.take() {
-            Some(run) => Box::pin(self.resume_run(myself, *run, place)).await,
-            None if self.run.is_none() && self.next.is_none() => self.hand_on(place),
-            None => {}
+        // Runs that were accepted once are not refused.
+        self.slot = Some(self.shared.gauges.runs.increment());
+        let now = self.now();
+        let Some(run) = self.session.run() else { return };
+        let OpenRun { id, overrides, trace, began, .. } = run.clone();
+        let elapsed = run.elapsed(now);
+        self.agents.use_for(&overrides);
+        let trace = self.begin_trace(&id, trace, began, elapsed, None);
+        let has_failed = self.shared.unwritten.lock().remove(&id).is_some();
+        self.run = Some(Box::new(ActiveRun::new(id, trace, self.stored_turn_after, None)));
+        self.live.running.store(true, Ordering::Release);
+        self.shared.show_counts();
+        if has_failed {
+            self.give_up("journal_failed", "the journal could not be written");
         }
     }
 }

@@ -1,43 +1,49 @@
-//! A session: the sole owner of its history, and of the run that goes on in it.
+//! The session actor: the shell of the session machine.
+//!
+//! | file | content |
+//! | --- | --- |
+//! | `begin` | a session opens, wakes or forks |
+//! | `perform` | the effects of the machine: records, turns, reports |
+//! | `run` | the run in progress, the actors of runs, the callers that wait |
+//! | `snapshot` | the public view of the session, approvals |
+//! | `recovery` | the death of an actor |
+//! | `leave` | hibernation, closing, failures of the journal |
 
 mod begin;
-mod ending;
-mod inputs;
-mod open;
+mod leave;
+mod perform;
 mod recovery;
 mod run;
-mod seeded;
-mod turns;
+mod snapshot;
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use ractor::{
     Actor, ActorCell, ActorId, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent,
 };
 use tokio::sync::oneshot;
+use tokio::time::Instant;
 
-use super::agent::Agent;
 use super::awake_session::SessionActivity;
 use super::error::HostError;
 use super::gauge::CountGuard;
 use super::host_ref::HostRef;
 use super::host_state::HostState;
-use super::message::{AccumulatorMessage, RunAccepted, SessionMessage};
+use super::message::{AccumulatorMessage, DecisionReply, RunAccepted, SessionMessage};
 use super::publish::Publisher;
 use super::request::RunRequest;
 use super::run_actors::RunActors;
-use super::snapshot::{CurrentRun, SessionSnapshot};
-use crate::context::{History, Variables};
-use crate::journal::{SessionLog, Urgency};
-use crate::record::{Record, Seq, StopMode};
-use crate::session::{IdempotencyKeys, OpenRun, RequestEffect};
-use crate::turn::CancelReason;
-use crate::types::{RunId, SessionId, SessionState, Usage};
+use super::snapshot::SessionSnapshot;
+use crate::journal::SessionLog;
+use crate::record::{RequestKey, Seq};
+use crate::session::{RunAdmission, RunInput, Session, SessionRefusal};
+use crate::turn::{ApprovalDecision, ApprovalError, TurnRecord};
+use crate::types::{CallKey, Content, RunId, SessionId};
 pub(super) use begin::spawn;
-use inputs::QueuedRun;
-use run::{ActiveRun, NewRun};
+use run::{ActiveRun, RunAgents, RunCaller};
 
 /// Runs a session.
 #[derive(Debug)]
@@ -45,50 +51,37 @@ pub(super) struct SessionActor;
 
 pub(super) struct State {
     id: SessionId,
-    agent: Arc<Agent>,
-    /// The agent as the run that goes on, or the last one, has it.
-    run_agent: Arc<Agent>,
+    /// The machine that decides.
+    session: Session,
+    agents: RunAgents,
     shared: Arc<HostState>,
     link: HostRef,
     publisher: Publisher,
     log: Arc<SessionLog>,
-    history: History,
-    variables: Variables,
-    usage: Usage,
-    /// The session's last turn, committed or not.
-    turn: u32,
+    /// The origin of the machine's clock.
+    started: Instant,
+    /// The run in progress. `None` while it is suspended.
     run: Option<Box<ActiveRun>>,
-    /// Those of the run, or those that wait for the next one.
+    /// The actors of the run in progress, or those that wait for the next run.
     actors: Option<RunActors>,
-    /// The run that the last host, or the last life of this session, left unfinished: it goes on
-    /// when it is told to.
-    suspended: Option<Box<OpenRun>>,
-    /// Runs that wait for it to end. While there are any, a run goes on or the next one begins.
-    queue: VecDeque<QueuedRun>,
-    /// The run that begins next, with the place of the one that has just ended.
-    next: Option<(NewRun, CountGuard)>,
-    /// Which requests brought its inputs.
-    requests: IdempotencyKeys,
-    /// Which set of actors it has: each has its own number.
+    /// The callers of runs that have not started, by run.
+    callers: HashMap<RunId, RunCaller>,
+    /// The place among the host's runs.
+    slot: Option<CountGuard>,
+    /// The last record before the turn that was read from the journal.
+    stored_turn_after: Seq,
+    /// The number of the present set of actors.
     epoch: u64,
-    /// Accumulators that were let go, whose last tools still have their grace.
+    /// Accumulators that were released and whose last tools have their grace period.
     lingering: HashSet<ActorId>,
-    /// What others know of it.
+    /// What is known of the session without asking it.
     live: Arc<SessionActivity>,
-    close: Closing,
-    /// Those who want to see it.
-    looking: Vec<RpcReplyPort<SessionSnapshot>>,
-    /// Counted as awake.
+    /// The callers that wait for the session to be deleted.
+    closers: Vec<RpcReplyPort<Result<(), HostError>>>,
+    /// The callers that wait for a snapshot.
+    snapshot_replies: Vec<RpcReplyPort<SessionSnapshot>>,
+    /// Counts the session as awake.
     _awake: CountGuard,
-}
-
-/// How far the session's end has come.
-enum Closing {
-    No,
-    /// When the run is over.
-    Asked(Vec<RpcReplyPort<Result<(), HostError>>>),
-    /// The records are deleted, or about to be; the last tools still have their grace.
-    Closed,
 }
 
 impl Actor for SessionActor {
@@ -104,8 +97,8 @@ impl Actor for SessionActor {
         Ok(State::begin_session(begun))
     }
 
-    // An actor holds the largest future of its handlers for as long as it lives, so what begins and
-    // recovers runs is boxed: a session that idles has none of that.
+    // An actor holds the largest future of its handlers for as long as it lives. What starts and
+    // recovers runs is boxed, so that an idle session stays small.
     async fn handle(
         &self,
         myself: ActorRef<SessionMessage>,
@@ -113,30 +106,34 @@ impl Actor for SessionActor {
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
         if !matches!(message, SessionMessage::Rest | SessionMessage::Hibernate { .. }) {
-            state.touch();
+            state.live.touched_ms.store(state.shared.clock_ms(), Ordering::Relaxed);
+        }
+        if state.shared.is_closing() {
+            state.session.note_shutdown();
         }
         match message {
             SessionMessage::StartRun { id, request, reply } => {
                 let accepted = Box::pin(state.start_run(&myself, id, *request)).await;
-                // A caller that is gone has started its run all the same.
+                // The run starts even if its caller is gone.
                 let _ = reply.send(accepted);
             }
             SessionMessage::Steer { input, request, reply } => {
-                let _ = reply.send(state.steer(input, request));
+                let _ = reply.send(state.steer(&myself, input, request).await);
             }
             SessionMessage::Stop { mode, reply } => {
-                state.stop(mode);
-                state.go_on_if_suspended(&myself).await;
+                state.session.handle_stop(mode);
+                state.perform(&myself).await;
+                state.resume_if_suspended();
+                state.perform(&myself).await;
                 let _ = reply.send(state.log.last());
             }
-            SessionMessage::GoOn => state.go_on(&myself).await,
+            SessionMessage::GoOn => state.wake(),
             SessionMessage::Resume { reply } => {
-                let resumed = state.resume(&myself).await;
-                let _ = reply.send(resumed);
+                let _ = reply.send(state.resume(&myself).await);
             }
             SessionMessage::Rest => {
-                if state.run.is_none() {
-                    state.let_actors_go();
+                if state.session.run().is_none() {
+                    state.release_actors();
                 }
                 return Ok(());
             }
@@ -148,25 +145,25 @@ impl Actor for SessionActor {
                 state.fail(&myself, error);
                 return Ok(());
             }
-            SessionMessage::Interrupt { now } => state.interrupt(now),
-            SessionMessage::Snapshot { reply } => {
-                state.looking.push(reply);
-            }
+            SessionMessage::Interrupt { now } => state.session.handle_shutdown(now),
+            SessionMessage::Snapshot { reply } => state.snapshot_replies.push(reply),
             SessionMessage::Close { reply } => {
-                state.ask_to_close(reply);
-                state.go_on_if_suspended(&myself).await;
+                state.close(reply);
+                state.perform(&myself).await;
+                state.resume_if_suspended();
             }
             SessionMessage::TurnCommitted { epoch, record } => {
-                if state.awaits(epoch, &record) {
+                if epoch == state.epoch && !state.is_recovering() {
                     state.commit(*record);
                 }
             }
             SessionMessage::QuestionsChanged { epoch, questions, rests } => {
-                state.take_questions(epoch, questions, rests);
+                state.approvals_changed(epoch, questions, rests);
             }
             SessionMessage::TurnKnown { epoch } => state.turn_is_known(epoch),
             SessionMessage::Decide { key, decision, reply } => {
-                state.go_on_if_suspended(&myself).await;
+                state.resume_if_suspended();
+                state.perform(&myself).await;
                 state.decide(key, decision, reply);
             }
             #[cfg(test)]
@@ -175,9 +172,7 @@ impl Actor for SessionActor {
                 let _ = reply.send(actors.map(RunActors::cells));
             }
         }
-        state.begin_next(&myself).await;
-        state.close_if_asked(&myself);
-        state.show();
+        state.proceed(&myself).await;
         Ok(())
     }
 
@@ -187,26 +182,36 @@ impl Actor for SessionActor {
         event: SupervisionEvent,
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
+        if state.shared.is_closing() {
+            state.session.note_shutdown();
+        }
         match event {
             SupervisionEvent::ActorTerminated(cell, _, reason) => {
-                state.ended(&myself, &cell, reason.unwrap_or_default()).await;
+                state.actor_ended(&myself, &cell, reason.unwrap_or_default()).await;
             }
             SupervisionEvent::ActorFailed(cell, error) => {
-                state.ended(&myself, &cell, error.to_string()).await;
+                state.actor_ended(&myself, &cell, error.to_string()).await;
             }
             SupervisionEvent::ActorStarted(_) | SupervisionEvent::ProcessGroupChanged(_) => {}
         }
-        state.begin_next(&myself).await;
-        state.close_if_asked(&myself);
-        state.show();
+        state.proceed(&myself).await;
         Ok(())
     }
 }
 
 impl State {
-    /// Something happens in the session: it does not idle.
-    fn touch(&self) {
-        self.live.touched_ms.store(self.shared.clock_ms(), Ordering::Relaxed);
+    /// Returns the time on the machine's clock.
+    fn now(&self) -> Duration {
+        self.started.elapsed()
+    }
+
+    /// Performs what follows from an input, and answers the callers that can be answered now.
+    async fn proceed(&mut self, myself: &ActorRef<SessionMessage>) {
+        self.perform(myself).await;
+        if self.session.is_closed() && self.lingering.is_empty() {
+            myself.stop(None);
+        }
+        self.send_snapshots();
     }
 
     async fn start_run(
@@ -215,164 +220,128 @@ impl State {
         id: RunId,
         request: RunRequest,
     ) -> Result<RunAccepted, HostError> {
-        if !matches!(self.close, Closing::No) {
-            return Err(HostError::SessionClosed);
-        }
         let RunRequest { input, overrides, request, trace, queue } = request;
-        if let Some(known) = self.known(request.as_ref())? {
-            let RequestEffect::Run(id) = &known.brought else { return Err(HostError::KeyReused) };
-            return Ok(RunAccepted { id: id.clone(), seq: known.seq, report: None });
+        let starts = match self.session.admit_run(&input, request.as_ref(), queue)? {
+            RunAdmission::Known { run_id, seq } => {
+                return Ok(RunAccepted { id: run_id, seq, report: None });
+            }
+            RunAdmission::Start => true,
+            RunAdmission::Queue => false,
+        };
+        let agent = self.agents.own().with(&overrides)?;
+        let slot = if starts { Some(self.shared.place_for_a_run()?) } else { None };
+        if starts {
+            self.agents.set_current(overrides.clone(), agent);
+            self.spawn_actors(myself).await.map_err(|_| self.shared.gone())?;
         }
-        if self.suspended.is_some() {
-            return Err(HostError::Suspended);
-        }
-        if self.run.is_some() && !queue {
-            return Err(HostError::RunInProgress);
-        }
-        if input.is_blank() {
-            return Err(HostError::EmptyInput);
-        }
-        let agent = self.agent.with(&overrides)?;
+        let run = RunInput { run_id: id.clone(), input, overrides, request, trace };
+        let agents = &self.agents;
+        let rules_of = |overrides: &_| agents.rules(overrides);
+        self.session.handle_run_request(run, self.shared.queued_inputs_max, &rules_of)?;
+        self.slot = slot.or(self.slot.take());
         let (report, receiver) = oneshot::channel();
-        let brought = RequestEffect::Run(id.clone());
-        let run = NewRun {
-            id: id.clone(),
-            input,
-            overrides,
-            request: request.clone(),
-            trace,
-            agent,
-            report: Some(report),
-        };
-        let seq = if self.run.is_some() {
-            self.enqueue(run)?
-        } else {
-            let place = self.shared.place_for_a_run()?;
-            self.begin(myself, run, place).await?
-        };
-        if let Some(request) = request {
-            self.requests.remember(request, seq, brought);
-        }
+        let counted = (!starts).then(|| self.shared.gauges.queued.increment());
+        self.callers.insert(id.clone(), RunCaller { report: Some(report), _counted: counted });
+        let seq = self.perform(myself).await.unwrap_or_else(|| self.log.last());
         Ok(RunAccepted { id, seq, report: Some(receiver) })
     }
 
-    /// Begins a run that is accepted.
-    async fn begin(
+    async fn steer(
         &mut self,
         myself: &ActorRef<SessionMessage>,
-        run: NewRun,
-        place: CountGuard,
+        input: Content,
+        request: Option<RequestKey>,
     ) -> Result<Seq, HostError> {
-        self.run_agent = Arc::clone(&run.agent);
-        self.spawn_actors(myself).await.map_err(|_| self.shared.gone())?;
-        let seq = self.begin_run(run, place);
-        self.live.running.store(true, Ordering::Release);
-        self.shared.show_counts();
-        Ok(seq)
+        let max = self.shared.queued_inputs_max;
+        let known = self.session.handle_steer(input, request, max)?;
+        let recorded = self.perform(myself).await;
+        Ok(known.or(recorded).unwrap_or_else(|| self.log.last()))
     }
 
-    /// Ends the run. Asked again, only a stop that is sooner changes anything.
-    fn stop(&mut self, mode: StopMode) {
-        if let Some(run) = self.suspended.as_mut() {
-            if run.stops.is_none() || mode == StopMode::Now {
-                run.stops = Some(mode);
-                self.log.append(vec![Record::StopAsked { mode }], Urgency::Lazy, || ());
-                if mode == StopMode::AfterTurn {
-                    run.machine.handle_stop_after_turn();
-                }
-            }
+    /// Lets an interrupted run go on, unless it waits for a manual resume.
+    fn wake(&mut self) {
+        // It goes on when the next host starts.
+        if self.shared.is_closing() {
             return;
         }
-        let Some(run) = self.run.as_mut() else { return };
-        let heard = match mode {
-            StopMode::Now => run.cancel == Some(CancelReason::Stop),
-            StopMode::AfterTurn => run.cancel.is_some() || run.stops_after_turn,
-        };
-        if heard {
+        // A session that was only asleep is not held.
+        let is_held = self.shared.held.lock().contains(&self.id);
+        if self.session.handle_wake(self.now(), is_held) {
+            self.resumed();
+        }
+    }
+
+    async fn resume(&mut self, myself: &ActorRef<SessionMessage>) -> Result<Seq, HostError> {
+        if !self.session.is_suspended() {
+            return Err(SessionRefusal::NotSuspended.into());
+        }
+        self.resume_if_suspended();
+        self.perform(myself).await;
+        Ok(self.log.last())
+    }
+
+    /// Resumes the run that a request needs.
+    fn resume_if_suspended(&mut self) {
+        if !self.shared.is_closing() && self.session.handle_resume(self.now()).is_ok() {
+            self.resumed();
+        }
+    }
+
+    /// Commits a turn, and keeps the reports of its calls if a caller waits for them.
+    fn commit(&mut self, record: TurnRecord) -> bool {
+        if !self.session.handle_turn_committed(&record) {
+            return false;
+        }
+        if let Some(run) = &mut self.run {
+            run.turn_committed(record);
+        }
+        true
+    }
+
+    /// Hands a decision to the turn that it is about.
+    fn decide(&self, key: CallKey, decision: ApprovalDecision, reply: DecisionReply) {
+        if self.session.expects_decision(key) {
+            // An accumulator that is gone drops the reply, and the caller asks again.
+            self.tell_accumulator(AccumulatorMessage::Decide { key, decision, reply });
+        } else {
+            let _ = reply.send(Err(ApprovalError::NotAsked));
+        }
+    }
+
+    fn close(&mut self, reply: RpcReplyPort<Result<(), HostError>>) {
+        if self.session.is_closed() {
+            let _ = reply.send(Ok(()));
             return;
         }
-        self.log.append(vec![Record::StopAsked { mode }], Urgency::Lazy, || ());
-        match mode {
-            StopMode::Now => self.cancel(CancelReason::Stop),
-            StopMode::AfterTurn => {
-                run.stops_after_turn = true;
-                run.machine.handle_stop_after_turn();
-            }
-        }
+        self.closers.push(reply);
+        self.session.handle_close();
     }
 
-    fn interrupt(&mut self, now: bool) {
-        self.tell_queue(&HostError::ShuttingDown);
-        if now {
-            self.cancel(CancelReason::Shutdown);
-        } else if let Some(run) = self.run.as_mut() {
-            // The turn that runs goes on; the next one is cancelled before it begins.
-            run.cancel.get_or_insert(CancelReason::Shutdown);
-            self.cancel_if_resting();
-        }
-    }
-
-    /// A run that is to end waits for no people.
-    fn cancel_if_resting(&mut self) {
-        let resting = self.run.as_ref().filter(|run| run.open.is_resting());
-        if let Some(why) = resting.and_then(|run| run.cancel) {
-            self.cancel(why);
-        }
-    }
-
-    /// Ends the running turn now, and with it the run. The first reason stands.
-    fn cancel(&mut self, why: CancelReason) {
-        let Some(run) = self.run.as_mut() else { return };
-        let why = *run.cancel.get_or_insert(why);
-        self.tell_accumulator(AccumulatorMessage::Cancel { why });
-    }
-
-    /// Shows it to those who want to see it, once all is known that there is to see.
-    fn show(&mut self) {
-        if self.run.as_ref().is_some_and(|run| run.open.is_unknown) {
-            return;
-        }
-        for reply in std::mem::take(&mut self.looking) {
-            // Whoever wanted to see it may be gone.
-            let _ = reply.send(self.snapshot());
-        }
-    }
-
-    fn snapshot(&self) -> SessionSnapshot {
-        let run = self.run.as_ref();
-        let current_run = run.map(|run| CurrentRun {
-            run_id: run.id.clone(),
-            turn: self.turn,
-            suspended: false,
-            approvals: run.open.approvals.clone(),
-            results: self.results_so_far(&run.id, run.turn_after),
-        });
-        let suspended = self.suspended.as_ref().map(|run| CurrentRun {
-            run_id: run.id.clone(),
-            turn: self.turn,
-            suspended: true,
-            approvals: self.recorded_approvals(run.turn_after),
-            results: self.results_so_far(&run.id, run.turn_after),
-        });
-        let current_run = current_run.or(suspended);
-        let state = if current_run.is_some() { SessionState::Running } else { SessionState::Idle };
-        SessionSnapshot {
-            id: self.id.clone(),
-            agent: self.agent.name.clone(),
-            state,
-            seq: self.log.last(),
-            history: self.history.display_messages(),
-            variables: self.variables.clone(),
-            current_run,
-            queued: self.queued_inputs(),
-            usage: self.usage,
-        }
-    }
-
-    /// An actor of this session is gone: as it should, or too early.
-    async fn ended(&mut self, myself: &ActorRef<SessionMessage>, cell: &ActorCell, why: String) {
+    /// An actor of this session has ended.
+    async fn actor_ended(
+        &mut self,
+        myself: &ActorRef<SessionMessage>,
+        cell: &ActorCell,
+        why: String,
+    ) {
         if !self.lingering.remove(&cell.get_id()) {
             Box::pin(self.recover(myself, cell.get_id(), &why)).await;
+        }
+    }
+}
+
+impl From<SessionRefusal> for HostError {
+    fn from(refusal: SessionRefusal) -> Self {
+        match refusal {
+            SessionRefusal::Closed => Self::SessionClosed,
+            SessionRefusal::ShuttingDown => Self::ShuttingDown,
+            SessionRefusal::KeyReused => Self::KeyReused,
+            SessionRefusal::Suspended => Self::Suspended,
+            SessionRefusal::NotSuspended => Self::NotSuspended,
+            SessionRefusal::RunInProgress => Self::RunInProgress,
+            SessionRefusal::NoRun => Self::NoRun,
+            SessionRefusal::EmptyInput => Self::EmptyInput,
+            SessionRefusal::QueueFull(max) => Self::QueueFull(max),
         }
     }
 }

@@ -1,7 +1,8 @@
-//! What a session does when an actor of its runs dies: the same as after a crash of the host.
+//! The recovery of a run after the death of one of its actors, by the same code as after a crash
+//! of the host.
 //!
-//! The other actors of the run are ended and waited for, so that nobody else writes to the log;
-//! then the turn goes on, with new actors, from its records.
+//! The session ends the other actors of the run and waits for them, so that no other actor writes
+//! to the log. Then the turn continues from its records with new actors.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,14 +15,14 @@ use crate::journal::{Urgency, unix_ms};
 use crate::record::{JournalEntry, Seq};
 use crate::runtime::message::SessionMessage;
 use crate::runtime::run_actors::RunActors;
-use crate::telemetry::RecordPosition;
+use crate::telemetry::SourceRecord;
 use crate::turn::{CancelReason, Effect, Turn, TurnAction, TurnRecord, TurnSpec};
-use crate::types::{RunEnd, RunError, RunId};
+use crate::types::{RunError, RunId};
 
-/// How often the actors of one run are replaced.
+/// The number of times that the actors of one run are replaced.
 const RECOVERIES_MAX: u32 = 3;
 
-/// What is told of a run whose actors died more often.
+/// The error of a run whose actors died more often.
 const DIED: &str = "the run's actors died too often";
 
 impl State {
@@ -64,37 +65,36 @@ impl State {
         match self.spawn_actors(myself).await {
             Ok(()) => {
                 let Some(run) = self.run.as_mut() else { return };
-                // The time that the turn has waited for people is no more known to it.
-                run.people += std::mem::take(&mut run.open).rested();
+                run.approvals.clear();
+                run.approvals_unknown = false;
                 let entries = self.log.entries_since(run.turn_after);
-                match committed(&entries) {
-                    // It was over, but the session has not heard of it: the end of an actor
-                    // overtakes its last message.
-                    Some(record) => self.commit(record),
-                    None => self.hand_out_turn(Some(entries)),
+                let committed = committed(&entries);
+                if !committed.is_some_and(|record| self.commit(record)) {
+                    self.session.handle_turn_lost(self.now());
                 }
             }
             Err(_) => self.give_up("internal_error", DIED),
         }
     }
 
-    /// Ends the run as failed. What its turn left open is answered here, without actors.
+    /// Ends the run as failed. The open calls of its turn are answered here, without actors.
     pub(super) fn give_up(&mut self, code: &str, message: &str) {
         let Some(run) = self.run.as_ref() else { return };
-        let (spec, id) = (self.turn_spec(run), run.id.clone());
+        let (spec, id) = (self.turn_spec(), run.id.clone());
         let entries = self.log.entries_since(run.turn_after);
-        // What killed the actors may be a bug of the turn itself.
+        // The actors may have died of a bug in the turn machine.
         let ended = catch_unwind(AssertUnwindSafe(|| match committed(&entries) {
             Some(record) => Some(record),
             None if entries.is_empty() => None,
-            None => self.cancel_turn(spec, &id, &entries),
+            None => self.cancel_turn(spec?, &id, &entries),
         }));
-        if let Ok(Some(record)) = ended {
-            self.write(record);
-        }
+        let committed = ended.ok().flatten();
         let (code, message) = (code.to_owned(), message.to_owned());
         let error = RunError { code, message, transient: true };
-        self.end_run(Vec::new(), RunEnd::Failed, String::new(), Some(error));
+        self.session.handle_run_failed(self.now(), committed.as_ref(), error);
+        if let (Some(run), Some(record)) = (&mut self.run, committed) {
+            run.turn_committed(record);
+        }
     }
 
     /// Cancels the turn that these entries are of, and answers its open calls.
@@ -121,7 +121,7 @@ impl State {
             let (last, _) = self.log.append_at(time, batch, Urgency::Lazy, || ());
             for (behind, event) in events {
                 let seq = Seq(last.0.saturating_sub(count) + behind);
-                let record = (behind > 0).then_some(RecordPosition { seq, time, shown: 0 });
+                let record = (behind > 0).then_some(SourceRecord { seq, time, shown: 0 });
                 self.publisher.publish_behind(run, number, event, record);
             }
             if count == 0 {

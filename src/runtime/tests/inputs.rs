@@ -8,7 +8,7 @@ use crate::config::{Limits, RunOverrides};
 use crate::journal::{JournalEntry, MemoryJournal};
 use crate::message::Message;
 use crate::record::Record;
-use crate::session::Rebuilt;
+use crate::session::StoredSession;
 use crate::types::RunEnd;
 
 /// An engine that does something right before the turn's commit is recorded or right behind, in
@@ -51,7 +51,7 @@ fn contents(messages: &[Arc<Message>]) -> Vec<String> {
 fn folded(journal: &dyn Journal, session: &SessionHandle) -> Vec<Arc<Message>> {
     let entries = entries(journal, session.id());
     let limits = |_: &RunOverrides| Limits { max_result_bytes: 65_536, ..Limits::default() };
-    Rebuilt::fold(&entries, &limits).unwrap().history.messages().to_vec()
+    StoredSession::read(&entries, &limits).unwrap().session.history().messages().to_vec()
 }
 
 async fn answering() -> Provider {

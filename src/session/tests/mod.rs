@@ -1,3 +1,4 @@
-//! The rules of runs.
+//! The rules of runs and of sessions.
 
 mod runs;
+mod stored;

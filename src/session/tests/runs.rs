@@ -1,5 +1,5 @@
-//! Whole runs: whatever their turns bring, they end, and each limit is told as often as it is
-//! said.
+//! Random runs: every run ends and keeps to its limits, and each limit is reported as often as it
+//! should be.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::types::{
 #[derive(Clone, Debug)]
 struct Brief {
     text: bool,
-    /// What each call is, and whether it succeeds.
+    /// The argument of each call, and true if the call succeeds.
     calls: Vec<(u8, bool)>,
     tokens: u64,
     cancelled: bool,

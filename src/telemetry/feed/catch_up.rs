@@ -1,4 +1,4 @@
-//! What was shown of a session, as far as a watcher who comes in the middle has to know.
+//! The state that a subscriber needs when it joins during an attempt.
 
 use std::sync::Arc;
 
@@ -6,25 +6,25 @@ use crate::event::{Event, EventId, PublishedEvent, ServiceCallStatus};
 use crate::record::{DisplayedText, RunningText};
 use crate::types::{CallKey, RunId, Seq, ToolCall};
 
-/// The place that watchers have come to, the running attempt's text, and its open calls.
+/// The current position, the text of the running attempt, and its open calls.
 #[derive(Debug)]
 pub(super) struct CatchUpState {
-    /// Behind the last event that is the view of a record.
+    /// The position after the last event that is the view of a record.
     pub(super) recorded: EventId,
-    /// The last run's first record, and the session's turn by then.
+    /// The first record of the last run, and the session's turn at that time.
     pub(super) run_began: Option<(Seq, u32)>,
-    /// Of the last event of a record.
+    /// The last event that is the view of a record.
     last: Option<LastRecordedEvent>,
     /// The running attempt's text and thinking, in order.
     pieces: Vec<DisplayedText>,
-    /// How many bytes they have.
+    /// The size of the text in bytes.
     bytes: u64,
-    /// A response still comes.
+    /// Whether a response is in progress.
     asks: bool,
-    /// The response has ended: with the next record its text stands in the journal.
+    /// Whether the response has ended. The next record then contains its text.
     is_over: bool,
     open: Vec<DisplayedCall>,
-    /// The ends of calls of a response that still comes: what they were asked stands in no record.
+    /// The ended calls of the response in progress. No record has their arguments yet.
     ended: Vec<Arc<PublishedEvent>>,
 }
 
@@ -35,7 +35,7 @@ struct LastRecordedEvent {
     time: u64,
 }
 
-/// A call that has begun to be shown and has no outcome.
+/// A call that was published and has no outcome.
 #[derive(Debug)]
 struct DisplayedCall {
     id: OpenCallId,
@@ -46,14 +46,14 @@ struct DisplayedCall {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OpenCallId {
     Ours(CallKey),
-    /// Of turn and attempt, by its place.
+    /// Turn, attempt and position of a call of the service.
     Service(u32, u32, u32),
 }
 
-/// What an event says of an open call.
+/// The update of an open call by an event.
 enum CallUpdate {
-    FeedState(OpenCallId),
-    FeedPosition(OpenCallId),
+    State(OpenCallId),
+    Progress(OpenCallId),
     Closed(OpenCallId),
 }
 
@@ -72,13 +72,13 @@ impl CatchUpState {
         }
     }
 
-    /// Behind what was shown last.
-    pub(super) fn place(&self) -> EventId {
+    /// Returns the position after the last event.
+    pub(super) fn position(&self) -> EventId {
         EventId { seq: self.recorded.seq, bytes: self.bytes }
     }
 
-    /// More of the running attempt's text.
-    pub(super) fn take_text(&mut self, is_thinking: bool, text: &str) {
+    /// Appends text of the running attempt.
+    pub(super) fn append_text(&mut self, is_thinking: bool, text: &str) {
         self.bytes = self.bytes.saturating_add(text.len() as u64);
         match self.pieces.last_mut() {
             Some(piece) if piece.is_thinking == is_thinking => piece.text.push_str(text),
@@ -88,16 +88,15 @@ impl CatchUpState {
         }
     }
 
-    /// Takes in what is shown next, and gives it back to be handed on, unless nobody is there
-    /// (`alone`).
-    pub(super) fn take(
+    /// Applies an event and returns it for the subscribers, unless there are none (`alone`).
+    pub(super) fn apply(
         &mut self,
         published: PublishedEvent,
         alone: bool,
     ) -> Option<Arc<PublishedEvent>> {
         match (published.id, published.event.text()) {
-            (_, Some((is_thinking, text))) => self.take_text(is_thinking, text),
-            (Some(id), None) => self.take_recorded(id, &published),
+            (_, Some((is_thinking, text))) => self.append_text(is_thinking, text),
+            (Some(id), None) => self.apply_recorded(id, &published),
             (None, None) => {
                 if matches!(published.event, Event::ResponseEnded { .. }) {
                     self.is_over = true;
@@ -105,27 +104,27 @@ impl CatchUpState {
                 }
             }
         }
-        let told = told(&published.event);
+        let update = call_update(&published.event);
         let ends = self.asks && matches!(published.event, Event::CallEnded { .. });
         let is_kept =
-            ends || matches!(told, Some(CallUpdate::FeedState(_) | CallUpdate::FeedPosition(_)));
+            ends || matches!(update, Some(CallUpdate::State(_) | CallUpdate::Progress(_)));
         let event = (is_kept || !alone).then(|| Arc::new(published));
         self.ended.extend(event.iter().filter(|_| ends).map(Arc::clone));
-        match (told, &event) {
-            (Some(CallUpdate::FeedState(id)), Some(event)) => self.take_state(id, event),
-            (Some(CallUpdate::FeedPosition(id)), Some(event)) => {
+        match (update, &event) {
+            (Some(CallUpdate::State(id)), Some(event)) => self.set_state(id, event),
+            (Some(CallUpdate::Progress(id)), Some(event)) => {
                 if let Some(call) = self.open.iter_mut().find(|call| call.id == id) {
                     call.progress = Some(Arc::clone(event));
                 }
             }
             (Some(CallUpdate::Closed(id)), _) => self.open.retain(|call| call.id != id),
-            (None, _) | (Some(CallUpdate::FeedState(_) | CallUpdate::FeedPosition(_)), None) => {}
+            (None, _) | (Some(CallUpdate::State(_) | CallUpdate::Progress(_)), None) => {}
         }
         event.filter(|_| !alone)
     }
 
-    fn take_recorded(&mut self, id: EventId, published: &PublishedEvent) {
-        // An attempt whose text counts no more, or stands in the journal by now.
+    fn apply_recorded(&mut self, id: EventId, published: &PublishedEvent) {
+        // The text is void, or the journal has it.
         if self.is_over || id.bytes < self.bytes {
             self.pieces = Vec::new();
             self.ended = Vec::new();
@@ -138,7 +137,7 @@ impl CatchUpState {
         if matches!(event, Event::RunStarted { .. }) {
             self.run_began = Some((id.seq, turn));
         }
-        // What runs is of a turn, and of one attempt of it.
+        // Open calls belong to one attempt of one turn.
         if matches!(
             event,
             Event::RunStarted { .. }
@@ -155,14 +154,15 @@ impl CatchUpState {
         self.last = Some(LastRecordedEvent { run, turn, time });
     }
 
-    fn take_state(&mut self, id: OpenCallId, event: &Arc<PublishedEvent>) {
+    fn set_state(&mut self, id: OpenCallId, event: &Arc<PublishedEvent>) {
         match self.open.iter_mut().find(|call| call.id == id) {
             Some(call) => call.state = Arc::clone(event),
             None => self.open.push(DisplayedCall { id, state: Arc::clone(event), progress: None }),
         }
     }
 
-    /// The running attempt's text behind so many bytes; none where nothing has been shown.
+    /// Returns the text of the running attempt after `from` bytes. `None` if no event was
+    /// published.
     pub(super) fn running(&self, from: u64) -> Option<RunningText> {
         let LastRecordedEvent { run, turn, time } = self.last.as_ref()?;
         let mut skip = usize::try_from(from).unwrap_or(usize::MAX);
@@ -186,7 +186,7 @@ impl CatchUpState {
         })
     }
 
-    /// The last states of each open call, in the order in which they began.
+    /// Returns the last states of each open call, in the order of their start.
     pub(super) fn open_calls(&self) -> Vec<Arc<PublishedEvent>> {
         let states = self.open.iter().flat_map(|call| [Some(&call.state), call.progress.as_ref()]);
         states.flatten().map(Arc::clone).collect()
@@ -198,15 +198,15 @@ fn call(event: &Event) -> Option<ToolCall> {
     Some(result.call.clone())
 }
 
-fn told(event: &Event) -> Option<CallUpdate> {
+fn call_update(event: &Event) -> Option<CallUpdate> {
     if let Event::CallOpened { call }
     | Event::CallWaiting { call, .. }
     | Event::CallStarted { call, .. } = event
     {
-        return Some(CallUpdate::FeedState(OpenCallId::Ours(call.key)));
+        return Some(CallUpdate::State(OpenCallId::Ours(call.key)));
     }
     if let Event::CallProgressed { key, .. } = event {
-        return Some(CallUpdate::FeedPosition(OpenCallId::Ours(*key)));
+        return Some(CallUpdate::Progress(OpenCallId::Ours(*key)));
     }
     if let Event::CallDiscarded { call, .. } = event {
         return Some(CallUpdate::Closed(OpenCallId::Ours(call.key)));
@@ -217,7 +217,7 @@ fn told(event: &Event) -> Option<CallUpdate> {
     let Event::ServiceCallChanged { call, status } = event else { return None };
     let id = OpenCallId::Service(call.turn, call.attempt, call.place);
     Some(match status {
-        ServiceCallStatus::Running => CallUpdate::FeedState(id),
+        ServiceCallStatus::Running => CallUpdate::State(id),
         ServiceCallStatus::Finished | ServiceCallStatus::Discarded => CallUpdate::Closed(id),
     })
 }

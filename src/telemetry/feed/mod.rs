@@ -1,13 +1,12 @@
-//! What watchers are shown of one session, and who they are.
+//! The event feed of one session and its subscribers.
 //!
-//! An event that is the view of a record, and all that comes behind it, leaves when that record is
-//! durable; until then it waits here, in order. Beside that nothing waits for anything, and
-//! publishing never waits for a subscriber: each has a bounded queue, and one whose queue is full
-//! gets what is in it, then is told that it lagged, and its stream ends. All subscribers see the
-//! same events in the same order.
+//! An event that is the view of a record is delivered when that record is durable. Later events
+//! wait behind it, in order. Publishing never waits for a subscriber: each has a bounded queue, and
+//! when it is full, the subscriber receives the queued events, then a lag notice, and its stream
+//! ends. All subscribers receive the same events in the same order.
 //!
-//! What a watcher cannot read in the journal is kept for those who come in the middle: the text of
-//! the running attempt, and how far its open calls are.
+//! The feed keeps the state that the journal does not have for subscribers that join later: the
+//! text of the running attempt and its open calls.
 
 mod catch_up;
 mod subscription;
@@ -28,8 +27,7 @@ use catch_up::CatchUpState;
 pub use subscription::{FeedItem, Subscription, journal_failed};
 use subscription::{SubscriberCount, SubscriptionEnd};
 
-/// One session's events on their way to whoever listens. Dropping it ends every subscriber's
-/// stream.
+/// The event feed of one session. Dropping it ends every subscriber's stream.
 #[derive(Debug)]
 pub struct Feed {
     telemetry: Telemetry,
@@ -38,98 +36,98 @@ pub struct Feed {
 
 #[derive(Debug)]
 struct FeedState {
-    /// Behind what was published last.
+    /// The position after the last published event.
     head: EventId,
     /// The last record up to which all are durable.
     durable: Seq,
-    /// Each with the record that it waits for.
+    /// Waiting events, each with the record that must become durable first.
     waiting: VecDeque<(Seq, PublishedEvent)>,
-    shown: CatchUpState,
+    catch_up: CatchUpState,
     subscribers: Vec<Subscriber>,
     failed: Option<JournalError>,
-    /// Held by those who are about to subscribe.
-    entering: Arc<()>,
-    /// Whether the session leaves memory: nobody comes in any more.
-    left: bool,
+    /// Counts subscribers that are about to join.
+    pending_subscriptions: Arc<()>,
+    /// Whether the feed is closed, because the session is being unloaded.
+    closed: bool,
 }
 
-/// Held by somebody who is about to subscribe: the session stays for that.
+/// Keeps the session in memory until the subscriber has joined.
 #[derive(Clone, Debug)]
 #[must_use = "the session stays only as long as this is held"]
 pub struct PendingSubscription(#[expect(dead_code, reason = "counted by its reference")] Arc<()>);
 
 #[derive(Debug)]
 struct Subscriber {
-    /// Whose events it hears; those of all runs if there is none.
+    /// The run whose events it receives. `None` means all runs.
     run: Option<RunId>,
     queue: mpsc::Sender<Arc<PublishedEvent>>,
     end: Arc<OnceLock<SubscriptionEnd>>,
 }
 
-/// What an event is the view of.
+/// The record that an event is the view of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecordPosition {
-    /// The record's place.
+pub struct SourceRecord {
+    /// The record's sequence number.
     pub seq: Seq,
-    /// Its time, which is the event's.
+    /// The time of record and event.
     pub time: u64,
-    /// How many bytes of text and thinking stand with it.
+    /// Bytes of text and thinking that the record contains.
     pub shown: u64,
 }
 
-/// How far watchers have been shown a session.
+/// The position of a feed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedPosition {
     /// Behind what was shown last.
     pub at: EventId,
     /// Behind the last event that is the view of a record.
     pub recorded: EventId,
-    /// The last record that is durable, whether its event was shown or it has none.
+    /// The last durable record, with or without an event.
     pub durable: Seq,
-    /// The place of the last run's first record, and the session's turn by then; none before the
-    /// feed has seen one.
+    /// The first record of the last run, and the session's turn at that time. `None` before the
+    /// first run.
     pub run_began: Option<(Seq, u32)>,
 }
 
-/// What a watcher who comes in the middle is shown beside what the journal holds.
+/// The state for a subscriber that joins later, in addition to the journal.
 #[derive(Debug)]
 pub struct FeedSnapshot {
-    /// How far the session has been shown: what the subscription gives comes behind that.
+    /// The position of the feed. The subscription continues after it.
     pub progress: FeedPosition,
-    /// The text of the attempt that runs.
+    /// The text of the running attempt.
     pub running: Option<RunningText>,
     /// The last states of each open call.
     pub open: Vec<Arc<PublishedEvent>>,
 }
 
 impl Feed {
-    /// The feed of a session that goes on behind its last durable record, which no attempt runs
-    /// behind; a new one's is 0.
+    /// Creates the feed of a session that continues after its last durable record, without a
+    /// running attempt. For a new session the position is 0.
     #[must_use]
     pub fn starting_at(telemetry: Telemetry, at: EventId) -> Self {
         let state = FeedState {
             head: at,
             durable: at.seq,
             waiting: VecDeque::new(),
-            shown: CatchUpState::at(at),
+            catch_up: CatchUpState::at(at),
             subscribers: Vec::new(),
             failed: None,
-            entering: Arc::default(),
-            left: false,
+            pending_subscriptions: Arc::default(),
+            closed: false,
         };
         Self { telemetry, state: Mutex::new(state) }
     }
 
-    /// Shows an event, now or as soon as what it stands behind is durable. Gives it its id. Never
+    /// Publishes an event, now or when the record before it is durable. Assigns its id. Never
     /// blocks.
-    pub fn publish(&self, mut published: PublishedEvent, recorded: Option<RecordPosition>) {
+    pub fn publish(&self, mut published: PublishedEvent, recorded: Option<SourceRecord>) {
         let mut state = self.state.lock();
         if state.failed.is_some() {
             return;
         }
         let (event, before) = (&published.event, state.head);
         let id = match recorded {
-            Some(RecordPosition { seq, shown, .. }) => {
+            Some(SourceRecord { seq, shown, .. }) => {
                 EventId { seq, bytes: shown }.after(event, Some(seq))
             }
             None => before.after(event, None),
@@ -141,13 +139,13 @@ impl Feed {
             state.waiting.push_back((id.seq, published));
             return;
         }
-        let lagged = state.show(published);
+        let lagged = state.deliver(published);
         drop(state);
         self.count_lagged(lagged);
     }
 
-    /// Takes in text if nobody listens and nothing waits, which costs no more than to keep it.
-    /// Returns whether that was so.
+    /// Appends a text delta without creating an event, if there are no subscribers and no waiting
+    /// events. Returns whether it did.
     pub fn append_text_if_unwatched(&self, event: &Event) -> bool {
         let Some((is_thinking, text)) = event.text() else { return false };
         let mut state = self.state.lock();
@@ -155,11 +153,11 @@ impl Feed {
             return false;
         }
         state.head = state.head.after(event, None);
-        state.shown.take_text(is_thinking, text);
+        state.catch_up.append_text(is_thinking, text);
         true
     }
 
-    /// All records up to this one are durable: what waits for them is shown.
+    /// Marks all records up to this one as durable, and publishes the events that waited for them.
     pub fn durable(&self, upto: Seq) {
         let mut state = self.state.lock();
         let durable = state.durable.max(upto);
@@ -167,78 +165,79 @@ impl Feed {
         let mut lagged = 0;
         while let Some((_, published)) = state.waiting.pop_front_if(|(needs, _)| *needs <= durable)
         {
-            lagged += state.show(published);
+            lagged += state.deliver(published);
         }
         drop(state);
         self.count_lagged(lagged);
     }
 
-    /// Nothing more can be stored: what waits is never shown, and every stream ends with that.
+    /// Ends every stream with an error, because no more records can be stored. Waiting events are
+    /// dropped.
     pub fn fail(&self, error: JournalError) {
         let mut state = self.state.lock();
         state.waiting.clear();
         for subscriber in state.subscribers.drain(..) {
-            // It is still there, so it has no end yet.
+            // Each subscriber in the list has no end yet.
             let _ = subscriber.end.set(SubscriptionEnd::Failed(error.clone()));
         }
         state.failed.get_or_insert(error);
     }
 
-    /// Adds a subscriber that may be `capacity` events behind (at least 1).
+    /// Adds a subscriber with a queue of `capacity` events (at least 1).
     pub fn subscribe(&self, capacity: usize) -> Subscription {
         self.add(&mut self.state.lock(), None, capacity)
     }
 
-    /// Adds a subscriber that hears the events of one run alone, which may begin later.
+    /// Adds a subscriber to the events of one run, which may start later.
     pub fn subscribe_to(&self, run: RunId, capacity: usize) -> Subscription {
         self.add(&mut self.state.lock(), Some(run), capacity)
     }
 
-    /// Adds a subscriber, and says what it has missed behind `after` that no journal holds: of the
-    /// running attempt's text only that.
+    /// Adds a subscriber, and returns the state after `after` that the journal does not have.
     pub fn subscribe_from(&self, after: EventId, capacity: usize) -> (Subscription, FeedSnapshot) {
         let mut state = self.state.lock();
         let progress = state.progress();
         let from = if after >= progress.recorded { after.bytes } else { 0 };
-        let running = state.shown.running(from);
-        let open = state.shown.open_calls();
+        let running = state.catch_up.running(from);
+        let open = state.catch_up.open_calls();
         let subscription = self.add(&mut state, None, capacity);
         (subscription, FeedSnapshot { progress, running, open })
     }
 
-    /// How far watchers have been shown the session.
+    /// The position of a feed.
     #[must_use]
     pub fn progress(&self) -> FeedPosition {
         self.state.lock().progress()
     }
 
-    /// Somebody is about to subscribe; nobody can to a session that is leaving.
+    /// Announces a subscriber. Returns `None` if the feed is closed.
     #[must_use]
     pub fn begin_subscription(&self) -> Option<PendingSubscription> {
         let state = self.state.lock();
-        (!state.left).then(|| PendingSubscription(Arc::clone(&state.entering)))
+        (!state.closed).then(|| PendingSubscription(Arc::clone(&state.pending_subscriptions)))
     }
 
-    /// The session leaves memory, unless somebody listens or is about to. Returns whether it does.
+    /// Closes the feed if there are no subscribers and none is announced. Returns whether it is
+    /// closed.
     #[must_use]
     pub fn close_if_idle(&self) -> bool {
         let mut state = self.state.lock();
-        state.left = state.is_idle() && Arc::strong_count(&state.entering) == 1;
-        state.left
+        state.closed = state.is_idle() && Arc::strong_count(&state.pending_subscriptions) == 1;
+        state.closed
     }
 
-    /// It does not leave after all.
+    /// Reopens the feed.
     pub fn reopen(&self) {
-        self.state.lock().left = false;
+        self.state.lock().closed = false;
     }
 
-    /// Whether nobody listens.
+    /// Returns whether there are no subscribers.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         self.state.lock().is_idle()
     }
 
-    /// How many events wait in the fullest queue of a subscriber.
+    /// Returns the number of events in the longest queue of a subscriber.
     #[must_use]
     pub fn longest_queue(&self) -> usize {
         let state = self.state.lock();
@@ -249,7 +248,7 @@ impl Feed {
     fn add(&self, state: &mut FeedState, run: Option<RunId>, capacity: usize) -> Subscription {
         let (sender, receiver) = mpsc::channel(capacity.max(1));
         let end = Arc::new(OnceLock::new());
-        // An idle session publishes nothing, and those who leave it would never be let go.
+        // An idle session publishes nothing, so closed subscribers are removed here.
         state.subscribers.retain(|subscriber| !subscriber.queue.is_closed());
         match &state.failed {
             None => {
@@ -260,7 +259,12 @@ impl Feed {
                 let _ = end.set(SubscriptionEnd::Failed(error.clone()));
             }
         }
-        Subscription::new(receiver, end, state.shown.place(), SubscriberCount::new(&self.telemetry))
+        Subscription::new(
+            receiver,
+            end,
+            state.catch_up.position(),
+            SubscriberCount::new(&self.telemetry),
+        )
     }
 
     fn count_lagged(&self, lagged: usize) {
@@ -271,11 +275,14 @@ impl Feed {
 }
 
 impl FeedState {
-    /// Hands an event to every subscriber, and lets those go that are gone or too slow. Returns
-    /// how many were too slow. Allocates nothing for what nobody hears and nobody is told later.
-    fn show(&mut self, published: PublishedEvent) -> usize {
+    /// Delivers an event to every subscriber, and removes those that are closed or too slow.
+    /// Returns how many were too slow. Allocates nothing for an event that has no subscribers and
+    /// need not be kept.
+    fn deliver(&mut self, published: PublishedEvent) -> usize {
         self.subscribers.retain(|subscriber| !subscriber.queue.is_closed());
-        let Some(event) = self.shown.take(published, self.subscribers.is_empty()) else { return 0 };
+        let Some(event) = self.catch_up.apply(published, self.subscribers.is_empty()) else {
+            return 0;
+        };
         let mut lagged = 0;
         self.subscribers.retain(|subscriber| {
             if subscriber.run.as_ref().is_some_and(|run| *run != event.run) {
@@ -285,7 +292,8 @@ impl FeedState {
                 Ok(()) => true,
                 Err(TrySendError::Closed(_)) => false,
                 Err(TrySendError::Full(_)) => {
-                    // The mark is set before the sender is dropped, which is what the reader sees.
+                    // The end is set before the sender is dropped, because the reader then looks
+                    // for it.
                     let _ = subscriber.end.set(SubscriptionEnd::Lagged);
                     lagged += 1;
                     false
@@ -301,10 +309,10 @@ impl FeedState {
 
     fn progress(&self) -> FeedPosition {
         FeedPosition {
-            at: self.shown.place(),
-            recorded: self.shown.recorded,
-            durable: self.durable.max(self.shown.place().seq),
-            run_began: self.shown.run_began,
+            at: self.catch_up.position(),
+            recorded: self.catch_up.recorded,
+            durable: self.durable.max(self.catch_up.position().seq),
+            run_began: self.catch_up.run_began,
         }
     }
 }

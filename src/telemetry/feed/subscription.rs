@@ -1,4 +1,4 @@
-//! The reading end of a feed.
+//! The receiving end of a feed.
 
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
@@ -12,18 +12,18 @@ use crate::event::{EventId, PublicEvent, PublishedEvent};
 use crate::journal::JournalError;
 use crate::telemetry::Telemetry;
 
-/// What a subscriber gets.
+/// An item of a subscription.
 #[derive(Clone, Debug)]
 pub enum FeedItem {
     /// The next event.
     Event(Arc<PublishedEvent>),
-    /// The subscriber was too slow and missed what came next. This is its last item.
+    /// The subscriber was too slow and missed the next events. This is the last item.
     Lagged,
-    /// The session's journal failed, and what came next is not stored. This is its last item.
+    /// The session's journal failed, and the next events are not stored. This is the last item.
     Failed(JournalError),
 }
 
-/// What clients are shown of [`FeedItem::Failed`].
+/// Returns the public event for [`FeedItem::Failed`].
 #[must_use]
 pub fn journal_failed(error: &JournalError) -> PublicEvent {
     let json = json!({
@@ -35,9 +35,8 @@ pub fn journal_failed(error: &JournalError) -> PublicEvent {
     PublicEvent { kind: "error", json: json.to_string() }
 }
 
-/// The events of one session, or of one of its runs, from the moment of subscribing: a stream of
-/// [`FeedItem`], which ends with the session, or after [`FeedItem::Lagged`] or
-/// [`FeedItem::Failed`].
+/// A stream of the events of a session or of one of its runs, from the time of subscribing. It ends
+/// with the session, or after [`FeedItem::Lagged`] or [`FeedItem::Failed`].
 #[derive(Debug)]
 #[must_use = "a subscription that is dropped hears nothing"]
 pub struct Subscription {
@@ -48,14 +47,14 @@ pub struct Subscription {
     _watching: SubscriberCount,
 }
 
-/// Why a subscription ends before its session does.
+/// The reason why a subscription ends before its session.
 #[derive(Clone, Debug)]
 pub(super) enum SubscriptionEnd {
     Lagged,
     Failed(JournalError),
 }
 
-/// A subscriber as it is counted.
+/// Counts a subscriber in the metrics.
 #[derive(Debug)]
 pub(super) struct SubscriberCount(Telemetry);
 
@@ -82,7 +81,7 @@ impl Subscription {
         Self { queue, end, is_over: false, began, _watching: watching }
     }
 
-    /// How far the session had been shown before its first event.
+    /// Returns the position of the session before the first event.
     #[must_use]
     pub fn began(&self) -> EventId {
         self.began

@@ -1,4 +1,4 @@
-//! The feed by itself.
+//! Tests of the feed.
 
 use futures::{FutureExt as _, StreamExt as _};
 
@@ -17,9 +17,9 @@ fn tell(feed: &Feed, event: Event) {
     feed.publish(samples::published(event), None);
 }
 
-/// Publishes an event of the record `seq`, before which so much of the attempt was shown.
+/// Publishes an event of the record `seq`. `shown` bytes of the attempt were published before it.
 fn tell_recorded(feed: &Feed, event: Event, seq: u64, shown: u64) {
-    let recorded = RecordPosition { seq: Seq(seq), time: 7, shown };
+    let recorded = SourceRecord { seq: Seq(seq), time: 7, shown };
     feed.publish(samples::published(event), Some(recorded));
 }
 
@@ -46,7 +46,7 @@ fn kind(event: &Event) -> String {
     all.split([' ', '{']).next().unwrap_or_default().to_owned()
 }
 
-/// What has come by now.
+/// Returns the items that have arrived.
 fn ready(subscription: &mut Subscription) -> Vec<String> {
     std::iter::from_fn(|| subscription.next().now_or_never().flatten())
         .map(|delivery| shown(&delivery))
@@ -64,7 +64,7 @@ fn metric(feed: &Feed, name: &str) -> String {
 }
 
 #[tokio::test]
-async fn all_subscribers_hear_the_same_in_order_until_the_feed_is_gone() {
+async fn all_subscribers_receive_the_same_events_in_order_until_the_feed_ends() {
     let feed = feed();
     let (one, other) = (feed.subscribe(8), feed.subscribe(8));
     (0..8).for_each(|number| tell(&feed, text(number)));
@@ -75,7 +75,7 @@ async fn all_subscribers_hear_the_same_in_order_until_the_feed_is_gone() {
 }
 
 #[tokio::test]
-async fn a_late_subscriber_hears_what_comes_after() {
+async fn a_late_subscriber_receives_later_events() {
     let feed = feed();
     tell(&feed, text("one"));
     let late = feed.subscribe(8);
@@ -86,7 +86,7 @@ async fn a_late_subscriber_hears_what_comes_after() {
 }
 
 #[tokio::test]
-async fn a_subscriber_to_a_run_hears_that_run_alone_and_lags_for_no_other() {
+async fn a_subscriber_to_a_run_receives_only_events_of_that_run() {
     let feed = feed();
     let (one, other) = (feed.subscribe_to(RunId("b".into()), 2), feed.subscribe(8));
     for (number, run) in ["a", "a", "a", "b", "c", "b"].into_iter().enumerate() {
@@ -102,12 +102,12 @@ async fn a_subscriber_to_a_run_hears_that_run_alone_and_lags_for_no_other() {
 }
 
 #[tokio::test]
-async fn a_slow_subscriber_is_told_and_let_go_and_delays_nobody() {
+async fn a_slow_subscriber_is_removed_with_a_notice_and_delays_no_other() {
     let feed = feed();
     let (slow, quick) = (feed.subscribe(2), feed.subscribe(8));
     (0..5).for_each(|number| tell(&feed, text(number)));
     assert_eq!(metric(&feed, "callsheet_subscribers_lagged_total"), "1");
-    // Its stream ends although the feed lives on.
+    // The stream ends although the feed lives on.
     assert_eq!(all(slow).await, ["0.1 0", "0.2 1", "lagged"]);
     assert_eq!(metric(&feed, "callsheet_watchers"), "1");
     drop(feed);
@@ -143,7 +143,7 @@ async fn a_waiting_subscriber_wakes_for_an_event_and_for_the_end() {
 }
 
 #[test]
-fn subscribers_that_come_and_go_do_not_pile_up() {
+fn closed_subscribers_are_removed() {
     let feed = feed();
     assert!(feed.is_idle());
     let kept = feed.subscribe(1);
@@ -159,7 +159,7 @@ fn subscribers_that_come_and_go_do_not_pile_up() {
 }
 
 #[test]
-fn threads_that_publish_at_once_are_heard_in_one_order() {
+fn concurrent_publishers_have_one_order_for_all_subscribers() {
     let feed = feed();
     let (mut one, mut other) = (feed.subscribe(400), feed.subscribe(400));
     std::thread::scope(|scope| {
@@ -174,7 +174,7 @@ fn threads_that_publish_at_once_are_heard_in_one_order() {
 }
 
 #[test]
-fn what_stands_behind_a_record_waits_until_that_is_durable() {
+fn events_after_a_record_wait_until_it_is_durable() {
     let feed = feed();
     let mut events = feed.subscribe(16);
     feed.durable(Seq(1));
@@ -186,7 +186,7 @@ fn what_stands_behind_a_record_waits_until_that_is_durable() {
     tell(&feed, Event::CallOpened { call });
     assert_eq!(ready(&mut events), ["0.1 a"]);
     assert_eq!(feed.progress().at.to_string(), "0.1");
-    // The text of one who comes now is what was shown, and not what waits.
+    // A new subscriber receives the published text, not the waiting text.
     let (mut late, snapshot) = feed.subscribe_from(EventId::default(), 8);
     assert!(snapshot.open.is_empty());
     feed.durable(Seq(2));
@@ -200,7 +200,7 @@ fn what_stands_behind_a_record_waits_until_that_is_durable() {
 }
 
 #[test]
-fn what_waits_when_the_journal_fails_is_never_shown() {
+fn waiting_events_are_dropped_when_the_journal_fails() {
     let feed = feed();
     let mut events = feed.subscribe(16);
     tell_recorded(&feed, limit(), 1, 0);
@@ -221,7 +221,7 @@ fn what_waits_when_the_journal_fails_is_never_shown() {
 }
 
 #[test]
-fn text_that_nobody_hears_is_kept_for_who_comes() {
+fn text_without_subscribers_is_kept_for_later_ones() {
     let feed = feed();
     feed.durable(Seq(9));
     tell_recorded(&feed, Event::TurnStarted, 3, 0);
@@ -240,11 +240,11 @@ fn text_that_nobody_hears_is_kept_for_who_comes() {
     assert_eq!(running("0"), (0, vec![piece(true, "hm"), piece(false, "Nöon")]));
     assert_eq!(running("3.1"), (1, vec![piece(true, "m"), piece(false, "Nöon")]));
     assert_eq!(running("3.3"), (3, vec![piece(false, "öon")]));
-    // In the middle of a character: at its beginning.
+    // A position within a character is moved to its start.
     assert_eq!(running("3.4"), (3, vec![piece(false, "öon")]));
     assert_eq!(running("3.7"), (7, vec![]));
     assert_eq!(running("3.99"), (7, vec![]));
-    // The next attempt begins anew.
+    // The next attempt starts with empty text.
     let events = samples::every();
     let again = events.into_iter().find(|e| matches!(e, Event::AttemptStarted { .. })).unwrap();
     tell_recorded(&feed, again, 5, 7);
@@ -257,7 +257,7 @@ fn text_that_nobody_hears_is_kept_for_who_comes() {
 }
 
 #[test]
-fn text_stays_until_the_record_behind_its_response() {
+fn text_is_kept_until_the_record_of_its_response() {
     let feed = feed();
     feed.durable(Seq(9));
     tell_recorded(&feed, Event::TurnStarted, 1, 0);
@@ -272,7 +272,7 @@ fn text_stays_until_the_record_behind_its_response() {
 }
 
 #[test]
-fn who_comes_is_told_of_the_calls_that_are_open() {
+fn a_new_subscriber_receives_the_open_calls() {
     let feed = feed();
     feed.durable(Seq(9));
     let call = |index| {
@@ -320,14 +320,14 @@ fn who_comes_is_told_of_the_calls_that_are_open() {
 }
 
 #[test]
-fn who_never_reads_costs_no_more_than_a_bounded_queue_of_shared_events() {
+fn a_stalled_subscriber_costs_only_a_bounded_queue_of_shared_events() {
     let feed = feed();
     let mut stalled: Vec<_> = (0..200).map(|_| feed.subscribe(1024)).collect();
     let progress = Event::CallProgressed { key: samples::key(), text: "x".repeat(1000) };
     let info = allocation_counter::measure(|| {
         (0..1500).for_each(|_| tell(&feed, progress.clone()));
     });
-    // What is left: 1,024 events of about 1.3 kB, and places for them in 200 queues.
+    // This leaves 1,024 events of about 1.3 kB, and their pointers in 200 queues.
     let for_queues = usize::try_from(info.bytes_current).unwrap() - 1024 * 1300;
     assert!(for_queues / 200 < 12 * 1024, "{} bytes each", for_queues / 200);
     assert!(feed.state.lock().subscribers.is_empty());

@@ -1,5 +1,5 @@
-//! What was said, as the conventions write it: lists of messages as JSON. Only where the
-//! environment asks for it.
+//! Message contents of spans: lists of messages as JSON, as the GenAI conventions define them. Only
+//! recorded if the environment enables it.
 
 use serde_json::{Value, json};
 
@@ -8,24 +8,24 @@ use crate::response::{ResponseAssembler, parse_arguments};
 use crate::types::{Content, excerpt};
 use crate::wire::ModelRequest;
 
-/// How many bytes of an attribute's messages are kept: the last ones.
+/// Maximum size of an attribute's messages in bytes. The last messages are kept.
 const MESSAGES_BYTES_MAX: usize = 64 * 1024;
 
-/// How many characters of one text are kept.
+/// Maximum number of characters of one text.
 const TEXT_CHARS_MAX: usize = 16 * 1024;
 
-/// Whether the variable's value wants contents in spans. Its values differ between languages.
+/// Returns whether the variable enables contents in spans. Its values differ between languages.
 pub(super) fn is_wanted(value: Option<&str>) -> bool {
     let value = value.unwrap_or_default().trim().to_ascii_lowercase();
     matches!(value.as_str(), "true" | "1" | "span_only" | "span_and_event")
 }
 
-/// The messages that a model is asked with; the first ones are left out where there are too many.
+/// Returns the messages of a request. The first ones are left out if there are too many.
 pub(super) fn input(request: &ModelRequest) -> String {
     let mut list = Vec::new();
     let mut left = MESSAGES_BYTES_MAX;
     for message in request.messages.iter().rev() {
-        let text = said(message).to_string();
+        let text = message_json(message).to_string();
         if text.len() > left {
             break;
         }
@@ -36,17 +36,17 @@ pub(super) fn input(request: &ModelRequest) -> String {
     format!("[{}]", list.join(","))
 }
 
-/// The system prompt.
+/// Returns the system prompt.
 pub(super) fn system(request: &ModelRequest) -> Option<String> {
     request.system.as_deref().map(|system| json!([text(system)]).to_string())
 }
 
-/// What a user said.
+/// Returns a user's message.
 pub(super) fn user(content: &Content) -> String {
     json!([{"role": "user", "parts": [text(&content.text())]}]).to_string()
 }
 
-/// What a model answered.
+/// Returns a model's response.
 pub(super) fn output(response: &ResponseAssembler, finish_reason: Option<&str>) -> String {
     let mut parts = Vec::new();
     if !response.text().is_empty() {
@@ -61,12 +61,12 @@ pub(super) fn output(response: &ResponseAssembler, finish_reason: Option<&str>) 
     json!([{"role": "assistant", "parts": parts, "finish_reason": finish_reason}]).to_string()
 }
 
-/// A run's final answer.
+/// Returns a run's final answer.
 pub(super) fn answer(answer: &str) -> String {
     json!([{"role": "assistant", "parts": [text(answer)], "finish_reason": "stop"}]).to_string()
 }
 
-/// A text as long as it may be.
+/// Truncates a text to the maximum length.
 pub(super) fn cut(text: &str) -> String {
     excerpt(text, TEXT_CHARS_MAX)
 }
@@ -75,18 +75,18 @@ fn text(text: &str) -> Value {
     json!({"type": "text", "content": cut(text)})
 }
 
-fn said(message: &Message) -> Value {
+fn message_json(message: &Message) -> Value {
     match message {
         Message::User { content } => {
             json!({"role": "user", "parts": [text(&content.text())]})
         }
         Message::Assistant(response) => {
-            let said = (!response.text.is_empty()).then(|| text(&response.text));
+            let answer = (!response.text.is_empty()).then(|| text(&response.text));
             let calls = response.calls.iter().map(|call| {
                 json!({"type": "tool_call", "id": call.id, "name": call.name,
                     "arguments": call.arguments})
             });
-            json!({"role": "assistant", "parts": said.into_iter().chain(calls).collect::<Vec<_>>()})
+            json!({"role": "assistant", "parts": answer.into_iter().chain(calls).collect::<Vec<_>>()})
         }
         Message::Tool { call_id, content, .. } => json!({"role": "tool", "parts": [
             {"type": "tool_call_response", "id": call_id, "response": cut(content)}]}),

@@ -1,5 +1,5 @@
-//! Finished spans on their way to the collector: a bounded queue, a thread of the SDK's that sends
-//! batches, and counters for what became of them.
+//! Exports finished spans: a bounded queue, a thread of the SDK that sends batches, and counters of
+//! the results.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,13 +20,13 @@ use crate::telemetry::traces::counters;
 use crate::tls;
 use crate::types::{excerpt, one_line};
 
-/// How many spans wait where the environment does not say; the SDK's own number.
+/// The default size of the queue, as in the SDK.
 const QUEUE_MAX: usize = 2_048;
 
-/// How long a request may take where the environment does not say.
+/// The default time limit of a request.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What decides which traces are exported.
+/// The supported samplers.
 const SAMPLERS: [&str; 6] = [
     "always_on",
     "always_off",
@@ -36,10 +36,10 @@ const SAMPLERS: [&str; 6] = [
     "parentbased_traceidratio",
 ];
 
-/// How much of a collector's answer is read.
+/// Maximum size of a collector's answer.
 const ANSWER_BYTES_MAX: usize = 64 * 1024;
 
-/// Takes finished spans, and never waits for the collector.
+/// Queues finished spans. Never waits for the collector.
 #[derive(Debug)]
 pub(super) struct SpanExporterQueue {
     processor: BatchSpanProcessor,
@@ -47,24 +47,24 @@ pub(super) struct SpanExporterQueue {
     queue_max: usize,
 }
 
-/// What became of spans.
+/// Counters of the spans' results.
 struct SpanCounts {
-    /// Spans that wait, or are being sent.
+    /// Spans that are queued or being sent.
     waiting: AtomicUsize,
     exported: Counter,
     failed: Counter,
     dropped: Counter,
-    /// Whether the last batch was not taken: that is logged once.
+    /// Whether the last batch failed. Only the first failure is logged.
     failing: AtomicBool,
 }
 
 impl SpanExporterQueue {
-    /// A way to the collector that the environment names.
+    /// Creates the exporter from the environment.
     ///
     /// # Errors
-    /// When the environment's variables make no exporter.
+    /// If the environment variables are invalid.
     pub(super) fn from_env(metrics: &Metrics) -> Result<Self, String> {
-        // The SDK would pass over both in silence.
+        // The SDK would ignore both silently.
         let protocols = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
         if let Some(problem) = unknown(&protocols, &["http/protobuf"]) {
             return Err(problem);
@@ -90,8 +90,8 @@ impl SpanExporterQueue {
         Ok(Self { processor, counts, queue_max })
     }
 
-    /// Hands a span to the thread that sends it, unless too many wait already.
-    pub(super) fn take(&self, span: SpanData) {
+    /// Queues a span, unless the queue is full.
+    pub(super) fn queue(&self, span: SpanData) {
         let more = |waiting| (waiting < self.queue_max).then_some(waiting + 1);
         let waiting = &self.counts.waiting;
         if waiting.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).is_ok() {
@@ -101,12 +101,12 @@ impl SpanExporterQueue {
         }
     }
 
-    /// A span that is not even made counts as dropped.
+    /// Counts a span as dropped that was not created.
     pub(super) fn drop_one(&self) {
         self.counts.dropped.increment(1);
     }
 
-    /// Sends what waits, and then no more. Blocks for `limit` at most.
+    /// Sends the queued spans and stops. Blocks for at most `limit`.
     pub(super) fn shutdown(&self, limit: Duration) {
         if let Err(error) = self.processor.shutdown_with_timeout(limit) {
             let lost = self.counts.waiting.load(Ordering::Acquire);
@@ -121,7 +121,7 @@ impl std::fmt::Debug for SpanCounts {
     }
 }
 
-/// An exporter whose doings are counted.
+/// An exporter that counts its results.
 #[derive(Debug)]
 struct CountingExporter {
     exporter: OtlpExporter,
@@ -161,10 +161,10 @@ impl SpanExporter for CountingExporter {
     }
 }
 
-/// The host's own HTTP client for the exporter, whose thread is none of the runtime's.
+/// The host's HTTP client for the exporter, whose thread does not belong to the async runtime.
 #[derive(Debug)]
 struct CollectorClient {
-    http: reqwest::CollectorClient,
+    http: reqwest::Client,
     runtime: Handle,
 }
 
@@ -174,8 +174,8 @@ impl CollectorClient {
             .or_else(|| number("OTEL_EXPORTER_OTLP_TIMEOUT"));
         let timeout = timeout.map_or(TIMEOUT, |ms| Duration::from_millis(ms as u64));
         let http = tls::client(|| {
-            // A redirect would take the headers, and a key among them, to another place.
-            reqwest::CollectorClient::builder().timeout(timeout).redirect(Policy::none())
+            // A redirect would send the headers, which may contain a key, to another address.
+            reqwest::Client::builder().timeout(timeout).redirect(Policy::none())
         })?;
         Ok(Self { http, runtime: Handle::try_current()? })
     }
@@ -190,7 +190,7 @@ impl HttpClient for CollectorClient {
 }
 
 async fn send(
-    http: reqwest::CollectorClient,
+    http: reqwest::Client,
     request: reqwest::Request,
 ) -> Result<Response<Bytes>, HttpError> {
     let mut answer = http.execute(request).await?;
@@ -208,15 +208,17 @@ async fn send(
     Ok(answer)
 }
 
-/// Who exports: what `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES` say, or else this program.
+/// Returns the resource from `OTEL_SERVICE_NAME` and `OTEL_RESOURCE_ATTRIBUTES`, or else with this
+/// program's name.
 fn resource() -> Resource {
-    let said = Resource::builder().build();
+    let resource = Resource::builder().build();
     let key = opentelemetry::Key::from_static_str("service.name");
-    let is_known = said.get(&key).is_some_and(|name| !name.as_str().starts_with("unknown_service"));
-    if is_known { said } else { Resource::builder().with_service_name("callsheet").build() }
+    let is_known =
+        resource.get(&key).is_some_and(|name| !name.as_str().starts_with("unknown_service"));
+    if is_known { resource } else { Resource::builder().with_service_name("callsheet").build() }
 }
 
-/// What is wrong with the first of these variables that is set.
+/// Returns the problem with the first of these variables that is set.
 fn unknown(variables: &[&str], words: &[&str]) -> Option<String> {
     let is_set = |name: &&str| std::env::var(name).ok().filter(|value| !value.trim().is_empty());
     let (name, value) = variables.iter().find_map(|name| Some((name, is_set(name)?)))?;

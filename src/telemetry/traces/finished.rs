@@ -1,4 +1,4 @@
-//! A span that is over, as the exporter takes it.
+//! Converts finished spans to the form of the exporter.
 
 use std::time::SystemTime;
 
@@ -13,10 +13,10 @@ use crate::config::ModelConfig;
 use crate::telemetry::labelled_handles::error_type;
 use crate::types::{ProviderError, TraceContext, Wire, excerpt};
 
-/// Characters of an error's message on a span.
+/// Maximum number of characters of an error message on a span.
 const ERROR_CHARS_MAX: usize = 200;
 
-/// A span that is over.
+/// A finished span.
 pub(super) struct FinishedSpan {
     pub(super) name: String,
     pub(super) kind: SpanKind,
@@ -25,18 +25,18 @@ pub(super) struct FinishedSpan {
     pub(super) start: SystemTime,
     pub(super) end: SystemTime,
     pub(super) attributes: Vec<KeyValue>,
-    /// `error.type`, and what there is to say of it.
+    /// `error.type` and the message.
     pub(super) error: Option<(String, String)>,
 }
 
-/// What a span is below.
+/// The parent of a span.
 pub(super) enum SpanParent {
     None,
     Ours(TraceContext),
     Remote(TraceContext),
 }
 
-/// Where a model is.
+/// The service of a model.
 pub(super) struct ModelService {
     provider: &'static str,
     address: Option<String>,
@@ -44,7 +44,7 @@ pub(super) struct ModelService {
 }
 
 impl FinishedSpan {
-    /// It as the exporter takes it.
+    /// Converts the span to the form of the exporter.
     pub(super) fn data(self, scope: &InstrumentationScope) -> SpanData {
         let Self { name, kind, context: of, parent, start, end, mut attributes, error } = self;
         let parent_id = match &parent {
@@ -79,7 +79,7 @@ impl FinishedSpan {
 }
 
 impl ModelService {
-    /// The service of a configured model.
+    /// Returns the service of a configured model.
     pub(super) fn of(model: &ModelConfig) -> Self {
         let provider = match model.wire {
             Wire::OpenaiChat | Wire::OpenaiResponses => "openai",
@@ -100,7 +100,7 @@ impl ModelService {
     }
 }
 
-/// A status where the service gave one, else our word for what broke.
+/// Returns the HTTP status, or else the kind of error, and the message.
 pub(super) fn attempt_error(error: &ProviderError) -> (String, String) {
     let kind = match error.status {
         Some(status) => status.to_string(),

@@ -1,9 +1,9 @@
-//! Spans of runs, by OpenTelemetry's GenAI conventions
+//! Trace spans of runs, according to OpenTelemetry's GenAI conventions
 //! (<https://opentelemetry.io/docs/specs/semconv/gen-ai/>).
 //!
-//! They are made of the same events as metrics and logs, where the host is built with the feature
-//! `otlp` and the environment names a collector. Else runs pass on the trace that they were asked
-//! for in, and nothing here costs anything.
+//! They are made from the same events as metrics and logs, if the host is built with the feature
+//! `otlp` and the environment names a collector. Otherwise runs pass on the client's trace context
+//! at no cost.
 
 #[cfg(feature = "otlp")]
 mod contents;
@@ -28,45 +28,45 @@ use crate::response::ResponseAssembler;
 use crate::types::{Content, RunId, RunTrace, SessionId, TraceContext};
 use crate::wire::ModelRequest;
 
-/// Where the environment names the collector: for traces alone, or for all that is exported.
+/// The environment variables of the collector's address: for traces, and for all signals.
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
-/// Makes the spans of one host, if it has any. Cloning is cheap.
+/// The trace spans of one host, if it exports any.
 #[derive(Clone, Debug, Default)]
 pub struct Traces {
     #[cfg(feature = "otlp")]
     spans: Option<Arc<spans::Spans>>,
 }
 
-/// What became of spans: exported, failed, dropped.
+/// Registers the counters of span results: exported, failed, dropped.
 pub(super) fn counters(recorder: &SharedRecorder) -> [Counter; 3] {
     ["exported", "failed", "dropped"].map(|result| SPANS.series(recorder, &[("result", result)]))
 }
 
-/// A run that begins, or goes on.
+/// A run that starts or is resumed.
 #[derive(Clone, Debug)]
 pub struct TracedRun<'a> {
     /// Its session.
     pub session: &'a SessionId,
     /// The run.
     pub run: &'a RunId,
-    /// Which agent runs.
+    /// The agent's name.
     pub agent: &'a str,
-    /// The model that it asks first, by its name at its service.
+    /// The name of its first model at its service.
     pub model: &'a str,
-    /// Where it stands in the trace of whoever asked for it.
+    /// The client's trace context.
     pub given: Option<TraceContext>,
-    /// When it began: Unix time in milliseconds.
+    /// The start time: Unix time in milliseconds.
     pub began: u64,
-    /// How long it has gone on by its own clock, which stands still while no host runs.
+    /// The elapsed time on the run's clock, which stops while no host runs.
     pub elapsed: Duration,
-    /// What the user said, where that is at hand.
+    /// The user's input, if available.
     pub input: Option<&'a Content>,
 }
 
 impl Traces {
-    /// As the environment says: OpenTelemetry's own variables. What is wrong with them is logged,
-    /// and nothing is traced then.
+    /// Creates traces from OpenTelemetry's environment variables. If they are invalid, logs an
+    /// error and traces nothing.
     #[must_use]
     pub fn from_env(models: &BTreeMap<String, ModelConfig>, metrics: &Metrics) -> Self {
         if !is_asked_for(|name| std::env::var(name).ok()) {
@@ -93,7 +93,7 @@ impl Traces {
         Self::default()
     }
 
-    /// A run begins, or goes on. Says what its requests and calls bring along, if anything.
+    /// Starts the trace of a run. Returns the trace context for its requests and calls, if any.
     #[must_use]
     pub fn begin(&self, run: TracedRun<'_>) -> Option<Arc<RunTrace>> {
         #[cfg(feature = "otlp")]
@@ -103,7 +103,7 @@ impl Traces {
         run.given.map(|given| Arc::new(RunTrace::passed_on(given)))
     }
 
-    /// A turn of the session's run asks this. Kept only where contents are wanted.
+    /// Records the request of a turn, if contents are recorded.
     pub fn asks(&self, session: &SessionId, request: &Arc<ModelRequest>) {
         #[cfg(feature = "otlp")]
         if let Some(spans) = self.capturing() {
@@ -113,8 +113,7 @@ impl Traces {
         let _ = (session, request);
     }
 
-    /// The session's run was answered this; its `AttemptEnded` comes next. Kept only where
-    /// contents are wanted.
+    /// Records a response, if contents are recorded. Its `AttemptEnded` follows.
     pub fn answered(&self, session: &SessionId, response: &ResponseAssembler) {
         #[cfg(feature = "otlp")]
         if let Some(spans) = self.capturing() {
@@ -129,7 +128,7 @@ impl Traces {
         self.spans.as_deref().filter(|spans| spans.captures())
     }
 
-    /// Makes of an event what there is to make. Never blocks.
+    /// Makes spans from an event. Never blocks.
     pub(super) fn observe(&self, published: &PublishedEvent) {
         #[cfg(feature = "otlp")]
         if let Some(spans) = &self.spans {
@@ -139,12 +138,12 @@ impl Traces {
         let _ = published;
     }
 
-    /// Exports what waits for that, and then nothing more. Returns after `limit` at the latest.
+    /// Exports the queued spans and stops. Returns after at most `limit`.
     pub async fn flush(&self, limit: Duration) {
         #[cfg(feature = "otlp")]
         if let Some(spans) = self.spans.clone() {
             let flushed = tokio::task::spawn_blocking(move || spans.shutdown(limit));
-            // What could not be exported by then is counted.
+            // Spans that could not be exported by then are counted.
             let _ = tokio::time::timeout(limit, flushed).await;
         }
         #[cfg(not(feature = "otlp"))]
@@ -152,7 +151,7 @@ impl Traces {
     }
 }
 
-/// Whether the environment names a collector, and does not forbid to export to it.
+/// Returns whether the environment names a collector and does not disable the export.
 fn is_asked_for(variable: impl Fn(&str) -> Option<String>) -> bool {
     let is =
         |name, value: &str| variable(name).is_some_and(|v| v.trim().eq_ignore_ascii_case(value));

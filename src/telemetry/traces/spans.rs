@@ -1,8 +1,8 @@
-//! From events to spans: `invoke_agent` for a run, and below it `chat` for each exchange with a
-//! model and `execute_tool` for each call that started.
+//! Makes spans from events: `invoke_agent` for a run, and below it `chat` for each model request
+//! and `execute_tool` for each started call.
 //!
-//! A span is made when it is over. Its times are those of the events, its id is the one that the
-//! exchange or the call brought along.
+//! A span is made when it ends. Its times come from the events. Its id is the one that was sent
+//! with the request or passed to the tool.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -29,17 +29,17 @@ use crate::types::{
 };
 use crate::wire::ModelRequest;
 
-/// Runs whose spans are made at once; further ones have none.
+/// Maximum number of concurrently traced runs. Further runs have no spans.
 const RUNS_MAX: usize = 100_000;
 
-/// The variable that says whether spans hold what was said.
+/// The environment variable that enables contents in spans.
 const CAPTURE: &str = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT";
 
 /// Makes the spans of one host.
 pub(super) struct Spans {
-    /// The run of each session that goes on.
+    /// The run in progress of each session.
     runs: Mutex<HashMap<SessionId, TracedOpenRun>>,
-    /// By the models' names at their services.
+    /// Services by the models' names there.
     services: HashMap<String, ModelService>,
     sampler: Box<dyn ShouldSample>,
     captures: bool,
@@ -47,18 +47,18 @@ pub(super) struct Spans {
     exports: SpanExporterQueue,
 }
 
-/// A run that goes on.
+/// A run in progress.
 struct TracedOpenRun {
     id: RunId,
     trace: Arc<RunTrace>,
-    /// What the run was asked for in.
+    /// The client's trace context.
     parent: Option<TraceContext>,
     agent: String,
     model: String,
     began: SystemTime,
-    /// When the run's clock, which stands still while no host runs, was at zero.
+    /// The time at which the run's clock was 0. The clock stops while no host runs.
     clock: SystemTime,
-    /// Which attempt of its turn runs.
+    /// The current attempt of the turn.
     attempt: u32,
     input: Option<String>,
     asked: Option<Arc<ModelRequest>>,
@@ -66,10 +66,10 @@ struct TracedOpenRun {
 }
 
 impl Spans {
-    /// As the environment says.
+    /// Creates the spans from the environment.
     ///
     /// # Errors
-    /// When its variables make no exporter.
+    /// If its variables are invalid.
     pub(super) fn from_env(
         models: &BTreeMap<String, ModelConfig>,
         metrics: &Metrics,
@@ -86,7 +86,7 @@ impl Spans {
         })
     }
 
-    /// Whether spans hold what was said.
+    /// Returns whether spans contain message contents.
     pub(super) fn captures(&self) -> bool {
         self.captures
     }
@@ -106,7 +106,7 @@ impl Spans {
         }
         let ms = |ms| UNIX_EPOCH + Duration::from_millis(ms);
         let began = ms(began);
-        // Also of a run that was interrupted within its first millisecond.
+        // Also for a run that was interrupted in its first millisecond.
         let clock = (ms(unix_ms()) - elapsed).max(began);
         let known = runs.remove(session).filter(|known| known.id == *id);
         let input = input.filter(|_| self.captures).map(contents::user);
@@ -156,7 +156,7 @@ impl Spans {
 
     pub(super) fn observe(&self, published: &PublishedEvent) {
         let PublishedEvent { session, run: id, turn, event, .. } = published;
-        let is_told = matches!(
+        let has_span = matches!(
             event,
             Event::TurnStarted
                 | Event::AttemptStarted { .. }
@@ -164,7 +164,7 @@ impl Spans {
                 | Event::CallEnded { .. }
                 | Event::RunEnded { .. }
         );
-        if !is_told {
+        if !has_span {
             return;
         }
         let now = SystemTime::now();
@@ -176,16 +176,16 @@ impl Spans {
             run.attempt = *attempt;
         } else if let Event::AttemptEnded { .. } = event {
             let span = self.chat(run, session, *turn, now, event);
-            self.exports.take(span.data(&self.scope));
+            self.exports.queue(span.data(&self.scope));
         } else if let Event::CallEnded { result, .. } = event {
             if let Some(span) = self.execute_tool(run, session, now, result) {
-                self.exports.take(span.data(&self.scope));
+                self.exports.queue(span.data(&self.scope));
             }
         } else if let Event::RunEnded { end, text, error, stats, .. } = event {
             let span = self.invoke_agent(run, session, now, (*end, error.as_ref()), text, stats);
             runs.remove(session);
             drop(runs);
-            self.exports.take(span.data(&self.scope));
+            self.exports.queue(span.data(&self.scope));
         }
     }
 
@@ -203,7 +203,7 @@ impl Spans {
     ) -> FinishedSpan {
         let mut span = FinishedSpan {
             name: "chat".to_owned(),
-            kind: SpanKind::CollectorClient,
+            kind: SpanKind::Client,
             context: run.trace.of_attempt(turn, run.attempt),
             parent: SpanParent::Ours(run.trace.run().clone()),
             start: now,
@@ -253,13 +253,13 @@ impl Spans {
         if let Some(asked) = &run.asked {
             span.attributes.push(text("gen_ai.input.messages", contents::input(asked)));
             let system = contents::system(asked);
-            span.attributes.extend(system.map(|said| text("gen_ai.system_instructions", said)));
+            span.attributes.extend(system.map(|prompt| text("gen_ai.system_instructions", prompt)));
         }
         span.attributes.extend(answer.map(|answer| text("gen_ai.output.messages", answer)));
         span
     }
 
-    /// None of a call that never started, or whose result is that of another.
+    /// Returns `None` for a call that never started or whose result is a copy.
     fn execute_tool(
         &self,
         run: &TracedOpenRun,
@@ -287,7 +287,7 @@ impl Spans {
             attributes.push(text("gen_ai.tool.call.result", contents::cut(&outcome.content)));
         }
         let kind = || outcome.kind.map_or(outcome.status.as_str(), |kind| kind.as_str());
-        // What a tool says may be as private as its result.
+        // A tool's error message may be as private as its result.
         let error = (outcome.status != ToolStatus::Ok).then(|| (kind().to_owned(), String::new()));
         Some(FinishedSpan {
             name: format!("execute_tool {}", call.name),

@@ -217,8 +217,8 @@ fn mime_type(url: &str) -> &'static str {
 }
 
 #[derive(Serialize)]
-struct TextParam<'a> {
-    text: &'a str,
+pub(super) struct TextParam<'a> {
+    pub(super) text: &'a str,
 }
 
 #[derive(Serialize)]

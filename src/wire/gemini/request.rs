@@ -5,6 +5,7 @@ use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 
+use super::messages::TextParam;
 use super::schema::parameters;
 use crate::wire::dialect::has_version;
 use crate::wire::extra_members::BodyMembers;
@@ -93,11 +94,6 @@ impl Serialize for RequestHead<'_> {
 #[derive(Serialize)]
 struct SystemParam<'a> {
     parts: [TextParam<'a>; 1],
-}
-
-#[derive(Serialize)]
-struct TextParam<'a> {
-    text: &'a str,
 }
 
 #[derive(Serialize)]

@@ -1,18 +1,21 @@
-//! What is said while a run goes on, lived and rebuilt; and records that contradict each other.
+//! Steering, live and read from the journal; records that contradict each other.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::*;
+use crate::config::{Limits, RunOverrides};
+use crate::context::History;
 use crate::context::InitialHistory;
 use crate::message::Message;
-use crate::record::{Record, ResponseMessage};
+use crate::record::{Record, ResponseMessage, Seq};
+use crate::session::StoredSession;
 use crate::turn::fixtures::entries;
 use crate::types::{
     CallKey, ContentPart, Image, MessagePart, ModelOrigin, ResultNotes, ToolCall, ToolOutcome,
     Wire, WriteSet,
 };
+use crate::types::{Content, RunId, ToolResult, Usage};
 
 fn call(index: u32) -> ToolCall {
     ToolCall {
@@ -58,14 +61,14 @@ fn ended(result: &ToolResult) -> Record {
     crate::turn::ended(result, false, false)
 }
 
-/// What the records leave, as they are read from the journal.
+/// Returns the history that the records give when they are read from the journal.
 fn fold(records: &[Record]) -> History {
     let opened = Record::SessionOpened { agent: "default".into(), messages: Vec::new() };
     let is_opened = matches!(records.first(), Some(Record::SessionOpened { .. }));
     let opened = (!is_opened).then_some(opened);
     let all: Vec<_> = opened.iter().chain(records).map(|record| (record.clone(), 0)).collect();
     let limits = |_: &RunOverrides| Limits { max_result_bytes: 10, ..Limits::default() };
-    Rebuilt::fold(&entries(0, &all), &limits).unwrap().history
+    StoredSession::read(&entries(0, &all), &limits).unwrap().session.history().clone()
 }
 
 #[test]
@@ -355,13 +358,13 @@ fn a_record_that_contradicts_those_before_it_is_named() {
         ),
     ] {
         let records: Vec<_> = records.into_iter().map(|record| (record, 0)).collect();
-        let error = Rebuilt::fold(&entries(0, &records), &|_| Limits::default()).unwrap_err();
+        let error = StoredSession::read(&entries(0, &records), &|_| Limits::default()).unwrap_err();
         assert_eq!(error.seq, Seq(seq), "{error}");
         assert!(error.what.starts_with(what), "{error}");
     }
     let mut gap = entries(0, &[(opened(), 0), (started("go".into()), 0)]);
     gap[1].seq = Seq(7);
-    let error = Rebuilt::fold(&gap, &|_| Limits::default()).unwrap_err();
+    let error = StoredSession::read(&gap, &|_| Limits::default()).unwrap_err();
     assert_eq!(error.to_string(), "record 7 contradicts the ones before it: it follows record 1");
 }
 
@@ -378,13 +381,15 @@ fn a_fork_remembers_no_request_and_no_queue() {
     let opened = Record::SessionOpened { agent: "default".into(), messages: Vec::new() };
     let mut records = vec![(opened, 5), (queued, 6)];
     let fold = |records: &[(Record, u64)]| {
-        Rebuilt::fold(&entries(0, records), &|_| Limits::default()).unwrap()
+        StoredSession::read(&entries(0, records), &|_| Limits::default()).unwrap()
     };
     let whole = fold(&records);
-    assert_eq!((whole.opened, whole.queue.len(), whole.requests.len()), (5, 1, 1));
-    assert_eq!(whole.requests.get("k").unwrap().seq, Seq(2));
+    assert_eq!((whole.opened, whole.session.queue().len()), (5, 1));
+    let seen = whole.session.keys.find(request().as_ref()).unwrap().map(|seen| seen.seq);
+    assert_eq!(seen, Some(Seq(2)));
     let from = crate::types::SessionId::parse("other").unwrap();
     records.push((Record::SessionForked { from, at: Seq(2) }, 9));
     let forked = fold(&records);
-    assert_eq!((forked.opened, forked.queue.len(), forked.requests.len()), (9, 0, 0));
+    assert_eq!((forked.opened, forked.session.queue().len()), (9, 0));
+    assert_eq!(forked.session.keys.find(request().as_ref()), Ok(None));
 }

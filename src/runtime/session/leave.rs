@@ -1,0 +1,91 @@
+//! A session leaves memory: it hibernates, it is deleted, or its records can no longer be stored.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use ractor::ActorRef;
+
+use super::State;
+use super::run::{ActiveRun, RunCaller};
+use crate::journal::JournalError;
+use crate::runtime::error::HostError;
+use crate::runtime::host_state::SessionSlot;
+use crate::runtime::message::SessionMessage;
+use crate::runtime::run_actors::RunActors;
+use crate::runtime::stored_sessions;
+use crate::runtime::task;
+
+impl State {
+    /// Leaves memory if nothing has happened for `idle`, no subscriber is there, and the session
+    /// waits for requests or for people. The journal has its whole state.
+    pub(super) fn hibernate(&mut self, myself: &ActorRef<SessionMessage>, idle: Duration) {
+        let idle_ms = u64::try_from(idle.as_millis()).unwrap_or(u64::MAX);
+        let touched = self.live.touched_ms.load(Ordering::Relaxed);
+        let is_quiet = self.shared.clock_ms().saturating_sub(touched) >= idle_ms
+            && self.lingering.is_empty()
+            && self.actors.as_ref().is_none_or(RunActors::run_no_tool)
+            && !self.is_recovering()
+            && !self.shared.is_closing();
+        let is_awaited = self.run.as_deref().is_some_and(ActiveRun::is_awaited)
+            || self.callers.values().any(RunCaller::is_awaited);
+        if !is_quiet || is_awaited || !self.session.may_hibernate() {
+            return;
+        }
+        // One step for other requests: each finds this session or its successor.
+        let leaves = self.shared.leave_index(&self.id, myself.get_id(), || {
+            let leaves = self.publisher.leave();
+            if leaves && !self.log.close_if_durable() {
+                self.publisher.stay();
+                return false;
+            }
+            self.live.leaving.store(leaves, Ordering::Release);
+            leaves
+        });
+        if leaves {
+            if let Some(until) = self.approvals_until() {
+                self.shared.alarms.lock().insert((until, self.id.clone()));
+            }
+            // The run goes on from its records.
+            myself.stop(None);
+        }
+    }
+
+    /// A record could not be stored. The state in memory may be ahead of the journal, so the next
+    /// request begins with the journal.
+    pub(super) fn fail(&mut self, myself: &ActorRef<SessionMessage>, error: JournalError) {
+        tracing::error!(session = %self.id, %error, "journal_failed");
+        self.shared.telemetry.metrics().journal().session_failed();
+        let why = HostError::Journal(error);
+        if let Some(run) = self.run.take() {
+            self.shared.unwritten.lock().insert(run.id.clone(), self.id.clone());
+            run.fail(why.clone());
+        }
+        for cell in self.forget_actors().iter().flat_map(RunActors::cells) {
+            cell.kill();
+        }
+        self.fail_callers(&why);
+        for reply in self.closers.drain(..) {
+            // The caller may be gone.
+            let _ = reply.send(Err(why.clone()));
+        }
+        self.live.leaving.store(true, Ordering::Release);
+        self.log.close();
+        self.shared.replace(&self.id, myself.get_id(), None);
+        myself.stop(None);
+    }
+
+    /// Deletes the records of the closed session.
+    pub(super) fn delete_session(&mut self, myself: &ActorRef<SessionMessage>) {
+        self.release_actors();
+        self.log.close();
+        self.shared.replace(&self.id, myself.get_id(), Some(SessionSlot::Leaving));
+        let waiting = std::mem::take(&mut self.closers);
+        let (link, id) = (self.link.clone(), self.id.clone());
+        task::detach(async move {
+            let deleted = stored_sessions::delete(&link, &id).await;
+            for reply in waiting {
+                let _ = reply.send(deleted.clone());
+            }
+        });
+    }
+}

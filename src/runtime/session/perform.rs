@@ -1,0 +1,231 @@
+//! The effects of the session machine: records are appended, turns handed out, callers answered.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use ractor::ActorRef;
+
+use super::State;
+use super::run::ActiveRun;
+use crate::config::RunOverrides;
+use crate::event::Event;
+use crate::journal::{Urgency, unix_ms};
+use crate::record::{Record, Seq};
+use crate::runtime::error::HostError;
+use crate::runtime::ids;
+use crate::runtime::message::{AccumulatorMessage, SessionMessage, TurnStart};
+use crate::runtime::report::{Messages, RunReport};
+use crate::session::{RecordedAt, RunSummary, SessionEffect, SessionRecord, TurnBegin, TurnOrigin};
+use crate::telemetry::SourceRecord;
+use crate::turn::TurnSpec;
+use crate::types::SessionId;
+
+impl State {
+    /// Performs the effects of the machine until there are none. Returns the position of the first
+    /// record that was appended.
+    pub(super) async fn perform(&mut self, myself: &ActorRef<SessionMessage>) -> Option<Seq> {
+        let mut first = None;
+        loop {
+            let (now, agents) = (self.now(), &self.agents);
+            let rules_of = |overrides: &RunOverrides| agents.rules(overrides);
+            let Some(effect) = self.session.poll(now, &rules_of) else { break };
+            match effect {
+                SessionEffect::Record(batch) => {
+                    let seq = self.append(batch);
+                    first = first.or(seq);
+                }
+                SessionEffect::BeginTurn(begin) => {
+                    if Box::pin(self.spawn_actors(myself)).await.is_err() {
+                        // The session itself is ending.
+                        self.fail_callers(&HostError::SessionClosed);
+                        break;
+                    }
+                    self.hand_out_turn(*begin);
+                }
+                SessionEffect::CancelTurn(why) => {
+                    self.tell_accumulator(AccumulatorMessage::Cancel { why });
+                }
+                SessionEffect::RunEnded(summary) => self.end_run(*summary),
+                SessionEffect::RunRefused { run_id, why } => {
+                    if let Some(caller) = self.callers.get_mut(&run_id) {
+                        caller.fail(why.into());
+                    }
+                    self.forget_callers();
+                }
+                SessionEffect::ReleaseSlot => {
+                    self.slot = None;
+                    self.live.running.store(false, Ordering::Release);
+                    self.shared.show_counts();
+                }
+                SessionEffect::Close => self.delete_session(myself),
+            }
+        }
+        first
+    }
+
+    /// Appends records as one batch, applies them and publishes their events. Returns the position
+    /// of the first one.
+    pub(super) fn append(&mut self, batch: Vec<SessionRecord>) -> Option<Seq> {
+        let count = batch.len() as u64;
+        let records: Vec<_> = batch.iter().map(|record| record.record.clone()).collect();
+        let time = unix_ms();
+        let (last, _) = self.log.append_at(time, records, Urgency::Lazy, || ());
+        let first = last.0.saturating_sub(count) + 1;
+        let ends = batch.iter().any(|of| matches!(of.record, Record::RunEnded { .. }));
+        for (SessionRecord { record, run_id, turn, events }, seq) in batch.into_iter().zip(first..)
+        {
+            let at = RecordedAt { seq: Seq(seq), time, now: self.now() };
+            let agents = &self.agents;
+            let limits_of = |overrides: &RunOverrides| agents.rules(overrides).limits.clone();
+            if let Err(error) = self.session.apply(at, &record, &limits_of) {
+                tracing::error!(session = %self.id, seq, error, "session_record_contradicts");
+            }
+            self.record_appended(&record, Seq(seq), ends);
+            let position = SourceRecord { seq: Seq(seq), time, shown: 0 };
+            for event in events {
+                if let Some(run) = &run_id {
+                    self.publisher.publish_behind(run, turn, event, Some(position));
+                }
+            }
+        }
+        (count > 0).then_some(Seq(first))
+    }
+
+    /// Keeps the shell's data of runs and turns. `ends` is set if the same batch ends the run.
+    fn record_appended(&mut self, record: &Record, seq: Seq, ends: bool) {
+        match record {
+            // No turn continues from records before these.
+            Record::SessionOpened { .. } => self.log.forget_until(seq),
+            Record::InputQueued { .. } => self.shared.show_counts(),
+            Record::RunStarted { input, .. } if !ends => {
+                let Some(run) = self.session.run() else { return };
+                let (id, trace, began) = (run.id.clone(), run.trace.clone(), run.began);
+                self.agents.use_for(&run.overrides);
+                let elapsed = std::time::Duration::ZERO;
+                let trace = self.begin_trace(&id, trace, began, elapsed, Some(input));
+                let report = self.callers.remove(&id).and_then(|caller| caller.report);
+                self.run = Some(Box::new(ActiveRun::new(id, trace, seq, report)));
+                self.live.running.store(true, Ordering::Release);
+                self.shared.show_counts();
+            }
+            Record::ResponseEnded { .. } => {
+                if let Some(run) = &mut self.run {
+                    run.turn_after = Seq(seq.0.saturating_sub(1));
+                }
+            }
+            Record::RunEnded { .. } => self.forget_callers(),
+            Record::RunStarted { .. }
+            | Record::SessionForked { .. }
+            | Record::AttemptStarted { .. }
+            | Record::AttemptFailed { .. }
+            | Record::CallIntended { .. }
+            | Record::CallReported { .. }
+            | Record::CallEnded { .. }
+            | Record::ApprovalAsked { .. }
+            | Record::ApprovalGiven { .. }
+            | Record::TurnCommitted { .. }
+            | Record::Steered { .. }
+            | Record::StopAsked { .. }
+            | Record::LimitReached { .. }
+            | Record::SessionClosed => {}
+        }
+    }
+
+    /// Hands a turn to the accumulator.
+    fn hand_out_turn(&mut self, begin: TurnBegin) {
+        let TurnBegin { run_id, spec, origin, cancel } = begin;
+        let Some(run) = &mut self.run else { return };
+        let resume = match origin {
+            TurnOrigin::New => {
+                let last = self.log.last();
+                self.log.forget_until(last);
+                run.turn_after = last;
+                None
+            }
+            TurnOrigin::Recorded => Some(self.log.entries_since(run.turn_after)),
+            TurnOrigin::Stored => {
+                run.approvals_unknown = true;
+                Some(self.log.entries_since(run.turn_after))
+            }
+        };
+        let (messages, repairs) = self.session.history().request_messages();
+        if repairs > 0 {
+            self.publisher.publish(&run_id, spec.number, Event::HistoryRepaired { repairs });
+        }
+        let (agent, last_request) = (Arc::clone(self.agents.current()), spec.last_request);
+        let start = TurnStart {
+            spec: of_session(spec, &self.id),
+            run: run_id,
+            trace: run.trace.clone(),
+            request: Arc::new(agent.request(messages, last_request)),
+            agent,
+            resume,
+            cancel,
+        };
+        self.shared.telemetry.traces().asks(&self.id, &start.request);
+        self.tell_accumulator(AccumulatorMessage::BeginTurn(Box::new(start)));
+    }
+
+    /// Returns the input of the machine of the current turn.
+    pub(super) fn turn_spec(&self) -> Option<TurnSpec> {
+        let rules_of = |overrides: &RunOverrides| self.agents.rules(overrides);
+        let spec = self.session.current_turn_spec(self.now(), &rules_of)?;
+        Some(of_session(spec, &self.id))
+    }
+
+    /// Sends the report of a run that has ended.
+    fn end_run(&mut self, summary: RunSummary) {
+        // Nothing continues from the records of the last turn any more.
+        let last = self.log.last();
+        self.log.forget_until(last);
+        self.shared.show_counts();
+        let Some(run) = self.run.take() else { return };
+        if !run.is_awaited() {
+            return;
+        }
+        let ActiveRun { calls, report, .. } = *run;
+        let RunSummary { run_id, end, text, error, stats, first_message } = summary;
+        let report_of_run = RunReport {
+            run_id,
+            run_end: end,
+            text,
+            error,
+            turns: stats.turns,
+            calls,
+            stats: (&stats).into(),
+            exact: stats,
+            messages: Messages {
+                all: self.session.history().messages().clone(),
+                first_of_run: first_message,
+            },
+        };
+        if let Some(report) = report {
+            // The caller may be gone.
+            let _ = report.send(Ok((report_of_run, last)));
+        }
+    }
+
+    /// Drops the callers of runs that are over.
+    fn forget_callers(&mut self) {
+        let session = &self.session;
+        self.callers.retain(|id, _| session.has_run(id));
+        self.shared.show_counts();
+    }
+
+    /// Tells all callers of queued runs that their runs do not start.
+    pub(super) fn fail_callers(&mut self, why: &HostError) {
+        for (_, mut caller) in self.callers.drain() {
+            caller.fail(why.clone());
+        }
+        self.shared.show_counts();
+    }
+}
+
+/// Fills what a turn has from its session's id.
+fn of_session(spec: TurnSpec, id: &SessionId) -> TurnSpec {
+    TurnSpec {
+        seed: ids::spread(id, spec.number),
+        idempotency_scope: id.as_str().to_owned(),
+        ..spec
+    }
+}

@@ -1,0 +1,131 @@
+//! The public view of a session: its snapshot, and the approvals that its turn waits for.
+
+use super::State;
+use crate::event::ApprovalRequest;
+use crate::journal::unix_ms;
+use crate::record::{Record, Seq};
+use crate::runtime::report::CallReport;
+use crate::runtime::snapshot::{CurrentRun, PendingApproval, QueuedInput, SessionSnapshot};
+use crate::session::open_approvals;
+use crate::turn::results_so_far;
+use crate::types::{RunId, SessionState};
+
+impl State {
+    /// Answers the callers that wait for a snapshot, unless the approvals of a resumed turn are
+    /// still unknown.
+    pub(super) fn send_snapshots(&mut self) {
+        if self.run.as_ref().is_some_and(|run| run.approvals_unknown) {
+            return;
+        }
+        for reply in std::mem::take(&mut self.snapshot_replies) {
+            // The caller may be gone.
+            let _ = reply.send(self.snapshot());
+        }
+    }
+
+    fn snapshot(&self) -> SessionSnapshot {
+        let session = &self.session;
+        let current_run = session.run().map(|run| {
+            let suspended = session.is_suspended();
+            let turn_after = self.run.as_ref().map(|run| run.turn_after);
+            let turn_after = turn_after.unwrap_or(self.stored_turn_after);
+            CurrentRun {
+                run_id: run.id.clone(),
+                turn: session.turn(),
+                suspended,
+                approvals: match &self.run {
+                    Some(run) => run.approvals.clone(),
+                    None => self.recorded_approvals(turn_after),
+                },
+                results: self.results_so_far(&run.id, turn_after),
+            }
+        });
+        let state = if current_run.is_some() { SessionState::Running } else { SessionState::Idle };
+        let queued = session.queue().map(|queued| QueuedInput {
+            run_id: queued.run_id.clone(),
+            input: queued.input.clone(),
+        });
+        SessionSnapshot {
+            id: self.id.clone(),
+            agent: self.agents.own().name.clone(),
+            state,
+            seq: self.log.last(),
+            history: session.history().display_messages(),
+            variables: session.variables().clone(),
+            current_run,
+            queued: queued.collect(),
+            usage: session.usage(),
+        }
+    }
+
+    /// Returns the results of the current turn up to the first call that has none, as far as they
+    /// are durable.
+    fn results_so_far(&self, run: &RunId, turn_after: Seq) -> Vec<CallReport> {
+        let durable = self.log.durable();
+        let entries = self.log.entries_since(turn_after);
+        let records = entries.iter().filter(|entry| entry.seq <= durable);
+        let results = results_so_far(records.map(|entry| &entry.record));
+        results.map(|result| CallReport::new(run.clone(), None, result)).collect()
+    }
+
+    /// Returns the open approvals of a suspended run's turn, from its records.
+    fn recorded_approvals(&self, turn_after: Seq) -> Vec<PendingApproval> {
+        let entries = self.log.entries_since(turn_after);
+        let open = open_approvals(entries.iter().map(|entry| &**entry)).into_iter();
+        open.map(|open| PendingApproval::new(open.request, open.asked_at)).collect()
+    }
+
+    /// The accumulator reports the approvals that its turn waits for.
+    pub(super) fn approvals_changed(
+        &mut self,
+        epoch: u64,
+        requests: Vec<ApprovalRequest>,
+        rests: bool,
+    ) {
+        if epoch != self.epoch || self.is_recovering() {
+            return;
+        }
+        let approvals = requests.into_iter().map(|request| {
+            let asked_at = self.asked_at(&request);
+            PendingApproval::new(request, asked_at)
+        });
+        let approvals = approvals.collect();
+        let now = self.now();
+        if let Some(run) = &mut self.run {
+            run.approvals = approvals;
+            self.session.handle_resting(now, rests);
+        }
+    }
+
+    /// The accumulator has reported all that the records of a resumed turn say.
+    pub(super) fn turn_is_known(&mut self, epoch: u64) {
+        if epoch == self.epoch
+            && !self.is_recovering()
+            && let Some(run) = &mut self.run
+        {
+            run.approvals_unknown = false;
+        }
+    }
+
+    /// Returns until when the open approvals may be decided: Unix time in milliseconds.
+    pub(super) fn approvals_until(&self) -> Option<u64> {
+        let tools = &self.agents.current().rules.tools;
+        let until = |approval: &PendingApproval| {
+            let timeout = tools.get(&*approval.tool_name)?.approval_timeout;
+            approval.asked_at.checked_add(u64::try_from(timeout.as_millis()).ok()?)
+        };
+        self.run.as_ref()?.approvals.iter().filter_map(until).min()
+    }
+
+    /// Returns when an approval was requested: Unix time in milliseconds. The record says so for
+    /// a request that was made before the session was read from the journal.
+    fn asked_at(&self, request: &ApprovalRequest) -> u64 {
+        let after = self.run.as_ref().map_or(Seq(0), |run| run.turn_after);
+        let entries = self.log.entries_since(after);
+        let asked = entries.iter().find(|entry| {
+            matches!(&entry.record, Record::ApprovalAsked { asked }
+                if asked.call.key == request.call.key && asked.phase == request.phase)
+        });
+        asked.map_or_else(unix_ms, |entry| entry.time)
+    }
+}

@@ -1,0 +1,265 @@
+//! The next step of a session: a turn, the records that follow a turn, or a queued run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::effect::{RunSummary, SessionEffect, SessionRecord, TurnBegin, TurnOrigin};
+use super::machine::{Lifecycle, Session};
+use super::open_run::{OpenTurn, QueuedRun, RunStage};
+use super::run::{FollowUp, RunNext, TurnPlan};
+use crate::config::RunOverrides;
+use crate::event::{CallLabel, Event, RunStats};
+use crate::record::{Record, RequestKey};
+use crate::turn::{InitialCallsTurn, LimitHit, TurnRules, TurnSpec};
+use crate::types::{RunEnd, RunError, RunId};
+
+/// Returns the rules of a run with these overrides.
+pub type RulesOf<'a> = &'a dyn Fn(&RunOverrides) -> Arc<TurnRules>;
+
+impl Session {
+    /// Returns the next effect. After each `handle_*` it is called until it returns `None`.
+    pub fn poll(&mut self, now: Duration, rules_of: RulesOf<'_>) -> Option<SessionEffect> {
+        if self.outbox.is_empty() && !self.suspended {
+            self.advance(now, rules_of);
+        }
+        self.outbox.pop_front()
+    }
+
+    fn advance(&mut self, now: Duration, rules_of: RulesOf<'_>) {
+        let Some(run) = self.run.as_deref_mut() else { return self.advance_idle(rules_of) };
+        match &mut run.stage {
+            RunStage::Ready(plan) => {
+                let (plan, rules) = (*plan, rules_of(&run.overrides));
+                match self.initial_calls(&rules) {
+                    Some(calls) => {
+                        let batch = self.initial_calls_records(&run_id(self), calls);
+                        self.record(batch);
+                    }
+                    None => self.begin_turn(now, plan, rules),
+                }
+            }
+            RunStage::Turn(turn) => {
+                if let Some(origin) = turn.hand_out.take() {
+                    let (plan, rules) = (turn.plan, rules_of(&run.overrides));
+                    self.hand_out_turn(now, plan, origin, rules);
+                }
+            }
+            RunStage::FollowUp(FollowUp { limits, next }) => {
+                let (limits, next) = (limits.clone(), next.clone());
+                let id = run.id.clone();
+                let limits = limits.into_iter().map(|hit| self.limit_record(&id, hit)).collect();
+                match next {
+                    RunNext::Turn(_) => self.record(limits),
+                    RunNext::End { end, text, error } => {
+                        self.record_run_end(now, limits, end, text, error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Starts the next queued run, or closes the session if that was requested.
+    fn advance_idle(&mut self, rules_of: RulesOf<'_>) {
+        match self.queue.front().cloned() {
+            Some(queued) if self.shutting_down => self.record_interrupted_run(&queued, rules_of),
+            Some(queued) => self.record_run_start(&queued, None, rules_of),
+            None if self.holds_slot => {
+                self.holds_slot = false;
+                self.outbox.push_back(SessionEffect::ReleaseSlot);
+            }
+            None if self.lifecycle == Lifecycle::Closing => {
+                let record = Record::SessionClosed;
+                let (turn, events) = (self.turn, Vec::new());
+                self.record(vec![SessionRecord { record, run_id: None, turn, events }]);
+                self.outbox.push_back(SessionEffect::Close);
+            }
+            None => {}
+        }
+    }
+
+    /// Records the start of a run, with the turn of the session's initial calls if they are open.
+    pub(super) fn record_run_start(
+        &mut self,
+        queued: &QueuedRun,
+        request: Option<RequestKey>,
+        rules_of: RulesOf<'_>,
+    ) {
+        let rules = rules_of(&queued.overrides);
+        let mut batch = vec![self.run_start_record(queued, request, &rules)];
+        if let Some(calls) = self.initial_calls(&rules) {
+            batch.extend(self.initial_calls_records(&queued.run_id, calls));
+        }
+        self.record(batch);
+    }
+
+    fn run_start_record(
+        &self,
+        queued: &QueuedRun,
+        request: Option<RequestKey>,
+        rules: &TurnRules,
+    ) -> SessionRecord {
+        let QueuedRun { run_id, input, overrides, trace } = queued.clone();
+        let (model, execution) = (rules.models.first().origin.model.clone(), rules.execution);
+        let event =
+            Event::RunStarted { agent: self.agent.clone(), model: model.clone(), execution };
+        let record = Record::RunStarted {
+            run_id,
+            input,
+            overrides: Box::new(overrides),
+            model,
+            execution,
+            request,
+            trace,
+        };
+        self.record_of(&queued.run_id, record, vec![event])
+    }
+
+    /// Records a queued run as started and interrupted, so that its input stands in the history.
+    fn record_interrupted_run(&mut self, queued: &QueuedRun, rules_of: RulesOf<'_>) {
+        let (end, stats) = (RunEnd::Interrupted, RunStats::default());
+        let record = Record::RunEnded {
+            run_id: queued.run_id.clone(),
+            end,
+            text: String::new(),
+            error: None,
+            stats: (&stats).into(),
+            waiting: self.queue.len().saturating_sub(1) as u64,
+        };
+        let event = self.run_end_event(end, String::new(), None, stats);
+        let started = self.run_start_record(queued, None, &rules_of(&queued.overrides));
+        let ended = self.record_of(&queued.run_id, record, vec![event]);
+        self.record(vec![started, ended]);
+        let (run_id, why) = (queued.run_id.clone(), super::SessionRefusal::ShuttingDown);
+        self.outbox.push_back(SessionEffect::RunRefused { run_id, why });
+    }
+
+    /// Returns the turn of the calls that the session was opened with, while they are open.
+    fn initial_calls(&self, rules: &TurnRules) -> Option<InitialCallsTurn> {
+        let calls = self.history.open_calls()?;
+        Some(InitialCallsTurn::new(self.turn + 1, calls, rules))
+    }
+
+    fn initial_calls_records(&self, run: &RunId, calls: InitialCallsTurn) -> Vec<SessionRecord> {
+        let InitialCallsTurn { response, limit } = calls;
+        let mut events = vec![Event::TurnStarted];
+        if let Record::ResponseEnded { message, .. } = &response {
+            events.extend(message.calls.iter().map(|call| {
+                let (key, provider_id) = (call.key, call.provider_id.clone());
+                let call = CallLabel { key, provider_id, name: call.name.clone() };
+                Event::CallOpened { call }
+            }));
+        }
+        let response = self.record_of(run, response, events);
+        let limit = limit.map(|hit| self.limit_record(run, hit));
+        let turn = self.turn + 1;
+        let records = [response].into_iter().chain(limit);
+        records.map(|record| SessionRecord { turn, ..record }).collect()
+    }
+
+    fn begin_turn(&mut self, now: Duration, plan: TurnPlan, rules: Arc<TurnRules>) {
+        self.turn += 1;
+        if let Some(run) = &mut self.run {
+            run.stage = RunStage::Turn(OpenTurn::new(plan, None));
+        }
+        self.hand_out_turn(now, plan, TurnOrigin::New, rules);
+    }
+
+    fn hand_out_turn(
+        &mut self,
+        now: Duration,
+        plan: TurnPlan,
+        origin: TurnOrigin,
+        rules: Arc<TurnRules>,
+    ) {
+        let Some(spec) = self.turn_spec(now, plan, rules) else { return };
+        let Some(run) = &self.run else { return };
+        let begin = TurnBegin { run_id: run.id.clone(), spec, origin, cancel: run.cancel };
+        self.outbox.push_back(SessionEffect::BeginTurn(Box::new(begin)));
+    }
+
+    /// Returns the input of the machine of the current turn.
+    #[must_use]
+    pub fn current_turn_spec(&self, now: Duration, rules_of: RulesOf<'_>) -> Option<TurnSpec> {
+        let run = self.run.as_deref()?;
+        let plan = run.turn()?.plan;
+        self.turn_spec(now, plan, rules_of(&run.overrides))
+    }
+
+    fn turn_spec(&self, now: Duration, plan: TurnPlan, rules: Arc<TurnRules>) -> Option<TurnSpec> {
+        let run = self.run.as_deref()?;
+        let elapsed = run.elapsed(now);
+        let working = elapsed.saturating_sub(run.people);
+        Some(TurnSpec {
+            number: self.turn,
+            turns_with_calls: self.history.turns_with_calls(),
+            held_ids: self.history.held_ids(),
+            last_request: plan.last_request,
+            budget: run.machine.budget(),
+            began: elapsed,
+            run_time_left: run.limits.run_timeout.map(|timeout| timeout.saturating_sub(working)),
+            variables: self.variables.clone(),
+            seed: 0,
+            idempotency_scope: String::new(),
+            rules,
+        })
+    }
+
+    fn limit_record(&self, run: &RunId, hit: LimitHit) -> SessionRecord {
+        let LimitHit { limit, value, maximum, action, note } = hit;
+        let (limit, action) = (limit.to_owned(), action.to_owned());
+        let event =
+            Event::LimitReached { limit: limit.clone(), value, maximum, action: action.clone() };
+        let record = Record::LimitReached { limit, value, maximum, action, note };
+        self.record_of(run, record, vec![event])
+    }
+
+    /// Records the end of the current run behind the records of `batch`.
+    pub(super) fn record_run_end(
+        &mut self,
+        now: Duration,
+        mut batch: Vec<SessionRecord>,
+        end: RunEnd,
+        text: String,
+        error: Option<RunError>,
+    ) {
+        let Some(run) = self.run.as_deref() else { return };
+        let mut stats = run.stats;
+        stats.turns = run.machine.turns();
+        stats.duration = run.elapsed(now);
+        let summary = RunSummary {
+            run_id: run.id.clone(),
+            end,
+            text: text.clone(),
+            error: error.clone(),
+            stats,
+            first_message: run.first_message,
+        };
+        let record = Record::RunEnded {
+            run_id: run.id.clone(),
+            end,
+            text: text.clone(),
+            error: error.clone(),
+            stats: (&stats).into(),
+            waiting: self.queue.len() as u64,
+        };
+        let event = self.run_end_event(end, text, error, stats);
+        batch.push(self.record_of(&run.id, record, vec![event]));
+        self.record(batch);
+        self.outbox.push_back(SessionEffect::RunEnded(Box::new(summary)));
+    }
+
+    fn run_end_event(
+        &self,
+        end: RunEnd,
+        text: String,
+        error: Option<RunError>,
+        stats: RunStats,
+    ) -> Event {
+        let (agent, stats) = (self.agent.clone(), Box::new(stats));
+        Event::RunEnded { agent, end, text, error, stats }
+    }
+}
+
+fn run_id(session: &Session) -> RunId {
+    session.run.as_ref().map_or_else(|| RunId(String::new().into()), |run| run.id.clone())
+}

@@ -1,0 +1,153 @@
+//! The inputs and the effects of the session machine.
+
+use std::time::Duration;
+
+use crate::config::RunOverrides;
+use crate::event::{Event, RunStats};
+use crate::record::{Record, RequestKey, Seq};
+use crate::turn::{CancelReason, TurnSpec};
+use crate::types::{Content, RunEnd, RunError, RunId, TraceContext};
+
+/// A request to start a run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RunInput {
+    /// The id of the run.
+    pub run_id: RunId,
+    /// The user's input.
+    pub input: Content,
+    /// The run's changes to its agent.
+    pub overrides: RunOverrides,
+    /// The idempotency key of the request.
+    pub request: Option<RequestKey>,
+    /// The trace that the run belongs to.
+    pub trace: Option<TraceContext>,
+}
+
+/// The answer to a request to start a run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum RunAdmission {
+    /// The run can start now.
+    Start,
+    /// The run can wait for the current one.
+    Queue,
+    /// The same request was accepted before.
+    Known {
+        /// The run that it started or queued.
+        run_id: RunId,
+        /// The record of its input.
+        seq: Seq,
+    },
+}
+
+/// The reason why a request to a session is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SessionRefusal {
+    /// The session is closed, or about to be.
+    Closed,
+    /// The host shuts down.
+    ShuttingDown,
+    /// The idempotency key was used for a different request.
+    KeyReused,
+    /// The current run is suspended.
+    Suspended,
+    /// No run is suspended.
+    NotSuspended,
+    /// A run is in progress.
+    RunInProgress,
+    /// No run is in progress.
+    NoRun,
+    /// The input is empty.
+    EmptyInput,
+    /// The queue holds this maximum of inputs.
+    QueueFull(usize),
+}
+
+/// An effect of the session machine, to be performed in order.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum SessionEffect {
+    /// Append these records as one batch and hand each of them to
+    /// [`Session::apply`](super::Session::apply) before the next effect is polled.
+    Record(Vec<SessionRecord>),
+    /// Begin or continue a turn.
+    BeginTurn(Box<TurnBegin>),
+    /// End the current turn now.
+    CancelTurn(CancelReason),
+    /// A run has ended: send its report to the caller that waits for it.
+    RunEnded(Box<RunSummary>),
+    /// A queued run does not start: send the reason to the caller that waits for it.
+    RunRefused {
+        /// The run.
+        run_id: RunId,
+        /// The reason.
+        why: SessionRefusal,
+    },
+    /// No run is in progress and none follows: release the session's place among the host's runs.
+    ReleaseSlot,
+    /// The session is closed: delete its records.
+    Close,
+}
+
+/// A record of the session machine with its events.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SessionRecord {
+    /// The record.
+    pub record: Record,
+    /// The run that the events belong to.
+    pub run_id: Option<RunId>,
+    /// The turn that the events belong to.
+    pub turn: u32,
+    /// The events to publish behind the record, in order.
+    pub events: Vec<Event>,
+}
+
+/// The position and the time of a record in the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RecordedAt {
+    /// The record's position.
+    pub seq: Seq,
+    /// The record's time: Unix time in milliseconds.
+    pub time: u64,
+    /// The time on the clock of the session's machine; zero while a journal is folded.
+    pub now: Duration,
+}
+
+/// A turn to begin or to continue.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TurnBegin {
+    /// The run of the turn.
+    pub run_id: RunId,
+    /// The input of the turn machine. Its `seed` and `idempotency_scope` are left to the shell.
+    pub spec: TurnSpec,
+    /// The origin of the turn.
+    pub origin: TurnOrigin,
+    /// Set if the turn is to be cancelled as soon as it begins.
+    pub cancel: Option<CancelReason>,
+}
+
+/// The origin of a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TurnOrigin {
+    /// The turn has no records yet.
+    New,
+    /// The turn continues from records that were appended in this life of the session.
+    Recorded,
+    /// The turn continues from records that were read from the journal.
+    Stored,
+}
+
+/// The result of a run that has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RunSummary {
+    /// The run.
+    pub run_id: RunId,
+    /// The reason of the end.
+    pub end: RunEnd,
+    /// The final answer, or as much of it as there is.
+    pub text: String,
+    /// The error, if the run failed.
+    pub error: Option<RunError>,
+    /// The run's sums.
+    pub stats: RunStats,
+    /// The index of the run's first message in the history.
+    pub first_message: usize,
+}

@@ -1,0 +1,330 @@
+//! The inputs of a session, and the records of its turns, in any order.
+
+use std::time::Duration;
+
+use super::world::{HeldTurn, INPUTS_MAX, World, key_of};
+use crate::config::RunOverrides;
+use crate::event::{ApprovalRequest, CallLabel};
+use crate::record::{Record, ResponseDisposition, ResponseMessage, Seq, StopMode, TurnEnd};
+use crate::session::{RunAdmission, RunInput, SessionRefusal};
+use crate::types::{
+    ApprovalPhase, CallKey, Content, ResultNotes, RunId, ToolCall, ToolOutcome, ToolResult, Usage,
+    Verdict, WriteSet,
+};
+
+/// Something that may happen.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Action {
+    Start,
+    /// The first request arrives again.
+    Repeat,
+    Steer,
+    Stop(StopMode),
+    /// The turn asks its model.
+    Ask,
+    /// The model answers with a text.
+    Answer,
+    /// The model calls a tool that people have to approve.
+    Call,
+    Approve,
+    /// The turn ends: its calls are answered.
+    Commit,
+    /// The session receives the committed turn.
+    Receive,
+    /// The owner of the turn dies.
+    Lose,
+    /// The actors have died too often.
+    Fail,
+    /// The host dies and keeps this many records.
+    Crash(usize),
+    Hibernate,
+    Wake,
+    Resume,
+    Shutdown(bool),
+    Close,
+}
+
+impl World {
+    pub(super) fn actions(&self) -> Vec<Action> {
+        if self.deleted {
+            return Vec::new();
+        }
+        let (left, session) = (&self.left, &self.session);
+        let mut actions = Vec::new();
+        let mut may = |count: u32, some: &[Action]| {
+            if count > 0 {
+                actions.extend(some);
+            }
+        };
+        let suspended = session.suspended;
+        may(left.starts, &[Action::Start]);
+        may(u32::from(!self.accepted.is_empty()), &[Action::Repeat]);
+        may(left.steers, &[Action::Steer]);
+        let stops = [Action::Stop(StopMode::Now), Action::Stop(StopMode::AfterTurn)];
+        may(left.stops, &stops);
+        may(left.shutdowns, &[Action::Shutdown(false), Action::Shutdown(true)]);
+        may(left.closes, &[Action::Close]);
+        if left.crashes > 0 {
+            let prefixes = (self.batch_from + 1).min(self.log.len())..=self.log.len();
+            actions.extend(prefixes.map(Action::Crash));
+        }
+        if left.hibernations > 0 && session.may_hibernate() {
+            actions.push(Action::Hibernate);
+        }
+        // A host that shuts down wakes no run.
+        if suspended && !session.shutting_down {
+            let waits = self.interrupted && left.manual && session.is_suspended();
+            let stops = session
+                .run
+                .as_ref()
+                .is_some_and(|run| run.cancel.is_some() || run.stops_after_turn);
+            actions.push(if waits && !stops { Action::Resume } else { Action::Wake });
+        }
+        if let Some(turn) = &self.turn {
+            let progress = self.progress(turn.number);
+            let stopping = turn.cancel.is_some();
+            if progress.committed {
+                actions.push(Action::Receive);
+            } else if progress.asks {
+                actions.push(if stopping { Action::Commit } else { Action::Approve });
+            } else if progress.open_call.is_some() || (progress.has_response || stopping) {
+                actions.push(Action::Commit);
+            } else if progress.records == 0 {
+                actions.push(Action::Ask);
+            } else {
+                actions.push(Action::Answer);
+                actions.extend((!turn.last_request).then_some(Action::Call));
+            }
+            let mut lose = |count: u32, action| actions.extend((count > 0).then_some(action));
+            lose(left.losses, Action::Lose);
+            lose(left.failures, Action::Fail);
+        }
+        actions
+    }
+
+    pub(super) fn act(&mut self, action: Action) {
+        let now = Duration::ZERO;
+        match action {
+            Action::Start => self.start(),
+            Action::Repeat => {
+                let log = self.log.len();
+                for (id, seq) in self.accepted.clone() {
+                    let again = self.session.admit_run(&"x".into(), Some(&key_of(&id)), true);
+                    let known = RunAdmission::Known { run_id: id, seq };
+                    assert!(again == Ok(known) || again == Err(SessionRefusal::Closed));
+                }
+                assert_eq!(self.log.len(), log);
+            }
+            Action::Steer => {
+                self.left.steers -= 1;
+                let input: Content = format!("steer {}", self.left.steers).as_str().into();
+                let _ = self.session.handle_steer(input, None, INPUTS_MAX);
+            }
+            Action::Stop(mode) => {
+                self.left.stops -= 1;
+                self.session.handle_stop(mode);
+                self.perform();
+                self.resume_if_suspended();
+            }
+            Action::Ask => {
+                let turn = self.turn.as_ref().unwrap().number;
+                self.append_turn(vec![Record::AttemptStarted {
+                    turn,
+                    attempt: 1,
+                    model: "m".into(),
+                    streamed: true,
+                    reason: None,
+                    wait_ms: 0,
+                }]);
+            }
+            Action::Answer => {
+                let turn = self.turn.as_ref().unwrap().number;
+                let committed = committed(turn, TurnEnd::Finished);
+                self.append_turn(vec![response(turn, "so", Vec::new()), committed]);
+            }
+            Action::Call => {
+                let turn = self.turn.as_ref().unwrap().number;
+                let asked = Record::ApprovalAsked {
+                    asked: Box::new(ApprovalRequest {
+                        call: label(&call(turn)),
+                        phase: ApprovalPhase::Before,
+                        arguments: call(turn).arguments,
+                        arguments_sha256: "0".into(),
+                        output_summary: None,
+                    }),
+                };
+                self.append_turn(vec![response(turn, "", vec![call(turn)]), asked]);
+                self.session.handle_resting(now, true);
+            }
+            Action::Approve => {
+                let key = call(self.turn.as_ref().unwrap().number).key;
+                let (phase, verdict) = (ApprovalPhase::Before, Verdict::Approved);
+                let given = Record::ApprovalGiven { key, phase, verdict, message: None };
+                self.append_turn(vec![given]);
+                self.session.handle_resting(now, false);
+            }
+            Action::Commit => self.commit_turn(),
+            Action::Receive => {
+                let number = self.turn.take().unwrap().number;
+                let record = self.turn_record(number);
+                assert!(self.session.handle_turn_committed(&record));
+                assert!(!self.session.handle_turn_committed(&record), "a turn is committed once");
+            }
+            Action::Lose => {
+                self.left.losses -= 1;
+                let number = self.turn.take().unwrap().number;
+                match self.progress(number).committed {
+                    true => assert!(self.session.handle_turn_committed(&self.turn_record(number))),
+                    false => self.session.handle_turn_lost(now),
+                }
+            }
+            Action::Fail => {
+                self.left.failures -= 1;
+                let number = self.turn.take().unwrap().number;
+                let committed = self.progress(number).committed;
+                let record = committed.then(|| self.turn_record(number));
+                let (code, message) = ("internal_error".to_owned(), "no".to_owned());
+                let error = crate::types::RunError { code, message, transient: true };
+                self.session.handle_run_failed(now, record.as_ref(), error);
+            }
+            Action::Crash(upto) => {
+                self.left.crashes -= 1;
+                self.log.truncate(upto);
+                self.restart(true);
+            }
+            Action::Hibernate => {
+                self.left.hibernations -= 1;
+                self.restart(false);
+            }
+            Action::Wake => {
+                let manual = self.left.manual && self.interrupted;
+                assert!(self.session.handle_wake(now, manual));
+                self.has_slot = true;
+            }
+            Action::Resume => {
+                assert!(!self.session.clone().handle_wake(now, true));
+                self.session.handle_resume(now).unwrap();
+                self.has_slot = true;
+            }
+            Action::Shutdown(at_once) => {
+                self.left.shutdowns -= 1;
+                self.session.handle_shutdown(at_once);
+            }
+            Action::Close => {
+                self.left.closes -= 1;
+                self.session.handle_close();
+                self.perform();
+                self.resume_if_suspended();
+            }
+        }
+        self.perform();
+    }
+
+    fn resume_if_suspended(&mut self) {
+        if self.session.is_suspended() && !self.session.shutting_down {
+            self.session.handle_resume(Duration::ZERO).unwrap();
+            self.has_slot = true;
+        }
+    }
+
+    fn start(&mut self) {
+        self.left.starts -= 1;
+        let run_id = RunId(format!("run_{}", self.left.starts).into());
+        let (input, key): (Content, _) = ("go".into(), key_of(&run_id));
+        let Ok(admission) = self.session.admit_run(&input, Some(&key), true) else { return };
+        assert!(matches!(admission, RunAdmission::Start | RunAdmission::Queue));
+        let is_busy = self.session.run.is_some() || !self.session.queue.is_empty();
+        assert_eq!(admission == RunAdmission::Queue, is_busy);
+        let overrides = RunOverrides::default();
+        let request = Some(key);
+        let run = RunInput { run_id: run_id.clone(), input, overrides, request, trace: None };
+        let rules = super::world::rules_with(self.left.max_turns);
+        let rules_of = |_: &RunOverrides| std::sync::Arc::clone(&rules);
+        if self.session.handle_run_request(run, INPUTS_MAX, &rules_of).is_ok() {
+            self.has_slot |= admission == RunAdmission::Start;
+            self.accepted.push((run_id, Seq(self.log.len() as u64 + 1)));
+        }
+    }
+
+    /// The session is read from its journal by another host, or after it was asleep.
+    fn restart(&mut self, crashed: bool) {
+        let was_suspended = self.session.suspended;
+        let stored = self.read(self.log.len());
+        self.session = stored.session;
+        (self.turn, self.has_slot) = (None, false);
+        // A run that was interrupted before the session fell asleep still is.
+        self.interrupted = crashed || (self.interrupted && was_suspended);
+        self.is_crashed |= crashed;
+        let seq = self.log.len() as u64;
+        // A request whose record was lost was not acknowledged.
+        self.accepted.retain(|(_, of)| of.0 <= seq);
+        let is_over = |run: &RunId| {
+            self.log
+                .iter()
+                .any(|record| matches!(record, Record::RunEnded { run_id, .. } if run_id == run))
+        };
+        self.reported.retain(is_over);
+        self.refused.clear();
+        self.batch_from = self.log.len();
+    }
+
+    fn append_turn(&mut self, records: Vec<Record>) {
+        self.batch_from = self.log.len();
+        self.log.extend(records);
+    }
+
+    fn commit_turn(&mut self) {
+        let HeldTurn { number, cancel, .. } = self.turn.clone().unwrap();
+        let progress = self.progress(number);
+        let mut records = Vec::new();
+        if let Some(call) = progress.open_call {
+            let result = ToolResult {
+                call,
+                outcome: ToolOutcome::ok("noon"),
+                notes: ResultNotes::default(),
+                started: None,
+                wait: Duration::ZERO,
+                duration: Duration::ZERO,
+                writes: WriteSet([("x".into(), serde_json::json!(number).into())].into()),
+            };
+            records.push(crate::turn::ended(&result, false, false));
+        }
+        let end = cancel.map_or(TurnEnd::Finished, TurnEnd::Cancelled);
+        records.push(committed(number, end));
+        self.append_turn(records);
+        self.session.handle_resting(Duration::ZERO, false);
+    }
+}
+
+fn call(turn: u32) -> ToolCall {
+    ToolCall {
+        key: CallKey { turn, attempt: 1, index: 0 },
+        id: format!("call_{turn}").into(),
+        provider_id: None,
+        name: "asked".into(),
+        arguments: serde_json::json!({"n": turn}).into(),
+        raw: None,
+    }
+}
+
+fn response(turn: u32, text: &str, calls: Vec<ToolCall>) -> Record {
+    let message = ResponseMessage { text: text.into(), calls, ..ResponseMessage::default() };
+    Record::ResponseEnded {
+        turn,
+        attempt: 1,
+        ending: ResponseDisposition::Well,
+        message: message.into(),
+        finish_reason: None,
+        usage: Usage::default(),
+        dropped_calls: Vec::new(),
+        shown: Vec::new(),
+    }
+}
+
+fn committed(turn: u32, end: TurnEnd) -> Record {
+    Record::TurnCommitted { turn, end, summary: Box::default() }
+}
+
+fn label(call: &ToolCall) -> CallLabel {
+    CallLabel { key: call.key, provider_id: None, name: call.name.clone() }
+}

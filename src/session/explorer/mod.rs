@@ -1,0 +1,127 @@
+//! Visits the states of [`Session`](super::Session) that its surroundings can bring about, not the
+//! paths to them, and checks the invariants in each: inputs, stops, approvals, hibernation,
+//! crashes at every record, lost actors, shutdown and deletion in any order.
+//!
+//! A turn is represented by its records and by its commit.
+#![expect(clippy::wildcard_enum_match_arm, reason = "a test looks for one variant")]
+
+mod actions;
+mod checks;
+mod world;
+
+use std::collections::{HashSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use world::{Scenario, World};
+
+const STATES_MAX: usize = 400_000;
+
+fn fingerprint(world: &World) -> (u64, u64) {
+    let mut hasher = DefaultHasher::new();
+    world.hash(&mut hasher);
+    let first = hasher.finish();
+    first.hash(&mut hasher);
+    (first, hasher.finish())
+}
+
+/// Visits every state of a scenario and prints their number.
+fn explore(name: &str, scenario: &Scenario) {
+    let first = World::open(scenario);
+    let mut seen = HashSet::from([fingerprint(&first)]);
+    let mut open = VecDeque::from([first]);
+    let mut runs = 0;
+    while let Some(world) = open.pop_front() {
+        world.check();
+        runs = runs.max(world.reported.len());
+        for action in world.actions() {
+            let mut next = world.clone();
+            next.act(action);
+            if seen.insert(fingerprint(&next)) {
+                assert!(seen.len() <= STATES_MAX, "{name}: too many states");
+                open.push_back(next);
+            }
+        }
+    }
+    assert!(runs > 0, "{name}: no run has ended");
+    println!("{name}: {} states", seen.len());
+}
+
+#[test]
+fn two_inputs_steering_and_stops() {
+    let scenario = Scenario { starts: 2, steers: 1, stops: 1, max_turns: 2, ..Scenario::default() };
+    explore("two inputs, steering, a stop", &scenario);
+    let scenario = Scenario { starts: 1, stops: 2, steers: 1, max_turns: 2, ..scenario };
+    explore("one input, steering, two stops", &scenario);
+}
+
+#[test]
+fn crashes_at_every_record() {
+    let scenario = Scenario {
+        starts: 1,
+        steers: 1,
+        stops: 1,
+        crashes: 1,
+        max_turns: 2,
+        ..Scenario::default()
+    };
+    explore("a crash", &scenario);
+    let scenario = Scenario { starts: 2, steers: 0, max_turns: 1, ..scenario };
+    explore("a crash, two inputs", &scenario);
+    explore("a crash, manual resume", &Scenario { manual: true, ..scenario });
+    let scenario = Scenario { starts: 1, crashes: 2, max_turns: 1, ..Scenario::default() };
+    explore("two crashes", &scenario);
+}
+
+#[test]
+fn hibernation() {
+    let scenario = Scenario {
+        starts: 2,
+        steers: 1,
+        stops: 1,
+        hibernations: 1,
+        max_turns: 1,
+        ..Scenario::default()
+    };
+    explore("hibernation", &scenario);
+    let scenario =
+        Scenario { starts: 1, steers: 0, hibernations: 2, crashes: 1, manual: true, ..scenario };
+    explore("hibernation, a crash, manual resume", &scenario);
+}
+
+#[test]
+fn lost_and_failed_turns() {
+    let scenario = Scenario {
+        starts: 1,
+        steers: 1,
+        stops: 1,
+        losses: 2,
+        failures: 1,
+        max_turns: 2,
+        ..Scenario::default()
+    };
+    explore("lost turns", &scenario);
+}
+
+#[test]
+fn shutdown_and_deletion() {
+    let scenario =
+        Scenario { starts: 2, stops: 1, shutdowns: 2, max_turns: 1, ..Scenario::default() };
+    explore("shutdown", &scenario);
+    let scenario = Scenario { shutdowns: 0, closes: 1, crashes: 1, ..scenario };
+    explore("deletion", &scenario);
+}
+
+#[test]
+fn initial_calls() {
+    let scenario = Scenario {
+        starts: 1,
+        steers: 1,
+        stops: 1,
+        crashes: 1,
+        losses: 1,
+        initial_call: true,
+        max_turns: 1,
+        ..Scenario::default()
+    };
+    explore("initial calls", &scenario);
+}

@@ -1,0 +1,256 @@
+//! The surroundings of a session: its journal, the owner of its turn, its callers, its host.
+
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::config::{Limits, RunOverrides};
+use crate::event::Event;
+use crate::record::{JournalEntry, Record, RequestKey, Seq, StopMode};
+use crate::session::{
+    RecordedAt, Session, SessionEffect, SessionRecord, StoredSession, TurnBegin, TurnOrigin,
+};
+use crate::turn::fixtures::rules;
+use crate::turn::{CancelReason, TurnRecord, TurnRules};
+use crate::types::{Execution, RunId, ToolCall};
+
+/// At most so many inputs wait.
+pub(super) const INPUTS_MAX: usize = 3;
+
+/// The number of times that each input may arrive.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(super) struct Scenario {
+    pub(super) starts: u32,
+    pub(super) steers: u32,
+    pub(super) stops: u32,
+    pub(super) crashes: u32,
+    pub(super) hibernations: u32,
+    pub(super) losses: u32,
+    pub(super) failures: u32,
+    pub(super) shutdowns: u32,
+    pub(super) closes: u32,
+    /// The session is opened with an unanswered call.
+    pub(super) initial_call: bool,
+    /// Interrupted runs wait for a manual resume.
+    pub(super) manual: bool,
+    pub(super) max_turns: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct World {
+    pub(super) session: Session,
+    pub(super) log: Vec<Record>,
+    /// The length of the log before the last batch.
+    pub(super) batch_from: usize,
+    /// The turn that was handed out.
+    pub(super) turn: Option<HeldTurn>,
+    pub(super) has_slot: bool,
+    /// The reports of runs.
+    pub(super) reported: Vec<RunId>,
+    pub(super) refused: BTreeSet<RunId>,
+    /// The inputs that were accepted, with their keys and positions.
+    pub(super) accepted: Vec<(RunId, Seq)>,
+    /// The session is suspended as interrupted by a crash, not as asleep.
+    pub(super) interrupted: bool,
+    pub(super) is_crashed: bool,
+    pub(super) deleted: bool,
+    /// The inputs that may still arrive.
+    pub(super) left: Scenario,
+}
+
+/// A turn in progress, as its owner has it.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct HeldTurn {
+    pub(super) number: u32,
+    pub(super) cancel: Option<CancelReason>,
+    pub(super) last_request: bool,
+}
+
+/// The state of a turn, from its records.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct TurnProgress {
+    pub(super) records: usize,
+    pub(super) has_response: bool,
+    pub(super) open_call: Option<ToolCall>,
+    pub(super) asks: bool,
+    pub(super) committed: bool,
+}
+
+pub(super) fn turn_of(record: &Record) -> Option<u32> {
+    match record {
+        Record::AttemptStarted { turn, .. }
+        | Record::AttemptFailed { turn, .. }
+        | Record::ResponseEnded { turn, .. }
+        | Record::TurnCommitted { turn, .. } => Some(*turn),
+        Record::CallIntended { call, .. } => Some(call.key.turn),
+        Record::CallEnded { call, .. } => Some(call.key.turn),
+        Record::CallReported { key, .. } | Record::ApprovalGiven { key, .. } => Some(key.turn),
+        Record::ApprovalAsked { asked } => Some(asked.call.key.turn),
+        Record::SessionOpened { .. }
+        | Record::SessionForked { .. }
+        | Record::InputQueued { .. }
+        | Record::RunStarted { .. }
+        | Record::Steered { .. }
+        | Record::StopAsked { .. }
+        | Record::LimitReached { .. }
+        | Record::RunEnded { .. }
+        | Record::SessionClosed => None,
+    }
+}
+
+/// Returns the rules of all runs. They are made once, because tools are costly to make.
+pub(super) fn rules_with(max_turns: u32) -> Arc<TurnRules> {
+    thread_local! {
+        static RULES: RefCell<HashMap<u32, Arc<TurnRules>>> = RefCell::default();
+    }
+    let make = || {
+        let max_turns = Some(max_turns);
+        let limits = Limits { max_turns, max_failed_turns: None, ..Limits::default() };
+        Arc::new(TurnRules { limits, ..rules(Execution::Sequential) })
+    };
+    RULES.with_borrow_mut(|rules| Arc::clone(rules.entry(max_turns).or_insert_with(make)))
+}
+
+pub(super) fn entries(log: &[Record]) -> Vec<JournalEntry> {
+    let entry = |(record, seq): (&Record, u64)| JournalEntry {
+        seq: Seq(seq),
+        time: 0,
+        shown: 0,
+        record: record.clone(),
+    };
+    log.iter().zip(1..).map(entry).collect()
+}
+
+pub(super) fn key_of(run: &RunId) -> RequestKey {
+    RequestKey { key: format!("key of {run}"), digest: "d".into() }
+}
+
+impl World {
+    pub(super) fn open(scenario: &Scenario) -> Self {
+        let function = serde_json::json!({"name": "pure", "arguments": "{}"});
+        let calls = serde_json::json!([{"id": "c", "type": "function", "function": function}]);
+        let asks = serde_json::json!({"role": "assistant", "content": "", "tool_calls": calls});
+        let messages = if scenario.initial_call { vec![asks] } else { Vec::new() };
+        let mut world = Self {
+            session: Session::open("a", messages),
+            log: Vec::new(),
+            batch_from: 0,
+            turn: None,
+            has_slot: false,
+            reported: Vec::new(),
+            refused: BTreeSet::new(),
+            accepted: Vec::new(),
+            interrupted: false,
+            is_crashed: false,
+            deleted: false,
+            left: scenario.clone(),
+        };
+        world.perform();
+        world
+    }
+
+    pub(super) fn read(&self, upto: usize) -> StoredSession {
+        let limits = rules_with(self.left.max_turns).limits.clone();
+        let limits_of = |_: &RunOverrides| limits.clone();
+        StoredSession::read(&entries(&self.log[..upto]), &limits_of).unwrap()
+    }
+
+    pub(super) fn progress(&self, number: u32) -> TurnProgress {
+        let mut progress = TurnProgress::default();
+        for record in self.log.iter().filter(|record| turn_of(record) == Some(number)) {
+            progress.records += 1;
+            if let Record::ResponseEnded { message, .. } = record {
+                progress.has_response = true;
+                progress.open_call = message.calls.first().cloned();
+            }
+            progress.asks = match record {
+                Record::ApprovalAsked { .. } => true,
+                Record::ApprovalGiven { .. } | Record::CallEnded { .. } => false,
+                _ => progress.asks,
+            };
+            if matches!(record, Record::CallEnded { .. }) {
+                progress.open_call = None;
+            }
+            progress.committed |= matches!(record, Record::TurnCommitted { .. });
+        }
+        progress
+    }
+
+    pub(super) fn turn_record(&self, number: u32) -> TurnRecord {
+        let of_turn = self.log.iter().filter(|record| turn_of(record) == Some(number));
+        TurnRecord::from_records(of_turn).unwrap()
+    }
+
+    pub(super) fn perform(&mut self) {
+        let rules = rules_with(self.left.max_turns);
+        let rules_of = |_: &RunOverrides| Arc::clone(&rules);
+        for step in 0.. {
+            assert!(step < 50, "the effects have no end");
+            let Some(effect) = self.session.poll(Duration::ZERO, &rules_of) else { return };
+            assert!(!self.deleted, "{effect:?} after the session was closed");
+            match effect {
+                SessionEffect::Record(batch) => self.append(batch, &rules.limits),
+                SessionEffect::BeginTurn(begin) => self.begin_turn(*begin),
+                SessionEffect::CancelTurn(why) => {
+                    let turn = self.turn.as_mut().expect("a turn is in progress");
+                    turn.cancel.get_or_insert(why);
+                }
+                SessionEffect::RunEnded(summary) => {
+                    assert!(!self.reported.contains(&summary.run_id), "it is reported once");
+                    self.reported.push(summary.run_id);
+                    self.turn = None;
+                }
+                SessionEffect::RunRefused { run_id, .. } => {
+                    self.refused.insert(run_id);
+                }
+                SessionEffect::ReleaseSlot => {
+                    assert!(std::mem::replace(&mut self.has_slot, false), "it has a slot");
+                }
+                SessionEffect::Close => self.deleted = true,
+            }
+        }
+    }
+
+    fn append(&mut self, batch: Vec<SessionRecord>, limits: &Limits) {
+        assert!(!batch.is_empty());
+        self.batch_from = self.log.len();
+        let ends = batch.iter().any(|of| matches!(of.record, Record::RunEnded { .. }));
+        for SessionRecord { record, events, .. } in batch {
+            let is_public = !matches!(
+                record,
+                Record::StopAsked { .. } | Record::SessionOpened { .. } | Record::SessionClosed
+            );
+            assert_eq!(is_public, !events.is_empty(), "{record:?}: {events:?}");
+            if matches!(record, Record::RunStarted { .. }) {
+                assert!(ends || !self.session.shutting_down, "no run starts during a shutdown");
+                assert!(matches!(events[..], [Event::RunStarted { .. }]));
+            }
+            self.log.push(record.clone());
+            let seq = Seq(self.log.len() as u64);
+            let at = RecordedAt { seq, time: 0, now: Duration::ZERO };
+            self.session.apply(at, &record, &|_| limits.clone()).unwrap();
+        }
+    }
+
+    fn begin_turn(&mut self, begin: TurnBegin) {
+        assert!(self.turn.is_none(), "one turn at a time");
+        let TurnBegin { run_id, spec, origin, cancel } = begin;
+        let number = spec.number;
+        assert_eq!(self.session.run.as_ref().map(|run| &run.id), Some(&run_id));
+        let progress = self.progress(number);
+        assert!(origin != TurnOrigin::New || progress.records == 0, "turn {number} has begun");
+        assert!(!progress.committed, "turn {number} is over");
+        let started = self.log.iter().rposition(|r| matches!(r, Record::RunStarted { .. }));
+        let of_run = &self.log[started.unwrap()..];
+        let stopped = of_run.contains(&Record::StopAsked { mode: StopMode::Now });
+        assert!(!stopped || cancel.is_some(), "a stopped run begins no turn");
+        let first = !of_run.iter().any(|record| matches!(record, Record::TurnCommitted { .. }));
+        let stops = self.session.run.as_ref().is_some_and(|run| run.stops_after_turn);
+        assert!(origin != TurnOrigin::New || first || !stops || self.is_crashed, "it stops");
+        self.turn = Some(HeldTurn { number, cancel, last_request: spec.last_request });
+        if progress.asks {
+            self.session.handle_resting(Duration::ZERO, true);
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Idempotency keys: a request that is repeated with the same key has no second effect.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::effect::SessionRefusal;
+use crate::record::{RequestKey, Seq};
+use crate::types::RunId;
+
+/// The number of keys that a session remembers: the most recent ones.
+pub const IDEMPOTENCY_KEYS_MAX: usize = 1000;
+
+/// The requests that brought a session its inputs, by idempotency key.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct IdempotencyKeys {
+    seen: BTreeMap<String, SeenRequest>,
+    /// The keys, oldest first.
+    order: VecDeque<String>,
+}
+
+/// The effect of a request when it arrived first.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct SeenRequest {
+    /// The SHA-256 of the request, in hex digits.
+    pub digest: String,
+    /// The position of the input's record.
+    pub seq: Seq,
+    /// The input that the request brought.
+    pub effect: RequestEffect,
+}
+
+/// The input that a request brought.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum RequestEffect {
+    /// The request started or queued this run.
+    Run(RunId),
+    /// The request steered the current run.
+    Steered,
+}
+
+impl IdempotencyKeys {
+    /// Returns the effect of the first request with this key.
+    ///
+    /// # Errors
+    /// When that request was a different one.
+    pub(super) fn find(
+        &self,
+        request: Option<&RequestKey>,
+    ) -> Result<Option<&SeenRequest>, SessionRefusal> {
+        let Some(request) = request else { return Ok(None) };
+        match self.seen.get(&request.key) {
+            Some(seen) if seen.digest != request.digest => Err(SessionRefusal::KeyReused),
+            seen => Ok(seen),
+        }
+    }
+
+    /// Remembers a request. Forgets the oldest one if there are too many.
+    pub(super) fn insert(&mut self, request: &RequestKey, seq: Seq, effect: RequestEffect) {
+        let RequestKey { key, digest } = request.clone();
+        if self.seen.insert(key.clone(), SeenRequest { digest, seq, effect }).is_some() {
+            return;
+        }
+        self.order.push_back(key);
+        if self.order.len() > IDEMPOTENCY_KEYS_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.seen.remove(&oldest);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_recent_keys_are_remembered() {
+        let mut keys = IdempotencyKeys::default();
+        let request = |n| RequestKey { key: format!("k{n}"), digest: format!("d{n}") };
+        for n in 0..=IDEMPOTENCY_KEYS_MAX as u64 {
+            keys.insert(&request(n), Seq(n), RequestEffect::Steered);
+        }
+        assert_eq!(keys.find(Some(&request(0))), Ok(None));
+        let effect = RequestEffect::Steered;
+        let first = SeenRequest { digest: "d1".into(), seq: Seq(1), effect };
+        assert_eq!(keys.find(Some(&request(1))), Ok(Some(&first)));
+        let other = RequestKey { digest: "other".into(), ..request(1) };
+        assert_eq!(keys.find(Some(&other)), Err(SessionRefusal::KeyReused));
+    }
+}

@@ -1,0 +1,264 @@
+//! Requests to a session: each is checked here, and the records that follow from it are decided.
+
+use std::time::Duration;
+
+use super::effect::{
+    RunAdmission, RunInput, SessionEffect, SessionRecord, SessionRefusal, TurnOrigin,
+};
+use super::idempotency_keys::RequestEffect;
+use super::machine::{Lifecycle, Session};
+use super::open_run::{QueuedRun, RunStage};
+use crate::event::Event;
+use crate::record::{Record, RequestKey, Seq, StopMode};
+use crate::turn::{CancelReason, TurnRecord};
+use crate::types::{CallKey, Content, RunError, RunId};
+
+impl Session {
+    /// Checks a request to start a run. With `may_queue` the run may wait for the current one.
+    ///
+    /// # Errors
+    /// When the request is refused.
+    pub fn admit_run(
+        &self,
+        input: &Content,
+        request: Option<&RequestKey>,
+        may_queue: bool,
+    ) -> Result<RunAdmission, SessionRefusal> {
+        self.check_open()?;
+        if let Some(seen) = self.keys.find(request)? {
+            let RequestEffect::Run(run_id) = &seen.effect else {
+                return Err(SessionRefusal::KeyReused);
+            };
+            return Ok(RunAdmission::Known { run_id: run_id.clone(), seq: seen.seq });
+        }
+        if self.is_suspended() {
+            return Err(SessionRefusal::Suspended);
+        }
+        let is_busy = self.run.is_some() || !self.queue.is_empty();
+        if is_busy && !may_queue {
+            return Err(SessionRefusal::RunInProgress);
+        }
+        if input.is_blank() {
+            return Err(SessionRefusal::EmptyInput);
+        }
+        Ok(if is_busy { RunAdmission::Queue } else { RunAdmission::Start })
+    }
+
+    /// Starts or queues a run that [`admit_run`](Self::admit_run) has let in. At most
+    /// `inputs_max` inputs may wait.
+    ///
+    /// # Errors
+    /// When the run cannot wait.
+    pub fn handle_run_request(
+        &mut self,
+        run: RunInput,
+        inputs_max: usize,
+        rules_of: super::RulesOf<'_>,
+    ) -> Result<(), SessionRefusal> {
+        let RunInput { run_id, input, overrides, request, trace } = run;
+        let queued = QueuedRun { run_id: run_id.clone(), input, overrides, trace };
+        if self.run.is_none() && self.queue.is_empty() {
+            if self.shutting_down {
+                return Err(SessionRefusal::ShuttingDown);
+            }
+            self.holds_slot = true;
+            self.record_run_start(&queued, request, rules_of);
+            return Ok(());
+        }
+        self.check_room(inputs_max)?;
+        if self.shutting_down {
+            return Err(SessionRefusal::ShuttingDown);
+        }
+        let QueuedRun { run_id: _, input, overrides, trace } = queued;
+        let event = Event::InputQueued { input: input.clone(), waiting: self.queue.len() + 1 };
+        let overrides = Box::new(overrides);
+        let id = run_id.clone();
+        let record = Record::InputQueued { run_id, input, overrides, request, trace };
+        self.record(vec![self.record_of(&id, record, vec![event])]);
+        Ok(())
+    }
+
+    /// Adds an input to the current run. It stands in the history once the current turn is over,
+    /// before the next request. Returns the position of the input's record if the same request was
+    /// accepted before. At most `inputs_max` inputs may wait.
+    ///
+    /// # Errors
+    /// When the request is refused.
+    pub fn handle_steer(
+        &mut self,
+        input: Content,
+        request: Option<RequestKey>,
+        inputs_max: usize,
+    ) -> Result<Option<Seq>, SessionRefusal> {
+        self.check_open()?;
+        if let Some(seen) = self.keys.find(request.as_ref())? {
+            let is_steering = seen.effect == RequestEffect::Steered;
+            return if is_steering { Ok(Some(seen.seq)) } else { Err(SessionRefusal::KeyReused) };
+        }
+        if input.is_blank() {
+            return Err(SessionRefusal::EmptyInput);
+        }
+        if self.is_suspended() {
+            return Err(SessionRefusal::Suspended);
+        }
+        let run = self.run.as_ref().ok_or(SessionRefusal::NoRun)?;
+        self.check_room(inputs_max)?;
+        let event = Event::RunSteered { input: input.clone() };
+        let record = Record::Steered { input, after_turn: self.turn, request };
+        let record = self.record_of(&run.id, record, vec![event]);
+        self.record(vec![record]);
+        Ok(None)
+    }
+
+    /// Stops the current run. A stop that changes nothing leaves no record.
+    pub fn handle_stop(&mut self, mode: StopMode) {
+        let Some(run) = self.run.as_ref().filter(|run| !run.is_stopping(mode)) else { return };
+        let why = run.cancel.unwrap_or(CancelReason::Stop);
+        let record = self.record_of(&run.id, Record::StopAsked { mode }, Vec::new());
+        self.record(vec![record]);
+        if mode == StopMode::Now && !self.suspended {
+            self.outbox.push_back(SessionEffect::CancelTurn(why));
+        }
+    }
+
+    /// Lets an interrupted run go on as soon as the session is awake. With `manual` a run waits
+    /// for [`handle_resume`](Self::handle_resume), unless it is to stop anyway. Returns true if
+    /// the session was suspended and goes on.
+    pub fn handle_wake(&mut self, now: Duration, manual: bool) -> bool {
+        let is_stopping = |run: &super::OpenRun| run.cancel.is_some() || run.stops_after_turn;
+        let waits = manual && self.run.as_deref().is_some_and(|run| !is_stopping(run));
+        let resumes = self.suspended && !waits;
+        if resumes {
+            self.resume(now);
+        }
+        resumes
+    }
+
+    /// Resumes an interrupted run.
+    ///
+    /// # Errors
+    /// When no run is suspended.
+    pub fn handle_resume(&mut self, now: Duration) -> Result<(), SessionRefusal> {
+        if !self.is_suspended() {
+            return Err(SessionRefusal::NotSuspended);
+        }
+        self.resume(now);
+        Ok(())
+    }
+
+    fn resume(&mut self, now: Duration) {
+        (self.suspended, self.holds_slot) = (false, true);
+        if let Some(run) = &mut self.run {
+            run.resume(now);
+        }
+    }
+
+    /// The host shuts down. The current run is interrupted after its turn, or with `now` at once.
+    /// Queued runs do not start any more.
+    pub fn handle_shutdown(&mut self, now: bool) {
+        self.shutting_down = true;
+        for queued in &self.queue {
+            let (run_id, why) = (queued.run_id.clone(), SessionRefusal::ShuttingDown);
+            self.outbox.push_back(SessionEffect::RunRefused { run_id, why });
+        }
+        let Some(run) = self.run.as_deref_mut().filter(|_| !self.suspended) else { return };
+        let why = *run.cancel.get_or_insert(CancelReason::Shutdown);
+        // A turn that waits only for people would wait for too long.
+        if now || run.turn().is_some_and(super::OpenTurn::is_resting) {
+            self.outbox.push_back(SessionEffect::CancelTurn(why));
+        }
+    }
+
+    /// No further run starts, because the host shuts down.
+    pub fn note_shutdown(&mut self) {
+        self.shutting_down = true;
+    }
+
+    /// Sets whether people are all that the current turn waits for.
+    pub fn handle_resting(&mut self, now: Duration, rests: bool) {
+        let Some(run) = self.run.as_deref_mut() else { return };
+        if let RunStage::Turn(turn) = &mut run.stage {
+            turn.set_resting(now, rests);
+        }
+        if let Some(why) = run.cancel.filter(|_| rests) {
+            self.outbox.push_back(SessionEffect::CancelTurn(why));
+        }
+    }
+
+    /// The owner of the current turn is gone: the turn continues from its records.
+    pub fn handle_turn_lost(&mut self, now: Duration) {
+        let Some(run) = self.run.as_deref_mut() else { return };
+        if let RunStage::Turn(turn) = &mut run.stage {
+            run.people += turn.rested(now);
+            *turn = super::OpenTurn::new(turn.plan, Some(TurnOrigin::Recorded));
+        }
+    }
+
+    /// Ends the current run as failed, after its turn if that was committed.
+    pub fn handle_run_failed(
+        &mut self,
+        now: Duration,
+        committed: Option<&TurnRecord>,
+        error: RunError,
+    ) {
+        if let Some(record) = committed {
+            self.handle_turn_committed(record);
+        }
+        if self.run.is_some() {
+            let failed = crate::types::RunEnd::Failed;
+            self.record_run_end(now, Vec::new(), failed, String::new(), Some(error));
+        }
+    }
+
+    /// Closes the session: the current run is stopped, and queued runs do not start.
+    pub fn handle_close(&mut self) {
+        if self.lifecycle == Lifecycle::Open {
+            self.lifecycle = Lifecycle::Closing;
+        }
+        for QueuedRun { run_id, .. } in std::mem::take(&mut self.queue) {
+            let why = SessionRefusal::Closed;
+            self.outbox.push_back(SessionEffect::RunRefused { run_id, why });
+        }
+        self.handle_stop(StopMode::Now);
+    }
+
+    /// Returns true if a decision about this call is for the current turn.
+    #[must_use]
+    pub fn expects_decision(&self, key: CallKey) -> bool {
+        self.run.is_some() && !self.suspended && key.turn == self.turn
+    }
+
+    /// Returns true if nothing is lost when the session leaves memory: it waits for people or for
+    /// requests.
+    #[must_use]
+    pub fn may_hibernate(&self) -> bool {
+        let rests = match &self.run {
+            Some(run) if !self.suspended => {
+                run.cancel.is_none() && run.turn().is_some_and(super::OpenTurn::is_resting)
+            }
+            Some(_) | None => self.queue.is_empty(),
+        };
+        rests && self.lifecycle == Lifecycle::Open && !self.shutting_down
+    }
+
+    fn check_open(&self) -> Result<(), SessionRefusal> {
+        match self.lifecycle {
+            Lifecycle::New | Lifecycle::Open => Ok(()),
+            Lifecycle::Closing | Lifecycle::Closed => Err(SessionRefusal::Closed),
+        }
+    }
+
+    fn check_room(&self, inputs_max: usize) -> Result<(), SessionRefusal> {
+        let waiting = self.queue.len() + self.history.undelivered();
+        if waiting < inputs_max { Ok(()) } else { Err(SessionRefusal::QueueFull(inputs_max)) }
+    }
+
+    pub(super) fn record_of(
+        &self,
+        run: &RunId,
+        record: Record,
+        events: Vec<Event>,
+    ) -> SessionRecord {
+        SessionRecord { record, run_id: Some(run.clone()), turn: self.turn, events }
+    }
+}

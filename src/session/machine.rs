@@ -1,0 +1,303 @@
+//! The session machine: its state, and the records that change it.
+
+use std::collections::VecDeque;
+
+use serde_json::Value;
+
+use super::effect::{RecordedAt, SessionEffect, SessionRecord, TurnOrigin};
+use super::idempotency_keys::{IdempotencyKeys, RequestEffect};
+use super::open_run::{OpenRun, OpenTurn, QueuedRun, RunStage};
+use crate::config::{Limits, RunOverrides};
+use crate::context::{History, InitialHistory, Variables};
+use crate::record::{Record, StopMode};
+use crate::turn::TurnRecord;
+use crate::types::{RunId, Usage};
+
+/// Returns the limits of a run with these overrides.
+pub type LimitsOf<'a> = &'a dyn Fn(&RunOverrides) -> Limits;
+
+/// A session: its history, its variables, its runs and its queue.
+///
+/// Its state changes by records. `handle_*` checks an input and decides which records follow;
+/// [`poll`](Self::poll) returns them as effects; the shell appends them and hands each to
+/// [`apply`](Self::apply). A stored session is read by the same `apply`, record by record
+/// ([`StoredSession`](super::StoredSession)). The records of a turn are appended by the turn's
+/// owner: a living session receives the committed turn by
+/// [`handle_turn_committed`](Self::handle_turn_committed).
+///
+/// Not durable are: a turn that has begun and has no record yet, the interruption of a run by the
+/// shutdown of its host, a request to close, and times between turns.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Session {
+    pub(super) agent: String,
+    pub(super) opened_at: u64,
+    pub(super) lifecycle: Lifecycle,
+    pub(super) history: History,
+    pub(super) variables: Variables,
+    pub(super) usage: Usage,
+    /// The number of the last turn that has begun; 0 before the first.
+    pub(super) turn: u32,
+    /// The runs that wait for the current one to end, in order.
+    pub(super) queue: VecDeque<QueuedRun>,
+    pub(super) keys: IdempotencyKeys,
+    pub(super) run: Option<Box<OpenRun>>,
+    /// Nothing goes on until [`handle_resume`](Self::handle_resume).
+    pub(super) suspended: bool,
+    pub(super) shutting_down: bool,
+    /// The session has a place among the host's runs.
+    pub(super) holds_slot: bool,
+    pub(super) outbox: VecDeque<SessionEffect>,
+}
+
+/// The states of a session from its opening to its deletion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Lifecycle {
+    /// The record of the opening is not applied yet.
+    New,
+    Open,
+    /// The session closes when its run has ended.
+    Closing,
+    Closed,
+}
+
+impl Session {
+    /// Opens a session with a history of checked messages in the Chat Completions form.
+    #[must_use]
+    pub fn open(agent: &str, messages: Vec<Value>) -> Self {
+        let mut session = Self::blank();
+        let record = Record::SessionOpened { agent: agent.to_owned(), messages };
+        session.record(vec![SessionRecord { record, run_id: None, turn: 0, events: Vec::new() }]);
+        session
+    }
+
+    /// A session without any record.
+    pub(super) fn blank() -> Self {
+        Self {
+            agent: String::new(),
+            opened_at: 0,
+            lifecycle: Lifecycle::New,
+            history: History::new(),
+            variables: Variables::default(),
+            usage: Usage::default(),
+            turn: 0,
+            queue: VecDeque::new(),
+            keys: IdempotencyKeys::default(),
+            run: None,
+            suspended: false,
+            shutting_down: false,
+            holds_slot: false,
+            outbox: VecDeque::new(),
+        }
+    }
+
+    /// Returns the messages.
+    #[must_use]
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// Returns the variables.
+    #[must_use]
+    pub fn variables(&self) -> &Variables {
+        &self.variables
+    }
+
+    /// Returns the usage of all committed turns.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// Returns the number of the last turn that has begun; 0 before the first.
+    #[must_use]
+    pub fn turn(&self) -> u32 {
+        self.turn
+    }
+
+    /// Returns the run that has not ended.
+    #[must_use]
+    pub fn run(&self) -> Option<&OpenRun> {
+        self.run.as_deref()
+    }
+
+    /// Returns the runs that wait for the current one to end.
+    pub fn queue(&self) -> impl ExactSizeIterator<Item = &QueuedRun> {
+        self.queue.iter()
+    }
+
+    /// Returns true if a run was interrupted and waits to be resumed.
+    #[must_use]
+    pub fn is_suspended(&self) -> bool {
+        self.suspended && self.run.is_some()
+    }
+
+    /// Returns true if the session was closed and its records are about to be deleted.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.lifecycle == Lifecycle::Closed
+    }
+
+    /// Returns true if a run is in progress or waits.
+    #[must_use]
+    pub fn has_run(&self, id: &RunId) -> bool {
+        self.run.as_ref().is_some_and(|run| run.id == *id)
+            || self.queue.iter().any(|queued| queued.run_id == *id)
+    }
+
+    /// Changes the state by a record: one that was just appended, or one of the journal.
+    ///
+    /// A `TurnCommitted` changes nothing by itself, see [`Session`].
+    ///
+    /// # Errors
+    /// When the record contradicts the ones before it.
+    pub fn apply(
+        &mut self,
+        at: RecordedAt,
+        record: &Record,
+        limits_of: LimitsOf<'_>,
+    ) -> Result<(), String> {
+        match record {
+            Record::SessionOpened { agent, messages } => {
+                if self.lifecycle != Lifecycle::New {
+                    return Err("the session was opened before".to_owned());
+                }
+                let seed = InitialHistory::parse(messages)
+                    .map_err(|e| format!("it was opened with {e}"))?;
+                self.history = History::from_initial(seed);
+                self.agent.clone_from(agent);
+                (self.lifecycle, self.opened_at) = (Lifecycle::Open, at.time);
+            }
+            // Requests and queued inputs belong to the session that was forked. The run that was
+            // in progress there ends here.
+            Record::SessionForked { .. } => {
+                self.keys = IdempotencyKeys::default();
+                self.queue.clear();
+                self.opened_at = at.time;
+                if let Some(run) = &mut self.run {
+                    run.stop(StopMode::Now);
+                }
+            }
+            Record::InputQueued { run_id, input, overrides, request, trace } => {
+                if let Some(request) = request {
+                    self.keys.insert(request, at.seq, RequestEffect::Run(run_id.clone()));
+                }
+                self.queue.push_back(QueuedRun {
+                    run_id: run_id.clone(),
+                    input: input.clone(),
+                    overrides: (**overrides).clone(),
+                    trace: trace.clone(),
+                });
+            }
+            Record::RunStarted { run_id, input, overrides, request, trace, .. } => {
+                if let Some(run) = &self.run {
+                    return Err(format!("run {} has not ended", run.id));
+                }
+                if let Some(request) = request {
+                    self.keys.insert(request, at.seq, RequestEffect::Run(run_id.clone()));
+                }
+                self.start_run(
+                    at,
+                    limits_of(overrides),
+                    QueuedRun {
+                        run_id: run_id.clone(),
+                        input: input.clone(),
+                        overrides: (**overrides).clone(),
+                        trace: trace.clone(),
+                    },
+                );
+            }
+            Record::Steered { input, after_turn, request } => {
+                if let Some(request) = request {
+                    self.keys.insert(request, at.seq, RequestEffect::Steered);
+                }
+                let last = self.turn;
+                let run = self.open_run()?;
+                if *after_turn > last {
+                    run.skip_follow_up();
+                }
+                self.history.steer(*after_turn, input.clone());
+            }
+            Record::StopAsked { mode } => self.open_run()?.stop(*mode),
+            Record::LimitReached { limit, note, .. } => {
+                self.open_run()?.limit_recorded(limit);
+                note.iter().for_each(|note| self.history.add_note(note));
+            }
+            Record::RunEnded { run_id, .. } => {
+                let run = self.open_run()?;
+                if run.id != *run_id {
+                    return Err(format!("run {} goes on, and it is the end of {run_id}", run.id));
+                }
+                self.run = None;
+                self.history.end_run();
+            }
+            Record::SessionClosed => self.lifecycle = Lifecycle::Closed,
+            Record::AttemptStarted { turn, .. }
+            | Record::AttemptFailed { turn, .. }
+            | Record::ResponseEnded { turn, .. }
+            | Record::TurnCommitted { turn, .. } => self.apply_turn_record(*turn)?,
+            Record::CallIntended { call, .. } => self.apply_turn_record(call.key.turn)?,
+            Record::CallEnded { call, .. } => self.apply_turn_record(call.key.turn)?,
+            Record::CallReported { key, .. } | Record::ApprovalGiven { key, .. } => {
+                self.apply_turn_record(key.turn)?;
+            }
+            Record::ApprovalAsked { asked } => self.apply_turn_record(asked.call.key.turn)?,
+        }
+        Ok(())
+    }
+
+    /// Commits a turn to the history and decides what follows. Returns false if the session does
+    /// not wait for this turn.
+    pub fn handle_turn_committed(&mut self, record: &TurnRecord) -> bool {
+        let Some(run) = self.run.as_deref_mut() else { return false };
+        if run.turn().is_none() || record.number != self.turn {
+            return false;
+        }
+        let (message, bytes_max) = (record.message.as_ref(), run.limits.max_result_bytes);
+        let steered = self.history.undelivered() > 0;
+        self.history.commit(record.number, message, &record.results, bytes_max);
+        record.results.iter().for_each(|result| self.variables.apply(&result.writes));
+        self.usage += record.usage;
+        run.commit(record, steered);
+        true
+    }
+
+    /// Pushes an effect that appends these records as one batch.
+    pub(super) fn record(&mut self, batch: Vec<SessionRecord>) {
+        self.outbox.push_back(SessionEffect::Record(batch));
+    }
+
+    fn open_run(&mut self) -> Result<&mut OpenRun, String> {
+        self.run.as_deref_mut().ok_or_else(|| "no run goes on".to_owned())
+    }
+
+    fn start_run(&mut self, at: RecordedAt, limits: Limits, queued: QueuedRun) {
+        self.queue.retain(|other| other.run_id != queued.run_id);
+        let has_initial_calls = self.history.open_calls().is_some();
+        let first_message = self.history.messages().len();
+        self.history.begin_run(queued.input.clone());
+        let run = OpenRun::start(queued, at, limits, has_initial_calls, first_message);
+        self.run = Some(Box::new(run));
+    }
+
+    /// A record of the turn `number` shows that the turn has begun.
+    fn apply_turn_record(&mut self, number: u32) -> Result<(), String> {
+        let last = self.turn;
+        let run = self.open_run()?;
+        run.skip_follow_up();
+        match &run.stage {
+            RunStage::Ready(_) if number <= last => {
+                Err(format!("it is of turn {number}, and turn {last} is over"))
+            }
+            RunStage::Ready(plan) => {
+                let turn = OpenTurn::new(*plan, Some(TurnOrigin::Recorded));
+                run.stage = RunStage::Turn(turn);
+                self.turn = number;
+                Ok(())
+            }
+            RunStage::Turn(_) if number != last => {
+                Err(format!("it is of turn {number}, and turn {last} goes on"))
+            }
+            RunStage::Turn(_) | RunStage::FollowUp(_) => Ok(()),
+        }
+    }
+}

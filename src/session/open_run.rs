@@ -1,0 +1,222 @@
+//! The current run of a session, and the runs that wait behind it.
+
+use std::time::Duration;
+
+use super::effect::{RecordedAt, TurnOrigin};
+use super::run::{FollowUp, Run, RunNext, TurnPlan};
+use crate::config::{Limits, RunOverrides};
+use crate::event::RunStats;
+use crate::record::{Seq, StopMode};
+use crate::turn::{CancelReason, TurnRecord};
+use crate::types::{Content, RunId, TraceContext};
+
+/// An input that waits for the current run to end.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct QueuedRun {
+    /// The run that will start with the input.
+    pub run_id: RunId,
+    /// The user's input.
+    pub input: Content,
+    /// The run's changes to its agent.
+    pub overrides: RunOverrides,
+    /// The trace that the run belongs to.
+    pub trace: Option<TraceContext>,
+}
+
+/// A run that has not ended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OpenRun {
+    /// The run's id.
+    pub id: RunId,
+    /// The run's changes to its agent.
+    pub overrides: RunOverrides,
+    /// The trace that the run belongs to.
+    pub trace: Option<TraceContext>,
+    /// The position of the run's start in the journal.
+    pub seq: Seq,
+    /// The time of that record: Unix time in milliseconds.
+    pub began: u64,
+    /// The index of the run's first message in the history.
+    pub first_message: usize,
+    /// The next step of the run.
+    pub stage: RunStage,
+    /// The reason why the current turn, or the next one, is cancelled.
+    pub cancel: Option<CancelReason>,
+    pub(super) machine: Run,
+    pub(super) limits: Limits,
+    pub(super) stops_after_turn: bool,
+    /// The sums over committed turns. Turns and duration are set at the end of the run.
+    pub(super) stats: RunStats,
+    /// The time that the run has waited for people and for nothing else.
+    pub(super) people: Duration,
+    /// The duration of all committed turns.
+    pub(super) turns_duration: Duration,
+    clock: RunClock,
+}
+
+/// The next step of a run.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum RunStage {
+    /// The next turn begins. If the history has open initial calls, it is the turn of those.
+    Ready(TurnPlan),
+    /// A turn is in progress.
+    Turn(OpenTurn),
+    /// A turn is committed. The limits that it reached are still to be recorded, or the end of
+    /// the run is.
+    FollowUp(FollowUp),
+}
+
+/// A turn in progress.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct OpenTurn {
+    pub(super) plan: TurnPlan,
+    /// Set while no accumulator owns the turn: it has to be handed out.
+    pub(super) hand_out: Option<TurnOrigin>,
+    /// Since when people are all that the turn waits for, on the session's clock.
+    rests_since: Option<Duration>,
+    /// The time that people were all that the turn waited for, before that.
+    rested: Duration,
+}
+
+/// Counts the time of a run. No time passes while no host runs it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct RunClock {
+    elapsed: Duration,
+    /// When `elapsed` was set, on the session's clock.
+    set_at: Duration,
+}
+
+impl OpenTurn {
+    pub(super) fn new(plan: TurnPlan, hand_out: Option<TurnOrigin>) -> Self {
+        Self { plan, hand_out, rests_since: None, rested: Duration::ZERO }
+    }
+
+    /// Returns true while people are all that the turn waits for.
+    #[must_use]
+    pub fn is_resting(&self) -> bool {
+        self.rests_since.is_some()
+    }
+
+    pub(super) fn set_resting(&mut self, now: Duration, rests: bool) {
+        self.rested = self.rested(now);
+        self.rests_since = rests.then_some(now);
+    }
+
+    pub(super) fn rested(&self, now: Duration) -> Duration {
+        let current = self.rests_since.map_or(Duration::ZERO, |since| now.saturating_sub(since));
+        self.rested + current
+    }
+}
+
+impl OpenRun {
+    /// Starts the run of `queued` in a session whose history has `messages`.
+    pub(super) fn start(
+        queued: QueuedRun,
+        at: RecordedAt,
+        limits: Limits,
+        has_initial_calls: bool,
+        first_message: usize,
+    ) -> Self {
+        let mut machine = Run::new(&limits);
+        let plan = if has_initial_calls { machine.begin_with_calls() } else { machine.begin() };
+        Self {
+            id: queued.run_id,
+            overrides: queued.overrides,
+            trace: queued.trace,
+            seq: at.seq,
+            began: at.time,
+            first_message,
+            stage: RunStage::Ready(plan),
+            cancel: None,
+            machine,
+            limits,
+            stops_after_turn: false,
+            stats: RunStats::default(),
+            people: Duration::ZERO,
+            turns_duration: Duration::ZERO,
+            clock: RunClock { elapsed: Duration::ZERO, set_at: at.now },
+        }
+    }
+
+    /// Continues the run in a new life of the session.
+    pub(super) fn resume(&mut self, now: Duration) {
+        self.clock = RunClock { elapsed: self.turns_duration, set_at: now };
+        if let RunStage::Turn(turn) = &mut self.stage {
+            *turn = OpenTurn::new(turn.plan, Some(TurnOrigin::Stored));
+        }
+    }
+
+    /// Returns how long the run has been in progress.
+    #[must_use]
+    pub fn elapsed(&self, now: Duration) -> Duration {
+        self.clock.elapsed + now.saturating_sub(self.clock.set_at)
+    }
+
+    /// Returns the turn in progress.
+    #[must_use]
+    pub fn turn(&self) -> Option<&OpenTurn> {
+        match &self.stage {
+            RunStage::Turn(turn) => Some(turn),
+            RunStage::Ready(_) | RunStage::FollowUp(_) => None,
+        }
+    }
+
+    /// Returns true if a stop of this mode would change nothing.
+    pub(super) fn is_stopping(&self, mode: StopMode) -> bool {
+        match mode {
+            StopMode::Now => self.cancel == Some(CancelReason::Stop),
+            StopMode::AfterTurn => self.cancel.is_some() || self.stops_after_turn,
+        }
+    }
+
+    pub(super) fn stop(&mut self, mode: StopMode) {
+        match mode {
+            StopMode::Now => {
+                self.cancel.get_or_insert(CancelReason::Stop);
+            }
+            StopMode::AfterTurn => {
+                self.stops_after_turn = true;
+                self.machine.handle_stop_after_turn();
+            }
+        }
+    }
+
+    /// Adds a committed turn to the sums and decides what follows it.
+    pub(super) fn commit(&mut self, record: &TurnRecord, steered: bool) {
+        self.stats.add(record.usage, record.results.len(), &record.times);
+        self.people += record.times.people;
+        self.turns_duration += record.times.total;
+        self.stage = RunStage::FollowUp(self.machine.handle_turn(record, steered));
+        self.skip_empty_follow_up();
+    }
+
+    /// A limit of the follow-up is recorded.
+    pub(super) fn limit_recorded(&mut self, limit: &str) {
+        if let RunStage::FollowUp(follow_up) = &mut self.stage
+            && follow_up.limits.first().is_some_and(|hit| hit.limit == limit)
+        {
+            follow_up.limits.remove(0);
+            self.skip_empty_follow_up();
+        }
+    }
+
+    /// Nothing is recorded between a turn and the next one.
+    fn skip_empty_follow_up(&mut self) {
+        if let RunStage::FollowUp(FollowUp { limits, next: RunNext::Turn(plan) }) = &self.stage
+            && limits.is_empty()
+        {
+            self.stage = RunStage::Ready(*plan);
+        }
+    }
+
+    /// A record shows that the next turn has begun.
+    pub(super) fn skip_follow_up(&mut self) {
+        let RunStage::FollowUp(FollowUp { next, .. }) = &self.stage else { return };
+        let plan = match next {
+            RunNext::Turn(plan) => *plan,
+            // The limits have changed since: by those of today the run would have ended.
+            RunNext::End { .. } => self.machine.begin(),
+        };
+        self.stage = RunStage::Ready(plan);
+    }
+}

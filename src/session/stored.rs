@@ -1,0 +1,220 @@
+//! A stored session: the session machine after the records of a journal.
+
+use std::time::Duration;
+
+use super::effect::RecordedAt;
+use super::machine::{LimitsOf, Session};
+use super::open_run::{OpenRun, RunStage};
+use crate::record::{JournalEntry, Record, Seq, StopMode};
+use crate::transcript::Transcript;
+use crate::turn::TurnRecord;
+
+/// A session that was read from its journal.
+#[derive(Clone, Debug, PartialEq)]
+pub struct StoredSession {
+    /// The session, suspended if a run has not ended or inputs wait.
+    pub session: Session,
+    /// The name of the session's agent.
+    pub agent: String,
+    /// When the session was opened or forked: Unix time in milliseconds.
+    pub opened: u64,
+    /// The position of the last record.
+    pub last: Seq,
+    /// The records of the turn in progress, from its first one on.
+    pub turn_entries: Vec<JournalEntry>,
+}
+
+/// A record that contradicts the ones before it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("record {} contradicts the ones before it: {what}", .seq.0)]
+pub struct RebuildError {
+    /// The position of the record.
+    pub seq: Seq,
+    /// The contradiction.
+    pub what: String,
+}
+
+impl StoredSession {
+    /// Reads a session from all of its records. `limits_of` returns the limits of a run with its
+    /// overrides.
+    ///
+    /// # Errors
+    /// When a record contradicts the ones before it.
+    pub fn read(entries: &[JournalEntry], limits_of: LimitsOf<'_>) -> Result<Self, RebuildError> {
+        let mut reader = SessionReader::new(limits_of);
+        for entry in entries {
+            reader.read(entry)?;
+        }
+        if reader.last.0 == 0 {
+            return Err(wrong(Seq(1), NOT_OPENED));
+        }
+        Ok(reader.finish())
+    }
+}
+
+const NOT_OPENED: &str = "a session begins with the record that it was opened";
+
+/// Hands the records of a journal to a session, and each turn when it is committed.
+///
+/// The commit of a turn is recorded by the turn's owner, before the session receives it. Inputs
+/// that follow in the journal may have reached the session first. The reader therefore keeps a
+/// committed turn back until a record shows that the session had received it, or until the end of
+/// the journal.
+pub(super) struct SessionReader<'a> {
+    session: Session,
+    limits_of: LimitsOf<'a>,
+    last: Seq,
+    /// The records of the turn in progress.
+    turn: Option<Vec<JournalEntry>>,
+    kept_back: Option<CommittedTurn>,
+}
+
+/// A committed turn that the session may not have received yet.
+struct CommittedTurn {
+    record: TurnRecord,
+    /// A stop after the turn was recorded behind the commit.
+    stopped: bool,
+}
+
+impl<'a> SessionReader<'a> {
+    pub(super) fn new(limits_of: LimitsOf<'a>) -> Self {
+        let session = Session::blank();
+        Self { session, limits_of, last: Seq(0), turn: None, kept_back: None }
+    }
+
+    /// Reads the next record. Returns the turn that it commits.
+    pub(super) fn read(
+        &mut self,
+        entry: &JournalEntry,
+    ) -> Result<Option<&TurnRecord>, RebuildError> {
+        let (seq, last) = (entry.seq, self.last.0);
+        if last == 0 && !matches!(entry.record, Record::SessionOpened { .. }) {
+            return Err(wrong(seq, NOT_OPENED));
+        }
+        if last > 0 && seq.0 != last + 1 {
+            return Err(wrong(seq, format!("it follows record {last}")));
+        }
+        if self.session.is_closed() {
+            return Err(wrong(seq, "the session is closed"));
+        }
+        self.last = seq;
+        self.read_record(entry).map_err(|what| wrong(seq, what))?;
+        let commits = matches!(entry.record, Record::TurnCommitted { .. });
+        Ok(self.kept_back.as_ref().filter(|_| commits).map(|kept_back| &kept_back.record))
+    }
+
+    pub(super) fn session(&self) -> &Session {
+        &self.session
+    }
+
+    /// Returns the session after all records.
+    pub(super) fn finish(mut self) -> StoredSession {
+        self.commit_kept_back(|_| true);
+        let mut session = self.session;
+        session.outbox.clear();
+        session.suspended = session.run.is_some() || !session.queue.is_empty();
+        StoredSession {
+            agent: session.agent.clone(),
+            opened: session.opened_at,
+            last: self.last,
+            turn_entries: self.turn.unwrap_or_default(),
+            session,
+        }
+    }
+
+    fn read_record(&mut self, entry: &JournalEntry) -> Result<(), String> {
+        let record = &entry.record;
+        match record {
+            Record::InputQueued { .. } => {}
+            Record::StopAsked { mode: StopMode::AfterTurn } => {
+                if let Some(kept_back) = &mut self.kept_back {
+                    kept_back.stopped = true;
+                    return Ok(());
+                }
+            }
+            Record::StopAsked { mode: StopMode::Now } => {}
+            Record::Steered { after_turn, .. } => {
+                if *after_turn > self.session.turn {
+                    self.commit_kept_back(is_ready);
+                }
+            }
+            Record::LimitReached { limit, .. } => {
+                self.commit_kept_back(|run| match &run.stage {
+                    RunStage::FollowUp(follow_up) => {
+                        follow_up.limits.first().is_some_and(|hit| hit.limit == limit)
+                    }
+                    RunStage::Ready(_) | RunStage::Turn(_) => false,
+                });
+            }
+            Record::RunEnded { .. } | Record::SessionForked { .. } | Record::SessionClosed => {
+                self.commit_kept_back(|_| true);
+            }
+            Record::SessionOpened { .. } | Record::RunStarted { .. } => {}
+            Record::AttemptStarted { .. }
+            | Record::AttemptFailed { .. }
+            | Record::ResponseEnded { .. }
+            | Record::CallIntended { .. }
+            | Record::CallReported { .. }
+            | Record::CallEnded { .. }
+            | Record::ApprovalAsked { .. }
+            | Record::ApprovalGiven { .. }
+            | Record::TurnCommitted { .. } => {
+                self.commit_kept_back(is_ready);
+                self.turn.get_or_insert_default();
+            }
+        }
+        let at = RecordedAt { seq: entry.seq, time: entry.time, now: Duration::ZERO };
+        self.session.apply(at, record, self.limits_of)?;
+        self.gather(entry)
+    }
+
+    /// Collects the records of the turn in progress, with the inputs between them.
+    fn gather(&mut self, entry: &JournalEntry) -> Result<(), String> {
+        let Some(entries) = &mut self.turn else { return Ok(()) };
+        if self.session.run.as_ref().is_none_or(|run| run.turn().is_none()) {
+            self.turn = None;
+            return Ok(());
+        }
+        entries.push(entry.clone());
+        if matches!(entry.record, Record::TurnCommitted { .. }) {
+            let transcript = Transcript::read(entries.iter());
+            let committed = transcript.runs.iter().flat_map(|run| run.committed()).next();
+            let (turn, commit) = committed.ok_or("it is not the commit of the turn")?;
+            let record = TurnRecord::from_transcript(turn, commit)
+                .map_err(|key| format!("call {key} of the turn has no outcome"))?;
+            self.kept_back = Some(CommittedTurn { record, stopped: false });
+            self.turn = None;
+        }
+        Ok(())
+    }
+
+    /// Hands the committed turn to the session. If a stop after the turn was recorded behind it,
+    /// `fits` says whether the state agrees with the next record; else the stop came later.
+    fn commit_kept_back(&mut self, fits: impl Fn(&OpenRun) -> bool) {
+        let Some(CommittedTurn { record, stopped }) = self.kept_back.take() else { return };
+        let stop = |session: &mut Session| {
+            session.run.iter_mut().for_each(|run| run.stop(StopMode::AfterTurn));
+        };
+        if !stopped {
+            self.session.handle_turn_committed(&record);
+            return;
+        }
+        let mut stopped_later = self.session.clone();
+        stop(&mut self.session);
+        self.session.handle_turn_committed(&record);
+        if !self.session.run.as_deref().is_some_and(fits) {
+            stopped_later.handle_turn_committed(&record);
+            stop(&mut stopped_later);
+            self.session = stopped_later;
+        }
+    }
+}
+
+/// Returns true if the next turn may have begun.
+fn is_ready(run: &OpenRun) -> bool {
+    matches!(run.stage, RunStage::Ready(_))
+}
+
+fn wrong(seq: Seq, what: impl Into<String>) -> RebuildError {
+    RebuildError { seq, what: what.into() }
+}

@@ -1,0 +1,123 @@
+//! Writes the history of a request body, and knows which part of it the next body can reuse.
+
+use bytes::Bytes;
+use serde::Serialize;
+
+/// Spare capacity of a body beyond the bytes that it reuses.
+const SPARE_BYTES: usize = 1024;
+
+/// The part of a body that the next body can reuse.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::wire) struct ReusablePrefix {
+    /// Number of leading messages that must be identical.
+    pub(super) messages: usize,
+    /// Number of history elements in the prefix.
+    pub(super) elements: usize,
+    /// Number of leading bytes.
+    pub(super) bytes: usize,
+}
+
+/// Writes the history of a body: a list of elements, of which the first may be reused.
+#[derive(Debug, Default)]
+pub(in crate::wire) struct HistoryWriter {
+    body: Vec<u8>,
+    /// The prefix that this body reuses.
+    reused: ReusablePrefix,
+    /// The prefix of this body that the next one can reuse.
+    reusable: ReusablePrefix,
+    /// Number of elements so far.
+    elements: usize,
+}
+
+impl HistoryWriter {
+    /// Continues the list after the reusable prefix of a body.
+    pub(in crate::wire) fn after(body: Bytes, prefix: ReusablePrefix) -> Self {
+        let body = leading_bytes(body, prefix.bytes);
+        Self { body, reused: prefix, reusable: prefix, elements: prefix.elements }
+    }
+
+    /// Begins the body with the members other than the history.
+    pub(in crate::wire) fn open(&mut self, head: &impl Serialize, history_member: &str) {
+        self.body.reserve(SPARE_BYTES);
+        append_json(&mut self.body, head);
+        // Removes the closing brace, because the history belongs into the same object.
+        self.body.pop();
+        if self.body.len() > 1 {
+            self.body.push(b',');
+        }
+        append_json(&mut self.body, history_member);
+        self.body.extend_from_slice(b":[");
+    }
+
+    /// Returns whether the body has no bytes yet.
+    pub(in crate::wire) fn has_no_body(&self) -> bool {
+        self.body.is_empty()
+    }
+
+    /// Closes the list and the body. Returns the body and the prefix that the next one can reuse.
+    pub(in crate::wire) fn finish(mut self) -> (Vec<u8>, ReusablePrefix) {
+        self.body.extend_from_slice(b"]}");
+        (self.body, self.reusable)
+    }
+
+    /// Returns the position of the first message that is not in the reused prefix.
+    pub(in crate::wire) fn first_message(&self) -> usize {
+        self.reused.messages
+    }
+
+    /// Returns whether the list has no element yet.
+    pub(in crate::wire) fn is_empty(&self) -> bool {
+        self.elements == 0
+    }
+
+    /// Writes an element.
+    pub(in crate::wire) fn write(&mut self, element: &(impl Serialize + ?Sized)) {
+        if !self.is_empty() {
+            self.body.push(b',');
+        }
+        append_json(&mut self.body, element);
+        self.elements += 1;
+    }
+
+    /// Marks the elements so far as reusable: every history that begins with the same `messages`
+    /// first messages begins with these elements.
+    pub(in crate::wire) fn mark_reusable(&mut self, messages: usize) {
+        let (elements, bytes) = (self.elements, self.body.len());
+        self.reusable = ReusablePrefix { messages, elements, bytes };
+    }
+
+    /// Writes those of the elements that are not in the reused prefix. `elements` are made of the
+    /// whole history of `messages` messages. The first `reusable` of them stay the same whatever
+    /// messages follow.
+    pub(in crate::wire) fn write_all(
+        &mut self,
+        elements: &[impl Serialize],
+        reusable: usize,
+        messages: usize,
+    ) {
+        for (place, element) in elements.iter().enumerate().skip(self.reused.elements) {
+            if place == reusable {
+                self.mark_reusable(messages);
+            }
+            self.write(element);
+        }
+    }
+}
+
+/// Appends JSON. It cannot fail: all keys are strings, and writing to memory does not fail.
+fn append_json(body: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
+    let written = serde_json::to_writer(body, value);
+    debug_assert!(written.is_ok(), "{written:?}");
+}
+
+/// Returns the first bytes of a body, with spare capacity.
+fn leading_bytes(body: Bytes, bytes: usize) -> Vec<u8> {
+    if body.is_unique() {
+        let mut leading = Vec::from(body);
+        leading.truncate(bytes);
+        return leading;
+    }
+    let mut leading = Vec::with_capacity(bytes + SPARE_BYTES);
+    leading.extend_from_slice(body.get(..bytes).unwrap_or_default());
+    leading
+}
