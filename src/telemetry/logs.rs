@@ -1,7 +1,7 @@
 //! Translates events into log lines, and sets up the log output of the binary.
 //!
-//! Texts of users, models and tools are logged at the level trace only. The exception are the first 200
-//! characters of arguments that could not be used: the warning needs them to explain the problem.
+//! Texts of users, models and tools are logged only at the level trace. The exception is the first
+//! 200 characters of invalid arguments, because the warning needs them to explain the problem.
 
 use std::io::IsTerminal as _;
 use std::str::FromStr;

@@ -56,7 +56,8 @@ fn logged(log: &Path, page_size: u64) -> io::Result<HashSet<u64>> {
 /// `secure_delete` overwrites deleted rows. But when SQLite merges pages, it moves other rows and
 /// may leave their old bytes behind (`rebuildPage` in sqlite3.c). If those rows are deleted later,
 /// only their current bytes are overwritten. So the unused middle of each table leaf must be empty.
-/// Indexes are split at every insert, so of their pages only those with one of the texts count.
+/// Indexes are split at every insert, so in their pages only the unused bytes that are part of one
+/// of the texts count.
 pub(super) fn hold_copies(database: &Path, page_size: usize, texts: &[&str]) -> io::Result<bool> {
     let texts: Vec<_> = texts.iter().map(|text| memmem::Finder::new(text.as_bytes())).collect();
     let mut database = BufReader::with_capacity(64 * page_size.max(1), File::open(database)?);

@@ -1,5 +1,5 @@
-//! Performs the effects of the turn: its records as one batch, its events behind the records that
-//! precede them, its actions at once.
+//! Performs the effects of the turn. Its records are appended as one batch. An event is published
+//! after the records that precede it. Actions are performed at once.
 
 use std::sync::Arc;
 
@@ -15,16 +15,18 @@ use crate::telemetry::SourceRecord;
 use crate::turn::{CallStart, PermitReply, TurnAction};
 use crate::types::CallKey;
 
-/// The records of one poll loop, and the events behind them; its room serves the next one.
+/// The records of one poll loop, and the events that follow them. The buffers are reused for the
+/// next batch.
 #[derive(Default)]
 pub(super) struct TurnBatch {
     pub(super) records: Vec<PendingRecord>,
-    /// Each with the number of records before it, and how much had been shown by the last of them.
+    /// Events, each with the number of records before it and the number of bytes that were shown at
+    /// the last of these records.
     events: Vec<(u64, u64, Event)>,
 }
 
 impl TurnBatch {
-    /// Publishes the event now, or behind the records that precede it.
+    /// Publishes the event now, or after the records that precede it.
     pub(super) fn push_event(
         &mut self,
         event: Event,
@@ -41,8 +43,9 @@ impl TurnBatch {
 }
 
 impl AccumulatorSetup {
-    /// Appends the records as one batch, and publishes the events behind them. Returns whether the
-    /// turn goes on as if they were durable: because they are, or because it may.
+    /// Appends the records as one batch, and publishes the events that follow them. Returns true if
+    /// the turn may continue as if they were durable: they are durable, or the turn may commit
+    /// early.
     pub(super) fn store(
         &self,
         batch: &mut TurnBatch,
@@ -68,7 +71,7 @@ impl AccumulatorSetup {
         goes_on || appended == AppendStatus::Durable
     }
 
-    /// Asks for a place of a tool. One that is granted later is told to the accumulator.
+    /// Requests a permit for a tool. If it is granted later, the accumulator receives a message.
     pub(super) fn reserve(
         &self,
         key: CallKey,
@@ -86,7 +89,7 @@ impl AccumulatorSetup {
         place
     }
 
-    /// Tells the session what people are asked, if that has changed.
+    /// Notifies the session of the pending approvals, if they have changed.
     pub(super) fn tell_questions(&self, current: &mut CurrentTurn) {
         let CurrentTurn { turn, told: (known, rested), .. } = current;
         let rests = turn.waits_only_for_people();
@@ -100,7 +103,7 @@ impl AccumulatorSetup {
         let _ = self.session.cast(SessionMessage::QuestionsChanged { epoch, questions, rests });
     }
 
-    /// Publishes an event of the turn; `record` is the one right before it.
+    /// Publishes an event of the turn. `record` is the record directly before it.
     fn publish(&self, event: Event, record: Option<SourceRecord>, of: &mut CurrentTurn) {
         if let Event::AttemptEnded { error, .. } = &event
             && let Some(breaker_permit) = of.breaker_permit.take()
@@ -113,8 +116,8 @@ impl AccumulatorSetup {
         self.publisher.publish_behind(&of.run, of.number, event, record);
     }
 
-    /// Performs an action of the turn. If its receiver is gone, the session learns of that and
-    /// goes on from the journal.
+    /// Performs an action of the turn. If its receiver has ended, the session is notified of that
+    /// and continues from the journal.
     pub(super) fn perform(
         &self,
         action: TurnAction,
@@ -153,9 +156,9 @@ impl AccumulatorSetup {
         }
     }
 
-    /// Sends the request that the turn asked for last, unless it was disconnected since.
+    /// Sends the request that the turn planned last, unless the turn has disconnected since.
     pub(super) fn send_request(&self, of: &mut CurrentTurn, myself: &ActorRef<AccumulatorMessage>) {
-        // A turn that is over has given its request back, and asks for nothing.
+        // A turn that is over has dropped its request and plans none.
         let (Some(plan), Some(request)) = (of.next_request.take(), &of.request) else { return };
         let _ = self.stream.cast(StreamMessage::Request {
             turn: of.number,

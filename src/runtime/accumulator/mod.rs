@@ -1,5 +1,5 @@
-//! The owner of the turn: hands the machine what happens, and performs what it asks for. The actors
-//! of tool calls are its children.
+//! The actor that owns the turn. It passes messages to the turn's state machine and performs the
+//! effects. The actors of tool calls are its children.
 
 mod batch;
 
@@ -28,13 +28,13 @@ use crate::turn::{ApprovalError, AttemptPlan, Effect, PermitReply, ToolCompletio
 use crate::types::{ApprovalPhase, CallKey, FailureKind, RunId, RunTrace};
 use batch::TurnBatch;
 
-/// Owns the turn of a run, a new value for each turn of every run.
+/// The actor that owns the current turn of a run. Each turn has a new [`Turn`].
 #[derive(Debug)]
 pub(super) struct AccumulatorActor;
 
-/// What an accumulator needs.
+/// The arguments of an accumulator.
 pub(super) struct AccumulatorSetup {
-    /// Which of the session's sets of actors this is of.
+    /// Number of the session's set of actors that this accumulator belongs to.
     pub(super) epoch: u64,
     pub(super) session: ActorRef<SessionMessage>,
     pub(super) stream: ActorRef<StreamMessage>,
@@ -48,47 +48,49 @@ pub(super) struct AccumulatorSetup {
 pub(super) struct AccumulatorState {
     setup: AccumulatorSetup,
     tools: ToolSupervisor,
-    /// No other turn comes.
+    /// True after `Finish`: no other turn begins.
     finishing: bool,
     current: Option<CurrentTurn>,
     batch: TurnBatch,
     timer: Option<TurnTimer>,
-    /// Answers to decisions that wait until so many records of the turn are durable.
+    /// Replies to approval decisions. Each is sent when the given number of the turn's records are
+    /// durable.
     answers: Vec<(u64, DecisionReply)>,
     _held: CountGuard,
 }
 
-/// The turn, which stays when it is over: a tool may still come back late.
+/// The current turn. It is kept when it is over, because a tool may still end late.
 struct CurrentTurn {
     turn: Turn,
     number: u32,
     run: RunId,
-    /// The agent as the run has it.
+    /// The agent with the overrides of the run.
     agent: Arc<Agent>,
     trace: Option<Arc<RunTrace>>,
-    /// Let go when the turn is over, so that the history is the session's alone again.
+    /// Dropped when the turn is over, so that the session is the only owner of the history again.
     request: Option<Arc<ModelRequest>>,
-    /// The request to send when all effects are performed: a task that is aborted right away may
-    /// have sent its request by then.
+    /// The request to send after all effects are performed. A task that is aborted immediately
+    /// after its start may have sent its request already.
     next_request: Option<AttemptPlan>,
-    /// What is to be done about its calls.
+    /// Commands for the tool supervisor.
     orders: VecDeque<ToolCommand>,
-    /// The places of tools with a cap that calls have or wait for, until they start.
+    /// Permits and pending permit requests of calls that have not started. Only tools with a
+    /// concurrency limit need them.
     places: HashMap<CallKey, PermitRequest>,
-    /// Of the exchange that is over and will be judged next.
+    /// The breaker permit of the exchange that has ended. It is settled with the attempt's result.
     breaker_permit: Option<BreakerPermitGuard>,
     began: Instant,
-    /// How many records the turn has asked for.
+    /// Number of records that the turn has produced.
     records: u64,
-    /// How many of them are stored.
+    /// Number of these records that are stored.
     stored: u64,
-    /// How much of the running attempt was shown.
+    /// Position in the events and the text that the current attempt has shown.
     shown: EventId,
-    /// What the session knows of the turn's questions.
+    /// The approval state that the session was notified of last.
     told: (Vec<(CallKey, ApprovalPhase)>, bool),
 }
 
-/// The one timer. It may fire too early, which the machine does not mind.
+/// The timer of the turn. The state machine accepts that it fires too early.
 struct TurnTimer {
     at: Instant,
     _task: OwnedTask,
@@ -210,7 +212,7 @@ impl AccumulatorState {
                     current.turn.handle_deltas(now, batch);
                     self.settle(myself);
                 }
-                // A reader that is gone reads no more.
+                // If the stream actor has ended, the reply is not needed.
                 let _ = reply.send(());
                 return;
             }
@@ -220,7 +222,7 @@ impl AccumulatorState {
             }
             AccumulatorMessage::ResponseEnded { turn, attempt, end, breaker_permit } => {
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
-                // A turn that is over judges nothing.
+                // A turn that is over does not settle breaker permits.
                 current.breaker_permit = breaker_permit.filter(|_| current.request.is_some());
                 current.turn.handle_response_end(now, end);
             }
@@ -260,7 +262,7 @@ impl AccumulatorState {
         self.settle(myself);
     }
 
-    /// A call's actor is gone, in time or late.
+    /// Passes the end of a call's actor to the turn, even if it is late.
     fn tool_ended(
         &mut self,
         key: CallKey,
@@ -273,7 +275,8 @@ impl AccumulatorState {
         }
     }
 
-    /// Does what is to be done about calls, and ends if nothing is left to do.
+    /// Executes the commands for tool calls. Stops the actor if it is finishing and no tool is
+    /// left.
     async fn carry_out(&mut self, myself: &ActorRef<AccumulatorMessage>) {
         while let Some(order) = self.current.as_mut().and_then(|of| of.orders.pop_front()) {
             match order {
@@ -297,18 +300,19 @@ impl AccumulatorState {
         Some((current, now))
     }
 
-    /// The turn, if a message of that exchange is for it.
+    /// Returns the current turn if the turn and attempt numbers match.
     fn exchange(&mut self, turn: u32, attempt: u32) -> Option<(&mut CurrentTurn, Duration)> {
         self.now()
             .filter(|(current, _)| current.number == turn && current.turn.attempt() == attempt)
     }
 
-    /// Performs what the machine asks for, until it asks for nothing more that can be had now.
+    /// Performs the effects of the state machine until none is left that can be performed now.
     fn settle(&mut self, myself: &ActorRef<AccumulatorMessage>) {
         let Some(current) = self.current.as_mut() else { return };
         let batch = &mut self.batch;
         loop {
-            // First, so that whoever hears of a question finds it in the snapshot.
+            // This comes first, so that a subscriber that receives an approval request finds it in
+            // the snapshot.
             self.setup.tell_questions(current);
             while let Some(effect) = current.turn.poll() {
                 match effect {
@@ -332,13 +336,14 @@ impl AccumulatorState {
         self.arm(myself);
     }
 
-    /// Tells what came of a decision, a good one when it is durable.
+    /// Replies to an approval decision. An accepted decision is confirmed after its record is
+    /// durable.
     fn answer(&mut self, reply: DecisionReply, taken: Result<(), ApprovalError>) {
         let current = self.current.as_ref().filter(|current| current.stored < current.records);
         match (taken, current) {
             (Ok(()), Some(current)) => self.answers.push((current.records, reply)),
             (taken, _) => {
-                // Whoever decided may be gone.
+                // The caller may have dropped the receiver.
                 let _ = reply.send(taken);
             }
         }
@@ -355,11 +360,11 @@ impl AccumulatorState {
 
     fn arm(&mut self, myself: &ActorRef<AccumulatorMessage>) {
         let Some(current) = &self.current else { return };
-        // A moment that no clock can show does not come.
+        // A time that the clock cannot represent never comes.
         let at = current.turn.poll_timeout().and_then(|timeout| current.began.checked_add(timeout));
         let Some(at) = at else { return };
-        // One that fires earlier than needed is armed again then, if at all: that is cheaper than to
-        // set one for each call.
+        // An existing earlier timer is kept and set again when it fires. That is cheaper than to
+        // set a timer for each call.
         if self.timer.as_ref().is_some_and(|timer| timer.at <= at) {
             return;
         }

@@ -1,4 +1,4 @@
-//! What went wrong in an exchange, in our words.
+//! Maps failures of an exchange with a model to [`ProviderError`].
 
 use std::error::Error;
 use std::time::{Duration, SystemTime};
@@ -8,10 +8,10 @@ use reqwest::header::{CONTENT_ENCODING, HeaderMap, LOCATION, RETRY_AFTER};
 
 use crate::types::{ProviderError, ProviderErrorKind, excerpt};
 
-/// The longest wait that is taken from a service; what it asks for beyond this is as good as never.
+/// Upper limit of a service's `retry-after`. Longer waits are shortened to it.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// An error of the client, before or within the body.
+/// Maps an error of the HTTP client, which occurs before or within the body.
 pub(super) fn transport(error: reqwest::Error) -> ProviderError {
     let kind = if error.is_connect() {
         ProviderErrorKind::Connect
@@ -23,15 +23,15 @@ pub(super) fn transport(error: reqwest::Error) -> ProviderError {
     ProviderError::new(kind, describe(&error.without_url()))
 }
 
-/// Adds the service that an error comes from: host and port, as the rest of an address may hold a
-/// key.
+/// Prefixes the message with the host and port of the service. The path and the query are left out,
+/// because they may hold a key.
 pub(super) fn place(error: &mut ProviderError, url: &Url) {
     let host = url.host_str().unwrap_or_default();
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     error.message = format!("{host}{port}: {}", error.message);
 }
 
-/// What may help whoever reads of a status that is no success.
+/// Returns advice for an unsuccessful status, to be appended to the error message.
 pub(super) fn hint(status: u16, headers: &HeaderMap, retry_after: Option<Duration>) -> String {
     if let Some(wait) = retry_after {
         return format!(" (it asks to wait {wait:?})");
@@ -48,7 +48,8 @@ pub(super) fn hint(status: u16, headers: &HeaderMap, retry_after: Option<Duratio
     }
 }
 
-/// A body that nobody asked to be compressed cannot be read.
+/// Returns an error if the body is compressed. The client does not request compression and cannot
+/// decode it.
 pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), ProviderError> {
     let encoding = headers.get(CONTENT_ENCODING).map(|value| value.as_bytes().trim_ascii());
     match encoding {
@@ -61,7 +62,7 @@ pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), ProviderError> {
     }
 }
 
-/// An error and its causes in one line: the last one says most.
+/// Formats an error and its causes in one line. The last cause says most.
 pub(super) fn describe(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -76,17 +77,17 @@ pub(super) fn describe(error: &dyn Error) -> String {
     text
 }
 
-/// Nothing came for too long.
+/// Returns a timeout error.
 pub(super) fn silence(what: &str, after: Duration) -> ProviderError {
     ProviderError::new(ProviderErrorKind::Timeout, format!("{what} for {after:?}"))
 }
 
-/// What a service wishes of those who think of asking once more.
+/// The service's instructions about a retry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct RetryHints {
-    /// How long they are to wait.
+    /// Minimum wait before a retry.
     pub(super) retry_after: Option<Duration>,
-    /// Whether they are to ask at all.
+    /// `Some` if the service says whether to retry.
     retryable: Option<bool>,
 }
 
@@ -103,15 +104,14 @@ impl RetryHints {
         Self { retry_after: retry_after(headers, now), retryable }
     }
 
-    /// Puts them on an error. What the body itself says of a wait comes second.
+    /// Copies the hints to an error. A wait from a header takes precedence over one from the body.
     pub(super) fn put_on(self, error: &mut ProviderError) {
         error.retry_after = self.retry_after.or(error.retry_after);
         error.retryable = self.retryable.or(error.retryable);
     }
 }
 
-/// How long the service asks us to wait: `retry-after-ms`, or `retry-after` in seconds or as an
-/// HTTP date.
+/// Returns the requested wait: `retry-after-ms`, or `retry-after` in seconds or as an HTTP date.
 fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let number = |text: &str| text.trim().parse::<f64>().ok();
@@ -128,7 +128,7 @@ fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     asked.map(|wait| wait.min(RETRY_AFTER_MAX))
 }
 
-/// From now until an HTTP date; zero if it is over.
+/// Returns the time from now until an HTTP date, or zero if the date is in the past.
 fn until(date: &str, now: SystemTime) -> Option<Duration> {
     let date = jiff::fmt::rfc2822::DateTimeParser::new().parse_timestamp(date.trim()).ok()?;
     Some(SystemTime::from(date).duration_since(now).unwrap_or_default())

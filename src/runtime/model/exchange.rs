@@ -1,4 +1,4 @@
-//! One exchange with a model: a request, and its response as it comes.
+//! One exchange with a model: a request and its streamed response.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,17 +15,17 @@ use crate::types::{
 };
 use crate::wire::{Decoder, DecoderOptions, Delta, Framing, PayloadTemplates, http_error};
 
-/// How much of an error's body is read.
+/// Maximum number of bytes that are read of an error's body.
 const ERROR_BODY_BYTES_MAX: usize = 64 * 1024;
 
-/// How long it is waited for. The status alone says enough to go on.
+/// Maximum wait for an error's body. The status alone is enough to report the error.
 const ERROR_BODY_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// How much of a body that is no answer is quoted.
+/// Maximum number of characters that are quoted from a body that is not a response.
 const QUOTE_CHARS: usize = 100;
 
-/// How long the end of a body is waited for once nothing that counts can follow. A
-/// body that was read to its end leaves its connection for the next request.
+/// Maximum wait for the end of the body after the last relevant delta. A connection can be reused
+/// only if its body was read to the end.
 const TAIL_MAX: Duration = Duration::from_millis(100);
 
 /// A request and its response. Dropping it drops the connection if the body has not ended.
@@ -49,22 +49,22 @@ enum ExchangeState {
 struct ResponseBody {
     response: reqwest::Response,
     decoder: Option<Decoder>,
-    /// Whether bytes count as a sign of life, as they do where events are not told apart.
+    /// True if any bytes extend the deadline. This applies where the body has no separate events.
     whole: bool,
-    /// When silence has lasted too long. Only real events push it on: a service that sends
-    /// nothing but comments is as silent as one that sends nothing.
+    /// The time at which the exchange fails for lack of events. Only real events extend it: a
+    /// service that sends nothing but comments times out like a silent one.
     deadline: Instant,
     patience: Duration,
-    /// Wakes at the deadline or before. One for all chunks: to set one for each costs more than it
-    /// does to be woken too early now and then.
+    /// Wakes at the deadline or earlier. One timer serves all chunks: a timer for each chunk would
+    /// cost more than an occasional early wake-up.
     alarm: Pin<Box<Sleep>>,
-    /// The wire has said that the response is over, or the service that it has failed.
+    /// True after the last relevant delta: the end of the response, or an error of the service.
     done: bool,
     wishes: RetryHints,
 }
 
 impl Exchange {
-    /// Creates an exchange. `templates` are those of the session's earlier responses.
+    /// Creates an exchange. `templates` come from the session's earlier responses.
     pub(super) fn new(
         client: Arc<ClientInner>,
         streamed: bool,
@@ -74,18 +74,19 @@ impl Exchange {
         Self { client, streamed, trace: None, templates, state: ExchangeState::Unsent { body } }
     }
 
-    /// Returns the templates for the next response; none unless the response was read to its end.
+    /// Returns the templates for the next response. They are empty unless the response was read to
+    /// its end.
     pub(super) fn into_templates(self) -> PayloadTemplates {
         self.templates
     }
 
-    /// The same as a part of somebody's trace.
+    /// Adds a trace context, which is sent with the request.
     pub(crate) fn with_trace(self, trace: Option<TraceContext>) -> Self {
         Self { trace, ..self }
     }
 
-    /// The next batch of the response, never an empty one: what one chunk of the body decoded to.
-    /// After an error there is nothing more.
+    /// Returns the deltas of the next chunk of the body. Batches are never empty. After an error,
+    /// returns `None`.
     pub(crate) async fn next(&mut self) -> Option<Result<Vec<Delta>, ProviderError>> {
         let mut reading = match std::mem::replace(&mut self.state, ExchangeState::Over) {
             ExchangeState::Unsent { body } => match self.send(body).await {
@@ -119,7 +120,8 @@ impl Exchange {
     }
 
     async fn send(&self, body: Bytes) -> Result<ResponseBody, ProviderError> {
-        // A plain answer has one limit for the whole of it: nothing arrives while the model writes.
+        // A response that is not streamed has one time limit, because nothing arrives while the
+        // model writes.
         let patience = match self.streamed {
             true => self.client.first_event_timeout,
             false => self.client.answer_timeout,
@@ -158,7 +160,7 @@ impl ResponseBody {
         let mut batch = Vec::new();
         loop {
             let chunk = match self.chunk().await {
-                // What comes after the wire's last word does not change the response.
+                // Errors after the last relevant delta do not change the response.
                 None | Some(Err(_) | Ok(None)) if self.done => return None,
                 None => {
                     return Some(Err(error::silence("the response was silent", self.patience)));
@@ -193,7 +195,7 @@ impl ResponseBody {
                 return Some(Err(error));
             }
             if self.done {
-                // Nothing that follows buys the service more time.
+                // The deadline is not extended any more.
             } else if batch.iter().any(is_last) {
                 self.done = true;
                 self.deadline = Instant::now() + TAIL_MAX;
@@ -212,7 +214,8 @@ impl ResponseBody {
         }
     }
 
-    /// The next chunk of the body, `Ok(None)` behind the last one; none by the deadline.
+    /// Returns the next chunk of the body, `Ok(None)` after the last chunk, or `None` at the
+    /// deadline.
     async fn chunk(&mut self) -> Option<reqwest::Result<Option<Bytes>>> {
         loop {
             if self.alarm.deadline() > self.deadline {
@@ -231,18 +234,19 @@ impl ResponseBody {
     }
 }
 
-/// Whether nothing that counts follows: some services keep a stream open whose error they have
-/// told, and what comes after an error mends nothing.
+/// Returns true if no relevant delta follows. Some services keep the stream open after an error,
+/// and nothing after an error changes the result.
 fn is_last(delta: &Delta) -> bool {
     matches!(delta, Delta::Done | Delta::Error(_))
 }
 
-/// The error that a response reports itself.
+/// Returns the error that the response itself reports.
 fn reported(delta: &mut Delta) -> Option<&mut ProviderError> {
     if let Delta::Error(error) = delta { Some(error) } else { None }
 }
 
-/// How the body is framed: as its content type says, or as it looks, whatever was asked for.
+/// Returns the framing of the body. The content type and the first bytes take precedence over the
+/// requested framing.
 fn framing(
     client: &ClientInner,
     streamed: bool,
@@ -267,8 +271,8 @@ fn framing(
     asked
 }
 
-/// What is wrong with a body that begins like a web page, whatever its content type says: no wire
-/// has such an answer, and its lines would be passed over in silence.
+/// Returns an error if the body begins like a web page, whatever its content type is. No wire has
+/// such a response, and the decoder would skip its lines without an error.
 fn no_answer(begin: &[u8]) -> Option<ProviderError> {
     let begin = begin.trim_ascii_start();
     begin.starts_with(b"<").then(|| {
@@ -281,7 +285,7 @@ fn no_answer(begin: &[u8]) -> Option<ProviderError> {
     })
 }
 
-/// The error that a status says, with what the service says of it.
+/// Converts an unsuccessful response to an error. Includes the service's message from the body.
 async fn refusal(mut response: reqwest::Response, deadline: Instant) -> ProviderError {
     let status = response.status().as_u16();
     let wishes = RetryHints::read(response.headers(), SystemTime::now());

@@ -1,8 +1,9 @@
-//! The client of one model: requests out, decoded responses in.
+//! The client of one model: sends requests and decodes responses.
 //!
-//! Usable alone, without a host: [`ModelClient::complete`] for one answer, [`ModelClient::stream`]
-//! for its pieces. It makes one exchange at a time and repeats none; whether to try again is the
-//! turn's decision. Caps and breakers are the host's, so that alone it has neither.
+//! Works without a host: [`ModelClient::complete`] returns one whole response, and
+//! [`ModelClient::stream`] returns its deltas. Each call makes one exchange and never retries; the
+//! turn decides about retries. Concurrency limits and circuit breakers belong to the host, so a
+//! client alone has neither.
 
 mod error;
 mod exchange;
@@ -29,7 +30,8 @@ use crate::tls;
 use crate::types::ProviderError;
 use crate::wire::{Delta, Framing, KeyHeader, PayloadTemplates, RequestCache, Wire};
 
-/// What a session's exchanges leave for its next ones.
+/// Data that a session's exchanges reuse: bytes of the previous request, and templates of
+/// responses.
 #[derive(Debug, Default)]
 pub(super) struct ExchangeCache {
     request_cache: RequestCache,
@@ -37,15 +39,15 @@ pub(super) struct ExchangeCache {
 }
 
 impl ExchangeCache {
-    /// An exchange is over.
+    /// Stores the templates of a finished exchange.
     pub(super) fn take_from(&mut self, exchange: Exchange) {
         self.templates = exchange.into_templates();
     }
 }
 
-/// Asks one model.
+/// The client of one model.
 ///
-/// Cloning is cheap, and clones share their connections.
+/// Clones are cheap and share their connections.
 #[derive(Clone, Debug)]
 pub struct ModelClient {
     inner: Arc<ClientInner>,
@@ -63,7 +65,7 @@ struct ClientInner {
     answer_timeout: Duration,
 }
 
-/// Where requests of a kind go, with all their headers.
+/// The address and all headers of one kind of request.
 #[derive(Debug)]
 struct Target {
     url: Url,
@@ -71,10 +73,10 @@ struct Target {
 }
 
 impl ModelClient {
-    /// A client for a model. Connects to nothing yet.
+    /// Creates a client for a model. Does not connect yet.
     ///
     /// # Errors
-    /// When address, key or headers cannot be put into a request.
+    /// If the address, the key or a header cannot be put into a request.
     pub fn new(config: &ModelConfig) -> Result<Self, InvalidModel> {
         let (streamed, plain) = (Target::new(config, true)?, Target::new(config, false)?);
         let loopback = is_loopback(&plain.url);
@@ -82,9 +84,9 @@ impl ModelClient {
             let builder = Client::builder()
                 .connect_timeout(config.connect_timeout)
                 .tcp_nodelay(true)
-                // A redirected POST would take key and conversation to another place.
+                // A redirect would send the key and the conversation to another address.
                 .redirect(Policy::none())
-                // An attempt is one exchange, and whether there is another is the turn's decision.
+                // An attempt is one exchange. The turn decides about retries.
                 .retry(reqwest::retry::never().max_retries_per_request(0));
             if loopback { builder.no_proxy() } else { builder }
         })
@@ -103,10 +105,10 @@ impl ModelClient {
         })
     }
 
-    /// Asks for one answer and waits for the whole of it.
+    /// Sends a request and waits for the whole response.
     ///
     /// # Errors
-    /// When no response could be had, or it reports an error or ends without a finish.
+    /// If no response arrives, or if the response reports an error or ends without a finish reason.
     pub async fn complete(&self, request: &ModelRequest) -> Result<ModelResponse, ProviderError> {
         let mut response = response::Collector::new(self.inner.wire, request);
         let mut exchange = self.exchange(request);
@@ -116,8 +118,8 @@ impl ModelClient {
         response.finish()
     }
 
-    /// Asks for an answer and gives its pieces as they come: one batch per chunk of the body that
-    /// holds any, an error last if there is one. Dropping the stream drops the exchange.
+    /// Sends a request and returns its deltas, one batch for each chunk of the body that holds any.
+    /// An error is the last item. Dropping the stream drops the exchange.
     pub fn stream(
         &self,
         request: &ModelRequest,
@@ -138,7 +140,7 @@ impl ModelClient {
         )
     }
 
-    /// A session's next exchange, which has not begun yet.
+    /// Returns a session's next exchange. It starts when it is polled.
     pub(super) fn next_exchange(
         &self,
         request: &ModelRequest,
@@ -176,14 +178,14 @@ impl Target {
     }
 }
 
-/// The model cannot be asked as it is configured.
+/// The configuration of a model cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("make a client for the model: {0}")]
 pub struct InvalidModel(String);
 
 impl From<InvalidHeaderValue> for InvalidModel {
     fn from(_: InvalidHeaderValue) -> Self {
-        // Not the value: it may be the key.
+        // The message leaves out the value, because it may be the key.
         Self("the key or a header has characters that no header may have".to_owned())
     }
 }
@@ -207,7 +209,7 @@ fn headers(config: &ModelConfig, accept: &'static str) -> Result<HeaderMap, Inva
         let name: HeaderName =
             name.parse().map_err(|_| InvalidModel(format!("{name:?} is no name of a header")))?;
         let mut value = HeaderValue::from_str(text)?;
-        // Some services take their key in a header of their own.
+        // Some services expect their key in a custom header.
         value.set_sensitive(true);
         headers.insert(name, value);
     }

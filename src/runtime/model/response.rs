@@ -1,4 +1,4 @@
-//! A whole answer, for those who use the client alone.
+//! The whole response of a model, for users of the client without a host.
 
 use std::sync::Arc;
 
@@ -12,58 +12,59 @@ use crate::types::{
 };
 use crate::wire::{Delta, ModelRequest, Wire};
 
-/// What a model answered.
+/// A whole response of a model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ModelResponse {
-    /// The text.
+    /// The text of the response.
     pub text: String,
-    /// The model's thinking.
+    /// The reasoning of the model.
     pub reasoning: String,
-    /// What it says where it will not answer.
+    /// The text of a refusal.
     pub refusal: String,
-    /// Why it ended.
+    /// The reason for the end of the response.
     pub finish_reason: Option<FinishReason>,
-    /// What it cost.
+    /// The token usage.
     pub usage: Usage,
     calls: Vec<RequestedCall>,
     service_calls: Vec<RequestedCall>,
     origin: Option<Arc<ModelOrigin>>,
     parts: Vec<MessagePart>,
-    /// Whether the request left the model a single call.
+    /// True if the request said `parallel_tool_calls: Some(false)`.
     one_call: bool,
 }
 
 impl ModelResponse {
-    /// The tool calls that count, in the model's order: only the first if the request said
-    /// `parallel_tool_calls: Some(false)`, whatever the service made of that.
+    /// Returns the tool calls to run, in the model's order. If the request said
+    /// `parallel_tool_calls: Some(false)`, returns only the first call, even if the service sent
+    /// more.
     #[must_use]
     pub fn tool_calls(&self) -> &[RequestedCall] {
         if self.one_call { self.calls.get(..1).unwrap_or_default() } else { &self.calls }
     }
 
-    /// Every tool call that the response holds, in the model's order.
+    /// Returns all tool calls of the response, in the model's order.
     #[must_use]
     pub fn all_tool_calls(&self) -> &[RequestedCall] {
         &self.calls
     }
 
-    /// The first tool call, if there is one.
+    /// Returns the first tool call.
     #[must_use]
     pub fn first_tool_call(&self) -> Option<&RequestedCall> {
         self.calls.first()
     }
 
-    /// The calls that the service runs itself, in the order in which they came: nobody else is to
+    /// Returns the calls that the service runs itself, in the order of arrival. The caller must not
     /// run them.
     #[must_use]
     pub fn service_calls(&self) -> &[RequestedCall] {
         &self.service_calls
     }
 
-    /// The response as a message, for the next request: with the calls that count, and with what
-    /// the service wants back with them. A call without an id of the provider's is known as
-    /// `call_{turn}_{index}`, so each response of a conversation has its own `turn`.
+    /// Returns the response as a message for the next request. It holds the tool calls to run, and
+    /// the data that the service wants back with them. A call without an id from the provider gets
+    /// the id `call_{turn}_{index}`, so each response of a conversation needs a `turn` of its own.
     #[must_use]
     pub fn message(&self, turn: u32) -> ResponseMessage {
         let calls = self.tool_calls().iter().zip(0..).map(|(call, index)| ToolCall {
@@ -86,16 +87,16 @@ impl ModelResponse {
     }
 }
 
-/// A tool call that a model asks for.
+/// A tool call that a model requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RequestedCall {
-    /// The provider's id, if it gave one.
+    /// The provider's id.
     pub id: Option<String>,
     /// The tool's name.
     pub name: String,
-    /// The arguments; none if they are no JSON object.
+    /// The parsed arguments, or `None` if they are not a JSON object.
     pub arguments: Option<Value>,
-    /// The arguments as they came.
+    /// The arguments as received.
     pub arguments_raw: String,
 }
 
@@ -110,7 +111,7 @@ impl RequestedCall {
     }
 }
 
-/// Puts a response together.
+/// Collects the deltas of an exchange into a [`ModelResponse`].
 #[derive(Debug)]
 pub(super) struct Collector {
     accumulator: ResponseAssembler,

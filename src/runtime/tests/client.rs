@@ -1,4 +1,4 @@
-//! The model client, alone.
+//! Tests of the model client without a host.
 
 use futures::{Stream, StreamExt as _};
 
@@ -150,7 +150,7 @@ async fn silence_comments_and_breaks_are_errors() {
     }
 }
 
-/// Answers one request with a plain body in two halves, a pause before each.
+/// Answers one request with a body in two halves, and waits before each half.
 async fn slow_plain_service(pause: Duration) -> String {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
@@ -215,7 +215,7 @@ async fn a_stream_that_says_done_and_stays_open_is_over() {
 
 #[tokio::test]
 async fn the_next_request_uses_the_same_connection() {
-    // A second connection would not be accepted: the listener takes one and closes.
+    // The listener accepts one connection and closes, so a second connection would fail.
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let url = format!("http://{}/v1", listener.local_addr().unwrap());
     let server = spawn(async move {
@@ -232,7 +232,7 @@ async fn the_next_request_uses_the_same_connection() {
         );
         let mut buffer = vec![0; 65536];
         for _ in 0..2 {
-            // A request of this size arrives whole or in two; its body ends with a brace.
+            // A request of this size arrives in one or two reads. Its body ends with a brace.
             let mut read = 0;
             while !buffer[..read].ends_with(b"}") {
                 read += socket.read(&mut buffer[read..]).await.unwrap();

@@ -1,4 +1,4 @@
-//! An actor dies at the very record that counts.
+//! Tests that kill an actor at a chosen record.
 
 use ractor::ActorCell;
 
@@ -9,10 +9,10 @@ use super::*;
 use crate::record::{Record, StopMode};
 use crate::types::RunEnd;
 
-/// How many records are left, and who is killed then.
+/// The number of records until the kill, and the actor to kill.
 type Armed = Arc<parking_lot::Mutex<Option<(usize, ActorCell)>>>;
 
-/// An engine that kills an actor at the n-th record after it was armed.
+/// Returns an engine that kills an actor at the n-th record after it was armed.
 fn trap(armed: &Armed) -> Arc<Engine> {
     let armed = Arc::clone(armed);
     Engine::new(move |inner, batch| {
@@ -29,8 +29,9 @@ fn trap(armed: &Armed) -> Arc<Engine> {
     })
 }
 
-/// The accumulator is killed while it appends its n-th record; the kill acts once it has done all
-/// that follows from it. Returns the report's statuses and whether the trap went off.
+/// Kills the accumulator while it appends its n-th record. The kill takes effect after the
+/// accumulator has handled the message. Returns the report's statuses, and true if the kill
+/// happened.
 async fn killed_at(record: usize) -> (Vec<&'static str>, bool) {
     let gate = Arc::new(tokio::sync::Semaphore::new(0));
     let provider = Provider::new(|_, body| {
@@ -86,8 +87,8 @@ async fn the_accumulator_dies_at_any_record() {
     assert!(deaths >= 8, "the run has more records than {deaths}");
 }
 
-/// The accumulator dies as it appends the end of a turn that was cut off, by a stop or else by its
-/// time: why it was is no secret to the run.
+/// Kills the accumulator while it appends the end of a turn that was cut off by a stop or by its
+/// time limit. The run end must still name the right cause.
 async fn cut_off_at_the_death(stopped: bool) -> RunEnd {
     let provider = Provider::new(|_, _| Reply::Stall(vec![text("hm")])).await;
     let armed = Armed::default();

@@ -1,4 +1,4 @@
-//! A journal in memory that does something of a test's own with each batch.
+//! A journal in memory with a test's own `append`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use crate::journal::{
 use crate::record::Seq;
 use crate::types::SessionId;
 
-/// Takes a batch to the engine in its own way.
+/// Handles a batch and passes it to the engine.
 pub(super) type Append = dyn Fn(&MemoryJournal, Batch) -> AppendStatus + Send + Sync;
 
-/// An engine in memory whose `append` is a test's.
+/// An engine in memory with a test's own `append`.
 pub(super) struct Engine {
     inner: MemoryJournal,
     append: Box<Append>,
@@ -26,13 +26,13 @@ impl Engine {
         Arc::new(Self { inner: MemoryJournal::new(), append: Box::new(append) })
     }
 
-    /// Stores a batch now.
+    /// Stores a batch immediately.
     pub(super) fn store(&self, batch: Batch) {
         self.inner.append(batch);
     }
 }
 
-/// All that is stored of a session.
+/// Returns all stored entries of a session.
 pub(super) fn entries(journal: &dyn Journal, session: &SessionId) -> Vec<JournalEntry> {
     journal.read(session, Seq(0)).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Services that answer badly, and stops in the middle of it.
+//! Tests with services that send invalid responses, and with stops during these responses.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -11,14 +11,15 @@ use crate::record::StopMode;
 use crate::runtime::model::{ModelClient, ModelRequest};
 use crate::types::{ProviderError, ProviderErrorKind, RunEnd};
 
-/// A service that answers each connection by hand. Its end is told when the client leaves.
+/// A service that writes raw bytes to each connection. It sends a notification when the client
+/// disconnects.
 struct Service {
     url: String,
     connected: mpsc::Receiver<()>,
     left: mpsc::Receiver<()>,
 }
 
-/// Answers with these bytes, and then with `more`, every few milliseconds.
+/// Starts a service that sends `head`, and then `more` every few milliseconds.
 async fn service(head: impl Into<Vec<u8>>, more: &'static str) -> Service {
     let head = head.into();
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
@@ -38,7 +39,7 @@ async fn service(head: impl Into<Vec<u8>>, more: &'static str) -> Service {
     Service { url, connected, left }
 }
 
-/// Returns when the client is gone.
+/// Answers one connection. Returns when the client has disconnected.
 async fn answer(mut socket: TcpStream, head: &[u8], more: &str) {
     let mut buffer = vec![0; 65536];
     if socket.read(&mut buffer).await.unwrap_or(0) == 0 || socket.write_all(head).await.is_err() {

@@ -1,5 +1,5 @@
-//! What users say while a run goes on is neither lost nor doubled, whenever it comes, and the
-//! records say the same as the session.
+//! Tests that an input during a run is neither lost nor doubled, and that the records agree with
+//! the session.
 
 use super::engine::{Engine, entries};
 use super::provider::{Reply, says, text};
@@ -11,8 +11,8 @@ use crate::record::Record;
 use crate::session::StoredSession;
 use crate::types::RunEnd;
 
-/// An engine that does something right before the turn's commit is recorded or right behind, in
-/// either case before the session hears of the commit.
+/// An engine that runs an action directly before or after the turn's commit is recorded. In both
+/// cases the session has not received the commit yet.
 #[derive(Default)]
 struct Moment {
     before: parking_lot::Mutex<Option<Box<dyn FnOnce() + Send>>>,
@@ -47,7 +47,7 @@ fn contents(messages: &[Arc<Message>]) -> Vec<String> {
     contents.collect()
 }
 
-/// What the records say of a session's history.
+/// Returns the history of a session as its records describe it.
 fn folded(journal: &dyn Journal, session: &SessionHandle) -> Vec<Arc<Message>> {
     let entries = entries(journal, session.id());
     let limits = |_: &RunOverrides| Limits { max_result_bytes: 65_536, ..Limits::default() };
@@ -119,8 +119,8 @@ async fn a_death_neither_loses_nor_doubles_it() {
     }
 }
 
-/// Steers at times that nobody chose: whatever the moment, the input is in the history once, the
-/// model has heard it unless the run was over, and the records agree.
+/// Steers at random times. The input must be in the history exactly once. The model must have
+/// received it unless the run was over. The records must agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn at_any_time() {
     let provider = Provider::new(|n, _| Reply::Sse(says(&format!("answer {n}")))).await;

@@ -1,4 +1,4 @@
-//! What a host refuses, and how it ends.
+//! Tests of the limits of a host and of its shutdown.
 
 use super::provider::{Reply, says, text};
 use super::*;
@@ -37,7 +37,7 @@ async fn sessions_are_opened_by_name_and_closed() {
         move || host.counts().sessions == 1
     })
     .await;
-    // The name is free, and nothing is remembered under it.
+    // The name is free again, and the session under it is new.
     let again = host.open_session(named("b")).await.unwrap();
     assert_eq!(again.snapshot().await.unwrap().history, []);
 }
@@ -54,7 +54,7 @@ async fn a_session_has_one_run_and_a_host_so_many() {
     assert_eq!((first.state(), second.state()), (SessionState::Running, SessionState::Idle));
     first.stop(StopMode::Now).await.unwrap();
     run.report.await.unwrap();
-    // The place is free when the report is there.
+    // The permit is released before the report arrives.
     second.start_run("go").await.unwrap();
 }
 
@@ -148,7 +148,7 @@ async fn a_host_that_is_dropped_ends() {
     until("the provider sees the client leave", || provider.open() == 0).await;
 }
 
-/// Kills a session's actor, and waits until the host has heard of it.
+/// Kills a session's actor, and waits until the host has noticed.
 async fn dies(host: &Host, session: &SessionHandle) {
     let dead = session.link.shared.awake(session.id()).unwrap();
     dead.actor.get_cell().kill();

@@ -1,4 +1,4 @@
-//! What the shells do, against a scripted provider on loopback.
+//! Tests of the actors against a scripted provider on loopback.
 
 mod client;
 mod deaths;
@@ -32,10 +32,10 @@ use crate::record::Seq;
 use crate::tool::{InputSchema, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use provider::Provider;
 
-/// How long a test waits for what has to happen.
+/// Time limit for an expected event.
 const SOON: Duration = Duration::from_secs(20);
 
-/// Spawns what belongs to a test.
+/// Spawns a task of a test.
 #[expect(clippy::disallowed_methods, reason = "a test's task ends with its runtime")]
 pub(super) fn spawn<T: Send + 'static>(
     future: impl Future<Output = T> + Send + 'static,
@@ -43,7 +43,7 @@ pub(super) fn spawn<T: Send + 'static>(
     tokio::spawn(future)
 }
 
-/// Waits until something is so.
+/// Waits until a condition holds.
 #[track_caller]
 fn until(what: &str, is_so: impl Fn() -> bool) -> impl Future<Output = ()> {
     let what = what.to_owned();
@@ -57,7 +57,7 @@ fn until(what: &str, is_so: impl Fn() -> bool) -> impl Future<Output = ()> {
     }
 }
 
-/// A host whose agent talks to a provider, with tools, and a changed configuration.
+/// Starts a host with a provider, tools and a changed configuration.
 async fn host(provider: &Provider, tools: ToolRegistry, change: impl FnOnce(&mut Config)) -> Host {
     Host::start(setup(provider, tools, change)).await.unwrap()
 }
@@ -79,15 +79,15 @@ async fn session(host: &Host) -> SessionHandle {
     host.open_session(OpenSession::default()).await.unwrap()
 }
 
-/// Lets every session do without the actors of its runs, if none goes on.
+/// Stops the run actors of every session without an open run.
 fn rest(host: &Host) {
     for (_, live) in host.inner.link.shared.all_awake() {
-        // One that is gone has none.
+        // A session actor that has ended has no run actors.
         let _ = live.actor.cast(SessionMessage::Rest);
     }
 }
 
-/// Waits until nothing of any run is alive.
+/// Waits until no actor or task of a run is alive.
 async fn nothing_left(host: &Host) {
     let counted = host.clone();
     let waited = timeout(SOON, async move {
@@ -114,7 +114,7 @@ async fn nothing_left(host: &Host) {
     replays::all(host);
 }
 
-/// Every session's records are such as a host may write, and no run of theirs is open.
+/// Checks that the records of every session are valid and that no run is open.
 fn journals_are_whole(host: &Host) {
     let journal = &host.inner.link.shared.journal;
     for stored in journal.list(&StoredSessionFilter::default()).unwrap() {
@@ -127,7 +127,7 @@ fn journals_are_whole(host: &Host) {
 
 type Body = dyn Fn(ToolContext) -> BoxFuture<'static, Result<ToolOutput, ToolError>> + Send + Sync;
 
-/// A tool that is a closure.
+/// A tool that runs a closure.
 struct Closure {
     spec: ToolSpec,
     body: Arc<Body>,
@@ -144,7 +144,7 @@ impl Tool for Closure {
     }
 }
 
-/// A pure tool that takes anything.
+/// Returns the specification of a pure tool that accepts any arguments.
 fn spec(name: &str) -> ToolSpec {
     let schema = InputSchema::parse(json!({"type": "object", "properties": {}})).unwrap();
     ToolSpec::with_schema(name, "for a test", schema).pure()
@@ -157,7 +157,7 @@ where
     Closure { spec, body: Arc::new(move |context| Box::pin(body(context))) }
 }
 
-/// A tool that answers with its own arguments.
+/// Returns a tool whose result is its arguments.
 fn echo(name: &str) -> Closure {
     tool(spec(name), |context| async move { Ok(context.arguments().to_string().into()) })
 }
@@ -170,7 +170,7 @@ fn registry(tools: impl IntoIterator<Item = Closure>) -> ToolRegistry {
     registry
 }
 
-/// Results of a report by tool name: status word and text.
+/// Returns the results of a report by tool name: status and text.
 fn results(report: &RunReport) -> BTreeMap<&str, (&'static str, &str)> {
     let calls = report.calls.iter();
     calls.map(|c| (&*c.tool_name, (c.status.as_str(), c.result.as_str()))).collect()

@@ -1,4 +1,4 @@
-//! People in the loop, where time passes and actors die.
+//! Tests of approvals while time passes and actors die.
 
 use futures::{FutureExt as _, StreamExt as _};
 
@@ -14,12 +14,12 @@ use crate::types::{Execution, Judgement, RunEnd, Verdict};
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// A tool with effects that people are asked about.
+/// Returns the specification of a tool with effects that needs approval.
 fn paying(approval: ApprovalPolicy) -> ToolSpec {
     ToolSpec { effect: Default::default(), ..spec("pay") }.approval(approval)
 }
 
-/// The next question.
+/// Waits for the next approval request.
 async fn question(events: &mut Subscription) -> ApprovalRequest {
     let asked = timeout(SOON, async {
         while let Some(delivery) = events.next().await {
@@ -33,7 +33,7 @@ async fn question(events: &mut Subscription) -> ApprovalRequest {
     asked.await.expect("it is asked soon")
 }
 
-/// The question that stands in the snapshot, once its actors are replaced.
+/// Waits until the snapshot holds the approval request after the actors were replaced.
 async fn standing(session: &SessionHandle) {
     let stands = timeout(SOON, async {
         loop {
@@ -47,7 +47,7 @@ async fn standing(session: &SessionHandle) {
     stands.await.expect("it stands soon");
 }
 
-/// How many questions are still to be read.
+/// Returns the number of approval requests that can be read now.
 fn questions(events: &mut Subscription) -> usize {
     let mut asked = 0;
     while let Some(Some(FeedItem::Event(published))) = events.next().now_or_never() {
@@ -63,7 +63,7 @@ async fn decide(session: &SessionHandle, asked: &ApprovalRequest, verdict: Verdi
     session.decide(asked.call.key, decision).await.expect("it counts");
 }
 
-/// Lets so much time pass, as far as the host knows.
+/// Advances the host's clock.
 async fn pass(time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;
@@ -218,7 +218,7 @@ async fn what_a_tool_answered_is_in_the_journal_and_with_a_no_nowhere_else() {
     let mut run = session.start_run("go").await.unwrap();
     let asked = question(&mut run.events).await;
     assert_eq!(asked.output_summary.as_deref(), Some("secret"));
-    // Its actors die: it does not run again, and the question stands.
+    // Its actor dies. The call does not run again, and the approval request stays.
     kill(&session, ACCUMULATOR).await;
     standing(&session).await;
     decide(&session, &asked, Verdict::Rejected).await;

@@ -1,4 +1,4 @@
-//! A provider that answers by script and remembers what it was asked.
+//! A provider with scripted responses that records its requests.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -16,25 +16,25 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-/// How the provider answers a request.
+/// A scripted response.
 pub(super) enum Reply {
-    /// A stream of these payloads, and its end.
+    /// A stream of these payloads with a regular end.
     Sse(Vec<String>),
-    /// A stream of these payloads, and then silence.
+    /// A stream of these payloads that then stays open without data.
     Stall(Vec<String>),
-    /// A stream of these payloads, and then comments without end.
+    /// A stream of these payloads, followed by endless comments.
     Comments(Vec<String>),
-    /// A stream of these payloads that breaks.
+    /// A stream of these payloads that then fails.
     Break(Vec<String>),
-    /// A whole body.
+    /// A body that is not streamed.
     Whole { status: u16, kind: &'static str, body: String, retry_after: Option<&'static str> },
-    /// No answer at all.
+    /// No response.
     Silence,
 }
 
 type Script = dyn Fn(usize, &Value) -> Reply + Send + Sync;
 
-/// A provider on loopback, alive until it is dropped.
+/// A provider on loopback that runs until it is dropped.
 pub(super) struct Provider {
     addr: SocketAddr,
     asked: Arc<Asked>,
@@ -49,7 +49,7 @@ struct Asked {
 }
 
 impl Provider {
-    /// Answers the n-th request, from 0, as the script says.
+    /// Starts a provider. `script` returns the response to the n-th request, counted from 0.
     pub(super) async fn new(
         script: impl Fn(usize, &Value) -> Reply + Send + Sync + 'static,
     ) -> Self {
@@ -68,17 +68,18 @@ impl Provider {
         Self { addr, asked, server }
     }
 
-    /// Answers every request with this text.
+    /// Starts a provider that answers every request with this text.
     pub(super) async fn saying(text: &'static str) -> Self {
         Self::new(move |_, _| Reply::Sse(says(text))).await
     }
 
-    /// Answers the first request with these calls, and the others with `done`.
+    /// Starts a provider that answers the first request with these calls and the others with
+    /// `done`.
     pub(super) async fn calling(calls: &'static [(&'static str, &'static str)]) -> Self {
         Self::new(move |n, _| Reply::Sse(if n == 0 { asks_for(calls) } else { says("done") })).await
     }
 
-    /// Answers no request without a permit.
+    /// Makes each response wait for a permit of `gate`.
     pub(super) fn behind(self, gate: Arc<Semaphore>) -> Self {
         *self.asked.gate.lock() = Some(gate);
         self
@@ -88,7 +89,7 @@ impl Provider {
         format!("http://{}/v1", self.addr)
     }
 
-    /// The bodies of all requests.
+    /// Returns the bodies of all requests.
     pub(super) fn requests(&self) -> Vec<Value> {
         self.asked.requests.lock().iter().map(|(_, body)| body.clone()).collect()
     }
@@ -101,7 +102,7 @@ impl Provider {
         self.asked.requests.lock().len()
     }
 
-    /// Answers whose client is still there.
+    /// Returns the number of responses whose client is still connected.
     pub(super) fn open(&self) -> usize {
         self.asked.open.load(Ordering::SeqCst)
     }
@@ -149,7 +150,7 @@ async fn answer(
             events(open, pieces(payloads).chain(comments))
         }
         Reply::Break(payloads) => {
-            // The server sends what it has only once the body has nothing ready.
+            // The server sends its buffer only when the body has no data ready.
             let broken = stream::once(async {
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 Err(std::io::Error::other("broken"))
@@ -182,7 +183,7 @@ fn events<E: Into<Box<dyn std::error::Error + Send + Sync>> + 'static>(
     pieces: impl Stream<Item = Result<Bytes, E>> + Send + 'static,
 ) -> Response<Body> {
     let body = pieces.inspect(move |_| {
-        // CountGuard for as long as the body is.
+        // Held as long as the body.
         let _ = &open;
     });
     let mut response = Response::new(Body::from_stream(body));
@@ -196,19 +197,19 @@ pub(super) fn chunk(delta: Value, finish: Option<&str>) -> String {
     .to_string()
 }
 
-/// A piece of text.
+/// Returns the payload of a text delta.
 pub(super) fn text(text: &str) -> String {
     chunk(json!({"content": text}), None)
 }
 
-/// A whole streamed answer, a payload a word.
+/// Returns the payloads of a streamed response, one for each word.
 pub(super) fn says(words: &str) -> Vec<String> {
     let mut payloads: Vec<_> = words.split_inclusive(' ').map(text).collect();
     payloads.extend(end("stop"));
     payloads
 }
 
-/// The payloads of calls, without an end: names and arguments.
+/// Returns the payloads of calls (names and arguments) without the end of the response.
 pub(super) fn calls(calls: &[(&str, &str)]) -> Vec<String> {
     let each = calls.iter().enumerate().map(|(index, (name, arguments))| {
         chunk(
@@ -220,7 +221,7 @@ pub(super) fn calls(calls: &[(&str, &str)]) -> Vec<String> {
     each.collect()
 }
 
-/// A whole streamed answer with calls.
+/// Returns the payloads of a streamed response with calls.
 pub(super) fn asks_for(asked: &[(&str, &str)]) -> Vec<String> {
     let mut payloads = calls(asked);
     payloads.extend(end("tool_calls"));
@@ -233,7 +234,7 @@ pub(super) fn end(finish: &str) -> [String; 3] {
     [chunk(json!({}), Some(finish)), usage.to_string(), "[DONE]".to_owned()]
 }
 
-/// A whole plain answer.
+/// Returns a response that is not streamed.
 pub(super) fn plain(text: &str) -> Reply {
     let body = json!({"id": "r", "object": "chat.completion", "model": "test-model",
         "choices": [{"index": 0, "message": {"role": "assistant", "content": text},

@@ -1,4 +1,4 @@
-//! The death of one of a run's actors costs the run nothing that counts.
+//! Tests that a run survives the death of any of its actors.
 
 use ractor::ActorCell;
 
@@ -21,7 +21,7 @@ pub(super) async fn actors(session: &SessionHandle) -> [ActorCell; 2] {
     named(session).await.expect("a run goes on")
 }
 
-/// Kills an actor of the run, and waits until it has a successor (which may be done already).
+/// Kills an actor of the run, and waits until it is replaced. The run may be over by then.
 pub(super) async fn kill(session: &SessionHandle, which: usize) {
     let before = actors(session).await;
     before[which].kill();
@@ -76,7 +76,7 @@ async fn a_turn_that_had_fallen_back_goes_on_with_that_model() {
     nothing_left(&host).await;
 }
 
-/// What no repetition mends.
+/// Returns a response that is not retried.
 pub(super) fn refused() -> Reply {
     let body = r#"{"error":{"message":"no such key"}}"#.into();
     Reply::Whole { status: 401, kind: "application/json", body, retry_after: None }
@@ -92,7 +92,8 @@ async fn the_accumulator_dies() {
     while_the_model_is_silent(ACCUMULATOR).await;
 }
 
-/// An actor dies while a call with effects runs: it is not run again, and is answered.
+/// Kills an actor while a call with effects runs. The call must not run again and must get a
+/// result.
 async fn during_a_call_with_effects(which: usize) {
     let provider = Provider::calling(&[("pay", "{}"), ("echo", r#"{"n":1}"#)]).await;
     let begun = Arc::new(std::sync::atomic::AtomicUsize::new(0));
@@ -195,7 +196,7 @@ async fn an_actor_that_dies_too_often_fails_the_run_with_every_call_answered() {
     }
     assert_eq!(ended, 1);
     nothing_left(&host).await;
-    // The session is usable, and comes to its end.
+    // The session is still usable, and its next run ends.
     assert_eq!(session.snapshot().await.unwrap().state, SessionState::Idle);
     let again = session.start_run("go").await.unwrap();
     running(&host).await;
@@ -308,7 +309,7 @@ async fn runs_of_a_session_share_their_actors_until_it_rests() {
     let mut seen = Vec::new();
     for rests in [false, true, false] {
         let run = session.start_run("go").await.unwrap();
-        // While a run goes on, nobody lets them go.
+        // The actors are not stopped during a run.
         rest(&host);
         seen.push(actors(&session).await);
         session.stop(StopMode::Now).await.unwrap();
@@ -372,7 +373,7 @@ async fn a_tool_of_a_run_that_is_over_keeps_its_grace_when_the_next_one_ends() {
     until("the call runs", running(1)).await;
     session.stop(StopMode::Now).await.unwrap();
     timeout(SOON, run.report).await.unwrap().unwrap();
-    // Its accumulator ends with it, and meanwhile another one serves the session.
+    // The tool's accumulator ends with it. Meanwhile the session has a new accumulator.
     rest(&host);
     let run = session.start_run("again").await.unwrap();
     until("the next call runs too", running(2)).await;

@@ -1,4 +1,4 @@
-//! What was recorded is decided once more, and in the same way.
+//! Tests that a replay of the records makes the same decisions.
 
 use super::engine::entries;
 use super::provider::{Reply, asks_for, says};
@@ -10,7 +10,7 @@ use crate::session::{Replayed, replay};
 use crate::turn::{Difference, TurnRules};
 use crate::types::{Execution, ToolOutcome};
 
-/// What the host's runs go by.
+/// Returns a function that returns the rules of an agent's turns.
 fn rules(host: &Host) -> impl Fn(&str, &RunOverrides) -> Result<Arc<TurnRules>, String> {
     let agents = host.inner.link.shared.agents.clone();
     move |agent, overrides| {
@@ -27,7 +27,7 @@ fn replayed(
     replay(session, entries, rules(host))
 }
 
-/// Every session of the host is replayed without a difference.
+/// Replays every session of the host and checks that there is no difference.
 #[track_caller]
 pub(super) fn all(host: &Host) {
     let journal = &*host.inner.link.shared.journal;
@@ -40,7 +40,7 @@ pub(super) fn all(host: &Host) {
     }
 }
 
-/// A session with a tool of each kind of ending, and its entries.
+/// Returns a session whose tools end in each possible way, and its entries.
 async fn recorded(change: impl FnOnce(&mut Config)) -> (Host, SessionId, Vec<JournalEntry>) {
     let provider = Provider::new(|n, _| {
         let calls = [
@@ -80,7 +80,7 @@ async fn a_session_is_decided_again_as_it_was() {
         assert_eq!((replayed.runs, replayed.turns, replayed.calls), (2, 4, 10));
         assert_eq!((replayed.records, replayed.unfinished), (entries.len(), false));
         assert_eq!(replayed.variables.get("sum"), Some(&json!(4)));
-        // Cut off anywhere it is a session that is not over.
+        // Every prefix of the entries is a session that is not over.
         for end in 1..entries.len() {
             let cut = replay(&id, &entries[..end], rules(&host));
             let cut = cut.unwrap_or_else(|d| panic!("cut at {end}: {d}"));
@@ -106,7 +106,7 @@ async fn a_call_may_start_before_its_response_has_ended_and_end_behind_that() {
     let mut entries = entries(&*host.inner.link.shared.journal, session.id());
     let response = entries.iter().position(|e| matches!(e.record, Record::ResponseEnded { .. }));
     let response = response.unwrap();
-    // The second call may as well have taken a little longer.
+    // The second call could also have ended later.
     let [before, behind] = &mut entries[response - 1..=response] else { unreachable!() };
     std::mem::swap(&mut before.record, &mut behind.record);
     assert!(matches!(behind.record, Record::CallEnded { early: true, .. }), "{behind:?}");
@@ -114,7 +114,8 @@ async fn a_call_may_start_before_its_response_has_ended_and_end_behind_that() {
     assert_eq!(replayed.calls, 3);
 }
 
-/// The place and the words of the first difference once the first record that fits is changed.
+/// Changes the first record that `change` accepts, and replays the session. Returns true if the
+/// first difference is at that record, and the text of the difference.
 #[track_caller]
 fn tampered(
     (host, id, entries): &(Host, SessionId, Vec<JournalEntry>),

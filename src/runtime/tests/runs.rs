@@ -1,4 +1,4 @@
-//! Runs that go well.
+//! Tests of runs without failures.
 
 use futures::StreamExt as _;
 use tokio::sync::Barrier;
@@ -85,7 +85,7 @@ async fn each_message_is_of_the_model_that_said_it() {
     })
     .await;
     let session = session(&host).await;
-    // As configured; led by another; and led by one that fails, so that the first answers.
+    // The configured models, another first model, and a first model that fails.
     for asked in [None, Some("other"), Some("broken")] {
         let overrides = RunOverrides { model: asked.map(Into::into), ..RunOverrides::default() };
         let request = RunRequest { overrides, ..RunRequest::from("who?") };
@@ -164,7 +164,7 @@ async fn calls_run_one_after_the_other_and_are_answered_in_order() {
 #[tokio::test]
 async fn parallel_calls_run_beside_each_other() {
     let provider = Provider::calling(&[("meet", r#"{"n":1}"#), ("meet", r#"{"n":2}"#)]).await;
-    // Each call waits for the other: in sequence neither would end.
+    // Each call waits for the other, so they would never end in sequence.
     let barrier = Arc::new(Barrier::new(2));
     let meet = tool(spec("meet"), move |context| {
         let barrier = Arc::clone(&barrier);
@@ -269,7 +269,7 @@ async fn a_call_with_effects_waits_until_its_intent_is_durable() {
             async { Ok("paid".into()) }
         }
     });
-    // An engine that needs a while for the batch with the intent.
+    // An engine that delays the batch with the intent.
     let held: Arc<parking_lot::Mutex<Option<BatchCallback>>> = Arc::default();
     let journal = Engine::new({
         let held = Arc::clone(&held);

@@ -1,4 +1,4 @@
-//! What is asked of a session in the very moment when it falls asleep.
+//! Tests of requests that arrive while a session hibernates.
 
 use futures::StreamExt as _;
 use futures::future::join_all;
@@ -13,7 +13,7 @@ use crate::telemetry::FeedItem;
 const CLIENTS: usize = 6;
 const ROUNDS: usize = 8;
 
-/// Lets every session fall asleep as soon as it can, for as long as the task is held.
+/// Hibernates every session as soon as possible until the task is aborted.
 fn sleepy(host: &Host) -> tokio::task::JoinHandle<()> {
     let host = host.clone();
     spawn(async move {
@@ -21,7 +21,7 @@ fn sleepy(host: &Host) -> tokio::task::JoinHandle<()> {
             for (id, _) in host.inner.link.shared.all_awake() {
                 host.session(&id).hibernate();
             }
-            // Faster than that it would only fill the sessions' mailboxes.
+            // A shorter interval would only fill the mailboxes of the sessions.
             sleep(Duration::from_millis(1)).await;
         }
     })
@@ -49,7 +49,7 @@ async fn nothing_is_lost_or_doubled_on_the_edge_of_sleep() {
                 assert!(session.subscribe().await.is_ok());
                 let mut watch = session.watch(EventId::default()).await.unwrap();
                 let mut runs = 0;
-                // All that has happened by now is shown, whether it sleeps meanwhile or not.
+                // All events so far are shown, even if the session hibernates meanwhile.
                 while runs <= round {
                     match watch.next().await {
                         Some(FeedItem::Event(shown)) => {
@@ -107,14 +107,14 @@ async fn a_session_sleeps_when_it_is_told_to_unless_it_is_needed() {
     let listens = session.subscribe().await.unwrap();
     session.run("go").await.unwrap();
     session.hibernate();
-    // Answered behind that: it is still there.
+    // The reply comes after the message, so the session is still awake.
     session.snapshot().await.unwrap();
     assert_eq!(session.state(), SessionState::Idle);
     drop(listens);
     session.hibernate();
     until("it sleeps", || session.state() == SessionState::Hibernated).await;
     assert_eq!(host.counts().awake, 0);
-    // Of one that sleeps that changes nothing, and a run wakes it.
+    // This does not change a hibernated session, and a run wakes it.
     session.hibernate();
     assert_eq!(session.run("again").await.unwrap().text, "well");
     assert_eq!(session.snapshot().await.unwrap().history.len(), 4);

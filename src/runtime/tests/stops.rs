@@ -1,4 +1,4 @@
-//! A stop reaches everything at once, and nothing is left over.
+//! Tests that a stop reaches all parts of a run and that nothing keeps running.
 
 use tokio::sync::Semaphore;
 
@@ -102,7 +102,7 @@ async fn a_stop_answers_every_call() {
     assert_eq!(report.run_end, RunEnd::Stopped);
     assert!(!report.calls.is_empty());
     assert!(report.calls.iter().all(|call| call.status.as_str() == "cancelled"));
-    // The next request may be sent: each call in the history is answered.
+    // The next request is valid, because each call in the history has a result.
     let snapshot = session.snapshot().await.unwrap();
     let asked = report.calls.len();
     assert_eq!(snapshot.history.len(), 2 + asked);

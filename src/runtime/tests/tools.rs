@@ -1,11 +1,11 @@
-//! A tool that fails ends its own call and nothing else.
+//! Tests that a failing tool ends only its own call.
 
 use tokio::sync::Semaphore;
 
 use super::*;
 use crate::types::RunEnd;
 
-/// Runs `bad` between two good calls, with a short timeout and grace.
+/// Runs `bad` between two working calls, with a short timeout and grace period.
 async fn beside(bad: Closure) -> (RunReport, Host) {
     let provider =
         Provider::calling(&[("one", r#"{"n":1}"#), ("bad", "{}"), ("two", r#"{"n":2}"#)]).await;
@@ -96,12 +96,12 @@ async fn after_thirty_seconds_a_call_is_answered_with_that() {
     .await;
     let run = session(&host).await.start_run("go").await.unwrap();
     timeout(SOON, begun.notified()).await.unwrap();
-    // The response is over and only the tool's clock runs.
+    // The response is over, so only the timeout of the tool runs.
     tokio::time::pause();
     tokio::time::advance(Duration::from_secs(29)).await;
     tokio::time::resume();
     for _ in 0..100 {
-        // Whatever is decided now is decided without waiting for anybody.
+        // This lets the actors handle their messages without a wait.
         tokio::task::yield_now().await;
     }
     assert_eq!(host.counts().tools_running, 1, "a second is left");
@@ -143,7 +143,7 @@ async fn a_tool_that_blocks_leaves_the_others_their_threads() {
     let bad = tool(spec("bad").blocking(), move |_| {
         let blocked = Arc::clone(&blocked);
         async move {
-            // The test's runtime has one thread: blocking that one would end nothing.
+            // The test's runtime has one thread. To block that thread would block the whole test.
             let _ = blocked.lock().recv();
             Ok("free".into())
         }
@@ -211,7 +211,7 @@ async fn progress_is_shown_while_the_call_is_open_and_is_bounded() {
     }
 }
 
-/// Panics when it is dropped.
+/// A value that panics when it is dropped.
 struct Bomb;
 
 impl Drop for Bomb {
@@ -276,7 +276,7 @@ async fn whatever_ends_a_call_tells_those_who_still_work_for_it() {
     let session = session(&host).await;
     let run = session.start_run("go").await.unwrap();
     timeout(SOON, begun.acquire()).await.unwrap().unwrap().forget();
-    // The tool is not told to stop: its accumulator dies.
+    // The tool gets no abort, because its accumulator is killed.
     let [_, accumulator] = super::recovery::actors(&session).await;
     accumulator.kill();
     assert_eq!(timeout(SOON, run.report).await.unwrap().unwrap().run_end, RunEnd::Answered);

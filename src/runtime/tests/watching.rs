@@ -1,5 +1,5 @@
-//! Watchers who come at any moment, over a journal that is slow: what they were shown before and
-//! what they are shown now is the whole, whatever the moment.
+//! Tests of subscribers that join at any time while the journal is slow. The events before and
+//! after the join must add up to all events.
 
 use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
@@ -18,10 +18,10 @@ use crate::record::{PastEvents, Record, part_after};
 use crate::telemetry::FeedItem;
 use crate::types::Seq;
 
-/// Batches that are accepted and not stored.
+/// Batches that are accepted and not stored yet.
 type Waiting = Arc<Mutex<VecDeque<Batch>>>;
 
-/// An engine that stores nothing until it is told to.
+/// Returns an engine that queues batches until `store_one` stores them.
 fn late() -> (Arc<Engine>, Waiting) {
     let waiting = Waiting::default();
     let taken = Arc::clone(&waiting);
@@ -32,7 +32,7 @@ fn late() -> (Arc<Engine>, Waiting) {
     (engine, waiting)
 }
 
-/// Stores the batch that has waited longest.
+/// Stores the oldest waiting batch.
 fn store_one(engine: &Engine, waiting: &Waiting) -> bool {
     let Some(Batch { session, entries, log_state, urgent, mut on_status }) =
         waiting.lock().pop_front()
@@ -45,8 +45,8 @@ fn store_one(engine: &Engine, waiting: &Waiting) -> bool {
     true
 }
 
-/// What a model says: pieces, whether they are thinking; then calls by tool; and whether that
-/// breaks.
+/// A scripted response: text deltas (true for reasoning), then calls (true for a call of `act`, a
+/// tool with effects).
 #[derive(Clone, Debug)]
 struct Said {
     pieces: Vec<(bool, String)>,
@@ -86,7 +86,7 @@ impl Said {
     }
 }
 
-/// The events of a watch until so many runs have ended.
+/// Reads events until the given number of runs have ended.
 async fn until_ended(mut watch: SessionEvents, mut runs: usize) -> Vec<PublishedEvent> {
     let mut seen = Vec::new();
     while runs > 0 {
@@ -101,7 +101,7 @@ async fn until_ended(mut watch: SessionEvents, mut runs: usize) -> Vec<Published
     seen
 }
 
-/// The ids from the begin of each attempt that came to nothing to before its failure.
+/// Returns the id ranges of failed attempts, from their start to just before their failure.
 fn void(entries: &[JournalEntry]) -> Vec<(Seq, Seq)> {
     let mut began = Seq(0);
     let mut void = Vec::new();
@@ -115,7 +115,8 @@ fn void(entries: &[JournalEntry]) -> Vec<(Seq, Seq)> {
     void
 }
 
-/// What has an id, with texts put together; of void attempts only results.
+/// Formats the events that have an id, with adjacent texts joined. Of failed attempts, includes
+/// only results.
 fn whole(events: impl IntoIterator<Item = PublishedEvent>, void: &[(Seq, Seq)]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for published in events {
@@ -139,7 +140,7 @@ fn whole(events: impl IntoIterator<Item = PublishedEvent>, void: &[(Seq, Seq)]) 
     lines
 }
 
-/// What was shown up to a place.
+/// Returns the events up to a position.
 fn before(live: &[PublishedEvent], cut: EventId) -> Vec<PublishedEvent> {
     let seen = live.iter().cloned().filter_map(|mut published| {
         let id = published.id?;
@@ -160,7 +161,7 @@ fn before(live: &[PublishedEvent], cut: EventId) -> Vec<PublishedEvent> {
     seen.collect()
 }
 
-/// Every place where a watcher may have been, and the middles of texts.
+/// Returns all positions where a subscriber may join, including the middle of texts.
 fn cuts(live: &[PublishedEvent]) -> Vec<EventId> {
     let mut cuts = vec![EventId::default()];
     for published in live {
@@ -175,8 +176,8 @@ fn cuts(live: &[PublishedEvent]) -> Vec<EventId> {
     cuts
 }
 
-/// Two runs, watched from before they begin, by many who come in the middle, and afterwards from
-/// every place.
+/// Runs two runs. Compares a subscriber from the start with subscribers that join at every third
+/// event, and afterwards with subscribers from every position.
 async fn check(said: Vec<Said>, breaks_at: usize, delays: Vec<u8>) {
     let provider = Provider::new(move |n, _| match said.get(n) {
         Some(said) => said.reply(n == breaks_at),
@@ -236,7 +237,7 @@ async fn check(said: Vec<Said>, breaks_at: usize, delays: Vec<u8>) {
     nothing_left(&host).await;
 }
 
-/// Watches two runs, and lets another begin at every third of their events.
+/// Subscribes to two runs, and starts another subscriber at every third event.
 async fn watched(
     session: SessionHandle,
 ) -> (Vec<PublishedEvent>, Vec<(EventId, Vec<PublishedEvent>)>) {
@@ -262,7 +263,7 @@ async fn watched(
     (live, ended)
 }
 
-/// The past of entries that were written down and read again.
+/// Returns the past events of entries after they are serialised and parsed.
 fn read_back(session: &SessionHandle, entries: &[JournalEntry]) -> Vec<PublishedEvent> {
     let mut past = PastEvents::new(session.id().clone(), "", 0);
     let mut shown = VecDeque::new();
@@ -302,7 +303,7 @@ async fn nothing_leaves_before_it_is_durable_and_nothing_after_a_failure() {
     store_one(&engine, &waiting);
     let session = opening.await.unwrap();
     let mut run = session.start_run("go").await.unwrap();
-    // The run, the attempt, the response, and the turn that waits for that.
+    // The batches of the run, the attempt and the response. The turn waits for the last one.
     until("the response is over", || waiting.lock().len() >= 3).await;
     assert!(run.events.next().now_or_never().is_none());
     let mut watch = session.watch(EventId::default()).await.unwrap();

@@ -19,9 +19,9 @@ pub(super) struct CatchUpState {
     pieces: Vec<DisplayedText>,
     /// The size of the text in bytes.
     bytes: u64,
-    /// Whether a response is in progress.
+    /// True while a response is in progress.
     asks: bool,
-    /// Whether the response has ended. The next record then contains its text.
+    /// True if the response has ended. The next record then contains its text.
     is_over: bool,
     open: Vec<DisplayedCall>,
     /// The ended calls of the response in progress. No record has their arguments yet.

@@ -38,7 +38,7 @@ pub struct Feed {
 struct FeedState {
     /// The position after the last published event.
     head: EventId,
-    /// The last record up to which all are durable.
+    /// All records up to this one are durable.
     durable: Seq,
     /// Waiting events, each with the record that must become durable first.
     waiting: VecDeque<(Seq, PublishedEvent)>,
@@ -47,7 +47,7 @@ struct FeedState {
     failed: Option<JournalError>,
     /// Counts subscribers that are about to join.
     pending_subscriptions: Arc<()>,
-    /// Whether the feed is closed, because the session is being unloaded.
+    /// True if the feed is closed, because the session is being unloaded.
     closed: bool,
 }
 
@@ -78,9 +78,9 @@ pub struct SourceRecord {
 /// The position of a feed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedPosition {
-    /// Behind what was shown last.
+    /// Position after the last published event.
     pub at: EventId,
-    /// Behind the last event that is the view of a record.
+    /// Position after the last event of a record.
     pub recorded: EventId,
     /// The last durable record, with or without an event.
     pub durable: Seq,

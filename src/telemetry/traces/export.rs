@@ -54,7 +54,7 @@ struct SpanCounts {
     exported: Counter,
     failed: Counter,
     dropped: Counter,
-    /// Whether the last batch failed. Only the first failure is logged.
+    /// True if the last batch failed. Only the first failure in a row is logged.
     failing: AtomicBool,
 }
 

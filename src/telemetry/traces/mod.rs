@@ -46,9 +46,9 @@ pub(super) fn counters(recorder: &SharedRecorder) -> [Counter; 3] {
 /// A run that starts or is resumed.
 #[derive(Clone, Debug)]
 pub struct TracedRun<'a> {
-    /// Its session.
+    /// The session of the run.
     pub session: &'a SessionId,
-    /// The run.
+    /// The id of the run.
     pub run: &'a RunId,
     /// The agent's name.
     pub agent: &'a str,

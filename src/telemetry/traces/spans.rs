@@ -35,7 +35,7 @@ const RUNS_MAX: usize = 100_000;
 /// The environment variable that enables contents in spans.
 const CAPTURE: &str = "OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT";
 
-/// Makes the spans of one host.
+/// The spans of one host.
 pub(super) struct Spans {
     /// The run in progress of each session.
     runs: Mutex<HashMap<SessionId, TracedOpenRun>>,
