@@ -1,7 +1,8 @@
-//! The layout of the house: dependencies go down only, machines are pure, files stay small.
+//! The structure of the crate: dependencies go down only, machines are pure, one name stands for
+//! one idea, files do not import each other in large circles.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -44,56 +45,124 @@ const MACHINES: [&str; 10] = [
     "session",
 ];
 
-/// What a machine does not know.
+/// Crates that a machine must not name.
 const SHELL_CRATES: [&str; 7] =
     ["tokio", "ractor", "reqwest", "axum", "metrics", "tracing", "parking_lot"];
 
-const LINES_MAX: usize = 400;
+/// Folders of parallel modules: each of their modules may define the same role under the same name.
+const PARALLEL: [&str; 2] = ["wire", "rehearsal"];
+const DIALECTS: [&str; 5] = ["anthropic", "gemini", "ollama", "openai_chat", "openai_responses"];
 
+/// The largest number of files that may import each other in a circle.
+const CIRCLE_MAX: usize = 3;
+
+/// A file of `src/`.
 struct Source {
+    /// Its path below `src/`.
     path: PathBuf,
-    module: String,
-    text: String,
+    /// Its module's path, such as `["turn", "step"]`.
+    module: Vec<String>,
+    /// Its text without test modules.
+    code: Vec<String>,
+    /// Whether the whole file is a test.
+    is_test: bool,
+}
+
+impl Source {
+    fn top(&self) -> &str {
+        &self.module[0]
+    }
 }
 
 fn sources() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let mut sources = Vec::new();
+    let mut found = Vec::new();
     let mut folders = vec![root.clone()];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 folders.push(path);
-            } else if path.extension().is_some_and(|ending| ending == "rs") {
-                let below = path.strip_prefix(&root).unwrap();
-                let first = below.components().next().unwrap().as_os_str().to_str().unwrap();
-                let module = first.trim_end_matches(".rs").to_owned();
-                let text = fs::read_to_string(&path).unwrap();
-                sources.push(Source { path: below.to_owned(), module, text });
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push((
+                    path.strip_prefix(&root).unwrap().to_owned(),
+                    fs::read_to_string(&path).unwrap(),
+                ));
             }
         }
     }
-    assert!(sources.len() > 30, "the sources were found");
+    assert!(found.len() > 30, "the sources were found");
+    let tests = test_modules(&found);
+    let mut sources: Vec<Source> = found
+        .iter()
+        .map(|(path, text)| Source {
+            module: module_of(path),
+            code: code_of(text),
+            is_test: tests.iter().any(|test| path.with_extension("").starts_with(test)),
+            path: path.clone(),
+        })
+        .collect();
+    sources.sort_by(|a, b| a.path.cmp(&b.path));
     sources
 }
 
-/// The code of a line, without its comment.
-fn code(line: &str) -> &str {
-    line.split("//").next().unwrap_or_default()
+/// The module that a file holds: `turn/mod.rs` and `turn.rs` are `["turn"]`.
+fn module_of(path: &Path) -> Vec<String> {
+    let mut parts: Vec<String> = path
+        .with_extension("")
+        .components()
+        .map(|part| part.as_os_str().to_str().unwrap().to_owned())
+        .collect();
+    if parts.last().unwrap() == "mod" {
+        parts.pop();
+    }
+    parts
 }
 
-/// Names of the crate's own modules in a line, whether as `crate::x` or in `crate::{x, y}`.
+/// The paths of modules that are declared behind `#[cfg(test)]`, without extension.
+fn test_modules(found: &[(PathBuf, String)]) -> Vec<PathBuf> {
+    let mut tests = Vec::new();
+    for (path, text) in found {
+        let folder = match path.file_name().unwrap().to_str().unwrap() {
+            "mod.rs" | "lib.rs" | "main.rs" => path.parent().unwrap().to_owned(),
+            _ => path.with_extension(""),
+        };
+        let lines: Vec<&str> = text.lines().collect();
+        for pair in lines.windows(2) {
+            let declared = pair[1].split_once("mod ").and_then(|(_, rest)| rest.strip_suffix(';'));
+            if let Some(module) = declared.filter(|_| pair[0] == "#[cfg(test)]") {
+                tests.push(folder.join(module));
+            }
+        }
+    }
+    tests
+}
+
+/// The lines of a file without comments and without the test modules at its end.
+fn code_of(text: &str) -> Vec<String> {
+    let lines: Vec<&str> = text.lines().collect();
+    let is_test_module = |at: usize| {
+        lines[at] == "#[cfg(test)]"
+            && lines
+                .get(at + 1..)
+                .unwrap_or_default()
+                .iter()
+                .take(2)
+                .any(|line| line.starts_with("mod ") && line.ends_with('{'))
+    };
+    let end = (0..lines.len()).find(|at| is_test_module(*at)).unwrap_or(lines.len());
+    lines[..end].iter().map(|line| line.split("//").next().unwrap().to_owned()).collect()
+}
+
+/// The top modules named in a line, as `crate::x` or `callsheet::x`.
 fn named_modules(line: &str) -> BTreeSet<&'static str> {
     let mut named = BTreeSet::new();
     for marker in ["crate::", "callsheet::"] {
-        for (at, _) in code(line).match_indices(marker) {
-            let rest = &code(line)[at + marker.len()..];
-            let word = |text: &str| {
-                let end = text.find(|c: char| !c.is_alphanumeric() && c != '_');
-                text[..end.unwrap_or(text.len())].to_owned()
-            };
-            named.extend(ORDER.iter().filter(|module| **module == word(rest)));
+        for (at, _) in line.match_indices(marker) {
+            let rest = &line[at + marker.len()..];
+            let end = rest.find(|c: char| !c.is_alphanumeric() && c != '_');
+            let word = &rest[..end.unwrap_or(rest.len())];
+            named.extend(ORDER.iter().filter(|module| **module == word));
         }
     }
     named
@@ -102,40 +171,35 @@ fn named_modules(line: &str) -> BTreeSet<&'static str> {
 #[test]
 fn dependencies_go_down_only() {
     let mut wrong = Vec::new();
-    for source in sources() {
-        if source.module == "lib" {
-            continue;
-        }
-        let place = ORDER.iter().position(|module| *module == source.module);
-        let place = place.unwrap_or_else(|| panic!("{} stands in no layer", source.module));
-        for (number, line) in source.text.lines().enumerate() {
+    for source in sources().iter().filter(|source| source.top() != "lib") {
+        let position = |name: &str| ORDER.iter().position(|module| *module == name);
+        let own = position(source.top());
+        let own = own.unwrap_or_else(|| panic!("{} stands in no layer", source.top()));
+        for (number, line) in source.code.iter().enumerate() {
             for module in named_modules(line) {
-                let other = ORDER.iter().position(|name| *name == module).unwrap();
-                if other > place {
+                if position(module).unwrap() > own {
                     wrong.push(format!("{}:{} names {module}", source.path.display(), number + 1));
                 }
             }
             assert!(
-                !code(line).contains("use crate::{"),
-                "{}:{}: one `use crate::x` a module, so that arrows can be seen",
+                !line.contains("use crate::{"),
+                "{}:{}: write one `use crate::x` per module",
                 source.path.display(),
                 number + 1
             );
         }
     }
-    assert!(wrong.is_empty(), "arrows that point up:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "dependencies that point up:\n{}", wrong.join("\n"));
 }
 
 #[test]
 fn machines_know_no_runtime() {
     let mut wrong = Vec::new();
-    let sources = sources();
-    let machines = sources.iter().filter(|source| {
-        MACHINES.contains(&source.module.as_str()) && !is_test(&source.path, &sources)
-    });
-    for source in machines {
-        for (number, line) in source.text.lines().enumerate() {
-            let line = code(line);
+    for source in sources().iter().filter(|source| !source.is_test) {
+        if !MACHINES.contains(&source.top()) {
+            continue;
+        }
+        for (number, line) in source.code.iter().enumerate() {
             let shell = SHELL_CRATES.iter().any(|name| {
                 line.contains(&format!("{name}::")) || line.contains(&format!("use {name};"))
             });
@@ -150,43 +214,228 @@ fn machines_know_no_runtime() {
 
 #[test]
 fn only_the_runtime_names_ractor() {
-    for source in sources().iter().filter(|source| source.module != "runtime") {
-        let named = source.text.lines().any(|line| code(line).contains("ractor::"));
+    for source in sources().iter().filter(|source| source.top() != "runtime") {
+        let named = source.code.iter().any(|line| line.contains("ractor::"));
         assert!(!named, "{} names ractor", source.path.display());
     }
 }
 
-/// Whether the whole file is a test: a module that is declared behind `cfg(test)`, or is in one.
-fn is_test(path: &Path, sources: &[Source]) -> bool {
-    sources.iter().any(|source| {
-        let folder = match source.path.file_name().unwrap().to_str().unwrap() {
-            "mod.rs" | "lib.rs" | "main.rs" => source.path.parent().unwrap().to_owned(),
-            _ => source.path.with_extension(""),
+/// The name of the type that a line defines at the top level of its file.
+fn defined_type(line: &str) -> Option<&str> {
+    let mut rest = line;
+    if let Some(public) = rest.strip_prefix("pub") {
+        rest = match public.strip_prefix('(') {
+            Some(scope) => scope.split_once(") ")?.1,
+            None => public.strip_prefix(' ')?,
         };
-        let lines: Vec<&str> = source.text.lines().collect();
-        lines.windows(2).any(|pair| {
-            let named = pair[1].split_once("mod ").map(|(_, name)| name);
-            let module = named.and_then(|name| name.strip_suffix(';'));
-            pair[0] == "#[cfg(test)]"
-                && module.is_some_and(|module| {
-                    let module = folder.join(module);
-                    path.starts_with(&module) || path == module.with_extension("rs")
-                })
-        })
-    })
+    }
+    let (keyword, rest) = rest.split_once(' ')?;
+    let defines = ["struct", "enum", "trait", "type", "union"].contains(&keyword);
+    let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
+    defines.then_some(name)
 }
 
 #[test]
-fn files_stay_small() {
-    let mut long = Vec::new();
-    let sources = sources();
-    for source in &sources {
-        let lines = source.text.lines().take_while(|line| *line != "#[cfg(test)]").count();
-        if lines > LINES_MAX {
-            long.push(format!("{}: {lines} lines", source.path.display()));
+fn one_type_name_stands_for_one_idea() {
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for source in sources().iter().filter(|source| !source.is_test) {
+        let parallel = PARALLEL.contains(&source.top())
+            && source.module.get(1).is_some_and(|name| DIALECTS.contains(&name.as_str()));
+        for name in source.code.iter().filter_map(|line| defined_type(line)) {
+            // A role of a dialect is one name per dialect; within one dialect it is defined once.
+            let scope = match parallel {
+                true => format!("{}/{}/", source.module[0], source.module[1]),
+                false => String::new(),
+            };
+            let place = source.path.display().to_string();
+            places.entry(format!("{scope}{name}")).or_default().push(place);
         }
     }
-    assert!(long.is_empty(), "files with more than {LINES_MAX} lines:\n{}", long.join("\n"));
+    let twice: Vec<String> = places
+        .iter()
+        .filter(|(_, places)| places.len() > 1)
+        .map(|(name, places)| format!("{name}: {}", places.join(", ")))
+        .collect();
+    assert!(twice.is_empty(), "type names that are defined more than once:\n{}", twice.join("\n"));
+}
+
+/// The paths that a file imports, from the crate's root, item names included.
+fn imports(source: &Source) -> Vec<Vec<String>> {
+    let text = source.code.join("\n");
+    let mut imports = Vec::new();
+    for marker in ["crate::", "super::", "self::"] {
+        for (at, _) in text.match_indices(marker) {
+            let before = text[..at].chars().next_back();
+            if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':') {
+                continue;
+            }
+            expand(source, &text[at..], &mut imports);
+        }
+    }
+    imports.extend(child_imports(source));
+    imports
+}
+
+/// The paths of `use child::Item` lines, which name a module below the file's own.
+fn child_imports(source: &Source) -> Vec<Vec<String>> {
+    let text = source.code.join("\n");
+    let declared = |name: &str| {
+        source.code.iter().any(|line| line.trim_end().ends_with(&format!("mod {name};")))
+    };
+    let mut paths = Vec::new();
+    for (at, _) in text.match_indices("use ") {
+        let rest = &text[at + 4..];
+        let end = rest.find("::").unwrap_or(0);
+        if declared(&rest[..end]) {
+            expand(source, &format!("self::{rest}"), &mut paths);
+        }
+    }
+    paths
+}
+
+/// Adds the paths that `text` begins with: `a::b`, `a::{b, c::d}`.
+fn expand(source: &Source, text: &str, paths: &mut Vec<Vec<String>>) {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    let mut path: Vec<String> = Vec::new();
+    let mut stack: Vec<usize> = Vec::new();
+    let mut rest = text;
+    let mut first = true;
+    loop {
+        let end = rest.find(|c| !is_name(c)).unwrap_or(rest.len());
+        let word = &rest[..end];
+        rest = &rest[end..];
+        match (word, first) {
+            ("crate", true) => {}
+            ("self", true) => path.clone_from(&source.module),
+            ("super", true) => {
+                path.clone_from(&source.module);
+                path.pop();
+            }
+            ("super", false) => {
+                path.pop();
+            }
+            ("", _) => {}
+            _ => path.push(word.to_owned()),
+        }
+        first = false;
+        if let Some(after) = rest.strip_prefix("::{") {
+            stack.push(path.len());
+            rest = after.trim_start();
+        } else if let Some(after) = rest.strip_prefix("::") {
+            rest = after;
+        } else {
+            paths.push(path.clone());
+            loop {
+                let Some(&depth) = stack.last() else { return };
+                path.truncate(depth);
+                rest = rest.trim_start();
+                if let Some(after) = rest.strip_prefix(',') {
+                    rest = after.trim_start();
+                    if !rest.starts_with('}') {
+                        break;
+                    }
+                } else if let Some(after) = rest.strip_prefix('}') {
+                    stack.pop();
+                    rest = after;
+                } else if rest.starts_with("as ") {
+                    rest = rest[3..].trim_start_matches(is_name);
+                } else {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// Which file imports which. An item that a `mod.rs` re-exports belongs to the file that defines
+/// it. What a file takes from a module that it is a part of is no arrow: a part belongs to its
+/// whole.
+fn graph(sources: &[Source]) -> Vec<BTreeSet<usize>> {
+    let modules: BTreeMap<&[String], usize> =
+        sources.iter().enumerate().map(|(at, source)| (source.module.as_slice(), at)).collect();
+    let reexports: Vec<BTreeMap<String, Vec<String>>> = sources
+        .iter()
+        .map(|source| {
+            let named = child_imports(source).into_iter();
+            named.filter_map(|path| Some((path.last()?.clone(), path))).collect()
+        })
+        .collect();
+    let mut graph = vec![BTreeSet::new(); sources.len()];
+    for (at, source) in sources.iter().enumerate() {
+        for mut path in imports(source) {
+            let file = loop {
+                let longest =
+                    (1..=path.len()).rev().find(|end| modules.contains_key(&path[..*end]));
+                let Some(end) = longest else { break None };
+                let file = modules[&path[..end]];
+                match path.get(end).and_then(|item| reexports[file].get(item)) {
+                    Some(defined) if *defined != path => path.clone_from(defined),
+                    _ => break Some(file),
+                }
+            };
+            let is_whole = |file: usize| source.module.starts_with(&sources[file].module);
+            graph[at].extend(file.filter(|file| !is_whole(*file)));
+        }
+    }
+    graph
+}
+
+/// Files that reach each other.
+fn circles(graph: &[BTreeSet<usize>]) -> Vec<Vec<usize>> {
+    let reached = |from: usize| {
+        let (mut seen, mut open) = (BTreeSet::new(), vec![from]);
+        while let Some(at) = open.pop() {
+            open.extend(graph[at].iter().filter(|next| seen.insert(**next)));
+        }
+        seen
+    };
+    let reached: Vec<BTreeSet<usize>> = (0..graph.len()).map(reached).collect();
+    let mut circles = BTreeSet::new();
+    for (at, from) in reached.iter().enumerate() {
+        let circle: Vec<usize> =
+            from.iter().copied().filter(|other| reached[*other].contains(&at)).collect();
+        if circle.len() > 1 {
+            circles.insert(circle);
+        }
+    }
+    circles.into_iter().collect()
+}
+
+#[test]
+fn no_large_circle_of_files() {
+    let sources: Vec<Source> =
+        sources().into_iter().filter(|source| !source.is_test && source.top() != "lib").collect();
+    let large: Vec<String> = circles(&graph(&sources))
+        .into_iter()
+        .filter(|circle| circle.len() > CIRCLE_MAX)
+        .map(|circle| {
+            let names = circle.iter().map(|at| sources[*at].path.display().to_string());
+            names.collect::<Vec<_>>().join(" ")
+        })
+        .collect();
+    assert!(large.is_empty(), "files that import each other:\n{}", large.join("\n"));
+}
+
+#[test]
+fn the_circle_check_reads_imports() {
+    let source = Source {
+        path: "turn/step.rs".into(),
+        module: vec!["turn".to_owned(), "step".to_owned()],
+        code: vec![
+            "use super::effect::{Effect, plan::{A, B as C}, Place};".to_owned(),
+            "use crate::types::Seq;".to_owned(),
+            "let x = super::super::record::Record::new();".to_owned(),
+        ],
+        is_test: false,
+    };
+    let read: BTreeSet<String> = imports(&source).iter().map(|path| path.join("/")).collect();
+    for path in ["turn/effect/Effect", "turn/effect/plan/A", "turn/effect/plan/B", "types/Seq"] {
+        assert!(read.contains(path), "{path} in {read:?}");
+    }
+    assert!(read.contains("turn/effect/Place") && read.contains("record/Record/new"), "{read:?}");
+    let graph: Vec<BTreeSet<usize>> =
+        [vec![1], vec![2], vec![0], vec![0]].map(BTreeSet::from_iter).to_vec();
+    assert_eq!(circles(&graph), [vec![0, 1, 2]]);
 }
 
 #[test]

@@ -214,6 +214,7 @@ async fn every_kind_of_service_failure_opens_the_breaker() {
             let model = config.models.get_mut("rehearsal").unwrap();
             model.max_attempts = 1;
             model.first_event_timeout = Duration::from_millis(200);
+            model.answer_timeout = Duration::from_millis(200);
         })
         .await;
         assert_eq!(run(&world.session).await.0.run_end, RunEnd::Failed, "{failing:?}");

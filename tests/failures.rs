@@ -87,6 +87,7 @@ async fn recovers_from(fault: Response) -> Vec<String> {
     let script = Script::of([fault, Response::text("Now it works.")]);
     let world = world(script, registry(&control), |config| {
         model(config).first_event_timeout = Duration::from_millis(300);
+        model(config).answer_timeout = Duration::from_millis(300);
         model(config).idle_timeout = Duration::from_millis(300);
     })
     .await;

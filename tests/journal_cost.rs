@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use callsheet::config::{BaseUrl, Config, Durability, ToolPattern};
 use callsheet::journal::{
     AppendStatus, Batch, BatchStatus, GroupCommit, Journal, JournalEntry, JournalError,
-    JournalObserver, JournalStatus, SqliteJournal, SqliteOptions, StoredSession,
-    StoredSessionFilter,
+    JournalObserver, JournalStatus, SqliteJournal, SqliteOptions, StoredSessionFilter,
+    StoredSessionInfo,
 };
 use callsheet::record::{Record, Seq};
 use callsheet::rehearsal::{Call, Rehearsal, Response, Script};
@@ -154,11 +154,11 @@ impl Journal for Counted {
         self.sqlite.read_some(session, after, limit)
     }
 
-    fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError> {
+    fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError> {
         self.sqlite.find(session)
     }
 
-    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSession>, JournalError> {
+    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSessionInfo>, JournalError> {
         self.sqlite.list(listing)
     }
 

@@ -172,6 +172,7 @@ async fn the_wait_for_a_permit_does_not_count_as_the_models_silence() {
     let world = capped([slow, never, response_to("wait", Response::text("Here."))], |config| {
         let model = config.models.get_mut("rehearsal").unwrap();
         model.first_event_timeout = Duration::from_millis(400);
+        model.answer_timeout = Duration::from_millis(400);
         let mut timer = model.clone();
         timer.max_attempts = 1;
         config.models.insert("timer".into(), timer);

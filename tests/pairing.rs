@@ -80,6 +80,7 @@ async fn random_runs(seed: u64) {
         }
         let model = config.models.get_mut("rehearsal").expect("the offline model");
         model.first_event_timeout = Duration::from_millis(500);
+        model.answer_timeout = Duration::from_millis(500);
         model.idle_timeout = Duration::from_millis(500);
         // The breaker must not open, however often the model fails.
         model.breaker_failures = None;

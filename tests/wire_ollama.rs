@@ -106,6 +106,7 @@ async fn a_pure_call_starts_before_the_response_has_ended() {
 async fn recovers_from(fault: Response) -> Vec<String> {
     let (world, _) = scripted([fault, Response::text("Now it works.")], |config| {
         model(config).first_event_timeout = Duration::from_millis(300);
+        model(config).answer_timeout = Duration::from_millis(300);
         model(config).idle_timeout = Duration::from_millis(300);
     })
     .await;

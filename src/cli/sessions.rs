@@ -12,7 +12,7 @@ use super::screen::{is_coloured, terminal_columns};
 use super::setup;
 use crate::journal::export::{self, TimelineStyle};
 use crate::journal::{
-    JournalError, JournalReader, StoredSession, StoredSessionFilter, unfinished, verify,
+    JournalError, JournalReader, StoredSessionFilter, StoredSessionInfo, unfinished, verify,
 };
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState, harmless};
@@ -118,7 +118,7 @@ impl JournalLocation {
 }
 
 impl OpenJournal {
-    fn session(&self, id: &SessionId) -> Result<StoredSession, CommandError> {
+    fn session(&self, id: &SessionId) -> Result<StoredSessionInfo, CommandError> {
         let found = self.reader.find(id).map_err(CommandError::usage)?;
         found.ok_or_else(|| {
             let dir = self.dir.display();
@@ -132,7 +132,7 @@ impl OpenJournal {
         &self,
         limit: usize,
         state: Option<SessionState>,
-    ) -> impl Iterator<Item = Result<Vec<StoredSession>, JournalError>> {
+    ) -> impl Iterator<Item = Result<Vec<StoredSessionInfo>, JournalError>> {
         let mut after = None;
         let mut remaining = if limit == 0 { usize::MAX } else { limit };
         std::iter::from_fn(move || {
@@ -185,7 +185,7 @@ fn list(
         if count == 0 {
             row("ID", "AGENT", "STATE", "RECORDS", "LAST CHANGE")?;
         }
-        for StoredSession { id, agent, state, seq, opened: _, touched } in &page {
+        for StoredSessionInfo { id, agent, state, seq, opened: _, touched } in &page {
             let (records, touched) = (seq.to_string(), export::when(*touched));
             row(id.as_str(), &harmless(agent), state.as_str(), &records, &touched)?;
         }

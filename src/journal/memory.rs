@@ -7,8 +7,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::{
-    AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, StoredSession,
-    StoredSessionFilter, state_behind,
+    AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, StoredSessionFilter,
+    StoredSessionInfo, state_behind,
 };
 use crate::record::{Record, Seq};
 use crate::types::{SessionId, SessionState};
@@ -53,12 +53,12 @@ impl Journal for MemoryJournal {
         Ok(entries.iter().skip(begin).take(limit).map(|entry| JournalEntry::clone(entry)).collect())
     }
 
-    fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError> {
+    fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError> {
         let sessions = self.sessions.lock();
         Ok(sessions.get(session).and_then(|entries| stored(session, entries)))
     }
 
-    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSession>, JournalError> {
+    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSessionInfo>, JournalError> {
         let sessions = self.sessions.lock();
         let begin = listing.after.as_ref().map_or(Bound::Unbounded, Bound::Excluded);
         let limit = if listing.limit == 0 { usize::MAX } else { listing.limit };
@@ -90,10 +90,10 @@ impl Journal for MemoryJournal {
     }
 }
 
-fn stored(id: &SessionId, entries: &[Arc<JournalEntry>]) -> Option<StoredSession> {
+fn stored(id: &SessionId, entries: &[Arc<JournalEntry>]) -> Option<StoredSessionInfo> {
     let (first, last) = (entries.first()?, entries.last()?);
     let Record::SessionOpened { agent, .. } = &first.record else { return None };
-    Some(StoredSession {
+    Some(StoredSessionInfo {
         id: id.clone(),
         agent: agent.clone(),
         state: state_behind(entries).unwrap_or(SessionState::Idle),

@@ -66,13 +66,13 @@ pub trait Journal: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// If it cannot be read.
-    fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError>;
+    fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError>;
 
     /// Returns stored sessions in the order of their ids.
     ///
     /// # Errors
     /// If they cannot be read.
-    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSession>, JournalError>;
+    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSessionInfo>, JournalError>;
 
     /// Returns the number of stored sessions.
     ///
@@ -162,7 +162,7 @@ pub enum AppendStatus {
 
 /// A stored session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct StoredSession {
+pub struct StoredSessionInfo {
     /// Its id.
     pub id: SessionId,
     /// Its agent's name.

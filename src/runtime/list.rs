@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::error::HostError;
 use super::host_ref::HostRef;
 use super::host_state::HostState;
-use crate::journal::{JournalError, StoredSession, StoredSessionFilter};
+use crate::journal::{JournalError, StoredSessionFilter, StoredSessionInfo};
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState};
 
@@ -74,8 +74,8 @@ fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummar
     }
 }
 
-fn summary(shared: &HostState, stored: StoredSession) -> SessionSummary {
-    let StoredSession { id, agent, state, seq, opened, touched } = stored;
+fn summary(shared: &HostState, stored: StoredSessionInfo) -> SessionSummary {
+    let StoredSessionInfo { id, agent, state, seq, opened, touched } = stored;
     let state = match shared.awake(&id) {
         Some(live) if live.state.running.load(Ordering::Acquire) => SessionState::Running,
         Some(_) => SessionState::Idle,

@@ -30,7 +30,7 @@ pub use reader::JournalReader;
 
 use super::{
     AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalObserver, JournalStatus,
-    StoredSession, StoredSessionFilter, state_behind,
+    StoredSessionFilter, StoredSessionInfo, state_behind,
 };
 use crate::config::Durability;
 use crate::record::{Record, Seq};
@@ -176,11 +176,11 @@ impl Journal for SqliteJournal {
         self.readers.ask(|connection| query::read(connection, session, after, limit))
     }
 
-    fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError> {
+    fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError> {
         self.readers.ask(|connection| query::find(connection, session))
     }
 
-    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSession>, JournalError> {
+    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSessionInfo>, JournalError> {
         self.readers.ask(|connection| query::list(connection, listing))
     }
 

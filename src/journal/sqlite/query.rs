@@ -5,7 +5,7 @@ use std::path::Path;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Row, params_from_iter};
 
-use super::super::{JournalEntry, JournalError, StoredSession, StoredSessionFilter};
+use super::super::{JournalEntry, JournalError, StoredSessionFilter, StoredSessionInfo};
 use super::errors;
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState};
@@ -86,7 +86,7 @@ pub(super) fn read(
 pub(super) fn find(
     connection: &Connection,
     session: &SessionId,
-) -> Result<Option<StoredSession>, QueryError> {
+) -> Result<Option<StoredSessionInfo>, QueryError> {
     let mut statement = connection.prepare_cached(&format!("{STORED} s.id = ?1"))?;
     Ok(statement.query_row([session.as_str()], stored).optional()?)
 }
@@ -96,7 +96,7 @@ pub(super) fn find(
 pub(super) fn list(
     connection: &Connection,
     listing: &StoredSessionFilter,
-) -> Result<Vec<StoredSession>, QueryError> {
+) -> Result<Vec<StoredSessionInfo>, QueryError> {
     let after = listing.after.as_ref().map_or("", SessionId::as_str);
     let mut query = format!("{STORED} s.id > ?");
     let mut values = vec![Value::Text(after.to_owned())];
@@ -126,13 +126,13 @@ pub(super) fn count(connection: &Connection) -> Result<usize, QueryError> {
     Ok(statement.query_row([], |row| row.get(0))?)
 }
 
-fn stored(row: &Row<'_>) -> rusqlite::Result<StoredSession> {
+fn stored(row: &Row<'_>) -> rusqlite::Result<StoredSessionInfo> {
     let id = row.get_ref(0)?.as_str()?;
     let id = SessionId::parse(id).map_err(|error| {
         rusqlite::Error::FromSqlConversionFailure(0, rusqlite::types::Type::Text, Box::new(error))
     })?;
     let running: bool = row.get(2)?;
-    Ok(StoredSession {
+    Ok(StoredSessionInfo {
         id,
         agent: row.get(1)?,
         state: if running { SessionState::Running } else { SessionState::Idle },

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::super::{JournalEntry, JournalError, StoredSession, StoredSessionFilter};
+use super::super::{JournalEntry, JournalError, StoredSessionFilter, StoredSessionInfo};
 use super::read_connections::ReadConnections;
 use super::{data_directory, database, errors, query};
 use crate::record::Seq;
@@ -52,7 +52,7 @@ impl JournalReader {
     ///
     /// # Errors
     /// If it cannot be read.
-    pub fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError> {
+    pub fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError> {
         self.readers.ask(|connection| query::find(connection, session))
     }
 
@@ -60,7 +60,10 @@ impl JournalReader {
     ///
     /// # Errors
     /// If they cannot be read.
-    pub fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSession>, JournalError> {
+    pub fn list(
+        &self,
+        listing: &StoredSessionFilter,
+    ) -> Result<Vec<StoredSessionInfo>, JournalError> {
         self.readers.ask(|connection| query::list(connection, listing))
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::journal::{
     AppendStatus, Batch, Journal, JournalEntry, JournalError, JournalStatus, MemoryJournal,
-    StoredSession, StoredSessionFilter,
+    StoredSessionFilter, StoredSessionInfo,
 };
 use crate::record::Seq;
 use crate::types::SessionId;
@@ -59,11 +59,11 @@ impl Journal for Engine {
         self.inner.read_some(session, after, limit)
     }
 
-    fn find(&self, session: &SessionId) -> Result<Option<StoredSession>, JournalError> {
+    fn find(&self, session: &SessionId) -> Result<Option<StoredSessionInfo>, JournalError> {
         self.inner.find(session)
     }
 
-    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSession>, JournalError> {
+    fn list(&self, listing: &StoredSessionFilter) -> Result<Vec<StoredSessionInfo>, JournalError> {
         self.inner.list(listing)
     }
 

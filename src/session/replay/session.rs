@@ -15,14 +15,15 @@ use crate::turn::replay::{Difference, ExternalInput, Mismatch, Play, Played, Rec
 use crate::turn::{InitialCallsTurn, LimitHit, TurnRecord, TurnRules, TurnSpec};
 use crate::types::{Content, RunEnd, RunId, SessionId, Usage};
 
-type RulesOf<'t> = &'t dyn Fn(&str, &RunOverrides) -> std::result::Result<Arc<TurnRules>, String>;
+type ReplayRulesOf<'t> =
+    &'t dyn Fn(&str, &RunOverrides) -> std::result::Result<Arc<TurnRules>, String>;
 type Result<T> = std::result::Result<T, Box<Difference>>;
 
 /// A replay of a session.
 pub(super) struct SessionReplay<'t, 'a> {
     recording: &'t Recording<'a>,
     id: &'t SessionId,
-    rules_of: RulesOf<'t>,
+    rules_of: ReplayRulesOf<'t>,
     /// The index of the next record.
     at: usize,
     agent: String,
@@ -52,7 +53,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
     pub(super) fn new(
         recording: &'t Recording<'a>,
         id: &'t SessionId,
-        rules_of: RulesOf<'t>,
+        rules_of: ReplayRulesOf<'t>,
     ) -> Self {
         Self {
             recording,
