@@ -209,7 +209,7 @@ async fn a_damaged_journal_is_refused_with_one_line() {
     assert_eq!(host.run("s", "hello").await.status, 200);
     let second = refused(&command(&dir, &["env"]).output().unwrap());
     assert!(second.contains(&format!("pid {}", host.child.id())), "{second}");
-    assert!(second.ends_with("stop that one, or name another data_dir"), "{second}");
+    assert!(second.ends_with("stop that host, or set another data_dir"), "{second}");
     host.signal("TERM");
     assert!(host.child.wait().unwrap().success());
 

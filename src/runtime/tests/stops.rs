@@ -200,8 +200,8 @@ async fn a_turn_that_is_cancelled_before_it_begins_asks_nobody() {
         }
     });
     let host = host(&provider, registry([wait]), |_| ()).await;
-    let session = session(&host).await;
     for _ in 0..runs {
+        let session = session(&host).await;
         let run = session.start_run("go").await.unwrap();
         let counting = host.clone();
         until("the tool runs", move || counting.counts().tools_running == 1).await;
