@@ -131,7 +131,10 @@ fn wrong_usage_and_configuration_print_one_line_and_exit_2() {
         (vec!["run", "--agent", "nobody", "x"], "no agent is called \"nobody\" (known: default)"),
         (vec!["run", "--model", "nobody", "x"], "no model is called \"nobody\""),
         (vec!["run", "--tools", "clok", "x"], "--tools: no tool is called \"clok\" (known: calc"),
-        (vec!["run", "--base-url", "h", "--model", "m", "x"], "--base-url: \"h\" is not a base URL"),
+        (
+            vec!["run", "--base-url", "h", "--model", "m", "x"],
+            "--base-url: \"h\" is not a base URL",
+        ),
         (vec!["run", "--rehearsal", "--model", "m", "x"], "cannot be used with"),
         (vec!["run", "--config", "none.toml", "x"], "read none.toml: No such file"),
         (vec!["serve", "--config", "."], "read .: "),

@@ -1,8 +1,8 @@
 //! The append-only list of a session's records, from which it is rebuilt.
 //!
 //! A [`Journal`] is an engine that stores the records of many sessions, one file per engine. A
-//! - way to it: it numbers the records, so that session and
-//! accumulator can append side by side without a gap, and knows which of them are durable.
+//! [`SessionLog`] is the way of one session to it: it numbers the records, so that session and
+//! accumulator can append concurrently without a gap, and knows which of them are durable.
 
 mod error;
 pub mod export;

@@ -162,7 +162,11 @@ proptest! {
                 let kept = [("max_tokens_per_run", "answer_kept")];
                 prop_assert_eq!(actions, &kept[..usize::from(over)]);
             }
-            other => prop_assert!(false, "{other:?}"),
+            RunEnd::Stopped
+            | RunEnd::Refused
+            | RunEnd::Failed
+            | RunEnd::TimedOut
+            | RunEnd::Interrupted => prop_assert!(false, "{end:?}"),
         }
     }
 }
