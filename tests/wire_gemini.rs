@@ -279,7 +279,11 @@ fn decode_shows_incomplete_calls() {
     for (call, problems, shown) in [
         // The call that follows closes it, as on Chat Completions.
         (open, json!([]), (json!(true), json!({}))),
-        (misplaced, json!(["argument_without_place"]), (json!(false), Value::Null)),
+        (
+            misplaced,
+            json!(["argument_without_place", "arguments_cut_off"]),
+            (json!(false), Value::Null),
+        ),
         (nameless, json!(["call_without_name"]), (json!(false), Value::Null)),
     ] {
         let whole = json!({"functionCall": {"name": "g"}});
