@@ -1,4 +1,4 @@
-//! Why a host refuses.
+//! The errors of a host.
 
 use crate::config::OverrideTooHigh;
 use crate::context::InitialHistoryError;
@@ -7,28 +7,28 @@ use crate::journal::JournalError;
 use crate::turn::ApprovalError;
 use crate::types::{Seq, SessionId};
 
-/// Why a host or a session does not do what it is asked.
+/// The reason why a host or a session refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HostError {
-    /// A configured model cannot be asked.
+    /// A configured model is invalid.
     #[error("start the host: {0}")]
     Config(String),
     /// No agent has this name.
     #[error("no agent is called {0:?}")]
     UnknownAgent(String),
-    /// A session is there, but its agent is not configured any more.
+    /// The session exists, but its agent is not configured any more.
     #[error(
         "the session's agent {0:?} is no longer configured; configure it again, or delete the session"
     )]
     AgentGone(String),
-    /// The text is no session id.
+    /// The text is not a session id.
     #[error("invalid session id: an id has 1 to 64 characters of A-Z, a-z, 0-9, _ and -")]
     InvalidSessionId,
     /// Another session has this id.
     #[error("another session has this id")]
     SessionExists,
-    /// The messages are no history.
+    /// The messages are not a valid history.
     #[error("{0}")]
     InvalidMessages(#[from] InitialHistoryError),
     /// `max_sessions` or `max_concurrent_runs` is reached.
@@ -43,57 +43,57 @@ pub enum HostError {
     /// The run asks for more than its agent may have.
     #[error("{0}")]
     TooHigh(#[from] OverrideTooHigh),
-    /// The run asks for a tool that is not there.
+    /// The run names a tool that does not exist.
     #[error("tools: no tool is called {0:?}")]
     UnknownTool(String),
-    /// The run asks for a model that is not configured.
+    /// The run names a model that is not configured.
     #[error("model: no model is called {asked:?} (known: {known})")]
     UnknownModel {
-        /// What was asked for.
+        /// The requested model.
         asked: String,
-        /// The names that there are.
+        /// The configured models.
         known: String,
     },
-    /// No run goes on that could be told something.
+    /// There is no run to steer.
     #[error("no run in progress")]
     NoRun,
-    /// The input says nothing.
+    /// The input is blank.
     #[error("the input is empty")]
     EmptyInput,
-    /// The decision about a call does not count.
+    /// The decision about a call is refused.
     #[error("{0}")]
     Approval(#[from] ApprovalError),
-    /// There is no such session.
+    /// The session does not exist.
     #[error("there is no session \"{0}\"")]
     NoSuchSession(SessionId),
     /// The session has no such record.
     #[error("at: the session has records 1 to {last}, not {at}")]
     NoSuchRecord {
-        /// What was asked for.
+        /// The requested position.
         at: Seq,
-        /// Its last one.
+        /// The position of the last record.
         last: Seq,
     },
-    /// The run waits for somebody to say that it may go on.
+    /// The run waits for a manual resume.
     #[error("the run was interrupted and waits to be resumed or stopped")]
     Suspended,
-    /// Nothing waits to be resumed.
+    /// No run waits to be resumed.
     #[error("no interrupted run waits to be resumed")]
     NotSuspended,
-    /// The key of a request was used for another one.
+    /// The idempotency key was used for a different request.
     #[error("the Idempotency-Key was used for a different request")]
     KeyReused,
     /// The journal cannot be written or read.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// What is stored of the session contradicts itself.
+    /// The stored records contradict each other.
     #[error("read the journal: {0}")]
     Rebuild(String),
-    /// No such event was shown in the session: the id is of another session, or of another life
-    /// of this one.
+    /// The session has no such event: the id belongs to another session, or to an earlier session with the
+    /// same id.
     #[error("there is no event {asked}: the session's last record is {last}")]
     UnknownEventId {
-        /// What was asked for.
+        /// The requested event.
         asked: EventId,
         /// The session's last durable record.
         last: Seq,
@@ -101,13 +101,13 @@ pub enum HostError {
     /// The session is closed, or died.
     #[error("the session is closed")]
     SessionClosed,
-    /// The host takes nothing more.
+    /// The host is shutting down.
     #[error("the host is shutting down")]
     ShuttingDown,
 }
 
 impl HostError {
-    /// A stable word for clients.
+    /// Returns the error code for clients.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

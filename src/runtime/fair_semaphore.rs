@@ -1,8 +1,8 @@
-//! FairSemaphore of which there are only so many in the whole host, and whose turn it is.
+//! A semaphore that is fair between sessions.
 //!
-//! While all are taken, whoever asks waits: the sessions take turns, and those of one session come
-//! in the order in which they asked. So a session of which many wait does not hold up another's
-//! first.
+//! While all permits are taken, requests wait. Sessions are served in turn, and the requests of one
+//! session in the order in which they came. A session with many waiting requests therefore does not
+//! delay the first request of another one.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -15,23 +15,23 @@ use ractor::ActorId;
 use super::gauge::{CountGuard, Gauge};
 use crate::turn::PermitReply;
 
-/// So many places of one kind.
+/// A number of permits of one kind.
 #[derive(Debug)]
 pub(super) struct FairSemaphore {
     max: NonZeroU32,
-    /// CountGuard for short sections, never over an await, and not while anybody is told.
+    /// Locked for short sections: never across an await, and never while a callback runs.
     queue: Mutex<PermitQueue>,
     waiting: Gauge,
 }
 
 impl FairSemaphore {
-    /// Nobody has one yet; `waiting` counts who waits.
+    /// Creates a semaphore with all permits free. `waiting` counts the waiting requests.
     pub(super) fn new(max: NonZeroU32, waiting: Gauge) -> Arc<Self> {
         Arc::new(Self { max, queue: Mutex::default(), waiting })
     }
 
-    /// Takes a place for a session, or one in the session's line. When the turn of one that waits
-    /// has come, `granted` is called, by whoever has made room: it must be quick.
+    /// Requests a permit for a session. If the request has to wait, `granted` is called when its turn has
+    /// come, by the task that released the permit: it must be quick.
     pub(super) fn reserve(
         self: &Arc<Self>,
         session: ActorId,
@@ -52,7 +52,7 @@ impl FairSemaphore {
     }
 }
 
-/// A place, or a place in the line. Dropped, it is given up.
+/// A permit, or a waiting request for one. Dropping it releases the permit or cancels the request.
 #[derive(Debug)]
 pub(super) struct PermitRequest {
     places: Arc<FairSemaphore>,
@@ -72,17 +72,17 @@ impl Drop for PermitRequest {
     }
 }
 
-/// Who has a place, and who waits. While somebody waits, all places are taken.
+/// The taken permits and the waiting requests. While a request waits, all permits are taken.
 #[derive(Debug, Default)]
 struct PermitQueue {
     taken: u32,
     numbers: u64,
     lines: HashMap<ActorId, SessionQueue>,
-    /// The sessions of which somebody waits, in the order in which they are served.
+    /// The sessions with waiting requests, in the order in which they are served.
     turns: BTreeMap<u64, ActorId>,
 }
 
-/// Who waits of a session, by number; never empty.
+/// The waiting requests of one session by number; never empty.
 #[derive(Debug)]
 struct SessionQueue {
     turn: u64,
@@ -109,7 +109,7 @@ impl PermitQueue {
         line.waiting.insert(number, waiting);
     }
 
-    /// Takes one out of its line, if it waits.
+    /// Removes a waiting request.
     fn leave(&mut self, session: ActorId, number: u64) -> Option<WaitingRequest> {
         let line = self.lines.get_mut(&session)?;
         let waiting = line.waiting.remove(&number)?;
@@ -120,8 +120,8 @@ impl PermitQueue {
         Some(waiting)
     }
 
-    /// Gives a place that was left to the first of the session whose turn it is, which then stands
-    /// behind the others; nobody's, it is free.
+    /// Passes a released permit to the first request of the next session, which then moves behind the
+    /// other sessions. Without a waiting request the permit is free.
     fn hand_on(&mut self) -> Option<WaitingRequest> {
         let turn = self.next_number();
         let first = self.turns.pop_first().and_then(|(_, session)| {

@@ -1,4 +1,4 @@
-//! A session as its users hold it.
+//! The public handle of a session.
 
 use std::fmt;
 use std::future::Future;
@@ -27,16 +27,16 @@ use crate::telemetry::Subscription;
 use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{CallKey, Content, RunId, SessionId, SessionState};
 
-/// How often a decision is handed in whose taker dies.
+/// The number of times that a decision is sent again after the accumulator died with it.
 const DECIDE_TRIES: u32 = 100;
 
-/// How long is waited between.
+/// The pause before a decision is sent again.
 const DECIDE_AGAIN: Duration = Duration::from_millis(10);
 
-/// A session of a host, awake or asleep: whatever it is asked wakes it. Cloning is cheap; dropping
-/// closes nothing.
+/// A session of a host, awake or hibernating. Every request wakes it. Cloning is cheap; dropping
+/// a handle closes nothing.
 ///
-/// Whatever is acknowledged is durable by then, as far as the journal's engine goes.
+/// Everything that is acknowledged is durable, as far as the journal's engine is.
 #[derive(Clone)]
 pub struct SessionHandle {
     id: SessionId,
@@ -48,13 +48,13 @@ impl SessionHandle {
         Self { id, link }
     }
 
-    /// The session's id.
+    /// Returns the session's id.
     #[must_use]
     pub fn id(&self) -> &SessionId {
         &self.id
     }
 
-    /// The agent's name.
+    /// Returns the agent's name.
     ///
     /// # Errors
     /// When there is no such session.
@@ -62,7 +62,7 @@ impl SessionHandle {
         Ok(self.link.live(&self.id).await?.agent.clone())
     }
 
-    /// What the session is doing, as far as that is known without waking it.
+    /// Returns the session's state, as far as it is known without waking the session.
     #[must_use]
     pub fn state(&self) -> SessionState {
         match self.link.shared.awake(&self.id) {
@@ -72,8 +72,8 @@ impl SessionHandle {
         }
     }
 
-    /// Begins a run with a user's input, or with more than that: see [`RunRequest`]. One whose
-    /// [`RunRequest::request`] was seen before begins nothing: it is the run of then.
+    /// Starts a run with a user's input: see [`RunRequest`]. Idempotent: if
+    /// [`RunRequest::request`] was seen before, returns the run that was started then.
     ///
     /// # Errors
     /// When the run asks for more than its agent may have, when the session has a run already (and
@@ -82,7 +82,7 @@ impl SessionHandle {
     pub async fn start_run(&self, request: impl Into<RunRequest>) -> Result<StartedRun, HostError> {
         let request = request.into();
         let new = ids::run_id();
-        // Before the run begins, so that none of its events is missed.
+        // Subscribes before the run starts, so that no event of it is missed.
         let (mut events, live) = self.enter(|live| live.listeners.subscribe_to(&new)).await?;
         let (RunAccepted { id, seq, report }, taker) = self.accept(&new, &request).await?;
         let are_whole = Arc::ptr_eq(&live, &taker) && id == new;
@@ -95,18 +95,19 @@ impl SessionHandle {
         Ok(StartedRun { run_id: id, seq, are_whole, events, report, log })
     }
 
-    /// Begins a run and waits for its end.
+    /// Starts a run and waits for its end.
     ///
     /// # Errors
     /// As [`Self::start_run`], and when the session is closed meanwhile.
     pub async fn run(&self, request: impl Into<RunRequest>) -> Result<RunReport, HostError> {
-        // Nobody hears its events for the sake of this.
+        // No subscription is made, because only the report is needed.
         let (accepted, taker) = self.accept(&ids::run_id(), &request.into()).await?;
         let RunAccepted { id, seq: _, report } = accepted;
         stored_sessions::told(self.clone(), id, report, Arc::clone(&taker.log)).await
     }
 
-    /// Has the session begin a run, or take it for the one of then. Says who has taken it.
+    /// Starts a run, or finds the run that the same request started first. Returns the session that
+    /// accepted it.
     async fn accept(
         &self,
         new: &RunId,
@@ -120,8 +121,8 @@ impl SessionHandle {
         Ok((accepted?, taker))
     }
 
-    /// Listens to the session's events from now on, until the session ends. One that is listened
-    /// to does not fall asleep.
+    /// Subscribes to the session's events from now on, until the session ends. A session with
+    /// subscribers does not hibernate.
     ///
     /// # Errors
     /// When there is no such session.
@@ -129,12 +130,12 @@ impl SessionHandle {
         Ok(self.enter(|live| live.listeners.subscribe()).await?.0)
     }
 
-    /// The same of one run alone.
+    /// Subscribes to the events of one run.
     pub(super) async fn subscribe_to(&self, run: &RunId) -> Result<Subscription, HostError> {
         Ok(self.enter(|live| live.listeners.subscribe_to(run)).await?.0)
     }
 
-    /// Comes in to the session, awake: `enter` gives nothing while it falls asleep.
+    /// Enters the awake session. `enter` returns nothing while the session is about to hibernate.
     async fn enter<T>(
         &self,
         enter: impl Fn(&AwakeSession) -> Option<T>,
@@ -149,12 +150,12 @@ impl SessionHandle {
         Err(self.link.shared.gone())
     }
 
-    /// Shows the session from right behind a place: what came after it, then what comes. Nothing
-    /// is shown twice and nothing is left out; text may come in larger pieces than it did. The
-    /// first place is 0.0. A place in an attempt whose text is void by now goes on behind that.
+    /// Returns the session's events after a position: the stored ones, then live ones. Nothing is
+    /// doubled or omitted; text may come in larger pieces. The first position is 0.0. If the text of
+    /// the position's attempt is void by now, the events continue after that text.
     ///
     /// # Errors
-    /// When nothing with that id can have been shown, or the session is closed.
+    /// When no event with that id exists, or the session is closed.
     pub async fn watch(&self, after: EventId) -> Result<SessionEvents, HostError> {
         let from = |live: &AwakeSession| {
             SessionEvents::from(&live.listeners, &self.id, &live.agent, after)
@@ -162,7 +163,7 @@ impl SessionHandle {
         self.enter(from).await?.0
     }
 
-    /// Shows a run from its first record on, whose place is `seq`. It goes on behind the run.
+    /// Returns a run's events from its first record, at `seq`, and all events after the run.
     ///
     /// # Errors
     /// As [`Self::watch`].
@@ -171,7 +172,7 @@ impl SessionHandle {
         Ok(self.watch(before).await?.of_run(run))
     }
 
-    /// Shows the session from now on, beginning with the states of the calls that are open.
+    /// Returns the session's events from now on, starting with the states of the open calls.
     ///
     /// # Errors
     /// When the session is closed.
@@ -179,21 +180,21 @@ impl SessionHandle {
         Ok(self.enter(|live| SessionEvents::from_now(&live.listeners)).await?.0)
     }
 
-    /// Says something to the run that goes on: a user's message behind the running turn. A run
-    /// that would have ended with this turn takes another, unless it is stopped or its limits are
-    /// used up; then the message stands at its end. Returns the place of its record.
+    /// Adds a user message to the current run, after the running turn. A run that would have ended
+    /// with this turn takes another one, unless it is stopped or its limits are used up; then the
+    /// message stands at the run's end. Returns the position of the message's record.
     ///
     /// # Errors
-    /// When no run goes on, the input is empty, too many inputs wait, or the session is closed.
+    /// When there is no run, the input is empty, too many inputs wait, or the session is closed.
     pub async fn steer(&self, input: impl Into<Content>) -> Result<Seq, HostError> {
         self.steer_by(input, None).await
     }
 
-    /// The same, brought by a client's request: that request again says nothing, and gets the same
-    /// answer.
+    /// Adds a message as [`Self::steer`] does, for a client's request with an idempotency key. The
+    /// same request again has no effect and gets the same answer.
     ///
     /// # Errors
-    /// As [`Self::steer`], and when the request's key was used for another one.
+    /// As [`Self::steer`], and when the key was used for a different request.
     pub async fn steer_by(
         &self,
         input: impl Into<Content>,
@@ -208,7 +209,7 @@ impl SessionHandle {
         self.stored(seq?, &live).await
     }
 
-    /// Ends the run that goes on, if there is one. Returns when the session has heard it.
+    /// Ends the current run, if there is one. Returns when the session has received the request.
     ///
     /// # Errors
     /// When the session is closed.
@@ -218,22 +219,22 @@ impl SessionHandle {
         self.stored(seq, &live).await.map(drop)
     }
 
-    /// Lets a run go on that was interrupted by the end of its host and waits for that, where the
-    /// journal's `resume` is `manual`. Returns the place of the session's last record.
+    /// Resumes a run that the end of its host interrupted, when the journal's `resume` is `manual`.
+    /// Returns the position of the session's last record.
     ///
     /// # Errors
-    /// When none waits, or the session is closed.
+    /// When no run waits to be resumed, or the session is closed.
     pub async fn resume(&self) -> Result<Seq, HostError> {
         let resume = |reply| SessionMessage::Resume { reply };
         self.link.ask(&self.id, resume).await?.0
     }
 
-    /// Decides about a call that waits for people. The first decision stands; the same again is
-    /// no error. Returns when the decision is durable.
+    /// Decides about a call that waits for approval. The first decision stands; the same decision
+    /// again is not an error. Returns when the decision is durable.
     ///
     /// # Errors
-    /// When nothing is asked about the call, the decision is about other arguments, it was decided
-    /// otherwise before, or the session is closed.
+    /// When the call has no open question, the decision is about other arguments, another decision
+    /// was made before, or the session is closed.
     pub async fn decide(&self, key: CallKey, decision: ApprovalDecision) -> Result<(), HostError> {
         for _ in 0..DECIDE_TRIES {
             let live = self.link.live(&self.id).await?;
@@ -241,15 +242,15 @@ impl SessionHandle {
             let ask = |reply| SessionMessage::Decide { key, decision: decision.clone(), reply };
             match live.actor.call(ask, None).await {
                 Ok(CallResult::Success(Err(ApprovalError::NotAsked))) => {
-                    // It may have been about a turn that is over.
+                    // The decision may concern a turn that is over.
                     return stored_sessions::decided(self, key, decision).await;
                 }
                 Ok(CallResult::Success(taken)) => {
                     taken?;
                     return self.stored(live.log.last(), &live).await.map(drop);
                 }
-                // The owner of the turn died with it in hand, and is being replaced. If it was
-                // taken before, the same again is no error.
+                // The accumulator died with the decision and is being replaced. If it had accepted the
+                // decision, sending it again is not an error.
                 Ok(CallResult::SenderError) => tokio::time::sleep(DECIDE_AGAIN).await,
                 Ok(CallResult::Timeout) | Err(_) => {
                     if !live.state.leaving.load(Ordering::Acquire) {
@@ -261,7 +262,7 @@ impl SessionHandle {
         Err(self.link.shared.gone())
     }
 
-    /// What the session holds, durable or not.
+    /// Returns a snapshot of the session, durable or not.
     ///
     /// # Errors
     /// When the session is closed.
@@ -270,7 +271,7 @@ impl SessionHandle {
         Ok(self.link.ask(&self.id, snapshot).await?.0)
     }
 
-    /// The same, once it is durable.
+    /// Returns a snapshot once it is durable.
     ///
     /// # Errors
     /// When the session is closed, or its records cannot be stored.
@@ -281,8 +282,8 @@ impl SessionHandle {
         Ok(snapshot)
     }
 
-    /// Stops the run, answers what is open, closes the session and deletes its records. Closing a
-    /// session that is closed is no error.
+    /// Stops the run, answers open calls, closes the session and deletes its records. Closing a closed
+    /// session is not an error.
     ///
     /// # Errors
     /// When the records cannot be deleted.
@@ -293,7 +294,7 @@ impl SessionHandle {
         }
     }
 
-    /// The same of a session that is there.
+    /// Closes an existing session.
     ///
     /// # Errors
     /// When there is no such session, or its records cannot be deleted.
@@ -307,18 +308,18 @@ impl SessionHandle {
             let close = |reply| SessionMessage::Close { reply };
             match self.link.ask(&self.id, close).await {
                 Ok((closed, _)) => return closed,
-                // Whatever is wrong with it, it can be deleted.
+                // A session that cannot be woken can still be deleted.
                 Err(HostError::Journal(_) | HostError::Rebuild(_) | HostError::AgentGone(_)) => {}
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Lets the session leave memory now, as it does by itself when it has idled for long. One that
-    /// has a run, or that somebody listens to, stays; whatever it is asked wakes it.
+    /// Lets the session hibernate now, as it does by itself after `idle_after`. A session with a run or
+    /// with subscribers stays awake.
     pub fn hibernate(&self) {
         if let Some(live) = self.link.shared.awake(&self.id) {
-            // One that is gone sleeps.
+            // A session that is gone is not awake.
             let _ = live.actor.cast(SessionMessage::Hibernate { idle: Duration::ZERO });
         }
     }
@@ -335,30 +336,29 @@ impl fmt::Debug for SessionHandle {
     }
 }
 
-/// A run that has begun, or waits for the one before it to end.
+/// A run that was started or waits for the run before it.
 #[derive(Debug)]
 pub struct StartedRun {
-    /// The run.
+    /// The run's id.
     pub run_id: RunId,
-    /// The place of its first record.
+    /// The position of its first record.
     pub seq: Seq,
-    /// Whether `events` begin with the run's first, which those of a run that was asked for before
-    /// do not: whoever wants them all has [`SessionHandle::watch_run`].
+    /// True if `events` start with the run's first event. False for a run that was requested before:
+    /// [`SessionHandle::watch_run`] returns all of its events.
     pub are_whole: bool,
-    /// The run's events, those from now on at the least. They end with the session, not with the
-    /// run.
+    /// The run's events, at least from now on. They end with the session, not with the run.
     pub events: Subscription,
-    /// Its report, once it is over. Dropping it stops nothing. A run that has to wait and is not
-    /// begun, because the session is closed or the host shut down before, has none.
+    /// The report, when the run is over. Dropping it stops nothing. A waiting run that never starts,
+    /// because the session was closed or the host shut down, has no report.
     pub report: ReportFuture,
     log: Arc<SessionLog>,
 }
 
 impl StartedRun {
-    /// Waits until it is durable that the run was asked for.
+    /// Waits until the request for the run is durable.
     ///
     /// # Errors
-    /// When that cannot be stored.
+    /// When it cannot be stored.
     pub fn stored(&self) -> impl Future<Output = Result<(), HostError>> + Send + use<> {
         let (log, seq) = (Arc::clone(&self.log), self.seq);
         async move { Ok(log.until_durable(seq).await?) }

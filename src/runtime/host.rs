@@ -1,4 +1,4 @@
-//! The supervisor of all sessions.
+//! The actor that supervises all sessions.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,23 +20,23 @@ use super::task::{self, OwnedTask};
 use crate::telemetry::Telemetry;
 use crate::types::SessionId;
 
-/// How often the metrics are brought up to date, at the least.
+/// The largest interval between two updates of the metrics.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// How often it is looked how late the runtime wakes a task.
+/// The interval at which the lag of the event loop is measured.
 const LAG_PERIOD: Duration = Duration::from_millis(100);
 
-/// How often a session that died in the middle of a run is woken to go on with it.
+/// The number of times that a session that died during a run is woken again.
 const REVIVALS_MAX: u32 = 3;
 
-/// Begins sessions, and hears of their ends.
+/// Starts sessions and receives their ends.
 #[derive(Debug)]
 pub(super) struct HostActor;
 
 pub(super) struct HostActorState {
     link: HostRef,
     sessions: HashMap<ActorId, (SessionId, Arc<AwakeSession>)>,
-    /// How often sessions have died.
+    /// The number of deaths by session.
     deaths: HashMap<SessionId, u32>,
     _upkeep: OwnedTask,
     _lag: OwnedTask,
@@ -108,7 +108,7 @@ impl Actor for HostActor {
     }
 }
 
-/// Measures how late the runtime wakes whoever sleeps.
+/// Measures how late the runtime wakes a sleeping task.
 async fn watch_lag(telemetry: Telemetry) {
     loop {
         let due = Instant::now() + LAG_PERIOD;
@@ -138,15 +138,15 @@ impl HostActorState {
     fn ended(&mut self, actor: ActorId) {
         let Some((id, live)) = self.sessions.remove(&actor) else { return };
         let shared = &self.link.shared;
-        // One that is closed or asleep has left the index before.
+        // A closed or hibernating session has left the index before.
         if shared.replace(&id, actor, Some(SessionSlot::Waking(Vec::new()))) {
             self.revive(id, live);
         }
         self.link.shared.show_counts();
     }
 
-    /// A session died of a bug. What it has appended is stored first; then, if a run went on in
-    /// it, it is woken to go on.
+    /// Handles the death of a session by a bug. Its appended records are stored first. If a run was open,
+    /// the session is then woken to continue it.
     fn revive(&mut self, id: SessionId, dead: Arc<AwakeSession>) {
         let deaths = self.deaths.entry(id.clone()).or_default();
         *deaths += 1;
@@ -155,7 +155,7 @@ impl HostActorState {
         let link = self.link.clone();
         dead.log.close();
         task::detach(async move {
-            // Whatever is not stored is not counted on either.
+            // A record that is not stored has no effect.
             let _ = dead.log.until_durable(dead.log.last()).await;
             link.go_on_waking(&id, revived);
         });

@@ -1,4 +1,4 @@
-//! A session that is awake, and how one that sleeps is woken.
+//! A reference to a host's sessions: finds an awake session, or wakes a hibernating one.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,10 +18,10 @@ use crate::record::{Record, Seq};
 use crate::session::StoredSession;
 use crate::types::SessionId;
 
-/// How often a request is handed in whose session falls asleep before it takes it.
+/// The number of times that a request is sent again because its session hibernated before receiving it.
 pub(super) const TRIES: u32 = 100;
 
-/// A host's sessions, for those who ask them.
+/// The sessions of a host, for requests.
 #[derive(Clone, Debug)]
 pub(super) struct HostRef {
     pub(super) shared: Arc<HostState>,
@@ -29,7 +29,7 @@ pub(super) struct HostRef {
 }
 
 impl HostRef {
-    /// The session, awake.
+    /// Returns the awake session; wakes it if necessary.
     pub(super) async fn live(&self, id: &SessionId) -> Result<Arc<AwakeSession>, HostError> {
         loop {
             let waiting = {
@@ -52,7 +52,7 @@ impl HostRef {
                 }
             };
             match waiting.await {
-                // Somebody else wanted to open one of that name.
+                // The id was reserved for a new session that could not be opened.
                 Ok(Err(HostError::SessionExists)) => {}
                 Ok(woken) => return woken,
                 Err(_) => return Err(HostError::ShuttingDown),
@@ -60,7 +60,7 @@ impl HostRef {
         }
     }
 
-    /// Asks the session something, and wakes it if it sleeps.
+    /// Sends a request to the session; wakes it if necessary.
     pub(super) async fn ask<T: Send + 'static>(
         &self,
         id: &SessionId,
@@ -81,7 +81,7 @@ impl HostRef {
         Err(self.shared.gone())
     }
 
-    /// Reads the session from the journal and begins it. Its place says `Waking`.
+    /// Reads the session from the journal and starts it. Its slot is `Waking`.
     pub(super) fn wake(&self, id: &SessionId) {
         let (link, id) = (self.clone(), id.clone());
         task::detach(async move {
@@ -101,8 +101,8 @@ impl HostRef {
         });
     }
 
-    /// What was appended by an actor that died is stored: the session is woken now, or when
-    /// somebody asks for it.
+    /// Waits until the records of a dead session are stored, then wakes the session now or with the next
+    /// request.
     pub(super) fn go_on_waking(&self, id: &SessionId, now: bool) {
         let mut index = self.shared.index.lock();
         let is_wanted = matches!(index.get(id), Some(SessionSlot::Waking(waiting)) if now || !waiting.is_empty());
@@ -134,7 +134,7 @@ impl HostRef {
         if self.shared.journal.is_in_memory() { Ok(look()) } else { self.read(look).await }
     }
 
-    /// Does what waits for a disk where it holds up nobody.
+    /// Runs blocking work on a thread that may block.
     pub(super) async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce() -> T + Send + 'static,

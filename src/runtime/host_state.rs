@@ -1,4 +1,4 @@
-//! What a host and its sessions share.
+//! The state that a host and its sessions share.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -32,43 +32,43 @@ pub(super) struct HostState {
     pub(super) caps: Caps,
     pub(super) runs_max: usize,
     pub(super) sessions_max: usize,
-    /// How many inputs may wait in one session.
+    /// The number of inputs that may wait in one session.
     pub(super) queued_inputs_max: usize,
-    /// How long a session idles before it leaves memory.
+    /// The idle time after which a session hibernates.
     pub(super) idle_after: Option<Duration>,
-    /// How long a session is kept that nobody touches.
+    /// The idle time after which a session is deleted.
     pub(super) keep_idle: Option<Duration>,
-    /// When such sessions were looked for last, on the host's clock.
+    /// The time of the last search for such sessions, on the host's clock.
     pub(super) deleted_ms: AtomicU64,
-    /// Sessions whose runs the end of the last host interrupted, and which go on when somebody asks.
+    /// Sessions with interrupted runs that wait for a manual resume.
     pub(super) held: Mutex<BTreeSet<SessionId>>,
     pub(super) began: Instant,
     pub(super) closing: AtomicBool,
-    /// How many sessions there are, awake or not.
+    /// The number of sessions, awake or not.
     pub(super) sessions: AtomicUsize,
-    /// Those that are awake or about to be. CountGuard for short sections, never over an await.
+    /// The sessions that are awake or about to be. Locked for short sections, never across an await.
     pub(super) index: Mutex<BTreeMap<SessionId, SessionSlot>>,
-    /// How many sessions are read from the journal at once.
+    /// Limits the number of concurrent reads of sessions from the journal.
     pub(super) reads: Semaphore,
-    /// Runs that were told to have failed because the journal could not be written; they end so
-    /// once it can.
+    /// Runs that were reported as failed because the journal could not be written. The failure is recorded
+    /// when the journal works again.
     pub(super) unwritten: Mutex<BTreeMap<RunId, SessionId>>,
-    /// Sleeping sessions that people have to answer in time, by the end of that time in Unix
+    /// Hibernating sessions with open approvals, by the expiry of the approval in Unix
     /// milliseconds.
     pub(super) alarms: Mutex<BTreeSet<(u64, SessionId)>>,
 }
 
-/// Whoever waits for a session to be awake.
+/// A request that waits for a session to be awake.
 pub(super) type Waiter = oneshot::Sender<Result<Arc<AwakeSession>, HostError>>;
 
-/// A session's place in the index.
+/// The slot of a session in the index.
 #[derive(Debug)]
 pub(super) enum SessionSlot {
-    /// It is being deleted.
+    /// The session is being deleted.
     Leaving,
-    /// It is about to begin, or to be read from the journal.
+    /// The session is about to start, or to be read from the journal.
     Waking(Vec<Waiter>),
-    /// It is there.
+    /// The session is awake.
     Awake(Arc<AwakeSession>),
 }
 
@@ -77,12 +77,12 @@ impl HostState {
         self.closing.load(Ordering::SeqCst)
     }
 
-    /// Why a session that was there is gone.
+    /// Returns the error of a request to a session that is gone.
     pub(super) fn gone(&self) -> HostError {
         if self.is_closing() { HostError::ShuttingDown } else { HostError::SessionClosed }
     }
 
-    /// Why a record is not durable: what comes while the host shuts down may find the journal closed.
+    /// Returns the error of a record that is not durable. During a shutdown the journal may be closed.
     pub(super) fn not_stored(&self, error: JournalError) -> HostError {
         if error == JournalError::Closed && self.is_closing() {
             return HostError::ShuttingDown;
@@ -92,15 +92,15 @@ impl HostState {
 
     pub(super) fn place_for_a_run(&self) -> Result<CountGuard, HostError> {
         let place = self.gauges.runs.try_increment(self.runs_max);
-        // Looked at once the place is taken: either this sees the shutdown, or the shutdown sees
-        // the run and waits for it.
+        // This is checked after the run is counted: either this check sees the shutdown, or the shutdown
+        // sees the run and waits for it.
         if self.is_closing() {
             return Err(HostError::ShuttingDown);
         }
         place.ok_or(HostError::Full("run"))
     }
 
-    /// Counts one more session, unless there are too many.
+    /// Counts one more session, unless `max_sessions` is reached.
     pub(super) fn count_session(&self) -> Result<(), HostError> {
         let more = |count| (count < self.sessions_max).then_some(count + 1);
         let counted = self.sessions.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more);
@@ -111,7 +111,7 @@ impl HostState {
         self.sessions.fetch_sub(count, Ordering::SeqCst);
     }
 
-    /// Reserves the id of a session that is to begin, for `waiter`.
+    /// Reserves the id of a new session.
     pub(super) fn reserve(&self, id: &SessionId, waiter: Waiter) -> Result<(), HostError> {
         if self.is_closing() {
             return Err(HostError::ShuttingDown);
@@ -125,7 +125,7 @@ impl HostState {
         Ok(())
     }
 
-    /// Takes the places of sessions that are to be deleted, of those that sleep.
+    /// Reserves the slots of hibernating sessions that are to be deleted.
     pub(super) fn take_sleeping(&self, ids: Vec<SessionId>) -> Vec<SessionId> {
         let mut index = self.index.lock();
         let sleeping: Vec<_> = ids.into_iter().filter(|id| !index.contains_key(id)).collect();
@@ -133,13 +133,13 @@ impl HostState {
         sleeping
     }
 
-    /// A session is awake.
+    /// Stores that a session is awake.
     pub(super) fn enter(&self, id: &SessionId, live: &Arc<AwakeSession>) {
         let before = self.index.lock().insert(id.clone(), SessionSlot::Awake(Arc::clone(live)));
         self.answer(before, &Ok(Arc::clone(live)));
     }
 
-    /// A session could not be woken.
+    /// Removes the slot of a session that could not be woken.
     pub(super) fn not_woken(&self, id: &SessionId, error: HostError) {
         let before = self.index.lock().remove(id);
         self.answer(before, &Err(error));
@@ -148,14 +148,14 @@ impl HostState {
     fn answer(&self, place: Option<SessionSlot>, woken: &Result<Arc<AwakeSession>, HostError>) {
         if let Some(SessionSlot::Waking(waiting)) = place {
             for waiter in waiting {
-                // Whoever waited may be gone.
+                // The waiting request may be gone.
                 let _ = waiter.send(woken.clone());
             }
         }
     }
 
-    /// Sets a session's place, unless it is out or another actor has it by now. Returns whether it
-    /// was there.
+    /// Replaces a session's slot, unless another actor holds it by now. Returns whether the slot was
+    /// replaced.
     pub(super) fn replace(
         &self,
         id: &SessionId,
@@ -174,7 +174,8 @@ impl HostState {
         there
     }
 
-    /// Takes a session that is awake out of the index, if it leaves. Nobody finds it between.
+    /// Removes an awake session from the index if it hibernates, without a gap in which a request could
+    /// find it.
     pub(super) fn leave_index(
         &self,
         id: &SessionId,
@@ -195,7 +196,7 @@ impl HostState {
         self.index.lock().remove(id);
     }
 
-    /// The session's actor, if it is awake.
+    /// Returns the session if it is awake.
     pub(super) fn awake(&self, id: &SessionId) -> Option<Arc<AwakeSession>> {
         match self.index.lock().get(id)? {
             SessionSlot::Awake(live) => Some(Arc::clone(live)),
@@ -203,7 +204,7 @@ impl HostState {
         }
     }
 
-    /// The sessions that are awake.
+    /// Returns the awake sessions.
     pub(super) fn all_awake(&self) -> Vec<(SessionId, Arc<AwakeSession>)> {
         let index = self.index.lock();
         let awake = index.iter().filter_map(|(id, place)| match place {
@@ -213,7 +214,7 @@ impl HostState {
         awake.collect()
     }
 
-    /// How many events the slowest watcher of any session has not taken yet.
+    /// Returns the largest number of events that a subscriber has not read yet.
     fn longest_watcher_queue(&self) -> usize {
         let index = self.index.lock();
         let queues = index.values().map(|place| match place {
@@ -223,12 +224,12 @@ impl HostState {
         queues.max().unwrap_or(0)
     }
 
-    /// Milliseconds since the host began.
+    /// Returns the milliseconds since the host started.
     pub(super) fn clock_ms(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Brings the metrics that no event tells up to date.
+    /// Updates the gauges that no event changes.
     pub(super) fn show_counts(&self) {
         let metrics = self.telemetry.metrics();
         let (awake, runs) = (self.gauges.awake.count(), self.gauges.runs.count());
@@ -246,7 +247,7 @@ impl HostState {
         metrics.sessions(SessionState::Hibernated, sessions.saturating_sub(awake));
     }
 
-    /// The same, and those that ask the disk, the system or every session that is awake.
+    /// Updates all gauges, also those that need the disk, the system or every awake session.
     pub(super) fn show_all(&self) {
         self.show_counts();
         let metrics = self.telemetry.metrics();

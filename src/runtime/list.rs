@@ -1,4 +1,4 @@
-//! The sessions of a host in a list: what the journal knows, and which of them are awake.
+//! The list of a host's sessions: from the journal, with the state of those that are awake.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,17 +12,17 @@ use crate::journal::{JournalError, StoredSessionFilter, StoredSessionInfo};
 use crate::record::Seq;
 use crate::types::{SessionId, SessionState};
 
-/// How many sessions are read from the journal at once.
+/// The number of sessions of one read.
 const PAGE: usize = 1000;
 
-/// Which sessions are asked for.
+/// A filter of sessions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SessionQuery {
-    /// Those behind this id.
+    /// Only sessions after this id.
     pub after: Option<SessionId>,
-    /// At most so many; 0 is no limit.
+    /// The largest number of sessions; 0 means no limit.
     pub limit: usize,
-    /// Those in this state.
+    /// Only sessions in this state.
     pub state: Option<SessionState>,
 }
 
@@ -33,13 +33,13 @@ pub struct SessionSummary {
     pub id: SessionId,
     /// Its agent's name.
     pub agent: String,
-    /// What it is doing.
+    /// Its state.
     pub state: SessionState,
-    /// The place of its last record.
+    /// The position of its last record.
     pub seq: Seq,
-    /// When it was opened: Unix time in milliseconds.
+    /// The time of its opening: Unix time in milliseconds.
     pub opened: u64,
-    /// When its last record was appended: Unix time in milliseconds.
+    /// The time of its last record: Unix time in milliseconds.
     pub touched: u64,
 }
 
@@ -79,7 +79,7 @@ fn summary(shared: &HostState, stored: StoredSessionInfo) -> SessionSummary {
     let state = match shared.awake(&id) {
         Some(live) if live.state.running.load(Ordering::Acquire) => SessionState::Running,
         Some(_) => SessionState::Idle,
-        // Its run waits: for people, or to be resumed.
+        // Its run waits for an approval or to be resumed.
         None if state == SessionState::Running => SessionState::Running,
         None => SessionState::Hibernated,
     };

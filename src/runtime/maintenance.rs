@@ -1,5 +1,5 @@
-//! What a host does every few seconds: metrics, sessions that may leave memory, sessions that
-//! nobody wants any more, and those whose people have not answered in time.
+//! Periodic work of a host: metrics, hibernation of idle sessions, deletion of old sessions, and
+//! expiry of approvals.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,17 +11,17 @@ use super::task;
 use crate::journal::{JournalError, StoredSessionFilter, unix_ms};
 use crate::types::{SessionId, SessionState};
 
-/// How many sessions are woken at once whose runs have failed.
+/// The number of sessions with failed runs that are woken concurrently.
 const MENDED_MAX: usize = 16;
 
-/// How long the actors of a session's runs stay for the next run, at least: a chat's next input
-/// finds them, and sessions that idle are many.
+/// The minimal time for which the actors of a session's runs are kept for the next run, so that the
+/// next input of a conversation finds them.
 const ACTORS_KEPT_MS: u64 = 5_000;
 
-/// How often sessions are looked for that nobody wants any more, in milliseconds.
+/// The interval of the search for sessions to delete, in milliseconds.
 const DELETE_PAUSE_MS: u64 = 60_000;
 
-/// How many sessions are deleted at once.
+/// The number of sessions that are deleted concurrently.
 const DELETED_MAX: usize = 1000;
 
 pub(super) fn keep_up(link: &HostRef) {
@@ -35,7 +35,7 @@ pub(super) fn keep_up(link: &HostRef) {
         && !shared.is_closing()
     {
         let kept_ms = u64::try_from(kept.as_millis()).unwrap_or(u64::MAX);
-        // All sessions are looked at for that.
+        // This visits all sessions.
         let pause_ms = (kept_ms / 10).clamp(100, DELETE_PAUSE_MS);
         let (now, last) = (shared.clock_ms(), &shared.deleted_ms);
         if now.saturating_sub(last.load(Ordering::Relaxed)) < pause_ms {
@@ -53,8 +53,7 @@ pub(super) fn keep_up(link: &HostRef) {
     }
 }
 
-/// Lets sessions go to which nothing has happened for a while: first the actors of their runs, and
-/// then all that they have in memory. Those that are gone need no telling.
+/// Releases idle sessions: first the actors of their runs, then everything they hold in memory.
 fn rest(shared: &super::host_state::HostState) {
     let now = shared.clock_ms();
     for (_, live) in shared.all_awake() {
@@ -71,7 +70,7 @@ fn rest(shared: &super::host_state::HostState) {
     }
 }
 
-/// Wakes the sessions whose people have not answered in time.
+/// Wakes the sessions with an expired approval.
 fn ring(link: &HostRef) {
     let now = unix_ms();
     let mut due = Vec::new();
@@ -84,14 +83,14 @@ fn ring(link: &HostRef) {
     for (_, id) in due {
         let link = link.clone();
         task::detach(async move {
-            // One that cannot be woken has been told of in the log.
+            // A failure to wake the session is already logged.
             let _ = link.live(&id).await;
         });
     }
 }
 
-/// Wakes sessions whose runs failed because the journal could not be written: these end so, if it
-/// can be written by now.
+/// Wakes sessions whose runs failed because the journal could not be written, so that the failure is
+/// recorded when the journal works again.
 fn mend(link: &HostRef) {
     let failed: Vec<SessionId> =
         link.shared.unwritten.lock().values().take(MENDED_MAX).cloned().collect();
@@ -105,7 +104,7 @@ fn mend(link: &HostRef) {
     }
 }
 
-/// Deletes sleeping sessions that nobody has touched for so long.
+/// Deletes hibernating sessions that were idle for `keep_idle`.
 fn delete(shared: &super::host_state::HostState, kept_ms: u64) -> Result<(), JournalError> {
     let listing = StoredSessionFilter {
         limit: DELETED_MAX,

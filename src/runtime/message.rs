@@ -1,7 +1,7 @@
-//! What the actors say to each other.
+//! The messages between actors.
 //!
-//! Commands are imperative, facts in the past tense, a reply port comes last. Actors import
-//! messages, not each other. Data flows by an awaited `call`, control by `cast`.
+//! Commands are imperative, facts are in the past tense, and a reply port is the last field. Actors
+//! import messages, not each other. Data flows by an awaited `call`, control by `cast`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,74 +28,75 @@ use crate::turn::{
 use crate::types::{CallKey, Content, RunId, RunTrace, TraceContext};
 use crate::wire::Delta;
 
-/// To the actor that supervises the sessions.
+/// A message to the actor that supervises the sessions.
 pub(super) enum HostMessage {
-    /// Begin a session whose place is reserved, a new one or one that was asleep.
+    /// Start a session whose slot is reserved: a new one or a hibernating one.
     Begin(Box<SessionStart>),
-    /// Bring the metrics up to date.
+    /// Update the metrics.
     KeepUp { sent: Instant },
 }
 
-/// To a session.
+/// A message to a session.
 pub(super) enum SessionMessage {
-    /// Begin a run with a user's input, or let it wait for the one that goes on.
+    /// Start a run with a user's input, or queue it.
     StartRun {
         id: RunId,
         request: Box<RunRequest>,
         reply: RpcReplyPort<Result<RunAccepted, HostError>>,
     },
-    /// Say something to the run that goes on.
+    /// Add a user message to the current run.
     Steer {
         input: Content,
         request: Option<RequestKey>,
         reply: RpcReplyPort<Result<Seq, HostError>>,
     },
-    /// Go on with what the journal says was going on.
+    /// Continue what the journal says was open.
     GoOn,
-    /// The same, asked by somebody.
+    /// Resume a suspended run on request.
     Resume { reply: RpcReplyPort<Result<Seq, HostError>> },
-    /// Let the actors of runs go, if no run goes on.
+    /// Release the actors of runs, if no run is open.
     Rest,
-    /// Leave memory, if nothing has happened for so long.
+    /// Hibernate, if the session was idle for this time.
     Hibernate { idle: Duration },
     /// A record could not be stored.
     JournalFailed { error: JournalError },
-    /// End the run that goes on, if there is one.
+    /// End the current run, if there is one.
     Stop { mode: StopMode, reply: RpcReplyPort<Seq> },
-    /// Take no more turns; with `now`, end the run at once.
+    /// Start no more turns; with `now`, end the run at once.
     Interrupt { now: bool },
-    /// Tell what the session holds.
+    /// Return a snapshot of the session.
     Snapshot { reply: RpcReplyPort<SessionSnapshot> },
-    /// Stop the run, then end the session and forget its records.
+    /// Stop the run, then close the session and delete its records.
     Close { reply: RpcReplyPort<Result<(), HostError>> },
-    /// A turn is over. Counted only if it comes from the run's present actors.
+    /// A turn was committed. Counts only if it comes from the run's current actors.
     TurnCommitted { epoch: u64, record: Box<TurnRecord> },
-    /// What people are asked at present, and whether the turn waits for nothing else.
+    /// The open approvals changed. `rests`: the turn waits for nothing else.
     QuestionsChanged { epoch: u64, questions: Vec<ApprovalRequest>, rests: bool },
-    /// All that the records of a turn say has been told: it goes on.
+    /// The rebuilt turn has reported everything that its records contain.
     TurnKnown { epoch: u64 },
-    /// Somebody has decided about a call.
+    /// Decide about a call.
     Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
-    /// Name the actors of runs: stream, accumulator.
+    /// Return the actors of runs: stream, accumulator.
     #[cfg(test)]
     NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 2]>> },
 }
 
-/// A run that has begun or waits, or one that was asked for before.
+/// A run that was started or queued, or one that an earlier request started.
 pub(super) struct RunAccepted {
     pub(super) id: RunId,
-    /// The place of its first record.
+    /// The position of its first record.
     pub(super) seq: Seq,
-    /// Gets its report; dropped without one when the session dies. None of a run that is over.
+    /// Receives the report. The sender is dropped without a report when the session dies. `None` for a run
+    /// that is over.
     pub(super) report: Option<tokio::sync::oneshot::Receiver<ReportResult>>,
 }
 
-/// What whoever waits for a run is told, and the place of the run's last record.
+/// The report of a run for its caller, and the position of the run's last record.
 pub(super) type ReportResult = Result<(RunReport, Seq), HostError>;
 
-/// To the reader of the model's responses.
+/// A message to the stream actor.
 pub(super) enum StreamMessage {
-    /// Begin an exchange; one that is open is dropped.
+    /// Start an exchange; an open exchange is dropped.
     Request {
         turn: u32,
         plan: AttemptPlan,
@@ -104,60 +105,60 @@ pub(super) enum StreamMessage {
         trace: Option<TraceContext>,
         to: AccumulatorRef,
     },
-    /// Drop the exchange that is open, the wait before it included.
+    /// Drop the open exchange, or the wait before it.
     Disconnect,
-    /// The read loop died of a bug.
+    /// The read loop died by a bug.
     ReadLoopDied,
 }
 
-/// To the owner of the turn.
+/// A message to the accumulator, which owns the turn.
 pub(super) enum AccumulatorMessage {
-    /// Begin a turn, or go on with one from its records.
+    /// Start a turn, or continue one from its records.
     BeginTurn(Box<TurnStart>),
-    /// A chunk of the response was decoded. The next is read after the reply.
+    /// A chunk of the response was decoded. The next chunk is read after the reply.
     DeltasReceived { turn: u32, attempt: u32, batch: Vec<Delta>, reply: RpcReplyPort<()> },
-    /// The request of an exchange waits for a place at its model, or has waited and has it.
+    /// The request of an exchange waits for a permit of its model, or has received it.
     RequestPlace { turn: u32, attempt: u32, place: PermitReply },
-    /// An exchange is over. Its model's breaker wants to know how it is judged; there is none to
-    /// know if nobody was asked.
+    /// An exchange is over. Its model's circuit breaker is told how the exchange is judged; `None` if no
+    /// request was sent.
     ResponseEnded {
         turn: u32,
         attempt: u32,
         end: ExchangeEnd,
         breaker_permit: Option<BreakerPermitGuard>,
     },
-    /// The turn of a call that waited for a place of its tool has come.
+    /// A waiting call has received the permit of its tool.
     PlaceGranted { key: CallKey },
-    /// A call that was told to stop has had its grace.
+    /// The grace period of a cancelled call is over.
     GraceOver { key: CallKey },
-    /// Tell all calls to stop, and end when none is left.
+    /// Cancel all calls, and stop when none is left.
     Finish,
-    /// So many of the turn's records are durable.
+    /// This number of the turn's records is durable.
     RecordsStored { turn: u32, upto: u64 },
-    /// The moment that the turn named has come.
+    /// The turn's timer has fired.
     TimerFired,
-    /// End the turn.
+    /// Cancel the turn.
     Cancel { why: CancelReason },
-    /// Somebody has decided about a call.
+    /// Decide about a call.
     Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
 }
 
-/// The accumulator of a session, for those who report to it.
+/// A reference to the accumulator of a session.
 pub(super) type AccumulatorRef = ActorRef<AccumulatorMessage>;
 
-/// What a turn begins with.
+/// The values with which a turn starts.
 pub(super) struct TurnStart {
     pub(super) spec: TurnSpec,
     pub(super) run: RunId,
-    /// The agent as the run has it.
+    /// The agent with the overrides of the run.
     pub(super) agent: Arc<Agent>,
     pub(super) trace: Option<Arc<RunTrace>>,
     pub(super) request: Arc<ModelRequest>,
-    /// What was recorded of the turn, if it began before its last accumulator died.
+    /// The records of the turn, if it began before the last accumulator died.
     pub(super) resume: Option<Vec<Arc<JournalEntry>>>,
-    /// The turn is cancelled before it has begun.
+    /// The reason why the turn is cancelled before it starts.
     pub(super) cancel: Option<CancelReason>,
 }
 
-/// Tells whoever decided about a call what came of it.
+/// Receives the result of a decision.
 pub(super) type DecisionReply = RpcReplyPort<Result<(), ApprovalError>>;

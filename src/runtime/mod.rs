@@ -103,11 +103,11 @@ use publish::Publisher;
 use recovery::{READS_MAX, blocking, open_journal, recover, unfinished};
 use session_start::{SessionOrigin, SessionStart};
 
-/// How long a cancelled run, and then the host itself, may take to end.
+/// The time limit for the end of cancelled runs, and for the end of the host itself.
 const END_MAX: Duration = Duration::from_secs(5);
 
-/// Many sessions in one process. Cloning is cheap, and all clones are the same host; dropping the
-/// last one ends it at once.
+/// A host of many sessions in one process. All clones are the same host; cloning is cheap. Dropping
+/// the last clone ends the host at once.
 #[derive(Clone, Debug)]
 pub struct Host {
     inner: Arc<HostInner>,
@@ -120,65 +120,64 @@ struct HostInner {
     cancel_grace: Duration,
 }
 
-/// What a host is made of.
+/// The parts of a host.
 #[derive(Clone, Debug)]
 pub struct HostSetup {
-    /// What it is told.
+    /// The configuration.
     pub config: Config,
-    /// The tools that its agents may be given.
+    /// The registered tools. An agent offers those that its `tools` patterns name.
     pub tools: ToolRegistry,
 }
 
-/// What a session is opened with.
+/// The options of a new session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenSession {
-    /// The agent's name; `default` or the only one if none is given.
+    /// The agent's name. `None`: `default`, or the only agent.
     pub agent: Option<String>,
-    /// The session's id; a new one if none is given.
+    /// The session's id. `None`: a new one.
     pub id: Option<String>,
-    /// What its history begins with, in the Chat Completions form that histories have. If the
-    /// last message makes calls, the first run begins by running them.
+    /// The initial history, in the Chat Completions form. If the last message makes calls, the first
+    /// run starts by running them.
     pub messages: Vec<Value>,
 }
 
-/// What is alive in a host. All but `sessions`, `awake` and `abandoned_threads` come back to 0 when no run
-/// goes on and the tools of the last ones have had their grace.
+/// Counts of the live objects of a host. All but `sessions`, `awake` and `abandoned_threads` return to 0
+/// when no run is open and the tools of the last runs have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostCounts {
-    /// Sessions, awake or asleep.
+    /// Sessions, awake or hibernating.
     pub sessions: usize,
-    /// Those that are awake.
+    /// Sessions in memory.
     pub awake: usize,
-    /// Runs that go on.
+    /// Open runs.
     pub runs: usize,
-    /// Actors of runs: readers and accumulators, which stay with a session for some seconds after a
-    /// run, and calls.
+    /// Actors of runs: stream actors and accumulators, which stay with a session for some seconds after
+    /// a run, and tool actors.
     pub actors: usize,
     /// Tasks of runs: read loops and timers.
     pub tasks: usize,
-    /// Calls whose tool has not come back.
+    /// Calls whose tool has not returned.
     pub tools_running: usize,
-    /// Calls that wait for a place of their tool.
+    /// Calls that wait for a permit of their tool.
     pub calls_waiting: usize,
-    /// Threads of blocking tools that were given up and have not come back.
+    /// Threads of blocking tools that were abandoned and have not returned.
     pub abandoned_threads: usize,
 }
 
 impl Host {
-    /// Starts a host on the journal that its configuration names. The configuration's overrides of
-    /// tools are applied here. Runs that the last host left unfinished go on by themselves, unless
-    /// the journal's `resume` is `manual`.
+    /// Starts a host on the configured journal. Applies the configuration's overrides of tools.
+    /// Continues runs that the last host left unfinished, unless the journal's `resume` is `manual`.
     ///
     /// # Errors
-    /// When a configured model cannot be asked, or the journal cannot be opened.
+    /// When a configured model is invalid, or the journal cannot be opened.
     pub async fn start(setup: HostSetup) -> Result<Self, HostError> {
         Self::start_with(setup, None).await
     }
 
-    /// Starts a host on a journal of the caller's.
+    /// Starts a host on the given journal.
     ///
     /// # Errors
-    /// When a configured model cannot be asked, or the journal cannot be read.
+    /// When a configured model is invalid, or the journal cannot be read.
     pub async fn start_on(setup: HostSetup, journal: Arc<dyn Journal>) -> Result<Self, HostError> {
         Self::start_with(setup, Some(journal)).await
     }
@@ -245,8 +244,8 @@ impl Host {
     /// Opens a session.
     ///
     /// # Errors
-    /// When there is no such agent, the id is taken or none, the messages are no history, or the
-    /// host is full or shutting down.
+    /// When the agent does not exist, the id is taken or invalid, the messages are not a valid
+    /// history, or the host is full or shutting down.
     pub async fn open_session(&self, open: OpenSession) -> Result<SessionHandle, HostError> {
         let link = &self.inner.link;
         let agent = self.agent(open.agent)?;
@@ -282,17 +281,18 @@ impl Host {
         Ok(SessionHandle::new(id, link.clone()))
     }
 
-    /// A session by its id, awake or asleep. That there is none shows when it is asked something.
+    /// Returns a handle of a session. Does not check that the session exists; the first request to it
+    /// does.
     #[must_use]
     pub fn session(&self, id: &SessionId) -> SessionHandle {
         SessionHandle::new(id.clone(), self.inner.link.clone())
     }
 
-    /// Begins a session with the first records of another one, up to `at`. If a run goes on at
-    /// that place it ends there, its open calls answered; inputs that waited wait no more.
+    /// Opens a session with the first records of another one, up to `at`. A run that is open there ends,
+    /// with its open calls answered; inputs that waited are dropped.
     ///
     /// # Errors
-    /// When there is no such session or record, the id is taken or none, or the host is full or
+    /// When the session or the record does not exist, the id is taken or invalid, or the host is full or
     /// shutting down.
     pub async fn fork(
         &self,
@@ -303,7 +303,7 @@ impl Host {
         stored_sessions::fork(from, at, session_id(id)?).await
     }
 
-    /// Sessions by id, awake or asleep.
+    /// Lists sessions by id, awake or hibernating.
     ///
     /// # Errors
     /// When the journal cannot be read.
@@ -311,24 +311,24 @@ impl Host {
         list::sessions(&self.inner.link, query).await
     }
 
-    /// Sets the metrics of what there is now, as is done every 5 seconds as well.
+    /// Updates the gauges now. The host also does this every 5 seconds.
     pub fn bring_metrics_up_to_date(&self) {
         self.shared().show_all();
     }
 
-    /// Its metrics.
+    /// Returns the host's telemetry.
     #[must_use]
     pub fn telemetry(&self) -> &Telemetry {
         &self.shared().telemetry
     }
 
-    /// What is known of its configured models now, by name.
+    /// Returns the state of each configured model, by name.
     #[must_use]
     pub fn models(&self) -> Vec<ModelStatus> {
         self.shared().models.values().map(|model| model.status()).collect()
     }
 
-    /// Whether it takes sessions and runs. That a model does not answer changes nothing of that.
+    /// Returns whether the host accepts sessions and runs. A failing model does not change this.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         let running = matches!(
@@ -338,7 +338,7 @@ impl Host {
         running && !self.shared().is_closing()
     }
 
-    /// What is alive in it.
+    /// Returns counts of live objects.
     #[must_use]
     pub fn counts(&self) -> HostCounts {
         let gauges = &self.shared().gauges;
@@ -354,10 +354,10 @@ impl Host {
         }
     }
 
-    /// Ends the host: takes no more runs, lets the turns that run finish within
-    /// `shutdown_grace`, answers the rest as cancelled, gives tools their grace, and ends every
-    /// session. All runs that this ends are `interrupted`. When it returns all of that is stored,
-    /// and the journal is free for another host.
+    /// Shuts the host down: accepts no more runs, lets running turns finish within `shutdown_grace`,
+    /// answers the rest as cancelled, gives tools their grace period, and ends every session. Runs that
+    /// this ends are `interrupted`. On return everything is stored and the journal is free for another
+    /// host.
     pub async fn shutdown(&self) {
         let HostInner { link, shutdown_grace, cancel_grace } = &*self.inner;
         let shared = &link.shared;
@@ -368,12 +368,12 @@ impl Host {
             let _ = timeout(END_MAX, shared.gauges.runs.until_zero()).await;
         }
         let _ = timeout(*cancel_grace + END_MAX, shared.gauges.tools.until_zero()).await;
-        // One that is gone already has been shut down before.
+        // A host actor that is gone was shut down before.
         let _ = link.host.stop_and_wait(None, Some(END_MAX)).await;
         let _ = timeout(END_MAX, shared.gauges.awake.until_zero()).await;
         shared.index.lock().clear();
         let journal = Arc::clone(&shared.journal);
-        // What is queued by then is stored.
+        // Everything that is queued is stored by then.
         let _ = blocking(move || journal.close()).await;
         shared.telemetry.traces().flush(END_MAX).await;
         shared.show_counts();
@@ -413,7 +413,7 @@ fn session_id(asked: Option<String>) -> Result<SessionId, HostError> {
 
 impl Drop for HostInner {
     fn drop(&mut self) {
-        // Its end kills the sessions, and theirs what runs in them.
+        // The end of the host actor kills the sessions, and they kill their actors.
         self.link.host.stop(None);
     }
 }

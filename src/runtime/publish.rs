@@ -1,4 +1,4 @@
-//! The one way of a session's events to metrics, logs and subscribers.
+//! The path of a session's events to metrics, logs and subscribers.
 
 use std::sync::{Arc, Weak};
 
@@ -8,8 +8,8 @@ use crate::response::ResponseAssembler;
 use crate::telemetry::{Feed, PendingSubscription, SourceRecord, Subscription, Telemetry, logs};
 use crate::types::{RunId, Seq, SessionId};
 
-/// How many events a subscriber may be behind before it is let go. One that never reads costs
-/// about 8 kB, and the events themselves are shared.
+/// The number of events that a subscriber may be behind before its stream ends. A subscriber that never
+/// reads costs about 8 kB; the events themselves are shared.
 pub(super) const SUBSCRIBER_EVENTS_MAX: usize = 1024;
 
 /// Publishes the events of one session. Clones publish to the same subscribers.
@@ -21,46 +21,46 @@ pub(super) struct Publisher {
 }
 
 impl Publisher {
-    /// All up to `from` has been shown before.
+    /// Events up to `from` were published before.
     pub(super) fn new(session: SessionId, telemetry: Telemetry, from: Seq) -> Self {
         let from = EventId { seq: from, bytes: 0 };
         Self { session, feed: Arc::new(Feed::starting_at(telemetry.clone(), from)), telemetry }
     }
 
-    /// The session falls asleep, unless anybody listens or is about to. Returns whether it does.
+    /// Closes the feed for hibernation, unless there are subscribers. Returns whether it was closed.
     pub(super) fn leave(&self) -> bool {
         self.feed.close_if_idle()
     }
 
-    /// It does not after all.
+    /// Reopens the feed, because the session does not hibernate.
     pub(super) fn stay(&self) {
         self.feed.reopen();
     }
 
-    /// The door for those who listen. It does not keep the subscribers' streams alive: they end
-    /// with the session.
+    /// Returns the entrance for subscribers. It does not keep their streams alive: they end with the
+    /// session.
     pub(super) fn listeners(&self, journal: &Arc<dyn Journal>) -> Listeners {
         Listeners { feed: Arc::downgrade(&self.feed), journal: Arc::clone(journal) }
     }
 
-    /// Says what the model has answered, for a trace that holds contents.
+    /// Adds the model's answer to a trace that holds contents.
     pub(super) fn trace_answer(&self, response: &ResponseAssembler) {
         self.telemetry.traces().answered(&self.session, response);
     }
 
-    /// Tells everybody. Never waits for a subscriber.
+    /// Publishes an event. Never waits for a subscriber.
     pub(super) fn publish(&self, run: &RunId, turn: u32, event: Event) {
         debug_assert!(!event.is_recorded(), "{event:?} has a record");
         self.tell(run, turn, event, None);
     }
 
-    /// Tells everybody of a record.
+    /// Publishes the event of a record.
     pub(super) fn publish_recorded(&self, run: &RunId, turn: u32, event: Event, of: SourceRecord) {
         debug_assert!(event.is_recorded(), "{event:?} has no record");
         self.tell(run, turn, event, Some(of));
     }
 
-    /// Tells everybody of an event right behind a record, whose view it may be.
+    /// Publishes an event after a record, whose view it may be.
     pub(super) fn publish_behind(
         &self,
         run: &RunId,
@@ -75,7 +75,7 @@ impl Publisher {
     }
 
     fn tell(&self, run: &RunId, turn: u32, event: Event, recorded: Option<SourceRecord>) {
-        // Nothing is counted by text.
+        // Text deltas change no metric.
         if !logs::logs_contents() && self.feed.append_text_if_unwatched(&event) {
             return;
         }
@@ -94,7 +94,7 @@ impl Publisher {
 }
 
 impl Listeners {
-    /// ReportResult by the session's log how far its records have come.
+    /// Receives from the session's log how far its records are durable.
     pub(super) fn handle_journal(&self, told: Result<Seq, JournalError>) {
         let Some(feed) = self.feed.upgrade() else { return };
         match told {
@@ -104,7 +104,7 @@ impl Listeners {
     }
 }
 
-/// Lets subscribers in for as long as the session lives.
+/// Accepts subscribers while the session is in memory.
 #[derive(Clone, Debug)]
 pub(super) struct Listeners {
     feed: Weak<Feed>,
@@ -112,25 +112,25 @@ pub(super) struct Listeners {
 }
 
 impl Listeners {
-    /// The session's feed, unless it is gone or falls asleep. It stays for those who enter.
+    /// Returns the session's feed, unless the session is gone or hibernates.
     pub(super) fn enter(&self) -> Option<(Arc<Feed>, PendingSubscription)> {
         let feed = self.feed.upgrade()?;
         let entering = feed.begin_subscription()?;
         Some((feed, entering))
     }
 
-    /// How many events the slowest subscriber has not taken yet.
+    /// Returns the number of events that the slowest subscriber has not read yet.
     pub(super) fn longest_queue(&self) -> usize {
         self.feed.upgrade().map_or(0, |feed| feed.longest_queue())
     }
 
-    /// The events from now on; none of a session that is gone.
+    /// Returns the events from now on; `None` if the session is gone.
     pub(super) fn subscribe(&self) -> Option<Subscription> {
         let (feed, _entering) = self.enter()?;
         Some(feed.subscribe(SUBSCRIBER_EVENTS_MAX))
     }
 
-    /// The same of one run alone, which may begin later.
+    /// Returns the events of one run, which may start later.
     pub(super) fn subscribe_to(&self, run: &RunId) -> Option<Subscription> {
         let (feed, _entering) = self.enter()?;
         Some(feed.subscribe_to(run.clone(), SUBSCRIBER_EVENTS_MAX))

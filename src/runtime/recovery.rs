@@ -1,5 +1,5 @@
-//! What a host does with the journal as it starts: it opens it, and lets runs go on that the last
-//! host left unfinished.
+//! The start of a host on a journal: opens the journal, and continues the runs that the last host left
+//! unfinished.
 
 use std::sync::Arc;
 
@@ -14,16 +14,16 @@ use crate::journal::{
 use crate::telemetry::Telemetry;
 use crate::types::{SessionId, SessionState};
 
-/// How many sessions are read from the journal at once.
+/// The number of sessions that are read from the journal concurrently.
 pub(super) const READS_MAX: usize = 8;
 
-/// How many batches may wait to be written.
+/// The number of batches that may wait to be written.
 const QUEUE_MAX: usize = 65_536;
 
-/// How many unfinished runs are listed at once.
+/// The number of unfinished runs of one listing.
 const PAGE: usize = 1000;
 
-/// Opens the journal that the configuration names.
+/// Opens the configured journal.
 pub(super) async fn open_journal(
     config: &Config,
     telemetry: &Telemetry,
@@ -44,7 +44,7 @@ pub(super) async fn open_journal(
     }
 }
 
-/// How many sessions are stored, and which of them have runs that have not ended.
+/// Returns the number of stored sessions, and those with unfinished runs.
 pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>), JournalError> {
     let mut found = Vec::new();
     let mut listing = StoredSessionFilter {
@@ -63,7 +63,7 @@ pub(super) fn unfinished(journal: &dyn Journal) -> Result<(usize, Vec<SessionId>
     }
 }
 
-/// Wakes the sessions whose runs have not ended: they go on by themselves.
+/// Wakes the sessions with unfinished runs, which then continue.
 pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: Instant) {
     let all = unfinished.len();
     let woken = unfinished.iter().map(|id| link.live(id));
@@ -74,7 +74,7 @@ pub(super) async fn recover(link: HostRef, unfinished: Vec<SessionId>, began: In
     tracing::info!(runs = recovered, failed = all - recovered, ?took, "runs_recovered");
 }
 
-/// Does what waits for a disk on a thread that may.
+/// Runs blocking work on a thread that may block.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, HostError> {

@@ -1,4 +1,4 @@
-//! What a run leaves for whoever asked for it.
+//! The report of a run.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,49 +15,49 @@ use crate::types::{
 /// A run that is over.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RunReport {
-    /// Which run.
+    /// The run's id.
     pub run_id: RunId,
-    /// Why it ended.
+    /// The reason of its end.
     pub run_end: RunEnd,
-    /// The final answer, or what there is of it.
+    /// The final answer, or the part of it that exists.
     pub text: String,
-    /// What went wrong, if something did.
+    /// The error, if there is one.
     pub error: Option<RunError>,
-    /// Turns that were begun, the last request included.
+    /// The number of turns.
     pub turns: u32,
     /// Every call, in call order.
     pub calls: Vec<CallReport>,
-    /// Its sums.
+    /// The statistics.
     pub stats: StatsReport,
-    /// The same as exactly as it is known: times in whole milliseconds where the run was read from
-    /// the journal.
+    /// The statistics with full precision. Times are whole milliseconds if the run was read from the
+    /// journal.
     #[serde(skip)]
     pub exact: RunStats,
-    /// The session's messages; those of the run are shown.
+    /// The session's messages; only those of the run are serialized.
     pub(super) messages: Messages,
 }
 
 impl RunReport {
-    /// What the history held before the run.
+    /// Returns the history before the run.
     #[must_use]
     pub fn context_messages(&self) -> &[Arc<Message>] {
         self.messages.split().0
     }
 
-    /// What the run added to the history, from the user's input on.
+    /// Returns the messages of the run, from the user's input on.
     #[must_use]
     pub fn run_messages(&self) -> &[Arc<Message>] {
         self.messages.split().1
     }
 
-    /// The whole history as the run left it.
+    /// Returns the whole history at the run's end.
     #[must_use]
     pub fn all_messages(&self) -> &[Arc<Message>] {
         &self.messages.all
     }
 }
 
-/// A history, and where in it a run begins. The messages are shared with the session.
+/// A history and the position where a run starts in it. The session shares the messages.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Messages {
     pub(super) all: MessageList,
@@ -79,41 +79,41 @@ impl Serialize for Messages {
 /// One call of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CallReport {
-    /// Which run.
+    /// The run's id.
     pub run_id: RunId,
-    /// The session's turn.
+    /// The number of the turn in the session.
     pub turn: u32,
-    /// The call's place in its response, from 0.
+    /// The call index in the response, from 0.
     pub call_index: u32,
-    /// What clients know it by.
+    /// The id for clients.
     pub tool_id: String,
-    /// What the provider called it.
+    /// The provider's id.
     pub provider_id: Option<String>,
     /// The tool's name.
     pub tool_name: String,
-    /// The arguments as understood.
+    /// The arguments as parsed.
     pub arguments: Arc<Value>,
-    /// What became of it.
+    /// The status of the outcome.
     pub status: ToolStatus,
-    /// What the tool answered, whole.
+    /// The whole result of the tool.
     pub result: String,
-    /// What else there is to know.
+    /// Further notes about the call.
     pub metadata: Value,
-    /// What people have decided; a no counts more than a yes. None if nobody was asked, or the
-    /// run was ended before they said anything.
+    /// The decision about the call; a rejection takes precedence. `None` if no approval was needed, or the
+    /// run ended before a decision.
     pub approval: Option<Verdict>,
-    /// Whether it ran, and people did not let its result be seen.
+    /// True if the call ran and its result was rejected.
     pub result_rejected: bool,
-    /// What was said with a no.
+    /// The reason of a rejection.
     pub reject_reason: Option<String>,
-    /// When it started, since the run began; none if it never did.
+    /// The time of the start since the run's start; `None` if the call never started.
     pub started_ms: Option<u64>,
-    /// From its seal to its start.
+    /// The time from the seal to the start.
     pub wait_ms: u64,
-    /// From its start to its outcome.
+    /// The time from the start to the outcome.
     pub duration_ms: u64,
-    /// What its turn cost, all attempts together; the same for each call of a turn. None while
-    /// the turn goes on.
+    /// The usage of the call's turn, all attempts together; equal for all calls of a turn. `None` while
+    /// the turn runs.
     pub usage: Option<Usage>,
 }
 

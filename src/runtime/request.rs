@@ -1,23 +1,23 @@
-//! What a run is begun with.
+//! The request for a run.
 
 use crate::config::RunOverrides;
 use crate::record::RequestKey;
 use crate::types::{Content, TraceContext};
 
-/// A user's input, and what the run changes about its agent.
+/// A user's input, and the overrides of the run.
 ///
-/// A text alone is a request that changes nothing.
+/// A plain text is a request without overrides.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunRequest {
-    /// What the user says: text, and images beside it.
+    /// The user's text and images.
     pub input: Content,
-    /// What the run changes about its agent.
+    /// The overrides of the agent for this run.
     pub overrides: RunOverrides,
-    /// Which request of a client brings it: the same again has no second effect.
+    /// The idempotency key of the client's request: the same request again has no second effect.
     pub request: Option<RequestKey>,
-    /// Where the run stands in somebody's trace: its requests and calls bring that along.
+    /// The trace context of the client, passed on to the run's requests and calls.
     pub trace: Option<TraceContext>,
-    /// Whether the input waits if another run goes on, instead of being refused.
+    /// True if the input waits for an open run to end. Otherwise it is refused.
     pub queue: bool,
 }
 

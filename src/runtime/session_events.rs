@@ -1,7 +1,7 @@
-//! A session as it is shown to somebody who comes in the middle: its past, then the present.
+//! The events of a session from a position on: first the stored ones, then live ones.
 //!
-//! The past is read from the journal page by page, as fast as it is taken. Only when that has
-//! caught up the watcher becomes a subscriber, so that a long past costs nobody a full queue.
+//! Stored events are read from the journal page by page, at the reader's speed. Only when they have
+//! caught up does the reader become a subscriber, so that a long past fills no queue.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,11 +21,11 @@ use crate::telemetry::{
 };
 use crate::types::{RunId, Seq, SessionId};
 
-/// How many records are read at once.
+/// The number of records of one read.
 const PAGE: usize = 256;
 
-/// The events of a session from a place on: a stream of [`FeedItem`], which ends with the session,
-/// or after [`FeedItem::Lagged`] or [`FeedItem::Failed`]. Dropping it stops nothing.
+/// The events of a session from a position on: a stream of [`FeedItem`], which ends with the session or
+/// after [`FeedItem::Lagged`] or [`FeedItem::Failed`]. Dropping it stops nothing else.
 #[must_use = "a watch that is dropped shows nothing"]
 pub struct SessionEvents {
     began: EventId,
@@ -73,7 +73,7 @@ impl SessionEvents {
 
     pub(super) fn from_now(listeners: &Listeners) -> Option<Self> {
         let (feed, _entering) = listeners.enter()?;
-        // Of the running attempt's text nothing is behind its end.
+        // No text of the running attempt follows its end.
         let (subscription, snapshot) = feed
             .subscribe_from(EventId { seq: Seq(u64::MAX), bytes: u64::MAX }, SUBSCRIBER_EVENTS_MAX);
         let states = snapshot.open.into_iter().map(FeedItem::Event);
@@ -81,7 +81,7 @@ impl SessionEvents {
         Some(Self { began: snapshot.progress.at, deliveries: Box::pin(deliveries) })
     }
 
-    /// Only what is of one run.
+    /// Keeps only the events of one run.
     pub(super) fn of_run(self, run: RunId) -> Self {
         let Self { began, deliveries } = self;
         let deliveries = deliveries.filter(move |delivery| {
@@ -121,10 +121,10 @@ fn target(after: EventId, progress: &FeedPosition) -> Seq {
     if after >= progress.recorded { Seq(0) } else { progress.at.seq }
 }
 
-/// Reads the past until it has become the present.
+/// Reads stored events until they have caught up with the live ones.
 struct HistoryReader {
     feed: Weak<Feed>,
-    /// The session stays while its past is read.
+    /// Keeps the session in memory while its past is read.
     entering: Option<PendingSubscription>,
     journal: Arc<dyn Journal>,
     session: SessionId,
@@ -135,7 +135,7 @@ struct HistoryReader {
     /// The last record to read.
     target: Seq,
     ready: VecDeque<FeedItem>,
-    /// What comes behind the past, once that has caught up.
+    /// The live events after the stored ones, once these have caught up.
     present: Option<(Subscription, Option<FeedSnapshot>)>,
 }
 
@@ -172,11 +172,11 @@ impl HistoryReader {
         }
     }
 
-    /// The next entries, none if they are gone with their session.
+    /// Returns the next entries; none if the session was deleted.
     async fn page(&self) -> Result<Vec<JournalEntry>, JournalError> {
         let (journal, session, after) =
             (Arc::clone(&self.journal), self.session.clone(), self.read);
-        // It may wait for a disk.
+        // The read may wait for a disk.
         let reading = tokio::task::spawn_blocking(move || journal.read_some(&session, after, PAGE));
         reading.await.unwrap_or_else(|error| Err(JournalError::Read(error.to_string())))
     }
@@ -190,7 +190,7 @@ impl HistoryReader {
         self.take(shown);
     }
 
-    /// The running attempt's text and the open calls stand behind the last record.
+    /// The running attempt's text and the open calls follow the last record.
     fn finish(&mut self, snapshot: FeedSnapshot) {
         let mut shown = VecDeque::new();
         self.past.finish(snapshot.running.as_ref(), &mut shown);

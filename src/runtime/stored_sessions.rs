@@ -1,5 +1,5 @@
-//! What is asked of a session that is over by now: reports of runs, decisions of past turns, its
-//! other futures, and its end.
+//! Requests about the past of a session: reports of runs, decisions about past turns, forks, and
+//! deletion.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::turn::{ApprovalDecision, ApprovalError};
 use crate::types::{CallKey, RunId, SessionId};
 
 impl SessionHandle {
-    /// The session's stored records after a place, in order.
+    /// Returns the stored records after a position, in order.
     ///
     /// # Errors
     /// When they cannot be read, or the host shuts down.
@@ -32,8 +32,8 @@ impl SessionHandle {
     }
 }
 
-/// The report of a run, once it is over and that is durable: as its session tells it, if the run
-/// is the caller's.
+/// Returns the report of a run when it is over and durable. The session delivers it to the caller that
+/// started the run.
 pub(super) async fn told(
     session: SessionHandle,
     run: RunId,
@@ -46,10 +46,10 @@ pub(super) async fn told(
     Ok(report)
 }
 
-/// The report of a run that was begun by somebody else, once it is over.
+/// Returns the report of a run that another caller started.
 async fn report(session: SessionHandle, run: RunId) -> Result<RunReport, HostError> {
     loop {
-        // Before the look, so that its end cannot fall between the two.
+        // Subscribes before reading, so that the run's end is not missed.
         let mut events = session.subscribe_to(&run).await?;
         if let Some(report) = ended(&session.link, session.id(), &run).await? {
             return Ok(report);
@@ -100,8 +100,8 @@ fn as_told(past: PastRun) -> RunReport {
     }
 }
 
-/// What a decision comes to that is about no call of the running turn: one that was taken before
-/// is no error.
+/// Answers a decision about a call that is not of the running turn. Repeating a recorded decision is
+/// not an error.
 pub(super) async fn decided(
     session: &SessionHandle,
     key: CallKey,
@@ -125,7 +125,7 @@ pub(super) async fn decided(
     Ok(decision.check_repeat(given)?)
 }
 
-/// Deletes a session whose place was taken for that.
+/// Deletes a session whose slot is reserved for deletion.
 pub(super) async fn delete(link: &HostRef, id: &SessionId) -> Result<(), HostError> {
     let (shared, of) = (Arc::clone(&link.shared), id.clone());
     let deleted = link
@@ -147,7 +147,7 @@ pub(super) async fn delete(link: &HostRef, id: &SessionId) -> Result<(), HostErr
     }
 }
 
-/// Begins a session with the first records of another one. A run that goes on there ends here.
+/// Opens a session with the first records of another one. A run that is open there ends.
 pub(super) async fn fork(
     from: &SessionHandle,
     at: Seq,

@@ -25,38 +25,38 @@ use crate::types::{
     CallKey, FailureKind, RunId, ToolCall, ToolOutcome, TraceContext, VariablesUse, excerpt,
 };
 
-/// How many progress texts one call may send; further ones are dropped.
+/// The number of progress texts that one call may send; further ones are dropped.
 const PROGRESS_PER_CALL_MAX: u32 = 1000;
-/// How long one of them may be.
+/// The largest length of a progress text, in characters.
 const PROGRESS_CHARS_MAX: usize = 500;
 
-/// What is to be done about a call.
+/// A command for a call.
 pub(super) enum ToolCommand {
-    /// Run it.
+    /// Start it.
     Start(Box<StartTool>),
-    /// Tell it to stop, and kill it after its grace.
+    /// Cancel it, and kill it after its grace period.
     Abort(CallKey),
 }
 
-/// What a call begins with.
+/// The values with which a call starts.
 pub(super) struct StartTool {
     pub(super) run: RunId,
-    /// Whose tool it is.
+    /// The agent that offers the tool.
     pub(super) agent: Arc<Agent>,
     pub(super) call: ToolCall,
-    /// What it may see of the session's variables.
+    /// The variables that the call may see.
     pub(super) variables: Variables,
     pub(super) idempotency_key: String,
-    /// What it brings along to whoever it asks.
+    /// The trace context that the call passes on.
     pub(super) trace: Option<TraceContext>,
-    /// Its place of its tool, if that has a cap.
+    /// The permit of its tool, if the tool has `max_concurrent`.
     pub(super) place: Option<PermitRequest>,
 }
 
-/// Starts calls, stops them, and alone says what became of them. The accumulator has one: calls are
-/// linked to that actor, which hears of their ends.
+/// Starts and stops calls, and alone determines their outcomes. It is a part of the accumulator: tool
+/// actors are linked to the accumulator, which receives their ends.
 pub(super) struct ToolSupervisor {
-    /// A tool that keeps its context for longer than the session lives does not keep this alive.
+    /// A tool that keeps its context beyond the session's life does not keep this alive.
     publisher: Arc<Publisher>,
     pool: BlockingPool,
     gauges: Gauges,
@@ -68,15 +68,15 @@ struct RunningCall {
     key: CallKey,
     actor: ActorCell,
     slot: OutcomeSlot,
-    /// What it does with variables, whatever becomes of its actor.
+    /// The call's use of variables, which survives its actor.
     view: SharedVariableView,
     cancellation: CancellationToken,
-    /// However the call ends, and if only with its supervisor: a thread that computes for it, or a
-    /// task that the tool has left behind, is told.
+    /// Cancels the token when the call or its supervisor ends, so that a thread or task that the tool left
+    /// behind is notified.
     _over: DropGuard,
-    /// How long it has once it is told to stop.
+    /// The grace period after a cancellation.
     grace: Duration,
-    /// Kills the call when the grace has passed.
+    /// Kills the call after the grace period.
     end: Option<OwnedTask>,
     killed: bool,
 }
@@ -86,7 +86,7 @@ impl ToolSupervisor {
         Self { publisher: Arc::new(publisher), pool, gauges, running: HashMap::new() }
     }
 
-    /// Starts a call. Returns what became of it if it could not start.
+    /// Starts a call. Returns its outcome if it could not start.
     pub(super) async fn start(
         &mut self,
         start: StartTool,
@@ -97,7 +97,7 @@ impl ToolSupervisor {
         let view: SharedVariableView = Arc::new(Mutex::new(view));
         let key = call.key;
         let Some(registered) = agent.tools.get(&*call.name) else {
-            // The turn offers only tools of this very map.
+            // The turn only admits tools of this map.
             return Some((key, not_started(FailureKind::UnknownTool, "no tool has this name")));
         };
         let cancellation = CancellationToken::new();
@@ -141,7 +141,7 @@ impl ToolSupervisor {
         }
     }
 
-    /// Shows a call's progress for as long as the call is open.
+    /// Returns the callback that publishes a call's progress while the call is open.
     fn progress(
         &self,
         run: &RunId,
@@ -165,7 +165,7 @@ impl ToolSupervisor {
         })
     }
 
-    /// Tells a call to stop, and kills it after its grace.
+    /// Cancels a call, and kills it after its grace period.
     pub(super) fn abort(&mut self, key: CallKey, myself: &AccumulatorRef) {
         let Some(running) = self.running.values_mut().find(|running| running.key == key) else {
             return;
@@ -189,7 +189,7 @@ impl ToolSupervisor {
         }
     }
 
-    /// Tells all calls to stop.
+    /// Cancels all calls.
     pub(super) fn abort_all(&mut self, myself: &AccumulatorRef) {
         let keys: Vec<_> = self.running.values().map(|running| running.key).collect();
         for key in keys {
@@ -197,7 +197,7 @@ impl ToolSupervisor {
         }
     }
 
-    /// What became of a call whose actor is gone. An empty slot means that the actor died.
+    /// Returns the outcome of a call whose actor ended. An empty slot means that the actor died.
     pub(super) fn ended(
         &mut self,
         actor: ActorId,
@@ -209,8 +209,8 @@ impl ToolSupervisor {
         Some((running.key, ToolCompletion { outcome, used }))
     }
 
-    /// Whether no call is left but such as were killed: one whose tool never awaits cannot be
-    /// waited for.
+    /// Returns whether every remaining call was killed. The supervisor cannot wait for a tool that never
+    /// awaits.
     pub(super) fn is_done(&self) -> bool {
         self.running.values().all(|running| running.killed)
     }
