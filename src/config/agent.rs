@@ -22,13 +22,13 @@ pub struct AgentConfig {
     pub system: String,
     /// Patterns of the tools that it may call. Empty means none.
     pub tools: Vec<ToolPattern>,
-    /// Whether a response may have more than one tool call. If not, only the first is kept.
+    /// True if a response may have more than one tool call. If not, only the first is kept.
     pub multi_tool_calls: bool,
     /// The execution mode of tool calls.
     pub execution: Execution,
-    /// Whether tool calls may start before the end of their response.
+    /// True if tool calls may start before the end of their response.
     pub early_start: bool,
-    /// Whether a run's overrides may exceed the agent's configuration.
+    /// True if a run's overrides may exceed the agent's configuration.
     pub allow_overrides: bool,
     /// The limits of its runs and turns.
     pub limits: Limits,

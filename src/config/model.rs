@@ -22,7 +22,7 @@ pub struct ModelConfig {
     pub model: String,
     /// The API key, if the service needs one.
     pub api_key: Option<ApiKey>,
-    /// Whether responses are streamed.
+    /// True if responses are streamed.
     pub stream: bool,
     /// The time limit for a connection.
     pub connect_timeout: Duration,

@@ -30,10 +30,10 @@ pub struct RunOverrides {
     /// The names or patterns of the tools that it may call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<String>>,
-    /// Whether a response may have more than one tool call.
+    /// True if a response may have more than one tool call.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub multi_tool_calls: Option<bool>,
-    /// Whether responses are streamed, for all its models.
+    /// True if responses are streamed, for all its models.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<bool>,
     /// The approval policy of all its tools, in addition to the policies of the tools.

@@ -108,13 +108,13 @@ pub struct ToolOverride {
     pub effect: Option<ToolEffect>,
     /// The time at which a sealed call may start.
     pub start: Option<StartPolicy>,
-    /// Whether calls run exclusively.
+    /// True if calls run exclusively.
     pub exclusive: Option<bool>,
-    /// Whether a call may run again with the same idempotency key.
+    /// True if a call may run again with the same idempotency key.
     pub idempotent: Option<bool>,
-    /// Whether identical calls of one response each run.
+    /// True if identical calls of one response each run.
     pub repeatable: Option<bool>,
-    /// Whether calls run on a thread of the blocking pool.
+    /// True if calls run on a thread of the blocking pool.
     pub blocking: Option<bool>,
     /// The time limit of a call.
     pub timeout: Option<Duration>,

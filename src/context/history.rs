@@ -18,7 +18,7 @@ pub struct History {
     turns: u32,
     turns_with_calls: u32,
     held_ids: Arc<BTreeSet<String>>,
-    /// Whether a note follows the last result.
+    /// True if a note follows the last result.
     noted: bool,
     /// Inputs that arrived during the current turn. They follow it.
     undelivered: Vec<Content>,

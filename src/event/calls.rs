@@ -70,7 +70,7 @@ impl ServiceCallStatus {
     }
 }
 
-/// How a conflict over variables is resolved.
+/// The resolution of a conflict over variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConflictResolution {
     /// The call runs again.

@@ -79,7 +79,7 @@ pub enum Event {
         /// Number of deltas of the response before the seal. Deltas that were read together count
         /// as one.
         stream_position: u64,
-        /// Whether the response was streamed.
+        /// True if the response was streamed.
         streaming: bool,
     },
     /// A call's arguments were truncated, invalid, or encoded twice.
@@ -108,7 +108,7 @@ pub enum Event {
         call: CallLabel,
         /// The first 200 characters of its arguments.
         input_summary: String,
-        /// Whether the response had not ended.
+        /// True if the response had not ended.
         early: bool,
         /// Time since the seal.
         waited: Duration,
@@ -147,23 +147,23 @@ pub enum Event {
         call: CallLabel,
         /// The names of the variables.
         names: Vec<VariableName>,
-        /// How the conflict is resolved.
+        /// The resolution of the conflict.
         resolution: ConflictResolution,
     },
     /// A call was discarded because its response was void.
     CallDiscarded {
         /// The call.
         call: CallLabel,
-        /// Whether it already had a result.
+        /// True if it already had a result.
         had_result: bool,
     },
     /// A call ended: it has its outcome.
     CallEnded {
         /// The result, with call and times.
         result: Box<ToolResult>,
-        /// Whether calls of its turn may run concurrently.
+        /// True if calls of its turn may run concurrently.
         parallel: bool,
-        /// Whether it started before its response had ended.
+        /// True if it started before its response had ended.
         early: bool,
     },
     /// The status of a call that the service runs itself changed.
@@ -193,14 +193,14 @@ pub enum Event {
         opened: u32,
         /// Number of calls that were sealed with valid arguments.
         detected: u32,
-        /// Whether a user stopped it. Its calls do not count in the detection metrics then.
+        /// True if a user stopped it. Its calls do not count in the detection metrics then.
         stopped: bool,
     },
     /// A model request ended.
     AttemptEnded {
         /// The model's name at its service.
         model: String,
-        /// Whether the answer was streamed.
+        /// True if the answer was streamed.
         streamed: bool,
         /// Time from the request to the end.
         duration: Duration,
@@ -220,15 +220,15 @@ pub enum Event {
         attempt: u32,
         /// The model's name at its service.
         model: String,
-        /// Whether a streamed answer is requested.
+        /// True if a streamed answer is requested.
         streamed: bool,
         /// The error of the previous attempt.
         reason: String,
         /// The delay before it.
         wait: Duration,
-        /// Whether it requests a plain answer because streams broke.
+        /// True if it requests a plain answer because streams broke.
         rollback: bool,
-        /// Whether it uses the agent's next model.
+        /// True if it uses the agent's next model.
         fallback: bool,
     },
     /// The last attempt of a turn failed after watchers were shown some of it, and no attempt
@@ -238,9 +238,9 @@ pub enum Event {
         attempt: u32,
         /// The model's name at its service.
         model: String,
-        /// Whether a streamed answer was asked for.
+        /// True if a streamed answer was asked for.
         streamed: bool,
-        /// Why the attempt failed.
+        /// The error of the attempt.
         reason: String,
     },
     /// A turn was committed to the history.

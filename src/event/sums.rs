@@ -22,7 +22,7 @@ pub struct TurnSummary {
     pub finish_reason: Option<FinishReason>,
     /// The token usage of the turn.
     pub usage: Usage,
-    /// Whether calls could run concurrently.
+    /// True if calls could run concurrently.
     pub parallel: bool,
     /// The times.
     pub times: TurnTimes,

@@ -107,7 +107,7 @@ pub struct Batch {
     pub entries: Vec<Arc<JournalEntry>>,
     /// The engine's state of the session's log.
     pub log_state: Arc<SessionLogState>,
-    /// Whether a run or a client waits for it.
+    /// True if a run or a client waits for it.
     pub urgent: bool,
     /// Receives its status.
     pub on_status: BatchCallback,

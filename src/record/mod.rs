@@ -173,7 +173,7 @@ pub enum Record {
         attempt: u32,
         /// The model's name.
         model: String,
-        /// Whether a streamed answer was requested.
+        /// True if a streamed answer was requested.
         streamed: bool,
         /// The error of the previous attempt, if any.
         #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -190,12 +190,12 @@ pub enum Record {
         attempt: u32,
         /// The reason.
         error: ProviderError,
-        /// Whether the received part is kept as the turn.
+        /// True if the received part is kept as the turn.
         kept: bool,
         /// The token usage.
         #[serde(default)]
         usage: Usage,
-        /// Whether it failed because the host ended. Watchers then discard its text, and receive
+        /// True if it failed because the host ended. Watchers then discard its text, and receive
         /// the kept part again.
         #[serde(skip_serializing_if = "std::ops::Not::not", default)]
         host_stopped: bool,
@@ -285,10 +285,10 @@ pub enum Record {
         /// Time from start to outcome, in milliseconds.
         #[serde(skip_serializing_if = "is_zero", default)]
         duration_ms: u64,
-        /// Whether it started before the end of its response.
+        /// True if it started before the end of its response.
         #[serde(skip_serializing_if = "std::ops::Not::not", default)]
         early: bool,
-        /// Whether this record only changes the notes of an earlier one. No event is published
+        /// True if this record only changes the notes of an earlier one. No event is published
         /// then.
         #[serde(skip_serializing_if = "std::ops::Not::not", default)]
         amended: bool,

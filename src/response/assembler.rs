@@ -212,13 +212,13 @@ impl ResponseAssembler {
         &self.problems
     }
 
-    /// Whether the wire's own sign of the end was seen.
+    /// Returns whether the wire's own sign of the end was seen.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.done
     }
 
-    /// Whether the response holds neither text, nor thinking, nor a refusal, nor a call, nor
+    /// Returns whether the response holds neither text, nor thinking, nor a refusal, nor a call, nor
     /// anything that its service wants back.
     #[must_use]
     pub fn is_empty(&self) -> bool {

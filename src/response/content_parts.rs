@@ -12,7 +12,7 @@ const PARTS_MAX: usize = 4096;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct ContentParts {
     parts: Vec<MessagePart>,
-    /// Whether the service wants anything back.
+    /// True if the service wants anything back.
     wanted: bool,
     /// The last part is closed: what follows is another.
     closed: bool,

@@ -29,7 +29,7 @@ impl DisplayOrder {
         }
     }
 
-    /// Whether nothing was shown.
+    /// Returns whether nothing was shown.
     pub(crate) fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }

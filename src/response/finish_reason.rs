@@ -65,7 +65,7 @@ pub(crate) fn classify_ending(
     }
 }
 
-/// Whether a response that was read to its end ended well.
+/// Returns whether a response that was read to its end ended well.
 #[must_use]
 pub fn ended_well(response: &ResponseAssembler) -> bool {
     classify_ending(response, ExchangeEnd::Closed) == Ok(ResponseDisposition::Well)

@@ -83,7 +83,7 @@ impl PartialCall {
         }
     }
 
-    /// Whether a piece that would belong here begins another call instead.
+    /// Returns whether a piece that would belong here begins another call instead.
     ///
     /// A new id together with a name does. So does a name with an object of its own after an
     /// object that is closed, because no text continues a closed object: services that send
@@ -112,7 +112,7 @@ impl PartialCall {
         }
     }
 
-    /// Whether any of the arguments have come.
+    /// Returns whether any of the arguments have come.
     pub(super) fn has_arguments(&self) -> bool {
         !self.raw.trim_ascii().is_empty()
     }

@@ -13,7 +13,7 @@ use crate::tool::{RegisteredTool, ToolRegistry, ToolSpec};
 use crate::turn::TurnRules;
 use crate::wire::{ToolChoice, ToolDefinition};
 
-/// What the sessions of one agent share.
+/// A configured agent, shared by its sessions.
 #[derive(Debug)]
 pub(super) struct Agent {
     pub(super) name: String,
@@ -185,7 +185,7 @@ impl Agent {
         &self.rules.limits
     }
 
-    /// What the model is asked in a turn.
+    /// Returns the model request of a turn.
     pub(super) fn request(&self, messages: MessageList, last: bool) -> ModelRequest {
         ModelRequest {
             messages,

@@ -65,7 +65,7 @@ impl BlockingPool {
     }
 }
 
-/// What is known of a thread.
+/// The state of a thread.
 #[derive(Debug, Default)]
 enum ThreadState {
     #[default]

@@ -1,4 +1,4 @@
-//! How many calls of a tool may run at once in the whole host.
+//! The limits of concurrent calls per tool in the whole host.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
-/// How many of a kind there are. Every one holds a [`CountGuard`] for as long as it lives.
+/// A count of live objects of one kind. Each object holds a [`CountGuard`] while it lives.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gauge {
     inner: Arc<GaugeCount>,
@@ -35,7 +35,7 @@ impl Gauge {
         Some(CountGuard { gauge: self.clone() })
     }
 
-    /// How many there are.
+    /// Returns the count.
     pub(super) fn count(&self) -> usize {
         self.inner.count.load(Ordering::SeqCst)
     }
@@ -55,7 +55,7 @@ impl Gauge {
     }
 }
 
-/// One that is counted.
+/// Counts one object until it is dropped.
 #[derive(Debug)]
 pub(super) struct CountGuard {
     gauge: Gauge,
@@ -69,7 +69,7 @@ impl Drop for CountGuard {
     }
 }
 
-/// What is alive in a host.
+/// The counts of a host's live objects.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Gauges {
     /// Sessions that are awake.

@@ -125,7 +125,7 @@ impl HostActorState {
             Ok(live) => {
                 self.sessions.insert(live.actor.get_id(), (id.clone(), Arc::clone(&live)));
                 if goes_on {
-                    // The first that it hears, before whoever waits for it can ask it anything.
+                    // This is the session's first message: no request can reach it before.
                     let _ = live.actor.cast(SessionMessage::GoOn);
                 }
                 shared.enter(&id, &live);

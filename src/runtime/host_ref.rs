@@ -126,7 +126,7 @@ impl HostRef {
         })
     }
 
-    /// Finds or removes a session: at once, or where it holds up nobody.
+    /// Finds or removes a session: at once if the engine is in memory, else on a thread that may block.
     pub(super) async fn look<T: Send + 'static>(
         &self,
         look: impl FnOnce() -> T + Send + 'static,

@@ -1,4 +1,4 @@
-//! Names that nobody else has.
+//! New unique ids.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -56,7 +56,7 @@ fn matching(shared: &HostState, query: SessionQuery) -> Result<Vec<SessionSummar
     let limit = if limit == 0 { usize::MAX } else { limit };
     let mut found = Vec::new();
     loop {
-        // What a session does now is not known to the journal: it is asked for all.
+        // The journal does not know the current state, so all sessions are read.
         let listing =
             StoredSessionFilter { after, limit: PAGE.min(limit), ..StoredSessionFilter::default() };
         let page = shared.journal.list(&listing)?;

@@ -20,7 +20,7 @@ use crate::turn::{
 };
 use crate::types::ProviderError;
 
-/// What all sessions of a host breaker_permit before they ask one configured model.
+/// The concurrency limit and the circuit breaker of one configured model, shared by all sessions.
 #[derive(Debug)]
 pub(super) struct ModelLimiter {
     permits: Arc<FairSemaphore>,
@@ -34,12 +34,12 @@ pub(super) struct ModelLimiter {
     meter: ModelMetrics,
 }
 
-/// What is known of a configured model now.
+/// The current status of a configured model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelStatus {
     /// Its name in the configuration.
     pub name: String,
-    /// How far its breaker is open.
+    /// The state of its circuit breaker.
     pub breaker: BreakerState,
     /// Requests to it whose response has not ended.
     pub in_flight: usize,
@@ -62,7 +62,7 @@ pub(super) struct InFlightRequest {
     _shown: GaugeGuard,
 }
 
-/// The breaker wants to know how the exchange fares. Dropped, it is told that nobody knows.
+/// Reports the result of an exchange to the breaker. Dropping it reports an unknown result.
 #[derive(Debug)]
 pub(super) struct BreakerPermitGuard {
     gate: Arc<ModelLimiter>,
@@ -171,7 +171,7 @@ impl ModelLimiter {
         state
     }
 
-    /// What is known of the model, which has this name.
+    /// Returns the status of the model with this name.
     pub(super) fn status(&self, name: &str) -> ModelStatus {
         ModelStatus {
             name: name.to_owned(),
@@ -243,7 +243,7 @@ mod tests {
         gate.enter(ActorId::Local(session), |_| ()).await
     }
 
-    /// Whether a request is not let through, and when it may be.
+    /// Returns whether a request is not let through, and when it may be.
     async fn refused(gate: &Arc<ModelLimiter>) -> Option<Duration> {
         let error = enter(gate, 9).await.expect_err("it is not let through");
         assert_eq!(error.kind, ProviderErrorKind::Unavailable);

@@ -65,7 +65,7 @@ impl Model {
         })
     }
 
-    /// What is known of it now.
+    /// Returns its current status.
     pub(super) fn status(&self) -> ModelStatus {
         self.limiter.status(&self.name)
     }
@@ -120,7 +120,7 @@ impl ModelChain {
         self.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", ")
     }
 
-    /// What turns are told of them; `stream` is for all of them.
+    /// Returns the plans for a turn; `stream` applies to all models.
     pub(super) fn plans(&self, stream: Option<bool>) -> ModelPlans {
         let plan = |model: &Arc<Model>| ModelPlan {
             streamed: stream.unwrap_or(model.plan.streamed),

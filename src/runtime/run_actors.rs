@@ -15,7 +15,7 @@ impl RunActors {
         [self.stream.get_cell(), self.accumulator.get_cell()]
     }
 
-    /// Whether every tool is back, late ones too.
+    /// Returns whether every tool is back, late ones too.
     pub(super) fn run_no_tool(&self) -> bool {
         self.accumulator.get_children().is_empty()
     }

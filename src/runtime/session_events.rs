@@ -33,7 +33,7 @@ pub struct SessionEvents {
 }
 
 impl SessionEvents {
-    /// How far the session had been shown before its first event.
+    /// The position before its first event.
     #[must_use]
     pub fn began(&self) -> EventId {
         self.began

@@ -132,7 +132,7 @@ pub(super) async fn delete(link: &HostRef, id: &SessionId) -> Result<(), HostErr
         .look(move || {
             let was_there = shared.journal.find(&of);
             shared.journal.remove(std::slice::from_ref(&of))?;
-            // One that cannot even be found is counted as one.
+            // A session that cannot be read is counted as existing.
             Ok::<_, HostError>(!matches!(was_there, Ok(None)))
         })
         .await;

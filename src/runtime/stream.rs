@@ -23,7 +23,7 @@ use crate::types::TraceContext;
 #[derive(Debug)]
 pub(super) struct StreamActor;
 
-/// What a reader needs.
+/// The values that a stream actor needs.
 pub(super) struct StreamSetup {
     pub(super) session: ActorId,
     pub(super) gauges: Gauges,
@@ -32,7 +32,7 @@ pub(super) struct StreamSetup {
 pub(super) struct StreamState {
     setup: StreamSetup,
     reading: Option<OwnedTask>,
-    /// What its read loops leave for the next ones.
+    /// The cache that one read loop leaves for the next one.
     carried: Arc<Mutex<ExchangeCache>>,
     _held: CountGuard,
 }

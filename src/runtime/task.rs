@@ -25,7 +25,7 @@ impl OwnedTask {
     }
 }
 
-/// Spawns short work that belongs to nobody and ends by itself.
+/// Spawns a short task without an owner, which ends by itself.
 #[expect(clippy::disallowed_methods, reason = "it ends by itself")]
 pub(super) fn detach(future: impl Future<Output = ()> + Send + 'static) {
     tokio::spawn(future);

@@ -20,7 +20,7 @@ pub(super) type OutcomeSlot = Arc<Mutex<Option<ToolOutcome>>>;
 #[derive(Debug)]
 pub(super) struct ToolActor;
 
-/// What a call needs.
+/// The values that a call needs.
 pub(super) struct ToolSetup {
     pub(super) tool: Arc<dyn Tool>,
     pub(super) context: ToolContext,

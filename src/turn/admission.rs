@@ -10,7 +10,7 @@ use crate::response::{ParsedArguments, parse_arguments};
 use crate::turn::effect::{TurnRules, TurnSpec};
 use crate::types::{CallKey, ToolOutcome};
 
-/// What becomes of a call when it opens.
+/// The decision about a call when it opens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CallRetention {
     /// It is kept.
@@ -109,7 +109,7 @@ pub(super) fn take_arguments(
     odd
 }
 
-/// What becomes of a sealed call.
+/// The decision about a sealed call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum CallAdmission {
     /// It runs.

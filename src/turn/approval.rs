@@ -72,7 +72,7 @@ impl Turn {
         Some(request(call, call.question()?))
     }
 
-    /// Whether people are all that the turn waits for. Its clock stands still then, and so does
+    /// Returns whether people are all that the turn waits for. Its clock stands still then, and so does
     /// the run's.
     #[must_use]
     pub fn waits_only_for_people(&self) -> bool {
@@ -131,7 +131,7 @@ impl Turn {
         }
     }
 
-    /// Whether people are all that the turn waits for: then its clocks stand still.
+    /// Returns whether people are all that the turn waits for: then its clocks stand still.
     pub(super) fn waits_for_people(&self) -> bool {
         matches!(self.stage, TurnStage::ResponseEnded { .. })
             && self.calls.iter().any(|call| call.question().is_some())
@@ -221,7 +221,7 @@ fn request(call: &TurnCall, phase: ApprovalPhase) -> ApprovalRequest {
 }
 
 impl ApprovalDecision {
-    /// Whether it is about these very arguments.
+    /// Returns whether it is about these very arguments.
     #[must_use]
     pub fn matches_arguments(&self, call: &ToolCall) -> bool {
         self.arguments_sha256.eq_ignore_ascii_case(&arguments_sha256(call))

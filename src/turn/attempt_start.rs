@@ -11,7 +11,7 @@ use crate::types::ProviderError;
 
 impl Turn {
     /// The host has a place at its model for the request of the open attempt, or has none yet.
-    /// What is measured of the exchange begins when the request is sent.
+    /// The measured time of the exchange starts when the request is sent.
     pub fn handle_model_permit(&mut self, now: Duration, place: PermitReply) {
         self.clock.advance(now);
         self.asked_at = match place {
@@ -74,7 +74,7 @@ impl Turn {
             Some(duration) => duration,
             // It gave up to wait because the model is not asked.
             None if error.is_some() => Duration::ZERO,
-            // A cancel during the wait: nobody was asked.
+            // The attempt was cancelled before its request was sent.
             None => return,
         };
         self.emit(Event::AttemptEnded {

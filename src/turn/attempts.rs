@@ -1,4 +1,4 @@
-//! Whether, when and how a model is asked once more, and which.
+//! Retries of a turn: whether another attempt follows, after which backoff, and with which model.
 //!
 //! When the attempts with one model are used up, or its error is one that no repetition mends,
 //! the next model begins anew, at once. Every error leads there: what one service refuses (a
@@ -38,7 +38,7 @@ pub(super) struct Attempts {
     with_model: u32,
     /// In how many further ones in a row it was not asked.
     unasked: u32,
-    /// How long was waited for it to be asked again.
+    /// The time for which the turn waited for the breaker.
     waited: Duration,
     /// Of its streams.
     broken_streams: u32,
@@ -143,7 +143,7 @@ impl Attempts {
     }
 }
 
-/// Whether another framing may help: the stream itself broke. An error with a status is judged
+/// Returns whether another framing may help: the stream itself broke. An error with a status is judged
 /// like that status, whether or not it came within a stream.
 fn is_broken_stream(error: &ProviderError) -> bool {
     match error.kind {

@@ -18,9 +18,9 @@ const OPEN_TIMES_MAX: u32 = 8;
 /// When it opens, and for how long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BreakerRules {
-    /// So many failures in a row open it; none: it never opens.
+    /// The number of consecutive failures that open it; `None`: it never opens.
     pub failures: Option<u32>,
-    /// How long it stays open. Doubles each time that the model is tried in vain, up to eightfold.
+    /// The time for which it stays open. Doubles with each failed probe, up to eightfold.
     pub open_for: Duration,
 }
 
@@ -41,7 +41,7 @@ struct Open {
     until: Duration,
     /// For how long it was opened.
     time: Duration,
-    /// Whether a request has been let through to find out how the service is.
+    /// True if a request has been let through to find out how the service is.
     probing: bool,
 }
 
@@ -56,24 +56,24 @@ pub struct BreakerPermit {
 /// A request is not let through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BreakerRefusal {
-    /// How many failures in a row there are.
+    /// The number of consecutive failures.
     pub failures: u32,
     /// When it may be let through; none while another one is finding out.
     pub wait: Option<Duration>,
 }
 
-/// What the end of a request says of the service.
+/// The health of the service, as the end of a request shows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ServiceSignal {
     /// It works: it answered, or refused what was wrong with the request.
     Works,
     /// It failed: no connection, silence, a broken or unreadable response, a status that says so.
     Failed,
-    /// Nothing: somebody left, or was told to ask less often.
+    /// Unknown: the request was cancelled or rate-limited.
     None,
 }
 
-/// How far it is open.
+/// The state of a breaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BreakerState {
     /// Every request is let through.
@@ -105,7 +105,7 @@ impl Breaker {
         Self { rules, failures: 0, epoch: 0, open: None }
     }
 
-    /// How far it is open.
+    /// The state of a breaker.
     #[must_use]
     pub fn state(&self, now: Duration) -> BreakerState {
         match self.open {
@@ -115,7 +115,7 @@ impl Breaker {
         }
     }
 
-    /// Whether a request would be let through, as far as is known before it is made.
+    /// Returns whether a request would be let through, as far as is known before it is made.
     ///
     /// # Errors
     /// When it would not.
@@ -128,7 +128,7 @@ impl Breaker {
         Ok(())
     }
 
-    /// Somebody is about to ask the model.
+    /// Handles a request to the model.
     ///
     /// # Errors
     /// When the request is not let through. Nothing has changed then.
@@ -202,7 +202,7 @@ impl ServiceSignal {
                 | ProviderErrorKind::Transport
                 | ProviderErrorKind::InStream
                 | ProviderErrorKind::Malformed => Self::Failed,
-                // What was too large for us may be good for others.
+                // A response that is too large says nothing about the service.
                 ProviderErrorKind::Status
                 | ProviderErrorKind::TooLarge
                 | ProviderErrorKind::Unavailable => Self::None,
@@ -234,7 +234,7 @@ impl BreakerState {
 }
 
 impl BreakerRefusal {
-    /// What a turn is told instead of a response.
+    /// Returns the error of a request that the breaker refuses.
     #[must_use]
     pub fn into_error(self) -> ProviderError {
         let Self { failures, wait } = self;

@@ -75,7 +75,7 @@ pub(super) struct TurnCall {
     pub(super) phase: CallPhase,
     /// The call exceeds the limit per response: it is answered, not run.
     pub(super) excess: bool,
-    /// What is wrong with its arguments, if anything: the answer it gets.
+    /// The error of its arguments, with which the call is answered.
     pub(super) unfit: Option<ToolOutcome>,
     /// Name and canonical arguments: what makes two calls the same.
     pub(super) identity: String,
@@ -87,21 +87,21 @@ pub(super) struct TurnCall {
     pub(super) answered_at: Option<Duration>,
     /// Since when people are asked.
     pub(super) asked_at: Option<Duration>,
-    /// How long they had been asked before the turn was resumed.
+    /// The time for which an approval was open before the turn was resumed.
     pub(super) asked_before: Duration,
     /// The times that were recorded with its outcome, if that was before the turn was resumed.
     pub(super) recorded: Option<RecordedTimes>,
     /// Which calls had written what, in the snapshot that it began with.
     pub(super) snapshot: LastWriters,
-    /// What it has read, if it ended.
+    /// The variables that it has read, if it ended.
     pub(super) reads: ReadSet,
-    /// What it writes, if it ended.
+    /// The variables that it writes, if it ended.
     pub(super) writes: WriteSet,
-    /// What its tool had answered, when it has to run again.
+    /// The first outcome of a call that has to run again.
     pub(super) outdated: Option<ReportedOutcome>,
-    /// How long it waited for a place of its tool, if that has a cap.
+    /// The time for which it waited for a permit of its tool.
     pub(super) queue_wait: Option<Duration>,
-    /// Whether it started before the response had ended.
+    /// True if it started before the response had ended.
     pub(super) early: bool,
 }
 
@@ -188,17 +188,17 @@ impl TurnCall {
         self.tool.as_ref().is_some_and(|tool| tool.max_concurrent.is_some())
     }
 
-    /// Whether it has a place of its tool or waits for one, and its tool was not told to run.
+    /// Returns whether it has a place of its tool or waits for one, and its tool was not told to run.
     pub(super) fn has_reserved(&self) -> bool {
         self.has_cap() && self.has_place() && !self.is_running()
     }
 
-    /// Whether its tool was, or is about to be, told to run.
+    /// Returns whether its tool was, or is about to be, told to run.
     pub(super) fn has_started(&self) -> bool {
         self.started_at.is_some() || self.phase == CallPhase::Intended
     }
 
-    /// Whether it has a place of `max`.
+    /// Returns whether it has a place of `max`.
     pub(super) fn has_place(&self) -> bool {
         matches!(
             self.phase,
@@ -210,12 +210,12 @@ impl TurnCall {
         matches!(self.phase, CallPhase::Running { .. })
     }
 
-    /// Whether its tool has answered, and it is not decided yet what comes of that.
+    /// Returns whether its tool has answered, and it is not decided yet what comes of that.
     pub(super) fn is_undecided(&self) -> bool {
         matches!(self.phase, CallPhase::Reported(_) | CallPhase::AwaitingReview { .. })
     }
 
-    /// What people are asked about it at present.
+    /// Returns the phase of its open approval.
     pub(super) fn question(&self) -> Option<ApprovalPhase> {
         match self.phase {
             CallPhase::AwaitingApproval { .. } => Some(ApprovalPhase::Before),
@@ -233,7 +233,7 @@ impl TurnCall {
         }
     }
 
-    /// Whether people have to be asked before it may run.
+    /// Returns whether people have to be asked before it may run.
     pub(super) fn must_ask(&self) -> bool {
         self.notes.before.is_none() && self.tool.as_ref().is_some_and(|tool| tool.approval.before)
     }
@@ -247,7 +247,7 @@ impl TurnCall {
         Some(outcome)
     }
 
-    /// Whether its outcome came of a tool's work: its own, or that of an identical call.
+    /// Returns whether its outcome came of a tool's work: its own, or that of an identical call.
     pub(super) fn has_result(&self) -> bool {
         let of_another = self.notes.duplicate_of.is_some() || self.notes.reused;
         self.outcome().is_some() && (self.started_at.is_some() || of_another)

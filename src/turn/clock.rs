@@ -1,4 +1,4 @@
-//! Where a turn's time goes.
+//! The clock of a turn: time for the model, for tools, for approvals and for waiting.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl TurnClock {
         self.model_open = true;
     }
 
-    /// Whether it had been asked, and not yet answered.
+    /// Returns whether it had been asked, and not yet answered.
     pub(super) fn model_answered(&mut self) -> bool {
         std::mem::replace(&mut self.model_open, false)
     }
@@ -76,7 +76,7 @@ impl TurnClock {
         self.times.tools_longest = self.times.tools_longest.max(ran);
     }
 
-    /// What it waits for is other sessions' calls.
+    /// The turn waits only for permits that calls of other sessions hold.
     pub(super) fn call_queued(&mut self) {
         self.queued += 1;
     }
@@ -85,13 +85,13 @@ impl TurnClock {
         self.queued = self.queued.saturating_sub(1);
     }
 
-    /// How many calls wait for a place of their tool.
+    /// The number of calls that wait for a permit of their tool.
     #[cfg(test)]
     pub(super) fn queued(&self) -> usize {
         self.queued as usize
     }
 
-    /// How many tools run.
+    /// The number of running tools.
     #[cfg(test)]
     pub(super) fn running(&self) -> usize {
         self.running as usize

@@ -185,7 +185,7 @@ impl Turn {
         }
         if let Some(call) = self.calls.get_mut(index) {
             call.unfit = Some(model_messages::malformed());
-            // What it is answered is its own.
+            // A malformed call has an answer of its own.
             call.notes.duplicate_of = None;
             call.notes.reused = false;
         }
@@ -216,7 +216,7 @@ impl Turn {
         let too_large = oddity == ArgumentsAnomaly::Invalid && bucket.oversize;
         self.emit(event);
         if too_large {
-            // What is beyond the limit is not kept, and so not counted.
+            // Bytes beyond the limit are not kept and not counted.
             let maximum = self.spec.rules.limits.max_arguments_bytes as u64;
             let value = maximum.saturating_add(1);
             self.tell_limit("max_arguments_bytes", value, maximum, "answered");

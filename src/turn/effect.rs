@@ -1,4 +1,4 @@
-//! What a turn is given and what it asks for: the values at its border.
+//! The inputs and effects of a turn.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -139,13 +139,13 @@ pub struct AttemptPlan {
     pub attempt: u32,
     /// Which of the turn's models is asked, from 0.
     pub model: usize,
-    /// Whether to ask for a streamed answer.
+    /// True if to ask for a streamed answer.
     pub streamed: bool,
-    /// How long to wait before.
+    /// The delay before it.
     pub wait: Duration,
 }
 
-/// What the host says of a place of a call's tool.
+/// The host's answer to a request for a permit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PermitReply {
     /// The call has it.
@@ -154,19 +154,19 @@ pub enum PermitReply {
     Waiting,
 }
 
-/// What a supervisor reports of a call.
+/// The end of a call, as its supervisor reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ToolCompletion {
-    /// What became of it.
+    /// The outcome.
     pub outcome: ToolOutcome,
-    /// What it did with the session's variables.
+    /// The reads and writes of session variables.
     pub used: VariablesUse,
 }
 
-/// What somebody decides about a call.
+/// A decision about a call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ApprovalDecision {
-    /// What was asked; none: whatever is asked at present.
+    /// The phase that is decided; `None`: the open one.
     pub phase: Option<ApprovalPhase>,
     /// The verdict, and what is said with it.
     pub judgement: Judgement,
@@ -174,7 +174,7 @@ pub struct ApprovalDecision {
     pub arguments_sha256: String,
 }
 
-/// Why a decision does not count.
+/// The reason why a decision is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApprovalError {
@@ -192,18 +192,18 @@ pub enum ApprovalError {
     WhichPhase,
 }
 
-/// What stays the same for all turns of a run.
+/// The rules that are the same for all turns of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TurnRules {
     /// The tools that are offered, by name.
     pub tools: BTreeMap<String, Arc<ToolSpec>>,
-    /// What the turn may use.
+    /// The limits.
     pub limits: Limits,
-    /// How calls are run.
+    /// The execution of calls.
     pub execution: Execution,
-    /// Whether more than the first call of a response is kept.
+    /// True if more than the first call of a response is kept.
     pub multi_tool_calls: bool,
-    /// Whether calls may start while the response is still coming.
+    /// True if calls may start while the response is still coming.
     pub early_start: bool,
     /// Whom each turn asks, from the first model again.
     pub models: Arc<ModelPlans>,
@@ -214,9 +214,9 @@ pub struct TurnRules {
 pub struct ModelPlan {
     /// Its wire, and its name at its service.
     pub origin: Arc<ModelOrigin>,
-    /// Whether to ask for streamed answers.
+    /// True if to ask for streamed answers.
     pub streamed: bool,
-    /// How many attempts a turn has with it.
+    /// The number of attempts of a turn with this model.
     pub max_attempts: u32,
 }
 
@@ -253,18 +253,18 @@ impl ModelPlans {
     }
 }
 
-/// What one turn is told at its beginning.
+/// The values with which a turn starts.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct TurnSpec {
     /// The session's turn, from 1.
     pub number: u32,
-    /// How many turns with calls the session had before: the `n` of `call_{n}_{index}`.
+    /// The number of earlier turns with calls in the session: the `n` of `call_{n}_{index}`.
     pub turns_with_calls: u32,
     /// Ids of the form `call_*` that the history holds.
     pub held_ids: Arc<BTreeSet<String>>,
-    /// Whether this is the last request: no call in its answer is run or kept.
+    /// True if this is the last request: no call in its answer is run or kept.
     pub last_request: bool,
-    /// What the run has left.
+    /// The remaining budget of the run.
     pub budget: Budget,
     /// When the turn began, since the run began.
     pub began: Duration,
@@ -277,7 +277,7 @@ pub struct TurnSpec {
     pub seed: u64,
     /// Idempotency keys are this, a slash and the call's key; the session's id.
     pub idempotency_scope: String,
-    /// What stays the same for all turns of the run.
+    /// The rules of the run.
     pub rules: Arc<TurnRules>,
 }
 
@@ -294,24 +294,24 @@ impl TurnSpec {
 pub struct TurnRecord {
     /// The session's turn.
     pub number: u32,
-    /// How it ended.
+    /// The end of the turn.
     pub end: TurnEnd,
-    /// What the model said; none if nothing of it counts.
+    /// The model's message; `None` if the response is void.
     pub message: Option<Arc<ResponseMessage>>,
     /// One result for each call of the message, in call order.
     pub results: Vec<ToolResult>,
     /// Names of calls that were decoded but not kept.
     pub dropped_calls: Vec<Arc<str>>,
-    /// Why the response ended.
+    /// The finish reason of the response.
     pub finish_reason: Option<FinishReason>,
-    /// What the turn cost, all attempts together.
+    /// The usage of the turn, all attempts together.
     pub usage: Usage,
-    /// Where its time went.
+    /// The times of the turn.
     pub times: TurnTimes,
 }
 
 impl TurnRecord {
-    /// Whether the service interrupted its response, and goes on when it is sent what it has said.
+    /// Returns whether the service interrupted its response, and goes on when it is sent what it has said.
     /// Where it has said nothing there is nothing to go on from.
     #[must_use]
     pub fn is_paused(&self) -> bool {

@@ -1,4 +1,4 @@
-//! A turn of calls that nobody asked a model for: those that a session was opened with.
+//! The turn of the unanswered calls with which a session was opened. No model is asked.
 //!
 //! It begins as one that is resumed right behind its response, so that every rule for calls is
 //! the usual one. What a response's calls are asked as they open is asked here.
@@ -11,7 +11,7 @@ use super::effect::TurnRules;
 use crate::record::{Record, ResponseDisposition, ResponseMessage};
 use crate::types::Usage;
 
-/// What such a turn begins with.
+/// The start of such a turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InitialCallsTurn {
     /// The record of a response that ended well, for [`Turn::resume`](super::Turn::resume).

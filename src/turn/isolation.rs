@@ -46,7 +46,7 @@ impl VisibleVariables {
         changed.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Whether one of these names was written behind the call at `place`.
+    /// Returns whether one of these names was written behind the call at `place`.
     fn is_written_behind<'a>(
         &self,
         place: u32,
@@ -67,7 +67,7 @@ impl Turn {
             (name, writer)
         };
         let reads = ReadSet(reads.into_iter().map(seen).collect());
-        // What did not succeed changes nothing.
+        // A call that did not succeed changes no variable.
         let writes = if outcome.status == ToolStatus::Ok { writes } else { WriteSet::default() };
         if reads.0.is_empty() && writes.is_empty() {
             self.review_or_end(index, outcome, writes);
@@ -167,7 +167,7 @@ impl Turn {
         }
     }
 
-    /// How large these writes would make the variables; 0 if nothing is written.
+    /// Returns the size of the variables after these writes; 0 without writes.
     fn bytes_with(&self, writes: &WriteSet) -> usize {
         if writes.is_empty() { 0 } else { self.visible.variables.bytes_with(writes) }
     }

@@ -109,9 +109,9 @@ pub struct Turn {
     excess_told: bool,
     /// Results of pure calls of attempts that broke, by identity.
     reusable: BTreeMap<String, ToolOutcome>,
-    /// What people have said, call by call.
+    /// The decisions about calls.
     judgements: BTreeMap<(CallKey, ApprovalPhase), Judgement>,
-    /// What they had been asked before the turn was resumed, and how long before.
+    /// The approvals that were open before the turn was resumed, and for how long.
     asked: BTreeMap<(CallKey, ApprovalPhase), Duration>,
     visible: VisibleVariables,
     finish: Option<FinishReason>,
@@ -121,7 +121,7 @@ pub struct Turn {
     effects: EffectQueue,
 }
 
-/// How far the turn has come.
+/// The stage of the turn.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum TurnStage {
     /// An exchange is open, or the wait before it.
@@ -249,7 +249,7 @@ impl Turn {
         self.advance();
     }
 
-    /// Somebody has decided about a call that waits for people.
+    /// Handles a decision about a call that waits for approval.
     ///
     /// # Errors
     /// When nobody was asked about it, the decision is about other arguments, or it was decided
@@ -300,13 +300,13 @@ impl Turn {
         self.advance();
     }
 
-    /// Whether something waits until records are stored: a start, a result or the commit.
+    /// Returns whether something waits until records are stored: a start, a result or the commit.
     #[must_use]
     pub fn waits_for_records(&self) -> bool {
         self.effects.deferred().len() > 0
     }
 
-    /// Whether all that waits is the commit of a turn that called nothing. Nothing has happened
+    /// Returns whether all that waits is the commit of a turn that called nothing. Nothing has happened
     /// outside for its sake, and nobody is told of it before it is durable: the run may go on, so
     /// that its end is stored with it.
     #[must_use]

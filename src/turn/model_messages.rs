@@ -1,4 +1,4 @@
-//! What the model is told of calls that did not simply run.
+//! The texts that the model receives about calls that did not run normally.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -123,7 +123,7 @@ pub(super) fn host_stopped() -> ToolOutcome {
     )
 }
 
-/// What the model is told where people did not let something happen.
+/// Returns the text about a rejected or expired approval.
 pub(super) fn rejected(phase: ApprovalPhase, judgement: &Judgement) -> ToolOutcome {
     let kind = match judgement.verdict {
         Verdict::Approved | Verdict::Rejected => FailureKind::Rejected,
@@ -150,7 +150,7 @@ pub(super) fn unreviewed() -> ToolOutcome {
     )
 }
 
-/// What the model is told beside a result whose call read variables that are out of date.
+/// Returns the note on a result whose call read outdated variables.
 pub(super) fn conflict(names: &[VariableName], writes_dropped: bool) -> String {
     let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
     let names = excerpt(&names.join(", "), QUOTE_CHARS);
@@ -165,7 +165,7 @@ pub(super) fn conflict(names: &[VariableName], writes_dropped: bool) -> String {
     )
 }
 
-/// What the model is told beside a result whose call would have made the variables too large.
+/// Returns the note on a result whose call would have made the variables too large.
 pub(super) fn variables_full(maximum: usize) -> String {
     format!(
         "\n[callsheet: what this call wrote to variables was dropped: together they would exceed \

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::call::{CallPhase, TurnCall};
 use crate::types::CallKey;
 
-/// How far the results of a turn have been made known.
+/// The release of a turn's results in call order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct Reassembly {
     /// Every call below this place is released or has left the history.
@@ -42,7 +42,7 @@ impl Reassembly {
         None
     }
 
-    /// Whether nothing is left to release.
+    /// Returns whether nothing is left to release.
     pub(super) fn is_done(&self, calls: &[TurnCall]) -> bool {
         calls.iter().skip(self.released).all(|call| call.phase == CallPhase::Dropped)
     }

@@ -185,7 +185,7 @@ pub struct RunError {
     pub code: String,
     /// A message for people.
     pub message: String,
-    /// Whether the same run may succeed later.
+    /// True if the same run may succeed later.
     #[serde(default)]
     pub transient: bool,
 }

@@ -74,7 +74,7 @@ pub(super) struct State {
     epoch: u64,
     /// Accumulators that were released and whose last tools have their grace period.
     lingering: HashSet<ActorId>,
-    /// What is known of the session without asking it.
+    /// The facts about the session that others read without a message.
     live: Arc<SessionActivity>,
     /// The callers that wait for the session to be deleted.
     closers: Vec<RpcReplyPort<Result<(), HostError>>>,

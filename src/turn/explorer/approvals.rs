@@ -48,12 +48,12 @@ impl World {
         self.place_of(question).map(|place| self.times[place])
     }
 
-    /// Whether people are shown a question: not before it is durable.
+    /// Returns whether people are shown a question: not before it is durable.
     pub(super) fn is_shown(&self, question: Question) -> bool {
         self.place_of(question).is_some_and(|place| (place as u64) < self.durable)
     }
 
-    /// Whether people had been asked something by the first `kept` records.
+    /// Returns whether people had been asked something by the first `kept` records.
     pub(super) fn is_asked(&self, kept: usize) -> bool {
         self.log[..kept].iter().any(|record| matches!(record, Record::ApprovalAsked { .. }))
     }
@@ -182,7 +182,7 @@ impl World {
         }
     }
 
-    /// Whether only people can bring the turn on.
+    /// Returns whether only people can bring the turn on.
     fn waits_for_people(&self) -> bool {
         matches!(self.turn.stage, TurnStage::ResponseEnded { .. })
             && self.turn.calls.iter().any(|call| call.question().is_some())
@@ -270,7 +270,7 @@ impl World {
     }
 }
 
-/// Whether it has its place of `max`, and its tool was not told to run.
+/// Returns whether it has its place of `max`, and its tool was not told to run.
 fn is_begun(call: &TurnCall) -> bool {
     matches!(call.phase, CallPhase::AwaitingPermit { .. } | CallPhase::Intended)
 }

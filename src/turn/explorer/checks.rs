@@ -4,7 +4,7 @@ use super::*;
 use crate::config::Limits;
 use crate::turn::fixtures::committed;
 
-/// Whether it is what a tool said.
+/// Returns whether it is what a tool said.
 pub(super) fn answered_by_its_tool(outcome: &ToolOutcome) -> bool {
     let kinds = [FailureKind::ToolError, FailureKind::Panic, FailureKind::Killed];
     outcome.kind.is_none_or(|kind| kinds.contains(&kind))

@@ -45,7 +45,7 @@ impl World {
         self.check_standing(for_long);
     }
 
-    /// Whether the journal holds the commit, which the session had not heard of. It says the same.
+    /// Returns whether the journal holds the commit, which the session had not heard of. It says the same.
     fn is_recorded_as_over(&mut self) -> bool {
         let Some(record) = TurnRecord::from_records(&self.log) else { return false };
         let told = self.turn.effects.deferred().find_map(|(_, held)| match held {

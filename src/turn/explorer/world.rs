@@ -278,7 +278,7 @@ impl World {
         assert_eq!(before, after, "something late was recorded");
     }
 
-    /// Whether a limit of the run was told in the last attempt.
+    /// Returns whether a limit of the run was told in the last attempt.
     pub(super) fn told_over_budget(&self) -> bool {
         let of_attempt =
             self.log.iter().rev().take_while(|r| !matches!(r, Record::AttemptStarted { .. }));

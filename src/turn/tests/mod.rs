@@ -55,7 +55,7 @@ struct Driver {
 struct Log {
     spec: TurnSpec,
     records: Vec<Record>,
-    /// Whether it is replayed.
+    /// True if it is replayed.
     is_replayed: bool,
 }
 
