@@ -85,7 +85,7 @@ pub enum HostError {
     KeyReused,
     /// The journal cannot be written or read.
     #[error(transparent)]
-    Journal(#[from] JournalError),
+    Journal(JournalError),
     /// The stored records contradict each other.
     #[error("read the journal: {0}")]
     Rebuild(String),
@@ -104,6 +104,13 @@ pub enum HostError {
     /// The host is shutting down.
     #[error("the host is shutting down")]
     ShuttingDown,
+}
+
+impl From<JournalError> for HostError {
+    /// A journal is closed only by the shutdown of its host.
+    fn from(error: JournalError) -> Self {
+        if error == JournalError::Closed { Self::ShuttingDown } else { Self::Journal(error) }
+    }
 }
 
 impl HostError {
@@ -140,5 +147,17 @@ impl HostError {
             Self::SessionClosed => "session_closed",
             Self::ShuttingDown => "shutting_down",
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_that_finds_the_journal_closed_is_told_of_the_shutdown() {
+        assert_eq!(HostError::from(JournalError::Closed), HostError::ShuttingDown);
+        let full = HostError::from(JournalError::Overloaded);
+        assert_eq!(full, HostError::Journal(JournalError::Overloaded));
     }
 }

@@ -325,8 +325,8 @@ impl SessionHandle {
     }
 
     async fn stored(&self, seq: Seq, live: &AwakeSession) -> Result<Seq, HostError> {
-        let stored = live.log.until_durable(seq).await;
-        stored.map(|()| seq).map_err(|error| self.link.shared.not_stored(error))
+        live.log.until_durable(seq).await?;
+        Ok(seq)
     }
 }
 

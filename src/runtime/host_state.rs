@@ -17,7 +17,7 @@ use super::caps::Caps;
 use super::error::HostError;
 use super::gauge::{CountGuard, Gauges};
 use super::models::Model;
-use crate::journal::{Journal, JournalError};
+use crate::journal::Journal;
 use crate::telemetry::Telemetry;
 use crate::types::{RunId, SessionId, SessionState};
 
@@ -80,14 +80,6 @@ impl HostState {
     /// Returns the error of a request to a session that is gone.
     pub(super) fn gone(&self) -> HostError {
         if self.is_closing() { HostError::ShuttingDown } else { HostError::SessionClosed }
-    }
-
-    /// Returns the error of a record that is not durable. During a shutdown the journal may be closed.
-    pub(super) fn not_stored(&self, error: JournalError) -> HostError {
-        if error == JournalError::Closed && self.is_closing() {
-            return HostError::ShuttingDown;
-        }
-        HostError::Journal(error)
     }
 
     pub(super) fn place_for_a_run(&self) -> Result<CountGuard, HostError> {
