@@ -6,11 +6,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ractor::{ActorRef, RpcReplyPort};
+use parking_lot::Mutex;
+use ractor::{ActorId, ActorRef, RpcReplyPort};
 use tokio::time::Instant;
 
 use super::agent::Agent;
 use super::error::HostError;
+use super::fair_semaphore::PermitRequest;
 use super::model::ModelRequest;
 use super::model_limiter::BreakerPermitGuard;
 use super::models::Model;
@@ -18,14 +20,16 @@ use super::report::RunReport;
 use super::request::RunRequest;
 use super::session_start::SessionStart;
 use super::snapshot::SessionSnapshot;
+use crate::context::Variables;
 use crate::event::ApprovalRequest;
 use crate::journal::JournalError;
 use crate::record::{JournalEntry, RequestKey, Seq, StopMode};
 use crate::response::ExchangeEnd;
 use crate::turn::{
-    ApprovalDecision, ApprovalError, AttemptPlan, CancelReason, PermitReply, TurnRecord, TurnSpec,
+    ApprovalDecision, ApprovalError, AttemptPlan, CallStartState, CancelReason, LiveCalls,
+    PermitReply, ToolCompletion, TurnRecord, TurnSpec,
 };
-use crate::types::{CallKey, Content, RunId, RunTrace, TraceContext};
+use crate::types::{CallKey, Content, RunId, RunTrace, ToolCall, TraceContext};
 use crate::wire::Delta;
 
 /// A message to the actor that supervises the sessions.
@@ -76,9 +80,9 @@ pub(super) enum SessionMessage {
     TurnKnown { epoch: u64 },
     /// Decide about a call.
     Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
-    /// Return the actors of runs: stream, accumulator.
+    /// Return the actors of runs: stream, accumulator, tool supervisor.
     #[cfg(test)]
-    NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 2]>> },
+    NameActors { reply: RpcReplyPort<Option<[ractor::ActorCell; 3]>> },
 }
 
 /// A run that was started or queued, or one that an earlier request started.
@@ -129,9 +133,9 @@ pub(super) enum AccumulatorMessage {
     },
     /// A waiting call has received the permit of its tool.
     PlaceGranted { key: CallKey },
-    /// The grace period of a cancelled call is over.
-    GraceOver { key: CallKey },
-    /// Cancel all calls, and stop when none is left.
+    /// Calls have ended. Their completions are in the accumulator's [`CompletionQueue`].
+    ToolsFinished,
+    /// Stop: no call is left and no other turn begins.
     Finish,
     /// This number of the turn's records is durable.
     RecordsStored { turn: u32, upto: u64 },
@@ -141,6 +145,55 @@ pub(super) enum AccumulatorMessage {
     Cancel { why: CancelReason },
     /// Decide about a call.
     Decide { key: CallKey, decision: ApprovalDecision, reply: DecisionReply },
+}
+
+/// A message to the tool supervisor.
+pub(super) enum ToolSupervisorMessage {
+    /// Execute the commands in order.
+    Execute(Vec<ToolCommand>),
+    /// Report the ends of calls to this accumulator from now on. Returns the live calls of the turn
+    /// that it resumes, if it resumes one.
+    Attach {
+        accumulator: AccumulatorRef,
+        completions: CompletionQueue,
+        resumed_turn: Option<u32>,
+        reply: RpcReplyPort<LiveCalls>,
+    },
+    /// The grace period of a cancelled call is over.
+    GraceOver { call: ActorId },
+    /// Abort all calls. When none is left, stop the accumulator and the supervisor.
+    Finish { accumulator: AccumulatorRef },
+}
+
+/// A reference to the tool supervisor of a session.
+pub(super) type ToolSupervisorRef = ActorRef<ToolSupervisorMessage>;
+
+/// The ends of calls on their way from the tool supervisor to its accumulator. The first one in an
+/// empty queue is announced by a message, and the accumulator then takes all.
+pub(super) type CompletionQueue = Arc<Mutex<Vec<(CallKey, ToolCompletion)>>>;
+
+/// A command for a call.
+pub(super) enum ToolCommand {
+    /// Start it.
+    Start(Box<StartTool>),
+    /// Cancel it, and kill it after its grace period.
+    Abort(CallKey),
+}
+
+/// The values with which a call starts.
+pub(super) struct StartTool {
+    pub(super) run: RunId,
+    /// The agent that offers the tool.
+    pub(super) agent: Arc<Agent>,
+    pub(super) call: ToolCall,
+    /// The variables that the call may see.
+    pub(super) variables: Variables,
+    pub(super) idempotency_key: String,
+    pub(super) state: CallStartState,
+    /// The trace context that the call passes on.
+    pub(super) trace: Option<TraceContext>,
+    /// The permit of its tool, if the tool has `max_concurrent`.
+    pub(super) permit: Option<PermitRequest>,
 }
 
 /// A reference to the accumulator of a session.

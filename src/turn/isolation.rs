@@ -7,7 +7,8 @@
 //! an earlier call outside its snapshot, that is a conflict: a pure call is run again, and cannot
 //! meet another one then; any other keeps its result and loses all its writes.
 
-use super::call::{CallPhase, LastWriters, ReportedOutcome};
+use super::call::{CallPhase, ReportedOutcome};
+use super::live_calls::LastWriters;
 use super::schedule::StartGate;
 use super::{Turn, TurnStage, model_messages};
 use crate::context::Variables;

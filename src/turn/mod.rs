@@ -20,6 +20,7 @@
 //! | `reassembly` | outcomes in any order, released in call order |
 //! | `model_messages` | result texts of calls that did not run normally |
 //! | `resume` | a turn from its records |
+//! | `live_calls` | running calls that a resumed turn attaches to |
 //! | `committed` | a turn that is over, from its records |
 //! | `replay` | a turn once more from its records, compared with them |
 //! | `initial_calls` | a turn of calls that the session was opened with |
@@ -42,6 +43,7 @@ pub(crate) mod explorer;
 pub(crate) mod fixtures;
 mod initial_calls;
 mod isolation;
+mod live_calls;
 mod model_messages;
 mod reassembly;
 pub(crate) mod replay;
@@ -65,9 +67,10 @@ pub(crate) use budget::{MAX_CALLS, MAX_TOKENS};
 pub use committed::results_so_far;
 pub use effect::{
     ApprovalDecision, ApprovalError, AttemptPlan, CallStart, CancelReason, Effect, ModelPlan,
-    ModelPlans, PermitReply, ToolCompletion, TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec,
+    ModelPlans, PermitReply, TurnAction, TurnEnd, TurnRecord, TurnRules, TurnSpec,
 };
 pub use initial_calls::InitialCallsTurn;
+pub use live_calls::{CallStartState, LiveCall, LiveCalls, ToolCompletion};
 pub use replay::Difference;
 
 use crate::event::{CallLabel, Event};
@@ -349,7 +352,8 @@ impl Turn {
     /// The time of a call that runs is over.
     fn end_timed_out(&mut self, index: usize, deadline: Duration) {
         let Some(call) = self.calls.get(index) else { return };
-        let timeout = deadline.saturating_sub(call.started_at.unwrap_or(deadline));
+        let started = call.started_at.unwrap_or(deadline);
+        let timeout = deadline.saturating_sub(started) + call.ran_before;
         let outcome = model_messages::timed_out(call, timeout);
         self.effects.perform(TurnAction::Abort(call.key()));
         self.end_call(index, outcome);

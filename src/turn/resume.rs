@@ -4,6 +4,9 @@
 //! intent without an outcome is answered `Unknown`, unless its tool is idempotent: then it runs
 //! again under the same idempotency key. A call without an intent is decided as if it were new.
 //! Questions to people stay open, and the time for a decision also passes while no host runs.
+//!
+//! If only the owner of the turn died, the tool supervisor has outlived it. Then a call that runs
+//! goes on, the turn attaches to it, and an intent without a start is no unknown outcome.
 
 use std::borrow::Borrow;
 use std::sync::Arc;
@@ -13,7 +16,8 @@ use super::admission::{self, CallRetention};
 use super::attempts::Attempts;
 use super::budget::{MAX_CALLS, MAX_TOKENS};
 use super::call::{CallPhase, ReportedOutcome, TurnCall};
-use super::effect::{CancelReason, TurnSpec};
+use super::effect::{CancelReason, TurnAction, TurnSpec};
+use super::live_calls::{LiveCall, LiveCalls};
 use super::{RUN_TIMEOUT, Turn, TurnStage, model_messages};
 use crate::event::Event;
 use crate::record::{
@@ -32,12 +36,13 @@ struct RecordedTurn<'t, 'a> {
     attempt: &'t AttemptTranscript<'a>,
     /// The reason to end the turn early.
     cancelled: Option<CancelReason>,
+    live: LiveCalls,
 }
 
 impl Turn {
     /// Resumes a turn from its entries: all that were appended since its first one, without its
     /// commit. `now` is the Unix time in milliseconds. `cancel` is a reason to end the turn; a
-    /// reason in the entries precedes it.
+    /// reason in the entries precedes it. No call of the turn runs any more.
     #[must_use]
     pub fn resume<E: Borrow<JournalEntry>>(
         spec: TurnSpec,
@@ -45,13 +50,26 @@ impl Turn {
         now: u64,
         cancel: Option<CancelReason>,
     ) -> Self {
+        Self::resume_with(spec, entries, now, cancel, LiveCalls::default())
+    }
+
+    /// Resumes a turn like [`Self::resume`], under the tool supervisor that has started its calls.
+    /// The turn attaches to the calls that it still needs and aborts the others.
+    #[must_use]
+    pub fn resume_with<E: Borrow<JournalEntry>>(
+        spec: TurnSpec,
+        entries: &[E],
+        now: u64,
+        cancel: Option<CancelReason>,
+        live: LiveCalls,
+    ) -> Self {
         let transcript = Transcript::read(entries.iter().map(Borrow::borrow));
         let run = transcript.runs.last();
         let turn = run.and_then(|run| run.turns.last());
         let cancelled = run.and_then(cancel_reason).or(cancel);
         let not_started = AttemptTranscript::default();
         let attempt = turn.and_then(TurnTranscript::attempt).unwrap_or(&not_started);
-        let recorded = RecordedTurn { attempt, cancelled };
+        let recorded = RecordedTurn { attempt, cancelled, live };
         let model = attempt.start.map_or("", |start| start.model);
         let attempts = Attempts::new(Arc::clone(&spec.rules.models), spec.seed);
         let mut resumed = Self::blank(spec, attempts.resumed(recorded.attempt_number(), model));
@@ -151,6 +169,7 @@ impl Turn {
 
     /// Resumes a turn that has no response: the model is asked again.
     fn resume_asking(&mut self, recorded: &RecordedTurn<'_, '_>) {
+        self.abort_unattached(&recorded.live);
         let attempt = recorded.attempt_number();
         if attempt == 0 {
             self.ask();
@@ -211,12 +230,19 @@ impl Turn {
         }
     }
 
-    /// Resumes the calls that have no outcome. Reports that need no order are reviewed again, and
-    /// calls that people had rejected are answered. A call that was intended runs again if its tool
-    /// is idempotent, and is answered as unknown otherwise.
+    /// Resumes the calls that have no outcome. The turn attaches to live calls. Reports that need no
+    /// order are reviewed again, and calls that people had rejected are answered. A call that was
+    /// intended and may have started runs again if its tool is idempotent, and is answered as
+    /// unknown otherwise.
     fn resume_open_calls(&mut self, recorded: &RecordedTurn<'_, '_>) {
         for index in 0..self.calls.len() {
             let Some(call) = self.calls.get_mut(index) else { return };
+            if let Some(live) = recorded.live.calls.get(&call.key())
+                && call.needs(live)
+            {
+                self.attach(index, live);
+                continue;
+            }
             if let CallPhase::Reported(ReportedOutcome { outcome, reads, writes }) = &call.phase
                 && reads.0.is_empty()
                 && writes.is_empty()
@@ -232,7 +258,9 @@ impl Turn {
                 self.end_call(index, model_messages::rejected(ApprovalPhase::Before, &rejection));
                 continue;
             }
-            if recorded.call(call.key()).is_none_or(|known| known.intents.is_empty()) {
+            let is_intended =
+                recorded.call(call.key()).is_some_and(|known| !known.intents.is_empty());
+            if !is_intended || recorded.live.is_complete {
                 continue;
             }
             // It may have run, so that a cancellation has to say so and an identical call behind it
@@ -244,6 +272,48 @@ impl Turn {
                 self.end_call(index, model_messages::host_stopped());
             }
         }
+        self.abort_unattached(&recorded.live);
+    }
+
+    /// Continues a call under the supervisor that has started it.
+    fn attach(&mut self, index: usize, live: &LiveCall) {
+        let now = self.clock.now();
+        let default_timeout = self.spec.rules.limits.tool_timeout;
+        let Some(call) = self.calls.get_mut(index) else { return };
+        let timeout = call.tool.as_ref().and_then(|tool| tool.timeout).or(default_timeout);
+        let left = timeout.map(|timeout| timeout.saturating_sub(live.elapsed));
+        // It runs again because what it had read at first was out of date.
+        call.notes.conflict |= matches!(call.phase, CallPhase::Reported(_));
+        call.phase = CallPhase::Running { deadline: left.and_then(|left| now.checked_add(left)) };
+        call.started_at = Some(now);
+        call.ran_before = live.elapsed;
+        call.answered_at = None;
+        call.snapshot = live.state.snapshot.clone();
+        call.early = live.state.early;
+        self.clock.tool_started();
+        if let Some(completion) = &live.completion {
+            self.take_report(index, completion.outcome.clone(), completion.used.clone());
+        }
+    }
+
+    /// Aborts the calls that run and are not calls of the resumed turn.
+    fn abort_unattached(&mut self, live: &LiveCalls) {
+        for (key, _) in live.calls.iter().filter(|(_, live)| live.completion.is_none()) {
+            let call = self.position(*key).and_then(|index| self.calls.get(index));
+            if !call.is_some_and(TurnCall::is_running) {
+                self.effects.perform(TurnAction::Abort(*key));
+            }
+        }
+    }
+}
+
+impl TurnCall {
+    /// Returns true if the turn waits for the end of this live call: it runs, or its outcome was
+    /// not recorded. A pure call whose arguments turned out malformed is answered with that.
+    fn needs(&self, live: &LiveCall) -> bool {
+        self.outcome().is_none()
+            && (live.completion.is_none() || !self.is_undecided())
+            && (self.unfit.is_none() || self.has_effects())
     }
 }
 

@@ -181,6 +181,7 @@ impl Turn {
         let deadline = timeout.and_then(|timeout| now.checked_add(timeout));
         call.phase = CallPhase::Running { deadline };
         call.started_at = Some(now);
+        call.ran_before = Duration::ZERO;
         call.answered_at = None;
         call.outdated = None;
         call.snapshot = self.visible.writers().clone();
@@ -196,6 +197,7 @@ impl Turn {
             call: call.call.clone(),
             variables: self.visible.variables.clone(),
             idempotency_key: self.spec.idempotency_key(call.key()),
+            state: call.start_state(),
         };
         self.clock.tool_started();
         self.emit(event);
@@ -237,7 +239,8 @@ impl Turn {
         let runs = |call: &&mut TurnCall| call.is_running() && call.answered_at.is_none();
         if let Some(call) = self.calls.get_mut(index).filter(runs) {
             call.answered_at = Some(now);
-            self.clock.tool_ended(now.saturating_sub(call.started_at.unwrap_or(now)));
+            let ran = now.saturating_sub(call.started_at.unwrap_or(now));
+            self.clock.tool_ended(ran + call.ran_before);
         }
     }
 

@@ -9,8 +9,9 @@ use super::{AccumulatorSetup, CurrentTurn};
 use crate::event::Event;
 use crate::journal::{AppendStatus, PendingRecord, Urgency, unix_ms};
 use crate::record::Seq;
-use crate::runtime::message::{AccumulatorMessage, SessionMessage, StreamMessage};
-use crate::runtime::supervisor::{StartTool, ToolCommand};
+use crate::runtime::message::{
+    AccumulatorMessage, SessionMessage, StartTool, StreamMessage, ToolCommand,
+};
 use crate::telemetry::SourceRecord;
 use crate::turn::{CallStart, PermitReply, TurnAction};
 use crate::types::CallKey;
@@ -80,13 +81,13 @@ impl AccumulatorSetup {
         myself: &ActorRef<AccumulatorMessage>,
     ) -> PermitReply {
         let accumulator = myself.clone();
-        let (place, reservation) = self.caps.reserve(tool, self.session.get_id(), move || {
+        let (reply, request) = self.caps.reserve(tool, self.session.get_id(), move || {
             let _ = accumulator.cast(AccumulatorMessage::PlaceGranted { key });
         });
-        if let Some(reservation) = reservation {
-            of.places.insert(key, reservation);
+        if let Some(request) = request {
+            of.permits.insert(key, request);
         }
-        place
+        reply
     }
 
     /// Notifies the session of the pending approvals, if they have changed.
@@ -134,20 +135,21 @@ impl AccumulatorSetup {
                 let permit = self.reserve(key, &tool, of, myself);
                 of.turn.handle_tool_permit(of.began.elapsed(), key, permit);
             }
-            TurnAction::ReleaseToolPermit(key) => drop(of.places.remove(&key)),
-            TurnAction::Start(CallStart { call, variables, idempotency_key }) => {
+            TurnAction::ReleaseToolPermit(key) => drop(of.permits.remove(&key)),
+            TurnAction::Start(CallStart { call, variables, idempotency_key, state }) => {
                 let start = StartTool {
                     run: of.run.clone(),
                     agent: Arc::clone(&of.agent),
                     idempotency_key,
                     trace: of.trace.as_ref().map(|trace| trace.of_call(call.key)),
-                    place: of.places.remove(&call.key),
+                    permit: of.permits.remove(&call.key),
                     call,
                     variables,
+                    state,
                 };
-                of.orders.push_back(ToolCommand::Start(Box::new(start)));
+                of.commands.push(ToolCommand::Start(Box::new(start)));
             }
-            TurnAction::Abort(key) => of.orders.push_back(ToolCommand::Abort(key)),
+            TurnAction::Abort(key) => of.commands.push(ToolCommand::Abort(key)),
             TurnAction::Commit(record) => {
                 of.request = None;
                 let epoch = self.epoch;
