@@ -212,7 +212,8 @@ impl TurnCall {
 
     /// Returns the state that the call's supervisor keeps.
     pub(super) fn start_state(&self) -> CallStartState {
-        CallStartState { snapshot: self.snapshot.clone(), early: self.early }
+        let (early, rerun) = (self.early, self.notes.conflict);
+        CallStartState { snapshot: self.snapshot.clone(), early, rerun }
     }
 
     /// Returns the call as its supervisor knows it while it runs.

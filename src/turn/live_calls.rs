@@ -24,6 +24,8 @@ pub struct CallStartState {
     pub(super) snapshot: LastWriters,
     /// True if it started before the response had ended.
     pub(super) early: bool,
+    /// True if it runs again because of a conflict.
+    pub(super) rerun: bool,
 }
 
 /// The calls of a turn that its tool supervisor has started, when the turn is resumed under the

@@ -282,8 +282,7 @@ impl Turn {
         let Some(call) = self.calls.get_mut(index) else { return };
         let timeout = call.tool.as_ref().and_then(|tool| tool.timeout).or(default_timeout);
         let left = timeout.map(|timeout| timeout.saturating_sub(live.elapsed));
-        // It runs again because what it had read at first was out of date.
-        call.notes.conflict |= matches!(call.phase, CallPhase::Reported(_));
+        call.notes.conflict |= live.state.rerun;
         call.phase = CallPhase::Running { deadline: left.and_then(|left| now.checked_add(left)) };
         call.started_at = Some(now);
         call.ran_before = live.elapsed;
@@ -311,8 +310,9 @@ impl TurnCall {
     /// Returns true if the turn waits for the end of this live call: it runs, or its outcome was
     /// not recorded. A pure call whose arguments turned out malformed is answered with that.
     fn needs(&self, live: &LiveCall) -> bool {
+        let is_reported = self.is_undecided() && self.notes.conflict == live.state.rerun;
         self.outcome().is_none()
-            && (live.completion.is_none() || !self.is_undecided())
+            && (live.completion.is_none() || !is_reported)
             && (self.unfit.is_none() || self.has_effects())
     }
 }
