@@ -74,7 +74,7 @@ impl Turn {
         let call = ServiceCall {
             turn: self.spec.number,
             attempt: self.plan.attempt,
-            place: u32::try_from(at).unwrap_or(u32::MAX),
+            position: u32::try_from(at).unwrap_or(u32::MAX),
             provider_id: bucket.provider_id.clone(),
             name: bucket.name.clone(),
             input_summary: excerpt(&bucket.raw, QUOTE_CHARS),

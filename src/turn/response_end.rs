@@ -283,7 +283,7 @@ impl Turn {
             let mut n = self.spec.turns_with_calls;
             loop {
                 let id = format!("call_{n}_{index}");
-                if !is_taken(&id) && !self.spec.held_ids.contains(&id) {
+                if !is_taken(&id) && !self.spec.reserved_call_ids.contains(&id) {
                     break id.into();
                 }
                 n = n.wrapping_add(1);

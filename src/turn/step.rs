@@ -329,8 +329,8 @@ impl Turn {
         let commit = Effect::Perform(TurnAction::Commit(Box::new(record)));
         self.effects.defer(DeferredEffect::Queue(commit));
         // The session adds to them now, and would copy them while they are shared.
-        if !self.spec.held_ids.is_empty() {
-            Arc::make_mut(&mut self.spec).held_ids = Arc::default();
+        if !self.spec.reserved_call_ids.is_empty() {
+            Arc::make_mut(&mut self.spec).reserved_call_ids = Arc::default();
         }
     }
 
