@@ -126,7 +126,8 @@ impl Bare {
         let insert = "INSERT INTO records(session, seq, time, body) VALUES (?1, ?2, ?3, ?4)";
         let mut statement = transaction.prepare_cached(insert).unwrap();
         for session in 0..self.sessions {
-            let entry = JournalEntry { seq: Seq(self.seq), time: 0, displayed_bytes: 0, record: record() };
+            let entry =
+                JournalEntry { seq: Seq(self.seq), time: 0, displayed_bytes: 0, record: record() };
             statement.execute((session, self.seq, 0, entry.body())).unwrap();
         }
         drop(statement);

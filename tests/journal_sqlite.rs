@@ -172,7 +172,12 @@ impl Raw {
         let tells = self.tells.clone();
         Batch {
             session: self.session.clone(),
-            entries: vec![Arc::new(JournalEntry { seq: Seq(seq), time: seq, displayed_bytes: 0, record })],
+            entries: vec![Arc::new(JournalEntry {
+                seq: Seq(seq),
+                time: seq,
+                displayed_bytes: 0,
+                record,
+            })],
             log_state: Arc::clone(&self.log_state),
             urgent,
             on_status: Box::new(move |control| tells.send((seq, control)).unwrap()),

@@ -45,7 +45,9 @@ impl InitialHistory {
             let count = values.len();
             return Err(InitialHistoryError {
                 location: "messages".to_owned(),
-                problem: format!("at most {INITIAL_MESSAGES_MAX} are allowed, and there are {count}"),
+                problem: format!(
+                    "at most {INITIAL_MESSAGES_MAX} are allowed, and there are {count}"
+                ),
             });
         }
         let mut messages = Vec::with_capacity(values.len());
@@ -119,7 +121,9 @@ impl CallsAwaitingResults {
         let Some(call) = self.calls.iter_mut().find(|call| call.id == id) else {
             return Err(invalid(
                 "",
-                format!("it is the result of {quoted:?}, and no call directly before it has that id"),
+                format!(
+                    "it is the result of {quoted:?}, and no call directly before it has that id"
+                ),
             ));
         };
         if std::mem::replace(&mut call.has_result, true) {
@@ -284,7 +288,11 @@ fn arguments(text: &str) -> Option<Value> {
 
 /// Rejects unknown keys, unless their value is `null` or an empty list. Client libraries also write
 /// fields without a value.
-fn check_keys(fields: &Map<String, Value>, known: &[&str], path: &str) -> Result<(), MessageProblem> {
+fn check_keys(
+    fields: &Map<String, Value>,
+    known: &[&str],
+    path: &str,
+) -> Result<(), MessageProblem> {
     let has_no_value =
         |value: &Value| value.is_null() || value.as_array().is_some_and(Vec::is_empty);
     let unknown =

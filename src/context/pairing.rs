@@ -12,7 +12,10 @@ use crate::message::Message;
 /// the missing result of a call, or removes a result that has no call or repeats another one.
 #[must_use]
 pub fn repair_pairing(messages: &[Arc<Message>]) -> (Vec<Arc<Message>>, u32) {
-    debug_assert!(messages.iter().all(|message| has_unique_ids(message)), "ids are unique in a message");
+    debug_assert!(
+        messages.iter().all(|message| has_unique_ids(message)),
+        "ids are unique in a message"
+    );
     repair(messages)
 }
 
@@ -58,7 +61,10 @@ fn has_unique_ids(message: &Message) -> bool {
 }
 
 /// Adds a result for each open call, and returns how many it added.
-fn add_missing_results(open: &mut Vec<(&Arc<str>, &Arc<str>)>, sent: &mut Vec<Arc<Message>>) -> u32 {
+fn add_missing_results(
+    open: &mut Vec<(&Arc<str>, &Arc<str>)>,
+    sent: &mut Vec<Arc<Message>>,
+) -> u32 {
     let mut repairs = 0;
     for (id, name) in open.drain(..) {
         repairs += 1;

@@ -129,7 +129,12 @@ impl SessionLog {
         for record in records {
             let PendingRecord { record, displayed_bytes } = record.into();
             sequence.last.0 += 1;
-            entries.push(Arc::new(JournalEntry { seq: sequence.last, time, displayed_bytes, record }));
+            entries.push(Arc::new(JournalEntry {
+                seq: sequence.last,
+                time,
+                displayed_bytes,
+                record,
+            }));
         }
         sequence.recent.extend(entries.iter().cloned());
         let last = sequence.last;

@@ -66,7 +66,8 @@ impl JournalEntry {
     #[must_use]
     #[expect(clippy::expect_used, reason = "plain data with text keys always has a JSON form")]
     pub fn body(&self) -> String {
-        let written = StoredRecord { v: RECORD_VERSION, shown: self.displayed_bytes, record: &self.record };
+        let written =
+            StoredRecord { v: RECORD_VERSION, shown: self.displayed_bytes, record: &self.record };
         serde_json::to_string(&written).expect("plain data")
     }
 

@@ -295,7 +295,8 @@ mod tests {
             if self.running.len() < max {
                 self.running.push(call);
                 self.granted.push(call);
-            } else if let Some((_, queue)) = self.sessions.iter_mut().find(|(of, _)| *of == session) {
+            } else if let Some((_, queue)) = self.sessions.iter_mut().find(|(of, _)| *of == session)
+            {
                 queue.push_back(call);
             } else {
                 self.sessions.push_back((session, VecDeque::from([call])));
@@ -303,7 +304,9 @@ mod tests {
         }
 
         fn end(&mut self, call: usize) {
-            self.sessions.iter_mut().for_each(|(_, queue)| queue.retain(|waiting| *waiting != call));
+            self.sessions
+                .iter_mut()
+                .for_each(|(_, queue)| queue.retain(|waiting| *waiting != call));
             self.sessions.retain(|(_, queue)| !queue.is_empty());
             let before = self.running.len();
             self.running.retain(|running| *running != call);

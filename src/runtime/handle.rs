@@ -83,7 +83,8 @@ impl SessionHandle {
         let request = request.into();
         let new = ids::run_id();
         // Subscribes before the run starts, so that no event of it is missed.
-        let (mut events, live) = self.with_awake(|live| live.feed_access.subscribe_to(&new)).await?;
+        let (mut events, live) =
+            self.with_awake(|live| live.feed_access.subscribe_to(&new)).await?;
         let (RunAccepted { id, seq, report }, accepted_by) = self.accept(&new, &request).await?;
         let are_whole = Arc::ptr_eq(&live, &accepted_by) && id == new;
         if !are_whole {

@@ -239,7 +239,10 @@ mod tests {
         assert_eq!(limiter.status("main"), ModelStatus { name, breaker, in_flight, waiting });
     }
 
-    async fn acquire(limiter: &Arc<ModelLimiter>, session: u64) -> Result<Admission, ProviderError> {
+    async fn acquire(
+        limiter: &Arc<ModelLimiter>,
+        session: u64,
+    ) -> Result<Admission, ProviderError> {
         limiter.acquire(ActorId::Local(session), |_| ()).await
     }
 
@@ -257,7 +260,8 @@ mod tests {
         let replies = Mutex::new(Vec::new());
         let mut cancelled = Box::pin(acquire(&limiter, 2));
         let mut late = Box::pin(acquire(&limiter, 3));
-        let mut next = Box::pin(limiter.acquire(ActorId::Local(4), |reply| replies.lock().push(reply)));
+        let mut next =
+            Box::pin(limiter.acquire(ActorId::Local(4), |reply| replies.lock().push(reply)));
         assert!(poll!(&mut cancelled).is_pending() && poll!(&mut late).is_pending());
         assert!(poll!(&mut next).is_pending());
         assert_eq!(*replies.lock(), [PermitReply::Waiting]);

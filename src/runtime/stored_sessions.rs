@@ -196,7 +196,12 @@ async fn prefix(
             entries.retain(|entry| entry.seq <= at);
             let record = Record::SessionForked { from: source.clone(), at };
             let seq = Seq(at.0 + 1);
-            entries.push(JournalEntry { seq, time: crate::journal::unix_ms(), displayed_bytes: 0, record });
+            entries.push(JournalEntry {
+                seq,
+                time: crate::journal::unix_ms(),
+                displayed_bytes: 0,
+                record,
+            });
             let agent = agent_of(&entries, &source)?;
             let own = shared.agents.get(agent).cloned();
             let own = own.ok_or_else(|| HostError::AgentGone(agent.to_owned()))?;

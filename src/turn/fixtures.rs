@@ -135,7 +135,8 @@ fn read_again(record: &Record) -> Record {
         if let Some(read) = known.get(record) {
             return read.clone();
         }
-        let entry = JournalEntry { seq: Seq(1), time: 0, displayed_bytes: 0, record: record.clone() };
+        let entry =
+            JournalEntry { seq: Seq(1), time: 0, displayed_bytes: 0, record: record.clone() };
         let session = SessionId::parse("s").unwrap();
         let read =
             JournalEntry::read(&session, entry.seq, entry.time, &entry.body()).unwrap().record;

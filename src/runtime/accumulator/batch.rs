@@ -80,9 +80,10 @@ impl AccumulatorSetup {
         myself: &ActorRef<AccumulatorMessage>,
     ) -> PermitReply {
         let accumulator = myself.clone();
-        let (place, reservation) = self.caps.request_permit(tool, self.session.get_id(), move || {
-            let _ = accumulator.cast(AccumulatorMessage::PlaceGranted { key });
-        });
+        let (place, reservation) =
+            self.caps.request_permit(tool, self.session.get_id(), move || {
+                let _ = accumulator.cast(AccumulatorMessage::PlaceGranted { key });
+            });
         if let Some(reservation) = reservation {
             of.places.insert(key, reservation);
         }

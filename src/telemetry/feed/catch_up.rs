@@ -113,8 +113,8 @@ impl CatchUpState {
         let update = call_update(&published.event);
         let ends_a_call = matches!(published.event, Event::CallEnded { .. });
         let is_ended_early = ends_a_call && self.response == ResponseStage::InProgress;
-        let is_kept =
-            is_ended_early || matches!(update, Some(CallUpdate::State(_) | CallUpdate::Progress(_)));
+        let is_kept = is_ended_early
+            || matches!(update, Some(CallUpdate::State(_) | CallUpdate::Progress(_)));
         let event = (is_kept || has_subscribers).then(|| Arc::new(published));
         self.ended.extend(event.iter().filter(|_| is_ended_early).map(Arc::clone));
         match (update, &event) {
@@ -161,8 +161,7 @@ impl CatchUpState {
             self.open.clear();
             self.ended.clear();
             let starts = matches!(event, Event::TurnStarted | Event::AttemptStarted { .. });
-            self.response =
-                if starts { ResponseStage::InProgress } else { ResponseStage::None };
+            self.response = if starts { ResponseStage::InProgress } else { ResponseStage::None };
         }
         self.last_recorded = Some(LastRecordedEvent { run, turn, time });
     }
