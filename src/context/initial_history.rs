@@ -188,7 +188,7 @@ fn read_user(fields: &Map<String, Value>) -> Result<Message, MessageProblem> {
         None | Some(Value::Null) => Content::default(),
         Some(content) => Content::parse(content).map_err(|error| {
             let part = error.part().map(|at| format!("[{at}]")).unwrap_or_default();
-            invalid(format!(".content{part}"), error.invalid())
+            invalid(format!(".content{part}"), error.problem())
         })?,
     };
     if content.is_blank() {
