@@ -17,7 +17,7 @@ pub struct History {
     paired: usize,
     turns: u32,
     turns_with_calls: u32,
-    held_ids: Arc<BTreeSet<String>>,
+    used_call_ids: Arc<BTreeSet<String>>,
     /// True if a note follows the last result.
     noted: bool,
     /// Inputs that arrived during the current turn. They follow it.
@@ -156,8 +156,8 @@ impl History {
 
     /// Returns the used ids of the form `call_{n}_{index}`, which the host itself generates.
     #[must_use]
-    pub fn held_ids(&self) -> Arc<BTreeSet<String>> {
-        Arc::clone(&self.held_ids)
+    pub fn used_call_ids(&self) -> Arc<BTreeSet<String>> {
+        Arc::clone(&self.used_call_ids)
     }
 
     /// Returns the messages that are known to be paired, and those after them.
@@ -217,7 +217,7 @@ impl History {
         // copied.
         let taken: Vec<_> = calls.iter().filter(|call| is_like_ours(&call.id)).collect();
         if !taken.is_empty() {
-            Arc::make_mut(&mut self.held_ids).extend(taken.iter().map(|call| call.id.to_string()));
+            Arc::make_mut(&mut self.used_call_ids).extend(taken.iter().map(|call| call.id.to_string()));
         }
     }
 
@@ -311,7 +311,7 @@ mod tests {
         let message =
             Arc::new(ResponseMessage { calls: calls.into(), ..ResponseMessage::default() });
         history.commit(1, Some(&message), &[], 10);
-        assert_eq!(*history.held_ids(), BTreeSet::from(["call_4_3".to_owned()]));
+        assert_eq!(*history.used_call_ids(), BTreeSet::from(["call_4_3".to_owned()]));
     }
 
     #[test]

@@ -192,7 +192,7 @@ impl Session {
         Some(TurnSpec {
             number: self.turn,
             turns_with_calls: self.history.turns_with_calls(),
-            held_ids: self.history.held_ids(),
+            used_call_ids: self.history.used_call_ids(),
             last_request: plan.last_request,
             budget: run.machine.budget(),
             began: elapsed,

@@ -229,7 +229,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         TurnSpec {
             number: self.done.turns,
             turns_with_calls: history.turns_with_calls(),
-            held_ids: history.held_ids(),
+            used_call_ids: history.used_call_ids(),
             last_request: plan.last_request,
             budget: run.machine.budget(),
             began: Duration::ZERO,
