@@ -217,7 +217,8 @@ impl History {
         // copied.
         let taken: Vec<_> = calls.iter().filter(|call| is_like_ours(&call.id)).collect();
         if !taken.is_empty() {
-            Arc::make_mut(&mut self.used_call_ids).extend(taken.iter().map(|call| call.id.to_string()));
+            Arc::make_mut(&mut self.used_call_ids)
+                .extend(taken.iter().map(|call| call.id.to_string()));
         }
     }
 

@@ -74,7 +74,8 @@ pub(super) fn parse_call_arguments(
     let mut odd = None;
     if oversize {
         call.call.raw = Some(raw.to_owned());
-        call.arguments_error = Some(model_messages::invalid_arguments("they are larger than allowed", raw));
+        call.arguments_error =
+            Some(model_messages::invalid_arguments("they are larger than allowed", raw));
         odd = Some(ArgumentsAnomaly::Invalid);
     } else {
         match parse_arguments(raw) {

@@ -163,7 +163,12 @@ impl Turn {
         self.emit(Event::ApprovalAsked { asked });
     }
 
-    pub(super) fn decide_approval(&mut self, index: usize, phase: ApprovalPhase, judgement: Judgement) {
+    pub(super) fn decide_approval(
+        &mut self,
+        index: usize,
+        phase: ApprovalPhase,
+        judgement: Judgement,
+    ) {
         let Some(call) = self.calls.get(index) else { return };
         let (key, label) = (call.key(), call.label());
         let waited = self.now().saturating_sub(call.asked_at.unwrap_or(self.now()));

@@ -203,7 +203,8 @@ impl Turn {
     }
 
     pub(super) fn publish_anomaly(&mut self, index: usize, oddity: ArgumentsAnomaly) {
-        let (Some(partial_call), Some(call)) = (self.response.calls().get(index), self.calls.get(index))
+        let (Some(partial_call), Some(call)) =
+            (self.response.calls().get(index), self.calls.get(index))
         else {
             return;
         };

@@ -121,7 +121,13 @@ mod tests {
         let record = committed.expect("it is over");
         let statuses = record.results.iter().map(|result| result.outcome.status).collect();
         let failed = matches!(record.end, TurnEnd::Failed(_));
-        (started, record.dropped_calls, failed, statuses, initial_response.limit.map(|hit| hit.action))
+        (
+            started,
+            record.dropped_calls,
+            failed,
+            statuses,
+            initial_response.limit.map(|hit| hit.action),
+        )
     }
 
     fn texts(names: &[&str]) -> Vec<Arc<str>> {

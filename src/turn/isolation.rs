@@ -58,7 +58,12 @@ impl VisibleVariables {
 
 impl Turn {
     /// A tool has answered. What it has to do with variables is judged in call order.
-    pub(super) fn handle_tool_report(&mut self, index: usize, outcome: ToolOutcome, used: VariablesUse) {
+    pub(super) fn handle_tool_report(
+        &mut self,
+        index: usize,
+        outcome: ToolOutcome,
+        used: VariablesUse,
+    ) {
         self.stop_clock(index);
         let Some(call) = self.calls.get_mut(index) else { return };
         let VariablesUse { reads, writes } = used;

@@ -44,7 +44,8 @@ impl Turn {
             dropped_calls: self.dropped.clone(),
             shown: self.display_order.of(&message),
         });
-        let detected = self.calls.iter().filter(|c| c.sealed_at.is_some() && c.arguments_error.is_none());
+        let detected =
+            self.calls.iter().filter(|c| c.sealed_at.is_some() && c.arguments_error.is_none());
         let event = Event::ResponseEnded {
             names: message.calls.iter().map(|call| call.name.clone()).collect(),
             opened: u32::try_from(self.calls.len() + excess).unwrap_or(u32::MAX),

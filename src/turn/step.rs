@@ -105,7 +105,12 @@ impl Turn {
     }
 
     /// The host has answered a call that asks for a place of its tool.
-    pub(super) fn handle_permit_reply(&mut self, index: usize, since: Duration, place: PermitReply) {
+    pub(super) fn handle_permit_reply(
+        &mut self,
+        index: usize,
+        since: Duration,
+        place: PermitReply,
+    ) {
         match place {
             PermitReply::Waiting => self.publish_waiting(index, WaitingFor::Capacity),
             PermitReply::Granted => {
@@ -120,7 +125,9 @@ impl Turn {
 
     /// A call that is not going to start needs no place of its tool.
     pub(super) fn release_tool_permit(&mut self, index: usize) {
-        let Some(call) = self.calls.get(index).filter(|call| call.has_tool_permit()) else { return };
+        let Some(call) = self.calls.get(index).filter(|call| call.has_tool_permit()) else {
+            return;
+        };
         if matches!(call.phase, CallPhase::AwaitingPermit { .. }) {
             self.clock.call_dequeued();
         }

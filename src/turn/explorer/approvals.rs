@@ -79,7 +79,11 @@ impl World {
                     }
                 );
             if for_long {
-                assert_ne!(call.pending_approval_phase(), Some(phase), "a question outlived its time");
+                assert_ne!(
+                    call.pending_approval_phase(),
+                    Some(phase),
+                    "a question outlived its time"
+                );
             } else if is_open {
                 assert_eq!(call.pending_approval_phase(), Some(phase), "a question is gone");
                 let timeout = call.tool.as_ref().unwrap().approval_timeout;
@@ -203,10 +207,17 @@ impl World {
         let stopped =
             matches!(&self.turn.stage, TurnStage::ResponseEnded { cancelled: Some(_), .. });
         for call in &self.turn.calls {
-            assert!(call.pending_approval_phase().is_none() || !stopped, "a question is open after the cancel");
+            assert!(
+                call.pending_approval_phase().is_none() || !stopped,
+                "a question is open after the cancel"
+            );
             let over = matches!(&self.turn.stage, TurnStage::ResponseEnded { ending, .. } if *ending != ResponseDisposition::Well);
-            let approval_wait_before_resume = call.pending_approval_phase() == Some(ApprovalPhase::Before);
-            assert!(!approval_wait_before_resume || !over, "a question about a call that will not run");
+            let approval_wait_before_resume =
+                call.pending_approval_phase() == Some(ApprovalPhase::Before);
+            assert!(
+                !approval_wait_before_resume || !over,
+                "a question about a call that will not run"
+            );
             if call.phase == CallPhase::Ready
                 && call.waiting_for == Some(crate::event::WaitingFor::Capacity)
                 && let Execution::Parallel { max } = scenario.spec.rules.execution
@@ -218,7 +229,9 @@ impl World {
         }
         let calls = &self.turn.calls;
         self.questions.retain(|(key, phase)| {
-            calls.iter().any(|call| call.key() == *key && call.pending_approval_phase() == Some(*phase))
+            calls
+                .iter()
+                .any(|call| call.key() == *key && call.pending_approval_phase() == Some(*phase))
         });
         self.check_clock(scenario);
         let decided = self.log.iter().filter_map(|record| match record {

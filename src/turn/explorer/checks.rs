@@ -128,7 +128,11 @@ impl World {
         assert!(self.begun.insert(*key) || again, "started again");
         assert!(self.may_start(started, rules), "started where nothing may");
         self.check_allowed(*key);
-        assert_eq!(self.granted.remove(key), started.has_concurrency_limit(), "started without its place");
+        assert_eq!(
+            self.granted.remove(key),
+            started.has_concurrency_limit(),
+            "started without its place"
+        );
         self.check_tickets(place, rules);
         for earlier in &calls[..place] {
             let same = earlier.identity == started.identity && earlier.started_at.is_some();

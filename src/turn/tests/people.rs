@@ -102,7 +102,11 @@ fn what_is_rejected_does_not_run_or_is_not_seen_and_a_message_is_told() {
     let mut driver = calls(PARALLEL, &["asked", "reviewed", "asked", "both", "both"]);
     driver.decide_approval(0, Rejected).done(1, "secret").decide_approval(1, Rejected);
     driver.decide(2, Some(Before), Rejected, Some("ask \"me\" first")).unwrap();
-    driver.decide_approval(3, Approved).done(3, "secret").decide_approval(3, Rejected).decide_approval(4, Rejected);
+    driver
+        .decide_approval(3, Approved)
+        .done(3, "secret")
+        .decide_approval(3, Rejected)
+        .decide_approval(4, Rejected);
     driver.started(&["reviewed#1", "both#3"]);
     let told = r#"{"status":"rejected","message":"ask \"me\" first"}"#;
     driver.results(&[
@@ -162,7 +166,11 @@ fn a_question_takes_no_place_and_is_asked_in_its_turn() {
     let mut driver = calls(Execution::Parallel { max: 1 }, &["asked", "pure", "asked"]);
     driver.started(&["pure#1"]);
     assert_eq!(driver.asked(), [(0, Before), (2, Before)]);
-    driver.decide_approval(2, Approved).started(&["pure#1"]).done(1, "").started(&["pure#1", "asked#2"]);
+    driver
+        .decide_approval(2, Approved)
+        .started(&["pure#1"])
+        .done(1, "")
+        .started(&["pure#1", "asked#2"]);
     let mut driver = calls(Execution::Sequential, &["asked", "pure", "asked"]);
     assert_eq!(driver.asked(), [(0, Before)]);
     driver.started(&[]).decide_approval(0, Rejected).started(&["pure#1"]);

@@ -115,7 +115,8 @@ impl Play<'_, '_> {
     /// its outcome shows if it started at all.
     fn may_begin(&self, key: CallKey) -> bool {
         let reads = self.recording.next_reads(self.at, key);
-        if reads.is_none() && self.call(key).is_some_and(|call| call.report_before_rerun.is_some()) {
+        if reads.is_none() && self.call(key).is_some_and(|call| call.report_before_rerun.is_some())
+        {
             return false;
         }
         if let Some(reads) = reads {

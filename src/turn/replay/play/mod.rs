@@ -212,7 +212,9 @@ impl<'t, 'a> Play<'t, 'a> {
             ReplayInput::ChangeAfterSeal(key) => self.change_after_seal(key),
             ReplayInput::Outcome(key, done) => self.turn.handle_outcome(now, key, done),
             ReplayInput::TimedOut(keys) => self.time_out(&keys),
-            ReplayInput::Judge(key, phase, judgement) => self.decide_approval(key, phase, judgement),
+            ReplayInput::Judge(key, phase, judgement) => {
+                self.decide_approval(key, phase, judgement)
+            }
             ReplayInput::OutOfTime => {
                 self.feed_rest();
                 self.cancelled = true;
