@@ -19,7 +19,7 @@ pub struct History {
     /// The number of the last turn.
     turns: u32,
     turns_with_calls: u32,
-    reserved_call_ids: Arc<BTreeSet<String>>,
+    used_call_ids: Arc<BTreeSet<String>>,
     /// True if a note was appended to the last result.
     has_note: bool,
     /// Inputs that arrived during the current turn. They are added after it.
@@ -160,8 +160,8 @@ impl History {
     /// Returns the ids of the form `call_{turn}_{index}` that the history contains. The host must
     /// not generate them again.
     #[must_use]
-    pub fn reserved_call_ids(&self) -> Arc<BTreeSet<String>> {
-        Arc::clone(&self.reserved_call_ids)
+    pub fn used_call_ids(&self) -> Arc<BTreeSet<String>> {
+        Arc::clone(&self.used_call_ids)
     }
 
     /// Splits the messages into those that passed the pairing check and those after them.
@@ -222,7 +222,7 @@ impl History {
         // `make_mut` copies the set if the turn shares it, so it is called only when necessary.
         if reserved.peek().is_some() {
             let ids = reserved.map(|call| call.id.to_string());
-            Arc::make_mut(&mut self.reserved_call_ids).extend(ids);
+            Arc::make_mut(&mut self.used_call_ids).extend(ids);
         }
     }
 
@@ -313,7 +313,7 @@ mod tests {
         let message =
             Arc::new(ResponseMessage { calls: calls.into(), ..ResponseMessage::default() });
         history.commit(1, Some(&message), &[], 10);
-        assert_eq!(*history.reserved_call_ids(), BTreeSet::from(["call_4_3".to_owned()]));
+        assert_eq!(*history.used_call_ids(), BTreeSet::from(["call_4_3".to_owned()]));
     }
 
     #[test]

@@ -192,7 +192,7 @@ impl Session {
         Some(TurnSpec {
             number: self.turn,
             turns_with_calls: self.history.turns_with_calls(),
-            reserved_call_ids: self.history.reserved_call_ids(),
+            used_call_ids: self.history.used_call_ids(),
             last_request: plan.last_request,
             budget: run.machine.budget(),
             began: elapsed,

@@ -86,7 +86,7 @@ pub(crate) fn spec(rules: TurnRules) -> TurnSpec {
     TurnSpec {
         number: 1,
         turns_with_calls: 0,
-        reserved_call_ids: Arc::new(BTreeSet::new()),
+        used_call_ids: Arc::new(BTreeSet::new()),
         last_request: false,
         budget: Budget::default(),
         began: Duration::ZERO,

@@ -93,7 +93,7 @@ impl AccumulatorSetup {
     /// Notifies the session of the pending approvals, if they have changed.
     pub(super) fn tell_questions(&self, current: &mut CurrentTurn) {
         let CurrentTurn { turn, told: (known, rested), .. } = current;
-        let rests = turn.waits_only_for_people();
+        let rests = turn.waits_only_for_approval();
         if *rested == rests && turn.pending_approvals().eq(known.iter().copied()) {
             return;
         }

@@ -229,7 +229,7 @@ impl<'t, 'a> SessionReplay<'t, 'a> {
         TurnSpec {
             number: self.done.turns,
             turns_with_calls: history.turns_with_calls(),
-            reserved_call_ids: history.reserved_call_ids(),
+            used_call_ids: history.used_call_ids(),
             last_request: plan.last_request,
             budget: run.machine.budget(),
             began: Duration::ZERO,
