@@ -74,8 +74,8 @@ pub(super) enum SessionMessage {
     Close { reply: RpcReplyPort<Result<(), HostError>> },
     /// A turn was committed. Counts only if it comes from the run's current actors.
     TurnCommitted { epoch: u64, record: Box<TurnRecord> },
-    /// The open approvals changed. `rests`: the turn waits for nothing else.
-    QuestionsChanged { epoch: u64, questions: Vec<ApprovalRequest>, rests: bool },
+    /// The pending approvals changed. `only_waits`: the turn waits for nothing else.
+    ApprovalsChanged { epoch: u64, approvals: Vec<ApprovalRequest>, only_waits: bool },
     /// The rebuilt turn has reported everything that its records contain.
     TurnKnown { epoch: u64 },
     /// Decide about a call.
@@ -122,7 +122,7 @@ pub(super) enum AccumulatorMessage {
     /// A chunk of the response was decoded. The next chunk is read after the reply.
     DeltasReceived { turn: u32, attempt: u32, batch: Vec<Delta>, reply: RpcReplyPort<()> },
     /// The request of an exchange waits for a permit of its model, or has received it.
-    RequestPlace { turn: u32, attempt: u32, place: PermitReply },
+    ModelPermitReplied { turn: u32, attempt: u32, permit: PermitReply },
     /// An exchange is over. Its model's circuit breaker is told how the exchange is judged; `None` if no
     /// request was sent.
     ResponseEnded {
@@ -132,7 +132,7 @@ pub(super) enum AccumulatorMessage {
         breaker_permit: Option<BreakerPermitGuard>,
     },
     /// A waiting call has received the permit of its tool.
-    PlaceGranted { key: CallKey },
+    ToolPermitGranted { key: CallKey },
     /// Calls have ended. Their completions are in the accumulator's [`CompletionQueue`].
     ToolsFinished,
     /// Stop: no call is left and no other turn begins.

@@ -90,7 +90,7 @@ impl Turn {
             None => resumed.advance(),
         }
         // The time for a decision may have passed while no host ran.
-        resumed.expire_questions();
+        resumed.expire_approvals();
         resumed.advance();
         resumed
     }
@@ -189,7 +189,7 @@ impl Turn {
             return;
         }
         let plan = self.attempts.first();
-        self.ask_again(plan, error.message);
+        self.request_again(plan, error.message);
     }
 
     fn restore_calls(&mut self, calls: &[ToolCall], recorded: &RecordedTurn<'_, '_>) {
@@ -199,12 +199,12 @@ impl Turn {
             let known = recorded.call(call.key);
             let report = known.and_then(|known| known.reports.last());
             if let Some(ended) = known.and_then(CallTranscript::outcome) {
-                restored.restore_end(ended);
+                restored.restore_outcome(ended);
                 if let Some(report) = report {
                     restored.reads = report.reads.clone();
                 }
                 self.visible.accept(call.key.index, ended.writes);
-                self.clock.tool_remembered(Duration::from_millis(ended.duration_ms));
+                self.clock.add_tool_time(Duration::from_millis(ended.duration_ms));
             } else if let Some(report) = report {
                 restored.started_at = Some(Duration::ZERO);
                 restored.answered_at = Some(Duration::ZERO);
@@ -218,8 +218,8 @@ impl Turn {
             } else {
                 // The same bytes show again what is wrong with them.
                 let raw = call.raw.clone().unwrap_or_else(|| call.arguments_text());
-                admission::take_arguments(&mut restored, &raw, false);
-                let retention = admission::by_rules(call.key.index, &self.spec.rules);
+                admission::parse_call_arguments(&mut restored, &raw, false);
+                let retention = admission::retention_by_rules(call.key.index, &self.spec.rules);
                 restored.excess = retention == CallRetention::KeepExcess;
             }
             let mut decisions = known.into_iter().flat_map(|known| &known.decisions);
@@ -251,7 +251,7 @@ impl Turn {
                 self.review_or_end(index, outcome, writes);
                 continue;
             }
-            if call.outcome().is_some() || call.is_undecided() {
+            if call.outcome().is_some() || call.has_undecided_report() {
                 continue;
             }
             if let Some(rejection) = call.notes.rejection().cloned() {
@@ -267,7 +267,7 @@ impl Turn {
             // must not run either.
             call.started_at = Some(Duration::ZERO);
             if call.tool.as_ref().is_some_and(|tool| tool.idempotent) {
-                self.take_ticket(index);
+                self.start_or_request_permit(index);
             } else {
                 self.end_call(index, model_messages::host_stopped());
             }
@@ -291,7 +291,7 @@ impl Turn {
         call.early = live.state.early;
         self.clock.tool_started();
         if let Some(completion) = &live.completion {
-            self.take_report(index, completion.outcome.clone(), completion.used.clone());
+            self.handle_tool_report(index, completion.outcome.clone(), completion.used.clone());
         }
     }
 
@@ -310,10 +310,10 @@ impl TurnCall {
     /// Returns true if the turn waits for the end of this live call: it runs, or its outcome was
     /// not recorded. A pure call whose arguments turned out malformed is answered with that.
     fn needs(&self, live: &LiveCall) -> bool {
-        let is_reported = self.is_undecided() && self.notes.conflict == live.state.rerun;
+        let is_reported = self.has_undecided_report() && self.notes.conflict == live.state.rerun;
         self.outcome().is_none()
             && (live.completion.is_none() || !is_reported)
-            && (self.unfit.is_none() || self.has_effects())
+            && (self.arguments_error.is_none() || self.has_effects())
     }
 }
 

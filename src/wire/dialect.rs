@@ -1,6 +1,6 @@
 //! The trait that each of the five dialects implements.
 
-use serde::Serialize;
+use serde_json::Value;
 
 use super::fast_path::{TemplateFields, TemplateMatch};
 use super::request_cache::HistoryWriter;
@@ -20,6 +20,10 @@ pub(super) trait Dialect: Default {
     /// The member of the request body that holds the history. It is written last.
     const HISTORY_MEMBER: &'static str;
 
+    /// The members other than the history on which the host relies. `extra_body` of the
+    /// configuration cannot replace them.
+    const PROTECTED_MEMBERS: &'static [&'static str] = &["model", "tools", "stream"];
+
     /// Headers that every request needs.
     const HEADERS: &'static [(&'static str, &'static str)] = &[];
 
@@ -27,8 +31,9 @@ pub(super) trait Dialect: Default {
     /// if the service has only one.
     fn url(base: &str, model: &str, stream: bool) -> String;
 
-    /// Returns the members of the request body other than the history.
-    fn request_head(request: &ModelRequest) -> impl Serialize;
+    /// Returns the members of the request body other than the history: a JSON object, in which
+    /// null stands for a member that is not sent.
+    fn request_head(request: &ModelRequest) -> Value;
 
     /// Writes the elements of the history, from [`HistoryWriter::first_message`] on, and marks
     /// which of them later requests can reuse.

@@ -1,67 +1,39 @@
-//! The members of a request body: ours, and the extra members of the model's configuration.
+//! Members of JSON objects in a request: the merge of a body with the extra members of the model's
+//! configuration, members without a value, and members that go back as they came.
 
-use serde::Serialize;
-use serde::ser::SerializeMap;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::ModelRequest;
+use super::dialect::Dialect;
 
-/// Writes the members of a body.
+/// Returns the members of a body other than the history.
 ///
-/// The members of `extra_body` replace ours, except for protected ones, on which the host relies.
-/// Where both are objects they are merged. The members named in `omit_body` are left out.
-pub(super) struct BodyMembers<'a, M> {
-    map: M,
-    request: &'a ModelRequest,
-    protected: &'static [&'static str],
-    /// The members of `extra_body` that are merged with ours and written already.
-    merged: Vec<&'static str>,
+/// The members named in `omit_body` are left out. The members of `extra_body` replace ours, or are
+/// merged with them where both are objects. Neither concerns the protected members.
+pub(super) fn body_members<D: Dialect>(request: &ModelRequest) -> Map<String, Value> {
+    let is_protected = |key: &str| key == D::HISTORY_MEMBER || D::PROTECTED_MEMBERS.contains(&key);
+    let mut members = present_members(D::request_head(request));
+    members.retain(|key, _| is_protected(key) || !request.omit_body.contains(key));
+    for (key, value) in request.extra_body.iter().filter(|(key, _)| !is_protected(key)) {
+        merge(members.entry(key.as_str()).or_insert(Value::Null), value);
+    }
+    members
 }
 
-impl<'a, M: SerializeMap> BodyMembers<'a, M> {
-    pub(super) fn new(
-        map: M,
-        request: &'a ModelRequest,
-        protected: &'static [&'static str],
-    ) -> Self {
-        Self { map, request, protected, merged: Vec::new() }
-    }
+/// Returns the members of an object that are not null.
+pub(super) fn present_members(object: Value) -> Map<String, Value> {
+    let Value::Object(mut members) = object else { return Map::new() };
+    members.retain(|_, value| !value.is_null());
+    members
+}
 
-    /// Writes a member of ours.
-    pub(super) fn write(
-        &mut self,
-        key: &'static str,
-        value: &(impl Serialize + ?Sized),
-    ) -> Result<(), M::Error> {
-        if self.protected.contains(&key) {
-            return self.map.serialize_entry(key, value);
-        }
-        if self.request.omit_body.contains(key) {
-            return Ok(());
-        }
-        match self.request.extra_body.get(key) {
-            None => self.map.serialize_entry(key, value),
-            // `finish` writes it.
-            Some(extra) if !extra.is_object() => Ok(()),
-            Some(extra) => {
-                let mut merged = serde_json::to_value(value).unwrap_or_default();
-                merge(&mut merged, extra);
-                self.merged.push(key);
-                self.map.serialize_entry(key, &merged)
-            }
-        }
+/// Adds members to an object, given as the text of another object.
+pub(super) fn with_members(mut object: Value, members: Option<&str>) -> Value {
+    let members = members.and_then(|text| serde_json::from_str::<Map<String, Value>>(text).ok());
+    if let (Value::Object(object), Some(members)) = (&mut object, members) {
+        object.extend(members);
     }
-
-    /// Writes the remaining members of `extra_body` and ends the object.
-    pub(super) fn finish(mut self) -> Result<M::Ok, M::Error> {
-        for (key, value) in &self.request.extra_body {
-            let key = key.as_str();
-            if !self.protected.contains(&key) && !self.merged.contains(&key) {
-                self.map.serialize_entry(key, value)?;
-            }
-        }
-        self.map.end()
-    }
+    object
 }
 
 /// Merges `over` into `under`. Objects are merged recursively; any other value replaces.

@@ -3,9 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use serde::ser::SerializeSeq;
-use serde::{Serialize, Serializer};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::message::MessageList;
 
@@ -96,30 +94,13 @@ pub struct ToolDefinition {
     pub schema: Value,
 }
 
-/// Tools in the form of Chat Completions, which Ollama's chat shares.
-pub(super) struct FunctionTools<'a>(pub(super) &'a [ToolDefinition]);
-
-impl Serialize for FunctionTools<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Tool<'a> {
-            #[serde(rename = "type")]
-            kind: &'static str,
-            function: Function<'a>,
-        }
-        #[derive(Serialize)]
-        struct Function<'a> {
-            name: &'a str,
-            description: &'a str,
-            parameters: &'a Value,
-        }
-        let mut seq = serializer.serialize_seq(Some(self.0.len()))?;
-        for ToolDefinition { name, description, schema } in self.0 {
-            let function = Function { name, description, parameters: schema };
-            seq.serialize_element(&Tool { kind: "function", function })?;
-        }
-        seq.end()
-    }
+/// Returns tools in the form of Chat Completions, which Ollama's chat shares.
+pub(super) fn function_tools(tools: &[ToolDefinition]) -> Vec<Value> {
+    let function = |ToolDefinition { name, description, schema }: &ToolDefinition| {
+        let function = json!({"name": name, "description": description, "parameters": schema});
+        json!({"type": "function", "function": function})
+    };
+    tools.iter().map(function).collect()
 }
 
 /// The rule for calling tools.

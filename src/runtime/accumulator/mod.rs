@@ -23,7 +23,6 @@ use super::model::ModelRequest;
 use super::model_limiter::BreakerPermitGuard;
 use super::publish::Publisher;
 use super::task::OwnedTask;
-use crate::event::EventId;
 use crate::journal::{PendingRecord, SessionLog, unix_ms};
 use crate::turn::{ApprovalError, AttemptPlan, Effect, LiveCalls, PermitReply, Turn};
 use crate::types::{ApprovalPhase, CallKey, RunId, RunTrace};
@@ -56,7 +55,7 @@ pub(super) struct AccumulatorState {
     timer: Option<TurnTimer>,
     /// Replies to approval decisions. Each is sent when the given number of the turn's records are
     /// durable.
-    answers: Vec<(u64, DecisionReply)>,
+    decision_replies: Vec<(u64, DecisionReply)>,
     _held: CountGuard,
 }
 
@@ -85,10 +84,11 @@ struct CurrentTurn {
     records: u64,
     /// Number of these records that are stored.
     stored: u64,
-    /// Position in the events and the text that the current attempt has shown.
-    shown: EventId,
-    /// The approval state that the session was notified of last.
-    told: (Vec<(CallKey, ApprovalPhase)>, bool),
+    /// Bytes of text and thinking of the running attempt that were published.
+    displayed_bytes: u64,
+    /// The pending approvals that the session was notified of last, and whether the turn waited for
+    /// nothing else.
+    notified_approvals: (Vec<(CallKey, ApprovalPhase)>, bool),
 }
 
 /// The timer of the turn. The state machine accepts that it fires too early.
@@ -115,7 +115,7 @@ impl Actor for AccumulatorActor {
             current: None,
             batch: TurnBatch::default(),
             timer: None,
-            answers: Vec::new(),
+            decision_replies: Vec::new(),
             _held: held,
         })
     }
@@ -173,8 +173,8 @@ impl CurrentTurn {
             began,
             records: 0,
             stored: 0,
-            shown: EventId::default(),
-            told: Default::default(),
+            displayed_bytes: 0,
+            notified_approvals: Default::default(),
         }
     }
 }
@@ -184,7 +184,7 @@ impl AccumulatorState {
         let resumed_turn = start.resume.is_some().then_some(start.spec.number);
         let live = self.attach(resumed_turn, myself).await;
         self.current = Some(CurrentTurn::begin(start, live));
-        self.settle(myself);
+        self.perform_effects(myself);
         if resumed_turn.is_some() {
             let epoch = self.setup.epoch;
             let _ = self.setup.session.cast(SessionMessage::TurnKnown { epoch });
@@ -220,15 +220,15 @@ impl AccumulatorState {
             AccumulatorMessage::DeltasReceived { turn, attempt, batch, reply } => {
                 if let Some((current, now)) = self.exchange(turn, attempt) {
                     current.turn.handle_deltas(now, batch);
-                    self.settle(myself);
+                    self.perform_effects(myself);
                 }
                 // If the stream actor has ended, the reply is not needed.
                 let _ = reply.send(());
                 return;
             }
-            AccumulatorMessage::RequestPlace { turn, attempt, place } => {
+            AccumulatorMessage::ModelPermitReplied { turn, attempt, permit } => {
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
-                current.turn.handle_model_permit(now, place);
+                current.turn.handle_model_permit(now, permit);
             }
             AccumulatorMessage::ResponseEnded { turn, attempt, end, breaker_permit } => {
                 let Some((current, now)) = self.exchange(turn, attempt) else { return };
@@ -236,7 +236,7 @@ impl AccumulatorState {
                 current.breaker_permit = breaker_permit.filter(|_| current.request.is_some());
                 current.turn.handle_response_end(now, end);
             }
-            AccumulatorMessage::PlaceGranted { key } => {
+            AccumulatorMessage::ToolPermitGranted { key } => {
                 let Some((current, now)) = self.now() else { return };
                 current.turn.handle_tool_permit(now, key, PermitReply::Granted);
             }
@@ -253,7 +253,7 @@ impl AccumulatorState {
                     return;
                 }
                 current.turn.handle_recorded(now, upto);
-                self.stored(upto);
+                self.handle_stored(upto);
             }
             AccumulatorMessage::TimerFired => {
                 self.timer = None;
@@ -266,13 +266,13 @@ impl AccumulatorState {
             }
             AccumulatorMessage::Decide { key, decision, reply } => {
                 let Some((current, now)) = self.now() else { return };
-                let taken = current.turn.handle_approval(now, key, decision);
-                self.settle(myself);
-                return self.answer(reply, taken);
+                let accepted = current.turn.handle_approval(now, key, decision);
+                self.perform_effects(myself);
+                return self.reply_to_decision(reply, accepted);
             }
             AccumulatorMessage::Finish => return myself.stop(None),
         }
-        self.settle(myself);
+        self.perform_effects(myself);
     }
 
     /// Sends the commands for calls to the tool supervisor, all in one message.
@@ -299,20 +299,22 @@ impl AccumulatorState {
     }
 
     /// Performs the effects of the state machine until none is left that can be performed now.
-    fn settle(&mut self, myself: &ActorRef<AccumulatorMessage>) {
+    fn perform_effects(&mut self, myself: &ActorRef<AccumulatorMessage>) {
         let Some(current) = self.current.as_mut() else { return };
         let batch = &mut self.batch;
         loop {
             // This comes first, so that a subscriber that receives an approval request finds it in
             // the snapshot.
-            self.setup.tell_questions(current);
+            self.setup.notify_approvals(current);
             while let Some(effect) = current.turn.poll() {
                 match effect {
                     Effect::Record(record) => {
-                        batch.records.push(PendingRecord { record, shown: current.shown.bytes });
+                        let displayed_bytes = current.displayed_bytes;
+                        batch.records.push(PendingRecord { record, displayed_bytes });
                     }
                     Effect::Emit(event) => {
-                        current.shown = current.shown.after(&event, None);
+                        current.displayed_bytes =
+                            event.displayed_bytes_after(current.displayed_bytes);
                         batch.push_event(event, &self.setup, current);
                     }
                     Effect::Perform(action) => self.setup.perform(action, current, myself),
@@ -325,32 +327,32 @@ impl AccumulatorState {
             current.turn.handle_recorded(current.began.elapsed(), current.records);
         }
         self.setup.send_request(current, myself);
-        self.arm(myself);
+        self.set_timer(myself);
     }
 
     /// Replies to an approval decision. An accepted decision is confirmed after its record is
     /// durable.
-    fn answer(&mut self, reply: DecisionReply, taken: Result<(), ApprovalError>) {
+    fn reply_to_decision(&mut self, reply: DecisionReply, accepted: Result<(), ApprovalError>) {
         let current = self.current.as_ref().filter(|current| current.stored < current.records);
-        match (taken, current) {
-            (Ok(()), Some(current)) => self.answers.push((current.records, reply)),
-            (taken, _) => {
+        match (accepted, current) {
+            (Ok(()), Some(current)) => self.decision_replies.push((current.records, reply)),
+            (accepted, _) => {
                 // The caller may have dropped the receiver.
-                let _ = reply.send(taken);
+                let _ = reply.send(accepted);
             }
         }
     }
 
-    fn stored(&mut self, upto: u64) {
+    fn handle_stored(&mut self, upto: u64) {
         if let Some(current) = self.current.as_mut() {
             current.stored = upto;
         }
-        for (_, reply) in self.answers.extract_if(.., |(needs, _)| *needs <= upto) {
+        for (_, reply) in self.decision_replies.extract_if(.., |(needs, _)| *needs <= upto) {
             let _ = reply.send(Ok(()));
         }
     }
 
-    fn arm(&mut self, myself: &ActorRef<AccumulatorMessage>) {
+    fn set_timer(&mut self, myself: &ActorRef<AccumulatorMessage>) {
         let Some(current) = &self.current else { return };
         // A time that the clock cannot represent never comes.
         let at = current.turn.poll_timeout().and_then(|timeout| current.began.checked_add(timeout));

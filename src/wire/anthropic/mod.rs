@@ -13,7 +13,7 @@ mod request;
 mod stream;
 mod usage;
 
-use serde::Serialize;
+use serde_json::Value;
 
 use super::dialect::{Dialect, KeyHeader, has_version};
 use super::fast_path::{TemplateFields, TemplateMatch};
@@ -47,8 +47,8 @@ impl Dialect for AnthropicDialect {
         if has_version(base) { format!("{base}/messages") } else { format!("{base}/v1/messages") }
     }
 
-    fn request_head(request: &ModelRequest) -> impl Serialize {
-        request::RequestHead(request)
+    fn request_head(request: &ModelRequest) -> Value {
+        request::head(request)
     }
 
     fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {

@@ -3,43 +3,27 @@
 
 use std::borrow::Cow;
 
-use serde::ser::SerializeSeq;
-use serde::{Serialize, Serializer};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
-use crate::wire::extra_members::BodyMembers;
+use crate::wire::extra_members::present_members;
 use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
 
 /// The limit of the answer's length if none is configured. The API requires one.
 const MAX_TOKENS: u64 = 8192;
 
-/// Members on which the host relies. `extra_body` cannot replace them.
-const PROTECTED_MEMBERS: [&str; 4] = ["model", "messages", "tools", "stream"];
-
-/// The members of the body other than the messages.
-pub(super) struct RequestHead<'a>(pub(super) &'a ModelRequest);
-
-impl Serialize for RequestHead<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let request = self.0;
-        let mut body =
-            BodyMembers::new(serializer.serialize_map(None)?, request, &PROTECTED_MEMBERS);
-        body.write("model", &request.model)?;
-        body.write("max_tokens", &max_tokens(request))?;
-        if let Some(system) = request.system.as_deref().filter(|text| !text.trim().is_empty()) {
-            body.write("system", system)?;
-        }
-        if !request.tools.is_empty() {
-            body.write("tools", &ToolsParam(&request.tools))?;
-            body.write("tool_choice", &tool_choice(request))?;
-        }
-        if let Some(temperature) = request.temperature {
-            // The API's maximum is 1. Other wires accept up to 2.
-            body.write("temperature", &temperature.clamp(0.0, 1.0))?;
-        }
-        body.write("stream", &request.stream)?;
-        body.finish()
-    }
+/// Returns the members of the body other than the messages.
+pub(super) fn head(request: &ModelRequest) -> Value {
+    let has_tools = !request.tools.is_empty();
+    json!({
+        "model": request.model,
+        "max_tokens": max_tokens(request),
+        "system": request.system.as_deref().filter(|text| !text.trim().is_empty()),
+        "tools": has_tools.then(|| request.tools.iter().map(tool).collect::<Vec<_>>()),
+        "tool_choice": has_tools.then(|| tool_choice(request)),
+        // The API's maximum is 1. Other wires accept up to 2.
+        "temperature": request.temperature.map(|temperature| temperature.clamp(0.0, 1.0)),
+        "stream": request.stream,
+    })
 }
 
 /// Returns the limit of the answer's length, including thinking. The default has room for the
@@ -70,27 +54,11 @@ fn tool_choice(request: &ModelRequest) -> Value {
     choice
 }
 
-struct ToolsParam<'a>(&'a [ToolDefinition]);
-
-impl Serialize for ToolsParam<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Tool<'a> {
-            name: &'a str,
-            #[serde(skip_serializing_if = "str::is_empty")]
-            description: &'a str,
-            input_schema: Cow<'a, Value>,
-        }
-        let mut seq = serializer.serialize_seq(Some(self.0.len()))?;
-        for ToolDefinition { name, description, schema } in self.0 {
-            seq.serialize_element(&Tool {
-                name,
-                description,
-                input_schema: object_schema(schema),
-            })?;
-        }
-        seq.end()
-    }
+fn tool(tool: &ToolDefinition) -> Map<String, Value> {
+    let ToolDefinition { name, description, schema } = tool;
+    let description = Some(description).filter(|text| !text.is_empty());
+    let input_schema = object_schema(schema);
+    present_members(json!({"name": name, "description": description, "input_schema": input_schema}))
 }
 
 /// Returns a schema in the form that the service accepts: of an object, without alternatives at the

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::types::Usage;
 use crate::wire::Delta;
+use crate::wire::lenient::Scalar;
 use crate::wire::repair::parse_value;
 
 /// The counts of one message so far.
@@ -29,7 +30,7 @@ impl UsageCounts {
         }
         // Counts only grow within a message. Some relays send 0 or null for an unchanged count.
         let highest = |count: &mut u64, value: Option<&Value>| {
-            *count = value.and_then(number).unwrap_or(0).max(*count);
+            *count = value.and_then(|value| Scalar::of(value).as_number()).unwrap_or(0).max(*count);
         };
         highest(&mut self.uncached, more.get("input_tokens"));
         highest(&mut self.written_to_cache, more.get("cache_creation_input_tokens"));
@@ -49,17 +50,6 @@ impl UsageCounts {
         };
         let raw = serde_json::to_string(&self.raw).unwrap_or_default();
         Some(Delta::Usage { usage, raw: raw.into() })
-    }
-}
-
-fn number(value: &Value) -> Option<u64> {
-    match value {
-        Value::Number(number) => number
-            .as_u64()
-            // Some services write a whole number as `1.0`.
-            .or_else(|| format!("{:.0}", number.as_f64()?).parse().ok()),
-        Value::String(text) => text.trim().parse().ok(),
-        Value::Null | Value::Bool(_) | Value::Array(_) | Value::Object(_) => None,
     }
 }
 

@@ -16,7 +16,7 @@ mod schema;
 mod stream;
 mod usage;
 
-use serde::Serialize;
+use serde_json::Value;
 
 use super::dialect::{Dialect, KeyHeader};
 use super::fast_path::TemplateFields;
@@ -45,13 +45,14 @@ impl Dialect for GeminiDialect {
     const STREAM_FRAMING: Framing = Framing::Sse;
     const KEY_HEADER: KeyHeader = KeyHeader { name: "x-goog-api-key", prefix: "" };
     const HISTORY_MEMBER: &'static str = "contents";
+    const PROTECTED_MEMBERS: &'static [&'static str] = &["tools"];
 
     fn url(base: &str, model: &str, stream: bool) -> String {
         request::url(base, model, stream)
     }
 
-    fn request_head(request: &ModelRequest) -> impl Serialize {
-        request::RequestHead(request)
+    fn request_head(request: &ModelRequest) -> Value {
+        request::head(request)
     }
 
     fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {

@@ -1,14 +1,11 @@
 //! The address of a request, and the members of the body other than the contents, as in Google's API
 //! reference, <https://ai.google.dev/api/generate-content>.
 
-use serde::ser::{SerializeMap, SerializeSeq};
-use serde::{Serialize, Serializer};
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
-use super::messages::TextParam;
 use super::schema::parameters;
 use crate::wire::dialect::has_version;
-use crate::wire::extra_members::BodyMembers;
+use crate::wire::extra_members::present_members;
 use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
 
 /// First segments of model names that are resource names of other kinds.
@@ -55,93 +52,37 @@ fn encoded(name: &str, with_slashes: bool) -> String {
     text
 }
 
-/// Members on which the host relies. `extra_body` cannot replace them.
-const PROTECTED_MEMBERS: [&str; 2] = ["contents", "tools"];
-
-/// The members of the body other than the contents.
-pub(super) struct RequestHead<'a>(pub(super) &'a ModelRequest);
-
-impl Serialize for RequestHead<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Config {
-            #[serde(rename = "maxOutputTokens", skip_serializing_if = "Option::is_none")]
-            max_output_tokens: Option<u32>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            temperature: Option<f64>,
-        }
-        let request = self.0;
-        let mut body =
-            BodyMembers::new(serializer.serialize_map(None)?, request, &PROTECTED_MEMBERS);
-        if let Some(text) = request.system.as_deref().filter(|text| !text.is_empty()) {
-            body.write("systemInstruction", &SystemParam { parts: [TextParam { text }] })?;
-        }
-        if !request.tools.is_empty() {
-            body.write(
-                "tools",
-                &[ToolsParam { declarations: FunctionDeclarations(&request.tools) }],
-            )?;
-            body.write("toolConfig", &ToolChoiceParam(&request.tool_choice))?;
-        }
-        let &ModelRequest { max_output_tokens, temperature, .. } = request;
-        if max_output_tokens.is_some() || temperature.is_some() {
-            body.write("generationConfig", &Config { max_output_tokens, temperature })?;
-        }
-        body.finish()
-    }
+/// Returns the members of the body other than the contents.
+pub(super) fn head(request: &ModelRequest) -> Value {
+    let has_tools = !request.tools.is_empty();
+    let system = request.system.as_deref().filter(|text| !text.is_empty());
+    let config = present_members(json!({
+        "maxOutputTokens": request.max_output_tokens,
+        "temperature": request.temperature,
+    }));
+    let declarations = || request.tools.iter().map(declaration).collect::<Vec<_>>();
+    json!({
+        "systemInstruction": system.map(|text| json!({"parts": [{"text": text}]})),
+        "tools": has_tools.then(|| json!([{"functionDeclarations": declarations()}])),
+        "toolConfig": has_tools.then(|| tool_config(&request.tool_choice)),
+        "generationConfig": Some(config).filter(|members| !members.is_empty()),
+    })
 }
 
-#[derive(Serialize)]
-struct SystemParam<'a> {
-    parts: [TextParam<'a>; 1],
+fn declaration(tool: &ToolDefinition) -> Map<String, Value> {
+    let ToolDefinition { name, description, schema } = tool;
+    let parameters = parameters(schema);
+    present_members(json!({"name": name, "description": description, "parameters": parameters}))
 }
 
-#[derive(Serialize)]
-struct ToolsParam<'a> {
-    #[serde(rename = "functionDeclarations")]
-    declarations: FunctionDeclarations<'a>,
-}
-
-struct FunctionDeclarations<'a>(&'a [ToolDefinition]);
-
-impl Serialize for FunctionDeclarations<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Declaration<'a> {
-            name: &'a str,
-            description: &'a str,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            parameters: Option<Value>,
-        }
-        let mut seq = serializer.serialize_seq(Some(self.0.len()))?;
-        for ToolDefinition { name, description, schema } in self.0 {
-            let parameters = parameters(schema);
-            seq.serialize_element(&Declaration { name, description, parameters })?;
-        }
-        seq.end()
-    }
-}
-
-struct ToolChoiceParam<'a>(&'a ToolChoice);
-
-impl Serialize for ToolChoiceParam<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Mode<'a> {
-            mode: &'static str,
-            #[serde(rename = "allowedFunctionNames", skip_serializing_if = "Option::is_none")]
-            allowed: Option<[&'a str; 1]>,
-        }
-        let (mode, allowed) = match self.0 {
-            ToolChoice::Auto => ("AUTO", None),
-            ToolChoice::None => ("NONE", None),
-            ToolChoice::Required => ("ANY", None),
-            ToolChoice::Tool(name) => ("ANY", Some([&**name])),
-        };
-        let mut map = serializer.serialize_map(Some(1))?;
-        map.serialize_entry("functionCallingConfig", &Mode { mode, allowed })?;
-        map.end()
-    }
+fn tool_config(choice: &ToolChoice) -> Value {
+    let calling = match choice {
+        ToolChoice::Auto => json!({"mode": "AUTO"}),
+        ToolChoice::None => json!({"mode": "NONE"}),
+        ToolChoice::Required => json!({"mode": "ANY"}),
+        ToolChoice::Tool(name) => json!({"mode": "ANY", "allowedFunctionNames": [**name]}),
+    };
+    json!({"functionCallingConfig": calling})
 }
 
 #[cfg(test)]

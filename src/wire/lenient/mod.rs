@@ -7,7 +7,7 @@ mod scalar;
 
 use serde::de::{IgnoredAny, MapAccess, SeqAccess};
 
-pub(super) use content::{TextContent, TextPart};
+pub(super) use content::TextContent;
 pub(super) use object::{
     Lenient, LenientList, ObjectListSeed, ObjectSeed, ReadMembers, read_object,
 };

@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::{skip_map, skip_seq};
@@ -20,7 +21,12 @@ pub(in crate::wire) enum Scalar<'a> {
     Number(u64),
 }
 
-impl Scalar<'_> {
+impl<'a> Scalar<'a> {
+    /// Reads a JSON value.
+    pub(in crate::wire) fn of(value: &'a Value) -> Self {
+        Self::deserialize(value).unwrap_or_default()
+    }
+
     /// Returns the text if it is not empty. A number becomes its digits.
     pub(in crate::wire) fn into_text(self) -> Option<String> {
         match self {
@@ -187,12 +193,12 @@ impl<'de> Visitor<'de> for JsonTextVisitor {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
-        let value = serde_json::Value::deserialize(SeqAccessDeserializer::new(seq))?;
+        let value = Value::deserialize(SeqAccessDeserializer::new(seq))?;
         Ok(Some(Cow::Owned(value.to_string())))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-        let value = serde_json::Value::deserialize(MapAccessDeserializer::new(map))?;
+        let value = Value::deserialize(MapAccessDeserializer::new(map))?;
         Ok(Some(Cow::Owned(value.to_string())))
     }
 }
@@ -202,7 +208,7 @@ impl<'de> Visitor<'de> for JsonTextVisitor {
 pub(in crate::wire) fn argument_text(raw: &str) -> Option<String> {
     match raw.as_bytes().first() {
         Some(b'"') => match parse_value(raw) {
-            Some(serde_json::Value::String(text)) => Some(text),
+            Some(Value::String(text)) => Some(text),
             Some(_) | None => Some(raw.to_owned()),
         },
         _ if raw == "null" => None,

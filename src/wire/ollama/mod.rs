@@ -12,7 +12,7 @@ mod payload;
 mod request;
 mod usage;
 
-use serde::Serialize;
+use serde_json::Value;
 
 use super::dialect::{Dialect, KeyHeader};
 use super::fast_path::{TemplateFields, TemplateMatch};
@@ -37,8 +37,8 @@ impl Dialect for OllamaDialect {
         if base.ends_with("/api") { format!("{base}/chat") } else { format!("{base}/api/chat") }
     }
 
-    fn request_head(request: &ModelRequest) -> impl Serialize {
-        request::RequestHead(request)
+    fn request_head(request: &ModelRequest) -> Value {
+        request::head(request)
     }
 
     fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {

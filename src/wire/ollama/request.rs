@@ -3,43 +3,26 @@
 //! The API has no `tool_choice`. If no tool may be called, no tools are sent; a required call cannot
 //! be expressed. It also accepts no image addresses, so an address becomes part of the text.
 
-use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 
-use crate::wire::extra_members::BodyMembers;
-use crate::wire::request::FunctionTools;
+use crate::wire::extra_members::present_members;
+use crate::wire::request::function_tools;
 use crate::wire::{ModelRequest, ToolChoice};
 
-/// Members on which the host relies. `extra_body` cannot replace them.
-const PROTECTED_MEMBERS: [&str; 4] = ["model", "messages", "tools", "stream"];
-
-/// The members of the body other than the messages.
-pub(super) struct RequestHead<'a>(pub(super) &'a ModelRequest);
-
-impl Serialize for RequestHead<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let request = self.0;
-        let mut body =
-            BodyMembers::new(serializer.serialize_map(None)?, request, &PROTECTED_MEMBERS);
-        body.write("model", &request.model)?;
-        if !request.tools.is_empty() && request.tool_choice != ToolChoice::None {
-            body.write("tools", &FunctionTools(&request.tools))?;
-        }
+/// Returns the members of the body other than the messages.
+pub(super) fn head(request: &ModelRequest) -> Value {
+    let has_tools = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
+    let options = present_members(json!({
+        "num_predict": request.max_output_tokens,
+        "temperature": request.temperature,
+    }));
+    json!({
+        "model": request.model,
+        "tools": has_tools.then(|| function_tools(&request.tools)),
         // The service's default is true.
-        body.write("stream", &request.stream)?;
-        let ModelRequest { max_output_tokens: num_predict, temperature, .. } = *request;
-        if num_predict.is_some() || temperature.is_some() {
-            body.write("options", &OptionsParam { num_predict, temperature })?;
-        }
-        body.finish()
-    }
-}
-
-#[derive(Serialize)]
-struct OptionsParam {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    num_predict: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    temperature: Option<f64>,
+        "stream": request.stream,
+        "options": Some(options).filter(|members| !members.is_empty()),
+    })
 }
 
 #[cfg(test)]

@@ -179,7 +179,7 @@ impl OpenaiChatDialect {
         self.metadata.before_call(out);
         out.push(Delta::Call(piece));
         if !members.is_empty() {
-            self.metadata.add_call_members(index, begins, &members, out);
+            self.metadata.add_call_members(index, begins, members, out);
         }
     }
 }

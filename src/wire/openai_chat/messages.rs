@@ -6,18 +6,19 @@
 
 use std::borrow::Cow;
 
-use serde::ser::{SerializeMap, SerializeSeq};
-use serde::{Serialize, Serializer};
-use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
 
-use super::metadata::{CallMembers, FunctionMembers, ReasoningField, ReasoningMembers};
+use super::metadata::{ReasoningField, ReasoningMembers};
 use crate::message::{Message, RequestPart, ResponseMessage};
 use crate::types::{Content, ContentPart, ModelOrigin, ToolCall, Wire};
+use crate::wire::extra_members::present_members;
 use crate::wire::request_cache::HistoryWriter;
 use crate::wire::{ModelRequest, call_ids};
 
-/// Maximum length of a call id that the services of this family accept from each other: the limit
-/// of OpenAI's API.
+/// Maximum length of a call id from another model. OpenAI's API has refused longer ids ("string too
+/// long. Expected a string with maximum length 40",
+/// <https://github.com/agno-agi/agno/issues/5382>), though not every model of it does
+/// (<https://github.com/vercel/ai/pull/17233>).
 const ID_CHARS_MAX: usize = 40;
 
 /// Writes the messages of a request, system prompt first.
@@ -29,7 +30,7 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
     if let Some(content) = request.system.as_deref().filter(|text| !text.is_empty())
         && writer.is_empty()
     {
-        writer.write(&TextMessage { role: "system", content });
+        writer.write(&json!({"role": "system", "content": content}));
     }
     let first = writer.first_message();
     writer.mark_reusable(first);
@@ -45,19 +46,16 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
                     more.push(content);
                     messages.next();
                 }
-                writer.write(&TextMessage { role: "user", content: &*joined(content, &more) });
+                writer.write(&json!({"role": "user", "content": joined(content, &more)}));
             }
             Message::Assistant(message) => {
                 ids.last_author = message.origin.as_deref();
-                writer.write(&AssistantMessage::new(message, &ids));
+                writer.write(&assistant_message(message, &ids));
                 writer.mark_reusable(position + 1);
             }
             Message::Tool { call_id, name: _, content, metadata: _ } => {
-                writer.write(&ToolMessage {
-                    role: "tool",
-                    tool_call_id: ids.map(call_id),
-                    content,
-                });
+                let call_id = ids.map(call_id);
+                writer.write(&json!({"role": "tool", "tool_call_id": call_id, "content": content}));
                 writer.mark_reusable(position + 1);
             }
         }
@@ -83,19 +81,6 @@ fn is_empty_answer(message: &Message) -> bool {
         Message::Assistant(response) => response.text.is_empty() && response.calls.is_empty(),
         Message::User { .. } | Message::Tool { .. } => false,
     }
-}
-
-#[derive(Serialize)]
-struct TextMessage<'a, C: Serialize + ?Sized> {
-    role: &'static str,
-    content: &'a C,
-}
-
-#[derive(Serialize)]
-struct ToolMessage<'a> {
-    role: &'static str,
-    tool_call_id: Cow<'a, str>,
-    content: &'a str,
 }
 
 /// Joins consecutive contents of users. Texts alone become one text, which every service accepts.
@@ -133,52 +118,53 @@ impl CallIdMap<'_> {
     }
 }
 
-/// A message of a model.
-struct AssistantMessage<'a> {
-    text: &'a str,
-    reasoning: &'a str,
-    /// The field for the reasoning, if it is sent.
-    field: Option<ReasoningField>,
-    /// `reasoning_details`, sent instead of the reasoning's text.
-    details: Option<&'a RawValue>,
-    /// `reasoning_opaque`.
-    opaque: Option<&'a RawValue>,
-    calls: Vec<CallParam<'a>>,
-}
-
-impl<'a> AssistantMessage<'a> {
-    fn new(message: &'a ResponseMessage, ids: &CallIdMap<'_>) -> Self {
-        let (mut field, mut details, mut opaque) = (None, None, None);
-        let mut calls = Vec::with_capacity(message.calls.len());
-        let mut reasoning_bytes = 0;
-        for part in message.request_parts(ids.origin) {
-            match part {
-                RequestPart::Reasoning { text, members } => {
-                    reasoning_bytes += text.len();
-                    let found: ReasoningMembers<'_> = read_members(members);
-                    field = field.or(found.field);
-                    details = found.reasoning_details.or(details);
-                    opaque = found.reasoning_opaque.or(opaque);
-                }
-                RequestPart::Call { call, members } => {
-                    calls.push(CallParam::new(call, ids.map(&call.id), read_members(members)));
-                }
-                // The text parts are the message's text. This dialect writes no raw parts.
-                RequestPart::Text { .. } | RequestPart::Raw(_) => {}
+/// Returns a message of a model. A model continues the reasoning that led to its calls. Reasoning
+/// before a final answer is no longer needed, and some services refuse it.
+fn assistant_message(message: &ResponseMessage, ids: &CallIdMap<'_>) -> Map<String, Value> {
+    let mut sent = ReasoningMembers::default();
+    let mut reasoning_bytes = 0;
+    let mut calls = Vec::with_capacity(message.calls.len());
+    for part in message.request_parts(ids.origin) {
+        match part {
+            RequestPart::Reasoning { text, members } => {
+                reasoning_bytes += text.len();
+                let found: ReasoningMembers = read_members(members);
+                sent.field = sent.field.or(found.field);
+                sent.reasoning_details = found.reasoning_details.or(sent.reasoning_details);
+                sent.reasoning_opaque = found.reasoning_opaque.or(sent.reasoning_opaque);
             }
+            RequestPart::Call { call, members } => {
+                calls.push(call_param(call, &ids.map(&call.id), members));
+            }
+            // The text parts are the message's text. This dialect writes no raw parts.
+            RequestPart::Text { .. } | RequestPart::Raw(_) => {}
         }
-        // The reasoning parts are the first bytes of the reasoning.
-        let reasoning = message.reasoning.get(..reasoning_bytes).unwrap_or_default();
-        // A model continues the reasoning that led to its calls. Reasoning before a final answer is
-        // no longer needed, and some services refuse it.
-        if calls.is_empty() {
-            (field, details, opaque) = (None, None, None);
-        }
-        if reasoning.is_empty() || details.is_some() {
-            field = None;
-        }
-        Self { text: &message.text, reasoning, field, details, opaque, calls }
     }
+    if calls.is_empty() {
+        sent = ReasoningMembers::default();
+    }
+    // The reasoning parts are the first bytes of the reasoning.
+    let reasoning = message.reasoning.get(..reasoning_bytes).unwrap_or_default();
+    // The details are sent instead of the reasoning's text.
+    let has_text = !reasoning.is_empty() && sent.reasoning_details.is_none();
+    let field = sent.field.filter(|_| has_text);
+    let in_field = |this: ReasoningField| (field == Some(this)).then_some(reasoning);
+    let mut param = present_members(json!({
+        "role": "assistant",
+        "reasoning_content": in_field(ReasoningField::ReasoningContent),
+        "reasoning": in_field(ReasoningField::Reasoning),
+        "reasoning_text": in_field(ReasoningField::ReasoningText),
+        "reasoning_details": sent.reasoning_details,
+        "reasoning_opaque": sent.reasoning_opaque,
+        "tool_calls": Some(calls).filter(|calls| !calls.is_empty()),
+    }));
+    let text = Some(&*message.text).filter(|text| !text.is_empty());
+    let content = match in_field(ReasoningField::Content) {
+        Some(thinking) => thinking_content(thinking, text),
+        None => text.into(),
+    };
+    param.insert("content".to_owned(), content);
+    param
 }
 
 /// Reads members that this dialect wrote itself.
@@ -186,111 +172,29 @@ fn read_members<'a, T: serde::Deserialize<'a> + Default>(members: Option<&'a str
     members.and_then(|members| serde_json::from_str(members).ok()).unwrap_or_default()
 }
 
-impl Serialize for AssistantMessage<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { text, reasoning, field, details, opaque, calls } = self;
-        let mut map = serializer.serialize_map(None)?;
-        map.serialize_entry("role", "assistant")?;
-        match field {
-            Some(ReasoningField::Content) => {
-                map.serialize_entry("content", &ThinkingContent { thinking: reasoning, text })?
-            }
-            Some(
-                ReasoningField::ReasoningContent
-                | ReasoningField::Reasoning
-                | ReasoningField::ReasoningText,
-            )
-            | None => {
-                let content = Some(*text).filter(|text| !text.is_empty());
-                map.serialize_entry("content", &content)?;
-            }
-        }
-        match field {
-            Some(ReasoningField::ReasoningContent) => {
-                map.serialize_entry("reasoning_content", reasoning)?
-            }
-            Some(ReasoningField::Reasoning) => map.serialize_entry("reasoning", reasoning)?,
-            Some(ReasoningField::ReasoningText) => {
-                map.serialize_entry("reasoning_text", reasoning)?
-            }
-            Some(ReasoningField::Content) | None => {}
-        }
-        if let Some(details) = details {
-            map.serialize_entry("reasoning_details", details)?;
-        }
-        if let Some(opaque) = opaque {
-            map.serialize_entry("reasoning_opaque", opaque)?;
-        }
-        if !calls.is_empty() {
-            map.serialize_entry("tool_calls", calls)?;
-        }
-        map.end()
-    }
+/// Returns a content in parts, of which one is the reasoning (Mistral's API reference).
+fn thinking_content(thinking: &str, text: Option<&str>) -> Value {
+    let thinking = json!({"type": "text", "text": thinking});
+    let mut parts = vec![json!({"type": "thinking", "thinking": [thinking]})];
+    parts.extend(text.map(|text| json!({"type": "text", "text": text})));
+    parts.into()
 }
 
-/// A content in parts, of which one is the reasoning (Mistral's API reference).
-struct ThinkingContent<'a> {
-    thinking: &'a str,
-    text: &'a str,
+/// Returns a call together with the members that go back with it.
+fn call_param(call: &ToolCall, id: &str, members: Option<&str>) -> Map<String, Value> {
+    let mut param: Map<String, Value> = read_members(members);
+    let mut function = match param.remove("function") {
+        Some(Value::Object(members)) => members,
+        Some(_) | None => Map::new(),
+    };
+    let name = call_ids::sanitized_tool_name(&call.name);
+    function.insert("name".to_owned(), (*name).into());
+    function.insert("arguments".to_owned(), call.arguments_text().into());
+    param.insert("function".to_owned(), function.into());
+    param.insert("type".to_owned(), "function".into());
+    param.insert("id".to_owned(), id.into());
+    param
 }
-
-impl Serialize for ThinkingContent<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        #[serde(tag = "type", rename_all = "snake_case")]
-        enum Part<'a> {
-            Thinking { thinking: [Box<Self>; 1] },
-            Text { text: &'a str },
-        }
-        let mut seq = serializer.serialize_seq(None)?;
-        let thinking = [Box::new(Part::Text { text: self.thinking })];
-        seq.serialize_element(&Part::Thinking { thinking })?;
-        if !self.text.is_empty() {
-            seq.serialize_element(&Part::Text { text: self.text })?;
-        }
-        seq.end()
-    }
-}
-
-#[derive(Serialize)]
-struct CallParam<'a> {
-    id: Cow<'a, str>,
-    #[serde(rename = "type")]
-    kind: &'static str,
-    function: FunctionParam<'a>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    extra_content: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    provider_specific_fields: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    thought_signature: Option<&'a RawValue>,
-}
-
-#[derive(Serialize)]
-struct FunctionParam<'a> {
-    name: Cow<'a, str>,
-    arguments: String,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    provider_specific_fields: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    thought_signature: Option<&'a RawValue>,
-}
-
-impl<'a> CallParam<'a> {
-    fn new(call: &'a ToolCall, id: Cow<'a, str>, members: CallMembers<'a>) -> Self {
-        let CallMembers { extra_content, provider_specific_fields, thought_signature, function } =
-            members;
-        let function = {
-            let FunctionMembers { provider_specific_fields, thought_signature } = function;
-            let (name, arguments) =
-                (call_ids::sanitized_tool_name(&call.name), call.arguments_text());
-            FunctionParam { name, arguments, provider_specific_fields, thought_signature }
-        };
-        let kind = "function";
-        Self { id, kind, function, extra_content, provider_specific_fields, thought_signature }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;

@@ -19,6 +19,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::wire::lenient::{ReadMembers, Scalar, read_object};
+use crate::wire::repair::parse_value;
 use crate::wire::{Delta, ProviderMetadata};
 
 /// Maximum bytes of `reasoning_details`. If they exceed it, the text goes back instead.
@@ -39,49 +40,14 @@ pub(super) enum ReasoningField {
 
 /// The members that go back with a message's reasoning.
 #[derive(Debug, Default, Serialize, Deserialize)]
-pub(super) struct ReasoningMembers<'a> {
-    #[serde(skip_serializing_if = "Option::is_none", default)]
+#[serde(default)]
+pub(super) struct ReasoningMembers {
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) field: Option<ReasoningField>,
-    #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
-    pub(super) reasoning_details: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
-    pub(super) reasoning_opaque: Option<&'a RawValue>,
-}
-
-/// The members that go back with a call.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(super) struct CallMembers<'a> {
-    #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
-    pub(super) extra_content: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
-    pub(super) provider_specific_fields: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
-    pub(super) thought_signature: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "FunctionMembers::is_empty", borrow, default)]
-    pub(super) function: FunctionMembers<'a>,
-}
-
-/// The members that go back with a call's function.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub(super) struct FunctionMembers<'a> {
-    #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
-    pub(super) provider_specific_fields: Option<&'a RawValue>,
-    #[serde(skip_serializing_if = "Option::is_none", borrow, default)]
-    pub(super) thought_signature: Option<&'a RawValue>,
-}
-
-impl CallMembers<'_> {
-    pub(super) fn is_empty(&self) -> bool {
-        let Self { extra_content, provider_specific_fields, thought_signature, function } = self;
-        let all = [extra_content, provider_specific_fields, thought_signature];
-        all.iter().all(|member| member.is_none()) && function.is_empty()
-    }
-}
-
-impl FunctionMembers<'_> {
-    fn is_empty(&self) -> bool {
-        self.provider_specific_fields.is_none() && self.thought_signature.is_none()
-    }
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning_details: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reasoning_opaque: Option<Value>,
 }
 
 /// Collects the metadata of a response.
@@ -138,11 +104,9 @@ impl MetadataCollector {
         &mut self,
         index: Option<u64>,
         begins: bool,
-        found: &CallMembers<'_>,
+        found: Map<String, Value>,
         out: &mut Vec<Delta>,
     ) {
-        let text = serde_json::to_string(found).unwrap_or_default();
-        let Ok(Value::Object(found)) = serde_json::from_str(&text) else { return };
         let (last, members) = self.call_members.get_or_insert_default();
         if *last != index || begins {
             *last = index;
@@ -167,18 +131,15 @@ impl MetadataCollector {
     }
 
     fn publish(&mut self, out: &mut Vec<Delta>) {
-        let details = self.details.to_json();
-        if self.field.is_none() && details.is_none() && self.opaque.is_none() {
+        let details = &self.details.items;
+        if self.field.is_none() && details.is_empty() && self.opaque.is_none() {
             return;
         }
         self.is_published = true;
         let members = ReasoningMembers {
             field: self.field,
-            reasoning_details: details.as_deref(),
-            reasoning_opaque: self
-                .opaque
-                .as_deref()
-                .and_then(|text| serde_json::from_str(text).ok()),
+            reasoning_details: (!details.is_empty()).then(|| details.clone().into()),
+            reasoning_opaque: self.opaque.as_deref().and_then(parse_value),
         };
         let members = serde_json::to_string(&members).unwrap_or_default();
         out.push(Delta::Metadata(ProviderMetadata::Reasoning { members: Some(members.into()) }));
@@ -300,11 +261,6 @@ impl ReasoningDetails {
                 (_, value) => drop(old.insert(key, value)),
             }
         }
-    }
-
-    fn to_json(&self) -> Option<Box<RawValue>> {
-        let items = Some(&self.items).filter(|items| !items.is_empty())?;
-        serde_json::value::to_raw_value(items).ok()
     }
 }
 

@@ -13,7 +13,7 @@ mod payload;
 mod request;
 pub(super) mod usage;
 
-use serde::Serialize;
+use serde_json::Value;
 
 use super::dialect::{Dialect, KeyHeader};
 use super::fast_path::{TemplateFields, TemplateMatch};
@@ -41,8 +41,8 @@ impl Dialect for OpenaiChatDialect {
         format!("{base}/chat/completions")
     }
 
-    fn request_head(request: &ModelRequest) -> impl Serialize {
-        request::RequestHead(request)
+    fn request_head(request: &ModelRequest) -> Value {
+        request::head(request)
     }
 
     fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {

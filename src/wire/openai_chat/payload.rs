@@ -3,8 +3,8 @@
 use serde::Deserialize;
 use serde::de::MapAccess;
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
-use super::metadata::{CallMembers, FunctionMembers};
 use crate::wire::fast_path::{FieldRole, TemplateFields, TemplateKind};
 use crate::wire::lenient::{
     JsonText, Lenient, LenientList, Number, ObjectListSeed, ObjectSeed, ReadMembers, Scalar,
@@ -125,12 +125,12 @@ pub(super) struct CallPayload<'a> {
     pub(super) function: Lenient<FunctionPayload<'a>>,
     #[serde(borrow, default)]
     pub(super) custom: Lenient<CustomPayload<'a>>,
-    #[serde(borrow, default)]
-    pub(super) extra_content: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    pub(super) provider_specific_fields: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    pub(super) thought_signature: Option<&'a RawValue>,
+    #[serde(default)]
+    pub(super) extra_content: Option<Value>,
+    #[serde(default)]
+    pub(super) provider_specific_fields: Option<Value>,
+    #[serde(default)]
+    pub(super) thought_signature: Option<Value>,
     /// The name and the arguments, from services that leave out the object `function`.
     #[serde(borrow, default)]
     pub(super) name: Scalar<'a>,
@@ -144,10 +144,10 @@ pub(super) struct FunctionPayload<'a> {
     pub(super) name: Scalar<'a>,
     #[serde(borrow, default)]
     pub(super) arguments: JsonText<'a>,
-    #[serde(borrow, default)]
-    pub(super) provider_specific_fields: Option<&'a RawValue>,
-    #[serde(borrow, default)]
-    pub(super) thought_signature: Option<&'a RawValue>,
+    #[serde(default)]
+    pub(super) provider_specific_fields: Option<Value>,
+    #[serde(default)]
+    pub(super) thought_signature: Option<Value>,
 }
 
 #[derive(Deserialize)]
@@ -241,16 +241,26 @@ impl<'a> CallPayload<'a> {
     }
 
     /// Returns the members that go back with the call.
-    pub(super) fn members(&self) -> CallMembers<'a> {
-        let function = self.function.0.as_ref();
-        CallMembers {
-            extra_content: self.extra_content,
-            provider_specific_fields: self.provider_specific_fields,
-            thought_signature: self.thought_signature,
-            function: function.map_or_else(FunctionMembers::default, |function| FunctionMembers {
-                provider_specific_fields: function.provider_specific_fields,
-                thought_signature: function.thought_signature,
-            }),
+    pub(super) fn members(&self) -> Map<String, Value> {
+        let mut members = kept_members([
+            ("extra_content", &self.extra_content),
+            ("provider_specific_fields", &self.provider_specific_fields),
+            ("thought_signature", &self.thought_signature),
+        ]);
+        let of_function = self.function.0.as_ref().map(|function| {
+            kept_members([
+                ("provider_specific_fields", &function.provider_specific_fields),
+                ("thought_signature", &function.thought_signature),
+            ])
+        });
+        if let Some(function) = of_function.filter(|members| !members.is_empty()) {
+            members.insert("function".to_owned(), function.into());
         }
+        members
     }
+}
+
+fn kept_members<const N: usize>(members: [(&str, &Option<Value>); N]) -> Map<String, Value> {
+    let present = |(key, value): (&str, &Option<Value>)| Some((key.to_owned(), value.clone()?));
+    members.into_iter().filter_map(present).collect()
 }

@@ -1,43 +1,24 @@
 //! The members of a Chat Completions body other than the messages, as in OpenAI's API reference,
 //! <https://platform.openai.com/docs/api-reference/chat/create>.
 
-use serde::{Serialize, Serializer};
+use serde_json::{Value, json};
 
-use crate::wire::extra_members::BodyMembers;
-use crate::wire::request::FunctionTools;
+use crate::wire::request::function_tools;
 use crate::wire::{ModelRequest, ToolChoice};
 
-/// Members on which the host relies. `extra_body` cannot replace them.
-const PROTECTED_MEMBERS: [&str; 4] = ["model", "messages", "tools", "stream"];
-
-/// The members of the body other than the messages.
-pub(super) struct RequestHead<'a>(pub(super) &'a ModelRequest);
-
-impl Serialize for RequestHead<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let request = self.0;
-        let mut body =
-            BodyMembers::new(serializer.serialize_map(None)?, request, &PROTECTED_MEMBERS);
-        body.write("model", &request.model)?;
-        if !request.tools.is_empty() {
-            body.write("tools", &FunctionTools(&request.tools))?;
-            body.write("tool_choice", &ToolChoiceParam(&request.tool_choice))?;
-            if let Some(parallel) = request.parallel_tool_calls {
-                body.write("parallel_tool_calls", &parallel)?;
-            }
-        }
-        body.write("stream", &request.stream)?;
-        if request.stream {
-            body.write("stream_options", &StreamOptions { include_usage: true })?;
-        }
-        if let Some(tokens) = request.max_output_tokens {
-            body.write(output_limit_member(&request.model), &tokens)?;
-        }
-        if let Some(temperature) = request.temperature {
-            body.write("temperature", &temperature)?;
-        }
-        body.finish()
-    }
+/// Returns the members of the body other than the messages.
+pub(super) fn head(request: &ModelRequest) -> Value {
+    let has_tools = !request.tools.is_empty();
+    json!({
+        "model": request.model,
+        "tools": has_tools.then(|| function_tools(&request.tools)),
+        "tool_choice": has_tools.then(|| tool_choice(&request.tool_choice)),
+        "parallel_tool_calls": request.parallel_tool_calls.filter(|_| has_tools),
+        "stream": request.stream,
+        "stream_options": request.stream.then(|| json!({"include_usage": true})),
+        (output_limit_member(&request.model)): request.max_output_tokens,
+        "temperature": request.temperature,
+    })
 }
 
 /// Returns the name of the member that limits the length of the answer.
@@ -57,34 +38,13 @@ fn output_limit_member(model: &str) -> &'static str {
     }
 }
 
-struct ToolChoiceParam<'a>(&'a ToolChoice);
-
-impl Serialize for ToolChoiceParam<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Named<'a> {
-            #[serde(rename = "type")]
-            kind: &'static str,
-            function: Function<'a>,
-        }
-        #[derive(Serialize)]
-        struct Function<'a> {
-            name: &'a str,
-        }
-        match self.0 {
-            ToolChoice::Auto => serializer.serialize_str("auto"),
-            ToolChoice::None => serializer.serialize_str("none"),
-            ToolChoice::Required => serializer.serialize_str("required"),
-            ToolChoice::Tool(name) => {
-                Named { kind: "function", function: Function { name } }.serialize(serializer)
-            }
-        }
+fn tool_choice(choice: &ToolChoice) -> Value {
+    match choice {
+        ToolChoice::Auto => "auto".into(),
+        ToolChoice::None => "none".into(),
+        ToolChoice::Required => "required".into(),
+        ToolChoice::Tool(name) => json!({"type": "function", "function": {"name": **name}}),
     }
-}
-
-#[derive(Serialize)]
-struct StreamOptions {
-    include_usage: bool,
 }
 
 #[cfg(test)]

@@ -3,90 +3,40 @@
 //! `output_tokens` of its Responses API reference, `prompt_cache_hit_tokens` of DeepSeek's API
 //! reference, and others as recorded.
 
-use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::types::Usage;
 use crate::wire::Delta;
-use crate::wire::lenient::{Lenient, Scalar};
+use crate::wire::lenient::Scalar;
 use crate::wire::repair::parse_value;
 
 /// Reads token counts. Returns `None` if the object is empty.
 pub(in crate::wire) fn usage_of(raw: &RawValue) -> Option<Delta> {
-    let text = raw.get();
-    if !text.starts_with('{') || text.trim_matches(['{', '}', ' ', '\n', '\r', '\t']).is_empty() {
+    let counts = parse_value(raw.get())?;
+    if counts.as_object()?.is_empty() {
         return None;
     }
-    let usage = match serde_json::from_str::<UsageCounts<'_>>(text) {
-        Ok(counts) => counts.usage(),
-        // A repeated key makes the typed parse fail. The last one counts.
-        Err(_) => parse_value(text)
-            .and_then(|value| {
-                Some(serde_json::from_str::<UsageCounts<'_>>(&value.to_string()).ok()?.usage())
-            })
-            .unwrap_or_default(),
+    // The first member that holds a number counts.
+    let count = |members: &[&str]| {
+        let number = |member: &&str| Scalar::of(counts.pointer(member)?).as_number();
+        members.iter().find_map(number).unwrap_or(0)
     };
-    Some(Delta::Usage { usage, raw: text.into() })
-}
-
-#[derive(Deserialize)]
-struct UsageCounts<'a> {
-    #[serde(borrow, default)]
-    prompt_tokens: Scalar<'a>,
-    #[serde(borrow, default)]
-    completion_tokens: Scalar<'a>,
-    // Some gateways send these names as well.
-    #[serde(borrow, default)]
-    input_tokens: Scalar<'a>,
-    #[serde(borrow, default)]
-    output_tokens: Scalar<'a>,
-    #[serde(borrow, default)]
-    prompt_tokens_details: Lenient<TokenDetails<'a>>,
-    #[serde(borrow, default)]
-    completion_tokens_details: Lenient<TokenDetails<'a>>,
-    #[serde(borrow, default)]
-    input_tokens_details: Lenient<TokenDetails<'a>>,
-    #[serde(borrow, default)]
-    output_tokens_details: Lenient<TokenDetails<'a>>,
-    #[serde(borrow, default)]
-    prompt_cache_hit_tokens: Scalar<'a>,
-    #[serde(borrow, default)]
-    cached_tokens: Scalar<'a>,
-    #[serde(borrow, default)]
-    reasoning_tokens: Scalar<'a>,
-}
-
-#[derive(Deserialize)]
-struct TokenDetails<'a> {
-    #[serde(borrow, default)]
-    cached_tokens: Scalar<'a>,
-    #[serde(borrow, default)]
-    reasoning_tokens: Scalar<'a>,
-}
-
-impl<'a> UsageCounts<'a> {
-    fn usage(self) -> Usage {
-        let details =
-            |named: Lenient<TokenDetails<'a>>, or: Lenient<TokenDetails<'a>>| named.0.or(or.0);
-        let prompt = details(self.prompt_tokens_details, self.input_tokens_details)
-            .map(|details| details.cached_tokens);
-        let answer = details(self.completion_tokens_details, self.output_tokens_details)
-            .map(|details| details.reasoning_tokens);
-        Usage {
-            input_tokens: first_number(&[Some(self.prompt_tokens), Some(self.input_tokens)]),
-            output_tokens: first_number(&[Some(self.completion_tokens), Some(self.output_tokens)]),
-            cached_tokens: first_number(&[
-                prompt,
-                Some(self.prompt_cache_hit_tokens),
-                Some(self.cached_tokens),
-            ]),
-            reasoning_tokens: first_number(&[answer, Some(self.reasoning_tokens)]),
-        }
-    }
-}
-
-fn first_number(values: &[Option<Scalar<'_>>]) -> u64 {
-    values.iter().flatten().find_map(Scalar::as_number).unwrap_or(0)
+    let usage = Usage {
+        input_tokens: count(&["/prompt_tokens", "/input_tokens"]),
+        output_tokens: count(&["/completion_tokens", "/output_tokens"]),
+        cached_tokens: count(&[
+            "/prompt_tokens_details/cached_tokens",
+            "/input_tokens_details/cached_tokens",
+            "/prompt_cache_hit_tokens",
+            "/cached_tokens",
+        ]),
+        reasoning_tokens: count(&[
+            "/completion_tokens_details/reasoning_tokens",
+            "/output_tokens_details/reasoning_tokens",
+            "/reasoning_tokens",
+        ]),
+    };
+    Some(Delta::Usage { usage, raw: raw.get().into() })
 }
 
 #[cfg(test)]

@@ -254,8 +254,9 @@ impl OpenaiResponsesDialect {
             _ => own_status,
         };
         let has_calls = self.items.all().iter().any(|item| item.kind.is_call());
-        let reason = response.incomplete_details.reason.as_text().unwrap_or_default();
-        let kind = finish_kind(status, reason, has_calls);
+        let details = response.incomplete_details.and_then(|raw| parse_value(raw.get()));
+        let is_filtered = details.is_some_and(|details| details["reason"] == "content_filter");
+        let kind = finish_kind(status, is_filtered, has_calls);
         out.extend(error.map(Delta::Error));
         out.push(Delta::Finish(FinishReason { kind, raw: status.into() }));
         out.extend(response.usage.and_then(usage_of));
@@ -317,11 +318,11 @@ fn text_of(delta: TextContent<'_>) -> Option<String> {
     }
 }
 
-fn finish_kind(status: &str, reason: &str, has_calls: bool) -> FinishKind {
+fn finish_kind(status: &str, is_filtered: bool, has_calls: bool) -> FinishKind {
     match status {
         "completed" if has_calls => FinishKind::ToolCalls,
         "completed" => FinishKind::Stop,
-        "incomplete" if reason == "content_filter" => FinishKind::ContentFilter,
+        "incomplete" if is_filtered => FinishKind::ContentFilter,
         "incomplete" => FinishKind::Length,
         // A response with one of the latter two runs in the background and would have to be polled.
         "failed" | "cancelled" | "queued" | "in_progress" => FinishKind::Error,

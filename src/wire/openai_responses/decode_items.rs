@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use super::OpenaiResponsesDialect;
 use super::payload::{EventPayload, ItemPayload};
 use super::stream::{ItemKind, TrackedItem};
-use crate::wire::lenient::{JsonText, TextContent, TextPart, read_object};
+use crate::wire::lenient::{JsonText, read_object};
 use crate::wire::{CallDelta, Delta, ProviderMetadata};
 
 /// Maximum number of items of a complete response that are read. More calls than these are never
@@ -81,7 +81,7 @@ impl OpenaiResponsesDialect {
             ItemKind::Message => {
                 if item.last_text.is_none() {
                     let before = out.len();
-                    push_content(take(&mut body.content), Delta::Text, out);
+                    take(&mut body.content).push_deltas(Delta::Text, out);
                     item.has_text = has_text(out.get(before..).unwrap_or_default());
                 }
                 // A message goes back as an item if reasoning precedes it, or if it has a phase,
@@ -96,9 +96,9 @@ impl OpenaiResponsesDialect {
             ItemKind::Reasoning => {
                 if item.last_text.is_none() {
                     let before = out.len();
-                    push_content(take(&mut body.content), Delta::Reasoning, out);
+                    take(&mut body.content).push_deltas(Delta::Reasoning, out);
                     if out.len() == before {
-                        push_content(take(&mut body.summary), Delta::Reasoning, out);
+                        take(&mut body.summary).push_deltas(Delta::Reasoning, out);
                     }
                 }
                 if in_order {
@@ -192,23 +192,4 @@ fn finish_call(
 
 fn has_text(deltas: &[Delta]) -> bool {
     deltas.iter().any(|delta| matches!(delta, Delta::Text(_)))
-}
-
-/// Appends the texts of an item's `content` or `summary`.
-fn push_content(content: TextContent<'_>, kind: fn(String) -> Delta, out: &mut Vec<Delta>) {
-    match content {
-        TextContent::Absent => {}
-        TextContent::Text(text) if text.is_empty() => {}
-        TextContent::Text(text) => out.push(kind(text.into_owned())),
-        TextContent::List(parts) => {
-            for part in parts.into_vec() {
-                push_content(part, kind, out);
-            }
-        }
-        TextContent::Part(part) => {
-            let TextPart { text, refusal, .. } = *part;
-            push_content(text, kind, out);
-            push_content(refusal, Delta::Refusal, out);
-        }
-    }
 }

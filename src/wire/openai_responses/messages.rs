@@ -3,16 +3,15 @@
 
 use std::borrow::Cow;
 
-use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::metadata::{ID_CHARS_MAX, ProviderItem, ReplayMode, replay_mode};
 use crate::message::{Message, RequestPart, ResponseMessage};
 use crate::types::{Content, ContentPart, ModelOrigin, ToolCall, Wire};
 use crate::wire::ModelRequest;
 use crate::wire::call_ids::{sanitized, sanitized_tool_name};
-use crate::wire::lenient::Scalar;
+use crate::wire::extra_members::present_members;
 use crate::wire::request_cache::HistoryWriter;
 
 /// Writes the history as items. No item depends on later messages.
@@ -25,7 +24,7 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
         last_response(before).map(|response| custom_ids(&response.request_parts(&origin)));
     for message in messages.skip(first) {
         match &**message {
-            Message::User { content } => writer.write(&InputMessage::of(content)),
+            Message::User { content } => writer.write(&input_message(content)),
             Message::Assistant(message) => {
                 let parts = message.request_parts(&origin);
                 let mode = match message.is_from(&origin) {
@@ -37,15 +36,11 @@ pub(super) fn write(request: &ModelRequest, writer: &mut HistoryWriter) {
             }
             Message::Tool { call_id, content, .. } => {
                 let is_custom = custom.iter().flatten().any(|id| *id == &**call_id);
-                writer.write(&CallOutputItem {
-                    kind: if is_custom {
-                        "custom_tool_call_output"
-                    } else {
-                        "function_call_output"
-                    },
-                    call_id: short_call_id(call_id),
-                    output: content,
-                });
+                writer.write(&json!({
+                    "type": if is_custom { "custom_tool_call_output" } else { "function_call_output" },
+                    "call_id": short_call_id(call_id),
+                    "output": content,
+                }));
             }
         }
     }
@@ -85,7 +80,7 @@ fn custom_ids<'a>(parts: &[RequestPart<'a>]) -> Vec<&'a str> {
 fn custom_id<'a>(part: &RequestPart<'a>) -> Option<&'a str> {
     match part {
         RequestPart::Call { call, members: Some(members) } => {
-            ItemMembers::of(members).is_custom().then_some(&*call.id)
+            is_custom(&item_members(Some(members))).then_some(&*call.id)
         }
         RequestPart::Call { .. }
         | RequestPart::Text { .. }
@@ -101,7 +96,7 @@ fn write_response(
     mode: ReplayMode,
 ) {
     if mode == ReplayMode::Bare && !message.text.is_empty() {
-        writer.write(&OutputMessage::new(&message.text));
+        writer.write(&output_message(&message.text, None, mode));
     }
     for part in parts {
         match *part {
@@ -109,18 +104,10 @@ fn write_response(
             RequestPart::Text { .. } if mode == ReplayMode::Bare => {}
             RequestPart::Text { text: "", .. } | RequestPart::Reasoning { .. } => {}
             RequestPart::Text { text, members } => {
-                let members = members.map(ItemMembers::of).unwrap_or_default();
-                match members.id.as_text().filter(|_| mode == ReplayMode::Whole) {
-                    Some(id) => writer.write(&OutputMessageItem::new(text, id, &members)),
-                    None => writer.write(&OutputMessage {
-                        phase: members.phase.as_text(),
-                        ..OutputMessage::new(text)
-                    }),
-                }
+                writer.write(&output_message(text, members, mode));
             }
             RequestPart::Call { call, members } => {
-                let members = members.map(ItemMembers::of).unwrap_or_default();
-                writer.write(&CallItem::new(call, &members, mode));
+                writer.write(&call_item(call, members, mode));
             }
             RequestPart::Raw(json) => write_raw(writer, json, mode),
         }
@@ -145,161 +132,63 @@ fn write_raw(writer: &mut HistoryWriter, json: &str, mode: ReplayMode) {
     }
 }
 
-/// The members of an item that go back with its text or call.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct ItemMembers<'a> {
-    #[serde(rename = "type", borrow)]
-    kind: Scalar<'a>,
-    #[serde(borrow)]
-    id: Scalar<'a>,
-    #[serde(borrow)]
-    status: Scalar<'a>,
-    #[serde(borrow)]
-    phase: Scalar<'a>,
-    #[serde(borrow)]
-    namespace: Scalar<'a>,
-    #[serde(borrow)]
-    caller: Option<&'a RawValue>,
+/// Reads the members of an item that go back with its text or call.
+fn item_members(members: Option<&str>) -> Map<String, Value> {
+    members.and_then(|members| serde_json::from_str(members).ok()).unwrap_or_default()
 }
 
-impl<'a> ItemMembers<'a> {
-    fn of(members: &'a str) -> Self {
-        serde_json::from_str(members).unwrap_or_default()
-    }
-
-    fn is_custom(&self) -> bool {
-        self.kind.as_text() == Some("custom_tool_call")
-    }
+fn is_custom(members: &Map<String, Value>) -> bool {
+    members.get("type").is_some_and(|kind| kind == "custom_tool_call")
 }
 
-#[derive(Serialize)]
-struct InputMessage<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    role: &'static str,
-    content: Vec<InputPart<'a>>,
-}
-
-#[derive(Serialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-enum InputPart<'a> {
-    InputText { text: &'a str },
-    InputImage { image_url: Cow<'a, str>, detail: &'static str },
-}
-
-impl<'a> InputMessage<'a> {
-    fn of(content: &'a Content) -> Self {
-        let part = |part: &'a ContentPart| match part {
-            ContentPart::Text(text) => InputPart::InputText { text },
-            ContentPart::Image(image) => {
-                InputPart::InputImage { image_url: image.url(), detail: "auto" }
-            }
-        };
-        Self { kind: "message", role: "user", content: content.parts().iter().map(part).collect() }
-    }
-}
-
-/// A message of a model in the form that all services accept, without the item's id.
-#[derive(Serialize)]
-struct OutputMessage<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    role: &'static str,
-    content: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    phase: Option<&'a str>,
-}
-
-impl<'a> OutputMessage<'a> {
-    fn new(content: &'a str) -> Self {
-        Self { kind: "message", role: "assistant", content, phase: None }
-    }
-}
-
-#[derive(Serialize)]
-struct OutputMessageItem<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    id: &'a str,
-    role: &'static str,
-    status: &'a str,
-    content: [OutputText<'a>; 1],
-    #[serde(skip_serializing_if = "Option::is_none")]
-    phase: Option<&'a str>,
-}
-
-#[derive(Serialize)]
-struct OutputText<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    text: &'a str,
-    annotations: [(); 0],
-}
-
-impl<'a> OutputMessageItem<'a> {
-    fn new(text: &'a str, id: &'a str, members: &'a ItemMembers<'_>) -> Self {
-        Self {
-            kind: "message",
-            id,
-            role: "assistant",
-            status: members.status.as_text().unwrap_or("completed"),
-            content: [OutputText { kind: "output_text", text, annotations: [] }],
-            phase: members.phase.as_text(),
+fn input_message(content: &Content) -> Value {
+    let part = |part: &ContentPart| match part {
+        ContentPart::Text(text) => json!({"type": "input_text", "text": text}),
+        ContentPart::Image(image) => {
+            json!({"type": "input_image", "image_url": image.url(), "detail": "auto"})
         }
-    }
+    };
+    let parts: Vec<Value> = content.parts().iter().map(part).collect();
+    json!({"type": "message", "role": "user", "content": parts})
 }
 
-#[derive(Serialize)]
-struct CallItem<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<&'a str>,
-    call_id: Cow<'a, str>,
-    name: Cow<'a, str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    arguments: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    input: Option<Cow<'a, str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    status: Option<&'a str>,
-    /// Without it the service refuses the call ("Missing namespace for function_call").
-    #[serde(skip_serializing_if = "Option::is_none")]
-    namespace: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    caller: Option<&'a RawValue>,
+/// Returns a message of the model: as the item that it was, or without an id in the form that all
+/// services accept.
+fn output_message(text: &str, members: Option<&str>, mode: ReplayMode) -> Map<String, Value> {
+    let members = item_members(members);
+    let id = members.get("id").filter(|_| mode == ReplayMode::Whole);
+    let content = match id {
+        Some(_) => json!([{"type": "output_text", "text": text, "annotations": []}]),
+        None => text.into(),
+    };
+    let status = || members.get("status").cloned().unwrap_or("completed".into());
+    present_members(json!({
+        "type": "message",
+        "id": id,
+        "role": "assistant",
+        "status": id.map(|_| status()),
+        "content": content,
+        "phase": members.get("phase"),
+    }))
 }
 
-impl<'a> CallItem<'a> {
-    fn new(call: &'a ToolCall, members: &'a ItemMembers<'_>, mode: ReplayMode) -> Self {
-        let is_whole = mode == ReplayMode::Whole;
-        let plain = Self {
-            kind: "function_call",
-            id: members.id.as_text().filter(|_| is_whole),
-            call_id: short_call_id(&call.id),
-            name: sanitized_tool_name(&call.name),
-            arguments: None,
-            input: None,
-            status: members.status.as_text().filter(|_| is_whole),
-            namespace: members.namespace.as_text(),
-            caller: members.caller.filter(|_| is_whole),
-        };
-        if members.is_custom() {
-            let input = match call.raw.as_deref() {
-                Some(raw) => Cow::Borrowed(raw),
-                None => Cow::Owned(call.arguments_text()),
-            };
-            return Self { kind: "custom_tool_call", input: Some(input), ..plain };
-        }
-        Self { arguments: Some(call.arguments_text()), ..plain }
-    }
-}
-
-#[derive(Serialize)]
-struct CallOutputItem<'a> {
-    #[serde(rename = "type")]
-    kind: &'static str,
-    call_id: Cow<'a, str>,
-    output: &'a str,
+fn call_item(call: &ToolCall, members: Option<&str>, mode: ReplayMode) -> Map<String, Value> {
+    let members = item_members(members);
+    let of_item = |key: &str| members.get(key).filter(|_| mode == ReplayMode::Whole);
+    let (kind, input_member, input) = match (is_custom(&members), &call.raw) {
+        (true, Some(raw)) => ("custom_tool_call", "input", raw.to_string()),
+        (true, None) => ("custom_tool_call", "input", call.arguments_text()),
+        (false, _) => ("function_call", "arguments", call.arguments_text()),
+    };
+    present_members(json!({
+        "type": kind,
+        "id": of_item("id"),
+        "call_id": short_call_id(&call.id),
+        "name": sanitized_tool_name(&call.name),
+        (input_member): input,
+        "status": of_item("status"),
+        // Without it the service refuses the call ("Missing namespace for function_call").
+        "namespace": members.get("namespace"),
+        "caller": of_item("caller"),
+    }))
 }

@@ -18,7 +18,7 @@ mod payload;
 mod request;
 mod stream;
 
-use serde::Serialize;
+use serde_json::Value;
 
 use super::dialect::{Dialect, KeyHeader};
 use super::fast_path::{TemplateFields, TemplateMatch};
@@ -48,8 +48,8 @@ impl Dialect for OpenaiResponsesDialect {
         format!("{base}/responses")
     }
 
-    fn request_head(request: &ModelRequest) -> impl Serialize {
-        request::RequestHead(request)
+    fn request_head(request: &ModelRequest) -> Value {
+        request::head(request)
     }
 
     fn write_history(request: &ModelRequest, writer: &mut HistoryWriter) {

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::stream::{ItemKind, ItemRef};
 use crate::wire::fast_path::{FieldRole, TemplateFields, TemplateKind};
-use crate::wire::lenient::{JsonText, Number, ObjectSeed, ReadMembers, Scalar, TextContent};
+use crate::wire::lenient::{JsonText, Number, ReadMembers, Scalar, TextContent};
 use crate::wire::repair::parse_value;
 
 /// An event of a stream, or a plain body.
@@ -131,7 +131,7 @@ pub(super) struct ResponsePayload<'a> {
     pub(super) output: Option<&'a RawValue>,
     pub(super) usage: Option<&'a RawValue>,
     pub(super) error: Option<&'a RawValue>,
-    pub(super) incomplete_details: IncompleteDetails<'a>,
+    pub(super) incomplete_details: Option<&'a RawValue>,
 }
 
 impl<'de> ReadMembers<'de> for ResponsePayload<'de> {
@@ -141,26 +141,10 @@ impl<'de> ReadMembers<'de> for ResponsePayload<'de> {
             "output" => self.output = map.next_value()?,
             "usage" => self.usage = map.next_value()?,
             "error" => self.error = map.next_value()?,
-            "incomplete_details" => {
-                map.next_value_seed(ObjectSeed(&mut self.incomplete_details))?;
-            }
+            "incomplete_details" => self.incomplete_details = map.next_value()?,
             _ => return Ok(false),
         }
         Ok(true)
-    }
-}
-
-#[derive(Default)]
-pub(super) struct IncompleteDetails<'a> {
-    pub(super) reason: Scalar<'a>,
-}
-
-impl<'de> ReadMembers<'de> for IncompleteDetails<'de> {
-    fn read_member<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<bool, A::Error> {
-        if key == "reason" {
-            self.reason = map.next_value()?;
-        }
-        Ok(key == "reason")
     }
 }
 

@@ -14,15 +14,9 @@
 //! Items go back as they came. If one of them cannot, the message goes back as text and calls
 //! without ids.
 
-use serde::ser::SerializeSeq;
-use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use crate::wire::extra_members::BodyMembers;
 use crate::wire::{ModelRequest, ToolChoice, ToolDefinition};
-
-/// Members on which the host relies. `extra_body` cannot replace them.
-const PROTECTED_MEMBERS: [&str; 4] = ["model", "input", "tools", "stream"];
 
 /// The smallest limit of the answer's length that the service accepts (its error message).
 const OUTPUT_TOKENS_MIN: u32 = 16;
@@ -32,38 +26,21 @@ const OUTPUT_TOKENS_MIN: u32 = 16;
 /// may reason.
 const WITHOUT_REASONING: [&str; 4] = ["gpt-3", "gpt-4", "chatgpt-4", "gpt-5-chat"];
 
-/// The members of the body other than the input.
-pub(super) struct RequestHead<'a>(pub(super) &'a ModelRequest);
-
-impl Serialize for RequestHead<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let request = self.0;
-        let mut body =
-            BodyMembers::new(serializer.serialize_map(None)?, request, &PROTECTED_MEMBERS);
-        body.write("model", &request.model)?;
-        if let Some(system) = request.system.as_deref().filter(|text| !text.is_empty()) {
-            body.write("instructions", system)?;
-        }
-        if !request.tools.is_empty() {
-            body.write("tools", &ToolsParam(&request.tools))?;
-            body.write("tool_choice", &tool_choice(&request.tool_choice))?;
-            if let Some(parallel) = request.parallel_tool_calls {
-                body.write("parallel_tool_calls", &parallel)?;
-            }
-        }
-        body.write("stream", &request.stream)?;
-        if let Some(tokens) = request.max_output_tokens {
-            body.write("max_output_tokens", &tokens.max(OUTPUT_TOKENS_MIN))?;
-        }
-        if let Some(temperature) = request.temperature {
-            body.write("temperature", &temperature)?;
-        }
-        body.write("store", &false)?;
-        if may_reason(&request.model) {
-            body.write("include", &["reasoning.encrypted_content"])?;
-        }
-        body.finish()
-    }
+/// Returns the members of the body other than the input.
+pub(super) fn head(request: &ModelRequest) -> Value {
+    let has_tools = !request.tools.is_empty();
+    json!({
+        "model": request.model,
+        "instructions": request.system.as_deref().filter(|text| !text.is_empty()),
+        "tools": has_tools.then(|| request.tools.iter().map(tool).collect::<Vec<_>>()),
+        "tool_choice": has_tools.then(|| tool_choice(&request.tool_choice)),
+        "parallel_tool_calls": request.parallel_tool_calls.filter(|_| has_tools),
+        "stream": request.stream,
+        "max_output_tokens": request.max_output_tokens.map(|tokens| tokens.max(OUTPUT_TOKENS_MIN)),
+        "temperature": request.temperature,
+        "store": false,
+        "include": may_reason(&request.model).then_some(["reasoning.encrypted_content"]),
+    })
 }
 
 /// Returns whether a model may reason, judged by its name without the prefixes of gateways.
@@ -82,32 +59,16 @@ fn tool_choice(choice: &ToolChoice) -> Value {
     }
 }
 
-struct ToolsParam<'a>(&'a [ToolDefinition]);
-
-impl Serialize for ToolsParam<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        #[derive(Serialize)]
-        struct Tool<'a> {
-            #[serde(rename = "type")]
-            kind: &'static str,
-            name: &'a str,
-            description: &'a str,
-            parameters: &'a Value,
-            /// The service's default, true, refuses schemas that it can only partly enforce.
-            strict: bool,
-        }
-        let mut seq = serializer.serialize_seq(Some(self.0.len()))?;
-        for ToolDefinition { name, description, schema } in self.0 {
-            seq.serialize_element(&Tool {
-                kind: "function",
-                name,
-                description,
-                parameters: schema,
-                strict: false,
-            })?;
-        }
-        seq.end()
-    }
+fn tool(tool: &ToolDefinition) -> Value {
+    let ToolDefinition { name, description, schema } = tool;
+    json!({
+        "type": "function",
+        "name": name,
+        "description": description,
+        "parameters": schema,
+        // The service's default, true, refuses schemas that it can only partly enforce.
+        "strict": false,
+    })
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::dialect::Dialect;
+use super::extra_members::body_members;
 use super::{ModelRequest, Wire};
 use crate::message::{Message, MessageList};
 pub(super) use history_writer::{HistoryWriter, ReusablePrefix};
@@ -78,7 +79,7 @@ pub(super) fn write_body<D: Dialect>(
     mut writer: HistoryWriter,
 ) -> (Vec<u8>, ReusablePrefix) {
     if writer.has_no_body() {
-        writer.open(&D::request_head(request), D::HISTORY_MEMBER);
+        writer.open(&body_members::<D>(request), D::HISTORY_MEMBER);
     }
     D::write_history(request, &mut writer);
     writer.finish()
